@@ -1,0 +1,113 @@
+// The kernels' contract: one table of functions per instruction set, chosen at run time.
+//
+// Invariants every kernel keeps (promise 6):
+//  - the arithmetic of one output element does not depend on how many rows are computed together,
+//    nor on which thread computes it: sums over k run in one fixed order, no split-K;
+//  - tails go through the same (masked or zero-padded) vector code as full tiles;
+//  - no fast-math, no implicit contraction (-ffp-contract=off): fma only where written.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace tidemill {
+
+// Storage of a source matrix (a row is contiguous) and of a packed one.
+enum class WeightType : int { F32 = 0, F16 = 1, BF16 = 2, Q8_0 = 3, Q4_0 = 4 };
+// What activations are turned into before a matrix product.
+enum class ActType : int { F32 = 0, BF16 = 1, I8 = 2 };  // I8: a float scale per 32 values
+enum class KvType : int { F32 = 0, BF16 = 1, I8 = 2 };   // I8: a float scale per token and head
+
+constexpr int64_t kPanel = 32;     // output rows (n) per packed panel
+constexpr int64_t kSpan = 512;     // absolute positions per attention span
+
+// A matrix [n, k] repacked into panels of kPanel output rows. Panel p starts at
+// data + p * panel_bytes; the last panel is padded with zero rows.
+struct PackedMatrix {
+  WeightType type;
+  ActType act;         // activation type this matrix is multiplied with
+  int64_t n, k;
+  int64_t panel_bytes;
+  const uint8_t* data; // 64-byte aligned
+};
+
+// Geometry and storage of one layer's KV cache. The layout inside a block is the kernels' own.
+struct KvLayer {
+  KvType type;
+  int32_t block_size;  // 16, 32, 64 or 128
+  int32_t kv_heads, head_dim;
+  uint8_t* base;       // block b starts at base + b * block_stride, 64-byte aligned
+  int64_t block_stride;
+};
+
+struct AttnShape {
+  int32_t heads, kv_heads, head_dim;
+  float scale;
+  int64_t window;      // 0: full attention; else query at p sees positions > p - window
+};
+
+struct KernelTable {
+  const char* isa;     // "avx512", "avx2", "portable"
+
+  // --- matrices ---
+  // Activation type used for a weight type when computing in float32 / bfloat16.
+  ActType (*act_type)(WeightType weight, bool float32_compute);
+  int64_t (*panel_bytes)(WeightType weight, ActType act, int64_t k);
+  // Pack kPanel rows starting at row n0 (zero rows past n) from `source`, whose rows have type
+  // `from`, into `panel`. from == to, or from is F32/F16/BF16 and to any type (quantizing).
+  // Quantization follows GGUF's reference rule (Q8_0: d = max|x|/127; Q4_0: d = x_absmax/-8).
+  void (*pack_panel)(WeightType from, const void* source, WeightType to, ActType act,
+                     int64_t n0, int64_t n, int64_t k, uint8_t* panel);
+  int64_t (*act_row_bytes)(ActType act, int64_t k);  // multiple of 64
+  void (*pack_act)(ActType act, const float* x, int64_t k, uint8_t* out);  // one row
+  // out[m * ldo + (p * kPanel + j)] = sum_k act[m][k] * w[p * kPanel + j][k] (+ bias) for
+  // m in [0, m_rows), p in [p0, p1), rows past n not written.
+  void (*gemm)(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride, int64_t m_rows,
+               int64_t p0, int64_t p1, const float* bias, float* out, int64_t ldo);
+  // Row n of a packed matrix back to float (embedding look-up in a tied matrix).
+  void (*unpack_row)(const PackedMatrix& w, int64_t row, float* out);
+
+  // --- elementwise, one row each ---
+  void (*to_float)(WeightType from, const void* source, int64_t count, float* out);
+  void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* out);
+  void (*add)(float* x, const float* y, int64_t n);                 // x += y
+  void (*silu_mul)(const float* gate, const float* up, int64_t n, float* out);
+  // Rotate-half rope on the first `dim` values of each of `heads` heads; cos_sin: dim/2 cosines
+  // then dim/2 sines of this position.
+  void (*rope)(float* x, int64_t heads, int64_t head_dim, int64_t dim, const float* cos_sin);
+
+  // --- attention ---
+  int64_t (*kv_block_bytes)(KvType type, int64_t block_size, int64_t kv_heads, int64_t head_dim);
+  // Write K and V of one token ([kv_heads, head_dim] each) into slot `slot` of `block`.
+  void (*kv_write)(const KvLayer& kv, int64_t block, int64_t slot, const float* k, const float* v);
+  // Copy a token out as float (export, tests): [kv_heads, head_dim] each.
+  void (*kv_read)(const KvLayer& kv, int64_t block, int64_t slot, float* k, float* v);
+  // Bytes of scratch attn_span needs for nq queries.
+  int64_t (*attn_scratch_bytes)(const AttnShape& shape, int64_t nq);
+  // Attention of `nq` consecutive queries (first at absolute position `pos0`; q points at the
+  // first query's [heads, head_dim], q_stride floats apart) of the `heads / kv_heads` query heads
+  // that share KV head `kv_head`, over the positions of span `span` (kSpan * span ...) that each
+  // query may see. Writes, for query i and head-in-group g, at index i * group + g: the running
+  // maximum m, the sum l and the unnormalised accumulator acc[head_dim]. A query that sees no
+  // position of the span gets m = -inf, l = 0, acc = 0.
+  void (*attn_span)(const AttnShape& shape, const KvLayer& kv, const int32_t* block_table,
+                    const float* q, int64_t q_stride, int64_t nq, int64_t pos0, int64_t kv_head,
+                    int64_t span, float* m, float* l, float* acc, void* scratch);
+  // Merge one later span's (m, l, acc) of `count` query-heads into the running one; spans are
+  // merged in ascending order, starting from m = -inf, l = 0, acc = 0.
+  void (*attn_merge)(int64_t count, int64_t head_dim, float* m, float* l, float* acc,
+                     const float* m2, const float* l2, const float* acc2);
+  // out = acc / l for one query-head.
+  void (*attn_finish)(int64_t head_dim, float l, const float* acc, float* out);
+
+  // --- sampling ---
+  float (*max_value)(const float* x, int64_t n);
+  // sum over i of exp(x[i] - max), in one fixed order, accumulated in double
+  double (*sum_exp)(const float* x, int64_t n, float max);
+};
+
+// The best table this machine can run, or the one named (nullptr if it cannot run here).
+const KernelTable* select_kernels(const char* isa_or_null);
+// Names this build contains and this machine can run, best first, terminated by nullptr.
+const char* const* available_isas();
+
+}  // namespace tidemill

@@ -1,0 +1,243 @@
+"""Backend: the small interface between control and compute, in arrays.
+
+`worker/` turns a `StepPlan` into `StepInputs` and a backend's `StepOutputs` into a `StepResult`.
+All arrays are C-contiguous numpy arrays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.models.spec import DecoderSpec
+from tidemill.models.tensors import TensorMap
+
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+UInt64 = NDArray[np.uint64]
+Float32 = NDArray[np.float32]
+UInt8 = NDArray[np.uint8]
+
+LOGITS_NONE, LOGITS_LAST, LOGITS_ALL = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class BackendOptions:
+    """Resolved options of a backend.
+
+    Attributes:
+        dtype: computing type, ``float32`` or ``bfloat16``.
+        quantize: requantize float matrices at load: ``none``, ``q8_0`` or ``q4_0``. Norms and
+            biases stay float. A matrix whose rows are no multiple of 32 stays float.
+        kv_dtype: ``float32``, ``bfloat16`` or ``int8``.
+        block_size: tokens per KV block.
+        max_positions: positions that rope tables must cover.
+        threads: compute threads.
+        isa: force an instruction set, or None.
+        device: ``cpu`` or a torch device.
+    """
+
+    dtype: str
+    quantize: str
+    kv_dtype: str
+    block_size: int
+    max_positions: int
+    threads: int
+    isa: str | None = None
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class BackendMemory:
+    """What a backend holds, in bytes, and what it computes with."""
+
+    weight_bytes: int
+    kv_bytes: int
+    isa: str
+    device: str
+
+
+@dataclass(slots=True)
+class SamplingInputs:
+    """Arrays over the S sampling rows of a step, in row order (rows with sample True).
+
+    Attributes:
+        temperature, top_p, min_p, presence, frequency, repetition: float32 [S]; see
+            contract.sampling.SamplingParams for their meaning and order.
+        top_k: int32 [S]; 0 keeps all.
+        seed: uint64 [S].
+        choice: int32 [S]; second word of the random key.
+        position: int32 [S]; position of the token that is sampled; third word of the key.
+        num_logprobs: int32 [S]; -1 for none, else how many alternatives.
+        bias_start: int32 [S + 1]; row s adds bias_value[i] to logit bias_id[i] for i in
+            bias_start[s] .. bias_start[s + 1]; -inf bans.
+        bias_id, bias_value: int32, float32.
+        history_start: int32 [S + 1]; token history of row s, only for penalized rows (else empty):
+            prompt then generated tokens. When the row's input is FUTURE, that token is not yet in
+            it and the backend counts it as generated.
+        history: int32.
+        history_prompt: int32 [S]; how many of the history's tokens are the prompt.
+    """
+
+    temperature: Float32
+    top_p: Float32
+    min_p: Float32
+    presence: Float32
+    frequency: Float32
+    repetition: Float32
+    top_k: Int32
+    seed: UInt64
+    choice: Int32
+    position: Int32
+    num_logprobs: Int32
+    bias_start: Int32
+    bias_id: Int32
+    bias_value: Float32
+    history_start: Int32
+    history: Int32
+    history_prompt: Int32
+
+
+@dataclass(slots=True)
+class StepInputs:
+    """One step over R rows and T tokens.
+
+    Attributes:
+        step_id: the plan's.
+        token_ids: int32 [T], row after row. A value v < 0 means FUTURE: the token sampled by row
+            -1 - v of the previous submitted step.
+        row_start: int32 [R + 1]; row r computes tokens row_start[r] .. row_start[r + 1].
+        context_len: int32 [R]; tokens of the row's sequence already in the cache: the position of
+            its first computed token.
+        block_tables: per cache group int32 [R, B], padded with -1.
+        logits: uint8 [R]; LOGITS_NONE, LOGITS_LAST or LOGITS_ALL.
+        sample: uint8 [R]; 1 for rows that sample (they have LOGITS_LAST or LOGITS_ALL).
+        await_mask: uint8 [R]; 1 for rows whose sampling waits for `StepHandle.set_mask`.
+        target_ids: int32 [T]; for LOGITS_ALL rows the known next token of each position, -1 where
+            none is known or no logprob is wanted.
+        target_logprobs: int32 [R]; alternatives per target of LOGITS_ALL rows (-1 none wanted).
+        copies: per cache group int32 [C, 2]: blocks (source, target) copied before the rows run.
+        sampling: see `SamplingInputs`.
+        return_logits: also return the float32 logits of all rows that have any (tests).
+    """
+
+    step_id: int
+    token_ids: Int32
+    row_start: Int32
+    context_len: Int32
+    block_tables: tuple[Int32, ...]
+    logits: UInt8
+    sample: UInt8
+    await_mask: UInt8
+    target_ids: Int32
+    target_logprobs: Int32
+    copies: tuple[Int32, ...]
+    sampling: SamplingInputs
+    return_logits: bool = False
+
+
+@dataclass(slots=True)
+class LogprobArrays:
+    """Log-probabilities of N tokens: chosen [N] float32; top ids/values [N, K], K the widest
+    request of the step, rows padded with -1."""
+
+    chosen: Float32
+    top_ids: Int32
+    top_values: Float32
+
+
+@dataclass(slots=True)
+class StepOutputs:
+    """What a step computed.
+
+    Attributes:
+        sampled: int32 [S], in row order of the sampling rows; -1 where a mask left no token.
+        logprobs: over the S sampling rows (rows that asked for none hold NaN), or None.
+        targets: over all positions of LOGITS_ALL rows with a target, in order, or None.
+        logits: float32 [L, vocab] when `return_logits`, in row order (LAST: one, ALL: each token).
+        seconds: (queued, forward, sampling, total).
+    """
+
+    sampled: Int32
+    logprobs: LogprobArrays | None = None
+    targets: LogprobArrays | None = None
+    logits: Float32 | None = None
+    seconds: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+
+
+class StepHandle(Protocol):
+    """A submitted step. Two may be outstanding; they run in order."""
+
+    def set_mask(self, row: int, draft: int, bits: UInt8) -> None:
+        """Give the token mask a row waits for. bits: uint8 [ceil(vocab / 8)], little-endian bit
+        order, 1 allows. draft: index of the sampled position within the row (0 without drafts)."""
+
+    def done(self) -> bool:
+        """True when `result` would not block."""
+
+    def result(self) -> StepOutputs:
+        """Wait for the step (the GIL is released) and return what it computed.
+
+        Raises TidemillError when the step failed; steps submitted after it fail too, and nothing
+        they computed counts.
+        """
+
+
+@dataclass(slots=True)
+class ExportedBlocks:
+    """Blocks in a portable form: per layer K and V, [blocks, block_size, kv_heads, head_dim].
+
+    `kv_dtype` names the elements (bfloat16 as uint16 bits); int8 carries float32 `scales`,
+    [blocks, block_size, kv_heads], per layer for K and V.
+    """
+
+    kv_dtype: str
+    keys: list[NDArray[np.generic]]
+    values: list[NDArray[np.generic]]
+    key_scales: list[Float32] = field(default_factory=list)
+    value_scales: list[Float32] = field(default_factory=list)
+
+
+class Backend(Protocol):
+    """An executor of any DecoderSpec it supports. Construct it with (spec, tensors, options)."""
+
+    spec: DecoderSpec
+    options: BackendOptions
+
+    def memory(self) -> BackendMemory:
+        """What is held now."""
+
+    def allocate_cache(self, num_blocks: tuple[int, ...]) -> None:
+        """Allocate the KV cache: blocks per cache group of `spec.cache_groups()`.
+
+        Raises TidemillError of kind RESOURCE when memory does not suffice.
+        """
+
+    def submit(self, inputs: StepInputs) -> StepHandle:
+        """Queue a step. Returns at once; at most two are outstanding."""
+
+    def copy_blocks(self, group: int, pairs: Int32) -> None:
+        """Copy blocks at once: int32 [C, 2] of (source, target)."""
+
+    def export_blocks(self, group: int, blocks: Int32) -> ExportedBlocks:
+        """Read blocks out in a portable form. No step may be outstanding."""
+
+    def import_blocks(self, group: int, blocks: Int32, data: ExportedBlocks) -> None:
+        """Write blocks exported earlier. No step may be outstanding."""
+
+    def progress(self) -> int:
+        """A counter that advances while a step computes, so that slow differs from stalled."""
+
+    def close(self) -> None:
+        """Free everything; outstanding steps fail."""
+
+
+class BackendFactory(Protocol):
+    """Loads a model into a new backend."""
+
+    def __call__(
+        self, spec: DecoderSpec, tensors: TensorMap, options: BackendOptions
+    ) -> Backend: ...

@@ -1,0 +1,1 @@
+"""The C++ executor's Python side."""

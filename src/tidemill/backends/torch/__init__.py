@@ -1,0 +1,1 @@
+"""The same spec in plain torch operations."""

@@ -1,0 +1,1 @@
+"""Errors, ids, time and logging: what every room may use."""

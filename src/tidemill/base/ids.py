@@ -1,0 +1,15 @@
+"""Identifiers: unguessable, short, prefixed by what they name."""
+
+from __future__ import annotations
+
+import secrets
+
+
+def new_id(prefix: str) -> str:
+    """Return `prefix` followed by 128 random bits in hexadecimal, for example ``chatcmpl-9f…``."""
+    return f"{prefix}-{secrets.token_hex(16)}"
+
+
+def new_seed() -> int:
+    """Draw a sampling seed: 63 random bits, so that it is a positive signed 64-bit integer."""
+    return secrets.randbits(63)

@@ -1,0 +1,84 @@
+"""The engine's configuration: few knobs, resolved once, frozen.
+
+What can be measured or computed is not a setting: None means "chosen at start, and said in the
+log". The digest identifies a configuration, so that a client never resumes on a different engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+from tidemill.base.errors import config_error
+
+BACKENDS = ("native", "torch")
+DTYPES = ("auto", "float32", "bfloat16")
+QUANTIZATIONS = ("none", "q8_0", "q4_0")
+KV_DTYPES = ("auto", "float32", "bfloat16", "int8")
+BLOCK_SIZES = (16, 32, 64, 128)
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Configuration of one engine.
+
+    Attributes:
+        model: path of a Hugging Face folder or a GGUF file.
+        served_name: the name clients use.
+        backend: ``native`` or ``torch``.
+        device: ``cpu``, or for torch any torch device.
+        dtype: computing type; ``auto`` is bfloat16 unless the weights are float32.
+        quantize: requantize float weights at load.
+        kv_dtype: type of the KV cache; ``auto`` is float32 when computing in float32, else bfloat16.
+        block_size: tokens per KV block.
+        max_model_len: positions a request may use; None: the model's, bounded by the cache.
+        max_num_seqs: sequences that may run at once.
+        max_step_tokens: token budget of a step.
+        kv_memory: bytes for the KV cache; None: sized from free memory.
+        threads: compute threads; None: the CPUs this process may use.
+        prefix_caching: find blocks of earlier prompts again.
+        isa: force an instruction set (``avx512``, ``avx2``, ``portable``); None: the best there is.
+    """
+
+    model: str
+    served_name: str
+    backend: str = "native"
+    device: str = "cpu"
+    dtype: str = "auto"
+    quantize: str = "none"
+    kv_dtype: str = "auto"
+    block_size: int = 32
+    max_model_len: int | None = None
+    max_num_seqs: int = 256
+    max_step_tokens: int = 512
+    kv_memory: int | None = None
+    threads: int | None = None
+    prefix_caching: bool = True
+    isa: str | None = None
+
+    def validate(self) -> EngineConfig:
+        """Return self if every setting is known and in range.
+
+        Raises:
+            TidemillError: kind CONFIG, `param` naming the setting.
+        """
+        _one_of("backend", self.backend, BACKENDS)
+        _one_of("dtype", self.dtype, DTYPES)
+        _one_of("quantize", self.quantize, QUANTIZATIONS)
+        _one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
+        _one_of("block_size", self.block_size, BLOCK_SIZES)
+        for name in ("max_model_len", "kv_memory", "threads", "max_num_seqs", "max_step_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise config_error(name, f"{name} must be at least 1, got {value}")
+        return self
+
+    def digest(self) -> str:
+        """Hexadecimal identity of the configuration (SHA-256 of its canonical encoding)."""
+        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()
+
+
+def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
+    if value not in allowed:
+        choices = ", ".join(str(a) for a in allowed)
+        raise config_error(name, f"{name} must be one of {choices}; got {value!r}")

@@ -1,0 +1,176 @@
+"""StepPlan and StepResult: what the scheduler asks of an executor, and what comes back.
+
+There are no phases: a row moves a sequence's computed tokens toward its known tokens, whether that
+is the first chunk of a prompt, one decoded token, a resumption after preemption or the
+verification of a draft. A sequence is one choice of one request. Its static data travels once (in
+`StepPlan.new`); afterwards only differences do. Building a plan mutates nothing that a failed step
+cannot undo. Many fields are empty until the capability that fills them exists; an executor that
+does not do one of them refuses it by name (`unsupported`), never ignores it.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from tidemill.contract.program import OutputProgram
+from tidemill.contract.request import TokenLogprob
+from tidemill.contract.sampling import SamplingParams
+
+
+class LogitsWanted(StrEnum):
+    """For which of a row's tokens the output projection is computed."""
+
+    NONE = "none"
+    LAST = "last"
+    ALL = "all"
+
+
+class NewSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A sequence the executor has not seen: its static data.
+
+    Attributes:
+        seq_id: the executor's name for it, unique for the engine's life.
+        request_id, choice: whose it is.
+        token_ids: known tokens: the prompt, then tokens accepted before (a fork, a replay).
+        prompt_len: how many of them are the prompt.
+        sampling: resolved (seed is set).
+        banned_until: while fewer than `sampling.min_tokens` tokens are generated, these ids
+            (end tokens and stop ids) cannot be sampled.
+        program: what the output must obey.
+        adapter: adapter name or None.
+    """
+
+    seq_id: int
+    request_id: str
+    choice: int
+    token_ids: tuple[int, ...]
+    prompt_len: int
+    sampling: SamplingParams
+    banned_until: tuple[int, ...] = ()
+    program: OutputProgram = OutputProgram()
+    adapter: str | None = None
+
+
+class EmbeddingOverride(msgspec.Struct, frozen=True):
+    """Vectors (soft prompt, image) in place of token embeddings from `start` on.
+
+    Attributes:
+        start: first position replaced.
+        digest: identity of the vectors (part of the block hash).
+        data: float32, row-major [count, hidden_size], little endian.
+    """
+
+    start: int
+    digest: bytes
+    data: bytes
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One sequence's share of a step.
+
+    Attributes:
+        seq_id: whose row.
+        start: position of the first token computed; equals the tokens computed so far.
+        count: tokens computed (without drafts); start + count <= known tokens, or one more when
+            `input_from` is set.
+        new_blocks: per cache group, block ids appended to the sequence's block table.
+        input_from: id of an outstanding plan; the row's single token is the one that plan samples
+            for this sequence.
+        draft_token_ids: draft tokens verified after the known ones.
+        logits: which logits are computed. Any row that samples has LAST; prompt logprobs take ALL.
+        sample: the row's last logits are sampled and the token becomes known.
+        mask_announced: sampling waits for `handle.set_mask` of this row.
+        adapter_slot: 0 is the base model.
+        position_axes: multi-axis rope positions, [axes][count], empty for plain text.
+        embedding_overrides: see `EmbeddingOverride`.
+        hidden_states: names of hidden states to return (for instance ``final``).
+        pooled: name of the pooling to return (``mean``, ``last``, ``cls``), or empty.
+    """
+
+    seq_id: int
+    start: int
+    count: int
+    new_blocks: tuple[tuple[int, ...], ...] = ()
+    input_from: int | None = None
+    draft_token_ids: tuple[int, ...] = ()
+    logits: LogitsWanted = LogitsWanted.NONE
+    sample: bool = False
+    mask_announced: bool = False
+    adapter_slot: int = 0
+    position_axes: tuple[tuple[int, ...], ...] = ()
+    embedding_overrides: tuple[EmbeddingOverride, ...] = ()
+    hidden_states: tuple[str, ...] = ()
+    pooled: str = ""
+
+
+class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
+    """Copy one block's content (copy on write), before the step's rows run."""
+
+    group: int
+    source: int
+    target: int
+
+
+class StepPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Everything one step does.
+
+    Attributes:
+        step_id: increases by one with every plan.
+        new: sequences first seen here.
+        rows: the step's rows; a sequence has at most one.
+        copies: block copies made before the rows run, in order.
+        preempted: sequences whose block tables the executor empties (their tokens stay).
+        finished: sequences the executor forgets, before anything else.
+    """
+
+    step_id: int
+    new: tuple[NewSequence, ...] = ()
+    rows: tuple[Row, ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
+    preempted: tuple[int, ...] = ()
+    finished: tuple[int, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed in the step, drafts included."""
+        return sum(row.count + len(row.draft_token_ids) for row in self.rows)
+
+
+class RowResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a row brought.
+
+    Attributes:
+        seq_id: whose row.
+        token_ids: accepted tokens: one for a sampling row, several under speculation, none else.
+        logprobs: one per accepted token, when asked for.
+        prompt_logprobs: for a row with logits ALL: for each of its computed positions p whose
+            next token is known, the logprob of the token at p + 1, in order of p.
+        hidden_states: name -> float32 bytes, row-major [count, hidden_size].
+        error: the row failed alone; the sequence ends with it.
+    """
+
+    seq_id: int
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    hidden_states: dict[str, bytes] = {}
+    error: str | None = None
+
+
+class StepTimings(msgspec.Struct, frozen=True, array_like=True):
+    """Seconds: from submission to start, of compute, of sampling, and the whole."""
+
+    queued: float = 0.0
+    forward: float = 0.0
+    sampling: float = 0.0
+    total: float = 0.0
+
+
+class StepResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Per row of the plan, in its order, the result; and the step's timings."""
+
+    step_id: int
+    rows: tuple[RowResult, ...]
+    timings: StepTimings = StepTimings()

@@ -1,0 +1,128 @@
+"""A request as the engine sees it, its life cycle, and what it sends back."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from tidemill.contract.program import OutputProgram
+from tidemill.contract.sampling import SamplingParams
+
+
+class Status(StrEnum):
+    """WAITING -> RUNNING <-> PREEMPTED -> FINISHED, and any of the first three -> FINISHED."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+TRANSITIONS: dict[Status, frozenset[Status]] = {
+    Status.WAITING: frozenset({Status.RUNNING, Status.FINISHED}),
+    Status.RUNNING: frozenset({Status.PREEMPTED, Status.FINISHED}),
+    Status.PREEMPTED: frozenset({Status.RUNNING, Status.FINISHED}),
+    Status.FINISHED: frozenset(),
+}
+
+
+class FinishReason(StrEnum):
+    """Why a choice ended. Exactly one terminal message carries one per choice."""
+
+    STOP = "stop"  # an end token, a stop token id, or (set by the API process) a stop string
+    LENGTH = "length"  # max_tokens or the context's end
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Everything the engine is told about a request, once.
+
+    Attributes:
+        request_id: unique within the client (the engine namespaces it by client).
+        prompt_token_ids: the prompt; at least one token.
+        sampling: resolved: `seed` and `max_tokens` are set.
+        program: what the output must obey.
+        priority: smaller runs earlier; requests of equal priority run first come, first served.
+        arrival: wall-clock seconds at which the API process received it.
+        deadline: wall-clock seconds after which the engine ends it, or None.
+        cache_salt: separates tenants in the prefix index; equal salts share blocks.
+        adapter: name of a loaded adapter, or None for the base model.
+        resume: per choice, tokens accepted before an engine death (journal replay).
+        trace: W3C trace context to go with the request's spans.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    program: OutputProgram = OutputProgram()
+    priority: int = 0
+    arrival: float = 0.0
+    deadline: float | None = None
+    cache_salt: str = ""
+    adapter: str | None = None
+    resume: tuple[tuple[int, ...], ...] = ()
+    trace: dict[str, str] = {}
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probability of one token under the raw logits, with the alternatives asked for.
+
+    Attributes:
+        token_id: the token.
+        logprob: natural logarithm of its probability.
+        top: the most likely (token id, logprob) pairs, best first.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class RequestError(msgspec.Struct, frozen=True, array_like=True):
+    """An error as it crosses a socket: the parts of a `TidemillError`."""
+
+    kind: str
+    message: str
+    param: str | None = None
+    retryable: bool = False
+
+
+class RequestTimings(msgspec.Struct, frozen=True, array_like=True):
+    """Wall-clock seconds of a request's milestones in the engine; sent with its last message."""
+
+    received: float
+    first_scheduled: float
+    first_token: float
+    finished: float
+    preemptions: int = 0
+
+
+class ChoiceOutput(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one step (or the end) brought to one choice of one request.
+
+    Attributes:
+        request_id, choice: whose it is.
+        token_ids: newly accepted tokens, in order. An end token or stop token id that ended the
+            choice is the last of them (`stop_token` repeats it): it counts in the usage, and its
+            text is not part of the output.
+        logprobs: one per token of `token_ids` when asked for.
+        prompt_logprobs: only in the choice's first message, when asked for; None for position 0.
+        finish_reason: set in the choice's last message and only there.
+        stop_token: the token that ended the choice, when one did.
+        cached_tokens: prompt tokens found in the prefix cache (in the first message).
+        error: what went wrong, when finish_reason is ERROR.
+        timings: in the choice's last message.
+    """
+
+    request_id: str
+    choice: int
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_token: int | None = None
+    cached_tokens: int | None = None
+    error: RequestError | None = None
+    timings: RequestTimings | None = None

@@ -1,0 +1,202 @@
+"""Messages between a client (the API process) and an engine, over a local stream socket.
+
+Framing: a 4-byte little-endian length, then one msgpack message (a tagged union, see `ToEngine`
+and `ToClient`). The client speaks first, with `Hello`; the engine answers `Welcome` or `Refused`
+and closes. Several clients may connect; request ids are namespaced by connection. The engine exits
+when the connection of its owner closes. No pickle anywhere.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from tidemill.contract.request import ChoiceOutput, EngineRequest
+
+PROTOCOL_VERSION = 1
+MAX_MESSAGE_BYTES = 256 * 2**20
+_LENGTH = struct.Struct("<I")
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """First message of a client. `owner`: the engine lives as long as this connection."""
+
+    protocol: int
+    build: str
+    config_digest: str
+    owner: bool = False
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine resolved at start, for `/v1/models`, `/readyz`, logs and responses.
+
+    Attributes:
+        model: name it is served under.
+        backend, isa, device: what computes.
+        dtype, quantization, kv_dtype: number types in use.
+        threads: compute threads.
+        vocab_size: size of the output layer.
+        max_model_len: positions a request may use (prompt plus output).
+        block_size, num_blocks: KV cache geometry (tokens per block; blocks).
+        kv_bytes_per_token: bytes of KV cache one token takes over all layers.
+        kv_bytes, weight_bytes: bytes held.
+        max_num_seqs, max_step_tokens: scheduler bounds.
+        prefix_caching: whether finished blocks are found again.
+        eos_token_ids: end tokens of the model.
+        notes: human-readable lines: what was chosen and why.
+    """
+
+    model: str
+    backend: str
+    isa: str
+    device: str
+    dtype: str
+    quantization: str
+    kv_dtype: str
+    threads: int
+    vocab_size: int
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    kv_bytes_per_token: int
+    kv_bytes: int
+    weight_bytes: int
+    max_num_seqs: int
+    max_step_tokens: int
+    prefix_caching: bool
+    eos_token_ids: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    """The engine accepts the client."""
+
+    protocol: int
+    build: str
+    config_digest: str
+    info: EngineInfo
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """The engine does not accept the client (another protocol or configuration)."""
+
+    message: str
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    """Start a request."""
+
+    request: EngineRequest
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """Stop a request's choice (None: all of them); its blocks are free within one step.
+
+    `finish_reason` is what the choice's terminal message will carry (``stop`` when the API process
+    met a stop string, ``cancelled`` when the client left).
+    """
+
+    request_id: str
+    choice: int | None = None
+    finish_reason: str = "cancelled"
+
+
+class StatsRequest(msgspec.Struct, frozen=True, tag="stats?"):
+    """Ask for a `Stats` message now."""
+
+    nonce: int = 0
+
+
+class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
+    """All a step brought to this client's requests: one message per step."""
+
+    outputs: tuple[ChoiceOutput, ...]
+    stats: EngineStats | None = None
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Gauges and counters of the engine at one moment; counters since its start.
+
+    Attributes:
+        queued, running: sequences waiting, sequences with blocks.
+        blocks_used, blocks_total: KV blocks held by sequences; all blocks.
+        steps, step_tokens, step_rows: counters over all steps.
+        step_seconds, compute_seconds: counters: wall time of steps; share in the backend.
+        prompt_tokens, cached_tokens, generated_tokens: counters.
+        preemptions: counter.
+        last_step_tokens, last_step_rows, last_step_seconds: the latest step.
+    """
+
+    queued: int = 0
+    running: int = 0
+    blocks_used: int = 0
+    blocks_total: int = 0
+    steps: int = 0
+    step_tokens: int = 0
+    step_rows: int = 0
+    step_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    last_step_tokens: int = 0
+    last_step_rows: int = 0
+    last_step_seconds: float = 0.0
+
+
+class Stats(msgspec.Struct, frozen=True, tag="stats"):
+    """Answer to `StatsRequest`."""
+
+    nonce: int
+    stats: EngineStats
+
+
+class Fatal(msgspec.Struct, frozen=True, tag="fatal"):
+    """The engine cannot go on; it exits after sending this."""
+
+    message: str
+
+
+ToEngine = Hello | Submit | Cancel | StatsRequest
+ToClient = Welcome | Refused | Outputs | Stats | Fatal
+
+encoder = msgspec.msgpack.Encoder()
+to_engine_decoder = msgspec.msgpack.Decoder(ToEngine)
+to_client_decoder = msgspec.msgpack.Decoder(ToClient)
+
+
+def frame(message: ToEngine | ToClient) -> bytes:
+    """Encode one message with its length prefix."""
+    body = encoder.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+class FrameReader:
+    """Cuts a byte stream back into message bodies.
+
+    Raises ValueError from `feed` when a length exceeds `MAX_MESSAGE_BYTES`: the stream is not ours
+    or is corrupt, and the connection must be closed.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Add received bytes and return the bodies now complete, in order."""
+        buffer = self._buffer
+        buffer += data
+        bodies: list[bytes] = []
+        position = 0
+        while len(buffer) - position >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(buffer, position)
+            if length > MAX_MESSAGE_BYTES:
+                raise ValueError(f"message of {length} bytes exceeds {MAX_MESSAGE_BYTES}")
+            end = position + _LENGTH.size + length
+            if len(buffer) < end:
+                break
+            bodies.append(bytes(buffer[position + _LENGTH.size : end]))
+            position = end
+        del buffer[:position]
+        return bodies

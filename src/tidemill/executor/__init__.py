@@ -1,0 +1,1 @@
+"""Where a worker runs: in this process, or another."""

@@ -1,0 +1,1 @@
+"""Model files to tensors: safetensors, GGUF, the hub."""

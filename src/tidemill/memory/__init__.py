@@ -1,0 +1,1 @@
+"""KV blocks: pool, prefix index, leases. Never touches a weight."""

@@ -1,0 +1,1 @@
+"""Counters and histograms, and their Prometheus rendering."""

@@ -1,0 +1,1 @@
+"""Models as data: DecoderSpec, tensor names, families."""

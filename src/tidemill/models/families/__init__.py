@@ -1,0 +1,1 @@
+"""One short file per family: architecture names, spec, tensor-name rules."""

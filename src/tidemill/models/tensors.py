@@ -1,0 +1,85 @@
+"""Tensors on their way from a file to a backend, and the canonical names they travel under."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# Bytes and values per storage unit. Quantized types are GGUF's block layouts, row by row.
+DTYPE_BLOCKS: dict[str, tuple[int, int]] = {
+    "F32": (4, 1),
+    "F16": (2, 1),
+    "BF16": (2, 1),
+    "Q8_0": (34, 32),
+    "Q4_0": (18, 32),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RawTensor:
+    """Bytes of a tensor with their meaning; no copy is made of a mapped file.
+
+    Attributes:
+        dtype: a key of `DTYPE_BLOCKS`.
+        shape: logical shape, outermost first ([out, in] for a matrix).
+        data: C-contiguous bytes; for quantized types each row is a whole number of blocks.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the data in bytes."""
+        return self.data.nbytes
+
+
+def expected_nbytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """Bytes that a tensor of this type and shape takes; the last axis must be whole blocks.
+
+    Raises ValueError when it is not.
+    """
+    size, values = DTYPE_BLOCKS[dtype]
+    if not shape:
+        return size
+    if shape[-1] % values:
+        raise ValueError(f"a row of {shape[-1]} values is no multiple of {dtype}'s {values}")
+    count = 1
+    for extent in shape:
+        count *= extent
+    return count // values * size
+
+
+# Canonical names. {i} is the layer. A checkpoint's names are mapped onto these by its family.
+EMBED = "embed.weight"  # [vocab, hidden]
+FINAL_NORM = "final_norm.weight"  # [hidden]
+LM_HEAD = "lm_head.weight"  # [vocab, hidden]; absent when tied to EMBED
+LAYER_TENSORS = (
+    "attn_norm.weight",  # [hidden]
+    "attn.q.weight",  # [heads * head_dim, hidden]
+    "attn.k.weight",  # [kv_heads * head_dim, hidden]
+    "attn.v.weight",
+    "attn.o.weight",  # [hidden, heads * head_dim]
+    "attn.q.bias",
+    "attn.k.bias",
+    "attn.v.bias",
+    "attn.o.bias",
+    "attn.q_norm.weight",  # [head_dim]
+    "attn.k_norm.weight",
+    "mlp_norm.weight",  # [hidden]
+    "mlp.gate.weight",  # [intermediate, hidden]
+    "mlp.up.weight",
+    "mlp.down.weight",  # [hidden, intermediate]
+    "mlp.gate.bias",
+    "mlp.up.bias",
+    "mlp.down.bias",
+)
+
+
+def layer_name(layer: int, tensor: str) -> str:
+    """Canonical name of a layer's tensor: ``layers.3.attn.q.weight``."""
+    return f"layers.{layer}.{tensor}"
+
+
+TensorMap = Mapping[str, RawTensor]

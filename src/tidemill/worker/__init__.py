@@ -1,0 +1,1 @@
+"""Plans to arrays, and results back."""
