@@ -1,0 +1,69 @@
+# Two commands do everything on a fresh machine: `make serve` and `make test`.
+# Both stand on `make install`, which leaves the environment in .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+NATIVE := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cmake' -o -name '*.hpp' 2>/dev/null)
+JOBS ?= 2
+
+# Torch is pinned here for the tests alone; the code accepts 2.11 and later.
+TORCH := torch==2.13.0
+
+.DEFAULT_GOAL := help
+.PHONY: help install serve run test lint types check test-install brook parity bench-serve kernels clean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Tidemill needs Python 3.11 or later; set PYTHON=/path/to/python3.11" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -U pip
+
+$(VENV)/.installed: $(BIN)/python pyproject.toml CMakeLists.txt $(NATIVE)
+	@echo "building and installing tidemill (a minute or two the first time) ..."
+	$(PIP) install -e .
+	@touch $@
+
+install: $(VENV)/.installed ## create .venv, build the native core, install the package
+
+serve: install ## serve the bundled model on 127.0.0.1:8000
+	@exec $(BIN)/tidemill serve $(ARGS)
+
+run: install ## chat with the bundled model in the terminal
+	@exec $(BIN)/tidemill run $(ARGS)
+
+$(VENV)/.test-installed: $(VENV)/.installed
+	@echo "installing what the tests need ..."
+	$(PIP) install $(TORCH)
+	$(PIP) install -e '.[test]'
+	@touch $@
+
+test-install: $(VENV)/.test-installed ## install what the tests need
+
+lint: test-install ## style and the table of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: test-install ## type check
+	$(BIN)/mypy
+
+test: lint types ## everything CI runs, in about 15 minutes on two cores
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)
+
+brook: test-install ## train the bundled model and its companions (resumes; see training/README.md)
+	nice -n 15 $(BIN)/python -m training.build --minutes $(or $(MINUTES),75) \
+	  --companion-minutes $(or $(COMPANION_MINUTES),25)
+
+parity: test-install ## compare logits with llama.cpp and transformers through GGUF (builds llama.cpp)
+	$(BIN)/python tests/oracles/parity.py
+
+bench-serve: test-install ## the 0.6B-shape serving benchmark of docs/benchmarks.md
+	$(BIN)/python benchmarks/serve_06b.py $(ARGS)
+
+clean: ## remove what was built (the environment stays)
+	rm -rf build dist .work

@@ -1,0 +1,61 @@
+"""Shared test set-up: allowed skips, and paths of optional data."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+SHARED_DATA = TESTS.parent.parent / "shared" / "data"
+
+
+def _allowed_skips() -> list[str]:
+    lines = (TESTS / "skips.txt").read_text().splitlines()
+    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+class _SkipPolice:
+    """Fails a CI run that skipped a test for a reason not listed in tests/skips.txt."""
+
+    def __init__(self) -> None:
+        self.allowed = _allowed_skips()
+        self.unlisted: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.skipped and not hasattr(report, "wasxfail"):
+            self._judge(report.nodeid, report.longrepr)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.skipped:
+            self._judge(report.nodeid, report.longrepr)
+
+    def _judge(self, nodeid: str, longrepr: object) -> None:
+        reason = str(longrepr[2]) if isinstance(longrepr, tuple) else str(longrepr)
+        if not any(allowed in reason for allowed in self.allowed):
+            self.unlisted.append(f"{nodeid}: {reason}")
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        is_worker = hasattr(session.config, "workerinput")
+        if self.unlisted and os.environ.get("CI") and not is_worker:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self.unlisted:
+            terminalreporter.section("skips not listed in tests/skips.txt (CI fails on them)")
+            for line in self.unlisted:
+                terminalreporter.line(line)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(_SkipPolice(), "skip-police")
+
+
+@pytest.fixture(scope="session")
+def shared_vocab() -> Path:
+    """Folder of real vocabularies; a fresh clone does not have it."""
+    folder = SHARED_DATA / "vocab"
+    if not folder.is_dir():
+        pytest.skip("shared data is absent: real vocabularies")
+    return folder
