@@ -1,0 +1,166 @@
+"""The server's metrics in Prometheus form: what requests saw, and what the engine counted.
+
+Request-side figures (TTFT, ITL, TPOT, end to end) are observed in the API process, where the client
+sees them. Engine-side figures arrive as `EngineStats` snapshots; their counters are absolute, so
+they are exported as they are instead of being counted again. Names follow Prometheus' conventions:
+base units in the name, `_total` on counters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from tidemill.base.clock import monotonic
+from tidemill.contract.wire import EngineStats
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_SECONDS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0),
+)
+_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 131072)
+
+# EngineStats field -> (metric name without prefix, help). Counters are absolute since engine start.
+_ENGINE_GAUGES = {
+    "queued": ("queue_sequences", "Sequences waiting for their first or next step"),
+    "running": ("running_sequences", "Sequences that hold KV blocks"),
+    "blocks_used": ("kv_blocks_used", "KV blocks held by sequences"),
+    "blocks_total": ("kv_blocks", "KV blocks there are"),
+    "last_step_rows": ("step_rows_last", "Rows of the latest step (its batch size)"),
+    "last_step_tokens": ("step_tokens_last", "Tokens of the latest step"),
+    "last_step_seconds": ("step_seconds_last", "Wall time of the latest step"),
+}
+_ENGINE_COUNTERS = {
+    "steps": ("steps", "Steps run"),
+    "step_rows": ("step_rows", "Rows over all steps; divided by steps: the mean batch size"),
+    "step_tokens": ("step_tokens", "Tokens computed over all steps"),
+    "step_seconds": ("step_seconds", "Wall time of all steps"),
+    "compute_seconds": ("compute_seconds", "Time of all steps inside the backend"),
+    "prompt_tokens": ("engine_prompt_tokens", "Prompt tokens of admitted sequences"),
+    "cached_tokens": ("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache"),
+    "generated_tokens": ("engine_generated_tokens", "Tokens sampled"),
+    "preemptions": ("preemptions", "Sequences preempted for lack of KV blocks"),
+}
+
+
+class _EngineCollector:
+    """Exports the latest `EngineStats` whenever the registry is scraped."""
+
+    def __init__(self) -> None:
+        self.stats = EngineStats()
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self.stats
+        for field, (name, text) in _ENGINE_GAUGES.items():
+            yield GaugeMetricFamily(f"tidemill_{name}", text, value=getattr(stats, field))
+        usage = stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0
+        yield GaugeMetricFamily("tidemill_kv_usage_ratio", "Share of KV blocks held", value=usage)
+        for field, (name, text) in _ENGINE_COUNTERS.items():
+            yield CounterMetricFamily(f"tidemill_{name}", text, value=getattr(stats, field))
+
+
+class RequestObserver:
+    """Times one request for the histograms; made by `ServerMetrics.start`.
+
+    `tokens` is called with each batch of tokens of one choice, `finish` exactly once.
+    """
+
+    __slots__ = ("_first", "_generated", "_last", "_metrics", "_start")
+
+    def __init__(self, metrics: ServerMetrics) -> None:
+        self._metrics = metrics
+        self._start = monotonic()
+        self._first: float | None = None
+        self._last: dict[int, float] = {}
+        self._generated = 0
+
+    def tokens(self, choice: int, count: int) -> None:
+        """`count` tokens of a choice reached the client now."""
+        if count <= 0:
+            return
+        now = monotonic()
+        metrics = self._metrics
+        if self._first is None:
+            self._first = now
+            metrics.ttft.observe(now - self._start)
+        previous = self._last.get(choice)
+        if previous is not None:
+            # Tokens that arrive together share the gap, so the histogram's sum stays wall time.
+            for _ in range(count):
+                metrics.itl.observe((now - previous) / count)
+        self._last[choice] = now
+        self._generated += count
+        metrics.generation_tokens.inc(count)
+
+    def finish(self, reason: str, prompt_tokens: int = 0, cached_tokens: int = 0) -> None:
+        """The request ended: `reason` is a finish reason or an error kind."""
+        metrics = self._metrics
+        now = monotonic()
+        metrics.active.dec()
+        metrics.requests.labels(reason).inc()
+        metrics.e2e.observe(now - self._start)
+        metrics.prompt_tokens.inc(prompt_tokens)
+        metrics.cached_tokens.inc(cached_tokens)
+        metrics.prompt_length.observe(prompt_tokens)
+        metrics.generation_length.observe(self._generated)
+        per_choice = self._generated / max(1, len(self._last))
+        if self._first is not None and per_choice > 1:
+            metrics.tpot.observe((max(self._last.values()) - self._first) / (per_choice - 1))
+
+
+class ServerMetrics:
+    """All metrics of one server, in a registry of their own.
+
+    `render` takes milliseconds when there is much to print: call it in a thread.
+    """
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._engine = _EngineCollector()
+        self.registry.register(self._engine)  # type: ignore[arg-type]
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"tidemill_{name}", text, buckets=buckets, registry=self.registry)
+
+        def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
+            return Counter(f"tidemill_{name}", text, labels, registry=self.registry)
+
+        self.active = Gauge(
+            "tidemill_requests_active", "Requests being answered", registry=self.registry
+        )
+        self.requests = counter("requests", "Requests ended, by finish reason", ("reason",))
+        self.ttft = histogram("ttft_seconds", "Time to first token", _SECONDS)
+        self.itl = histogram("itl_seconds", "Time between tokens of one stream", _SECONDS)
+        self.tpot = histogram(
+            "tpot_seconds", "Mean time per output token after the first", _SECONDS
+        )
+        self.e2e = histogram("e2e_seconds", "Time from request to its end", _SECONDS)
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of ended requests")
+        self.cached_tokens = counter(
+            "prompt_tokens_cached", "Prompt tokens of ended requests found in the prefix cache"
+        )
+        self.generation_tokens = counter("generation_tokens", "Tokens sent to clients")
+        self.prompt_length = histogram("prompt_length_tokens", "Prompt length", _TOKENS)
+        self.generation_length = histogram("generation_length_tokens", "Output length", _TOKENS)
+        self.step_time = histogram("step_time_seconds", "Wall time of a step", _SECONDS)
+        self.batch_size = histogram("batch_size_rows", "Rows of a step", _TOKENS)
+
+    def start(self) -> RequestObserver:
+        """A request begins."""
+        self.active.inc()
+        return RequestObserver(self)
+
+    def update_engine(self, stats: EngineStats) -> None:
+        """Take the engine's latest snapshot (it comes with every step's outputs)."""
+        if stats.steps > self._engine.stats.steps:
+            self.step_time.observe(stats.last_step_seconds)
+            self.batch_size.observe(stats.last_step_rows)
+        self._engine.stats = stats
+
+    def render(self) -> bytes:
+        """The exposition text of every metric (`CONTENT_TYPE`)."""
+        return generate_latest(self.registry)
