@@ -1,1 +1,1 @@
-"""Load generator and reports."""
+"""Load generator and reports: `run_bench(BenchOptions)`."""
