@@ -1,0 +1,67 @@
+"""Token ids to text, a few at a time, never emitting a broken character."""
+
+from __future__ import annotations
+
+from _codecs import utf_8_decode
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tidemill.text.tokenizer import Tokenizer
+
+
+class Detokenizer:
+    """Incremental decoding of one sequence.
+
+    Invariant: for any way of cutting a sequence of ids into pushes, the pushed texts and `finish()`
+    joined equal the one-shot decoding. Bytes that may still become a character are held back;
+    bytes that cannot become U+FFFD, one per maximal invalid part.
+
+    Args:
+        tokenizer: the vocabulary.
+        skip_special_tokens: special tokens add no text.
+        at_start: the sequence begins a text, so a SentencePiece model's dummy leading space is
+            removed; False for a continuation of a prompt, where that space is real.
+    """
+
+    __slots__ = ("_held", "_pieces", "_strip")
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, at_start: bool = True
+    ) -> None:
+        self._pieces = tokenizer.pieces(skip_special_tokens=skip_special_tokens)
+        self._held = b""
+        self._strip = tokenizer.strip if at_start else 0
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Add tokens; return the text that is now certain."""
+        pieces = self._pieces
+        if len(token_ids) == 1:
+            data = self._held + pieces[token_ids[0]]
+        else:
+            data = self._held + b"".join([pieces[i] for i in token_ids])
+        return self._decode(data, False)
+
+    def finish(self) -> str:
+        """The text of what is held back, at the end of the sequence."""
+        return self._decode(self._held, True)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes waiting for the rest of their character."""
+        return len(self._held)
+
+    def _decode(self, data: bytes, final: bool) -> str:
+        text, used = utf_8_decode(data, "replace", final)
+        self._held = data[used:]
+        if self._strip and text:
+            text = self._without_prefix(text)
+        return text
+
+    def _without_prefix(self, text: str) -> str:
+        cut = 0
+        while cut < min(self._strip, len(text)) and text[cut] == " ":
+            cut += 1
+        # Anything but a space ends the prefix for good.
+        self._strip = self._strip - cut if cut == len(text) else 0
+        return text[cut:]

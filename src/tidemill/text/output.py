@@ -1,0 +1,107 @@
+"""The visible output of one choice: detokenization and stop strings together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tidemill.text.detokenizer import Detokenizer
+from tidemill.text.stops import StopMatcher
+from tidemill.text.tokenizer import Tokenizer
+
+
+class OutputText:
+    """Assembles a choice's text from its tokens.
+
+    Attributes:
+        tokens: tokens taken so far, the one that completed a stop string included; tokens pushed
+            after it are surplus and are neither returned nor counted.
+        stopped: a stop string was met; the text is complete.
+        stop_string: the one that was met, or None.
+        offsets: with `track`, for each token taken, the number of characters decoded before it
+            (before stop strings are cut, from the start of the output).
+        pieces: with `track`, the bytes of each token taken (a special token's spelling included).
+
+    Args:
+        tokenizer: the vocabulary.
+        stop: stop strings.
+        min_tokens: stop strings completed before this many tokens are ordinary text.
+        skip_special_tokens: special tokens add no text.
+        at_start: the output is a text of its own (a chat message), not the continuation of a
+            prompt; see `Detokenizer`.
+        track: record `offsets` and `pieces`, for logprobs.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stop: Sequence[str] = (),
+        min_tokens: int = 0,
+        skip_special_tokens: bool = True,
+        at_start: bool = False,
+        track: bool = False,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(
+            tokenizer, skip_special_tokens=skip_special_tokens, at_start=at_start
+        )
+        self._matcher = StopMatcher(stop) if stop else None
+        self._min_tokens = min_tokens
+        self._track = track
+        self._decoded = 0
+        self.tokens = 0
+        self.offsets: list[int] = []
+        self.pieces: list[bytes] = []
+
+    @property
+    def stopped(self) -> bool:
+        """True once a stop string was met."""
+        return self._matcher is not None and self._matcher.matched is not None
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that was met, or None."""
+        return self._matcher.matched if self._matcher is not None else None
+
+    def push(self, token_ids: Sequence[int], *, hide_last: bool = False) -> tuple[str, bool]:
+        """Add accepted tokens; return the text that may be shown now, and whether it has stopped.
+
+        Args:
+            token_ids: newly accepted tokens, in order.
+            hide_last: the last one ended the choice (an end token or stop token id): it is counted
+                and has no text.
+        """
+        if self._matcher is None and not self._track:
+            self.tokens += len(token_ids)
+            return self._detokenizer.push(token_ids[:-1] if hide_last else token_ids), False
+        shown: list[str] = []
+        last = len(token_ids) - 1
+        for index, token_id in enumerate(token_ids):
+            if self.stopped:
+                break
+            shown.append(self._push_one(token_id, hide_last and index == last))
+        return "".join(shown), self.stopped
+
+    def _push_one(self, token_id: int, hidden: bool) -> str:
+        self.tokens += 1
+        if self._track:
+            self.offsets.append(self._decoded)
+            self.pieces.append(self._tokenizer.token_bytes(token_id))
+        if hidden:
+            return ""
+        text = self._detokenizer.push((token_id,))
+        self._decoded += len(text)
+        if self._matcher is None or not text:
+            return text
+        return self._matcher.push(text, armed=self.tokens >= self._min_tokens)[0]
+
+    def finish(self) -> str:
+        """The text still held back, at the end of the choice; empty after a stop string."""
+        text = self._detokenizer.finish()
+        if self._matcher is None:
+            return text
+        if self.stopped:
+            return ""
+        # The end of the output is no token: a stop string completed by U+FFFD still counts.
+        shown, _ = self._matcher.push(text, armed=self.tokens >= self._min_tokens)
+        return shown + self._matcher.finish()

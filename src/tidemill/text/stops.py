@@ -1,0 +1,100 @@
+"""Stop strings over streamed text: they never leak, not even in part."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+
+def _failures(pattern: str) -> list[int]:
+    """Knuth-Morris-Pratt table: for each length, the longest proper border of that prefix."""
+    table = [0] * (len(pattern) + 1)
+    k = 0
+    for i in range(1, len(pattern)):
+        while k and pattern[i] != pattern[k]:
+            k = table[k]
+        k += pattern[i] == pattern[k]
+        table[i + 1] = k
+    return table
+
+
+class StopMatcher:
+    """Finds the first stop string of a stream of text.
+
+    The match that is complete first wins, as if the text came one character at a time; of several
+    that end at the same character, the one that starts first. This does not depend on how the text
+    is cut into pushes. Text that may yet become part of a stop string is held back. Linear in the
+    text times the number of stop strings, whatever they are (Knuth, Morris, Pratt 1977).
+
+    Attributes:
+        matched: the stop string that ended the text, or None.
+
+    Args:
+        stops: stop strings, each non-empty.
+    """
+
+    __slots__ = ("_failures", "_first", "_held", "_states", "_stops", "matched")
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(dict.fromkeys(stops))
+        self._failures = [_failures(stop) for stop in self._stops]
+        self._states = [0] * len(self._stops)
+        initials = "".join(sorted({re.escape(stop[0]) for stop in self._stops}))
+        self._first = re.compile(f"[{initials}]") if initials else None
+        self._held = ""
+        self.matched: str | None = None
+
+    def push(self, text: str, *, armed: bool = True) -> tuple[str, bool]:
+        """Add text; return what may be shown now, and whether a stop string has been met.
+
+        Args:
+            text: the next part of the output.
+            armed: False while the output must not end yet (`min_tokens`): a stop string completed
+                in `text` is then ordinary text. One that begins here and is completed by a later,
+                armed push counts.
+
+        After a match everything that follows is dropped.
+        """
+        if self.matched is not None:
+            return "", True
+        if self._first is None:
+            return text, False
+        if not self._held and self._first.search(text) is None:
+            return text, False
+        end = self._advance(text, armed)
+        buffer = self._held + text
+        if end is not None:
+            start = len(self._held) + end - len(self.matched or "")
+            self._held = ""
+            return buffer[:start], True
+        keep = len(buffer) - max(self._states)
+        self._held = buffer[keep:]
+        return buffer[:keep], False
+
+    def finish(self) -> str:
+        """The text held back, at the end of the output."""
+        held, self._held = self._held, ""
+        self._states = [0] * len(self._stops)
+        return held
+
+    def _advance(self, text: str, armed: bool) -> int | None:
+        """Run the automata over `text`; return the index after a match, having set `matched`."""
+        stops, failures, states = self._stops, self._failures, self._states
+        for index, char in enumerate(text):
+            met = False
+            for k, stop in enumerate(stops):
+                state = states[k]
+                table = failures[k]
+                while state and stop[state] != char:
+                    state = table[state]
+                if stop[state] == char:
+                    state += 1
+                    if state == len(stop):
+                        if armed and (self.matched is None or len(stop) > len(self.matched)):
+                            self.matched = stop
+                            met = True
+                        state = table[state]
+                states[k] = state
+            if met:
+                return index + 1
+        return None
