@@ -81,7 +81,13 @@ struct KernelTable {
   void (*kv_write)(const KvLayer& kv, int64_t block, int64_t slot, const float* k, const float* v);
   // Copy a token out as float (export, tests): [kv_heads, head_dim] each.
   void (*kv_read)(const KvLayer& kv, int64_t block, int64_t slot, float* k, float* v);
-  // Bytes of scratch attn_span needs for nq queries.
+  // The same without loss, in the cache's own element type (F32: float; BF16: uint16 bits; I8: int8
+  // and one float scale per head, null otherwise), and back: moving blocks keeps their bits.
+  void (*kv_export)(const KvLayer& kv, int64_t block, int64_t slot, void* k, void* v,
+                    float* k_scale, float* v_scale);
+  void (*kv_import)(const KvLayer& kv, int64_t block, int64_t slot, const void* k, const void* v,
+                    const float* k_scale, const float* v_scale);
+  // Bytes of scratch attn_span needs for nq queries, 64-byte aligned.
   int64_t (*attn_scratch_bytes)(const AttnShape& shape, int64_t nq);
   // Attention of `nq` consecutive queries (first at absolute position `pos0`; q points at the
   // first query's [heads, head_dim], q_stride floats apart) of the `heads / kv_heads` query heads

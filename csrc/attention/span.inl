@@ -1,0 +1,370 @@
+// Attention of a few queries over one span. The span is scored whole (at most kSpan scores a row),
+// so there is one maximum and no rescaling inside it; rows are computed kScoreRows at a time.
+// A row's bits depend only on its query and on the positions it sees: scores of unseen positions
+// are replaced before anything is computed from them, and steps of V are skipped, not zeroed.
+
+// Positions of the span one row sees: [lo, hi), relative to the span's start.
+struct Visible {
+  int64_t lo, hi;
+};
+
+struct SpanJob {
+  const AttnShape& shape;
+  const KvLayer& kv;
+  const int32_t* block_table;
+  CacheLayout layout;
+  int64_t base;        // first absolute position of the span
+  int64_t kv_head;
+  int64_t pos0;
+  int64_t group;       // query heads per KV head
+  int64_t steps;       // depth of a score
+  int64_t vectors;     // vectors of the head dimension
+  int64_t acc_row;     // floats per accumulator row, whole vectors
+  uint8_t* q;          // packed queries
+  float* scores;       // [kScoreRows][kSpan], then probabilities in place
+  float* acc;          // [kScoreRows][acc_row]
+  uint8_t* k_widened;  // int8 cache: K as bf16 pairs, [chunk][d / 2][kChunk][2]
+  uint8_t* v_widened;  // int8 cache: V as bf16 pairs, [tokens / 2][d][2]
+  bool whole_widened;  // the span was widened once; else each chunk just before its use
+};
+
+static inline Visible visible(const SpanJob& job, int64_t row) {
+  const int64_t pos = job.pos0 + row / job.group;
+  int64_t lo = job.shape.window > 0 ? pos - job.shape.window + 1 : 0;
+  lo = max64(lo, job.base) - job.base;
+  const int64_t hi = min64(pos + 1, job.base + kSpan) - job.base;
+  return {lo, max64(lo, hi)};
+}
+
+// Head data of the block that holds span position t, and t's slot in it.
+static inline const uint8_t* head_at(const SpanJob& job, int64_t t, int64_t* slot) {
+  const int64_t position = job.base + t;
+  const int64_t block = job.block_table[position / job.kv.block_size];
+  *slot = position % job.kv.block_size;
+  return head_base(job.kv, job.layout, block, job.kv_head);
+}
+
+static inline float* scales_at(const SpanJob& job, int64_t t, bool values) {
+  int64_t slot;
+  const uint8_t* head = head_at(job, t, &slot);
+  const int64_t at = slot + (values ? job.kv.block_size : 0);
+  return reinterpret_cast<float*>(const_cast<uint8_t*>(head) + job.layout.scale_offset) + at;
+}
+
+// int8 K of 16 tokens to bf16 pairs, exactly (|q| <= 128 has 8 significant bits). Both forms of
+// widening use this function, so that their bits agree.
+static inline void widen_keys(const SpanJob& job, int64_t t, uint8_t* out) {
+  int64_t slot;
+  const uint8_t* head = head_at(job, t, &slot);
+  const int8_t* k = reinterpret_cast<const int8_t*>(head) + slot;
+  const int64_t row = job.kv.block_size;
+  for (int64_t i = 0; i < job.shape.head_dim / 2; ++i, k += 2 * row, out += kChunk * 4) {
+    TIDEMILL_UNROLL
+    for (int64_t v = 0; v < kVecsPerHalf; ++v)
+      istore(out + v * kLanes * 4,
+             pair_exact(vload_s8(k + v * kLanes), vload_s8(k + row + v * kLanes)));
+  }
+}
+
+static inline void widen_values(const SpanJob& job, int64_t t, uint8_t* out) {
+  int64_t slot;
+  const uint8_t* head = head_at(job, t, &slot);
+  const int64_t d = job.shape.head_dim;
+  const int8_t* v = reinterpret_cast<const int8_t*>(head) + job.layout.v_offset + slot * d;
+  for (int64_t pair = 0; pair < kHalf / 2; ++pair, v += 2 * d, out += d * 4) {
+    for (int64_t i = 0; i < d; i += kLanes)
+      istore(out + i * 4, pair_exact(vload_s8(v + i), vload_s8(v + d + i)));
+  }
+}
+
+// Where the K of each 16-token half of chunk [t, t + 32) lies; a half nobody sees aliases the
+// other, so that no block outside the table is touched.
+static inline int64_t chunk_keys(const SpanJob& job, int64_t t, Visible range,
+                                 const uint8_t* (&half)[2]) {
+  const bool seen[2] = {range.lo < t + kHalf, range.hi > t + kHalf};
+  int64_t step = job.kv.block_size * 4;
+  for (int h = 0; h < 2; ++h) {
+    if (!seen[h]) continue;
+    const int64_t at = t + h * kHalf;
+    if (job.kv.type == KvType::I8) {
+      uint8_t* widened = job.k_widened + h * kHalf * 4 +
+                         (job.whole_widened ? t / kChunk * job.shape.head_dim * kChunk * 2 : 0);
+      if (!job.whole_widened) widen_keys(job, at, widened);
+      half[h] = widened;
+      step = kChunk * 4;
+    } else {
+      int64_t slot;
+      half[h] = head_at(job, at, &slot) + slot * 4;
+    }
+  }
+  if (!seen[0]) half[0] = half[1];
+  if (!seen[1]) half[1] = half[0];
+  return step;
+}
+
+// Scores of one chunk for R rows, scaled and masked.
+template <class Cache, int R>
+static inline void score_chunk(const SpanJob& job, int64_t row0, int64_t t, Visible range) {
+  constexpr int V = kScoreVecs;
+  const uint8_t* half[2];
+  const int64_t k_step = chunk_keys(job, t, range, half);
+  const int64_t q_row = job.steps * 4;
+  for (int64_t vec = 0; vec < kChunk / kLanes; vec += V) {
+    const uint8_t* k[V];
+    Vf scale[V];
+    for (int v = 0; v < V; ++v) {
+      const int64_t h = (vec + v) / kVecsPerHalf;
+      const int64_t offset = (vec + v) % kVecsPerHalf * kLanes;
+      k[v] = half[h] + offset * 4;
+      scale[v] = vset(job.shape.scale);
+      const bool seen = h == 0 ? range.lo < t + kHalf : range.hi > t + kHalf;
+      if (job.kv.type == KvType::I8 && seen)
+        scale[v] = vmul(scale[v], vload(scales_at(job, t + h * kHalf, false) + offset));
+    }
+    Vf s[R][V];
+    score_tile<Cache, R, V>(k, k_step, job.q + row0 * q_row, q_row, job.steps, s);
+    TIDEMILL_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const Visible see = visible(job, row0 + r);
+      TIDEMILL_UNROLL
+      for (int v = 0; v < V; ++v) {
+        const int64_t at = t + (vec + v) * kLanes;
+        vstore(job.scores + r * kSpan + at,
+               keep_range(vmul(s[r][v], scale[v]), at, see.lo, see.hi, -kInfinity));
+      }
+    }
+  }
+}
+
+// Scores to probabilities exp(s - m) in place (bf16 pairs for a pair cache, times the V scale for
+// an int8 cache); writes the row's m and l.
+template <class Cache>
+static inline void softmax_row(const SpanJob& job, float* row, Visible see, float* m, float* l) {
+  if (see.hi <= see.lo) {
+    *m = -kInfinity;
+    *l = 0.0f;
+    return;
+  }
+  const int64_t begin = see.lo / kChunk * kChunk, end = round_up(see.hi, kChunk);
+  Vf best = vset(-kInfinity);
+  for (int64_t t = begin; t < end; t += kLanes) best = vmax(best, vload(row + t));
+  *m = vreduce_max(best);
+  const Vf largest = vset(*m);
+  Vf sum = vzero();
+  for (int64_t t = begin; t < end; t += kLanes) {
+    Vf p = vexp(vsub(vload(row + t), largest));
+    sum = vadd(sum, p);
+    if (job.kv.type == KvType::I8 && t + kLanes > see.lo && t < see.hi)
+      p = keep_range(vmul(p, vload(scales_at(job, t, true))), t, see.lo, see.hi, 0.0f);
+    vstore(row + t, p);
+  }
+  *l = vreduce_add(sum);
+  if (Cache::kDepth == 1) return;
+  // Pairs are written at half the distance they are read from, so never over unread values.
+  for (int64_t t = begin; t < end; t += 2 * kLanes) istore(row + t / 2, load_pairs(row + t));
+}
+
+// Row of V that holds step `s` of the span (a token, or a pair of tokens).
+template <class Cache>
+static inline const uint8_t* value_row(const SpanJob& job, int64_t s) {
+  const int64_t t = s * Cache::kDepth, row = job.shape.head_dim * 4;
+  if (job.kv.type == KvType::I8) {
+    const int64_t first = job.whole_widened ? 0 : t / 64 * 64;
+    return job.v_widened + (t - first) / 2 * row;
+  }
+  int64_t slot;
+  const uint8_t* head = head_at(job, t, &slot);
+  return head + job.layout.v_offset + slot / Cache::kDepth * row;
+}
+
+// Steps [from, to) of one row alone.
+template <class Cache>
+static inline void value_alone(const SpanJob& job, int64_t r, Visible see, int64_t from,
+                               int64_t to) {
+  const uint8_t* p = reinterpret_cast<const uint8_t*>(job.scores + r * kSpan);
+  for (int64_t s = from; s < to; ++s) {
+    uint32_t mask = 0xffffffffu;
+    if (Cache::kDepth == 2 && 2 * s < see.lo) mask &= 0xffff0000u;
+    if (Cache::kDepth == 2 && 2 * s + 1 >= see.hi) mask &= 0x0000ffffu;
+    value_edge<Cache>(value_row<Cache>(job, s), p + s * 4, int32_t(mask),
+                      job.acc + r * job.acc_row, job.vectors);
+  }
+}
+
+// acc = sum of p * V for R rows: 64 positions at a time (they stay in the first-level cache), the
+// steps that all rows see whole in one tile, the others row by row; each row ascends.
+template <class Cache, int R>
+static void value_rows(const SpanJob& job, int64_t row0) {
+  constexpr int V = R * 8 <= kAccRegisters ? 8 : R * 4 <= kAccRegisters ? 4 : 2;
+  constexpr int64_t D = Cache::kDepth, kRange = 64;
+  Visible see[R], all{kSpan, 0}, common{0, kSpan};
+  for (int r = 0; r < R; ++r) {
+    see[r] = visible(job, row0 + r);
+    if (see[r].hi > see[r].lo)
+      all = {min64(all.lo, see[r].lo), max64(all.hi, see[r].hi)};
+    common = {max64(common.lo, see[r].lo), min64(common.hi, see[r].hi)};
+  }
+  __builtin_memset(job.acc, 0, size_t(R * job.acc_row) * 4);
+  const int64_t common_from = (common.lo + D - 1) / D, common_to = common.hi / D;
+  for (int64_t t = all.lo / kRange * kRange; t < all.hi; t += kRange) {
+    if (job.kv.type == KvType::I8 && !job.whole_widened) {
+      for (int64_t h = t; h < t + kRange; h += kHalf)
+        if (h + kHalf > all.lo && h < all.hi)
+          widen_values(job, h, job.v_widened + (h - t) / 2 * job.shape.head_dim * 4);
+    }
+    const int64_t from = max64(t / D, common_from), to = min64((t + kRange) / D, common_to);
+    const int64_t split = max64(from, to);  // == from when the rows share no whole step here
+    for (int r = 0; r < R; ++r)
+      value_alone<Cache>(job, r, see[r], max64(t, see[r].lo) / D,
+                         min64(from < to ? from : kSpan,
+                               (min64(t + kRange, see[r].hi) + D - 1) / D));
+    if (from >= to) continue;
+    ValueRun runs[kRange / kHalf];
+    int64_t count = 0;
+    for (int64_t s = from; s < to;) {
+      const int64_t end = min64(to, (s * D / kHalf + 1) * kHalf / D);
+      runs[count++] = {value_row<Cache>(job, s),
+                       reinterpret_cast<const uint8_t*>(job.scores) + s * 4, end - s};
+      s = end;
+    }
+    value_vectors<Cache, R, V>(runs, count, job.shape.head_dim * 4, kSpan * 4, job.acc,
+                               job.acc_row, 0, job.vectors);
+    for (int r = 0; r < R; ++r)
+      value_alone<Cache>(job, r, see[r], split,
+                         (min64(t + kRange, see[r].hi) + D - 1) / D);
+  }
+}
+
+template <class Cache, int R>
+static void span_rows(const SpanJob& job, int64_t row0, float* m, float* l, float* acc) {
+  Visible all{kSpan, 0};
+  for (int r = 0; r < R; ++r) {
+    const Visible see = visible(job, row0 + r);
+    if (see.hi > see.lo) all = {min64(all.lo, see.lo), max64(all.hi, see.hi)};
+  }
+  for (int64_t t = all.lo / kChunk * kChunk; t < all.hi; t += kChunk)
+    score_chunk<Cache, R>(job, row0, t, all);
+  for (int r = 0; r < R; ++r)
+    softmax_row<Cache>(job, job.scores + r * kSpan, visible(job, row0 + r), m + row0 + r,
+                       l + row0 + r);
+  value_rows<Cache, R>(job, row0);
+  const int64_t d = job.shape.head_dim;
+  for (int r = 0; r < R; ++r)
+    __builtin_memcpy(acc + (row0 + r) * d, job.acc + r * job.acc_row, size_t(d) * 4);
+}
+
+template <class Cache, int R>
+static inline void dispatch_span(int64_t rows, const SpanJob& job, int64_t row0, float* m,
+                                 float* l, float* acc) {
+  if (rows == R) {
+    span_rows<Cache, R>(job, row0, m, l, acc);
+  } else if constexpr (R > 1) {
+    dispatch_span<Cache, R - 1>(rows, job, row0, m, l, acc);
+  }
+}
+
+template <class Cache>
+static void span_all(const SpanJob& job, const float* q, int64_t q_stride, int64_t nq, float* m,
+                     float* l, float* acc) {
+  const int64_t d = job.shape.head_dim;
+  for (int64_t row = 0; row < nq * job.group; ++row) {
+    const float* source =
+        q + row / job.group * q_stride + (job.kv_head * job.group + row % job.group) * d;
+    uint8_t* out = job.q + row * job.steps * 4;
+    if (Cache::kDepth == 1) {
+      __builtin_memcpy(out, source, size_t(d) * 4);
+    } else {
+      for (int64_t i = 0; i < d; ++i) store_as(out + 2 * i, float_to_bf16(source[i]));
+    }
+  }
+  const int64_t rows = nq * job.group;
+  int64_t tiles = (rows + kScoreRows - 1) / kScoreRows;
+  for (int64_t row = 0; row < rows; --tiles) {
+    const int64_t count = (rows - row + tiles - 1) / tiles;
+    dispatch_span<Cache, kScoreRows>(count, job, row, m, l, acc);
+    row += count;
+  }
+}
+
+// Scratch, in order: packed queries, scores, accumulators, widened K and V.
+struct ScratchLayout {
+  int64_t scores, acc, acc_row, k_widened, v_widened, total;
+  bool whole_widened;
+};
+
+static inline ScratchLayout scratch_layout(const AttnShape& shape, int64_t nq) {
+  const int64_t rows = nq * (shape.heads / shape.kv_heads), d = shape.head_dim;
+  ScratchLayout s;
+  s.whole_widened = rows > kScoreRows;
+  s.acc_row = round_up(d, 16);
+  s.scores = round_up(rows * d * 4, 64);
+  s.acc = s.scores + kScoreRows * kSpan * 4;
+  s.k_widened = s.acc + round_up(kScoreRows * s.acc_row * 4, 64);
+  s.v_widened = s.k_widened + round_up((s.whole_widened ? kSpan : kChunk) * d * 2, 64);
+  s.total = s.v_widened + round_up((s.whole_widened ? kSpan : 64) * d * 2, 64) + 64;
+  return s;
+}
+
+static int64_t attn_scratch_bytes(const AttnShape& shape, int64_t nq) {
+  return scratch_layout(shape, nq).total;
+}
+
+static void attn_span(const AttnShape& shape, const KvLayer& kv, const int32_t* block_table,
+                      const float* q, int64_t q_stride, int64_t nq, int64_t pos0, int64_t kv_head,
+                      int64_t span, float* m, float* l, float* acc, void* scratch) {
+  const ScratchLayout at = scratch_layout(shape, nq);
+  uint8_t* bytes = static_cast<uint8_t*>(scratch);
+  const int64_t d = shape.head_dim;
+  const SpanJob job{shape,
+                    kv,
+                    block_table,
+                    cache_layout(kv.type, kv.block_size, d),
+                    span * kSpan,
+                    kv_head,
+                    pos0,
+                    shape.heads / shape.kv_heads,
+                    kv.type == KvType::F32 ? d : d / 2,
+                    (d + kLanes - 1) / kLanes,
+                    at.acc_row,
+                    bytes,
+                    reinterpret_cast<float*>(bytes + at.scores),
+                    reinterpret_cast<float*>(bytes + at.acc),
+                    bytes + at.k_widened,
+                    bytes + at.v_widened,
+                    at.whole_widened};
+  if (kv.type == KvType::F32) {
+    span_all<FloatCache>(job, q, q_stride, nq, m, l, acc);
+    return;
+  }
+  if (kv.type == KvType::I8 && job.whole_widened) {
+    const Visible first = visible(job, 0), last = visible(job, nq * job.group - 1);
+    for (int64_t t = first.lo / kHalf * kHalf; t < last.hi; t += kHalf) {
+      widen_keys(job, t,
+                 job.k_widened + t / kChunk * d * kChunk * 2 + t % kChunk * 4);
+      widen_values(job, t, job.v_widened + t / 2 * d * 4);
+    }
+  }
+  span_all<PairCache>(job, q, q_stride, nq, m, l, acc);
+}
+
+static void attn_merge(int64_t count, int64_t head_dim, float* m, float* l, float* acc,
+                       const float* m2, const float* l2, const float* acc2) {
+  for (int64_t r = 0; r < count; ++r, acc += head_dim, acc2 += head_dim) {
+    if (m2[r] == -kInfinity) continue;  // the span was not seen
+    const float largest = m[r] > m2[r] ? m[r] : m2[r];
+    const float keep = exp_scalar(m[r] - largest), take = exp_scalar(m2[r] - largest);
+    const Vf a = vset(keep), b = vset(take);
+    for (int64_t i = 0; i < head_dim; i += kLanes) {
+      const int64_t n = head_dim - i;
+      vstore_n(acc + i, vfma(vload_n(acc + i, n), a, vmul(vload_n(acc2 + i, n), b)), n);
+    }
+    l[r] = l[r] * keep + l2[r] * take;
+    m[r] = largest;
+  }
+}
+
+static void attn_finish(int64_t head_dim, float l, const float* acc, float* out) {
+  const Vf sum = vset(l);
+  for (int64_t i = 0; i < head_dim; i += kLanes)
+    vstore_n(out + i, vdiv(vload_n(acc + i, head_dim - i), sum), head_dim - i);
+}

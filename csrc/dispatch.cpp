@@ -1,0 +1,87 @@
+// Which instruction sets this build contains and this machine can run.
+#include <cstring>
+
+#include "kernels.h"
+
+#if defined(__x86_64__) || defined(__i386__)
+#include <cpuid.h>
+#define TIDEMILL_X86 1
+#endif
+
+namespace tidemill {
+
+namespace portable { const KernelTable& kernel_table(); }
+#ifdef TIDEMILL_X86
+namespace avx2 { const KernelTable& kernel_table(); }
+namespace avx512 { const KernelTable& kernel_table(); }
+#endif
+
+namespace {
+
+#ifdef TIDEMILL_X86
+struct CpuFeatures {
+  bool avx2 = false, avx512 = false;
+};
+
+uint64_t enabled_state() {
+  uint32_t low, high;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (uint64_t(high) << 32) | low;
+}
+
+bool all_bits(uint32_t value, uint32_t mask) { return (value & mask) == mask; }
+
+CpuFeatures detect() {
+  CpuFeatures found;
+  uint32_t a, b, c, d;
+  if (!__get_cpuid(1, &a, &b, &c, &d)) return found;
+  const uint32_t fma = 1u << 12, osxsave = 1u << 27, avx = 1u << 28, f16c = 1u << 29;
+  if (!all_bits(c, fma | osxsave | avx | f16c)) return found;
+  // The instructions exist; the operating system must also save their registers.
+  const uint64_t state = enabled_state();
+  if ((state & 0x6) != 0x6) return found;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return found;
+  found.avx2 = all_bits(b, 1u << 5);
+  const uint32_t f = 1u << 16, dq = 1u << 17, bw = 1u << 30, vl = 1u << 31, vnni = 1u << 11;
+  const bool wide = all_bits(b, f | dq | bw | vl) && all_bits(c, vnni) && (state & 0xe0) == 0xe0;
+  uint32_t a1, b1, c1, d1;
+  const bool bf16 = a >= 1 && __get_cpuid_count(7, 1, &a1, &b1, &c1, &d1) && all_bits(a1, 1u << 5);
+  found.avx512 = found.avx2 && wide && bf16;
+  return found;
+}
+#endif
+
+// Tables that can run here, best first.
+struct Available {
+  const KernelTable* tables[4] = {};
+  const char* names[4] = {};
+
+  Available() {
+    int count = 0;
+#ifdef TIDEMILL_X86
+    const CpuFeatures cpu = detect();
+    if (cpu.avx512) tables[count++] = &avx512::kernel_table();
+    if (cpu.avx2) tables[count++] = &avx2::kernel_table();
+#endif
+    tables[count++] = &portable::kernel_table();
+    for (int i = 0; i < count; ++i) names[i] = tables[i]->isa;
+  }
+};
+
+const Available& available() {
+  static const Available found;
+  return found;
+}
+
+}  // namespace
+
+const KernelTable* select_kernels(const char* isa_or_null) {
+  if (!isa_or_null) return available().tables[0];
+  for (const KernelTable* const* table = available().tables; *table; ++table)
+    if (std::strcmp((*table)->isa, isa_or_null) == 0) return *table;
+  return nullptr;
+}
+
+const char* const* available_isas() { return available().names; }
+
+}  // namespace tidemill

@@ -1,0 +1,70 @@
+// Packed activations, one row each.
+//   F32   k floats, zeros up to a line
+//   BF16  k values rounded to nearest even, zeros up to a line
+//   I8    per group of 32: ActGroup, 48 bytes
+
+// The two corrections are what the accumulator starts from where weights are stored with an
+// offset: sum (q + zero) * a = sum q * a + zero * sum a.
+struct ActGroup {
+  float scale;
+  int32_t correction_q8;  // -128 * sum of q
+  int32_t correction_q4;  // -8 * sum of q
+  int32_t padding;
+  int8_t q[32];
+};
+static_assert(sizeof(ActGroup) == 48, "layout shared by pack_act and gemm");
+
+static int64_t act_row_bytes(ActType act, int64_t k) {
+  switch (act) {
+    case ActType::F32:
+      return round_up(k * 4, 64);
+    case ActType::BF16:
+      return round_up(k * 2, 64);
+    case ActType::I8:
+      return round_up(k / kGroup * int64_t(sizeof(ActGroup)), 64);
+  }
+  return 0;
+}
+
+static inline void pack_act_i8(const float* x, ActGroup* out) {
+  constexpr int kVecs = 32 / kLanes;
+  Vf v[kVecs];
+  Vf largest = vzero();
+  for (int i = 0; i < kVecs; ++i) {
+    v[i] = vload(x + i * kLanes);
+    largest = vmax(largest, vabs(v[i]));
+  }
+  const float bound = vreduce_max(largest);
+  const Vf inverse = vset(bound > 0.0f ? 127.0f / bound : 0.0f);
+  Vi sum = iset(0);
+  for (int i = 0; i < kVecs; ++i) {
+    // A subnormal bound overflows the quotient; the clamp keeps q within +-127.
+    const Vf scaled = vmin(vset(127.0f), vmax(vset(-127.0f), vmul(v[i], inverse)));
+    const Vi q = vround(scaled);
+    sum = iadd(sum, q);
+    istore_s8(out->q + i * kLanes, q);
+  }
+  const int32_t total = ireduce_add(sum);
+  out->scale = bound / 127.0f;
+  out->correction_q8 = -128 * total;
+  out->correction_q4 = -8 * total;
+  out->padding = 0;
+}
+
+static void pack_act(ActType act, const float* x, int64_t k, uint8_t* out) {
+  if (act == ActType::I8) {
+    ActGroup* groups = reinterpret_cast<ActGroup*>(out);
+    for (int64_t g = 0; g < k / kGroup; ++g) pack_act_i8(x + g * kGroup, groups + g);
+    return;
+  }
+  const int64_t row = act_row_bytes(act, k);
+  if (act == ActType::F32) {
+    __builtin_memcpy(out, x, size_t(k) * 4);
+    __builtin_memset(out + k * 4, 0, size_t(row - k * 4));
+    return;
+  }
+  int64_t i = 0;
+  for (; i + 2 * kLanes <= k; i += 2 * kLanes) istore(out + i * 2, load_pairs(x + i));
+  for (; i < k; ++i) store_as(out + i * 2, float_to_bf16(x[i]));
+  __builtin_memset(out + k * 2, 0, size_t(row - k * 2));
+}

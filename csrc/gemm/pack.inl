@@ -1,0 +1,213 @@
+// Packed weight panels: kPanel output rows, depth after depth, so that one vector holds the same
+// k of consecutive rows and no horizontal sum is ever needed.
+//   F32   per k:        32 floats
+//   F16   per k:        32 halves
+//   BF16  per k pair:   32 rows x 2 values (an odd k is padded with zero)
+//   Q8_0  per group:    32 half scales, then 8 quads of k: 32 rows x 4 bytes q + 128
+//   Q4_0  per group:    32 half scales, then 4 x 32 rows x 4 bytes; byte b of part c holds
+//                       q + 8 of k = 4c + b (low nibble) and 16 + 4c + b (high), GGUF's own order
+
+constexpr int64_t kGroup = 32;
+constexpr int64_t kQ8GroupBytes = 64 + 1024;
+constexpr int64_t kQ4GroupBytes = 64 + 512;
+
+static ActType act_type(WeightType weight, bool float32_compute) {
+  switch (weight) {
+    case WeightType::Q8_0:
+    case WeightType::Q4_0:
+      return ActType::I8;
+    case WeightType::BF16:
+      return float32_compute ? ActType::F32 : ActType::BF16;
+    default:
+      return ActType::F32;
+  }
+}
+
+static int64_t panel_bytes(WeightType weight, ActType, int64_t k) {
+  switch (weight) {
+    case WeightType::F32:
+      return k * kPanel * 4;
+    case WeightType::F16:
+      return k * kPanel * 2;
+    case WeightType::BF16:
+      return (k + 1) / 2 * kPanel * 4;
+    case WeightType::Q8_0:
+      return k / kGroup * kQ8GroupBytes;
+    case WeightType::Q4_0:
+      return k / kGroup * kQ4GroupBytes;
+  }
+  return 0;
+}
+
+static inline int64_t source_bytes(WeightType type, int64_t count) {
+  switch (type) {
+    case WeightType::F32:
+      return count * 4;
+    case WeightType::Q8_0:
+      return count / 32 * 34;
+    case WeightType::Q4_0:
+      return count / 32 * 18;
+    default:
+      return count * 2;
+  }
+}
+
+// GGUF's reference rule: d = max|x| / 127, q = x / d rounded half away from zero.
+static inline uint16_t quantize_q8(const float* x, int8_t* q) {
+  float largest = 0.0f;
+  for (int i = 0; i < 32; ++i) {
+    const float a = __builtin_fabsf(x[i]);
+    largest = a > largest ? a : largest;
+  }
+  const float d = largest / 127.0f;
+  const float inverse = d != 0.0f ? 1.0f / d : 0.0f;
+  for (int i = 0; i < 32; ++i) {
+    const float scaled = x[i] * inverse;
+    const int whole = int(scaled);
+    const float rest = scaled - float(whole);
+    q[i] = int8_t(whole + int(rest >= 0.5f) - int(rest <= -0.5f));
+  }
+  return float_to_half(d);
+}
+
+// GGUF's reference rule: d = (the value of largest magnitude, the first of them) / -8.
+static inline uint16_t quantize_q4(const float* x, uint8_t* nibbles) {
+  float largest = 0.0f, signed_largest = 0.0f;
+  for (int i = 0; i < 32; ++i) {
+    const float a = __builtin_fabsf(x[i]);
+    if (a > largest) {
+      largest = a;
+      signed_largest = x[i];
+    }
+  }
+  const float d = signed_largest / -8.0f;
+  const float inverse = d != 0.0f ? 1.0f / d : 0.0f;
+  for (int i = 0; i < 16; ++i) {
+    const int low = int8_t(x[i] * inverse + 8.5f);
+    const int high = int8_t(x[16 + i] * inverse + 8.5f);
+    nibbles[i] = uint8_t((low < 15 ? low : 15) | ((high < 15 ? high : 15) << 4));
+  }
+  return float_to_half(d);
+}
+
+// One row's group of 32 into its panel.
+static inline void pack_q8(WeightType from, const uint8_t* row, int64_t g, int64_t j,
+                           uint8_t* group) {
+  int8_t q[32];
+  uint16_t scale;
+  if (from == WeightType::Q8_0) {
+    scale = load_as<uint16_t>(row + g * 34);
+    __builtin_memcpy(q, row + g * 34 + 2, 32);
+  } else {
+    float x[32];
+    to_float(from, row + source_bytes(from, g * 32), 32, x);
+    scale = quantize_q8(x, q);
+  }
+  store_as(group + 2 * j, scale);
+  for (int quad = 0; quad < 8; ++quad)
+    store_as(group + 64 + quad * 128 + j * 4, load_as<uint32_t>(q + 4 * quad) ^ 0x80808080u);
+}
+
+static inline void pack_q4(WeightType from, const uint8_t* row, int64_t g, int64_t j,
+                           uint8_t* group) {
+  uint8_t nibbles[16];
+  uint16_t scale;
+  if (from == WeightType::Q4_0) {
+    scale = load_as<uint16_t>(row + g * 18);
+    __builtin_memcpy(nibbles, row + g * 18 + 2, 16);
+  } else {
+    float x[32];
+    to_float(from, row + source_bytes(from, g * 32), 32, x);
+    scale = quantize_q4(x, nibbles);
+  }
+  store_as(group + 2 * j, scale);
+  for (int part = 0; part < 4; ++part)
+    store_as(group + 64 + part * 128 + j * 4, load_as<uint32_t>(nibbles + 4 * part));
+}
+
+// One row's k0 .. k0 + count of a float matrix into its panel.
+static inline void pack_float(WeightType from, const uint8_t* row, WeightType to, int64_t k0,
+                              int64_t count, int64_t j, uint8_t* panel) {
+  if (from == to && to != WeightType::F32) {
+    const uint8_t* source = row + k0 * 2;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t k = k0 + i;
+      const int64_t at = to == WeightType::F16 ? k * kPanel + j : (k / 2 * kPanel + j) * 2 + k % 2;
+      store_as(panel + 2 * at, load_as<uint16_t>(source + 2 * i));
+    }
+    return;
+  }
+  float x[32];
+  to_float(from, row + source_bytes(from, k0), count, x);
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t k = k0 + i;
+    if (to == WeightType::F32) {
+      store_as(panel + (k * kPanel + j) * 4, x[i]);
+    } else if (to == WeightType::F16) {
+      store_as(panel + (k * kPanel + j) * 2, float_to_half(x[i]));
+    } else {
+      store_as(panel + ((k / 2 * kPanel + j) * 2 + k % 2) * 2, float_to_bf16(x[i]));
+    }
+  }
+}
+
+static void pack_panel(WeightType from, const void* source, WeightType to, ActType act,
+                       int64_t n0, int64_t n, int64_t k, uint8_t* panel) {
+  const int64_t rows = max64(0, min64(kPanel, n - n0));
+  const int64_t row_bytes = source_bytes(from, k);
+  const uint8_t* first = static_cast<const uint8_t*>(source) + n0 * row_bytes;
+  const bool quantized = to == WeightType::Q8_0 || to == WeightType::Q4_0;
+  const int64_t group_bytes = to == WeightType::Q8_0 ? kQ8GroupBytes : kQ4GroupBytes;
+  if (!quantized && (rows < kPanel || k % 2))
+    __builtin_memset(panel, 0, size_t(panel_bytes(to, act, k)));
+  for (int64_t k0 = 0; k0 < k; k0 += kGroup) {
+    uint8_t* group = panel + k0 / kGroup * group_bytes;
+    if (quantized && rows < kPanel) {
+      __builtin_memset(group, 0, 64);
+      __builtin_memset(group + 64, to == WeightType::Q8_0 ? 0x80 : 0x88, size_t(group_bytes - 64));
+    }
+    for (int64_t j = 0; j < rows; ++j) {
+      const uint8_t* row = first + j * row_bytes;
+      if (to == WeightType::Q8_0) {
+        pack_q8(from, row, k0 / kGroup, j, group);
+      } else if (to == WeightType::Q4_0) {
+        pack_q4(from, row, k0 / kGroup, j, group);
+      } else {
+        pack_float(from, row, to, k0, min64(kGroup, k - k0), j, panel);
+      }
+    }
+  }
+}
+
+static void unpack_row(const PackedMatrix& w, int64_t row, float* out) {
+  const uint8_t* panel = w.data + row / kPanel * w.panel_bytes;
+  const int64_t j = row % kPanel;
+  for (int64_t k = 0; k < w.k; ++k) {
+    const int64_t g = k / kGroup, i = k % kGroup;
+    switch (w.type) {
+      case WeightType::F32:
+        out[k] = load_as<float>(panel + (k * kPanel + j) * 4);
+        break;
+      case WeightType::F16:
+        out[k] = half_to_float(load_as<uint16_t>(panel + (k * kPanel + j) * 2));
+        break;
+      case WeightType::BF16:
+        out[k] = bf16_to_float(load_as<uint16_t>(panel + ((k / 2 * kPanel + j) * 2 + k % 2) * 2));
+        break;
+      case WeightType::Q8_0: {
+        const uint8_t* group = panel + g * kQ8GroupBytes;
+        const float d = half_to_float(load_as<uint16_t>(group + 2 * j));
+        out[k] = d * float(int(group[64 + i / 4 * 128 + j * 4 + i % 4]) - 128);
+        break;
+      }
+      case WeightType::Q4_0: {
+        const uint8_t* group = panel + g * kQ4GroupBytes;
+        const float d = half_to_float(load_as<uint16_t>(group + 2 * j));
+        const int64_t low = i % 16;
+        const uint8_t byte = group[64 + low / 4 * 128 + j * 4 + low % 4];
+        out[k] = d * float(int(i < 16 ? byte & 15 : byte >> 4) - 8);
+        break;
+      }
+    }
+  }
+}

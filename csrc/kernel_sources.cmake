@@ -1,0 +1,26 @@
+# Sources of the kernels, one translation unit per instruction set with its own flags.
+# Include this file from csrc's CMakeLists.txt and add ${TIDEMILL_KERNEL_SOURCES} to a target.
+set(TIDEMILL_KERNEL_SOURCES
+  ${CMAKE_CURRENT_LIST_DIR}/dispatch.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/kernels_portable.cpp)
+
+# No contraction: a fused multiply-add appears only where it is written. Warning about ABI of
+# vector arguments (they never cross a translation unit), and gcc 12's about its own intrinsics.
+set(TIDEMILL_KERNEL_FLAGS -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math -Wno-psabi
+  -Wno-maybe-uninitialized)
+set(TIDEMILL_AVX2_FLAGS -mavx2 -mfma -mf16c)
+set(TIDEMILL_AVX512_FLAGS
+  -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512bf16 -mavx2 -mfma -mf16c
+  -mprefer-vector-width=512)
+
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64|i[3-6]86)$")
+  list(APPEND TIDEMILL_KERNEL_SOURCES
+    ${CMAKE_CURRENT_LIST_DIR}/kernels_avx2.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/kernels_avx512.cpp)
+  set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/kernels_avx2.cpp PROPERTIES
+    COMPILE_OPTIONS "${TIDEMILL_KERNEL_FLAGS};${TIDEMILL_AVX2_FLAGS}")
+  set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/kernels_avx512.cpp PROPERTIES
+    COMPILE_OPTIONS "${TIDEMILL_KERNEL_FLAGS};${TIDEMILL_AVX512_FLAGS}")
+endif()
+set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/kernels_portable.cpp PROPERTIES
+  COMPILE_OPTIONS "${TIDEMILL_KERNEL_FLAGS}")

@@ -1,0 +1,15 @@
+// All kernels for one instruction set. Nothing here may instantiate a shared inline function (see
+// simd/scalar.inl), so no standard library beyond plain types.
+#include "kernels.h"
+#include "simd/avx512.h"
+
+namespace tidemill::avx512 {
+#include "norm_rope/elementwise.inl"
+#include "gemm/pack.inl"
+#include "gemm/activations.inl"
+#include "gemm/gemm.inl"
+#include "attention/cache.inl"
+#include "attention/tiles.inl"
+#include "attention/span.inl"
+#include "table.inl"
+}  // namespace tidemill::avx512

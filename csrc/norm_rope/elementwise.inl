@@ -1,0 +1,140 @@
+// Elementwise kernels, one row at a time. Sums run over kLanes lane accumulators in ascending
+// order and are folded in one fixed tree, so a row's result depends on nothing but the row.
+
+// exp(x) to about 1 ulp: Cody-Waite reduction and the degree-5 minimax polynomial of Cephes expf.
+// exp(-inf) is exactly 0; a NaN stays one.
+static inline Vf vexp(Vf x) {
+  x = vmin(vset(88.8f), x);
+  x = vmax(vset(-104.0f), x);
+  const Vf n = vround_float(vmul(x, vset(1.44269504088896341f)));
+  Vf r = vfma(n, vset(-0.693359375f), x);
+  r = vfma(n, vset(2.12194440e-4f), r);
+  Vf p = vset(1.9875691500e-4f);
+  p = vfma(p, r, vset(1.3981999507e-3f));
+  p = vfma(p, r, vset(8.3334519073e-3f));
+  p = vfma(p, r, vset(4.1665795894e-2f));
+  p = vfma(p, r, vset(1.6666665459e-1f));
+  p = vfma(p, r, vset(5.0000001201e-1f));
+  const Vf y = vadd(vfma(vmul(r, r), p, r), vset(1.0f));
+  return vscale2(y, n);
+}
+
+// The same code for a single value, so that scalars and lanes agree to the bit.
+static inline float exp_scalar(float x) {
+  float out[kLanes];
+  vstore(out, vexp(vset(x)));
+  return out[0];
+}
+
+static void to_float(WeightType from, const void* source, int64_t count, float* out) {
+  const uint8_t* bytes = static_cast<const uint8_t*>(source);
+  const uint16_t* halves = static_cast<const uint16_t*>(source);
+  const int64_t whole = count / kLanes * kLanes;
+  switch (from) {
+    case WeightType::F32:
+      __builtin_memcpy(out, source, size_t(count) * 4);
+      return;
+    case WeightType::F16:
+      for (int64_t i = 0; i < whole; i += kLanes) vstore(out + i, vload_half(halves + i));
+      for (int64_t i = whole; i < count; ++i)
+        out[i] = half_to_float(load_as<uint16_t>(bytes + 2 * i));
+      return;
+    case WeightType::BF16:
+      for (int64_t i = 0; i < whole; i += kLanes) vstore(out + i, vload_bf16(halves + i));
+      for (int64_t i = whole; i < count; ++i)
+        out[i] = bf16_to_float(load_as<uint16_t>(bytes + 2 * i));
+      return;
+    case WeightType::Q8_0:
+      for (int64_t b = 0; b < count / 32; ++b, bytes += 34) {
+        const float d = half_to_float(load_as<uint16_t>(bytes));
+        for (int j = 0; j < 32; ++j) out[32 * b + j] = d * float(int8_t(bytes[2 + j]));
+      }
+      return;
+    case WeightType::Q4_0:
+      for (int64_t b = 0; b < count / 32; ++b, bytes += 18) {
+        const float d = half_to_float(load_as<uint16_t>(bytes));
+        for (int j = 0; j < 16; ++j) {
+          out[32 * b + j] = d * float(int(bytes[2 + j] & 15) - 8);
+          out[32 * b + 16 + j] = d * float(int(bytes[2 + j] >> 4) - 8);
+        }
+      }
+      return;
+  }
+}
+
+static void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* out) {
+  Vf sum = vzero();
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const Vf v = n - i >= kLanes ? vload(x + i) : vload_n(x + i, n - i);
+    sum = vfma(v, v, sum);
+  }
+  const float mean = vreduce_add(sum) / float(n);
+  const Vf scale = vset(1.0f / __builtin_sqrtf(mean + eps));
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    vstore(out + i, vmul(vload(weight + i), vmul(vload(x + i), scale)));
+  if (i < n) {
+    const Vf v = vmul(vload_n(weight + i, n - i), vmul(vload_n(x + i, n - i), scale));
+    vstore_n(out + i, v, n - i);
+  }
+}
+
+static void add_rows(float* x, const float* y, int64_t n) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) vstore(x + i, vadd(vload(x + i), vload(y + i)));
+  if (i < n) vstore_n(x + i, vadd(vload_n(x + i, n - i), vload_n(y + i, n - i)), n - i);
+}
+
+static inline Vf silu(Vf gate) {
+  return vdiv(gate, vadd(vset(1.0f), vexp(vsub(vzero(), gate))));
+}
+
+static void silu_mul(const float* gate, const float* up, int64_t n, float* out) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    vstore(out + i, vmul(silu(vload(gate + i)), vload(up + i)));
+  if (i < n)
+    vstore_n(out + i, vmul(silu(vload_n(gate + i, n - i)), vload_n(up + i, n - i)), n - i);
+}
+
+static void rope(float* x, int64_t heads, int64_t head_dim, int64_t dim, const float* cos_sin) {
+  const int64_t half = dim / 2;
+  for (int64_t h = 0; h < heads; ++h) {
+    float* first = x + h * head_dim;
+    float* second = first + half;
+    for (int64_t i = 0; i < half; i += kLanes) {
+      const int64_t n = half - i;
+      const Vf a = vload_n(first + i, n), b = vload_n(second + i, n);
+      const Vf c = vload_n(cos_sin + i, n), s = vload_n(cos_sin + half + i, n);
+      vstore_n(first + i, vsub(vmul(a, c), vmul(b, s)), n);
+      vstore_n(second + i, vadd(vmul(b, c), vmul(a, s)), n);
+    }
+  }
+}
+
+static float max_value(const float* x, int64_t n) {
+  Vf best = vset(-kInfinity);
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) best = vmax(best, vload(x + i));
+  if (i < n) best = vmax(best, keep_range(vload_n(x + i, n - i), 0, 0, n - i, -kInfinity));
+  return vreduce_max(best);
+}
+
+static double sum_exp(const float* x, int64_t n, float max) {
+  constexpr int64_t kChunk = 512;
+  float e[kChunk];
+  double lanes[16] = {};
+  for (int64_t i = 0; i < n; i += kChunk) {
+    const int64_t count = min64(kChunk, n - i);
+    for (int64_t j = 0; j < count; j += kLanes) {
+      const Vf v = vexp(vsub(vload_n(x + i + j, count - j), vset(max)));
+      vstore(e + j, keep_range(v, j, 0, count, 0.0f));
+    }
+    for (int64_t j = round_up(count, kLanes); j < kChunk; ++j) e[j] = 0.0f;
+    for (int64_t j = 0; j < kChunk; j += 16)
+      for (int l = 0; l < 16; ++l) lanes[l] += double(e[j + l]);
+  }
+  for (int width = 8; width > 0; width /= 2)
+    for (int l = 0; l < width; ++l) lanes[l] += lanes[l + width];
+  return lanes[0];
+}

@@ -1,0 +1,160 @@
+// Vector wrapper over AVX2, FMA and F16C. Meaning of each function: portable.h.
+#pragma once
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tidemill::avx2 {
+#include "simd/scalar.inl"
+
+constexpr const char* kIsaName = "avx2";
+constexpr int kLanes = 8;
+constexpr bool kQ8Offset = false;  // the sign trick multiplies q itself
+constexpr bool kQ4Offset = true;
+constexpr int kI8Vecs = 2, kI8Rows = 3;
+constexpr int kFloatVecs = 2, kFloatRows = 6;
+constexpr int kScoreVecs = 2, kScoreRows = 6;
+constexpr int kAccRegisters = 12;
+
+using Vf = __m256;
+using Vi = __m256i;
+
+static inline __m256i first_lanes(int64_t n) {
+  const __m256i index = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  const int32_t count = n > 8 ? 8 : n < 0 ? 0 : int32_t(n);
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), index);
+}
+static inline Vf vset(float x) { return _mm256_set1_ps(x); }
+static inline Vf vzero() { return _mm256_setzero_ps(); }
+static inline Vf vload(const float* p) { return _mm256_loadu_ps(p); }
+static inline void vstore(float* p, Vf a) { _mm256_storeu_ps(p, a); }
+static inline Vf vload_n(const float* p, int64_t n) {
+  return _mm256_maskload_ps(p, first_lanes(n));
+}
+static inline void vstore_n(float* p, Vf a, int64_t n) {
+  _mm256_maskstore_ps(p, first_lanes(n), a);
+}
+static inline Vf vadd(Vf a, Vf b) { return _mm256_add_ps(a, b); }
+static inline Vf vsub(Vf a, Vf b) { return _mm256_sub_ps(a, b); }
+static inline Vf vmul(Vf a, Vf b) { return _mm256_mul_ps(a, b); }
+static inline Vf vdiv(Vf a, Vf b) { return _mm256_div_ps(a, b); }
+static inline Vf vmax(Vf a, Vf b) { return _mm256_max_ps(a, b); }
+static inline Vf vmin(Vf a, Vf b) { return _mm256_min_ps(a, b); }
+static inline Vf vabs(Vf a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+static inline Vf vfma(Vf a, Vf b, Vf c) { return _mm256_fmadd_ps(a, b, c); }
+static inline float vreduce_add(Vf a) {
+  __m128 q = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
+}
+static inline float vreduce_max(Vf a) {
+  __m128 q = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  q = _mm_max_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_max_ss(q, _mm_movehdup_ps(q)));
+}
+
+static inline Vi iset(int32_t x) { return _mm256_set1_epi32(x); }
+static inline Vi iload(const void* p) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+}
+static inline void istore(void* p, Vi a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a);
+}
+static inline Vi ibroadcast(const void* p) { return _mm256_set1_epi32(load_as<int32_t>(p)); }
+static inline Vi iand(Vi a, Vi b) { return _mm256_and_si256(a, b); }
+static inline Vi iadd(Vi a, Vi b) { return _mm256_add_epi32(a, b); }
+static inline int32_t ireduce_add(Vi a) {
+  __m128i q = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+  q = _mm_add_epi32(q, _mm_shuffle_epi32(q, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(q, _mm_shuffle_epi32(q, 0xb1)));
+}
+static inline Vf as_float(Vi a) { return _mm256_castsi256_ps(a); }
+static inline Vi as_int(Vf a) { return _mm256_castps_si256(a); }
+static inline Vf vconvert(Vi a) { return _mm256_cvtepi32_ps(a); }
+static inline Vi vround(Vf a) { return _mm256_cvtps_epi32(a); }
+static inline Vf vround_float(Vf a) {
+  return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+static inline Vf vscale2(Vf a, Vf n) {
+  const __m256i whole = _mm256_cvtps_epi32(n);
+  const __m256i half = _mm256_srai_epi32(whole, 1);
+  const __m256i rest = _mm256_sub_epi32(whole, half);
+  const __m256i bias = _mm256_set1_epi32(127);
+  const __m256i first = _mm256_slli_epi32(_mm256_add_epi32(half, bias), 23);
+  const __m256i second = _mm256_slli_epi32(_mm256_add_epi32(rest, bias), 23);
+  return _mm256_mul_ps(_mm256_mul_ps(a, _mm256_castsi256_ps(first)),
+                       _mm256_castsi256_ps(second));
+}
+
+static inline Vf vload_half(const uint16_t* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+static inline Vf vload_bf16(const uint16_t* p) {
+  const __m128i h = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+}
+static inline Vf vload_s8(const int8_t* p) {
+  const __m128i b = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(b));
+}
+static inline void istore_s8(int8_t* p, Vi a) {
+  const __m128i words =
+      _mm_packs_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
+}
+static inline Vf pair_even(Vi a) { return _mm256_castsi256_ps(_mm256_slli_epi32(a, 16)); }
+static inline Vf pair_odd(Vi a) {
+  return _mm256_castsi256_ps(_mm256_and_si256(a, _mm256_set1_epi32(int32_t(0xffff0000u))));
+}
+static inline Vi round_bf16(Vf x) {
+  const __m256i u = _mm256_castps_si256(x);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+  const __m256i r = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+  const __m256i quiet = _mm256_or_si256(u, _mm256_set1_epi32(0x400000));
+  const __m256 nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
+  return _mm256_castps_si256(
+      _mm256_blendv_ps(_mm256_castsi256_ps(r), _mm256_castsi256_ps(quiet), nan));
+}
+static inline Vi pair_bf16(Vf even, Vf odd) {
+  const __m256i low = _mm256_srli_epi32(round_bf16(even), 16);
+  const __m256i high =
+      _mm256_and_si256(round_bf16(odd), _mm256_set1_epi32(int32_t(0xffff0000u)));
+  return _mm256_or_si256(low, high);
+}
+static inline Vi pair_exact(Vf even, Vf odd) {
+  return _mm256_blend_epi16(_mm256_srli_epi32(_mm256_castps_si256(even), 16),
+                            _mm256_castps_si256(odd), 0xaa);
+}
+static inline Vi load_pairs(const float* p) {
+  const __m256i index = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
+  const __m256 a = _mm256_permutevar8x32_ps(vload(p), index);
+  const __m256 b = _mm256_permutevar8x32_ps(vload(p + 8), index);
+  return pair_bf16(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+}
+static inline Vf dot_bf16(Vf acc, Vi a, Vi b) {
+  return vfma(pair_odd(a), pair_odd(b), vfma(pair_even(a), pair_even(b), acc));
+}
+// |q| <= 128 and |a| <= 127, so a pair of products fits 16 bits; with q + 128 it would not.
+static inline Vi dot_q8(Vi acc, Vi w, Vi a) {
+  const __m256i q = _mm256_xor_si256(w, _mm256_set1_epi8(int8_t(-128)));
+  const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(q), _mm256_sign_epi8(a, q));
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+static inline Vi nibble_low(Vi w) { return iand(w, _mm256_set1_epi32(0x0f0f0f0f)); }
+static inline Vi nibble_high(Vi w) {
+  return iand(_mm256_srli_epi32(w, 4), _mm256_set1_epi32(0x0f0f0f0f));
+}
+static inline Vi dot_q4(Vi acc, Vi w, Vi a) {
+  const __m256i pairs = _mm256_maddubs_epi16(w, a);
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+static inline Vf keep_range(Vf a, int64_t first, int64_t lo, int64_t hi, float fill) {
+  const __m256i keep = _mm256_andnot_si256(first_lanes(lo - first), first_lanes(hi - first));
+  return _mm256_blendv_ps(_mm256_set1_ps(fill), a, _mm256_castsi256_ps(keep));
+}
+static inline void prefetch(const void* p) {
+  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1);
+}
+
+}  // namespace tidemill::avx2

@@ -1,0 +1,131 @@
+// Vector wrapper over AVX-512 F/BW/VL/DQ, VNNI and BF16. Meaning of each function: portable.h.
+#pragma once
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tidemill::avx512 {
+#include "simd/scalar.inl"
+
+constexpr const char* kIsaName = "avx512";
+constexpr int kLanes = 16;
+constexpr bool kQ8Offset = true;  // vpdpbusd multiplies q + 128
+constexpr bool kQ4Offset = true;
+constexpr int kI8Vecs = 2, kI8Rows = 6;
+constexpr int kFloatVecs = 2, kFloatRows = 12;
+constexpr int kScoreVecs = 2, kScoreRows = 12;
+constexpr int kAccRegisters = 24;
+
+using Vf = __m512;
+using Vi = __m512i;
+
+static inline __mmask16 first_lanes(int64_t n) {
+  return n >= 16 ? __mmask16(0xffff) : n <= 0 ? __mmask16(0) : __mmask16((1u << n) - 1u);
+}
+static inline Vf vset(float x) { return _mm512_set1_ps(x); }
+static inline Vf vzero() { return _mm512_setzero_ps(); }
+static inline Vf vload(const float* p) { return _mm512_loadu_ps(p); }
+static inline void vstore(float* p, Vf a) { _mm512_storeu_ps(p, a); }
+static inline Vf vload_n(const float* p, int64_t n) {
+  return _mm512_maskz_loadu_ps(first_lanes(n), p);
+}
+static inline void vstore_n(float* p, Vf a, int64_t n) {
+  _mm512_mask_storeu_ps(p, first_lanes(n), a);
+}
+static inline Vf vadd(Vf a, Vf b) { return _mm512_add_ps(a, b); }
+static inline Vf vsub(Vf a, Vf b) { return _mm512_sub_ps(a, b); }
+static inline Vf vmul(Vf a, Vf b) { return _mm512_mul_ps(a, b); }
+static inline Vf vdiv(Vf a, Vf b) { return _mm512_div_ps(a, b); }
+static inline Vf vmax(Vf a, Vf b) { return _mm512_max_ps(a, b); }
+static inline Vf vmin(Vf a, Vf b) { return _mm512_min_ps(a, b); }
+static inline Vf vabs(Vf a) { return _mm512_abs_ps(a); }
+static inline Vf vfma(Vf a, Vf b, Vf c) { return _mm512_fmadd_ps(a, b, c); }
+static inline float vreduce_add(Vf a) {
+  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+  __m128 q = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
+}
+static inline float vreduce_max(Vf a) { return _mm512_reduce_max_ps(a); }
+
+static inline Vi iset(int32_t x) { return _mm512_set1_epi32(x); }
+static inline Vi iload(const void* p) { return _mm512_loadu_si512(p); }
+static inline void istore(void* p, Vi a) { _mm512_storeu_si512(p, a); }
+static inline Vi ibroadcast(const void* p) { return _mm512_set1_epi32(load_as<int32_t>(p)); }
+static inline Vi iand(Vi a, Vi b) { return _mm512_and_si512(a, b); }
+static inline Vi iadd(Vi a, Vi b) { return _mm512_add_epi32(a, b); }
+static inline int32_t ireduce_add(Vi a) { return _mm512_reduce_add_epi32(a); }
+static inline Vf as_float(Vi a) { return _mm512_castsi512_ps(a); }
+static inline Vi as_int(Vf a) { return _mm512_castps_si512(a); }
+static inline Vf vconvert(Vi a) { return _mm512_cvtepi32_ps(a); }
+static inline Vi vround(Vf a) { return _mm512_cvtps_epi32(a); }
+static inline Vf vround_float(Vf a) {
+  return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+static inline Vf vscale2(Vf a, Vf n) { return _mm512_scalef_ps(a, n); }
+
+static inline Vf vload_half(const uint16_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+static inline Vf vload_bf16(const uint16_t* p) {
+  const __m256i h = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
+}
+static inline Vf vload_s8(const int8_t* p) {
+  const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(b));
+}
+static inline void istore_s8(int8_t* p, Vi a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(a));
+}
+static inline Vf pair_even(Vi a) { return _mm512_castsi512_ps(_mm512_slli_epi32(a, 16)); }
+static inline Vf pair_odd(Vi a) {
+  return _mm512_castsi512_ps(_mm512_and_si512(a, _mm512_set1_epi32(int32_t(0xffff0000u))));
+}
+// Round to nearest even in integer arithmetic: vcvtneps2bf16 would flush subnormals.
+static inline Vi round_bf16(Vf x) {
+  const __m512i u = _mm512_castps_si512(x);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+  const __m512i r =
+      _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+  return _mm512_mask_or_epi32(r, nan, u, _mm512_set1_epi32(0x400000));
+}
+static inline Vi pair_bf16(Vf even, Vf odd) {
+  const __m512i low = _mm512_srli_epi32(round_bf16(even), 16);
+  const __m512i high =
+      _mm512_and_si512(round_bf16(odd), _mm512_set1_epi32(int32_t(0xffff0000u)));
+  return _mm512_or_si512(low, high);
+}
+static inline Vi pair_exact(Vf even, Vf odd) {
+  return _mm512_mask_mov_epi16(_mm512_srli_epi32(_mm512_castps_si512(even), 16), 0xaaaaaaaa,
+                               _mm512_castps_si512(odd));
+}
+static inline Vi load_pairs(const float* p) {
+  const __m512i even_index =
+      _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  const __m512i odd_index =
+      _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+  const Vf a = vload(p), b = vload(p + 16);
+  return pair_bf16(_mm512_permutex2var_ps(a, even_index, b),
+                   _mm512_permutex2var_ps(a, odd_index, b));
+}
+static inline Vf dot_bf16(Vf acc, Vi a, Vi b) {
+  return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+}
+static inline Vi dot_q8(Vi acc, Vi w, Vi a) { return _mm512_dpbusd_epi32(acc, w, a); }
+static inline Vi nibble_low(Vi w) { return iand(w, _mm512_set1_epi32(0x0f0f0f0f)); }
+static inline Vi nibble_high(Vi w) {
+  return iand(_mm512_srli_epi32(w, 4), _mm512_set1_epi32(0x0f0f0f0f));
+}
+static inline Vi dot_q4(Vi acc, Vi w, Vi a) { return _mm512_dpbusd_epi32(acc, w, a); }
+static inline Vf keep_range(Vf a, int64_t first, int64_t lo, int64_t hi, float fill) {
+  const __mmask16 keep = first_lanes(hi - first) & __mmask16(~first_lanes(lo - first));
+  return _mm512_mask_blend_ps(keep, _mm512_set1_ps(fill), a);
+}
+static inline void prefetch(const void* p) {
+  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1);
+}
+
+}  // namespace tidemill::avx512

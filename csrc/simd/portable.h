@@ -1,0 +1,204 @@
+// Vector wrapper in plain C++, for any machine. The semantics are those of the other wrappers:
+// 32-bit lanes, bf16 pairs with the even element in the low half, u8 x s8 quads per lane.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace tidemill::portable {
+#include "simd/scalar.inl"
+
+constexpr const char* kIsaName = "portable";
+constexpr int kLanes = 8;
+// Zero point the int8 accumulator must be corrected for: the dot product subtracts it itself.
+constexpr bool kQ8Offset = false;
+constexpr bool kQ4Offset = false;
+// Register tiles: vectors per panel pass and rows, by kernel.
+constexpr int kI8Vecs = 2, kI8Rows = 2;
+constexpr int kFloatVecs = 2, kFloatRows = 4;
+constexpr int kScoreVecs = 2, kScoreRows = 4;
+constexpr int kAccRegisters = 12;
+
+struct Vf { float v[kLanes]; };
+struct Vi { int32_t v[kLanes]; };
+
+#define TIDEMILL_LANES for (int i = 0; i < kLanes; ++i)
+
+static inline Vf vset(float x) { Vf r; TIDEMILL_LANES r.v[i] = x; return r; }
+static inline Vf vzero() { return vset(0.0f); }
+static inline Vf vload(const float* p) { Vf r; __builtin_memcpy(&r, p, sizeof r); return r; }
+static inline void vstore(float* p, Vf a) { __builtin_memcpy(p, &a, sizeof a); }
+static inline Vf vload_n(const float* p, int64_t n) {
+  Vf r = vzero();
+  for (int i = 0; i < kLanes && i < n; ++i) r.v[i] = p[i];
+  return r;
+}
+static inline void vstore_n(float* p, Vf a, int64_t n) {
+  for (int i = 0; i < kLanes && i < n; ++i) p[i] = a.v[i];
+}
+static inline Vf vadd(Vf a, Vf b) { TIDEMILL_LANES a.v[i] += b.v[i]; return a; }
+static inline Vf vsub(Vf a, Vf b) { TIDEMILL_LANES a.v[i] -= b.v[i]; return a; }
+static inline Vf vmul(Vf a, Vf b) { TIDEMILL_LANES a.v[i] *= b.v[i]; return a; }
+static inline Vf vdiv(Vf a, Vf b) { TIDEMILL_LANES a.v[i] /= b.v[i]; return a; }
+// The second operand is returned when either is NaN, as on x86.
+static inline Vf vmax(Vf a, Vf b) {
+  TIDEMILL_LANES a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i];
+  return a;
+}
+static inline Vf vmin(Vf a, Vf b) {
+  TIDEMILL_LANES a.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i];
+  return a;
+}
+static inline Vf vabs(Vf a) { TIDEMILL_LANES a.v[i] = __builtin_fabsf(a.v[i]); return a; }
+// Fused only where the machine has the instruction: a library fma costs a hundred times more.
+static inline Vf vfma(Vf a, Vf b, Vf c) {
+#ifdef __FP_FAST_FMAF
+  TIDEMILL_LANES c.v[i] = __builtin_fmaf(a.v[i], b.v[i], c.v[i]);
+#else
+  TIDEMILL_LANES c.v[i] = a.v[i] * b.v[i] + c.v[i];
+#endif
+  return c;
+}
+static inline float vreduce_add(Vf a) {
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) a.v[i] += a.v[i + width];
+  return a.v[0];
+}
+static inline float vreduce_max(Vf a) {
+  for (int i = 1; i < kLanes; ++i) a.v[0] = a.v[i] > a.v[0] ? a.v[i] : a.v[0];
+  return a.v[0];
+}
+
+static inline Vi iset(int32_t x) { Vi r; TIDEMILL_LANES r.v[i] = x; return r; }
+static inline Vi iload(const void* p) { Vi r; __builtin_memcpy(&r, p, sizeof r); return r; }
+static inline void istore(void* p, Vi a) { __builtin_memcpy(p, &a, sizeof a); }
+static inline Vi ibroadcast(const void* p) { return iset(load_as<int32_t>(p)); }
+static inline Vi iand(Vi a, Vi b) { TIDEMILL_LANES a.v[i] &= b.v[i]; return a; }
+static inline Vi iadd(Vi a, Vi b) {
+  TIDEMILL_LANES a.v[i] = int32_t(uint32_t(a.v[i]) + uint32_t(b.v[i]));
+  return a;
+}
+static inline int32_t ireduce_add(Vi a) {
+  int32_t sum = 0;
+  TIDEMILL_LANES sum += a.v[i];
+  return sum;
+}
+static inline Vf as_float(Vi a) { Vf r; __builtin_memcpy(&r, &a, sizeof r); return r; }
+static inline Vi as_int(Vf a) { Vi r; __builtin_memcpy(&r, &a, sizeof r); return r; }
+static inline Vf vconvert(Vi a) { Vf r; TIDEMILL_LANES r.v[i] = float(a.v[i]); return r; }
+// Nearest even, for |x| < 2^22.
+static inline Vi vround(Vf a) {
+  Vi r;
+  TIDEMILL_LANES {
+    const float x = a.v[i];
+    r.v[i] = x > -4194304.0f && x < 4194304.0f ? int32_t((x + 12582912.0f) - 12582912.0f)
+                                               : INT32_MIN;
+  }
+  return r;
+}
+static inline Vf vround_float(Vf a) {
+  TIDEMILL_LANES {
+    if (a.v[i] > -4194304.0f && a.v[i] < 4194304.0f)
+      a.v[i] = (a.v[i] + 12582912.0f) - 12582912.0f;
+  }
+  return a;
+}
+// a * 2^n for integral n in [-252, 252].
+static inline Vf vscale2(Vf a, Vf n) {
+  TIDEMILL_LANES {
+    if (n.v[i] != n.v[i]) continue;  // a NaN, and then a is one too
+    const int32_t whole = int32_t(n.v[i]);
+    const int32_t half = whole / 2;
+    a.v[i] *= bits_float(uint32_t(half + 127) << 23);
+    a.v[i] *= bits_float(uint32_t(whole - half + 127) << 23);
+  }
+  return a;
+}
+
+static inline Vf vload_half(const uint16_t* p) {
+  Vf r;
+  TIDEMILL_LANES r.v[i] = half_to_float(p[i]);
+  return r;
+}
+static inline Vf vload_bf16(const uint16_t* p) {
+  Vf r;
+  TIDEMILL_LANES r.v[i] = bf16_to_float(p[i]);
+  return r;
+}
+static inline Vf vload_s8(const int8_t* p) {
+  Vf r;
+  TIDEMILL_LANES r.v[i] = float(p[i]);
+  return r;
+}
+// Saturating store of one byte per lane.
+static inline void istore_s8(int8_t* p, Vi a) {
+  TIDEMILL_LANES p[i] = int8_t(a.v[i] < -128 ? -128 : a.v[i] > 127 ? 127 : a.v[i]);
+}
+static inline Vf pair_even(Vi a) {
+  Vf r;
+  TIDEMILL_LANES r.v[i] = bits_float(uint32_t(a.v[i]) << 16);
+  return r;
+}
+static inline Vf pair_odd(Vi a) {
+  Vf r;
+  TIDEMILL_LANES r.v[i] = bits_float(uint32_t(a.v[i]) & 0xffff0000u);
+  return r;
+}
+static inline Vi pair_bf16(Vf even, Vf odd) {
+  Vi r;
+  TIDEMILL_LANES r.v[i] = int32_t(uint32_t(float_to_bf16(even.v[i])) |
+                                  (uint32_t(float_to_bf16(odd.v[i])) << 16));
+  return r;
+}
+// The same for values that bf16 holds exactly.
+static inline Vi pair_exact(Vf even, Vf odd) {
+  Vi r;
+  TIDEMILL_LANES r.v[i] = int32_t((float_bits(even.v[i]) >> 16) |
+                                  (float_bits(odd.v[i]) & 0xffff0000u));
+  return r;
+}
+// Adjacent values rounded to bf16: 2 * kLanes floats to kLanes pairs.
+static inline Vi load_pairs(const float* p) {
+  Vi r;
+  TIDEMILL_LANES r.v[i] = int32_t(uint32_t(float_to_bf16(p[2 * i])) |
+                                  (uint32_t(float_to_bf16(p[2 * i + 1])) << 16));
+  return r;
+}
+static inline Vf dot_bf16(Vf acc, Vi a, Vi b) {
+  return vfma(pair_odd(a), pair_odd(b), vfma(pair_even(a), pair_even(b), acc));
+}
+// w holds quads of q + 128, a quads of signed bytes.
+static inline Vi dot_q8(Vi acc, Vi w, Vi a) {
+  const uint8_t* u = reinterpret_cast<const uint8_t*>(&w);
+  const int8_t* s = reinterpret_cast<const int8_t*>(&a);
+  TIDEMILL_LANES {
+    int32_t sum = 0;
+    for (int j = 0; j < 4; ++j) sum += (int32_t(u[4 * i + j]) - 128) * s[4 * i + j];
+    acc.v[i] += sum;
+  }
+  return acc;
+}
+// w holds quads of nibbles q + 8 in its low or (after nibble_high) low bits.
+static inline Vi nibble_low(Vi w) { return iand(w, iset(0x0f0f0f0f)); }
+static inline Vi nibble_high(Vi w) {
+  TIDEMILL_LANES w.v[i] = int32_t((uint32_t(w.v[i]) >> 4) & 0x0f0f0f0fu);
+  return w;
+}
+static inline Vi dot_q4(Vi acc, Vi w, Vi a) {
+  const uint8_t* u = reinterpret_cast<const uint8_t*>(&w);
+  const int8_t* s = reinterpret_cast<const int8_t*>(&a);
+  TIDEMILL_LANES {
+    int32_t sum = 0;
+    for (int j = 0; j < 4; ++j) sum += (int32_t(u[4 * i + j]) - 8) * s[4 * i + j];
+    acc.v[i] += sum;
+  }
+  return acc;
+}
+// Lane i holds index `first + i`; lanes outside [lo, hi) are replaced by `fill`.
+static inline Vf keep_range(Vf a, int64_t first, int64_t lo, int64_t hi, float fill) {
+  TIDEMILL_LANES a.v[i] = first + i >= lo && first + i < hi ? a.v[i] : fill;
+  return a;
+}
+static inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
+
+#undef TIDEMILL_LANES
+}  // namespace tidemill::portable

@@ -1,0 +1,11 @@
+// The table of one instruction set, from the kernels included before it.
+const KernelTable& kernel_table() {
+  static const KernelTable table = {
+      kIsaName,   act_type,       panel_bytes, pack_panel,         act_row_bytes, pack_act,
+      gemm,       unpack_row,     to_float,    rms_norm,           add_rows,      silu_mul,
+      rope,       kv_block_bytes, kv_write,    kv_read,            kv_export,     kv_import,
+      attn_scratch_bytes,         attn_span,   attn_merge,         attn_finish,   max_value,
+      sum_exp,
+  };
+  return table;
+}
