@@ -1,1 +1,26 @@
-"""The same spec in plain torch operations."""
+"""The same spec in plain torch operations: the float32 reference on CPU, and any torch device."""
+
+from __future__ import annotations
+
+from tidemill.backends.base import Backend, BackendOptions
+from tidemill.base.errors import config_error
+from tidemill.models.spec import DecoderSpec
+from tidemill.models.tensors import TensorMap
+
+
+def load(spec: DecoderSpec, tensors: TensorMap, options: BackendOptions) -> Backend:
+    """Load a model into a new torch backend.
+
+    Raises TidemillError: CONFIG when torch is not installed or the device does not exist,
+    UNSUPPORTED for a spec this backend does not run, RESOURCE when memory does not suffice.
+    """
+    try:
+        from tidemill.backends.torch.backend import TorchBackend
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise config_error(
+            "backend",
+            "the torch backend needs torch 2.11 or later: pip install 'tidemill[torch]'",
+        ) from error
+    return TorchBackend(spec, tensors, options)

@@ -1,0 +1,440 @@
+"""TorchBackend: any DecoderSpec in plain torch operations, one readable module.
+
+On the CPU in float32 it is the reference the tests compare with. It runs on any torch device.
+Steps run in order on one worker thread, so that masks may arrive while the layers run. Unlike the
+native backend it does not promise that a row's bits are independent of its batch: torch's matrix
+products choose their kernels by shape.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+
+from tidemill.backends.base import (
+    LOGITS_ALL,
+    LOGITS_NONE,
+    BackendMemory,
+    BackendOptions,
+    ExportedBlocks,
+    Int32,
+    LogprobArrays,
+    StepInputs,
+    StepOutputs,
+    UInt8,
+)
+from tidemill.backends.torch import sampling
+from tidemill.backends.torch.cache import PagedCache
+from tidemill.base.clock import monotonic
+from tidemill.base.errors import ErrorKind, TidemillError, config_error
+from tidemill.models import tensors as names
+from tidemill.models.quantization import QUANTIZED_TYPES, convert, stored_type, to_float32
+from tidemill.models.spec import Attention, DecoderSpec, Layer, inverse_frequencies
+from tidemill.models.tensors import RawTensor, TensorMap, layer_name
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_MAX_OUTSTANDING = 2
+
+
+def _to_torch(tensor: RawTensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    values = to_float32(tensor)
+    # A mapped file is read-only memory, which torch does not take.
+    owned = values if values.flags.writeable else values.copy()
+    return torch.from_numpy(owned).to(device=device, dtype=dtype)
+
+
+def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis, computed in float32."""
+    values = x.float()
+    values = values * torch.rsqrt(values.pow(2).mean(dim=-1, keepdim=True) + eps)
+    return (weight.float() * values).to(x.dtype)
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate-half rope on the first 2 * cos.shape[-1] dimensions of x [tokens, heads, dim]."""
+    half = cos.shape[-1]
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    cos, sin = cos[:, None, :], sin[:, None, :]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
+
+
+class _Handle:
+    """A submitted step."""
+
+    def __init__(self, inputs: StepInputs, previous: _Handle | None) -> None:
+        self.inputs = inputs
+        self.previous = previous
+        self.future: Future[StepOutputs] = Future()
+        self.sampled: Int32 | None = None
+        self.masks: dict[int, UInt8] = {}
+        self.closed = False
+        self._changed = threading.Condition()
+
+    def set_mask(self, row: int, draft: int, bits: UInt8) -> None:
+        """See backends.base.StepHandle."""
+        if draft != 0:
+            raise TidemillError(ErrorKind.UNSUPPORTED, "the torch backend verifies no drafts")
+        with self._changed:
+            self.masks[row] = np.array(bits, dtype=np.uint8)
+            self._changed.notify_all()
+
+    def wait_mask(self, row: int, vocab: int) -> NDArray[np.bool_]:
+        with self._changed:
+            self._changed.wait_for(lambda: row in self.masks or self.closed)
+            if row not in self.masks:
+                raise TidemillError(ErrorKind.CANCELLED, "the backend was closed")
+            return np.unpackbits(self.masks[row], bitorder="little")[:vocab].astype(bool)
+
+    def close(self) -> None:
+        with self._changed:
+            self.closed = True
+            self._changed.notify_all()
+
+    def done(self) -> bool:
+        return self.future.done()
+
+    def result(self) -> StepOutputs:
+        return self.future.result()
+
+
+class TorchBackend:
+    """See backends.base.Backend."""
+
+    def __init__(self, spec: DecoderSpec, tensors: TensorMap, options: BackendOptions) -> None:
+        for i, layer in enumerate(spec.layers):
+            if layer.mlp.activation != "silu":
+                raise TidemillError(
+                    ErrorKind.UNSUPPORTED,
+                    f"layer {i}: activation {layer.mlp.activation!r} is not supported",
+                )
+        self.spec = spec
+        self.options = options
+        self._dtype = _DTYPES[options.dtype]
+        try:
+            self._device = torch.device(options.device)
+            torch.zeros(1, device=self._device)
+        except (RuntimeError, AssertionError) as error:
+            raise config_error("device", f"device {options.device!r}: {error}") from error
+        if self._device.type == "cpu":
+            torch.set_num_threads(options.threads)
+        self._weights = {name: self._load(name, tensor) for name, tensor in tensors.items()}
+        self._inverse = {
+            id(layer): torch.tensor(
+                inverse_frequencies(layer.mixer.rope), dtype=torch.float32, device=self._device
+            )
+            for layer in spec.layers
+            if layer.mixer.rope is not None
+        }
+        self._cache: PagedCache | None = None
+        self._steps = ThreadPoolExecutor(1, "torch-step")
+        self._outstanding: list[_Handle] = []
+        self._last: _Handle | None = None  # its tokens may be the next step's input
+        self._progress = 0
+        self._closed = False
+
+    def _load(self, name: str, tensor: RawTensor) -> torch.Tensor:
+        kind = stored_type(name, tensor, self.options.quantize)
+        stored = convert(tensor, kind) if kind in QUANTIZED_TYPES else tensor
+        return _to_torch(stored, self._dtype, self._device)
+
+    # --- the interface -------------------------------------------------------------------------
+
+    def memory(self) -> BackendMemory:
+        """See backends.base.Backend."""
+        weights = sum(t.numel() * t.element_size() for t in self._weights.values())
+        kv = self._cache.nbytes if self._cache else 0
+        isa = torch.backends.cpu.get_cpu_capability() if self._device.type == "cpu" else ""
+        return BackendMemory(weights, kv, isa, str(self._device))
+
+    def allocate_cache(self, num_blocks: tuple[int, ...]) -> None:
+        """See backends.base.Backend."""
+        options = self.options
+        self._cache = PagedCache(
+            self.spec, num_blocks, options.block_size, options.kv_dtype, str(self._device)
+        )
+
+    def submit(self, inputs: StepInputs) -> _Handle:
+        """See backends.base.Backend."""
+        if self._closed or self._cache is None:
+            raise TidemillError(ErrorKind.INTERNAL, "the backend is closed or has no cache yet")
+        self._outstanding = [h for h in self._outstanding if not h.done()]
+        if len(self._outstanding) >= _MAX_OUTSTANDING:
+            raise TidemillError(ErrorKind.INTERNAL, "two steps are outstanding already")
+        previous = self._last if inputs.token_ids.size and inputs.token_ids.min() < 0 else None
+        handle = _Handle(inputs, self._outstanding[-1] if self._outstanding else previous)
+        self._last = handle
+        self._outstanding.append(handle)
+        self._steps.submit(self._run, handle)
+        return handle
+
+    def copy_blocks(self, group: int, pairs: Int32) -> None:
+        """See backends.base.Backend."""
+        self._ready_cache().copy(group, pairs)
+
+    def export_blocks(self, group: int, blocks: Int32) -> ExportedBlocks:
+        """See backends.base.Backend."""
+        return self._ready_cache().export(group, blocks)
+
+    def import_blocks(self, group: int, blocks: Int32, data: ExportedBlocks) -> None:
+        """See backends.base.Backend."""
+        self._ready_cache().restore(group, blocks, data)
+
+    def progress(self) -> int:
+        """Layers computed so far."""
+        return self._progress
+
+    def close(self) -> None:
+        """See backends.base.Backend."""
+        self._closed = True
+        for handle in self._outstanding:
+            handle.close()
+        self._steps.shutdown(wait=True)
+        self._weights = {}
+        self._cache = None
+
+    # --- one step ------------------------------------------------------------------------------
+
+    def _ready_cache(self) -> PagedCache:
+        if self._cache is None:
+            raise TidemillError(ErrorKind.INTERNAL, "allocate_cache has not been called")
+        return self._cache
+
+    def _run(self, handle: _Handle) -> None:
+        previous, handle.previous = handle.previous, None
+        try:
+            if previous is not None and previous.future.exception() is not None:
+                raise TidemillError(ErrorKind.INTERNAL, "an earlier step failed; this one is void")
+            with torch.inference_mode():
+                outputs = self._step(handle, previous)
+            handle.future.set_result(outputs)
+        except TidemillError as error:
+            handle.future.set_exception(error)
+        except torch.OutOfMemoryError as error:
+            failure = TidemillError(ErrorKind.RESOURCE, f"out of memory in a step: {error}")
+            handle.future.set_exception(failure)
+        except Exception as error:  # a defect must end this step, not the thread
+            failure = TidemillError(ErrorKind.INTERNAL, f"step failed: {error!r}")
+            failure.__cause__ = error
+            handle.future.set_exception(failure)
+
+    def _step(self, handle: _Handle, previous: _Handle | None) -> StepOutputs:
+        start = monotonic()
+        inputs = handle.inputs
+        for group, pairs in enumerate(inputs.copies):
+            self._ready_cache().copy(group, pairs)
+        tokens = inputs.token_ids.copy()
+        future = np.flatnonzero(tokens < 0)
+        pending: dict[int, int] = {}
+        for t in future.tolist():
+            tokens[t] = self._resolve(-1 - int(tokens[t]), previous)
+            row = int(np.searchsorted(inputs.row_start, t, side="right")) - 1
+            pending[row] = int(tokens[t])
+        hidden = self._forward(torch.from_numpy(tokens).long().to(self._device), inputs)
+        rows = self._logits(hidden, inputs)
+        forward = monotonic()
+        outputs = self._sample(handle, rows, pending)
+        handle.sampled = outputs.sampled
+        end = monotonic()
+        outputs.seconds = (0.0, forward - start, end - forward, end - start)
+        return outputs
+
+    def _resolve(self, row: int, previous: _Handle | None) -> int:
+        """The token that row `row` of the previous step sampled."""
+        if previous is None or previous.sampled is None:
+            raise TidemillError(ErrorKind.INTERNAL, "a future token names no earlier step")
+        index = int(previous.inputs.sample[:row].sum())
+        token = int(previous.sampled[index])
+        if not previous.inputs.sample[row] or token < 0:
+            raise TidemillError(ErrorKind.INTERNAL, f"row {row} of the step before has no token")
+        return token
+
+    def _forward(self, tokens: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
+        """Final hidden states [tokens, hidden] of all rows, the KV cache written."""
+        spec, weights = self.spec, self._weights
+        positions, slots, contexts = self._addresses(inputs)
+        x = weights[names.EMBED][tokens]
+        for i, layer in enumerate(spec.layers):
+            h = _rms_norm(x, weights[layer_name(i, "attn_norm.weight")], spec.norm_eps)
+            x = x + self._attention(i, layer, h, positions, slots, contexts, inputs)
+            h = _rms_norm(x, weights[layer_name(i, "mlp_norm.weight")], spec.norm_eps)
+            x = x + self._mlp(i, h)
+            self._progress += 1
+        return _rms_norm(x, weights[names.FINAL_NORM], spec.norm_eps)
+
+    def _addresses(
+        self, inputs: StepInputs
+    ) -> tuple[torch.Tensor, list[torch.Tensor], list[list[torch.Tensor]]]:
+        """Positions [tokens]; per cache group the slots written [tokens]; per group and row the
+        slots of positions 0 .. the row's last."""
+        size = self.options.block_size
+        starts = inputs.row_start.tolist()
+        spans = [
+            (int(context), int(context) + end - begin)
+            for context, begin, end in zip(
+                inputs.context_len.tolist(), starts, starts[1:], strict=False
+            )
+        ]
+        ranges = [np.arange(a, b) for a, b in spans]
+        positions = torch.from_numpy(np.concatenate(ranges)).to(self._device)
+        written, contexts = [], []
+        for table in inputs.block_tables:
+            of_row = []
+            for row, (_, end) in enumerate(spans):
+                p = np.arange(end)
+                flat = table[row, p // size].astype(np.int64) * size + p % size
+                of_row.append(torch.from_numpy(flat).to(self._device))
+            written.append(torch.cat([c[a:] for c, (a, _) in zip(of_row, spans, strict=True)]))
+            contexts.append(of_row)
+        return positions, written, contexts
+
+    def _linear(self, x: torch.Tensor, layer: int, name: str) -> torch.Tensor:
+        bias = self._weights.get(layer_name(layer, f"{name}.bias"))
+        return F.linear(x, self._weights[layer_name(layer, f"{name}.weight")], bias)
+
+    def _mlp(self, layer: int, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self._linear(x, layer, "mlp.gate"), self._linear(x, layer, "mlp.up")
+        return self._linear(F.silu(gate) * up, layer, "mlp.down")
+
+    def _attention(
+        self,
+        index: int,
+        layer: Layer,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        slots: list[torch.Tensor],
+        contexts: list[list[torch.Tensor]],
+        inputs: StepInputs,
+    ) -> torch.Tensor:
+        mixer, cache = layer.mixer, self._ready_cache()
+        q, k, v = self._project(index, layer, x, positions)
+        group = cache.group_of[index]
+        cache.write(index, slots[group], k, v)
+        out = torch.empty_like(q)
+        for row, context in enumerate(contexts[group]):
+            begin, end = int(inputs.row_start[row]), int(inputs.row_start[row + 1])
+            keys, values = cache.read(index, context)
+            out[begin:end] = _attend(mixer, q[begin:end], keys, values, positions[begin:end])
+        return self._linear(out.flatten(1), index, "attn.o")
+
+    def _project(
+        self, index: int, layer: Layer, x: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Q, K, V as [tokens, heads, head_dim], normed and rotated."""
+        mixer = layer.mixer
+        parts = []
+        for name, heads in (("q", mixer.heads), ("k", mixer.kv_heads), ("v", mixer.kv_heads)):
+            part = self._linear(x, index, f"attn.{name}").unflatten(1, (heads, mixer.head_dim))
+            if mixer.qk_norm and name != "v":
+                weight = self._weights[layer_name(index, f"attn.{name}_norm.weight")]
+                part = _rms_norm(part, weight, self.spec.norm_eps)
+            parts.append(part)
+        q, k, v = parts
+        if mixer.rope is not None:
+            angles = positions.float()[:, None] * self._inverse[id(layer)][None, :]
+            cos, sin = angles.cos().to(q.dtype), angles.sin().to(q.dtype)
+            q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+        return q, k, v
+
+    # --- logits and tokens ---------------------------------------------------------------------
+
+    def _logits(self, hidden: torch.Tensor, inputs: StepInputs) -> list[NDArray[np.float32]]:
+        """Per row float32 [wanted, vocab] (an empty array for rows that want none)."""
+        head = self._weights[names.EMBED if self.spec.tied_embeddings else names.LM_HEAD]
+        rows = []
+        for row, wanted in enumerate(inputs.logits.tolist()):
+            begin, end = int(inputs.row_start[row]), int(inputs.row_start[row + 1])
+            if wanted == LOGITS_NONE:
+                rows.append(np.empty((0, self.spec.vocab_size), np.float32))
+                continue
+            chosen = hidden[begin:end] if wanted == LOGITS_ALL else hidden[end - 1 : end]
+            rows.append(F.linear(chosen, head).float().cpu().numpy())
+        return rows
+
+    def _sample(
+        self, handle: _Handle, rows: list[NDArray[np.float32]], pending: dict[int, int]
+    ) -> StepOutputs:
+        inputs = handle.inputs
+        sampled, chosen_rows = [], []
+        for row in np.flatnonzero(inputs.sample).tolist():
+            mask = handle.wait_mask(row, self.spec.vocab_size) if inputs.await_mask[row] else None
+            token = sampling.sample(
+                rows[row][-1], len(sampled), inputs.sampling, mask, pending.get(row)
+            )
+            sampled.append(token)
+            chosen_rows.append(rows[row][-1])
+        widths = inputs.sampling.num_logprobs.tolist()
+        targets, target_rows, target_widths = self._targets(inputs, rows)
+        return StepOutputs(
+            sampled=np.array(sampled, np.int32),
+            logprobs=_logprobs(sampled, chosen_rows, widths),
+            targets=_logprobs(targets, target_rows, target_widths),
+            logits=np.concatenate(rows) if inputs.return_logits else None,
+        )
+
+    def _targets(
+        self, inputs: StepInputs, rows: list[NDArray[np.float32]]
+    ) -> tuple[list[int], list[NDArray[np.float32]], list[int]]:
+        targets, logits, widths = [], [], []
+        for row in np.flatnonzero(inputs.logits == LOGITS_ALL).tolist():
+            begin = int(inputs.row_start[row])
+            for offset, values in enumerate(rows[row]):
+                target = int(inputs.target_ids[begin + offset])
+                if target >= 0:
+                    targets.append(target)
+                    logits.append(values)
+                    widths.append(int(inputs.target_logprobs[row]))
+        return targets, logits, widths
+
+
+def _attend(
+    mixer: Attention,
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    positions: torch.Tensor,
+) -> torch.Tensor:
+    """Causal attention of one row in float32.
+
+    Args:
+        q: [count, heads, dim]; keys, values: [context, kv_heads, dim]; positions: [count].
+
+    Returns:
+        [count, heads, dim] in q's type.
+    """
+    count, heads, dim = q.shape
+    grouped = q.float().view(count, mixer.kv_heads, heads // mixer.kv_heads, dim)
+    scores = torch.einsum("qhgd,khd->hgqk", grouped, keys) * mixer.score_scale
+    at = torch.arange(keys.shape[0], device=q.device)
+    hidden = at[None, :] > positions[:, None]
+    if mixer.window is not None:
+        hidden |= at[None, :] <= positions[:, None] - mixer.window
+    weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+    return torch.einsum("hgqk,khd->qhgd", weights, values).reshape(count, heads, dim).to(q.dtype)
+
+
+def _logprobs(
+    chosen: list[int], logits: list[NDArray[np.float32]], widths: list[int]
+) -> LogprobArrays | None:
+    """Log-probabilities of chosen tokens; a width of -1 asks for none, k for k alternatives."""
+    if not any(w >= 0 for w in widths):
+        return None
+    most = max(widths)
+    out = LogprobArrays(
+        chosen=np.full(len(chosen), np.nan, np.float32),
+        top_ids=np.full((len(chosen), most), -1, np.int32),
+        top_values=np.full((len(chosen), most), np.nan, np.float32),
+    )
+    for i, (token, values, width) in enumerate(zip(chosen, logits, widths, strict=True)):
+        if width < 0 or token < 0:
+            continue
+        logprobs = sampling.log_softmax(values)
+        top = sampling.best(values, width)
+        out.chosen[i] = logprobs[token]
+        out.top_ids[i, :width] = top
+        out.top_values[i, :width] = logprobs[top]
+    return out

@@ -1,0 +1,87 @@
+"""`tidemill bench`: put load on an OpenAI-compatible server and report what clients saw."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from tidemill.base.errors import config_error
+
+
+def _numbers(name: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise config_error(name, f"--{name} takes numbers separated by commas, got {text!r}") from None
+
+
+def bench(
+    url: str = typer.Option("http://127.0.0.1:8000/v1", help="Base URL of the server."),
+    model: str | None = typer.Option(None, help="Model name; default: the server's first."),
+    api_key: str | None = typer.Option(None, help="Bearer token."),
+    endpoint: str = typer.Option("completions", help="completions or chat."),
+    concurrency: str = typer.Option("1", help="Closed loop: parallel streams, comma-separated."),
+    rate: str = typer.Option("", help="Open loop: Poisson requests/s, comma-separated."),
+    requests: int | None = typer.Option(
+        None, help="Requests per point; default: 4 per stream, at least 16."
+    ),
+    warmup: int = typer.Option(1, help="Requests sent before each point and not counted."),
+    input_tokens: int = typer.Option(200, help="Prompt length."),
+    output_tokens: int = typer.Option(64, help="Output length."),
+    lengths: Path | None = typer.Option(None, help="JSONL or CSV file of (input, output) lengths."),
+    token_ids: bool = typer.Option(False, help="Send prompts as token ids (exact lengths)."),
+    vocab: int = typer.Option(1000, help="Token ids are drawn below this."),
+    ignore_eos: bool = typer.Option(True, help="Ask the server for the full output length."),
+    temperature: float = typer.Option(0.0, help="Sampling temperature."),
+    shared_prefix: int = typer.Option(0, help="Tokens at the start that all prompts share."),
+    seed: int = typer.Option(0, help="Seed of prompts and arrivals."),
+    timeout: float = typer.Option(600.0, help="Seconds one request may take."),
+    max_seconds: float = typer.Option(1800.0, help="Seconds one point may take."),
+    json_file: Path | None = typer.Option(None, "--json", help="Also write the report as JSON."),
+) -> None:
+    """Measure TTFT, ITL, TPOT, end-to-end latency and throughput of a server."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    from tidemill.bench.load import run_bench
+    from tidemill.bench.options import BenchOptions
+    from tidemill.bench.report import render_table, report_json
+
+    options = BenchOptions(
+        base_url=url,
+        model=model,
+        api_key=api_key,
+        endpoint=endpoint,
+        concurrency=tuple(int(c) for c in _numbers("concurrency", concurrency)),
+        rates=_numbers("rate", rate),
+        requests=requests,
+        warmup=warmup,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        lengths_file=lengths,
+        token_ids=token_ids,
+        vocab=vocab,
+        ignore_eos=ignore_eos,
+        temperature=temperature,
+        shared_prefix=shared_prefix,
+        seed=seed,
+        timeout=timeout,
+        max_seconds=max_seconds,
+    )
+    stderr = Console(stderr=True)
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=stderr, transient=True) as bar:
+        tasks: dict[str, object] = {}
+
+        def progress(label: str, done: int, total: int) -> None:
+            if label not in tasks:
+                tasks[label] = bar.add_task(label, total=total)
+            bar.update(tasks[label], completed=done)  # type: ignore[arg-type]
+
+        report = run_bench(options, progress)
+    Console(width=None if stderr.is_terminal else 160).print(render_table(report))
+    if json_file is not None:
+        json_file.write_text(report_json(report) + "\n")
+    if any(point.completed == 0 for point in report.points):
+        raise typer.Exit(1)

@@ -1,0 +1,44 @@
+"""`tidemill doctor`: what this machine is, what it can do, and what Tidemill would use."""
+
+from __future__ import annotations
+
+import typer
+
+
+def doctor(
+    bandwidth: bool = typer.Option(True, help="Measure the memory's read bandwidth (about 1 s)."),
+) -> None:
+    """Report hardware, instruction sets, memory and read bandwidth."""
+    import platform
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from tidemill import __version__
+    from tidemill.backends import native
+    from tidemill.cli.machine import describe_cpu, installed, usable_threads
+    from tidemill.worker.memory import available_memory
+
+    console = Console()
+    rows: list[tuple[str, str]] = [
+        ("tidemill", __version__),
+        ("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
+        ("processor", describe_cpu()),
+        ("threads it may use", str(usable_threads())),
+        ("free memory", f"{available_memory() / 2**30:.1f} GiB"),
+    ]
+    isas = native.available_isas()
+    rows.append(("kernels that run here", ", ".join(isas)))
+    rows.append(("will be used", f"native backend, {isas[0]}, {usable_threads()} threads"))
+    rows.append(("torch backend", installed("torch") or "not installed (pip install 'tidemill[torch]')"))
+    if bandwidth:
+        threads = usable_threads()
+        with console.status("measuring read bandwidth ..."):
+            alone, together = native.read_bandwidth(1), native.read_bandwidth(threads)
+        figure = f"{together / 1e9:.1f} GB/s with {threads} threads, {alone / 1e9:.1f} with one"
+        rows.append(("read bandwidth", figure))
+        rows.append(("a 1 GB model decodes at", f"most {together / 1e9:.0f} tokens/s per stream"))
+    table = Table(show_header=False, box=None)
+    for name, value in rows:
+        table.add_row(f"[bold]{name}[/bold]", value)
+    console.print(table)

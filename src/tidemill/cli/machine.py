@@ -1,0 +1,70 @@
+"""What the command line says about the machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+
+
+def describe_cpu() -> str:
+    """Model name and core count, as the operating system gives them."""
+    name = platform.processor() or platform.machine()
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                name = line.partition(":")[2].strip()
+                break
+    except OSError:
+        pass  # not Linux: platform's answer stands
+    return f"{name}, {os.cpu_count()} CPUs"
+
+
+def usable_threads() -> int:
+    """CPUs this process may run on (affinity), at least one."""
+    from tidemill.worker.threads import usable_cpus
+
+    return usable_cpus()
+
+
+def installed(package: str) -> str | None:
+    """Version of an installed distribution, or None; nothing is imported."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def human_bytes(count: float) -> str:
+    """Bytes with a binary unit: ``1.5 GiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError("unreachable: GiB ends the loop")
+
+
+_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+
+
+def parse_bytes(option: str, text: str | None) -> int | None:
+    """``4GiB``, ``512M``, ``1.5g`` or plain bytes to a number; None stays None.
+
+    Raises TidemillError of kind CONFIG naming `option`.
+    """
+    from tidemill.base.errors import config_error
+
+    if text is None:
+        return None
+    stripped = text.strip().lower().removesuffix("b").removesuffix("i")
+    unit = stripped[-1:] if stripped[-1:].isalpha() else ""
+    try:
+        count = int(float(stripped.removesuffix(unit)) * _UNITS[unit])
+    except (ValueError, KeyError, OverflowError):
+        raise config_error(
+            option, f"--{option} takes a size such as 4GiB or 512MiB, got {text!r}"
+        ) from None
+    if count < 1:
+        raise config_error(option, f"--{option} must be above 0, got {text!r}")
+    return count

@@ -1,0 +1,58 @@
+"""`tidemill`: the command line. The only place where all rooms are put together."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from tidemill.base.errors import ErrorKind, TidemillError
+from tidemill.cli import bench, doctor, library, run, serve, show
+
+app = typer.Typer(
+    name="tidemill",
+    help="LLM inference and serving: one system from a laptop's CPU up.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+for command in (serve.serve, run.run, bench.bench, show.show, library.list_models, doctor.doctor):
+    app.command(command.__name__.removesuffix("_models"))(command)
+
+# What the user can mend by another argument or file exits with 2, everything else with 1.
+_USAGE = {ErrorKind.CONFIG, ErrorKind.BAD_REQUEST, ErrorKind.MODEL_FILE, ErrorKind.NOT_FOUND}
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from tidemill import __version__
+
+        typer.echo(f"tidemill {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version."
+    ),
+) -> None:
+    """LLM inference and serving: one system from a laptop's CPU up."""
+
+
+def main() -> None:
+    """Entry point: errors of ours are one line on stderr, never a traceback."""
+    try:
+        app()
+    except TidemillError as error:
+        about = f" [{error.param}]" if error.param else ""
+        red, plain = ("\033[31m", "\033[0m") if sys.stderr.isatty() else ("", "")
+        print(f"{red}error{plain}{about}: {error.message}", file=sys.stderr)
+        sys.exit(2 if error.kind in _USAGE else 1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader of our output left (`tidemill list | head`); nothing is wrong.
+        sys.stderr.close()
+        sys.exit(0)

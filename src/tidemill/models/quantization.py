@@ -1,0 +1,106 @@
+"""GGUF's block quantization in numpy: the reference that packed kernels are compared with.
+
+Layouts and rounding follow ggml's reference functions as described by the GGUF specification. A row
+is a whole number of blocks of 32 values:
+
+- Q8_0, 34 bytes: float16 d, then 32 int8 q; value = d * q, with d = max|x| / 127.
+- Q4_0, 18 bytes: float16 d, then 16 bytes; byte j holds q[j] in its low and q[j + 16] in its high
+  nibble; value = d * (q - 8), with d = x / -8 for the x of largest magnitude.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.models import tensors as names
+from tidemill.models.tensors import RawTensor
+
+BLOCK = 32
+FLOAT_TYPES = ("F32", "F16", "BF16")
+QUANTIZED_TYPES = ("Q8_0", "Q4_0")
+
+Float32 = NDArray[np.float32]
+UInt8 = NDArray[np.uint8]
+
+
+def stored_type(name: str, tensor: RawTensor, quantize: str) -> str:
+    """Type a tensor has in memory under the `--quantize` option.
+
+    Only float matrices whose rows are whole blocks are requantized. Under ``q4_0`` the embedding
+    and the output projection take Q8_0: they are the most sensitive and the least of the bytes.
+    """
+    matrix = len(tensor.shape) == 2 and tensor.shape[1] % BLOCK == 0
+    if quantize == "none" or tensor.dtype not in FLOAT_TYPES or not matrix:
+        return tensor.dtype
+    if quantize == "q4_0" and name in (names.EMBED, names.LM_HEAD):
+        return "Q8_0"
+    return quantize.upper()
+
+
+def _round_half_away(x: Float32) -> Float32:
+    return np.trunc(x + np.copysign(np.float32(0.5), x))
+
+
+def quantize_q8_0(x: Float32) -> UInt8:
+    """float32 [..., k] to uint8 [..., k / 32 * 34]."""
+    blocks = x.reshape(-1, BLOCK)
+    d = np.abs(blocks).max(axis=1, keepdims=True) / np.float32(127)
+    inverse = np.divide(np.float32(1), d, out=np.zeros_like(d), where=d != 0)
+    q = _round_half_away(blocks * inverse).astype(np.int8)
+    packed = np.concatenate([d.astype(np.float16).view(np.uint8), q.view(np.uint8)], axis=1)
+    return packed.reshape(*x.shape[:-1], -1)
+
+
+def quantize_q4_0(x: Float32) -> UInt8:
+    """float32 [..., k] to uint8 [..., k / 32 * 18]."""
+    blocks = x.reshape(-1, BLOCK)
+    at = np.abs(blocks).argmax(axis=1, keepdims=True)
+    d = np.take_along_axis(blocks, at, axis=1) / np.float32(-8)
+    inverse = np.divide(np.float32(1), d, out=np.zeros_like(d), where=d != 0)
+    q = np.trunc(blocks * inverse + np.float32(8.5)).clip(0, 15).astype(np.uint8)
+    nibbles = q[:, :16] | (q[:, 16:] << 4)
+    packed = np.concatenate([d.astype(np.float16).view(np.uint8), nibbles], axis=1)
+    return packed.reshape(*x.shape[:-1], -1)
+
+
+def _dequantize_q8_0(data: UInt8) -> Float32:
+    blocks = data.reshape(-1, 34)
+    d = np.ascontiguousarray(blocks[:, :2]).view(np.float16).astype(np.float32)
+    return d * np.ascontiguousarray(blocks[:, 2:]).view(np.int8).astype(np.float32)
+
+
+def _dequantize_q4_0(data: UInt8) -> Float32:
+    blocks = data.reshape(-1, 18)
+    d = np.ascontiguousarray(blocks[:, :2]).view(np.float16).astype(np.float32)
+    q = np.concatenate([blocks[:, 2:] & 15, blocks[:, 2:] >> 4], axis=1)
+    return d * (q.astype(np.float32) - np.float32(8))
+
+
+def to_float32(tensor: RawTensor) -> Float32:
+    """Any tensor's values as float32 [shape] (exact: every stored type embeds in float32)."""
+    raw = np.frombuffer(tensor.data, dtype=np.uint8)
+    if tensor.dtype == "F32":
+        values = raw.view(np.float32)
+    elif tensor.dtype == "F16":
+        values = raw.view(np.float16).astype(np.float32)
+    elif tensor.dtype == "BF16":
+        values = (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    elif tensor.dtype == "Q8_0":
+        values = _dequantize_q8_0(raw)
+    elif tensor.dtype == "Q4_0":
+        values = _dequantize_q4_0(raw)
+    else:
+        raise ValueError(f"unknown tensor type {tensor.dtype!r}")
+    return values.reshape(tensor.shape)
+
+
+_QUANTIZERS = {"Q8_0": quantize_q8_0, "Q4_0": quantize_q4_0}
+
+
+def convert(tensor: RawTensor, dtype: str) -> RawTensor:
+    """The tensor requantized to a quantized `dtype`; itself when it has that type already."""
+    if tensor.dtype == dtype:
+        return tensor
+    packed = np.ascontiguousarray(_QUANTIZERS[dtype](to_float32(tensor)))
+    return RawTensor(dtype, tensor.shape, memoryview(packed).cast("B"))
