@@ -8,6 +8,7 @@ loop controls and `generation` blocks. They come from model files and are not tr
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +16,8 @@ from typing import Any
 import jinja2
 
 from tidemill.base.errors import TidemillError, bad_request, model_file_error
-from tidemill.text.sandbox import Budget, BudgetExceeded, TemplateProgram
+from tidemill.text.bounds import Budget, BudgetExceeded
+from tidemill.text.sandbox import TemplateProgram
 
 MAX_TEMPLATE_CHARS = 2**20
 _REMEDY = (
@@ -107,6 +109,18 @@ class ChatTemplate:
                 "messages", f"the model's chat template refused these messages: {reason}"
             ) from error
 
+    async def render_async(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
+    ) -> str:
+        """`render` in a thread: a template may take up to its time bound."""
+        return await asyncio.to_thread(
+            self.render, messages, tools, add_generation_prompt, **kwargs
+        )
+
 
 def _plain_message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of a message (templates cannot reach the caller's) with its text parts joined."""
@@ -120,8 +134,10 @@ def _plain_message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
 def _part_text(index: int, part: Any) -> str:
     if isinstance(part, str):
         return part
-    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(
-        part.get("text"), str
+    if (
+        isinstance(part, Mapping)
+        and part.get("type") == "text"
+        and isinstance(part.get("text"), str)
     ):
         return str(part["text"])
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
