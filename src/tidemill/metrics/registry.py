@@ -121,7 +121,7 @@ class ServerMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._engine = _EngineCollector()
-        self.registry.register(self._engine)  # type: ignore[arg-type]
+        self.registry.register(self._engine)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(f"tidemill_{name}", text, buckets=buckets, registry=self.registry)

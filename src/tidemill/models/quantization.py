@@ -103,4 +103,4 @@ def convert(tensor: RawTensor, dtype: str) -> RawTensor:
     if tensor.dtype == dtype:
         return tensor
     packed = np.ascontiguousarray(_QUANTIZERS[dtype](to_float32(tensor)))
-    return RawTensor(dtype, tensor.shape, memoryview(packed).cast("B"))
+    return RawTensor(dtype, tensor.shape, packed.data.cast("B"))

@@ -328,7 +328,7 @@ class TorchBackend:
         mixer = layer.mixer
         parts = []
         for name, heads in (("q", mixer.heads), ("k", mixer.kv_heads), ("v", mixer.kv_heads)):
-            part = self._linear(x, index, f"attn.{name}").unflatten(1, (heads, mixer.head_dim))
+            part = self._linear(x, index, f"attn.{name}").view(-1, heads, mixer.head_dim)
             if mixer.qk_norm and name != "v":
                 weight = self._weights[layer_name(index, f"attn.{name}_norm.weight")]
                 part = _rms_norm(part, weight, self.spec.norm_eps)
@@ -359,7 +359,8 @@ class TorchBackend:
         self, handle: _Handle, rows: list[NDArray[np.float32]], pending: dict[int, int]
     ) -> StepOutputs:
         inputs = handle.inputs
-        sampled, chosen_rows = [], []
+        sampled: list[int] = []
+        chosen_rows: list[NDArray[np.float32]] = []
         for row in np.flatnonzero(inputs.sample).tolist():
             mask = handle.wait_mask(row, self.spec.vocab_size) if inputs.await_mask[row] else None
             token = sampling.sample(
@@ -379,7 +380,9 @@ class TorchBackend:
     def _targets(
         self, inputs: StepInputs, rows: list[NDArray[np.float32]]
     ) -> tuple[list[int], list[NDArray[np.float32]], list[int]]:
-        targets, logits, widths = [], [], []
+        targets: list[int] = []
+        logits: list[NDArray[np.float32]] = []
+        widths: list[int] = []
         for row in np.flatnonzero(inputs.logits == LOGITS_ALL).tolist():
             begin = int(inputs.row_start[row])
             for offset, values in enumerate(rows[row]):

@@ -42,7 +42,7 @@ def log_softmax(logits: Float32) -> Float64:
     """Natural logarithm of the softmax, in double: [vocab]."""
     x = logits.astype(np.float64)
     x -= x.max()
-    return x - np.log(np.exp(x).sum())
+    return np.asarray(x - np.log(np.exp(x).sum()))
 
 
 def best(values: NDArray[np.floating], count: int) -> NDArray[np.int64]:
