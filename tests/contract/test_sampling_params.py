@@ -1,0 +1,60 @@
+"""Every field's range is checked, and the error names the field."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tidemill.base.errors import ErrorKind, TidemillError
+from tidemill.contract.sampling import SamplingParams
+
+BAD: list[tuple[str, dict]] = [
+    *(("temperature", {"temperature": t}) for t in (-0.1, 101.0, math.nan, math.inf)),
+    *(("top_p", {"top_p": p}) for p in (0.0, -1.0, 1.01, math.nan)),
+    ("top_k", {"top_k": -2}),
+    *(("min_p", {"min_p": p}) for p in (-0.1, 1.1, math.nan)),
+    ("presence_penalty", {"presence_penalty": 2.1}),
+    ("frequency_penalty", {"frequency_penalty": -2.1}),
+    *(("repetition_penalty", {"repetition_penalty": p}) for p in (0.0, -1.0, math.inf)),
+    *(("seed", {"seed": s}) for s in (-1, 2**63)),
+    *(("max_tokens", {"max_tokens": m}) for m in (0, -5, 2**31)),
+    ("min_tokens", {"min_tokens": -1}),
+    ("min_tokens", {"min_tokens": 5, "max_tokens": 4}),
+    *(("n", {"n": n}) for n in (0, 129)),
+    *(("logprobs", {"logprobs": n}) for n in (-1, 21)),
+    ("prompt_logprobs", {"prompt_logprobs": 21}),
+    ("stop", {"stop": ("",)}),
+    ("stop", {"stop": ("x",) * 17}),
+    ("stop", {"stop": ("x" * 1025,)}),
+    ("stop_token_ids", {"stop_token_ids": (100,)}),
+    ("stop_token_ids", {"stop_token_ids": (1,) * 257}),
+    ("logit_bias", {"logit_bias": {100: 1.0}}),
+    ("logit_bias", {"logit_bias": {-1: 1.0}}),
+    ("logit_bias", {"logit_bias": {1: 101.0}}),
+    ("logit_bias", {"logit_bias": {1: math.nan}}),
+]
+
+
+@pytest.mark.parametrize(("field", "values"), BAD)
+def test_out_of_range_names_the_field(field: str, values: dict) -> None:
+    with pytest.raises(TidemillError) as caught:
+        SamplingParams(**values).validate(vocab_size=100)
+    assert caught.value.kind is ErrorKind.BAD_REQUEST
+    assert caught.value.param == field
+    assert field in caught.value.message
+
+
+def test_edges_are_allowed() -> None:
+    SamplingParams(
+        temperature=0.0, top_p=1.0, top_k=-1, min_p=1.0, presence_penalty=-2.0,
+        frequency_penalty=2.0, seed=2**63 - 1, max_tokens=1, min_tokens=1, n=128, logprobs=20,
+        stop_token_ids=(99,), logit_bias={0: -100.0, 99: 100.0},
+    ).validate(vocab_size=100)  # fmt: skip
+
+
+def test_greedy_and_penalized() -> None:
+    assert SamplingParams(temperature=0.0).greedy
+    assert not SamplingParams(temperature=0.5).greedy
+    assert not SamplingParams().penalized
+    assert SamplingParams(repetition_penalty=1.1).penalized
