@@ -1,0 +1,54 @@
+"""Which family reads which checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tidemill.base.errors import model_file_error, unsupported
+from tidemill.models.dense import Family
+from tidemill.models.families import llama, mistral, qwen2, qwen3
+
+FAMILIES: tuple[Family, ...] = (llama.FAMILY, mistral.FAMILY, qwen2.FAMILY, qwen3.FAMILY)
+
+_BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}
+_BY_GGUF = {family.gguf.arch: family for family in FAMILIES if family.gguf is not None}
+
+
+def family_for_config(config: Mapping[str, Any]) -> Family:
+    """The family named by a config.json's ``architectures``.
+
+    Raises:
+        TidemillError: MODEL_FILE when it names none, UNSUPPORTED when the family is not known.
+    """
+    architectures = config.get("architectures")
+    if not isinstance(architectures, list) or not architectures:
+        raise model_file_error(
+            "config.json names no architectures; it does not describe a causal language model",
+            param="architectures",
+        )
+    for name in architectures:
+        if isinstance(name, str) and name in _BY_ARCHITECTURE:
+            return _BY_ARCHITECTURE[name]
+    raise unsupported(
+        "architectures",
+        f"architecture {str(architectures[0])[:80]!r} is not supported; "
+        f"supported are {', '.join(_BY_ARCHITECTURE)}",
+    )
+
+
+def family_for_gguf(architecture: object) -> Family:
+    """The family that reads GGUF files of this ``general.architecture``.
+
+    Raises:
+        TidemillError: MODEL_FILE when there is none, UNSUPPORTED when it is not known.
+    """
+    if not isinstance(architecture, str):
+        raise model_file_error("the GGUF file has no general.architecture")
+    if architecture not in _BY_GGUF:
+        raise unsupported(
+            "general.architecture",
+            f"GGUF architecture {architecture[:80]!r} is not supported; "
+            f"supported are {', '.join(_BY_GGUF)}",
+        )
+    return _BY_GGUF[architecture]
