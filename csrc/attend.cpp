@@ -1,0 +1,173 @@
+#include "attend.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace tidemill {
+
+namespace {
+// Query-heads per tile: enough to use each K and V tile often, few enough to stay in the cache.
+constexpr int64_t kTileHeads = 128;
+constexpr int64_t kMaxTileQueries = 64;
+}  // namespace
+
+void Attend::plan(const AttnShape& shape, const std::vector<AttendRow>& rows) {
+  shape_ = shape;
+  rows_ = &rows;
+  tile_queries_ = 1;
+  for (const AttendRow& row : rows) tile_queries_ = std::max(tile_queries_, row.count);
+  tile_queries_ = std::min(tile_queries_, std::clamp<int64_t>(kTileHeads / group(), 8,
+                                                              kMaxTileQueries));
+  tiles_.clear();
+  for (size_t r = 0; r < rows.size(); ++r) add_row_tiles(static_cast<int64_t>(r), rows[r]);
+  // Longest first, so that the last items are short and threads end together.
+  std::stable_sort(tiles_.begin(), tiles_.end(), [](const Tile& a, const Tile& b) {
+    return (a.span1 - a.span0) * a.count > (b.span1 - b.span0) * b.count;
+  });
+
+  const int64_t threads = pool_.threads();
+  const bool long_tile = !tiles_.empty() && tiles_[0].span1 - tiles_[0].span0 > 1;
+  spread_ = threads > 1 && long_tile && static_cast<int64_t>(tiles_.size()) < 4 * threads;
+  span_items_.clear();
+  if (spread_) {
+    for (size_t t = 0; t < tiles_.size(); ++t) {
+      tiles_[t].partial = static_cast<int64_t>(span_items_.size());
+      for (int64_t s = tiles_[t].span0; s < tiles_[t].span1; ++s) {
+        span_items_.push_back({static_cast<int64_t>(t), s});
+      }
+    }
+    partials_.ensure(static_cast<int64_t>(span_items_.size()) * state_floats());
+  }
+  states_.ensure(threads * 2 * state_floats());
+  scratch_bytes_ = round_up(kernels_.attn_scratch_bytes(shape, tile_queries_),
+                            static_cast<int64_t>(kAlign));
+  scratch_.ensure(threads * std::max<int64_t>(scratch_bytes_, 1));
+}
+
+void Attend::add_row_tiles(int64_t row, const AttendRow& r) {
+  for (int64_t q0 = 0; q0 < r.count; q0 += tile_queries_) {
+    const int64_t count = std::min(tile_queries_, r.count - q0);
+    const int64_t first = r.pos0 + q0, last = first + count - 1;
+    const int64_t oldest = shape_.window > 0 ? std::max<int64_t>(0, first - shape_.window + 1) : 0;
+    for (int32_t h = 0; h < shape_.kv_heads; ++h) {
+      tiles_.push_back({static_cast<int32_t>(row), h, q0, count, oldest / kSpan, last / kSpan + 1,
+                        0});
+    }
+  }
+}
+
+Attend::State Attend::state_at(float* base) const {
+  const int64_t heads = tile_queries_ * group();
+  return {base, base + heads, base + 2 * heads};
+}
+
+// The tile's queries [begin, end) that see any position of the span. A query that sees none is
+// left out rather than merged as nothing, so that even the signs of zeros match a lone decode.
+void Attend::visible(const Tile& tile, int64_t span, int64_t* begin, int64_t* end) const {
+  const int64_t first = (*rows_)[static_cast<size_t>(tile.row)].pos0 + tile.q0;
+  const int64_t span_first = span * kSpan, span_last = span_first + kSpan - 1;
+  *begin = std::clamp<int64_t>(span_first - first, 0, tile.count);
+  *end = tile.count;
+  if (shape_.window > 0) {
+    *end = std::clamp<int64_t>(span_last + shape_.window - first, 0, tile.count);
+  }
+}
+
+void Attend::compute_span(const KvLayer& kv, const float* q, int64_t q_stride, const Tile& tile,
+                          int64_t begin, int64_t end, int64_t span, const State& into,
+                          uint8_t* scratch) const {
+  const AttendRow& row = (*rows_)[static_cast<size_t>(tile.row)];
+  const int64_t first = tile.q0 + begin;
+  kernels_.attn_span(shape_, kv, row.block_table, q + (row.first_token + first) * q_stride,
+                     q_stride, end - begin, row.pos0 + first, tile.kv_head, span, into.m, into.l,
+                     into.acc, scratch);
+}
+
+void Attend::merge(int64_t begin, int64_t end, const State& running, const State& span) const {
+  const int64_t skip = begin * group();
+  kernels_.attn_merge((end - begin) * group(), shape_.head_dim, running.m + skip,
+                      running.l + skip, running.acc + skip * shape_.head_dim, span.m, span.l,
+                      span.acc);
+}
+
+void Attend::clear(const Tile& tile, const State& state) const {
+  const int64_t heads = tile.count * group();
+  std::fill_n(state.m, heads, -std::numeric_limits<float>::infinity());
+  std::fill_n(state.l, heads, 0.0f);
+  std::fill_n(state.acc, heads * shape_.head_dim, 0.0f);
+}
+
+void Attend::finish(const Tile& tile, const State& state, float* out, int64_t out_stride) const {
+  const AttendRow& row = (*rows_)[static_cast<size_t>(tile.row)];
+  const int64_t dim = shape_.head_dim;
+  for (int64_t i = 0; i < tile.count; ++i) {
+    float* o = out + (row.first_token + tile.q0 + i) * out_stride + tile.kv_head * group() * dim;
+    for (int64_t g = 0; g < group(); ++g) {
+      const int64_t at = i * group() + g;
+      kernels_.attn_finish(dim, state.l[at], state.acc + at * dim, o + g * dim);
+    }
+  }
+}
+
+void Attend::run(const KvLayer& kv, const float* q, int64_t q_stride, float* out,
+                 int64_t out_stride) {
+  if (spread_) {
+    run_spread(kv, q, q_stride, out, out_stride);
+  } else {
+    run_whole(kv, q, q_stride, out, out_stride);
+  }
+}
+
+void Attend::run_whole(const KvLayer& kv, const float* q, int64_t q_stride, float* out,
+                       int64_t out_stride) {
+  pool_.run(static_cast<int64_t>(tiles_.size()), 1, [&](int64_t t0, int64_t t1, int thread) {
+    float* base = states_.data() + thread * 2 * state_floats();
+    const State running = state_at(base), span = state_at(base + state_floats());
+    uint8_t* scratch = scratch_.data() + thread * scratch_bytes_;
+    for (int64_t t = t0; t < t1; ++t) {
+      const Tile& tile = tiles_[static_cast<size_t>(t)];
+      clear(tile, running);
+      for (int64_t s = tile.span0; s < tile.span1; ++s) {
+        int64_t begin, end;
+        visible(tile, s, &begin, &end);
+        if (begin >= end) continue;
+        compute_span(kv, q, q_stride, tile, begin, end, s, span, scratch);
+        merge(begin, end, running, span);
+      }
+      finish(tile, running, out, out_stride);
+    }
+  });
+}
+
+void Attend::run_spread(const KvLayer& kv, const float* q, int64_t q_stride, float* out,
+                        int64_t out_stride) {
+  pool_.run(static_cast<int64_t>(span_items_.size()), 1, [&](int64_t i0, int64_t i1, int thread) {
+    for (int64_t i = i0; i < i1; ++i) {
+      const SpanItem& item = span_items_[static_cast<size_t>(i)];
+      const Tile& tile = tiles_[static_cast<size_t>(item.tile)];
+      int64_t begin, end;
+      visible(tile, item.span, &begin, &end);
+      if (begin >= end) continue;
+      compute_span(kv, q, q_stride, tile, begin, end, item.span,
+                   state_at(partials_.data() + i * state_floats()),
+                   scratch_.data() + thread * scratch_bytes_);
+    }
+  });
+  pool_.run(static_cast<int64_t>(tiles_.size()), 1, [&](int64_t t0, int64_t t1, int thread) {
+    const State running = state_at(states_.data() + thread * 2 * state_floats());
+    for (int64_t t = t0; t < t1; ++t) {
+      const Tile& tile = tiles_[static_cast<size_t>(t)];
+      clear(tile, running);
+      for (int64_t s = tile.span0; s < tile.span1; ++s) {
+        int64_t begin, end;
+        visible(tile, s, &begin, &end);
+        if (begin >= end) continue;
+        merge(begin, end, running,
+              state_at(partials_.data() + (tile.partial + s - tile.span0) * state_floats()));
+      }
+      finish(tile, running, out, out_stride);
+    }
+  });
+}
+
+}  // namespace tidemill

@@ -1,0 +1,79 @@
+// Attention of a ragged batch over the paged cache: how a step is cut into work items.
+//
+// A query's result is the merge of its spans in ascending order, whatever the cut (kernels.h):
+// the plan changes who computes what, never what is computed.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "cache.h"
+#include "kernels.h"
+#include "memory.h"
+#include "threadpool.h"
+
+namespace tidemill {
+
+// One row's queries, as attention sees them.
+struct AttendRow {
+  int64_t first_token;  // index of the row's first query in the step
+  int64_t count;        // queries
+  int64_t pos0;         // absolute position of the first
+  const int32_t* block_table;
+};
+
+// Plans and runs attention for layers that share a geometry. Buffers are kept from step to step.
+class Attend {
+ public:
+  Attend(const KernelTable& kernels, ThreadPool& pool) : kernels_(kernels), pool_(pool) {}
+
+  // Cuts the step. `rows` must outlive the calls of run.
+  void plan(const AttnShape& shape, const std::vector<AttendRow>& rows);
+  // q: [tokens, q_stride], the first heads * head_dim of each row; out: [tokens, out_stride].
+  void run(const KvLayer& kv, const float* q, int64_t q_stride, float* out, int64_t out_stride);
+
+ private:
+  // A tile of queries of one row and KV head, over the spans [span0, span1) that any of them sees.
+  struct Tile {
+    int32_t row, kv_head;
+    int64_t q0, count;
+    int64_t span0, span1;
+    int64_t partial;  // first of its span slots, when spans are spread over threads
+  };
+  struct State {  // running maxima, sums and accumulators of a tile's query-heads
+    float *m, *l, *acc;
+  };
+  struct SpanItem {
+    int64_t tile, span;
+  };
+
+  int64_t group() const { return shape_.heads / shape_.kv_heads; }
+  int64_t state_floats() const { return tile_queries_ * group() * (2 + shape_.head_dim); }
+  State state_at(float* base) const;
+  void add_row_tiles(int64_t row, const AttendRow& r);
+  void visible(const Tile& tile, int64_t span, int64_t* begin, int64_t* end) const;
+  void compute_span(const KvLayer& kv, const float* q, int64_t q_stride, const Tile& tile,
+                    int64_t begin, int64_t end, int64_t span, const State& into,
+                    uint8_t* scratch) const;
+  void merge(int64_t begin, int64_t end, const State& running, const State& span) const;
+  void clear(const Tile& tile, const State& state) const;
+  void finish(const Tile& tile, const State& state, float* out, int64_t out_stride) const;
+  void run_whole(const KvLayer& kv, const float* q, int64_t q_stride, float* out,
+                 int64_t out_stride);
+  void run_spread(const KvLayer& kv, const float* q, int64_t q_stride, float* out,
+                  int64_t out_stride);
+
+  const KernelTable& kernels_;
+  ThreadPool& pool_;
+  AttnShape shape_{};
+  const std::vector<AttendRow>* rows_ = nullptr;
+  int64_t tile_queries_ = 1;
+  bool spread_ = false;
+  std::vector<Tile> tiles_;
+  std::vector<SpanItem> span_items_;
+  Buffer<float> states_;     // two states per thread
+  Buffer<float> partials_;   // one state per span item, when spread
+  Buffer<uint8_t> scratch_;  // the kernel's, per thread
+  int64_t scratch_bytes_ = 0;
+};
+
+}  // namespace tidemill

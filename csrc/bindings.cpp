@@ -1,0 +1,254 @@
+// The Python module _core: a thin skin over Executor. Nothing here computes.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "bandwidth.h"
+#include "bindings_step.h"
+#include "error.h"
+#include "executor.h"
+#include "sample/philox.h"
+#include "sample/sampler.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace tidemill;
+
+namespace {
+
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Floats = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Blocks = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Pairs = nb::ndarray<const int32_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu>;
+using WritableBytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using WritableFloats = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+const char* kind_name(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::Internal: return "internal";
+    case ErrorKind::Resource: return "resource";
+    case ErrorKind::Unsupported: return "unsupported";
+    case ErrorKind::ModelFile: return "model_file";
+    case ErrorKind::Config: return "config";
+    case ErrorKind::Unavailable: return "unavailable";
+  }
+  return "internal";
+}
+
+void raise(ErrorKind kind, const char* message, const std::string& param) {
+  const nb::module_ errors = nb::module_::import_("tidemill.base.errors");
+  const nb::object type = errors.attr("TidemillError");
+  const nb::object about = param.empty() ? nb::none() : nb::cast(param);
+  const nb::object error =
+      type(errors.attr("ErrorKind")(kind_name(kind)), message, "param"_a = about);
+  PyErr_SetObject(type.ptr(), error.ptr());
+}
+
+void translate(const std::exception_ptr& p, void*) {
+  try {
+    std::rethrow_exception(p);
+  } catch (const Error& e) {
+    raise(e.kind(), e.what(), e.param());
+  } catch (const std::bad_alloc&) {
+    raise(ErrorKind::Resource, "out of memory: use a smaller batch, cache or model", "");
+  }
+}
+
+// A submitted step as Python sees it. When Python lets go of it, nobody will ask for the result.
+class Handle {
+ public:
+  Handle(std::shared_ptr<Step> step, int64_t vocab) : step_(std::move(step)), vocab_(vocab) {}
+  ~Handle() { step_->release(); }
+  void set_mask(int64_t row, int64_t draft, const Bytes& bits) {
+    step_->masks.set(row, draft, bits.data(), static_cast<int64_t>(bits.size()));
+  }
+  bool done() const { return step_->done(); }
+  nb::tuple result() {
+    StepOutput output;
+    {
+      nb::gil_scoped_release release;
+      output = step_->take();
+    }
+    return write_output(std::move(output), vocab_);
+  }
+
+ private:
+  std::shared_ptr<Step> step_;
+  int64_t vocab_;
+};
+
+void bind_config(nb::module_& m) {
+  nb::class_<LayerConfig> layer(m, "LayerConfig");
+  layer.def(nb::init<>());
+#define FIELD(name) layer.def_rw(#name, &LayerConfig::name)
+  FIELD(heads); FIELD(kv_heads); FIELD(head_dim); FIELD(scale); FIELD(window); FIELD(rope);
+  FIELD(cache_group); FIELD(q); FIELD(k); FIELD(v); FIELD(o); FIELD(gate); FIELD(up); FIELD(down);
+  FIELD(q_bias); FIELD(k_bias); FIELD(v_bias); FIELD(o_bias); FIELD(gate_bias); FIELD(up_bias);
+  FIELD(down_bias); FIELD(attn_norm); FIELD(mlp_norm); FIELD(q_norm); FIELD(k_norm);
+#undef FIELD
+  nb::class_<ModelConfig> model(m, "ModelConfig");
+  model.def(nb::init<>());
+#define FIELD(name) model.def_rw(#name, &ModelConfig::name)
+  FIELD(vocab); FIELD(hidden); FIELD(max_positions); FIELD(norm_eps); FIELD(layers); FIELD(ropes);
+  FIELD(group_windows); FIELD(kv_type); FIELD(block_size); FIELD(embedding);
+  FIELD(embedding_type); FIELD(final_norm); FIELD(lm_head);
+#undef FIELD
+}
+
+int64_t size_of(const Bytes& bytes) { return static_cast<int64_t>(bytes.size()); }
+
+// Arrays of one layer's blocks in their portable form, checked against the cache.
+template <class Data, class Scales>
+void check_portable(const KvCache& cache, int layer, const Blocks& blocks, const Data& keys,
+                    const Data& values, const Scales& key_scales, const Scales& value_scales) {
+  int64_t group = -1;
+  for (int64_t g = 0; g < cache.groups(); ++g) {
+    for (const int l : cache.group(g).layers) group = l == layer ? g : group;
+  }
+  if (group < 0) throw internal_error("no layer " + std::to_string(layer));
+  cache.check_blocks(group, blocks.data(), static_cast<int64_t>(blocks.size()));
+  const KvLayer& kv = cache.layer(layer);
+  const size_t tokens = blocks.size() * static_cast<size_t>(cache.block_size());
+  const size_t heads = tokens * static_cast<size_t>(kv.kv_heads);
+  const size_t element = kv.type == KvType::F32 ? 4 : kv.type == KvType::BF16 ? 2 : 1;
+  const size_t bytes = heads * static_cast<size_t>(kv.head_dim) * element;
+  const size_t scales = kv.type == KvType::I8 ? heads : 0;
+  if (keys.size() != bytes || values.size() != bytes || key_scales.size() != scales ||
+      value_scales.size() != scales) {
+    throw internal_error("exported blocks do not have this cache's shape and type");
+  }
+}
+
+void export_layer(Executor& e, int layer, const Blocks& blocks, const WritableBytes& keys,
+                  const WritableBytes& values, const WritableFloats& key_scales,
+                  const WritableFloats& value_scales) {
+  nb::gil_scoped_release release;
+  e.with_idle_cache([&](KvCache& cache, ThreadPool& pool) {
+    check_portable(cache, layer, blocks, keys, values, key_scales, value_scales);
+    cache.export_layer(layer, blocks.data(), static_cast<int64_t>(blocks.size()), keys.data(),
+                       values.data(), key_scales.data(), value_scales.data(), pool);
+  });
+}
+
+void import_layer(Executor& e, int layer, const Blocks& blocks, const Bytes& keys,
+                  const Bytes& values, const WritableFloats& key_scales,
+                  const WritableFloats& value_scales) {
+  nb::gil_scoped_release release;
+  e.with_idle_cache([&](KvCache& cache, ThreadPool& pool) {
+    check_portable(cache, layer, blocks, keys, values, key_scales, value_scales);
+    cache.import_layer(layer, blocks.data(), static_cast<int64_t>(blocks.size()), keys.data(),
+                       values.data(), key_scales.data(), value_scales.data(), pool);
+  });
+}
+
+void bind_executor(nb::module_& m) {
+  nb::class_<Handle>(m, "Handle")
+      .def("set_mask", &Handle::set_mask, "row"_a, "draft"_a, "bits"_a)
+      .def("done", &Handle::done)
+      .def("result", &Handle::result);
+
+  nb::class_<Executor>(m, "Executor")
+      .def(nb::init<int, const std::string&, bool>(), "threads"_a, "isa"_a, "float32_compute"_a)
+      .def_prop_ro("isa", &Executor::isa)
+      .def_prop_ro("threads", &Executor::threads)
+      .def("matrix_bytes",
+           [](Executor& e, int type, int64_t n, int64_t k) {
+             return e.weights().matrix_bytes(static_cast<WeightType>(type), n, k);
+           })
+      .def("reserve", [](Executor& e, int64_t bytes) { e.weights().reserve(bytes); })
+      .def("add_matrix",
+           [](Executor& e, const std::string& name, int from, int to, int64_t n, int64_t k,
+              const Bytes& source) {
+             nb::gil_scoped_release release;
+             return e.weights().add_matrix(name, static_cast<WeightType>(from),
+                                           static_cast<WeightType>(to), n, k, source.data(),
+                                           size_of(source));
+           })
+      .def("add_vector",
+           [](Executor& e, const std::string& name, int from, int64_t count, const Bytes& source) {
+             return e.weights().add_vector(name, static_cast<WeightType>(from), count,
+                                           source.data(), size_of(source));
+           })
+      .def("build",
+           [](Executor& e, const ModelConfig& config, const Bytes& embedding) {
+             e.build(config, embedding.size() == 0 ? nullptr : embedding.data(),
+                     size_of(embedding));
+           })
+      .def("weight_bytes", &Executor::weight_bytes)
+      .def("kv_bytes", &Executor::kv_bytes)
+      .def("block_bytes", &Executor::block_bytes)
+      .def("allocate_cache", &Executor::allocate_cache, nb::call_guard<nb::gil_scoped_release>())
+      .def("submit",
+           [](Executor& e, nb::handle inputs, int64_t vocab) {
+             StepInput step = read_step(inputs);
+             return new Handle(e.submit(std::move(step)), vocab);
+           },
+           nb::rv_policy::take_ownership)
+      .def("copy_blocks",
+           [](Executor& e, int64_t group, const Pairs& pairs) {
+             nb::gil_scoped_release release;
+             e.copy_blocks(group, pairs.data(), static_cast<int64_t>(pairs.shape(0)));
+           })
+      .def("export_layer", &export_layer)
+      .def("import_layer", &import_layer)
+      .def("progress", &Executor::progress)
+      .def("close", &Executor::close, nb::call_guard<nb::gil_scoped_release>());
+}
+
+// Samples rows of logits without a model: what a step does after its last projection.
+std::vector<int32_t> sample_rows(const Floats& logits, nb::handle sampling,
+                                 const std::vector<nb::object>& masks) {
+  const SamplingInput in = read_sampling(sampling);
+  const auto rows = static_cast<int64_t>(logits.shape(0));
+  const auto vocab = static_cast<int64_t>(logits.shape(1));
+  if (in.rows() != rows) throw internal_error("as many rows of logits as of sampling are needed");
+  Sampler sampler(vocab);
+  std::vector<float> work(static_cast<size_t>(vocab));
+  std::vector<int32_t> tokens;
+  for (int64_t s = 0; s < rows; ++s) {
+    std::memcpy(work.data(), logits.data() + s * vocab, work.size() * sizeof(float));
+    SampleRow row{s};
+    Bytes bits;
+    if (!masks.empty() && !masks[static_cast<size_t>(s)].is_none()) {
+      bits = nb::cast<Bytes>(masks[static_cast<size_t>(s)]);
+      row.mask = bits.data();
+    }
+    tokens.push_back(sampler.sample(in, row, work.data()));
+  }
+  return tokens;
+}
+
+}  // namespace
+
+NB_MODULE(_core, m) {
+  nb::register_exception_translator(translate);
+  bind_config(m);
+  bind_executor(m);
+  m.def("sample_rows", &sample_rows, "logits"_a, "sampling"_a, "masks"_a);
+  m.def("uniform", &uniform, "seed"_a, "choice"_a, "position"_a, "draw"_a);
+  m.def("philox4x32", [](std::vector<uint32_t> counter, std::vector<uint32_t> key) {
+    if (counter.size() != 4 || key.size() != 2) throw internal_error("four words and two");
+    const auto words = philox4x32({counter[0], counter[1], counter[2], counter[3]}, {key[0], key[1]});
+    return std::vector<uint32_t>(words.begin(), words.end());
+  });
+  m.def("available_isas", [] {
+    std::vector<std::string> names;
+    for (const char* const* name = available_isas(); *name != nullptr; ++name) {
+      names.emplace_back(*name);
+    }
+    return names;
+  });
+  m.def("read_bandwidth",
+        [](int threads, size_t bytes_per_thread, int rounds) {
+          nb::gil_scoped_release release;
+          return measure_read_bandwidth(threads, bytes_per_thread, rounds);
+        },
+        "threads"_a, "bytes_per_thread"_a, "rounds"_a);
+}

@@ -1,0 +1,129 @@
+#include "bindings_step.h"
+
+#include <nanobind/ndarray.h>
+
+#include <string>
+#include <vector>
+
+#include "error.h"
+
+namespace nb = nanobind;
+
+namespace tidemill {
+
+namespace {
+
+template <class T, size_t Dimensions>
+using Array = nb::ndarray<const T, nb::ndim<Dimensions>, nb::c_contig, nb::device::cpu>;
+
+template <class T>
+const char* type_name() {
+  if constexpr (std::is_same_v<T, float>) return "float32";
+  if constexpr (std::is_same_v<T, int32_t>) return "int32";
+  if constexpr (std::is_same_v<T, uint64_t>) return "uint64";
+  return "uint8";
+}
+
+template <class T, size_t Dimensions>
+Array<T, Dimensions> array(nb::handle value, const char* field) {
+  Array<T, Dimensions> result;
+  if (!nb::try_cast(value, result, false)) {
+    throw internal_error(std::string(field) + " must be a C-contiguous " + type_name<T>() +
+                         " array of " + std::to_string(Dimensions) + " axes", field);
+  }
+  return result;
+}
+
+template <class T>
+std::vector<T> read(nb::handle object, const char* field) {
+  const nb::object value = object.attr(field);
+  const auto a = array<T, 1>(value, field);
+  return std::vector<T>(a.data(), a.data() + a.size());
+}
+
+Int32Table read_table(nb::handle value, const char* field) {
+  const auto a = array<int32_t, 2>(value, field);
+  return {static_cast<int64_t>(a.shape(0)), static_cast<int64_t>(a.shape(1)),
+          std::vector<int32_t>(a.data(), a.data() + a.size())};
+}
+
+std::vector<Int32Table> read_tables(nb::handle object, const char* field) {
+  std::vector<Int32Table> tables;
+  const nb::object sequence = object.attr(field);
+  for (nb::handle item : sequence) tables.push_back(read_table(item, field));
+  return tables;
+}
+
+// A numpy array that owns the vector's memory.
+template <class T>
+nb::object to_numpy(std::vector<T>&& values, std::initializer_list<size_t> shape) {
+  auto* owned = new std::vector<T>(std::move(values));
+  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  return nb::cast(nb::ndarray<nb::numpy, T>(owned->data(), shape, owner),
+                  nb::rv_policy::reference);
+}
+
+nb::object to_tuple(Logprobs&& logprobs) {
+  if (!logprobs.present) return nb::none();
+  const size_t count = logprobs.chosen.size(), width = static_cast<size_t>(logprobs.width);
+  return nb::make_tuple(to_numpy(std::move(logprobs.chosen), {count}),
+                        to_numpy(std::move(logprobs.ids), {count, width}),
+                        to_numpy(std::move(logprobs.values), {count, width}));
+}
+
+}  // namespace
+
+SamplingInput read_sampling(nb::handle s) {
+  SamplingInput in;
+  in.temperature = read<float>(s, "temperature");
+  in.top_p = read<float>(s, "top_p");
+  in.min_p = read<float>(s, "min_p");
+  in.presence = read<float>(s, "presence");
+  in.frequency = read<float>(s, "frequency");
+  in.repetition = read<float>(s, "repetition");
+  in.top_k = read<int32_t>(s, "top_k");
+  in.seed = read<uint64_t>(s, "seed");
+  in.choice = read<int32_t>(s, "choice");
+  in.position = read<int32_t>(s, "position");
+  in.num_logprobs = read<int32_t>(s, "num_logprobs");
+  in.bias_start = read<int32_t>(s, "bias_start");
+  in.bias_id = read<int32_t>(s, "bias_id");
+  in.bias_value = read<float>(s, "bias_value");
+  in.history_start = read<int32_t>(s, "history_start");
+  in.history = read<int32_t>(s, "history");
+  in.history_prompt = read<int32_t>(s, "history_prompt");
+  return in;
+}
+
+StepInput read_step(nb::handle inputs) {
+  StepInput step;
+  step.step_id = nb::cast<int64_t>(inputs.attr("step_id"));
+  step.token_ids = read<int32_t>(inputs, "token_ids");
+  step.row_start = read<int32_t>(inputs, "row_start");
+  step.context_len = read<int32_t>(inputs, "context_len");
+  step.block_tables = read_tables(inputs, "block_tables");
+  step.logits = read<uint8_t>(inputs, "logits");
+  step.sample = read<uint8_t>(inputs, "sample");
+  step.await_mask = read<uint8_t>(inputs, "await_mask");
+  step.target_ids = read<int32_t>(inputs, "target_ids");
+  step.target_logprobs = read<int32_t>(inputs, "target_logprobs");
+  step.copies = read_tables(inputs, "copies");
+  step.sampling = read_sampling(inputs.attr("sampling"));
+  step.return_logits = nb::cast<bool>(inputs.attr("return_logits"));
+  return step;
+}
+
+nb::tuple write_output(StepOutput&& out, int64_t vocab) {
+  const size_t sampled = out.sampled.size();
+  const nb::object logits =
+      out.logit_rows == 0
+          ? nb::none()
+          : to_numpy(std::move(out.logits),
+                     {static_cast<size_t>(out.logit_rows), static_cast<size_t>(vocab)});
+  return nb::make_tuple(
+      to_numpy(std::move(out.sampled), {sampled}), to_tuple(std::move(out.logprobs)),
+      to_tuple(std::move(out.targets)), logits,
+      nb::make_tuple(out.seconds[0], out.seconds[1], out.seconds[2], out.seconds[3]));
+}
+
+}  // namespace tidemill

@@ -1,0 +1,130 @@
+#include "cache.h"
+
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "error.h"
+
+namespace tidemill {
+
+namespace {
+
+int64_t element_bytes(KvType type) {
+  return type == KvType::F32 ? 4 : type == KvType::BF16 ? 2 : 1;
+}
+
+}  // namespace
+
+KvCache::KvCache(const KernelTable& kernels, KvType type, int block_size,
+                 std::vector<CacheGroupShape> groups, std::vector<CacheLayerShape> layers)
+    : kernels_(kernels),
+      type_(type),
+      block_size_(block_size),
+      groups_(std::move(groups)),
+      layer_shapes_(std::move(layers)),
+      num_blocks_(groups_.size(), 0),
+      kv_(layer_shapes_.size()) {}
+
+int64_t KvCache::block_bytes(int64_t g) const {
+  int64_t bytes = 0;
+  for (int l : group(g).layers) {
+    const CacheLayerShape& shape = layer_shapes_[static_cast<size_t>(l)];
+    bytes += round_up(kernels_.kv_block_bytes(type_, block_size_, shape.kv_heads, shape.head_dim),
+                      static_cast<int64_t>(kAlign));
+  }
+  return bytes;
+}
+
+void KvCache::allocate(const std::vector<int64_t>& num_blocks) {
+  if (num_blocks.size() != groups_.size()) {
+    throw internal_error("the model has " + std::to_string(groups_.size()) +
+                         " cache groups, got block counts of " +
+                         std::to_string(num_blocks.size()));
+  }
+  int64_t total = 0;
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    if (num_blocks[g] < 1 || num_blocks[g] > INT32_MAX) {
+      throw Error(ErrorKind::Config, "a KV cache needs at least one block per group, got " +
+                                         std::to_string(num_blocks[g]));
+    }
+    int64_t bytes;
+    if (__builtin_mul_overflow(num_blocks[g], block_bytes(static_cast<int64_t>(g)), &bytes) ||
+        __builtin_add_overflow(total, bytes, &total)) {
+      throw Error(ErrorKind::Resource, "the KV cache asked for exceeds any address space");
+    }
+  }
+  Region region(static_cast<size_t>(total), "the KV cache");
+  uint8_t* at = region.data();
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    for (int l : groups_[g].layers) {
+      const CacheLayerShape& shape = layer_shapes_[static_cast<size_t>(l)];
+      const int64_t stride = round_up(
+          kernels_.kv_block_bytes(type_, block_size_, shape.kv_heads, shape.head_dim),
+          static_cast<int64_t>(kAlign));
+      kv_[static_cast<size_t>(l)] = {type_, block_size_, shape.kv_heads, shape.head_dim, at, stride};
+      at += stride * num_blocks[g];
+    }
+  }
+  region_ = std::move(region);
+  num_blocks_ = num_blocks;
+  bytes_ = total;
+}
+
+void KvCache::check_blocks(int64_t g, const int32_t* blocks, int64_t count) const {
+  if (g < 0 || g >= groups()) throw internal_error("no cache group " + std::to_string(g));
+  for (int64_t i = 0; i < count; ++i) {
+    if (blocks[i] < 0 || blocks[i] >= num_blocks(g)) {
+      throw internal_error("block " + std::to_string(blocks[i]) + " of cache group " +
+                           std::to_string(g) + " is not one of its " +
+                           std::to_string(num_blocks(g)));
+    }
+  }
+}
+
+void KvCache::copy(int64_t g, const int32_t* pairs, int64_t count) {
+  check_blocks(g, pairs, 2 * count);
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t source = pairs[2 * i], target = pairs[2 * i + 1];
+    if (source == target) continue;
+    for (int l : group(g).layers) {
+      const KvLayer& kv = layer(l);
+      std::memcpy(kv.base + target * kv.block_stride, kv.base + source * kv.block_stride,
+                  static_cast<size_t>(kv.block_stride));
+    }
+  }
+}
+
+void KvCache::export_layer(int layer_index, const int32_t* blocks, int64_t count, void* keys,
+                           void* values, float* key_scales, float* value_scales,
+                           ThreadPool& pool) const {
+  const KvLayer& kv = layer(layer_index);
+  const int64_t token_bytes = int64_t{kv.kv_heads} * kv.head_dim * element_bytes(type_);
+  pool.run(count, 1, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin * block_size_; i < end * block_size_; ++i) {
+      kernels_.kv_export(kv, blocks[i / block_size_], i % block_size_,
+                         static_cast<uint8_t*>(keys) + i * token_bytes,
+                         static_cast<uint8_t*>(values) + i * token_bytes,
+                         key_scales == nullptr ? nullptr : key_scales + i * kv.kv_heads,
+                         value_scales == nullptr ? nullptr : value_scales + i * kv.kv_heads);
+    }
+  });
+}
+
+void KvCache::import_layer(int layer_index, const int32_t* blocks, int64_t count, const void* keys,
+                           const void* values, const float* key_scales, const float* value_scales,
+                           ThreadPool& pool) {
+  const KvLayer& kv = layer(layer_index);
+  const int64_t token_bytes = int64_t{kv.kv_heads} * kv.head_dim * element_bytes(type_);
+  pool.run(count, 1, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin * block_size_; i < end * block_size_; ++i) {
+      kernels_.kv_import(kv, blocks[i / block_size_], i % block_size_,
+                         static_cast<const uint8_t*>(keys) + i * token_bytes,
+                         static_cast<const uint8_t*>(values) + i * token_bytes,
+                         key_scales == nullptr ? nullptr : key_scales + i * kv.kv_heads,
+                         value_scales == nullptr ? nullptr : value_scales + i * kv.kv_heads);
+    }
+  });
+}
+
+}  // namespace tidemill

@@ -1,0 +1,63 @@
+// The paged KV cache: per cache group a number of blocks, per layer its own array of them.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "kernels.h"
+#include "memory.h"
+#include "threadpool.h"
+
+namespace tidemill {
+
+struct CacheGroupShape {
+  int64_t window = 0;  // 0: full attention
+  std::vector<int> layers;
+};
+
+struct CacheLayerShape {
+  int32_t kv_heads, head_dim;
+};
+
+class KvCache {
+ public:
+  KvCache(const KernelTable& kernels, KvType type, int block_size,
+          std::vector<CacheGroupShape> groups, std::vector<CacheLayerShape> layers);
+
+  // Replaces the cache by an empty one of num_blocks[g] blocks for group g. Error (Resource).
+  void allocate(const std::vector<int64_t>& num_blocks);
+
+  int64_t groups() const { return static_cast<int64_t>(groups_.size()); }
+  const CacheGroupShape& group(int64_t g) const { return groups_[static_cast<size_t>(g)]; }
+  int64_t num_blocks(int64_t g) const { return num_blocks_[static_cast<size_t>(g)]; }
+  int64_t bytes() const { return bytes_; }
+  int64_t block_bytes(int64_t g) const;  // over all layers of the group
+  int block_size() const { return block_size_; }
+  KvType type() const { return type_; }
+  const KvLayer& layer(int l) const { return kv_[static_cast<size_t>(l)]; }
+
+  // Copies blocks pairs[2 i] -> pairs[2 i + 1] in order.
+  void copy(int64_t g, const int32_t* pairs, int64_t count);
+  // Portable form of `count` blocks of one layer: K and V as [count, block_size, kv_heads,
+  // head_dim] of the cache's type (bfloat16 as its bits), for int8 with scales
+  // [count, block_size, kv_heads].
+  void export_layer(int layer, const int32_t* blocks, int64_t count, void* keys, void* values,
+                    float* key_scales, float* value_scales, ThreadPool& pool) const;
+  void import_layer(int layer, const int32_t* blocks, int64_t count, const void* keys,
+                    const void* values, const float* key_scales, const float* value_scales,
+                    ThreadPool& pool);
+  // Error (Internal) unless every id is a block of group g.
+  void check_blocks(int64_t g, const int32_t* blocks, int64_t count) const;
+
+ private:
+  const KernelTable& kernels_;
+  KvType type_;
+  int block_size_;
+  std::vector<CacheGroupShape> groups_;
+  std::vector<CacheLayerShape> layer_shapes_;
+  std::vector<int64_t> num_blocks_;
+  std::vector<KvLayer> kv_;
+  Region region_;
+  int64_t bytes_ = 0;
+};
+
+}  // namespace tidemill

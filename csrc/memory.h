@@ -1,0 +1,68 @@
+// Memory for weights, KV cache and step buffers: aligned, and on huge pages where there are any.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <string>
+
+namespace tidemill {
+
+constexpr size_t kAlign = 64;
+
+inline int64_t round_up(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+// An anonymous zero-filled mapping, aligned to a huge page and advised to use them. Pages are
+// taken when first touched.
+class Region {
+ public:
+  Region() = default;
+  // Throws Error (Resource) naming `what` when the system refuses.
+  Region(size_t bytes, const std::string& what);
+  ~Region();
+  Region(Region&& other) noexcept;
+  Region& operator=(Region&& other) noexcept;
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+
+  uint8_t* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  void release();
+  void* mapping_ = nullptr;
+  size_t mapped_ = 0;
+  uint8_t* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// A 64-byte aligned array that only grows, so that a step allocates only when it is the largest
+// one seen. Growing drops the content.
+template <class T>
+class Buffer {
+ public:
+  T* ensure(int64_t count) {
+    if (count > capacity_) {
+      const int64_t grown = count + count / 4;
+      data_.reset();
+      capacity_ = 0;
+      data_.reset(static_cast<T*>(::operator new(static_cast<size_t>(grown) * sizeof(T),
+                                                 std::align_val_t(kAlign))));
+      capacity_ = grown;
+    }
+    return data_.get();
+  }
+  T* data() const { return data_.get(); }
+  int64_t capacity() const { return capacity_; }
+
+ private:
+  struct Free {
+    void operator()(T* p) const { ::operator delete(p, std::align_val_t(kAlign)); }
+  };
+  std::unique_ptr<T, Free> data_;
+  int64_t capacity_ = 0;
+};
+
+}  // namespace tidemill

@@ -1,0 +1,32 @@
+// Tables of cosines and sines, grown as positions are met.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "threadpool.h"
+
+namespace tidemill {
+
+// The angle of position p and frequency f is float(p) * f, rounded to float, as in the reference
+// implementations, so that long positions agree with theirs.
+class RopeTable {
+ public:
+  explicit RopeTable(std::vector<float> inverse_frequencies)
+      : frequencies_(std::move(inverse_frequencies)) {}
+
+  int64_t dim() const { return 2 * static_cast<int64_t>(frequencies_.size()); }
+  // Computes all positions below `count`. Not while `at` is used.
+  void grow(int64_t count, ThreadPool& pool);
+  // dim / 2 cosines, then dim / 2 sines.
+  const float* at(int64_t position) const {
+    return chunks_[static_cast<size_t>(position / kChunk)].get() + (position % kChunk) * dim();
+  }
+
+ private:
+  static constexpr int64_t kChunk = 1024;
+  std::vector<float> frequencies_;
+  std::vector<std::unique_ptr<float[]>> chunks_;  // chunks never move
+};
+
+}  // namespace tidemill

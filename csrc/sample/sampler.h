@@ -1,0 +1,45 @@
+// Chooses tokens: contract/sampling.py's order of operations on one row of logits.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "memory.h"
+#include "sample/filters.h"
+#include "step.h"
+
+namespace tidemill {
+
+// The part of a SamplingInput that is about one row, and what else its sampling needs.
+struct SampleRow {
+  int64_t index;                 // row of `SamplingInput`
+  int32_t pending_token = -1;    // a generated token not yet in the history (FUTURE), or -1
+  const uint8_t* mask = nullptr; // 1 bit per token, little-endian, 1 allows; null allows all
+};
+
+// One per thread: holds the scratch of a row.
+class Sampler {
+ public:
+  explicit Sampler(int64_t vocab) : vocab_(vocab) {}
+
+  // The token of a row, or kNoTokenLeft or kLogitsNotFinite. Changes `logits` [vocab] in place.
+  int32_t sample(const SamplingInput& in, const SampleRow& row, float* logits);
+
+ private:
+  void apply_mask(const uint8_t* mask, float* logits) const;
+  void apply_bias(const SamplingInput& in, int64_t s, float* logits) const;
+  void apply_penalties(const SamplingInput& in, const SampleRow& row, float* logits);
+  void count_token(int32_t token, bool generated);
+  int32_t draw(const SamplingInput& in, int64_t s, const float* logits, float max, float min);
+
+  struct Seen {
+    int32_t generated = 0;
+    bool present = false;
+  };
+  int64_t vocab_;
+  std::vector<Seen> seen_;       // all zero between rows
+  std::vector<int32_t> touched_;
+  Buffer<float> z_, e_;
+  Filters filters_;
+};
+
+}  // namespace tidemill

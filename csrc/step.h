@@ -1,0 +1,64 @@
+// A step as the executor sees it: own copies of backends/base.py's StepInputs and StepOutputs,
+// under the same names and with the same meaning.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+namespace tidemill {
+
+enum : uint8_t { kLogitsNone = 0, kLogitsLast = 1, kLogitsAll = 2 };
+
+// Codes in StepOutput::sampled for a row without a token.
+constexpr int32_t kNoTokenLeft = -1;      // a mask or bans left nothing
+constexpr int32_t kLogitsNotFinite = -2;  // the logits hold a NaN or an infinity
+
+struct SamplingInput {
+  std::vector<float> temperature, top_p, min_p, presence, frequency, repetition;
+  std::vector<int32_t> top_k;
+  std::vector<uint64_t> seed;
+  std::vector<int32_t> choice, position, num_logprobs;
+  std::vector<int32_t> bias_start, bias_id;
+  std::vector<float> bias_value;
+  std::vector<int32_t> history_start, history, history_prompt;
+
+  int64_t rows() const { return static_cast<int64_t>(temperature.size()); }
+};
+
+// A matrix of block ids or block pairs, row-major.
+struct Int32Table {
+  int64_t rows = 0, columns = 0;
+  std::vector<int32_t> values;
+};
+
+struct StepInput {
+  int64_t step_id = 0;
+  std::vector<int32_t> token_ids, row_start, context_len;
+  std::vector<Int32Table> block_tables;  // per cache group
+  std::vector<uint8_t> logits, sample, await_mask;
+  std::vector<int32_t> target_ids, target_logprobs;
+  std::vector<Int32Table> copies;  // per cache group, columns = 2
+  SamplingInput sampling;
+  bool return_logits = false;
+
+  int64_t rows() const { return static_cast<int64_t>(context_len.size()); }
+  int64_t tokens() const { return static_cast<int64_t>(token_ids.size()); }
+};
+
+// Log-probabilities of `chosen.size()` tokens; ids and values are [that, width].
+struct Logprobs {
+  bool present = false;
+  int64_t width = 0;
+  std::vector<float> chosen;
+  std::vector<int32_t> ids;
+  std::vector<float> values;
+};
+
+struct StepOutput {
+  std::vector<int32_t> sampled;
+  Logprobs logprobs, targets;
+  int64_t logit_rows = 0;
+  std::vector<float> logits;
+  double seconds[4] = {0, 0, 0, 0};  // queued, forward, sampling, total
+};
+
+}  // namespace tidemill

@@ -1,0 +1,57 @@
+// Runs one step from token ids to sampled tokens.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "cache.h"
+#include "decoder.h"
+#include "kernels.h"
+#include "mask_board.h"
+#include "memory.h"
+#include "sample/sampler.h"
+#include "step.h"
+#include "threadpool.h"
+
+namespace tidemill {
+
+class StepRunner {
+ public:
+  StepRunner(const KernelTable& kernels, ThreadPool& pool, DecoderModel& model,
+             std::function<bool()> cancelled);
+
+  // Computes the step. Remembers what its rows sampled for the next one; after an exception there
+  // is nothing to remember.
+  StepOutput run(const StepInput& step, KvCache& cache, MaskBoard& masks);
+
+ private:
+  // What a row's sampling needs beside SamplingInput.
+  struct Pending {
+    int64_t row;            // of the step
+    int32_t future_token;   // resolved FUTURE input, or -1
+    int32_t inherited;      // the previous row's failure code, or 0
+    bool done = false;
+  };
+
+  void resolve(const StepInput& step);
+  void plan_sampling(const StepInput& step);
+  void compute_others(const StepInput& step, StepOutput& out);
+  void sample_all(const StepInput& step, MaskBoard& masks, StepOutput& out);
+  void sample_ready(const StepInput& step, StepOutput& out);
+  void sample_row(const StepInput& step, StepOutput& out, int64_t i, int thread);
+
+  const KernelTable& kernels_;
+  ThreadPool& pool_;
+  DecoderModel& model_;
+  Decoder decoder_;
+  std::vector<int32_t> previous_;  // per row of the last step: its token, or INT32_MIN for none
+  std::vector<int32_t> token_ids_;
+  std::vector<int32_t> inherited_;  // per row
+  std::vector<Pending> pending_;    // per sampling row
+  std::vector<std::pair<int64_t, const uint8_t*>> ready_;  // sampling row and its mask
+  std::vector<std::unique_ptr<Sampler>> samplers_;         // per thread
+  Buffer<float> chunk_logits_, sample_logits_, copies_;
+};
+
+}  // namespace tidemill

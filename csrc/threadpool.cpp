@@ -1,0 +1,156 @@
+#include "threadpool.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "error.h"
+
+namespace tidemill {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr uint32_t kClosed = 0xffffffffu;
+// Long enough to bridge the gaps between the loops of a step, short enough that an idle engine
+// costs nothing and the HTTP server on the same cores is not starved.
+constexpr auto kSpin = std::chrono::microseconds(100);
+
+inline void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+inline uint32_t epoch_of(uint64_t ticket) { return static_cast<uint32_t>(ticket >> 32); }
+inline uint32_t chunk_of(uint64_t ticket) { return static_cast<uint32_t>(ticket); }
+inline uint64_t make_ticket(uint32_t epoch, uint32_t chunk) {
+  return (static_cast<uint64_t>(epoch) << 32) | chunk;
+}
+
+// Spins until ready() or kSpin has passed; true when ready.
+template <class Ready>
+bool spin(const Ready& ready) {
+  if (ready()) return true;
+  const auto deadline = Clock::now() + kSpin;
+  do {
+    for (int i = 0; i < 64; ++i) {
+      if (ready()) return true;
+      relax();
+    }
+  } while (Clock::now() < deadline);
+  return false;
+}
+
+}  // namespace
+
+ThreadPool::ThreadPool(int threads) : ticket_(make_ticket(0, kClosed)) {
+  if (threads < 1) {
+    throw Error(ErrorKind::Config, "threads must be at least 1, got " + std::to_string(threads),
+                "threads");
+  }
+  workers_.reserve(static_cast<size_t>(threads) - 1);
+  for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
+}
+
+ThreadPool::~ThreadPool() {
+  {
+    std::lock_guard lock(sleep_mutex_);
+    stop_.store(true);
+  }
+  wake_.notify_all();
+  for (auto& worker : workers_) worker.join();
+}
+
+void ThreadPool::run_erased(int64_t items, int64_t grain, Function function, void* context) {
+  if (items <= 0) return;
+  grain = std::max<int64_t>(1, grain);
+  const int64_t chunks = (items + grain - 1) / grain;
+  if (chunks == 1 || workers_.empty()) return run_inline(items, grain, function, context);
+  if (chunks >= kClosed) throw internal_error("a parallel loop has too many chunks");
+
+  const uint64_t target = completed_.load(std::memory_order_relaxed) + static_cast<uint64_t>(chunks);
+  const uint32_t epoch = epoch_of(ticket_.load(std::memory_order_relaxed)) + 1;
+  ticket_.store(make_ticket(epoch, kClosed), std::memory_order_seq_cst);
+  function_.store(function, std::memory_order_release);
+  context_.store(context, std::memory_order_release);
+  items_.store(items, std::memory_order_release);
+  grain_.store(grain, std::memory_order_release);
+  failed_.store(false, std::memory_order_relaxed);
+  ticket_.store(make_ticket(epoch, 0), std::memory_order_seq_cst);
+  if (sleepers_.load(std::memory_order_seq_cst) > 0) {
+    std::lock_guard lock(sleep_mutex_);
+    wake_.notify_all();
+  }
+  help(epoch, 0);
+  const auto finished = [&] { return completed_.load(std::memory_order_acquire) == target; };
+  while (!spin(finished)) std::this_thread::yield();
+  if (failed_.load(std::memory_order_acquire)) std::rethrow_exception(exception_);
+}
+
+void ThreadPool::run_inline(int64_t items, int64_t grain, Function function, void* context) {
+  for (int64_t begin = 0; begin < items; begin += grain) {
+    function(context, begin, std::min(items, begin + grain), 0);
+    completed_.fetch_add(1, std::memory_order_relaxed);
+  }
+}
+
+void ThreadPool::work(int thread) {
+  uint32_t seen = 0;
+  while (await_epoch(&seen)) help(seen, thread);
+}
+
+// Waits for an open loop that is newer than *seen; false when the pool stops.
+bool ThreadPool::await_epoch(uint32_t* seen) {
+  uint64_t ticket = 0;
+  const auto ready = [&] {
+    ticket = ticket_.load(std::memory_order_seq_cst);
+    return stop_.load(std::memory_order_relaxed) ||
+           (epoch_of(ticket) != *seen && chunk_of(ticket) != kClosed);
+  };
+  if (!spin(ready)) {
+    std::unique_lock lock(sleep_mutex_);
+    sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    wake_.wait(lock, ready);
+    sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+  }
+  *seen = epoch_of(ticket);
+  return !stop_.load(std::memory_order_relaxed);
+}
+
+void ThreadPool::help(uint32_t epoch, int thread) {
+  uint64_t ticket = ticket_.load(std::memory_order_acquire);
+  while (epoch_of(ticket) == epoch) {
+    const Function function = function_.load(std::memory_order_acquire);
+    void* const context = context_.load(std::memory_order_acquire);
+    const int64_t items = items_.load(std::memory_order_acquire);
+    const int64_t grain = grain_.load(std::memory_order_acquire);
+    const int64_t begin = static_cast<int64_t>(chunk_of(ticket)) * grain;
+    if (chunk_of(ticket) == kClosed || begin >= items) return;
+    if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel,
+                                       std::memory_order_acquire)) {
+      continue;
+    }
+    // The claim succeeded, so the loop was open with an unfinished chunk: its fields stay put.
+    execute(function, context, begin, std::min(items, begin + grain), thread);
+    completed_.fetch_add(1, std::memory_order_release);
+    ticket = ticket_.load(std::memory_order_acquire);
+  }
+}
+
+void ThreadPool::execute(Function function, void* context, int64_t begin, int64_t end,
+                         int thread) {
+  if (failed_.load(std::memory_order_relaxed)) return;
+  try {
+    function(context, begin, end, thread);
+  } catch (...) {
+    std::lock_guard lock(exception_mutex_);
+    if (!failed_.load(std::memory_order_relaxed)) {
+      exception_ = std::current_exception();
+      failed_.store(true, std::memory_order_release);
+    }
+  }
+}
+
+}  // namespace tidemill
