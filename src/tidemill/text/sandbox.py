@@ -83,7 +83,7 @@ _HIDDEN_FILTERS: dict[str, Callable[..., Any]] = {
 class _Guard(NodeTransformer):
     """Puts the hidden filters into a template's syntax tree."""
 
-    def _wrap(self, node: nodes.Expr, name: str) -> nodes.Expr:
+    def _wrap(self, node: Any, name: str) -> nodes.Expr:
         wrapped = nodes.Filter(node, name, [], [], None, None)
         wrapped.set_lineno(node.lineno)
         return wrapped
@@ -291,7 +291,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     """The environment every template runs in."""
 
     intercepted_binops = frozenset({"*", "**", "+", "%"})
-    concat = staticmethod(concat)  # type: ignore[assignment]
+    concat = staticmethod(concat)
 
     def __init__(self) -> None:
         super().__init__(

@@ -1,0 +1,194 @@
+"""GGUF vocabularies: llama.cpp's own vectors, and trained vocabularies against their makers."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import sentencepiece
+from tokenizers import Tokenizer as Library
+from tokenizers import models
+
+from tidemill.base.errors import ErrorKind, TidemillError
+from tidemill.base.tokenizer_data import TokenizerData
+from tidemill.text.gguf_vocab import WORD_RULES
+from tidemill.text.tokenizer import Tokenizer
+
+from .conftest import byte_level, sample_texts
+
+SEPARATOR = "\n__ggml_vocab_test__\n"
+
+
+def byte_level_metadata(pre: str = "gpt-2", **extra: Any) -> dict[str, Any]:
+    library = byte_level()
+    merges = json.loads(library.to_str())["model"]["merges"]
+    count = library.get_vocab_size()
+    added = {i: t.special for i, t in library.get_added_tokens_decoder().items()}
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": [library.id_to_token(i) for i in range(count)],
+        "tokenizer.ggml.token_type": [
+            {None: 1, True: 3, False: 4}[added.get(i)] for i in range(count)
+        ],
+        "tokenizer.ggml.merges": [" ".join(m) for m in merges],
+        "tokenizer.ggml.bos_token_id": library.token_to_id("<s>"),
+        "tokenizer.ggml.eos_token_id": library.token_to_id("</s>"),
+        **extra,
+    }
+
+
+@pytest.fixture(scope="module")
+def sp_model() -> sentencepiece.SentencePieceProcessor:
+    written = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(t.replace("🦙", " ") for t in sample_texts(300)),
+        model_writer=written,
+        model_type="bpe",
+        vocab_size=620,
+        byte_fallback=True,
+        character_coverage=0.98,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        split_by_whitespace=True,
+        allow_whitespace_only_pieces=True,
+        minloglevel=2,
+    )
+    return sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
+
+
+def sp_metadata(model: sentencepiece.SentencePieceProcessor, **extra: Any) -> dict[str, Any]:
+    ids = range(model.get_piece_size())
+
+    def kind(i: int) -> int:
+        if model.is_unknown(i):
+            return 2
+        return 3 if model.is_control(i) else 6 if model.is_byte(i) else 1
+
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": [model.id_to_piece(i) for i in ids],
+        "tokenizer.ggml.scores": [model.get_score(i) for i in ids],
+        "tokenizer.ggml.token_type": [kind(i) for i in ids],
+        "tokenizer.ggml.bos_token_id": model.bos_id(),
+        "tokenizer.ggml.eos_token_id": model.eos_id(),
+        "tokenizer.ggml.unknown_token_id": model.unk_id(),
+        **extra,
+    }
+
+
+@pytest.mark.parametrize("name", ["llama-bpe", "llama-spm", "phi-3", "qwen2"])
+def test_vectors_of_llama_cpp(shared_vocab: Path, name: str) -> None:
+    path = shared_vocab / f"ggml-vocab-{name}.gguf"
+    fields = gguf.GGUFReader(path).fields
+    metadata = {k: f.contents() for k, f in fields.items() if k.startswith("tokenizer.")}
+    tokenizer = Tokenizer(TokenizerData(gguf=metadata))
+    with open(f"{path}.inp", encoding="utf-8", newline="") as file:
+        *texts, rest = file.read().split(SEPARATOR)
+    assert not rest
+    lines = Path(f"{path}.out").read_text().splitlines()
+    expected = [[int(i) for i in line.split()] for line in lines]
+    assert len(texts) == len(expected) > 40
+    for text, ids in zip(texts, expected, strict=True):
+        assert tokenizer.encode(text, add_special=False) == ids, text
+        assert tokenizer.decode(ids) == text
+    assert tokenizer.notes == []
+
+
+def test_byte_level_equals_the_tokenizer_it_came_from() -> None:
+    library = byte_level()
+    tokenizer = Tokenizer(
+        TokenizerData(gguf=byte_level_metadata(**{"tokenizer.ggml.add_bos_token": True}))
+    )
+    for text in [*sample_texts(100, seed=4), "", "a<|im end|> b<tool call>c"]:
+        assert tokenizer.encode(text) == library.encode(text).ids
+    assert tokenizer.special_ids == {library.token_to_id(t) for t in
+                                     ["<unk>", "<s>", "</s>", "<|im end|>"]}  # fmt: skip
+    assert tokenizer.special == {"bos_token": "<s>", "eos_token": "</s>"}
+    assert tokenizer.special_id("eos_token") == library.token_to_id("</s>")
+
+
+def test_sentencepiece_equals_sentencepiece(sp_model: sentencepiece.SentencePieceProcessor) -> None:
+    tokenizer = Tokenizer(TokenizerData(gguf=sp_metadata(sp_model)))
+    for text in [*sample_texts(300, seed=5), "", "🦙 x", "      ", "a      b", "\u0000"]:
+        ids = sp_model.encode(text)
+        assert tokenizer.encode(text, add_special=False) == ids, text
+        assert tokenizer.encode(text) == [sp_model.bos_id(), *ids]
+        assert tokenizer.decode(ids) == sp_model.decode(ids) == text
+
+
+def test_without_the_dummy_space(sp_model: sentencepiece.SentencePieceProcessor) -> None:
+    metadata = sp_metadata(sp_model, **{"tokenizer.ggml.add_space_prefix": False})
+    tokenizer = Tokenizer(TokenizerData(gguf=metadata))
+    with_space = Tokenizer(TokenizerData(gguf=sp_metadata(sp_model)))
+    ids = tokenizer.encode(" hello", add_special=False)
+    assert ids == with_space.encode("hello", add_special=False)
+    assert tokenizer.decode(ids) == " hello"
+
+
+def test_start_and_end_tokens_follow_the_metadata() -> None:
+    def around(pre: str, **extra: Any) -> tuple[bool, bool]:
+        metadata = byte_level_metadata(pre, **extra)
+        tokenizer = Tokenizer(TokenizerData(gguf=metadata))
+        ids = tokenizer.encode("hello")
+        bos, eos = tokenizer.special_id("bos_token"), tokenizer.special_id("eos_token")
+        return ids[0] == bos, ids[-1] == eos
+
+    assert around("gpt-2") == (False, False)
+    assert around("llama-bpe") == (True, False)
+    assert around("llama-bpe", **{"tokenizer.ggml.add_bos_token": False}) == (False, False)
+    assert around("gpt-2", **{"tokenizer.ggml.add_eos_token": True}) == (False, True)
+
+
+def test_every_word_rule_keeps_the_text() -> None:
+    text = sample_texts(1, seed=6)[0]
+    for name in WORD_RULES:
+        tokenizer = Tokenizer(TokenizerData(gguf=byte_level_metadata(name)))
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+        assert tokenizer.notes == []
+
+
+def test_whole_words_win_over_merges() -> None:
+    metadata = byte_level_metadata("llama-bpe")
+    metadata["tokenizer.ggml.tokens"][10] = "zzzzz"
+    vocab = {t: i for i, t in enumerate(metadata["tokenizer.ggml.tokens"])}
+    kept = [m for m in metadata["tokenizer.ggml.merges"] if m.replace(" ", "") in vocab]
+    metadata["tokenizer.ggml.merges"] = [m for m in kept if all(p in vocab for p in m.split(" "))]
+    tokenizer = Tokenizer(TokenizerData(gguf=metadata))
+    assert tokenizer.encode("zzzzz", add_special=False) == [10]
+    assert Library(models.BPE(vocab, [])).encode("zzzzz").ids != [10]
+
+
+def test_unnamed_word_rule_is_said() -> None:
+    (note,) = Tokenizer(TokenizerData(gguf=byte_level_metadata("default"))).notes
+    assert "tokenizer.ggml.pre" in note
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "words"),
+    [
+        ({"model": "rwkv"}, ErrorKind.UNSUPPORTED, "rwkv"),
+        ({"pre": "no-such-rule"}, ErrorKind.UNSUPPORTED, "no-such-rule"),
+        ({"tokens": None}, ErrorKind.MODEL_FILE, "tokenizer.ggml.tokens"),
+        ({"tokens": []}, ErrorKind.MODEL_FILE, "empty"),
+        ({"merges": None}, ErrorKind.MODEL_FILE, "tokenizer.ggml.merges"),
+        ({"merges": ["a nosuchtoken"]}, ErrorKind.MODEL_FILE, "nosuchtoken"),
+        ({"merges": ["ab"]}, ErrorKind.MODEL_FILE, "'ab'"),
+        ({"token_type": [1]}, ErrorKind.MODEL_FILE, "1 entries"),
+        ({"bos_token_id": 10**6}, ErrorKind.MODEL_FILE, "1000000"),
+        ({"model": "llama"}, ErrorKind.MODEL_FILE, "tokenizer.ggml.scores"),
+    ],
+)
+def test_bad_metadata_is_a_clear_error(change: dict[str, Any], kind: ErrorKind, words: str) -> None:
+    metadata = byte_level_metadata()
+    for key, value in change.items():
+        metadata[f"tokenizer.ggml.{key}"] = value
+    metadata = {k: v for k, v in metadata.items() if v is not None}
+    with pytest.raises(TidemillError, match=words) as caught:
+        Tokenizer(TokenizerData(gguf=metadata))
+    assert caught.value.kind is kind

@@ -1,0 +1,129 @@
+"""Ids and texts equal the tokenizers library's; bytes of tokens; special tokens."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from tokenizers import Tokenizer as Library
+from tokenizers import decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from tidemill.base.errors import ErrorKind, TidemillError
+from tidemill.base.tokenizer_data import TokenizerData
+from tidemill.text.tokenizer import SHORT_TEXT_CHARS, Tokenizer, byte_level_alphabet
+
+from .conftest import byte_level, load, sample_texts
+
+
+def test_ids_equal_the_librarys_and_decode_back(library: Library, tokenizer: Tokenizer) -> None:
+    for text in ["", " ", "a", "  two", *sample_texts(200, seed=1)]:
+        assert tokenizer.encode(text) == library.encode(text).ids
+        plain = library.encode(text, add_special_tokens=False).ids
+        assert tokenizer.encode(text, add_special=False) == plain
+        assert tokenizer.decode(plain) == text
+
+
+def test_ids_equal_transformers(library: Library, tokenizer: Tokenizer) -> None:
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=Library.from_str(library.to_str()), bos_token="<s>", eos_token="</s>"
+    )
+    for text in [*sample_texts(50, seed=2), "<s>a<|im end|> b</s>"]:
+        assert tokenizer.encode(text) == fast(text)["input_ids"]
+
+
+def test_decoding_equals_the_librarys(library: Library, tokenizer: Tokenizer) -> None:
+    rng = random.Random(3)
+    for _ in range(2000):
+        ids = [rng.randrange(tokenizer.vocab_size) for _ in range(rng.randrange(10))]
+        for skip in (True, False):
+            ours = tokenizer.decode(ids, skip_special_tokens=skip)
+            theirs = library.decode(ids, skip_special_tokens=skip)
+            if library.model.byte_fallback and "\ufffd" in theirs:
+                # The library replaces every byte of a run that is not valid as a whole.
+                assert "\ufffd" in ours
+            else:
+                assert ours == theirs
+
+
+def test_special_tokens_in_text_are_parsed_or_not(tokenizer: Tokenizer) -> None:
+    text = "a<|im end|>b"
+    special = tokenizer.token_to_id("<|im end|>")
+    assert special in tokenizer.encode(text, add_special=False)
+    literal = tokenizer.encode(text, add_special=False, parse_special=False)
+    assert special not in literal
+    assert tokenizer.decode(literal) == text
+    # A SentencePiece tokenizer puts its dummy space after a special token too.
+    assert tokenizer.decode(tokenizer.encode(text)).replace(" ", "") == "ab"
+    assert tokenizer.decode(tokenizer.encode(text, add_special=False), skip_special_tokens=False)
+
+
+def test_start_and_end_tokens_can_be_overridden() -> None:
+    library = byte_level()  # its post-processor adds <s>
+    plain = library.encode("hello", add_special_tokens=False).ids
+    bos, eos = library.token_to_id("<s>"), library.token_to_id("</s>")
+    assert load(library).encode("hello") == [bos, *plain]
+    assert load(library, add_bos=False).encode("hello") == plain
+    assert load(library, add_bos=True).encode("hello") == [bos, *plain]
+    assert load(library, add_eos=True).encode("hello") == [bos, *plain, eos]
+    assert load(library).starts_with_special([bos, 5])
+    assert not load(library, add_bos=False).starts_with_special([bos, 5])
+
+
+def test_nothing_is_truncated_or_padded() -> None:
+    library = byte_level()
+    library.enable_truncation(4)
+    library.enable_padding(length=64)
+    assert load(library).decode(load(library).encode("hello world " * 20)) == "hello world " * 20
+
+
+def test_token_bytes_join_to_the_text(tokenizer: Tokenizer) -> None:
+    text = "naïve 🦙 日本語  x"
+    ids = tokenizer.encode(text, add_special=False)
+    joined = b"".join(map(tokenizer.token_bytes, ids)).decode()
+    assert joined[tokenizer.strip :] == text
+    assert tokenizer.token_bytes(tokenizer.token_to_id("<|im end|>")) == b"<|im end|>"
+    assert tokenizer.token_bytes(10**6) == tokenizer.token_bytes(-1) == b""
+    assert tokenizer.token_bytes(2**40) == b""
+    assert tokenizer.id_to_token(2**40) is None
+
+
+def test_alphabet_is_the_librarys() -> None:
+    from tokenizers import pre_tokenizers
+
+    alphabet = byte_level_alphabet()
+    assert set(alphabet) == set(pre_tokenizers.ByteLevel.alphabet())
+    assert sorted(alphabet.values()) == list(range(256))
+
+
+async def test_long_texts_are_encoded_in_a_thread(tokenizer: Tokenizer) -> None:
+    for text in ("short", "long text " * SHORT_TEXT_CHARS):
+        assert await tokenizer.encode_async(text) == tokenizer.encode(text)
+
+
+def test_metaspace_decoder_and_no_decoder() -> None:
+    library = Library(models.WordLevel({"a": 0, "b": 1, "▁c": 2, "d": 3}, unk_token="a"))
+    assert load(library).decode([0, 1]) == library.decode([0, 1]) == "a b"
+    library.decoder = decoders.Metaspace()
+    assert load(library).decode([2, 3, 2]) == library.decode([2, 3, 2]) == "cd c"
+
+
+def test_bad_tokenizers_are_clear_errors() -> None:
+    with pytest.raises(TidemillError, match=r"put its tokenizer\.json") as caught:
+        Tokenizer(TokenizerData())
+    assert caught.value.kind is ErrorKind.MODEL_FILE
+    with pytest.raises(TidemillError, match="cannot be read") as caught:
+        Tokenizer(TokenizerData(tokenizer_json=b"{not json"))
+    assert caught.value.kind is ErrorKind.MODEL_FILE
+    state = json.loads(byte_level().to_str())
+    state["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": True}
+    with pytest.raises(TidemillError, match="WordPiece") as caught:
+        Tokenizer(TokenizerData(tokenizer_json=json.dumps(state).encode()))
+    assert caught.value.kind is ErrorKind.UNSUPPORTED
+
+
+def test_lone_surrogate_is_a_bad_request(tokenizer: Tokenizer) -> None:
+    with pytest.raises(TidemillError, match="surrogate") as caught:
+        tokenizer.encode("a\ud800b")
+    assert caught.value.kind is ErrorKind.BAD_REQUEST
