@@ -149,6 +149,7 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             next token is known, the logprob of the token at p + 1, in order of p.
         hidden_states: name -> float32 bytes, row-major [count, hidden_size].
         error: the row failed alone; the sequence ends with it.
+        error_kind, error_param: the kind (`ErrorKind`) and field of that error.
     """
 
     seq_id: int
@@ -157,6 +158,8 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     hidden_states: dict[str, bytes] = {}
     error: str | None = None
+    error_kind: str = "internal"
+    error_param: str | None = None
 
 
 class StepTimings(msgspec.Struct, frozen=True, array_like=True):

@@ -1,0 +1,256 @@
+"""KVMemory and Lease: blocks of all cache groups, owned by sequences and freed exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tidemill.contract.plan import BlockCopy
+from tidemill.memory.pool import BlockPool
+from tidemill.memory.prefix import BlockKey, PrefixIndex
+
+
+class Growth(NamedTuple):
+    """What `Lease.grow` did.
+
+    Attributes:
+        new_blocks: per cache group, the ids appended to the block table.
+        copies: block copies that must run before the sequence writes.
+    """
+
+    new_blocks: tuple[tuple[int, ...], ...]
+    copies: tuple[BlockCopy, ...]
+
+
+class KVMemory:
+    """The KV cache's books: one pool and one prefix index per cache group.
+
+    All groups use blocks of the same number of tokens, and a sequence holds equally many blocks of
+    each, so that one number answers for all of them.
+
+    Args:
+        num_blocks: per cache group.
+        block_size: tokens per block.
+        prefix_caching: find full blocks again.
+    """
+
+    def __init__(
+        self, num_blocks: tuple[int, ...], block_size: int, *, prefix_caching: bool = True
+    ) -> None:
+        self.block_size = block_size
+        self.prefix_caching = prefix_caching
+        self._indices = tuple(PrefixIndex() for _ in num_blocks)
+        self._pools = tuple(
+            BlockPool(count, index.forget)
+            for count, index in zip(num_blocks, self._indices, strict=True)
+        )
+        self._leases: dict[int, Lease] = {}
+
+    @property
+    def num_groups(self) -> int:
+        """Cache groups."""
+        return len(self._pools)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be allocated in every group."""
+        return min(pool.num_free for pool in self._pools)
+
+    @property
+    def num_used(self) -> int:
+        """Blocks held, over all groups."""
+        return sum(pool.num_used for pool in self._pools)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks there are, over all groups."""
+        return sum(pool.num_blocks for pool in self._pools)
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens that one sequence alone can hold."""
+        return min(pool.num_blocks for pool in self._pools) * self.block_size
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks (per group) that hold so many tokens."""
+        return -(-tokens // self.block_size)
+
+    def find(self, keys: Sequence[BlockKey]) -> list[tuple[int, ...]]:
+        """The longest run of blocks from the start of `keys` that every group still has.
+
+        Returns:
+            Per found key, the block of each group. Nothing is referenced yet.
+        """
+        found: list[tuple[int, ...]] = []
+        if not self.prefix_caching:
+            return found
+        for key in keys:
+            blocks = tuple(index.find(key) for index in self._indices)
+            if None in blocks:
+                break
+            found.append(blocks)  # type: ignore[arg-type]
+        return found
+
+    def num_reclaimed(self, found: Sequence[tuple[int, ...]]) -> int:
+        """How many free blocks per group taking `found` into use would consume, at most."""
+        if not found:
+            return 0
+        return max(
+            sum(pool.refs(blocks[g]) == 0 for blocks in found) for g, pool in enumerate(self._pools)
+        )
+
+    def lease(self, found: Sequence[tuple[int, ...]] = ()) -> Lease:
+        """Open a lease, starting from blocks that `find` returned just now."""
+        for blocks in found:
+            for pool, block in zip(self._pools, blocks, strict=True):
+                pool.acquire(block)
+        tables = [[blocks[g] for blocks in found] for g in range(self.num_groups)]
+        return self._open(tables, borrowed=False)
+
+    def _open(self, tables: list[list[int]], *, borrowed: bool) -> Lease:
+        lease = Lease(self, tables, borrowed=borrowed)
+        self._leases[id(lease)] = lease
+        return lease
+
+    def check(self) -> None:
+        """Verify pools, indices, and that references and leases agree; O(blocks).
+
+        Raises:
+            AssertionError: something does not add up (a defect of ours).
+        """
+        for group, (pool, index) in enumerate(zip(self._pools, self._indices, strict=True)):
+            pool.check()
+            index.check()
+            held: dict[int, int] = {}
+            for lease in self._leases.values():
+                for block in lease.tables[group]:
+                    held[block] = held.get(block, 0) + 1
+            for block in range(pool.num_blocks):
+                count = held.get(block, 0)
+                assert pool.refs(block) == count, (
+                    f"block {block} of group {group}: {pool.refs(block)} references, "
+                    f"{count} leases hold it"
+                )
+
+
+class Lease:
+    """One sequence's blocks. Made by `KVMemory.lease` or `fork`; `close` frees them, exactly once.
+
+    A block may be written only by the lease that appended it. A fork therefore copies the partial
+    block it borrowed before it writes (copy on write); its original owner goes on writing behind
+    the borrowed part, which the fork never reads.
+
+    Attributes:
+        tables: per cache group, the block ids in order of position.
+    """
+
+    __slots__ = ("_borrowed", "_closed", "_memory", "tables")
+
+    def __init__(self, memory: KVMemory, tables: list[list[int]], *, borrowed: bool) -> None:
+        self._memory = memory
+        self.tables = tables
+        self._borrowed = borrowed
+        self._closed = False
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks held, per group."""
+        return len(self.tables[0])
+
+    @property
+    def capacity(self) -> int:
+        """Tokens the held blocks have room for."""
+        return self.num_blocks * self._memory.block_size
+
+    def needed(self, tokens: int) -> int:
+        """Free blocks per group that `grow(tokens)` would take."""
+        more = max(0, self._memory.blocks_for(tokens) - self.num_blocks)
+        return more + (1 if self._must_copy() else 0)
+
+    def _must_copy(self) -> bool:
+        """The last block is borrowed, and somebody else holds it or it is still findable."""
+        if not self._borrowed:
+            return False
+        memory = self._memory
+        return any(
+            pool.refs(table[-1]) > 1 or table[-1] in index
+            for pool, index, table in zip(memory._pools, memory._indices, self.tables, strict=True)
+        )
+
+    def grow(self, tokens: int) -> Growth:
+        """Make room for so many tokens in all, all groups or none.
+
+        Raises:
+            MemoryError: `needed(tokens)` exceeds the free blocks; nothing changed.
+        """
+        self._assert_open()
+        memory = self._memory
+        if self.needed(tokens) > memory.num_free:
+            raise MemoryError("not enough free KV blocks")
+        copies: tuple[BlockCopy, ...] = ()
+        if self._borrowed:
+            copies = self._copy_last() if self._must_copy() else ()
+            self._borrowed = False
+        more = max(0, memory.blocks_for(tokens) - self.num_blocks)
+        appended = []
+        for pool, table in zip(memory._pools, self.tables, strict=True):
+            blocks = tuple(pool.allocate() for _ in range(more))
+            table.extend(blocks)
+            appended.append(blocks)
+        return Growth(tuple(appended), copies)
+
+    def _copy_last(self) -> tuple[BlockCopy, ...]:
+        copies = []
+        memory = self._memory
+        for group, (pool, table) in enumerate(zip(memory._pools, self.tables, strict=True)):
+            source, target = table[-1], pool.allocate()
+            table[-1] = target
+            pool.release(source, findable=source in memory._indices[group])
+            copies.append(BlockCopy(group, source, target))
+        return tuple(copies)
+
+    def truncate(self, num_blocks: int) -> None:
+        """Give back all but the first blocks: what undoes `grow` when a step failed."""
+        self._assert_open()
+        self._release_from(num_blocks)
+
+    def publish(self, index: int, key: BlockKey) -> None:
+        """Make block `index`, now full and computed, findable under `key` in every group."""
+        self._assert_open()
+        if self._memory.prefix_caching:
+            for prefix, table in zip(self._memory._indices, self.tables, strict=True):
+                prefix.add(key, table[index])
+
+    def fork(self, tokens: int) -> Lease:
+        """A second lease on the first `tokens` tokens' blocks; a partial last one is borrowed."""
+        self._assert_open()
+        memory = self._memory
+        count = memory.blocks_for(tokens)
+        tables = [table[:count] for table in self.tables]
+        for pool, table in zip(memory._pools, tables, strict=True):
+            for block in table:
+                pool.acquire(block)
+        return memory._open(tables, borrowed=tokens % memory.block_size != 0)
+
+    def close(self) -> None:
+        """Free everything.
+
+        Raises:
+            RuntimeError: the lease was closed before.
+        """
+        self._assert_open()
+        self._release_from(0)
+        self._closed = True
+        del self._memory._leases[id(self)]
+
+    def _release_from(self, start: int) -> None:
+        # Last block first: of a freed sequence the tail is reused before the prefix it hangs on.
+        memory = self._memory
+        for pool, index, table in zip(memory._pools, memory._indices, self.tables, strict=True):
+            for block in reversed(table[start:]):
+                pool.release(block, findable=block in index)
+            del table[start:]
+
+    def _assert_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("the lease is closed")

@@ -1,0 +1,124 @@
+"""BlockPool: which KV blocks of one cache group are free, in O(1) per operation.
+
+A block is free exactly when nobody references it. Free blocks form one doubly linked list, the next
+to be reused first. A block that the prefix index still knows joins at the back when it is freed, so
+that it stays findable as long as possible; one that holds nothing worth finding joins at the front.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+
+class BlockPool:
+    """A fixed number of blocks, reference-counted.
+
+    Args:
+        num_blocks: how many blocks there are; their ids are 0 .. num_blocks - 1.
+        on_reuse: called with a block's id when it is handed out again, before it is: whoever
+            remembers its old content forgets it now.
+
+    Invariants (checked by `check`): a block is in the free list if and only if its reference count
+    is 0; the list visits every free block once; counts are never negative.
+    """
+
+    def __init__(self, num_blocks: int, on_reuse: Callable[[int], None] | None = None) -> None:
+        if num_blocks < 1:
+            raise ValueError(f"a pool needs at least one block, got {num_blocks}")
+        self.num_blocks = num_blocks
+        self._on_reuse = on_reuse
+        self._refs = [0] * num_blocks
+        # The list is circular through a sentinel whose index is num_blocks.
+        self._next = [*range(1, num_blocks + 1), 0]
+        self._prev = [num_blocks, *range(num_blocks)]
+        self._num_free = num_blocks
+
+    @property
+    def num_free(self) -> int:
+        """Blocks nobody references (findable ones included)."""
+        return self._num_free
+
+    @property
+    def num_used(self) -> int:
+        """Blocks somebody references."""
+        return self.num_blocks - self._num_free
+
+    def refs(self, block: int) -> int:
+        """How many references a block has."""
+        return self._refs[block]
+
+    def allocate(self) -> int:
+        """Take the least recently freed block and reference it once.
+
+        Raises:
+            MemoryError: no block is free. Callers ask `num_free` first.
+        """
+        block = self._next[self.num_blocks]
+        if block == self.num_blocks:
+            raise MemoryError("no free KV block")
+        self._unlink(block)
+        self._refs[block] = 1
+        if self._on_reuse is not None:
+            self._on_reuse(block)
+        return block
+
+    def acquire(self, block: int) -> None:
+        """Add a reference; a free block found by its content comes back into use."""
+        if self._refs[block] == 0:
+            self._unlink(block)
+        self._refs[block] += 1
+
+    def release(self, block: int, *, findable: bool) -> None:
+        """Drop a reference. The last one frees the block.
+
+        Args:
+            block: its id.
+            findable: the prefix index knows its content, so reuse it late.
+
+        Raises:
+            RuntimeError: nobody references the block (a double free).
+        """
+        refs = self._refs[block]
+        if refs <= 0:
+            raise RuntimeError(f"KV block {block} is released more often than it was taken")
+        self._refs[block] = refs - 1
+        if refs == 1:
+            sentinel = self.num_blocks
+            after = self._prev[sentinel] if findable else sentinel
+            self._link(block, after)
+
+    def _unlink(self, block: int) -> None:
+        before, after = self._prev[block], self._next[block]
+        self._next[before] = after
+        self._prev[after] = before
+        self._num_free -= 1
+
+    def _link(self, block: int, before: int) -> None:
+        after = self._next[before]
+        self._next[before] = self._prev[after] = block
+        self._prev[block], self._next[block] = before, after
+        self._num_free += 1
+
+    def free_blocks(self) -> Iterable[int]:
+        """The free blocks, next to be reused first."""
+        block = self._next[self.num_blocks]
+        while block != self.num_blocks:
+            yield block
+            block = self._next[block]
+
+    def check(self) -> None:
+        """Verify the invariants; O(num_blocks).
+
+        Raises:
+            AssertionError: one does not hold (a defect of ours).
+        """
+        seen = 0
+        for block in self.free_blocks():
+            seen += 1
+            assert seen <= self.num_blocks, "the free list has a cycle"
+            assert self._refs[block] == 0, f"free block {block} has {self._refs[block]} references"
+            assert self._prev[self._next[block]] == block, f"block {block} is linked one way"
+        assert seen == self._num_free, f"{seen} blocks in the free list, {self._num_free} counted"
+        assert all(r >= 0 for r in self._refs), "a negative reference count"
+        zero = sum(r == 0 for r in self._refs)
+        assert zero == seen, f"{zero} blocks without references, {seen} in the free list"

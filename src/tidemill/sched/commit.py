@@ -1,0 +1,167 @@
+"""Taking a step's results in: tokens, published blocks, forks, ends."""
+
+from __future__ import annotations
+
+from tidemill.base.clock import wall
+from tidemill.base.errors import ErrorKind
+from tidemill.contract.plan import RowResult
+from tidemill.contract.request import (
+    ChoiceOutput,
+    FinishReason,
+    RequestError,
+    RequestTimings,
+    Status,
+)
+from tidemill.sched.planning import Flight
+from tidemill.sched.sequence import Emission, Sequence
+from tidemill.sched.state import State
+
+
+def commit_row(state: State, flight: Flight, result: RowResult) -> Emission | None:
+    """Account for one row of a committed step.
+
+    Returns:
+        What the choice's client is told, if anything. A row of a choice that has ended meanwhile
+        counts for nothing.
+    """
+    seq = flight.seq
+    seq.pending -= flight.sample
+    if seq.status is Status.FINISHED:
+        return None
+    if result.error is not None:
+        error = RequestError(result.error_kind, result.error, result.error_param)
+        return finish(state, seq, FinishReason.ERROR, error=error)
+    if flight.epoch == seq.epoch:
+        seq.computed = flight.start + flight.count
+    _take_prompt_logprobs(seq, flight, result)
+    accepted, stop_token, reason = _accept(seq, result)
+    if flight.epoch == seq.epoch:
+        _publish(state, seq)
+    if flight.sample:
+        release_held(state, seq)
+    if reason is not None:
+        return finish(state, seq, reason, tokens=accepted, stop_token=stop_token, result=result)
+    return Emission(seq.owner.client, _output(seq, accepted, result)) if accepted else None
+
+
+def _accept(
+    seq: Sequence, result: RowResult
+) -> tuple[tuple[int, ...], int | None, FinishReason | None]:
+    """Append sampled tokens up to the one that ends the choice."""
+    for count, token in enumerate(result.token_ids, 1):
+        seq.tokens.append(token)
+        reason = end_of(seq)
+        if reason is not None:
+            stop_token = token if reason is FinishReason.STOP else None
+            return result.token_ids[:count], stop_token, reason
+    return result.token_ids, None, None
+
+
+def end_of(seq: Sequence) -> FinishReason | None:
+    """Why the choice ends with its last token; None when it goes on."""
+    sampling = seq.owner.request.sampling
+    if seq.generated > sampling.min_tokens and seq.tokens[-1] in seq.stop_ids:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if len(seq.tokens) >= seq.max_len else None
+
+
+def _take_prompt_logprobs(seq: Sequence, flight: Flight, result: RowResult) -> None:
+    if result.prompt_logprobs:
+        logprobs = seq.owner.prompt_logprobs
+        first = flight.start + 1
+        for position, logprob in enumerate(result.prompt_logprobs, first):
+            if position < seq.prompt_len:
+                logprobs[position] = logprob
+
+
+def _publish(state: State, seq: Sequence) -> None:
+    """Offer blocks that this step filled to the prefix index."""
+    memory = state.memory
+    full = seq.computed // memory.block_size
+    if memory.prefix_caching and full > seq.published and seq.lease is not None:
+        keys = seq.keys_up_to(full, memory.block_size)
+        for index in range(seq.published, full):
+            seq.lease.publish(index, keys[index])
+        seq.published = full
+
+
+def release_held(state: State, leader: Sequence) -> None:
+    """The leader's prompt is computed (or it ended): the other choices need not wait any longer."""
+    owner = leader.owner
+    held, owner.held = owner.held, []
+    for seq in held:
+        state.add_fork(seq, leader)
+
+
+def finish(
+    state: State,
+    seq: Sequence,
+    reason: FinishReason,
+    *,
+    tokens: tuple[int, ...] = (),
+    stop_token: int | None = None,
+    result: RowResult | None = None,
+    error: RequestError | None = None,
+) -> Emission:
+    """End a choice, whatever it is doing: its blocks are free when this returns."""
+    owner = seq.owner
+    now = wall()
+    timings = RequestTimings(
+        received=owner.received,
+        first_scheduled=seq.first_scheduled,
+        first_token=seq.first_token or (now if tokens else 0.0),
+        finished=now,
+        preemptions=seq.preemptions,
+    )
+    output = _output(
+        seq, tokens, result, reason=reason, stop_token=stop_token, error=error, timings=timings
+    )
+    if seq in owner.held:
+        owner.held.remove(seq)
+    state.retire(seq)
+    _promote(state, seq)
+    return Emission(owner.client, output)
+
+
+def _promote(state: State, ended: Sequence) -> None:
+    """If the ended choice was to compute the prompt for others, the next one does."""
+    owner = ended.owner
+    if owner.held and all(seq in owner.held for seq in owner.open_choices):
+        state.queue.push(owner.held.pop(0))
+
+
+def _output(
+    seq: Sequence,
+    tokens: tuple[int, ...],
+    result: RowResult | None,
+    *,
+    reason: FinishReason | None = None,
+    stop_token: int | None = None,
+    error: RequestError | None = None,
+    timings: RequestTimings | None = None,
+) -> ChoiceOutput:
+    first = not seq.first_sent
+    seq.first_sent = True
+    if tokens and seq.first_token == 0.0:
+        seq.first_token = wall()
+    owner = seq.owner
+    logprobs = None
+    if result is not None and result.logprobs is not None:
+        logprobs = result.logprobs[: len(tokens)]
+    return ChoiceOutput(
+        request_id=owner.request.request_id,
+        choice=seq.choice,
+        token_ids=tokens,
+        logprobs=logprobs,
+        prompt_logprobs=tuple(owner.prompt_logprobs) if first and owner.prompt_logprobs else None,
+        finish_reason=reason,
+        stop_token=stop_token,
+        cached_tokens=owner.cached_tokens if first else None,
+        error=error,
+        timings=timings,
+    )
+
+
+def internal_error(message: str) -> RequestError:
+    """A defect of ours, as the client is told."""
+    return RequestError(ErrorKind.INTERNAL, message, None, True)

@@ -1,0 +1,362 @@
+"""Scheduler: requests in, plans out, results in, outputs out.
+
+There are no phases: in every step each running sequence moves its computed tokens toward its known
+tokens. A request's way: `submit` queues its choices; `plan` admits them when blocks are free and
+gives running ones a row each; `commit` accepts what was sampled and says what clients are told;
+`rollback` takes a plan back whose step failed. All calls come from one thread.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tidemill.base.clock import wall
+from tidemill.base.errors import ErrorKind, TidemillError, bad_request, unsupported
+from tidemill.base.log import get_logger
+from tidemill.contract.plan import StepPlan, StepResult
+from tidemill.contract.request import (
+    ChoiceOutput,
+    EngineRequest,
+    FinishReason,
+    RequestError,
+)
+from tidemill.contract.sampling import MAX_CHOICES
+from tidemill.contract.wire import EngineStats
+from tidemill.memory.lease import KVMemory
+from tidemill.memory.prefix import root_digest
+from tidemill.sched.commit import commit_row, end_of, finish
+from tidemill.sched.planning import Flight, build, undo
+from tidemill.sched.policy import Limits, order_key
+from tidemill.sched.sequence import Emission, RequestState, Sequence
+from tidemill.sched.state import State
+
+_log = get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Outstanding:
+    """A plan on its way, with what is needed to commit it or take it back."""
+
+    plan: StepPlan
+    flights: list[Flight]
+
+
+class Scheduler:
+    """Decides what every step computes.
+
+    Args:
+        memory: the KV cache's books.
+        limits: bounds.
+        eos_token_ids: the model's end tokens.
+        weights_digest, kv_dtype: part of every block's identity.
+    """
+
+    def __init__(
+        self,
+        memory: KVMemory,
+        limits: Limits,
+        eos_token_ids: Iterable[int] = (),
+        *,
+        weights_digest: str = "",
+        kv_dtype: str = "",
+    ) -> None:
+        self.memory = memory
+        self.limits = limits
+        self.max_len = min(limits.max_model_len, memory.capacity_tokens)
+        self._eos = frozenset(eos_token_ids)
+        self._identity = (weights_digest, kv_dtype)
+        self._state = State(memory, limits)
+        self._requests: dict[tuple[int, str], RequestState] = {}
+        self._outstanding: deque[_Outstanding] = deque()
+        self._deadlines: list[tuple[float, int, RequestState]] = []
+        self._next_seq = 0
+        self._receipts = 0
+        self._next_step = 0
+        self._counts = dict.fromkeys(("steps", "step_tokens", "step_rows", "generated"), 0)
+        self._last = (0, 0)
+
+    # -- requests ----------------------------------------------------------------------------
+
+    def submit(self, request: EngineRequest, client: int = 0) -> list[Emission]:
+        """Queue a request.
+
+        Returns:
+            Outputs already due: the terminal messages of a request that cannot be served (its
+            error names the field), or of choices whose resumed tokens are complete.
+        """
+        if (client, request.request_id) in self._requests:
+            # A terminal message would end the first one's stream; clients refuse this themselves.
+            _log.error("request %r was submitted twice; the second is dropped", request.request_id)
+            return []
+        try:
+            self._validate(request)
+        except TidemillError as error:
+            choices = range(max(1, min(request.sampling.n, MAX_CHOICES)))
+            return [_refusal(client, request, choice, error) for choice in choices]
+        owner = self._open(request, client)
+        emissions = []
+        for seq in list(owner.choices):
+            reason = end_of(seq) if seq.generated else None
+            if reason is not None:
+                stop = seq.tokens[-1] if reason is FinishReason.STOP else None
+                emissions.append(finish(self._state, seq, reason, stop_token=stop))
+        self._forget_if_done(owner)
+        return emissions
+
+    def _validate(self, request: EngineRequest) -> None:
+        if not request.program.free:
+            raise unsupported("program", "constrained output is not supported by this engine")
+        if request.adapter is not None:
+            raise unsupported("adapter", f"no adapter {request.adapter!r} is loaded")
+        sampling = request.sampling.validate(self.limits.vocab_size)
+        if sampling.seed is None:
+            raise bad_request("seed", "the request reached the engine without a seed")
+        prompt = request.prompt_token_ids
+        if not prompt:
+            raise bad_request("prompt", "the prompt has no tokens; give at least one")
+        vocab = self.limits.vocab_size
+        if vocab is not None and not (min(prompt) >= 0 and max(prompt) < vocab):
+            raise bad_request("prompt", f"prompt token ids must be between 0 and {vocab - 1}")
+        if len(prompt) + 1 > self.max_len:
+            raise bad_request(
+                "prompt",
+                f"the prompt has {len(prompt)} tokens; with at least one token of output that "
+                f"exceeds the context of {self.max_len} tokens; shorten the prompt",
+            )
+        if request.resume and len(request.resume) != sampling.n:
+            raise bad_request(
+                "resume", f"resume has {len(request.resume)} entries for {sampling.n} choices"
+            )
+
+    def _open(self, request: EngineRequest, client: int) -> RequestState:
+        weights, kv_dtype = self._identity
+        owner = RequestState(
+            client=client,
+            request=request,
+            root=root_digest(
+                salt=request.cache_salt, weights=weights, kv_dtype=kv_dtype, adapter=request.adapter
+            ),
+            received=wall(),
+        )
+        sampling, prompt = request.sampling, request.prompt_token_ids
+        if sampling.prompt_logprobs is not None:
+            owner.prompt_logprobs = [None] * len(prompt)
+        stops = frozenset(sampling.stop_token_ids) | (
+            frozenset() if sampling.ignore_eos else self._eos
+        )
+        room = self.max_len if sampling.max_tokens is None else len(prompt) + sampling.max_tokens
+        for choice in range(sampling.n):
+            resumed = request.resume[choice] if request.resume else ()
+            owner.choices.append(
+                Sequence(
+                    seq_id=self._next_seq,
+                    owner=owner,
+                    choice=choice,
+                    order=order_key(request, self._receipts, choice),
+                    tokens=[*prompt, *resumed],
+                    prompt_len=len(prompt),
+                    max_len=min(self.max_len, room),
+                    stop_ids=stops,
+                    banned=tuple(sorted(stops)) if sampling.min_tokens else (),
+                )
+            )
+            self._next_seq += 1
+        self._receipts += 1
+        self._enqueue(owner)
+        self._requests[owner.key] = owner
+        if request.deadline is not None:
+            heapq.heappush(self._deadlines, (request.deadline, self._receipts, owner))
+        return owner
+
+    def _enqueue(self, owner: RequestState) -> None:
+        """The first choice computes the prompt; the others wait for it, unless they resume."""
+        if owner.request.resume:
+            for seq in owner.choices:
+                self._state.queue.push(seq)
+        else:
+            self._state.queue.push(owner.choices[0])
+            owner.held = owner.choices[1:]
+
+    def cancel(
+        self,
+        request_id: str,
+        choice: int | None = None,
+        reason: FinishReason = FinishReason.CANCELLED,
+        client: int = 0,
+    ) -> list[Emission]:
+        """End a request's choice (None: all of them); unknown or ended ones are ignored."""
+        return self._end(client, request_id, choice, reason, None)
+
+    def drop_client(self, client: int) -> None:
+        """A client is gone: end all it had."""
+        for key in [key for key in self._requests if key[0] == client]:
+            self.cancel(key[1], client=client)
+
+    def expire(self, now: float) -> list[Emission]:
+        """End requests whose deadline (wall-clock seconds) has passed, queued or running."""
+        emissions: list[Emission] = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            owner = heapq.heappop(self._deadlines)[2]
+            if self._requests.get(owner.key) is owner:
+                error = RequestError(ErrorKind.TIMEOUT, "the request's deadline passed", None, True)
+                emissions += self._end(*owner.key, None, FinishReason.ERROR, error)
+        return emissions
+
+    def _end(
+        self,
+        client: int,
+        request_id: str,
+        choice: int | None,
+        reason: FinishReason,
+        error: RequestError | None,
+    ) -> list[Emission]:
+        owner = self._requests.get((client, request_id))
+        if owner is None:
+            return []
+        ended = [seq for seq in owner.open_choices if choice is None or seq.choice == choice]
+        # Back to front, so that no choice is promoted to leader only to be ended next.
+        emissions = [finish(self._state, seq, reason, error=error) for seq in reversed(ended)]
+        self._forget_if_done(owner)
+        return emissions[::-1]
+
+    def _forget_if_done(self, owner: RequestState) -> None:
+        if not owner.open_choices:
+            self._requests.pop(owner.key, None)
+
+    # -- steps -------------------------------------------------------------------------------
+
+    def plan(self) -> StepPlan | None:
+        """The next step; None when there is nothing to do or enough plans are outstanding."""
+        if len(self._outstanding) >= self.limits.depth:
+            return None
+        last = self._outstanding[-1].plan.step_id if self._outstanding else None
+        state = self._state
+        draft = build(state, self._next_step, last)
+        if not draft.rows and draft.preempted and not self._outstanding:
+            draft = build(state, self._next_step, last)
+        if not draft.rows:
+            return None
+        plan = draft.plan(tuple(state.tell_preempted), tuple(state.tell_finished))
+        state.tell_preempted.clear()
+        state.tell_finished.clear()
+        self._next_step += 1
+        self._outstanding.append(_Outstanding(plan, draft.flights))
+        return plan
+
+    def commit(self, plan: StepPlan, result: StepResult) -> list[Emission]:
+        """Take the results of the oldest outstanding plan in."""
+        outstanding = self._outstanding[0]
+        if outstanding.plan.step_id != plan.step_id or result.step_id != plan.step_id:
+            raise RuntimeError(f"step {plan.step_id} is not the oldest outstanding one")
+        self._outstanding.popleft()
+        emissions = []
+        for flight, row in zip(outstanding.flights, result.rows, strict=True):
+            emission = commit_row(self._state, flight, row)
+            if emission is not None:
+                emissions.append(emission)
+                self._counts["generated"] += len(emission.output.token_ids)
+                if emission.output.finish_reason is not None:
+                    self._forget_if_done(flight.seq.owner)
+        self._counts["steps"] += 1
+        self._counts["step_tokens"] += plan.num_tokens
+        self._counts["step_rows"] += len(plan.rows)
+        self._last = (plan.num_tokens, len(plan.rows))
+        return emissions
+
+    def rollback(self, plan: StepPlan) -> None:
+        """Take the newest outstanding plan back: its step failed and nothing of it counts."""
+        outstanding = self._outstanding[-1]
+        if outstanding.plan.step_id != plan.step_id:
+            raise RuntimeError(f"step {plan.step_id} is not the newest outstanding one")
+        self._outstanding.pop()
+        state = self._state
+        undo(state, outstanding.flights)
+        state.tell_preempted[:0] = plan.preempted
+        state.tell_finished[:0] = plan.finished
+
+    def fail(self, plan: StepPlan, error: RequestError) -> list[Emission]:
+        """End the choices that had a row in a plan that was rolled back."""
+        rows = {row.seq_id for row in plan.rows}
+        emissions = []
+        for owner in list(self._requests.values()):
+            hit = [seq for seq in owner.open_choices if seq.seq_id in rows]
+            emissions += [finish(self._state, s, FinishReason.ERROR, error=error) for s in hit]
+            self._forget_if_done(owner)
+        return emissions
+
+    # -- observation -------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """Some request has not ended."""
+        return bool(self._requests)
+
+    @property
+    def num_outstanding(self) -> int:
+        """Plans neither committed nor rolled back."""
+        return len(self._outstanding)
+
+    def sequences(self) -> Iterable[Sequence]:
+        """All sequences that have not ended."""
+        for owner in self._requests.values():
+            yield from owner.open_choices
+
+    def stats(
+        self,
+        *,
+        step_seconds: float = 0.0,
+        compute_seconds: float = 0.0,
+        last_step_seconds: float = 0.0,
+    ) -> EngineStats:
+        """Gauges and counters now; the caller adds the times it measured."""
+        state, counts = self._state, self._counts
+        held = sum(len(owner.held) for owner in self._requests.values() if owner.held)
+        return EngineStats(
+            queued=len(state.queue) + held,
+            running=len(state.running),
+            blocks_used=self.memory.num_used,
+            blocks_total=self.memory.num_blocks,
+            steps=counts["steps"],
+            step_tokens=counts["step_tokens"],
+            step_rows=counts["step_rows"],
+            step_seconds=step_seconds,
+            compute_seconds=compute_seconds,
+            prompt_tokens=state.prompt_tokens,
+            cached_tokens=state.cached_tokens,
+            generated_tokens=counts["generated"],
+            preemptions=state.preemptions,
+            last_step_tokens=self._last[0],
+            last_step_rows=self._last[1],
+            last_step_seconds=last_step_seconds,
+        )
+
+    def check(self) -> None:
+        """Verify every invariant of the books; for tests, and for the engine when it is idle.
+
+        Raises:
+            AssertionError: something does not add up (a defect of ours).
+        """
+        self._state.check()
+        placed = {seq.seq_id for seq in self._state.running}
+        placed |= {seq.seq_id for seq in self._state.queue}
+        for owner in self._requests.values():
+            placed |= {seq.seq_id for seq in owner.held}
+            assert owner.open_choices, f"request {owner.key} has ended and is still known"
+        known = {seq.seq_id for seq in self.sequences()}
+        assert placed == known, "a sequence is nowhere, or is somewhere after its end"
+        if not self._requests:
+            assert self.memory.num_used == 0, "blocks are held and no request is there"
+
+
+def _refusal(client: int, request: EngineRequest, choice: int, error: TidemillError) -> Emission:
+    wire = RequestError(error.kind, error.message, error.param, error.retryable)
+    output = ChoiceOutput(
+        request_id=request.request_id,
+        choice=choice,
+        finish_reason=FinishReason.ERROR,
+        error=wire,
+    )
+    return Emission(client, output)

@@ -1,0 +1,152 @@
+"""What the scheduler knows about a request and about each of its choices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tidemill.contract.request import (
+    TRANSITIONS,
+    ChoiceOutput,
+    EngineRequest,
+    Status,
+    TokenLogprob,
+)
+from tidemill.memory.lease import Lease
+from tidemill.memory.prefix import BlockKey, block_key
+
+OrderKey = tuple[int, float, int, int]
+
+
+class Emission(NamedTuple):
+    """An output and the client it is for."""
+
+    client: int
+    output: ChoiceOutput
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """A request in the engine.
+
+    Attributes:
+        client, request: whose it is, and what was asked.
+        root: digest that its block identities start from.
+        received: wall-clock seconds.
+        choices: all its sequences, by choice.
+        held: choices that wait for the leader's prompt, to be forked from it.
+        prompt_logprobs: index p holds the logprob of prompt token p; None where not computed yet
+            (index 0 stays None). Empty when none were asked for.
+        cached_tokens: prompt tokens found in the prefix cache at the leader's first admission.
+    """
+
+    client: int
+    request: EngineRequest
+    root: bytes
+    received: float
+    choices: list[Sequence] = field(default_factory=list)
+    held: list[Sequence] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    cached_tokens: int | None = None
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """What names it among all requests of the engine."""
+        return self.client, self.request.request_id
+
+    @property
+    def open_choices(self) -> list[Sequence]:
+        """Choices that have not ended."""
+        return [seq for seq in self.choices if seq.status is not Status.FINISHED]
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One choice of one request: computed tokens chase known tokens.
+
+    Attributes:
+        seq_id: its name toward the executor.
+        owner, choice: whose it is.
+        order: smaller runs earlier: priority, arrival, order of receipt, choice.
+        tokens: known tokens: prompt, then accepted ones.
+        lease: its blocks; a waiting fork may hold one, a running sequence always does.
+        computed: tokens whose KV is in the cache, by committed steps.
+        planned: the same, outstanding steps included.
+        pending: tokens that outstanding steps will sample.
+        epoch: counts preemptions and undone admissions: what was planned in an earlier epoch says
+            nothing about the blocks held now.
+        keys: identities of its full blocks, as far as they were needed.
+        published: how many of its blocks were offered to the prefix index.
+        on_worker: the executor knows it.
+        stop_ids: tokens that end it.
+        banned: tokens that cannot be sampled before min_tokens.
+    """
+
+    seq_id: int
+    owner: RequestState
+    choice: int
+    order: OrderKey
+    tokens: list[int]
+    prompt_len: int
+    max_len: int
+    stop_ids: frozenset[int]
+    banned: tuple[int, ...]
+    status: Status = Status.WAITING
+    lease: Lease | None = None
+    computed: int = 0
+    planned: int = 0
+    pending: int = 0
+    epoch: int = 0
+    keys: list[BlockKey] = field(default_factory=list)
+    published: int = 0
+    on_worker: bool = False
+    first_sent: bool = False
+    first_scheduled: float = 0.0
+    first_token: float = 0.0
+    preemptions: int = 0
+
+    @property
+    def generated(self) -> int:
+        """Tokens accepted so far."""
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def known(self) -> int:
+        """Tokens known, counting those that outstanding steps sample."""
+        return len(self.tokens) + self.pending
+
+    @property
+    def remaining(self) -> int:
+        """Known tokens that no step computes yet."""
+        return len(self.tokens) + self.pending - self.planned
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Some prompt token's logprob was asked for and is not there."""
+        logprobs = self.owner.prompt_logprobs
+        return len(logprobs) > 1 and self.generated == 0 and None in logprobs[1:]
+
+    def move_to(self, status: Status) -> None:
+        """Change state.
+
+        Raises:
+            RuntimeError: the life cycle has no such transition.
+        """
+        if status not in TRANSITIONS[self.status]:
+            raise RuntimeError(f"sequence {self.seq_id} cannot go from {self.status} to {status}")
+        self.status = status
+
+    def keys_up_to(self, blocks: int, block_size: int) -> list[BlockKey]:
+        """Identities of its first `blocks` blocks, all of them full of known tokens."""
+        keys = self.keys
+        while len(keys) < blocks:
+            start = len(keys) * block_size
+            parent = keys[-1].digest if keys else self.owner.root
+            keys.append(block_key(parent, self.tokens[start : start + block_size]))
+        return keys[:blocks] if len(keys) > blocks else keys
+
+    def forget_progress(self) -> None:
+        """Its blocks are gone: everything is to be computed again."""
+        self.lease = None
+        self.computed = self.planned = self.published = 0
+        self.epoch += 1

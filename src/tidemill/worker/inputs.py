@@ -1,0 +1,277 @@
+"""StepPlan -> StepInputs: applies a plan's differences and gathers the step's arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.backends.base import (
+    LOGITS_ALL,
+    LOGITS_LAST,
+    LOGITS_NONE,
+    SamplingInputs,
+    StepInputs,
+)
+from tidemill.contract.plan import LogitsWanted, Row, RowResult, StepPlan
+from tidemill.worker.sequences import SequenceSlots
+
+Int32 = NDArray[np.int32]
+
+_LOGITS = {
+    LogitsWanted.NONE: LOGITS_NONE,
+    LogitsWanted.LAST: LOGITS_LAST,
+    LogitsWanted.ALL: LOGITS_ALL,
+}
+
+# Row fields that no executor of this build does yet: field -> what it is called to people.
+_REFUSED = {
+    "draft_token_ids": "draft tokens",
+    "adapter_slot": "adapters",
+    "position_axes": "multi-axis positions",
+    "embedding_overrides": "embedding overrides",
+    "hidden_states": "hidden-state outputs",
+    "pooled": "pooled outputs",
+}
+
+
+@dataclass(slots=True)
+class PreparedStep:
+    """A plan turned into arrays, and what is needed to read its outputs or to undo it.
+
+    Attributes:
+        plan, inputs: the two sides.
+        rows: the plan's rows that are computed, in the arrays' order.
+        refused: results of rows that are not computed, by sequence.
+        slots, ends: int32 [R]: slot, and position after the last computed token.
+        sampling: indices of the sampling rows.
+        blocks_before: table lengths before the plan, for `undo`.
+    """
+
+    plan: StepPlan
+    inputs: StepInputs
+    rows: list[Row]
+    refused: dict[int, RowResult]
+    slots: Int32
+    ends: Int32
+    sampling: NDArray[np.intp]
+    blocks_before: Int32
+
+
+class InputBuilder:
+    """Keeps the sequences and builds each step's inputs.
+
+    Args:
+        groups: cache groups of the model.
+        max_len: positions a sequence may have.
+        block_size: tokens per KV block.
+        slots: sequences there is room for at first.
+    """
+
+    def __init__(self, groups: int, max_len: int, block_size: int, slots: int = 64) -> None:
+        self.sequences = SequenceSlots(groups, max_len, block_size, slots)
+        self._groups = groups
+        self._last: tuple[int, dict[int, int]] = (-1, {})
+
+    def prepare(self, plan: StepPlan) -> PreparedStep:
+        """Apply the plan's differences and build its arrays."""
+        seqs = self.sequences
+        for seq_id in plan.finished:
+            seqs.remove(seq_id)
+        for seq_id in plan.preempted:
+            if seq_id in seqs:
+                seqs.truncate_blocks(seqs.slot(seq_id), 0)
+        for new in plan.new:
+            seqs.add(new)
+        refused = {row.seq_id: error for row in plan.rows if (error := _refusal(row))}
+        rows = [row for row in plan.rows if row.seq_id not in refused] if refused else [*plan.rows]
+        slots = np.fromiter((seqs.slot(row.seq_id) for row in rows), np.int32, len(rows))
+        blocks_before = seqs.table_len[slots]
+        for row, slot in zip(rows, slots.tolist(), strict=True):
+            if row.new_blocks:
+                seqs.append_block_ids(slot, row.new_blocks)
+        starts = np.fromiter((row.start for row in rows), np.int32, len(rows))
+        counts = np.fromiter((row.count for row in rows), np.int32, len(rows))
+        sample = np.fromiter((row.sample for row in rows), np.uint8, len(rows))
+        sampling = np.flatnonzero(sample)
+        inputs = self._inputs(plan, rows, slots, starts, counts, sample, sampling)
+        return PreparedStep(
+            plan, inputs, rows, refused, slots, starts + counts, sampling, blocks_before
+        )
+
+    def _inputs(
+        self,
+        plan: StepPlan,
+        rows: list[Row],
+        slots: Int32,
+        starts: Int32,
+        counts: Int32,
+        sample: NDArray[np.uint8],
+        sampling: NDArray[np.intp],
+    ) -> StepInputs:
+        seqs = self.sequences
+        row_start = np.zeros(len(rows) + 1, np.int32)
+        np.cumsum(counts, out=row_start[1:])
+        token_slot = np.repeat(slots, counts)
+        position = np.arange(row_start[-1], dtype=np.int32)
+        position += np.repeat(starts - row_start[:-1], counts)
+        token_ids = seqs.tokens[token_slot, position]
+        future = self._fill_futures(rows, token_ids, row_start)
+        logits = np.fromiter((_LOGITS[row.logits] for row in rows), np.uint8, len(rows))
+        target_ids, target_logprobs = self._targets(slots, counts, token_slot, position, logits)
+        width = max(1, int(seqs.table_len[slots].max(initial=0)))
+        self._last = (plan.step_id, {row.seq_id: i for i, row in enumerate(rows)})
+        return StepInputs(
+            step_id=plan.step_id,
+            token_ids=token_ids,
+            row_start=row_start,
+            context_len=starts,
+            block_tables=tuple(np.ascontiguousarray(t[slots, :width]) for t in seqs.tables),
+            logits=logits,
+            sample=sample,
+            await_mask=np.fromiter((row.mask_announced for row in rows), np.uint8, len(rows)),
+            target_ids=target_ids,
+            target_logprobs=target_logprobs,
+            copies=self._copies(plan),
+            sampling=self._sampling(slots[sampling], (starts + counts)[sampling], future[sampling]),
+        )
+
+    def _fill_futures(
+        self, rows: list[Row], token_ids: Int32, row_start: Int32
+    ) -> NDArray[np.bool_]:
+        future = np.zeros(len(rows), bool)
+        step_id, row_of = self._last
+        for i, row in enumerate(rows):
+            if row.input_from is not None:
+                if row.input_from != step_id:
+                    raise RuntimeError(f"step {row.input_from} is not the one submitted before")
+                token_ids[row_start[i]] = -1 - row_of[row.seq_id]
+                future[i] = True
+        return future
+
+    def _targets(
+        self,
+        slots: Int32,
+        counts: Int32,
+        token_slot: Int32,
+        position: Int32,
+        logits: NDArray[np.uint8],
+    ) -> tuple[Int32, Int32]:
+        """Known next tokens within the prompt, for rows whose prompt logprobs are wanted."""
+        seqs = self.sequences
+        target_ids = np.full(len(position), -1, np.int32)
+        target_logprobs = np.full(len(slots), -1, np.int32)
+        every = logits == LOGITS_ALL
+        if every.any():
+            wanted = np.repeat(every, counts) & (position + 1 < seqs.prompt_len[token_slot])
+            target_ids[wanted] = seqs.tokens[token_slot[wanted], position[wanted] + 1]
+            target_logprobs[every] = seqs.prompt_logprobs[slots[every]]
+        return target_ids, target_logprobs
+
+    def _copies(self, plan: StepPlan) -> tuple[Int32, ...]:
+        if not plan.copies:
+            return tuple(np.zeros((0, 2), np.int32) for _ in range(self._groups))
+        return tuple(
+            np.array(
+                [(c.source, c.target) for c in plan.copies if c.group == group], np.int32
+            ).reshape(-1, 2)
+            for group in range(self._groups)
+        )
+
+    def _sampling(
+        self, slots: Int32, positions: Int32, future: NDArray[np.bool_]
+    ) -> SamplingInputs:
+        seqs = self.sequences
+        floats = np.ascontiguousarray(seqs.floats[slots].T)
+        bias_start, bias_id, bias_value = self._biases(slots, positions)
+        history_start, history = self._histories(slots, positions, future)
+        return SamplingInputs(
+            temperature=floats[0],
+            top_p=floats[1],
+            min_p=floats[2],
+            presence=floats[3],
+            frequency=floats[4],
+            repetition=floats[5],
+            top_k=seqs.top_k[slots],
+            seed=seqs.seed[slots],
+            choice=seqs.choice[slots],
+            position=positions,
+            num_logprobs=seqs.num_logprobs[slots],
+            bias_start=bias_start,
+            bias_id=bias_id,
+            bias_value=bias_value,
+            history_start=history_start,
+            history=history,
+            history_prompt=np.where(seqs.penalized[slots], seqs.prompt_len[slots], 0).astype(
+                np.int32
+            ),
+        )
+
+    def _biases(self, slots: Int32, positions: Int32) -> tuple[Int32, Int32, NDArray[np.float32]]:
+        seqs = self.sequences
+        starts = np.zeros(len(slots) + 1, np.int32)
+        banned = positions - seqs.prompt_len[slots] < seqs.min_tokens[slots]
+        affected = np.flatnonzero(seqs.biased[slots] | banned)
+        ids, values = [], []
+        for s in affected.tolist():
+            row_ids, row_values = seqs.bias_of(int(slots[s]), int(positions[s]))
+            starts[s + 1] = len(row_ids)
+            ids.append(row_ids)
+            values.append(row_values)
+        np.cumsum(starts, out=starts)
+        if not ids:
+            return starts, np.zeros(0, np.int32), np.zeros(0, np.float32)
+        return starts, np.concatenate(ids), np.concatenate(values)
+
+    def _histories(
+        self, slots: Int32, positions: Int32, future: NDArray[np.bool_]
+    ) -> tuple[Int32, Int32]:
+        seqs = self.sequences
+        starts = np.zeros(len(slots) + 1, np.int32)
+        pieces = []
+        for s in np.flatnonzero(seqs.penalized[slots]).tolist():
+            # The last input token of a FUTURE row is not known here; the backend counts it.
+            end = int(positions[s]) - int(future[s])
+            starts[s + 1] = end
+            pieces.append(seqs.tokens[slots[s], :end])
+        np.cumsum(starts, out=starts)
+        history = np.concatenate(pieces) if pieces else np.zeros(0, np.int32)
+        return starts, history
+
+    def accept(self, step: PreparedStep, sampled: Int32) -> None:
+        """The step's sampled tokens become known (those of sequences that are still here)."""
+        seqs = self.sequences
+        slots, ends = step.slots[step.sampling], step.ends[step.sampling]
+        ids = np.fromiter((step.rows[i].seq_id for i in step.sampling), np.int64, len(slots))
+        good = (sampled >= 0) & (seqs.seq_id[slots] == ids)
+        slots, ends = slots[good], ends[good]
+        seqs.tokens[slots, ends] = sampled[good]
+        seqs.length[slots] = ends + 1
+
+    def undo(self, step: PreparedStep) -> None:
+        """The step failed: take back what `prepare` applied; the newest step is undone first.
+
+        Finished and preempted sequences stay so; the scheduler repeats both messages, and they do
+        nothing the second time.
+        """
+        seqs = self.sequences
+        for row, slot, before in zip(
+            step.rows, step.slots.tolist(), step.blocks_before.tolist(), strict=True
+        ):
+            if seqs.seq_id[slot] == row.seq_id:
+                seqs.truncate_blocks(slot, min(before, int(seqs.table_len[slot])))
+        for new in step.plan.new:
+            seqs.remove(new.seq_id)
+
+
+def _refusal(row: Row) -> RowResult | None:
+    for name, words in _REFUSED.items():
+        if getattr(row, name):
+            return RowResult(
+                seq_id=row.seq_id,
+                error=f"this executor does not support {words}",
+                error_kind="unsupported",
+                error_param=name,
+            )
+    return None

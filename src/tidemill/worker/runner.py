@@ -1,0 +1,131 @@
+"""Runner: plans in, results out, over one backend."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.backends.base import Backend, LogprobArrays, StepHandle, StepOutputs
+from tidemill.contract.plan import RowResult, StepPlan, StepResult, StepTimings
+from tidemill.contract.request import TokenLogprob
+from tidemill.worker.inputs import InputBuilder, PreparedStep
+
+MAX_OUTSTANDING = 2
+
+# What a negative sampled token means: (message, error kind).
+_SAMPLING_ERRORS = {
+    -1: ("the output constraint leaves no token", "bad_request"),
+    -2: ("logits are not finite", "internal"),
+}
+_UNKNOWN_ERROR = ("the backend sampled no token", "internal")
+
+
+class RunnerHandle:
+    """A submitted plan."""
+
+    def __init__(self, runner: Runner, step: PreparedStep, handle: StepHandle) -> None:
+        self.step = step
+        self._runner = runner
+        self._handle = handle
+
+    def set_mask(self, row: int, draft: int, bits: NDArray[np.uint8]) -> None:
+        """Give the token mask that a row with `mask_announced` waits for; see `StepHandle`."""
+        self._handle.set_mask(row, draft, bits)
+
+    def done(self) -> bool:
+        """True when `result` would not block."""
+        return self._handle.done()
+
+    def result(self) -> StepResult:
+        """Wait for the step; its tokens become known to the worker.
+
+        Raises:
+            TidemillError: the step failed. `Runner.rollback` is called next, newest plan first.
+        """
+        outputs = self._handle.result()
+        self._runner.inputs.accept(self.step, outputs.sampled)
+        return _result(self.step, outputs)
+
+
+class Runner:
+    """Turns plans into steps of a backend.
+
+    Args:
+        backend: with its cache allocated.
+        max_len: positions a sequence may have.
+        slots: sequences there is room for at first.
+    """
+
+    def __init__(self, backend: Backend, max_len: int, slots: int = 64) -> None:
+        self.backend = backend
+        groups = len(backend.spec.cache_groups())
+        self.inputs = InputBuilder(groups, max_len, backend.options.block_size, slots)
+        self._steps: dict[int, PreparedStep] = {}
+
+    def submit(self, plan: StepPlan) -> RunnerHandle:
+        """Prepare and queue a plan. At most two are outstanding."""
+        step = self.inputs.prepare(plan)
+        while len(self._steps) >= MAX_OUTSTANDING:
+            del self._steps[next(iter(self._steps))]
+        self._steps[plan.step_id] = step
+        return RunnerHandle(self, step, self.backend.submit(step.inputs))
+
+    def rollback(self, plan: StepPlan) -> None:
+        """Undo what a failed plan changed here; the newest one first."""
+        step = self._steps.pop(plan.step_id, None)
+        if step is not None:
+            self.inputs.undo(step)
+
+    def close(self) -> None:
+        """Free the backend."""
+        self.backend.close()
+
+
+def _result(step: PreparedStep, outputs: StepOutputs) -> StepResult:
+    sampled = dict(zip(step.sampling.tolist(), outputs.sampled.tolist(), strict=True))
+    order = {index: s for s, index in enumerate(sampled)}
+    prompt = _prompt_logprobs(step, outputs.targets)
+    wanted = step.inputs.sampling.num_logprobs
+    computed: dict[int, RowResult] = {}
+    for i, row in enumerate(step.rows):
+        token = sampled.get(i)
+        if token is not None and token < 0:
+            message, kind = _SAMPLING_ERRORS.get(token, _UNKNOWN_ERROR)
+            computed[row.seq_id] = RowResult(seq_id=row.seq_id, error=message, error_kind=kind)
+            continue
+        logprobs = None
+        if token is not None and outputs.logprobs is not None and wanted[order[i]] >= 0:
+            s = order[i]
+            logprobs = (_token_logprob(token, outputs.logprobs, s, int(wanted[s])),)
+        computed[row.seq_id] = RowResult(
+            seq_id=row.seq_id,
+            token_ids=() if token is None else (token,),
+            logprobs=logprobs,
+            prompt_logprobs=prompt.get(i),
+        )
+    rows = tuple(step.refused.get(row.seq_id) or computed[row.seq_id] for row in step.plan.rows)
+    return StepResult(step_id=step.plan.step_id, rows=rows, timings=StepTimings(*outputs.seconds))
+
+
+def _token_logprob(token: int, arrays: LogprobArrays, n: int, count: int) -> TokenLogprob:
+    ids = arrays.top_ids[n, :count].tolist()
+    values = arrays.top_values[n, :count].tolist()
+    top = tuple((i, v) for i, v in zip(ids, values, strict=True) if i >= 0)
+    return TokenLogprob(token, float(arrays.chosen[n]), top)
+
+
+def _prompt_logprobs(
+    step: PreparedStep, targets: LogprobArrays | None
+) -> dict[int, tuple[TokenLogprob, ...]]:
+    """Per row (by index) with targets, their logprobs in order of position."""
+    if targets is None:
+        return {}
+    inputs = step.inputs
+    positions = np.flatnonzero(inputs.target_ids >= 0)
+    row_of = np.searchsorted(inputs.row_start, positions, side="right") - 1
+    found: dict[int, list[TokenLogprob]] = {}
+    for n, (t, row) in enumerate(zip(positions.tolist(), row_of.tolist(), strict=True)):
+        count = int(inputs.target_logprobs[row])
+        token = int(inputs.target_ids[t])
+        found.setdefault(row, []).append(_token_logprob(token, targets, n, count))
+    return {row: tuple(logprobs) for row, logprobs in found.items()}

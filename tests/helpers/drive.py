@@ -1,0 +1,169 @@
+"""Drives a scheduler and a runner by hand, and collects what clients would see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from helpers.fake_backend import FakeBackend, tiny_spec
+
+from tidemill.base.errors import TidemillError
+from tidemill.contract.plan import StepPlan
+from tidemill.contract.request import ChoiceOutput, EngineRequest, RequestError
+from tidemill.contract.sampling import SamplingParams
+from tidemill.memory.lease import KVMemory
+from tidemill.sched.policy import Limits
+from tidemill.sched.scheduler import Scheduler
+from tidemill.sched.sequence import Emission
+from tidemill.worker.runner import Runner, RunnerHandle
+
+EOS = 3
+
+
+def request(
+    name: str,
+    prompt: list[int] | tuple[int, ...],
+    max_tokens: int = 8,
+    *,
+    temperature: float = 0.0,
+    seed: int = 0,
+    ignore_eos: bool = True,
+    priority: int = 0,
+    arrival: float = 0.0,
+    deadline: float | None = None,
+    resume: tuple[tuple[int, ...], ...] = (),
+    salt: str = "",
+    **sampling: object,
+) -> EngineRequest:
+    """A request with test defaults: greedy, and nothing but its length ends it."""
+    return EngineRequest(
+        request_id=name,
+        prompt_token_ids=tuple(prompt),
+        sampling=SamplingParams(
+            temperature=temperature,
+            seed=seed,
+            max_tokens=max_tokens,
+            ignore_eos=ignore_eos,
+            **sampling,  # type: ignore[arg-type]
+        ),
+        priority=priority,
+        arrival=arrival,
+        deadline=deadline,
+        resume=resume,
+        cache_salt=salt,
+    )
+
+
+@dataclass
+class Collected:
+    """All that one choice was sent."""
+
+    outputs: list[ChoiceOutput] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for output in self.outputs for token in output.token_ids]
+
+    @property
+    def terminal(self) -> list[ChoiceOutput]:
+        return [output for output in self.outputs if output.finish_reason is not None]
+
+
+class Machine:
+    """Scheduler, worker and fake backend in one thread; every step is checked."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        groups: int = 1,
+        max_num_seqs: int = 16,
+        max_step_tokens: int = 32,
+        max_model_len: int = 200,
+        prefix_caching: bool = True,
+        vocab: int = 97,
+        depth: int = 1,
+        check: bool = True,
+    ) -> None:
+        self.vocab = vocab
+        self.memory = KVMemory((num_blocks,) * groups, block_size, prefix_caching=prefix_caching)
+        limits = Limits(
+            max_num_seqs=max_num_seqs,
+            max_step_tokens=max_step_tokens,
+            max_model_len=max_model_len,
+            vocab_size=vocab,
+            depth=depth,
+        )
+        self.scheduler = Scheduler(self.memory, limits, (EOS,))
+        self.backend = FakeBackend(tiny_spec(vocab, groups), block_size)
+        self.backend.allocate_cache((num_blocks,) * groups)
+        self.runner = Runner(self.backend, max_model_len, slots=2)
+        self.collected: dict[tuple[str, int], Collected] = {}
+        self.plans: list[StepPlan] = []
+        self.in_flight: list[tuple[StepPlan, RunnerHandle]] = []
+        self._check = check
+
+    def take(self, emissions: list[Emission]) -> None:
+        for _, output in emissions:
+            box = self.collected.setdefault((output.request_id, output.choice), Collected())
+            assert not box.terminal, f"{output} came after the end"
+            box.outputs.append(output)
+        if self._check:
+            self.scheduler.check()
+
+    def submit(self, *requests: EngineRequest) -> None:
+        for one in requests:
+            self.take(self.scheduler.submit(one))
+
+    def launch(self) -> bool:
+        """Plan and submit one step if the scheduler gives one."""
+        plan = self.scheduler.plan()
+        if self._check:
+            self.scheduler.check()
+        if plan is None:
+            return False
+        self.plans.append(plan)
+        self.in_flight.append((plan, self.runner.submit(plan)))
+        return True
+
+    def land(self) -> None:
+        """Commit the oldest step, or roll all back and end its rows when it failed."""
+        plan, handle = self.in_flight[0]
+        try:
+            result = handle.result()
+        except TidemillError as error:
+            self.roll_back()
+            wire = RequestError(error.kind, error.message)
+            self.take(self.scheduler.fail(plan, wire))
+            return
+        self.in_flight.pop(0)
+        self.take(self.scheduler.commit(plan, result))
+
+    def roll_back(self) -> None:
+        """Take every outstanding plan back, newest first."""
+        for plan, _ in reversed(self.in_flight):
+            self.runner.rollback(plan)
+            self.scheduler.rollback(plan)
+            if self._check:
+                self.scheduler.check()
+        self.in_flight.clear()
+
+    def step(self) -> bool:
+        """Keep as many steps outstanding as the scheduler allows, and land one."""
+        while self.launch():
+            pass
+        if not self.in_flight:
+            return False
+        self.land()
+        return True
+
+    def run(self, limit: int = 10_000) -> None:
+        """Step until nothing is left."""
+        for _ in range(limit):
+            if not self.step():
+                assert not self.scheduler.has_work, "work is left and no step is planned"
+                return
+        raise AssertionError("the work does not end")
+
+    def tokens(self, name: str, choice: int = 0) -> list[int]:
+        return self.collected[name, choice].tokens

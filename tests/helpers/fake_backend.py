@@ -1,0 +1,284 @@
+"""A backend whose tokens prove that the right blocks were read.
+
+The "KV cache" holds token ids. A row writes its tokens through its block table and then reads its
+whole context back the same way; the next token is a hash of what was read. Any mix-up of blocks,
+positions or histories therefore shows as a wrong token, and `expected_tokens` says which was right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from tidemill.backends.base import (
+    LOGITS_ALL,
+    LOGITS_NONE,
+    BackendMemory,
+    BackendOptions,
+    LogprobArrays,
+    StepInputs,
+    StepOutputs,
+)
+from tidemill.base.errors import ErrorKind, TidemillError
+from tidemill.models.spec import Attention, DecoderSpec, Layer, Mlp
+
+UNWRITTEN = -7
+
+
+def tiny_spec(vocab_size: int = 97, groups: int = 1, max_positions: int = 4096) -> DecoderSpec:
+    """A spec of one or two cache groups; its numbers matter to no fake."""
+    attn = Attention(heads=2, kv_heads=1, head_dim=8, rope=None)
+    windowed = Attention(heads=2, kv_heads=1, head_dim=8, rope=None, window=64)
+    mixers = [attn, windowed][:groups]
+    return DecoderSpec(
+        family="fake",
+        vocab_size=vocab_size,
+        hidden_size=16,
+        max_positions=max_positions,
+        layers=tuple(Layer(m, Mlp(32)) for m in mixers),
+        norm_eps=1e-6,
+        tied_embeddings=True,
+    )
+
+
+def next_token(
+    context: list[int], vocab: int, *, key: tuple[int, ...] = (), banned: frozenset[int] = frozenset()
+) -> int:
+    """The fake model's next token after `context`, the first of its hashes that is not banned."""
+    if len(banned) >= vocab:
+        return -1
+    seed = np.array([*context, -1, *key], np.int64).tobytes()
+    attempt = 0
+    while True:
+        digest = hashlib.blake2b(seed + attempt.to_bytes(4, "little"), digest_size=8).digest()
+        token = int.from_bytes(digest, "little") % vocab
+        if token not in banned:
+            return token
+        attempt += 1
+
+
+def expected_tokens(
+    prompt: list[int] | tuple[int, ...],
+    count: int,
+    vocab: int,
+    *,
+    seed: int | None = None,
+    choice: int = 0,
+) -> list[int]:
+    """What a request must get: greedy without `seed`, sampled with it."""
+    tokens = list(prompt)
+    for _ in range(count):
+        key = () if seed is None else (seed, choice, len(tokens))
+        tokens.append(next_token(tokens, vocab, key=key))
+    return tokens[len(prompt) :]
+
+
+class FakeHandle:
+    """Runs its step when asked for the result, or lazily before a later one."""
+
+    def __init__(self, backend: FakeBackend, inputs: StepInputs) -> None:
+        self._backend = backend
+        self.inputs = inputs
+        self.outputs: StepOutputs | None = None
+        self.error: TidemillError | None = None
+
+    def set_mask(self, row: int, draft: int, bits: np.ndarray) -> None:
+        raise NotImplementedError
+
+    def done(self) -> bool:
+        return self.outputs is not None
+
+    def result(self) -> StepOutputs:
+        self._backend.run_up_to(self)
+        if self.error is not None:
+            raise self.error
+        assert self.outputs is not None
+        return self.outputs
+
+
+class FakeBackend:
+    """See the module. `fail_next` steps fail after having written their garbage.
+
+    Attributes:
+        on_step: called with each step's inputs before it runs.
+        step_seconds: how long a step takes.
+    """
+
+    def __init__(
+        self, spec: DecoderSpec, block_size: int, *, step_seconds: float = 0.0, threads: int = 1
+    ) -> None:
+        self.spec = spec
+        self.options = BackendOptions(
+            dtype="float32",
+            quantize="none",
+            kv_dtype="float32",
+            block_size=block_size,
+            max_positions=spec.max_positions,
+            threads=threads,
+        )
+        self.step_seconds = step_seconds
+        self.fail_next = 0
+        self.on_step: Callable[[StepInputs], None] | None = None
+        self.steps = 0
+        self.closed = False
+        self._caches: list[np.ndarray] = []
+        self._queue: list[FakeHandle] = []
+        self._previous: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def memory(self) -> BackendMemory:
+        return BackendMemory(0, sum(c.nbytes for c in self._caches), "fake", "cpu")
+
+    def allocate_cache(self, num_blocks: tuple[int, ...]) -> None:
+        size = self.options.block_size
+        self._caches = [np.full((n, size), UNWRITTEN, np.int32) for n in num_blocks]
+
+    def submit(self, inputs: StepInputs) -> FakeHandle:
+        handle = FakeHandle(self, inputs)
+        self._queue.append(handle)
+        assert len(self._queue) <= 2, "more than two steps outstanding"
+        return handle
+
+    def run_up_to(self, handle: FakeHandle) -> None:
+        with self._lock:
+            while handle.outputs is None and handle.error is None:
+                step = self._queue.pop(0)
+                self._run(step)
+
+    def _run(self, step: FakeHandle) -> None:
+        if self.step_seconds:
+            time.sleep(self.step_seconds)
+        if self.on_step is not None:
+            self.on_step(step.inputs)
+        failing = self.fail_next > 0
+        try:
+            outputs = self._compute(step.inputs)
+        except AssertionError as error:
+            step.error = TidemillError(ErrorKind.INTERNAL, f"fake backend: {error}")
+            raise
+        if failing:
+            self.fail_next -= 1
+            for later in [step, *self._queue]:
+                later.error = TidemillError(ErrorKind.INTERNAL, "injected failure")
+            self._queue.clear()
+            return
+        self.steps += 1
+        step.outputs = outputs
+
+    def _compute(self, x: StepInputs) -> StepOutputs:
+        for cache, pairs in zip(self._caches, x.copies, strict=True):
+            for source, target in pairs.tolist():
+                cache[target] = cache[source]
+        contexts = self._write(x)
+        vocab = self.spec.vocab_size
+        sampled: list[int] = []
+        rows = np.flatnonzero(x.sample).tolist()
+        for s, r in enumerate(rows):
+            sampled.append(self._sample(x, s, contexts[r], vocab))
+        self._previous = dict(zip(rows, sampled, strict=True))
+        wide = int(x.sampling.num_logprobs.max(initial=-1))
+        logprobs = None
+        if wide >= 0:
+            logprobs = fake_logprobs([contexts[r] for r in rows], sampled, max(1, wide), vocab)
+        return StepOutputs(
+            sampled=np.array(sampled, np.int32),
+            logprobs=logprobs,
+            targets=self._targets(x, contexts, vocab),
+        )
+
+    def _write(self, x: StepInputs) -> list[list[int]]:
+        size = self.options.block_size
+        contexts = []
+        writes: list[tuple[int, int, int]] = []
+        for r in range(len(x.context_len)):
+            tokens = x.token_ids[x.row_start[r] : x.row_start[r + 1]].copy()
+            for i in np.flatnonzero(tokens < 0).tolist():
+                tokens[i] = self._previous[-1 - int(tokens[i])]
+            start = int(x.context_len[r])
+            end = start + len(tokens)
+            positions = np.arange(start, end)
+            for group, cache in enumerate(self._caches):
+                blocks = x.block_tables[group][r][positions // size]
+                assert (blocks >= 0).all(), f"row {r} writes without a block"
+                cache[blocks, positions % size] = tokens
+                writes += [(group, b, p) for b, p in zip(blocks.tolist(), positions % size)]
+            contexts.append((r, end))
+        assert len(set(writes)) == len(writes), "two rows write the same slot"
+        read = []
+        for r, end in contexts:
+            everywhere = np.arange(end)
+            texts = [
+                cache[x.block_tables[g][r][everywhere // size], everywhere % size].tolist()
+                for g, cache in enumerate(self._caches)
+            ]
+            assert all(t == texts[0] for t in texts), "cache groups disagree"
+            assert UNWRITTEN not in texts[0], f"row {r} reads an unwritten slot"
+            read.append(texts[0])
+        return read
+
+    def _sample(self, x: StepInputs, s: int, context: list[int], vocab: int) -> int:
+        p = x.sampling
+        assert int(p.position[s]) == len(context), "position is not the sampled token's"
+        bias = slice(int(p.bias_start[s]), int(p.bias_start[s + 1]))
+        banned = frozenset(p.bias_id[bias][np.isneginf(p.bias_value[bias])].tolist())
+        history = p.history[int(p.history_start[s]) : int(p.history_start[s + 1])].tolist()
+        if history:
+            assert history == context[: len(history)] and len(context) - len(history) <= 1
+        key: tuple[int, ...] = ()
+        if p.temperature[s] > 0:
+            key = (int(p.seed[s]), int(p.choice[s]), len(context))
+        return next_token(context, vocab, key=key, banned=banned)
+
+    def _targets(
+        self, x: StepInputs, contexts: list[list[int]], vocab: int
+    ) -> LogprobArrays | None:
+        seen: list[list[int]] = []
+        targets: list[int] = []
+        for r in np.flatnonzero(x.logits == LOGITS_ALL).tolist():
+            for i in range(int(x.row_start[r]), int(x.row_start[r + 1])):
+                if x.target_ids[i] >= 0:
+                    position = int(x.context_len[r]) + i - int(x.row_start[r])
+                    seen.append(contexts[r][: position + 1])
+                    targets.append(int(x.target_ids[i]))
+        assert (x.logits[np.flatnonzero(x.sample)] != LOGITS_NONE).all()
+        wide = max(1, int(x.target_logprobs.max(initial=-1)))
+        return fake_logprobs(seen, targets, wide, vocab) if targets else None
+
+    def copy_blocks(self, group: int, pairs: np.ndarray) -> None:
+        for source, target in pairs.tolist():
+            self._caches[group][target] = self._caches[group][source]
+
+    def export_blocks(self, group: int, blocks: np.ndarray) -> object:
+        raise NotImplementedError
+
+    def import_blocks(self, group: int, blocks: np.ndarray, data: object) -> None:
+        raise NotImplementedError
+
+    def progress(self) -> int:
+        return self.steps
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def fake_logprob(context: list[int], token: int) -> float:
+    """A number that depends on the context and the token."""
+    digest = hashlib.blake2b(np.array([*context, -2, token], np.int64).tobytes(), digest_size=4)
+    return -int.from_bytes(digest.digest(), "little") / 2**28
+
+
+def fake_logprobs(
+    contexts: list[list[int]], tokens: list[int], wide: int, vocab: int
+) -> LogprobArrays:
+    """`fake_logprob` of each token, with alternatives 0 .. wide - 1."""
+    n = len(tokens)
+    chosen = np.array(
+        [fake_logprob(c, t) for c, t in zip(contexts, tokens, strict=True)], np.float32
+    )
+    ids = np.tile(np.arange(wide, dtype=np.int32) % vocab, (n, 1)).astype(np.int32)
+    values = np.tile(-np.arange(wide, dtype=np.float32), (n, 1)).astype(np.float32)
+    return LogprobArrays(chosen, ids, values)

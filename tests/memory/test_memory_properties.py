@@ -1,0 +1,219 @@
+"""Pool, prefix index and leases under random use, checked after every operation."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from tidemill.memory.lease import KVMemory, Lease
+from tidemill.memory.planner import blocks_from_bytes, useful_blocks
+from tidemill.memory.pool import BlockPool
+from tidemill.memory.prefix import BlockKey, PrefixIndex, block_key, root_digest
+
+BLOCKS, SIZE = 12, 4
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """The pool against a plain list: order of reuse included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reused: list[int] = []
+        self.pool = BlockPool(BLOCKS, self.reused.append)
+        self.free = list(range(BLOCKS))
+        self.refs = dict.fromkeys(range(BLOCKS), 0)
+
+    @rule()
+    def allocate(self) -> None:
+        if not self.free:
+            with pytest.raises(MemoryError):
+                self.pool.allocate()
+            return
+        want = self.free.pop(0)
+        assert self.pool.allocate() == want == self.reused[-1]
+        self.refs[want] = 1
+
+    @rule(block=st.integers(0, BLOCKS - 1))
+    def acquire(self, block: int) -> None:
+        self.pool.acquire(block)
+        if block in self.free:
+            self.free.remove(block)
+        self.refs[block] += 1
+
+    @rule(block=st.integers(0, BLOCKS - 1), findable=st.booleans())
+    def release(self, block: int, findable: bool) -> None:
+        if self.refs[block] == 0:
+            with pytest.raises(RuntimeError):
+                self.pool.release(block, findable=findable)
+            return
+        self.pool.release(block, findable=findable)
+        self.refs[block] -= 1
+        if self.refs[block] == 0:
+            self.free.insert(len(self.free) if findable else 0, block)
+
+    @invariant()
+    def agrees(self) -> None:
+        self.pool.check()
+        assert list(self.pool.free_blocks()) == self.free
+        assert self.pool.num_free == len(self.free)
+        assert self.pool.num_used == BLOCKS - len(self.free)
+
+
+class LeaseMachine(RuleBasedStateMachine):
+    """Leases against what each block was last written with."""
+
+    leases = Bundle("leases")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = KVMemory((BLOCKS, BLOCKS + 3), SIZE)
+        self.written: dict[tuple[int, int], list[int]] = {}
+        self.texts: dict[int, list[int]] = {}
+        self.open: list[Lease] = []
+
+    def _write(self, lease: Lease, start: int, text: list[int]) -> None:
+        for g in range(2):
+            for position in range(start, len(text)):
+                block = lease.tables[g][position // SIZE]
+                slot = self.written.setdefault((g, block), [-1] * SIZE)
+                slot[position % SIZE] = text[position]
+        self.texts[id(lease)] = text
+        keys, parent = [], b"root"
+        for i in range(len(text) // SIZE):
+            keys.append(block_key(parent, text[i * SIZE : (i + 1) * SIZE]))
+            parent = keys[-1].digest
+            lease.publish(i, keys[i])
+
+    @rule(target=leases, text=st.lists(st.integers(0, 1), max_size=22))
+    def start(self, text: list[int]) -> Lease:
+        keys, parent = [], b"root"
+        for i in range(len(text) // SIZE):
+            keys.append(block_key(parent, text[i * SIZE : (i + 1) * SIZE]))
+            parent = keys[-1].digest
+        found = self.memory.find(keys)
+        lease = self.memory.lease(found)
+        self.open.append(lease)
+        self.texts[id(lease)] = text[: len(found) * SIZE]
+        if lease.needed(len(text)) > self.memory.num_free:
+            with pytest.raises(MemoryError):
+                lease.grow(len(text))
+        else:
+            lease.grow(len(text))
+            self._write(lease, len(found) * SIZE, text)
+        return lease
+
+    @rule(lease=leases, more=st.lists(st.integers(0, 1), min_size=1, max_size=6))
+    def append(self, lease: Lease, more: list[int]) -> None:
+        text = self.texts[id(lease)]
+        whole = text + more
+        if lease.needed(len(whole)) > self.memory.num_free:
+            return
+        growth = lease.grow(len(whole))
+        for copy in growth.copies:
+            source = self.written.get((copy.group, copy.source), [-1] * SIZE)
+            self.written[copy.group, copy.target] = list(source)
+        self._write(lease, len(text), whole)
+
+    @rule(target=leases, lease=leases, share=st.floats(0, 1))
+    def fork(self, lease: Lease, share: float) -> Lease:
+        text = self.texts[id(lease)]
+        if lease._borrowed:
+            lease = self.memory.lease()
+            text = []
+        else:
+            text = text[: int(share * len(text))]
+            lease = lease.fork(len(text))
+        self.open.append(lease)
+        self.texts[id(lease)] = text
+        return lease
+
+    @rule(lease=leases)
+    def grow_and_undo(self, lease: Lease) -> None:
+        before = [list(table) for table in lease.tables]
+        tokens = len(self.texts[id(lease)]) + 2 * SIZE
+        if lease._borrowed or lease.needed(tokens) > self.memory.num_free:
+            return
+        lease.grow(tokens)
+        lease.truncate(len(before[0]))
+        assert lease.tables == before
+
+    @rule(lease=consumes(leases))
+    def close(self, lease: Lease) -> None:
+        lease.close()
+        self.open.remove(lease)
+        del self.texts[id(lease)]
+        with pytest.raises(RuntimeError):
+            lease.close()
+
+    @invariant()
+    def adds_up(self) -> None:
+        self.memory.check()
+        for lease in self.open:
+            text = self.texts[id(lease)]
+            for g in range(2):
+                for p, token in enumerate(text):
+                    assert self.written[g, lease.tables[g][p // SIZE]][p % SIZE] == token
+        if not self.open:
+            assert self.memory.num_used == 0
+
+
+TestPool = PoolMachine.TestCase
+TestPool.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestLease = LeaseMachine.TestCase
+TestLease.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+
+
+def test_a_hit_is_verified_not_trusted() -> None:
+    index = PrefixIndex()
+    key = block_key(b"root", [1, 2, 3, 4])
+    assert index.add(key, 5)
+    assert index.find(key) == 5
+    other = block_key(b"root", [9, 9, 9, 9])
+    assert index.find(BlockKey(key.digest, key.parent, other.tokens)) is None
+    assert index.find(BlockKey(key.digest, b"elsewhere", key.tokens)) is None
+    assert not index.add(key, 6), "the same content is findable once"
+    index.forget(5)
+    assert index.find(key) is None and len(index) == 0
+
+
+def test_identity_covers_everything_the_content_depends_on() -> None:
+    base = {"salt": "", "weights": "w", "kv_dtype": "int8", "adapter": None, "media": ()}
+    variants = [
+        base,
+        base | {"salt": "tenant"},
+        base | {"weights": "v"},
+        base | {"kv_dtype": "bfloat16"},
+        base | {"adapter": "a"},
+        base | {"media": (b"m",)},
+        base | {"salt": "w", "weights": ""},
+    ]
+    digests = {root_digest(**v) for v in variants}  # type: ignore[arg-type]
+    assert len(digests) == len(variants)
+    first = block_key(root_digest(), [1, 2])
+    assert first.digest != block_key(first.digest, [1, 2]).digest
+    assert len(first.digest) == 16
+
+
+def test_freed_blocks_stay_findable_until_reused() -> None:
+    memory = KVMemory((4,), SIZE)
+    key = block_key(b"root", [1, 2, 3, 4])
+    lease = memory.lease()
+    lease.grow(SIZE)
+    lease.publish(0, key)
+    lease.close()
+    assert memory.find([key]) == [(0,)] and memory.num_used == 0
+    hold = memory.lease()
+    hold.grow(3 * SIZE)
+    assert memory.find([key]), "unfindable free blocks are reused first"
+    hold.grow(4 * SIZE)
+    assert not memory.find([key])
+    hold.close()
+
+
+def test_blocks_from_bytes() -> None:
+    assert blocks_from_bytes(1000, 10, 16) == 6
+    assert useful_blocks(4, 33, 32) == 8
+    with pytest.raises(Exception, match="one KV block takes 160 bytes"):
+        blocks_from_bytes(100, 10, 16)
