@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from tidemill.base.errors import TidemillError, model_file_error, unsupported
+from tidemill.base.errors import model_file_error, unsupported
 from tidemill.models.spec import Rope, RopeScaling
 
 MAX_SIZE = 2**24  # any one extent of a tensor
@@ -18,8 +18,8 @@ MAX_LAYERS = 1024
 MAX_POSITIONS = 2**31 - 1
 
 # Keys that do not change what a forward pass computes.
-HARMLESS = frozenset(
-    """architectures model_type transformers_version torch_dtype dtype use_cache bos_token_id
+_HARMLESS_TEXT = """
+    architectures model_type transformers_version torch_dtype dtype use_cache bos_token_id
     eos_token_id pad_token_id unk_token_id sep_token_id initializer_range attention_dropout
     hidden_dropout resid_pdrop embd_pdrop output_attentions output_hidden_states return_dict
     return_dict_in_generate chunk_size_feed_forward is_encoder_decoder is_decoder id2label label2id
@@ -30,8 +30,9 @@ HARMLESS = frozenset(
     encoder_no_repeat_ngram_size bad_words_ids suppress_tokens begin_suppress_tokens
     forced_bos_token_id forced_eos_token_id remove_invalid_values exponential_decay_length_penalty
     prefix decoder_start_token_id cross_attention_hidden_size add_cross_attention tf_legacy_loss
-    pruned_heads unsloth_version unsloth_fixed""".split()
-)
+    pruned_heads unsloth_version unsloth_fixed
+"""
+HARMLESS = frozenset(_HARMLESS_TEXT.split())
 
 # Keys with a meaning that is not implemented, and what to do about each.
 _REFUSED = {
@@ -226,10 +227,3 @@ def _scaling(kind: str, section: Mapping[str, Any], key: str) -> RopeScaling | N
     original = "original_max_position_embeddings"
     context = checked_integer(f"{key}.{original}", section[original], 1, MAX_POSITIONS)
     return RopeScaling("llama3", factor, low, high, context)
-
-
-def model_error(error: TidemillError, source: str) -> TidemillError:
-    """The same error with the file it is about in front."""
-    return TidemillError(
-        error.kind, f"{source}: {error.message}", param=error.param, retryable=error.retryable
-    )

@@ -67,7 +67,7 @@ def dense_spec(
     config: ConfigReader,
     family: str,
     *,
-    biases: Biases = Biases(),  # noqa: B008 (frozen)
+    biases: Biases = Biases(),
     qk_norm: bool = False,
     windows: Callable[[int], Sequence[int | None]] | None = None,
 ) -> DecoderSpec:

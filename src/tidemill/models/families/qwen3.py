@@ -36,7 +36,5 @@ FAMILY = Family(
     architectures=("Qwen3ForCausalLM",),
     spec=spec,
     rules=HF_RULES,
-    gguf=GgufFamily(
-        arch="qwen3", rules=GGUF_RULES, biases={"attention_bias": "blk.0.attn_q.bias"}
-    ),
+    gguf=GgufFamily(arch="qwen3", rules=GGUF_RULES, biases={"attention_bias": "blk.0.attn_q.bias"}),
 )

@@ -1,0 +1,105 @@
+"""Opening a model by path or hub id, whatever its format."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tidemill.base.errors import model_file_error
+from tidemill.loading import gguf_model, huggingface
+from tidemill.loading.gguf import MAGIC
+from tidemill.loading.hub import resolve
+from tidemill.loading.parts import ModelFiles
+from tidemill.models.spec import DecoderSpec
+
+
+def open_model(model: str | Path) -> ModelFiles:
+    """Open a model; no tensor data is read before it is asked for.
+
+    Args:
+        model: a checkpoint folder, a GGUF file, or a hub id such as ``Qwen/Qwen3-0.6B`` (for a
+            GGUF file on the hub: ``owner/name/file.gguf``). What exists locally wins.
+
+    Raises:
+        TidemillError: NOT_FOUND when there is no such model, MODEL_FILE or UNSUPPORTED when its
+            files cannot be used; the message says what to do.
+    """
+    path = resolve(model)
+    if path.is_dir():
+        return huggingface.open_folder(path)
+    if path.suffix == ".gguf" or _is_gguf(path):
+        return gguf_model.open_file(path)
+    raise model_file_error(
+        f"{path}: neither a model's folder nor a GGUF file; for safetensors give the folder "
+        "that also holds config.json"
+    )
+
+
+def _is_gguf(path: Path) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return file.read(4) == MAGIC
+    except OSError as error:
+        raise model_file_error(f"{path}: cannot be read: {error.strerror}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLine:
+    """One tensor, as `tidemill show` lists it: canonical name, stored name, type, shape, bytes."""
+
+    name: str
+    stored: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSummary:
+    """A model's facts without its data.
+
+    Attributes:
+        path, format: see `ModelFiles`.
+        spec: the decoder.
+        parameters: how many, tied ones once.
+        weight_bytes: of all tensors as stored.
+        file_bytes: of the weight files.
+        tensors: in the spec's order.
+        has_vocabulary, has_chat_template: of the text side.
+        bos_token_id, eos_token_ids: start and end tokens.
+    """
+
+    path: Path
+    format: str
+    spec: DecoderSpec
+    parameters: int
+    weight_bytes: int
+    file_bytes: int
+    tensors: tuple[TensorLine, ...]
+    has_vocabulary: bool
+    has_chat_template: bool
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+
+
+def inspect_model(model: str | Path) -> ModelSummary:
+    """Everything about a model that its headers say; raises like `open_model`."""
+    files = open_model(model)
+    lines = []
+    for name in files.spec.expected_tensors():
+        place = files.tensors.places[name]
+        lines.append(TensorLine(name, place.name, place.dtype, place.shape, place.nbytes))
+    text = files.tokenizer
+    return ModelSummary(
+        path=files.path,
+        format=files.format,
+        spec=files.spec,
+        parameters=files.spec.parameters(),
+        weight_bytes=files.tensors.nbytes,
+        file_bytes=files.file_bytes,
+        tensors=tuple(lines),
+        has_vocabulary=text.tokenizer_json is not None or text.gguf is not None,
+        has_chat_template=text.chat_template is not None,
+        bos_token_id=files.bos_token_id,
+        eos_token_ids=files.eos_token_ids,
+    )

@@ -1,0 +1,152 @@
+"""A GGUF file as `ModelFiles`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tidemill.base.errors import TidemillError, model_file_error
+from tidemill.base.tokenizer_data import TokenizerData
+from tidemill.loading import gguf
+from tidemill.loading.huggingface import token_ids
+from tidemill.loading.mapped import in_file
+from tidemill.loading.parts import GenerationDefaults, LazyTensors, ModelFiles, Transform
+from tidemill.models.gguf_config import config_from_gguf
+from tidemill.models.naming import GGUF_RULES, ROPE_FACTORS, canonical_name, match_tensors
+from tidemill.models.quantization import to_float32
+from tidemill.models.registry import family_for_gguf
+from tidemill.models.spec import DecoderSpec, RopeScaling
+from tidemill.models.tensors import RawTensor, layer_name
+
+_EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_TEMPLATE = "tokenizer.chat_template"
+_TEMPLATES = "tokenizer.chat_template."
+
+
+def open_file(path: Path) -> ModelFiles:
+    """Open a GGUF file; only its header is read (and the few rope divisors, if it has them).
+
+    Raises:
+        TidemillError: MODEL_FILE or UNSUPPORTED; the message names the key or tensor.
+    """
+    file = gguf.read_file(path)
+    try:
+        return _open(file)
+    except TidemillError as error:
+        raise in_file(error, path) from error
+
+
+def _open(file: gguf.GgufFile) -> ModelFiles:
+    metadata, stored = file.metadata, file.tensors
+    if metadata.get("split.count", 0) not in (0, 1):
+        raise model_file_error("one part of a split model; join the parts with gguf-split --merge")
+    family = family_for_gguf(metadata.get("general.architecture"))
+    assert family.gguf is not None
+    shapes = {name: tensor.shape for name, tensor in stored.items()}
+    config = config_from_gguf(metadata, shapes, family.gguf)
+    spec = _with_rope_factors(family.spec(config), stored)
+    names = match_tensors(spec, family.gguf.rules, shapes)
+    places = {canonical: stored[name] for canonical, name in names.items()}
+    for place in places.values():
+        place.check_supported()
+    transforms = _transforms(spec) if family.gguf.permuted_qk else {}
+    tensors = LazyTensors(places, transforms)
+    vocabulary = {k: v for k, v in metadata.items() if k.startswith("tokenizer.")}
+    eos = [metadata.get("tokenizer.ggml." + key) for key in _EOS_KEYS]
+    return ModelFiles(
+        path=file.path,
+        format="gguf",
+        config=config,
+        spec=dataclasses.replace(spec, weights_dtype=tensors.prevailing_dtype()),
+        tensors=tensors,
+        bos_token_id=next(iter(_ids(metadata, "bos_token_id")), None),
+        eos_token_ids=token_ids([e for e in eos if e is not None], "eos_token_id"),
+        generation=GenerationDefaults(),
+        tokenizer=_tokenizer(vocabulary),
+        files=tuple({id(t.file): t.file for t in stored.values()}.values()),
+    )
+
+
+def _ids(metadata: Mapping[str, Any], key: str) -> tuple[int, ...]:
+    return token_ids(metadata.get("tokenizer.ggml." + key), key)
+
+
+def _tokenizer(vocabulary: Mapping[str, Any]) -> TokenizerData:
+    template = vocabulary.get(_TEMPLATE)
+    tokens = vocabulary.get("tokenizer.ggml.tokens")
+    special = {}
+    for role in ("bos", "eos", "unknown", "padding"):
+        index = vocabulary.get(f"tokenizer.ggml.{role}_token_id")
+        if isinstance(tokens, list) and isinstance(index, int) and 0 <= index < len(tokens):
+            name = {"unknown": "unk", "padding": "pad"}.get(role, role)
+            special[f"{name}_token"] = str(tokens[index])
+    add_bos = vocabulary.get("tokenizer.ggml.add_bos_token")
+    add_eos = vocabulary.get("tokenizer.ggml.add_eos_token")
+    return TokenizerData(
+        gguf=vocabulary if tokens else None,
+        chat_template=template if isinstance(template, str) else None,
+        special=special,
+        add_bos=add_bos if isinstance(add_bos, bool) else None,
+        add_eos=add_eos if isinstance(add_eos, bool) else None,
+        named_templates={
+            key.removeprefix(_TEMPLATES): value
+            for key, value in vocabulary.items()
+            if key.startswith(_TEMPLATES) and isinstance(value, str)
+        },
+    )
+
+
+def _with_rope_factors(spec: DecoderSpec, stored: Mapping[str, Any]) -> DecoderSpec:
+    """The spec with the divisors of `rope_freqs.weight`, by which converters express llama3."""
+    name = next((n for n in stored if canonical_name(GGUF_RULES, n)[1] == ROPE_FACTORS), None)
+    if name is None:
+        return spec
+    factors = to_float32(stored[name].read())
+    layers = []
+    for layer in spec.layers:
+        rope = layer.mixer.rope
+        assert rope is not None
+        if (
+            factors.shape != (rope.dim // 2,)
+            or not np.isfinite(factors).all()
+            or factors.min() <= 0
+        ):
+            raise model_file_error(
+                f"tensor {name!r} must hold {rope.dim // 2} positive numbers", param=name
+            )
+        if rope.scaling is not None:
+            raise model_file_error(
+                f"tensor {name!r} and {rope.scaling.kind} rope scaling exclude each other",
+                param=name,
+            )
+        scaling = RopeScaling("factors", factors=tuple(factors.tolist()))
+        mixer = dataclasses.replace(layer.mixer, rope=dataclasses.replace(rope, scaling=scaling))
+        layers.append(dataclasses.replace(layer, mixer=mixer))
+    return dataclasses.replace(spec, layers=tuple(layers))
+
+
+def _transforms(spec: DecoderSpec) -> dict[str, Transform]:
+    found: dict[str, Transform] = {}
+    for i, layer in enumerate(spec.layers):
+        for part, heads in (("q", layer.mixer.heads), ("k", layer.mixer.kv_heads)):
+            transform = _unpermute(heads)
+            found[layer_name(i, f"attn.{part}.weight")] = transform
+            found[layer_name(i, f"attn.{part}.bias")] = transform
+    return found
+
+
+def _unpermute(heads: int) -> Transform:
+    """Undo the converter's row order of Q and K: within a head it stores row j of the first half
+    next to row j of the second. Rows move whole, so quantized ones need no requantization."""
+
+    def transform(tensor: RawTensor) -> RawTensor:
+        rows = tensor.shape[0]
+        stored = np.frombuffer(tensor.data, np.uint8).reshape(heads, rows // heads // 2, 2, -1)
+        ordered = np.ascontiguousarray(stored.swapaxes(1, 2))
+        return RawTensor(tensor.dtype, tensor.shape, ordered.data.cast("B"))
+
+    return transform

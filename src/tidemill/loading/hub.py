@@ -1,0 +1,82 @@
+"""A model's name to a local path: what exists locally first, then the Hugging Face hub."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tidemill.base.errors import ErrorKind, TidemillError, model_file_error
+from tidemill.loading.huggingface import FILE_PATTERNS
+
+_HUB_ID = re.compile(r"[\w][\w.-]{0,95}/[\w][\w.-]{0,95}")
+
+
+def resolve(model: str | Path) -> Path:
+    """The local path of a model, downloaded if it is a hub id that is not in the cache.
+
+    Only the file kinds of `FILE_PATTERNS` are fetched: no pickles, no code.
+
+    Raises:
+        TidemillError: NOT_FOUND when there is neither such a path nor such a model, UNAVAILABLE
+            when the hub cannot be reached.
+    """
+    path = Path(model).expanduser()
+    if path.exists():
+        return path
+    repo, file = _split(str(model))
+    if repo is None:
+        raise TidemillError(
+            ErrorKind.NOT_FOUND,
+            f"{model}: no such file or folder, and not a hub id (owner/name)",
+            param="model",
+        )
+    return _fetch(repo, file)
+
+
+def _split(model: str) -> tuple[str | None, str | None]:
+    """("owner/name", file in it or None); (None, None) when it is no hub id."""
+    if model.count("/") == 2 and model.endswith(".gguf"):
+        repo, _, file = model.rpartition("/")
+    else:
+        repo, file = model, ""
+    if _HUB_ID.fullmatch(repo) and ".." not in repo and re.fullmatch(r"[\w.-]*", file):
+        return repo, file or None
+    return None, None
+
+
+def _fetch(repo: str, file: str | None) -> Path:
+    # Imported only here: it takes a second, and most starts do not need it.
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    try:
+        if file is not None:
+            return Path(huggingface_hub.hf_hub_download(repo, file))
+        folder = Path(huggingface_hub.snapshot_download(repo, allow_patterns=list(FILE_PATTERNS)))
+    except (errors.RepositoryNotFoundError, errors.EntryNotFoundError) as error:
+        # A local entry is "not found" too when the hub cannot be reached.
+        if isinstance(error, errors.LocalEntryNotFoundError):
+            raise _unreachable(repo) from error
+        raise TidemillError(
+            ErrorKind.NOT_FOUND,
+            f"{repo}: no such model or file on the hub, or it is private or gated; for those set "
+            "HF_TOKEN after accepting the model's terms",
+            param="model",
+        ) from error
+    except (errors.HfHubHTTPError, errors.OfflineModeIsEnabled, OSError) as error:
+        raise _unreachable(repo) from error
+    if not (folder / "config.json").is_file():
+        raise model_file_error(
+            f"{repo}: the repository has no config.json; for a GGUF file give owner/name/file.gguf"
+        )
+    return folder
+
+
+def _unreachable(repo: str) -> TidemillError:
+    return TidemillError(
+        ErrorKind.UNAVAILABLE,
+        f"{repo}: not on this machine, and the hub cannot be reached; check the network, or copy "
+        "the model's folder here and give its path",
+        param="model",
+        retryable=True,
+    )

@@ -1,0 +1,174 @@
+"""A Hugging Face checkpoint folder as `ModelFiles`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tidemill.base.errors import TidemillError, model_file_error
+from tidemill.base.tokenizer_data import TokenizerData
+from tidemill.loading import safetensors
+from tidemill.loading.jsonfile import read_bytes, read_object, read_optional_object
+from tidemill.loading.parts import GenerationDefaults, LazyTensors, ModelFiles
+from tidemill.models.naming import match_tensors
+from tidemill.models.registry import family_for_config
+
+# The only files ever read from a folder (or fetched for one).
+FILE_PATTERNS = (
+    "config.json",
+    "generation_config.json",
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/*.jinja",
+)
+_ROLES = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "pad_token",
+    "sep_token",
+    "cls_token",
+    "mask_token",
+)
+
+
+def open_folder(folder: Path) -> ModelFiles:
+    """Open a checkpoint folder; only headers and small files are read.
+
+    Raises:
+        TidemillError: MODEL_FILE or UNSUPPORTED; the message names file and key or tensor.
+    """
+    if not (folder / "config.json").is_file():
+        raise model_file_error(f"{folder}: holds no config.json; is it a model's folder?")
+    config = read_object(folder / "config.json")
+    family = family_for_config(config)
+    try:
+        spec = family.spec(config)
+    except TidemillError as error:
+        raise TidemillError(
+            error.kind, f"{folder.name}/config.json: {error.message}", param=error.param
+        ) from error
+    stored = safetensors.read_folder(folder)
+    names = match_tensors(spec, family.rules, {n: t.shape for n, t in stored.items()})
+    places = {canonical: stored[name] for canonical, name in names.items()}
+    for place in places.values():
+        place.check_supported()
+    tensors = LazyTensors(places, {})
+    generation = read_optional_object(folder / "generation_config.json")
+    eos = generation.get("eos_token_id")
+    return ModelFiles(
+        path=folder,
+        format="huggingface",
+        config=config,
+        spec=dataclasses.replace(spec, weights_dtype=tensors.prevailing_dtype()),
+        tensors=tensors,
+        bos_token_id=_first(token_ids(config.get("bos_token_id"), "bos_token_id")),
+        eos_token_ids=token_ids(config.get("eos_token_id") if eos is None else eos, "eos_token_id"),
+        generation=generation_defaults(generation),
+        tokenizer=read_tokenizer(folder),
+        files=tuple({id(t.file): t.file for t in stored.values()}.values()),
+    )
+
+
+def _first(ids: tuple[int, ...]) -> int | None:
+    return ids[0] if ids else None
+
+
+def token_ids(value: Any, key: str) -> tuple[int, ...]:
+    """A token id, a list of them or null, as a tuple without repetitions."""
+    values = [] if value is None else value if isinstance(value, list) else [value]
+    for v in values:
+        if isinstance(v, bool) or not isinstance(v, int) or not 0 <= v < 2**31:
+            raise model_file_error(f"{key} must be a token id or a list of them", param=key)
+    return tuple(dict.fromkeys(values))
+
+
+def generation_defaults(generation: Mapping[str, Any]) -> GenerationDefaults:
+    """Sampling values of a generation_config.json; with do_sample false, temperature 0.
+
+    A value that is no number or out of the sampling parameters' range counts as not given: a
+    default must never turn a client's good request into an error.
+    """
+    ranges = {
+        "temperature": (0.0, 100.0),
+        "top_p": (1e-6, 1.0),
+        "top_k": (0, 2**31 - 1),
+        "min_p": (0.0, 1.0),
+        "repetition_penalty": (1e-3, 100.0),
+    }
+    found: dict[str, Any] = {}
+    for key, (low, high) in ranges.items():
+        value = generation.get(key)
+        if isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high:
+            found[key] = int(value) if key == "top_k" else float(value)
+    if generation.get("do_sample") is False and "temperature" not in generation:
+        found["temperature"] = 0.0
+    return GenerationDefaults(**found)
+
+
+def read_tokenizer(folder: Path) -> TokenizerData:
+    """The text side of a checkpoint folder; a folder without tokenizer.json has no vocabulary."""
+    settings = read_optional_object(folder / "tokenizer_config.json")
+    special_map = read_optional_object(folder / "special_tokens_map.json")
+    templates = _templates(folder, settings)
+    json_path = folder / "tokenizer.json"
+    return TokenizerData(
+        tokenizer_json=read_bytes(json_path) if json_path.is_file() else None,
+        chat_template=templates.pop("default", None),
+        special=_special(special_map) | _special(settings),
+        add_bos=_flag(settings, "add_bos_token"),
+        add_eos=_flag(settings, "add_eos_token"),
+        named_templates=templates,
+    )
+
+
+def _special(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Special tokens by role; a token is a string or an object with its `content`."""
+    found = {}
+    for role in _ROLES:
+        value = settings.get(role)
+        content = value.get("content") if isinstance(value, dict) else value
+        if isinstance(content, str):
+            found[role] = content
+    return found
+
+
+def _flag(settings: Mapping[str, Any], key: str) -> bool | None:
+    value = settings.get(key)
+    return value if isinstance(value, bool) else None
+
+
+def _templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Chat templates by name. A template in a file of its own wins over tokenizer_config.json's,
+    as in transformers."""
+    found: dict[str, str] = {}
+    value = settings.get("chat_template")
+    if value is None:
+        value = read_optional_object(folder / "chat_template.json").get("chat_template")
+    if isinstance(value, str):
+        found["default"] = value
+    elif isinstance(value, list):
+        for entry in value:
+            if isinstance(entry, dict) and isinstance(entry.get("template"), str):
+                found[str(entry.get("name"))] = entry["template"]
+    elif isinstance(value, dict):
+        found |= {str(k): v for k, v in value.items() if isinstance(v, str)}
+    for path in sorted(folder.glob("additional_chat_templates/*.jinja")):
+        found[path.stem] = _text(path)
+    if (folder / "chat_template.jinja").is_file():
+        found["default"] = _text(folder / "chat_template.jinja")
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_bytes(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise model_file_error(f"{path.name}: not UTF-8") from error
