@@ -27,6 +27,7 @@ using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::
 using Floats = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Blocks = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Pairs = nb::ndarray<const int32_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu>;
+using Scales = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using WritableBytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using WritableFloats = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
@@ -105,9 +106,9 @@ void bind_config(nb::module_& m) {
 int64_t size_of(const Bytes& bytes) { return static_cast<int64_t>(bytes.size()); }
 
 // Arrays of one layer's blocks in their portable form, checked against the cache.
-template <class Data, class Scales>
+template <class Data, class Scale>
 void check_portable(const KvCache& cache, int layer, const Blocks& blocks, const Data& keys,
-                    const Data& values, const Scales& key_scales, const Scales& value_scales) {
+                    const Data& values, const Scale& key_scales, const Scale& value_scales) {
   int64_t group = -1;
   for (int64_t g = 0; g < cache.groups(); ++g) {
     for (const int l : cache.group(g).layers) group = l == layer ? g : group;
@@ -138,8 +139,7 @@ void export_layer(Executor& e, int layer, const Blocks& blocks, const WritableBy
 }
 
 void import_layer(Executor& e, int layer, const Blocks& blocks, const Bytes& keys,
-                  const Bytes& values, const WritableFloats& key_scales,
-                  const WritableFloats& value_scales) {
+                  const Bytes& values, const Scales& key_scales, const Scales& value_scales) {
   nb::gil_scoped_release release;
   e.with_idle_cache([&](KvCache& cache, ThreadPool& pool) {
     check_portable(cache, layer, blocks, keys, values, key_scales, value_scales);

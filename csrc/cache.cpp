@@ -71,6 +71,12 @@ void KvCache::allocate(const std::vector<int64_t>& num_blocks) {
   bytes_ = total;
 }
 
+void KvCache::free() {
+  region_ = Region();
+  num_blocks_.assign(groups_.size(), 0);
+  bytes_ = 0;
+}
+
 void KvCache::check_blocks(int64_t g, const int32_t* blocks, int64_t count) const {
   if (g < 0 || g >= groups()) throw internal_error("no cache group " + std::to_string(g));
   for (int64_t i = 0; i < count; ++i) {

@@ -25,6 +25,8 @@ class KvCache {
 
   // Replaces the cache by an empty one of num_blocks[g] blocks for group g. Error (Resource).
   void allocate(const std::vector<int64_t>& num_blocks);
+  // Gives the memory back; the cache has no blocks then.
+  void free();
 
   int64_t groups() const { return static_cast<int64_t>(groups_.size()); }
   const CacheGroupShape& group(int64_t g) const { return groups_[static_cast<size_t>(g)]; }

@@ -119,7 +119,7 @@ void Executor::check_open() const {
   if (closed_) throw Error(ErrorKind::Unavailable, "the native backend is closed");
 }
 
-int64_t Executor::kv_bytes() { return cache_ && !closed_ ? cache_->bytes() : 0; }
+int64_t Executor::kv_bytes() const { return cache_ ? cache_->bytes() : 0; }
 
 void Executor::allocate_cache(const std::vector<int64_t>& num_blocks) {
   with_idle_cache([&](KvCache& cache, ThreadPool&) { cache.allocate(num_blocks); });
@@ -136,8 +136,8 @@ std::shared_ptr<Step> Executor::submit(StepInput input) {
 }
 
 void Executor::copy_blocks(int64_t group, const int32_t* pairs, int64_t count) {
-  check_open();
   std::lock_guard lock(running_);
+  check_open();
   cache().check_blocks(group, pairs, 2 * count);
   cache().copy(group, pairs, count);
 }
@@ -145,6 +145,9 @@ void Executor::copy_blocks(int64_t group, const int32_t* pairs, int64_t count) {
 void Executor::close() {
   closed_ = true;
   if (queue_) queue_->close();
+  std::lock_guard lock(running_);
+  if (cache_) cache_->free();
+  weights_.free();
 }
 
 }  // namespace tidemill

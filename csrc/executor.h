@@ -56,7 +56,7 @@ class Executor {
   void build(const ModelConfig& config, const uint8_t* embedding_source, int64_t source_bytes);
 
   int64_t weight_bytes() const { return weights_.bytes(); }
-  int64_t kv_bytes();
+  int64_t kv_bytes() const;
   int64_t block_bytes(int64_t group) const { return cache().block_bytes(group); }
   void allocate_cache(const std::vector<int64_t>& num_blocks);
 
@@ -65,15 +65,16 @@ class Executor {
   // Runs body(cache, pool) while no step is outstanding; Error (Internal) when one is.
   template <class Body>
   void with_idle_cache(Body&& body) {
-    check_open();
     if (queue_ && !queue_->idle()) {
-      throw internal_error("blocks are exported and imported while no step is outstanding");
+      throw internal_error("the cache is changed from outside while no step is outstanding");
     }
     std::lock_guard lock(running_);
+    check_open();
     body(cache(), pool_);
   }
   uint64_t progress() const { return pool_.progress(); }
   int threads() const { return pool_.threads(); }
+  // Ends the running step, fails the queued ones, and frees weights and cache. Idempotent.
   void close();
 
  private:

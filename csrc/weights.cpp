@@ -92,6 +92,11 @@ int WeightStore::add_vector(const std::string& name, WeightType from, int64_t co
   return static_cast<int>(vectors_.size()) - 1;
 }
 
+void WeightStore::free() {
+  region_ = Region();
+  bytes_ = 0;
+}
+
 const PackedMatrix& WeightStore::matrix(int id) const {
   if (id < 0 || id >= static_cast<int>(matrices_.size())) throw internal_error("no such matrix");
   return matrices_[static_cast<size_t>(id)];

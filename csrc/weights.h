@@ -30,6 +30,8 @@ class WeightStore {
   // Keeps a vector of `count` values as float, padded with zeros to whole panels; returns its id.
   int add_vector(const std::string& name, WeightType from, int64_t count, const uint8_t* source,
                  int64_t source_bytes);
+  // Gives the matrices' memory back; nothing may use them any more.
+  void free();
   // Counts memory that is used in place (a mapped embedding).
   void count_mapped(int64_t bytes) { bytes_ += bytes; }
 

@@ -1,1 +1,39 @@
-"""The C++ executor's Python side."""
+"""The C++ executor's Python side: it describes a model to the core and moves arrays.
+
+The core computes a whole step in one call with the GIL released: see csrc/ and `backend.py`.
+"""
+
+from __future__ import annotations
+
+from tidemill.backends.base import Backend, BackendOptions
+from tidemill.models.spec import DecoderSpec
+from tidemill.models.tensors import TensorMap
+
+# Larger than any core's private caches, so that a read comes from memory (or a shared cache).
+_BANDWIDTH_BYTES = 256 << 20
+
+
+def load(spec: DecoderSpec, tensors: TensorMap, options: BackendOptions) -> Backend:
+    """Load a model into a new native backend: repack its weights in memory.
+
+    Raises TidemillError: UNSUPPORTED for a spec this backend does not run, MODEL_FILE for tensors
+    that contradict the spec, CONFIG for an instruction set this machine lacks, RESOURCE when
+    memory does not suffice.
+    """
+    from tidemill.backends.native.backend import NativeBackend
+
+    return NativeBackend(spec, tensors, options)
+
+
+def available_isas() -> list[str]:
+    """Instruction sets of this build that this machine can run, best first."""
+    from tidemill.backends.native import _core
+
+    return _core.available_isas()
+
+
+def read_bandwidth(threads: int) -> float:
+    """Bytes per second that `threads` threads read from memory together (about 0.3 s)."""
+    from tidemill.backends.native import _core
+
+    return _core.read_bandwidth(threads, _BANDWIDTH_BYTES, 3)

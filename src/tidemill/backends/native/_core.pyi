@@ -1,0 +1,116 @@
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.backends.base import SamplingInputs, StepInputs
+
+_Bytes = NDArray[np.uint8]
+_Float32 = NDArray[np.float32]
+_Int32 = NDArray[np.int32]
+_Logprobs = tuple[_Float32, _Int32, _Float32]
+
+class LayerConfig:
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    window: int
+    rope: int
+    cache_group: int
+    q: int
+    k: int
+    v: int
+    o: int
+    gate: int
+    up: int
+    down: int
+    q_bias: int
+    k_bias: int
+    v_bias: int
+    o_bias: int
+    gate_bias: int
+    up_bias: int
+    down_bias: int
+    attn_norm: int
+    mlp_norm: int
+    q_norm: int
+    k_norm: int
+    def __init__(self) -> None: ...
+
+class ModelConfig:
+    vocab: int
+    hidden: int
+    max_positions: int
+    norm_eps: float
+    layers: list[LayerConfig]
+    ropes: list[list[float]]
+    group_windows: list[int]
+    kv_type: int
+    block_size: int
+    embedding: int
+    embedding_type: int
+    final_norm: int
+    lm_head: int
+    def __init__(self) -> None: ...
+
+class Handle:
+    def set_mask(self, row: int, draft: int, bits: _Bytes) -> None: ...
+    def done(self) -> bool: ...
+    def result(
+        self,
+    ) -> tuple[
+        _Int32,
+        _Logprobs | None,
+        _Logprobs | None,
+        _Float32 | None,
+        tuple[float, float, float, float],
+    ]: ...
+
+class Executor:
+    def __init__(self, threads: int, isa: str, float32_compute: bool) -> None: ...
+    @property
+    def isa(self) -> str: ...
+    @property
+    def threads(self) -> int: ...
+    def matrix_bytes(self, type: int, n: int, k: int) -> int: ...
+    def reserve(self, nbytes: int) -> None: ...
+    def add_matrix(
+        self, name: str, source_type: int, target_type: int, n: int, k: int, source: _Bytes
+    ) -> int: ...
+    def add_vector(self, name: str, source_type: int, count: int, source: _Bytes) -> int: ...
+    def build(self, config: ModelConfig, embedding: _Bytes) -> None: ...
+    def weight_bytes(self) -> int: ...
+    def kv_bytes(self) -> int: ...
+    def block_bytes(self, group: int) -> int: ...
+    def allocate_cache(self, num_blocks: list[int]) -> None: ...
+    def submit(self, inputs: StepInputs, vocab: int) -> Handle: ...
+    def copy_blocks(self, group: int, pairs: _Int32) -> None: ...
+    def export_layer(
+        self,
+        layer: int,
+        blocks: _Int32,
+        keys: _Bytes,
+        values: _Bytes,
+        key_scales: _Float32,
+        value_scales: _Float32,
+    ) -> None: ...
+    def import_layer(
+        self,
+        layer: int,
+        blocks: _Int32,
+        keys: _Bytes,
+        values: _Bytes,
+        key_scales: _Float32,
+        value_scales: _Float32,
+    ) -> None: ...
+    def progress(self) -> int: ...
+    def close(self) -> None: ...
+
+def available_isas() -> list[str]: ...
+def read_bandwidth(threads: int, bytes_per_thread: int, rounds: int) -> float: ...
+def sample_rows(
+    logits: _Float32, sampling: SamplingInputs, masks: list[Any]
+) -> list[int]: ...
+def uniform(seed: int, choice: int, position: int, draw: int) -> float: ...
+def philox4x32(counter: list[int], key: list[int]) -> list[int]: ...

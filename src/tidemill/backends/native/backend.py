@@ -1,0 +1,179 @@
+"""NativeBackend: `backends.base.Backend` over the C++ core."""
+
+from __future__ import annotations
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from tidemill.backends.base import (
+    BackendMemory,
+    BackendOptions,
+    ExportedBlocks,
+    Int32,
+    LogprobArrays,
+    StepInputs,
+    StepOutputs,
+    UInt8,
+)
+from tidemill.backends.native import _core
+from tidemill.backends.native.weights import KV_TYPES, ModelBuilder, check_spec, check_tensors
+from tidemill.base.errors import ErrorKind, TidemillError, bad_request, config_error, unsupported
+from tidemill.models.spec import DecoderSpec
+from tidemill.models.tensors import TensorMap
+
+_NUMPY_TYPES = {"float32": np.float32, "bfloat16": np.uint16, "int8": np.int8}
+_COMPUTE_TYPES = ("float32", "bfloat16")
+
+
+class NativeHandle:
+    """See backends.base.StepHandle. The GIL is released while `result` waits."""
+
+    def __init__(self, core: _core.Handle) -> None:
+        self._core = core
+        self._outputs: StepOutputs | None = None
+
+    def set_mask(self, row: int, draft: int, bits: UInt8) -> None:
+        """See backends.base.StepHandle."""
+        self._core.set_mask(row, draft, np.ascontiguousarray(bits, dtype=np.uint8))
+
+    def done(self) -> bool:
+        """See backends.base.StepHandle."""
+        return self._outputs is not None or self._core.done()
+
+    def result(self) -> StepOutputs:
+        """See backends.base.StepHandle. `sampled` holds -1 where a mask or bans left no token,
+        and -2 where the logits are not finite."""
+        if self._outputs is None:
+            sampled, logprobs, targets, logits, seconds = self._core.result()
+            self._outputs = StepOutputs(
+                sampled,
+                None if logprobs is None else LogprobArrays(*logprobs),
+                None if targets is None else LogprobArrays(*targets),
+                logits,
+                seconds,
+            )
+        return self._outputs
+
+
+class NativeBackend:
+    """See backends.base.Backend.
+
+    Results of a row do not depend on what shares its batch, on how its prefill was cut, or on the
+    number of threads: bit for bit, per build and instruction set.
+
+    A step counts as outstanding until its result was taken or its handle dropped.
+    """
+
+    def __init__(self, spec: DecoderSpec, tensors: TensorMap, options: BackendOptions) -> None:
+        if options.dtype not in _COMPUTE_TYPES:
+            raise config_error("dtype", f"dtype must be float32 or bfloat16, got {options.dtype!r}")
+        if options.kv_dtype not in KV_TYPES:
+            raise config_error("kv_dtype", f"kv_dtype must be one of {', '.join(KV_TYPES)}")
+        if options.device != "cpu":
+            raise unsupported("device", "the native backend runs on cpu; use --backend torch")
+        check_spec(spec)
+        check_tensors(spec, tensors)
+        self.spec = spec
+        self.options = options
+        self._core = _core.Executor(
+            options.threads, options.isa or "", options.dtype == "float32"
+        )
+        builder = ModelBuilder(self._core, spec, tensors, options)
+        builder.build()
+        self._mapped: NDArray[np.uint8] | None = builder.mapped
+        self._groups = spec.cache_groups()
+
+    def memory(self) -> BackendMemory:
+        """See backends.base.Backend. An embedding read from its file counts as weight bytes."""
+        core = self._core
+        return BackendMemory(core.weight_bytes(), core.kv_bytes(), core.isa, "cpu")
+
+    def allocate_cache(self, num_blocks: tuple[int, ...]) -> None:
+        """See backends.base.Backend. Replaces a cache allocated before; no step may be
+        outstanding."""
+        if len(num_blocks) != len(self._groups):
+            raise TidemillError(
+                ErrorKind.INTERNAL,
+                f"the model has {len(self._groups)} cache groups, got {len(num_blocks)} counts",
+            )
+        need = sum(n * self._core.block_bytes(g) for g, n in enumerate(num_blocks))
+        free = psutil.virtual_memory().available + self._core.kv_bytes()
+        if need > free:
+            raise TidemillError(
+                ErrorKind.RESOURCE,
+                f"the KV cache of {list(num_blocks)} blocks needs {need / 2**30:.2f} GiB and "
+                f"{free / 2**30:.2f} GiB of memory are free: give a smaller --kv-memory, or an "
+                "int8 cache by --kv-dtype",
+                param="kv_memory",
+            )
+        self._core.allocate_cache(list(num_blocks))
+
+    def submit(self, inputs: StepInputs) -> NativeHandle:
+        """See backends.base.Backend. Arrays are copied before it returns.
+
+        Raises TidemillError: INTERNAL for inputs that contradict themselves or the cache and for a
+        third outstanding step, UNAVAILABLE when closed.
+        """
+        return NativeHandle(self._core.submit(inputs, self.spec.vocab_size))
+
+    def copy_blocks(self, group: int, pairs: Int32) -> None:
+        """See backends.base.Backend. Waits for the step that runs, not for queued ones."""
+        self._core.copy_blocks(group, np.ascontiguousarray(pairs, dtype=np.int32))
+
+    def export_blocks(self, group: int, blocks: Int32) -> ExportedBlocks:
+        """See backends.base.Backend."""
+        blocks = np.ascontiguousarray(blocks, dtype=np.int32)
+        kv_dtype = self.options.kv_dtype
+        out = ExportedBlocks(kv_dtype, [], [])
+        for layer in self._groups[group].layers:
+            shape = self._portable_shape(layer, len(blocks))
+            keys, values = (np.empty(shape, _NUMPY_TYPES[kv_dtype]) for _ in range(2))
+            scale_shape = shape[:3] if kv_dtype == "int8" else (0,)
+            key_scales, value_scales = (np.empty(scale_shape, np.float32) for _ in range(2))
+            self._core.export_layer(
+                layer, blocks, _bytes(keys), _bytes(values), key_scales.ravel(),
+                value_scales.ravel(),
+            )  # fmt: skip
+            out.keys.append(keys)
+            out.values.append(values)
+            if kv_dtype == "int8":
+                out.key_scales.append(key_scales)
+                out.value_scales.append(value_scales)
+        return out
+
+    def import_blocks(self, group: int, blocks: Int32, data: ExportedBlocks) -> None:
+        """See backends.base.Backend. Raises BAD_REQUEST when the type or a shape differs."""
+        if data.kv_dtype != self.options.kv_dtype:
+            raise bad_request(
+                "kv_dtype",
+                f"blocks of KV type {data.kv_dtype} do not fit a cache of {self.options.kv_dtype}",
+            )
+        blocks = np.ascontiguousarray(blocks, dtype=np.int32)
+        dtype, none = _NUMPY_TYPES[data.kv_dtype], np.zeros(0, np.float32)
+        for i, layer in enumerate(self._groups[group].layers):
+            shape = self._portable_shape(layer, len(blocks))
+            arrays = [np.ascontiguousarray(a[i]) for a in (data.keys, data.values)]
+            if any(a.shape != shape or a.dtype != dtype for a in arrays):
+                raise bad_request("keys", f"layer {layer}: blocks must be {data.kv_dtype} {shape}")
+            scales = [none, none]
+            if data.kv_dtype == "int8":
+                pairs = (data.key_scales, data.value_scales)
+                scales = [np.ascontiguousarray(s[i], dtype=np.float32).ravel() for s in pairs]
+            self._core.import_layer(layer, blocks, _bytes(arrays[0]), _bytes(arrays[1]), *scales)
+
+    def _portable_shape(self, layer: int, count: int) -> tuple[int, int, int, int]:
+        mixer = self.spec.layers[layer].mixer
+        return (count, self.options.block_size, mixer.kv_heads, mixer.head_dim)
+
+    def progress(self) -> int:
+        """See backends.base.Backend: tiles finished since the load."""
+        return self._core.progress()
+
+    def close(self) -> None:
+        """See backends.base.Backend. Returns when the step that runs has ended."""
+        self._core.close()
+
+
+def _bytes(array: NDArray[np.generic]) -> NDArray[np.uint8]:
+    return array.reshape(-1).view(np.uint8)

@@ -1,0 +1,200 @@
+"""Which type every tensor gets in memory, and its way into the core."""
+
+from __future__ import annotations
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from tidemill.backends.base import BackendOptions
+from tidemill.backends.native import _core
+from tidemill.base.errors import ErrorKind, TidemillError, model_file_error, unsupported
+from tidemill.models import tensors as names
+from tidemill.models.quantization import FLOAT_TYPES, stored_type
+from tidemill.models.spec import DecoderSpec, Rope, inverse_frequencies
+from tidemill.models.tensors import RawTensor, TensorMap, expected_nbytes, layer_name
+
+# Codes of csrc/kernels.h.
+WEIGHT_TYPES = {"F32": 0, "F16": 1, "BF16": 2, "Q8_0": 3, "Q4_0": 4}
+KV_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2}
+
+_MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
+_NORMS = {
+    "attn_norm": "attn_norm.weight",
+    "mlp_norm": "mlp_norm.weight",
+    "q_norm": "attn.q_norm.weight",
+    "k_norm": "attn.k_norm.weight",
+}
+
+
+def packed_type(name: str, tensor: RawTensor, options: BackendOptions) -> str:
+    """Type a matrix is packed as.
+
+    Computing in bfloat16 turns float32 matrices into bfloat16. F16 stays F16, whose products are
+    computed in float32 either way, and so does BF16 when computing in float32.
+    """
+    stored = stored_type(name, tensor, options.quantize)
+    return "BF16" if stored == "F32" and options.dtype == "bfloat16" else stored
+
+
+def check_spec(spec: DecoderSpec) -> None:
+    """Raise TidemillError UNSUPPORTED, naming the feature, for a spec the core does not run."""
+    for i, layer in enumerate(spec.layers):
+        mixer = layer.mixer
+        if layer.mlp.activation != "silu":
+            raise unsupported(
+                "activation",
+                f"layer {i}: the native backend knows the activation silu, "
+                f"not {layer.mlp.activation!r}",
+            )
+        if mixer.head_dim % 2 or mixer.heads % mixer.kv_heads:
+            raise unsupported(
+                "head_dim",
+                f"layer {i}: the native backend needs an even head_dim and heads that are a "
+                f"multiple of kv_heads; got head_dim {mixer.head_dim}, heads {mixer.heads}, "
+                f"kv_heads {mixer.kv_heads}",
+            )
+        if mixer.rope is not None and (mixer.rope.dim % 2 or mixer.rope.dim > mixer.head_dim):
+            raise unsupported(
+                "rope.dim",
+                f"layer {i}: rope over {mixer.rope.dim} of {mixer.head_dim} dimensions is not "
+                "supported by the native backend",
+            )
+
+
+def check_tensors(spec: DecoderSpec, tensors: TensorMap) -> None:
+    """Raise TidemillError MODEL_FILE unless exactly the expected tensors are there, whole."""
+    expected = spec.expected_tensors()
+    missing, extra = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected)
+    if missing or extra:
+        what = f"misses {missing[0]}" if missing else f"has the unexpected {extra[0]}"
+        raise model_file_error(f"the model {what}", param=(missing or extra)[0])
+    for name, shape in expected.items():
+        tensor = tensors[name]
+        if tensor.dtype not in WEIGHT_TYPES:
+            raise unsupported(name, f"{name}: the native backend does not read {tensor.dtype}")
+        if tensor.shape != shape:
+            raise model_file_error(
+                f"{name} has shape {list(tensor.shape)}, the config needs {list(shape)}", param=name
+            )
+        try:
+            need = expected_nbytes(tensor.dtype, shape)
+        except ValueError as error:
+            raise model_file_error(f"{name}: {error}", param=name) from error
+        if tensor.nbytes != need:
+            raise model_file_error(
+                f"{name} has {tensor.nbytes} bytes, its type and shape need {need}: the file is "
+                "damaged or truncated",
+                param=name,
+            )
+
+
+def as_bytes(tensor: RawTensor) -> NDArray[np.uint8]:
+    """The tensor's bytes, not copied."""
+    return np.frombuffer(tensor.data, dtype=np.uint8)
+
+
+class ModelBuilder:
+    """Packs a model's tensors into a core Executor and describes its layers.
+
+    After `build`, `mapped` holds the arrays that the core reads in place and that must outlive it.
+    """
+
+    def __init__(
+        self, core: _core.Executor, spec: DecoderSpec, tensors: TensorMap, options: BackendOptions
+    ) -> None:
+        self._core = core
+        self._spec = spec
+        self._tensors = tensors
+        self._options = options
+        self._ropes: dict[Rope, int] = {}
+        self._head = names.EMBED if spec.tied_embeddings else names.LM_HEAD
+        self.mapped: NDArray[np.uint8] = np.zeros(0, np.uint8)
+
+    def build(self) -> None:
+        """Pack everything. Raises TidemillError RESOURCE when memory does not suffice."""
+        self._core.reserve(self._packed_bytes())
+        config = _core.ModelConfig()
+        spec, options = self._spec, self._options
+        config.vocab, config.hidden = spec.vocab_size, spec.hidden_size
+        config.max_positions = options.max_positions
+        config.norm_eps = spec.norm_eps
+        config.kv_type = KV_TYPES[options.kv_dtype]
+        config.block_size = options.block_size
+        groups = spec.cache_groups()
+        config.group_windows = [group.window or 0 for group in groups]
+        group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
+        config.layers = [self._layer(i, group_of[i]) for i in range(len(spec.layers))]
+        config.ropes = [inverse_frequencies(rope) for rope in self._ropes]
+        config.final_norm = self._vector(names.FINAL_NORM)
+        config.lm_head = self._matrix(self._head)
+        self._embedding(config)
+        self._core.build(config, self.mapped)
+
+    def _embedding(self, config: _core.ModelConfig) -> None:
+        # A tied matrix serves both; an untied float one is read from the file's own bytes, since
+        # a step touches only a few of its rows.
+        config.embedding_type = WEIGHT_TYPES[self._tensors[names.EMBED].dtype]
+        if self._spec.tied_embeddings:
+            config.embedding = config.lm_head
+        elif self._is_mapped(names.EMBED):
+            config.embedding = -1
+            self.mapped = as_bytes(self._tensors[names.EMBED])
+        else:
+            config.embedding = self._matrix(names.EMBED)
+
+    def _is_mapped(self, name: str) -> bool:
+        tensor = self._tensors[name]
+        same = stored_type(name, tensor, self._options.quantize) == tensor.dtype
+        return name == names.EMBED and not self._spec.tied_embeddings and same
+
+    def _packed_bytes(self) -> int:
+        total = 0
+        for name, tensor in self._tensors.items():
+            if len(tensor.shape) == 2 and not self._is_mapped(name):
+                target = WEIGHT_TYPES[packed_type(name, tensor, self._options)]
+                total += self._core.matrix_bytes(target, *tensor.shape)
+        available = psutil.virtual_memory().available
+        if total > available:
+            raise TidemillError(
+                ErrorKind.RESOURCE,
+                f"the weights need {total / 2**30:.1f} GiB and {available / 2**30:.1f} GiB of "
+                "memory are free: use --quantize q8_0 or q4_0, or a smaller model",
+                param="quantize",
+            )
+        return total
+
+    def _matrix(self, name: str) -> int:
+        tensor = self._tensors[name]
+        target = packed_type(name, tensor, self._options)
+        n, k = tensor.shape
+        source, to = WEIGHT_TYPES[tensor.dtype], WEIGHT_TYPES[target]
+        return self._core.add_matrix(name, source, to, n, k, as_bytes(tensor))
+
+    def _vector(self, name: str) -> int:
+        tensor = self._tensors[name]
+        if tensor.dtype not in FLOAT_TYPES:
+            raise unsupported(name, f"{name}: a vector must be float, not {tensor.dtype}")
+        (count,) = tensor.shape
+        return self._core.add_vector(name, WEIGHT_TYPES[tensor.dtype], count, as_bytes(tensor))
+
+    def _layer(self, index: int, cache_group: int) -> _core.LayerConfig:
+        mixer = self._spec.layers[index].mixer
+        config = _core.LayerConfig()
+        config.heads, config.kv_heads = mixer.heads, mixer.kv_heads
+        config.head_dim, config.scale = mixer.head_dim, mixer.score_scale
+        config.window = mixer.window or 0
+        config.cache_group = cache_group
+        if mixer.rope is not None:
+            config.rope = self._ropes.setdefault(mixer.rope, len(self._ropes))
+        for matrix in _MATRICES:
+            block = "mlp" if matrix in ("gate", "up", "down") else "attn"
+            name = layer_name(index, f"{block}.{matrix}")
+            setattr(config, matrix, self._matrix(f"{name}.weight"))
+            if f"{name}.bias" in self._tensors:
+                setattr(config, f"{matrix}_bias", self._vector(f"{name}.bias"))
+        for field, tensor in _NORMS.items():
+            name = layer_name(index, tensor)
+            if name in self._tensors:
+                setattr(config, field, self._vector(name))
+        return config
