@@ -13,7 +13,9 @@ def _numbers(name: str, text: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(",") if part.strip())
     except ValueError:
-        raise config_error(name, f"--{name} takes numbers separated by commas, got {text!r}") from None
+        raise config_error(
+            name, f"--{name} takes numbers separated by commas, got {text!r}"
+        ) from None
 
 
 def bench(

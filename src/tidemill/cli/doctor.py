@@ -30,7 +30,9 @@ def doctor(
     isas = native.available_isas()
     rows.append(("kernels that run here", ", ".join(isas)))
     rows.append(("will be used", f"native backend, {isas[0]}, {usable_threads()} threads"))
-    rows.append(("torch backend", installed("torch") or "not installed (pip install 'tidemill[torch]')"))
+    rows.append(
+        ("torch backend", installed("torch") or "not installed (pip install 'tidemill[torch]')")
+    )
     if bandwidth:
         threads = usable_threads()
         with console.status("measuring read bandwidth ..."):

@@ -1,4 +1,4 @@
-"""A model's name to a local path: what exists locally first, then the Hugging Face hub."""
+"""A model's name to a local path: what exists locally, then the package's own, then the hub."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from tidemill.base.errors import ErrorKind, TidemillError, model_file_error
+from tidemill.loading.bundled import bundled_models
 from tidemill.loading.huggingface import FILE_PATTERNS
 
 _HUB_ID = re.compile(r"[\w][\w.-]{0,95}/[\w][\w.-]{0,95}")
@@ -23,11 +24,15 @@ def resolve(model: str | Path) -> Path:
     path = Path(model).expanduser()
     if path.exists():
         return path
+    bundled = bundled_models().get(str(model))
+    if bundled is not None:
+        return bundled
     repo, file = _split(str(model))
     if repo is None:
         raise TidemillError(
             ErrorKind.NOT_FOUND,
-            f"{model}: no such file or folder, and not a hub id (owner/name)",
+            f"{model}: no such file or folder, not a bundled model "
+            f"({', '.join(bundled_models())}), and not a hub id (owner/name)",
             param="model",
         )
     return _fetch(repo, file)
