@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import threading
 from collections.abc import Iterator
@@ -102,6 +103,10 @@ def test_failures_are_counted_by_kind() -> None:
     with serving(FakeServer(gap=0.001, fail_every=3)) as url:
         report = run_bench(BenchOptions(base_url=url, requests=6, warmup=0, output_tokens=2))
     assert report.points[0].errors == {"http 503": 2}
+    assert "HTTP 503" in report.points[0].error_details["http 503"]
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(render_table(report))
+    assert "2x http 503" in (text := console.export_text()) and "HTTP 503" in text
     with serving(FakeServer(gap=0.001, cut_every=3)) as url:
         report = run_bench(BenchOptions(base_url=url, requests=6, warmup=0, output_tokens=4))
     (point,) = report.points
@@ -115,6 +120,34 @@ def test_open_loop_sends_at_its_own_pace() -> None:
         report = run_bench(options)
     assert report.points[0].mode == "rate"
     assert server.most > 8  # arrivals do not wait for answers
+
+
+def test_a_point_ends_with_its_time() -> None:
+    with serving(FakeServer(gap=0.1)) as url:
+        options = BenchOptions(
+            base_url=url, requests=50, warmup=0, output_tokens=1000, max_seconds=0.3
+        )
+        (point,) = run_bench(options).points
+    assert point.errors == {"end of the point's time": 1}
+    assert point.seconds < 5
+
+
+def test_chat_sends_messages_and_reads_deltas() -> None:
+    class ChatServer(FakeServer):
+        async def answer(self, writer: asyncio.StreamWriter, number: int) -> None:
+            writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+            for delta in ({"role": "assistant", "content": ""}, {"reasoning_content": "hm"},
+                          {"content": "x"}):  # fmt: skip
+                text = json.dumps({"choices": [{"delta": delta, "finish_reason": None}]})
+                writer.write(chunk(f"data: {text}\n\n".encode()))
+            text = json.dumps({"choices": [{"delta": {}, "finish_reason": "stop"}]})
+            writer.write(chunk(f"data: {text}\n\ndata: [DONE]\n\n".encode()) + b"0\r\n\r\n")
+
+    server = ChatServer()
+    with serving(server) as url:
+        (point,) = run_bench(BenchOptions(base_url=url, endpoint="chat", requests=2)).points
+    assert server.bodies[0]["messages"][0]["role"] == "user"
+    assert (point.completed, point.output_tokens) == (2, 4)  # without usage: content chunks
 
 
 def test_lengths_file_and_token_ids(tmp_path: Path) -> None:
@@ -149,7 +182,7 @@ def test_report_is_json_and_a_table() -> None:
         report = run_bench(BenchOptions(base_url=url, requests=1, output_tokens=1))
     data = json.loads(report_json(report))
     assert data["points"][0]["latencies"]["itl"]["p50"] is None  # one token has no gap
-    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(width=200, record=True, file=io.StringIO())
     console.print(render_table(report))
     assert "TTFT" in console.export_text()
 

@@ -65,3 +65,31 @@ def test_engine_snapshot_is_exported_as_it_is() -> None:
     assert got["tidemill_prefix_cache_hit_tokens_total"] == 64
     assert got["tidemill_step_time_seconds_count"] == 1
     assert got["tidemill_batch_size_rows_sum"] == 2
+    assert got["tidemill_batch_size_tokens_count"] == 1
+
+
+def test_a_new_engine_counts_from_zero() -> None:
+    metrics = ServerMetrics()
+    metrics.update_engine(EngineStats(steps=100, last_step_seconds=0.5))
+    metrics.update_engine(EngineStats(steps=1, last_step_seconds=0.25))
+    got = samples(metrics)
+    assert got["tidemill_steps_total"] == 1
+    assert got["tidemill_step_time_seconds_count"] == 2
+
+
+def test_refused_requests_have_no_lengths() -> None:
+    metrics = ServerMetrics()
+    metrics.start().finish("bad_request")
+    metrics.on_response(400)
+    got = samples(metrics)
+    assert got["tidemill_requests_total[bad_request]"] == 1
+    assert got["tidemill_prompt_length_tokens_count"] == 0
+    assert got["tidemill_http_responses_total[400]"] == 1
+
+
+def test_every_series_is_prefixed_and_instances_are_apart() -> None:
+    first, second = ServerMetrics(), ServerMetrics()
+    first.start()
+    assert samples(first)["tidemill_requests_active"] == 1
+    assert samples(second)["tidemill_requests_active"] == 0
+    assert all(name.startswith("tidemill_") for name in samples(first))

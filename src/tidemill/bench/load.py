@@ -28,6 +28,9 @@ _WORDS = [
     "power", "hour", "game", "line", "end", "member",
 ]  # fmt: skip
 
+# Where a chat chunk carries output: text, reasoning (under either name servers use), tool calls.
+_CONTENT = ("content", "reasoning_content", "reasoning", "tool_calls")
+
 Progress = Callable[[str, int, int], None]
 
 
@@ -115,8 +118,8 @@ def _read_event(event: bytes, trace: RequestTrace) -> bool:
     for choice in data.get("choices", ()):
         trace.finish_reason = choice.get("finish_reason") or trace.finish_reason
         delta = choice.get("delta")
-        text = choice.get("text") if delta is None else delta.get("content")
-        content = content or bool(text)
+        spoken = [choice.get("text")] if delta is None else [delta.get(key) for key in _CONTENT]
+        content = content or any(spoken)
     return content
 
 
@@ -124,22 +127,24 @@ async def _one(
     target: Target, options: BenchOptions, body: bytes, given: int, start: float, zero: float
 ) -> RequestTrace:
     trace = RequestTrace(start=start, input_tokens=given)
+    left = options.max_seconds - (monotonic() - zero)
     route = "/chat/completions" if options.endpoint == "chat" else "/completions"
     try:
-        async with asyncio.timeout(options.timeout):
+        async with asyncio.timeout(max(0.0, min(options.timeout, left))):
             async for events in stream_events(target, route, body):
                 now = monotonic() - zero
                 for event in events:
                     if event != b"[DONE]" and _read_event(event, trace):
                         trace.arrivals.append(now)
     except TimeoutError:
-        trace.error = "timeout"
+        trace.error = "timeout" if options.timeout <= left else "end of the point's time"
     except HttpFailure as failure:
         trace.error = f"http {failure.status}" if failure.status != 200 else "error in stream"
+        trace.detail = str(failure)
     except (OSError, asyncio.IncompleteReadError) as error:
-        trace.error = type(error).__name__
-    except ValueError:
-        trace.error = "malformed response"
+        trace.error, trace.detail = type(error).__name__, str(error)
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        trace.error, trace.detail = "malformed response", str(error)
     trace.end = monotonic() - zero
     if trace.error is None and trace.finish_reason is None:
         trace.error = "stream cut off"
@@ -148,40 +153,38 @@ async def _one(
 
 
 async def _closed(
-    target: Target, options: BenchOptions, source: _Requests, streams: int, count: int,
+    target: Target, options: BenchOptions, bodies: list[tuple[bytes, int]], streams: int,
     tick: Callable[[], None],
 ) -> list[RequestTrace]:  # fmt: skip
     zero = monotonic()
     traces: list[RequestTrace] = []
-    left = count
+    waiting = iter(bodies)
 
     async def stream() -> None:
-        nonlocal left
-        while left > 0 and monotonic() - zero < options.max_seconds:
-            left -= 1
-            body, given = source.next()
+        for body, given in waiting:
             now = monotonic() - zero
+            if now >= options.max_seconds:
+                return
             traces.append(await _one(target, options, body, given, now, zero))
             tick()
 
-    await asyncio.gather(*(stream() for _ in range(min(streams, count))))
+    await asyncio.gather(*(stream() for _ in range(min(streams, len(bodies)))))
     return traces
 
 
 async def _open(
-    target: Target, options: BenchOptions, source: _Requests, rate: float, count: int,
+    target: Target, options: BenchOptions, bodies: list[tuple[bytes, int]], rate: float,
     tick: Callable[[], None],
 ) -> list[RequestTrace]:  # fmt: skip
     zero = monotonic()
     arrivals = random.Random(options.seed + 1)
     due = 0.0
     tasks: list[asyncio.Task[RequestTrace]] = []
-    for _ in range(count):
+    for body, given in bodies:
         due += arrivals.expovariate(rate)
         if due > options.max_seconds:
             break
         await asyncio.sleep(max(0.0, zero + due - monotonic()))
-        body, given = source.next()
         # Latency counts from when the request was due, so that a late sender cannot hide queueing.
         task = asyncio.create_task(_one(target, options, body, given, due, zero))
         task.add_done_callback(lambda _: tick())
@@ -211,6 +214,8 @@ async def _run(options: BenchOptions, progress: Progress) -> BenchReport:
         for _ in range(options.warmup):
             body, given = source.next()
             await _one(target, options, body, given, 0.0, monotonic())
+        # Made before the clock starts: drawing a long prompt would hold up the running streams.
+        bodies = [source.next() for _ in range(count)]
         finished = 0
         progress(label, 0, count)
 
@@ -220,9 +225,9 @@ async def _run(options: BenchOptions, progress: Progress) -> BenchReport:
             progress(label, finished, count)
 
         if open_loop:
-            traces = await _open(target, options, source, value, count, tick)
+            traces = await _open(target, options, bodies, value, tick)
         else:
-            traces = await _closed(target, options, source, int(value), count, tick)
+            traces = await _closed(target, options, bodies, int(value), tick)
         points.append(summarize("rate" if open_loop else "concurrency", value, traces))
     lengths = str(options.lengths_file) if options.lengths_file else None
     return BenchReport(

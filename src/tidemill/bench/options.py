@@ -102,6 +102,7 @@ class RequestTrace:
         cached_tokens: prompt tokens the server found in its prefix cache, by its usage.
         finish_reason: as reported.
         error: kind of failure, or None.
+        detail: what the failure said.
     """
 
     start: float
@@ -112,6 +113,7 @@ class RequestTrace:
     cached_tokens: int = 0
     finish_reason: str | None = None
     error: str | None = None
+    detail: str = ""
 
 
 @dataclass(slots=True)
@@ -119,7 +121,8 @@ class PointReport:
     """One measurement: a concurrency (closed loop) or a rate (open loop).
 
     Latencies are milliseconds: {"ttft": {"mean", "p50", "p90", "p95", "p99", "max"}, "itl", "tpot",
-    "e2e"}. Throughputs are per second of wall time from the first send to the last end.
+    "e2e"}. Throughputs are per second of wall time from the first send to the last end. `errors`
+    counts failed requests by kind; `error_details` has what the first of each kind said.
     """
 
     mode: str
@@ -135,6 +138,7 @@ class PointReport:
     request_throughput: float
     latencies: dict[str, dict[str, float]]
     errors: dict[str, int]
+    error_details: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

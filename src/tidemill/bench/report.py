@@ -59,6 +59,10 @@ def summarize(mode: str, value: float, traces: list[RequestTrace]) -> PointRepor
         "e2e": _distribution([t.end - t.start for t in good]),
     }
     wall = seconds or math.nan
+    details: dict[str, str] = {}
+    for trace in traces:
+        if trace.error is not None and trace.detail:
+            details.setdefault(trace.error, trace.detail)
     return PointReport(
         mode=mode,
         value=value,
@@ -73,6 +77,7 @@ def summarize(mode: str, value: float, traces: list[RequestTrace]) -> PointRepor
         request_throughput=len(good) / wall,
         latencies=latencies,
         errors=dict(Counter(t.error for t in traces if t.error is not None)),
+        error_details=details,
     )
 
 
@@ -92,12 +97,13 @@ def report_json(report: BenchReport) -> str:
 def render_table(report: BenchReport) -> Table:
     """A rich table, one row per point; latencies in milliseconds as p50 / p99."""
     from rich.table import Table
+    from rich.text import Text
 
     title = (
         f"{report.model} at {report.base_url} ({report.endpoint}), "
         f"input {report.input_tokens}, output {report.output_tokens} tokens"
     )
-    table = Table(title=title, title_justify="left")
+    table = Table(title=Text(title), title_justify="left")
     open_loop = any(p.mode == "rate" for p in report.points)
     table.add_column("req/s sent" if open_loop else "streams", justify="right")
     for column in ("done", "output tok/s", "total tok/s", "req/s"):
@@ -116,4 +122,9 @@ def render_table(report: BenchReport) -> Table:
             cells.append(f"{row['p50']:.1f} / {row['p99']:.1f}")
         cells.append(", ".join(f"{n}x {e}" for e, n in point.errors.items()) or "-")
         table.add_row(*cells)
+    details = {kind: text for point in report.points for kind, text in point.error_details.items()}
+    if details:
+        # As plain text: a server's words must not be read as markup.
+        table.caption = Text("\n".join(f"{kind}: {text}" for kind, text in details.items()))
+        table.caption_justify = "left"
     return table

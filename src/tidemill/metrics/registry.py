@@ -105,8 +105,9 @@ class RequestObserver:
         metrics.e2e.observe(now - self._start)
         metrics.prompt_tokens.inc(prompt_tokens)
         metrics.cached_tokens.inc(cached_tokens)
-        metrics.prompt_length.observe(prompt_tokens)
-        metrics.generation_length.observe(self._generated)
+        if prompt_tokens:  # a request refused before it was tokenized has no lengths
+            metrics.prompt_length.observe(prompt_tokens)
+            metrics.generation_length.observe(self._generated)
         per_choice = self._generated / max(1, len(self._last))
         if self._first is not None and per_choice > 1:
             metrics.tpot.observe((max(self._last.values()) - self._first) / (per_choice - 1))
@@ -148,17 +149,25 @@ class ServerMetrics:
         self.generation_length = histogram("generation_length_tokens", "Output length", _TOKENS)
         self.step_time = histogram("step_time_seconds", "Wall time of a step", _SECONDS)
         self.batch_size = histogram("batch_size_rows", "Rows of a step", _TOKENS)
+        self.batch_tokens = histogram("batch_size_tokens", "Tokens of a step", _TOKENS)
+        self.responses = counter("http_responses", "HTTP responses, by status", ("status",))
 
     def start(self) -> RequestObserver:
         """A request begins."""
         self.active.inc()
         return RequestObserver(self)
 
+    def on_response(self, status: int) -> None:
+        """An HTTP response was begun with this status."""
+        self.responses.labels(str(status)).inc()
+
     def update_engine(self, stats: EngineStats) -> None:
         """Take the engine's latest snapshot (it comes with every step's outputs)."""
-        if stats.steps > self._engine.stats.steps:
+        # Not equal rather than greater: a new engine counts from zero again.
+        if stats.steps != self._engine.stats.steps:
             self.step_time.observe(stats.last_step_seconds)
             self.batch_size.observe(stats.last_step_rows)
+            self.batch_tokens.observe(stats.last_step_tokens)
         self._engine.stats = stats
 
     def render(self) -> bytes:
