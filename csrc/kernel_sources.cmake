@@ -7,7 +7,7 @@ set(TIDEMILL_KERNEL_SOURCES
 # No contraction: a fused multiply-add appears only where it is written. Warning about ABI of
 # vector arguments (they never cross a translation unit), and gcc 12's about its own intrinsics.
 set(TIDEMILL_KERNEL_FLAGS -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math -Wno-psabi
-  -Wno-maybe-uninitialized)
+  -Wno-uninitialized -Wno-maybe-uninitialized)
 set(TIDEMILL_AVX2_FLAGS -mavx2 -mfma -mf16c)
 set(TIDEMILL_AVX512_FLAGS
   -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512bf16 -mavx2 -mfma -mf16c

@@ -3,7 +3,7 @@
 // A row's bits depend only on its query and on the positions it sees: scores of unseen positions
 // are replaced before anything is computed from them, and steps of V are skipped, not zeroed.
 
-// Positions of the span one row sees: [lo, hi), relative to the span's start.
+// Positions of the span one row sees: [lo, hi), relative to the span's start; {0, 0} when none.
 struct Visible {
   int64_t lo, hi;
 };
@@ -33,7 +33,17 @@ static inline Visible visible(const SpanJob& job, int64_t row) {
   int64_t lo = job.shape.window > 0 ? pos - job.shape.window + 1 : 0;
   lo = max64(lo, job.base) - job.base;
   const int64_t hi = min64(pos + 1, job.base + kSpan) - job.base;
-  return {lo, max64(lo, hi)};
+  return hi > lo ? Visible{lo, hi} : Visible{0, 0};
+}
+
+// Smallest range that holds what `count` rows from row0 on see; {kSpan, 0} when nothing.
+static inline Visible seen_by(const SpanJob& job, int64_t row0, int64_t count) {
+  Visible all{kSpan, 0};
+  for (int64_t r = 0; r < count; ++r) {
+    const Visible see = visible(job, row0 + r);
+    if (see.hi > see.lo) all = {min64(all.lo, see.lo), max64(all.hi, see.hi)};
+  }
+  return all;
 }
 
 // Head data of the block that holds span position t, and t's slot in it.
@@ -197,11 +207,10 @@ template <class Cache, int R>
 static void value_rows(const SpanJob& job, int64_t row0) {
   constexpr int V = R * 8 <= kAccRegisters ? 8 : R * 4 <= kAccRegisters ? 4 : 2;
   constexpr int64_t D = Cache::kDepth, kRange = 64;
-  Visible see[R], all{kSpan, 0}, common{0, kSpan};
+  const Visible all = seen_by(job, row0, R);
+  Visible see[R], common{0, kSpan};
   for (int r = 0; r < R; ++r) {
     see[r] = visible(job, row0 + r);
-    if (see[r].hi > see[r].lo)
-      all = {min64(all.lo, see[r].lo), max64(all.hi, see[r].hi)};
     common = {max64(common.lo, see[r].lo), min64(common.hi, see[r].hi)};
   }
   __builtin_memset(job.acc, 0, size_t(R * job.acc_row) * 4);
@@ -237,11 +246,7 @@ static void value_rows(const SpanJob& job, int64_t row0) {
 
 template <class Cache, int R>
 static void span_rows(const SpanJob& job, int64_t row0, float* m, float* l, float* acc) {
-  Visible all{kSpan, 0};
-  for (int r = 0; r < R; ++r) {
-    const Visible see = visible(job, row0 + r);
-    if (see.hi > see.lo) all = {min64(all.lo, see.lo), max64(all.hi, see.hi)};
-  }
+  const Visible all = seen_by(job, row0, R);
   for (int64_t t = all.lo / kChunk * kChunk; t < all.hi; t += kChunk)
     score_chunk<Cache, R>(job, row0, t, all);
   for (int r = 0; r < R; ++r)
@@ -337,8 +342,8 @@ static void attn_span(const AttnShape& shape, const KvLayer& kv, const int32_t* 
     return;
   }
   if (kv.type == KvType::I8 && job.whole_widened) {
-    const Visible first = visible(job, 0), last = visible(job, nq * job.group - 1);
-    for (int64_t t = first.lo / kHalf * kHalf; t < last.hi; t += kHalf) {
+    const Visible all = seen_by(job, 0, nq * job.group);
+    for (int64_t t = all.lo / kHalf * kHalf; t < all.hi; t += kHalf) {
       widen_keys(job, t,
                  job.k_widened + t / kChunk * d * kChunk * 2 + t % kChunk * 4);
       widen_values(job, t, job.v_widened + t / 2 * d * 4);

@@ -1,0 +1,212 @@
+#include <algorithm>
+
+#include "check.h"
+
+namespace tidemill::check {
+namespace {
+
+struct Shape {
+  KvType type;
+  int64_t block, heads, kv_heads, d, window, length;
+};
+
+// A sequence in a paged cache whose unwritten slots hold NaN, with its own K, V and queries.
+struct Sequence {
+  const KernelTable& t;
+  Shape s;
+  std::vector<float> k, v, q;
+  std::vector<int32_t> table;
+  Buffer cache;
+  KvLayer layer;
+
+  Sequence(const KernelTable& table_, const Shape& shape, uint64_t seed)
+      : t(table_), s(shape), cache(cache_bytes(table_, shape)) {
+    Random random{seed};
+    k.resize(s.length * s.kv_heads * s.d);
+    v.resize(k.size());
+    q.resize(s.length * s.heads * s.d);
+    for (float& x : k) x = random.normal();
+    for (float& x : v) x = random.normal();
+    for (float& x : q) x = random.normal();
+    const int64_t used = (s.length + s.block - 1) / s.block;
+    for (int64_t i = 0; i < used; ++i) table.push_back(int32_t(i + 1));
+    for (int64_t i = used - 1; i > 0; --i) std::swap(table[i], table[random.below(i + 1)]);
+    // Blocks past the sequence must never be touched.
+    for (int i = 0; i < 64; ++i) table.push_back(-1000000);
+    layer = {s.type, int32_t(s.block), int32_t(s.kv_heads), int32_t(s.d), cache.data,
+             t.kv_block_bytes(s.type, s.block, s.kv_heads, s.d)};
+  }
+  static int64_t cache_bytes(const KernelTable& t, const Shape& s) {
+    return (s.length / s.block + 3) * t.kv_block_bytes(s.type, s.block, s.kv_heads, s.d);
+  }
+  void write(int64_t pos) {
+    t.kv_write(layer, table[pos / s.block], pos % s.block, &k[pos * s.kv_heads * s.d],
+               &v[pos * s.kv_heads * s.d]);
+  }
+  AttnShape shape() const {
+    return {int32_t(s.heads), int32_t(s.kv_heads), int32_t(s.d), 1.0f / std::sqrt(float(s.d)),
+            s.window};
+  }
+  // Output [nq, heads, d] of the queries pos0 .. pos0 + nq, in one call per KV head and span.
+  std::vector<float> attend(int64_t pos0, int64_t nq) const {
+    const AttnShape a = shape();
+    const int64_t group = s.heads / s.kv_heads, rows = nq * group;
+    std::vector<float> out(nq * s.heads * s.d, NAN);
+    Buffer scratch(t.attn_scratch_bytes(a, nq));
+    for (int64_t h = 0; h < s.kv_heads; ++h) {
+      std::vector<float> m(rows, -INFINITY), l(rows, 0), acc(rows * s.d, 0);
+      std::vector<float> m2(rows, NAN), l2(rows, NAN), acc2(rows * s.d, NAN);
+      for (int64_t span = 0; span * kSpan < pos0 + nq; ++span) {
+        scratch.poison();
+        t.attn_span(a, layer, table.data(), &q[pos0 * s.heads * s.d], s.heads * s.d, nq, pos0, h,
+                    span, m2.data(), l2.data(), acc2.data(), scratch.data);
+        t.attn_merge(rows, s.d, m.data(), l.data(), acc.data(), m2.data(), l2.data(), acc2.data());
+      }
+      for (int64_t r = 0; r < rows; ++r)
+        t.attn_finish(s.d, l[r], &acc[r * s.d],
+                      &out[(r / group * s.heads + h * group + r % group) * s.d]);
+    }
+    return out;
+  }
+  // One query's output in double precision from the values the cache holds.
+  std::vector<double> reference(int64_t pos) const {
+    const int64_t group = s.heads / s.kv_heads, row = s.kv_heads * s.d;
+    const int64_t lo = s.window ? std::max<int64_t>(0, pos - s.window + 1) : 0;
+    std::vector<float> kr((pos + 1) * row), vr((pos + 1) * row);
+    for (int64_t i = lo; i <= pos; ++i)
+      t.kv_read(layer, table[i / s.block], i % s.block, &kr[i * row], &vr[i * row]);
+    std::vector<double> out(s.heads * s.d, 0.0);
+    for (int64_t h = 0; h < s.heads; ++h) {
+      const float* query = &q[(pos * s.heads + h) * s.d];
+      std::vector<double> score(pos + 1);
+      double best = -INFINITY, sum = 0;
+      for (int64_t i = lo; i <= pos; ++i) {
+        double dot = 0;
+        for (int64_t j = 0; j < s.d; ++j) {
+          const float x = s.type == KvType::F32 ? query[j] : bf16_rounded(query[j]);
+          dot += double(x) * kr[i * row + h / group * s.d + j];
+        }
+        score[i] = dot * shape().scale;
+        best = std::max(best, score[i]);
+      }
+      for (int64_t i = lo; i <= pos; ++i) sum += score[i] = std::exp(score[i] - best);
+      for (int64_t i = lo; i <= pos; ++i)
+        for (int64_t j = 0; j < s.d; ++j)
+          out[h * s.d + j] += score[i] / sum * vr[i * row + h / group * s.d + j];
+    }
+    return out;
+  }
+};
+
+void describe(char* what, size_t size, const Shape& s) {
+  std::snprintf(what, size, "attention %s block=%lld heads=%lld/%lld d=%lld window=%lld len=%lld",
+                name(s.type), (long long)s.block, (long long)s.heads, (long long)s.kv_heads,
+                (long long)s.d, (long long)s.window, (long long)s.length);
+}
+
+// Cached values stand for what was written, and export/import keeps their bits.
+void check_cache(Sequence& sequence, const char* what) {
+  const KernelTable& t = sequence.t;
+  const Shape& s = sequence.s;
+  const int64_t n = s.kv_heads * s.d, pos = s.length / 2;
+  std::vector<float> k(n), v(n), k2(n), v2(n), ks(s.kv_heads), vs(s.kv_heads);
+  std::vector<uint8_t> ek(n * 4), ev(n * 4);
+  const int64_t block = sequence.table[pos / s.block], slot = pos % s.block;
+  t.kv_read(sequence.layer, block, slot, k.data(), v.data());
+  for (int64_t i = 0; i < n; ++i) {
+    const double allowed = s.type == KvType::F32 ? 0 : s.type == KvType::BF16 ? 0.016 : 0.015;
+    if (!(std::fabs(k[i] - sequence.k[pos * n + i]) <= allowed) ||
+        !(std::fabs(v[i] - sequence.v[pos * n + i]) <= allowed)) {
+      fail(t.isa, what, "cache holds %g for %g", k[i], sequence.k[pos * n + i]);
+      return;
+    }
+  }
+  t.kv_export(sequence.layer, block, slot, ek.data(), ev.data(), ks.data(), vs.data());
+  t.kv_import(sequence.layer, 0, slot, ek.data(), ev.data(), ks.data(), vs.data());
+  t.kv_read(sequence.layer, 0, slot, k2.data(), v2.data());
+  if (k != k2 || v != v2) fail(t.isa, what, "export and import change values");
+}
+
+std::vector<float> run_shape(const KernelTable& t, const Shape& s) {
+  char what[128];
+  describe(what, sizeof what, s);
+  Sequence sequence(t, s, 77);
+  const int64_t row = s.heads * s.d;
+  // Decode: each query when nothing after it has been written yet.
+  std::vector<float> decoded;
+  const bool sparse = s.length > 200;  // long sequences: a sample of the queries
+  std::vector<int64_t> sampled;
+  for (int64_t pos = 0; pos < s.length; ++pos) {
+    sequence.write(pos);
+    const int64_t in_span = pos % kSpan;
+    if (sparse && pos % 41 && in_span > 1 && in_span < kSpan - 1 && pos + 2 < s.length) continue;
+    const std::vector<float> out = sequence.attend(pos, 1);
+    decoded.insert(decoded.end(), out.begin(), out.end());
+    sampled.push_back(pos);
+  }
+  check_cache(sequence, what);
+  const double tolerance = s.type == KvType::F32 ? 4e-6 : 8e-3;
+  for (size_t i = 0; i < sampled.size(); i += 3) {
+    const std::vector<double> want = sequence.reference(sampled[i]);
+    for (int64_t j = 0; j < row; ++j)
+      if (!(std::fabs(decoded[i * row + j] - want[j]) <= tolerance)) {
+        fail(t.isa, what, "query %lld value %lld: %.7g for %.7g", (long long)sampled[i],
+             (long long)j, decoded[i * row + j], want[j]);
+        return decoded;
+      }
+  }
+  // Prefill in chunks of any size, every token written: the same bits.
+  for (int64_t chunk : {2, 5, 16, 77, 1 << 20}) {
+    if (sparse && chunk < 16) continue;
+    std::vector<float> all;
+    for (int64_t pos = 0; pos < s.length; pos += chunk) {
+      const std::vector<float> out = sequence.attend(pos, std::min(chunk, s.length - pos));
+      all.insert(all.end(), out.begin(), out.end());
+    }
+    for (size_t i = 0; i < sampled.size(); ++i)
+      if (std::memcmp(&decoded[i * row], &all[sampled[i] * row], size_t(row) * 4)) {
+        fail(t.isa, what, "query %lld differs between decode and chunks of %lld",
+             (long long)sampled[i], (long long)chunk);
+        return decoded;
+      }
+  }
+  return decoded;
+}
+
+// What later tokens hold must not matter, not even infinities.
+void run_infinite_future(const KernelTable& t, KvType type) {
+  Sequence sequence(t, {type, 16, 6, 2, 32, 0, 40}, 3);
+  const int64_t row = sequence.s.kv_heads * sequence.s.d;
+  if (type != KvType::I8)
+    for (int64_t i = 30 * row; i < 40 * row; ++i) sequence.k[i] = sequence.v[i] = INFINITY;
+  for (int64_t pos = 0; pos < 40; ++pos) sequence.write(pos);
+  const std::vector<float> together = sequence.attend(0, 40);
+  for (int64_t i = 0; i < 30 * sequence.s.heads * sequence.s.d; ++i)
+    if (!std::isfinite(together[i])) {
+      fail(t.isa, "attention", "%s: a later token's infinity reaches query %lld", name(type),
+           (long long)(i / (sequence.s.heads * sequence.s.d)));
+      return;
+    }
+}
+
+}  // namespace
+
+void check_attention(const KernelTable& t) {
+  for (KvType type : {KvType::F32, KvType::BF16, KvType::I8}) {
+    run_shape(t, {type, 16, 1, 1, 2, 0, 35});
+    run_shape(t, {type, 32, 6, 2, 24, 0, 71});
+    run_shape(t, {type, 16, 7, 1, 80, 0, 50});
+    run_shape(t, {type, 64, 4, 4, 64, 0, 90});
+    run_shape(t, {type, 32, 14, 2, 64, 13, 100});
+    run_shape(t, {type, 128, 32, 2, 16, 1, 40});
+    run_shape(t, {type, 16, 3, 1, 20, 300, 1100});
+    const std::vector<float> small = run_shape(t, {type, 16, 4, 2, 128, 0, 1060});
+    for (int64_t block : {32, 64, 128})
+      if (run_shape(t, {type, block, 4, 2, 128, 0, 1060}) != small)
+        fail(t.isa, "attention", "%s: block size %lld changes bits", name(type),
+             (long long)block);
+    run_infinite_future(t, type);
+  }
+}
+
+}  // namespace tidemill::check

@@ -1,0 +1,227 @@
+#include "check.h"
+
+namespace tidemill::check {
+namespace {
+
+// A row-major matrix in a source type beside the exact values its bytes stand for.
+struct Source {
+  WeightType type;
+  std::vector<uint8_t> bytes;
+  std::vector<double> values;
+};
+
+uint16_t half_bits(float x) {  // through the compiler's own conversion
+  const _Float16 h = _Float16(x);
+  uint16_t bits;
+  std::memcpy(&bits, &h, 2);
+  return bits;
+}
+float half_value(uint16_t bits) {
+  _Float16 h;
+  std::memcpy(&h, &bits, 2);
+  return float(h);
+}
+
+void append(std::vector<uint8_t>& out, const void* data, size_t size) {
+  const uint8_t* p = static_cast<const uint8_t*>(data);
+  out.insert(out.end(), p, p + size);
+}
+
+// GGUF's reference quantizers, written from the format's description.
+void quantize_group(WeightType type, const float* x, Source& out) {
+  float largest = 0, signed_largest = 0;
+  for (int i = 0; i < 32; ++i) {
+    if (std::fabs(x[i]) > largest) {
+      largest = std::fabs(x[i]);
+      signed_largest = x[i];
+    }
+  }
+  const float d = type == WeightType::Q8_0 ? largest / 127.0f : signed_largest / -8.0f;
+  const float inverse = d ? 1.0f / d : 0.0f;
+  const uint16_t scale = half_bits(d);
+  append(out.bytes, &scale, 2);
+  if (type == WeightType::Q8_0) {
+    for (int i = 0; i < 32; ++i) {
+      const int8_t q = int8_t(std::round(x[i] * inverse));
+      append(out.bytes, &q, 1);
+      out.values.push_back(double(half_value(scale)) * q);
+    }
+    return;
+  }
+  int q[32];
+  for (int i = 0; i < 32; ++i) q[i] = std::min(15, int(x[i] * inverse + 8.5f));
+  for (int i = 0; i < 16; ++i) {
+    const uint8_t byte = uint8_t(q[i] | q[16 + i] << 4);
+    append(out.bytes, &byte, 1);
+  }
+  for (int v : q) out.values.push_back(double(half_value(scale)) * (v - 8));
+}
+
+Source make_source(WeightType type, const std::vector<float>& x) {
+  Source out{type, {}, {}};
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (type == WeightType::Q8_0 || type == WeightType::Q4_0) {
+      if (i % 32 == 0) quantize_group(type, &x[i], out);
+    } else if (type == WeightType::F32) {
+      append(out.bytes, &x[i], 4);
+      out.values.push_back(x[i]);
+    } else {
+      const bool half = type == WeightType::F16;
+      const uint16_t bits = half ? half_bits(x[i]) : bf16_bits(x[i]);
+      append(out.bytes, &bits, 2);
+      out.values.push_back(half ? half_value(bits) : bf16_value(bits));
+    }
+  }
+  return out;
+}
+
+// The values an activation row stands for once packed.
+std::vector<double> rounded_act(ActType act, const float* x, int64_t k) {
+  std::vector<double> out(k);
+  for (int64_t i = 0; i < k; ++i) out[i] = act == ActType::BF16 ? bf16_rounded(x[i]) : x[i];
+  if (act != ActType::I8) return out;
+  for (int64_t g = 0; g < k; g += 32) {
+    float bound = 0;
+    for (int i = 0; i < 32; ++i) bound = std::fmax(bound, std::fabs(x[g + i]));
+    for (int i = 0; i < 32; ++i)
+      out[g + i] = bound ? std::nearbyint(x[g + i] * (127.0f / bound)) * double(bound / 127.0f) : 0;
+  }
+  return out;
+}
+
+struct Case {
+  WeightType from, to;
+  bool float32;
+  int64_t n, k;
+};
+
+void run_case(const KernelTable& t, const Case& c, Random& random) {
+  char what[96];
+  std::snprintf(what, sizeof what, "gemm %s->%s %s n=%lld k=%lld", name(c.from), name(c.to),
+                c.float32 ? "f32" : "bf16", (long long)c.n, (long long)c.k);
+  std::vector<float> x(c.n * c.k);
+  for (float& v : x) v = random.normal();
+  if (c.k >= 64)
+    for (int i = 0; i < 32; ++i) x[32 + i] = 0;  // a group without any value
+  const Source source = make_source(c.from, x);
+  Source target = source;
+  if (c.to != c.from) {
+    std::vector<float> values(source.values.begin(), source.values.end());
+    target = make_source(c.to, values);
+  }
+  const ActType act = t.act_type(c.to, c.float32);
+  const int64_t panels = (c.n + kPanel - 1) / kPanel, bytes = t.panel_bytes(c.to, act, c.k);
+  Buffer packed(panels * bytes);
+  for (int64_t p = 0; p < panels; ++p)
+    t.pack_panel(c.from, source.bytes.data(), c.to, act, p * kPanel, c.n, c.k,
+                 packed.data + p * bytes);
+  const PackedMatrix w{c.to, act, c.n, c.k, bytes, packed.data};
+
+  std::vector<float> row(c.k);
+  for (int64_t n = 0; n < c.n; ++n) {
+    t.unpack_row(w, n, row.data());
+    for (int64_t k = 0; k < c.k; ++k)
+      if (row[k] != float(target.values[n * c.k + k])) {
+        fail(t.isa, what, "unpack_row %lld at %lld: %g for %g", (long long)n, (long long)k, row[k],
+             target.values[n * c.k + k]);
+        return;
+      }
+  }
+
+  constexpr int64_t kMost = 64;
+  std::vector<float> acts(kMost * c.k), bias(c.n);
+  for (float& v : acts) v = random.normal() * (random.below(50) ? 1.0f : 20.0f);
+  for (float& v : bias) v = random.normal();
+  const int64_t stride = t.act_row_bytes(act, c.k);
+  if (stride % 64) fail(t.isa, what, "act_row_bytes is no multiple of 64");
+  Buffer act_rows(kMost * stride);
+  for (int64_t m = 0; m < kMost; ++m)
+    t.pack_act(act, &acts[m * c.k], c.k, act_rows.data + m * stride);
+
+  const int64_t ldo = c.n + 3;
+  std::vector<float> full(kMost * ldo, NAN);
+  t.gemm(w, act_rows.data, stride, kMost, 0, panels, bias.data(), full.data(), ldo);
+  for (int64_t m = 0; m < kMost; m += 9) {
+    const std::vector<double> a = rounded_act(act, &acts[m * c.k], c.k);
+    for (int64_t n = 0; n < c.n; ++n) {
+      double want = bias[n], magnitude = std::fabs(bias[n]);
+      for (int64_t k = 0; k < c.k; ++k) {
+        want += a[k] * target.values[n * c.k + k];
+        magnitude += std::fabs(a[k] * target.values[n * c.k + k]);
+      }
+      if (!(std::fabs(full[m * ldo + n] - want) <= 2e-6 * magnitude + 1e-30)) {
+        fail(t.isa, what, "row %lld col %lld: %.9g for %.9g", (long long)m, (long long)n,
+             full[m * ldo + n], want);
+        return;
+      }
+    }
+    for (int64_t n = c.n; n < ldo; ++n)
+      if (!std::isnan(full[m * ldo + n])) fail(t.isa, what, "writes past n");
+  }
+
+  // Any number of rows, any split of the panels, with and without bias: the same bits.
+  for (int64_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 29}) {
+    std::vector<float> part(rows * ldo, NAN);
+    const int64_t first = random.below(kMost - rows + 1), cut = random.below(panels + 1);
+    const uint8_t* from = act_rows.data + first * stride;
+    t.gemm(w, from, stride, rows, 0, cut, bias.data(), part.data(), ldo);
+    t.gemm(w, from, stride, rows, cut, panels, bias.data(), part.data(), ldo);
+    for (int64_t m = 0; m < rows; ++m)
+      if (std::memcmp(&part[m * ldo], &full[(first + m) * ldo], size_t(c.n) * 4)) {
+        fail(t.isa, what, "row %lld of %lld differs from the same row of 64", (long long)m,
+             (long long)rows);
+        return;
+      }
+  }
+  std::vector<float> plain(ldo, NAN);
+  t.gemm(w, act_rows.data, stride, 1, 0, panels, nullptr, plain.data(), ldo);
+  for (int64_t n = 0; n < c.n; ++n)
+    if (plain[n] + bias[n] != full[n]) fail(t.isa, what, "bias at %lld", (long long)n);
+}
+
+// The extremes of int8: every product at its largest, where a saturating sum would be wrong.
+void run_extremes(const KernelTable& t) {
+  constexpr int64_t k = 64, n = 32;
+  for (int sign : {-1, 1}) {
+    std::vector<uint8_t> bytes;
+    const uint16_t one = half_bits(1.0f);
+    for (int64_t g = 0; g < n * k / 32; ++g) {
+      append(bytes, &one, 2);
+      for (int i = 0; i < 32; ++i) {
+        const int8_t q = int8_t(g % 2 ? -128 : 127);
+        append(bytes, &q, 1);
+      }
+    }
+    const int64_t size = t.panel_bytes(WeightType::Q8_0, ActType::I8, k);
+    Buffer packed(size), act(t.act_row_bytes(ActType::I8, k));
+    t.pack_panel(WeightType::Q8_0, bytes.data(), WeightType::Q8_0, ActType::I8, 0, n, k,
+                 packed.data);
+    std::vector<float> x(k, 127.0f * sign), out(n);
+    t.pack_act(ActType::I8, x.data(), k, act.data);
+    const PackedMatrix w{WeightType::Q8_0, ActType::I8, n, k, size, packed.data};
+    t.gemm(w, act.data, int64_t(act.size), 1, 0, 1, nullptr, out.data(), n);
+    for (float v : out)
+      if (v != sign * 127.0f * 32 * (127 - 128)) fail(t.isa, "int8 extremes", "%g", v);
+  }
+}
+
+}  // namespace
+
+void check_gemm(const KernelTable& t) {
+  using W = WeightType;
+  Random random{5};
+  for (W to : {W::F32, W::F16, W::BF16, W::Q8_0, W::Q4_0}) {
+    const bool quantized = to == W::Q8_0 || to == W::Q4_0;
+    for (bool float32 : {true, false}) {
+      run_case(t, {to, to, float32, 1, quantized ? 32 : 1}, random);
+      run_case(t, {to, to, float32, 33, quantized ? 96 : 77}, random);
+      run_case(t, {to, to, float32, 77, quantized ? 160 : 130}, random);
+      run_case(t, {to, to, float32, 128, 576}, random);
+    }
+    for (W from : {W::F32, W::F16, W::BF16})
+      if (from != to) run_case(t, {from, to, false, 45, quantized ? 128 : 101}, random);
+  }
+  run_extremes(t);
+}
+
+}  // namespace tidemill::check

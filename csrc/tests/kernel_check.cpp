@@ -1,0 +1,47 @@
+// kernel_check [isa]: every kernel of every instruction set this machine runs against a double
+// precision reference, and the bitwise invariances of promise 6. Exit status 1 on any failure.
+// kernel_check bench [isa [filter]]: rates beside a plain read taken in turn with them.
+#include <cstdarg>
+
+#include "check.h"
+
+namespace tidemill::check {
+
+int failures = 0;
+
+void fail(const char* isa, const char* what, const char* format, ...) {
+  if (++failures > 40) return;
+  std::printf("FAIL %s %s: ", isa, what);
+  va_list args;
+  va_start(args, format);
+  std::vprintf(format, args);
+  va_end(args);
+  std::printf("\n");
+}
+
+}  // namespace tidemill::check
+
+int main(int argc, char** argv) {
+  using namespace tidemill;
+  const bool benching = argc > 1 && std::strcmp(argv[1], "bench") == 0;
+  const char* only = argc > 1 + benching ? argv[1 + benching] : nullptr;
+  const char* filter = argc > 2 + benching ? argv[2 + benching] : "";
+  if (only && !select_kernels(only)) {
+    std::printf("%s cannot run here\n", only);
+    return 2;
+  }
+  for (const char* const* isa = available_isas(); *isa; ++isa) {
+    if (only && std::strcmp(only, *isa) != 0) continue;
+    const KernelTable& table = *select_kernels(*isa);
+    if (benching) {
+      check::bench(table, filter);
+      if (!only) break;
+      continue;
+    }
+    check::check_elementwise(table);
+    check::check_gemm(table);
+    check::check_attention(table);
+    std::printf("%s checked, %d failures so far\n", *isa, check::failures);
+  }
+  return check::failures ? 1 : 0;
+}
