@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.base.tokenizer_data import TokenizerData
@@ -59,16 +60,24 @@ def test_special_tokens_in_text_are_parsed_or_not(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(tokenizer.encode(text, add_special=False), skip_special_tokens=False)
 
 
-def test_start_and_end_tokens_can_be_overridden() -> None:
+@pytest.mark.parametrize("flag", [None, True, False])
+@pytest.mark.parametrize("adds", [True, False])
+def test_start_token_is_the_original_tokenizers(
+    tmp_path: Path, flag: bool | None, adds: bool
+) -> None:
     library = byte_level()  # its post-processor adds <s>
-    plain = library.encode("hello", add_special_tokens=False).ids
-    bos, eos = library.token_to_id("<s>"), library.token_to_id("</s>")
-    assert load(library).encode("hello") == [bos, *plain]
-    assert load(library, add_bos=False).encode("hello") == plain
-    assert load(library, add_bos=True).encode("hello") == [bos, *plain]
-    assert load(library, add_eos=True).encode("hello") == [bos, *plain, eos]
-    assert load(library).starts_with_special([bos, 5])
-    assert not load(library, add_bos=False).starts_with_special([bos, 5])
+    state = json.loads(library.to_str())
+    if not adds:
+        state["post_processor"] = None
+    settings = {"tokenizer_class": "LlamaTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    flags = {} if flag is None else {"add_bos_token": flag}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(state))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | flags))
+    theirs = AutoTokenizer.from_pretrained(tmp_path)("hello")["input_ids"]
+    ours = load(Library.from_str(json.dumps(state)), add_bos=flag)
+    assert ours.encode("hello") == theirs
+    assert ours.starts_with_special(theirs) == adds
+    assert len(ours.notes) == (flag is not None and flag != adds)
 
 
 def test_nothing_is_truncated_or_padded() -> None:

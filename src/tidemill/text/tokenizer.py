@@ -194,7 +194,9 @@ class Tokenizer:
     def _affixes(self, data: TokenizerData) -> tuple[list[int], list[int]]:
         """Ids put before and after a text when special tokens are asked for.
 
-        They come from the post-processor; `add_bos` and `add_eos` override it where they are set.
+        They come from the post-processor. A tokenizer.json is the whole truth (transformers 5 reads
+        it so too): where tokenizer_config.json's `add_bos_token` and `add_eos_token` contradict it,
+        a note says that they are not followed. A GGUF file's flags already made its post-processor.
         """
         plain = self._encode(self._backend, "a", False)
         full = self._encode(self._backend, "a", True)
@@ -202,13 +204,13 @@ class Tokenizer:
             (i for i in range(len(full)) if full[i : i + len(plain)] == plain), 0 if full else None
         )
         prefix, suffix = ([], []) if start is None else (full[:start], full[start + len(plain) :])
-        bos, eos = self.special_id("bos_token"), self.special_id("eos_token")
-        if data.add_bos is not None and bos is not None:
-            prefix = [i for i in prefix if i != bos]
-            prefix = [bos, *prefix] if data.add_bos else prefix
-        if data.add_eos is not None and eos is not None:
-            suffix = [i for i in suffix if i != eos]
-            suffix = [*suffix, eos] if data.add_eos else suffix
+        for role, flag, ids in (("bos", data.add_bos, prefix), ("eos", data.add_eos, suffix)):
+            token = self.special_id(f"{role}_token")
+            if flag is not None and token is not None and flag != (token in ids):
+                self.notes.append(
+                    f"add_{role}_token is {str(flag).lower()} in tokenizer_config.json, but "
+                    f"tokenizer.json does {'not ' * flag}add it; tokenizer.json is followed"
+                )
         return prefix, suffix
 
     @staticmethod
