@@ -16,25 +16,25 @@ def doctor(
 
     from tidemill import __version__
     from tidemill.backends import native
-    from tidemill.cli.machine import describe_cpu, installed, usable_threads
-    from tidemill.worker.memory import available_memory
+    from tidemill.cli.machine import describe_cpu, installed
+    from tidemill.worker.machine import available_memory, usable_cpus
 
     console = Console()
+    threads = usable_cpus()
     rows: list[tuple[str, str]] = [
         ("tidemill", __version__),
         ("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
         ("processor", describe_cpu()),
-        ("threads it may use", str(usable_threads())),
+        ("threads it may use", str(threads)),
         ("free memory", f"{available_memory() / 2**30:.1f} GiB"),
     ]
     isas = native.available_isas()
     rows.append(("kernels that run here", ", ".join(isas)))
-    rows.append(("will be used", f"native backend, {isas[0]}, {usable_threads()} threads"))
+    rows.append(("will be used", f"native backend, {isas[0]}, {threads} threads"))
     rows.append(
         ("torch backend", installed("torch") or "not installed (pip install 'tidemill[torch]')")
     )
     if bandwidth:
-        threads = usable_threads()
         with console.status("measuring read bandwidth ..."):
             alone, together = native.read_bandwidth(1), native.read_bandwidth(threads)
         figure = f"{together / 1e9:.1f} GB/s with {threads} threads, {alone / 1e9:.1f} with one"

@@ -21,13 +21,6 @@ def describe_cpu() -> str:
     return f"{name}, {os.cpu_count()} CPUs"
 
 
-def usable_threads() -> int:
-    """CPUs this process may run on (affinity), at least one."""
-    from tidemill.worker.threads import usable_cpus
-
-    return usable_cpus()
-
-
 def installed(package: str) -> str | None:
     """Version of an installed distribution, or None; nothing is imported."""
     try:
