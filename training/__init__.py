@@ -1,0 +1,1 @@
+"""Brook, the model that Tidemill ships: its data, training, companions and evaluation."""

@@ -1,0 +1,1 @@
+"""The generator: every text brook sees is made here, deterministically from a seed."""
