@@ -1,0 +1,73 @@
+"""From what a client asked for to what the engine is told: the same rules for every entrance."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tidemill.base.errors import ErrorKind, TidemillError, bad_request
+from tidemill.base.ids import new_seed
+from tidemill.contract.sampling import SamplingParams
+
+
+class ContextLengthError(TidemillError):
+    """A prompt, or a prompt and the output asked for, exceeds the context; both numbers named."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(ErrorKind.BAD_REQUEST, message, param=param)
+
+
+def check_prompt(prompt_tokens: int, max_model_len: int, *, param: str) -> None:
+    """Raise unless a prompt of so many tokens leaves room for at least one more.
+
+    Raises:
+        TidemillError: kind BAD_REQUEST naming `param`.
+    """
+    if prompt_tokens == 0:
+        raise bad_request(param, f"{param} is empty; the model needs at least one token")
+    if prompt_tokens >= max_model_len:
+        raise ContextLengthError(
+            param,
+            f"the prompt has {prompt_tokens} tokens and the context holds {max_model_len}, "
+            f"the output included; shorten the prompt to at most {max_model_len - 1} tokens",
+        )
+
+
+def resolve(
+    params: SamplingParams,
+    *,
+    prompt_tokens: int,
+    max_model_len: int,
+    vocab_size: int,
+    prompt_param: str = "prompt",
+    max_tokens_param: str = "max_tokens",
+) -> SamplingParams:
+    """Check `params` against the model and the prompt, and fill in the seed and `max_tokens`.
+
+    Without `max_tokens` the output may use what is left of the context.
+
+    Raises:
+        TidemillError: kind BAD_REQUEST naming the field.
+    """
+    check_prompt(prompt_tokens, max_model_len, param=prompt_param)
+    params.validate(vocab_size)
+    left = max_model_len - prompt_tokens
+    asked = params.max_tokens
+    if asked is not None and asked > left:
+        raise ContextLengthError(
+            max_tokens_param,
+            f"the prompt has {prompt_tokens} tokens and {max_tokens_param} asks for {asked} more, "
+            f"{prompt_tokens + asked} in all; the context holds {max_model_len}. "
+            f"Ask for at most {left}, or leave {max_tokens_param} out to use what is left",
+        )
+    if asked is None and params.min_tokens > left:
+        raise ContextLengthError(
+            "min_tokens",
+            f"min_tokens ({params.min_tokens}) exceeds the {left} tokens that a prompt of "
+            f"{prompt_tokens} leaves of the context of {max_model_len}",
+        )
+    return msgspec.structs.replace(
+        params,
+        max_tokens=left if asked is None else asked,
+        seed=new_seed() if params.seed is None else params.seed,
+        top_k=max(params.top_k, 0),
+    )

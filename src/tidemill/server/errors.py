@@ -1,0 +1,124 @@
+"""Every failure a client can see, in OpenAI's error shape with the right status.
+
+`{"error": {"message", "type", "param", "code"}}`, for refused requests, unknown routes, and, as an
+event, for a stream that breaks after it began. Details of our own defects stay in the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from tidemill.base.errors import ErrorKind, TidemillError
+from tidemill.base.log import get_logger
+from tidemill.contract.request import RequestError
+from tidemill.contract.resolve import ContextLengthError
+
+log = get_logger(__name__)
+
+JSON = "application/json"
+RETRY_SECONDS = 1
+
+# kind -> (status, OpenAI's error type, code)
+_KINDS: dict[ErrorKind, tuple[int, str, str | None]] = {
+    ErrorKind.BAD_REQUEST: (400, "invalid_request_error", "invalid_value"),
+    ErrorKind.UNSUPPORTED: (400, "invalid_request_error", "unsupported"),
+    ErrorKind.UNAUTHORIZED: (401, "authentication_error", "invalid_api_key"),
+    ErrorKind.NOT_FOUND: (404, "invalid_request_error", "not_found"),
+    ErrorKind.TIMEOUT: (408, "timeout_error", "timeout"),
+    ErrorKind.OVERLOADED: (429, "rate_limit_error", "overloaded"),
+    ErrorKind.CANCELLED: (503, "server_error", "cancelled"),
+    ErrorKind.RESOURCE: (503, "server_error", "out_of_resources"),
+    ErrorKind.UNAVAILABLE: (503, "server_error", "engine_unavailable"),
+}
+_HTTP_CODES = {
+    404: ("invalid_request_error", "not_found"),
+    405: ("invalid_request_error", "method_not_allowed"),
+    408: ("timeout_error", "timeout"),
+    413: ("invalid_request_error", "body_too_large"),
+    415: ("invalid_request_error", "unsupported_media_type"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One failure as a client sees it."""
+
+    status: int
+    type: str
+    message: str
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def body(self) -> bytes:
+        """The JSON document."""
+        error = {
+            "message": self.message,
+            "type": self.type,
+            "param": self.param,
+            "code": self.code,
+        }
+        return msgspec.json.encode({"error": error})
+
+    def response(self) -> Response:
+        """The HTTP response."""
+        return Response(
+            self.body(), status_code=self.status, media_type=JSON, headers=dict(self.headers)
+        )
+
+
+class Refusal(Exception):
+    """Raised to answer with a particular problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.message)
+        self.problem = problem
+
+
+def refuse(
+    status: int,
+    message: str,
+    *,
+    param: str | None = None,
+    code: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Refusal:
+    """A refusal of the given status; its type follows from the status."""
+    kind, default = _HTTP_CODES.get(status, ("invalid_request_error", None))
+    return Refusal(Problem(status, kind, message, param, code or default, headers or {}))
+
+
+def problem_of(error: BaseException, request_id: str) -> Problem:
+    """What the client is told about an exception; a defect of ours is logged here."""
+    if isinstance(error, Refusal):
+        return error.problem
+    if isinstance(error, TidemillError) and error.kind in _KINDS:
+        status, kind, code = _KINDS[error.kind]
+        if isinstance(error, ContextLengthError):
+            code = "context_length_exceeded"
+        retry = {"Retry-After": str(RETRY_SECONDS)} if status in (429, 503) else {}
+        return Problem(status, kind, error.message, error.param, code, retry)
+    if isinstance(error, HTTPException):
+        kind, http_code = _HTTP_CODES.get(error.status_code, ("invalid_request_error", "http"))
+        return Problem(
+            error.status_code, kind, str(error.detail), None, http_code, error.headers or {}
+        )
+    log.error("request %s failed", request_id, exc_info=error)
+    message = f"internal error; the server's log has the details under request id {request_id}"
+    return Problem(500, "server_error", message, None, "internal_error")
+
+
+def engine_error(error: RequestError | None) -> TidemillError:
+    """The exception for a choice that the engine ended with an error."""
+    if error is None:
+        return TidemillError(ErrorKind.INTERNAL, "the engine ended the request without a reason")
+    try:
+        kind = ErrorKind(error.kind)
+    except ValueError:
+        kind = ErrorKind.INTERNAL
+    return TidemillError(kind, error.message, param=error.param, retryable=error.retryable)

@@ -1,0 +1,289 @@
+"""One API request's generation: prompts to the engine, its outputs to text, and nothing left over.
+
+Knows no dialect: it yields `ChoiceDelta`s, which streaming and non-streaming answers assemble the
+same way (promise 8).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from tidemill.base.clock import wall
+from tidemill.base.errors import ErrorKind, TidemillError
+from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason, TokenLogprob
+from tidemill.contract.sampling import SamplingParams
+from tidemill.server.context import ServerContext
+from tidemill.server.errors import engine_error
+from tidemill.text.output import OutputText
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPiece:
+    """A token with its logprob, its bytes, and the characters of output before it."""
+
+    logprob: TokenLogprob
+    piece: bytes
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceDelta:
+    """What one step brought to one choice.
+
+    Attributes:
+        index: over all prompts: prompt * n + choice.
+        text: characters that may be shown now; can be empty.
+        count: tokens that count in the usage.
+        pieces: one per counted token, when logprobs were asked for.
+        first: the choice's first delta.
+        prompt_logprobs: in the first delta, when asked for.
+        finish: ``stop`` or ``length`` in the choice's last delta.
+    """
+
+    index: int
+    text: str
+    count: int
+    pieces: tuple[TokenPiece, ...] = ()
+    first: bool = False
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    finish: str | None = None
+
+
+@dataclass(slots=True)
+class _Choice:
+    text: OutputText
+    started: bool = False
+    done: bool = False
+
+
+class Generation:
+    """Runs the prompts of one API request.
+
+    Args:
+        context: the server's.
+        request_id: engine request ids are derived from it.
+        prompts: token ids of each prompt.
+        sampling: resolved parameters of each prompt; `n` is the same for all.
+        at_start: outputs begin a text of their own (see `OutputText`).
+        arrival: wall-clock seconds when the API process received the request.
+
+    Attributes:
+        prompts, sampling: as given.
+        prompt_tokens, completion_tokens, cached_tokens: usage so far; a prompt counts once however
+            many choices it has, and cached tokens are those that no choice had to compute.
+    """
+
+    def __init__(
+        self,
+        context: ServerContext,
+        request_id: str,
+        prompts: Sequence[tuple[int, ...]],
+        sampling: Sequence[SamplingParams],
+        *,
+        at_start: bool,
+        arrival: float | None = None,
+    ) -> None:
+        self.prompts = prompts
+        self.sampling = sampling
+        self._context = context
+        self._n = sampling[0].n
+        single = len(prompts) == 1
+        self._ids = [request_id if single else f"{request_id}-{i}" for i in range(len(prompts))]
+        self._arrival = wall() if arrival is None else arrival
+        self._cached: list[int | None] = [None] * len(prompts)
+        self._choices = [
+            [self._new_choice(params, at_start) for _ in range(self._n)] for params in sampling
+        ]
+        self._open = self.num_choices
+
+    def _new_choice(self, params: SamplingParams, at_start: bool) -> _Choice:
+        text = OutputText(
+            self._context.tokenizer,
+            stop=params.stop,
+            min_tokens=params.min_tokens,
+            at_start=at_start,
+            track=params.logprobs is not None,
+        )
+        return _Choice(text)
+
+    @property
+    def num_choices(self) -> int:
+        """Choices over all prompts."""
+        return len(self.prompts) * self._n
+
+    @property
+    def finished(self) -> bool:
+        """True when every choice has ended."""
+        return self._open == 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(len(p) for p in self.prompts)
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens generated and counted, over all choices."""
+        return sum(c.text.tokens for choices in self._choices for c in choices)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens found in the prefix cache."""
+        return sum(c or 0 for c in self._cached)
+
+    async def steps(self) -> AsyncIterator[list[ChoiceDelta]]:
+        """Start the requests and yield what each step brings; one delta per choice at most.
+
+        Leaving early (or being cancelled) cancels what still runs in the engine.
+
+        Raises:
+            TidemillError: what the engine said, or OVERLOADED.
+        """
+        context = self._context
+        context.admit(self.num_choices)
+        observer = context.metrics.start()
+        reason = FinishReason.CANCELLED.value
+        try:
+            streams = [context.client.submit(self._request(i)) for i in range(len(self.prompts))]
+            async with aclosing(_merge(streams, batched=self.num_choices > 1)) as merged:
+                async for outputs in merged:
+                    deltas: list[ChoiceDelta] = []
+                    for prompt, output in outputs:
+                        delta = self._take(prompt, output)
+                        if delta is None:
+                            continue
+                        deltas.append(delta)
+                        observer.tokens(delta.index, delta.count)
+                        reason = delta.finish or reason
+                    if deltas:
+                        yield deltas
+                    if self.finished:
+                        return
+            raise TidemillError(ErrorKind.UNAVAILABLE, "the engine ended the request too early")
+        except TidemillError as error:
+            reason = error.kind.value
+            raise
+        finally:
+            self._cancel_rest()
+            context.release(self.num_choices)
+            if self._open and reason in (FinishReason.STOP.value, FinishReason.LENGTH.value):
+                reason = FinishReason.CANCELLED.value
+            observer.finish(reason, self.prompt_tokens, self.cached_tokens)
+
+    def _request(self, prompt: int) -> EngineRequest:
+        return EngineRequest(
+            request_id=self._ids[prompt],
+            prompt_token_ids=self.prompts[prompt],
+            sampling=self.sampling[prompt],
+            arrival=self._arrival,
+        )
+
+    def _take(self, prompt: int, output: ChoiceOutput) -> ChoiceDelta | None:
+        """Account for one output; None when the choice has already ended here (surplus)."""
+        choice = self._choices[prompt][output.choice]
+        if choice.done:
+            return None
+        if output.finish_reason is FinishReason.ERROR:
+            raise engine_error(output.error)
+        if output.finish_reason is FinishReason.CANCELLED:
+            raise TidemillError(ErrorKind.UNAVAILABLE, "the engine is shutting down")
+        if output.cached_tokens is not None:
+            known = self._cached[prompt]
+            cached = output.cached_tokens
+            self._cached[prompt] = cached if known is None else min(known, cached)
+        text = choice.text
+        before = text.tokens
+        shown, stopped = text.push(output.token_ids, hide_last=output.stop_token is not None)
+        if output.finish_reason is not None and not stopped:
+            shown += text.finish()
+            stopped = text.stopped
+        finish = FinishReason.STOP.value if stopped else output.finish_reason
+        first, choice.started = not choice.started, True
+        if finish is not None:
+            choice.done = True
+            self._open -= 1
+            if output.finish_reason is None:
+                self._context.client.cancel(
+                    self._ids[prompt], output.choice, FinishReason.STOP.value
+                )
+        return ChoiceDelta(
+            index=prompt * self._n + output.choice,
+            text=shown,
+            count=text.tokens - before,
+            pieces=_pieces(text, before, output.logprobs),
+            first=first,
+            prompt_logprobs=output.prompt_logprobs,
+            finish=None if finish is None else str(finish),
+        )
+
+    def _cancel_rest(self) -> None:
+        for prompt, choices in enumerate(self._choices):
+            if not all(c.done for c in choices):
+                self._context.client.cancel(self._ids[prompt])
+
+
+def _pieces(
+    text: OutputText, before: int, logprobs: Sequence[TokenLogprob] | None
+) -> tuple[TokenPiece, ...]:
+    if logprobs is None:
+        return ()
+    taken = range(before, text.tokens)
+    return tuple(
+        TokenPiece(logprob, text.pieces[i], text.offsets[i])
+        for i, logprob in zip(taken, logprobs, strict=False)
+    )
+
+
+async def _merge(
+    streams: Sequence[AsyncIterator[ChoiceOutput]], *, batched: bool
+) -> AsyncIterator[list[tuple[int, ChoiceOutput]]]:
+    """Outputs of all streams with the stream's index; what is ready together comes together.
+
+    A step brings one output per choice, and each batch becomes one write to the client.
+    """
+    if not batched:
+        try:
+            async for output in streams[0]:
+                yield [(0, output)]
+        finally:
+            await _close(streams[0])
+        return
+    ready: list[tuple[int, ChoiceOutput]] = []
+    wake = asyncio.Event()
+
+    async def pump(index: int, stream: AsyncIterator[ChoiceOutput]) -> None:
+        try:
+            async for output in stream:
+                ready.append((index, output))
+                wake.set()
+        finally:
+            wake.set()
+
+    tasks = [asyncio.create_task(pump(i, stream)) for i, stream in enumerate(streams)]
+    try:
+        while True:
+            await wake.wait()
+            wake.clear()
+            failed = next((t for t in tasks if t.done() and t.exception() is not None), None)
+            if failed is not None:
+                failed.result()
+            batch, ready[:] = list(ready), []
+            if batch:
+                yield batch
+            elif all(task.done() for task in tasks):
+                return
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for stream in streams:
+            await _close(stream)
+
+
+async def _close(stream: AsyncIterator[ChoiceOutput]) -> None:
+    close = getattr(stream, "aclose", None)
+    if close is not None:
+        await close()

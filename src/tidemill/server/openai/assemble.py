@@ -1,0 +1,294 @@
+"""Chat and completion answers, whole and as chunks, from the same deltas.
+
+A chunk is a prebuilt head, the encoded text and a tail: encoding a whole object per token would
+cost several times as much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from tidemill.contract.request import TokenLogprob
+from tidemill.server.generation import ChoiceDelta, Generation, TokenPiece
+from tidemill.server.openai.logprobs import CompletionLogprobs, chat_entries
+from tidemill.text.tokenizer import Tokenizer
+
+DONE = b"data: [DONE]\n\n"
+
+encode = msgspec.json.encode
+Effective = Callable[[Generation], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What every document and chunk of an answer repeats.
+
+    Attributes:
+        id, created, model, fingerprint: as in the API.
+        include_usage: a stream ends with a usage chunk (and other chunks say ``usage: null``).
+        effective: computes the `tidemill` object when it was asked for.
+    """
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+    include_usage: bool = False
+    effective: Effective | None = None
+
+    def fields(self, kind: str) -> dict[str, Any]:
+        """The leading members of a document."""
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
+    def document(
+        self, kind: str, choices: Sequence[Mapping[str, Any]], generation: Generation
+    ) -> bytes:
+        """A whole answer."""
+        answer = {**self.fields(kind), "choices": choices, "usage": usage(generation)}
+        if self.effective is not None:
+            answer["tidemill"] = self.effective(generation)
+        return encode(answer)
+
+
+def usage(generation: Generation) -> dict[str, Any]:
+    """The usage object."""
+    prompt, completion = generation.prompt_tokens, generation.completion_tokens
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": generation.cached_tokens},
+    }
+
+
+class Chunks:
+    """Writes the chunks of one stream."""
+
+    def __init__(self, envelope: Envelope, kind: str) -> None:
+        self._envelope = envelope
+        self._kind = kind
+        head = encode(envelope.fields(kind))[:-1]
+        self._head = b"data: " + head + b',"choices":['
+        self._tail = b'],"usage":null}\n\n' if envelope.include_usage else b"]}\n\n"
+
+    def chunk(self, choice: bytes) -> bytes:
+        """One event with one choice."""
+        return self._head + choice + self._tail
+
+    def closing(self, generation: Generation) -> bytes:
+        """The last events: usage and what was applied, if asked for, and the end marker."""
+        envelope = self._envelope
+        if not envelope.include_usage and envelope.effective is None:
+            return DONE
+        last: dict[str, Any] = {**envelope.fields(self._kind), "choices": []}
+        if envelope.include_usage:
+            last["usage"] = usage(generation)
+        if envelope.effective is not None:
+            last["tidemill"] = envelope.effective(generation)
+        return b"data: " + encode(last) + b"\n\n" + DONE
+
+
+@dataclass(slots=True)
+class _Collected:
+    text: list[str] = field(default_factory=list)
+    finish: str | None = None
+
+
+class ChatFormat:
+    """`chat.completion` and `chat.completion.chunk`.
+
+    Args:
+        envelope: what repeats.
+        tokenizer: for the bytes of alternative tokens.
+        choices: how many there are.
+        logprobs: whether they were asked for.
+    """
+
+    def __init__(
+        self, envelope: Envelope, tokenizer: Tokenizer, choices: int, *, logprobs: bool
+    ) -> None:
+        self._envelope = envelope
+        self._tokenizer = tokenizer
+        self._chunks = Chunks(envelope, "chat.completion.chunk")
+        self._logprobs = logprobs
+        self._collected = [_Collected() for _ in range(choices)]
+        self._entries: list[list[dict[str, Any]]] = [[] for _ in range(choices)]
+
+    def add(self, delta: ChoiceDelta) -> None:
+        """Take a delta into the document."""
+        collected = self._collected[delta.index]
+        collected.text.append(delta.text)
+        collected.finish = delta.finish or collected.finish
+        if self._logprobs:
+            self._entries[delta.index] += chat_entries(self._tokenizer, delta.pieces)
+
+    def document(self, generation: Generation) -> bytes:
+        """The whole answer."""
+        choices = [
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": "".join(c.text), "refusal": None},
+                "logprobs": {"content": entries, "refusal": None} if self._logprobs else None,
+                "finish_reason": c.finish,
+            }
+            for index, (c, entries) in enumerate(zip(self._collected, self._entries, strict=True))
+        ]
+        return self._envelope.document("chat.completion", choices, generation)
+
+    def opening(self, generation: Generation) -> bytes:
+        """The role chunk of every choice."""
+        chunk = self._chunks.chunk
+        role = b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
+        return b"".join(
+            [chunk(b'{"index":%d,' % index + role) for index in range(len(self._collected))]
+        )
+
+    def events(self, delta: ChoiceDelta) -> bytes:
+        """A content chunk if there is anything to show, and the finish chunk at the end."""
+        events = b""
+        if delta.text or delta.pieces:
+            logprobs = b"null"
+            if delta.pieces:
+                entries = chat_entries(self._tokenizer, delta.pieces)
+                logprobs = encode({"content": entries, "refusal": None})
+            events = self._chunks.chunk(
+                b'{"index":%d,"delta":{"content":%b},"logprobs":%b,"finish_reason":null}'
+                % (delta.index, encode(delta.text), logprobs)
+            )
+        if delta.finish is not None:
+            events += self._chunks.chunk(
+                b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b}'
+                % (delta.index, encode(delta.finish))
+            )
+        return events
+
+    def closing(self, generation: Generation) -> bytes:
+        """See `Chunks.closing`."""
+        return self._chunks.closing(generation)
+
+
+@dataclass(frozen=True, slots=True)
+class EchoedPrompt:
+    """A prompt as it is repeated in the output.
+
+    Attributes:
+        text: the prompt's text.
+        pieces: bytes of each of its tokens.
+        offsets: characters of `text` before each of them.
+    """
+
+    text: str
+    pieces: tuple[bytes, ...]
+    offsets: tuple[int, ...]
+
+
+class CompletionFormat:
+    """`text_completion`, whole and streamed (the two have the same shape).
+
+    Args:
+        envelope: what repeats.
+        tokenizer: for the bytes of alternative tokens.
+        choices: how many there are over all prompts.
+        logprobs: whether they were asked for.
+        echo: the prompt repeated before each choice's output, or empty.
+    """
+
+    def __init__(
+        self,
+        envelope: Envelope,
+        tokenizer: Tokenizer,
+        choices: int,
+        *,
+        logprobs: bool,
+        echo: Sequence[EchoedPrompt] = (),
+    ) -> None:
+        self._envelope = envelope
+        self._tokenizer = tokenizer
+        self._chunks = Chunks(envelope, "text_completion")
+        self._logprobs = logprobs
+        self._echo = echo
+        self._per_prompt = choices // len(echo) if echo else choices
+        self._collected = [_Collected() for _ in range(choices)]
+        self._lists = [CompletionLogprobs(tokenizer) for _ in range(choices)]
+
+    def _echoed(self, delta: ChoiceDelta) -> EchoedPrompt | None:
+        return self._echo[delta.index // self._per_prompt] if self._echo else None
+
+    def _text(self, delta: ChoiceDelta) -> str:
+        echoed = self._echoed(delta) if delta.first else None
+        return delta.text if echoed is None else echoed.text + delta.text
+
+    def _add_logprobs(self, lists: CompletionLogprobs, delta: ChoiceDelta) -> None:
+        echoed = self._echoed(delta)
+        if echoed is not None and delta.first:
+            _add_prompt(lists, echoed, delta.prompt_logprobs)
+        _add_pieces(lists, delta.pieces, 0 if echoed is None else len(echoed.text))
+
+    def add(self, delta: ChoiceDelta) -> None:
+        """Take a delta into the document."""
+        collected = self._collected[delta.index]
+        collected.text.append(self._text(delta))
+        collected.finish = delta.finish or collected.finish
+        if self._logprobs:
+            self._add_logprobs(self._lists[delta.index], delta)
+
+    def document(self, generation: Generation) -> bytes:
+        """The whole answer."""
+        choices = [
+            {
+                "index": index,
+                "text": "".join(c.text),
+                "logprobs": lists.as_dict() if self._logprobs else None,
+                "finish_reason": c.finish,
+            }
+            for index, (c, lists) in enumerate(zip(self._collected, self._lists, strict=True))
+        ]
+        return self._envelope.document("text_completion", choices, generation)
+
+    def opening(self, generation: Generation) -> bytes:
+        """Nothing: completions have no role."""
+        return b""
+
+    def events(self, delta: ChoiceDelta) -> bytes:
+        """A chunk if there is anything to show or the choice has ended."""
+        text = self._text(delta)
+        logprobs = b"null"
+        if self._logprobs:
+            lists = CompletionLogprobs(self._tokenizer)
+            self._add_logprobs(lists, delta)
+            logprobs = encode(lists.as_dict()) if lists.tokens else b"null"
+        if not text and logprobs == b"null" and delta.finish is None:
+            return b""
+        return self._chunks.chunk(
+            b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}'
+            % (delta.index, encode(text), logprobs, encode(delta.finish))
+        )
+
+    def closing(self, generation: Generation) -> bytes:
+        """See `Chunks.closing`."""
+        return self._chunks.closing(generation)
+
+
+def _add_prompt(
+    lists: CompletionLogprobs,
+    echoed: EchoedPrompt,
+    logprobs: Sequence[TokenLogprob | None] | None,
+) -> None:
+    known = logprobs if logprobs is not None else [None] * len(echoed.pieces)
+    for piece, offset, logprob in zip(echoed.pieces, echoed.offsets, known, strict=True):
+        lists.add(piece, logprob, offset)
+
+
+def _add_pieces(lists: CompletionLogprobs, pieces: Sequence[TokenPiece], shift: int) -> None:
+    for item in pieces:
+        lists.add(item.piece, item.logprob, item.offset + shift)

@@ -1,0 +1,81 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tidemill.base.clock import wall
+from tidemill.base.ids import new_id
+from tidemill.server.body import parse_body, read_body
+from tidemill.server.context import ServerContext
+from tidemill.server.generation import Generation
+from tidemill.server.openai import schema
+from tidemill.server.openai.assemble import ChatFormat, Envelope
+from tidemill.server.openai.prompting import chat_prompt
+from tidemill.server.openai.resolve import (
+    chat_logprobs,
+    chat_max_tokens,
+    check_stream_options,
+    effective,
+    resolve_all,
+    sampling_of,
+)
+from tidemill.server.stream import Answer
+
+
+def effective_of(
+    context: ServerContext, body: schema.Generation
+) -> Callable[[Generation], dict[str, Any]] | None:
+    """What computes the `tidemill` object of a response, if the request asks for it."""
+    if not body.include_effective:
+        return None
+    return lambda generation: effective(context, body, generation)
+
+
+async def chat_completions(context: ServerContext, request: Request) -> Response:
+    """Answer a conversation, whole or streamed."""
+    arrival = wall()
+    body = parse_body(schema.ChatRequest, await read_body(request, context.limits))
+    context.check_model(body.model)
+    include_usage = check_stream_options(body)
+    max_tokens, max_tokens_param = chat_max_tokens(body)
+    params = sampling_of(body, context, max_tokens=max_tokens, logprobs=chat_logprobs(body))
+    params.validate(context.info.vocab_size)
+    prompt = await chat_prompt(
+        context,
+        body.messages,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        kwargs=body.chat_template_kwargs,
+    )
+    sampling = resolve_all(
+        params, [prompt], context, prompt_param="messages", max_tokens_param=max_tokens_param
+    )
+    answer_id = new_id("chatcmpl")
+    generation = Generation(
+        context,
+        answer_id,
+        [prompt],
+        sampling,
+        at_start=not body.continue_final_message,
+        arrival=arrival,
+    )
+    envelope = Envelope(
+        answer_id,
+        int(arrival),
+        context.info.model,
+        context.fingerprint,
+        include_usage,
+        effective_of(context, body),
+    )
+    form = ChatFormat(
+        envelope,
+        context.tokenizer,
+        generation.num_choices,
+        logprobs=params.logprobs is not None,
+    )
+    return Answer(generation, form, stream=bool(body.stream), request_id=request.state.request_id)

@@ -1,0 +1,127 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tidemill.base.clock import wall
+from tidemill.base.errors import bad_request
+from tidemill.base.ids import new_id
+from tidemill.contract.resolve import check_prompt
+from tidemill.server.body import parse_body, read_body
+from tidemill.server.context import ServerContext
+from tidemill.server.generation import Generation
+from tidemill.server.openai import schema
+from tidemill.server.openai.assemble import CompletionFormat, EchoedPrompt, Envelope
+from tidemill.server.openai.chat import effective_of
+from tidemill.server.openai.resolve import check_stream_options, resolve_all, sampling_of
+from tidemill.server.stream import Answer
+from tidemill.text.detokenizer import Detokenizer
+from tidemill.text.tokenizer import Tokenizer
+
+Source = str | list[int]
+
+
+def split_prompts(prompt: object, limit: int) -> list[Source]:
+    """The prompts of a request: one string, one list of ids, or a list of either.
+
+    Raises:
+        TidemillError: kind BAD_REQUEST when there are more than `limit`.
+    """
+    if isinstance(prompt, str):
+        return [prompt]
+    assert isinstance(prompt, list)
+    if isinstance(prompt[0], int):
+        return [prompt]
+    if len(prompt) > limit:
+        raise bad_request("prompt", f"at most {limit} prompts at once, got {len(prompt)}")
+    return prompt
+
+
+async def _encode(context: ServerContext, source: Source, param: str) -> tuple[int, ...]:
+    if isinstance(source, str):
+        return tuple(await context.tokenizer.encode_async(source))
+    vocab = context.info.vocab_size
+    wrong = next((t for t in source if not 0 <= t < vocab), None)
+    if wrong is not None:
+        raise bad_request(param, f"{param} holds the token id {wrong}; ids are 0 to {vocab - 1}")
+    return tuple(source)
+
+
+def echo_prompt(
+    tokenizer: Tokenizer, source: Source, token_ids: Sequence[int], *, pieces: bool
+) -> EchoedPrompt:
+    """A prompt as `echo` repeats it: a string as it was sent, token ids decoded.
+
+    Args:
+        pieces: also locate each token, for logprobs. Start tokens that encoding added to a string
+            have no characters in it.
+    """
+    text = source if isinstance(source, str) else tokenizer.decode(token_ids)
+    if not pieces:
+        return EchoedPrompt(text, (), ())
+    # What was sent as a string may spell special tokens; they are characters of it.
+    spelled = isinstance(source, str)
+    added = _added_in_front(tokenizer, token_ids) if spelled else 0
+    detokenizer = Detokenizer(tokenizer, skip_special_tokens=not spelled, at_start=True)
+    offsets, length = [0] * added, 0
+    for token in token_ids[added:]:
+        offsets.append(min(length, len(text)))
+        length += len(detokenizer.push((token,)))
+    return EchoedPrompt(text, tuple(tokenizer.token_bytes(t) for t in token_ids), tuple(offsets))
+
+
+def _added_in_front(tokenizer: Tokenizer, token_ids: Sequence[int]) -> int:
+    lengths = range(1, min(8, len(token_ids)) + 1)
+    return next((k for k in lengths if tokenizer.starts_with_special(token_ids[:k])), 0)
+
+
+async def completions(context: ServerContext, request: Request) -> Response:
+    """Continue one prompt or several, whole or streamed."""
+    arrival = wall()
+    body = parse_body(schema.CompletionRequest, await read_body(request, context.limits))
+    context.check_model(body.model)
+    include_usage = check_stream_options(body)
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise bad_request("best_of", "best_of is not supported unless it equals n")
+    params = sampling_of(
+        body,
+        context,
+        max_tokens=body.max_tokens,
+        logprobs=body.logprobs,
+        prompt_logprobs=body.logprobs if body.echo else None,
+    )
+    params.validate(context.info.vocab_size)
+    sources = split_prompts(body.prompt, context.limits.max_prompts)
+    names = ["prompt"] if len(sources) == 1 else [f"prompt[{i}]" for i in range(len(sources))]
+    prompts = []
+    for source, name in zip(sources, names, strict=True):
+        prompts.append(await _encode(context, source, name))
+        # Before the next one is encoded: the first offender is named, and nothing is wasted.
+        check_prompt(len(prompts[-1]), context.info.max_model_len, param=name)
+    sampling = resolve_all(
+        params, prompts, context, prompt_param="prompt", max_tokens_param="max_tokens"
+    )
+    answer_id = new_id("cmpl")
+    generation = Generation(context, answer_id, prompts, sampling, at_start=False, arrival=arrival)
+    envelope = Envelope(
+        answer_id,
+        int(arrival),
+        context.info.model,
+        context.fingerprint,
+        include_usage,
+        effective_of(context, body),
+    )
+    wanted = params.logprobs is not None
+    echo = [
+        echo_prompt(context.tokenizer, source, prompt, pieces=wanted)
+        for source, prompt in zip(sources, prompts, strict=True)
+        if body.echo
+    ]
+    form = CompletionFormat(
+        envelope, context.tokenizer, generation.num_choices, logprobs=wanted, echo=echo
+    )
+    return Answer(generation, form, stream=bool(body.stream), request_id=request.state.request_id)

@@ -1,0 +1,102 @@
+"""GET /v1/models, POST /tokenize, POST /detokenize."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tidemill.base.errors import bad_request
+from tidemill.server.body import parse_body, read_body
+from tidemill.server.context import ServerContext
+from tidemill.server.errors import JSON
+from tidemill.server.openai import schema
+from tidemill.server.openai.prompting import chat_prompt
+
+
+def json_response(document: object, status: int = 200) -> Response:
+    """A JSON response."""
+    return Response(msgspec.json.encode(document), status_code=status, media_type=JSON)
+
+
+def _card(context: ServerContext) -> dict[str, Any]:
+    info = context.info
+    return {
+        "id": info.model,
+        "object": "model",
+        "created": context.created,
+        "owned_by": "tidemill",
+        "max_model_len": info.max_model_len,
+        "has_chat_template": context.template.exists,
+        "defaults": dict(context.defaults),
+        "backend": info.backend,
+        "device": info.device,
+        "dtype": info.dtype,
+        "quantization": info.quantization,
+        "kv_dtype": info.kv_dtype,
+    }
+
+
+async def list_models(context: ServerContext, request: Request) -> Response:
+    """The served model, as a list."""
+    return json_response({"object": "list", "data": [_card(context)]})
+
+
+async def get_model(context: ServerContext, request: Request) -> Response:
+    """The served model by name; names may contain slashes."""
+    context.check_model(request.path_params["model"])
+    return json_response(_card(context))
+
+
+async def tokenize(context: ServerContext, request: Request) -> Response:
+    """Token ids of a prompt or of messages, exactly as a generation would use them."""
+    body = parse_body(schema.TokenizeRequest, await read_body(request, context.limits))
+    context.check_model(body.model)
+    ids = await _token_ids(context, body)
+    answer: dict[str, Any] = {
+        "count": len(ids),
+        "max_model_len": context.info.max_model_len,
+        "tokens": ids,
+    }
+    if body.return_token_strs:
+        answer["token_strs"] = [context.tokenizer.id_to_token(i) for i in ids]
+    return json_response(answer)
+
+
+async def _token_ids(context: ServerContext, body: schema.TokenizeRequest) -> tuple[int, ...]:
+    if (body.prompt is None) == (body.messages is None):
+        raise bad_request("prompt", "send either prompt or messages")
+    if body.messages is not None:
+        if body.add_special_tokens:
+            raise bad_request(
+                "add_special_tokens", "the chat template writes the special tokens of messages"
+            )
+        return await chat_prompt(
+            context,
+            body.messages,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            kwargs=body.chat_template_kwargs,
+        )
+    for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+        if getattr(body, name) is not None:
+            raise bad_request(name, f"{name} needs messages")
+    add_special = body.add_special_tokens is not False
+    assert body.prompt is not None
+    return tuple(await context.tokenizer.encode_async(body.prompt, add_special=add_special))
+
+
+async def detokenize(context: ServerContext, request: Request) -> Response:
+    """The text of token ids."""
+    body = parse_body(schema.DetokenizeRequest, await read_body(request, context.limits))
+    context.check_model(body.model)
+    vocab = context.info.vocab_size
+    wrong = next((t for t in body.tokens if not 0 <= t < vocab), None)
+    if wrong is not None:
+        raise bad_request("tokens", f"tokens holds the id {wrong}; ids are 0 to {vocab - 1}")
+    skip = body.skip_special_tokens is True
+    return json_response(
+        {"prompt": context.tokenizer.decode(body.tokens, skip_special_tokens=skip)}
+    )

@@ -1,0 +1,114 @@
+"""Messages to a prompt, and the checks that nothing in them is dropped on the way (promise 2)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tidemill.base.errors import bad_request
+from tidemill.server.context import ServerContext
+from tidemill.server.openai import schema
+
+_RESERVED = frozenset(
+    {"messages", "tools", "add_generation_prompt", "continue_final_message", "documents"}
+)
+# A template may rewrite earlier answers (cut their thinking); what others said must be there.
+_MUST_APPEAR = frozenset({"system", "developer", "user", "tool"})
+
+
+async def chat_prompt(
+    context: ServerContext,
+    messages: Sequence[schema.Message],
+    *,
+    add_generation_prompt: bool | None,
+    continue_final_message: bool | None,
+    kwargs: Mapping[str, Any] | None,
+) -> tuple[int, ...]:
+    """Token ids of a conversation by the model's chat template.
+
+    Raises:
+        TidemillError: kind BAD_REQUEST naming the field.
+    """
+    source = context.template.source or ""
+    plain = [_plain(i, m, source) for i, m in enumerate(messages)]
+    _check_kwargs(kwargs or {}, source)
+    generate = (
+        not continue_final_message if add_generation_prompt is None else add_generation_prompt
+    )
+    if continue_final_message:
+        if generate:
+            raise bad_request(
+                "continue_final_message",
+                "continue_final_message and add_generation_prompt exclude each other",
+            )
+        if plain[-1]["role"] != "assistant":
+            raise bad_request(
+                "continue_final_message", "the final message must be the assistant's to continue it"
+            )
+    text = await context.template.render_async(
+        plain, add_generation_prompt=generate, **(kwargs or {})
+    )
+    _check_complete(plain, text)
+    if continue_final_message:
+        text = _cut_after(text, str(plain[-1]["content"]))
+    return tuple(await context.tokenizer.encode_async(text, add_special=False))
+
+
+def _plain(index: int, message: schema.Message, source: str) -> dict[str, Any]:
+    if message.content is None:
+        raise bad_request(f"messages[{index}].content", f"messages[{index}].content is required")
+    content = message.content
+    if isinstance(content, list):
+        content = "".join(part["text"] for part in content)
+    role = message.role
+    if role == "developer" and "developer" not in source:
+        role = "system"  # OpenAI's newer name for the same thing; most templates know the old one
+    plain: dict[str, Any] = {"role": role, "content": content}
+    for name in ("name", "tool_call_id"):
+        if (value := getattr(message, name)) is not None:
+            plain[name] = value
+    return plain
+
+
+def _check_kwargs(kwargs: Mapping[str, Any], source: str) -> None:
+    for name in kwargs:
+        param = f"chat_template_kwargs.{name[:64]}"
+        if name in _RESERVED:
+            raise bad_request(param, f"{param} has a field of its own in the request")
+        if not name.isidentifier() or not re.search(rf"\b{name}\b", source):
+            raise bad_request(param, f"the model's chat template does not use {name[:64]!r}")
+
+
+def _check_complete(messages: Sequence[Mapping[str, Any]], prompt: str) -> None:
+    for index, message in enumerate(messages):
+        if message["role"] in _MUST_APPEAR and not _appears(message["content"].strip(), prompt):
+            raise bad_request(
+                f"messages[{index}]",
+                f"the model's chat template drops messages[{index}] (role {message['role']}); "
+                "merge its content into a message the template keeps",
+            )
+        if (name := message.get("name")) is not None and name not in prompt:
+            raise bad_request(
+                f"messages[{index}].name",
+                f"the model's chat template does not use the name of messages[{index}]",
+            )
+
+
+def _appears(text: str, prompt: str) -> bool:
+    # Templates may write a tool's answer as a JSON string.
+    return text in prompt or any(
+        json.dumps(text, ensure_ascii=ascii_only)[1:-1] in prompt for ascii_only in (False, True)
+    )
+
+
+def _cut_after(prompt: str, content: str) -> str:
+    """The prompt up to the end of its final message's content, to be continued from there."""
+    for text in (content, content.strip()):
+        if text and text in prompt:
+            return prompt[: prompt.rindex(text) + len(text)]
+    raise bad_request(
+        "continue_final_message",
+        "the model's chat template rewrites the final message, so it cannot be continued",
+    )

@@ -1,0 +1,147 @@
+"""From a request body to resolved sampling parameters, and back to what was really applied."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from tidemill.base.errors import bad_request
+from tidemill.base.ids import new_seed
+from tidemill.contract.resolve import resolve
+from tidemill.contract.sampling import MAX_LOGPROBS, SamplingParams
+from tidemill.server.context import PRESETS, ServerContext
+from tidemill.server.generation import Generation
+from tidemill.server.openai import schema
+
+# Fields taken over as they are when the request has them.
+_PLAIN = (
+    *PRESETS,
+    *("presence_penalty", "frequency_penalty", "seed", "min_tokens", "ignore_eos", "n"),
+)
+
+
+def sampling_of(
+    request: schema.Generation,
+    context: ServerContext,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+) -> SamplingParams:
+    """The request's parameters over the model's defaults over ours; not yet checked."""
+    values: dict[str, Any] = dict(context.defaults)
+    values.update((name, value) for name in _PLAIN if (value := getattr(request, name)) is not None)
+    stop = request.stop
+    values["stop"] = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+    values["stop_token_ids"] = tuple(request.stop_token_ids or ())
+    values["logit_bias"] = {int(k): float(v) for k, v in (request.logit_bias or {}).items()}
+    return SamplingParams(
+        **values, max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs
+    )
+
+
+def resolve_all(
+    params: SamplingParams,
+    prompts: Sequence[tuple[int, ...]],
+    context: ServerContext,
+    *,
+    prompt_param: str,
+    max_tokens_param: str,
+) -> list[SamplingParams]:
+    """Resolved parameters of each prompt.
+
+    A seed of the request's own is every prompt's, as if they had come alone; drawn seeds differ,
+    so that equal prompts of one request do not get equal answers.
+    """
+    info = context.info
+    single = len(prompts) == 1
+    return [
+        resolve(
+            params if params.seed is not None else msgspec.structs.replace(params, seed=new_seed()),
+            prompt_tokens=len(prompt),
+            max_model_len=info.max_model_len,
+            vocab_size=info.vocab_size,
+            prompt_param=prompt_param if single else f"{prompt_param}[{index}]",
+            max_tokens_param=max_tokens_param,
+        )
+        for index, prompt in enumerate(prompts)
+    ]
+
+
+def chat_max_tokens(request: schema.ChatRequest) -> tuple[int | None, str]:
+    """The bound on the output, and the name of the field that gave it."""
+    old, new = request.max_tokens, request.max_completion_tokens
+    if old is not None and new is not None and old != new:
+        raise bad_request(
+            "max_tokens",
+            f"max_tokens ({old}) and max_completion_tokens ({new}) contradict each other; "
+            "send one of them",
+        )
+    if new is not None:
+        if new < 1:
+            raise bad_request(
+                "max_completion_tokens", f"max_completion_tokens must be at least 1, got {new}"
+            )
+        return new, "max_completion_tokens"
+    return old, "max_tokens"
+
+
+def chat_logprobs(request: schema.ChatRequest) -> int | None:
+    """How many alternatives a chat request wants; None for no logprobs."""
+    top = request.top_logprobs
+    if not request.logprobs:
+        if top:
+            raise bad_request("top_logprobs", "top_logprobs needs logprobs to be true")
+        return None
+    if top is not None and not 0 <= top <= MAX_LOGPROBS:
+        raise bad_request(
+            "top_logprobs", f"top_logprobs must be between 0 and {MAX_LOGPROBS}, got {top}"
+        )
+    return top or 0
+
+
+def check_stream_options(request: schema.Generation) -> bool:
+    """Whether a usage chunk is wanted."""
+    options = request.stream_options
+    if options is None:
+        return False
+    if not request.stream:
+        raise bad_request("stream_options", "stream_options is only allowed when stream is true")
+    return bool(options.include_usage)
+
+
+def effective(
+    context: ServerContext, request: schema.Generation, generation: Generation
+) -> dict[str, Any]:
+    """What was really applied: the `tidemill` object of a response (promise 2)."""
+    info = context.info
+    params = generation.sampling[0]
+    sampling = {
+        name: getattr(params, name)
+        for name in SamplingParams.__struct_fields__
+        if name not in ("seed", "max_tokens", "logit_bias")
+    }
+    # Keys as the request writes them.
+    sampling["logit_bias"] = {str(k): v for k, v in params.logit_bias.items()}
+    per_prompt = generation.sampling
+    sampling["seed"] = [p.seed for p in per_prompt] if len(per_prompt) > 1 else params.seed
+    tokens = [p.max_tokens for p in per_prompt]
+    sampling["max_tokens"] = tokens if len(tokens) > 1 else params.max_tokens
+    from_model = [name for name in PRESETS if name in context.defaults]
+    return {
+        "sampling": sampling,
+        "from_model_defaults": [n for n in from_model if getattr(request, n) is None],
+        "context_length": info.max_model_len,
+        "prompt_tokens": generation.prompt_tokens,
+        "cached_tokens": generation.cached_tokens,
+        "prefix_caching": info.prefix_caching,
+        "backend": info.backend,
+        "device": info.device,
+        "isa": info.isa,
+        "dtype": info.dtype,
+        "quantization": info.quantization,
+        "kv_dtype": info.kv_dtype,
+        "speculation": None,
+    }

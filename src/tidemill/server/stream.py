@@ -1,0 +1,140 @@
+"""Answers as ASGI responses that notice when the client leaves.
+
+Streams are pre-encoded bytes, one write per step. The first step is awaited before the status goes
+out, so that a request the engine refuses is an HTTP error and not a broken stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from contextlib import aclosing
+from typing import Any, Protocol
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tidemill.server.errors import JSON, problem_of
+from tidemill.server.generation import ChoiceDelta, Generation
+
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class Format(Protocol):
+    """How a dialect writes a generation."""
+
+    def add(self, delta: ChoiceDelta) -> None:
+        """Take a delta into the document (non-streaming)."""
+
+    def document(self, generation: Generation) -> bytes:
+        """The whole answer."""
+
+    def opening(self, generation: Generation) -> bytes:
+        """Events before the first delta."""
+
+    def events(self, delta: ChoiceDelta) -> bytes:
+        """Events for a delta; empty when there is nothing to show."""
+
+    def closing(self, generation: Generation) -> bytes:
+        """Events after the last delta, the end marker included."""
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Run `work`; cancel it as soon as the client leaves, and wait until it has ended."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        gone.cancel()
+        if not task.done():
+            task.cancel()
+        # Not awaited directly: the cancellation is ours, errors are looked at below.
+        await asyncio.gather(task, gone, return_exceptions=True)
+    if not task.cancelled():
+        task.result()
+
+
+class Answer(Response):
+    """Runs a generation and writes it, whole or as server-sent events."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        form: Format,
+        *,
+        stream: bool,
+        request_id: str,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(headers=dict(headers or {}))
+        self._generation = generation
+        self._form = form
+        self._stream = stream
+        self._request_id = request_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve; a client that leaves cancels the generation."""
+        work = self._send_events if self._stream else self._send_document
+        await while_connected(receive, work(send))
+
+    async def _send_document(self, send: Send) -> None:
+        form = self._form
+        try:
+            async with aclosing(self._generation.steps()) as steps:
+                async for deltas in steps:
+                    for delta in deltas:
+                        form.add(delta)
+            body = form.document(self._generation)
+        except Exception as error:
+            await self._send_problem(error, send)
+            return
+        headers = [
+            (b"content-type", JSON.encode()),
+            (b"content-length", str(len(body)).encode()),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _send_events(self, send: Send) -> None:
+        generation, form = self._generation, self._form
+        started = False
+        try:
+            async with aclosing(generation.steps()) as steps:
+                async for deltas in steps:
+                    data = b"".join([form.events(delta) for delta in deltas])
+                    if not started:
+                        data = form.opening(generation) + data
+                        start = {"type": "http.response.start", "status": 200}
+                        await send({**start, "headers": _STREAM_HEADERS})
+                        started = True
+                    if generation.finished:
+                        await send(_part(data + form.closing(generation), more=False))
+                    elif data:
+                        await send(_part(data))
+        except Exception as error:
+            if started:
+                event = b"data: " + problem_of(error, self._request_id).body() + b"\n\n"
+                await send(_part(event, more=False))
+            else:
+                await self._send_problem(error, send)
+
+    async def _send_problem(self, error: Exception, send: Send) -> None:
+        response = problem_of(error, self._request_id).response()
+        headers = response.raw_headers
+        start = {"type": "http.response.start", "status": response.status_code}
+        await send({**start, "headers": headers})
+        await send(_part(bytes(response.body), more=False))
+
+
+def _part(data: bytes, *, more: bool = True) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": data, "more_body": more}

@@ -1,0 +1,56 @@
+"""A real uvicorn on a loopback port, in a thread, around any application."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from helpers.fake_engine import FakeEngine
+from helpers.tiny_text import tokenizer_data
+
+from tidemill.server.app import build_app
+from tidemill.server.context import ServerContext
+from tidemill.server.limits import Limits
+from tidemill.text.template import ChatTemplate
+from tidemill.text.tokenizer import Tokenizer
+
+
+def fake_context(engine: FakeEngine, **changes: object) -> ServerContext:
+    """A server around a fake engine."""
+    data = tokenizer_data()
+    values: dict[str, object] = {
+        "client": engine,
+        "tokenizer": Tokenizer(data),
+        "template": ChatTemplate(data.chat_template, data.special),
+        "defaults": {},
+        "limits": Limits(),
+        "build": "test",
+        "config_digest": "0",
+    }
+    return ServerContext(**{**values, **changes})  # type: ignore[arg-type]
+
+
+@contextmanager
+def serving(context: ServerContext) -> Iterator[str]:
+    """The base URL of a running server."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    config = uvicorn.Config(build_app(context), log_level="warning", lifespan="off")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 10
+    while not server.started:
+        if time.monotonic() > deadline:
+            raise RuntimeError("the test server did not start")
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        listener.close()
