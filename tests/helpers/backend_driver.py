@@ -37,7 +37,7 @@ def options(**changes: object) -> BackendOptions:
 
 
 def sampling_inputs(count: int, **changes: object) -> SamplingInputs:
-    """Greedy sampling of `count` rows; `changes` replace whole arrays or fill them with a number."""
+    """Greedy sampling of `count` rows; `changes` are whole arrays or numbers that fill them."""
 
     def full(name: str, value: float, dtype: type) -> np.ndarray:
         given = changes.pop(name, value)
@@ -197,9 +197,7 @@ class BackendDriver:
         return outputs
 
     @staticmethod
-    def _take(
-        sequences: list[DrivenSequence], outputs: list[list[int]], step: StepOutputs
-    ) -> None:
+    def _take(sequences: list[DrivenSequence], outputs: list[list[int]], step: StepOutputs) -> None:
         for sequence, output, token in zip(sequences, outputs, step.sampled.tolist(), strict=True):
             sequence.tokens.append(token)
             output.append(token)

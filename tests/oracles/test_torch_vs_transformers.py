@@ -8,40 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.backend_driver import BackendDriver, options
-from helpers.tiny_checkpoints import CASES, VOCAB, make_model, save
+from helpers.references import prompt, reference_greedy, reference_logits
+from helpers.tiny_checkpoints import CASES, make_model, save
 
 from tidemill.backends import torch as torch_backend
 from tidemill.loading import open_model
 
 LOGIT_TOLERANCE = 1e-4
-
-
-def reference_logits(model: Any, tokens: list[int]) -> np.ndarray:
-    import torch
-
-    with torch.inference_mode():
-        return model(torch.tensor([tokens])).logits[0].float().numpy()
-
-
-def reference_greedy(model: Any, tokens: list[int], count: int) -> list[int]:
-    import torch
-
-    with torch.inference_mode():
-        known = torch.tensor([tokens])
-        made = model.generate(
-            known,
-            attention_mask=torch.ones_like(known),
-            max_new_tokens=count,
-            min_new_tokens=count,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-    return made[0, len(tokens) :].tolist()
-
-
-def prompt(length: int, seed: int = 0) -> list[int]:
-    return np.random.default_rng(seed).integers(3, VOCAB, length).tolist()
 
 
 @pytest.fixture(scope="module", params=sorted(CASES))
