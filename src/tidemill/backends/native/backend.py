@@ -76,9 +76,7 @@ class NativeBackend:
         check_tensors(spec, tensors)
         self.spec = spec
         self.options = options
-        self._core = _core.Executor(
-            options.threads, options.isa or "", options.dtype == "float32"
-        )
+        self._core = _core.Executor(options.threads, options.isa or "", options.dtype == "float32")
         builder = ModelBuilder(self._core, spec, tensors, options)
         builder.build()
         self._mapped: NDArray[np.uint8] | None = builder.mapped
