@@ -46,7 +46,11 @@ def tiny_spec(vocab_size: int = 97, groups: int = 1, max_positions: int = 4096) 
 
 
 def next_token(
-    context: list[int], vocab: int, *, key: tuple[int, ...] = (), banned: frozenset[int] = frozenset()
+    context: list[int],
+    vocab: int,
+    *,
+    key: tuple[int, ...] = (),
+    banned: frozenset[int] = frozenset(),
 ) -> int:
     """The fake model's next token after `context`, the first of its hashes that is not banned."""
     if len(banned) >= vocab:
@@ -205,7 +209,7 @@ class FakeBackend:
                 blocks = x.block_tables[group][r][positions // size]
                 assert (blocks >= 0).all(), f"row {r} writes without a block"
                 cache[blocks, positions % size] = tokens
-                writes += [(group, b, p) for b, p in zip(blocks.tolist(), positions % size)]
+                writes += [(group, b, p) for b, p in zip(blocks, positions % size, strict=True)]
             contexts.append((r, end))
         assert len(set(writes)) == len(writes), "two rows write the same slot"
         read = []

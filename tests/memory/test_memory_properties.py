@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from tidemill.memory.lease import KVMemory, Lease
-from tidemill.memory.planner import blocks_from_bytes, useful_blocks
 from tidemill.memory.pool import BlockPool
 from tidemill.memory.prefix import BlockKey, PrefixIndex, block_key, root_digest
 
@@ -210,10 +209,3 @@ def test_freed_blocks_stay_findable_until_reused() -> None:
     hold.grow(4 * SIZE)
     assert not memory.find([key])
     hold.close()
-
-
-def test_blocks_from_bytes() -> None:
-    assert blocks_from_bytes(1000, 10, 16) == 6
-    assert useful_blocks(4, 33, 32) == 8
-    with pytest.raises(Exception, match="one KV block takes 160 bytes"):
-        blocks_from_bytes(100, 10, 16)

@@ -137,7 +137,15 @@ def test_end_tokens_stop_ids_and_min_tokens() -> None:
     first = free.index(stop)
     machine.submit(request("stop", prompt, 30, stop_token_ids=(stop,)))
     machine.submit(request("min", prompt, 30, stop_token_ids=(stop,), min_tokens=first + 1))
-    machine.submit(request("eos", prompt, 30, ignore_eos=False, logit_bias={t: -100.0 for t in range(97) if t != EOS}))
+    machine.submit(
+        request(
+            "eos",
+            prompt,
+            30,
+            ignore_eos=False,
+            logit_bias={t: -100.0 for t in range(97) if t != EOS},
+        )
+    )
     machine.run()
     assert machine.tokens("stop") == free[: first + 1]
     end = machine.collected["stop", 0].terminal[0]
@@ -241,7 +249,12 @@ def test_resume_continues_with_the_same_tokens() -> None:
     machine = Machine()
     machine.submit(
         request(
-            "a", prompt, 12, temperature=1.0, seed=3, n=2,
+            "a",
+            prompt,
+            12,
+            temperature=1.0,
+            seed=3,
+            n=2,
             resume=(tuple(whole[0][:5]), tuple(whole[1][:12])),
         )
     )
@@ -328,8 +341,12 @@ def test_a_step_taken_back_can_be_planned_again(depth: int) -> None:
 
 def test_waste_stays_below_four_percent() -> None:
     machine = Machine(
-        num_blocks=1024, block_size=32, max_model_len=4000, max_num_seqs=64,
-        max_step_tokens=2048, check=False,
+        num_blocks=1024,
+        block_size=32,
+        max_model_len=4000,
+        max_num_seqs=64,
+        max_step_tokens=2048,
+        check=False,
     )
     rng = random.Random(4)
     for i in range(24):

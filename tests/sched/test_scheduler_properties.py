@@ -138,6 +138,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         self.machine.run(4000)
         assert self.machine.memory.num_used == 0
+        self.machine.submit(request("last", [1], 1))
+        self.machine.run()
+        assert len(self.machine.runner.inputs.sequences) == 1, "the worker was not told of an end"
         for name, one in self.requests.items():
             for choice in range(one.sampling.n):
                 box = self.machine.collected[name, choice]

@@ -27,10 +27,10 @@ class BlockPool:
             raise ValueError(f"a pool needs at least one block, got {num_blocks}")
         self.num_blocks = num_blocks
         self._on_reuse = on_reuse
-        self._refs = [0] * num_blocks
+        self._refs: list[int] = [0] * num_blocks
         # The list is circular through a sentinel whose index is num_blocks.
-        self._next = [*range(1, num_blocks + 1), 0]
-        self._prev = [num_blocks, *range(num_blocks)]
+        self._next: list[int] = [*range(1, num_blocks + 1), 0]
+        self._prev: list[int] = [num_blocks, *range(num_blocks)]
         self._num_free = num_blocks
 
     @property

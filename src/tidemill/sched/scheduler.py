@@ -195,6 +195,13 @@ class Scheduler:
         for key in [key for key in self._requests if key[0] == client]:
             self.cancel(key[1], client=client)
 
+    def end_all(self, reason: FinishReason, error: RequestError | None = None) -> list[Emission]:
+        """End every request: the engine closes."""
+        emissions: list[Emission] = []
+        for client, request_id in list(self._requests):
+            emissions += self._end(client, request_id, None, reason, error)
+        return emissions
+
     def expire(self, now: float) -> list[Emission]:
         """End requests whose deadline (wall-clock seconds) has passed, queued or running."""
         emissions: list[Emission] = []

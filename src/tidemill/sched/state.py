@@ -143,3 +143,4 @@ class State:
             assert seq.status in (Status.WAITING, Status.PREEMPTED)
             held = seq.lease is not None
             assert held == (seq.seq_id in self.forks), "only forks wait with blocks"
+            assert held or seq.computed == seq.planned == seq.published == 0

@@ -1,0 +1,327 @@
+"""EngineCore: the step loop, in a thread of its own.
+
+Clients put commands into an inbox; the loop takes them between two steps, plans, runs and commits a
+step, and hands each client all its outputs of the step in one message. When nothing runs the thread
+sleeps on a condition. A failed step costs the requests that had a row in it; a defect in the books
+themselves stops the engine, which says so to every client.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from itertools import count
+
+from tidemill.base.clock import monotonic, wall
+from tidemill.base.errors import ErrorKind, TidemillError
+from tidemill.base.log import get_logger
+from tidemill.contract.config import EngineConfig
+from tidemill.contract.plan import StepPlan, StepResult
+from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason, RequestError
+from tidemill.contract.wire import EngineInfo, EngineStats, Fatal, Outputs, Stats
+from tidemill.executor.base import Executor, PlanHandle
+from tidemill.executor.inproc import OpenedExecutor, open_inproc
+from tidemill.memory.lease import KVMemory
+from tidemill.sched.policy import Limits
+from tidemill.sched.scheduler import Scheduler
+from tidemill.sched.sequence import Emission
+
+_log = get_logger(__name__)
+
+# An idle engine verifies its books once it has been idle for so many seconds.
+IDLE_CHECK_SECONDS = 1.0
+
+Message = Outputs | Stats | Fatal
+Sink = Callable[[Message], None]
+_Command = Callable[[], list[Emission]]
+
+
+class EngineCore:
+    """One model's engine.
+
+    Args:
+        executor: runs the plans.
+        scheduler: makes them.
+        info: what was resolved at start.
+
+    Sinks are called from the engine's thread (or, for `Fatal`, from whichever found out) and must
+    not block.
+    """
+
+    def __init__(self, executor: Executor, scheduler: Scheduler, info: EngineInfo) -> None:
+        self.info = info
+        self._executor = executor
+        self._scheduler = scheduler
+        self._sinks: dict[int, Sink] = {}
+        self._client_ids = count(1)
+        self._inbox: deque[_Command] = deque()
+        self._wake = threading.Condition()
+        self._closing = False
+        self._stopped = False
+        self._flying: deque[tuple[StepPlan, PlanHandle, float]] = deque()
+        self._seconds = [0.0, 0.0, 0.0]  # of all steps, of the backend, of the last step
+        self._stats = scheduler.stats()
+        self._thread = threading.Thread(target=self._run, name="tidemill-engine", daemon=True)
+
+    def start(self) -> EngineCore:
+        """Start the step loop."""
+        self._thread.start()
+        return self
+
+    # -- called by clients, from any thread --------------------------------------------------
+
+    def connect(self, sink: Sink) -> int:
+        """A client comes; returns its id, the namespace of its request ids."""
+        with self._wake:
+            client = next(self._client_ids)
+            self._sinks[client] = sink
+        return client
+
+    def disconnect(self, client: int) -> None:
+        """A client is gone: everything it had ends, its blocks are free within one step."""
+
+        def command() -> list[Emission]:
+            self._sinks.pop(client, None)
+            self._scheduler.drop_client(client)
+            return []
+
+        self._post(command)
+
+    def submit(self, client: int, request: EngineRequest) -> None:
+        """Start a request; every one of its choices ends with exactly one terminal output.
+
+        Raises:
+            TidemillError: kind UNAVAILABLE when the engine has stopped.
+        """
+        if not self._post(lambda: self._scheduler.submit(request, client)):
+            raise TidemillError(ErrorKind.UNAVAILABLE, "the engine has stopped", retryable=True)
+
+    def cancel(
+        self, client: int, request_id: str, choice: int | None, reason: FinishReason
+    ) -> None:
+        """End a request's choice (None: all)."""
+        self._post(lambda: self._scheduler.cancel(request_id, choice, reason, client))
+
+    def request_stats(self, client: int, nonce: int) -> None:
+        """Send the client a `Stats` message."""
+
+        def command() -> list[Emission]:
+            self._send(client, Stats(nonce, self._snapshot()))
+            return []
+
+        self._post(command)
+
+    @property
+    def alive(self) -> bool:
+        """The step loop runs and will take commands."""
+        return self._thread.is_alive() and not self._closing
+
+    def progress(self) -> int:
+        """A counter that advances while a step computes."""
+        return self._executor.progress()
+
+    def close(self) -> None:
+        """Stop after the step that runs; open choices end as cancelled."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _post(self, command: _Command) -> bool:
+        """Put a command into the inbox; False when the engine has stopped."""
+        with self._wake:
+            if not self._stopped:
+                self._inbox.append(command)
+                self._wake.notify()
+            return not self._stopped
+
+    # -- the engine's thread -----------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+            emissions = [e for command in self._stop() for e in command()]
+            self._deliver(emissions + self._end_all(FinishReason.CANCELLED, None))
+        except Exception as error:
+            _log.exception("the engine stops: its books do not add up")
+            self._stop()
+            self._fatal(f"the engine met a defect of its own and stops: {error!r}")
+        finally:
+            self._executor.close()
+
+    def _stop(self) -> list[_Command]:
+        """Take no more commands; returns those that came just before."""
+        with self._wake:
+            self._closing = self._stopped = True
+            commands = list(self._inbox)
+            self._inbox.clear()
+        return commands
+
+    def _turn(self) -> bool:
+        """Take the inbox, then run at most one step; False when closing."""
+        commands = self._wait()
+        if commands is None:
+            return False
+        emissions: list[Emission] = []
+        for command in commands:
+            emissions += command()
+        emissions += self._scheduler.expire(wall())
+        emissions += self._step()
+        self._deliver(emissions)
+        return True
+
+    def _wait(self) -> list[_Command] | None:
+        """The commands there are; sleeps while there is neither a command nor work."""
+        with self._wake:
+            if not (self._inbox or self._closing or self._scheduler.has_work or self._flying):
+                self._wake.wait(IDLE_CHECK_SECONDS)
+                if not (self._inbox or self._closing):
+                    self._scheduler.check()
+                    while not (self._inbox or self._closing):
+                        self._wake.wait()
+            if self._closing:
+                return None
+            commands = list(self._inbox)
+            self._inbox.clear()
+            return commands
+
+    def _step(self) -> list[Emission]:
+        """Launch what may be launched, then wait for the oldest step and commit it."""
+        while (plan := self._scheduler.plan()) is not None:
+            begun = monotonic()
+            try:
+                self._flying.append((plan, self._executor.submit(plan), begun))
+            except Exception as error:
+                return self._failed(error, plan)
+        if not self._flying:
+            if self._scheduler.has_work:
+                raise RuntimeError("work is left and the scheduler plans nothing")
+            return []
+        plan, handle, begun = self._flying[0]
+        try:
+            result = handle.result()
+        except Exception as error:
+            return self._failed(error)
+        self._flying.popleft()
+        emissions = self._scheduler.commit(plan, result)
+        self._time(begun, result)
+        return emissions
+
+    def _time(self, begun: float, result: StepResult) -> None:
+        seconds = monotonic() - begun
+        self._seconds[0] += seconds
+        self._seconds[1] += result.timings.forward + result.timings.sampling
+        self._seconds[2] = seconds
+
+    def _failed(self, error: Exception, unsent: StepPlan | None = None) -> list[Emission]:
+        """Take all outstanding plans back and end the requests that had a row in the failed one.
+
+        Args:
+            error: what the executor raised.
+            unsent: the plan it did not take, when it failed at that.
+        """
+        culprit = unsent or self._flying[0][0]
+        plans = [plan for plan, _, _ in self._flying] + ([unsent] if unsent else [])
+        for _, handle, _ in list(self._flying):
+            try:
+                handle.result()
+            except Exception:
+                continue
+        self._flying.clear()
+        for plan in reversed(plans):
+            self._executor.rollback(plan)
+            self._scheduler.rollback(plan)
+        _log.error(
+            "step %d failed with %d rows", culprit.step_id, len(culprit.rows), exc_info=error
+        )
+        kind, message = ErrorKind.INTERNAL, f"the step failed: {error}"
+        if isinstance(error, TidemillError):
+            kind, message = error.kind, error.message
+        return self._scheduler.fail(culprit, RequestError(kind, message, None, True))
+
+    def _deliver(self, emissions: list[Emission]) -> None:
+        """One message per client with all that is for it."""
+        if not emissions:
+            return
+        stats = self._snapshot()
+        by_client: dict[int, list[ChoiceOutput]] = {}
+        for client, output in emissions:
+            by_client.setdefault(client, []).append(output)
+        for client, outputs in by_client.items():
+            self._send(client, Outputs(tuple(outputs), stats))
+
+    def _send(self, client: int, message: Message) -> None:
+        sink = self._sinks.get(client)
+        if sink is None:
+            return
+        try:
+            sink(message)
+        except Exception:
+            # A client that cannot be told is gone; it must not take the others with it.
+            _log.exception("client %d cannot be reached and is dropped", client)
+            self._sinks.pop(client, None)
+            self._scheduler.drop_client(client)
+
+    def _snapshot(self) -> EngineStats:
+        total, compute, last = self._seconds
+        self._stats = self._scheduler.stats(
+            step_seconds=total, compute_seconds=compute, last_step_seconds=last
+        )
+        return self._stats
+
+    def _end_all(self, reason: FinishReason, error: RequestError | None) -> list[Emission]:
+        for plan, handle, _ in reversed(self._flying):
+            try:
+                handle.result()
+            except Exception:
+                _log.warning("step %d failed while closing", plan.step_id)
+            self._executor.rollback(plan)
+            self._scheduler.rollback(plan)
+        self._flying.clear()
+        return self._scheduler.end_all(reason, error)
+
+    def _fatal(self, message: str) -> None:
+        for sink in list(self._sinks.values()):
+            try:
+                sink(Fatal(message))
+            except Exception:
+                _log.exception("a client could not be told that the engine stops")
+
+
+def make_core(opened: OpenedExecutor, config: EngineConfig, *, depth: int = 1) -> EngineCore:
+    """The core over an executor that is ready. `depth`: plans that may be outstanding (1 or 2)."""
+    info = opened.info
+    memory = KVMemory(
+        (info.num_blocks,) * opened.num_groups,
+        info.block_size,
+        prefix_caching=config.prefix_caching,
+    )
+    limits = Limits(
+        max_num_seqs=info.max_num_seqs,
+        max_step_tokens=info.max_step_tokens,
+        max_model_len=info.max_model_len,
+        vocab_size=info.vocab_size,
+        depth=depth,
+    )
+    scheduler = Scheduler(
+        memory,
+        limits,
+        info.eos_token_ids,
+        weights_digest=opened.identity,
+        kv_dtype=info.kv_dtype,
+    )
+    return EngineCore(opened.executor, scheduler, info)
+
+
+def open_core(
+    config: EngineConfig, progress: Callable[[str], None] = lambda line: None
+) -> EngineCore:
+    """Load a model into this process and start its engine.
+
+    Raises:
+        TidemillError: the model or the configuration cannot be used.
+    """
+    return make_core(open_inproc(config, progress), config).start()

@@ -1,0 +1,263 @@
+"""The engine's own process: `python -m tidemill.engine.process --socket PATH`.
+
+The configuration comes as one line of JSON on stdin, which stays open: when it closes, the parent
+is gone and so is the engine. Until it listens, the engine reports on stdout, one JSON `Report` a
+line; afterwards everything goes over the socket. Several clients may connect; the engine exits when
+the connection of its owner closes, and on SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from typing import IO
+
+import msgspec
+
+from tidemill.base.errors import ErrorKind, TidemillError
+from tidemill.base.log import get_logger, set_up_logging
+from tidemill.contract.config import EngineConfig
+from tidemill.contract.request import FinishReason, RequestError
+from tidemill.contract.wire import (
+    PROTOCOL_VERSION,
+    Cancel,
+    Fatal,
+    FrameReader,
+    Hello,
+    Outputs,
+    Refused,
+    Stats,
+    StatsRequest,
+    Submit,
+    ToEngine,
+    Welcome,
+    frame,
+    to_engine_decoder,
+)
+from tidemill.engine.build import build_id
+from tidemill.engine.core import EngineCore, open_core
+
+_log = get_logger(__name__)
+
+# A client that lets so much pile up does not read any more.
+MAX_UNREAD_BYTES = 64 * 2**20
+
+EXIT_OK, EXIT_START_FAILED, EXIT_FATAL = 0, 2, 3
+
+
+class Report(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A line on stdout while the engine starts: exactly one of the three is set.
+
+    Attributes:
+        progress: what is being done.
+        ready: it listens.
+        error: why it could not start; it exits.
+    """
+
+    progress: str | None = None
+    ready: bool = False
+    error: RequestError | None = None
+
+
+class EngineServer:
+    """Serves an `EngineCore` to the clients of a Unix socket.
+
+    Args:
+        core: started.
+        config_digest: what clients must expect.
+    """
+
+    def __init__(self, core: EngineCore, config_digest: str) -> None:
+        self.core = core
+        self.config_digest = config_digest
+        self.loop = asyncio.get_running_loop()
+        self.exit_code: asyncio.Future[int] = self.loop.create_future()
+        core.connect(self._watch)
+
+    def stop(self, code: int = EXIT_OK) -> None:
+        """Let the process end with an exit code; the first one counts."""
+        if not self.exit_code.done():
+            self.exit_code.set_result(code)
+
+    def _watch(self, message: Outputs | Stats | Fatal) -> None:
+        if isinstance(message, Fatal):
+            self.loop.call_soon_threadsafe(self.stop, EXIT_FATAL)
+
+
+class _Connection(asyncio.Protocol):
+    """One client's connection."""
+
+    def __init__(self, server: EngineServer) -> None:
+        self._server = server
+        self._reader = FrameReader()
+        self._transport: asyncio.Transport | None = None
+        self._client: int | None = None
+        self._owner = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for body in self._reader.feed(data):
+                self._receive(to_engine_decoder.decode(body))
+        except (ValueError, TidemillError) as error:
+            _log.error("a client is dropped: %s", error)
+            if self._transport is not None:
+                self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._client is not None:
+            self._server.core.disconnect(self._client)
+        self._transport = None
+        if self._owner:
+            self._server.stop()
+
+    def _receive(self, message: ToEngine) -> None:
+        core, client = self._server.core, self._client
+        if isinstance(message, Hello):
+            self._greet(message)
+        elif client is None:
+            raise ValueError("the first message must be Hello")
+        elif isinstance(message, Submit):
+            core.submit(client, message.request)
+        elif isinstance(message, Cancel):
+            core.cancel(
+                client, message.request_id, message.choice, FinishReason(message.finish_reason)
+            )
+        elif isinstance(message, StatsRequest):
+            core.request_stats(client, message.nonce)
+
+    def _greet(self, hello: Hello) -> None:
+        server = self._server
+        ours = (PROTOCOL_VERSION, build_id(), server.config_digest)
+        theirs = (hello.protocol, hello.build, hello.config_digest)
+        names = ("protocol", "build", "configuration")
+        for name, mine, other in zip(names, ours, theirs, strict=True):
+            if mine != other:
+                text = f"the engine's {name} is {mine}, the client expects {other}"
+                self._write(frame(Refused(text)))
+                if self._transport is not None:
+                    self._transport.close()
+                return
+        if self._client is None:
+            self._client = server.core.connect(self._sink)
+            self._owner = hello.owner
+        self._write(frame(Welcome(*ours, server.core.info)))
+
+    def _sink(self, message: Outputs | Stats | Fatal) -> None:
+        # On the engine's thread: encode here, so that the event loop only writes.
+        self._server.loop.call_soon_threadsafe(self._write, frame(message))
+
+    def _write(self, data: bytes) -> None:
+        transport = self._transport
+        if transport is None:
+            return
+        transport.write(data)
+        if transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
+            _log.error("a client reads nothing any more and is dropped")
+            transport.abort()
+
+
+async def serve_core(
+    core: EngineCore, path: str, config_digest: str
+) -> tuple[asyncio.Server, EngineServer]:
+    """Listen on a Unix socket for clients of a core that is started."""
+    engine = EngineServer(core, config_digest)
+    server = await engine.loop.create_unix_server(lambda: _Connection(engine), path)
+    return server, engine
+
+
+async def _main(path: str, config: EngineConfig, reports: IO[bytes]) -> int:
+    loop = asyncio.get_running_loop()
+    gone = loop.create_future()
+    await _watch_parent(gone)
+    terminated = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, terminated.set)
+
+    def report(message: Report) -> None:
+        try:
+            reports.write(msgspec.json.encode(message) + b"\n")
+            reports.flush()
+        except OSError:
+            _log.warning("nobody reads this engine's reports")
+
+    def progress(line: str) -> None:
+        _log.info("%s", line)
+        report(Report(progress=line))
+
+    loading = asyncio.ensure_future(asyncio.to_thread(open_core, config, progress))
+    ended = [gone, asyncio.ensure_future(terminated.wait())]
+    await asyncio.wait([loading, *ended], return_when=asyncio.FIRST_COMPLETED)
+    if not loading.done():
+        # The loading thread cannot be interrupted, and there is nothing to save.
+        os._exit(EXIT_OK)
+    try:
+        core = loading.result()
+    except TidemillError as error:
+        report(Report(error=RequestError(error.kind, error.message, error.param, error.retryable)))
+        return EXIT_START_FAILED
+    except Exception as error:
+        _log.exception("the engine could not start")
+        text = f"the engine could not start: {error!r}"
+        report(Report(error=RequestError(ErrorKind.INTERNAL, text)))
+        return EXIT_START_FAILED
+    server, engine = await serve_core(core, path, config.digest())
+    report(Report(ready=True))
+    reports.close()
+    await asyncio.wait([engine.exit_code, *ended], return_when=asyncio.FIRST_COMPLETED)
+    server.close()
+    await asyncio.to_thread(core.close)
+    await asyncio.sleep(0)  # the last outputs are on their way to the transports
+    return engine.exit_code.result() if engine.exit_code.done() else EXIT_OK
+
+
+async def _watch_parent(gone: asyncio.Future[None]) -> None:
+    """Complete `gone` when stdin closes."""
+
+    class Lifeline(asyncio.Protocol):
+        def connection_lost(self, exc: Exception | None) -> None:
+            if not gone.done():
+                gone.set_result(None)
+
+    await asyncio.get_running_loop().connect_read_pipe(Lifeline, sys.stdin.buffer)
+
+
+def main() -> int:
+    """Run an engine process; see the module."""
+    parser = argparse.ArgumentParser(prog="tidemill.engine.process", description=__doc__)
+    parser.add_argument("--socket", required=True, help="path of the Unix socket to listen on")
+    parser.add_argument("--log-level", default="info", help="debug, info, warning or error")
+    options = parser.parse_args()
+    # Ctrl-C reaches the whole terminal group; the owner decides when the engine ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    set_up_logging("engine", options.log_level)
+    reports = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a library prints must not look like a report
+    line = _read_line(0)
+    try:
+        config = msgspec.json.decode(line, type=EngineConfig)
+    except msgspec.DecodeError as error:
+        text = f"the configuration cannot be read: {error}"
+        reports.write(
+            msgspec.json.encode(Report(error=RequestError(ErrorKind.CONFIG, text))) + b"\n"
+        )
+        reports.flush()
+        return EXIT_START_FAILED
+    return asyncio.run(_main(options.socket, config, reports))
+
+
+def _read_line(descriptor: int) -> bytes:
+    """A line read byte by byte, so that nothing behind it is taken."""
+    line = bytearray()
+    while (byte := os.read(descriptor, 1)) not in (b"", b"\n"):
+        line += byte
+    return bytes(line)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

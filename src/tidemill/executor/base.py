@@ -1,0 +1,37 @@
+"""Executor: where plans go and results come from, whatever runs them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from tidemill.contract.plan import StepPlan, StepResult
+
+
+class PlanHandle(Protocol):
+    """A submitted plan."""
+
+    def done(self) -> bool:
+        """True when `result` would not block."""
+
+    def result(self) -> StepResult:
+        """Wait for the step. Raises TidemillError when it failed."""
+
+
+class Executor(Protocol):
+    """Runs plans in order; at most two are outstanding.
+
+    After a failure every outstanding plan is rolled back, newest first, before the next is
+    submitted.
+    """
+
+    def submit(self, plan: StepPlan) -> PlanHandle:
+        """Queue a plan."""
+
+    def rollback(self, plan: StepPlan) -> None:
+        """Forget what an outstanding plan that failed changed; unknown plans are ignored."""
+
+    def progress(self) -> int:
+        """A counter that advances while a step computes, so that slow differs from stalled."""
+
+    def close(self) -> None:
+        """Free everything."""

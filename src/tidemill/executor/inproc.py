@@ -1,0 +1,64 @@
+"""The executor of this process: plans go straight to the worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tidemill.contract.config import EngineConfig
+from tidemill.contract.plan import StepPlan
+from tidemill.contract.wire import EngineInfo
+from tidemill.executor.base import Executor, PlanHandle
+
+if TYPE_CHECKING:
+    from tidemill.worker.runner import Runner
+
+
+class InprocExecutor:
+    """See `executor.base.Executor`."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+
+    def submit(self, plan: StepPlan) -> PlanHandle:
+        """See Executor."""
+        return self._runner.submit(plan)
+
+    def rollback(self, plan: StepPlan) -> None:
+        """See Executor."""
+        self._runner.rollback(plan)
+
+    def progress(self) -> int:
+        """See Executor."""
+        return self._runner.backend.progress()
+
+    def close(self) -> None:
+        """See Executor."""
+        self._runner.close()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedExecutor:
+    """An executor with what the control side must know of it.
+
+    Attributes:
+        executor: takes plans.
+        info: what was resolved at load.
+        identity: digest for block identities.
+        num_groups: cache groups of the model.
+    """
+
+    executor: Executor
+    info: EngineInfo
+    identity: str
+    num_groups: int
+
+
+def open_inproc(config: EngineConfig, progress: Callable[[str], None]) -> OpenedExecutor:
+    """Load a model into this process. Raises TidemillError; see `worker.load.load_worker`."""
+    from tidemill.worker.load import load_worker
+
+    loaded = load_worker(config, progress)
+    groups = len(loaded.runner.backend.spec.cache_groups())
+    return OpenedExecutor(InprocExecutor(loaded.runner), loaded.info, loaded.identity, groups)

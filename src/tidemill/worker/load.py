@@ -1,0 +1,134 @@
+"""From an EngineConfig to a running worker: open, check, load, size the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import cast
+
+from tidemill.backends.base import BackendFactory, BackendOptions
+from tidemill.base.clock import monotonic
+from tidemill.contract.config import EngineConfig
+from tidemill.contract.wire import EngineInfo
+from tidemill.loading.checkpoint import open_model
+from tidemill.loading.parts import ModelFiles
+from tidemill.models.spec import DecoderSpec
+from tidemill.worker.machine import available_memory, usable_cpus
+from tidemill.worker.runner import Runner
+from tidemill.worker.sizing import check_weights_fit, plan_cache, weight_bytes
+
+# Backends are imported when they are chosen: torch may not be installed.
+_BACKENDS = {"native": "tidemill.backends.native", "torch": "tidemill.backends.torch"}
+
+Progress = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class LoadedWorker:
+    """A worker ready for plans.
+
+    Attributes:
+        runner: takes the plans.
+        info: what was resolved.
+        identity: digest of the weights and of how they compute, part of every block's identity.
+    """
+
+    runner: Runner
+    info: EngineInfo
+    identity: str
+
+
+def load_worker(config: EngineConfig, progress: Progress = lambda line: None) -> LoadedWorker:
+    """Load the model of a configuration.
+
+    Args:
+        config: validated here.
+        progress: told in a line each what is being done.
+
+    Raises:
+        TidemillError: NOT_FOUND, MODEL_FILE or UNSUPPORTED for the model's files, CONFIG for the
+            settings, RESOURCE when memory does not suffice (found before loading).
+    """
+    config.validate()
+    files = open_model(config.model)
+    spec = files.spec
+    dtype = resolve_dtype(config.dtype, files)
+    kv_dtype = config.kv_dtype if config.kv_dtype != "auto" else dtype
+    threads = config.threads or usable_cpus()
+    options = BackendOptions(
+        dtype=dtype,
+        quantize=config.quantize,
+        kv_dtype=kv_dtype,
+        block_size=config.block_size,
+        max_positions=config.max_model_len or spec.max_positions,
+        threads=threads,
+        isa=config.isa,
+        device=config.device,
+    )
+    if config.device == "cpu":
+        stored = [(p.dtype, p.shape, p.nbytes) for p in files.tensors.places.values()]
+        need = weight_bytes(stored, dtype, config.quantize, config.backend)
+        check_weights_fit(need, available_memory(), config.served_name)
+    # Refuses a context the model does not have before minutes are spent on loading it.
+    plan_cache(config, spec, kv_dtype, available_memory())
+    progress(f"loading {config.served_name} ({files.file_bytes / 2**30:.2f} GiB)")
+    started = monotonic()
+    factory = cast(BackendFactory, import_module(_BACKENDS[config.backend]).load)
+    backend = factory(spec, files.tensors, options)
+    progress(f"weights loaded in {monotonic() - started:.1f} s")
+    cache = plan_cache(config, spec, kv_dtype, available_memory())
+    backend.allocate_cache((cache.num_blocks,) * len(spec.cache_groups()))
+    memory = backend.memory()
+    quantization = _quantization(config, files)
+    notes = (
+        f"computing in {dtype} on {memory.isa} with {threads} threads; weights {quantization}, "
+        f"{memory.weight_bytes / 2**30:.2f} GiB; KV cache {kv_dtype}",
+        *cache.notes,
+    )
+    for note in notes:
+        progress(note)
+    info = EngineInfo(
+        model=config.served_name,
+        backend=config.backend,
+        isa=memory.isa,
+        device=memory.device,
+        dtype=dtype,
+        quantization=quantization,
+        kv_dtype=kv_dtype,
+        threads=threads,
+        vocab_size=spec.vocab_size,
+        max_model_len=cache.max_model_len,
+        block_size=config.block_size,
+        num_blocks=cache.num_blocks,
+        kv_bytes_per_token=spec.kv_bytes_per_token(kv_dtype),
+        kv_bytes=memory.kv_bytes,
+        weight_bytes=memory.weight_bytes,
+        max_num_seqs=config.max_num_seqs,
+        max_step_tokens=config.max_step_tokens,
+        prefix_caching=config.prefix_caching,
+        eos_token_ids=_known(files.eos_token_ids, spec),
+        notes=notes,
+    )
+    identity = f"{files.digest().hex()} {config.backend} {memory.isa} {dtype} {config.quantize}"
+    runner = Runner(backend, cache.max_model_len, slots=min(config.max_num_seqs, 64))
+    return LoadedWorker(runner, info, identity)
+
+
+def resolve_dtype(dtype: str, files: ModelFiles) -> str:
+    """``auto`` is bfloat16 unless the weights are float32."""
+    if dtype != "auto":
+        return dtype
+    return "float32" if files.tensors.prevailing_dtype() == "F32" else "bfloat16"
+
+
+def _quantization(config: EngineConfig, files: ModelFiles) -> str:
+    stored = files.tensors.prevailing_dtype().lower()
+    if stored in ("f32", "f16", "bf16"):
+        return config.quantize
+    return stored
+
+
+def _known(eos: tuple[int, ...], spec: DecoderSpec) -> tuple[int, ...]:
+    """End tokens that the output layer has."""
+    return tuple(token for token in eos if 0 <= token < spec.vocab_size)

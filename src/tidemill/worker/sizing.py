@@ -1,0 +1,150 @@
+"""How much memory the weights will take, and how much the KV cache gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tidemill.base.errors import ErrorKind, TidemillError, config_error
+from tidemill.contract.config import EngineConfig
+from tidemill.models.spec import DecoderSpec
+from tidemill.models.tensors import expected_nbytes
+
+_GIB = 2**30
+# Left alone: the step's activations and logits, the interpreter, and the rest of the machine.
+RESERVE_BYTES = 512 * 2**20
+# Of what is free beyond the reserve. The cache fills slowly but never shrinks, and other processes
+# (a second model, a browser) come later than we do.
+CACHE_SHARE = 0.6
+
+_BITS = {"float32": 4, "bfloat16": 2}
+_FLOAT_TYPES = ("F32", "F16", "BF16")
+
+
+def weight_bytes(
+    tensors: Iterable[tuple[str, tuple[int, ...], int]], dtype: str, quantize: str, backend: str
+) -> int:
+    """Bytes the loaded weights will take, near enough to refuse a model in time.
+
+    Args:
+        tensors: (type, shape, stored bytes) of every tensor.
+        dtype: computing type.
+        quantize: ``none``, ``q8_0`` or ``q4_0``.
+        backend: ``native`` keeps quantized and 16-bit matrices as small as they are stored,
+            ``torch`` expands them to the computing type.
+    """
+    total = 0
+    for kind, shape, stored in tensors:
+        count = 1
+        for extent in shape:
+            count *= extent
+        matrix = len(shape) > 1
+        if not matrix:
+            total += count * 4
+        elif backend == "torch":
+            total += count * _BITS[dtype]
+        elif kind in _FLOAT_TYPES and quantize != "none" and shape[-1] % 32 == 0:
+            total += expected_nbytes(quantize.upper(), shape)
+        elif kind == "F32":
+            total += count * _BITS[dtype]
+        else:
+            total += stored
+    return total
+
+
+def check_weights_fit(need: int, free: int, model: str) -> None:
+    """Refuse a model that is larger than memory, before anything of it is loaded.
+
+    Raises:
+        TidemillError: kind RESOURCE, with both numbers.
+    """
+    if need + RESERVE_BYTES > free:
+        raise TidemillError(
+            ErrorKind.RESOURCE,
+            f"the weights of {model} need {need / _GIB:.2f} GiB, a step {RESERVE_BYTES / _GIB:.1f} "
+            f"GiB beside them, and {free / _GIB:.2f} GiB of memory are free: quantize with "
+            "--quantize q8_0 or q4_0, use a smaller model, or free memory",
+            param="model",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CachePlan:
+    """The KV cache as it will be.
+
+    Attributes:
+        num_blocks: per cache group.
+        max_model_len: positions a request may use.
+        notes: what was chosen and why, a line each.
+    """
+
+    num_blocks: int
+    max_model_len: int
+    notes: tuple[str, ...]
+
+
+def plan_cache(config: EngineConfig, spec: DecoderSpec, kv_dtype: str, free: int) -> CachePlan:
+    """Size the KV cache.
+
+    Args:
+        config: its `kv_memory`, `max_model_len`, `max_num_seqs` and `block_size` count.
+        spec: the model.
+        kv_dtype: element type of the cache.
+        free: bytes of memory free now, with the weights loaded.
+
+    Raises:
+        TidemillError: CONFIG when the context asked for exceeds the model's, RESOURCE when it (or
+            a single block) does not fit.
+    """
+    wanted = _wanted_len(config, spec)
+    per_token = spec.kv_bytes_per_token(kv_dtype)
+    per_block = per_token * config.block_size
+    if config.kv_memory is not None:
+        budget, why = config.kv_memory, "as set by --kv-memory"
+    else:
+        budget = int(max(0, free - RESERVE_BYTES) * CACHE_SHARE)
+        why = f"{CACHE_SHARE:.0%} of the {free / _GIB:.1f} GiB free less a reserve"
+    blocks = budget // per_block
+    useful = config.max_num_seqs * -(-wanted // config.block_size)
+    if blocks > useful:
+        blocks, why = useful, f"all that {config.max_num_seqs} sequences of {wanted} tokens can use"
+    if blocks < 1:
+        raise TidemillError(
+            ErrorKind.RESOURCE,
+            f"one KV block takes {per_block} bytes and {budget} are there for the cache; free "
+            "memory, or try --kv-dtype int8 or a smaller --block-size",
+            param="kv_memory",
+        )
+    capacity = blocks * config.block_size
+    notes = [
+        f"KV cache: {blocks * per_block / _GIB:.2f} GiB, {blocks} blocks of {config.block_size} "
+        f"tokens ({capacity} tokens): {why}"
+    ]
+    if capacity < wanted:
+        if config.max_model_len is not None:
+            raise TidemillError(
+                ErrorKind.RESOURCE,
+                f"the KV cache holds {capacity} tokens, less than the context of {wanted} asked "
+                "for; lower --max-model-len, or give more --kv-memory",
+                param="max_model_len",
+            )
+        notes.append(
+            f"context: {capacity} tokens (the cache holds no more; the model has {wanted})"
+        )
+    else:
+        whose = "the model's" if config.max_model_len is None else "as set by --max-model-len"
+        notes.append(f"context: {wanted} tokens, {whose}")
+    return CachePlan(int(blocks), min(wanted, capacity), tuple(notes))
+
+
+def _wanted_len(config: EngineConfig, spec: DecoderSpec) -> int:
+    wanted = config.max_model_len
+    if wanted is None:
+        return spec.max_positions
+    if wanted > spec.max_positions:
+        raise config_error(
+            "max_model_len",
+            f"--max-model-len {wanted} exceeds the {spec.max_positions} positions the model was "
+            "made for",
+        )
+    return wanted

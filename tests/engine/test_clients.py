@@ -1,0 +1,258 @@
+"""The two clients behave alike: in-process, and over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from helpers.drive import request
+from helpers.fake_backend import FakeBackend, expected_tokens
+from helpers.fake_engine import VOCAB, fake_core
+
+from tidemill.base.errors import ErrorKind, TidemillError
+from tidemill.contract.request import ChoiceOutput, FinishReason
+from tidemill.contract.wire import Hello, Refused, frame, to_client_decoder
+from tidemill.engine.client import EngineClient, InprocClient, SocketClient
+from tidemill.engine.core import EngineCore
+from tidemill.engine.process import serve_core
+
+DIGEST = "digest"
+
+
+class Setup:
+    """A core with a client, and how to get another client."""
+
+    def __init__(self, kind: str, core: EngineCore, backend: FakeBackend, path: str) -> None:
+        self.kind, self.core, self.backend, self.path = kind, core, backend, path
+        self.engine = None
+
+    async def client(self) -> EngineClient:
+        if self.kind == "inproc":
+            return InprocClient(self.core, owner=False)
+        return await SocketClient.connect(self.path, DIGEST)
+
+    async def idle(self) -> None:
+        """Wait until no block is held."""
+        probe = await self.client()
+        async with asyncio.timeout(5):
+            while True:
+                stats = await probe.stats()
+                if stats.blocks_used == stats.running == stats.queued == 0:
+                    break
+                await asyncio.sleep(0.005)
+        await probe.close()
+
+
+@pytest.fixture(params=["inproc", "socket"])
+async def setup(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Setup]:
+    core, backend = fake_core(step_seconds=0.001)
+    made = Setup(request.param, core, backend, str(tmp_path / "s"))
+    server = None
+    if request.param == "socket":
+        server, made.engine = await serve_core(core, made.path, DIGEST)
+    yield made
+    if server is not None:
+        server.close()
+    await asyncio.to_thread(core.close)
+
+
+async def collect(stream: AsyncIterator[ChoiceOutput]) -> list[ChoiceOutput]:
+    return [output async for output in stream]
+
+
+def tokens_of(outputs: list[ChoiceOutput], choice: int = 0) -> list[int]:
+    return [t for o in outputs if o.choice == choice for t in o.token_ids]
+
+
+async def test_many_streams_at_once(setup: Setup) -> None:
+    client = await setup.client()
+    rng = random.Random(1)
+    prompts = [[rng.randrange(VOCAB) for _ in range(rng.randrange(1, 60))] for _ in range(40)]
+    streams = [
+        client.submit(request(f"r{i}", p, 12, temperature=i % 2, seed=i, n=1 + i % 3))
+        for i, p in enumerate(prompts)
+    ]
+    results = await asyncio.gather(*map(collect, streams))
+    for i, (prompt, outputs) in enumerate(zip(prompts, results, strict=True)):
+        for choice in range(1 + i % 3):
+            seed = i if i % 2 else None
+            want = expected_tokens(prompt, 12, VOCAB, seed=seed, choice=choice)
+            assert tokens_of(outputs, choice) == want
+            ends = [o for o in outputs if o.choice == choice and o.finish_reason]
+            assert [o.finish_reason for o in ends] == [FinishReason.LENGTH]
+    assert client.last_stats.generated_tokens >= 40 * 12
+    await setup.idle()
+    assert (await client.stats()).preemptions == 0
+    await client.close()
+
+
+async def test_cancel_one_choice_and_then_all(setup: Setup) -> None:
+    client = await setup.client()
+    stream = client.submit(request("a", [1, 2, 3], 400, temperature=1.0, n=2))
+    ended = {}
+    seen = 0
+    async for output in stream:
+        seen += len(output.token_ids)
+        if seen == 10:
+            client.cancel("a", 0, "stop")
+        if output.finish_reason is not None:
+            ended[output.choice] = output.finish_reason
+            if output.choice == 0:
+                client.cancel("a")
+    assert ended == {0: FinishReason.STOP, 1: FinishReason.CANCELLED}
+    await setup.idle()
+    await client.close()
+
+
+async def test_a_client_that_leaves_frees_its_blocks(setup: Setup) -> None:
+    client = await setup.client()
+    other = await setup.client()
+    stream = client.submit(request("same-id", [1, 2, 3], 500))
+    theirs = other.submit(request("same-id", [4, 5, 6], 20))
+    await anext(stream)
+    await client.close()
+    assert tokens_of(await collect(theirs)) == expected_tokens([4, 5, 6], 20, VOCAB)
+    rest = await collect(stream)
+    assert rest[-1].error is not None and rest[-1].error.kind == ErrorKind.UNAVAILABLE
+    assert rest[-1].error.retryable
+    await setup.idle()
+    await other.close()
+
+
+async def test_refusals_are_terminal_outputs(setup: Setup) -> None:
+    client = await setup.client()
+    outputs = await collect(client.submit(request("long", [1] * 600, 5, n=2)))
+    assert [o.choice for o in outputs] == [0, 1]
+    for output in outputs:
+        assert output.error is not None and output.error.param == "prompt"
+        assert "600" in output.error.message and "512" in output.error.message
+    stream = client.submit(request("twice", [1], 50))
+    with pytest.raises(TidemillError, match="running already"):
+        client.submit(request("twice", [1], 5))
+    assert len(tokens_of(await collect(stream))) == 50
+    await client.close()
+
+
+async def test_seeds_are_drawn_by_the_client(setup: Setup) -> None:
+    client = await setup.client()
+    one = request("a", [1, 2], 6, temperature=1.0)
+    one = msgspec.structs.replace(one, sampling=msgspec.structs.replace(one.sampling, seed=None))
+    stream = client.submit(one)
+    seed = client.journals()[0].request.sampling.seed  # type: ignore[attr-defined]
+    assert tokens_of(await collect(stream)) == expected_tokens([1, 2], 6, VOCAB, seed=seed)
+    await client.close()
+
+
+async def test_a_journal_replays_to_the_same_tokens(setup: Setup) -> None:
+    client = await setup.client()
+    stream = client.submit(request("a", [5, 6, 7], 40, temperature=1.0, seed=2, n=2))
+    first: list[ChoiceOutput] = []
+    async for output in stream:
+        first.append(output)
+        if len(first) == 15:
+            break
+    (journal,) = client.journals()  # type: ignore[attr-defined]
+    replay = msgspec.structs.replace(journal.replay(), request_id="b")
+    client.cancel("a")
+    second = await collect(client.submit(replay))
+    for choice in (0, 1):
+        got = [*replay.resume[choice], *tokens_of(second, choice)]
+        assert got == expected_tokens([5, 6, 7], 40, VOCAB, seed=2, choice=choice)
+    await client.close()
+
+
+async def test_a_failed_step_ends_its_requests_and_the_engine_goes_on(setup: Setup) -> None:
+    client = await setup.client()
+    stream = client.submit(request("a", [1, 2, 3], 300))
+    await anext(stream)
+    setup.backend.fail_next = 1
+    outputs = await collect(stream)
+    assert outputs[-1].error is not None and outputs[-1].error.kind == ErrorKind.INTERNAL
+    after = await collect(client.submit(request("b", [1, 2, 3], 10)))
+    assert tokens_of(after) == expected_tokens([1, 2, 3], 10, VOCAB)
+    await setup.idle()
+    await client.close()
+
+
+async def test_a_defect_in_the_books_ends_streams_instead_of_hanging(setup: Setup) -> None:
+    client = await setup.client()
+    stream = client.submit(request("a", [1, 2, 3], 300))
+    await anext(stream)
+    setup.core._scheduler._state.running[0].lease._closed = True
+    async with asyncio.timeout(5):
+        outputs = await collect(stream)
+    error = outputs[-1].error
+    assert error is not None and error.kind in (ErrorKind.UNAVAILABLE, ErrorKind.INTERNAL)
+    await client.close()
+
+
+async def test_closing_the_engine_ends_streams(setup: Setup) -> None:
+    client = await setup.client()
+    stream = client.submit(request("a", [1, 2, 3], 500))
+    await anext(stream)
+    await asyncio.to_thread(setup.core.close)
+    async with asyncio.timeout(5):
+        outputs = await collect(stream)
+    assert outputs[-1].finish_reason is FinishReason.CANCELLED
+    if setup.kind == "inproc":
+        with pytest.raises(TidemillError):
+            client.submit(request("b", [1], 1))
+    await client.close()
+
+
+async def test_deadlines(setup: Setup) -> None:
+    client = await setup.client()
+    outputs = await collect(client.submit(request("a", [1], 400, deadline=1.0)))
+    assert outputs[-1].error is not None and outputs[-1].error.kind == ErrorKind.TIMEOUT
+    await client.close()
+
+
+async def _socket_setup(path: str) -> tuple[EngineCore, asyncio.Server, object]:
+    core, _ = fake_core()
+    server, engine = await serve_core(core, path, DIGEST)
+    return core, server, engine
+
+
+async def test_handshake_refuses_what_does_not_match(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    core, server, engine = await _socket_setup(path)
+    with pytest.raises(TidemillError, match="configuration is digest"):
+        await SocketClient.connect(path, "another")
+    with pytest.raises(TidemillError, match="no engine listens"):
+        await SocketClient.connect(str(tmp_path / "nobody"), DIGEST)
+    reader, writer = await asyncio.open_unix_connection(path)
+    writer.write(frame(Hello(99, "x", DIGEST)))
+    data = await reader.read()
+    refused = to_client_decoder.decode(data[4:])
+    assert isinstance(refused, Refused) and "protocol" in refused.message
+    writer.close()
+    for garbage in (b"\xff\xff\xff\xff123", b"\x03\x00\x00\x00abc", b"GET / HTTP/1.1\r\n\r\n"):
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(garbage)
+        writer.write_eof()
+        assert await reader.read() == b""
+        writer.close()
+    client = await SocketClient.connect(path, DIGEST)
+    assert client.info.model == "fake"
+    await client.close()
+    server.close()
+    await asyncio.to_thread(core.close)
+
+
+async def test_the_engine_stops_when_its_owner_leaves(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    core, server, engine = await _socket_setup(path)
+    guest = await SocketClient.connect(path, DIGEST)
+    owner = await SocketClient.connect(path, DIGEST, owner=True)
+    await guest.close()
+    await asyncio.sleep(0.05)
+    assert not engine.exit_code.done()
+    await owner.close()
+    async with asyncio.timeout(2):
+        assert await engine.exit_code == 0
+    server.close()
+    await asyncio.to_thread(core.close)
