@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import uvicorn
-from helpers.fake_engine import FakeEngine
+from helpers.scripted_engine import ScriptedEngine
 from helpers.tiny_text import tokenizer_data
 
 from tidemill.server.app import build_app
@@ -19,7 +19,7 @@ from tidemill.text.template import ChatTemplate
 from tidemill.text.tokenizer import Tokenizer
 
 
-def fake_context(engine: FakeEngine, **changes: object) -> ServerContext:
+def fake_context(engine: ScriptedEngine, **changes: object) -> ServerContext:
     """A server around a fake engine."""
     data = tokenizer_data()
     values: dict[str, object] = {

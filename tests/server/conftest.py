@@ -6,19 +6,19 @@ from collections.abc import Iterator
 
 import openai
 import pytest
-from helpers.fake_engine import FakeEngine
 from helpers.live_server import fake_context, serving
+from helpers.scripted_engine import ScriptedEngine
 
 from tidemill.server.context import ServerContext
 
 
 @pytest.fixture(scope="module")
-def engine() -> FakeEngine:
-    return FakeEngine()
+def engine() -> ScriptedEngine:
+    return ScriptedEngine()
 
 
 @pytest.fixture(scope="module")
-def context(engine: FakeEngine) -> ServerContext:
+def context(engine: ScriptedEngine) -> ServerContext:
     return fake_context(engine)
 
 

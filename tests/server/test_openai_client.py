@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import openai
 import pytest
-from helpers.fake_engine import FakeEngine, fake_info, hashed_letters
 from helpers.live_server import fake_context, serving
+from helpers.scripted_engine import ScriptedEngine, fake_info, hashed_letters
 from openai.types.chat import ChatCompletion
 
 from tidemill.contract.request import EngineRequest
@@ -14,12 +14,12 @@ from tidemill.server.context import ServerContext
 HELLO = [{"role": "user", "content": "hello"}]
 
 
-def _expected(engine: FakeEngine, choice: int = 0) -> str:
+def _expected(engine: ScriptedEngine, choice: int = 0) -> str:
     tokens = hashed_letters(engine.requests[-1], choice)
     return bytes(t for t in tokens if t < 256).decode()
 
 
-def test_chat(client: openai.OpenAI, engine: FakeEngine) -> None:
+def test_chat(client: openai.OpenAI, engine: ScriptedEngine) -> None:
     answer = client.chat.completions.create(model="tiny", messages=HELLO, seed=7)
     choice = answer.choices[0]
     assert choice.message.content == _expected(engine)
@@ -36,7 +36,7 @@ def test_chat(client: openai.OpenAI, engine: FakeEngine) -> None:
     assert request.sampling.max_tokens == 256 - prompt
 
 
-def test_chat_prompt_is_the_template(client: openai.OpenAI, engine: FakeEngine) -> None:
+def test_chat_prompt_is_the_template(client: openai.OpenAI, engine: ScriptedEngine) -> None:
     client.chat.completions.create(
         model="tiny",
         messages=[
@@ -137,9 +137,9 @@ def _said(text: str):
     return lambda request, choice: [*text.encode(), 257]
 
 
-def _ask(text: str, **fields: object) -> tuple[ChatCompletion, str, FakeEngine]:
+def _ask(text: str, **fields: object) -> tuple[ChatCompletion, str, ScriptedEngine]:
     """An answer to a scripted text, whole, and its streamed text."""
-    engine = FakeEngine(_said(text))
+    engine = ScriptedEngine(_said(text))
     with serving(fake_context(engine)) as url:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         ask = client.chat.completions.create
@@ -172,15 +172,15 @@ def test_finish_length_and_stop_token_ids() -> None:
 
 
 def test_cached_tokens_are_reported() -> None:
-    engine = FakeEngine(cached_tokens=5)
+    engine = ScriptedEngine(cached_tokens=5)
     with serving(fake_context(engine)) as url:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
         answer = client.chat.completions.create(model="tiny", messages=HELLO, n=2)
         assert answer.usage.prompt_tokens_details.cached_tokens == 5
 
 
-def test_model_defaults_and_effective(client: openai.OpenAI, engine: FakeEngine) -> None:
-    context = fake_context(FakeEngine(), defaults={"temperature": 0.6, "top_k": 20})
+def test_model_defaults_and_effective(client: openai.OpenAI, engine: ScriptedEngine) -> None:
+    context = fake_context(ScriptedEngine(), defaults={"temperature": 0.6, "top_k": 20})
     with serving(context) as url:
         other = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
         answer = other.chat.completions.create(
@@ -210,7 +210,7 @@ def test_model_defaults_and_effective(client: openai.OpenAI, engine: FakeEngine)
     assert "tidemill" not in plain.model_extra
 
 
-def test_drawn_seeds_differ_between_prompts(client: openai.OpenAI, engine: FakeEngine) -> None:
+def test_drawn_seeds_differ_between_prompts(client: openai.OpenAI, engine: ScriptedEngine) -> None:
     client.completions.create(model="tiny", prompt=["x", "x"])
     first, second = engine.requests[-2:]
     assert first.sampling.seed != second.sampling.seed
@@ -218,7 +218,7 @@ def test_drawn_seeds_differ_between_prompts(client: openai.OpenAI, engine: FakeE
     assert [r.sampling.seed for r in engine.requests[-2:]] == [9, 9]
 
 
-def test_continue_final_message(client: openai.OpenAI, engine: FakeEngine) -> None:
+def test_continue_final_message(client: openai.OpenAI, engine: ScriptedEngine) -> None:
     client.chat.completions.create(
         model="tiny",
         messages=[*HELLO, {"role": "assistant", "content": "The tide"}],
@@ -251,7 +251,7 @@ def test_engine_errors_before_the_first_token(
     from tidemill.contract.request import RequestError
 
     error = RequestError(kind, "the engine says no", "top_k")
-    engine = FakeEngine(fail_after=0, error=error)
+    engine = ScriptedEngine(fail_after=0, error=error)
     with serving(fake_context(engine)) as url:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         with pytest.raises(raised) as caught:
@@ -265,7 +265,7 @@ def test_engine_errors_before_the_first_token(
 
 
 def test_an_error_after_the_stream_began_is_an_event() -> None:
-    engine = FakeEngine(fail_after=3)
+    engine = ScriptedEngine(fail_after=3)
     with serving(fake_context(engine)) as url:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         stream = client.chat.completions.create(model="tiny", messages=HELLO, stream=True)
@@ -280,7 +280,7 @@ def test_one_failing_prompt_cancels_the_others() -> None:
     def script(request: EngineRequest, choice: int) -> list[int]:
         return [ord("a")] * 200
 
-    engine = FakeEngine(script, fail_after=2)
+    engine = ScriptedEngine(script, fail_after=2)
     context = fake_context(engine)
     with serving(context) as url:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
@@ -292,7 +292,7 @@ def test_one_failing_prompt_cancels_the_others() -> None:
 def test_too_many_choices_are_429() -> None:
     from tidemill.server.limits import Limits
 
-    context: ServerContext = fake_context(FakeEngine(), limits=Limits(max_active_choices=2))
+    context: ServerContext = fake_context(ScriptedEngine(), limits=Limits(max_active_choices=2))
     with serving(context) as url:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         with pytest.raises(openai.RateLimitError) as caught:
@@ -317,9 +317,9 @@ def test_context_length(client: openai.OpenAI) -> None:
     assert answer.usage.total_tokens == 256
 
 
-def test_bigger_output_layer_than_vocabulary(engine: FakeEngine) -> None:
+def test_bigger_output_layer_than_vocabulary(engine: ScriptedEngine) -> None:
     assert fake_info().vocab_size == 320
-    padded = FakeEngine(lambda request, choice: [300, 97, 257])
+    padded = ScriptedEngine(lambda request, choice: [300, 97, 257])
     with serving(fake_context(padded)) as url:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
         answer = client.chat.completions.create(model="tiny", messages=HELLO)

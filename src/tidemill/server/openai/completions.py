@@ -42,6 +42,9 @@ def split_prompts(prompt: object, limit: int) -> list[Source]:
 
 
 async def _encode(context: ServerContext, source: Source, param: str) -> tuple[int, ...]:
+    if not source:
+        # A model's own start token alone would do, but an empty string is a client's mistake.
+        raise bad_request(param, f"{param} is empty")
     if isinstance(source, str):
         return tuple(await context.tokenizer.encode_async(source))
     vocab = context.info.vocab_size

@@ -45,7 +45,8 @@ async def chat_prompt(
             )
         if plain[-1]["role"] != "assistant":
             raise bad_request(
-                "continue_final_message", "the final message must be the assistant's to continue it"
+                "continue_final_message",
+                "continue_final_message needs the final message to be the assistant's",
             )
     text = await context.template.render_async(
         plain, add_generation_prompt=generate, **(kwargs or {})
@@ -78,7 +79,7 @@ def _check_kwargs(kwargs: Mapping[str, Any], source: str) -> None:
         if name in _RESERVED:
             raise bad_request(param, f"{param} has a field of its own in the request")
         if not name.isidentifier() or not re.search(rf"\b{name}\b", source):
-            raise bad_request(param, f"the model's chat template does not use {name[:64]!r}")
+            raise bad_request(param, f"{param} is not used by the model's chat template")
 
 
 def _check_complete(messages: Sequence[Mapping[str, Any]], prompt: str) -> None:

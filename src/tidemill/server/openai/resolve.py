@@ -80,9 +80,10 @@ def chat_max_tokens(request: schema.ChatRequest) -> tuple[int | None, str]:
             "send one of them",
         )
     if new is not None:
-        if new < 1:
+        if not 1 <= new < schema.INT32:
             raise bad_request(
-                "max_completion_tokens", f"max_completion_tokens must be at least 1, got {new}"
+                "max_completion_tokens",
+                f"max_completion_tokens must be between 1 and {schema.INT32 - 1}, got {new}",
             )
         return new, "max_completion_tokens"
     return old, "max_tokens"
