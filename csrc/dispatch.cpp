@@ -14,13 +14,14 @@ namespace portable { const KernelTable& kernel_table(); }
 #ifdef TIDEMILL_X86
 namespace avx2 { const KernelTable& kernel_table(); }
 namespace avx512 { const KernelTable& kernel_table(); }
+namespace avx512bf16 { const KernelTable& kernel_table(); }
 #endif
 
 namespace {
 
 #ifdef TIDEMILL_X86
 struct CpuFeatures {
-  bool avx2 = false, avx512 = false;
+  bool avx2 = false, avx512 = false, bf16 = false, amd = false;
 };
 
 uint64_t enabled_state() {
@@ -46,21 +47,28 @@ CpuFeatures detect() {
   const bool wide = all_bits(b, f | dq | bw | vl) && all_bits(c, vnni) && (state & 0xe0) == 0xe0;
   uint32_t a1, b1, c1, d1;
   const bool bf16 = a >= 1 && __get_cpuid_count(7, 1, &a1, &b1, &c1, &d1) && all_bits(a1, 1u << 5);
-  found.avx512 = found.avx2 && wide && bf16;
+  found.avx512 = found.avx2 && wide;
+  found.bf16 = found.avx512 && bf16;
+  uint32_t top, vendor_b, vendor_c, vendor_d;
+  // "AuthenticAMD": its first four letters are in ebx.
+  found.amd = __get_cpuid(0, &top, &vendor_b, &vendor_c, &vendor_d) && vendor_b == 0x68747541u;
   return found;
 }
 #endif
 
 // Tables that can run here, best first.
 struct Available {
-  const KernelTable* tables[4] = {};
-  const char* names[4] = {};
+  const KernelTable* tables[5] = {};
+  const char* names[5] = {};
 
   Available() {
     int count = 0;
 #ifdef TIDEMILL_X86
     const CpuFeatures cpu = detect();
+    // Which of the two is faster was measured: see simd/avx512.h.
+    if (cpu.bf16 && cpu.amd) tables[count++] = &avx512bf16::kernel_table();
     if (cpu.avx512) tables[count++] = &avx512::kernel_table();
+    if (cpu.bf16 && !cpu.amd) tables[count++] = &avx512bf16::kernel_table();
     if (cpu.avx2) tables[count++] = &avx2::kernel_table();
 #endif
     tables[count++] = &portable::kernel_table();

@@ -10,17 +10,20 @@ set(TIDEMILL_KERNEL_FLAGS -O3 -ffp-contract=off -fno-math-errno -fno-trapping-ma
   -Wno-uninitialized -Wno-maybe-uninitialized)
 set(TIDEMILL_AVX2_FLAGS -mavx2 -mfma -mf16c)
 set(TIDEMILL_AVX512_FLAGS
-  -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512bf16 -mavx2 -mfma -mf16c
+  -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx2 -mfma -mf16c
   -mprefer-vector-width=512)
 
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64|i[3-6]86)$")
   list(APPEND TIDEMILL_KERNEL_SOURCES
     ${CMAKE_CURRENT_LIST_DIR}/kernels_avx2.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/kernels_avx512.cpp)
+    ${CMAKE_CURRENT_LIST_DIR}/kernels_avx512.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/kernels_avx512bf16.cpp)
   set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/kernels_avx2.cpp PROPERTIES
     COMPILE_OPTIONS "${TIDEMILL_KERNEL_FLAGS};${TIDEMILL_AVX2_FLAGS}")
   set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/kernels_avx512.cpp PROPERTIES
     COMPILE_OPTIONS "${TIDEMILL_KERNEL_FLAGS};${TIDEMILL_AVX512_FLAGS}")
+  set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/kernels_avx512bf16.cpp PROPERTIES
+    COMPILE_OPTIONS "${TIDEMILL_KERNEL_FLAGS};${TIDEMILL_AVX512_FLAGS};-mavx512bf16")
 endif()
 set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/kernels_portable.cpp PROPERTIES
   COMPILE_OPTIONS "${TIDEMILL_KERNEL_FLAGS}")

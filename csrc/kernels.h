@@ -46,7 +46,7 @@ struct AttnShape {
 };
 
 struct KernelTable {
-  const char* isa;     // "avx512", "avx2", "portable"
+  const char* isa;     // "avx512bf16", "avx512", "avx2", "portable"
 
   // --- matrices ---
   // Activation type used for a weight type when computing in float32 / bfloat16.

@@ -3,7 +3,7 @@
 #include "kernels.h"
 #include "simd/avx512.h"
 
-namespace tidemill::avx512 {
+namespace tidemill::TIDEMILL_AVX512 {
 #include "norm_rope/elementwise.inl"
 #include "gemm/pack.inl"
 #include "gemm/activations.inl"
@@ -12,4 +12,4 @@ namespace tidemill::avx512 {
 #include "attention/tiles.inl"
 #include "attention/span.inl"
 #include "table.inl"
-}  // namespace tidemill::avx512
+}  // namespace tidemill::TIDEMILL_AVX512

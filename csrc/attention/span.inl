@@ -23,9 +23,6 @@ struct SpanJob {
   uint8_t* q;          // packed queries
   float* scores;       // [kScoreRows][kSpan], then probabilities in place
   float* acc;          // [kScoreRows][acc_row]
-  uint8_t* k_widened;  // int8 cache: K as bf16 pairs, [chunk][d / 2][kChunk][2]
-  uint8_t* v_widened;  // int8 cache: V as bf16 pairs, [tokens / 2][d][2]
-  bool whole_widened;  // the span was widened once; else each chunk just before its use
 };
 
 static inline Visible visible(const SpanJob& job, int64_t row) {
@@ -61,55 +58,20 @@ static inline float* scales_at(const SpanJob& job, int64_t t, bool values) {
   return reinterpret_cast<float*>(const_cast<uint8_t*>(head) + job.layout.scale_offset) + at;
 }
 
-// int8 K of 16 tokens to bf16 pairs, exactly (|q| <= 128 has 8 significant bits). Both forms of
-// widening use this function, so that their bits agree.
-static inline void widen_keys(const SpanJob& job, int64_t t, uint8_t* out) {
-  int64_t slot;
-  const uint8_t* head = head_at(job, t, &slot);
-  const int8_t* k = reinterpret_cast<const int8_t*>(head) + slot;
-  const int64_t row = job.kv.block_size;
-  for (int64_t i = 0; i < job.shape.head_dim / 2; ++i, k += 2 * row, out += kChunk * 4) {
-    TIDEMILL_UNROLL
-    for (int64_t v = 0; v < kVecsPerHalf; ++v)
-      istore(out + v * kLanes * 4,
-             pair_exact(vload_s8(k + v * kLanes), vload_s8(k + row + v * kLanes)));
-  }
-}
-
-static inline void widen_values(const SpanJob& job, int64_t t, uint8_t* out) {
-  int64_t slot;
-  const uint8_t* head = head_at(job, t, &slot);
-  const int64_t d = job.shape.head_dim;
-  const int8_t* v = reinterpret_cast<const int8_t*>(head) + job.layout.v_offset + slot * d;
-  for (int64_t pair = 0; pair < kHalf / 2; ++pair, v += 2 * d, out += d * 4) {
-    for (int64_t i = 0; i < d; i += kLanes)
-      istore(out + i * 4, pair_exact(vload_s8(v + i), vload_s8(v + d + i)));
-  }
-}
-
 // Where the K of each 16-token half of chunk [t, t + 32) lies; a half nobody sees aliases the
 // other, so that no block outside the table is touched.
-static inline int64_t chunk_keys(const SpanJob& job, int64_t t, Visible range,
-                                 const uint8_t* (&half)[2]) {
+template <class Cache>
+static inline void chunk_keys(const SpanJob& job, int64_t t, Visible range,
+                              const uint8_t* (&half)[2]) {
   const bool seen[2] = {range.lo < t + kHalf, range.hi > t + kHalf};
-  int64_t step = job.kv.block_size * 4;
   for (int h = 0; h < 2; ++h) {
     if (!seen[h]) continue;
-    const int64_t at = t + h * kHalf;
-    if (job.kv.type == KvType::I8) {
-      uint8_t* widened = job.k_widened + h * kHalf * 4 +
-                         (job.whole_widened ? t / kChunk * job.shape.head_dim * kChunk * 2 : 0);
-      if (!job.whole_widened) widen_keys(job, at, widened);
-      half[h] = widened;
-      step = kChunk * 4;
-    } else {
-      int64_t slot;
-      half[h] = head_at(job, at, &slot) + slot * 4;
-    }
+    int64_t slot;
+    const uint8_t* head = head_at(job, t + h * kHalf, &slot);
+    half[h] = head + slot * Cache::kLaneBytes;
   }
   if (!seen[0]) half[0] = half[1];
   if (!seen[1]) half[1] = half[0];
-  return step;
 }
 
 // Scores of one chunk for R rows, scaled and masked.
@@ -117,15 +79,16 @@ template <class Cache, int R>
 static inline void score_chunk(const SpanJob& job, int64_t row0, int64_t t, Visible range) {
   constexpr int V = kScoreVecs;
   const uint8_t* half[2];
-  const int64_t k_step = chunk_keys(job, t, range, half);
-  const int64_t q_row = job.steps * 4;
+  chunk_keys<Cache>(job, t, range, half);
+  const int64_t k_step = job.kv.block_size * Cache::kLaneBytes;
+  const int64_t q_row = job.steps * Cache::kQueryBytes;
   for (int64_t vec = 0; vec < kChunk / kLanes; vec += V) {
     const uint8_t* k[V];
     Vf scale[V];
     for (int v = 0; v < V; ++v) {
       const int64_t h = (vec + v) / kVecsPerHalf;
       const int64_t offset = (vec + v) % kVecsPerHalf * kLanes;
-      k[v] = half[h] + offset * 4;
+      k[v] = half[h] + offset * Cache::kLaneBytes;
       scale[v] = vset(job.shape.scale);
       const bool seen = h == 0 ? range.lo < t + kHalf : range.hi > t + kHalf;
       if (job.kv.type == KvType::I8 && seen)
@@ -146,8 +109,8 @@ static inline void score_chunk(const SpanJob& job, int64_t row0, int64_t t, Visi
   }
 }
 
-// Scores to probabilities exp(s - m) in place (bf16 pairs for a pair cache, times the V scale for
-// an int8 cache); writes the row's m and l.
+// Scores to probabilities exp(s - m) in place (rounded to bf16 pairs where those are multiplied,
+// times the V scale for an int8 cache); writes the row's m and l.
 template <class Cache>
 static inline void softmax_row(const SpanJob& job, float* row, Visible see, float* m, float* l) {
   if (see.hi <= see.lo) {
@@ -169,19 +132,17 @@ static inline void softmax_row(const SpanJob& job, float* row, Visible see, floa
     vstore(row + t, p);
   }
   *l = vreduce_add(sum);
-  if (Cache::kDepth == 1) return;
+#ifdef TIDEMILL_BF16_DOT
+  if (Cache::kDepth != 2) return;
   // Pairs are written at half the distance they are read from, so never over unread values.
   for (int64_t t = begin; t < end; t += 2 * kLanes) istore(row + t / 2, load_pairs(row + t));
+#endif
 }
 
 // Row of V that holds step `s` of the span (a token, or a pair of tokens).
 template <class Cache>
 static inline const uint8_t* value_row(const SpanJob& job, int64_t s) {
-  const int64_t t = s * Cache::kDepth, row = job.shape.head_dim * 4;
-  if (job.kv.type == KvType::I8) {
-    const int64_t first = job.whole_widened ? 0 : t / 64 * 64;
-    return job.v_widened + (t - first) / 2 * row;
-  }
+  const int64_t t = s * Cache::kDepth, row = job.shape.head_dim * Cache::kLaneBytes;
   int64_t slot;
   const uint8_t* head = head_at(job, t, &slot);
   return head + job.layout.v_offset + slot / Cache::kDepth * row;
@@ -196,7 +157,7 @@ static inline void value_alone(const SpanJob& job, int64_t r, Visible see, int64
     uint32_t mask = 0xffffffffu;
     if (Cache::kDepth == 2 && 2 * s < see.lo) mask &= 0xffff0000u;
     if (Cache::kDepth == 2 && 2 * s + 1 >= see.hi) mask &= 0x0000ffffu;
-    value_edge<Cache>(value_row<Cache>(job, s), p + s * 4, int32_t(mask),
+    value_edge<Cache>(value_row<Cache>(job, s), p + s * Cache::kQueryBytes, mask,
                       job.acc + r * job.acc_row, job.vectors);
   }
 }
@@ -216,11 +177,6 @@ static void value_rows(const SpanJob& job, int64_t row0) {
   __builtin_memset(job.acc, 0, size_t(R * job.acc_row) * 4);
   const int64_t common_from = (common.lo + D - 1) / D, common_to = common.hi / D;
   for (int64_t t = all.lo / kRange * kRange; t < all.hi; t += kRange) {
-    if (job.kv.type == KvType::I8 && !job.whole_widened) {
-      for (int64_t h = t; h < t + kRange; h += kHalf)
-        if (h + kHalf > all.lo && h < all.hi)
-          widen_values(job, h, job.v_widened + (h - t) / 2 * job.shape.head_dim * 4);
-    }
     const int64_t from = max64(t / D, common_from), to = min64((t + kRange) / D, common_to);
     const int64_t split = max64(from, to);  // == from when the rows share no whole step here
     for (int r = 0; r < R; ++r)
@@ -233,10 +189,11 @@ static void value_rows(const SpanJob& job, int64_t row0) {
     for (int64_t s = from; s < to;) {
       const int64_t end = min64(to, (s * D / kHalf + 1) * kHalf / D);
       runs[count++] = {value_row<Cache>(job, s),
-                       reinterpret_cast<const uint8_t*>(job.scores) + s * 4, end - s};
+                       reinterpret_cast<const uint8_t*>(job.scores) + s * Cache::kQueryBytes, end - s};
       s = end;
     }
-    value_vectors<Cache, R, V>(runs, count, job.shape.head_dim * 4, kSpan * 4, job.acc,
+    value_vectors<Cache, R, V>(runs, count, job.shape.head_dim * Cache::kLaneBytes, kSpan * 4,
+                               job.acc,
                                job.acc_row, 0, job.vectors);
     for (int r = 0; r < R; ++r)
       value_alone<Cache>(job, r, see[r], split,
@@ -275,8 +232,8 @@ static void span_all(const SpanJob& job, const float* q, int64_t q_stride, int64
   for (int64_t row = 0; row < nq * job.group; ++row) {
     const float* source =
         q + row / job.group * q_stride + (job.kv_head * job.group + row % job.group) * d;
-    uint8_t* out = job.q + row * job.steps * 4;
-    if (Cache::kDepth == 1) {
+    uint8_t* out = job.q + row * job.steps * Cache::kQueryBytes;
+    if (Cache::kQueryBytes == 4 * Cache::kDepth) {
       __builtin_memcpy(out, source, size_t(d) * 4);
     } else {
       for (int64_t i = 0; i < d; ++i) store_as(out + 2 * i, float_to_bf16(source[i]));
@@ -291,22 +248,18 @@ static void span_all(const SpanJob& job, const float* q, int64_t q_stride, int64
   }
 }
 
-// Scratch, in order: packed queries, scores, accumulators, widened K and V.
+// Scratch, in order: packed queries, scores, accumulators.
 struct ScratchLayout {
-  int64_t scores, acc, acc_row, k_widened, v_widened, total;
-  bool whole_widened;
+  int64_t scores, acc, acc_row, total;
 };
 
 static inline ScratchLayout scratch_layout(const AttnShape& shape, int64_t nq) {
   const int64_t rows = nq * (shape.heads / shape.kv_heads), d = shape.head_dim;
   ScratchLayout s;
-  s.whole_widened = rows > kScoreRows;
   s.acc_row = round_up(d, 16);
   s.scores = round_up(rows * d * 4, 64);
   s.acc = s.scores + kScoreRows * kSpan * 4;
-  s.k_widened = s.acc + round_up(kScoreRows * s.acc_row * 4, 64);
-  s.v_widened = s.k_widened + round_up((s.whole_widened ? kSpan : kChunk) * d * 2, 64);
-  s.total = s.v_widened + round_up((s.whole_widened ? kSpan : 64) * d * 2, 64) + 64;
+  s.total = s.acc + round_up(kScoreRows * s.acc_row * 4, 64);
   return s;
 }
 
@@ -328,28 +281,15 @@ static void attn_span(const AttnShape& shape, const KvLayer& kv, const int32_t* 
                     kv_head,
                     pos0,
                     shape.heads / shape.kv_heads,
-                    kv.type == KvType::F32 ? d : d / 2,
+                    kv.type == KvType::BF16 ? d / 2 : d,
                     (d + kLanes - 1) / kLanes,
                     at.acc_row,
                     bytes,
                     reinterpret_cast<float*>(bytes + at.scores),
-                    reinterpret_cast<float*>(bytes + at.acc),
-                    bytes + at.k_widened,
-                    bytes + at.v_widened,
-                    at.whole_widened};
-  if (kv.type == KvType::F32) {
-    span_all<FloatCache>(job, q, q_stride, nq, m, l, acc);
-    return;
-  }
-  if (kv.type == KvType::I8 && job.whole_widened) {
-    const Visible all = seen_by(job, 0, nq * job.group);
-    for (int64_t t = all.lo / kHalf * kHalf; t < all.hi; t += kHalf) {
-      widen_keys(job, t,
-                 job.k_widened + t / kChunk * d * kChunk * 2 + t % kChunk * 4);
-      widen_values(job, t, job.v_widened + t / 2 * d * 4);
-    }
-  }
-  span_all<PairCache>(job, q, q_stride, nq, m, l, acc);
+                    reinterpret_cast<float*>(bytes + at.acc)};
+  if (kv.type == KvType::F32) span_all<FloatCache>(job, q, q_stride, nq, m, l, acc);
+  if (kv.type == KvType::BF16) span_all<Bf16Cache>(job, q, q_stride, nq, m, l, acc);
+  if (kv.type == KvType::I8) span_all<ByteCache>(job, q, q_stride, nq, m, l, acc);
 }
 
 static void attn_merge(int64_t count, int64_t head_dim, float* m, float* l, float* acc,

@@ -1,6 +1,7 @@
 // Packed activations, one row each.
 //   F32   k floats, zeros up to a line
-//   BF16  k values rounded to nearest even, zeros up to a line
+//   BF16  k values rounded to nearest even, zeros up to a line; 2 bytes each where the machine
+//         multiplies bf16 pairs, else as floats
 //   I8    per group of 32: ActGroup, 48 bytes
 
 // The two corrections are what the accumulator starts from where weights are stored with an
@@ -19,7 +20,7 @@ static int64_t act_row_bytes(ActType act, int64_t k) {
     case ActType::F32:
       return round_up(k * 4, 64);
     case ActType::BF16:
-      return round_up(k * 2, 64);
+      return round_up(k * (kBf16Dot ? 2 : 4), 64);
     case ActType::I8:
       return round_up(k / kGroup * int64_t(sizeof(ActGroup)), 64);
   }
@@ -51,6 +52,20 @@ static inline void pack_act_i8(const float* x, ActGroup* out) {
   out->padding = 0;
 }
 
+#ifdef TIDEMILL_BF16_DOT
+static inline void pack_bf16(const float* x, int64_t k, uint8_t* out) {
+  int64_t i = 0;
+  for (; i + 2 * kLanes <= k; i += 2 * kLanes) istore(out + i * 2, load_pairs(x + i));
+  for (; i < k; ++i) store_as(out + i * 2, float_to_bf16(x[i]));
+}
+#else
+static inline void pack_bf16(const float* x, int64_t k, uint8_t* out) {
+  float* values = reinterpret_cast<float*>(out);
+  for (int64_t i = 0; i < k; i += kLanes)
+    vstore_n(values + i, vround_bf16(vload_n(x + i, k - i)), k - i);
+}
+#endif
+
 static void pack_act(ActType act, const float* x, int64_t k, uint8_t* out) {
   if (act == ActType::I8) {
     ActGroup* groups = reinterpret_cast<ActGroup*>(out);
@@ -63,8 +78,7 @@ static void pack_act(ActType act, const float* x, int64_t k, uint8_t* out) {
     __builtin_memset(out + k * 4, 0, size_t(row - k * 4));
     return;
   }
-  int64_t i = 0;
-  for (; i + 2 * kLanes <= k; i += 2 * kLanes) istore(out + i * 2, load_pairs(x + i));
-  for (; i < k; ++i) store_as(out + i * 2, float_to_bf16(x[i]));
-  __builtin_memset(out + k * 2, 0, size_t(row - k * 2));
+  pack_bf16(x, k, out);
+  const int64_t used = k * (kBf16Dot ? 2 : 4);
+  __builtin_memset(out + used, 0, size_t(row - used));
 }

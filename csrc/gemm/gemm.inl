@@ -10,17 +10,29 @@ struct TileInput {
   int64_t act_stride;
   int64_t k;
   int64_t lane;
+  // With several tiles per panel, each brings its share of the next panel's lines closer while it
+  // computes: lines [line0, line1) of every block of the panel. A lone tile reads sequentially,
+  // which the hardware's own prefetching does better.
+  const uint8_t* next;
+  int64_t line0, line1;
 };
+
+static inline void prefetch_block(const TileInput& in, int64_t block_offset) {
+  if (!in.next) return;
+  for (int64_t line = in.line0; line < in.line1; ++line)
+    prefetch(in.next + block_offset + line * 64);
+}
 
 // 8-bit (kFour false) or 4-bit weights against int8 activations: exact integer sums per group of
 // 32, then one fma with the product of both scales.
 template <bool kFour>
 struct QuantizedWeights {
   static constexpr int kRows = kI8Rows, kVecs = kI8Vecs;
+  static constexpr int64_t kBlockBytes = kFour ? kQ4GroupBytes : kQ8GroupBytes;
 
   template <int R, int V>
   static inline void group(const TileInput& in, int64_t g, Vi (&dot)[R][V]) {
-    const uint8_t* quads = in.panel + g * (kFour ? kQ4GroupBytes : kQ8GroupBytes) + 64 + in.lane * 4;
+    const uint8_t* quads = in.panel + g * kBlockBytes + 64 + in.lane * 4;
     const uint8_t* act = in.act + g * int64_t(sizeof(ActGroup));
     TIDEMILL_UNROLL
     for (int r = 0; r < R; ++r) {
@@ -58,10 +70,11 @@ struct QuantizedWeights {
   template <int R, int V>
   static inline void accumulate(const TileInput& in, Vf (&sum)[R][V]) {
     for (int64_t g = 0; g < in.k / kGroup; ++g) {
+      prefetch_block(in, g * kBlockBytes);
       Vi dot[R][V];
       group<R, V>(in, g, dot);
-      const uint16_t* scales = reinterpret_cast<const uint16_t*>(
-          in.panel + g * (kFour ? kQ4GroupBytes : kQ8GroupBytes) + in.lane * 2);
+      const uint16_t* scales =
+          reinterpret_cast<const uint16_t*>(in.panel + g * kBlockBytes + in.lane * 2);
       Vf scale[V];
       TIDEMILL_UNROLL
       for (int v = 0; v < V; ++v) scale[v] = vload_half(scales + v * kLanes);
@@ -85,40 +98,53 @@ struct FloatWeights {
   static constexpr bool kWiden = kType == WeightType::BF16 && !kPairs;
   static constexpr int64_t kStepBytes = kType == WeightType::F16 ? kPanel * 2 : kPanel * 4;
 
+  static constexpr int64_t kBlockSteps = 16;
+  static constexpr int64_t kBlockBytes = kBlockSteps * kStepBytes;
+
+  template <int R, int V>
+  static inline void step(const uint8_t* weights, const uint8_t* act, int64_t act_stride,
+                          Vf (&sum)[R][V]) {
+    Vi w[V];
+    TIDEMILL_UNROLL
+    for (int v = 0; v < V; ++v) {
+      if constexpr (kType == WeightType::F16) {
+        w[v] = as_int(vload_half(reinterpret_cast<const uint16_t*>(weights) + v * kLanes));
+      } else {
+        w[v] = iload(weights + v * kLanes * 4);
+      }
+    }
+    TIDEMILL_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const uint8_t* row = act + r * act_stride;
+      const Vi a = ibroadcast(row);
+      TIDEMILL_UNROLL
+      for (int v = 0; v < V; ++v) {
+        if constexpr (kPairs) {
+          sum[r][v] = dot_bf16(sum[r][v], w[v], a);
+        } else if constexpr (kWiden) {
+          sum[r][v] = vfma(pair_even(w[v]), as_float(a), sum[r][v]);
+        } else {
+          sum[r][v] = vfma(as_float(w[v]), as_float(a), sum[r][v]);
+        }
+      }
+      if constexpr (kWiden) {
+        const Vf odd = vset(load_as<float>(row + 4));
+        TIDEMILL_UNROLL
+        for (int v = 0; v < V; ++v) sum[r][v] = vfma(pair_odd(w[v]), odd, sum[r][v]);
+      }
+    }
+  }
+
   template <int R, int V>
   static inline void accumulate(const TileInput& in, Vf (&sum)[R][V]) {
     const int64_t steps = kType == WeightType::BF16 ? (in.k + 1) / 2 : in.k;
     const uint8_t* weights = in.panel + in.lane * (kStepBytes / kPanel);
     const uint8_t* act = in.act;
-    for (int64_t s = 0; s < steps; ++s, weights += kStepBytes, act += kWiden ? 8 : 4) {
-      Vi w[V];
-      TIDEMILL_UNROLL
-      for (int v = 0; v < V; ++v) {
-        if (kType == WeightType::F16) {
-          w[v] = as_int(vload_half(reinterpret_cast<const uint16_t*>(weights) + v * kLanes));
-        } else {
-          w[v] = iload(weights + v * kLanes * 4);
-        }
-      }
-      TIDEMILL_UNROLL
-      for (int r = 0; r < R; ++r) {
-        const Vi a = ibroadcast(act + r * in.act_stride);
-        TIDEMILL_UNROLL
-        for (int v = 0; v < V; ++v) {
-          if (kPairs) {
-            sum[r][v] = dot_bf16(sum[r][v], w[v], a);
-          } else if (kWiden) {
-            sum[r][v] = vfma(pair_even(w[v]), as_float(a), sum[r][v]);
-          } else {
-            sum[r][v] = vfma(as_float(w[v]), as_float(a), sum[r][v]);
-          }
-        }
-        if (kWiden) {
-          const Vf odd = vset(load_as<float>(act + r * in.act_stride + 4));
-          TIDEMILL_UNROLL
-          for (int v = 0; v < V; ++v) sum[r][v] = vfma(pair_odd(w[v]), odd, sum[r][v]);
-        }
-      }
+    for (int64_t s = 0; s < steps; s += kBlockSteps) {
+      prefetch_block(in, s * kStepBytes);
+      const int64_t end = min64(steps, s + kBlockSteps);
+      for (int64_t i = s; i < end; ++i, weights += kStepBytes, act += kWiden ? 8 : 4)
+        step<R, V>(weights, act, in.act_stride, sum);
     }
   }
 };
@@ -168,12 +194,17 @@ static void gemm_panels(const PackedMatrix& w, const uint8_t* acts, int64_t act_
                         int64_t m_rows, int64_t p0, int64_t p1, const float* bias, float* out,
                         int64_t ldo) {
   for (int64_t p = p0; p < p1; ++p) {
-    TileInput in{w.data + p * w.panel_bytes, acts, act_stride, w.k, 0};
+    TileInput in{w.data + p * w.panel_bytes, acts, act_stride, w.k, 0, nullptr, 0, 0};
     const int64_t n0 = p * kPanel;
-    int64_t tiles = (m_rows + Weights::kRows - 1) / Weights::kRows;
-    for (int64_t m = 0; m < m_rows; --tiles) {
-      const int64_t rows = (m_rows - m + tiles - 1) / tiles;
+    const int64_t tiles = (m_rows + Weights::kRows - 1) / Weights::kRows;
+    if (tiles > 1 && p + 1 < p1) in.next = in.panel + w.panel_bytes;
+    constexpr int64_t kLines = Weights::kBlockBytes / 64;
+    int64_t m = 0;
+    for (int64_t tile = 0; tile < tiles; ++tile) {
+      const int64_t rows = (m_rows - m + tiles - tile - 1) / (tiles - tile);
       in.act = acts + m * act_stride;
+      in.line0 = tile * kLines / tiles;
+      in.line1 = (tile + 1) * kLines / tiles;
       dispatch_rows<Weights, Weights::kRows>(rows, in, w.n - n0, bias ? bias + n0 : nullptr,
                                              out + m * ldo + n0, ldo);
       m += rows;
@@ -188,8 +219,9 @@ static void gemm(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride,
   if (w.type == WeightType::Q4_0) run = &gemm_panels<QuantizedWeights<true>>;
   if (w.type == WeightType::F16) run = &gemm_panels<FloatWeights<WeightType::F16, false>>;
   if (w.type == WeightType::BF16) {
-    run = w.act == ActType::BF16 ? &gemm_panels<FloatWeights<WeightType::BF16, true>>
-                                 : &gemm_panels<FloatWeights<WeightType::BF16, false>>;
+    run = kBf16Dot && w.act == ActType::BF16
+              ? &gemm_panels<FloatWeights<WeightType::BF16, kBf16Dot>>
+              : &gemm_panels<FloatWeights<WeightType::BF16, false>>;
   }
   run(w, acts, act_stride, m_rows, p0, p1, bias, out, ldo);
 }

@@ -12,6 +12,7 @@ constexpr const char* kIsaName = "avx2";
 constexpr int kLanes = 8;
 constexpr bool kQ8Offset = false;  // the sign trick multiplies q itself
 constexpr bool kQ4Offset = true;
+constexpr bool kBf16Dot = false;
 constexpr int kI8Vecs = 2, kI8Rows = 3;
 constexpr int kFloatVecs = 2, kFloatRows = 6;
 constexpr int kScoreVecs = 2, kScoreRows = 6;
@@ -116,24 +117,9 @@ static inline Vi round_bf16(Vf x) {
   return _mm256_castps_si256(
       _mm256_blendv_ps(_mm256_castsi256_ps(r), _mm256_castsi256_ps(quiet), nan));
 }
-static inline Vi pair_bf16(Vf even, Vf odd) {
-  const __m256i low = _mm256_srli_epi32(round_bf16(even), 16);
-  const __m256i high =
-      _mm256_and_si256(round_bf16(odd), _mm256_set1_epi32(int32_t(0xffff0000u)));
-  return _mm256_or_si256(low, high);
-}
-static inline Vi pair_exact(Vf even, Vf odd) {
-  return _mm256_blend_epi16(_mm256_srli_epi32(_mm256_castps_si256(even), 16),
-                            _mm256_castps_si256(odd), 0xaa);
-}
-static inline Vi load_pairs(const float* p) {
-  const __m256i index = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
-  const __m256 a = _mm256_permutevar8x32_ps(vload(p), index);
-  const __m256 b = _mm256_permutevar8x32_ps(vload(p + 8), index);
-  return pair_bf16(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
-}
-static inline Vf dot_bf16(Vf acc, Vi a, Vi b) {
-  return vfma(pair_odd(a), pair_odd(b), vfma(pair_even(a), pair_even(b), acc));
+static inline Vf vround_bf16(Vf a) {
+  return _mm256_castsi256_ps(
+      _mm256_and_si256(round_bf16(a), _mm256_set1_epi32(int32_t(0xffff0000u))));
 }
 // |q| <= 128 and |a| <= 127, so a pair of products fits 16 bits; with q + 128 it would not.
 static inline Vi dot_q8(Vi acc, Vi w, Vi a) {

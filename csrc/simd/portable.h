@@ -12,6 +12,9 @@ constexpr int kLanes = 8;
 // Zero point the int8 accumulator must be corrected for: the dot product subtracts it itself.
 constexpr bool kQ8Offset = false;
 constexpr bool kQ4Offset = false;
+// Whether a dot product of bf16 pairs is one instruction; else bf16 is widened to float, exactly,
+// and activations, queries and probabilities stay in float lanes.
+constexpr bool kBf16Dot = false;
 // Register tiles: vectors per panel pass and rows, by kernel.
 constexpr int kI8Vecs = 2, kI8Rows = 2;
 constexpr int kFloatVecs = 2, kFloatRows = 4;
@@ -143,28 +146,10 @@ static inline Vf pair_odd(Vi a) {
   TIDEMILL_LANES r.v[i] = bits_float(uint32_t(a.v[i]) & 0xffff0000u);
   return r;
 }
-static inline Vi pair_bf16(Vf even, Vf odd) {
-  Vi r;
-  TIDEMILL_LANES r.v[i] = int32_t(uint32_t(float_to_bf16(even.v[i])) |
-                                  (uint32_t(float_to_bf16(odd.v[i])) << 16));
-  return r;
-}
-// The same for values that bf16 holds exactly.
-static inline Vi pair_exact(Vf even, Vf odd) {
-  Vi r;
-  TIDEMILL_LANES r.v[i] = int32_t((float_bits(even.v[i]) >> 16) |
-                                  (float_bits(odd.v[i]) & 0xffff0000u));
-  return r;
-}
-// Adjacent values rounded to bf16: 2 * kLanes floats to kLanes pairs.
-static inline Vi load_pairs(const float* p) {
-  Vi r;
-  TIDEMILL_LANES r.v[i] = int32_t(uint32_t(float_to_bf16(p[2 * i])) |
-                                  (uint32_t(float_to_bf16(p[2 * i + 1])) << 16));
-  return r;
-}
-static inline Vf dot_bf16(Vf acc, Vi a, Vi b) {
-  return vfma(pair_odd(a), pair_odd(b), vfma(pair_even(a), pair_even(b), acc));
+// Rounded to nearest even, still float.
+static inline Vf vround_bf16(Vf a) {
+  TIDEMILL_LANES a.v[i] = bf16_to_float(float_to_bf16(a.v[i]));
+  return a;
 }
 // w holds quads of q + 128, a quads of signed bytes.
 static inline Vi dot_q8(Vi acc, Vi w, Vi a) {

@@ -8,6 +8,10 @@
 #include <limits>
 #include <vector>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include "kernels.h"
 
 namespace tidemill::check {
@@ -32,6 +36,12 @@ struct Buffer {
   size_t size = 0;
   explicit Buffer(int64_t bytes) : size(size_t(bytes + 63) / 64 * 64) {
     data = static_cast<uint8_t*>(std::aligned_alloc(64, size ? size : 64));
+#if defined(__linux__)
+    if (size > (size_t(4) << 20)) {  // huge pages, from the first page boundary on
+      const size_t skip = size_t(4096) - reinterpret_cast<uintptr_t>(data) % 4096;
+      madvise(data + skip, size - skip, MADV_HUGEPAGE);
+    }
+#endif
     poison();
   }
   ~Buffer() { std::free(data); }
