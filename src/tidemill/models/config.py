@@ -184,9 +184,13 @@ def read_rope(config: ConfigReader, head_dim: int) -> Rope:
     section.pop("type", None)
     if not isinstance(kind, str) or kind not in _ROPE_KEYS:
         known = ", ".join(_ROPE_KEYS)
-        raise unsupported(f"{key}.rope_type", f"rope type {_short(kind)} is not known: {known} are")
+        raise unsupported(
+            f"{key}.rope_type", f"{key}.rope_type {_short(kind)} is not supported: {known} are"
+        )
     if section.pop("partial_rotary_factor", 1.0) != 1.0:
-        raise unsupported(f"{key}.partial_rotary_factor", "only full rotary embedding is supported")
+        raise unsupported(
+            f"{key}.partial_rotary_factor", f"{key}.partial_rotary_factor: only 1 is supported"
+        )
     for name, value in section.items():
         if name not in _ROPE_KEYS[kind] and value is not None:
             raise unsupported(f"{key}.{name}", f"{key}.{name} is not known for rope type {kind!r}")
