@@ -14,6 +14,7 @@ constexpr uint32_t kClosed = 0xffffffffu;
 // Long enough to bridge the gaps between the loops of a step, short enough that an idle engine
 // costs nothing and the HTTP server on the same cores is not starved.
 constexpr auto kSpin = std::chrono::microseconds(100);
+constexpr auto kNap = std::chrono::microseconds(20);
 
 inline void relax() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -85,7 +86,10 @@ void ThreadPool::run_erased(int64_t items, int64_t grain, Function function, voi
   }
   help(epoch, 0);
   const auto finished = [&] { return completed_.load(std::memory_order_acquire) == target; };
-  while (!spin(finished)) std::this_thread::yield();
+  if (!spin(finished)) {
+    // A thread with a chunk has lost its core, perhaps to this very wait: leave ours to it.
+    while (!finished()) std::this_thread::sleep_for(kNap);
+  }
   if (failed_.load(std::memory_order_acquire)) std::rethrow_exception(exception_);
 }
 
