@@ -12,7 +12,7 @@ JOBS ?= 2
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve run test lint types check test-install brook parity bench-serve kernels clean
+.PHONY: FORCE help install serve run test lint types check test-install brook parity bench-serve kernels clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -23,7 +23,11 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -U pip
 
-$(VENV)/.installed: $(BIN)/python pyproject.toml CMakeLists.txt $(NATIVE)
+# The editable install knows the modules it was made with: a new or removed one needs it again.
+$(VENV)/.modules: FORCE | $(BIN)/python
+	@find src/tidemill -name '*.py' | LC_ALL=C sort > $@.new; cmp -s $@.new $@ && rm $@.new || mv $@.new $@
+
+$(VENV)/.installed: $(BIN)/python pyproject.toml CMakeLists.txt $(NATIVE) $(VENV)/.modules
 	@echo "building and installing tidemill (a minute or two the first time) ..."
 	$(PIP) install -e .
 	@touch $@
