@@ -219,7 +219,7 @@ async def _socket_setup(path: str) -> tuple[EngineCore, asyncio.Server, object]:
 
 async def test_handshake_refuses_what_does_not_match(tmp_path: Path) -> None:
     path = str(tmp_path / "s")
-    core, server, engine = await _socket_setup(path)
+    core, server, _engine = await _socket_setup(path)
     with pytest.raises(TidemillError, match="configuration is digest"):
         await SocketClient.connect(path, "another")
     with pytest.raises(TidemillError, match="no engine listens"):

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import IO
 
 import msgspec
@@ -41,6 +43,9 @@ from tidemill.engine.build import build_id
 from tidemill.engine.core import EngineCore, open_core
 
 _log = get_logger(__name__)
+
+# How the folder of an engine's socket is named.
+FOLDER_PREFIX = "tidemill-"
 
 # A client that lets so much pile up does not read any more.
 MAX_UNREAD_BYTES = 64 * 2**20
@@ -213,7 +218,16 @@ async def _main(path: str, config: EngineConfig, reports: IO[bytes]) -> int:
     server.close()
     await asyncio.to_thread(core.close)
     await asyncio.sleep(0)  # the last outputs are on their way to the transports
+    _remove_socket(Path(path))
     return engine.exit_code.result() if engine.exit_code.done() else EXIT_OK
+
+
+def _remove_socket(path: Path) -> None:
+    """Remove the socket, and the folder that was made for it: a killed owner cannot do so."""
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+        if path.parent.name.startswith(FOLDER_PREFIX):
+            path.parent.rmdir()
 
 
 async def _watch_parent(gone: asyncio.Future[None]) -> None:

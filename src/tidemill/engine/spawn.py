@@ -17,7 +17,7 @@ import msgspec
 from tidemill.base.errors import ErrorKind, TidemillError, config_error
 from tidemill.contract.config import EngineConfig
 from tidemill.engine.client import SocketClient
-from tidemill.engine.process import Report
+from tidemill.engine.process import FOLDER_PREFIX, Report
 from tidemill.engine.streams import raise_error
 
 # The kernel's bound on a Unix socket's path, with a byte to spare.
@@ -89,7 +89,7 @@ async def spawn_engine(
     Raises:
         TidemillError: why it could not start, as raised there (CONFIG, MODEL_FILE, RESOURCE, ...).
     """
-    folder = Path(tempfile.mkdtemp(prefix="tidemill-"))  # mode 0700
+    folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))  # mode 0700
     path = str(folder / "engine.sock")
     if len(os.fsencode(path)) > MAX_SOCKET_PATH:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,68 @@
+"""An offline engine over a real backend and a tiny random model, without files."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from helpers.random_model import make_spec, make_tensors
+
+from tidemill.backends.base import BackendOptions
+from tidemill.contract.config import EngineConfig
+from tidemill.contract.wire import EngineInfo
+from tidemill.engine.core import make_core
+from tidemill.engine.offline import InprocEngine
+from tidemill.executor.inproc import InprocExecutor, OpenedExecutor
+from tidemill.worker.runner import Runner
+
+VOCAB = 131
+MAX_LEN = 256
+
+
+def real_engine(
+    backend: str,
+    *,
+    dtype: str = "float32",
+    kv_dtype: str = "float32",
+    stored: str = "F32",
+    quantize: str = "none",
+    block_size: int = 16,
+    num_blocks: int = 400,
+    max_num_seqs: int = 64,
+    max_step_tokens: int = 512,
+    prefix_caching: bool = True,
+    threads: int = 1,
+    depth: int = 1,
+) -> InprocEngine:
+    """Close it when done."""
+    spec = make_spec(vocab=VOCAB, hidden=64, heads=4, kv_heads=2, head_dim=16, layers=2)
+    options = BackendOptions(dtype, quantize, kv_dtype, block_size, MAX_LEN, threads)
+    load = import_module(f"tidemill.backends.{backend}").load
+    loaded = load(spec, make_tensors(spec, stored), options)
+    loaded.allocate_cache((num_blocks,) * len(spec.cache_groups()))
+    config = EngineConfig(
+        model="random", served_name="random", prefix_caching=prefix_caching, block_size=block_size
+    )
+    info = EngineInfo(
+        model="random",
+        backend=backend,
+        isa=loaded.memory().isa,
+        device="cpu",
+        dtype=dtype,
+        quantization=quantize,
+        kv_dtype=kv_dtype,
+        threads=threads,
+        vocab_size=VOCAB,
+        max_model_len=min(MAX_LEN, num_blocks * block_size),
+        block_size=block_size,
+        num_blocks=num_blocks,
+        kv_bytes_per_token=spec.kv_bytes_per_token(kv_dtype),
+        kv_bytes=0,
+        weight_bytes=0,
+        max_num_seqs=max_num_seqs,
+        max_step_tokens=max_step_tokens,
+        prefix_caching=prefix_caching,
+        eos_token_ids=(5,),
+    )
+    executor = InprocExecutor(Runner(loaded, MAX_LEN, slots=4))
+    opened = OpenedExecutor(executor, info, "random", len(spec.cache_groups()))
+    return InprocEngine(make_core(opened, config, depth=depth).start())

@@ -1,0 +1,230 @@
+"""Plans to arrays: what a backend is given, and what comes back when a step is undone."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+from helpers.fake_backend import FakeBackend, tiny_spec
+
+from tidemill.backends.base import LOGITS_ALL, LOGITS_LAST, LOGITS_NONE, StepOutputs
+from tidemill.contract.plan import (
+    BlockCopy,
+    EmbeddingOverride,
+    LogitsWanted,
+    NewSequence,
+    Row,
+    StepPlan,
+)
+from tidemill.contract.sampling import SamplingParams
+from tidemill.worker.inputs import InputBuilder
+from tidemill.worker.runner import Runner
+
+
+def new(seq_id: int, tokens: list[int], **sampling: object) -> NewSequence:
+    params = SamplingParams(seed=7, **sampling)  # type: ignore[arg-type]
+    banned = (1, 2) if params.min_tokens else ()
+    return NewSequence(
+        seq_id=seq_id,
+        request_id="r",
+        choice=0,
+        token_ids=tuple(tokens),
+        prompt_len=len(tokens),
+        sampling=params,
+        banned_until=banned,
+    )
+
+
+def row(seq_id: int, start: int, count: int, blocks: tuple[int, ...] = (), **rest: object) -> Row:
+    sample = rest.pop("sample", True)
+    return Row(
+        seq_id=seq_id,
+        start=start,
+        count=count,
+        new_blocks=(blocks,) if blocks else (),
+        sample=bool(sample),
+        logits=rest.pop("logits", LogitsWanted.LAST if sample else LogitsWanted.NONE),  # type: ignore[arg-type]
+        **rest,  # type: ignore[arg-type]
+    )
+
+
+def test_a_ragged_step_in_arrays() -> None:
+    builder = InputBuilder(1, 64, 4, slots=1)
+    plan = StepPlan(
+        step_id=0,
+        new=(
+            new(10, [5, 6, 7, 8, 9], temperature=0.5, top_k=-1, logprobs=3),
+            new(11, [1, 2, 3], prompt_logprobs=1, repetition_penalty=1.5, min_tokens=2),
+        ),
+        rows=(
+            row(10, 0, 3, (4, 2), sample=False),
+            row(11, 0, 3, (7,), logits=LogitsWanted.ALL),
+        ),
+        copies=(BlockCopy(0, 1, 2), BlockCopy(0, 3, 4)),
+    )
+    step = builder.prepare(plan)
+    x = step.inputs
+    assert x.token_ids.tolist() == [5, 6, 7, 1, 2, 3]
+    assert x.row_start.tolist() == [0, 3, 6] and x.context_len.tolist() == [0, 0]
+    assert x.block_tables[0].tolist() == [[4, 2], [7, -1]]
+    assert x.logits.tolist() == [LOGITS_NONE, LOGITS_ALL] and x.sample.tolist() == [0, 1]
+    assert x.target_ids.tolist() == [-1, -1, -1, 2, 3, -1]
+    assert x.target_logprobs.tolist() == [-1, 1]
+    assert x.copies[0].tolist() == [[1, 2], [3, 4]]
+    s = x.sampling
+    assert s.position.tolist() == [3] and s.repetition.tolist() == [1.5]
+    assert s.num_logprobs.tolist() == [-1]
+    assert s.history.tolist() == [1, 2, 3] and s.history_prompt.tolist() == [3]
+    assert s.bias_id.tolist() == [1, 2] and np.isneginf(s.bias_value).all()
+    builder.accept(step, np.array([33], np.int32))
+
+    step = builder.prepare(StepPlan(step_id=1, rows=(row(10, 3, 2), row(11, 3, 1))))
+    x = step.inputs
+    assert x.token_ids.tolist() == [8, 9, 33] and x.context_len.tolist() == [3, 3]
+    assert x.logits.tolist() == [LOGITS_LAST, LOGITS_LAST]
+    s = x.sampling
+    assert s.temperature.tolist() == [0.5, 1.0] and s.top_k.tolist() == [0, 0]
+    assert s.num_logprobs.tolist() == [3, -1] and s.position.tolist() == [5, 4]
+    assert s.bias_start.tolist() == [0, 0, 2], "one token generated, two wanted: still banned"
+    assert s.history_start.tolist() == [0, 0, 4]
+    for array in (*x.block_tables, x.token_ids, s.temperature, s.seed):
+        assert array.flags.c_contiguous
+    builder.accept(step, np.array([40, 41], np.int32))
+    assert (
+        builder.prepare(StepPlan(step_id=2, rows=(row(11, 4, 1),))).inputs.sampling.bias_id.tolist()
+        == []
+    )
+
+
+def test_bias_of_minus_hundred_is_a_ban() -> None:
+    builder = InputBuilder(1, 64, 4)
+    bias = {3: -100.0, 4: 2.5}
+    plan = StepPlan(step_id=0, new=(new(1, [1], logit_bias=bias),), rows=(row(1, 0, 1, (0,)),))
+    s = builder.prepare(plan).inputs.sampling
+    assert dict(zip(s.bias_id.tolist(), s.bias_value.tolist(), strict=True)) == {
+        3: float("-inf"),
+        4: 2.5,
+    }
+
+
+def test_the_token_of_the_step_before() -> None:
+    builder = InputBuilder(1, 64, 4)
+    builder.prepare(
+        StepPlan(
+            step_id=0,
+            new=(new(1, [1, 2]), new(2, [3], presence_penalty=0.5)),
+            rows=(row(1, 0, 2, (0,)), row(2, 0, 1, (1,))),
+        )
+    )
+    x = builder.prepare(
+        StepPlan(step_id=1, rows=(row(2, 1, 1, input_from=0), row(1, 2, 1, input_from=0)))
+    ).inputs
+    assert x.token_ids.tolist() == [-2, -1]
+    assert x.sampling.history.tolist() == [3], "the future token is the backend's to count"
+
+
+def test_undo_restores_tables_and_forgets_newcomers() -> None:
+    builder = InputBuilder(2, 64, 4)
+    first = StepPlan(
+        step_id=0,
+        new=(new(1, [1] * 8),),
+        rows=(Row(seq_id=1, start=0, count=4, new_blocks=((3,), (5,))),),
+    )
+    builder.accept(builder.prepare(first), np.zeros(0, np.int32))
+    second = StepPlan(
+        step_id=1,
+        new=(new(2, [2]),),
+        rows=(
+            Row(seq_id=1, start=4, count=4, new_blocks=((6,), (7,))),
+            Row(seq_id=2, start=0, count=1, new_blocks=((8,), (9,))),
+        ),
+    )
+    step = builder.prepare(second)
+    builder.undo(step)
+    assert 2 not in builder.sequences
+    again = builder.prepare(second).inputs
+    assert again.block_tables[0].tolist() == [[3, 6], [8, -1]]
+    assert again.block_tables[1].tolist() == [[5, 7], [9, -1]]
+    third = StepPlan(
+        step_id=2,
+        preempted=(1,),
+        finished=(2, 99),
+        rows=(Row(seq_id=1, start=0, count=1, new_blocks=((1,), (1,))),),
+    )
+    assert builder.prepare(third).inputs.block_tables[0].tolist() == [[1]]
+    assert len(builder.sequences) == 1
+
+
+def test_slots_grow() -> None:
+    builder = InputBuilder(1, 64, 4, slots=1)
+    for i in range(9):
+        plan = StepPlan(step_id=i, new=(new(i, [i, i]),), rows=(row(i, 0, 2, (i,)),))
+        builder.accept(builder.prepare(plan), np.array([i + 50], np.int32))
+    rows = tuple(row(i, 2, 1) for i in range(9))
+    x = builder.prepare(StepPlan(step_id=9, rows=rows)).inputs
+    assert x.token_ids.tolist() == [i + 50 for i in range(9)]
+    assert x.block_tables[0][:, 0].tolist() == list(range(9))
+    assert (x.sampling.seed == 7).all()
+
+
+def _runner() -> Runner:
+    backend = FakeBackend(tiny_spec(), 4)
+    backend.allocate_cache((16,))
+    return Runner(backend, 64)
+
+
+def test_what_no_executor_does_is_refused_by_name() -> None:
+    cases = {
+        "draft_token_ids": (1, 2),
+        "adapter_slot": 1,
+        "position_axes": ((0,), (0,)),
+        "embedding_overrides": (EmbeddingOverride(0, b"", b""),),
+        "hidden_states": ("final",),
+        "pooled": "mean",
+    }
+    runner = _runner()
+    news = tuple(new(i, [1, 2]) for i in range(len(cases) + 1))
+    rows = [row(0, 0, 2, (0,), sample=True)]
+    rows += [row(i, 0, 2, (i,), **{name: v}) for i, (name, v) in enumerate(cases.items(), 1)]
+    result = runner.submit(StepPlan(step_id=0, new=news, rows=tuple(rows))).result()
+    assert [r.seq_id for r in result.rows] == list(range(len(cases) + 1))
+    assert result.rows[0].error is None and len(result.rows[0].token_ids) == 1
+    for (name, _), got in zip(cases.items(), result.rows[1:], strict=True):
+        assert got.error_kind == "unsupported" and got.error_param == name
+
+
+def test_rows_that_cannot_be_sampled_fail_alone() -> None:
+    runner = _runner()
+    compute = runner.backend._compute  # type: ignore[attr-defined]
+
+    def poisoned(inputs: object) -> StepOutputs:
+        outputs = compute(inputs)
+        outputs.sampled[1:] = [-1, -2]
+        return outputs
+
+    runner.backend._compute = poisoned  # type: ignore[attr-defined]
+    plan = StepPlan(
+        step_id=0,
+        new=tuple(new(i, [1, 2]) for i in range(3)),
+        rows=tuple(row(i, 0, 2, (i,)) for i in range(3)),
+    )
+    rows = runner.submit(plan).result().rows
+    assert rows[0].error is None
+    assert rows[1].error == "the output constraint leaves no token"
+    assert rows[2].error == "logits are not finite" and rows[2].error_kind == "internal"
+
+
+def test_preparing_64_rows_is_quick() -> None:
+    builder = InputBuilder(1, 4096, 32, slots=64)
+    news = tuple(new(i, [1] * 500, temperature=0.8) for i in range(64))
+    tables = [tuple(range(i * 20, i * 20 + 20)) for i in range(64)]
+    rows = tuple(row(i, 0, 500, tables[i]) for i in range(64))
+    builder.accept(builder.prepare(StepPlan(step_id=0, new=news, rows=rows)), np.ones(64, np.int32))
+    best = 1.0
+    for step in range(1, 30):
+        plan = StepPlan(step_id=step, rows=tuple(row(i, 499 + step, 1) for i in range(64)))
+        begun = time.perf_counter()
+        prepared = builder.prepare(plan)
+        builder.accept(prepared, np.ones(64, np.int32))
+        best = min(best, time.perf_counter() - begun)
+    assert best < 0.003, f"{best * 1e6:.0f} us"

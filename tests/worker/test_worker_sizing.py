@@ -1,0 +1,100 @@
+"""Memory arithmetic and the machine's limits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers.random_model import make_spec, make_tensors
+
+from tidemill.backends.base import BackendOptions
+from tidemill.base.errors import ErrorKind, TidemillError
+from tidemill.contract.config import EngineConfig
+from tidemill.worker.machine import available_memory, usable_cpus
+from tidemill.worker.sizing import check_weights_fit, plan_cache, weight_bytes
+
+GIB = 2**30
+SPEC = make_spec(layers=4)
+
+
+def config(**changes: object) -> EngineConfig:
+    return EngineConfig(model="m", served_name="m", **changes)  # type: ignore[arg-type]
+
+
+def test_a_small_model_takes_no_more_than_it_can_use() -> None:
+    few = config(max_num_seqs=4, max_model_len=320)
+    plan = plan_cache(few, SPEC, "bfloat16", 64 * GIB)
+    assert plan.num_blocks == 4 * 10 and plan.max_model_len == 320
+    assert "4 sequences of 320" in plan.notes[0]
+
+
+def test_a_share_of_what_is_free() -> None:
+    plan = plan_cache(config(), SPEC, "bfloat16", 3 * GIB // 4)
+    used = plan.num_blocks * 32 * SPEC.kv_bytes_per_token("bfloat16")
+    assert 0.55 * GIB / 4 < used <= 0.6 * GIB / 4
+
+
+def test_the_context_is_bounded_by_the_cache_unless_it_was_asked_for() -> None:
+    per_block = 32 * SPEC.kv_bytes_per_token("float32")
+    tight = {"kv_memory": 5 * per_block + 1}
+    plan = plan_cache(config(**tight), SPEC, "float32", GIB)
+    assert (plan.num_blocks, plan.max_model_len) == (5, 160)
+    assert any("4096" in note and "160" in note for note in plan.notes)
+    with pytest.raises(TidemillError, match=r"160 tokens.*200") as caught:
+        plan_cache(config(max_model_len=200, **tight), SPEC, "float32", GIB)
+    assert caught.value.kind is ErrorKind.RESOURCE
+    with pytest.raises(TidemillError, match=r"5000.*4096") as caught:
+        plan_cache(config(max_model_len=5000), SPEC, "float32", GIB)
+    assert caught.value.kind is ErrorKind.CONFIG
+    with pytest.raises(TidemillError, match="one KV block") as caught:
+        plan_cache(config(kv_memory=100), SPEC, "float32", GIB)
+    assert caught.value.kind is ErrorKind.RESOURCE
+
+
+def test_a_model_larger_than_memory_names_both_numbers() -> None:
+    with pytest.raises(TidemillError, match=r"8\.00 GiB.*2\.00 GiB") as caught:
+        check_weights_fit(8 * GIB, 2 * GIB, "big")
+    assert caught.value.kind is ErrorKind.RESOURCE
+    check_weights_fit(GIB, 2 * GIB, "small")
+
+
+@pytest.mark.parametrize(
+    ("stored", "quantize"),
+    [
+        *(
+            (kind, quantize)
+            for kind in ("F32", "BF16", "F16")
+            for quantize in ("none", "q8_0", "q4_0")
+        ),
+        ("Q8_0", "none"),
+        ("Q4_0", "none"),
+    ],
+)
+def test_weight_bytes_are_near_what_the_native_backend_takes(stored: str, quantize: str) -> None:
+    from tidemill.backends.native import load
+
+    spec = make_spec(hidden=256, heads=4, kv_heads=2, head_dim=64, intermediate=512, vocab=1024)
+    tensors = make_tensors(spec, stored)
+    for dtype in ("float32", "bfloat16"):
+        lines = [(t.dtype, t.shape, t.nbytes) for t in tensors.values()]
+        guess = weight_bytes(lines, dtype, quantize, "native")
+        backend = load(spec, tensors, BackendOptions(dtype, quantize, dtype, 32, 128, 1))
+        took = backend.memory().weight_bytes
+        backend.close()
+        assert 0.8 * took < guess < 1.3 * took, (dtype, guess, took)
+
+
+def test_cgroup_limits(tmp_path: Path) -> None:
+    assert usable_cpus(tmp_path) >= 1
+    (tmp_path / "cpu.max").write_text("100000 100000\n")
+    assert usable_cpus(tmp_path) == 1
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert usable_cpus(tmp_path) >= 1
+    free = available_memory(tmp_path)
+    assert free > 0
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("400000\n")
+    (tmp_path / "memory.stat").write_text("anon 1\ninactive_file 50000\n")
+    assert available_memory(tmp_path) == 650000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_memory(tmp_path) > 650000
