@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from typing import Protocol
+from typing import Protocol, cast
 
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.base.log import get_logger
@@ -295,8 +295,8 @@ class SocketClient(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Speak first."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports are transports without inheriting from asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
         self._send(self._hello)
 
     def data_received(self, data: bytes) -> None:
