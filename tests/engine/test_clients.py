@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -201,6 +202,19 @@ async def test_closing_the_engine_ends_streams(setup: Setup) -> None:
     if setup.kind == "inproc":
         with pytest.raises(TidemillError):
             client.submit(request("b", [1], 1))
+    await client.close()
+
+
+async def test_an_idle_engine_uses_no_cpu(setup: Setup) -> None:
+    client = await setup.client()
+    await collect(client.submit(request("a", [1, 2, 3], 5)))
+    await asyncio.sleep(1.2)  # past the check of an idle engine's books
+    before = time.process_time()
+    await asyncio.sleep(0.5)
+    assert time.process_time() - before < 0.02
+    assert tokens_of(await collect(client.submit(request("b", [1], 2)))) == expected_tokens(
+        [1], 2, VOCAB
+    )
     await client.close()
 
 

@@ -26,6 +26,12 @@ def test_a_small_model_takes_no_more_than_it_can_use() -> None:
     plan = plan_cache(few, SPEC, "bfloat16", 64 * GIB)
     assert plan.num_blocks == 4 * 10 and plan.max_model_len == 320
     assert "4 sequences of 320" in plan.notes[0]
+    plan = plan_cache(config(max_num_seqs=10), SPEC, "bfloat16", 64 * GIB)
+    assert plan.num_blocks == 10 * 64 and "10 sequences of 2048" in plan.notes[0]
+    plan = plan_cache(config(max_num_seqs=2), SPEC, "bfloat16", 64 * GIB)
+    assert plan.num_blocks == 2 * 128
+    plan = plan_cache(config(max_num_seqs=10, kv_memory=64 * GIB), SPEC, "bfloat16", GIB)
+    assert plan.num_blocks == 10 * 128
 
 
 def test_a_share_of_what_is_free() -> None:

@@ -261,8 +261,12 @@ class InputBuilder:
         ):
             if seqs.seq_id[slot] == row.seq_id:
                 seqs.truncate_blocks(slot, min(before, int(seqs.table_len[slot])))
-        for new in step.plan.new:
-            seqs.remove(new.seq_id)
+        self.forget_new(step.plan)
+
+    def forget_new(self, plan: StepPlan) -> None:
+        """Remove the sequences that a plan introduced."""
+        for new in plan.new:
+            self.sequences.remove(new.seq_id)
 
 
 def _refusal(row: Row) -> RowResult | None:

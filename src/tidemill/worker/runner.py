@@ -64,7 +64,12 @@ class Runner:
 
     def submit(self, plan: StepPlan) -> RunnerHandle:
         """Prepare and queue a plan. At most two are outstanding."""
-        step = self.inputs.prepare(plan)
+        try:
+            step = self.inputs.prepare(plan)
+        except Exception:
+            # The plan's rows end with its failure; newcomers among them were never here.
+            self.inputs.forget_new(plan)
+            raise
         while len(self._steps) >= MAX_OUTSTANDING:
             del self._steps[next(iter(self._steps))]
         self._steps[plan.step_id] = step

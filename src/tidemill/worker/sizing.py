@@ -17,7 +17,12 @@ RESERVE_BYTES = 512 * 2**20
 # (a second model, a browser) come later than we do.
 CACHE_SHARE = 0.6
 
-_BITS = {"float32": 4, "bfloat16": 2}
+# A cache beyond this holds nothing but old prefixes: every sequence at a typical length, or a few
+# that use the whole context.
+TYPICAL_TOKENS = 2048
+FULL_CONTEXTS = 4
+
+_FLOAT_BYTES = {"float32": 4, "bfloat16": 2}
 _FLOAT_TYPES = ("F32", "F16", "BF16")
 
 
@@ -42,11 +47,11 @@ def weight_bytes(
         if not matrix:
             total += count * 4
         elif backend == "torch":
-            total += count * _BITS[dtype]
+            total += count * _FLOAT_BYTES[dtype]
         elif kind in _FLOAT_TYPES and quantize != "none" and shape[-1] % 32 == 0:
             total += expected_nbytes(quantize.upper(), shape)
         elif kind == "F32":
-            total += count * _BITS[dtype]
+            total += count * _FLOAT_BYTES[dtype]
         else:
             total += stored
     return total
@@ -105,9 +110,9 @@ def plan_cache(config: EngineConfig, spec: DecoderSpec, kv_dtype: str, free: int
         budget = int(max(0, free - RESERVE_BYTES) * CACHE_SHARE)
         why = f"{CACHE_SHARE:.0%} of the {free / _GIB:.1f} GiB free less a reserve"
     blocks = budget // per_block
-    useful = config.max_num_seqs * -(-wanted // config.block_size)
+    useful, what = _useful_blocks(config, wanted)
     if blocks > useful:
-        blocks, why = useful, f"all that {config.max_num_seqs} sequences of {wanted} tokens can use"
+        blocks, why = useful, f"room for {what}"
     if blocks < 1:
         raise TidemillError(
             ErrorKind.RESOURCE,
@@ -135,6 +140,19 @@ def plan_cache(config: EngineConfig, spec: DecoderSpec, kv_dtype: str, free: int
         whose = "the model's" if config.max_model_len is None else "as set by --max-model-len"
         notes.append(f"context: {wanted} tokens, {whose}")
     return CachePlan(int(blocks), min(wanted, capacity), tuple(notes))
+
+
+def _useful_blocks(config: EngineConfig, wanted: int) -> tuple[int, str]:
+    """Blocks that running sequences can fill, and in words what they are for.
+
+    Memory that was set explicitly is bounded by what can be used at all.
+    """
+    typical = wanted if config.kv_memory is not None else min(wanted, TYPICAL_TOKENS)
+    few = min(FULL_CONTEXTS, config.max_num_seqs)
+    if few * wanted > config.max_num_seqs * typical:
+        return few * -(-wanted // config.block_size), f"{few} sequences of {wanted} tokens"
+    count = config.max_num_seqs * -(-typical // config.block_size)
+    return count, f"{config.max_num_seqs} sequences of {typical} tokens"
 
 
 def _wanted_len(config: EngineConfig, spec: DecoderSpec) -> int:
