@@ -1,60 +1,83 @@
-"""`tidemill list`: the models that can be served by name without a download."""
+"""`tidemill list`: the models that can be used without a network."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import typer
 
+MAX_DEPTH = 3
+
 
 def list_models(
-    folders: list[Path] = typer.Argument(None, help="Also look for models in these folders."),
+    folders: list[Path] | None = typer.Argument(
+        None, help="Folders to look into, as well.", show_default=False
+    ),
 ) -> None:
-    """List the bundled models, the Hugging Face cache, and models in given folders."""
+    """List models: bundled, in the Hugging Face cache, and in the folders given."""
     from rich.console import Console
     from rich.table import Table
 
-    from tidemill.base.errors import TidemillError
+    from tidemill.base.errors import config_error
     from tidemill.cli.machine import human_bytes
-    from tidemill.loading import bundled_models, inspect_model
 
-    table = Table("name", "family", "parameters", "weights", "where", box=None, header_style="bold")
-    found = [(name, path, "bundled") for name, path in bundled_models().items()]
-    found += [(name, path, "hub cache") for name, path in _hub_cache().items()]
-    found += [(path.name, path, str(path)) for f in folders or () for path in _models_in(f)]
-    for name, path, where in found:
-        try:
-            summary = inspect_model(path)
-        except TidemillError as error:
-            table.add_row(name, "[dim]cannot be used[/dim]", "", "", f"{where}: {error.message}")
-            continue
-        size = f"{human_bytes(summary.weight_bytes)} {summary.spec.weights_dtype}"
-        table.add_row(name, summary.spec.family, f"{summary.parameters / 1e6:,.1f} M", size, where)
-    console = Console()
-    console.print(table if found else "no models; pass a folder to look in")
+    for folder in folders or ():
+        if not folder.is_dir():
+            raise config_error("folders", f"{folder} is not a folder")
+    table = Table(box=None)
+    table.add_column("model")
+    table.add_column("from")
+    table.add_column("size", justify="right")
+    for name, origin, size in _all_models(folders or []):
+        table.add_row(name, origin, human_bytes(size))
+    Console(highlight=False, soft_wrap=True).print(table)
 
 
-def _hub_cache() -> dict[str, Path]:
-    """Hub id -> newest snapshot folder in the local Hugging Face cache; no network is used."""
+def _all_models(folders: list[Path]) -> Iterator[tuple[str, str, int]]:
+    from tidemill.loading.bundled import bundled_models
+
+    for name, path in bundled_models().items():
+        yield name, "bundled", _size(path)
+    yield from _hub_cache()
+    for folder in folders:
+        for path in _find(folder, MAX_DEPTH):
+            yield str(path), "folder", _size(path)
+
+
+def _hub_cache() -> Iterator[tuple[str, str, int]]:
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    found = {}
-    for repo in sorted(Path(HF_HUB_CACHE).glob("models--*--*")):
-        snapshots = [s for s in repo.glob("snapshots/*") if (s / "config.json").is_file()]
-        if snapshots:
-            name = repo.name.removeprefix("models--").replace("--", "/")
-            found[name] = max(snapshots, key=lambda s: s.stat().st_mtime)
-    return found
+    for repo in sorted(Path(HF_HUB_CACHE).glob("models--*")):
+        name = repo.name.removeprefix("models--").replace("--", "/")
+        for path in _find(repo / "snapshots", 2):
+            file = f"/{path.name}" if path.is_file() else ""
+            yield name + file, "hub cache", _size(path)
 
 
-def _models_in(folder: Path) -> list[Path]:
-    from tidemill.base.errors import config_error
+def _find(folder: Path, depth: int) -> Iterator[Path]:
+    """Model folders and .gguf files, `depth` levels down."""
+    if _is_model_folder(folder):
+        yield folder
+        return
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError:
+        return  # unreadable or absent: there is nothing to list
+    for entry in entries:
+        if entry.suffix == ".gguf" and entry.is_file():
+            yield entry
+        elif depth > 0 and entry.is_dir():
+            yield from _find(entry, depth - 1)
 
-    if not folder.is_dir():
-        raise config_error("folders", f"{folder}: no such folder")
-    candidates = [folder, *sorted(folder.iterdir())]
-    return [
-        path
-        for path in candidates
-        if path.suffix == ".gguf" or (path.is_dir() and (path / "config.json").is_file())
-    ]
+
+def _is_model_folder(folder: Path) -> bool:
+    try:
+        return (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
+    except OSError:
+        return False
+
+
+def _size(path: Path) -> int:
+    files = [path] if path.is_file() else [*path.glob("*.safetensors"), *path.glob("*.gguf")]
+    return sum(file.stat().st_size for file in files)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-from importlib import metadata
 from pathlib import Path
 
 
@@ -22,7 +21,9 @@ def describe_cpu() -> str:
 
 
 def installed(package: str) -> str | None:
-    """Version of an installed distribution, or None; nothing is imported."""
+    """Version of an installed distribution, or None; nothing of it is imported."""
+    from importlib import metadata
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -1,192 +1,205 @@
-"""`tidemill run`: a chat in the terminal, or one answer for a prompt or a pipe."""
+"""`tidemill run`: a streaming chat in the terminal, with the model in this process."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tidemill.cli import engine_options as opt
+from tidemill.cli import options
 
 if TYPE_CHECKING:
     from tidemill.contract.sampling import SamplingParams
     from tidemill.llm import LLM
 
-_HELP = """\
-/clear       forget the conversation
-/stats       show tokens per second after each answer, or stop showing them
-/help        this list
-/exit        leave (Ctrl-D does too)
-\"\"\"          begins and ends a text of several lines
-Ctrl-C       stops the answer, not the program"""
+HELP = """\
+/clear   forget the conversation
+/stats   show or hide tokens per second
+/help    this list
+/exit    leave (also Ctrl-D)
+Ctrl-C stops an answer. End a line with \\ to go on in the next."""
 
 
 def run(
-    model: str | None = typer.Argument(
-        None, help="Folder, .gguf file, bundled name or hub id; default: the bundled model."
-    ),
-    prompt: str | None = typer.Argument(None, help="Answer this and leave."),
+    model: str | None = options.MODEL,
+    prompt: str | None = typer.Argument(None, help="Answer this and leave.", show_default=False),
     system: str | None = typer.Option(None, help="System message."),
     temperature: float | None = typer.Option(None, help="0 is greedy; default: the model's."),
-    top_p: float | None = typer.Option(None, help="Nucleus; default: the model's."),
-    top_k: int | None = typer.Option(None, help="Most likely tokens kept; default: the model's."),
-    min_p: float | None = typer.Option(None, help="Share of the best token's probability."),
-    seed: int | None = typer.Option(None, help="Makes the answer repeatable."),
-    max_tokens: int | None = typer.Option(None, help="Bound of each answer."),
-    think: bool | None = typer.Option(
-        None, "--think/--no-think", help="Switch reasoning on or off in the model's template."
-    ),
-    stats: bool = typer.Option(False, help="Show tokens per second."),
-    verbose: bool = typer.Option(False, "-v", "--verbose", help="Say what loading chose."),
-    backend: str = opt.BACKEND,
-    device: str = opt.DEVICE,
-    dtype: str = opt.DTYPE,
-    quantize: str = opt.QUANTIZE,
-    kv_dtype: str = opt.KV_DTYPE,
-    max_model_len: int | None = opt.MAX_MODEL_LEN,
-    kv_memory: str | None = opt.KV_MEMORY,
-    threads: int | None = opt.THREADS,
-    isa: str | None = opt.ISA,
+    top_p: float | None = typer.Option(None, help="Nucleus."),
+    top_k: int | None = typer.Option(None, help="Keep this many most likely tokens."),
+    min_p: float | None = typer.Option(None, help="Drop tokens less likely than this share."),
+    repetition_penalty: float | None = typer.Option(None, help="Above 1 discourages repeats."),
+    max_tokens: int | None = typer.Option(None, help="Longest answer."),
+    seed: int | None = typer.Option(None, help="Same seed, same answer."),
+    stats: bool = typer.Option(False, help="Show tokens per second after each answer."),
+    quantize: str = options.QUANTIZE,
+    dtype: str = options.DTYPE,
+    kv_dtype: str = options.KV_DTYPE,
+    max_model_len: int | None = options.MAX_MODEL_LEN,
+    kv_memory: str | None = options.KV_MEMORY,
+    threads: int | None = options.THREADS,
+    backend: str = options.BACKEND,
+    device: str = options.DEVICE,
+    isa: str | None = options.ISA,
 ) -> None:
-    """Chat with a model in the terminal."""
-    import msgspec
-
-    from tidemill.cli.machine import parse_bytes
+    """Chat with a model in the terminal, or answer one prompt (an argument, or piped in)."""
     from tidemill.llm import LLM
-    from tidemill.loading import DEFAULT_MODEL
 
-    piped = None if sys.stdin.isatty() else sys.stdin.read().strip()
-    wanted = {
+    interactive = prompt is None and sys.stdin.isatty()
+    if not interactive and prompt is None:
+        prompt = sys.stdin.read()
+    wanted: dict[str, Any] = {
         "temperature": temperature,
         "top_p": top_p,
         "top_k": top_k,
         "min_p": min_p,
-        "seed": seed,
+        "repetition_penalty": repetition_penalty,
         "max_tokens": max_tokens,
+        "seed": seed,
     }
-    with LLM(
-        model or DEFAULT_MODEL,
-        progress=(lambda line: print(line, file=sys.stderr)) if verbose else lambda line: None,
-        backend=backend,
-        device=device,
-        dtype=dtype,
+    llm = LLM(
+        model,
+        progress=_progress(interactive),
         quantize=quantize,
+        dtype=dtype,
         kv_dtype=kv_dtype,
         max_model_len=max_model_len,
-        kv_memory=parse_bytes("kv-memory", kv_memory),
+        kv_memory=options.parse_bytes("kv-memory", kv_memory),
         threads=threads,
+        backend=backend,
+        device=device,
         isa=isa,
         max_num_seqs=1,
-    ) as llm:
-        given = {name: value for name, value in wanted.items() if value is not None}
-        sampling = msgspec.structs.replace(llm.default_sampling(), **given).validate()
-        template = {} if think is None else {"enable_thinking": think}
-        chat = _Chat(llm, sampling, template, system=system, stats=stats)
-        if prompt is None and piped is None:
-            _converse(chat)
-            return
-        text = "\n\n".join(part for part in (prompt, piped) if part)
-        if not text:
-            raise typer.BadParameter("the prompt is empty", param_hint="PROMPT")
-        chat.answer(text)
+    )
+    with llm:
+        params = llm.sampling(**{k: v for k, v in wanted.items() if v is not None})
+        chat = _Chat(llm, params.validate(), system, stats)
+        if interactive:
+            chat.talk()
+        else:
+            chat.answer((prompt or "").rstrip("\n"))
 
 
+def _progress(interactive: bool) -> Any:
+    # Piped output must hold the answer alone; a person waiting wants to see why.
+    shown = sys.stderr.isatty() and interactive
+    return (lambda line: print(line, file=sys.stderr)) if shown else (lambda line: None)
+
+
+@dataclass(slots=True)
 class _Chat:
-    """A conversation with one model, printed as it comes."""
+    llm: LLM
+    params: SamplingParams
+    system: str | None
+    stats: bool
+    messages: list[dict[str, str]] = field(default_factory=list)
 
-    def __init__(
-        self,
-        llm: LLM,
-        sampling: SamplingParams,
-        template: dict[str, Any],
-        *,
-        system: str | None,
-        stats: bool,
-    ) -> None:
-        self._llm = llm
-        self._sampling = sampling
-        self._template = template
-        self._system = system
-        self.stats = stats
-        self.messages: list[dict[str, str]] = []
+    def __post_init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything but the system message."""
-        self.messages = [{"role": "system", "content": self._system}] if self._system else []
+        """Forget what was said."""
+        self.messages = [{"role": "system", "content": self.system}] if self.system else []
 
-    def answer(self, text: str) -> None:
-        """Print the answer to `text`; both join the conversation, however the answer ended."""
-        from tidemill.base.clock import monotonic
+    def talk(self) -> None:
+        """Turns until the person leaves."""
         from tidemill.base.errors import TidemillError
 
-        self.messages.append({"role": "user", "content": text})
-        shown: list[str] = []
-        tokens, start, first = 0, monotonic(), 0.0
-        stream = self._llm.stream_chat(self.messages, self._sampling, **self._template)
+        _line_editing()
+        info = self.llm.info
+        kind = "a chat" if self.llm.template.exists else "no chat template: it continues your text"
+        print(f"{info.model}, {kind}. /help lists commands.")
+        while (text := _read_turn()) is not None:
+            if text.startswith("/"):
+                if not self._command(text):
+                    return
+            elif text.strip():
+                try:
+                    self.answer(text)
+                except TidemillError as error:
+                    print(f"{error.message}\n(/clear starts over)", file=sys.stderr)
+
+    def _command(self, text: str) -> bool:
+        """Run a slash command; False to leave."""
+        name = text.strip().lower()
+        if name in ("/exit", "/quit", "/bye"):
+            return False
+        if name == "/clear":
+            self.clear()
+            print("(forgotten)")
+        elif name == "/stats":
+            self.stats = not self.stats
+            print(f"(stats {'on' if self.stats else 'off'})")
+        else:
+            print(HELP if name == "/help" else f"no command {name}\n{HELP}")
+        return True
+
+    def answer(self, text: str) -> None:
+        """Stream one answer to stdout and remember it; Ctrl-C ends it early.
+
+        Raises:
+            TidemillError: the turn cannot be answered; the conversation is as it was before.
+        """
+        from tidemill.base.clock import monotonic
+
+        prompt: Any = text
+        if self.llm.template.exists:
+            prompt = [*self.messages, {"role": "user", "content": text}]
+        started = monotonic()
+        stream = self.llm.stream(prompt, self.params)
+        parts, first = [], None
+        stopped = False
         try:
-            for piece, output in stream:
+            for part in stream:
                 first = first or monotonic()
-                tokens = len(output.token_ids)
-                shown.append(piece)
-                print(piece, end="", flush=True)
+                parts.append(part)
+                print(part, end="", flush=True)
         except KeyboardInterrupt:
-            stream.close()  # type: ignore[attr-defined]
-            print(" [stopped]", end="")
-        except TidemillError:
-            self.messages.pop()
-            raise
-        print(flush=True)
-        self.messages.append({"role": "assistant", "content": "".join(shown)})
-        if self.stats and tokens:
-            rate = (tokens - 1) / (monotonic() - first) if tokens > 1 else 0.0
-            line = f"{tokens} tokens, first after {first - start:.2f} s, then {rate:.1f} tokens/s"
-            print(f"[{line}]", file=sys.stderr)
+            stopped = True
+        print(" (stopped)" if stopped else "", flush=True)
+        if isinstance(prompt, list):
+            self.messages = [*prompt, {"role": "assistant", "content": "".join(parts)}]
+        if self.stats and first is not None:
+            self._print_stats("".join(parts), first - started, monotonic() - first)
+
+    def _print_stats(self, text: str, ttft: float, rest: float) -> None:
+        tokens = len(self.llm.tokenizer.encode(text, add_special=False))
+        rate = (tokens - 1) / rest if rest > 0 and tokens > 1 else 0.0
+        print(
+            f"({tokens} tokens, first after {ttft * 1000:.0f} ms, then {rate:.1f} tokens/s)",
+            file=sys.stderr,
+        )
 
 
-def _read() -> str | None:
-    '''One entry of the user's; several lines between """. None at the end of input.'''
-    try:
-        text = input(">>> ")
-        if not text.startswith('"""'):
-            return text.strip()
-        lines = [text[3:]]
-        while not lines[-1].rstrip().endswith('"""'):
-            lines.append(input("... "))
-    except EOFError:
-        return None
-    lines[-1] = lines[-1].rstrip().removesuffix('"""')
-    return "\n".join(lines).strip()
-
-
-def _converse(chat: _Chat) -> None:
+def _line_editing() -> None:
     import contextlib
 
-    from tidemill.base.errors import TidemillError
-
     with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  # line editing and history for input()
+        import readline  # noqa: F401  (input() edits lines once it is imported)
 
-    print("Ask something. /help lists commands, Ctrl-D leaves.")
-    while True:
+
+def _read_turn() -> str | None:
+    """What the person typed (lines ending in a backslash joined); None at the end of input."""
+    lines: list[str] = []
+    for prompt in _prompts():
         try:
-            text = _read()
+            line = input(prompt)
+        except EOFError:
+            print()
+            return "\n".join(lines) if lines else None
         except KeyboardInterrupt:
-            print("\n(Ctrl-D or /exit leaves)")
-            continue
-        if text is None or text in ("/exit", "/quit", "/bye"):
-            return
-        if text == "/clear":
-            chat.clear()
-        elif text == "/stats":
-            chat.stats = not chat.stats
-        elif text == "/help":
-            print(_HELP)
-        elif text.startswith("/"):
-            print(f"no command {text.split()[0]}; /help lists them")
-        elif text:
-            try:
-                chat.answer(text)
-            except TidemillError as error:
-                print(f"error: {error.message} (/clear forgets the conversation)", file=sys.stderr)
+            print("\n(/exit leaves)")
+            return ""
+        if not line.endswith("\\"):
+            return "\n".join([*lines, line])
+        lines.append(line[:-1])
+    return None
+
+
+def _prompts() -> Iterator[str]:
+    yield ">>> "
+    while True:
+        yield "... "

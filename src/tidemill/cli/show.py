@@ -1,94 +1,127 @@
-"""`tidemill show`: a model's facts, read from its headers alone."""
+"""`tidemill show`: what a model's files hold, without loading its weights."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
 from typing import TYPE_CHECKING
 
 import typer
 
+from tidemill.cli import options
+
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tidemill.loading import ModelSummary, TensorLine
-    from tidemill.models.spec import DecoderSpec
+    from tidemill.llm import OpenedModel
+
+_KV_DTYPES = ("float32", "bfloat16", "int8")
 
 
 def show(
-    model: str = typer.Argument(..., help="Folder, .gguf file, bundled name or hub id."),
-    tensors: bool = typer.Option(False, "--tensors", help="List every tensor."),
+    model: str | None = options.MODEL,
+    tensors: bool = typer.Option(False, help="List every tensor instead of groups."),
 ) -> None:
-    """Show a model's architecture, tensors and KV bytes per token. Reads no weights."""
+    """Show a model: its shape, tensors, tokenizer, and the memory its context takes."""
     from rich.console import Console
+
+    opened = options.open_model(model)
+    console = Console(width=None if _is_terminal() else 120, highlight=False)
+    console.print(_facts(opened))
+    console.print()
+    console.print(_kv_table(opened))
+    console.print()
+    console.print(_tensor_table(opened, grouped=not tensors))
+    for note in opened.tokenizer.notes:
+        console.print(f"note: {note}")
+
+
+def _is_terminal() -> bool:
+    import sys
+
+    return sys.stdout.isatty()
+
+
+def _facts(opened: OpenedModel) -> Table:
     from rich.table import Table
 
-    from tidemill.loading import inspect_model
-
-    summary = inspect_model(model)
-    table = Table(show_header=False, box=None)
-    for name, value in _facts(summary):
-        table.add_row(f"[bold]{name}[/bold]", value)
-    console = Console()
-    console.print(table)
-    console.print(_tensor_table(summary.tensors, grouped=not tensors))
-
-
-def _facts(summary: ModelSummary) -> list[tuple[str, str]]:
     from tidemill.cli.machine import human_bytes
 
-    spec = summary.spec
-    ends = ", ".join(map(str, summary.eos_token_ids)) or "none"
-    text = "present" if summary.has_vocabulary else "none"
-    template = "present" if summary.has_chat_template else "none"
-    kv = ", ".join(
-        f"{human_bytes(spec.kv_bytes_per_token(t))} in {t}" for t in ("float32", "bfloat16", "int8")
-    )
-    full = spec.kv_bytes_per_token("bfloat16") * spec.max_positions
-    return [
-        ("model", f"{summary.path} ({summary.format})"),
+    files, spec, tokenizer = opened.files, opened.files.spec, opened.tokenizer
+    attention, mlp = spec.layers[0].mixer, spec.layers[0].mlp
+    windows = sorted({la.mixer.window for la in spec.layers if la.mixer.window is not None})
+    rope = attention.rope
+    scaling = f", {rope.scaling.kind} scaling" if rope and rope.scaling else ""
+    eos = ", ".join(f"{i} {tokenizer.id_to_token(i)!r}" for i in files.eos_token_ids) or "none"
+    defaults = ", ".join(f"{k} {v:g}" for k, v in opened.defaults.items()) or "none stated"
+    rows = [
+        ("model", f"{opened.name} ({files.format}, {files.path})"),
         ("family", spec.family),
-        ("parameters", f"{summary.parameters:,}"),
-        ("weights", f"{human_bytes(summary.weight_bytes)}, mostly {spec.weights_dtype}"),
-        ("layers", _describe_layers(spec)),
-        ("hidden size", f"{spec.hidden_size}, vocabulary {spec.vocab_size:,}"),
-        ("embeddings", "tied" if spec.tied_embeddings else "untied"),
+        ("parameters", f"{spec.parameters():,}"),
+        ("weights", f"{human_bytes(files.file_bytes)}, mostly {spec.weights_dtype}"),
+        ("layers", f"{len(spec.layers)} of width {spec.hidden_size}"),
+        (
+            "attention",
+            f"{attention.heads} heads, {attention.kv_heads} KV heads of {attention.head_dim}"
+            + (", QK norm" if attention.qk_norm else "")
+            + (", biases" if attention.q_bias else "")
+            + (f", window {windows}" if windows else ""),
+        ),
+        ("rope", f"theta {rope.theta:g}{scaling}" if rope else "none"),
+        ("feed-forward", f"gated {mlp.activation}, {mlp.intermediate} wide"),
         ("context", f"{spec.max_positions:,} tokens"),
-        ("KV per token", kv),
-        ("KV of a full context", f"{human_bytes(full)} in bfloat16"),
-        ("vocabulary", f"{text}; chat template: {template}; end tokens: {ends}"),
+        (
+            "vocabulary",
+            f"{tokenizer.vocab_size:,} tokens, output layer {spec.vocab_size:,}"
+            + (", tied" if spec.tied_embeddings else ""),
+        ),
+        ("end tokens", eos),
+        ("chat template", "present" if opened.template.exists else "none"),
+        ("sampling defaults", defaults),
     ]
+    table = Table(show_header=False, box=None)
+    for name, value in rows:
+        table.add_row(f"[bold]{name}[/bold]", _escaped(value))
+    return table
 
 
-def _describe_layers(spec: DecoderSpec) -> str:
-    mixer, mlp = spec.layers[0].mixer, spec.layers[0].mlp
-    extras = [
-        *(["q/k norm"] if mixer.qk_norm else []),
-        *(["q/k/v biases"] if mixer.q_bias else []),
-        *([f"window {mixer.window}"] if mixer.window else []),
-    ]
-    if mixer.rope is not None:
-        scaling = f", {mixer.rope.scaling.kind} scaling" if mixer.rope.scaling else ""
-        extras.append(f"rope {mixer.rope.theta:g}{scaling}")
-    return (
-        f"{len(spec.layers)} x ({mixer.heads} heads, {mixer.kv_heads} KV heads of "
-        f"{mixer.head_dim}, MLP {mlp.intermediate}; {', '.join(extras)})"
-    )
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
 
 
-def _tensor_table(lines: Iterable[TensorLine], *, grouped: bool) -> Table:
-    """All tensors, or one line per kind of layer tensor (the index replaced by a star)."""
+def _kv_table(opened: OpenedModel) -> Table:
     from rich.table import Table
 
     from tidemill.cli.machine import human_bytes
 
-    groups: dict[tuple[str, str, tuple[int, ...]], list[TensorLine]] = {}
-    for line in lines:
-        parts = line.name.split(".")
-        if grouped and parts[0] == "layers":
-            parts[1] = "*"
-        groups.setdefault((".".join(parts), line.dtype, line.shape), []).append(line)
-    table = Table("tensor", "type", "shape", "count", "bytes", box=None, header_style="bold")
-    for (name, dtype, shape), members in groups.items():
-        size = human_bytes(sum(m.nbytes for m in members))
-        table.add_row(name, dtype, " x ".join(map(str, shape)), str(len(members)), size)
+    spec = opened.files.spec
+    table = Table(title="KV cache", title_justify="left", box=None)
+    table.add_column("type")
+    table.add_column("bytes per token", justify="right")
+    table.add_column("full context", justify="right")
+    for kv_dtype in _KV_DTYPES:
+        size = spec.kv_bytes_per_token(kv_dtype)
+        table.add_row(kv_dtype, f"{size:,}", human_bytes(size * spec.max_positions))
+    return table
+
+
+def _tensor_table(opened: OpenedModel, *, grouped: bool) -> Table:
+    from rich.table import Table
+
+    from tidemill.cli.machine import human_bytes
+
+    groups: dict[tuple[str, str, tuple[int, ...]], list[int]] = {}
+    for name, place in opened.files.tensors.places.items():
+        shown = re.sub(r"^layers\.\d+\.", "layers.*.", name) if grouped else name
+        groups.setdefault((shown, place.dtype, place.shape), []).append(place.nbytes)
+    table = Table(title="Tensors", title_justify="left", box=None)
+    table.add_column("name")
+    table.add_column("type")
+    table.add_column("shape")
+    table.add_column("count", justify="right")
+    table.add_column("bytes", justify="right")
+    for (name, dtype, shape), sizes in groups.items():
+        dims = " x ".join(map(str, shape))
+        table.add_row(name, dtype, dims, str(len(sizes)), human_bytes(sum(sizes)))
     return table

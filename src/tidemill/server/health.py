@@ -42,8 +42,8 @@ async def readyz(context: ServerContext, request: Request) -> Response:
     return json_response(
         {
             "status": "ready",
-            "engine": msgspec.to_builtins(context.info),
-            "stats": msgspec.to_builtins(stats),
+            "engine": msgspec.structs.asdict(context.info),
+            "stats": msgspec.structs.asdict(stats),
         }
     )
 

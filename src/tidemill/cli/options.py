@@ -1,0 +1,61 @@
+"""Options that several commands share, and the model argument."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from tidemill.cli.machine import parse_bytes as parse_bytes
+
+if TYPE_CHECKING:
+    from tidemill.llm import OpenedModel
+
+MODEL = typer.Argument(
+    None,
+    help="A Hugging Face folder, a .gguf file, or a hub id (owner/name). Default: the bundled one.",
+    show_default=False,
+)
+BACKEND = typer.Option("native", help="native (C++) or torch.")
+DEVICE = typer.Option("cpu", help="cpu, or a torch device for the torch backend.")
+DTYPE = typer.Option("auto", help="Computing type: auto, float32 or bfloat16.")
+QUANTIZE = typer.Option("none", help="Quantize float weights at load: none, q8_0 or q4_0.")
+KV_DTYPE = typer.Option("auto", help="Type of the KV cache: auto, float32, bfloat16 or int8.")
+BLOCK_SIZE = typer.Option(32, help="Tokens per KV block: 16, 32, 64 or 128.")
+MAX_MODEL_LEN = typer.Option(
+    None, help="Tokens a request may use; default: the model's, bounded by memory."
+)
+MAX_NUM_SEQS = typer.Option(256, help="Sequences that may run at once.")
+MAX_STEP_TOKENS = typer.Option(512, help="Tokens computed per step.")
+KV_MEMORY = typer.Option(None, help="KV cache size, such as 4GiB; default: from free memory.")
+THREADS = typer.Option(None, help="Compute threads; default: the CPUs this process may use.")
+PREFIX_CACHING = typer.Option(
+    True, "--prefix-caching/--no-prefix-caching", help="Find blocks of earlier prompts again."
+)
+ISA = typer.Option(None, help="Force an instruction set: avx512, avx2 or portable.")
+CHAT_TEMPLATE = typer.Option(None, help="File with a chat template instead of the model's own.")
+
+
+def open_model(model: str | None, chat_template: str | None = None) -> OpenedModel:
+    """Open a model's files, with another chat template if one is named.
+
+    Raises:
+        TidemillError: the model or the template cannot be used.
+    """
+    from dataclasses import replace
+    from pathlib import Path
+
+    from tidemill.base.errors import config_error
+    from tidemill.llm import OpenedModel
+    from tidemill.text.template import ChatTemplate
+
+    opened = OpenedModel.open(model)
+    if chat_template is None:
+        return opened
+    try:
+        source = Path(chat_template).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise config_error(
+            "chat-template", f"{chat_template} cannot be read as a text file: {error}"
+        ) from error
+    return replace(opened, template=ChatTemplate(source, opened.tokenizer.special))

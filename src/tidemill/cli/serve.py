@@ -1,0 +1,89 @@
+"""`tidemill serve`: the OpenAI API over HTTP."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from tidemill.cli import options
+
+
+def serve(
+    model: str | None = options.MODEL,
+    host: str = typer.Option("127.0.0.1", help="Address to listen on."),
+    port: int = typer.Option(8000, help="Port to listen on; 0 takes a free one."),
+    served_name: str | None = typer.Option(None, help="Name clients use; default: the model's."),
+    backend: str = options.BACKEND,
+    device: str = options.DEVICE,
+    dtype: str = options.DTYPE,
+    quantize: str = options.QUANTIZE,
+    kv_dtype: str = options.KV_DTYPE,
+    block_size: int = options.BLOCK_SIZE,
+    max_model_len: int | None = options.MAX_MODEL_LEN,
+    max_num_seqs: int = options.MAX_NUM_SEQS,
+    max_step_tokens: int = options.MAX_STEP_TOKENS,
+    kv_memory: str | None = options.KV_MEMORY,
+    threads: int | None = options.THREADS,
+    prefix_caching: bool = options.PREFIX_CACHING,
+    isa: str | None = options.ISA,
+    chat_template: str | None = options.CHAT_TEMPLATE,
+    log_level: str = typer.Option("info", help="debug, info, warning or error."),
+) -> None:
+    """Serve a model through the OpenAI API (default: the bundled one, on 127.0.0.1:8000)."""
+    from tidemill.base.errors import config_error
+    from tidemill.base.log import set_up_logging
+    from tidemill.contract.config import EngineConfig
+    from tidemill.server.run import ServeOptions, bind
+    from tidemill.server.run import serve as run_server
+
+    if log_level not in ("debug", "info", "warning", "error"):
+        raise config_error(
+            "log-level", f"--log-level is debug, info, warning or error, not {log_level!r}"
+        )
+    set_up_logging("api", log_level)
+    listener = bind(host, port)  # before the model: a port in use is known at once
+    opened = options.open_model(model, chat_template)
+    config = EngineConfig(
+        model=str(opened.files.path),
+        served_name=served_name or opened.name,
+        backend=backend,
+        device=device,
+        dtype=dtype,
+        quantize=quantize,
+        kv_dtype=kv_dtype,
+        block_size=block_size,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_step_tokens=max_step_tokens,
+        kv_memory=options.parse_bytes("kv-memory", kv_memory),
+        threads=threads,
+        prefix_caching=prefix_caching,
+        isa=isa,
+    ).validate()
+    for note in opened.tokenizer.notes:
+        _say(note)
+    if opened.defaults:
+        chosen = ", ".join(f"{k} {v:g}" for k, v in opened.defaults.items())
+        _say(f"sampling where a request says nothing (the model's own): {chosen}")
+    if not opened.template.exists:
+        _say("the model has no chat template: only /v1/completions answers (or --chat-template)")
+    code = run_server(
+        ServeOptions(
+            config=config,
+            tokenizer=opened.tokenizer,
+            template=opened.template,
+            defaults=opened.defaults,
+            host=host,
+            port=port,
+            log_level=log_level,
+        ),
+        listener,
+        say=_say,
+    )
+    if code:
+        raise typer.Exit(code)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
