@@ -38,6 +38,8 @@ def worker(rank: int, world: int, folder: Path, plan: Plan) -> None:
     """One training process; rank 0 keeps the checkpoints."""
     keep_memory()
     if world > 1:
+        # Linux shares the processor by session: each rank stands for itself beside other work.
+        os.setsid()
         torch.set_num_threads(1)
         store = dist.FileStore(str(folder / "rendezvous"), world)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)

@@ -38,11 +38,11 @@ class Plan:
     seed: int = 1
     muon_lr: float = 0.02
     adam_lr: float = 0.004
-    batch_tokens: tuple[int, int] = (8192, 16384)
-    micro_tokens: int = 4096
+    batch_tokens: tuple[int, int] = (4096, 12288)
+    micro_tokens: int = 2048
     warmup: float = 0.01
     decay_from: float = 0.55
-    early_until: float = 0.25
+    early_until: float = 0.4
     save_seconds: float = 120
     check_seconds: float = 240
 
@@ -179,7 +179,7 @@ class Trainer:
         for i, rows in enumerate(parts):
             seed = (progress.steps * 64 + i) * 8 + self.rank
             batch = assemble(rows, 0.2, 0.2, seed).to(self.device)
-            part = batch_loss(self.model, batch) / len(parts)
+            part = self.loss(batch) / len(parts)
             part.backward()
             loss += float(part.detach())
             targets += int((batch.weight == 1).sum())
@@ -191,6 +191,9 @@ class Trainer:
         # All ranks follow the same clock, so that they stop together.
         progress.seconds = told[3]
         return told[0]
+
+    def loss(self, batch: Batch) -> Tensor:
+        return batch_loss(self.model, batch)
 
     def average(self, numbers: Tensor) -> list[float]:
         """Average gradients, and a few numbers, over the ranks."""
