@@ -121,6 +121,8 @@ async def test_a_client_that_leaves_frees_its_blocks(setup: Setup) -> None:
     assert rest[-1].error is not None and rest[-1].error.kind == ErrorKind.UNAVAILABLE
     assert rest[-1].error.retryable
     await setup.idle()
+    stats = await other.stats()
+    assert stats.generated_tokens < 300, "the request ran to its end with nobody there"
     await other.close()
 
 
