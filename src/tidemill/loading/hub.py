@@ -51,6 +51,7 @@ def _split(model: str) -> tuple[str | None, str | None]:
 
 def _fetch(repo: str, file: str | None) -> Path:
     # Imported only here: it takes a second, and most starts do not need it.
+    import httpx
     import huggingface_hub
     from huggingface_hub import errors
 
@@ -68,7 +69,7 @@ def _fetch(repo: str, file: str | None) -> Path:
             "HF_TOKEN after accepting the model's terms",
             param="model",
         ) from error
-    except (errors.HfHubHTTPError, errors.OfflineModeIsEnabled, OSError) as error:
+    except (errors.HfHubHTTPError, errors.OfflineModeIsEnabled, httpx.HTTPError, OSError) as error:
         raise _unreachable(repo) from error
     if not (folder / "config.json").is_file():
         raise model_file_error(

@@ -227,6 +227,9 @@ class TorchBackend:
         inputs = handle.inputs
         for group, pairs in enumerate(inputs.copies):
             self._ready_cache().copy(group, pairs)
+        if not inputs.context_len.size:  # a step may do nothing but copy
+            handle.sampled = np.empty(0, np.int32)
+            return StepOutputs(sampled=handle.sampled)
         tokens = inputs.token_ids.copy()
         future = np.flatnonzero(tokens < 0)
         pending: dict[int, int] = {}
