@@ -100,7 +100,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         if not 0.0 < _finite("repetition_penalty", self.repetition_penalty) <= 100.0:
             raise bad_request(
                 "repetition_penalty",
-                f"repetition_penalty must be above 0 and at most 100, got {self.repetition_penalty}",
+                f"repetition_penalty must be in (0, 100], got {self.repetition_penalty}",
             )
         if self.seed is not None:
             _int_in_range("seed", self.seed, 0, MAX_SEED)

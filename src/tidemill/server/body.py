@@ -126,7 +126,7 @@ def _walk(document: Any, loc: Sequence[int | str]) -> tuple[Any, list[int | str]
             isinstance(here, list) and isinstance(step, int) and step < len(here)
         )
         if inside:
-            parent, here = here, here[step]  # type: ignore[index]
+            parent, here = here, here[step]
             path.append(step)
         elif index == len(loc) - 1 and isinstance(here, Mapping):
             path.append(step)  # a missing field
