@@ -111,6 +111,18 @@ def test_reads_what_the_gguf_package_writes(tmp_path: Path) -> None:
         np.testing.assert_array_equal(to_float32(tensor), expected.reshape(6, 64))
 
 
+def test_q6_k_is_widened_to_f16(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    blocks = rng.integers(0, 256, (3 * 5000, 210), np.uint8)
+    blocks[:, 208:] = (rng.random((3 * 5000, 1)) * 1e-3 + 1e-4).astype(np.float16).view(np.uint8)
+    content = build([], [info("w", (1280, 3000), 14, 0)], blocks.tobytes())
+    tensor = gguf.read_file(write(tmp_path / "m.gguf", content)).tensors["w"].read()
+    assert (tensor.dtype, tensor.shape) == ("F16", (3000, 1280))
+    q6_k = package.GGMLQuantizationType.Q6_K
+    expected = package.quants.dequantize(blocks.reshape(3000, -1), q6_k)
+    np.testing.assert_array_equal(to_float32(tensor), expected.astype(np.float16))
+
+
 def test_real_vocabulary(shared_vocab: Path) -> None:
     file = gguf.read_file(shared_vocab / "ggml-vocab-llama-spm.gguf")
     assert len(file.metadata["tokenizer.ggml.tokens"]) == 32000
@@ -160,7 +172,7 @@ def test_broken_files_are_named(content: bytes, named: str, tmp_path: Path) -> N
     assert "broken.gguf" in caught.value.message
 
 
-@pytest.mark.parametrize(("number", "named"), [(14, "Q6_K"), (99, "number 99")])
+@pytest.mark.parametrize(("number", "named"), [(12, "Q4_K"), (99, "number 99")])
 def test_other_types_are_named_when_used(number: int, named: str, tmp_path: Path) -> None:
     content = build([], [info("blk.0.x", (256,), number, 0)], bytes(210))
     tensors = gguf.read_file(write(tmp_path / "m.gguf", content)).tensors

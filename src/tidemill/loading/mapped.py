@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tidemill.base.errors import TidemillError, model_file_error, unsupported
+from tidemill.loading.widen import WIDENED
 from tidemill.models.tensors import DTYPE_BLOCKS, RawTensor
 
 
@@ -63,8 +64,8 @@ class StoredTensor:
 
     def check_supported(self) -> None:
         """Raise UNSUPPORTED, naming type and tensor, unless the type is one we read."""
-        if self.dtype not in DTYPE_BLOCKS:
-            known = ", ".join(DTYPE_BLOCKS)
+        if self.dtype not in DTYPE_BLOCKS and self.dtype not in WIDENED:
+            known = ", ".join([*DTYPE_BLOCKS, *WIDENED])
             raise unsupported(
                 self.name,
                 f"{self.file.path.name}: tensor {self.name!r} has type {self.dtype}; supported are "
@@ -72,10 +73,11 @@ class StoredTensor:
             )
 
     def read(self) -> RawTensor:
-        """The tensor's bytes, still mapped."""
+        """The tensor's bytes, still mapped; types of `WIDENED` as a copy in a wider type."""
         self.check_supported()
         view = self.file.view[self.offset : self.offset + self.nbytes]
-        return RawTensor(self.dtype, self.shape, view)
+        tensor = RawTensor(self.dtype, self.shape, view)
+        return WIDENED[self.dtype](tensor) if self.dtype in WIDENED else tensor
 
     @property
     def count(self) -> int:

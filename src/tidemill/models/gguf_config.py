@@ -101,11 +101,11 @@ def _check_head_dim(own: Mapping[str, Any], config: dict[str, Any], prefix: str)
     if "head_dim" not in config and isinstance(heads, int) and isinstance(hidden, int) and heads:
         config["head_dim"] = hidden // heads
     for key in ("attention.value_length", "rope.dimension_count"):
-        if key in own and own[key] != config.get("head_dim"):
+        if key in own and "head_dim" in config and own[key] != config["head_dim"]:
             raise unsupported(
                 prefix + key,
                 f"GGUF key {prefix + key!r} is {own[key]!r}; only the head dimension "
-                f"({config.get('head_dim')}) is supported",
+                f"({config['head_dim']}) is supported",
             )
 
 
