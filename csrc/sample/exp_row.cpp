@@ -35,14 +35,17 @@ bool row_usable(const float* x, int64_t n) {
 }
 
 TIDEMILL_CLONES
-Range finite_range(const float* x, int64_t n) {
-  float max = -kInfinity, min = kInfinity;
-  for (int64_t i = 0; i < n; ++i) {
-    const float low = x[i] == -kInfinity ? kInfinity : x[i];
-    max = x[i] > max ? x[i] : max;
-    min = low < min ? low : min;
+float max_of(const float* x, int64_t n) {
+  float lanes[16];
+  for (float& lane : lanes) lane = -kInfinity;
+  const int64_t whole = n / 16 * 16;
+  for (int64_t i = 0; i < whole; i += 16) {
+    for (int l = 0; l < 16; ++l) lanes[l] = x[i + l] > lanes[l] ? x[i + l] : lanes[l];
   }
-  return {max, min};
+  float max = -kInfinity;
+  for (int64_t i = whole; i < n; ++i) max = x[i] > max ? x[i] : max;
+  for (const float lane : lanes) max = lane > max ? lane : max;
+  return max;
 }
 
 // exp by range reduction to [-ln2/2, ln2/2] and a degree-6 Taylor-like polynomial (relative error
@@ -69,10 +72,61 @@ void scaled_exp(const float* x, int64_t n, float max, float temperature, float* 
   }
 }
 
+TIDEMILL_CLONES
 double sum_row(const float* e, int64_t n) {
+  double lanes[8] = {};
+  const int64_t whole = n / 8 * 8;
+  for (int64_t i = 0; i < whole; i += 8) {
+    for (int l = 0; l < 8; ++l) lanes[l] += static_cast<double>(e[i + l]);
+  }
+  for (int64_t i = whole; i < n; ++i) lanes[i - whole] += static_cast<double>(e[i]);
   double sum = 0.0;
-  for (int64_t i = 0; i < n; ++i) sum += static_cast<double>(e[i]);
+  for (const double lane : lanes) sum += lane;
   return sum;
+}
+
+namespace {
+
+constexpr int64_t kBlock = 256;
+
+TIDEMILL_CLONES
+bool any_above(const float* z, int64_t n, float floor) {
+  int any = 0;
+  for (int64_t i = 0; i < n; ++i) any |= z[i] >= floor;
+  return any != 0;
+}
+
+TIDEMILL_CLONES
+bool any_equal(const float* x, int64_t n, float value) {
+  int any = 0;
+  for (int64_t i = 0; i < n; ++i) any |= x[i] == value;
+  return any != 0;
+}
+
+}  // namespace
+
+int64_t gather_above(const float* z, int64_t n, float floor, int32_t* ids) {
+  int64_t count = 0;
+  for (int64_t begin = 0; begin < n; begin += kBlock) {
+    const int64_t end = begin + kBlock < n ? begin + kBlock : n;
+    if (!any_above(z + begin, end - begin, floor)) continue;
+    for (int64_t i = begin; i < end; ++i) {
+      ids[count] = static_cast<int32_t>(i);
+      count += z[i] >= floor;
+    }
+  }
+  return count;
+}
+
+int64_t find_first(const float* x, int64_t n, float value) {
+  for (int64_t begin = 0; begin < n; begin += kBlock) {
+    const int64_t end = begin + kBlock < n ? begin + kBlock : n;
+    if (!any_equal(x + begin, end - begin, value)) continue;
+    for (int64_t i = begin; i < end; ++i) {
+      if (x[i] == value) return i;
+    }
+  }
+  return n;
 }
 
 }  // namespace tidemill

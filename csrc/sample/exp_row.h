@@ -8,15 +8,19 @@ namespace tidemill {
 // True when no value is a NaN or +infinity (a banned token is -infinity).
 bool row_usable(const float* x, int64_t n);
 
-struct Range {
-  float max, min;  // of the finite values; max is -infinity when there is none
-};
-Range finite_range(const float* x, int64_t n);
+// The largest value.
+float max_of(const float* x, int64_t n);
 
 // z[i] = (x[i] - max) / temperature and e[i] = exp(z[i]); -infinity gives 0.
 void scaled_exp(const float* x, int64_t n, float max, float temperature, float* z, float* e);
 
-// Sum in double over ascending ids.
+// Sum in double: eight lanes over ascending ids, then the lanes.
 double sum_row(const float* e, int64_t n);
+
+// Ids with z at or above `floor`, ascending, into `ids` (room for n); returns how many.
+int64_t gather_above(const float* z, int64_t n, float floor, int32_t* ids);
+
+// The lowest id whose value is `value`, or n.
+int64_t find_first(const float* x, int64_t n, float value);
 
 }  // namespace tidemill

@@ -3,75 +3,101 @@
 #include <algorithm>
 #include <cmath>
 
+#include "sample/exp_row.h"
+
 namespace tidemill {
 
-Cut Filters::cut(const float* z, const float* e, int64_t n, float z_min, double total,
-                 const FilterParams& params) {
-  Cut result;
-  if (params.min_p > 0.0f) {
-    // The most likely token has e = 1: e >= min_p is z >= log(min_p).
-    result = Cut::stricter(result, {static_cast<float>(std::log(static_cast<double>(params.min_p))),
-                                    std::numeric_limits<int32_t>::max()});
+namespace {
+// Candidates are first those within this many nats of the most likely token: few, as a rule, and
+// nearly all of the mass.
+constexpr float kNearTop = 10.0f;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+}  // namespace
+
+Filters::Kept Filters::apply(const Distribution& d, const FilterParams& params) {
+  const int64_t wanted = params.top_k > 0 ? std::min<int64_t>(params.top_k, d.n) : 0;
+  const double mass = params.top_p < 1.0f ? static_cast<double>(params.top_p) * d.total : 0.0;
+  // The most likely token has e = 1: e >= min_p is z >= log(min_p).
+  const float floor =
+      params.min_p > 0.0f ? static_cast<float>(std::log(static_cast<double>(params.min_p)))
+                          : -kInfinity;
+  // When min_p's floor hides tokens, cuts below it need not be found: it is the stricter one.
+  if (!gather(d, std::max(floor, -kNearTop), mass, wanted) && floor < -kNearTop) {
+    gather(d, std::max(floor, std::numeric_limits<float>::lowest()), mass, wanted);
   }
-  const bool by_count = params.top_k > 0 && params.top_k < n;
-  const bool by_mass = params.top_p < 1.0f;
-  if (!by_count && !by_mass) return result;
-  fill_bins(z, e, n, z_min);
-  if (by_count) result = Cut::stricter(result, cut_top_k(z, n, params.top_k));
-  if (by_mass) {
-    result = Cut::stricter(result, cut_top_p(z, e, n, static_cast<double>(params.top_p) * total));
+  Cut cut;
+  if (wanted > 0 || mass > 0.0) {
+    fill_bins(d);
+    if (wanted > 0 && wanted < count_) cut = Cut::stricter(cut, cut_top_k(d, wanted));
+    if (mass > 0.0) cut = Cut::stricter(cut, cut_top_p(d, mass));
   }
-  return result;
+  int32_t* const ids = ids_.data();
+  const int32_t* const end =
+      std::remove_if(ids, ids + count_, [&](int32_t id) { return !cut.keeps(d.z[id], id); });
+  return {ids, end - ids};
 }
 
-void Filters::fill_bins(const float* z, const float* e, int64_t n, float z_min) {
+// Collects the tokens at or above `floor`; true when every cut lies among them.
+bool Filters::gather(const Distribution& d, float floor, double mass, int64_t wanted) {
+  count_ = gather_above(d.z, d.n, floor, ids_.ensure(d.n + 1));
+  double sum = 0.0;
+  for (int64_t i = 0; i < count_; ++i) sum += static_cast<double>(d.e[ids_.data()[i]]);
+  const bool limits = wanted > 0 || mass > 0.0;
+  return limits && (wanted == 0 || count_ >= wanted) && (mass == 0.0 || sum >= mass);
+}
+
+void Filters::fill_bins(const Distribution& d) {
   counts_.assign(kBins, 0);
   masses_.assign(kBins, 0.0);
   ordered_bin_ = -1;
-  // Beyond 40 nats below the most likely token there is no mass; those share the last bin.
-  const float range = std::clamp(-z_min, 1e-6f, 40.0f);
-  scale_ = static_cast<float>(kBins) / range;
-  for (int64_t i = 0; i < n; ++i) {
-    const int b = bin(z[i]);
-    ++counts_[static_cast<size_t>(b)];
-    masses_[static_cast<size_t>(b)] += static_cast<double>(e[i]);
+  const int32_t* const ids = ids_.data();
+  float lowest = 0.0f;
+  for (int64_t i = 0; i < count_; ++i) lowest = std::min(lowest, d.z[ids[i]]);
+  // Far below the most likely token there is no mass; what lies there shares the last bin.
+  scale_ = static_cast<float>(kBins) / std::clamp(-lowest, 1e-6f, 40.0f);
+  for (int64_t i = 0; i < count_; ++i) {
+    const auto b = static_cast<size_t>(bin(d.z[ids[i]]));
+    ++counts_[b];
+    masses_[b] += static_cast<double>(d.e[ids[i]]);
   }
 }
 
-void Filters::order_bin(const float* z, int64_t n, int which) {
+// Tokens of a bin by (value descending, id ascending).
+void Filters::order_bin(const Distribution& d, int which) {
   if (ordered_bin_ == which) return;
   ordered_bin_ = which;
   ordered_.clear();
-  for (int64_t i = 0; i < n; ++i) {
-    if (bin(z[i]) == which) ordered_.push_back(static_cast<int32_t>(i));
+  for (int64_t i = 0; i < count_; ++i) {
+    if (bin(d.z[ids_.data()[i]]) == which) ordered_.push_back(ids_.data()[i]);
   }
+  const float* const z = d.z;
   std::sort(ordered_.begin(), ordered_.end(),
             [z](int32_t a, int32_t b) { return z[a] > z[b] || (z[a] == z[b] && a < b); });
 }
 
-Cut Filters::cut_top_k(const float* z, int64_t n, int64_t k) {
+Cut Filters::cut_top_k(const Distribution& d, int64_t k) {
   int64_t above = 0;
   int b = 0;
   while (b < kBins - 1 && above + counts_[static_cast<size_t>(b)] < k) {
     above += counts_[static_cast<size_t>(b++)];
   }
-  order_bin(z, n, b);
+  order_bin(d, b);
   const int32_t last = ordered_[static_cast<size_t>(k - above - 1)];
-  return {z[last], last};
+  return {d.z[last], last};
 }
 
-Cut Filters::cut_top_p(const float* z, const float* e, int64_t n, double mass) {
+Cut Filters::cut_top_p(const Distribution& d, double mass) {
   double above = 0.0;
   int b = 0;
   while (b < kBins - 1 && above + masses_[static_cast<size_t>(b)] < mass) {
     above += masses_[static_cast<size_t>(b++)];
   }
-  order_bin(z, n, b);
+  order_bin(d, b);
   for (const int32_t token : ordered_) {
-    above += static_cast<double>(e[token]);
-    if (above >= mass) return {z[token], token};
+    above += static_cast<double>(d.e[token]);
+    if (above >= mass) return {d.z[token], token};
   }
-  return {};  // rounding kept the sum below the mass: everything is needed
+  return {};  // the candidates together do not reach the mass: all of them are needed
 }
 
 }  // namespace tidemill

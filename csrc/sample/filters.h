@@ -4,6 +4,8 @@
 #include <limits>
 #include <vector>
 
+#include "memory.h"
+
 namespace tidemill {
 
 // Tokens that are kept: z above the cut's, or equal and of an id not above the cut's.
@@ -22,29 +24,44 @@ struct FilterParams {
   float min_p;    // 0: all
 };
 
-// Finds cuts without sorting the row: tokens are counted into bins of z, and only the bin in which
-// a cut falls is ordered.
+// A row's distribution: z are scaled logits minus their maximum (so the largest is 0, -inf is
+// banned), e = exp(z), total the sum of e.
+struct Distribution {
+  const float* z;
+  const float* e;
+  int64_t n;
+  double total;
+};
+
+// Finds the tokens that all three filters keep, each computed on the same whole distribution.
+//
+// Nothing is sorted but what must be: only tokens near the top are looked at (more when the cut is
+// not among them), they are counted into bins of z, and only the bin in which a cut falls is
+// ordered.
 class Filters {
  public:
-  // z: scaled logits minus their maximum (so the largest is 0), -inf for banned; e = exp(z); z_min
-  // the smallest finite z; total = the sum of e. All three filters are computed on this one
-  // distribution, and a token is kept when all three keep it.
-  Cut cut(const float* z, const float* e, int64_t n, float z_min, double total,
-          const FilterParams& params);
+  // Ids of the kept tokens, ascending; valid until the next call.
+  struct Kept {
+    const int32_t* ids;
+    int64_t count;
+  };
+  Kept apply(const Distribution& d, const FilterParams& params);
 
  private:
-  static constexpr int kBins = 2048;
+  static constexpr int kBins = 512;
   int bin(float z) const {
     const float at = -z * scale_;
     return at < static_cast<float>(kBins - 1) ? static_cast<int>(at) : kBins - 1;
   }
-  void fill_bins(const float* z, const float* e, int64_t n, float z_min);
-  // Tokens of a bin in order.
-  void order_bin(const float* z, int64_t n, int which);
-  Cut cut_top_k(const float* z, int64_t n, int64_t k);
-  Cut cut_top_p(const float* z, const float* e, int64_t n, double mass);
+  bool gather(const Distribution& d, float floor, double mass, int64_t wanted);
+  void fill_bins(const Distribution& d);
+  void order_bin(const Distribution& d, int which);
+  Cut cut_top_k(const Distribution& d, int64_t k);
+  Cut cut_top_p(const Distribution& d, double mass);
 
   float scale_ = 0.0f;
+  Buffer<int32_t> ids_;  // the candidates, ascending
+  int64_t count_ = 0;
   std::vector<int64_t> counts_;
   std::vector<double> masses_;
   std::vector<int32_t> ordered_;

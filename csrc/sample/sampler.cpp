@@ -11,6 +11,7 @@ namespace tidemill {
 namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr uint32_t kFirstDraw = 0;
+constexpr int64_t kDrawBlock = 1024;
 
 template <class T>
 T at(const std::vector<T>& values, int64_t i) {
@@ -20,24 +21,28 @@ T at(const std::vector<T>& values, int64_t i) {
 
 int32_t Sampler::sample(const SamplingInput& in, const SampleRow& row, float* logits) {
   const int64_t s = row.index;
-  if (!row_usable(logits, vocab_) || finite_range(logits, vocab_).max == -kInfinity) {
+  if (!row_usable(logits, vocab_) || max_of(logits, vocab_) == -kInfinity) {
     return kLogitsNotFinite;
   }
   if (row.mask != nullptr) apply_mask(row.mask, logits);
   apply_bias(in, s, logits);
   apply_penalties(in, row, logits);
   if (!row_usable(logits, vocab_)) return kLogitsNotFinite;  // a penalty overflowed
-  const Range range = finite_range(logits, vocab_);
-  if (range.max == -kInfinity) return kNoTokenLeft;
+  const float max = max_of(logits, vocab_);
+  if (max == -kInfinity) return kNoTokenLeft;
   if (at(in.temperature, s) == 0.0f) {
-    return static_cast<int32_t>(std::find(logits, logits + vocab_, range.max) - logits);
+    return static_cast<int32_t>(find_first(logits, vocab_, max));
   }
-  return draw(in, s, logits, range.max, range.min);
+  return draw(in, s, logits, max);
 }
 
 void Sampler::apply_mask(const uint8_t* mask, float* logits) const {
-  for (int64_t i = 0; i < vocab_; ++i) {
-    if (!(mask[i >> 3] >> (i & 7) & 1)) logits[i] = -kInfinity;
+  for (int64_t byte = 0; byte * 8 < vocab_; ++byte) {
+    if (mask[byte] == 0xff) continue;
+    const int64_t end = std::min(vocab_, byte * 8 + 8);
+    for (int64_t i = byte * 8; i < end; ++i) {
+      if (!(mask[byte] >> (i & 7) & 1)) logits[i] = -kInfinity;
+    }
   }
 }
 
@@ -80,29 +85,57 @@ void Sampler::apply_penalties(const SamplingInput& in, const SampleRow& row, flo
 }
 
 // Inverse of the cumulative distribution of the kept tokens, in ascending id order.
-int32_t Sampler::draw(const SamplingInput& in, int64_t s, const float* logits, float max,
-                      float min) {
+int32_t Sampler::draw(const SamplingInput& in, int64_t s, const float* logits, float max) {
   float* const z = z_.ensure(vocab_);
   float* const e = e_.ensure(vocab_);
-  const float temperature = at(in.temperature, s);
-  scaled_exp(logits, vocab_, max, temperature, z, e);
-  const double total = sum_row(e, vocab_);
-  const FilterParams params{at(in.top_k, s), at(in.top_p, s), at(in.min_p, s)};
-  const Cut cut = filters_.cut(z, e, vocab_, (min - max) / temperature, total, params);
-
-  double kept = 0.0;
-  for (int64_t i = 0; i < vocab_; ++i) {
-    if (cut.keeps(z[i], i)) kept += static_cast<double>(e[i]);
-  }
+  scaled_exp(logits, vocab_, max, at(in.temperature, s), z, e);
   const double u = uniform(at(in.seed, s), static_cast<uint32_t>(at(in.choice, s)),
                            static_cast<uint32_t>(at(in.position, s)), kFirstDraw);
-  const double target = u * kept;
+  const FilterParams params{at(in.top_k, s), at(in.top_p, s), at(in.min_p, s)};
+  const bool unfiltered = (params.top_k == 0 || params.top_k >= vocab_) && params.top_p >= 1.0f &&
+                          params.min_p == 0.0f;
+  if (unfiltered) return draw_from_all(e, u);
+  const double total = params.top_p < 1.0f ? sum_row(e, vocab_) : 0.0;
+  const Filters::Kept kept = filters_.apply({z, e, vocab_, total}, params);
+  double mass = 0.0;
+  for (int64_t i = 0; i < kept.count; ++i) mass += static_cast<double>(e[kept.ids[i]]);
   double sum = 0.0;
   int32_t token = kNoTokenLeft;
-  for (int64_t i = 0; i < vocab_; ++i) {
-    if (e[i] == 0.0f || !cut.keeps(z[i], i)) continue;
+  for (int64_t i = 0; i < kept.count; ++i) {
+    const float weight = e[kept.ids[i]];
+    if (weight == 0.0f) continue;
+    token = kept.ids[i];  // should rounding keep the sum below the target: the last kept one
+    sum += static_cast<double>(weight);
+    if (sum > u * mass) break;
+  }
+  return token;
+}
+
+// The same over all tokens: first the block of ids, then the id.
+int32_t Sampler::draw_from_all(const float* e, double u) {
+  const int64_t blocks = (vocab_ + kDrawBlock - 1) / kDrawBlock;
+  block_mass_.resize(static_cast<size_t>(blocks));
+  double mass = 0.0;
+  for (int64_t b = 0; b < blocks; ++b) {
+    const int64_t begin = b * kDrawBlock;
+    block_mass_[static_cast<size_t>(b)] = sum_row(e + begin, std::min(kDrawBlock, vocab_ - begin));
+    mass += at(block_mass_, b);
+  }
+  const double target = u * mass;
+  double sum = 0.0;
+  int64_t block = 0;
+  for (int64_t b = 0; b < blocks; ++b) {  // the first block that passes the target, or the last
+    if (at(block_mass_, b) == 0.0) continue;  // that has any mass
+    block = b;
+    if (sum + at(block_mass_, b) > target) break;
+    sum += at(block_mass_, b);
+  }
+  int32_t token = kNoTokenLeft;
+  const int64_t end = std::min(vocab_, (block + 1) * kDrawBlock);
+  for (int64_t i = block * kDrawBlock; i < end; ++i) {
+    if (e[i] == 0.0f) continue;
+    token = static_cast<int32_t>(i);
     sum += static_cast<double>(e[i]);
-    token = static_cast<int32_t>(i);  // should rounding keep sum below target: the last kept one
     if (sum > target) break;
   }
   return token;

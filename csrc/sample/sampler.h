@@ -29,7 +29,8 @@ class Sampler {
   void apply_bias(const SamplingInput& in, int64_t s, float* logits) const;
   void apply_penalties(const SamplingInput& in, const SampleRow& row, float* logits);
   void count_token(int32_t token, bool generated);
-  int32_t draw(const SamplingInput& in, int64_t s, const float* logits, float max, float min);
+  int32_t draw(const SamplingInput& in, int64_t s, const float* logits, float max);
+  int32_t draw_from_all(const float* e, double u);
 
   struct Seen {
     int32_t generated = 0;
@@ -39,6 +40,7 @@ class Sampler {
   std::vector<Seen> seen_;       // all zero between rows
   std::vector<int32_t> touched_;
   Buffer<float> z_, e_;
+  std::vector<double> block_mass_;
   Filters filters_;
 };
 
