@@ -116,7 +116,9 @@ def test_q6_k_is_widened_to_f16(tmp_path: Path) -> None:
     blocks = rng.integers(0, 256, (3 * 5000, 210), np.uint8)
     blocks[:, 208:] = (rng.random((3 * 5000, 1)) * 1e-3 + 1e-4).astype(np.float16).view(np.uint8)
     content = build([], [info("w", (1280, 3000), 14, 0)], blocks.tobytes())
-    tensor = gguf.read_file(write(tmp_path / "m.gguf", content)).tensors["w"].read()
+    place = gguf.read_file(write(tmp_path / "m.gguf", content)).tensors["w"]
+    tensor = place.read()
+    assert place.loaded == (tensor.dtype, tensor.shape, tensor.nbytes)
     assert (tensor.dtype, tensor.shape) == ("F16", (3000, 1280))
     q6_k = package.GGMLQuantizationType.Q6_K
     expected = package.quants.dequantize(blocks.reshape(3000, -1), q6_k)

@@ -80,9 +80,11 @@ class StoredTensor:
         return WIDENED[self.dtype](tensor) if self.dtype in WIDENED else tensor
 
     @property
-    def count(self) -> int:
-        """Number of values."""
-        return math.prod(self.shape)
+    def loaded(self) -> tuple[str, tuple[int, ...], int]:
+        """(type, shape, bytes) of what `read` gives."""
+        if self.dtype not in WIDENED:
+            return self.dtype, self.shape, self.nbytes
+        return "F16", self.shape, math.prod(self.shape) * 2
 
 
 def in_file(error: TidemillError, path: Path) -> TidemillError:
