@@ -20,6 +20,7 @@ struct SpanJob {
   int64_t steps;       // depth of a score
   int64_t vectors;     // vectors of the head dimension
   int64_t acc_row;     // floats per accumulator row, whole vectors
+  bool once;           // all rows fit one tile: K and V are read once, from memory
   uint8_t* q;          // packed queries
   float* scores;       // [kScoreRows][kSpan], then probabilities in place
   float* acc;          // [kScoreRows][acc_row]
@@ -74,6 +75,31 @@ static inline void chunk_keys(const SpanJob& job, int64_t t, Visible range,
   if (!seen[1]) half[1] = half[0];
 }
 
+// What to bring closer while chunk t is scored: K two chunks on, then the first of V.
+template <class Cache>
+static inline Ahead chunk_ahead(const SpanJob& job, int64_t t, Visible range) {
+  Ahead ahead{{nullptr, nullptr}, 0};
+  if (!job.once) return ahead;
+  const int64_t end = round_up(range.hi, kChunk), next = t + 2 * kChunk;
+  const bool keys = next < end;
+  const int64_t first = keys ? next : max64(range.lo / kChunk * kChunk, next - end);
+  for (int64_t h = 0; h < 2; ++h) {
+    const int64_t at = first + h * kHalf;
+    if (at + kHalf <= range.lo || at >= range.hi) continue;
+    int64_t slot;
+    const uint8_t* head = head_at(job, at, &slot);
+    ahead.half[h] = keys ? head + slot * Cache::kLaneBytes
+                         : head + job.layout.v_offset +
+                               slot / Cache::kDepth * job.shape.head_dim * Cache::kLaneBytes;
+  }
+  // One line of V's rows per step covers them: a half of V has `steps` times kHalf lanes.
+  ahead.step = (keys ? job.kv.block_size : kHalf) * Cache::kLaneBytes;
+  if (ahead.half[0] && ahead.half[1] == ahead.half[0] + kHalf * Cache::kLaneBytes &&
+      kChunk * Cache::kLaneBytes <= 64)
+    ahead.half[1] = nullptr;  // the same line
+  return ahead;
+}
+
 // Scores of one chunk for R rows, scaled and masked.
 template <class Cache, int R>
 static inline void score_chunk(const SpanJob& job, int64_t row0, int64_t t, Visible range) {
@@ -82,6 +108,7 @@ static inline void score_chunk(const SpanJob& job, int64_t row0, int64_t t, Visi
   chunk_keys<Cache>(job, t, range, half);
   const int64_t k_step = job.kv.block_size * Cache::kLaneBytes;
   const int64_t q_row = job.steps * Cache::kQueryBytes;
+  const Ahead ahead = chunk_ahead<Cache>(job, t, range);
   for (int64_t vec = 0; vec < kChunk / kLanes; vec += V) {
     const uint8_t* k[V];
     Vf scale[V];
@@ -95,7 +122,7 @@ static inline void score_chunk(const SpanJob& job, int64_t row0, int64_t t, Visi
         scale[v] = vmul(scale[v], vload(scales_at(job, t + h * kHalf, false) + offset));
     }
     Vf s[R][V];
-    score_tile<Cache, R, V>(k, k_step, job.q + row0 * q_row, q_row, job.steps, s);
+    score_tile<Cache, R, V>(k, k_step, job.q + row0 * q_row, q_row, job.steps, ahead, s);
     TIDEMILL_UNROLL
     for (int r = 0; r < R; ++r) {
       const Visible see = visible(job, row0 + r);
@@ -188,8 +215,10 @@ static void value_rows(const SpanJob& job, int64_t row0) {
     int64_t count = 0;
     for (int64_t s = from; s < to;) {
       const int64_t end = min64(to, (s * D / kHalf + 1) * kHalf / D);
+      const bool more = job.once && s * D + kRange < all.hi;
       runs[count++] = {value_row<Cache>(job, s),
-                       reinterpret_cast<const uint8_t*>(job.scores) + s * Cache::kQueryBytes, end - s};
+                       reinterpret_cast<const uint8_t*>(job.scores) + s * Cache::kQueryBytes,
+                       more ? value_row<Cache>(job, s + kRange / D) : nullptr, end - s};
       s = end;
     }
     value_vectors<Cache, R, V>(runs, count, job.shape.head_dim * Cache::kLaneBytes, kSpan * 4,
@@ -284,6 +313,7 @@ static void attn_span(const AttnShape& shape, const KvLayer& kv, const int32_t* 
                     kv.type == KvType::BF16 ? d / 2 : d,
                     (d + kLanes - 1) / kLanes,
                     at.acc_row,
+                    nq * (shape.heads / shape.kv_heads) <= kScoreRows,
                     bytes,
                     reinterpret_cast<float*>(bytes + at.scores),
                     reinterpret_cast<float*>(bytes + at.acc)};

@@ -65,10 +65,17 @@ constexpr int64_t kHalf = 16;
 constexpr int64_t kChunk = 32;
 constexpr int64_t kVecsPerHalf = kHalf / kLanes;
 
+// Lines to bring closer while a tile computes, one of each per step: blocks are scattered, and the
+// hardware does not find the next one.
+struct Ahead {
+  const uint8_t* half[2];  // null: nothing
+  int64_t step;
+};
+
 // scores of R query rows against V vectors of tokens: sum over steps, ascending.
 template <class Cache, int R, int V>
 static inline void score_tile(const uint8_t* const* k, int64_t k_step, const uint8_t* q,
-                              int64_t q_row, int64_t steps, Vf (&s)[R][V]) {
+                              int64_t q_row, int64_t steps, Ahead ahead, Vf (&s)[R][V]) {
   TIDEMILL_UNROLL
   for (int r = 0; r < R; ++r) {
     TIDEMILL_UNROLL
@@ -78,6 +85,8 @@ static inline void score_tile(const uint8_t* const* k, int64_t k_step, const uin
     typename Cache::Stored key[V];
     TIDEMILL_UNROLL
     for (int v = 0; v < V; ++v) key[v] = Cache::load(k[v] + i * k_step);
+    if (ahead.half[0]) prefetch(ahead.half[0] + i * ahead.step);
+    if (ahead.half[1]) prefetch(ahead.half[1] + i * ahead.step);
     TIDEMILL_UNROLL
     for (int r = 0; r < R; ++r) {
       const auto query = Cache::broadcast(q + r * q_row + i * Cache::kQueryBytes);
@@ -88,10 +97,11 @@ static inline void score_tile(const uint8_t* const* k, int64_t k_step, const uin
 }
 
 // One run of V steps: `v` is the first step's row, rows `v_step` bytes apart; `p` the first step's
-// probability of row 0, rows `p_row` bytes apart.
+// probability of row 0, rows `p_row` bytes apart; `ahead` a row to bring closer with it, or null.
 struct ValueRun {
   const uint8_t* v;
   const uint8_t* p;
+  const uint8_t* ahead;
   int64_t steps;
 };
 
@@ -108,7 +118,14 @@ static inline void value_tile(const ValueRun* runs, int64_t count, int64_t v_ste
   for (int64_t c = 0; c < count; ++c) {
     const uint8_t* row = runs[c].v;
     const uint8_t* p = runs[c].p;
+    const int64_t ahead = runs[c].ahead ? runs[c].ahead - row : 0;
     for (int64_t i = 0; i < runs[c].steps; ++i, row += v_step, p += Cache::kQueryBytes) {
+      if (ahead) {
+        constexpr int kVecsPerLine = 64 / (kLanes * Cache::kLaneBytes);
+        TIDEMILL_UNROLL
+        for (int v = 0; v < V; v += kVecsPerLine)
+          prefetch(row + ahead + v * kLanes * Cache::kLaneBytes);
+      }
       typename Cache::Stored value[V];
       TIDEMILL_UNROLL
       for (int v = 0; v < V; ++v) value[v] = Cache::load(row + v * kLanes * Cache::kLaneBytes);
@@ -137,6 +154,7 @@ static inline void value_vectors(const ValueRun* runs, int64_t count, int64_t v_
     for (int64_t c = 0; c < count; ++c) {
       shifted[c] = runs[c];
       shifted[c].v += first * kLanes * Cache::kLaneBytes;
+      if (shifted[c].ahead) shifted[c].ahead += first * kLanes * Cache::kLaneBytes;
     }
     value_tile<Cache, R, V>(shifted, count, v_step, p_row, acc + first * kLanes, acc_row);
   }
