@@ -6,6 +6,7 @@ import csv
 import math
 import struct
 import zlib
+from itertools import pairwise
 from pathlib import Path
 
 WIDTH, HEIGHT, MARGIN = 640, 320, 24
@@ -53,7 +54,7 @@ def plot(source: Path, target: Path) -> None:
     for i in range(MARGIN, HEIGHT - MARGIN):
         pixels[i][MARGIN] = 0
     places = [(round(MARGIN + x / last * (WIDTH - 2 * MARGIN)), height(y)) for x, y in curve]
-    for (x0, y0), (x1, y1) in zip(places, places[1:], strict=False):
+    for (x0, y0), (x1, y1) in pairwise(places):
         steps = max(abs(x1 - x0), abs(y1 - y0), 1)
         for i in range(steps + 1):
             x, y = x0 + (x1 - x0) * i // steps, y0 + (y1 - y0) * i // steps

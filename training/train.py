@@ -38,8 +38,8 @@ class Plan:
     seed: int = 1
     muon_lr: float = 0.02
     adam_lr: float = 0.004
-    batch_tokens: tuple[int, int] = (4096, 12288)
-    micro_tokens: int = 2048
+    batch_tokens: tuple[int, int] = (8192, 16384)
+    micro_tokens: int = 4096
     warmup: float = 0.01
     decay_from: float = 0.55
     early_until: float = 0.4
