@@ -166,6 +166,47 @@ def test_harmless_and_switched_off_keys_pass() -> None:
     read(initializer_range=0.02, _name_or_path="x", attn_softcap=None, use_moe=False, extras=[])
 
 
+REAL_CONFIGS: dict[str, dict[str, Any]] = {
+    # As published, less the sizes: keys that real checkpoints carry must not be refused.
+    "llama": {
+        "_name_or_path": "checkpoint", "architectures": ["LlamaForCausalLM"],
+        "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
+        "initializer_range": 0.041666666666666664, "is_llama_config": True, "mlp_bias": False,
+        "model_type": "llama", "pad_token_id": 2, "pretraining_tp": 1, "rope_interleaved": False,
+        "rope_scaling": None, "rope_theta": 100000, "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16", "transformers.js_config": {"dtype": "q4"},
+        "transformers_version": "4.42.3", "use_cache": True,
+    },
+    "mistral": {
+        "architectures": ["MistralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1,
+        "eos_token_id": 2, "head_dim": 128, "initializer_range": 0.02, "model_type": "mistral",
+        "rope_theta": 1000000.0, "sliding_window": None, "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16", "transformers_version": "4.43.0.dev0", "use_cache": True,
+    },
+    "qwen2": {
+        "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643,
+        "eos_token_id": 151645, "initializer_range": 0.02, "max_window_layers": 70,
+        "model_type": "qwen2", "rope_theta": 1000000.0, "sliding_window": 131072,
+        "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+        "transformers_version": "4.43.1", "use_cache": True, "use_sliding_window": False,
+    },
+    "qwen3": {
+        "architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+        "bos_token_id": 151643, "eos_token_id": 151645, "head_dim": 128,
+        "initializer_range": 0.02, "max_window_layers": 28, "model_type": "qwen3",
+        "rope_scaling": None, "rope_theta": 1000000, "sliding_window": None,
+        "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+        "transformers_version": "4.51.0", "use_cache": True, "use_sliding_window": False,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", REAL_CONFIGS)
+def test_published_configs_are_read(family: str) -> None:
+    assert family_for_config(REAL_CONFIGS[family]).name == family
+    read(family, **REAL_CONFIGS[family])
+
+
 def test_unknown_families() -> None:
     for config in ({}, {"architectures": []}, {"architectures": "LlamaForCausalLM"}):
         with pytest.raises(TidemillError, match="architectures"):

@@ -30,7 +30,8 @@ _HARMLESS_TEXT = """
     encoder_no_repeat_ngram_size bad_words_ids suppress_tokens begin_suppress_tokens
     forced_bos_token_id forced_eos_token_id remove_invalid_values exponential_decay_length_penalty
     prefix decoder_start_token_id cross_attention_hidden_size add_cross_attention tf_legacy_loss
-    pruned_heads unsloth_version unsloth_fixed
+    pruned_heads unsloth_version unsloth_fixed is_llama_config transformers.js_config
+    attn_implementation max_sequence_length model_max_length neftune_noise_alpha
 """
 HARMLESS = frozenset(_HARMLESS_TEXT.split())
 
