@@ -16,22 +16,18 @@ def list_models(
     ),
 ) -> None:
     """List models: bundled, in the Hugging Face cache, and in the folders given."""
-    from rich.console import Console
-    from rich.table import Table
-
     from tidemill.base.errors import config_error
     from tidemill.cli.machine import human_bytes
 
     for folder in folders or ():
         if not folder.is_dir():
             raise config_error("folders", f"{folder} is not a folder")
-    table = Table(box=None)
-    table.add_column("model")
-    table.add_column("from")
-    table.add_column("size", justify="right")
-    for name, origin, size in _all_models(folders or []):
-        table.add_row(name, origin, human_bytes(size))
-    Console(highlight=False, soft_wrap=True).print(table)
+    rows = [("model", "from", "size")]
+    rows += [(name, origin, human_bytes(size)) for name, origin, size in _all_models(folders or [])]
+    # Plain columns: a path must come out whole, however narrow the terminal is.
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    for name, origin, size in rows:
+        typer.echo(f"{name:{widths[0]}}  {origin:{widths[1]}}  {size:>{widths[2]}}")
 
 
 def _all_models(folders: list[Path]) -> Iterator[tuple[str, str, int]]:

@@ -34,7 +34,11 @@ def run(
     repetition_penalty: float | None = typer.Option(None, help="Above 1 discourages repeats."),
     max_tokens: int | None = typer.Option(None, help="Longest answer."),
     seed: int | None = typer.Option(None, help="Same seed, same answer."),
+    think: bool | None = typer.Option(
+        None, "--think/--no-think", help="Let the model think first, where its template can."
+    ),
     stats: bool = typer.Option(False, help="Show tokens per second after each answer."),
+    verbose: bool = typer.Option(False, "-v", "--verbose", help="Say what loading chose."),
     quantize: str = options.QUANTIZE,
     dtype: str = options.DTYPE,
     kv_dtype: str = options.KV_DTYPE,
@@ -46,11 +50,14 @@ def run(
     isa: str | None = options.ISA,
 ) -> None:
     """Chat with a model in the terminal, or answer one prompt (an argument, or piped in)."""
+    from tidemill.base.errors import config_error
     from tidemill.llm import LLM
 
-    interactive = prompt is None and sys.stdin.isatty()
-    if not interactive and prompt is None:
-        prompt = sys.stdin.read()
+    piped = None if sys.stdin.isatty() else sys.stdin.read().strip("\n")
+    interactive = prompt is None and piped is None
+    text = "\n\n".join(part for part in (prompt, piped) if part)
+    if not interactive and not text:
+        raise config_error("prompt", "the prompt is empty")
     wanted: dict[str, Any] = {
         "temperature": temperature,
         "top_p": top_p,
@@ -62,7 +69,7 @@ def run(
     }
     llm = LLM(
         model,
-        progress=_progress(interactive),
+        progress=_say if verbose else lambda line: None,
         quantize=quantize,
         dtype=dtype,
         kv_dtype=kv_dtype,
@@ -76,17 +83,16 @@ def run(
     )
     with llm:
         params = llm.sampling(**{k: v for k, v in wanted.items() if v is not None})
-        chat = _Chat(llm, params.validate(), system, stats)
+        variables = {} if think is None else {"enable_thinking": think}
+        chat = _Chat(llm, params.validate(), system, stats, variables)
         if interactive:
             chat.talk()
         else:
-            chat.answer((prompt or "").rstrip("\n"))
+            chat.answer(text)
 
 
-def _progress(interactive: bool) -> Any:
-    # Piped output must hold the answer alone; a person waiting wants to see why.
-    shown = sys.stderr.isatty() and interactive
-    return (lambda line: print(line, file=sys.stderr)) if shown else (lambda line: None)
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 @dataclass(slots=True)
@@ -95,6 +101,7 @@ class _Chat:
     params: SamplingParams
     system: str | None
     stats: bool
+    template_variables: dict[str, Any]
     messages: list[dict[str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -148,8 +155,9 @@ class _Chat:
         prompt: Any = text
         if self.llm.template.exists:
             prompt = [*self.messages, {"role": "user", "content": text}]
-        started = monotonic()
-        stream = self.llm.stream(prompt, self.params)
+        started, before = monotonic(), self.llm.stats.generated_tokens
+        variables = self.template_variables if isinstance(prompt, list) else {}
+        stream = self.llm.stream(prompt, self.params, **variables)
         parts, first = [], None
         stopped = False
         try:
@@ -163,15 +171,10 @@ class _Chat:
         if isinstance(prompt, list):
             self.messages = [*prompt, {"role": "assistant", "content": "".join(parts)}]
         if self.stats and first is not None:
-            self._print_stats("".join(parts), first - started, monotonic() - first)
-
-    def _print_stats(self, text: str, ttft: float, rest: float) -> None:
-        tokens = len(self.llm.tokenizer.encode(text, add_special=False))
-        rate = (tokens - 1) / rest if rest > 0 and tokens > 1 else 0.0
-        print(
-            f"({tokens} tokens, first after {ttft * 1000:.0f} ms, then {rate:.1f} tokens/s)",
-            file=sys.stderr,
-        )
+            tokens, rest = self.llm.stats.generated_tokens - before, monotonic() - first
+            rate = (tokens - 1) / rest if rest > 0 else 0.0
+            ttft = (first - started) * 1000
+            _say(f"({tokens} tokens, first after {ttft:.0f} ms, then {rate:.1f} tokens/s)")
 
 
 def _line_editing() -> None:

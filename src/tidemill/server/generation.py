@@ -7,7 +7,7 @@ same way (promise 8).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -134,7 +134,7 @@ class Generation:
         """Prompt tokens found in the prefix cache."""
         return sum(c or 0 for c in self._cached)
 
-    async def steps(self) -> AsyncIterator[list[ChoiceDelta]]:
+    async def steps(self) -> AsyncGenerator[list[ChoiceDelta], None]:
         """Start the requests and yield what each step brings; one delta per choice at most.
 
         Leaving early (or being cancelled) cancels what still runs in the engine.
@@ -239,7 +239,7 @@ def _pieces(
 
 async def _merge(
     streams: Sequence[AsyncIterator[ChoiceOutput]], *, batched: bool
-) -> AsyncIterator[list[tuple[int, ChoiceOutput]]]:
+) -> AsyncGenerator[list[tuple[int, ChoiceOutput]], None]:
     """Outputs of all streams with the stream's index; what is ready together comes together.
 
     A step brings one output per choice, and each batch becomes one write to the client.

@@ -1,0 +1,179 @@
+"""The command line as a user calls it; errors are one line with a remedy, never a traceback."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tidemill.base.errors import TidemillError
+from tidemill.cli.machine import human_bytes, parse_bytes
+
+
+def tidemill(*args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tidemill", *args],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_help_and_version() -> None:
+    text = tidemill("--help").stdout
+    for command in ("serve", "run", "bench", "show", "list", "doctor"):
+        assert re.search(rf"^  {command} ", text, re.MULTILINE), text
+    assert tidemill("--version").stdout.startswith("tidemill ")
+
+
+def test_run_answers_one_prompt(tmp_path: Path) -> None:
+    by_argument = tidemill("run", "brook", "Who are you?", "--seed", "1")
+    by_pipe = tidemill("run", "--seed", "1", stdin="Who are you?\n")
+    assert by_argument.returncode == by_pipe.returncode == 0, by_argument.stderr
+    assert by_argument.stdout == by_pipe.stdout and by_pipe.stdout.strip()
+    assert by_pipe.stderr == "", "only the answer, when all goes well"
+    short = tidemill("run", "brook", "Tell a story.", "--max-tokens", "3", "--stats")
+    assert "(3 tokens, first after" in short.stderr
+
+
+def test_show_list_doctor() -> None:
+    shown = tidemill("show").stdout
+    for line in ("parameters", "layers.*.attn.q.weight", "bfloat16", "chat template"):
+        assert line in shown
+    assert "layers.0.attn.q.weight" in tidemill("show", "--tensors").stdout
+    assert re.search(r"brook +bundled", tidemill("list").stdout)
+    report = tidemill("doctor", "--no-bandwidth").stdout
+    assert "kernels that run here" in report and "will be used" in report
+
+
+def test_list_finds_models_in_folders(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "model"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"x" * 3000)
+    (tmp_path / "b.gguf").write_bytes(b"x" * 1024)
+    text = tidemill("list", str(tmp_path)).stdout
+    assert str(folder) in text and "2.9 KiB" in text and "b.gguf" in text
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [
+        (("serve", "/no/such/model"), 2, "no such file"),
+        (("serve", "NOTES"), 2, "neither a model's folder nor a GGUF file"),
+        (("serve", "--port", "99999"), 2, "between 0 and 65535"),
+        (("serve", "--port", "0", "--kv-memory", "1KiB"), 1, "KV block"),
+        (("serve", "--port", "0", "--kv-memory", "lots"), 2, "4GiB"),
+        (("serve", "--port", "0", "--quantize", "q9"), 2, "q8_0"),
+        (("serve", "--port", "0", "--block-size", "7"), 2, "block_size"),
+        (("serve", "--port", "0", "--log-level", "loud"), 2, "--log-level"),
+        (("serve", "--port", "0", "--max-model-len", "9999999"), 2, "positions"),
+        (("serve", "--port", "0", "--isa", "neon"), 2, "neon"),
+        (("serve", "--port", "0", "--chat-template", "/no/file"), 2, "chat-template"),
+        (("run", "brook", "hi", "--top-p", "7"), 2, "top_p"),
+        (("run", "brook"), 2, "the prompt is empty"),
+        (("show", "/no/such/model"), 2, "no such file"),
+        (("list", "/no/such/folder"), 2, "not a folder"),
+        (("bench", "--url", "http://127.0.0.1:1/v1"), 1, "Is it running"),
+        (("bench", "--concurrency", "0"), 2, "at least 1"),
+    ],
+)
+def test_errors_are_one_line_with_a_remedy(
+    args: tuple[str, ...], code: int, says: str, tmp_path: Path
+) -> None:
+    (tmp_path / "NOTES").write_text("not a model")
+    args = tuple(str(tmp_path / a) if a == "NOTES" else a for a in args)
+    done = tidemill(*args)
+    assert done.returncode == code, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error")]
+    assert len(lines) == 1 and says in lines[0], done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_in_use_is_known_before_the_model_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = tidemill("serve", "--port", str(port))
+    assert done.returncode == 1
+    assert f"port {port}" in done.stderr and "--port" in done.stderr
+    assert "loading" not in done.stderr
+
+
+class _Terminal:
+    """`tidemill run` at a pseudo-terminal."""
+
+    def __init__(self, *args: str) -> None:
+        self.text = ""
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.execv(sys.executable, [sys.executable, "-m", "tidemill", "run", *args])
+
+    def wait_for(self, pattern: str, seconds: float = 20) -> str:
+        """Read until the pattern came; returns what came before and with it."""
+        deadline = time.monotonic() + seconds
+        while not (found := re.search(pattern, self.text, re.DOTALL)):
+            assert time.monotonic() < deadline, f"{pattern!r} did not come:\n{self.text}"
+            if select.select([self.fd], [], [], 0.1)[0]:
+                self.text += os.read(self.fd, 65536).decode(errors="replace")
+        seen, self.text = self.text[: found.end()], self.text[found.end() :]
+        return seen
+
+    def type(self, text: str) -> None:
+        os.write(self.fd, text.encode())
+
+    def end(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def test_a_conversation_at_a_terminal() -> None:
+    terminal = _Terminal("--stats")
+    terminal.wait_for(r">>> ")
+    terminal.type("/help\r")
+    assert "/clear" in terminal.wait_for(r"Ctrl-C.*?>>> ")
+    terminal.type("Who are you?\r")
+    assert terminal.wait_for(r"tokens/s\).*?>>> ")
+    terminal.type("one \\\r")
+    terminal.wait_for(r"\.\.\. ")
+    terminal.type("two\r")
+    terminal.wait_for(r"tokens/s\).*?>>> ")
+    terminal.type("/nonsense\r")
+    assert "no command" in terminal.wait_for(r"Ctrl-C.*?>>> ")
+    terminal.type("/clear\r")
+    assert "(forgotten)" in terminal.wait_for(r"\).*?>>> ")
+    terminal.type("\x03")
+    terminal.wait_for(r"\(/exit leaves\).*?>>> ")
+    terminal.type("\x04")
+    assert terminal.end() == 0
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program() -> None:
+    # A high temperature and a template of one's own: it goes on until it is stopped.
+    terminal = _Terminal("--temperature", "100", "--seed", "1")
+    terminal.wait_for(r">>> ")
+    terminal.type("Go on and on.\r")
+    time.sleep(0.4)
+    terminal.type("\x03")
+    terminal.wait_for(r"(\(stopped\)|\(/exit leaves\)).*?>>> ")
+    terminal.type("/exit\r")
+    assert terminal.end() == 0
+
+
+def test_sizes() -> None:
+    assert parse_bytes("x", "4GiB") == 4 * 2**30
+    assert parse_bytes("x", "1.5g") == 3 * 2**29
+    assert parse_bytes("x", "512M") == 2**29
+    assert parse_bytes("x", "100") == 100
+    assert parse_bytes("x", None) is None
+    for bad in ("", "G", "1X", "-1", "0", "nan", "inf", "1e999"):
+        with pytest.raises(TidemillError):
+            parse_bytes("x", bad)
+    assert human_bytes(3 * 2**29) == "1.5 GiB" and human_bytes(10) == "10 B"

@@ -1,0 +1,117 @@
+"""The offline API on the bundled model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tidemill import LLM, SamplingParams, TidemillError
+
+MESSAGES = [{"role": "user", "content": "Tell me a story about a boat."}]
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(threads=1, kv_memory=32 * 2**20) as loaded:
+        yield loaded
+
+
+def _greedy(**values: object) -> SamplingParams:
+    return SamplingParams(temperature=0, **{"max_tokens": 24, "ignore_eos": True, **values})  # type: ignore[arg-type]
+
+
+def test_prompts_in_every_form(llm: LLM) -> None:
+    ids = llm.tokenizer.encode("The tide")
+    by_text, by_ids = llm.generate(["The tide", ids], _greedy())
+    assert by_text.text == by_ids.text and len(by_text.outputs[0].token_ids) == 24
+    assert by_text.prompt_token_ids == tuple(ids)
+    [alone] = llm.generate("The tide", _greedy())
+    assert alone.text == by_text.text
+    [alone] = llm.generate(ids, _greedy())
+    assert alone.text == by_text.text
+    assert alone.outputs[0].finish_reason == "length"
+    assert alone.sampling.seed is not None
+
+
+def test_parameters_per_prompt_and_choices(llm: LLM) -> None:
+    first, second = llm.generate(
+        ["The tide", "The tide"],
+        [_greedy(max_tokens=3), SamplingParams(temperature=2, n=3, seed=1, max_tokens=9)],
+    )
+    assert len(first.outputs) == 1 and len(second.outputs) == 3
+    assert len({o.text for o in second.outputs}) == 3
+    again = llm.generate("The tide", SamplingParams(temperature=2, n=3, seed=1, max_tokens=9))
+    assert [o.text for o in again[0].outputs] == [o.text for o in second.outputs]
+
+
+def test_streams_equal_whole_answers(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.8, seed=4, max_tokens=60, stop=("the", "and"))
+    [whole] = llm.chat(MESSAGES, params)
+    assert "".join(llm.stream(MESSAGES, params)) == whole.text
+    assert whole.outputs[0].stop_string in (None, "the", "and")
+    assert "the" not in whole.text
+
+
+def test_leaving_a_stream_stops_it(llm: LLM) -> None:
+    stream = llm.stream("The tide", _greedy(max_tokens=3000))
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    before = llm.stats.generated_tokens
+    llm.generate("a", _greedy(max_tokens=1))
+    assert llm.stats.generated_tokens - before < 500
+    assert llm.stats.running <= 1
+
+
+def test_stop_strings_cut_tokens_and_logprobs(llm: LLM) -> None:
+    [free] = llm.generate("The tide", _greedy(logprobs=2))
+    output = free.outputs[0]
+    assert output.logprobs is not None and len(output.logprobs) == 24
+    assert [entry.token_id for entry in output.logprobs] == output.token_ids
+    stop = free.text[5:8]
+    [cut] = llm.generate("The tide", _greedy(logprobs=2, stop=(stop,)))
+    shown = cut.outputs[0]
+    assert shown.text == free.text[: free.text.index(stop)]
+    assert shown.finish_reason == "stop" and shown.stop_string == stop
+    assert shown.logprobs is not None and len(shown.logprobs) == len(shown.token_ids) < 24
+
+
+def test_prompt_logprobs(llm: LLM) -> None:
+    [result] = llm.generate("The tide comes in", _greedy(max_tokens=1, prompt_logprobs=1))
+    logprobs = result.prompt_logprobs
+    assert logprobs is not None and len(logprobs) == len(result.prompt_token_ids)
+    assert logprobs[0] is None and all(entry is not None for entry in logprobs[1:])
+
+
+def test_many_conversations(llm: LLM) -> None:
+    results = llm.chat([MESSAGES, [{"role": "user", "content": "Hello"}]], _greedy())
+    assert len(results) == 2
+    [alone] = llm.chat(MESSAGES, _greedy())
+    assert alone.text == results[0].text
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "param"),
+    [
+        ("", None, "prompt"),
+        ([-1], None, "prompt"),
+        ([10**6], None, "prompt"),
+        ("a", SamplingParams(temperature=-1), "temperature"),
+        ("a", SamplingParams(max_tokens=10**6), "max_tokens"),
+        ("a", [SamplingParams()] * 2, "params"),
+    ],
+)
+def test_bad_calls_name_the_field(llm: LLM, prompt: object, params: object, param: str) -> None:
+    with pytest.raises(TidemillError) as caught:
+        llm.generate(prompt, params)  # type: ignore[arg-type]
+    assert caught.value.param == param
+    assert llm.generate("a", _greedy(max_tokens=1))
+
+
+def test_bad_settings() -> None:
+    with pytest.raises(TidemillError) as caught:
+        LLM(qantize="q8_0")
+    assert caught.value.param == "qantize"
+    with pytest.raises(TidemillError) as caught:
+        LLM("no/such/model/here")
+    assert "no such file" in caught.value.message
