@@ -315,6 +315,7 @@ class SocketClient(asyncio.Protocol):
         error = _unavailable(self._reason)
         if not self._welcome.done():
             self._welcome.set_exception(error)
+            self._welcome.exception()  # looked at, even if whoever connected has given up
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(error)
