@@ -262,7 +262,8 @@ Written by `make parity` ({versions}).
 
 Files are made by llama.cpp's converter (Q4_0: its quantizer) from tiny random checkpoints; the
 numbers are the largest difference of any logit over {tokens} positions and, in parentheses, the
-mean squared difference over the logits' variance. Logits have a standard deviation near {deviation:.1f}.
+mean squared difference over the logits' variance. Logits have a standard deviation near
+{deviation:.1f}.
 
 torch is Tidemill's torch backend in float32 on the CPU, native its native backend in float32.
 llama.cpp rounds activations to the weight's type before it multiplies (to f16, bf16 or Q8_0), so

@@ -103,6 +103,26 @@ class _Cursor:
         except UnicodeDecodeError as error:
             raise model_file_error(f"a string before byte {self.position} is no UTF-8") from error
 
+    def strings(self, count: int) -> list[str]:
+        """`count` strings; the loop that reads vocabularies, so it calls as little as it can."""
+        view, position, end = self._view, self.position, len(self._view)
+        length_at = struct.Struct("<Q").unpack_from
+        found: list[str] = []
+        try:
+            for _ in range(count):
+                (length,) = length_at(view, position)
+                position += 8
+                if length > end - position:
+                    raise model_file_error(f"a string at byte {position} leaves the file")
+                found.append(str(view[position : position + length], "utf-8"))
+                position += length
+        except struct.error as error:
+            raise model_file_error(f"truncated at byte {end}; fetch it again") from error
+        except UnicodeDecodeError as error:
+            raise model_file_error(f"a string at byte {position} is no UTF-8") from error
+        self.position = position
+        return found
+
     def count(self, item_bytes: int) -> int:
         """A count of items that take at least `item_bytes` each."""
         count = int(self.scalar("Q"))
@@ -171,8 +191,9 @@ def _value(cursor: _Cursor, kind: int, depth: int) -> Any:
         count = cursor.count(size)
         raw = np.frombuffer(cursor.take(count * size), np.dtype(code).newbyteorder("<"))
         return raw.tolist()
-    smallest = 8 if inner == _STRING else 12
-    count = cursor.count(smallest)
+    if inner == _STRING:
+        return cursor.strings(cursor.count(8))
+    count = cursor.count(12)
     return [_value(cursor, inner, depth + 1) for _ in range(count)]
 
 
