@@ -175,10 +175,24 @@ def test_other_architectures_and_parts_are_named(tmp_path: Path) -> None:
         open_model(path)
 
 
+@pytest.mark.parametrize(("tokens", "end", "named"), [(49, 4, "49 tokens"), (48, 48, "eos")])
+def test_a_vocabulary_larger_than_the_embedding(
+    tokens: int, end: int, named: str, tmp_path: Path
+) -> None:
+    def vocabulary(writer: Any) -> None:
+        writer.add_token_list([f"t{i}" for i in range(tokens)])
+        writer.add_token_types([1] * tokens)
+        writer.add_eos_token_id(end)
+
+    with pytest.raises(TidemillError, match=named):
+        open_model(write(tmp_path / "m.gguf", METADATA, tensors(), extra=vocabulary))
+
+
 def test_the_vocabulary_travels_as_it_is(tmp_path: Path) -> None:
     def vocabulary(writer: Any) -> None:
         writer.add_tokenizer_model("gpt2")
-        writer.add_token_list([f"t{i}" for i in range(48)])
+        writer.add_token_list([f"t{i}" for i in range(46)] + ["<|im_end|>", "<|end|>"])
+        writer.add_token_types([1] * 46 + [3, 1])
         writer.add_bos_token_id(3)
         writer.add_eos_token_id(4)
         writer.add_eot_token_id(5)
@@ -187,9 +201,9 @@ def test_the_vocabulary_travels_as_it_is(tmp_path: Path) -> None:
         writer.add_chat_template("plain")
 
     files = open_model(write(tmp_path / "m.gguf", METADATA, tensors(), extra=vocabulary))
-    assert (files.bos_token_id, files.eos_token_ids) == (3, (4, 5))
+    assert (files.bos_token_id, files.eos_token_ids) == (3, (4, 5, 46))
     text = files.tokenizer
-    assert text.gguf is not None and text.gguf["tokenizer.ggml.tokens"][47] == "t47"
+    assert text.gguf is not None and text.gguf["tokenizer.ggml.tokens"][45] == "t45"
     assert text.special["bos_token"] == "t3"
     assert (text.chat_template, text.named_templates) == ("plain", {"tool_use": "tools"})
     assert (text.add_bos, text.add_eos) == (True, None)

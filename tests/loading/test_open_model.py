@@ -134,6 +134,8 @@ def damage(folder: Path, kind: str) -> None:
         (folder / "config.json").unlink()
     elif kind == "config text":
         (folder / "config.json").write_text("{'a': 1}")
+    elif kind == "eos beyond":
+        write_folder(folder, config={**config, "eos_token_id": [2, 64]})
     elif kind == "eos":
         write_folder(folder, config={**config, "eos_token_id": "</s>"})
 
@@ -153,6 +155,7 @@ def damage(folder: Path, kind: str) -> None:
         ("no config", "config.json"),
         ("config text", "config.json: not valid JSON"),
         ("eos", "eos_token_id"),
+        ("eos beyond", r"eos_token_id.*\(64\)"),
     ],
 )
 def test_damage_is_named(kind: str, named: str, tmp_path: Path) -> None:

@@ -23,6 +23,10 @@ from tidemill.models.spec import DecoderSpec, RopeScaling
 from tidemill.models.tensors import RawTensor, layer_name
 
 _EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_END_TEXTS = frozenset(
+    ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>")
+)
+_CONTROL = 3  # in tokenizer.ggml.token_type
 _TEMPLATE = "tokenizer.chat_template"
 _TEMPLATES = "tokenizer.chat_template."
 
@@ -56,23 +60,40 @@ def _open(file: gguf.GgufFile) -> ModelFiles:
     transforms = _transforms(spec) if family.gguf.permuted_qk else {}
     tensors = LazyTensors(places, transforms)
     vocabulary = {k: v for k, v in metadata.items() if k.startswith("tokenizer.")}
-    eos = [metadata.get("tokenizer.ggml." + key) for key in _EOS_KEYS]
     return ModelFiles(
         path=file.path,
         format="gguf",
         config=config,
         spec=dataclasses.replace(spec, weights_dtype=tensors.prevailing_dtype()),
         tensors=tensors,
-        bos_token_id=next(iter(_ids(metadata, "bos_token_id")), None),
-        eos_token_ids=token_ids([e for e in eos if e is not None], "eos_token_id"),
+        bos_token_id=next(iter(_ids(metadata, "bos_token_id", spec.vocab_size)), None),
+        eos_token_ids=_end_tokens(metadata, spec.vocab_size),
         generation=GenerationDefaults(),
         tokenizer=_tokenizer(vocabulary),
         files=tuple({id(t.file): t.file for t in stored.values()}.values()),
     )
 
 
-def _ids(metadata: Mapping[str, Any], key: str) -> tuple[int, ...]:
-    return token_ids(metadata.get("tokenizer.ggml." + key), key)
+def _ids(metadata: Mapping[str, Any], key: str, vocab_size: int) -> tuple[int, ...]:
+    return token_ids(metadata.get("tokenizer.ggml." + key), key, vocab_size)
+
+
+def _end_tokens(metadata: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
+    """The ids that the keys name, then control tokens whose text says that they end a turn: GGUF
+    has room for one end token where generation configs list several."""
+    named = [i for key in _EOS_KEYS for i in _ids(metadata, key, vocab_size)]
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    types = metadata.get("tokenizer.ggml.token_type")
+    if not isinstance(tokens, list) or not isinstance(types, list):
+        return tuple(dict.fromkeys(named))
+    if len(tokens) > vocab_size:
+        raise model_file_error(
+            f"the vocabulary has {len(tokens)} tokens and the embedding {vocab_size} rows",
+            param="tokenizer.ggml.tokens",
+        )
+    pairs = enumerate(zip(tokens, types, strict=False))
+    known = [i for i, (text, kind) in pairs if kind == _CONTROL and str(text) in _END_TEXTS]
+    return tuple(dict.fromkeys(named + known))
 
 
 def _tokenizer(vocabulary: Mapping[str, Any]) -> TokenizerData:

@@ -63,14 +63,16 @@ def open_folder(folder: Path) -> ModelFiles:
     tensors = LazyTensors(places, {})
     generation = read_optional_object(folder / "generation_config.json")
     eos = generation.get("eos_token_id")
+    eos = config.get("eos_token_id") if eos is None else eos
+    vocab = spec.vocab_size
     return ModelFiles(
         path=folder,
         format="huggingface",
         config=config,
         spec=dataclasses.replace(spec, weights_dtype=tensors.prevailing_dtype()),
         tensors=tensors,
-        bos_token_id=_first(token_ids(config.get("bos_token_id"), "bos_token_id")),
-        eos_token_ids=token_ids(config.get("eos_token_id") if eos is None else eos, "eos_token_id"),
+        bos_token_id=_first(token_ids(config.get("bos_token_id"), "bos_token_id", vocab)),
+        eos_token_ids=token_ids(eos, "eos_token_id", vocab),
         generation=generation_defaults(generation),
         tokenizer=read_tokenizer(folder),
         files=tuple({id(t.file): t.file for t in stored.values()}.values()),
@@ -81,12 +83,15 @@ def _first(ids: tuple[int, ...]) -> int | None:
     return ids[0] if ids else None
 
 
-def token_ids(value: Any, key: str) -> tuple[int, ...]:
+def token_ids(value: Any, key: str, vocab_size: int) -> tuple[int, ...]:
     """A token id, a list of them or null, as a tuple without repetitions."""
     values = [] if value is None else value if isinstance(value, list) else [value]
     for v in values:
-        if isinstance(v, bool) or not isinstance(v, int) or not 0 <= v < 2**31:
-            raise model_file_error(f"{key} must be a token id or a list of them", param=key)
+        if isinstance(v, bool) or not isinstance(v, int) or not 0 <= v < vocab_size:
+            raise model_file_error(
+                f"{key} must be a token id below vocab_size ({vocab_size}), or a list of them",
+                param=key,
+            )
     return tuple(dict.fromkeys(values))
 
 
