@@ -25,8 +25,8 @@ from tidemill.contract.sampling import SamplingParams
 from tidemill.contract.wire import EngineInfo, EngineStats
 from tidemill.engine.offline import InprocEngine
 from tidemill.engine.streams import raise_error
-from tidemill.loading.bundled import DEFAULT_MODEL, bundled_models
 from tidemill.loading.checkpoint import open_model
+from tidemill.loading.named import locate
 from tidemill.loading.parts import ModelFiles
 from tidemill.text.output import OutputText
 from tidemill.text.template import ChatTemplate
@@ -106,28 +106,12 @@ class OpenedModel:
         Raises:
             TidemillError: NOT_FOUND, MODEL_FILE, UNSUPPORTED; CONFIG without a bundled model.
         """
-        target, name = _target(model)
-        files = open_model(target)
+        path, name = locate(model)
+        files = open_model(path)
         tokenizer = Tokenizer(files.tokenizer)
         template = ChatTemplate(files.tokenizer.chat_template, tokenizer.special)
         stated = {k: v for k, v in asdict(files.generation).items() if v is not None}
         return cls(files, name, tokenizer, template, stated)
-
-
-def _target(model: str | Path | None) -> tuple[str | Path, str]:
-    """Where a model is, and what to call it."""
-    if model is None:
-        bundled = bundled_models().get(DEFAULT_MODEL)
-        if bundled is None:
-            raise config_error(
-                "model", "this installation has no bundled model; name a folder or a .gguf file"
-            )
-        return bundled, DEFAULT_MODEL
-    path = Path(model).expanduser()
-    if not path.exists():
-        return model, str(model)  # a bundled name or a hub id is its own name
-    name = path.resolve().stem if path.suffix == ".gguf" else path.resolve().name
-    return path, name
 
 
 @dataclass(slots=True)

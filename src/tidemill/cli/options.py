@@ -47,15 +47,17 @@ def open_model(model: str | None, chat_template: str | None = None) -> OpenedMod
 
     from tidemill.base.errors import config_error
     from tidemill.llm import OpenedModel
-    from tidemill.text.template import ChatTemplate
+    from tidemill.text.template import MAX_TEMPLATE_CHARS, ChatTemplate
 
     opened = OpenedModel.open(model)
     if chat_template is None:
         return opened
     try:
-        source = Path(chat_template).read_text()
+        with Path(chat_template).open(encoding="utf-8") as file:
+            # One more than is allowed: enough for the template to be refused as too long.
+            source = file.read(MAX_TEMPLATE_CHARS + 1)
     except (OSError, UnicodeDecodeError) as error:
         raise config_error(
-            "chat-template", f"{chat_template} cannot be read as a text file: {error}"
+            "chat-template", f"--chat-template {chat_template} cannot be read as text: {error}"
         ) from error
     return replace(opened, template=ChatTemplate(source, opened.tokenizer.special))

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import typer
 
 from tidemill.cli import options
+
+if TYPE_CHECKING:
+    from tidemill.server.run import TextSide
 
 
 def serve(
@@ -34,7 +38,9 @@ def serve(
     from tidemill.base.errors import config_error
     from tidemill.base.log import set_up_logging
     from tidemill.contract.config import EngineConfig
-    from tidemill.server.run import ServeOptions, bind
+    from tidemill.loading.named import locate
+    from tidemill.server.listen import bind
+    from tidemill.server.run import ServeOptions
     from tidemill.server.run import serve as run_server
 
     if log_level not in ("debug", "info", "warning", "error"):
@@ -43,10 +49,10 @@ def serve(
         )
     set_up_logging("api", log_level)
     listener = bind(host, port)  # before the model: a port in use is known at once
-    opened = options.open_model(model, chat_template)
+    path, name = locate(model)
     config = EngineConfig(
-        model=str(opened.files.path),
-        served_name=served_name or opened.name,
+        model=str(path),
+        served_name=served_name or name,
         backend=backend,
         device=device,
         dtype=dtype,
@@ -61,23 +67,8 @@ def serve(
         prefix_caching=prefix_caching,
         isa=isa,
     ).validate()
-    for note in opened.tokenizer.notes:
-        _say(note)
-    if opened.defaults:
-        chosen = ", ".join(f"{k} {v:g}" for k, v in opened.defaults.items())
-        _say(f"sampling where a request says nothing (the model's own): {chosen}")
-    if not opened.template.exists:
-        _say("the model has no chat template: only /v1/completions answers (or --chat-template)")
     code = run_server(
-        ServeOptions(
-            config=config,
-            tokenizer=opened.tokenizer,
-            template=opened.template,
-            defaults=opened.defaults,
-            host=host,
-            port=port,
-            log_level=log_level,
-        ),
+        ServeOptions(config, lambda: _load_text(str(path), chat_template), log_level),
         listener,
         say=_say,
     )
@@ -85,5 +76,22 @@ def serve(
         raise typer.Exit(code)
 
 
+def _load_text(model: str, chat_template: str | None) -> TextSide:
+    """The text side, and what a person should know about it."""
+    from tidemill.server.run import TextSide
+
+    opened = options.open_model(model, chat_template)
+    for note in opened.tokenizer.notes:
+        _say(note)
+    if opened.defaults:
+        chosen = ", ".join(f"{k} {v:g}" for k, v in opened.defaults.items())
+        _say(f"sampling where a request says nothing (the model's own): {chosen}")
+    if not opened.template.exists:
+        _say("the model has no chat template: only /v1/completions answers (or --chat-template)")
+    return TextSide(opened.tokenizer, opened.template, opened.defaults)
+
+
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    # In one write: two threads have something to say while loading.
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()

@@ -3,32 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import errno
-import os
 import signal
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-
-import uvicorn
+from typing import TYPE_CHECKING
 
 from tidemill.base.clock import monotonic
-from tidemill.base.errors import ErrorKind, TidemillError, config_error
 from tidemill.base.log import get_logger
 from tidemill.contract.config import EngineConfig
 from tidemill.engine.build import build_id
 from tidemill.engine.spawn import EngineProcess, spawn_engine
-from tidemill.server.app import build_app
-from tidemill.server.context import ServerContext
 from tidemill.server.limits import Limits
-from tidemill.text.template import ChatTemplate
-from tidemill.text.tokenizer import Tokenizer
+from tidemill.server.listen import url_of
+
+if TYPE_CHECKING:
+    from tidemill.engine.client import SocketClient
+    from tidemill.server.http import HttpServer
+    from tidemill.text.template import ChatTemplate
+    from tidemill.text.tokenizer import Tokenizer
 
 log = get_logger(__name__)
 
 DRAIN_SECONDS = 10
 """How long requests in flight may go on after SIGTERM; a second signal ends them at once."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TextSide:
+    """A model's tokenizer, chat template and sampling defaults."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    defaults: Mapping[str, float | int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,79 +46,23 @@ class ServeOptions:
 
     Attributes:
         config: the engine's.
-        tokenizer, template: the model's text side.
-        defaults: sampling defaults of the model.
-        host, port: where to listen.
+        load_text: opens the model's text side; called in a thread while the engine loads.
         log_level: of both processes.
         limits: bounds of the API.
     """
 
     config: EngineConfig
-    tokenizer: Tokenizer
-    template: ChatTemplate
-    defaults: Mapping[str, float | int] = field(default_factory=dict)
-    host: str = "127.0.0.1"
-    port: int = 8000
+    load_text: Callable[[], TextSide]
     log_level: str = "info"
     limits: Limits = field(default_factory=Limits)
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A socket bound to (host, port), not yet listening; done before anything is loaded.
-
-    Raises:
-        TidemillError: RESOURCE when the port is in use, CONFIG when the address cannot be used.
-    """
-    if not 0 <= port < 65536:
-        raise config_error("port", f"--port must be between 0 and 65535, got {port}")
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (socket.gaierror, UnicodeError) as error:
-        raise config_error("host", f"{host!r} is no address of this machine: {error}") from error
-    family, kind, protocol, _, address = found[0]
-    listener = socket.socket(family, kind, protocol)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-        listener.listen(2048)
-    except OSError as error:
-        listener.close()
-        raise _bind_error(host, port, error) from error
-    return listener
-
-
-def _bind_error(host: str, port: int, error: OSError) -> TidemillError:
-    if error.errno == errno.EADDRINUSE:
-        return TidemillError(
-            ErrorKind.RESOURCE,
-            f"port {port} of {host} is in use, perhaps by another tidemill; stop what listens "
-            "there or choose another with --port (0 takes a free one)",
-            param="port",
-        )
-    if error.errno == errno.EACCES:
-        return config_error("port", f"port {port} needs root's rights; choose one above 1023")
-    return config_error("host", f"cannot listen on {host}: {os.strerror(error.errno or 0)}")
-
-
-class _Server(uvicorn.Server):
-    """uvicorn, with signals taken by `_run`, which has an engine to end as well."""
-
-    def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
-        """Nothing: see `_run`."""
-        return contextlib.nullcontext()
-
-
-def serve(
-    options: ServeOptions,
-    listener: socket.socket,
-    *,
-    say: Callable[[str], None] = lambda line: None,
-) -> int:
+def serve(options: ServeOptions, listener: socket.socket, *, say: Say = lambda line: None) -> int:
     """Serve until SIGTERM or SIGINT; both processes have ended when it returns.
 
     Args:
         options: what to run.
-        listener: from `bind`.
+        listener: from `listen.bind`.
         say: told in a line each what is being done, what was chosen, and the URL when ready.
 
     Returns:
@@ -123,63 +76,99 @@ def serve(
     return uvloop.run(_run(options, listener, say))
 
 
-async def _run(options: ServeOptions, listener: socket.socket, say: Callable[[str], None]) -> int:
+async def _run(options: ServeOptions, listener: socket.socket, say: Say) -> int:
     started = monotonic()
     stop = asyncio.Event()
-    server: _Server | None = None
-
-    def on_signal() -> None:
-        if stop.is_set() and server is not None:
-            server.force_exit = True
-        stop.set()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal)
-
-    starting = asyncio.ensure_future(
+    signals = _Signals(stop)
+    spawning = asyncio.ensure_future(
         spawn_engine(options.config, say, log_level=_engine_level(options.log_level))
     )
+    preparing = asyncio.ensure_future(asyncio.to_thread(_prepare, options))
+    ready = asyncio.gather(spawning, preparing)
     stopping = asyncio.ensure_future(stop.wait())
-    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
-    if not starting.done():
+    await asyncio.wait((ready, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not ready.done() or ready.exception() is not None:
+        await _abandon(spawning, preparing)
+        if ready.done():
+            ready.result()
         say("stopped while loading")
-        starting.cancel()
-        await asyncio.gather(starting, return_exceptions=True)
         return 0
-    engine, client = starting.result()
+    (engine, client), text = ready.result()
+    try:
+        server = _make_server(options, client, text)
+        signals.server = server
+        http = asyncio.ensure_future(server.serve(sockets=[listener]))
+        seconds = monotonic() - started
+        say(f"serving {client.info.model} on {url_of(listener)} after {seconds:.1f} s")
+        return await _until_stopped(server, http, engine, stop, say)
+    finally:
+        await client.close()
+        await engine.stop()
+
+
+async def _abandon(
+    spawning: asyncio.Future[tuple[EngineProcess, SocketClient]],
+    preparing: asyncio.Future[TextSide],
+) -> None:
+    """Half of the start failed, or it is not wanted any more: leave no engine behind."""
+    spawning.cancel()
+    await asyncio.gather(spawning, preparing, return_exceptions=True)
+    if not spawning.cancelled() and spawning.exception() is None:
+        engine, client = spawning.result()
+        await client.close()
+        await engine.stop()
+
+
+class _Signals:
+    """The first SIGINT or SIGTERM asks for the end, the second one insists."""
+
+    def __init__(self, stop: asyncio.Event) -> None:
+        self.server: HttpServer | None = None
+        self._stop = stop
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._received)
+
+    def _received(self) -> None:
+        if self._stop.is_set() and self.server is not None:
+            self.server.force_exit = True
+        self._stop.set()
+
+
+def _prepare(options: ServeOptions) -> TextSide:
+    # The web framework takes as long to import as the engine to start: side by side.
+    import tidemill.server.http  # noqa: F401
+
+    return options.load_text()
+
+
+def _make_server(options: ServeOptions, client: SocketClient, text: TextSide) -> HttpServer:
+    from tidemill.server.context import ServerContext
+    from tidemill.server.http import make_server
+
     context = ServerContext(
         client=client,
-        tokenizer=options.tokenizer,
-        template=options.template,
-        defaults=options.defaults,
+        tokenizer=text.tokenizer,
+        template=text.template,
+        defaults=text.defaults,
         limits=options.limits,
         build=build_id(),
         config_digest=options.config.digest(),
     )
     client.on_stats(context.metrics.update_engine)
-    server = _Server(_uvicorn_config(context, options))
-    try:
-        return await _serve_until_stopped(server, engine, listener, context, stop, say, started)
-    finally:
-        stopping.cancel()
-        await client.close()
-        await engine.stop()
+    return make_server(context, drain_seconds=DRAIN_SECONDS)
 
 
-async def _serve_until_stopped(
-    server: _Server,
+async def _until_stopped(
+    server: HttpServer,
+    http: asyncio.Future[None],
     engine: EngineProcess,
-    listener: socket.socket,
-    context: ServerContext,
     stop: asyncio.Event,
-    say: Callable[[str], None],
-    started: float,
+    say: Say,
 ) -> int:
-    http = asyncio.ensure_future(server.serve(sockets=[listener]))
     died = asyncio.ensure_future(engine.wait())
     stopping = asyncio.ensure_future(stop.wait())
-    say(f"serving {context.info.model} on {_url(listener)} after {monotonic() - started:.1f} s")
     await asyncio.wait((http, died, stopping), return_when=asyncio.FIRST_COMPLETED)
     code = 0
     if died.done():
@@ -195,27 +184,6 @@ async def _serve_until_stopped(
     return code
 
 
-def _uvicorn_config(context: ServerContext, options: ServeOptions) -> uvicorn.Config:
-    return uvicorn.Config(
-        build_app(context),
-        http="httptools",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        date_header=True,
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=DRAIN_SECONDS,
-    )
-
-
 def _engine_level(level: str) -> str:
     # What the engine says while it starts is printed by `say`; twice would be noise.
     return "warning" if level == "info" else level
-
-
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

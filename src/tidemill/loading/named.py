@@ -1,0 +1,30 @@
+"""A model as a person names it: where it is, and what to call it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tidemill.base.errors import config_error
+from tidemill.loading.bundled import DEFAULT_MODEL, bundled_models
+from tidemill.loading.hub import resolve
+
+
+def locate(model: str | Path | None = None) -> tuple[Path, str]:
+    """The local path of a model and the name it goes by; None is the bundled model.
+
+    Raises:
+        TidemillError: see `hub.resolve`; CONFIG without a bundled model.
+    """
+    if model is None:
+        # Not by its name: a folder of that name here must not stand in for it.
+        bundled = bundled_models().get(DEFAULT_MODEL)
+        if bundled is None:
+            raise config_error(
+                "model", "this installation has no bundled model; name a folder or a .gguf file"
+            )
+        return bundled, DEFAULT_MODEL
+    path = Path(model).expanduser()
+    if not path.exists():
+        return resolve(model), str(model)  # a bundled name or a hub id is its own name
+    full = path.resolve()
+    return path, full.stem if full.suffix == ".gguf" else full.name
