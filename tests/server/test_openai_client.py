@@ -289,16 +289,21 @@ def test_one_failing_prompt_cancels_the_others() -> None:
         assert context.active == 0
 
 
-def test_too_many_choices_are_429() -> None:
+def test_too_many_choices() -> None:
     from tidemill.server.limits import Limits
 
     context: ServerContext = fake_context(ScriptedEngine(), limits=Limits(max_active_choices=2))
     with serving(context) as url:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        context.admit(1)
         with pytest.raises(openai.RateLimitError) as caught:
-            client.completions.create(model="tiny", prompt="a", n=3)
+            client.completions.create(model="tiny", prompt="a", n=2)
         assert caught.value.response.headers["retry-after"] == "1"
+        context.release(1)
         assert client.completions.create(model="tiny", prompt="a", n=2).choices
+        with pytest.raises(openai.BadRequestError) as never:
+            client.completions.create(model="tiny", prompt="a", n=3)
+        assert never.value.param == "n"
 
 
 def test_context_length(client: openai.OpenAI) -> None:

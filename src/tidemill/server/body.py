@@ -13,6 +13,9 @@ from starlette.requests import ClientDisconnect, Request
 from tidemill.server.errors import Problem, Refusal, refuse
 from tidemill.server.limits import Limits
 
+SHORT_BODY_BYTES = 2**16
+"""Up to here parsing takes well under a millisecond."""
+
 Model = TypeVar("Model", bound=pydantic.BaseModel)
 
 # Fields of the dialects that exist elsewhere and are not built here: field -> what it asks for.
@@ -89,6 +92,18 @@ def _too_long(limits: Limits) -> Refusal:
         # What is left of the body is not read, so the connection cannot be used again.
         headers={"Connection": "close"},
     )
+
+
+async def read_model(model: type[Model], request: Request, limits: Limits) -> Model:
+    """Read a body and validate it; a long one in a thread, so that streams are not held up.
+
+    Raises:
+        Refusal: see `read_body` and `parse_body`.
+    """
+    body = await read_body(request, limits)
+    if len(body) <= SHORT_BODY_BYTES:
+        return parse_body(model, body)
+    return await asyncio.to_thread(parse_body, model, body)
 
 
 def parse_body(model: type[Model], body: bytes) -> Model:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tidemill.base.clock import wall
-from tidemill.base.errors import ErrorKind, TidemillError
+from tidemill.base.errors import ErrorKind, TidemillError, bad_request
 from tidemill.metrics.registry import ServerMetrics
 from tidemill.server.errors import refuse
 from tidemill.server.limits import Limits
@@ -80,9 +80,13 @@ class ServerContext:
         """Count choices that start; `release` takes them off again.
 
         Raises:
-            TidemillError: kind OVERLOADED past the bound.
+            TidemillError: kind OVERLOADED past the bound, BAD_REQUEST when it could never be met.
         """
         bound = self.limits.max_active_choices
+        if choices > bound:
+            raise bad_request(
+                "n", f"n asks for {choices} choices over all prompts; at most {bound}"
+            )
         if self.active + choices > bound:
             raise TidemillError(
                 ErrorKind.OVERLOADED,

@@ -71,7 +71,7 @@ class Generation:
         arrival: wall-clock seconds when the API process received the request.
 
     Attributes:
-        prompts, sampling: as given.
+        request_id, prompts, sampling: as given.
         prompt_tokens, completion_tokens, cached_tokens: usage so far; a prompt counts once however
             many choices it has, and cached tokens are those that no choice had to compute.
     """
@@ -86,6 +86,7 @@ class Generation:
         at_start: bool,
         arrival: float | None = None,
     ) -> None:
+        self.request_id = request_id
         self.prompts = prompts
         self.sampling = sampling
         self._context = context

@@ -14,8 +14,11 @@ from typing import Any, Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from tidemill.base.log import get_logger
 from tidemill.server.errors import JSON, problem_of
 from tidemill.server.generation import ChoiceDelta, Generation
+
+log = get_logger(__name__)
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -84,6 +87,12 @@ class Answer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve; a client that leaves cancels the generation."""
+        generation = self._generation
+        log.debug(
+            "request %s: %s, %d prompt tokens, %d choices",
+            *(self._request_id, generation.request_id),
+            *(generation.prompt_tokens, generation.num_choices),
+        )
         work = self._send_events if self._stream else self._send_document
         await while_connected(receive, work(send))
 

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from tidemill.base.clock import wall
 from tidemill.base.ids import new_id
-from tidemill.server.body import parse_body, read_body
+from tidemill.server.body import read_model
 from tidemill.server.context import ServerContext
 from tidemill.server.generation import Generation
 from tidemill.server.openai import schema
@@ -39,7 +39,7 @@ def effective_of(
 async def chat_completions(context: ServerContext, request: Request) -> Response:
     """Answer a conversation, whole or streamed."""
     arrival = wall()
-    body = parse_body(schema.ChatRequest, await read_body(request, context.limits))
+    body = await read_model(schema.ChatRequest, request, context.limits)
     context.check_model(body.model)
     include_usage = check_stream_options(body)
     max_tokens, max_tokens_param = chat_max_tokens(body)

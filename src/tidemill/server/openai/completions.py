@@ -11,7 +11,7 @@ from tidemill.base.clock import wall
 from tidemill.base.errors import bad_request
 from tidemill.base.ids import new_id
 from tidemill.contract.resolve import check_prompt
-from tidemill.server.body import parse_body, read_body
+from tidemill.server.body import read_model
 from tidemill.server.context import ServerContext
 from tidemill.server.generation import Generation
 from tidemill.server.openai import schema
@@ -47,6 +47,8 @@ async def _encode(context: ServerContext, source: Source, param: str) -> tuple[i
         raise bad_request(param, f"{param} is empty")
     if isinstance(source, str):
         return tuple(await context.tokenizer.encode_async(source))
+    # Before the ids are looked at: there may be millions.
+    check_prompt(len(source), context.info.max_model_len, param=param)
     vocab = context.info.vocab_size
     wrong = next((t for t in source if not 0 <= t < vocab), None)
     if wrong is not None:
@@ -85,7 +87,7 @@ def _added_in_front(tokenizer: Tokenizer, token_ids: Sequence[int]) -> int:
 async def completions(context: ServerContext, request: Request) -> Response:
     """Continue one prompt or several, whole or streamed."""
     arrival = wall()
-    body = parse_body(schema.CompletionRequest, await read_body(request, context.limits))
+    body = await read_model(schema.CompletionRequest, request, context.limits)
     context.check_model(body.model)
     include_usage = check_stream_options(body)
     if body.best_of is not None and body.best_of != (body.n or 1):

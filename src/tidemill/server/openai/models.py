@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidemill.base.errors import bad_request
-from tidemill.server.body import parse_body, read_body
+from tidemill.server.body import read_model
 from tidemill.server.context import ServerContext
 from tidemill.server.errors import JSON
 from tidemill.server.openai import schema
@@ -52,7 +52,7 @@ async def get_model(context: ServerContext, request: Request) -> Response:
 
 async def tokenize(context: ServerContext, request: Request) -> Response:
     """Token ids of a prompt or of messages, exactly as a generation would use them."""
-    body = parse_body(schema.TokenizeRequest, await read_body(request, context.limits))
+    body = await read_model(schema.TokenizeRequest, request, context.limits)
     context.check_model(body.model)
     ids = await _token_ids(context, body)
     answer: dict[str, Any] = {
@@ -90,7 +90,7 @@ async def _token_ids(context: ServerContext, body: schema.TokenizeRequest) -> tu
 
 async def detokenize(context: ServerContext, request: Request) -> Response:
     """The text of token ids."""
-    body = parse_body(schema.DetokenizeRequest, await read_body(request, context.limits))
+    body = await read_model(schema.DetokenizeRequest, request, context.limits)
     context.check_model(body.model)
     vocab = context.info.vocab_size
     wrong = next((t for t in body.tokens if not 0 <= t < vocab), None)
