@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <string>
+#include <system_error>
 
 #include "error.h"
 
@@ -52,10 +54,22 @@ ThreadPool::ThreadPool(int threads) : ticket_(make_ticket(0, kClosed)) {
                 "threads");
   }
   workers_.reserve(static_cast<size_t>(threads) - 1);
-  for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
+  try {
+    for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
+  } catch (const std::system_error&) {
+    // No destructor runs for an object whose constructor throws, and a thread that is not joined
+    // takes the process with it.
+    join();
+    throw Error(ErrorKind::Resource,
+                "the system gives no more than " + std::to_string(workers_.size() + 1) +
+                    " threads of " + std::to_string(threads) + "; use fewer (--threads)",
+                "threads");
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { join(); }
+
+void ThreadPool::join() {
   {
     std::lock_guard lock(sleep_mutex_);
     stop_.store(true);

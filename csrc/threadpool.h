@@ -47,6 +47,7 @@ class ThreadPool {
   void run_erased(int64_t items, int64_t grain, Function function, void* context);
   void run_inline(int64_t items, int64_t grain, Function function, void* context);
   void work(int thread);
+  void join();
   bool await_epoch(uint32_t* seen);
   void help(uint32_t epoch, int thread);
   void execute(Function function, void* context, int64_t begin, int64_t end, int thread);

@@ -7,6 +7,8 @@ log". The digest identifies a configuration, so that a client never resumes on a
 from __future__ import annotations
 
 import hashlib
+from types import NoneType
+from typing import get_args
 
 import msgspec
 
@@ -17,6 +19,15 @@ DTYPES = ("auto", "float32", "bfloat16")
 QUANTIZATIONS = ("none", "q8_0", "q4_0")
 KV_DTYPES = ("auto", "float32", "bfloat16", "int8")
 BLOCK_SIZES = (16, 32, 64, 128)
+
+# Beyond these a setting is a slip of the keyboard: its bookkeeping alone would eat the machine.
+_HIGHEST = {
+    "max_model_len": 2**31 - 1,
+    "kv_memory": 2**60,
+    "threads": 1024,
+    "max_num_seqs": 2**16,
+    "max_step_tokens": 2**16,
+}
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,16 +73,25 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             TidemillError: kind CONFIG, `param` naming the setting.
         """
+        self._check_types()
         _one_of("backend", self.backend, BACKENDS)
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("quantize", self.quantize, QUANTIZATIONS)
         _one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
         _one_of("block_size", self.block_size, BLOCK_SIZES)
-        for name in ("max_model_len", "kv_memory", "threads", "max_num_seqs", "max_step_tokens"):
+        for name, highest in _HIGHEST.items():
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise config_error(name, f"{name} must be at least 1, got {value}")
+            if value is not None and not 1 <= value <= highest:
+                raise config_error(name, f"{name} must be between 1 and {highest}, got {value}")
         return self
+
+    def _check_types(self) -> None:
+        # Structs check types when they are decoded, not when Python code makes them.
+        for field in msgspec.structs.fields(self):
+            value, kinds = getattr(self, field.name), get_args(field.type) or (field.type,)
+            if type(value) not in kinds:
+                names = " or ".join("None" if k is NoneType else k.__name__ for k in kinds)
+                raise config_error(field.name, f"{field.name} must be {names}, got {value!r}")
 
     def digest(self) -> str:
         """Hexadecimal identity of the configuration (SHA-256 of its canonical encoding)."""

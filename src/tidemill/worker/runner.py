@@ -15,7 +15,11 @@ MAX_OUTSTANDING = 2
 # What a negative sampled token means: (message, error kind).
 _SAMPLING_ERRORS = {
     -1: ("the output constraint leaves no token", "bad_request"),
-    -2: ("logits are not finite", "internal"),
+    -2: (
+        "the model computed logits that are not finite numbers: its file is probably damaged, or "
+        "its weights overflow the computing type (try --dtype float32)",
+        "internal",
+    ),
 }
 _UNKNOWN_ERROR = ("the backend sampled no token", "internal")
 
