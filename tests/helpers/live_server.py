@@ -8,12 +8,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import uvicorn
 from helpers.scripted_engine import ScriptedEngine
 from helpers.tiny_text import tokenizer_data
 
-from tidemill.server.app import build_app
 from tidemill.server.context import ServerContext
+from tidemill.server.http import make_server
 from tidemill.server.limits import Limits
 from tidemill.text.template import ChatTemplate
 from tidemill.text.tokenizer import Tokenizer
@@ -39,8 +38,7 @@ def serving(context: ServerContext) -> Iterator[str]:
     """The base URL of a running server."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    config = uvicorn.Config(build_app(context), log_level="warning", lifespan="off")
-    server = uvicorn.Server(config)
+    server = make_server(context, drain_seconds=1)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     deadline = time.monotonic() + 10

@@ -285,6 +285,48 @@ def test_a_body_that_does_not_come_is_408() -> None:
             assert connection.recv(65536).startswith(b"HTTP/1.1 408")
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /" + b"a" * 200_000,
+        b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * 200_000,
+        b"GET /healthz HTTP/1.1\r\n" + b"X-A: b\r\n" * 20_000,
+        b"\x16\x03\x01 this is no HTTP\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n",
+    ],
+    ids=["url", "header", "headers", "tls", "path"],
+)
+def test_heads_are_bounded(base_url: str, head: bytes) -> None:
+    parts = urlsplit(base_url)
+    with socket.create_connection((parts.hostname, parts.port), timeout=5) as connection:
+        received = b""
+        try:
+            connection.sendall(head)
+            while part := connection.recv(65536):
+                received += part
+        except ConnectionError:
+            pass  # closed while we were still sending: refused all the same
+        assert not received or received.startswith(b"HTTP/1.1 4")
+
+
+def test_slow_heads_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    from helpers.live_server import fake_context, serving
+    from helpers.scripted_engine import ScriptedEngine
+
+    monkeypatch.setattr("tidemill.server.http.HEAD_SECONDS", 0.3)
+    with serving(fake_context(ScriptedEngine(step_seconds=0.05))) as url:
+        parts = urlsplit(url)
+        with socket.create_connection((parts.hostname, parts.port), timeout=5) as silent:
+            with socket.create_connection((parts.hostname, parts.port), timeout=5) as slow:
+                slow.sendall(b"GET /healthz HTTP/1.1\r\n")
+                assert slow.recv(100) == b""
+            assert silent.recv(100) == b""
+        # A request that takes longer than a head may is not touched, nor is the one after it.
+        with httpx.Client(base_url=url) as http:
+            for _ in range(2):
+                assert http.post("/v1/completions", json=TEXT).status_code == 200
+
+
 def test_a_defect_is_a_500_without_details(caplog: pytest.LogCaptureFixture) -> None:
     from helpers.live_server import fake_context, serving
     from helpers.scripted_engine import ScriptedEngine

@@ -88,10 +88,13 @@ async def _run(options: ServeOptions, listener: socket.socket, say: Say) -> int:
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait((ready, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
-    if not ready.done() or ready.exception() is not None:
+    stopped = not ready.done()
+    if stopped or ready.exception() is not None:
         await _abandon(spawning, preparing)
-        if ready.done():
+        if not stopped:
             ready.result()
+        # Otherwise how the halves ended (cancelled, as a rule) is nobody's concern.
+        ready.cancelled() or ready.exception()
         say("stopped while loading")
         return 0
     (engine, client), text = ready.result()
