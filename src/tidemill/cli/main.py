@@ -47,12 +47,21 @@ def main() -> None:
         app()
     except TidemillError as error:
         about = f" [{error.param}]" if error.param else ""
-        red, plain = ("\033[31m", "\033[0m") if sys.stderr.isatty() else ("", "")
-        print(f"{red}error{plain}{about}: {error.message}", file=sys.stderr)
-        sys.exit(2 if error.kind in _USAGE else 1)
+        _fail(f"{about}: {error.message}", 2 if error.kind in _USAGE else 1)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
         # The reader of our output left (`tidemill list | head`); nothing is wrong.
         sys.stderr.close()
         sys.exit(0)
+    except OSError as error:
+        # What the machine refuses and no room has a better word for: a full disk, no permission.
+        _fail(f": {error}", 1)
+    except MemoryError:
+        _fail(": out of memory: use a smaller model or cache, or free memory", 1)
+
+
+def _fail(text: str, code: int) -> None:
+    red, plain = ("\033[31m", "\033[0m") if sys.stderr.isatty() else ("", "")
+    print(f"{red}error{plain}{text}", file=sys.stderr)
+    sys.exit(code)

@@ -40,7 +40,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         device: ``cpu``, or for torch any torch device.
         dtype: computing type; ``auto`` is bfloat16 unless the weights are float32.
         quantize: requantize float weights at load.
-        kv_dtype: type of the KV cache; ``auto`` is float32 when computing in float32, else bfloat16.
+        kv_dtype: type of the KV cache; ``auto`` is the computing type.
         block_size: tokens per KV block.
         max_model_len: positions a request may use; None: the model's, bounded by the cache.
         max_num_seqs: sequences that may run at once.

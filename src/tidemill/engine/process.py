@@ -253,6 +253,8 @@ def main() -> int:
     reports = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints must not look like a report
     line = _read_line(0)
+    if not line:
+        return EXIT_OK  # the owner was gone before it said what it wanted
     try:
         config = msgspec.json.decode(line, type=EngineConfig)
     except msgspec.DecodeError as error:

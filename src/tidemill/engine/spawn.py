@@ -89,18 +89,13 @@ async def spawn_engine(
     Raises:
         TidemillError: why it could not start, as raised there (CONFIG, MODEL_FILE, RESOURCE, ...).
     """
-    folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))  # mode 0700
+    folder = _make_folder()
     path = str(folder / "engine.sock")
-    if len(os.fsencode(path)) > MAX_SOCKET_PATH:
+    try:
+        process = await _start(path, log_level)
+    except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
-        raise config_error("TMPDIR", f"{path} is too long for a socket; set a shorter TMPDIR")
-    command = ("-P", "-m", "tidemill.engine.process", "--socket", path, "--log-level", log_level)
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *command,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
+        raise
     engine = EngineProcess(process, folder)
     try:
         assert process.stdin is not None
@@ -110,6 +105,39 @@ async def spawn_engine(
     except BaseException:
         await engine.kill()
         raise
+
+
+def _make_folder() -> Path:
+    """A folder for the socket that only this user can enter (mode 0700)."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
+    except OSError as error:
+        raise config_error(
+            "TMPDIR",
+            f"no folder for the engine's socket can be made ({error}); set TMPDIR to a folder "
+            "that can be written to",
+        ) from error
+    if len(os.fsencode(folder)) + len("/engine.sock") > MAX_SOCKET_PATH:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise config_error("TMPDIR", f"{folder} is too long for a socket; set a shorter TMPDIR")
+    return folder
+
+
+async def _start(path: str, log_level: str) -> Process:
+    command = ("-P", "-m", "tidemill.engine.process", "--socket", path, "--log-level", log_level)
+    try:
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            # Ctrl-C goes to the whole group of a terminal; the owner decides when the engine ends.
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise TidemillError(
+            ErrorKind.RESOURCE, f"no engine process can be started: {error}", retryable=True
+        ) from error
 
 
 async def _wait_ready(process: Process, progress: Callable[[str], None]) -> None:

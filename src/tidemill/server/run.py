@@ -93,8 +93,8 @@ async def _run(options: ServeOptions, listener: socket.socket, say: Say) -> int:
         await _abandon(spawning, preparing)
         if not stopped:
             ready.result()
-        # Otherwise how the halves ended (cancelled, as a rule) is nobody's concern.
-        ready.cancelled() or ready.exception()
+        if not ready.cancelled():
+            ready.exception()  # looked at: how the halves ended is nobody's concern any more
         say("stopped while loading")
         return 0
     (engine, client), text = ready.result()
