@@ -228,6 +228,8 @@ std::vector<int32_t> sample_rows(const Floats& logits, nb::handle sampling,
 }  // namespace
 
 NB_MODULE(_core, m) {
+  // A model that is still loaded when the interpreter ends is no leak: the process frees it.
+  nb::set_leak_warnings(false);
   nb::register_exception_translator(translate);
   bind_config(m);
   bind_executor(m);
