@@ -57,10 +57,13 @@ struct KernelTable {
   // Quantization follows GGUF's reference rule (Q8_0: d = max|x|/127; Q4_0: d = x_absmax/-8).
   void (*pack_panel)(WeightType from, const void* source, WeightType to, ActType act,
                      int64_t n0, int64_t n, int64_t k, uint8_t* panel);
-  int64_t (*act_row_bytes)(ActType act, int64_t k);  // multiple of 64
+  // Multiple of 64. The layout of packed activations (and of panels) is this table's own: rows
+  // packed by one table must not meet another table's gemm.
+  int64_t (*act_row_bytes)(ActType act, int64_t k);
   void (*pack_act)(ActType act, const float* x, int64_t k, uint8_t* out);  // one row
   // out[m * ldo + (p * kPanel + j)] = sum_k act[m][k] * w[p * kPanel + j][k] (+ bias) for
-  // m in [0, m_rows), p in [p0, p1), rows past n not written.
+  // m in [0, m_rows), p in [p0, p1), rows past n not written. While computing panel p it brings
+  // panel p + 1 < p1 closer, so calls over several panels are faster than as many calls over one.
   void (*gemm)(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride, int64_t m_rows,
                int64_t p0, int64_t p1, const float* bias, float* out, int64_t ldo);
   // Row n of a packed matrix back to float (embedding look-up in a tied matrix).

@@ -155,7 +155,9 @@ struct FloatWeights {
 // R rows of one panel: sums, bias, store (rows of the panel past n are not written).
 template <class Weights, int R>
 static void panel_rows(TileInput in, int64_t valid, const float* bias, float* out, int64_t ldo) {
-  constexpr int V = Weights::kVecs;
+  // Few rows leave registers free: then the whole panel at once, read as one stream.
+  constexpr bool kDouble = 2 * R <= Weights::kRows && 2 * Weights::kVecs * kLanes <= kPanel;
+  constexpr int V = kDouble ? 2 * Weights::kVecs : Weights::kVecs;
   for (in.lane = 0; in.lane < min64(kPanel, valid); in.lane += V * kLanes) {
     Vf sum[R][V];
     TIDEMILL_UNROLL
