@@ -1,0 +1,38 @@
+"""What is installed: one stable-ABI core, a small base, a bundled model within its bound."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import metadata
+
+from packaging.requirements import Requirement
+
+from tidemill.backends.native import _core
+from tidemill.loading import bundled_models
+
+
+def test_core_is_built_for_the_stable_abi() -> None:
+    assert _core.__file__.endswith(".abi3.so")
+
+
+def test_base_install_asks_for_no_accelerator_stack() -> None:
+    requirements = [Requirement(r) for r in metadata.requires("tidemill") or ()]
+    base = {r.name for r in requirements if r.marker is None or r.marker.evaluate({"extra": ""})}
+    assert not base & {"torch", "transformers", "triton", "ray", "grpcio", "safetensors"}
+    extra = [r for r in requirements if r.name == "torch"]
+    assert [str(r.specifier) for r in extra] == [">=2.11"]
+
+
+def test_bundled_model_is_within_12_mb() -> None:
+    folder = bundled_models()["brook"]
+    assert sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()) <= 12_000_000
+
+
+def test_serving_imports_no_torch() -> None:
+    code = (
+        "import sys, tidemill.server.run, tidemill.server.app, tidemill.llm, tidemill.worker.load;"
+        "import tidemill.backends.native;"
+        "sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
