@@ -12,7 +12,7 @@ import torch
 
 from training.data.source import Example
 from training.judge import Answer, parse
-from training.render import answer_text, prompt_text
+from training.render import NO_THOUGHT, answer_text, prompt_text, target_text
 
 Answerer = Callable[[list[Example]], list[Answer]]
 LIMIT = 320  # tokens an answer may have
@@ -32,23 +32,46 @@ class Transformers:
 
     @torch.no_grad()
     def __call__(self, examples: list[Example]) -> list[Answer]:
-        answers: dict[int, Answer] = {}
-        order = sorted(range(len(examples)), key=lambda i: len(prompt_text(examples[i])))
-        for at in range(0, len(order), self.size):
-            chosen = order[at : at + self.size]
-            texts = [prompt_text(examples[i]) for i in chosen]
-            batch = self.tokenizer(texts, return_tensors="pt", padding=True)
-            output = self.model.generate(
-                **batch, max_new_tokens=LIMIT, do_sample=False,
-                eos_token_id=self.tokenizer.eos_token_id, pad_token_id=0,
-            )  # fmt: skip
-            for i, row in zip(chosen, output[:, batch.input_ids.shape[1] :], strict=True):
-                ids = row.tolist()
-                end = self.tokenizer.eos_token_id
-                finish = "stop" if end in ids else "length"
-                ids = ids[: ids.index(end)] if end in ids else ids
-                answers[i] = parse(self.tokenizer.decode(ids), finish)
-        return [answers[i] for i in range(len(examples))]
+        """The greedy answers.
+
+        If greedy decoding writes the expected answer, one forward pass shows it; only where it
+        does not is anything generated token by token.
+        """
+        answers = [Answer() for _ in examples]
+        left = []
+        for i, example in enumerate(examples):
+            text = target_text(example).removesuffix("<|im_end|>")
+            expected = parse(text.removeprefix(NO_THOUGHT))
+            if self.agrees(example, expected):
+                answers[i] = expected
+            else:
+                left.append(i)
+        left.sort(key=lambda i: len(prompt_text(examples[i])))
+        for at in range(0, len(left), self.size):
+            chosen = left[at : at + self.size]
+            found = self.generate([examples[i] for i in chosen])
+            for i, answer in zip(chosen, found, strict=True):
+                answers[i] = answer
+        return answers
+
+    def generate(self, examples: list[Example]) -> list[Answer]:
+        """One left-padded batch, greedily; an answer far longer than expected is cut."""
+        batch = self.tokenizer(
+            [prompt_text(e) for e in examples], return_tensors="pt", padding=True
+        )
+        longest = max(len(self.tokenizer(target_text(e)).input_ids) for e in examples)
+        end = self.tokenizer.eos_token_id
+        output = self.model.generate(
+            **batch, max_new_tokens=min(LIMIT, longest + 40), do_sample=False, eos_token_id=end,
+            pad_token_id=self.tokenizer.pad_token_id,
+        )  # fmt: skip
+        answers = []
+        for row in output[:, batch.input_ids.shape[1] :]:
+            ids = row.tolist()
+            finish = "stop" if end in ids else "length"
+            ids = ids[: ids.index(end)] if end in ids else ids
+            answers.append(parse(self.tokenizer.decode(ids), finish))
+        return answers
 
     @torch.no_grad()
     def agrees(self, example: Example, answer: Answer) -> bool:
@@ -81,14 +104,29 @@ def merge_lora(model: Any, folder: Path) -> None:
 class Server:
     """Greedy answers of an OpenAI-compatible server, through the openai client."""
 
-    def __init__(self, base_url: str, model: str | None = None, workers: int = 8) -> None:
+    def __init__(
+        self, base_url: str, model: str | None = None, workers: int = 8, raw: bool = False
+    ) -> None:
         from openai import OpenAI
 
         self.client = OpenAI(base_url=base_url, api_key="none", timeout=120)
         self.model = model or self.client.models.list().data[0].id
         self.workers = workers
+        self.raw = raw
+
+    def completed(self, example: Example) -> Answer:
+        """The answer through the completions endpoint, rendered and parsed here."""
+        reply = self.client.completions.create(
+            model=self.model, prompt=prompt_text(example), temperature=0, max_tokens=LIMIT
+        )
+        choice = reply.choices[0]
+        return parse(choice.text, choice.finish_reason)
 
     def one(self, example: Example) -> Answer:
+        return self.completed(example) if self.raw else self.chat(example)
+
+    def chat(self, example: Example) -> Answer:
+        """The answer through chat completions, parsed by the server."""
         thinking = {"chat_template_kwargs": {"enable_thinking": example.thinking}}
         options: dict[str, Any] = {"tools": example.tools} if example.tools else {}
         reply = self.client.chat.completions.create(
@@ -110,6 +148,8 @@ class Server:
         if thought:
             raw = f"<think>\n{thought.strip()}\n</think>\n\n{raw}"
         content = message.get("content") or ""
+        if "</think>" in content and not thought:
+            return parse(content, choice.finish_reason)
         return Answer(content.strip(), calls, thought, choice.finish_reason, raw)
 
     def __call__(self, examples: list[Example]) -> list[Answer]:

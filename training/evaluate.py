@@ -159,6 +159,7 @@ def main() -> None:
     parser.add_argument("--transformers", action="store_true", help="answer with transformers")
     parser.add_argument("--companions", action="store_true", help="evaluate the companions")
     parser.add_argument("--base-url", help="answer through a server, e.g. http://host:8000/v1")
+    parser.add_argument("--raw", action="store_true", help="use the completions endpoint")
     parser.add_argument("--model", help="the model's name at the server")
     parser.add_argument("--folder", type=Path, default=ASSETS)
     parser.add_argument("--count", type=int, default=200)
@@ -175,7 +176,7 @@ def main() -> None:
     if options.companions:
         results["companions"] = companions(options.folder, options.count)
     if options.base_url:
-        server = Server(options.base_url, options.model)
+        server = Server(options.base_url, options.model, raw=options.raw)
         results["server"] = run(server, options, Transformers(options.folder))
     if not options.kinds:
         file.write_text(json.dumps(results, indent=1) + "\n")

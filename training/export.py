@@ -148,14 +148,15 @@ def add_vocabulary(writer, tokenizer: Tokenizer) -> None:
 
     described = json.loads(tokenizer.to_str())
     by_id = {i: t for t, i in tokenizer.get_vocab(with_added_tokens=True).items()}
-    special = {t["id"] for t in described["added_tokens"]}
     kinds = gguf.TokenType
+    added = {
+        t["id"]: kinds.CONTROL if t["special"] else kinds.USER_DEFINED
+        for t in described["added_tokens"]
+    }
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list([by_id[i] for i in range(len(by_id))])
-    writer.add_token_types(
-        [kinds.CONTROL if i in special else kinds.NORMAL for i in range(len(by_id))]
-    )
+    writer.add_token_types([added.get(i, kinds.NORMAL) for i in range(len(by_id))])
     writer.add_token_merges([" ".join(m) for m in described["model"]["merges"]])
     writer.add_eos_token_id(tokenizer.token_to_id("<|im_end|>"))
     writer.add_pad_token_id(tokenizer.token_to_id("<|endoftext|>"))

@@ -73,7 +73,10 @@ def learn(texts: Iterable[str], copied: set[str], size: int = 3072, spaced: int 
             merges.append((left, right))
     assert triple in vocab
     tokenizer = _base(merges, vocab, SPLIT)
-    tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in SPECIAL_TOKENS])
+    # As in Qwen3: only the tokens of the chat frame are special; the marks of reasoning and of
+    # tool calls are text that a parser must see.
+    tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in SPECIAL_TOKENS[:3]])
+    tokenizer.add_tokens([AddedToken(t, normalized=False) for t in SPECIAL_TOKENS[3:]])
     return tokenizer
 
 

@@ -10,24 +10,24 @@ from training.data.source import Example, Source
 
 # family: (generator, share early in training, share later); shares are relative.
 FAMILIES: dict[str, tuple[Callable[[Source], Example], float, float]] = {
-    "repeat": (context.repeat, 14, 3),
+    "repeat": (context.repeat, 14, 2),
     "lookup": (context.lookup, 14, 3),
     "facts": (context.facts, 14, 13),
     "long_facts": (context.long_facts, 0, 1.5),
     "json": (context.extraction, 10, 13),
-    "summary": (context.summary, 2, 3),
-    "memory": (context.memory, 4, 6),
+    "summary": (context.summary, 2, 2),
+    "memory": (context.memory, 4, 4),
     "talk": (chat.small_talk, 4, 5),
-    "knowledge": (chat.knowledge, 6, 9),
+    "knowledge": (chat.knowledge, 6, 12),
     "unknown": (chat.unknown, 1, 2),
-    "story": (chat.story, 2, 3),
-    "sums": (arithmetic.sums, 6, 10),
-    "compare": (arithmetic.compare, 1, 2),
+    "story": (chat.story, 2, 2),
+    "sums": (arithmetic.sums, 6, 22),
+    "compare": (arithmetic.compare, 1, 1),
     "code": (code.edit, 10, 13),
-    "tool_call": (tools.one_call, 7, 12),
+    "tool_call": (tools.one_call, 7, 14),
     "tool_calls": (tools.several_calls, 1, 5),
-    "no_call": (tools.no_call, 3, 6),
-    "tool_result": (tools.from_result, 2, 3),
+    "no_call": (tools.no_call, 3, 8),
+    "tool_result": (tools.from_result, 2, 2),
 }
 
 
