@@ -13,8 +13,10 @@ namespace {
 // Rows of activations a product works on at a time, so that they stay in the L2 cache while the
 // panels pass.
 constexpr int64_t kActBlockBytes = 1 << 20;
-// A chunk of panels read by one thread: long enough for a sequential stream.
+// A chunk of panels read by one thread: long enough for a sequential stream, and several panels,
+// since a product prefetches the next one.
 constexpr int64_t kPanelChunkBytes = 192 << 10;
+constexpr int64_t kPanelChunk = 4;
 // Entries past a row's last block, so that a kernel may look ahead in the table.
 constexpr int64_t kTablePadding = 32;
 
@@ -152,12 +154,10 @@ void Decoder::forward(const StepInput& step, const std::vector<int32_t>& token_i
     check_cancelled();
     const DecoderLayer& layer = model_.layers[l];
     add_norm_pack(delta, layer.attn_norm, {&layer.q, &layer.k, &layer.v});
-    run_layer(layer, cache.layer(static_cast<int>(l)));
-    if (l < layer_plan_.size()) {
-      attends_[static_cast<size_t>(layer_plan_[l])]->run(cache.layer(static_cast<int>(l)),
-                                                         qkv_.data(), qkv_width_, heads_.data(),
-                                                         heads_width_);
-    }
+    const KvLayer& kv = cache.layer(static_cast<int>(l));
+    project_qkv(layer, kv);
+    attends_[static_cast<size_t>(layer_plan_[l])]->run(kv, qkv_.data(), qkv_width_, heads_.data(),
+                                                       heads_width_);
     pack_rows(heads_.data(), heads_width_, layer.o);
     multiply({{&layer.o, delta_.data(), round_up(model_.hidden, 16)}}, tokens_);
     add_norm_pack(delta_.data(), layer.mlp_norm, {&layer.gate, &layer.up});
@@ -191,7 +191,7 @@ void Decoder::embed(const std::vector<int32_t>& token_ids) {
   });
 }
 
-void Decoder::run_layer(const DecoderLayer& layer, const KvLayer& kv) {
+void Decoder::project_qkv(const DecoderLayer& layer, const KvLayer& kv) {
   const AttnShape& a = layer.attention;
   const int64_t q = int64_t{a.heads} * a.head_dim, k = int64_t{a.kv_heads} * a.head_dim;
   multiply({{&layer.q, qkv_.data(), qkv_width_},
@@ -283,12 +283,14 @@ void Decoder::multiply(std::initializer_list<Product> products, int64_t rows) {
     const int64_t act_bytes = kernels_.act_row_bytes(w.act, w.k);
     const int64_t row_block = std::max<int64_t>(16, kActBlockBytes / act_bytes / 16 * 16);
     const int64_t panels = panels_of(w);
-    const int64_t fair = std::max<int64_t>(1, panels / (4 * pool_.threads()));
+    const int64_t row_blocks = (rows + row_block - 1) / row_block;
+    // At least four items a thread, so that threads end together; else a long sequential stream.
+    const int64_t fair = std::max<int64_t>(1, panels * row_blocks / (4 * pool_.threads()));
     const int64_t chunk =
-        rows > 16 ? 1 : std::min(fair, std::max<int64_t>(1, kPanelChunkBytes / w.panel_bytes));
+        std::min(fair, std::max<int64_t>(kPanelChunk, kPanelChunkBytes / w.panel_bytes));
     const int64_t chunks = (panels + chunk - 1) / chunk;
     cuts[used++] = {&product, items, chunks, row_block, chunk};
-    items += chunks * ((rows + row_block - 1) / row_block);
+    items += chunks * row_blocks;
   }
   pool_.run(items, 1, [&](int64_t begin, int64_t end, int) {
     for (int64_t i = begin; i < end; ++i) {

@@ -76,9 +76,8 @@ class Decoder {
   void size_buffers(int64_t tokens);
   void prepare(const StepInput& step, const KvCache& cache);
   void prepare_tables(const StepInput& step, const KvCache& cache);
-  void plan_attention(const AttnShape& shape, int cache_group);
   void embed(const std::vector<int32_t>& token_ids);
-  void run_layer(const DecoderLayer& layer, const KvLayer& kv);
+  void project_qkv(const DecoderLayer& layer, const KvLayer& kv);
   void write_kv(const DecoderLayer& layer, const KvLayer& kv);
   // x += delta (when given), norm, and pack for the consumers of the result.
   void add_norm_pack(const float* delta, const float* norm, std::initializer_list<const Linear*> to);

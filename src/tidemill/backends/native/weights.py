@@ -39,6 +39,8 @@ def packed_type(name: str, tensor: RawTensor, options: BackendOptions) -> str:
 
 def check_spec(spec: DecoderSpec) -> None:
     """Raise TidemillError UNSUPPORTED, naming the feature, for a spec the core does not run."""
+    if not spec.layers:
+        raise unsupported("layers", "the native backend needs at least one layer")
     for i, layer in enumerate(spec.layers):
         mixer = layer.mixer
         if layer.mlp.activation != "silu":
