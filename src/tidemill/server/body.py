@@ -113,7 +113,9 @@ def parse_body(model: type[Model], body: bytes) -> Model:
         Refusal: 400 naming the field.
     """
     try:
-        return model.model_validate_json(body)
+        valid = model.model_validate_json(body)
+        _refuse_duplicates(body)
+        return valid
     except pydantic.ValidationError as error:
         errors = error.errors(include_url=False, include_context=True)
     if all(e["type"] == "extra_forbidden" and e["input"] is None for e in errors):
@@ -122,6 +124,21 @@ def parse_body(model: type[Model], body: bytes) -> Model:
             _remove(document, e["loc"])
         return parse_body(model, json.dumps(document).encode())
     raise Refusal(_problem(errors, body))
+
+
+def _refuse_duplicates(body: bytes) -> None:
+    """Of two values for one key the parser takes the last; the other must not vanish silently."""
+    json.loads(body, object_pairs_hook=_unique)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        name = next(k for k, _ in pairs if k in seen or seen.add(k))[:64]  # type: ignore[func-returns-value]
+        message = f"{name} is there twice in one object; send it once"
+        raise Refusal(_bad(name, message, "duplicate_parameter"))
+    return found
 
 
 def _remove(document: Any, loc: Sequence[int | str]) -> None:

@@ -222,6 +222,15 @@ class Tokenizer:
             raise bad_request(
                 None, "the text holds a lone surrogate (U+D800 to U+DFFF), which is not a character"
             ) from error
+        except BaseException as error:
+            # A panic of the library's Rust code is no Exception; its class cannot be imported.
+            if type(error).__name__ != "PanicException":
+                raise
+            raise bad_request(
+                None,
+                f"the model's tokenizer gave up on this text of {len(text)} characters ({error}); "
+                "very long runs of one character do that: send it in smaller parts",
+            ) from error
 
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = True

@@ -17,6 +17,7 @@ from tidemill.server.generation import Generation
 from tidemill.server.openai import schema
 from tidemill.server.openai.assemble import CompletionFormat, EchoedPrompt, Envelope
 from tidemill.server.openai.chat import effective_of
+from tidemill.server.openai.prompting import encode_prompt
 from tidemill.server.openai.resolve import check_stream_options, resolve_all, sampling_of
 from tidemill.server.stream import Answer
 from tidemill.text.detokenizer import Detokenizer
@@ -46,7 +47,7 @@ async def _encode(context: ServerContext, source: Source, param: str) -> tuple[i
         # A model's own start token alone would do, but an empty string is a client's mistake.
         raise bad_request(param, f"{param} is empty")
     if isinstance(source, str):
-        return tuple(await context.tokenizer.encode_async(source))
+        return await encode_prompt(context, source, param=param, add_special=True)
     # Before the ids are looked at: there may be millions.
     check_prompt(len(source), context.info.max_model_len, param=param)
     vocab = context.info.vocab_size

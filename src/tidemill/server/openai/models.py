@@ -15,6 +15,9 @@ from tidemill.server.errors import JSON
 from tidemill.server.openai import schema
 from tidemill.server.openai.prompting import chat_prompt
 
+MAX_TOKENIZE_CHARS = 2**20
+"""Characters that /tokenize takes at once, or what a context holds if that is more."""
+
 
 def json_response(document: object, status: int = 200) -> Response:
     """A JSON response."""
@@ -85,6 +88,13 @@ async def _token_ids(context: ServerContext, body: schema.TokenizeRequest) -> tu
             raise bad_request(name, f"{name} needs messages")
     add_special = body.add_special_tokens is not False
     assert body.prompt is not None
+    most = max(MAX_TOKENIZE_CHARS, 16 * context.info.max_model_len)
+    if len(body.prompt) > most:
+        raise bad_request(
+            "prompt",
+            f"prompt has {len(body.prompt)} characters; at most {most} are tokenized at once: "
+            "send it in parts",
+        )
     return tuple(await context.tokenizer.encode_async(body.prompt, add_special=add_special))
 
 

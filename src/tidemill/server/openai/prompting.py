@@ -8,8 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tidemill.base.errors import bad_request
+from tidemill.contract.resolve import ContextLengthError
 from tidemill.server.context import ServerContext
 from tidemill.server.openai import schema
+
+HEAD_CHARS = 2**15
+"""Characters that may always be tokenized, whatever the context."""
 
 _RESERVED = frozenset(
     {"messages", "tools", "add_generation_prompt", "continue_final_message", "documents"}
@@ -54,7 +58,32 @@ async def chat_prompt(
     _check_complete(plain, text)
     if continue_final_message:
         text = _cut_after(text, str(plain[-1]["content"]))
-    return tuple(await context.tokenizer.encode_async(text, add_special=False))
+    return await encode_prompt(context, text, param="messages", add_special=False)
+
+
+async def encode_prompt(
+    context: ServerContext, text: str, *, param: str, add_special: bool
+) -> tuple[int, ...]:
+    """Token ids of a prompt's text.
+
+    A text far beyond the context is refused by a beginning of it: tokens take a hundred times the
+    memory of their characters, so that a few bodies of the allowed size could use up a machine's.
+
+    Raises:
+        TidemillError: kind BAD_REQUEST naming `param`.
+    """
+    limit, size = context.info.max_model_len, HEAD_CHARS
+    while size < len(text):
+        head = len(await context.tokenizer.encode_async(text[:size], add_special=False))
+        # Twice: where the text is cut, its tokens may be others than in the whole.
+        if head > 2 * limit:
+            raise ContextLengthError(
+                param,
+                f"the first {size} of the prompt's {len(text)} characters alone are {head} tokens "
+                f"and the context holds {limit}, the output included; shorten the prompt",
+            )
+        size *= 4
+    return tuple(await context.tokenizer.encode_async(text, add_special=add_special))
 
 
 def _plain(index: int, message: schema.Message, source: str) -> dict[str, Any]:
