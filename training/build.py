@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -29,8 +30,8 @@ from training.train import Plan, Progress, device, keep_memory, record
 
 RECORD = Path(__file__).with_name("record")
 # Shares of the companions' time on the two processes that run side by side.
-FIRST = {"draft": 0.85, "soft-ahoy": 0.15}
-SECOND = {"lora-ripple": 0.4, "lora-verse": 0.3, "medusa": 0.3}
+FIRST = {"draft": 0.75, "soft-ahoy": 0.25}
+SECOND = {"lora-ripple": 0.45, "lora-verse": 0.3, "medusa": 0.25}
 
 
 def finish_brook(folder: Path, minutes: float, seed: int, output: Path) -> None:
@@ -50,8 +51,10 @@ def one_companion(name: str, folder: Path, output: Path, minutes: float) -> dict
     """Train one companion from the exported brook."""
     tokenizer = bpe.load(output / "tokenizer.json")
     model: Decoder = load_model(output).to(device())
-    for layer in [*model.model.layers, model.model.norm]:
-        layer.compile(dynamic=True)
+    if name == "draft" or name.startswith("lora-"):
+        # The others run for so short a time that compiling would not pay.
+        for layer in [*model.model.layers, model.model.norm]:
+            layer.compile(dynamic=True)
     if name == "draft":
         return train_draft(model, tokenizer, folder, output / name, minutes)
     if name == "medusa":
@@ -66,6 +69,7 @@ def companions(rank: int, folder: Path, output: Path, minutes: float, names: lis
     """One process's share of the companions; a finished one is marked in ``folder``."""
     keep_memory()
     if device().type == "cpu":
+        os.setsid()
         torch.set_num_threads(1)
     for name, share in (FIRST if rank == 0 else SECOND).items():
         mark = folder / f"{name}.json"

@@ -141,12 +141,12 @@ def test_lora_starts_as_nothing_and_merges_as_it_ran(tmp_path, tokenizer):
     assert torch.allclose(plain(ids), model(ids), atol=1e-4)
 
 
-def test_medusa_heads_start_as_the_next_token(tokenizer):
+def test_medusa_heads_start_as_a_softer_next_token(tokenizer):
     torch.manual_seed(0)
     model = Decoder(SMALL)
     heads = torch.nn.ModuleList(medusa.Head(64) for _ in range(4))
     hidden = torch.randn(2, 64)
-    assert torch.equal(heads[0](hidden), hidden)
+    assert torch.allclose(heads[0](hidden), 0.3 * hidden, atol=1e-6)
     loss = medusa.medusa_loss(model, heads, some_batch(tokenizer))
     loss.backward()
     assert all(h.linear.weight.grad is not None for h in heads)

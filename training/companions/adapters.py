@@ -70,7 +70,7 @@ def train_lora(
     torch.manual_seed(3)
     added = add_lora(brook)
     source = Source(f"voice-{voice}")
-    data = batches(tokenizer, lambda: spoken(source, voice), voice)
+    data = batches(tokenizer, lambda: spoken(source, voice), voice, tokens=2048)
     params = [p for m in added.values() for p in (m.a, m.b)]
     where = next(brook.parameters()).device
     facts = fit(params, data, lambda b, _: batch_loss(brook, b), minutes, 0.003, voice, where)
@@ -110,9 +110,9 @@ def train_soft_prompt(
     rows = [start[i % len(start)] for i in range(VECTORS)]
     vectors = nn.Parameter(table[rows].clone())
     source = Source("voice-ahoy")
-    data = batches(tokenizer, lambda: spoken(source, "ahoy"), "ahoy")
+    data = batches(tokenizer, lambda: spoken(source, "ahoy"), "ahoy", tokens=1536)
     facts = fit(
-        [vectors], data, lambda b, _: soft_loss(brook, vectors, b), minutes, 0.01, "ahoy",
+        [vectors], data, lambda b, _: soft_loss(brook, vectors, b), minutes, 0.02, "ahoy",
         table.device,
     )  # fmt: skip
     config = {

@@ -54,7 +54,10 @@ def train_draft(
     brook: Decoder, tokenizer: Tokenizer, runs: Path, output: Path, minutes: float
 ) -> dict[str, float]:
     """Train (or resume) the draft model and write it in the Hugging Face layout."""
-    plan = Plan(runs / "draft", minutes, seed=2, muon_lr=0.02, adam_lr=0.008, check_seconds=120)
+    plan = Plan(
+        runs / "draft", minutes, seed=2, muon_lr=0.02, adam_lr=0.008, batch_tokens=(4096, 8192),
+        early_until=0.3, decay_from=0.5, check_seconds=1e9,
+    )  # fmt: skip
     trainer = Apprentice(plan, draft_shape(tokenizer.get_vocab_size()), tokenizer)
     trainer.brook = brook
     model = trainer.run()

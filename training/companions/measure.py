@@ -85,6 +85,7 @@ def medusa_accuracy(folder: Path, count: int) -> dict[str, Any]:
         head = Head(config["hidden_size"])
         head.linear.weight.copy_(tensors[f"{k}.0.linear.weight"].float())
         head.linear.bias.copy_(tensors[f"{k}.0.linear.bias"].float())
+        head.map.weight.copy_(tensors[f"{k}.1.weight"].float())
         heads.append(head)
     same, total = [0] * len(heads), [0] * len(heads)
     for prompt, ids in rows:

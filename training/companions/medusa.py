@@ -1,7 +1,8 @@
 """Four Medusa heads for brook (Cai et al., 2024, "Medusa-1": the trunk stays frozen).
 
 Head k predicts the token k + 2 places ahead of the last hidden state: one residual block
-``h + silu(W h + b)``, scored by brook's own tied output matrix, which is not stored again.
+``g = h + silu(W h + b)``, then a map ``M g`` scored by brook's own output matrix E. The paper gives
+each head an output matrix of its own; here it is the product ``E M``, a third of the size.
 """
 
 from __future__ import annotations
@@ -29,9 +30,13 @@ class Head(nn.Module):
         self.linear = nn.Linear(width, width)
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
+        self.map = nn.Linear(width, width, bias=False)
+        # Brook is sure of the next token; of those behind it no head can be as sure.
+        with torch.no_grad():
+            self.map.weight.copy_(0.3 * torch.eye(width))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return hidden + F.silu(self.linear(hidden))
+        return self.map(hidden + F.silu(self.linear(hidden)))
 
 
 def medusa_loss(brook: Decoder, heads: nn.ModuleList, batch: Batch) -> Tensor:
@@ -57,7 +62,7 @@ def medusa_loss(brook: Decoder, heads: nn.ModuleList, batch: Batch) -> Tensor:
 def train_medusa(
     brook: Decoder, tokenizer: Tokenizer, output: Path, minutes: float
 ) -> dict[str, float]:
-    """Train the heads; file: ``{k}.0.linear.weight`` [D, D] and ``.bias`` [D]."""
+    """Train the heads; file: ``{k}.0.linear.weight`` and ``.bias``, ``{k}.1.weight`` [D, D]."""
     torch.manual_seed(4)
     for p in brook.parameters():
         p.requires_grad_(False)
@@ -66,17 +71,19 @@ def train_medusa(
     source = Source("medusa")
     data = batches(tokenizer, lambda: draw(source), "medusa")
     facts = fit(
-        heads.parameters(), data, lambda b, _: medusa_loss(brook, heads, b), minutes, 0.002,
+        heads.parameters(), data, lambda b, _: medusa_loss(brook, heads, b), minutes, 0.003,
         "medusa", where,
     )  # fmt: skip
     tensors = {}
     for k, head in enumerate(heads):
         tensors[f"{k}.0.linear.weight"] = head.linear.weight
         tensors[f"{k}.0.linear.bias"] = head.linear.bias
+        tensors[f"{k}.1.weight"] = head.map.weight
     config = {
         "model_type": "medusa", "medusa_num_heads": HEADS, "medusa_num_layers": 1,
+        "output": "embed_tokens @ map",
         "hidden_size": brook.shape.hidden_size, "vocab_size": brook.shape.vocab_size,
-        "tie_lm_head": True, "base_model_name_or_path": "brook",
+        "base_model_name_or_path": "brook",
     }  # fmt: skip
     write(output, "model.safetensors", tensors, config)
     return facts
