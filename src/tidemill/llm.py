@@ -9,8 +9,9 @@ The engine is the server's, so answers are the server's for equal tokens, parame
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
+from operator import index
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -28,6 +29,7 @@ from tidemill.engine.streams import raise_error
 from tidemill.loading.checkpoint import open_model
 from tidemill.loading.named import locate
 from tidemill.loading.parts import ModelFiles
+from tidemill.text.conversation import check_complete, check_kwargs, check_messages
 from tidemill.text.output import OutputText
 from tidemill.text.template import ChatTemplate
 from tidemill.text.tokenizer import Tokenizer
@@ -209,16 +211,18 @@ class LLM:
             params, progress: see `generate`.
             **template_kwargs: variables of the chat template (``enable_thinking=False``).
         """
-        if not messages:
-            raise bad_request("messages", "messages is empty")
-        single = isinstance(messages[0], Mapping)
-        conversations: Sequence[Any] = [messages] if single else messages
+        first = messages[0] if isinstance(messages, list | tuple) and messages else None
+        conversations: Sequence[Any] = messages if isinstance(first, list | tuple) else [messages]
         token_ids = [self.chat_tokens(c, **template_kwargs) for c in conversations]
         return self._complete(token_ids, params, at_start=True, progress=progress)
 
     def chat_tokens(self, messages: Sequence[Message], **template_kwargs: Any) -> tuple[int, ...]:
         """The prompt's token ids for a conversation, by the model's chat template."""
-        text = self.template.render(messages, **template_kwargs)
+        source = self.template.source or ""
+        plain = check_messages(messages, source)
+        check_kwargs(template_kwargs, source)
+        text = self.template.render(plain, **template_kwargs)
+        check_complete(plain, text)
         return tuple(self.tokenizer.encode(text, add_special=False))
 
     def stream(
@@ -263,14 +267,20 @@ class LLM:
     def _encode(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, str):
             return tuple(self.tokenizer.encode(prompt)) if prompt else ()
-        wrong = next((t for t in prompt if not 0 <= t < self.info.vocab_size), None)
+        ids = _token_ids(prompt)
+        vocab = self.info.vocab_size
+        wrong = next((t for t in ids if not 0 <= t < vocab), None)
         if wrong is not None:
-            raise bad_request("prompt", f"{wrong} is no token id of this model")
-        return tuple(prompt)
+            raise bad_request("prompt", f"{wrong} is no token id of this model (0 to {vocab - 1})")
+        return ids
 
     def _requests(self, prompts: Sequence[tuple[int, ...]], params: Params) -> list[EngineRequest]:
         if params is None or isinstance(params, SamplingParams):
             params = [params or self.sampling()] * len(prompts)
+        if isinstance(params, str | Mapping) or not all(
+            isinstance(p, SamplingParams) for p in params
+        ):
+            raise bad_request("params", "params must be SamplingParams, or one for each prompt")
         if len(params) != len(prompts):
             raise bad_request(
                 "params", f"{len(params)} sampling parameters for {len(prompts)} prompts"
@@ -365,12 +375,32 @@ class LLM:
         return shown
 
 
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
+def _as_list(prompts: Any) -> list[Prompt]:
+    """One prompt or many as many; what is in them is looked at when they are encoded."""
+    if isinstance(prompts, str) or not isinstance(prompts, Iterable):
         return [prompts]
-    if len(prompts) and isinstance(prompts[0], int):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    if isinstance(prompts, bytes | Mapping | Set):
+        raise _no_prompt(prompts)
+    items = list(prompts)
+    if items and isinstance(items[0], str | Iterable):
+        return items
+    return [items] if items else []
+
+
+def _token_ids(prompt: object) -> tuple[int, ...]:
+    """Token ids of a prompt that is no text; integers of numpy count."""
+    if isinstance(prompt, bytes | Mapping | Set) or not isinstance(prompt, Iterable):
+        raise _no_prompt(prompt)
+    items = list(prompt)
+    if any(isinstance(item, bool) or not hasattr(item, "__index__") for item in items):
+        raise _no_prompt(items)
+    return tuple(index(item) for item in items)
+
+
+def _no_prompt(value: object) -> TidemillError:
+    return bad_request(
+        "prompt", f"a prompt is a text or a sequence of token ids, got {repr(value)[:80]}"
+    )
 
 
 class _Bar:

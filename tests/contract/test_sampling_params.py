@@ -24,6 +24,13 @@ BAD: list[tuple[str, dict]] = [
     *(("n", {"n": n}) for n in (0, 129)),
     *(("logprobs", {"logprobs": n}) for n in (-1, 21)),
     ("prompt_logprobs", {"prompt_logprobs": 21}),
+    *(("max_tokens", {"max_tokens": m}) for m in ("5", 1.5, True)),
+    *(("temperature", {"temperature": t}) for t in ("hot", None, True)),
+    *(("seed", {"seed": s}) for s in (1.5, "1")),
+    ("ignore_eos", {"ignore_eos": "no"}),
+    *(("stop", {"stop": s}) for s in ("", None, [1], {"a": 1}, 5)),
+    *(("stop_token_ids", {"stop_token_ids": s}) for s in (5, ["1"], [True])),
+    *(("logit_bias", {"logit_bias": b}) for b in ([1], {"1": 2.0}, {1: "x"})),
     ("stop", {"stop": ("",)}),
     ("stop", {"stop": ("x",) * 17}),
     ("stop", {"stop": ("x" * 1025,)}),
@@ -51,6 +58,10 @@ def test_edges_are_allowed() -> None:
         frequency_penalty=2.0, seed=2**63 - 1, max_tokens=1, min_tokens=1, n=128, logprobs=20,
         stop_token_ids=(99,), logit_bias={0: -100.0, 99: 100.0},
     ).validate(vocab_size=100)  # fmt: skip
+
+
+def test_one_stop_string_need_not_be_a_tuple() -> None:
+    assert SamplingParams(stop="ab").validate().stop == ("ab",)
 
 
 def test_greedy_and_penalized() -> None:

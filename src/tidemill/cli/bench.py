@@ -18,6 +18,13 @@ def _numbers(name: str, text: str) -> tuple[float, ...]:
         ) from None
 
 
+def _whole(name: str, text: str) -> tuple[int, ...]:
+    numbers = _numbers(name, text)
+    if not all(n.is_integer() for n in numbers):
+        raise config_error(name, f"--{name} takes whole numbers separated by commas, got {text!r}")
+    return tuple(int(n) for n in numbers)
+
+
 def bench(
     url: str = typer.Option("http://127.0.0.1:8000/v1", help="Base URL of the server."),
     model: str | None = typer.Option(None, help="Model name; default: the server's first."),
@@ -55,7 +62,7 @@ def bench(
         model=model,
         api_key=api_key,
         endpoint=endpoint,
-        concurrency=tuple(int(c) for c in _numbers("concurrency", concurrency)),
+        concurrency=_whole("concurrency", concurrency),
         rates=_numbers("rate", rate),
         requests=requests,
         warmup=warmup,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,9 +62,10 @@ def _find(folder: Path, depth: int) -> Iterator[Path]:
     except OSError:
         return  # unreadable or absent: there is nothing to list
     for entry in entries:
-        if entry.suffix == ".gguf" and entry.is_file():
+        # Not the methods of `Path`: they raise where a link may not be followed.
+        if entry.suffix == ".gguf" and os.path.isfile(entry):
             yield entry
-        elif depth > 0 and entry.is_dir():
+        elif depth > 0 and os.path.isdir(entry):
             yield from _find(entry, depth - 1)
 
 
@@ -76,4 +78,4 @@ def _is_model_folder(folder: Path) -> bool:
 
 def _size(path: Path) -> int:
     files = [path] if path.is_file() else [*path.glob("*.safetensors"), *path.glob("*.gguf")]
-    return sum(file.stat().st_size for file in files)
+    return sum(os.path.getsize(file) for file in files if os.path.isfile(file))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 import msgspec
 
@@ -67,6 +69,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: int | None = None
     prompt_logprobs: int | None = None
 
+    def __post_init__(self) -> None:
+        # Every character of a string would be a stop string of its own.
+        stop = cast(object, self.stop)
+        if isinstance(stop, str):
+            msgspec.structs.force_setattr(self, "stop", (stop,))
+
     @property
     def greedy(self) -> bool:
         """True when no random number is drawn."""
@@ -90,6 +98,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         Raises:
             TidemillError: kind BAD_REQUEST, `param` naming the first field out of range.
         """
+        self._check_types()
         _in_range("temperature", self.temperature, 0.0, 100.0)
         if not 0.0 < _finite("top_p", self.top_p) <= 1.0:
             raise bad_request("top_p", f"top_p must be in (0, 1], got {self.top_p}")
@@ -121,6 +130,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         self._validate_tokens(vocab_size)
         return self
 
+    def _check_types(self) -> None:
+        # Structs check types when they are decoded, not when Python code makes them.
+        for name, (test, what) in _TYPES.items():
+            value = getattr(self, name)
+            if not test(value) and not (value is None and name in _OPTIONAL):
+                raise bad_request(name, f"{name} must be {what}, got {str(value)[:80]!r}")
+
     def _validate_stops(self) -> None:
         if len(self.stop) > MAX_STOP_STRINGS:
             raise bad_request(
@@ -150,6 +166,43 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for token, bias in self.logit_bias.items():
             _int_in_range("logit_bias", token, 0, limit - 1)
             _in_range("logit_bias", bias, -100.0, 100.0)
+
+
+def _is_int(value: object) -> bool:
+    return type(value) is int
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float)
+
+
+def _is_strings(value: object) -> bool:
+    return type(value) in (tuple, list) and all(type(v) is str for v in cast(Any, value))
+
+
+def _is_ids(value: object) -> bool:
+    return type(value) in (tuple, list) and all(map(_is_int, cast(Any, value)))
+
+
+def _is_bias(value: object) -> bool:
+    return isinstance(value, Mapping) and all(
+        _is_int(k) and _is_number(v) for k, v in value.items()
+    )
+
+
+_INTEGER = (_is_int, "a whole number")
+_NUMBER = (_is_number, "a number")
+_TYPES: dict[str, tuple[Callable[[object], bool], str]] = {
+    **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), _NUMBER),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty"), _NUMBER),
+    **dict.fromkeys(("top_k", "seed", "max_tokens", "min_tokens", "n"), _INTEGER),
+    **dict.fromkeys(("logprobs", "prompt_logprobs"), _INTEGER),
+    "ignore_eos": (lambda value: type(value) is bool, "True or False"),
+    "stop": (_is_strings, "a tuple of strings"),
+    "stop_token_ids": (_is_ids, "a tuple of token ids"),
+    "logit_bias": (_is_bias, "a dict of token ids and numbers"),
+}
+_OPTIONAL = frozenset(("seed", "max_tokens", "logprobs", "prompt_logprobs"))
 
 
 def _finite(param: str, value: float) -> float:

@@ -203,7 +203,7 @@ class SocketClient(asyncio.Protocol):
         self._table = StreamTable()
         self._waiting: dict[int, asyncio.Future[EngineStats]] = {}
         self._nonce = 0
-        self._reason = "the engine process has gone"
+        self._reason = "the engine process has gone; send the request again"
 
     @classmethod
     async def connect(cls, path: str, config_digest: str, *, owner: bool = False) -> SocketClient:
@@ -279,7 +279,7 @@ class SocketClient(asyncio.Protocol):
     async def close(self) -> None:
         """See EngineClient."""
         if self._transport is not None:
-            self._reason = "the client was closed"
+            self._reason = "the server is shutting down"
             self._transport.close()
             await self._lost
 

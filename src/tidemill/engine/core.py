@@ -94,6 +94,13 @@ class EngineCore:
         Raises:
             TidemillError: kind UNAVAILABLE when the engine has stopped.
         """
+        if self._thread.ident is not None and not self._thread.is_alive() and not self._stopped:
+            # Threads do not survive a fork; whoever waits for this one waits for ever.
+            raise TidemillError(
+                ErrorKind.UNAVAILABLE,
+                "the engine runs in the process that loaded it, not in a fork of it; load the "
+                "model in the process that uses it (multiprocessing: start method spawn)",
+            )
         if not self._post(lambda: self._scheduler.submit(request, client)):
             raise TidemillError(ErrorKind.UNAVAILABLE, "the engine has stopped", retryable=True)
 

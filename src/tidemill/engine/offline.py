@@ -22,8 +22,7 @@ class InprocEngine:
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
-        self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._id = core.connect(self._messages.put)
+        self._clients: dict[str, int] = {}  # of the requests that are being run
         self.stats = EngineStats()
 
     @classmethod
@@ -41,7 +40,7 @@ class InprocEngine:
     def run(self, requests: Iterable[EngineRequest]) -> Iterator[ChoiceOutput]:
         """Submit all requests and yield their outputs as they come, until every choice has ended.
 
-        Leaving the iterator early cancels what still runs.
+        Leaving the iterator early cancels what still runs. Threads may run batches side by side.
 
         Raises:
             TidemillError: BAD_REQUEST for two requests of one id, UNAVAILABLE when the engine
@@ -58,33 +57,38 @@ class InprocEngine:
     def _outputs(
         self, batch: list[EngineRequest], open_choices: dict[str, int]
     ) -> Iterator[ChoiceOutput]:
+        # A client of its own: batches of several threads must not read each other's messages.
+        messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        client = self._core.connect(messages.put)
         try:
             for request in batch:
-                self._core.submit(self._id, request)
+                self._clients[request.request_id] = client
+                self._core.submit(client, request)
             while open_choices:
-                message = self._messages.get()
+                message = messages.get()
                 if isinstance(message, Fatal):
                     raise TidemillError(ErrorKind.UNAVAILABLE, message.message, retryable=True)
                 if isinstance(message, Outputs):
                     self.stats = message.stats or self.stats
                     yield from self._known(message, open_choices)
         finally:
-            for request_id in open_choices:
-                self._core.cancel(self._id, request_id, None, FinishReason.CANCELLED)
+            self._core.disconnect(client)  # cancels what is left
+            for request in batch:
+                self._clients.pop(request.request_id, None)
 
     def _known(self, message: Outputs, open_choices: dict[str, int]) -> Iterator[ChoiceOutput]:
-        """Outputs of this batch; an earlier batch that was left may still be saying goodbye."""
         for output in message.outputs:
-            if output.request_id in open_choices:
-                if output.finish_reason is not None:
-                    open_choices[output.request_id] -= 1
-                    if not open_choices[output.request_id]:
-                        del open_choices[output.request_id]
-                yield output
+            if output.finish_reason is not None:
+                open_choices[output.request_id] -= 1
+                if not open_choices[output.request_id]:
+                    del open_choices[output.request_id]
+            yield output
 
     def cancel(self, request_id: str, choice: int | None = None, reason: str = "cancelled") -> None:
         """Stop a request's choice (None: all) while `run` is being iterated."""
-        self._core.cancel(self._id, request_id, choice, FinishReason(reason))
+        client = self._clients.get(request_id)
+        if client is not None:
+            self._core.cancel(client, request_id, choice, FinishReason(reason))
 
     def close(self) -> None:
         """Stop the engine and free the model."""

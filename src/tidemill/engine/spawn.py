@@ -22,7 +22,7 @@ from tidemill.engine.streams import raise_error
 
 # The kernel's bound on a Unix socket's path, with a byte to spare.
 MAX_SOCKET_PATH = 106
-STOP_SECONDS = 30.0
+STOP_SECONDS = 10.0
 
 
 class EngineProcess:

@@ -21,8 +21,8 @@ def resolve(model: str | Path) -> Path:
         TidemillError: NOT_FOUND when there is neither such a path nor such a model, UNAVAILABLE
             when the hub cannot be reached.
     """
-    path = Path(model).expanduser()
-    if path.exists():
+    path = existing(model)
+    if path is not None:
         return path
     bundled = bundled_models().get(str(model))
     if bundled is not None:
@@ -36,6 +36,15 @@ def resolve(model: str | Path) -> Path:
             param="model",
         )
     return _fetch(repo, file)
+
+
+def existing(model: str | Path) -> Path | None:
+    """The path a model is named by, if there is such a file or folder."""
+    path = Path(model).expanduser()
+    try:
+        return path if str(model) and path.exists() else None
+    except OSError:
+        return None  # a name that no file can have (too long), or a folder that may not be entered
 
 
 def _split(model: str) -> tuple[str | None, str | None]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tidemill.base.errors import config_error
 from tidemill.loading.bundled import DEFAULT_MODEL, bundled_models
-from tidemill.loading.hub import resolve
+from tidemill.loading.hub import existing, resolve
 
 
 def locate(model: str | Path | None = None) -> tuple[Path, str]:
@@ -23,8 +23,10 @@ def locate(model: str | Path | None = None) -> tuple[Path, str]:
                 "model", "this installation has no bundled model; name a folder or a .gguf file"
             )
         return bundled, DEFAULT_MODEL
-    path = Path(model).expanduser()
-    if not path.exists():
+    if not isinstance(model, str | Path) or not str(model).strip():
+        raise config_error("model", f"a model is a folder, a .gguf file or a name, got {model!r}")
+    path = existing(model)
+    if path is None:
         return resolve(model), str(model)  # a bundled name or a hub id is its own name
     full = path.resolve()
     return path, full.stem if full.suffix == ".gguf" else full.name

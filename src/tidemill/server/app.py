@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import string
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -117,7 +118,13 @@ def _describe_bodies(app: FastAPI) -> None:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    return problem_of(error, request.state.request_id).response()
+    problem = problem_of(error, request.state.request_id)
+    if isinstance(error, HTTPException) and error.status_code in (404, 405):
+        known = ", ".join(f"{method} {path}" for method, path, *_ in _ROUTES)
+        asked = f"{request.method} {request.url.path}"[:200]
+        message = f"there is no {asked} here; there is {known}"
+        problem = dataclasses.replace(problem, message=message)
+    return problem.response()
 
 
 class RequestIds:

@@ -61,6 +61,9 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     if media != "application/json" and not media.endswith("+json"):
         got = f"got {media!r}" if media else "the request has none"
         raise refuse(415, f"Content-Type must be application/json; {got}")
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding != "identity":
+        raise refuse(415, f"Content-Encoding {coding!r} is not taken; send the body as it is")
     try:
         declared = int(request.headers.get("content-length", "0"))
     except ValueError:

@@ -28,6 +28,9 @@ log = get_logger(__name__)
 DRAIN_SECONDS = 10
 """How long requests in flight may go on after SIGTERM; a second signal ends them at once."""
 
+FAREWELL_SECONDS = 3
+"""How long those that are ended have to be told so."""
+
 Say = Callable[[str], None]
 
 
@@ -104,7 +107,7 @@ async def _run(options: ServeOptions, listener: socket.socket, say: Say) -> int:
         http = asyncio.ensure_future(server.serve(sockets=[listener]))
         seconds = monotonic() - started
         say(f"serving {client.info.model} on {url_of(listener)} after {seconds:.1f} s")
-        return await _until_stopped(server, http, engine, stop, say)
+        return await _until_stopped(server, http, engine, client, stop, say)
     finally:
         await client.close()
         await engine.stop()
@@ -160,13 +163,14 @@ def _make_server(options: ServeOptions, client: SocketClient, text: TextSide) ->
         config_digest=options.config.digest(),
     )
     client.on_stats(context.metrics.update_engine)
-    return make_server(context, drain_seconds=DRAIN_SECONDS)
+    return make_server(context, drain_seconds=DRAIN_SECONDS + FAREWELL_SECONDS)
 
 
 async def _until_stopped(
     server: HttpServer,
     http: asyncio.Future[None],
     engine: EngineProcess,
+    client: SocketClient,
     stop: asyncio.Event,
     say: Say,
 ) -> int:
@@ -180,6 +184,10 @@ async def _until_stopped(
     elif stopping.done():
         say(f"stopping; requests in flight have {DRAIN_SECONDS} s (a second signal ends them)")
     server.should_exit = True
+    _, pending = await asyncio.wait((http,), timeout=DRAIN_SECONDS)
+    if pending:
+        say("ending the requests that are left")
+        await client.close()  # each is told why and that another try may succeed
     await http
     for task in (died, stopping):
         task.cancel()

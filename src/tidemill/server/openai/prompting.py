@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,15 +9,10 @@ from tidemill.base.errors import bad_request
 from tidemill.contract.resolve import ContextLengthError
 from tidemill.server.context import ServerContext
 from tidemill.server.openai import schema
+from tidemill.text.conversation import check_complete, check_kwargs
 
 HEAD_CHARS = 2**15
 """Characters that may always be tokenized, whatever the context."""
-
-_RESERVED = frozenset(
-    {"messages", "tools", "add_generation_prompt", "continue_final_message", "documents"}
-)
-# A template may rewrite earlier answers (cut their thinking); what others said must be there.
-_MUST_APPEAR = frozenset({"system", "developer", "user", "tool"})
 
 
 async def chat_prompt(
@@ -37,7 +30,7 @@ async def chat_prompt(
     """
     source = context.template.source or ""
     plain = [_plain(i, m, source) for i, m in enumerate(messages)]
-    _check_kwargs(kwargs or {}, source)
+    check_kwargs(kwargs or {}, source)
     generate = (
         not continue_final_message if add_generation_prompt is None else add_generation_prompt
     )
@@ -55,7 +48,7 @@ async def chat_prompt(
     text = await context.template.render_async(
         plain, add_generation_prompt=generate, **(kwargs or {})
     )
-    _check_complete(plain, text)
+    check_complete(plain, text)
     if continue_final_message:
         text = _cut_after(text, str(plain[-1]["content"]))
     return await encode_prompt(context, text, param="messages", add_special=False)
@@ -100,37 +93,6 @@ def _plain(index: int, message: schema.Message, source: str) -> dict[str, Any]:
         if (value := getattr(message, name)) is not None:
             plain[name] = value
     return plain
-
-
-def _check_kwargs(kwargs: Mapping[str, Any], source: str) -> None:
-    for name in kwargs:
-        param = f"chat_template_kwargs.{name[:64]}"
-        if name in _RESERVED:
-            raise bad_request(param, f"{param} has a field of its own in the request")
-        if not name.isidentifier() or not re.search(rf"\b{name}\b", source):
-            raise bad_request(param, f"{param} is not used by the model's chat template")
-
-
-def _check_complete(messages: Sequence[Mapping[str, Any]], prompt: str) -> None:
-    for index, message in enumerate(messages):
-        if message["role"] in _MUST_APPEAR and not _appears(message["content"].strip(), prompt):
-            raise bad_request(
-                f"messages[{index}]",
-                f"the model's chat template drops messages[{index}] (role {message['role']}); "
-                "merge its content into a message the template keeps",
-            )
-        if (name := message.get("name")) is not None and name not in prompt:
-            raise bad_request(
-                f"messages[{index}].name",
-                f"the model's chat template does not use the name of messages[{index}]",
-            )
-
-
-def _appears(text: str, prompt: str) -> bool:
-    # Templates may write a tool's answer as a JSON string.
-    return text in prompt or any(
-        json.dumps(text, ensure_ascii=ascii_only)[1:-1] in prompt for ascii_only in (False, True)
-    )
 
 
 def _cut_after(prompt: str, content: str) -> str:

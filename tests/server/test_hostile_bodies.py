@@ -83,3 +83,18 @@ def test_a_key_sent_twice_is_refused(base_url: str, body: bytes, name: str) -> N
     error = answer.json()["error"]
     assert answer.status_code == 400 and error["code"] == "duplicate_parameter"
     assert error["param"] == name and name in error["message"]
+
+
+def test_an_encoded_body_is_refused(base_url: str) -> None:
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    answer = httpx.post(base_url + "/v1/completions", content=b"x", headers=headers)
+    assert answer.status_code == 415 and "gzip" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("method", "status"), [("GET", 405), ("POST", 404)])
+def test_a_wrong_route_names_the_right_ones(base_url: str, method: str, status: int) -> None:
+    path = "/v1/completions" if status == 405 else "/v1/embeddings"
+    answer = httpx.request(method, base_url + path, json={})
+    message = answer.json()["error"]["message"]
+    assert answer.status_code == status
+    assert f"{method} {path}" in message and "POST /v1/chat/completions" in message
