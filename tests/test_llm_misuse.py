@@ -161,3 +161,20 @@ def test_a_fork_is_told_that_it_has_no_engine() -> None:
 def test_a_model_left_open_ends_quietly() -> None:
     done = _run(_LEFT_OPEN)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+_NO_THREADS = """
+import resource
+from tidemill import LLM, TidemillError
+import tidemill.backends.native
+resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
+try:
+    LLM(threads=1024, kv_memory=2**22)
+except TidemillError as error:
+    print(error.kind, error.param)
+"""
+
+
+def test_threads_that_cannot_be_started_are_an_error() -> None:
+    done = _run(_NO_THREADS)
+    assert (done.returncode, done.stdout) == (0, "resource threads\n"), done.stderr

@@ -61,6 +61,7 @@ def test_list_finds_models_in_folders(tmp_path: Path) -> None:
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(b"x" * 3000)
     (tmp_path / "b.gguf").write_bytes(b"x" * 1024)
+    (folder / "gone.safetensors").symlink_to(tmp_path / "nowhere")
     text = tidemill("list", str(tmp_path)).stdout
     assert str(folder) in text and "2.9 KiB" in text and "b.gguf" in text
 
