@@ -14,7 +14,10 @@ MAX_OUTSTANDING = 2
 
 # What a negative sampled token means: (message, error kind).
 _SAMPLING_ERRORS = {
-    -1: ("the output constraint leaves no token", "bad_request"),
+    -1: (
+        "the output constraint leaves no token (a logit_bias of -100 bans one; are all banned?)",
+        "bad_request",
+    ),
     -2: (
         "the model computed logits that are not finite numbers: its file is probably damaged, or "
         "its weights overflow the computing type (try --dtype float32)",
