@@ -8,7 +8,9 @@ themselves stops the engine, which says so to every client.
 
 from __future__ import annotations
 
+import atexit
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from itertools import count
@@ -31,6 +33,11 @@ _log = get_logger(__name__)
 
 # An idle engine verifies its books once it has been idle for so many seconds.
 IDLE_CHECK_SECONDS = 1.0
+
+# Running engines. When Python ends, it ends daemon threads where they next want the GIL, and one
+# that waits for it in native code cannot be unwound: the process would abort. So all are stopped
+# before that.
+_running: weakref.WeakSet[EngineCore] = weakref.WeakSet()
 
 Message = Outputs | Stats | Fatal
 Sink = Callable[[Message], None]
@@ -67,6 +74,7 @@ class EngineCore:
     def start(self) -> EngineCore:
         """Start the step loop."""
         self._thread.start()
+        _running.add(self)
         return self
 
     # -- called by clients, from any thread --------------------------------------------------
@@ -332,3 +340,10 @@ def open_core(
         TidemillError: the model or the configuration cannot be used.
     """
     return make_core(open_inproc(config, progress), config).start()
+
+
+@atexit.register
+def _close_all() -> None:
+    for core in list(_running):
+        if core.alive:  # in a fork of the process that loaded it, it is not
+            core.close()
