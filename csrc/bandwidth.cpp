@@ -1,5 +1,7 @@
 #include "bandwidth.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -19,9 +21,16 @@ struct Free {
 };
 using Buffer = std::unique_ptr<uint64_t, Free>;
 
+// On huge pages where the system gives them, as weights and the KV cache are: with small ones the
+// page walks would be measured too.
 Buffer make_buffer(std::size_t bytes) {
-  void* p = std::aligned_alloc(64, bytes);
+  constexpr std::size_t kHugePage = std::size_t{2} << 20;
+  const std::size_t rounded = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+  void* p = std::aligned_alloc(kHugePage, rounded);
   if (p == nullptr) throw std::bad_alloc();
+#ifdef MADV_HUGEPAGE
+  madvise(p, rounded, MADV_HUGEPAGE);
+#endif
   std::memset(p, 1, bytes);  // touched by its reader, so that pages are local to it
   return Buffer(static_cast<uint64_t*>(p));
 }
