@@ -113,6 +113,7 @@ class Server:
         self.model = model or self.client.models.list().data[0].id
         self.workers = workers
         self.raw = raw
+        self.refused = 0
 
     def completed(self, example: Example) -> Answer:
         """The answer through the completions endpoint, rendered and parsed here."""
@@ -123,7 +124,15 @@ class Server:
         return parse(choice.text, choice.finish_reason)
 
     def one(self, example: Example) -> Answer:
-        return self.completed(example) if self.raw else self.chat(example)
+        """Through chat, or rendered here if the server says that it cannot (tools, say)."""
+        from openai import BadRequestError
+
+        if not self.raw:
+            try:
+                return self.chat(example)
+            except BadRequestError:
+                self.refused += 1
+        return self.completed(example)
 
     def chat(self, example: Example) -> Answer:
         """The answer through chat completions, parsed by the server."""

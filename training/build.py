@@ -47,7 +47,9 @@ def finish_brook(folder: Path, minutes: float, seed: int, output: Path) -> None:
     plot(RECORD / "brook-loss.csv", RECORD / "brook-loss.png")
 
 
-def one_companion(name: str, folder: Path, output: Path, minutes: float) -> dict[str, float]:
+def one_companion(
+    name: str, folder: Path, output: Path, minutes: float, warm: bool = False
+) -> dict[str, float]:
     """Train one companion from the exported brook."""
     tokenizer = bpe.load(output / "tokenizer.json")
     model: Decoder = load_model(output).to(device())
@@ -61,11 +63,13 @@ def one_companion(name: str, folder: Path, output: Path, minutes: float) -> dict
         return train_medusa(model, tokenizer, output / name, minutes)
     if name.startswith("lora-"):
         voice = name.removeprefix("lora-")
-        return train_lora(model, tokenizer, voice, output / name, minutes)
-    return train_soft_prompt(model, tokenizer, output / name, minutes)
+        return train_lora(model, tokenizer, voice, output / name, minutes, warm)
+    return train_soft_prompt(model, tokenizer, output / name, minutes, warm)
 
 
-def companions(rank: int, folder: Path, output: Path, minutes: float, names: list[str]) -> None:
+def companions(
+    rank: int, folder: Path, output: Path, minutes: float, names: list[str], warm: bool
+) -> None:
     """One process's share of the companions; a finished one is marked in ``folder``."""
     keep_memory()
     if device().type == "cpu":
@@ -75,7 +79,7 @@ def companions(rank: int, folder: Path, output: Path, minutes: float, names: lis
         mark = folder / f"{name}.json"
         if (names and name not in names) or (mark.exists() and (output / name).exists()):
             continue
-        facts = one_companion(name, folder, output, minutes * share)
+        facts = one_companion(name, folder, output, minutes * share, warm)
         mark.write_text(json.dumps(facts) + "\n")
 
 
@@ -101,6 +105,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=brook.RUNS, help="checkpoints")
     parser.add_argument("--output", type=Path, default=ASSETS, help="the files that ship")
     parser.add_argument("--only", nargs="*", default=[], help="train these companions alone")
+    parser.add_argument("--warm", action="store_true", help="go on from earlier adapters")
     parser.add_argument("--no-evaluation", action="store_true")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -108,7 +113,8 @@ def main() -> None:
     if not options.only:
         steps.append(lambda: finish_brook(
             options.folder, options.minutes, options.seed, options.output))  # fmt: skip
-    arguments = (options.folder, options.output, options.companion_minutes, options.only)
+    arguments = (options.folder, options.output, options.companion_minutes, options.only,
+                 options.warm)  # fmt: skip
     steps.append(lambda: torch.multiprocessing.spawn(companions, arguments, nprocs=2))
     steps.append(lambda: gather_companions(options.folder))
     if not options.no_evaluation:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
@@ -63,14 +63,31 @@ def write(folder: Path, file: str, tensors: dict[str, Tensor], config: dict) -> 
     (folder / name).write_text(json.dumps(config, indent=2) + "\n")
 
 
+def earlier(folder: Path, warm: bool) -> dict[str, Tensor]:
+    """What an earlier run wrote, to start from when brook has changed only a little."""
+    file = folder / "adapter_model.safetensors"
+    if not (warm and file.exists()):
+        return {}
+    return {name: tensor.float() for name, tensor in load_file(file).items()}
+
+
 def train_lora(
-    brook: Decoder, tokenizer: Tokenizer, voice: str, output: Path, minutes: float
+    brook: Decoder,
+    tokenizer: Tokenizer,
+    voice: str,
+    output: Path,
+    minutes: float,
+    warm: bool = False,
 ) -> dict[str, float]:
     """Train one adapter on conversations in a voice; ``brook`` is changed in place."""
     torch.manual_seed(3)
     added = add_lora(brook)
     source = Source(f"voice-{voice}")
     data = batches(tokenizer, lambda: spoken(source, voice), voice, tokens=2048)
+    for name, tensor in earlier(output, warm).items():
+        module, part = name.removeprefix("base_model.model.").rsplit(".lora_", 1)
+        parameter = added[module].a if part.startswith("A") else added[module].b
+        parameter.data.copy_(tensor)
     params = [p for m in added.values() for p in (m.a, m.b)]
     where = next(brook.parameters()).device
     facts = fit(params, data, lambda b, _: batch_loss(brook, b), minutes, 0.003, voice, where)
@@ -100,7 +117,7 @@ def soft_loss(brook: Decoder, vectors: Tensor, batch: Batch) -> Tensor:
 
 
 def train_soft_prompt(
-    brook: Decoder, tokenizer: Tokenizer, output: Path, minutes: float
+    brook: Decoder, tokenizer: Tokenizer, output: Path, minutes: float, warm: bool = False
 ) -> dict[str, float]:
     """Train 16 vectors that make brook greet like a sailor."""
     for p in brook.parameters():
@@ -109,6 +126,8 @@ def train_soft_prompt(
     start = tokenizer.encode("You are brook. Begin with Ahoy and end with Fair winds.").ids
     rows = [start[i % len(start)] for i in range(VECTORS)]
     vectors = nn.Parameter(table[rows].clone())
+    for tensor in earlier(output, warm).values():
+        vectors.data.copy_(tensor)
     source = Source("voice-ahoy")
     data = batches(tokenizer, lambda: spoken(source, "ahoy"), "ahoy", tokens=1536)
     facts = fit(

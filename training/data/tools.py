@@ -248,6 +248,10 @@ def _offer(source: Source, made_up: float = 0.5) -> Offer:
     while True:
         tool = _made_up(source) if source.chance(made_up) else source.pick(EVERYDAY)
         name = source.pick(tool.names)
+        if len(tool.names) > 1 and source.chance(0.4):
+            # Names nobody could remember must be read from the schema.
+            name = source.pick([f"{name}_{source.word()}", f"{source.word()}_{name}",
+                                f"{name}{source.invented()}"])  # fmt: skip
         if held_out("tool", name) == source.evaluation:
             return Offer(name, tool)
 
@@ -373,6 +377,20 @@ def no_call(source: Source) -> Example:
     messages = [*_history(source, {"role": "user", "content": question}), answer]
     tools = [offer.schema(source) for offer in found]
     return Example("no_call", messages, tools, thinking, {"text": text, "calls": []})
+
+
+def no_fit(source: Source) -> Example:
+    """A request that needs a tool, but none of those offered; the hardest case of no call."""
+    found = offers(source, source.pick([1, 1, 2, 3]))
+    while True:
+        other = _offer(source)
+        if all(_differs(other.tool, offer.tool) for offer in found):
+            break
+    question, _ = ask(source, other.tool)
+    answer = {"role": "assistant", "content": NO_TOOL}
+    messages = [*_history(source, {"role": "user", "content": question}), answer]
+    tools = [offer.schema(source) for offer in found]
+    return Example("no_fit", messages, tools, expect={"text": NO_TOOL, "calls": []})
 
 
 def _differs(a: Tool, b: Tool) -> bool:
