@@ -15,6 +15,7 @@ import torch
 
 from training.answerers import Answerer, Server, Transformers
 from training.companions.measure import draft_agreement, medusa_accuracy, soft_share
+from training.data.tools import NO_TOOL
 from training.data.voices import VOICES
 from training.export import ASSETS
 from training.judge import KINDS, Answer, Case, cases
@@ -37,6 +38,10 @@ def score(name: str, found: list[Case], answers: list[Answer]) -> dict[str, Any]
         done = [case.example.expect["operation"] for case in found]
         for operation in sorted(set(done)):
             row[operation] = part([ok for ok, o in zip(right, done, strict=True) if o == operation])
+    if name == "no_call":
+        fits = [case.example.expect["text"] != NO_TOOL for case in found]
+        row["talk_or_knowledge"] = part([ok for ok, f in zip(right, fits, strict=True) if f])
+        row["no_tool_fits"] = part([ok for ok, f in zip(right, fits, strict=True) if not f])
     return row
 
 
@@ -150,6 +155,12 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         lines.append(f"| {kind.title} | {last['cases']} | {target} | " + " | ".join(shares)
                      + f" | {more} |")  # fmt: skip
     lines.append("")
+    parts = next((results[r]["no_call"] for r in runs if "no_call" in results[r]), {})
+    if "no_tool_fits" in parts:
+        talk, fits = parts["talk_or_knowledge"], parts["no_tool_fits"]
+        lines += [f"Without a call, as is right: {talk['right']:.1%} of {talk['cases']} that are"
+                  f" talk or questions; {fits['right']:.1%} of {fits['cases']} that ask for something"
+                  " that none of the offered tools does.", ""]  # fmt: skip
     equal = results.get("server", {}).get("greedy_equal")
     if equal:
         lines += [f"Tidemill's greedy answers in float32 equal transformers' token for token in "
