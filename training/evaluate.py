@@ -159,8 +159,8 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     if "no_tool_fits" in parts:
         talk, fits = parts["talk_or_knowledge"], parts["no_tool_fits"]
         lines += [f"Without a call, as is right: {talk['right']:.1%} of {talk['cases']} that are"
-                  f" talk or questions; {fits['right']:.1%} of {fits['cases']} that ask for something"
-                  " that none of the offered tools does.", ""]  # fmt: skip
+                  f" talk or questions; {fits['right']:.1%} of {fits['cases']} that ask for what"
+                  " none of the offered tools does.", ""]  # fmt: skip
     equal = results.get("server", {}).get("greedy_equal")
     if equal:
         lines += [f"Tidemill's greedy answers in float32 equal transformers' token for token in "
