@@ -69,8 +69,8 @@ def test_list_finds_models_in_folders(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "code", "says"),
     [
-        (("serve", "/no/such/model"), 2, "no such file"),
-        (("serve", "NOTES"), 2, "neither a model's folder nor a GGUF file"),
+        (("serve", "--port", "0", "/no/such/model"), 2, "no such file"),
+        (("serve", "--port", "0", "NOTES"), 2, "neither a model's folder nor a GGUF file"),
         (("serve", "--port", "99999"), 2, "between 0 and 65535"),
         (("serve", "--port", "0", "--kv-memory", "1KiB"), 1, "KV block"),
         (("serve", "--port", "0", "--kv-memory", "lots"), 2, "4GiB"),
@@ -107,6 +107,12 @@ def test_a_port_in_use_is_known_before_the_model_is_loaded() -> None:
     assert done.returncode == 1
     assert f"port {port}" in done.stderr and "--port" in done.stderr
     assert "loading" not in done.stderr
+
+
+def test_a_model_that_is_not_there_is_said_whatever_the_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = tidemill("serve", "/no/such/model", "--port", str(taken.getsockname()[1]))
+    assert done.returncode == 2 and "no such file" in done.stderr
 
 
 class _Terminal:

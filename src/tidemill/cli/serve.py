@@ -48,7 +48,6 @@ def serve(
             "log-level", f"--log-level is debug, info, warning or error, not {log_level!r}"
         )
     set_up_logging("api", log_level)
-    listener = bind(host, port)  # before the model: a port in use is known at once
     path, name = locate(model)
     config = EngineConfig(
         model=str(path),
@@ -67,6 +66,8 @@ def serve(
         prefix_caching=prefix_caching,
         isa=isa,
     ).validate()
+    # After what is cheap to check, before the model is loaded: a port in use is known at once.
+    listener = bind(host, port)
     code = run_server(
         ServeOptions(config, lambda: _load_text(str(path), chat_template), log_level),
         listener,
