@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.contract import wire
-from tidemill.contract.program import Forced, FreeText, Grammar, OutputProgram, Trigger
+from tidemill.contract.program import Forced, FreeText, Grammar, OutputProgram
 from tidemill.contract.request import (
     ChoiceOutput,
     EngineRequest,
@@ -24,7 +24,7 @@ REQUEST = EngineRequest(
     sampling=SamplingParams(temperature=0.0, logit_bias={5: -100.0}, seed=2**63 - 1),
     program=OutputProgram(
         (
-            FreeText((Trigger((7,)), Trigger(text="</think>")), 9),
+            FreeText(((7,), (8, 9)), 9, then=(5,), opened_by=(3,)),
             Grammar("regex", "a+"),
             Forced((1,)),
         )
