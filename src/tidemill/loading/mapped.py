@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tidemill.base.errors import TidemillError, model_file_error, unsupported
 from tidemill.loading.widen import WIDENED
-from tidemill.models.tensors import DTYPE_BLOCKS, RawTensor
+from tidemill.models.tensors import DTYPE_BLOCKS, RawTensor, TensorHeader
 
 
 class MappedFile:
@@ -80,11 +80,11 @@ class StoredTensor:
         return WIDENED[self.dtype](tensor) if self.dtype in WIDENED else tensor
 
     @property
-    def loaded(self) -> tuple[str, tuple[int, ...], int]:
-        """(type, shape, bytes) of what `read` gives."""
+    def loaded(self) -> TensorHeader:
+        """Header of what `read` gives."""
         if self.dtype not in WIDENED:
-            return self.dtype, self.shape, self.nbytes
-        return "F16", self.shape, math.prod(self.shape) * 2
+            return TensorHeader(self.dtype, self.shape, self.nbytes)
+        return TensorHeader("F16", self.shape, math.prod(self.shape) * 2)
 
 
 def in_file(error: TidemillError, path: Path) -> TidemillError:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.models import tensors as names
-from tidemill.models.tensors import RawTensor
+from tidemill.models.tensors import RawTensor, TensorHeader
 
 BLOCK = 32
 FLOAT_TYPES = ("F32", "F16", "BF16")
@@ -24,7 +24,7 @@ Float32 = NDArray[np.float32]
 UInt8 = NDArray[np.uint8]
 
 
-def stored_type(name: str, tensor: RawTensor, quantize: str) -> str:
+def stored_type(name: str, tensor: RawTensor | TensorHeader, quantize: str) -> str:
     """Type a tensor has in memory under the `--quantize` option.
 
     Only float matrices whose rows are whole blocks are requantized. Under ``q4_0`` the embedding

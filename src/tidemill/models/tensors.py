@@ -16,6 +16,15 @@ DTYPE_BLOCKS: dict[str, tuple[int, int]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class TensorHeader:
+    """What is known of a tensor before its bytes are read: type, shape, size in bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class RawTensor:
     """Bytes of a tensor with their meaning; no copy is made of a mapped file.
 

@@ -67,7 +67,7 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
         device=config.device,
     )
     if config.device == "cpu":
-        stored = [place.loaded for place in files.tensors.places.values()]
+        stored = {name: place.loaded for name, place in files.tensors.places.items()}
         need = weight_bytes(stored, dtype, config.quantize, config.backend)
         check_weights_fit(need, available_memory(), config.served_name)
     # Refuses a context the model does not have before minutes are spent on loading it.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tidemill.base.errors import ErrorKind, TidemillError, config_error
 from tidemill.contract.config import EngineConfig
+from tidemill.models.quantization import stored_type
 from tidemill.models.spec import DecoderSpec
-from tidemill.models.tensors import expected_nbytes
+from tidemill.models.tensors import TensorHeader, expected_nbytes
 
 _GIB = 2**30
 # Left alone: the step's activations and logits, the interpreter, and the rest of the machine.
@@ -23,37 +25,30 @@ TYPICAL_TOKENS = 2048
 FULL_CONTEXTS = 4
 
 _FLOAT_BYTES = {"float32": 4, "bfloat16": 2}
-_FLOAT_TYPES = ("F32", "F16", "BF16")
 
 
 def weight_bytes(
-    tensors: Iterable[tuple[str, tuple[int, ...], int]], dtype: str, quantize: str, backend: str
+    tensors: Mapping[str, TensorHeader], dtype: str, quantize: str, backend: str
 ) -> int:
     """Bytes the loaded weights will take, near enough to refuse a model in time.
 
     Args:
-        tensors: (type, shape, stored bytes) of every tensor.
+        tensors: every tensor under its canonical name.
         dtype: computing type.
         quantize: ``none``, ``q8_0`` or ``q4_0``.
         backend: ``native`` keeps quantized and 16-bit matrices as small as they are stored,
             ``torch`` expands them to the computing type.
     """
     total = 0
-    for kind, shape, stored in tensors:
-        count = 1
-        for extent in shape:
-            count *= extent
-        matrix = len(shape) > 1
-        if not matrix:
-            total += count * 4
-        elif backend == "torch":
-            total += count * _FLOAT_BYTES[dtype]
-        elif kind in _FLOAT_TYPES and quantize != "none" and shape[-1] % 32 == 0:
-            total += expected_nbytes(quantize.upper(), shape)
-        elif kind == "F32":
+    for name, tensor in tensors.items():
+        count = math.prod(tensor.shape)
+        kind = stored_type(name, tensor, quantize)
+        if len(tensor.shape) < 2:
+            total += count * _FLOAT_BYTES["float32"]
+        elif backend == "torch" or kind == "F32":
             total += count * _FLOAT_BYTES[dtype]
         else:
-            total += stored
+            total += expected_nbytes(kind, tensor.shape)
     return total
 
 
