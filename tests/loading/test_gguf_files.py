@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.loading import gguf
 from tidemill.models.quantization import to_float32
+from tidemill.models.tensors import TensorHeader
 
 
 def string(text: bytes | str) -> bytes:
@@ -118,7 +119,7 @@ def test_q6_k_is_widened_to_f16(tmp_path: Path) -> None:
     content = build([], [info("w", (1280, 3000), 14, 0)], blocks.tobytes())
     place = gguf.read_file(write(tmp_path / "m.gguf", content)).tensors["w"]
     tensor = place.read()
-    assert place.loaded == (tensor.dtype, tensor.shape, tensor.nbytes)
+    assert place.loaded == TensorHeader(tensor.dtype, tensor.shape, tensor.nbytes)
     assert (tensor.dtype, tensor.shape) == ("F16", (3000, 1280))
     q6_k = package.GGMLQuantizationType.Q6_K
     expected = package.quants.dequantize(blocks.reshape(3000, -1), q6_k)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from helpers.tiny_folder import CONFIG, write_folder
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tidemill.base.errors import ErrorKind, TidemillError
@@ -72,6 +72,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     family=st.sampled_from(["Llama", "Mistral", "Qwen2", "Qwen3"]),
     changes=st.dictionaries(st.sampled_from(KEYS), json_values | rope_values, max_size=4),
 )
+@example(family="Llama", changes={"rope_parameters": True, "rope_scaling": {"type": "linear"}})
 def test_configs(folder: Path, family: str, changes: dict[str, Any]) -> None:
     config = {**CONFIG, "architectures": [family + "ForCausalLM"], **changes}
     (folder / "config.json").write_text(json.dumps(config))

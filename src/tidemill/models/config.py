@@ -203,10 +203,13 @@ def read_rope(config: ConfigReader, head_dim: int) -> Rope:
 
 def _rope_section(config: ConfigReader) -> tuple[dict[str, Any], str]:
     new, old = config.raw("rope_parameters"), config.raw("rope_scaling")
-    if new and old and any(new.get(k, v) != v for k, v in _as_dict("rope_scaling", old).items()):
-        raise model_file_error(
-            "rope_parameters and rope_scaling contradict each other; keep one", param="rope_scaling"
-        )
+    if new and old:
+        kept = _as_dict("rope_parameters", new)
+        if any(kept.get(k, v) != v for k, v in _as_dict("rope_scaling", old).items()):
+            raise model_file_error(
+                "rope_parameters and rope_scaling contradict each other; keep one",
+                param="rope_scaling",
+            )
     key = "rope_parameters" if new else "rope_scaling"
     return dict(_as_dict(key, new or old or {})), key
 
