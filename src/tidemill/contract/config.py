@@ -27,6 +27,7 @@ _HIGHEST = {
     "threads": 1024,
     "max_num_seqs": 2**16,
     "max_step_tokens": 2**16,
+    "max_itl_ms": 3_600_000,
 }
 
 
@@ -48,6 +49,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         kv_memory: bytes for the KV cache; None: sized from free memory.
         threads: compute threads; None: the CPUs this process may use.
         prefix_caching: find blocks of earlier prompts again.
+        max_itl_ms: milliseconds between two tokens of a stream that a step may take; None: chosen
+            (see `sched.policy`).
         isa: force an instruction set (``avx512``, ``avx2``, ``portable``); None: the best there is.
     """
 
@@ -66,6 +69,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     threads: int | None = None
     prefix_caching: bool = True
     isa: str | None = None
+    max_itl_ms: float | None = None
 
     def validate(self) -> EngineConfig:
         """Return self if every setting is known and in range.

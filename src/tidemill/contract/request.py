@@ -51,6 +51,9 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         adapter: name of a loaded adapter, or None for the base model.
         resume: per choice, tokens accepted before an engine death (journal replay).
         trace: W3C trace context to go with the request's spans.
+        tenant: whose request it is; tenants share the engine by weight, whatever each of them asks.
+        weight: of the tenant; twice the weight is twice the share.
+        start_by: wall-clock seconds by which its first token must be under computation, or None.
     """
 
     request_id: str
@@ -64,6 +67,9 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     adapter: str | None = None
     resume: tuple[tuple[int, ...], ...] = ()
     trace: dict[str, str] = {}
+    tenant: str = ""
+    weight: float = 1.0
+    start_by: float | None = None
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

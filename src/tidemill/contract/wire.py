@@ -126,6 +126,13 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         prompt_tokens, cached_tokens, generated_tokens: counters.
         preemptions: counter.
         last_step_tokens, last_step_rows, last_step_seconds: the latest step.
+        waiting_tokens: tokens that waiting sequences have still to compute.
+        tenants: tenants with a request in the engine.
+        expired, queue_expired: counters: requests ended by their own deadline, and by the bound on
+            the time in the queue.
+        predicted_seconds, measured_seconds: counters: over the steps whose time was predicted,
+            what was predicted and what they took.
+        last_predicted_seconds: of the latest such step; 0 when it was not predicted.
     """
 
     queued: int = 0
@@ -144,6 +151,13 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     last_step_tokens: int = 0
     last_step_rows: int = 0
     last_step_seconds: float = 0.0
+    waiting_tokens: int = 0
+    tenants: int = 0
+    expired: int = 0
+    queue_expired: int = 0
+    predicted_seconds: float = 0.0
+    measured_seconds: float = 0.0
+    last_predicted_seconds: float = 0.0
 
 
 class Stats(msgspec.Struct, frozen=True, tag="stats"):

@@ -80,6 +80,8 @@ class Sequence:
         on_worker: the executor knows it.
         stop_ids: tokens that end it.
         banned: tokens that cannot be sampled before min_tokens.
+        charged: positions its tenant has paid for; what is computed again is not paid for twice.
+        last_row: id of the latest plan with a row of it.
     """
 
     seq_id: int
@@ -104,6 +106,8 @@ class Sequence:
     first_scheduled: float = 0.0
     first_token: float = 0.0
     preemptions: int = 0
+    charged: int = 0
+    last_row: int = -1
 
     @property
     def generated(self) -> int:
