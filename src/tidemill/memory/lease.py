@@ -158,6 +158,12 @@ class Lease:
         return len(self.tables[0])
 
     @property
+    def num_exclusive(self) -> int:
+        """Blocks held (of the first group) that nobody else holds: what closing would free."""
+        pool = self._memory._pools[0]
+        return sum(pool.refs(block) == 1 for block in self.tables[0])
+
+    @property
     def capacity(self) -> int:
         """Tokens the held blocks have room for."""
         return self.num_blocks * self._memory.block_size

@@ -1,4 +1,9 @@
-"""Building one step: rows for running sequences, then admissions, within budget and memory."""
+"""Building one step: the streams' rows, then prefill, within time, tokens and memory.
+
+Prefills under way and admissions are one thing: in each step the tenant that is owed most goes
+first, with its oldest and its shortest prompt in turn, so that neither another tenant's long prompt
+nor one of its own keeps a short one from its first token.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,15 @@ from dataclasses import dataclass, field
 from tidemill.contract.plan import BlockCopy, LogitsWanted, NewSequence, Row, StepPlan
 from tidemill.contract.request import Status
 from tidemill.memory.lease import Growth
-from tidemill.sched.policy import admission_headroom, prefill_room
+from tidemill.sched.cost import Load
+from tidemill.sched.policy import (
+    MIN_CHUNK,
+    admission_headroom,
+    decode_seconds,
+    prefill_room,
+    step_seconds,
+    streams,
+)
 from tidemill.sched.sequence import Sequence
 from tidemill.sched.state import State
 
@@ -20,6 +33,7 @@ class Flight:
         seq, epoch: whose row, planned when.
         start, count, sample: as in the row.
         blocks_before: blocks its lease held before.
+        charged_before: positions its tenant had paid for before.
         admitted: the sequence was admitted by this plan.
         introduced: the executor learns of it in this plan.
     """
@@ -30,13 +44,22 @@ class Flight:
     count: int
     sample: bool
     blocks_before: int
+    charged_before: int
     admitted: bool
     introduced: bool
 
 
 @dataclass(slots=True)
 class Draft:
-    """A plan under construction."""
+    """A plan under construction.
+
+    Attributes:
+        budget: tokens left.
+        load: what it computes so far, as the cost model sees it.
+        preempted: somebody had to make room for a running sequence.
+        first: admitted before anybody else is looked at: room was made for it.
+        tried: sequences without room for a row; not asked again.
+    """
 
     step_id: int
     budget: int
@@ -45,7 +68,10 @@ class Draft:
     copies: list[BlockCopy] = field(default_factory=list)
     flights: list[Flight] = field(default_factory=list)
     planned: set[int] = field(default_factory=set)
+    load: Load = field(default_factory=Load)
     preempted: bool = False
+    first: Sequence | None = None
+    tried: set[int] = field(default_factory=set)
 
     def plan(self, preempted: tuple[int, ...], finished: tuple[int, ...]) -> StepPlan:
         """The finished plan."""
@@ -60,41 +86,83 @@ class Draft:
 
 
 def build(state: State, step_id: int, last_step: int | None) -> Draft:
-    """Fill a draft: running streams first, then prefills under way, then admissions.
+    """Fill a draft.
 
     Args:
         state: the scheduler's books; leases grow, victims are preempted.
         step_id: of the plan.
         last_step: the outstanding plan before it, if there is one.
     """
-    limits = state.limits
-    draft = Draft(step_id, limits.max_step_tokens)
-    for seq in list(state.running):
-        if seq.remaining == 1 and seq.lease is not None and _may_go_on(seq, draft):
-            _plan_running(state, draft, seq, 1, last_step, may_yield=True)
-    room = prefill_room(limits.max_step_tokens, state.memory.block_size, len(draft.rows))
-    for seq in list(state.running):
-        if room > 0 and seq.remaining > 1 and seq.lease is not None:
-            count = min(seq.remaining, room)
-            alone = not draft.rows
-            room -= _plan_running(state, draft, seq, count, last_step, may_yield=alone)
-    _admit(state, draft, room)
+    draft = Draft(step_id, state.limits.max_step_tokens)
+    competing = state.tenants.competing(state.clock())
+    if len(state.tenants) > 1:
+        _make_room(state, draft)
+    urgent = competing and _is_urgent(state)
+    for seq in _stream_rows(state, draft, urgent=urgent, competing=competing):
+        if seq.lease is not None and draft.budget > 0:
+            count = min(seq.remaining, draft.budget)
+            _plan_running(state, draft, seq, count, last_step)
+    _prefill(state, draft, last_step, urgent=urgent, competing=competing)
     return draft
 
 
-def _may_go_on(seq: Sequence, draft: Draft) -> bool:
-    """There is budget, and the tokens that outstanding steps sample are not its last ones."""
-    return draft.budget > 0 and seq.known < seq.max_len
+def _stream_rows(state: State, draft: Draft, *, urgent: bool, competing: bool) -> list[Sequence]:
+    """Running streams that get a row, in order; those that cannot all have one take turns.
+
+    The tokens that outstanding steps sample must not be a stream's last ones.
+    """
+    due = [s for s in state.running if streams(s) and s.known < s.max_len]
+    seconds = decode_seconds(state.limits, urgent=urgent, competing=competing)
+    if seconds is None or not state.cost.ready:
+        if len(due) <= draft.budget:
+            return due
+        chosen = sorted(due, key=lambda s: (s.last_row, s.order))[: draft.budget]
+        return sorted(chosen, key=lambda s: s.order)
+    return sorted(_fair_rows(state, due, seconds), key=lambda s: s.order)
+
+
+def _fair_rows(state: State, due: list[Sequence], seconds: float) -> list[Sequence]:
+    """As many streams as fit into the time, one of each tenant in turn, longest unserved first."""
+    lines: dict[str, list[Sequence]] = {}
+    for seq in sorted(due, key=lambda s: (-s.last_row, s.order), reverse=True):
+        lines.setdefault(seq.owner.request.tenant, []).append(seq)
+    taken: dict[str, float] = dict.fromkeys(lines, 0.0)
+    load, chosen = Load(), []
+    while lines:
+        name = min(lines, key=lambda n: taken[n])
+        seq = lines[name].pop()
+        load.add(seq.planned, seq.remaining)
+        # Each tenant's first row is in any case: time may be short, nobody stands still.
+        if taken[name] and state.cost.bound(load) > seconds:
+            break
+        chosen.append(seq)
+        taken[name] += 1 / state.tenants.share(name)
+        if not lines[name]:
+            del lines[name]
+    return chosen
+
+
+def _is_urgent(state: State) -> bool:
+    """Some tenant's next prompt is within what it is owed, and what others are not owed."""
+    waiting = [(name, seq) for name, seq in state.queue.heads() if not seq.pending]
+    waiting += [(s.owner.request.tenant, s) for s in state.running if _prefills(s)]
+    return any(
+        0 < seq.remaining <= state.tenants.deficit(name) and state.tenants.deficit(name) > 0
+        for name, seq in waiting
+    )
+
+
+def _prefills(seq: Sequence) -> bool:
+    return seq.remaining > 0 and not streams(seq)
 
 
 def _plan_running(
-    state: State, draft: Draft, seq: Sequence, count: int, last_step: int | None, *, may_yield: bool
+    state: State, draft: Draft, seq: Sequence, count: int, last_step: int | None
 ) -> int:
     """Give a running sequence a row, preempting others if it needs their blocks.
 
     Returns:
-        The tokens it got: 0 when there was no memory (with `may_yield` it may have been preempted
-        itself, being last in order).
+        The tokens it got: 0 when there was no memory.
     """
     lease = seq.lease
     assert lease is not None
@@ -102,13 +170,12 @@ def _plan_running(
     while lease.needed(seq.planned + count) > state.memory.num_free:
         if state.strip_waiting():
             continue
-        victim = state.victim(draft.planned)
-        if victim is None or (victim.order < seq.order) or (victim is seq and not may_yield):
+        victim = state.victim(seq, draft.planned)
+        if victim is None:
+            draft.tried.add(seq.seq_id)
             return 0
         state.preempt(victim)
         draft.preempted = True
-        if victim is seq:
-            return 0
     growth = lease.grow(seq.planned + count)
     input_from = last_step if seq.planned == len(seq.tokens) else None
     _add_row(state, draft, seq, count, growth.new_blocks, before, input_from=input_from)
@@ -144,16 +211,28 @@ def _add_row(
         )
     )
     introduced = not seq.on_worker
-    draft.flights.append(
-        Flight(seq, seq.epoch, start, count, sample, blocks_before, admitted, introduced)
+    flight = Flight(
+        seq, seq.epoch, start, count, sample, blocks_before, seq.charged, admitted, introduced
     )
+    draft.flights.append(flight)
     if introduced:
         draft.new.append(_static_data(seq))
         seq.on_worker = True
     draft.planned.add(seq.seq_id)
     draft.budget -= count
+    draft.load.add(start, count)
+    _charge(state, flight)
+    seq.last_row = draft.step_id
     seq.planned += count
     seq.pending += sample
+
+
+def _charge(state: State, flight: Flight, sign: int = 1) -> None:
+    """The tenant pays for positions that are computed for the first time."""
+    seq, end = flight.seq, flight.start + flight.count
+    fresh = max(0, end - max(flight.start, flight.charged_before))
+    state.tenants.charge(seq.owner.request.tenant, sign * fresh)
+    seq.charged = max(flight.charged_before, end) if sign > 0 else flight.charged_before
 
 
 def _static_data(seq: Sequence) -> NewSequence:
@@ -171,65 +250,188 @@ def _static_data(seq: Sequence) -> NewSequence:
     )
 
 
-def _admit(state: State, draft: Draft, room: int) -> None:
-    """Admit waiting sequences in order, until one does not fit: nobody overtakes it.
+def _prefill(
+    state: State, draft: Draft, last_step: int | None, *, urgent: bool, competing: bool
+) -> None:
+    """Spend what is left of the step on prompts.
 
-    A step that had to preempt admits nobody, and nobody returns while a token of it is pending.
+    Waiting sequences of a tenant are admitted in order, until one does not fit: nobody overtakes
+    it. A step that had to preempt for a running sequence admits nobody.
     """
+    room = _Room(state, draft, urgent=urgent, competing=competing)
+    admitting = not draft.preempted and _streams_may_grow(state)
+    reserved = state.blocks_promised() if admitting else 0
+    while draft.budget > 0:
+        seq = _next_prefill(state, draft, admitting=admitting)
+        if seq is None:
+            return
+        if seq.lease is not None and seq in state.running:
+            count = room.chunk(seq.planned, seq.remaining)
+            if count == 0:
+                return
+            promised = _blocks_promised(state, seq)
+            _plan_running(state, draft, seq, count, last_step)
+            reserved -= promised - _blocks_promised(state, seq)
+            # Who was preempted for it waits; nobody takes the blocks in this step.
+            admitting = admitting and not draft.preempted
+            continue
+        found = _found(state, seq) if seq.lease is None else []
+        if not _room_for(state, seq, found, reserved):
+            admitting = False
+            continue
+        start = seq.planned if seq.lease is not None else len(found) * state.memory.block_size
+        count = room.chunk(start, seq.known - start)
+        if count == 0:
+            return
+        _admit(state, draft, seq, found, count)
+        reserved += _blocks_promised(state, seq)
+
+
+class _Room:
+    """How long the next chunk of a step may be.
+
+    By predicted time once steps have been measured, else by tokens.
+    """
+
+    def __init__(self, state: State, draft: Draft, *, urgent: bool, competing: bool) -> None:
+        self._draft = draft
+        self._cost = state.cost
+        self._seconds = 0.0
+        self._begun = len(draft.rows)
+        rows, limits = len(draft.rows), state.limits
+        self._tokens = prefill_room(limits.max_step_tokens, state.memory.block_size, rows)
+        if self._cost.ready:
+            decode = self._cost.bound(draft.load) if rows else 0.0
+            self._seconds = step_seconds(limits, decode, urgent=urgent, competing=competing)
+
+    def chunk(self, start: int, remaining: int) -> int:
+        """Tokens of a sequence's next row behind `start`; 0: the step is full."""
+        draft = self._draft
+        most = min(remaining, draft.budget)
+        if not self._cost.ready:
+            count = min(most, self._tokens)
+            self._tokens -= count
+            return count
+        count = self._cost.longest_chunk(draft.load, start, most, self._seconds)
+        if len(draft.rows) == self._begun:
+            return max(count, min(most, MIN_CHUNK))
+        # A last sliver would cost a row and bring its prompt no nearer to its first token.
+        return count if count >= min(most, MIN_CHUNK) else 0
+
+
+def _next_prefill(state: State, draft: Draft, *, admitting: bool) -> Sequence | None:
+    """Whose prompt is read next: of the tenant that is owed most, by priority.
+
+    Of its prompts of equal priority the shortest and the oldest have their turns.
+    """
+    first, draft.first = draft.first, None
+    if first is not None and admitting:
+        return first
+    lines: dict[str, list[Sequence]] = {}
+    for seq in state.running:
+        if _prefills(seq) and seq.seq_id not in draft.planned and seq.seq_id not in draft.tried:
+            lines.setdefault(seq.owner.request.tenant, []).append(seq)
+    if admitting and len(state.running) < state.limits.max_num_seqs:
+        for name, seq in state.queue.heads():
+            if not seq.pending:
+                lines.setdefault(name, []).append(seq)
+    if not lines:
+        return None
+    tenant = state.tenants.pick(lines)
+    line = lines[tenant.name]
+    priority = min(seq.order[0] for seq in line)
+    line = [seq for seq in line if seq.order[0] == priority]
+    if tenant.turns % 2:
+        return min(line, key=lambda s: s.order)
+    return min(line, key=lambda s: (s.remaining, s.order))
+
+
+def _streams_may_grow(state: State) -> bool:
+    """One more stream would not take the streams beyond --max-itl-ms."""
+    limit = state.limits.max_itl
+    if limit is None or not state.cost.ready or not state.running:
+        return True
+    load = Load()
+    for seq in state.running:
+        load.add(seq.known, 1)
+    load.add(load.reach // len(state.running), 1)
+    return state.cost.bound(load) <= limit
+
+
+def _make_room(state: State, draft: Draft) -> None:
+    """A tenant without anything running gets a place from one with more than its share."""
+    running = {seq.owner.request.tenant for seq in state.running}
+    heads = [(n, s) for n, s in state.queue.heads() if n not in running and not s.pending]
+    if not heads:
+        return
+    name, seq = max(heads, key=lambda head: state.tenants.deficit(head[0]))
+    total = state.memory.capacity_tokens // state.memory.block_size
+    if state.memory.blocks_for(seq.known) > state.tenants.share(name) * total:
+        return  # it waits for its turn like everybody: no share holds it
     reserved = state.blocks_promised()
-    while room > 0 and not draft.preempted and len(state.running) < state.limits.max_num_seqs:
-        seq = state.queue.peek()
-        if seq is None or seq.pending:
+    while not (
+        len(state.running) < state.limits.max_num_seqs
+        and _room_for(state, seq, _found(state, seq), reserved)
+    ):
+        donor = state.donor(name)
+        if donor is None:
             return
-        idle = not state.running
-        if idle:
-            # Nobody else can free memory, so what waiting forks hold must not stand in the way.
-            while not _fits(state, seq, 0, idle=True) and state.strip_waiting(except_for=seq):
-                pass
-        if not _fits(state, seq, reserved, idle=idle):
-            return
-        count = _open_lease(state, seq, room)
-        state.queue.remove(seq)
-        state.start(seq)
-        assert seq.lease is not None
-        growth: Growth = seq.lease.grow(seq.planned + count)
-        tables = tuple(tuple(table) for table in seq.lease.tables)
-        _add_row(state, draft, seq, count, tables, 0, admitted=True)
-        draft.copies.extend(growth.copies)
-        reserved += state.memory.blocks_for(seq.known) - seq.lease.num_blocks
-        room -= count
+        state.preempt(donor)
+        reserved = state.blocks_promised()
+    draft.first = seq
+
+
+def _admit(
+    state: State, draft: Draft, seq: Sequence, found: list[tuple[int, ...]], count: int
+) -> None:
+    """Open the lease (or take the fork's) and give the sequence its first row."""
+    if seq.lease is None:
+        seq.lease = state.memory.lease(found)
+        seq.computed = seq.planned = len(found) * state.memory.block_size
+        seq.published = len(found)
+        state.note_hit(seq, seq.computed)
+    state.queue.remove(seq)
+    state.start(seq)
+    growth: Growth = seq.lease.grow(seq.planned + count)
+    tables = tuple(tuple(table) for table in seq.lease.tables)
+    _add_row(state, draft, seq, count, tables, 0, admitted=True)
+    draft.copies.extend(growth.copies)
+
+
+def _blocks_promised(state: State, seq: Sequence) -> int:
+    """Blocks it needs for tokens it knows already."""
+    assert seq.lease is not None
+    return max(0, state.memory.blocks_for(seq.known) - seq.lease.num_blocks)
 
 
 def _found(state: State, seq: Sequence) -> list[tuple[int, ...]]:
     """Blocks of its prefix in the index; never the last known token's, which is to be computed."""
     memory = state.memory
-    if not memory.prefix_caching or seq.wants_prompt_logprobs:
+    if seq.lease is not None or not memory.prefix_caching or seq.wants_prompt_logprobs:
         return []
     full = (len(seq.tokens) - 1) // memory.block_size
     return memory.find(seq.keys_up_to(full, memory.block_size))
 
 
-def _fits(state: State, seq: Sequence, reserved: int, *, idle: bool) -> bool:
+def _room_for(state: State, seq: Sequence, found: list[tuple[int, ...]], reserved: int) -> bool:
     """All its known tokens find room beside what running prefills still need."""
+    if not state.running:
+        # Nobody else can free memory, so what waiting forks hold must not stand in the way.
+        while not _fits(state, seq, found, 0, 0) and state.strip_waiting(except_for=seq):
+            pass
+        return _fits(state, seq, found, 0, 0)
+    return _fits(state, seq, found, reserved, admission_headroom(len(state.running)))
+
+
+def _fits(
+    state: State, seq: Sequence, found: list[tuple[int, ...]], reserved: int, headroom: int
+) -> bool:
     memory = state.memory
     if seq.lease is not None:
         need = seq.lease.needed(seq.known)
     else:
-        found = _found(state, seq)
         need = memory.blocks_for(seq.known) - len(found) + memory.num_reclaimed(found)
-    headroom = 0 if idle else admission_headroom(len(state.running))
     return need + reserved + headroom <= memory.num_free
-
-
-def _open_lease(state: State, seq: Sequence, room: int) -> int:
-    """Take the prefix hit (or the fork's shared blocks); returns the first chunk's size."""
-    if seq.lease is None:
-        found = _found(state, seq)
-        seq.lease = state.memory.lease(found)
-        seq.computed = seq.planned = len(found) * state.memory.block_size
-        seq.published = len(found)
-        state.note_hit(seq, seq.computed)
-    return min(seq.remaining, room)
 
 
 def undo(state: State, flights: list[Flight]) -> None:
@@ -237,6 +439,7 @@ def undo(state: State, flights: list[Flight]) -> None:
     for flight in reversed(flights):
         seq = flight.seq
         seq.pending -= flight.sample
+        _charge(state, flight, -1)
         if flight.introduced:
             seq.on_worker = False
         if seq.status is not Status.RUNNING or seq.epoch != flight.epoch:

@@ -5,12 +5,40 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tidemill.contract.request import EngineRequest
-from tidemill.sched.sequence import OrderKey
+from tidemill.sched.sequence import OrderKey, Sequence
 
-# While streams run, a step spends at most this share of its token budget on prefill: the gap
-# between two tokens of a stream is one step, and a step's time grows with its tokens. A quarter of
-# the default budget is already wide enough for matrix products to run at full speed.
+# Until steps have been measured, a step beside running streams spends at most this share of its
+# token budget on prefill. Backends that report no times stay with it.
 MIXED_PREFILL_SHARE = 4
+
+# The gap between two tokens of a stream is one step. Without --max-itl-ms a step with prefill in it
+# may take so long: hardly noticed by who reads along, and wide enough on a small machine for the
+# weights' reading to be shared. A large model whose streams alone take longer gets half as much
+# again for its prefill.
+MIXED_SECONDS = 0.120
+MIXED_GROWTH = 1.5
+
+# A tenant whose prompt is within what it is owed is answered first and need not share the step; the
+# others' streams see one long step, and get no more of it than this.
+URGENT_SECONDS = 0.300
+URGENT_GROWTH = 2.0
+URGENT_DECODE_SECONDS = 0.050
+
+# While several tenants compete, the streams of a step take at most so long and take turns beyond.
+COMPETING_DECODE_SECONDS = 0.100
+
+# Nobody waits for a token: prefill takes the whole budget. Still bounded, because whoever comes
+# next waits for the step's end; less so if that is to be expected soon.
+ALONE_SECONDS = 1.0
+COMPETING_SECONDS = 0.150
+
+# However little time is left, a step computes so many tokens of a prefill: else a long one would
+# never end. Some kernels work on tiles of 8 tokens.
+MIN_CHUNK = 8
+
+# A stream that knows up to so many tokens it has not computed (jump-ahead) goes on like one that
+# knows one; more is a prefill.
+MAX_STREAM_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +51,7 @@ class Limits:
         max_model_len: positions a request may use.
         vocab_size: for checking token ids; None skips it.
         depth: plans that may be outstanding (1 or 2).
+        max_itl: seconds a step beside streams may take by prediction; None: as above.
     """
 
     max_num_seqs: int
@@ -30,19 +59,52 @@ class Limits:
     max_model_len: int
     vocab_size: int | None = None
     depth: int = 1
+    max_itl: float | None = None
 
 
 def order_key(request: EngineRequest, receipt: int, choice: int) -> OrderKey:
-    """Smaller runs earlier, and is preempted later."""
+    """Smaller runs earlier among those of a tenant, and is preempted later."""
     return request.priority, request.arrival, receipt, choice
 
 
+def streams(seq: Sequence) -> bool:
+    """A running sequence is past its prompt: its next row is due in every step."""
+    left = seq.remaining
+    return left == 1 or (1 < left <= MAX_STREAM_TOKENS and seq.planned >= seq.prompt_len)
+
+
 def prefill_room(max_step_tokens: int, block_size: int, decode_rows: int) -> int:
-    """Tokens a step may spend on prefill beside `decode_rows` running streams."""
+    """Tokens of prefill beside `decode_rows` running streams while no step has been measured."""
     left = max_step_tokens - decode_rows
     if decode_rows == 0:
         return left
     return max(0, min(left, max(block_size, max_step_tokens // MIXED_PREFILL_SHARE)))
+
+
+def decode_seconds(limits: Limits, *, urgent: bool, competing: bool) -> float | None:
+    """Seconds that the streams' rows of a step may take; None: all of them run."""
+    if not competing:
+        return None
+    bound = URGENT_DECODE_SECONDS if urgent else COMPETING_DECODE_SECONDS
+    return bound if limits.max_itl is None else min(bound, limits.max_itl)
+
+
+def step_seconds(limits: Limits, decode: float, *, urgent: bool, competing: bool) -> float:
+    """Seconds that a step may take with its prefill.
+
+    Args:
+        limits: the scheduler's.
+        decode: predicted seconds of its streams' rows; 0 when none run.
+        urgent: the prefill is one of a tenant that is owed it.
+        competing: several tenants want the engine.
+    """
+    if decode == 0.0:
+        return COMPETING_SECONDS if competing and not urgent else ALONE_SECONDS
+    if limits.max_itl is not None:
+        return limits.max_itl
+    if urgent:
+        return max(URGENT_SECONDS, URGENT_GROWTH * decode)
+    return max(MIXED_SECONDS, MIXED_GROWTH * decode)
 
 
 def admission_headroom(running: int) -> int:

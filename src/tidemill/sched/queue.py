@@ -1,4 +1,4 @@
-"""WaitingQueue: who is admitted next, in O(log n)."""
+"""WaitingQueue: which of a tenant's sequences is admitted next, in O(log n)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from tidemill.sched.sequence import OrderKey, Sequence
 
 
 class WaitingQueue:
-    """Sequences waiting to be admitted, the first in order (`Sequence.order`) first.
+    """Sequences waiting to be admitted, per tenant the first in order (`Sequence.order`) first.
 
-    Removal from the middle is lazy: an entry whose sequence is no longer in `_members` is skipped
-    when it reaches the top.
+    Between tenants it decides nothing. Removal from the middle is lazy: an entry whose sequence is
+    no longer in `_members` is skipped when it reaches the top.
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[OrderKey, int]] = []
+        self._heaps: dict[str, list[tuple[OrderKey, int]]] = {}
+        self._waiting: dict[str, int] = {}
         self._members: dict[int, Sequence] = {}
+        self._tokens = 0
+        self._counted: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._members)
@@ -29,27 +32,52 @@ class WaitingQueue:
     def __contains__(self, seq: Sequence) -> bool:
         return seq.seq_id in self._members
 
+    @property
+    def tokens(self) -> int:
+        """Known tokens of all members when they were pushed."""
+        return self._tokens
+
     def push(self, seq: Sequence) -> None:
         """Add a sequence; its place follows from its order, not from when it is pushed."""
         assert seq.seq_id not in self._members, f"sequence {seq.seq_id} waits already"
+        name = seq.owner.request.tenant
         self._members[seq.seq_id] = seq
-        heapq.heappush(self._heap, (seq.order, seq.seq_id))
+        self._waiting[name] = self._waiting.get(name, 0) + 1
+        self._counted[seq.seq_id] = len(seq.tokens)
+        self._tokens += len(seq.tokens)
+        heapq.heappush(self._heaps.setdefault(name, []), (seq.order, seq.seq_id))
 
-    def peek(self) -> Sequence | None:
-        """The first in order, or None."""
-        while self._heap:
-            seq = self._members.get(self._heap[0][1])
+    def heads(self) -> Iterator[tuple[str, Sequence]]:
+        """Of every tenant with members, its name and its first."""
+        for name in self._heaps:
+            seq = self.peek(name)
+            assert seq is not None, "a tenant without members has a heap"
+            yield name, seq
+
+    def peek(self, tenant: str) -> Sequence | None:
+        """The tenant's first in order, or None."""
+        heap = self._heaps.get(tenant, [])
+        while heap:
+            seq = self._members.get(heap[0][1])
             if seq is not None:
                 return seq
-            heapq.heappop(self._heap)
+            heapq.heappop(heap)
         return None
 
     def remove(self, seq: Sequence) -> None:
         """Take a sequence out; one that does not wait is ignored."""
-        self._members.pop(seq.seq_id, None)
+        if self._members.pop(seq.seq_id, None) is None:
+            return
+        self._tokens -= self._counted.pop(seq.seq_id)
+        name = seq.owner.request.tenant
+        self._waiting[name] -= 1
+        if self._waiting[name] == 0:
+            del self._waiting[name], self._heaps[name]
+            return
+        heap = self._heaps[name]
         # A pushed-again sequence would find its stale entry; keep the heap clean when cheap.
-        if self._heap and self._heap[0][1] == seq.seq_id:
-            heapq.heappop(self._heap)
-        if len(self._heap) > 2 * len(self._members) + 16:
-            self._heap = [entry for entry in self._heap if entry[1] in self._members]
-            heapq.heapify(self._heap)
+        if heap[0][1] == seq.seq_id:
+            heapq.heappop(heap)
+        if len(heap) > 2 * self._waiting[name] + 16:
+            heap[:] = [entry for entry in heap if entry[1] in self._members]
+            heapq.heapify(heap)

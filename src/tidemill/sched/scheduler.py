@@ -9,11 +9,12 @@ gives running ones a row each; `commit` accepts what was sampled and says what c
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from tidemill.base.clock import wall
+from tidemill.base.clock import monotonic, wall
 from tidemill.base.errors import ErrorKind, TidemillError, bad_request, unsupported
 from tidemill.base.log import get_logger
 from tidemill.contract.plan import StepPlan, StepResult
@@ -28,6 +29,7 @@ from tidemill.contract.wire import EngineStats
 from tidemill.memory.lease import KVMemory
 from tidemill.memory.prefix import root_digest
 from tidemill.sched.commit import commit_row, end_of, finish
+from tidemill.sched.cost import Load
 from tidemill.sched.planning import Flight, build, undo
 from tidemill.sched.policy import Limits, order_key
 from tidemill.sched.sequence import Emission, RequestState, Sequence
@@ -35,13 +37,23 @@ from tidemill.sched.state import State
 
 _log = get_logger(__name__)
 
+_COUNTERS = ("steps", "step_tokens", "step_rows", "generated", "expired", "queue_expired")
+
 
 @dataclass(slots=True)
 class _Outstanding:
-    """A plan on its way, with what is needed to commit it or take it back."""
+    """A plan on its way, with what is needed to commit it or take it back.
+
+    Attributes:
+        plan, flights: what was planned.
+        load: its cost's features.
+        predicted: seconds it should take; 0 before anything was measured.
+    """
 
     plan: StepPlan
     flights: list[Flight]
+    load: Load
+    predicted: float
 
 
 class Scheduler:
@@ -52,6 +64,7 @@ class Scheduler:
         limits: bounds.
         eos_token_ids: the model's end tokens.
         weights_digest, kv_dtype: part of every block's identity.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -62,20 +75,22 @@ class Scheduler:
         *,
         weights_digest: str = "",
         kv_dtype: str = "",
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self.memory = memory
         self.limits = limits
         self.max_len = min(limits.max_model_len, memory.capacity_tokens)
         self._eos = frozenset(eos_token_ids)
         self._identity = (weights_digest, kv_dtype)
-        self._state = State(memory, limits)
+        self._state = State(memory, limits, clock)
         self._requests: dict[tuple[int, str], RequestState] = {}
         self._outstanding: deque[_Outstanding] = deque()
-        self._deadlines: list[tuple[float, int, RequestState]] = []
+        self._deadlines: list[tuple[float, int, bool, RequestState]] = []
         self._next_seq = 0
         self._receipts = 0
         self._next_step = 0
-        self._counts = dict.fromkeys(("steps", "step_tokens", "step_rows", "generated"), 0)
+        self._counts = dict.fromkeys(_COUNTERS, 0)
+        self._seconds = {"predicted": 0.0, "measured": 0.0, "last_predicted": 0.0}
         self._last = (0, 0)
 
     # -- requests ----------------------------------------------------------------------------
@@ -126,6 +141,8 @@ class Scheduler:
                 f"the prompt has {len(prompt)} tokens; with at least one token of output that "
                 f"exceeds the context of {self.max_len} tokens; shorten the prompt",
             )
+        if not 0.0 < request.weight < math.inf:
+            raise bad_request("weight", f"a tenant's weight must be above 0, got {request.weight}")
         if request.resume and len(request.resume) != sampling.n:
             raise bad_request(
                 "resume", f"resume has {len(request.resume)} entries for {sampling.n} choices"
@@ -167,8 +184,11 @@ class Scheduler:
         self._receipts += 1
         self._enqueue(owner)
         self._requests[owner.key] = owner
+        self._state.tenants.enter(request.tenant, request.weight)
         if request.deadline is not None:
-            heapq.heappush(self._deadlines, (request.deadline, self._receipts, owner))
+            heapq.heappush(self._deadlines, (request.deadline, self._receipts, False, owner))
+        if request.start_by is not None and not any(request.resume):
+            heapq.heappush(self._deadlines, (request.start_by, self._receipts, True, owner))
         return owner
 
     def _enqueue(self, owner: RequestState) -> None:
@@ -203,13 +223,18 @@ class Scheduler:
         return emissions
 
     def expire(self, now: float) -> list[Emission]:
-        """End requests whose deadline (wall-clock seconds) has passed, queued or running."""
+        """End requests whose deadline (wall-clock seconds) has passed, queued or running, and those
+        that have waited for their first step beyond their limit."""
         emissions: list[Emission] = []
         while self._deadlines and self._deadlines[0][0] <= now:
-            owner = heapq.heappop(self._deadlines)[2]
-            if self._requests.get(owner.key) is owner:
-                error = RequestError(ErrorKind.TIMEOUT, "the request's deadline passed", None, True)
-                emissions += self._end(*owner.key, None, FinishReason.ERROR, error)
+            *_, to_start, owner = heapq.heappop(self._deadlines)
+            if self._requests.get(owner.key) is not owner:
+                continue
+            if to_start and any(seq.first_scheduled for seq in owner.choices):
+                continue
+            self._counts["queue_expired" if to_start else "expired"] += 1
+            error = _expiry(owner, now, to_start=to_start)
+            emissions += self._end(*owner.key, None, FinishReason.ERROR, error)
         return emissions
 
     def _end(
@@ -230,8 +255,16 @@ class Scheduler:
         return emissions[::-1]
 
     def _forget_if_done(self, owner: RequestState) -> None:
-        if not owner.open_choices:
-            self._requests.pop(owner.key, None)
+        if not owner.open_choices and self._requests.pop(owner.key, None) is not None:
+            self._state.tenants.leave(owner.request.tenant, self._state.clock())
+            if len(self._deadlines) > 2 * len(self._requests) + 64:
+                self._drop_old_deadlines()
+
+    def _drop_old_deadlines(self) -> None:
+        """Deadlines of requests that have ended must not pile up until they pass."""
+        live = [d for d in self._deadlines if self._requests.get(d[-1].key) is d[-1]]
+        self._deadlines = live
+        heapq.heapify(live)
 
     # -- steps -------------------------------------------------------------------------------
 
@@ -250,7 +283,9 @@ class Scheduler:
         state.tell_preempted.clear()
         state.tell_finished.clear()
         self._next_step += 1
-        self._outstanding.append(_Outstanding(plan, draft.flights))
+        cost = state.cost
+        predicted = cost.predict(draft.load) if cost.ready else 0.0
+        self._outstanding.append(_Outstanding(plan, draft.flights, draft.load, predicted))
         return plan
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Emission]:
@@ -271,7 +306,16 @@ class Scheduler:
         self._counts["step_tokens"] += plan.num_tokens
         self._counts["step_rows"] += len(plan.rows)
         self._last = (plan.num_tokens, len(plan.rows))
+        self._learn(outstanding, result.timings.forward + result.timings.sampling)
         return emissions
+
+    def _learn(self, outstanding: _Outstanding, seconds: float) -> None:
+        figures = self._seconds
+        figures["last_predicted"] = outstanding.predicted
+        if outstanding.predicted > 0.0:
+            figures["predicted"] += outstanding.predicted
+            figures["measured"] += seconds
+        self._state.cost.observe(outstanding.load, seconds)
 
     def rollback(self, plan: StepPlan) -> None:
         """Take the newest outstanding plan back: its step failed and nothing of it counts."""
@@ -338,6 +382,13 @@ class Scheduler:
             last_step_tokens=self._last[0],
             last_step_rows=self._last[1],
             last_step_seconds=last_step_seconds,
+            waiting_tokens=state.queue.tokens,
+            tenants=len(state.tenants),
+            expired=counts["expired"],
+            queue_expired=counts["queue_expired"],
+            predicted_seconds=self._seconds["predicted"],
+            measured_seconds=self._seconds["measured"],
+            last_predicted_seconds=self._seconds["last_predicted"],
         )
 
     def check(self) -> None:
@@ -352,6 +403,8 @@ class Scheduler:
         for owner in self._requests.values():
             placed |= {seq.seq_id for seq in owner.held}
             assert owner.open_choices, f"request {owner.key} has ended and is still known"
+        tenants = {owner.request.tenant for owner in self._requests.values()}
+        assert len(self._state.tenants) == len(tenants), "a tenant is known without a request"
         known = {seq.seq_id for seq in self.sequences()}
         assert placed == known, "a sequence is nowhere, or is somewhere after its end"
         if not self._requests:
@@ -367,3 +420,16 @@ def _refusal(client: int, request: EngineRequest, choice: int, error: TidemillEr
         error=wire,
     )
     return Emission(client, output)
+
+
+def _expiry(owner: RequestState, now: float, *, to_start: bool) -> RequestError:
+    request = owner.request
+    waited = now - (request.arrival or owner.received)
+    if to_start:
+        text = (
+            f"the request waited {waited:.1f} s for its turn, longer than requests may wait here "
+            "(--max-queue-time); try again later"
+        )
+        return RequestError(ErrorKind.OVERLOADED, text, None, True)
+    text = f"the request's deadline passed {waited:.1f} s after it came; give it a longer timeout"
+    return RequestError(ErrorKind.TIMEOUT, text, "timeout", True)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Callable
 
-from tidemill.base.clock import wall
+from tidemill.base.clock import monotonic, wall
 from tidemill.contract.request import Status
 from tidemill.memory.lease import KVMemory
+from tidemill.sched.cost import StepCost
+from tidemill.sched.fairness import Tenants
 from tidemill.sched.policy import Limits
 from tidemill.sched.queue import WaitingQueue
 from tidemill.sched.sequence import Sequence
@@ -18,11 +21,21 @@ class State:
     Invariants: `running` is sorted by order; a sequence is in `running`, in `queue` or held by its
     request, never in two; running sequences have a lease, waiting ones have none but for `forks`,
     which share their leader's until they run.
+
+    Args:
+        memory: the KV cache's books.
+        limits: bounds.
+        clock: monotonic seconds.
     """
 
-    def __init__(self, memory: KVMemory, limits: Limits) -> None:
+    def __init__(
+        self, memory: KVMemory, limits: Limits, clock: Callable[[], float] = monotonic
+    ) -> None:
         self.memory = memory
         self.limits = limits
+        self.clock = clock
+        self.tenants = Tenants()
+        self.cost = StepCost()
         self.running: list[Sequence] = []
         self.queue = WaitingQueue()
         self.forks: dict[int, Sequence] = {}
@@ -57,12 +70,75 @@ class State:
             if seq.lease is not None
         )
 
-    def victim(self, planned: set[int]) -> Sequence | None:
-        """Who gives its blocks up: the last in order that has no row yet."""
-        for seq in reversed(self.running):
-            if seq.seq_id not in planned:
-                return seq
-        return None
+    def victim(self, needy: Sequence, planned: set[int]) -> Sequence | None:
+        """Who gives its blocks up for `needy`: of those who may be asked, who loses least.
+
+        May be asked: without a row in this plan, and either later in order (of one tenant) or of a
+        tenant that holds more for its weight. The longest received of all running sequences is
+        never asked and may ask everybody: it always gets on, so that the work ends.
+        """
+        oldest = self._oldest()
+        held = self._held_per_weight()
+        mine = held[needy.owner.request.tenant]
+
+        def may_be_asked(seq: Sequence) -> bool:
+            if seq is needy or seq is oldest or seq.seq_id in planned:
+                return False
+            theirs = held[seq.owner.request.tenant]
+            if needy is oldest or theirs > mine:
+                return True
+            return theirs == mine and seq.order > needy.order
+
+        return self._least_loss([seq for seq in self.running if may_be_asked(seq)])
+
+    def donor(self, tenant: str) -> Sequence | None:
+        """Who makes room for a tenant that has nothing running: one of a tenant above its share."""
+        total = self.memory.capacity_tokens // self.memory.block_size
+        slots = self.limits.max_num_seqs
+        held, count = self._held(), self._running_per_tenant()
+        above = {
+            name
+            for name, running in count.items()
+            if running > 1
+            and name != tenant
+            and max(held[name] / total, running / slots) > self.tenants.share(name)
+        }
+        oldest = self._oldest()
+        asked = [s for s in self.running if s is not oldest and s.owner.request.tenant in above]
+        return self._least_loss(asked)
+
+    def _least_loss(self, asked: list[Sequence]) -> Sequence | None:
+        """Who has least to compute again; the last in order of equal ones, and none for nothing."""
+        best: Sequence | None = None
+        least = (True, 0)
+        for seq in reversed(asked):
+            assert seq.lease is not None
+            own = seq.lease.num_exclusive
+            shared = (seq.lease.num_blocks - own) * self.memory.block_size
+            loss = (own == 0, max(0, seq.computed - shared))
+            if best is None or loss < least:
+                best, least = seq, loss
+        return best
+
+    def _oldest(self) -> Sequence | None:
+        return min(self.running, key=lambda seq: seq.order[2:], default=None)
+
+    def _held(self) -> dict[str, int]:
+        """Blocks per tenant with running sequences."""
+        held: dict[str, int] = {}
+        for seq in self.running:
+            name = seq.owner.request.tenant
+            held[name] = held.get(name, 0) + (seq.lease.num_blocks if seq.lease else 0)
+        return held
+
+    def _held_per_weight(self) -> dict[str, float]:
+        return {name: held / self.tenants.share(name) for name, held in self._held().items()}
+
+    def _running_per_tenant(self) -> dict[str, int]:
+        count: dict[str, int] = {}
+        for seq in self.running:
+            count[seq.owner.request.tenant] = count.get(seq.owner.request.tenant, 0) + 1
+        return count
 
     def strip_waiting(self, except_for: Sequence | None = None) -> bool:
         """Take the shared blocks from one waiting fork; it will find or compute them itself."""
@@ -130,6 +206,7 @@ class State:
             AssertionError: one does not hold (a defect of ours).
         """
         self.memory.check()
+        self.tenants.check()
         orders = [seq.order for seq in self.running]
         assert orders == sorted(orders), "running sequences are out of order"
         assert len(self.running) <= self.limits.max_num_seqs, "too many sequences run"

@@ -1,0 +1,200 @@
+"""StepCost: how long a step will take, learned from the steps that ran.
+
+A step's time is predicted as a sum of four non-negative parts: what every step costs (reading the
+weights), a part per token computed (matrix products), per query-key pair (attention) and per KV
+position read. Steps are kept as means over classes of similar steps, so that what was learned about
+long contexts is not forgotten while none is there; the parts are fitted to the classes by least
+squares of the relative error under the sign constraint (coordinate descent on the normal equations;
+Lawson and Hanson, Solving Least Squares Problems, 1974, chapter 23, has the problem). A step far
+off its class counts as less far off (Huber, Robust Estimation of a Location Parameter, 1964): a
+neighbour's work on the machine is not the step's. `margin` is learned too: the ratio of measured to
+predicted that 95 % of the steps stay below.
+
+Tokens do not depend on any of this: how a prefill is cut changes no answer (promise 6).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+# Features are scaled by these, so that the fitted parts are of similar size.
+_UNITS = (1.0, 64.0, 2.0**18, 2.0**14)
+
+# Before attention over a long context was measured it is taken to cost as much as the matrix
+# products at this depth. Real models come to that later (a 0.6B model on AVX-512 at some 1500), so
+# that first chunks at depth are too small rather than too large.
+_PRIOR_DEPTH = 512.0
+_PRIOR_WEIGHT = 0.02
+
+_FIRST_STEPS = 3
+_FIT_OFTEN = 32
+_FIT_EVERY = 8
+_SWEEPS = 12
+_MAX_CLASSES = 256
+_CLASS_RATE = 0.2
+_FAR = 1.5
+_DRIFT_RATE = 0.1
+_DRIFT_RANGE = (0.5, 3.0)
+_MARGIN_STEP = 0.02
+_MARGIN_RANGE = (1.0, 1.5)
+_MARGIN_SHARE = 0.95
+
+_Vector = tuple[float, float, float, float]
+
+
+@dataclass(slots=True)
+class Load:
+    """What a step computes, as its cost sees it.
+
+    Attributes:
+        tokens: computed.
+        pairs: query-key pairs of attention.
+        reach: KV positions read, over all rows.
+    """
+
+    tokens: int = 0
+    pairs: int = 0
+    reach: int = 0
+
+    def add(self, start: int, count: int) -> None:
+        """A row of `count` tokens behind `start` computed ones."""
+        self.tokens += count
+        self.pairs += count * start + count * (count + 1) // 2
+        self.reach += start + count
+
+    def plus(self, start: int, count: int) -> Load:
+        """This load with one more row."""
+        more = Load(self.tokens, self.pairs, self.reach)
+        if count:
+            more.add(start, count)
+        return more
+
+    @property
+    def features(self) -> _Vector:
+        """What the four parts are multiplied with."""
+        _, tokens, pairs, reach = _UNITS
+        return 1.0, self.tokens / tokens, self.pairs / pairs, self.reach / reach
+
+    @property
+    def size_class(self) -> tuple[int, int, int]:
+        """Equal for loads that differ by less than a factor of about two in every number."""
+        return self.tokens.bit_length(), self.pairs.bit_length(), self.reach.bit_length()
+
+
+@dataclass(slots=True)
+class _Class:
+    """Mean features and seconds of similar steps."""
+
+    features: list[float]
+    seconds: float
+    steps: int = 1
+
+
+class StepCost:
+    """Predicts the seconds of a step; learns from every step measured."""
+
+    def __init__(self) -> None:
+        self.margin = 1.15
+        self._parts = [0.0] * 4
+        self._classes: OrderedDict[tuple[int, int, int], _Class] = OrderedDict()
+        self._steps = 0
+        self._drift = 1.0
+
+    @property
+    def ready(self) -> bool:
+        """Enough steps were measured for a prediction to be worth something."""
+        return self._steps >= _FIRST_STEPS
+
+    def predict(self, load: Load) -> float:
+        """Seconds the step is expected to take; 0 before anything was measured."""
+        a, b, c, d = self._parts
+        _, tokens, pairs, reach = load.features
+        return (a + b * tokens + c * pairs + d * reach) * self._drift
+
+    def bound(self, load: Load) -> float:
+        """Seconds that 95 % of such steps stay below."""
+        return self.predict(load) * self.margin
+
+    def longest_chunk(self, load: Load, start: int, most: int, seconds: float) -> int:
+        """Tokens (0 to `most`) of a row behind `start` that fit beside `load` into the time."""
+        low, high = 0, most
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.bound(load.plus(start, middle)) <= seconds:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def observe(self, load: Load, seconds: float) -> None:
+        """Learn from a step that took so long. Steps that took no time teach nothing."""
+        if seconds <= 0.0 or load.tokens == 0:
+            return
+        if self.ready:
+            self._compare(seconds / max(self.predict(load), 1e-9))
+        self._enter(load, seconds)
+        self._steps += 1
+        if self._steps < _FIT_OFTEN or self._steps % _FIT_EVERY == 0:
+            self._fit()
+
+    def _compare(self, ratio: float) -> None:
+        # A quantile by small steps: up by its share when exceeded, down by the rest when not.
+        step = _MARGIN_STEP * (_MARGIN_SHARE if ratio > self.margin else _MARGIN_SHARE - 1.0)
+        self.margin = _clip(self.margin + step, *_MARGIN_RANGE)
+        drift = self._drift * _clip(ratio, 1 / _FAR, _FAR)
+        self._drift = _clip(self._drift + _DRIFT_RATE * (drift - self._drift), *_DRIFT_RANGE)
+
+    def _enter(self, load: Load, seconds: float) -> None:
+        key = load.size_class
+        known = self._classes.get(key)
+        if known is None:
+            self._classes[key] = _Class(list(load.features), seconds)
+            if len(self._classes) > _MAX_CLASSES:
+                self._classes.popitem(last=False)
+            return
+        self._classes.move_to_end(key)
+        known.steps += 1
+        rate = max(_CLASS_RATE, 1 / known.steps)
+        if known.steps > 3:
+            seconds = _clip(seconds, known.seconds / _FAR, known.seconds * _FAR)
+        known.seconds += rate * (seconds - known.seconds)
+        for i, value in enumerate(load.features):
+            known.features[i] += rate * (value - known.features[i])
+
+    def _fit(self) -> None:
+        """Least squares of the relative error over the classes, no part below zero."""
+        prior = self._prior()
+        gram = [[0.0] * 4 for _ in range(4)]
+        right = [0.0] * 4
+        for known in self._classes.values():
+            x = [value / known.seconds for value in known.features]
+            for i in range(4):
+                right[i] += x[i]
+                row = gram[i]
+                for j in range(4):
+                    row[j] += x[i] * x[j]
+        for i in range(4):
+            # What no class tells apart stays near the prior.
+            pull = _PRIOR_WEIGHT / max(prior[i], prior[1]) ** 2
+            gram[i][i] += pull
+            right[i] += pull * prior[i]
+        parts = self._parts if self._steps > 1 else prior
+        for _ in range(_SWEEPS):
+            for i in range(4):
+                rest = sum(gram[i][j] * parts[j] for j in range(4) if j != i)
+                parts[i] = max(0.0, (right[i] - rest) / gram[i][i])
+        self._parts = parts
+
+    def _prior(self) -> list[float]:
+        """The cheapest class, all of it taken to be its tokens' and their attention's."""
+        per_token = min(
+            known.seconds
+            / (known.features[1] * _UNITS[1] + known.features[2] * _UNITS[2] / _PRIOR_DEPTH)
+            for known in self._classes.values()
+        )
+        return [0.0, per_token * _UNITS[1], per_token / _PRIOR_DEPTH * _UNITS[2], 0.0]
+
+
+def _clip(value: float, low: float, high: float) -> float:
+    return min(high, max(low, value))
