@@ -320,6 +320,7 @@ def make_core(opened: OpenedExecutor, config: EngineConfig, *, depth: int = 1) -
         max_model_len=info.max_model_len,
         vocab_size=info.vocab_size,
         depth=depth,
+        max_itl=None if config.max_itl_ms is None else config.max_itl_ms / 1000,
     )
     scheduler = Scheduler(
         memory,
