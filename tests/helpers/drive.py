@@ -32,6 +32,9 @@ def request(
     deadline: float | None = None,
     resume: tuple[tuple[int, ...], ...] = (),
     salt: str = "",
+    tenant: str = "",
+    weight: float = 1.0,
+    start_by: float | None = None,
     **sampling: object,
 ) -> EngineRequest:
     """A request with test defaults: greedy, and nothing but its length ends it."""
@@ -50,6 +53,9 @@ def request(
         deadline=deadline,
         resume=resume,
         cache_salt=salt,
+        tenant=tenant,
+        weight=weight,
+        start_by=start_by,
     )
 
 

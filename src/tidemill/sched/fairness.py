@@ -37,8 +37,8 @@ class Tenant:
         name, weight: see `EngineRequest`.
         served: tokens charged per unit of weight, on the scale of `Tenants`' round.
         requests: in the engine now.
-        turns: how often it was picked; decides between its oldest and its shortest prefill.
-        picked: when it was picked last (a counter over all picks).
+        turns: prompts' chunks planned for it; decides between its oldest and its shortest prompt.
+        last_turn: when it had one last (a counter over all).
         seen: clock reading of its last request's end.
     """
 
@@ -47,7 +47,7 @@ class Tenant:
     served: float
     requests: int = 0
     turns: int = 0
-    picked: int = 0
+    last_turn: int = 0
     seen: float = 0.0
 
 
@@ -59,7 +59,7 @@ class Tenants:
         self._idle: OrderedDict[str, Tenant] = OrderedDict()
         self._round = 0.0
         self._weights = 0.0
-        self._picks = 0
+        self._turns = 0
 
     def __len__(self) -> int:
         """Tenants with a request in the engine."""
@@ -118,11 +118,14 @@ class Tenants:
 
     def pick(self, names: Iterable[str]) -> Tenant:
         """Of these active tenants, whose turn it is."""
-        best = min((self._active[n] for n in names), key=self._rank)
-        self._picks += 1
-        best.picked = self._picks
-        best.turns += 1
-        return best
+        return min((self._active[n] for n in names), key=self._rank)
+
+    def took(self, name: str) -> None:
+        """The tenant had its turn."""
+        tenant = self._active[name]
+        self._turns += 1
+        tenant.last_turn = self._turns
+        tenant.turns += 1
 
     def competing(self, now: float) -> bool:
         """Several tenants want the engine, or did within the last seconds."""
@@ -135,7 +138,7 @@ class Tenants:
 
     def _rank(self, tenant: Tenant) -> tuple[float, int]:
         self._settle(tenant)
-        return tenant.served, tenant.picked
+        return tenant.served, tenant.last_turn
 
     def _settle(self, tenant: Tenant) -> None:
         low, high = self._round - QUANTUM, self._round + MAX_DEBT

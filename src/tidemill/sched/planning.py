@@ -13,8 +13,11 @@ from tidemill.contract.plan import BlockCopy, LogitsWanted, NewSequence, Row, St
 from tidemill.contract.request import Status
 from tidemill.memory.lease import Growth
 from tidemill.sched.cost import Load
+from tidemill.sched.fairness import QUANTUM
 from tidemill.sched.policy import (
     MIN_CHUNK,
+    URGENT_SECONDS,
+    URGENT_STEPS,
     admission_headroom,
     decode_seconds,
     prefill_room,
@@ -97,12 +100,12 @@ def build(state: State, step_id: int, last_step: int | None) -> Draft:
     competing = state.tenants.competing(state.clock())
     if len(state.tenants) > 1:
         _make_room(state, draft)
-    urgent = competing and _is_urgent(state)
+    urgent = competing and any(_is_urgent(state, seq) for seq in _unread(state))
     for seq in _stream_rows(state, draft, urgent=urgent, competing=competing):
         if seq.lease is not None and draft.budget > 0:
             count = min(seq.remaining, draft.budget)
             _plan_running(state, draft, seq, count, last_step)
-    _prefill(state, draft, last_step, urgent=urgent, competing=competing)
+    _prefill(state, draft, last_step, competing=competing)
     return draft
 
 
@@ -142,14 +145,20 @@ def _fair_rows(state: State, due: list[Sequence], seconds: float) -> list[Sequen
     return chosen
 
 
-def _is_urgent(state: State) -> bool:
-    """Some tenant's next prompt is within what it is owed, and what others are not owed."""
-    waiting = [(name, seq) for name, seq in state.queue.heads() if not seq.pending]
-    waiting += [(s.owner.request.tenant, s) for s in state.running if _prefills(s)]
-    return any(
-        0 < seq.remaining <= state.tenants.deficit(name) and state.tenants.deficit(name) > 0
-        for name, seq in waiting
-    )
+def _unread(state: State) -> list[Sequence]:
+    """Prompts that could be read in this step: those under way, and each tenant's next."""
+    waiting = [seq for _, seq in state.queue.heads() if not seq.pending]
+    return waiting + [seq for seq in state.running if _prefills(seq)]
+
+
+def _is_urgent(state: State, seq: Sequence) -> bool:
+    """The prompt is within what its tenant is owed, and soon read."""
+    owed = state.tenants.deficit(seq.owner.request.tenant)
+    uncached = seq.known - (seq.owner.cached_tokens or 0)
+    if uncached > QUANTUM * seq.owner.request.weight or seq.remaining > owed:
+        return False
+    alone = Load().plus(seq.planned, seq.remaining)
+    return state.cost.bound(alone) <= URGENT_STEPS * URGENT_SECONDS
 
 
 def _prefills(seq: Sequence) -> bool:
@@ -250,15 +259,13 @@ def _static_data(seq: Sequence) -> NewSequence:
     )
 
 
-def _prefill(
-    state: State, draft: Draft, last_step: int | None, *, urgent: bool, competing: bool
-) -> None:
+def _prefill(state: State, draft: Draft, last_step: int | None, *, competing: bool) -> None:
     """Spend what is left of the step on prompts.
 
     Waiting sequences of a tenant are admitted in order, until one does not fit: nobody overtakes
     it. A step that had to preempt for a running sequence admits nobody.
     """
-    room = _Room(state, draft, urgent=urgent, competing=competing)
+    room = _Room(state, draft, competing=competing)
     admitting = not draft.preempted and _streams_may_grow(state)
     reserved = state.blocks_promised() if admitting else 0
     while draft.budget > 0:
@@ -266,11 +273,12 @@ def _prefill(
         if seq is None:
             return
         if seq.lease is not None and seq in state.running:
-            count = room.chunk(seq.planned, seq.remaining)
+            count = room.chunk(seq, seq.planned)
             if count == 0:
                 return
             promised = _blocks_promised(state, seq)
-            _plan_running(state, draft, seq, count, last_step)
+            if _plan_running(state, draft, seq, count, last_step):
+                state.tenants.took(seq.owner.request.tenant)
             reserved -= promised - _blocks_promised(state, seq)
             # Who was preempted for it waits; nobody takes the blocks in this step.
             admitting = admitting and not draft.preempted
@@ -280,10 +288,11 @@ def _prefill(
             admitting = False
             continue
         start = seq.planned if seq.lease is not None else len(found) * state.memory.block_size
-        count = room.chunk(start, seq.known - start)
+        count = room.chunk(seq, start)
         if count == 0:
             return
         _admit(state, draft, seq, found, count)
+        state.tenants.took(seq.owner.request.tenant)
         reserved += _blocks_promised(state, seq)
 
 
@@ -293,27 +302,28 @@ class _Room:
     By predicted time once steps have been measured, else by tokens.
     """
 
-    def __init__(self, state: State, draft: Draft, *, urgent: bool, competing: bool) -> None:
+    def __init__(self, state: State, draft: Draft, *, competing: bool) -> None:
+        self._state = state
         self._draft = draft
-        self._cost = state.cost
-        self._seconds = 0.0
-        self._begun = len(draft.rows)
-        rows, limits = len(draft.rows), state.limits
-        self._tokens = prefill_room(limits.max_step_tokens, state.memory.block_size, rows)
-        if self._cost.ready:
-            decode = self._cost.bound(draft.load) if rows else 0.0
-            self._seconds = step_seconds(limits, decode, urgent=urgent, competing=competing)
+        self._competing = competing
+        self._streams = len(draft.rows)
+        self._decode = state.cost.bound(draft.load) if draft.rows else 0.0
+        block_size = state.memory.block_size
+        self._tokens = prefill_room(state.limits.max_step_tokens, block_size, self._streams)
 
-    def chunk(self, start: int, remaining: int) -> int:
+    def chunk(self, seq: Sequence, start: int) -> int:
         """Tokens of a sequence's next row behind `start`; 0: the step is full."""
-        draft = self._draft
-        most = min(remaining, draft.budget)
-        if not self._cost.ready:
+        draft, cost = self._draft, self._state.cost
+        most = min(seq.known - start, draft.budget)
+        if not cost.ready:
             count = min(most, self._tokens)
             self._tokens -= count
             return count
-        count = self._cost.longest_chunk(draft.load, start, most, self._seconds)
-        if len(draft.rows) == self._begun:
+        competing = self._competing
+        urgent = competing and _is_urgent(self._state, seq)
+        seconds = step_seconds(self._state.limits, self._decode, urgent=urgent, competing=competing)
+        count = cost.longest_chunk(draft.load, start, most, seconds)
+        if len(draft.rows) == self._streams:
             return max(count, min(most, MIN_CHUNK))
         # A last sliver would cost a row and bring its prompt no nearer to its first token.
         return count if count >= min(most, MIN_CHUNK) else 0
@@ -341,7 +351,7 @@ def _next_prefill(state: State, draft: Draft, *, admitting: bool) -> Sequence | 
     line = lines[tenant.name]
     priority = min(seq.order[0] for seq in line)
     line = [seq for seq in line if seq.order[0] == priority]
-    if tenant.turns % 2:
+    if tenant.turns % 2 == 0:
         return min(line, key=lambda s: s.order)
     return min(line, key=lambda s: (s.remaining, s.order))
 

@@ -18,9 +18,10 @@ MIXED_PREFILL_SHARE = 4
 MIXED_SECONDS = 0.120
 MIXED_GROWTH = 1.5
 
-# A tenant whose prompt is within what it is owed is answered first and need not share the step; the
-# others' streams see one long step, and get no more of it than this.
-URGENT_SECONDS = 0.300
+# A prompt within what its tenant is owed is read as if it were alone, if that takes no more than a
+# few such steps; the others' streams see a long step, and get no more of it than so much.
+URGENT_SECONDS = 0.450
+URGENT_STEPS = 4
 URGENT_GROWTH = 2.0
 URGENT_DECODE_SECONDS = 0.050
 
@@ -33,7 +34,7 @@ ALONE_SECONDS = 1.0
 COMPETING_SECONDS = 0.150
 
 # However little time is left, a step computes so many tokens of a prefill: else a long one would
-# never end. Some kernels work on tiles of 8 tokens.
+# never end.
 MIN_CHUNK = 8
 
 # A stream that knows up to so many tokens it has not computed (jump-ahead) goes on like one that
@@ -95,7 +96,7 @@ def step_seconds(limits: Limits, decode: float, *, urgent: bool, competing: bool
     Args:
         limits: the scheduler's.
         decode: predicted seconds of its streams' rows; 0 when none run.
-        urgent: the prefill is one of a tenant that is owed it.
+        urgent: the prefill is within what its tenant is owed.
         competing: several tenants want the engine.
     """
     if decode == 0.0:

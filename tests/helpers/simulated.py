@@ -1,0 +1,127 @@
+"""A scheduler in simulated time: a step takes what a cost function says, and nothing is computed."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+
+from helpers.drive import EOS
+
+from tidemill.contract.plan import RowResult, StepPlan, StepResult, StepTimings
+from tidemill.contract.request import EngineRequest
+from tidemill.memory.lease import KVMemory
+from tidemill.sched.cost import Load
+from tidemill.sched.policy import Limits
+from tidemill.sched.scheduler import Scheduler
+
+Cost = Callable[[Load], float]
+
+
+def small_model(load: Load) -> float:
+    """Seconds of a step, after a 0.6B model's on two cores: memory and arithmetic overlap."""
+    memory = 0.025 + 3.5e-6 * load.reach
+    arithmetic = 1.2e-3 * load.tokens + 0.8e-6 * load.pairs
+    return max(memory, arithmetic) + 0.3 * min(memory, arithmetic)
+
+
+@dataclass
+class Seen:
+    """What a request's client saw, in simulated seconds."""
+
+    sent: float
+    tokens: list[float] = field(default_factory=list)
+    ended: float | None = None
+
+    @property
+    def ttft(self) -> float:
+        return self.tokens[0] - self.sent
+
+    @property
+    def gaps(self) -> list[float]:
+        return [b - a for a, b in zip(self.tokens, self.tokens[1:], strict=False)]
+
+
+class Simulation:
+    """Scheduler, cost function and clock.
+
+    Attributes:
+        now: simulated seconds.
+        seen: per request id.
+        loads: per step, what it computed and how long it took.
+    """
+
+    def __init__(
+        self,
+        *,
+        cost: Cost = small_model,
+        noise: float = 0.03,
+        num_blocks: int = 4096,
+        max_num_seqs: int = 256,
+        max_step_tokens: int = 512,
+        max_model_len: int = 40_000,
+        max_itl: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.now = 0.0
+        self.seen: dict[str, Seen] = {}
+        self.steps: list[tuple[StepPlan, float]] = []
+        self.on_end: Callable[[str], None] = lambda name: None
+        self._cost = cost
+        self._noise = noise
+        self._random = random.Random(seed)
+        self._arrivals: list[tuple[float, int, EngineRequest]] = []
+        self._order = count()
+        self.scheduler = Scheduler(
+            KVMemory((num_blocks,), 32),
+            Limits(max_num_seqs, max_step_tokens, max_model_len, max_itl=max_itl),
+            (EOS,),
+            clock=lambda: self.now,
+        )
+
+    def at(self, time: float, request: EngineRequest) -> None:
+        """A request that comes at a time."""
+        heapq.heappush(self._arrivals, (time, next(self._order), request))
+
+    def run(self, until: float = 1e9) -> None:
+        """Step until nothing is left, or the time has come."""
+        while self.now < until:
+            self._receive()
+            plan = self.scheduler.plan()
+            if plan is None:
+                assert not self.scheduler.has_work, "work is left and no step is planned"
+                if not self._arrivals:
+                    return
+                self.now = max(self.now, self._arrivals[0][0])
+                continue
+            self._step(plan)
+
+    def _receive(self) -> None:
+        while self._arrivals and self._arrivals[0][0] <= self.now:
+            time, _, request = heapq.heappop(self._arrivals)
+            self.seen[request.request_id] = Seen(time)
+            self.scheduler.submit(request)
+
+    def _step(self, plan: StepPlan) -> None:
+        load = Load()
+        for row in plan.rows:
+            load.add(row.start, row.count)
+        seconds = self._cost(load) * self._random.lognormvariate(0, self._noise)
+        self.now += seconds
+        self.steps.append((plan, seconds))
+        rows = tuple(
+            RowResult(seq_id=row.seq_id, token_ids=(7,) if row.sample else ()) for row in plan.rows
+        )
+        timings = StepTimings(0.0, seconds, 0.0, seconds)
+        ended = []
+        for emission in self.scheduler.commit(plan, StepResult(step_id=plan.step_id, rows=rows, timings=timings)):
+            output = emission.output
+            seen = self.seen[output.request_id]
+            seen.tokens += [self.now] * len(output.token_ids)
+            if output.finish_reason is not None:
+                seen.ended = self.now
+                ended.append(output.request_id)
+        for name in ended:
+            self.on_end(name)
