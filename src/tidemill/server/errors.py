@@ -27,7 +27,7 @@ RETRY_SECONDS = 1
 _KINDS: dict[ErrorKind, tuple[int, str, str | None]] = {
     ErrorKind.BAD_REQUEST: (400, "invalid_request_error", "invalid_value"),
     ErrorKind.UNSUPPORTED: (400, "invalid_request_error", "unsupported"),
-    ErrorKind.UNAUTHORIZED: (401, "authentication_error", "invalid_api_key"),
+    ErrorKind.UNAUTHORIZED: (401, "invalid_request_error", "invalid_api_key"),
     ErrorKind.NOT_FOUND: (404, "invalid_request_error", "not_found"),
     ErrorKind.TIMEOUT: (408, "timeout_error", "timeout"),
     ErrorKind.OVERLOADED: (429, "rate_limit_error", "overloaded"),
@@ -36,11 +36,15 @@ _KINDS: dict[ErrorKind, tuple[int, str, str | None]] = {
     ErrorKind.UNAVAILABLE: (503, "server_error", "engine_unavailable"),
 }
 _HTTP_CODES = {
+    401: ("invalid_request_error", "invalid_api_key"),
+    403: ("permission_error", "forbidden"),
     404: ("invalid_request_error", "not_found"),
     405: ("invalid_request_error", "method_not_allowed"),
     408: ("timeout_error", "timeout"),
     413: ("invalid_request_error", "body_too_large"),
+    414: ("invalid_request_error", "url_too_long"),
     415: ("invalid_request_error", "unsupported_media_type"),
+    431: ("invalid_request_error", "head_too_large"),
 }
 
 

@@ -1,0 +1,184 @@
+"""Who asks: the principal of a request, and the door that lets it in.
+
+Without keys every client is let in and told apart by its address. As soon as one key exists, every
+route but the probes wants one, unknown routes included, so that nothing can be learnt without it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tidemill.server.errors import Refusal, refuse
+from tidemill.server.keys import Key, KeyStore, NoKeys, Role
+
+PROBES = frozenset({"/healthz", "/readyz"})
+"""Open to everyone: an orchestrator asks them, and without a key they say next to nothing."""
+
+_CHALLENGE = {"WWW-Authenticate": 'Bearer realm="tidemill"'}
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Whose request it is, in `request.state.principal` of every handler.
+
+    Attributes:
+        client_id: identity for fairness: ``key:NAME``, or ``addr:ADDRESS`` where there are no keys
+            (an IPv6 network of 64 bits counts as one address: a client has as many as it likes).
+        name: of the key, or the address; for logs.
+        role: what it may do; None on a probe without a valid key.
+        weight: share of the engine relative to other clients.
+        cache_salt: separates its prefixes in the cache from those of others; empty: shared.
+    """
+
+    client_id: str
+    name: str
+    role: Role | None
+    weight: float = 1.0
+    cache_salt: str = ""
+
+    def salted(self, wish: str | None) -> str:
+        """The cache salt of a request that asks for `wish`.
+
+        A wish narrows what is shared and never widens it: nobody can name another's salt.
+        """
+        if not wish:
+            return self.cache_salt
+        return hashlib.sha256(f"{self.cache_salt}\0{wish}".encode()).hexdigest()[:32]
+
+
+def principal_of(request: Request) -> Principal:
+    """The principal of a request; by its address where no door stands in front (tests)."""
+    found: Principal | None = getattr(request.state, "principal", None)
+    return found or by_address(request.client.host if request.client else "", Role.ADMIN)
+
+
+def by_address(host: str, role: Role | None) -> Principal:
+    """The principal of a client that has shown no key."""
+    name = host or "local"
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        pass
+    else:
+        mapped = getattr(address, "ipv4_mapped", None)
+        if mapped is not None:
+            name = str(mapped)
+        elif address.version == 6 and not address.is_loopback:
+            name = str(ipaddress.ip_network((address, 64), strict=False))
+    return Principal(f"addr:{name}", name, role)
+
+
+def _by_key(key: Key, share: bool) -> Principal:
+    salt = "" if share else hashlib.sha256(f"key\0{key.name}".encode()).hexdigest()[:32]
+    return Principal(f"key:{key.name}", key.name, key.role, key.weight, salt)
+
+
+class Door:
+    """ASGI middleware that sets `state.principal` or answers 401.
+
+    Args:
+        app: what is behind it. It refuses roles by itself (`require`), because it knows its routes.
+        keys: where keys are looked up.
+        share_prefix_cache: whether clients with different keys may hit each other's prefixes.
+        own_hosts: when given, requests for other host names are refused (see `check_host`).
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: KeyStore | None = None,
+        *,
+        share_prefix_cache: bool = False,
+        own_hosts: Collection[str] | None = None,
+    ) -> None:
+        self.app = app
+        self._keys = keys or NoKeys()
+        self._share = share_prefix_cache
+        self._own_hosts = own_hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or refuse it."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        try:
+            principal = await self._recognise(scope)
+        except Refusal as refusal:
+            await refusal.problem.response()(scope, receive, send)
+            return
+        scope.setdefault("state", {})["principal"] = principal
+        await self.app(scope, receive, send)
+
+    async def _recognise(self, scope: Scope) -> Principal:
+        client = scope.get("client")
+        host = client[0] if client else ""
+        if self._own_hosts is not None and scope["path"] not in PROBES:
+            check_host(scope["headers"], self._own_hosts)
+        if not self._keys.closed:
+            return by_address(host, Role.ADMIN)
+        try:
+            key = await self._keys.find(_bearer(scope["headers"]))
+            if key is None:
+                raise _unauthorized("the API key is not known here")
+            return _by_key(key, self._share)
+        except Refusal:
+            if scope["path"] in PROBES:
+                return by_address(host, None)
+            raise
+
+
+def require(principal: Principal, roles: Collection[Role]) -> None:
+    """Raise a 403 unless the principal has one of the roles."""
+    if principal.role not in roles:
+        allowed = " or ".join(sorted(roles))
+        raise refuse(
+            403, f"the key {principal.name!r} has the role {principal.role}; this takes {allowed}"
+        )
+
+
+def _bearer(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    given = [value for name, value in headers if name == b"authorization"]
+    if not given:
+        raise _unauthorized("an API key is needed: send the header 'Authorization: Bearer KEY'")
+    if len(given) > 1:
+        raise _unauthorized("there are several Authorization headers; send one")
+    scheme, _, token = given[0].decode("latin-1").strip().partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        raise _unauthorized("the Authorization header must read 'Bearer KEY'")
+    return token.strip()
+
+
+def _unauthorized(message: str) -> Refusal:
+    return refuse(401, message, headers=_CHALLENGE)
+
+
+def check_host(headers: Iterable[tuple[bytes, bytes]], own: Collection[str]) -> None:
+    """Refuse host names that are not this machine's.
+
+    A server that only the machine itself can reach, and that asks for no key, is open to web pages
+    in the machine's own browser if their name resolves to 127.0.0.1 (DNS rebinding). Such a name
+    has a dot and is no address; names without one cannot be had from the outside.
+
+    Raises:
+        Refusal: 403.
+    """
+    value = next((v for n, v in headers if n == b"host"), b"").decode("latin-1").strip().lower()
+    name = value.rpartition(":")[0] if value.rpartition(":")[2].isdigit() else value
+    name = name.strip("[]").rstrip(".")
+    if "." not in name or name in own or name.endswith(".localhost"):
+        return
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        raise refuse(
+            403,
+            f"the host name {name[:128]!r} is not this server's; --allowed-host makes it known, "
+            "and a server with an API key does not ask",
+            code="unknown_host",
+        ) from None
