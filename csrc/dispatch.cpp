@@ -6,6 +6,10 @@
 #if defined(__x86_64__) || defined(__i386__)
 #include <cpuid.h>
 #define TIDEMILL_X86 1
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #endif
 
 namespace tidemill {
@@ -15,19 +19,30 @@ namespace portable { const KernelTable& kernel_table(); }
 namespace avx2 { const KernelTable& kernel_table(); }
 namespace avx512 { const KernelTable& kernel_table(); }
 namespace avx512bf16 { const KernelTable& kernel_table(); }
+namespace amx { const KernelTable& kernel_table(); }
 #endif
 
 namespace {
 
 #ifdef TIDEMILL_X86
 struct CpuFeatures {
-  bool avx2 = false, avx512 = false, bf16 = false, amd = false;
+  bool avx2 = false, avx512 = false, bf16 = false, amx = false, amd = false;
 };
 
 uint64_t enabled_state() {
   uint32_t low, high;
   __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   return (uint64_t(high) << 32) | low;
+}
+
+// Linux lends the tile registers to processes that ask; threads inherit the permission.
+bool tiles_permitted() {
+#ifdef __linux__
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XTILEDATA
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
 }
 
 bool all_bits(uint32_t value, uint32_t mask) { return (value & mask) == mask; }
@@ -43,12 +58,16 @@ CpuFeatures detect() {
   if ((state & 0x6) != 0x6) return found;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return found;
   found.avx2 = all_bits(b, 1u << 5);
+  const uint32_t amx_edx = d;
   const uint32_t f = 1u << 16, dq = 1u << 17, bw = 1u << 30, vl = 1u << 31, vnni = 1u << 11;
   const bool wide = all_bits(b, f | dq | bw | vl) && all_bits(c, vnni) && (state & 0xe0) == 0xe0;
   uint32_t a1, b1, c1, d1;
   const bool bf16 = a >= 1 && __get_cpuid_count(7, 1, &a1, &b1, &c1, &d1) && all_bits(a1, 1u << 5);
   found.avx512 = found.avx2 && wide;
   found.bf16 = found.avx512 && bf16;
+  const uint32_t amx_bf16 = 1u << 22, amx_tile = 1u << 24, amx_int8 = 1u << 25;
+  found.amx = found.bf16 && all_bits(amx_edx, amx_bf16 | amx_tile | amx_int8) &&
+              (state & 0x60000) == 0x60000 && tiles_permitted();
   uint32_t top, vendor_b, vendor_c, vendor_d;
   // "AuthenticAMD": its first four letters are in ebx.
   found.amd = __get_cpuid(0, &top, &vendor_b, &vendor_c, &vendor_d) && vendor_b == 0x68747541u;
@@ -58,13 +77,14 @@ CpuFeatures detect() {
 
 // Tables that can run here, best first.
 struct Available {
-  const KernelTable* tables[5] = {};
-  const char* names[5] = {};
+  const KernelTable* tables[6] = {};
+  const char* names[6] = {};
 
   Available() {
     int count = 0;
 #ifdef TIDEMILL_X86
     const CpuFeatures cpu = detect();
+    if (cpu.amx) tables[count++] = &amx::kernel_table();
     // Which of the two is faster was measured: see simd/avx512.h.
     if (cpu.bf16 && cpu.amd) tables[count++] = &avx512bf16::kernel_table();
     if (cpu.avx512) tables[count++] = &avx512::kernel_table();

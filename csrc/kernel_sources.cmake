@@ -17,12 +17,16 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64|i[3-6]86)$")
   list(APPEND TIDEMILL_KERNEL_SOURCES
     ${CMAKE_CURRENT_LIST_DIR}/kernels_avx2.cpp
     ${CMAKE_CURRENT_LIST_DIR}/kernels_avx512.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/kernels_avx512bf16.cpp)
+    ${CMAKE_CURRENT_LIST_DIR}/kernels_avx512bf16.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/kernels_amx.cpp)
   set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/kernels_avx2.cpp PROPERTIES
     COMPILE_OPTIONS "${TIDEMILL_KERNEL_FLAGS};${TIDEMILL_AVX2_FLAGS}")
   set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/kernels_avx512.cpp PROPERTIES
     COMPILE_OPTIONS "${TIDEMILL_KERNEL_FLAGS};${TIDEMILL_AVX512_FLAGS}")
   set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/kernels_avx512bf16.cpp PROPERTIES
+    COMPILE_OPTIONS "${TIDEMILL_KERNEL_FLAGS};${TIDEMILL_AVX512_FLAGS};-mavx512bf16")
+  # Tiles are reached through assembly alone, which needs no option of the compiler's.
+  set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/kernels_amx.cpp PROPERTIES
     COMPILE_OPTIONS "${TIDEMILL_KERNEL_FLAGS};${TIDEMILL_AVX512_FLAGS};-mavx512bf16")
 endif()
 set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/kernels_portable.cpp PROPERTIES

@@ -2,6 +2,9 @@
 // simd/scalar.inl), so no standard library beyond plain types.
 #include "kernels.h"
 #include "simd/avx512.h"
+#ifdef TIDEMILL_AMX
+#include "simd/amx.h"
+#endif
 
 namespace tidemill::TIDEMILL_AVX512 {
 #include "norm_rope/elementwise.inl"

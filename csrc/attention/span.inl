@@ -292,9 +292,9 @@ static inline ScratchLayout scratch_layout(const AttnShape& shape, int64_t nq) {
   return s;
 }
 
-static int64_t attn_scratch_bytes(const AttnShape& shape, int64_t nq) {
-  return scratch_layout(shape, nq).total;
-}
+#ifdef TIDEMILL_AMX
+#include "attention/amx.inl"
+#endif
 
 static void attn_span(const AttnShape& shape, const KvLayer& kv, const int32_t* block_table,
                       const float* q, int64_t q_stride, int64_t nq, int64_t pos0, int64_t kv_head,
@@ -317,9 +317,23 @@ static void attn_span(const AttnShape& shape, const KvLayer& kv, const int32_t* 
                     bytes,
                     reinterpret_cast<float*>(bytes + at.scores),
                     reinterpret_cast<float*>(bytes + at.acc)};
+#ifdef TIDEMILL_AMX
+  if (kv.type == KvType::BF16 && d % kTileDepth == 0) {
+    span_tiles(job, q, q_stride, nq, m, l, acc, bytes + at.total);
+    return;
+  }
+#endif
   if (kv.type == KvType::F32) span_all<FloatCache>(job, q, q_stride, nq, m, l, acc);
   if (kv.type == KvType::BF16) span_all<Bf16Cache>(job, q, q_stride, nq, m, l, acc);
   if (kv.type == KvType::I8) span_all<ByteCache>(job, q, q_stride, nq, m, l, acc);
+}
+
+static int64_t attn_scratch_bytes(const AttnShape& shape, int64_t nq) {
+  int64_t bytes = scratch_layout(shape, nq).total;
+#ifdef TIDEMILL_AMX
+  bytes += tile_scratch_bytes(shape.head_dim);
+#endif
+  return bytes;
 }
 
 static void attn_merge(int64_t count, int64_t head_dim, float* m, float* l, float* acc,

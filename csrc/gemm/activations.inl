@@ -20,7 +20,7 @@ static int64_t act_row_bytes(ActType act, int64_t k) {
     case ActType::F32:
       return round_up(k * 4, 64);
     case ActType::BF16:
-      return round_up(k * (kBf16Dot ? 2 : 4), 64);
+      return round_up(k * (kBf16Pairs ? 2 : 4), 64);
     case ActType::I8:
       return round_up(k / kGroup * int64_t(sizeof(ActGroup)), 64);
   }
@@ -52,7 +52,7 @@ static inline void pack_act_i8(const float* x, ActGroup* out) {
   out->padding = 0;
 }
 
-#ifdef TIDEMILL_BF16_DOT
+#ifdef TIDEMILL_BF16_PAIRS
 static inline void pack_bf16(const float* x, int64_t k, uint8_t* out) {
   int64_t i = 0;
   for (; i + 2 * kLanes <= k; i += 2 * kLanes) istore(out + i * 2, load_pairs(x + i));
@@ -79,6 +79,6 @@ static void pack_act(ActType act, const float* x, int64_t k, uint8_t* out) {
     return;
   }
   pack_bf16(x, k, out);
-  const int64_t used = k * (kBf16Dot ? 2 : 4);
+  const int64_t used = k * (kBf16Pairs ? 2 : 4);
   __builtin_memset(out + used, 0, size_t(row - used));
 }

@@ -122,9 +122,13 @@ struct FloatWeights {
       const Vi a = ibroadcast(row);
       TIDEMILL_UNROLL
       for (int v = 0; v < V; ++v) {
+#ifdef TIDEMILL_BF16_DOT
         if constexpr (kPairs) {
           sum[r][v] = dot_bf16(sum[r][v], w[v], a);
-        } else if constexpr (kWiden) {
+          continue;
+        }
+#endif
+        if constexpr (kWiden) {
           sum[r][v] = vfma(pair_even(w[v]), as_float(a), sum[r][v]);
         } else {
           sum[r][v] = vfma(as_float(w[v]), as_float(a), sum[r][v]);
@@ -217,6 +221,10 @@ static void gemm_panels(const PackedMatrix& w, const uint8_t* acts, int64_t act_
   }
 }
 
+#ifdef TIDEMILL_AMX
+#include "gemm/amx.inl"
+#endif
+
 static void gemm(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride, int64_t m_rows,
                  int64_t p0, int64_t p1, const float* bias, float* out, int64_t ldo) {
   auto* run = &gemm_panels<FloatWeights<WeightType::F32, false>>;
@@ -224,9 +232,16 @@ static void gemm(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride,
   if (w.type == WeightType::Q4_0) run = &gemm_panels<QuantizedWeights<true>>;
   if (w.type == WeightType::F16) run = &gemm_panels<FloatWeights<WeightType::F16, false>>;
   if (w.type == WeightType::BF16) {
-    run = kBf16Dot && w.act == ActType::BF16
-              ? &gemm_panels<FloatWeights<WeightType::BF16, kBf16Dot>>
-              : &gemm_panels<FloatWeights<WeightType::BF16, false>>;
+    run = &gemm_panels<FloatWeights<WeightType::BF16, false>>;
+#if defined(TIDEMILL_AMX)
+    if (w.act == ActType::BF16) run = &gemm_tiles<TilesBf16>;
+#elif defined(TIDEMILL_BF16_DOT)
+    if (w.act == ActType::BF16) run = &gemm_panels<FloatWeights<WeightType::BF16, true>>;
+#endif
   }
+#ifdef TIDEMILL_AMX
+  if (m_rows >= kTileQ8From && w.type == WeightType::Q8_0) run = &gemm_tiles<TilesI8<false>>;
+  if (m_rows >= kTileQ4From && w.type == WeightType::Q4_0) run = &gemm_tiles<TilesI8<true>>;
+#endif
   run(w, acts, act_stride, m_rows, p0, p1, bias, out, ldo);
 }

@@ -8,6 +8,12 @@
 //                       q + 8 of k = 4c + b (low nibble) and 16 + 4c + b (high), GGUF's own order
 
 constexpr int64_t kGroup = 32;
+// Vectors multiply unsigned weights, q + 128; tiles signed ones.
+#ifdef TIDEMILL_AMX
+constexpr uint32_t kQ8Flip = 0;
+#else
+constexpr uint32_t kQ8Flip = 0x80808080u;
+#endif
 constexpr int64_t kQ8GroupBytes = 64 + 1024;
 constexpr int64_t kQ4GroupBytes = 64 + 512;
 
@@ -23,13 +29,16 @@ static ActType act_type(WeightType weight, bool float32_compute) {
   }
 }
 
-static int64_t panel_bytes(WeightType weight, ActType, int64_t k) {
+static int64_t panel_bytes(WeightType weight, [[maybe_unused]] ActType act, int64_t k) {
   switch (weight) {
     case WeightType::F32:
       return k * kPanel * 4;
     case WeightType::F16:
       return k * kPanel * 2;
     case WeightType::BF16:
+#ifdef TIDEMILL_AMX
+      if (act == ActType::BF16) return round_up(k, 32) / 2 * kPanel * 4;  // whole tiles
+#endif
       return (k + 1) / 2 * kPanel * 4;
     case WeightType::Q8_0:
       return k / kGroup * kQ8GroupBytes;
@@ -105,7 +114,7 @@ static inline void pack_q8(WeightType from, const uint8_t* row, int64_t g, int64
   }
   store_as(group + 2 * j, scale);
   for (int quad = 0; quad < 8; ++quad)
-    store_as(group + 64 + quad * 128 + j * 4, load_as<uint32_t>(q + 4 * quad) ^ 0x80808080u);
+    store_as(group + 64 + quad * 128 + j * 4, load_as<uint32_t>(q + 4 * quad) ^ kQ8Flip);
 }
 
 static inline void pack_q4(WeightType from, const uint8_t* row, int64_t g, int64_t j,
@@ -158,13 +167,13 @@ static void pack_panel(WeightType from, const void* source, WeightType to, ActTy
   const uint8_t* first = static_cast<const uint8_t*>(source) + n0 * row_bytes;
   const bool quantized = to == WeightType::Q8_0 || to == WeightType::Q4_0;
   const int64_t group_bytes = to == WeightType::Q8_0 ? kQ8GroupBytes : kQ4GroupBytes;
-  if (!quantized && (rows < kPanel || k % 2))
+  if (!quantized && (rows < kPanel || k % 32))
     __builtin_memset(panel, 0, size_t(panel_bytes(to, act, k)));
   for (int64_t k0 = 0; k0 < k; k0 += kGroup) {
     uint8_t* group = panel + k0 / kGroup * group_bytes;
     if (quantized && rows < kPanel) {
       __builtin_memset(group, 0, 64);
-      __builtin_memset(group + 64, to == WeightType::Q8_0 ? 0x80 : 0x88, size_t(group_bytes - 64));
+      __builtin_memset(group + 64, to == WeightType::Q8_0 ? int(kQ8Flip & 0xff) : 0x88, size_t(group_bytes - 64));
     }
     for (int64_t j = 0; j < rows; ++j) {
       const uint8_t* row = first + j * row_bytes;
@@ -197,7 +206,7 @@ static void unpack_row(const PackedMatrix& w, int64_t row, float* out) {
       case WeightType::Q8_0: {
         const uint8_t* group = panel + g * kQ8GroupBytes;
         const float d = half_to_float(load_as<uint16_t>(group + 2 * j));
-        out[k] = d * float(int(group[64 + i / 4 * 128 + j * 4 + i % 4]) - 128);
+        out[k] = d * float(int8_t(group[64 + i / 4 * 128 + j * 4 + i % 4] ^ uint8_t(kQ8Flip)));
         break;
       }
       case WeightType::Q4_0: {

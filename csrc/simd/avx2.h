@@ -12,7 +12,7 @@ constexpr const char* kIsaName = "avx2";
 constexpr int kLanes = 8;
 constexpr bool kQ8Offset = false;  // the sign trick multiplies q itself
 constexpr bool kQ4Offset = true;
-constexpr bool kBf16Dot = false;
+constexpr bool kBf16Pairs = false;
 constexpr int kI8Vecs = 2, kI8Rows = 3;
 constexpr int kFloatVecs = 2, kFloatRows = 6;
 constexpr int kScoreVecs = 2, kScoreRows = 6;

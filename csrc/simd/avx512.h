@@ -7,21 +7,30 @@
 #include <cstddef>
 #include <cstdint>
 
-#ifdef TIDEMILL_BF16_DOT
+// With TIDEMILL_AMX matrix products of int8 and bf16 run in tile registers.
+#if defined(TIDEMILL_AMX)
+#define TIDEMILL_AVX512 amx
+#elif defined(TIDEMILL_BF16_DOT)
 #define TIDEMILL_AVX512 avx512bf16
 #else
 #define TIDEMILL_AVX512 avx512
+#endif
+#if defined(TIDEMILL_AMX) || defined(TIDEMILL_BF16_DOT)
+#define TIDEMILL_BF16_PAIRS 1  // bf16 activations are packed as pairs
 #endif
 
 namespace tidemill::TIDEMILL_AVX512 {
 #include "simd/scalar.inl"
 
-#ifdef TIDEMILL_BF16_DOT
+#if defined(TIDEMILL_AMX)
+constexpr const char* kIsaName = "amx";
+constexpr bool kBf16Pairs = true;
+#elif defined(TIDEMILL_BF16_DOT)
 constexpr const char* kIsaName = "avx512bf16";
-constexpr bool kBf16Dot = true;
+constexpr bool kBf16Pairs = true;
 #else
 constexpr const char* kIsaName = "avx512";
-constexpr bool kBf16Dot = false;
+constexpr bool kBf16Pairs = false;
 #endif
 constexpr int kLanes = 16;
 constexpr bool kQ8Offset = true;  // vpdpbusd multiplies q + 128
@@ -69,6 +78,7 @@ static inline void istore(void* p, Vi a) { _mm512_storeu_si512(p, a); }
 static inline Vi ibroadcast(const void* p) { return _mm512_set1_epi32(load_as<int32_t>(p)); }
 static inline Vi iand(Vi a, Vi b) { return _mm512_and_si512(a, b); }
 static inline Vi iadd(Vi a, Vi b) { return _mm512_add_epi32(a, b); }
+static inline Vi isub_bytes(Vi a, Vi b) { return _mm512_sub_epi8(a, b); }
 static inline int32_t ireduce_add(Vi a) { return _mm512_reduce_add_epi32(a); }
 static inline Vf as_float(Vi a) { return _mm512_castsi512_ps(a); }
 static inline Vi as_int(Vf a) { return _mm512_castps_si512(a); }
@@ -110,7 +120,7 @@ static inline Vf vround_bf16(Vf a) {
   return _mm512_castsi512_ps(
       _mm512_and_si512(round_bf16(a), _mm512_set1_epi32(int32_t(0xffff0000u))));
 }
-#ifdef TIDEMILL_BF16_DOT
+#ifdef TIDEMILL_BF16_PAIRS
 static inline Vi pair_bf16(Vf even, Vf odd) {
   const __m512i low = _mm512_srli_epi32(round_bf16(even), 16);
   const __m512i high =
@@ -127,11 +137,24 @@ static inline Vi load_pairs(const float* p) {
   return pair_bf16(_mm512_permutex2var_ps(a, even_index, b),
                    _mm512_permutex2var_ps(a, odd_index, b));
 }
+#endif
+#ifdef TIDEMILL_AMX
+// 16 values of each rounded to bf16, in order. Subnormals become zero, as the tiles read them.
+static inline Vi round_bf16_pair(Vf a, Vf b) {
+  return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(b, a));
+}
+#endif
+#ifdef TIDEMILL_BF16_DOT
 static inline Vf dot_bf16(Vf acc, Vi a, Vi b) {
   return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
 }
 #endif
-static inline Vi dot_q8(Vi acc, Vi w, Vi a) { return _mm512_dpbusd_epi32(acc, w, a); }
+static inline Vi dot_q8(Vi acc, Vi w, Vi a) {
+#ifdef TIDEMILL_AMX
+  w = _mm512_xor_si512(w, _mm512_set1_epi32(int32_t(0x80808080u)));
+#endif
+  return _mm512_dpbusd_epi32(acc, w, a);
+}
 static inline Vi nibble_low(Vi w) { return iand(w, _mm512_set1_epi32(0x0f0f0f0f)); }
 static inline Vi nibble_high(Vi w) {
   return iand(_mm512_srli_epi32(w, 4), _mm512_set1_epi32(0x0f0f0f0f));

@@ -14,7 +14,7 @@ constexpr bool kQ8Offset = false;
 constexpr bool kQ4Offset = false;
 // Whether a dot product of bf16 pairs is one instruction; else bf16 is widened to float, exactly,
 // and activations, queries and probabilities stay in float lanes.
-constexpr bool kBf16Dot = false;
+constexpr bool kBf16Pairs = false;
 // Register tiles: vectors per panel pass and rows, by kernel.
 constexpr int kI8Vecs = 2, kI8Rows = 2;
 constexpr int kFloatVecs = 2, kFloatRows = 4;

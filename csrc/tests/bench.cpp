@@ -70,7 +70,7 @@ double dot_peak() {
 
 double register_peak(const KernelTable& t, bool int8) {
 #if defined(__x86_64__)
-  if (std::strncmp(t.isa, "avx512", 6) == 0) return int8 ? dot_peak() : fma_peak();
+  if (std::strncmp(t.isa, "avx512", 6) == 0 || std::strcmp(t.isa, "amx") == 0) return int8 ? dot_peak() : fma_peak();
 #endif
   (void)t, (void)int8;
   return 0;

@@ -32,7 +32,9 @@ THREADS = typer.Option(None, help="Compute threads; default: the CPUs this proce
 PREFIX_CACHING = typer.Option(
     True, "--prefix-caching/--no-prefix-caching", help="Find blocks of earlier prompts again."
 )
-ISA = typer.Option(None, help="Force an instruction set: avx512, avx2 or portable.")
+ISA = typer.Option(
+    None, help="Force an instruction set: amx, avx512, avx512bf16, avx2 or portable."
+)
 CHAT_TEMPLATE = typer.Option(None, help="File with a chat template instead of the model's own.")
 
 

@@ -51,7 +51,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         prefix_caching: find blocks of earlier prompts again.
         max_itl_ms: milliseconds between two tokens of a stream that a step may take; None: chosen
             (see `sched.policy`).
-        isa: force an instruction set (``avx512``, ``avx2``, ``portable``); None: the best there is.
+        isa: force an instruction set (``amx``, ``avx512``, ``avx512bf16``, ``avx2``,
+            ``portable``); None: the best there is.
     """
 
     model: str

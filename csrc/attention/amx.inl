@@ -1,0 +1,216 @@
+// Attention over a span of bf16 keys and values by AMX tiles: queries and probabilities are rounded
+// to bf16 too, and every row goes through the tiles, a lone one as well. A row's bits do not depend
+// on its neighbours: rows of a tile are computed alike, chunks lie at fixed positions, and what a
+// row does not see enters as a probability of zero times a finite value.
+
+constexpr int64_t kTileDepth = 32;    // values of bf16 that one tile product sums over
+constexpr int64_t kTileQueries = 32;  // query rows at a time: two tiles
+// Row lengths that do not map all rows to the same few lines of the first-level cache.
+constexpr int64_t kTileScoreRow = kSpan + 16;         // floats
+constexpr int64_t kTileProbRow = kSpan + kTileDepth;  // bf16
+
+static inline int64_t tile_scratch_bytes(int64_t head_dim) {
+  return kTileQueries * (kTileScoreRow * 4 + kTileProbRow * 2) + kSpan * head_dim * 2;
+}
+
+// One tile's worth of rows at work on a span.
+struct TileJob {
+  const SpanJob& job;
+  int64_t row0, count;
+  Visible all;         // what any of the rows sees
+  const uint8_t* q;    // bf16 [count][d]
+  float* scores;       // [kTileQueries][kTileScoreRow]
+  uint16_t* probs;     // [kTileQueries][kTileProbRow]
+  uint8_t* copies;     // chunks of V that do not lie as a tile wants them
+};
+
+// Tiles: 0 to 3 sums, 4 and 5 queries or probabilities (upper and lower rows), 6 and 7 keys or
+// values. Without lower rows all four sums are the upper rows'.
+static inline void configure_span(const TileJob& tile) {
+  const int64_t upper = min64(tile.count, kTileRows), lower = tile.count - upper;
+  TileShapes shapes;
+  shapes.set(0, upper, 64);
+  shapes.set(1, upper, 64);
+  shapes.set(2, lower ? lower : upper, 64);
+  shapes.set(3, lower ? lower : upper, 64);
+  shapes.set(4, upper, kTileDepth * 2);
+  if (lower) shapes.set(5, lower, kTileDepth * 2);
+  shapes.set(6, kTileDepth / 2, 64);
+  shapes.set(7, kTileDepth / 2, 64);
+  tiles_configure(shapes);
+}
+
+static void tile_scores(const TileJob& tile) {
+  const SpanJob& job = tile.job;
+  const int64_t d = job.shape.head_dim, q_row = d * 2, k_row = job.kv.block_size * 4;
+  const int64_t k_step = kTileDepth / 2 * k_row;
+  const bool lower = tile.count > kTileRows;
+  const uint8_t* q2 = tile.q + kTileRows * q_row;
+  configure_span(tile);
+  for (int64_t t = tile.all.lo / kChunk * kChunk; t < tile.all.hi; t += kChunk) {
+    const uint8_t* half[2];
+    chunk_keys<WideCache>(job, t, tile.all, half);
+    const Ahead ahead = chunk_ahead<WideCache>(job, t, tile.all);
+    for (int64_t i = 0; i < job.steps; ++i) {
+      if (ahead.half[0]) prefetch(ahead.half[0] + i * ahead.step);
+      if (ahead.half[1]) prefetch(ahead.half[1] + i * ahead.step);
+    }
+    tile_zero<0>();
+    tile_zero<1>();
+    if (lower) tile_zero<2>(), tile_zero<3>();
+    for (int64_t s = 0; s < d / kTileDepth; ++s) {
+      tile_load<6>(half[0] + s * k_step, k_row);
+      tile_load<4>(tile.q + s * kTileDepth * 2, q_row);
+      tile_dot_bf16<0, 4, 6>();
+      tile_load<7>(half[1] + s * k_step, k_row);
+      tile_dot_bf16<1, 4, 7>();
+      if (!lower) continue;
+      tile_load<5>(q2 + s * kTileDepth * 2, q_row);
+      tile_dot_bf16<2, 5, 6>();
+      tile_dot_bf16<3, 5, 7>();
+    }
+    float* out = tile.scores + t;
+    float* out2 = out + kTileRows * kTileScoreRow;
+    tile_store<0>(out, kTileScoreRow * 4);
+    tile_store<1>(out + kHalf, kTileScoreRow * 4);
+    if (lower) tile_store<2>(out2, kTileScoreRow * 4), tile_store<3>(out2 + kHalf, kTileScoreRow * 4);
+  }
+}
+
+// Scores of row r to probabilities exp(s - m) in bf16, zero where the row sees nothing.
+static void tile_softmax(const TileJob& tile, int64_t r, float* m, float* l) {
+  const SpanJob& job = tile.job;
+  const Visible see = visible(job, tile.row0 + r);
+  const int64_t first = tile.all.lo / kTileDepth * kTileDepth;
+  const int64_t last = round_up(tile.all.hi, kTileDepth);
+  float* row = tile.scores + r * kTileScoreRow;
+  uint16_t* out = tile.probs + r * kTileProbRow;
+  if (see.hi <= see.lo) {
+    *m = -kInfinity;
+    *l = 0.0f;
+    for (int64_t t = first; t < last; t += kTileDepth) istore(out + t, iset(0));
+    return;
+  }
+  const int64_t begin = see.lo / kChunk * kChunk, end = round_up(see.hi, kChunk);
+  const Vf scale = vset(job.shape.scale);
+  Vf best = vset(-kInfinity);
+  for (int64_t t = begin; t < end; t += kLanes) {
+    Vf s = vmul(vload(row + t), scale);
+    if (t < see.lo || t + kLanes > see.hi) s = keep_range(s, t, see.lo, see.hi, -kInfinity);
+    vstore(row + t, s);
+    best = vmax(best, s);
+  }
+  *m = vreduce_max(best);
+  const Vf largest = vset(*m);
+  Vf sum = vzero();
+  for (int64_t t = begin; t < end; t += 2 * kLanes) {
+    const Vf p = vexp(vsub(vload(row + t), largest));
+    const Vf p2 = vexp(vsub(vload(row + t + kLanes), largest));
+    sum = vadd(vadd(sum, p), p2);
+    istore(out + t, round_bf16_pair(p, p2));
+  }
+  *l = vreduce_add(sum);
+  for (int64_t t = first; t < begin; t += kTileDepth) istore(out + t, iset(0));
+  for (int64_t t = end; t < last; t += kTileDepth) istore(out + t, iset(0));
+}
+
+// A chunk of V with the tokens nobody sees cleared: their slots may hold anything, a NaN included.
+static void copy_seen(const TileJob& tile, int64_t t, uint8_t* out) {
+  const int64_t d = tile.job.shape.head_dim;
+  for (int64_t i = 0; i < kTileDepth; i += 2) {
+    const bool even = t + i >= tile.all.lo && t + i < tile.all.hi;
+    const bool odd = t + i + 1 >= tile.all.lo && t + i + 1 < tile.all.hi;
+    const Vi mask = iset(int32_t((even ? 0x0000ffffu : 0u) | (odd ? 0xffff0000u : 0u)));
+    const uint8_t* row = even || odd ? value_row<WideCache>(tile.job, (t + i) / 2) : nullptr;
+    for (int64_t at = 0; at < d * 4; at += kLanes * 4)
+      istore(out + i / 2 * d * 4 + at, row ? iand(iload(row + at), mask) : iset(0));
+  }
+}
+
+// acc[rows][64 or 32 columns] from column d0 on, summed over the span's chunks in order.
+template <bool kLower>
+static inline void tile_columns(const TileJob& tile, const uint8_t* const* values, int64_t first,
+                                int64_t chunks, int64_t d0, float* acc) {
+  const int64_t d = tile.job.shape.head_dim, v_row = d * 4, p_row = kTileProbRow * 2;
+  const bool wide = !kLower && d0 + 2 * kTileDepth <= d;  // four sums for the upper rows
+  tile_zero<0>();
+  tile_zero<1>();
+  if (kLower || wide) tile_zero<2>(), tile_zero<3>();
+  for (int64_t c = 0; c < chunks; ++c) {
+    const uint8_t* v = values[c] + d0 * 4;
+    const uint16_t* p = tile.probs + first + c * kTileDepth;
+    tile_load<4>(p, p_row);
+    tile_load<6>(v, v_row);
+    tile_dot_bf16<0, 4, 6>();
+    tile_load<7>(v + 64, v_row);
+    tile_dot_bf16<1, 4, 7>();
+    if (kLower) {
+      tile_load<5>(p + kTileRows * kTileProbRow, p_row);
+      tile_dot_bf16<2, 5, 6>();
+      tile_dot_bf16<3, 5, 7>();
+    } else if (wide) {
+      tile_load<6>(v + 128, v_row);
+      tile_dot_bf16<2, 4, 6>();
+      tile_load<7>(v + 192, v_row);
+      tile_dot_bf16<3, 4, 7>();
+    }
+    if (tile.job.once && d0 == 0 && c + 2 < chunks)
+      for (int64_t line = 0; line < kTileDepth * d * 2; line += 64) prefetch(values[c + 2] + line);
+  }
+  float* out = acc + tile.row0 * d + d0;
+  tile_store<0>(out, d * 4);
+  tile_store<1>(out + kLanes, d * 4);
+  float* out2 = kLower ? out + kTileRows * d : out + 2 * kLanes;
+  if (kLower || wide) tile_store<2>(out2, d * 4), tile_store<3>(out2 + kLanes, d * 4);
+}
+
+static void tile_values(const TileJob& tile, float* acc) {
+  const uint8_t* values[kSpan / kTileDepth];
+  const int64_t d = tile.job.shape.head_dim;
+  const int64_t first = tile.all.lo / kTileDepth * kTileDepth;
+  int64_t chunks = 0;
+  for (int64_t t = first; t < tile.all.hi; t += kTileDepth, ++chunks) {
+    const bool seen = t >= tile.all.lo && t + kTileDepth <= tile.all.hi;
+    if (seen && tile.job.kv.block_size >= kTileDepth) {
+      values[chunks] = value_row<WideCache>(tile.job, t / 2);
+    } else {  // two blocks, or an end of what is seen
+      uint8_t* copy = tile.copies + chunks * kTileDepth * d * 2;
+      copy_seen(tile, t, copy);
+      values[chunks] = copy;
+    }
+  }
+  if (tile.count > kTileRows) {
+    for (int64_t d0 = 0; d0 < d; d0 += kTileDepth)
+      tile_columns<true>(tile, values, first, chunks, d0, acc);
+  } else {
+    for (int64_t d0 = 0; d0 < d; d0 += 2 * kTileDepth)
+      tile_columns<false>(tile, values, first, chunks, d0, acc);
+  }
+}
+
+static void span_tiles(const SpanJob& job, const float* q, int64_t q_stride, int64_t nq, float* m,
+                       float* l, float* acc, uint8_t* scratch) {
+  const int64_t d = job.shape.head_dim, rows = nq * job.group;
+  float* scores = reinterpret_cast<float*>(scratch);
+  uint16_t* probs = reinterpret_cast<uint16_t*>(scores + kTileQueries * kTileScoreRow);
+  uint8_t* copies = reinterpret_cast<uint8_t*>(probs + kTileQueries * kTileProbRow);
+  for (int64_t row = 0; row < rows; ++row)
+    pack_bf16(q + row / job.group * q_stride + (job.kv_head * job.group + row % job.group) * d, d,
+              job.q + row * d * 2);
+  int64_t tiles = (rows + kTileQueries - 1) / kTileQueries;
+  for (int64_t row = 0; row < rows; --tiles) {
+    const int64_t count = (rows - row + tiles - 1) / tiles;
+    const TileJob tile{job, row, count, seen_by(job, row, count),
+                       job.q + row * d * 2, scores, probs, copies};
+    if (tile.all.hi <= tile.all.lo) {
+      __builtin_memset(acc + row * d, 0, size_t(count * d) * 4);
+      for (int64_t r = row; r < row + count; ++r) m[r] = -kInfinity, l[r] = 0.0f;
+    } else {
+      tile_scores(tile);
+      for (int64_t r = 0; r < count; ++r) tile_softmax(tile, r, m + row + r, l + row + r);
+      tile_values(tile, acc);
+    }
+    row += count;
+  }
+  tiles_release();
+}

@@ -1,0 +1,210 @@
+// Matrix products by AMX tiles. A tile multiplies up to 16 activation rows with 16 output rows of a
+// panel, whose layout is a tile's already (32 rows side by side, depth after depth).
+//
+// int8: the sums over a group of 32 are exact, and what follows (correction, scales, one fma) is
+// QuantizedWeights' own arithmetic, so both give the same bits and few rows may take either.
+// bf16: the products are summed by the tile unit, so every product goes through it, one row too.
+
+constexpr int64_t kTileRows = 16;
+
+// --- int8 ---
+
+// Measured: fewer rows are faster by vectors. What a tile saves is spent on storing its sums, once
+// per group of 32, and on spreading nibbles.
+constexpr int64_t kTileQ8From = 6, kTileQ4From = 12;
+
+static inline void configure_i8(int64_t rows) {
+  TileShapes shapes;
+  for (int half = 0; half < 2; ++half) {
+    shapes.set(half, rows, 64);            // sums
+    shapes.set(2 + half, rows, 64);        // sums of the next group
+    shapes.set(4 + half, kGroup / 4, 64);  // weights
+  }
+  shapes.set(6, rows, kGroup);  // activations
+  tiles_configure(shapes);
+}
+
+// A group's weights as signed bytes, four of k per 32-bit lane: Q8_0's lie so in the panel, Q4_0's
+// nibbles are spread into `bytes`.
+template <bool kFour>
+static inline const uint8_t* tile_weights(const uint8_t* quads, uint8_t* bytes) {
+  if (!kFour) return quads;
+  const Vi eight = iset(0x08080808);
+  TIDEMILL_UNROLL
+  for (int part = 0; part < 4; ++part) {
+    TIDEMILL_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const Vi w = iload(quads + part * kPanel * 4 + half * 64);
+      istore(bytes + part * kPanel * 4 + half * 64, isub_bytes(nibble_low(w), eight));
+      istore(bytes + (4 + part) * kPanel * 4 + half * 64, isub_bytes(nibble_high(w), eight));
+    }
+  }
+  return bytes;
+}
+
+// R rows of a panel, its 32 columns at once.
+template <bool kFour, int R>
+static void tile_rows_i8(const TileInput& in, int64_t valid, const float* bias, float* out,
+                         int64_t ldo) {
+  constexpr int64_t kBlockBytes = QuantizedWeights<kFour>::kBlockBytes;
+  constexpr int64_t kDotRow = kLanes * 4;
+  alignas(64) int32_t dots[2][2][R * kLanes];
+  alignas(64) uint8_t bytes[2][kFour ? 1024 : 64];
+  const int64_t groups = in.k / kGroup;
+  const auto multiply = [&](int64_t g) {
+    const uint8_t* weights =
+        tile_weights<kFour>(in.panel + g * kBlockBytes + 64, bytes[g & 1]);
+    tile_load<6>(in.act + g * int64_t(sizeof(ActGroup)) + offsetof(ActGroup, q), in.act_stride);
+    tile_load<4>(weights, kPanel * 4);
+    tile_zero<0>();
+    tile_dot_i8<0, 6, 4>();
+    tile_load<5>(weights + 64, kPanel * 4);
+    tile_zero<1>();
+    tile_dot_i8<1, 6, 5>();
+    tile_store<0>(dots[g & 1][0], kDotRow);
+    tile_store<1>(dots[g & 1][1], kDotRow);
+  };
+  Vf sum[R][2];
+  TIDEMILL_UNROLL
+  for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = vzero();
+  multiply(0);
+  for (int64_t g = 0; g < groups; ++g) {
+    // The next group's products run while this one's are scaled.
+    if (g + 1 < groups) multiply(g + 1);
+    prefetch_block(in, g * kBlockBytes);
+    const uint8_t* act = in.act + g * int64_t(sizeof(ActGroup));
+    const uint16_t* scales = reinterpret_cast<const uint16_t*>(in.panel + g * kBlockBytes);
+    const Vf scale[2] = {vload_half(scales), vload_half(scales + kLanes)};
+    TIDEMILL_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const Vf a = vset(load_as<float>(act + r * in.act_stride));
+      TIDEMILL_UNROLL
+      for (int v = 0; v < 2; ++v) {
+        const Vf dot = vconvert(iload(dots[g & 1][v] + r * kLanes));
+        sum[r][v] = vfma(dot, vmul(scale[v], a), sum[r][v]);
+      }
+    }
+  }
+  TIDEMILL_UNROLL
+  for (int v = 0; v < 2; ++v) {
+    const int64_t lane = v * kLanes;
+    const Vf b = bias ? vload_n(bias + lane, valid - lane) : vzero();
+    TIDEMILL_UNROLL
+    for (int r = 0; r < R; ++r)
+      vstore_n(out + r * ldo + lane, bias ? vadd(sum[r][v], b) : sum[r][v], valid - lane);
+  }
+}
+
+template <bool kFour, int R>
+static inline void dispatch_tile_i8(int64_t rows, const TileInput& in, int64_t valid,
+                                    const float* bias, float* out, int64_t ldo) {
+  if (rows == R) {
+    tile_rows_i8<kFour, R>(in, valid, bias, out, ldo);
+  } else if constexpr (R > 1) {
+    dispatch_tile_i8<kFour, R - 1>(rows, in, valid, bias, out, ldo);
+  }
+}
+
+template <bool kFour>
+struct TilesI8 {
+  static constexpr int64_t kRows = kTileRows;
+  static constexpr int64_t kBlockBytes = QuantizedWeights<kFour>::kBlockBytes;
+  static inline void configure(int64_t rows) { configure_i8(rows); }
+  static inline void rows(int64_t count, const TileInput& in, int64_t valid, const float* bias,
+                          float* out, int64_t ldo) {
+    dispatch_tile_i8<kFour, kTileRows>(count, in, valid, bias, out, ldo);
+  }
+};
+
+// --- bf16 ---
+
+struct TilesBf16 {
+  static constexpr int64_t kRows = 2 * kTileRows;
+  static constexpr int64_t kBlockBytes = 16 * kPanel * 4;  // one tile's depth: 16 pairs
+
+  static inline void configure(int64_t rows) {
+    const int64_t upper = min64(rows, kTileRows), lower = rows - upper;
+    TileShapes shapes;
+    for (int column = 0; column < 2; ++column) {
+      shapes.set(column, upper, 64);          // sums of the upper rows
+      shapes.set(2 + column, lower, 64);      // and of the lower ones
+      shapes.set(6 + column, kTileRows, 64);  // weights
+    }
+    shapes.set(4, upper, 64);  // activations
+    shapes.set(5, lower, 64);
+    if (lower == 0) shapes.bytes[2] = shapes.bytes[3] = shapes.bytes[5] = 0;
+    tiles_configure(shapes);
+  }
+
+  template <bool kLower>
+  static inline void multiply(const TileInput& in, float* sums) {
+    const int64_t blocks = (in.k + 31) / 32;
+    tile_zero<0>();
+    tile_zero<1>();
+    if (kLower) tile_zero<2>(), tile_zero<3>();
+    const uint8_t* lower = in.act + kTileRows * in.act_stride;
+    for (int64_t b = 0; b < blocks; ++b) {
+      prefetch_block(in, b * kBlockBytes);
+      const uint8_t* weights = in.panel + b * kBlockBytes;
+      tile_load<6>(weights, kPanel * 4);
+      tile_load<7>(weights + 64, kPanel * 4);
+      tile_load<4>(in.act + b * 64, in.act_stride);
+      tile_dot_bf16<0, 4, 6>();
+      tile_dot_bf16<1, 4, 7>();
+      if (kLower) {
+        tile_load<5>(lower + b * 64, in.act_stride);
+        tile_dot_bf16<2, 5, 6>();
+        tile_dot_bf16<3, 5, 7>();
+      }
+    }
+    tile_store<0>(sums, kPanel * 4);
+    tile_store<1>(sums + kLanes, kPanel * 4);
+    if (kLower) {
+      tile_store<2>(sums + kTileRows * kPanel, kPanel * 4);
+      tile_store<3>(sums + kTileRows * kPanel + kLanes, kPanel * 4);
+    }
+  }
+
+  static inline void rows(int64_t count, const TileInput& in, int64_t valid, const float* bias,
+                          float* out, int64_t ldo) {
+    alignas(64) float sums[kRows * kPanel];
+    if (count > kTileRows) {
+      multiply<true>(in, sums);
+    } else {
+      multiply<false>(in, sums);
+    }
+    for (int64_t r = 0; r < count; ++r) {
+      for (int64_t lane = 0; lane < min64(kPanel, valid); lane += kLanes) {
+        const Vf sum = vload(sums + r * kPanel + lane);
+        vstore_n(out + r * ldo + lane, bias ? vadd(sum, vload_n(bias + lane, valid - lane)) : sum,
+                 valid - lane);
+      }
+    }
+  }
+};
+
+// As gemm_panels: panel after panel, the rows in tiles of nearly equal height.
+template <class Tiles>
+static void gemm_tiles(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride,
+                       int64_t m_rows, int64_t p0, int64_t p1, const float* bias, float* out,
+                       int64_t ldo) {
+  constexpr int64_t kLines = Tiles::kBlockBytes / 64;
+  const int64_t tiles = (m_rows + Tiles::kRows - 1) / Tiles::kRows;
+  int64_t configured = 0;
+  for (int64_t p = p0; p < p1; ++p) {
+    TileInput in{w.data + p * w.panel_bytes, acts, act_stride, w.k, 0, nullptr, 0, 0};
+    const int64_t n0 = p * kPanel;
+    if (p + 1 < p1) in.next = in.panel + w.panel_bytes;
+    int64_t m = 0;
+    for (int64_t tile = 0; tile < tiles; ++tile) {
+      const int64_t rows = (m_rows - m + tiles - tile - 1) / (tiles - tile);
+      if (rows != configured) Tiles::configure(configured = rows);
+      in.act = acts + m * act_stride;
+      in.line0 = tile * kLines / tiles;
+      in.line1 = (tile + 1) * kLines / tiles;
+      Tiles::rows(rows, in, w.n - n0, bias ? bias + n0 : nullptr, out + m * ldo + n0, ldo);
+      m += rows;
+    }
+  }
+  tiles_release();
+}

@@ -1,0 +1,3 @@
+// The AVX-512 kernels with matrix products by AMX tiles, a table of its own.
+#define TIDEMILL_AMX 1
+#include "kernels_avx512.cpp"

@@ -1,0 +1,52 @@
+// The tile registers of AMX, as far as the kernels use them. Registers are named by number at
+// compile time, so these are macros' worth of inline assembly; "memory" keeps the compiler from
+// moving ordinary loads and stores across them.
+#pragma once
+
+namespace tidemill::TIDEMILL_AVX512 {
+
+// Rows and bytes per row of the eight registers (Intel SDM, LDTILECFG, palette 1).
+struct alignas(64) TileShapes {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t bytes[16] = {};
+  uint8_t rows[16] = {};
+
+  void set(int tile, int64_t row_count, int64_t row_bytes) {
+    rows[tile] = uint8_t(row_count);
+    bytes[tile] = uint16_t(row_bytes);
+  }
+};
+static_assert(sizeof(TileShapes) == 64, "as LDTILECFG reads it");
+
+// Also clears all registers.
+static inline void tiles_configure(const TileShapes& shapes) {
+  __asm__ volatile("ldtilecfg %0" ::"m"(shapes) : "memory");
+}
+// Afterwards a context switch need not save the tiles.
+static inline void tiles_release() { __asm__ volatile("tilerelease" ::: "memory"); }
+
+template <int T>
+static inline void tile_zero() {
+  __asm__ volatile("tilezero %%tmm%c0" ::"i"(T));
+}
+template <int T>
+static inline void tile_load(const void* base, int64_t stride) {
+  __asm__ volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(T), "r"(base), "r"(stride) : "memory");
+}
+template <int T>
+static inline void tile_store(void* base, int64_t stride) {
+  __asm__ volatile("tilestored %%tmm%c0, (%1,%2,1)" ::"i"(T), "r"(base), "r"(stride) : "memory");
+}
+// C += A * B, int8: A [rows][k], B [k / 4][columns][4].
+template <int C, int A, int B>
+static inline void tile_dot_i8() {
+  __asm__ volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+}
+// C += A * B, bf16 pairs: A [rows][k], B [k / 2][columns][2]. Pairs are taken in ascending order;
+// subnormals count as zero, and rounding is to nearest even, whatever MXCSR says.
+template <int C, int A, int B>
+static inline void tile_dot_bf16() {
+  __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+}
+
+}  // namespace tidemill::TIDEMILL_AVX512
