@@ -1,4 +1,4 @@
-"""A scheduler in simulated time: a step takes what a cost function says, and nothing is computed."""
+"""A scheduler in simulated time: steps take what a cost function says, nothing is computed."""
 
 from __future__ import annotations
 
@@ -116,7 +116,9 @@ class Simulation:
         )
         timings = StepTimings(0.0, seconds, 0.0, seconds)
         ended = []
-        for emission in self.scheduler.commit(plan, StepResult(step_id=plan.step_id, rows=rows, timings=timings)):
+        for emission in self.scheduler.commit(
+            plan, StepResult(step_id=plan.step_id, rows=rows, timings=timings)
+        ):
             output = emission.output
             seen = self.seen[output.request_id]
             seen.tokens += [self.now] * len(output.token_ids)

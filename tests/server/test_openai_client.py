@@ -286,20 +286,23 @@ def test_one_failing_prompt_cancels_the_others() -> None:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         with pytest.raises(openai.InternalServerError):
             client.completions.create(model="tiny", prompt=["a", "b"])
-        assert context.active == 0
+        assert context.admission.active == 0
 
 
 def test_too_many_choices() -> None:
+    from tidemill.contract.sampling import SamplingParams
+    from tidemill.server.admission import ANYBODY
     from tidemill.server.limits import Limits
 
     context: ServerContext = fake_context(ScriptedEngine(), limits=Limits(max_active_choices=2))
     with serving(context) as url:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-        context.admit(1)
+        one = SamplingParams(max_tokens=1)
+        ticket = context.admission.admit(ANYBODY, [(1,)], [one])
         with pytest.raises(openai.RateLimitError) as caught:
             client.completions.create(model="tiny", prompt="a", n=2)
         assert caught.value.response.headers["retry-after"] == "1"
-        context.release(1)
+        ticket.close()
         assert client.completions.create(model="tiny", prompt="a", n=2).choices
         with pytest.raises(openai.BadRequestError) as never:
             client.completions.create(model="tiny", prompt="a", n=3)

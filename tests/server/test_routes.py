@@ -119,7 +119,7 @@ def test_a_client_that_leaves_cancels(stream: bool, n: int) -> None:
         ids = {request.request_id for request in engine.requests}
         assert {c[0] for c in engine.cancelled} == ids
         assert {c[1:] for c in engine.cancelled} == {(None, "cancelled")}
-        _eventually(lambda: context.active == 0)
+        _eventually(lambda: context.admission.active == 0)
         text = httpx.get(f"{url}/metrics").text
         assert 'tidemill_requests_total{reason="cancelled"} 1.0' in text
         assert "tidemill_kv_blocks_used 0.0" in text

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tidemill.base.clock import wall
-from tidemill.base.errors import ErrorKind, TidemillError, bad_request
+from tidemill.metrics.admission import AdmissionMetrics
 from tidemill.metrics.registry import ServerMetrics
+from tidemill.server.admission import Admission, AdmissionOptions
 from tidemill.server.errors import refuse
 from tidemill.server.limits import Limits
 
@@ -37,7 +38,8 @@ class ServerContext:
         build: version of the software; part of the fingerprint.
         config_digest: identity of the engine's configuration; part of the fingerprint.
         created: when the model was made available, for /v1/models.
-        active: choices being generated now.
+        admission_options: how much may wait, and how long.
+        admission: what is under way, and whether more may come.
     """
 
     client: EngineClient
@@ -49,7 +51,17 @@ class ServerContext:
     build: str = ""
     config_digest: str = ""
     created: int = field(default_factory=lambda: int(wall()))
-    active: int = 0
+    admission_options: AdmissionOptions = field(default_factory=AdmissionOptions)
+    admission: Admission = field(init=False)
+
+    def __post_init__(self) -> None:
+        metrics = AdmissionMetrics(self.metrics.registry)
+        self.admission = Admission(
+            self.admission_options,
+            lambda: self.client.info,
+            metrics,
+            max_choices=self.limits.max_active_choices,
+        )
 
     @property
     def info(self) -> EngineInfo:
@@ -75,27 +87,3 @@ class ServerContext:
                 param="model",
                 code="model_not_found",
             )
-
-    def admit(self, choices: int) -> None:
-        """Count choices that start; `release` takes them off again.
-
-        Raises:
-            TidemillError: kind OVERLOADED past the bound, BAD_REQUEST when it could never be met.
-        """
-        bound = self.limits.max_active_choices
-        if choices > bound:
-            raise bad_request(
-                "n", f"n asks for {choices} choices over all prompts; at most {bound}"
-            )
-        if self.active + choices > bound:
-            raise TidemillError(
-                ErrorKind.OVERLOADED,
-                f"{self.active} choices are being generated and at most {bound} may be; "
-                "try again later",
-                retryable=True,
-            )
-        self.active += choices
-
-    def release(self, choices: int) -> None:
-        """Choices that `admit` counted have ended."""
-        self.active -= choices

@@ -15,6 +15,7 @@ from tidemill.base.clock import wall
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason, TokenLogprob
 from tidemill.contract.sampling import SamplingParams
+from tidemill.server.admission import ANYBODY, Caller
 from tidemill.server.context import ServerContext
 from tidemill.server.errors import engine_error
 from tidemill.text.output import OutputText
@@ -69,6 +70,7 @@ class Generation:
         sampling: resolved parameters of each prompt; `n` is the same for all.
         at_start: outputs begin a text of their own (see `OutputText`).
         arrival: wall-clock seconds when the API process received the request.
+        caller: who asks, and by when the answer is wanted.
 
     Attributes:
         request_id, prompts, sampling: as given.
@@ -85,11 +87,13 @@ class Generation:
         *,
         at_start: bool,
         arrival: float | None = None,
+        caller: Caller = ANYBODY,
     ) -> None:
         self.request_id = request_id
         self.prompts = prompts
         self.sampling = sampling
         self._context = context
+        self._caller = caller
         self._n = sampling[0].n
         single = len(prompts) == 1
         self._ids = [request_id if single else f"{request_id}-{i}" for i in range(len(prompts))]
@@ -141,10 +145,11 @@ class Generation:
         Leaving early (or being cancelled) cancels what still runs in the engine.
 
         Raises:
-            TidemillError: what the engine said, or OVERLOADED.
+            TidemillError: what the engine said.
+            Refusal: 429, there is too much to do already.
         """
         context = self._context
-        context.admit(self.num_choices)
+        ticket = context.admission.admit(self._caller, self.prompts, self.sampling)
         observer = context.metrics.start()
         reason = FinishReason.CANCELLED.value
         try:
@@ -158,6 +163,7 @@ class Generation:
                             continue
                         deltas.append(delta)
                         observer.tokens(delta.index, delta.count)
+                        ticket.progress(prompt, delta.count)
                         reason = delta.finish or reason
                     if deltas:
                         yield deltas
@@ -169,17 +175,27 @@ class Generation:
             raise
         finally:
             self._cancel_rest()
-            context.release(self.num_choices)
+            ticket.close(self._lengths())
             if self._open and reason in (FinishReason.STOP.value, FinishReason.LENGTH.value):
                 reason = FinishReason.CANCELLED.value
             observer.finish(reason, self.prompt_tokens, self.cached_tokens)
 
+    def _lengths(self) -> list[int]:
+        """Tokens of the choices that ended by themselves."""
+        return [c.text.tokens for choices in self._choices for c in choices if c.done]
+
     def _request(self, prompt: int) -> EngineRequest:
+        caller, limit = self._caller, self._context.admission_options.max_queue_time
         return EngineRequest(
             request_id=self._ids[prompt],
             prompt_token_ids=self.prompts[prompt],
             sampling=self.sampling[prompt],
             arrival=self._arrival,
+            deadline=caller.deadline,
+            start_by=None if limit is None else self._arrival + limit,
+            cache_salt=caller.cache_salt,
+            tenant=caller.client,
+            weight=caller.weight,
         )
 
     def _take(self, prompt: int, output: ChoiceOutput) -> ChoiceDelta | None:

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from tidemill.base.clock import wall
 from tidemill.base.ids import new_id
 from tidemill.server.body import read_model
+from tidemill.server.caller import caller_of
 from tidemill.server.context import ServerContext
 from tidemill.server.generation import Generation
 from tidemill.server.openai import schema
@@ -41,6 +42,7 @@ async def chat_completions(context: ServerContext, request: Request) -> Response
     arrival = wall()
     body = await read_model(schema.ChatRequest, request, context.limits)
     context.check_model(body.model)
+    caller = caller_of(request, body.timeout, arrival)
     include_usage = check_stream_options(body)
     max_tokens, max_tokens_param = chat_max_tokens(body)
     params = sampling_of(body, context, max_tokens=max_tokens, logprobs=chat_logprobs(body))
@@ -63,6 +65,7 @@ async def chat_completions(context: ServerContext, request: Request) -> Response
         sampling,
         at_start=not body.continue_final_message,
         arrival=arrival,
+        caller=caller,
     )
     envelope = Envelope(
         answer_id,

@@ -12,6 +12,7 @@ from tidemill.base.errors import bad_request
 from tidemill.base.ids import new_id
 from tidemill.contract.resolve import check_prompt
 from tidemill.server.body import read_model
+from tidemill.server.caller import caller_of
 from tidemill.server.context import ServerContext
 from tidemill.server.generation import Generation
 from tidemill.server.openai import schema
@@ -90,6 +91,7 @@ async def completions(context: ServerContext, request: Request) -> Response:
     arrival = wall()
     body = await read_model(schema.CompletionRequest, request, context.limits)
     context.check_model(body.model)
+    caller = caller_of(request, body.timeout, arrival)
     include_usage = check_stream_options(body)
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise bad_request("best_of", "best_of is not supported unless it equals n")
@@ -112,7 +114,15 @@ async def completions(context: ServerContext, request: Request) -> Response:
         params, prompts, context, prompt_param="prompt", max_tokens_param="max_tokens"
     )
     answer_id = new_id("cmpl")
-    generation = Generation(context, answer_id, prompts, sampling, at_start=False, arrival=arrival)
+    generation = Generation(
+        context,
+        answer_id,
+        prompts,
+        sampling,
+        at_start=False,
+        arrival=arrival,
+        caller=caller,
+    )
     envelope = Envelope(
         answer_id,
         int(arrival),

@@ -169,6 +169,7 @@ class Generation(Body):
     Attributes:
         user, metadata, safety_identifier, prompt_cache_key, store, service_tier: accepted because
             clients send them and because they cannot change an answer; only these (promise 2).
+        timeout: an extension: seconds after which the answer is not wanted any more.
         include_effective: an extension: the response carries a `tidemill` object that says what
             was really applied.
     """
@@ -191,6 +192,7 @@ class Generation(Body):
     ignore_eos: bool | None = None
     n: int | None = None
     logit_bias: Annotated[dict[str, float] | None, AfterValidator(_check_bias)] = None
+    timeout: float | None = None
     include_effective: bool | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None

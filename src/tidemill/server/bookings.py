@@ -1,0 +1,124 @@
+"""Bookings: what a Retry-After promises, so that it can be kept.
+
+Who is refused is told when to come back, and a place is kept for that time: clients come back one
+after the other as fast as the engine works, not all at once. A booking is claimed by the same
+request of the same client (equal prompts and lengths); nothing but waiting is asked of it.
+
+A client's next booking is due when all its earlier ones can have been served at its share of the
+measured rate. Many never come back, so what is booked counts by the measured part of bookings that
+were claimed.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+MAX_BOOKINGS = 16384
+HORIZON_SECONDS = 3600.0
+EARLY_SECONDS = 0.5
+LATE_SECONDS = 10.0
+
+_SAFETY = 0.9
+_LEAST_KEPT = 0.1
+_KEPT_RATE = 1 / 64
+
+Fingerprint = tuple[str, int]
+
+
+@dataclass(slots=True, order=True)
+class Booking:
+    """A time at which a request of `cost` tokens may come back.
+
+    Attributes:
+        due, until: clock seconds: from when, and until when it is kept.
+    """
+
+    until: float
+    due: float = field(compare=False)
+    who: Fingerprint = field(compare=False)
+    cost: int = field(compare=False)
+    claimed: bool = field(default=False, compare=False)
+
+
+class Bookings:
+    """All bookings of a server. Times are readings of one monotonic clock, in seconds."""
+
+    def __init__(self) -> None:
+        self._of: dict[Fingerprint, deque[Booking]] = {}
+        self._by_end: list[Booking] = []
+        self._booked: dict[str, int] = {}
+        self._kept = 1.0
+
+    def __len__(self) -> int:
+        return sum(len(queue) for queue in self._of.values())
+
+    def claim(self, who: Fingerprint, now: float) -> bool:
+        """The request is back: True when it was told to come now, and its booking is used up."""
+        self._lapse(now)
+        queue = self._of.get(who)
+        if not queue or now < queue[0].due - EARLY_SECONDS:
+            return False
+        booking = queue[0]
+        booking.claimed = True
+        self._drop(booking)
+        self._note(1.0)
+        return True
+
+    def wait(self, who: Fingerprint, now: float) -> float | None:
+        """Seconds until its booking is due, for a request that came too early; else None."""
+        self._lapse(now)
+        queue = self._of.get(who)
+        return max(0.0, queue[0].due - now) if queue else None
+
+    def book(
+        self, who: Fingerprint, now: float, *, cost: int, earliest: float, rate: float
+    ) -> float:
+        """Keep a place; returns the seconds to wait for it.
+
+        Args:
+            who: client and request.
+            now: clock reading.
+            cost: tokens.
+            earliest: seconds before which there is no room in any case.
+            rate: tokens per second that are this client's.
+        """
+        self._lapse(now)
+        client = who[0]
+        booked = self._booked.get(client, 0)
+        per_second = rate * _SAFETY / self._kept
+        # What the client is told is whole seconds.
+        seconds = math.ceil(max(1.0, max(earliest, booked / per_second) + cost / per_second))
+        if seconds > HORIZON_SECONDS or len(self._by_end) >= MAX_BOOKINGS:
+            return min(float(seconds), HORIZON_SECONDS)
+        due = now + seconds
+        booking = Booking(due + max(LATE_SECONDS, seconds / 2), due, who, cost)
+        self._booked[client] = booked + cost
+        self._of.setdefault(who, deque()).append(booking)
+        heapq.heappush(self._by_end, booking)
+        return float(seconds)
+
+    def _lapse(self, now: float) -> None:
+        """Forget those that did not come."""
+        while self._by_end and (self._by_end[0].until < now or self._by_end[0].claimed):
+            booking = heapq.heappop(self._by_end)
+            if booking.claimed:
+                continue
+            self._drop(booking)
+            self._note(0.0)
+
+    def _drop(self, booking: Booking) -> None:
+        queue = self._of[booking.who]
+        queue.remove(booking)
+        if not queue:
+            del self._of[booking.who]
+        client = booking.who[0]
+        self._booked[client] -= booking.cost
+        if self._booked[client] <= 0:
+            del self._booked[client]
+
+    def _note(self, kept: float) -> None:
+        self._kept += _KEPT_RATE * (kept - self._kept)
+        self._kept = max(_LEAST_KEPT, self._kept)

@@ -1,0 +1,56 @@
+"""Who asks, and by when the answer is wanted: from an HTTP request to a `Caller`."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+
+from tidemill.base.errors import bad_request
+from tidemill.server.admission import Caller
+from tidemill.server.auth import principal_of
+
+TIMEOUT_HEADER = "X-Request-Timeout"
+MAX_TIMEOUT = 86400.0
+
+
+def caller_of(request: Request, timeout: float | None, arrival: float) -> Caller:
+    """The caller of a request.
+
+    Args:
+        request: with its principal.
+        timeout: the body's field: seconds from `arrival` after which nobody wants the answer. The
+            header `X-Request-Timeout` says the same; of two the shorter counts.
+        arrival: wall-clock seconds.
+
+    Raises:
+        TidemillError: kind BAD_REQUEST naming the field or header.
+    """
+    principal = principal_of(request)
+    header = request.headers.get(TIMEOUT_HEADER)
+    wishes = []
+    if timeout is not None:
+        wishes.append(_checked("timeout", timeout))
+    if header is not None:
+        wishes.append(_checked(TIMEOUT_HEADER, _number(header)))
+    return Caller(
+        client=principal.client_id,
+        weight=principal.weight,
+        cache_salt=principal.cache_salt,
+        deadline=arrival + min(wishes) if wishes else None,
+    )
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise bad_request(
+            TIMEOUT_HEADER, f"{TIMEOUT_HEADER} must be a number of seconds, got {text[:64]!r}"
+        ) from None
+
+
+def _checked(name: str, seconds: float) -> float:
+    if not 0.0 < seconds <= MAX_TIMEOUT:
+        raise bad_request(
+            name, f"{name} must be above 0 and at most {MAX_TIMEOUT:.0f} seconds, got {seconds:g}"
+        )
+    return seconds
