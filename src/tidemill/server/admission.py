@@ -1,62 +1,399 @@
-"""Metrics of admission: what waits, what was refused and why, what Retry-After said."""
+"""Admission: what may start or wait, counted in tokens, and when the rest may come back.
+
+A request costs its prompt and the answer expected of it (a learned mean, capped by max_tokens). It
+is admitted when that fits into what the KV cache has room for plus a queue bounded in tokens, else
+refused with 429 and a Retry-After from the measured rate. No client is refused for another's queue
+while its own is within its share of the bound; in all, no more than twice the bound waits.
+
+Runs in the API process, on its event loop; nothing here blocks or takes long.
+"""
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
-MAX_TENANTS = 32
-"""Tenants with a label of their own; the rest share one, so that the figures stay bounded."""
+from tidemill.base.clock import monotonic, wall
+from tidemill.base.errors import bad_request
+from tidemill.contract.sampling import SamplingParams
+from tidemill.contract.wire import EngineInfo
+from tidemill.metrics.admission import AdmissionMetrics
+from tidemill.server.bookings import Bookings, Fingerprint
+from tidemill.server.errors import Problem, Refusal
+from tidemill.server.estimates import AnswerLengths, ReadingSpeed, Throughput
 
-OTHERS = "(others)"
+QUEUE_SECONDS = 60.0
+"""Without --max-queue-tokens: no more waits than is computed in so long, or the cache holds."""
 
-_RETRY_SECONDS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
+FIRST_DRAIN_SECONDS = 30.0
+"""Until the rate has been measured, a full queue is taken to drain in so long."""
+
+OVERDRAFT = 2
+"""Who comes back as told finds room up to so many times the queue's bound."""
 
 
-class AdmissionMetrics:
-    """Made once per server, in its registry (a registry of its own for tests)."""
+@dataclass(frozen=True, slots=True)
+class AdmissionOptions:
+    """How much may wait, and how long.
 
-    def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        registry = registry or CollectorRegistry()
+    Attributes:
+        max_queue_tokens: the queue's bound; None: chosen (see `QUEUE_SECONDS`).
+        max_queue_time: seconds a request may wait for its first step; None: no limit.
+        ttft_objective: seconds to the first token; what could not meet it is refused. None: off.
+    """
 
-        def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> Gauge:
-            return Gauge(f"tidemill_{name}", text, labels, registry=registry)
+    max_queue_tokens: int | None = None
+    max_queue_time: float | None = None
+    ttft_objective: float | None = None
 
-        self._waiting = gauge("queue_tokens", "Tokens of admitted requests without a first token")
-        self.bound = gauge("queue_tokens_bound", "Tokens that may wait before 429")
-        self._tenant_waiting = gauge("tenant_queue_tokens", "The same by tenant", ("tenant",))
-        self._refused = Counter(
-            "tidemill_requests_refused",
-            "Requests answered 429, by reason and tenant",
-            ("reason", "tenant"),
-            registry=registry,
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, and by when the answer is wanted.
+
+    Attributes:
+        client, weight: for fairness between clients.
+        cache_salt: separates its prefixes in the cache.
+        deadline: wall-clock seconds after which nobody wants the answer; None: no such time.
+    """
+
+    client: str = ""
+    weight: float = 1.0
+    cache_salt: str = ""
+    deadline: float | None = None
+
+
+ANYBODY = Caller()
+
+
+@dataclass(slots=True)
+class _Client:
+    """A client with requests under way: tokens that wait, and prompt tokens among them."""
+
+    weight: float
+    waiting: int = 0
+    unread: int = 0
+    tickets: int = 0
+
+
+@dataclass(slots=True)
+class _Part:
+    """One prompt of a ticket."""
+
+    prompt: int
+    choices: int
+    expected: int
+    ahead: float
+    started: bool = False
+    generated: int = 0
+
+    @property
+    def cost(self) -> int:
+        """Tokens it takes in all, by what is known now."""
+        return self.prompt + max(self.choices * self.expected, self.generated)
+
+
+@dataclass(slots=True)
+class Ticket:
+    """An admitted request. `progress` with every token, `close` exactly once."""
+
+    caller: Caller
+    parts: list[_Part]
+    admitted: float
+    _admission: Admission = field(repr=False)
+
+    @property
+    def choices(self) -> int:
+        """Choices over all prompts."""
+        return sum(part.choices for part in self.parts)
+
+    def progress(self, prompt: int, tokens: int) -> None:
+        """`tokens` more came for a prompt (by index)."""
+        self._admission._progress(self, self.parts[prompt], tokens)
+
+    def close(self, lengths: Sequence[int] = ()) -> None:
+        """The request has ended; `lengths`: tokens of the choices that ended by themselves."""
+        self._admission._close(self, lengths)
+
+
+class Admission:
+    """The books of what was admitted.
+
+    Args:
+        options: bounds.
+        info: what the engine resolved at its start, asked whenever needed.
+        metrics: told of everything.
+        max_choices: choices being generated at once, over all requests.
+        clock: monotonic seconds.
+
+    Attributes:
+        active: choices being generated now.
+    """
+
+    def __init__(
+        self,
+        options: AdmissionOptions,
+        info: Callable[[], EngineInfo],
+        metrics: AdmissionMetrics,
+        *,
+        max_choices: int = 4096,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self.options = options
+        self.active = 0
+        self._info = info
+        self._metrics = metrics
+        self._max_choices = max_choices
+        self._clock = clock
+        self._clients: dict[str, _Client] = {}
+        self._waiting = 0
+        self._unread = 0
+        self._running = 0
+        self._lengths = AnswerLengths()
+        self._rate = Throughput()
+        self._reading = ReadingSpeed()
+        self._bookings = Bookings()
+
+    # -- bounds ------------------------------------------------------------------------------
+
+    @property
+    def capacity(self) -> int:
+        """Tokens the KV cache holds."""
+        info = self._info()
+        return info.num_blocks * info.block_size
+
+    @property
+    def queue_bound(self) -> int:
+        """Tokens that may wait."""
+        if self.options.max_queue_tokens is not None:
+            return self.options.max_queue_tokens
+        rate = self._rate.rate(self._clock())
+        if rate is None:
+            return self.capacity
+        info = self._info()
+        least = max(info.max_model_len, 8 * info.max_step_tokens)
+        return min(self.capacity, max(least, int(rate * QUEUE_SECONDS)))
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens of admitted requests without a first token."""
+        return self._waiting
+
+    def describe(self) -> str:
+        """What was chosen, in a line for the log."""
+        options, info = self.options, self._info()
+        bound = f"queue: {self.queue_bound} tokens may wait beside {self.capacity} in the KV cache"
+        if options.max_queue_tokens is None:
+            why = f" (once measured, at most what is computed in {QUEUE_SECONDS:.0f} s)"
+        else:
+            why = " (--max-queue-tokens)"
+        rest = f", {info.max_num_seqs} sequences at once; beyond that 429 with a Retry-After"
+        return bound + why + rest
+
+    # -- requests ----------------------------------------------------------------------------
+
+    def admit(
+        self,
+        caller: Caller,
+        prompts: Sequence[tuple[int, ...]],
+        sampling: Sequence[SamplingParams],
+    ) -> Ticket:
+        """Take a request in, or refuse it.
+
+        Args:
+            caller: who asks.
+            prompts, sampling: token ids and resolved parameters, prompt by prompt.
+
+        Raises:
+            Refusal: 429 with a Retry-After in seconds.
+            TidemillError: kind BAD_REQUEST when there are more choices than may ever be.
+        """
+        now = self._clock()
+        parts = [
+            _Part(len(p), s.n, self._lengths.expected(caller.client, s.max_tokens or 1), 0.0)
+            for p, s in zip(prompts, sampling, strict=True)
+        ]
+        choices = sum(part.choices for part in parts)
+        self._check_choices(caller, choices)
+        cost = sum(part.cost for part in parts)
+        who = (caller.client, hash((tuple(prompts), choices, sampling[0].max_tokens)))
+        claimed = self._bookings.claim(who, now)
+        reason, earliest = self._judge(caller, parts, cost, claimed=claimed)
+        if reason is not None:
+            self._refuse(caller, who, reason, cost, earliest, now)
+        return self._enter(caller, parts, cost, now)
+
+    def _check_choices(self, caller: Caller, choices: int) -> None:
+        bound = self._max_choices
+        if choices > bound:
+            raise bad_request(
+                "n", f"n asks for {choices} choices over all prompts; at most {bound}"
+            )
+        if self.active + choices > bound:
+            self._metrics.refused("choices", caller.client, 1.0)
+            raise _refusal(
+                f"{self.active} choices are being generated and at most {bound} may be; "
+                "try again later",
+                1.0,
+            )
+
+    def _judge(
+        self, caller: Caller, parts: list[_Part], cost: int, *, claimed: bool
+    ) -> tuple[str | None, float]:
+        """Why it is refused (None: it is not), and seconds before which it would be again."""
+        bound, room = self.queue_bound, self._room()
+        client = self._clients.get(caller.client)
+        mine = client.waiting if client is not None else 0
+        share = self._share(caller)
+        total = self._waiting + cost
+        fits = (
+            self._waiting == 0
+            or total <= room + bound
+            or (mine + cost <= share * (room + bound) and total <= room + OVERDRAFT * bound)
+            or (claimed and total <= room + OVERDRAFT * bound)
         )
-        self._retry = Histogram(
-            "tidemill_retry_after_seconds",
-            "What Retry-After said",
-            buckets=_RETRY_SECONDS,
-            registry=registry,
-        )
-        self._names: set[str] = set()
-        self._other_tokens: dict[str, int] = {}
+        if not fits:
+            over = min(total, (mine + cost) / share) - room - bound
+            return "queue", over / self._drain()
+        late = self._lateness(caller, parts, cost, share)
+        if late > 0.0 and not (claimed and late < (self.options.ttft_objective or 0.0)):
+            return "objective", late
+        return None, 0.0
 
-    def refused(self, reason: str, tenant: str, retry_after: float) -> None:
-        """A request was answered 429."""
-        self._refused.labels(reason, self._label(tenant)).inc()
-        self._retry.observe(retry_after)
+    def _lateness(self, caller: Caller, parts: list[_Part], cost: int, share: float) -> float:
+        """Seconds by which it would miss the objective or its own deadline; 0 when it would not.
 
-    def waiting(self, total: int, tenant: str, tokens: int) -> None:
-        """So much waits in all, and of this tenant."""
-        self._waiting.set(total)
-        label = self._label(tenant)
-        if label == OTHERS:
-            self._other_tokens[tenant] = tokens
-            if not tokens:
-                del self._other_tokens[tenant]
-            tokens = sum(self._other_tokens.values())
-        self._tenant_waiting.labels(label).set(tokens)
+        What not even an idle engine could do in time is judged by its waiting alone.
+        """
+        objective = self.options.ttft_objective
+        if objective is None:
+            return 0.0
+        prompt = sum(part.prompt for part in parts)
+        own = self._reading.seconds(prompt) or 0.0
+        if self._room() >= self._waiting + cost:
+            wait = self._reading.seconds(self._unread_ahead(caller, prompt)) or 0.0
+        else:
+            wait = self._ahead(caller, cost, share) / self._drain()
+        late = wait + own - max(objective, own)
+        if caller.deadline is not None:
+            late = max(late, wait + own - (caller.deadline - wall()))
+        return max(0.0, late)
 
-    def _label(self, tenant: str) -> str:
-        if tenant in self._names or len(self._names) < MAX_TENANTS:
-            self._names.add(tenant)
-            return tenant
-        return OTHERS
+    def _refuse(
+        self,
+        caller: Caller,
+        who: Fingerprint,
+        reason: str,
+        cost: int,
+        earliest: float,
+        now: float,
+    ) -> None:
+        seconds = self._bookings.wait(who, now)
+        if seconds is None:
+            rate = self._drain() * self._share(caller)
+            seconds = self._bookings.book(who, now, cost=cost, earliest=earliest, rate=rate)
+        self._metrics.refused(reason, caller.client, seconds)
+        if reason == "objective":
+            why = "it would not have its first token in time (--ttft-objective-ms)"
+        else:
+            why = f"{self._waiting} tokens wait and the queue is full"
+        raise _refusal(f"the server is busy: {why}; try again in {seconds:.0f} s", seconds)
+
+    def _enter(self, caller: Caller, parts: list[_Part], cost: int, now: float) -> Ticket:
+        prompt = sum(part.prompt for part in parts)
+        ahead = self._unread_ahead(caller, prompt)
+        for part in parts:
+            part.ahead = ahead
+        client = self._clients.setdefault(caller.client, _Client(caller.weight))
+        client.weight = caller.weight
+        client.waiting += cost
+        client.unread += prompt
+        client.tickets += 1
+        self._waiting += cost
+        self._unread += prompt
+        ticket = Ticket(caller, parts, now, self)
+        self.active += ticket.choices
+        self._rate.begin(now)
+        self._tell(caller.client)
+        return ticket
+
+    def _progress(self, ticket: Ticket, part: _Part, tokens: int) -> None:
+        now = self._clock()
+        computed = tokens
+        before = part.cost
+        if not part.started:
+            self._leave_queue(ticket, part)
+            part.started = True
+            computed += part.prompt
+            self._running += before
+            if len(ticket.parts) == 1:
+                self._reading.note(round(part.prompt + part.ahead), now - ticket.admitted)
+            self._tell(ticket.caller.client)
+        part.generated += tokens
+        self._running += part.cost - before
+        self._rate.note(computed, now)
+
+    def _close(self, ticket: Ticket, lengths: Sequence[int]) -> None:
+        name = ticket.caller.client
+        client = self._clients[name]
+        for part in ticket.parts:
+            if part.started:
+                self._running -= part.cost
+            else:
+                self._leave_queue(ticket, part)
+        for length in lengths:
+            self._lengths.note(name, length)
+        client.tickets -= 1
+        self.active -= ticket.choices
+        if client.tickets == 0:
+            del self._clients[name]
+        if not self._clients:
+            self._rate.pause(self._clock())
+        self._tell(name)
+
+    def _leave_queue(self, ticket: Ticket, part: _Part) -> None:
+        client = self._clients[ticket.caller.client]
+        client.waiting -= part.cost
+        client.unread -= part.prompt
+        self._waiting -= part.cost
+        self._unread -= part.prompt
+
+    # -- figures -----------------------------------------------------------------------------
+
+    def _room(self) -> int:
+        """Tokens for which the cache has room beside what runs."""
+        if self.active >= self._info().max_num_seqs and self._running:
+            return 0
+        return max(0, self.capacity - self._running)
+
+    def _share(self, caller: Caller) -> float:
+        """The client's part of the queue while all who are there want theirs."""
+        others = sum(c.weight for n, c in self._clients.items() if n != caller.client)
+        return caller.weight / (caller.weight + others)
+
+    def _ahead(self, caller: Caller, cost: int, share: float) -> float:
+        """Waiting tokens that fairness puts ahead of a newcomer of the client."""
+        client = self._clients.get(caller.client)
+        mine = client.waiting if client is not None else 0
+        return min(float(self._waiting), (mine + cost) / share - cost)
+
+    def _unread_ahead(self, caller: Caller, prompt: int) -> float:
+        """The same of prompt tokens."""
+        client = self._clients.get(caller.client)
+        mine = client.unread if client is not None else 0
+        return min(float(self._unread), (mine + prompt) / self._share(caller) - prompt)
+
+    def _drain(self) -> float:
+        """Tokens per second that leave the queue."""
+        rate = self._rate.rate(self._clock())
+        return rate if rate is not None else max(1.0, self.queue_bound / FIRST_DRAIN_SECONDS)
+
+    def _tell(self, name: str) -> None:
+        client = self._clients.get(name)
+        self._metrics.waiting(self._waiting, name, client.waiting if client is not None else 0)
+        self._metrics.bound.set(self.queue_bound)
+
+
+def _refusal(message: str, seconds: float) -> Refusal:
+    headers = {"Retry-After": f"{max(1.0, seconds):.0f}"}
+    return Refusal(Problem(429, "rate_limit_error", message, None, "overloaded", headers))

@@ -1,0 +1,62 @@
+"""Metrics of admission: what waits, what was refused and why, what Retry-After said."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+MAX_TENANTS = 32
+"""Tenants with a label of their own; the rest share one, so that the figures stay bounded."""
+
+OTHERS = "(others)"
+
+_RETRY_SECONDS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
+
+
+class AdmissionMetrics:
+    """Made once per server, in its registry (a registry of its own for tests)."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        registry = registry or CollectorRegistry()
+
+        def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> Gauge:
+            return Gauge(f"tidemill_{name}", text, labels, registry=registry)
+
+        self._waiting = gauge("queue_tokens", "Tokens of admitted requests without a first token")
+        self.bound = gauge("queue_tokens_bound", "Tokens that may wait before 429")
+        self._tenant_waiting = gauge("tenant_queue_tokens", "The same by tenant", ("tenant",))
+        self._refused = Counter(
+            "tidemill_requests_refused",
+            "Requests answered 429, by reason and tenant",
+            ("reason", "tenant"),
+            registry=registry,
+        )
+        self._retry = Histogram(
+            "tidemill_retry_after_seconds",
+            "What Retry-After said",
+            buckets=_RETRY_SECONDS,
+            registry=registry,
+        )
+        self._names: set[str] = set()
+        self._other_tokens: dict[str, int] = {}
+
+    def refused(self, reason: str, tenant: str, retry_after: float) -> None:
+        """A request was answered 429."""
+        self._refused.labels(reason, self._label(tenant)).inc()
+        self._retry.observe(retry_after)
+
+    def waiting(self, total: int, tenant: str, tokens: int) -> None:
+        """So much waits in all, and of this tenant."""
+        self._waiting.set(total)
+        label = self._label(tenant)
+        if label == OTHERS:
+            self._other_tokens[tenant] = tokens
+            if not tokens:
+                del self._other_tokens[tenant]
+            tokens = sum(self._other_tokens.values())
+        self._tenant_waiting.labels(label).set(tokens)
+
+    def _label(self, tenant: str) -> str:
+        if tenant in self._names or len(self._names) < MAX_TENANTS:
+            self._names.add(tenant)
+            return tenant
+        return OTHERS
