@@ -82,7 +82,7 @@ async def test_a_killed_engine_ends_streams_with_a_retryable_error(config: Engin
         assert await engine.wait() == -signal.SIGKILL
     error = outputs[-1].error
     assert error is not None and error.kind == ErrorKind.UNAVAILABLE and error.retryable
-    assert not client.alive
+    assert client.problem is not None
     with pytest.raises(TidemillError):
         client.submit(request("b", [1], 1))
 
@@ -216,6 +216,6 @@ async def test_guests_come_and_go(config: EngineConfig) -> None:
     )
     assert tokens_of(first) == tokens_of(second) != []
     await guest.close()
-    assert client.alive
+    assert client.problem is None
     await engine.stop()
     await client.close()

@@ -105,6 +105,14 @@ class ScriptedEngine:
         live = self._live.get(request_id, set())
         live -= {choice} if choice is not None else set(live)
 
+    @property
+    def problem(self) -> str | None:
+        return "the engine process has ended" if self.dead else None
+
+    @property
+    def last_stats(self) -> EngineStats:
+        return EngineStats()
+
     async def stats(self) -> EngineStats:
         if self.dead:
             raise TidemillError(ErrorKind.UNAVAILABLE, "the engine process has ended")

@@ -32,6 +32,12 @@ def serve(
     prefix_caching: bool = options.PREFIX_CACHING,
     isa: str | None = options.ISA,
     chat_template: str | None = options.CHAT_TEMPLATE,
+    stall_timeout: float = typer.Option(
+        5.0, help="Seconds without progress in a step after which the engine is replaced."
+    ),
+    drain_timeout: float = typer.Option(
+        10.0, help="Seconds that running requests have after SIGTERM; a second one ends them."
+    ),
     log_level: str = typer.Option("info", help="debug, info, warning or error."),
 ) -> None:
     """Serve a model through the OpenAI API (default: the bundled one, on 127.0.0.1:8000)."""
@@ -47,6 +53,14 @@ def serve(
         raise config_error(
             "log-level", f"--log-level is debug, info, warning or error, not {log_level!r}"
         )
+    for flag, value, least in (
+        ("stall-timeout", stall_timeout, 1.0),
+        ("drain-timeout", drain_timeout, 0.0),
+    ):
+        if not least <= value <= 86400:
+            raise config_error(
+                flag, f"--{flag} is between {least:g} and 86400 seconds, not {value:g}"
+            )
     set_up_logging("api", log_level)
     path, name = locate(model)
     config = EngineConfig(
@@ -69,7 +83,13 @@ def serve(
     # After what is cheap to check, before the model is loaded: a port in use is known at once.
     listener = bind(host, port)
     code = run_server(
-        ServeOptions(config, lambda: _load_text(str(path), chat_template), log_level),
+        ServeOptions(
+            config,
+            lambda: _load_text(str(path), chat_template),
+            log_level,
+            stall_timeout=stall_timeout,
+            drain_timeout=drain_timeout,
+        ),
         listener,
         say=_say,
     )

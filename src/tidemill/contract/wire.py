@@ -45,6 +45,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         prefix_caching: whether finished blocks are found again.
         eos_token_ids: end tokens of the model.
         notes: human-readable lines: what was chosen and why.
+        identity: digest of the weights and of how they compute; engines of equal identity (and
+            equal sizes) answer alike.
     """
 
     model: str
@@ -67,6 +69,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     prefix_caching: bool
     eos_token_ids: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
+    identity: str = ""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):

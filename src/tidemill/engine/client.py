@@ -1,8 +1,9 @@
 """EngineClient: how the API side talks to an engine, in this process or over a socket.
 
 `submit` and `cancel` return at once and are called from the client's event loop; outputs come back
-through the stream that `submit` returned. If the engine dies, every open choice ends with a
-retryable UNAVAILABLE error, and nothing waits for ever.
+through the stream that `submit` returned. If the engine of one of these two dies, every open choice
+ends with a retryable UNAVAILABLE error, and nothing waits for ever; `engine.supervisor` is the
+client that replaces the engine and goes on.
 """
 
 from __future__ import annotations
@@ -10,38 +11,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from typing import Protocol, cast
+from typing import Protocol
 
-from tidemill.base.errors import ErrorKind, TidemillError
-from tidemill.base.log import get_logger
+from tidemill.base.errors import TidemillError
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason
-from tidemill.contract.wire import (
-    PROTOCOL_VERSION,
-    Cancel,
-    EngineInfo,
-    EngineStats,
-    Fatal,
-    FrameReader,
-    Hello,
-    Outputs,
-    Refused,
-    Stats,
-    StatsRequest,
-    Submit,
-    ToClient,
-    Welcome,
-    frame,
-    to_client_decoder,
-)
-from tidemill.engine.build import build_id
+from tidemill.contract.wire import Cancel, EngineInfo, EngineStats, Outputs, Stats, Submit
+from tidemill.engine.connection import STATS_SECONDS, EngineConnection, unavailable
 from tidemill.engine.core import EngineCore, Message, open_core
 from tidemill.engine.streams import Journal, StreamTable, engine_gone
-
-_log = get_logger(__name__)
-
-HANDSHAKE_SECONDS = 10.0
-STATS_SECONDS = 10.0
 
 
 class EngineClient(Protocol):
@@ -52,8 +30,8 @@ class EngineClient(Protocol):
         """What the engine resolved at its start."""
 
     @property
-    def alive(self) -> bool:
-        """The engine takes requests."""
+    def problem(self) -> str | None:
+        """Why requests are not computed now; None when they are."""
 
     @property
     def last_stats(self) -> EngineStats:
@@ -113,9 +91,9 @@ class InprocClient:
         return self._core.info
 
     @property
-    def alive(self) -> bool:
+    def problem(self) -> str | None:
         """See EngineClient."""
-        return self._core.alive and not self._closed
+        return None if self._core.alive and not self._closed else "the engine has stopped"
 
     @property
     def last_stats(self) -> EngineStats:
@@ -148,8 +126,8 @@ class InprocClient:
 
     async def stats(self) -> EngineStats:
         """See EngineClient."""
-        if not self.alive:
-            raise _unavailable("the engine has stopped")
+        if self.problem is not None:
+            raise unavailable(self.problem)
         self._nonce += 1
         future = self._waiting[self._nonce] = self._loop.create_future()
         self._core.request_stats(self._id, self._nonce)
@@ -183,59 +161,34 @@ class InprocClient:
             self._table.fail_all(engine_gone(message.message))
 
 
-class SocketClient(asyncio.Protocol):
+class SocketClient:
     """The twin over a Unix socket: one message per step in, one per call out.
 
     Made by `connect`.
-
-    Args:
-        config_digest: the configuration this client expects the engine to have.
-        owner: the engine exits when this connection closes.
     """
 
-    def __init__(self, config_digest: str, *, owner: bool = False) -> None:
-        loop = asyncio.get_running_loop()
-        self._hello = Hello(PROTOCOL_VERSION, build_id(), config_digest, owner)
-        self._transport: asyncio.Transport | None = None
-        self._reader = FrameReader()
-        self._welcome: asyncio.Future[Welcome] = loop.create_future()
-        self._lost: asyncio.Future[None] = loop.create_future()
+    def __init__(self) -> None:
         self._table = StreamTable()
-        self._waiting: dict[int, asyncio.Future[EngineStats]] = {}
-        self._nonce = 0
-        self._reason = "the engine process has gone; send the request again"
+        self._connection: EngineConnection
 
     @classmethod
     async def connect(cls, path: str, config_digest: str, *, owner: bool = False) -> SocketClient:
-        """Connect and shake hands.
-
-        Raises:
-            TidemillError: UNAVAILABLE when nobody listens at `path` or the engine has another
-                protocol, build or configuration.
-        """
-        loop = asyncio.get_running_loop()
-        client = cls(config_digest, owner=owner)
-        try:
-            await loop.create_unix_connection(lambda: client, path)
-        except OSError as error:
-            raise _unavailable(f"no engine listens at {path}: {error.strerror}") from error
-        try:
-            async with asyncio.timeout(HANDSHAKE_SECONDS):
-                await asyncio.shield(client._welcome)
-        except TimeoutError:
-            await client.close()
-            raise _unavailable("the engine did not answer the handshake") from None
+        """Connect and shake hands; see `EngineConnection.connect`."""
+        client = cls()
+        client._connection = await EngineConnection.connect(
+            path, config_digest, client._table.deliver, client._lost, owner=owner
+        )
         return client
 
     @property
     def info(self) -> EngineInfo:
         """See EngineClient."""
-        return self._welcome.result().info
+        return self._connection.info
 
     @property
-    def alive(self) -> bool:
+    def problem(self) -> str | None:
         """See EngineClient."""
-        return self._transport is not None and not self._lost.done()
+        return None if self._connection.open else self._connection.reason
 
     @property
     def last_stats(self) -> EngineStats:
@@ -252,94 +205,29 @@ class SocketClient(asyncio.Protocol):
 
     def submit(self, request: EngineRequest) -> AsyncIterator[ChoiceOutput]:
         """See EngineClient."""
-        if not self.alive:
-            raise _unavailable(self._reason)
+        if self.problem is not None:
+            raise unavailable(self.problem)
         stream = self._table.open(request)
-        self._send(Submit(stream.journal.request))
+        self._connection.send(Submit(stream.journal.request))
         return stream
 
     def cancel(
         self, request_id: str, choice: int | None = None, reason: str = FinishReason.CANCELLED
     ) -> None:
         """See EngineClient."""
-        self._send(Cancel(request_id, choice, str(reason)))
+        self._connection.send(Cancel(request_id, choice, str(reason)))
 
     async def stats(self) -> EngineStats:
         """See EngineClient."""
-        if not self.alive:
-            raise _unavailable(self._reason)
-        self._nonce += 1
-        future = asyncio.get_running_loop().create_future()
-        self._waiting[self._nonce] = future
-        self._send(StatsRequest(self._nonce))
-        async with asyncio.timeout(STATS_SECONDS):
-            stats: EngineStats = await future
-        return stats
+        return await self._connection.stats()
 
     async def close(self) -> None:
         """See EngineClient."""
-        if self._transport is not None:
-            self._reason = "the server is shutting down"
-            self._transport.close()
-            await self._lost
+        await self._connection.close("the server is shutting down")
 
     async def wait_lost(self) -> None:
         """Return when the connection is gone."""
-        await asyncio.shield(self._lost)
+        await self._connection.wait_lost()
 
-    def _send(self, message: Submit | Cancel | StatsRequest | Hello) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(frame(message))
-
-    # -- asyncio.Protocol --------------------------------------------------------------------
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Speak first."""
-        # uvloop's transports are transports without inheriting from asyncio's.
-        self._transport = cast(asyncio.Transport, transport)
-        self._send(self._hello)
-
-    def data_received(self, data: bytes) -> None:
-        """Take messages in."""
-        try:
-            for body in self._reader.feed(data):
-                self._receive(to_client_decoder.decode(body))
-        except ValueError as error:
-            _log.error("the engine's messages cannot be read: %s", error)
-            self._reason = "the engine sent what cannot be read"
-            if self._transport is not None:
-                self._transport.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The engine is gone, or we left."""
-        error = _unavailable(self._reason)
-        if not self._welcome.done():
-            self._welcome.set_exception(error)
-            self._welcome.exception()  # looked at, even if whoever connected has given up
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(error)
-        self._waiting.clear()
-        self._table.fail_all(engine_gone(self._reason))
-        if not self._lost.done():
-            self._lost.set_result(None)
-
-    def _receive(self, message: ToClient) -> None:
-        if isinstance(message, Outputs):
-            self._table.deliver(message)
-        elif isinstance(message, Stats):
-            future = self._waiting.pop(message.nonce, None)
-            if future is not None and not future.done():
-                future.set_result(message.stats)
-        elif isinstance(message, Welcome):
-            if not self._welcome.done():
-                self._welcome.set_result(message)
-        elif isinstance(message, Refused):
-            self._reason = message.message
-        elif isinstance(message, Fatal):
-            self._reason = message.message
-            self._table.fail_all(engine_gone(message.message))
-
-
-def _unavailable(message: str) -> TidemillError:
-    return TidemillError(ErrorKind.UNAVAILABLE, message, retryable=True)
+    def _lost(self, reason: str) -> None:
+        self._table.fail_all(engine_gone(reason))

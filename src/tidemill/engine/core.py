@@ -22,6 +22,8 @@ from tidemill.contract.config import EngineConfig
 from tidemill.contract.plan import StepPlan, StepResult
 from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason, RequestError
 from tidemill.contract.wire import EngineInfo, EngineStats, Fatal, Outputs, Stats
+from tidemill.engine.flightlog import FlightLog, request_key
+from tidemill.engine.recorder import RecordingExecutor
 from tidemill.executor.base import Executor, PlanHandle
 from tidemill.executor.inproc import OpenedExecutor, open_inproc
 from tidemill.memory.lease import KVMemory
@@ -69,6 +71,9 @@ class EngineCore:
         self._flying: deque[tuple[StepPlan, PlanHandle, float]] = deque()
         self._seconds = [0.0, 0.0, 0.0]  # of all steps, of the backend, of the last step
         self._stats = scheduler.stats()
+        self._turns = 0
+        self._busy = threading.Event()
+        self._log: FlightLog | None = None
         self._thread = threading.Thread(target=self._run, name="tidemill-engine", daemon=True)
 
     def start(self) -> EngineCore:
@@ -109,7 +114,16 @@ class EngineCore:
                 "the engine runs in the process that loaded it, not in a fork of it; load the "
                 "model in the process that uses it (multiprocessing: start method spawn)",
             )
-        if not self._post(lambda: self._scheduler.submit(request, client)):
+
+        def command() -> list[Emission]:
+            if self._log is None:
+                return self._scheduler.submit(request, client)
+            self._log.taking(request_key(request.request_id))
+            emissions = self._scheduler.submit(request, client)
+            self._log.taking(0)
+            return emissions
+
+        if not self._post(command):
             raise TidemillError(ErrorKind.UNAVAILABLE, "the engine has stopped", retryable=True)
 
     def cancel(
@@ -136,10 +150,25 @@ class EngineCore:
         """A counter that advances while a step computes."""
         return self._executor.progress()
 
+    def pulse(self) -> int:
+        """A number that changes while the engine gets on with its work, be it in a long step."""
+        return self._turns + self._executor.progress()
+
+    def wait_busy(self) -> None:
+        """Return once there is something to do (or when closing)."""
+        self._busy.wait()
+
+    def record_in(self, log: FlightLog) -> None:
+        """Note in a flight log whose rows are computed and which request is taken in; before
+        `start`."""
+        self._log = log
+        self._executor = RecordingExecutor(self._executor, log)
+
     def close(self) -> None:
         """Stop after the step that runs; open choices end as cancelled."""
         with self._wake:
             self._closing = True
+            self._busy.set()
             self._wake.notify()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
@@ -149,6 +178,7 @@ class EngineCore:
         with self._wake:
             if not self._stopped:
                 self._inbox.append(command)
+                self._busy.set()
                 self._wake.notify()
             return not self._stopped
 
@@ -180,6 +210,7 @@ class EngineCore:
         commands = self._wait()
         if commands is None:
             return False
+        self._turns += 1
         emissions: list[Emission] = []
         for command in commands:
             emissions += command()
@@ -195,6 +226,7 @@ class EngineCore:
                 self._wake.wait(IDLE_CHECK_SECONDS)
                 if not (self._inbox or self._closing):
                     self._scheduler.check()
+                    self._busy.clear()
                     while not (self._inbox or self._closing):
                         self._wake.wait()
             if self._closing:
@@ -333,14 +365,24 @@ def make_core(opened: OpenedExecutor, config: EngineConfig, *, depth: int = 1) -
 
 
 def open_core(
-    config: EngineConfig, progress: Callable[[str], None] = lambda line: None
+    config: EngineConfig,
+    progress: Callable[[str], None] = lambda line: None,
+    log: FlightLog | None = None,
 ) -> EngineCore:
     """Load a model into this process and start its engine.
+
+    Args:
+        config: what it serves.
+        progress: told in a line each what is being done.
+        log: where it notes what a supervisor must know of it.
 
     Raises:
         TidemillError: the model or the configuration cannot be used.
     """
-    return make_core(open_inproc(config, progress), config).start()
+    core = make_core(open_inproc(config, progress), config)
+    if log is not None:
+        core.record_in(log)
+    return core.start()
 
 
 @atexit.register

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import fcntl
 import os
 import signal
 import sys
@@ -41,6 +42,8 @@ from tidemill.contract.wire import (
 )
 from tidemill.engine.build import build_id
 from tidemill.engine.core import EngineCore, open_core
+from tidemill.engine.flightlog import FlightLog
+from tidemill.engine.recorder import Heartbeat
 
 _log = get_logger(__name__)
 
@@ -177,7 +180,7 @@ async def serve_core(
     return server, engine
 
 
-async def _main(path: str, config: EngineConfig, reports: IO[bytes]) -> int:
+async def _main(path: str, config: EngineConfig, reports: IO[bytes], log: FlightLog | None) -> int:
     loop = asyncio.get_running_loop()
     gone = loop.create_future()
     await _watch_parent(gone)
@@ -195,7 +198,8 @@ async def _main(path: str, config: EngineConfig, reports: IO[bytes]) -> int:
         _log.info("%s", line)
         report(Report(progress=line))
 
-    loading = asyncio.ensure_future(asyncio.to_thread(open_core, config, progress))
+    heartbeat = None if log is None else Heartbeat(log)
+    loading = asyncio.ensure_future(asyncio.to_thread(open_core, config, progress, log))
     ended = [gone, asyncio.ensure_future(terminated.wait())]
     await asyncio.wait([loading, *ended], return_when=asyncio.FIRST_COMPLETED)
     if not loading.done():
@@ -211,11 +215,15 @@ async def _main(path: str, config: EngineConfig, reports: IO[bytes]) -> int:
         text = f"the engine could not start: {error!r}"
         report(Report(error=RequestError(ErrorKind.INTERNAL, text)))
         return EXIT_START_FAILED
+    if heartbeat is not None:
+        heartbeat.follow(core.pulse, core.wait_busy)
     server, engine = await serve_core(core, path, config.digest())
     report(Report(ready=True))
     reports.close()
     await asyncio.wait([engine.exit_code, *ended], return_when=asyncio.FIRST_COMPLETED)
     server.close()
+    if heartbeat is not None:
+        heartbeat.stop()
     await asyncio.to_thread(core.close)
     await asyncio.sleep(0)  # the last outputs are on their way to the transports
     _remove_socket(Path(path))
@@ -223,11 +231,17 @@ async def _main(path: str, config: EngineConfig, reports: IO[bytes]) -> int:
 
 
 def _remove_socket(path: Path) -> None:
-    """Remove the socket, and the folder that was made for it: a killed owner cannot do so."""
+    """Remove the socket, and the folder that was made for it when its owner (who holds its lock)
+    has been killed and cannot."""
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
-        if path.parent.name.startswith(FOLDER_PREFIX):
-            path.parent.rmdir()
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.parent.name.startswith(FOLDER_PREFIX):
+                path.parent.rmdir()
+        finally:
+            os.close(folder)
 
 
 async def _watch_parent(gone: asyncio.Future[None]) -> None:
@@ -246,6 +260,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="tidemill.engine.process", description=__doc__)
     parser.add_argument("--socket", required=True, help="path of the Unix socket to listen on")
     parser.add_argument("--log-level", default="info", help="debug, info, warning or error")
+    parser.add_argument("--flight-log", help="DESCRIPTOR:ROWS of the supervisor's flight log")
     options = parser.parse_args()
     # Ctrl-C reaches the whole terminal group; the owner decides when the engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -264,7 +279,11 @@ def main() -> int:
         )
         reports.flush()
         return EXIT_START_FAILED
-    return asyncio.run(_main(options.socket, config, reports))
+    log = None
+    if options.flight_log is not None:
+        descriptor, capacity = map(int, options.flight_log.split(":"))
+        log = FlightLog(descriptor, capacity)
+    return asyncio.run(_main(options.socket, config, reports, log))
 
 
 def _read_line(descriptor: int) -> bytes:

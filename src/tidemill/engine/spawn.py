@@ -1,13 +1,15 @@
-"""Starting an engine process and connecting to it as its owner."""
+"""Starting an engine process: its folder, its flight log, its start, its end."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import shutil
 import sys
 import tempfile
+import time
 from asyncio.subprocess import Process
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +19,66 @@ import msgspec
 from tidemill.base.errors import ErrorKind, TidemillError, config_error
 from tidemill.contract.config import EngineConfig
 from tidemill.engine.client import SocketClient
+from tidemill.engine.flightlog import FlightLog
 from tidemill.engine.process import FOLDER_PREFIX, Report
 from tidemill.engine.streams import raise_error
 
 # The kernel's bound on a Unix socket's path, with a byte to spare.
 MAX_SOCKET_PATH = 106
+SOCKET_NAME = "engine.sock"
 STOP_SECONDS = 10.0
+
+# While an engine loads, its heartbeat does not stand still for so long, unless it is stopped.
+LOAD_STALL_SECONDS = 30.0
+# A folder younger than this may be one that its owner is about to lock.
+STALE_SECONDS = 60.0
+
+
+class EngineHome:
+    """What the engines of one owner share, one after the other: a folder that only this user can
+    enter (mode 0700), with their socket, and the flight log. Close it when the last has ended.
+
+    The folder is locked while its owner lives. Folders that a killed owner (and its killed engine)
+    left behind are removed when the next one is made.
+
+    Args:
+        capacity: rows a step may have.
+
+    Raises:
+        TidemillError: CONFIG when TMPDIR cannot be used, RESOURCE without memory.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._folder = _make_folder()
+        self._lock = os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._closed = False
+        self.socket_path = str(self._folder / SOCKET_NAME)
+        try:
+            self.log = FlightLog.create(capacity)
+        except OSError as error:
+            self._remove()
+            raise TidemillError(
+                ErrorKind.RESOURCE, f"no memory can be shared with the engine: {error}"
+            ) from error
+        _sweep(self._folder.parent)
+
+    def prepare(self) -> None:
+        """Clear up after the last engine; before the next one starts."""
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        Path(self.socket_path).unlink(missing_ok=True)
+        self.log.clear()
+
+    def close(self) -> None:
+        """Remove everything. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self.log.close()
+            self._remove()
+
+    def _remove(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+        os.close(self._lock)
 
 
 class EngineProcess:
@@ -30,14 +86,16 @@ class EngineProcess:
 
     Attributes:
         pid: of the process.
-        socket_path: where further clients may connect.
+        socket_path: where clients may connect.
+        log: its flight log.
     """
 
-    def __init__(self, process: Process, folder: Path) -> None:
+    def __init__(self, process: Process, home: EngineHome, *, owns_home: bool = False) -> None:
         self._process = process
-        self._folder = folder
+        self._home: EngineHome | None = home if owns_home else None
         self.pid = process.pid
-        self.socket_path = str(folder / "engine.sock")
+        self.socket_path = home.socket_path
+        self.log = home.log
 
     @property
     def exit_code(self) -> int | None:
@@ -47,7 +105,9 @@ class EngineProcess:
     async def wait(self) -> int:
         """Its exit code, when it has ended."""
         code = await self._process.wait()
-        self._clean_up()
+        home, self._home = self._home, None
+        if home is not None:
+            home.close()
         return code
 
     async def stop(self, timeout: float = STOP_SECONDS) -> int:
@@ -66,8 +126,44 @@ class EngineProcess:
             self._process.kill()
         return await self.wait()
 
-    def _clean_up(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+
+async def start_engine(
+    config: EngineConfig,
+    home: EngineHome,
+    progress: Callable[[str], None] = lambda line: None,
+    *,
+    log_level: str = "info",
+    owns_home: bool = False,
+) -> EngineProcess:
+    """Start an engine process and wait until it listens.
+
+    Args:
+        config: what it serves.
+        home: where; no other engine lives there.
+        progress: told in a line each what it is doing.
+        log_level: of its log, which goes to stderr.
+        owns_home: the home is closed when the process has ended.
+
+    Raises:
+        TidemillError: why it could not start, as raised there (CONFIG, MODEL_FILE, RESOURCE, ...).
+    """
+    try:
+        home.prepare()
+    except OSError as error:
+        raise config_error("TMPDIR", f"the engine's folder cannot be used: {error}") from error
+    process = await _start(home, log_level)
+    engine = EngineProcess(process, home, owns_home=owns_home)
+    watch = asyncio.ensure_future(_watch_load(engine))
+    try:
+        assert process.stdin is not None
+        process.stdin.write(msgspec.json.encode(config) + b"\n")
+        await _wait_ready(process, progress)
+    except BaseException:
+        await engine.kill()
+        raise
+    finally:
+        watch.cancel()
+    return engine
 
 
 async def spawn_engine(
@@ -76,39 +172,25 @@ async def spawn_engine(
     *,
     log_level: str = "info",
 ) -> tuple[EngineProcess, SocketClient]:
-    """Start an engine process and wait until it serves.
-
-    Args:
-        config: what it serves.
-        progress: told in a line each what it is doing.
-        log_level: of its log, which goes to stderr.
-
-    Returns:
-        The process, and the client that owns it.
+    """Start an engine process that nobody supervises, and connect to it as its owner.
 
     Raises:
-        TidemillError: why it could not start, as raised there (CONFIG, MODEL_FILE, RESOURCE, ...).
+        TidemillError: see `start_engine`.
     """
-    folder = _make_folder()
-    path = str(folder / "engine.sock")
+    home = EngineHome(config.max_num_seqs)
     try:
-        process = await _start(path, log_level)
+        engine = await start_engine(config, home, progress, log_level=log_level, owns_home=True)
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        home.close()
         raise
-    engine = EngineProcess(process, folder)
     try:
-        assert process.stdin is not None
-        process.stdin.write(msgspec.json.encode(config) + b"\n")
-        await _wait_ready(process, progress)
-        return engine, await SocketClient.connect(path, config.digest(), owner=True)
+        return engine, await SocketClient.connect(engine.socket_path, config.digest(), owner=True)
     except BaseException:
         await engine.kill()
         raise
 
 
 def _make_folder() -> Path:
-    """A folder for the socket that only this user can enter (mode 0700)."""
     try:
         folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
     except OSError as error:
@@ -117,20 +199,42 @@ def _make_folder() -> Path:
             f"no folder for the engine's socket can be made ({error}); set TMPDIR to a folder "
             "that can be written to",
         ) from error
-    if len(os.fsencode(folder)) + len("/engine.sock") > MAX_SOCKET_PATH:
+    if len(os.fsencode(folder)) + len(f"/{SOCKET_NAME}") > MAX_SOCKET_PATH:
         shutil.rmtree(folder, ignore_errors=True)
         raise config_error("TMPDIR", f"{folder} is too long for a socket; set a shorter TMPDIR")
     return folder
 
 
-async def _start(path: str, log_level: str) -> Process:
-    command = ("-P", "-m", "tidemill.engine.process", "--socket", path, "--log-level", log_level)
+def _sweep(parent: Path) -> None:
+    """Remove folders of owners that were killed; what is not certainly theirs stays."""
+    for folder in parent.glob(f"{FOLDER_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            status = folder.lstat()
+            young = time.time() - status.st_mtime < STALE_SECONDS
+            if young or status.st_uid != os.getuid() or not folder.is_dir():
+                continue
+            if any(entry.name != SOCKET_NAME for entry in folder.iterdir()):
+                continue
+            lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+            finally:
+                os.close(lock)
+
+
+async def _start(home: EngineHome, log_level: str) -> Process:
+    descriptor = home.log.descriptor
+    command = ("-P", "-m", "tidemill.engine.process", "--socket", home.socket_path)
+    flags = ("--log-level", log_level, "--flight-log", f"{descriptor}:{home.log.capacity}")
     try:
         return await asyncio.create_subprocess_exec(
             sys.executable,
             *command,
+            *flags,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            pass_fds=(descriptor,),
             # Ctrl-C goes to the whole group of a terminal; the owner decides when the engine ends.
             start_new_session=True,
         )
@@ -155,4 +259,18 @@ async def _wait_ready(process: Process, progress: Callable[[str], None]) -> None
     raise TidemillError(
         ErrorKind.UNAVAILABLE,
         f"the engine process ended with code {code} before it was ready; its log says why",
+        retryable=True,
     )
+
+
+async def _watch_load(engine: EngineProcess) -> None:
+    """Kill an engine that is stopped while it loads: nothing else would ever end the wait."""
+    tick = 1.0
+    pulse, unchanged = engine.log.pulse, 0.0
+    while unchanged < LOAD_STALL_SECONDS:
+        await asyncio.sleep(tick)
+        latest = engine.log.pulse
+        unchanged = 0.0 if latest != pulse else unchanged + tick
+        pulse = latest
+    with contextlib.suppress(ProcessLookupError):
+        engine._process.kill()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from tidemill.base.clock import wall
 from tidemill.base.errors import ErrorKind, TidemillError, bad_request
 from tidemill.base.ids import new_seed
 from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason, RequestError
@@ -21,9 +22,20 @@ class Journal:
         request: as sent, with its seed resolved.
         accepted: per choice, the tokens received.
         ended: choices that have had their terminal output.
+        cancelled: choices whose end was asked for, and the reason they are to end with.
+        lives: how many engines have been given the request.
     """
 
-    __slots__ = ("accepted", "ended", "request")
+    __slots__ = (
+        "_cached_tokens",
+        "_first_token",
+        "_told",
+        "accepted",
+        "cancelled",
+        "ended",
+        "lives",
+        "request",
+    )
 
     def __init__(self, request: EngineRequest) -> None:
         self.request = request
@@ -31,10 +43,20 @@ class Journal:
             list(request.resume[i]) if request.resume else [] for i in range(request.sampling.n)
         ]
         self.ended: set[int] = set()
+        self.cancelled: dict[int, FinishReason] = {}
+        self.lives = 0
+        self._told: set[int] = set()  # choices that have had a first output
+        self._cached_tokens: int | None = None
+        self._first_token = 0.0
 
     def note(self, output: ChoiceOutput) -> None:
         """Enter an output."""
         self.accepted[output.choice].extend(output.token_ids)
+        self._told.add(output.choice)
+        if self._cached_tokens is None:
+            self._cached_tokens = output.cached_tokens
+        if output.token_ids and not self._first_token:
+            self._first_token = wall()
         if output.finish_reason is not None:
             self.ended.add(output.choice)
 
@@ -43,11 +65,45 @@ class Journal:
         """Choices without a terminal output yet."""
         return [c for c in range(self.request.sampling.n) if c not in self.ended]
 
+    @property
+    def tokens(self) -> int:
+        """Tokens received, over all choices."""
+        return sum(map(len, self.accepted))
+
+    @property
+    def wire_id(self) -> str:
+        """The request's id toward the engine it was given to last; no two engines' are equal, so
+        that nothing an earlier one (or an earlier run on the same one) says is taken for news."""
+        extra = f"~{self.lives - 1}" if self.lives > 1 else ""
+        return self.request.request_id + extra
+
     def replay(self) -> EngineRequest:
         """The request that goes on where this one stands; choices that have ended end at once
         again, or are cancelled by whoever replays."""
+        fresh = not self.ended and not any(self.accepted)
         return msgspec.structs.replace(
-            self.request, resume=tuple(tuple(tokens) for tokens in self.accepted)
+            self.request,
+            request_id=self.wire_id,
+            resume=() if fresh else tuple(tuple(tokens) for tokens in self.accepted),
+        )
+
+    def continued(self, output: ChoiceOutput) -> ChoiceOutput:
+        """An output of a replay as the client of the whole must see it: what comes once per choice
+        comes once, and the figures are the first engine's."""
+        told = output.choice in self._told
+        cached, timings = output.cached_tokens, output.timings
+        if told:
+            cached = None
+        elif cached is not None and self._cached_tokens is not None:
+            cached = self._cached_tokens
+        if timings is not None and self._first_token:
+            timings = msgspec.structs.replace(timings, first_token=self._first_token)
+        return msgspec.structs.replace(
+            output,
+            request_id=self.request.request_id,
+            cached_tokens=cached,
+            prompt_logprobs=None if told else output.prompt_logprobs,
+            timings=timings,
         )
 
 
@@ -71,6 +127,8 @@ class Stream:
         journal = self.journal
         if output.choice in journal.ended:
             return self._done
+        if journal.lives > 1:
+            output = journal.continued(output)
         journal.note(output)
         self._ready.append(output)
         self._done = not journal.open_choices
@@ -81,14 +139,20 @@ class Stream:
     def fail(self, error: RequestError) -> None:
         """End every open choice with an error."""
         for choice in self.journal.open_choices:
-            self.push(
-                ChoiceOutput(
-                    request_id=self.journal.request.request_id,
-                    choice=choice,
-                    finish_reason=FinishReason.ERROR,
-                    error=error,
-                )
-            )
+            self._end(choice, FinishReason.ERROR, error)
+
+    def settle(self) -> bool:
+        """End the choices whose end was asked for, without an engine; True when none is left."""
+        for choice, reason in self.journal.cancelled.items():
+            if choice not in self.journal.ended:
+                self._end(choice, reason)
+        return self._done
+
+    def _end(self, choice: int, reason: FinishReason, error: RequestError | None = None) -> None:
+        request_id = self.journal.request.request_id
+        self.push(
+            ChoiceOutput(request_id=request_id, choice=choice, finish_reason=reason, error=error)
+        )
 
     def __aiter__(self) -> Stream:
         return self
@@ -106,7 +170,7 @@ class Stream:
 
 
 class StreamTable:
-    """The open streams of one client, by request id.
+    """The open streams of one client, by request id, and by what the engine calls them.
 
     Attributes:
         stats: the engine's latest statistics.
@@ -115,6 +179,7 @@ class StreamTable:
 
     def __init__(self) -> None:
         self._streams: dict[str, Stream] = {}
+        self._sent: dict[str, Stream] = {}
         self.stats = EngineStats()
         self.on_stats: Callable[[EngineStats], None] | None = None
 
@@ -127,11 +192,43 @@ class StreamTable:
         Raises:
             TidemillError: BAD_REQUEST when a request of this id is running.
         """
+        stream = self.wait(request)
+        self.send(stream)
+        return stream
+
+    def wait(self, request: EngineRequest) -> Stream:
+        """As `open`, for a request that is to be sent later: by `send`."""
         if request.request_id in self._streams:
             raise bad_request("request_id", f"request {request.request_id!r} is running already")
         stream = Stream(resolve_seed(request))
         self._streams[request.request_id] = stream
         return stream
+
+    def send(self, stream: Stream) -> EngineRequest:
+        """A stream's request as it is to be sent now; outputs of the answer will reach it."""
+        self.recall(stream)
+        stream.journal.lives += 1
+        request = stream.journal.replay()
+        self._sent[request.request_id] = stream
+        return request
+
+    def recall(self, stream: Stream) -> bool:
+        """What an engine says of the stream's request is surplus from now on; False when it was not
+        sent."""
+        return self._sent.pop(stream.journal.wire_id, None) is not None
+
+    def is_sent(self, stream: Stream) -> bool:
+        """An engine has the stream's request."""
+        return stream.journal.wire_id in self._sent
+
+    @property
+    def num_sent(self) -> int:
+        """Requests that an engine has."""
+        return len(self._sent)
+
+    def get(self, request_id: str) -> Stream | None:
+        """The open stream of a request."""
+        return self._streams.get(request_id)
 
     def deliver(self, message: Outputs) -> None:
         """Hand a step's outputs to their streams; those of forgotten requests are surplus."""
@@ -140,9 +237,13 @@ class StreamTable:
             if self.on_stats is not None:
                 self.on_stats(message.stats)
         for output in message.outputs:
-            stream = self._streams.get(output.request_id)
+            stream = self._sent.get(output.request_id)
             if stream is not None and stream.push(output):
-                del self._streams[output.request_id]
+                self.forget(stream.journal.request.request_id)
+
+    def streams(self) -> list[Stream]:
+        """Every open stream, in the order of their opening."""
+        return list(self._streams.values())
 
     def journals(self) -> list[Journal]:
         """Of every request in flight: what a replay needs."""
@@ -150,13 +251,17 @@ class StreamTable:
 
     def fail_all(self, error: RequestError) -> None:
         """The engine is gone: every open choice ends with the error."""
-        streams, self._streams = list(self._streams.values()), {}
+        streams = self.streams()
+        self._streams.clear()
+        self._sent.clear()
         for stream in streams:
             stream.fail(error)
 
     def forget(self, request_id: str) -> None:
-        """Drop a stream that was never sent."""
-        self._streams.pop(request_id, None)
+        """Drop a stream that has ended, or was never sent."""
+        stream = self._streams.pop(request_id, None)
+        if stream is not None:
+            self.recall(stream)
 
 
 def resolve_seed(request: EngineRequest) -> EngineRequest:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tidemill.contract.plan import StepPlan, StepResult
 
 
 class PlanHandle(Protocol):
     """A submitted plan."""
+
+    def set_mask(self, row: int, draft: int, bits: NDArray[np.uint8]) -> None:
+        """Give the token mask that a row with `mask_announced` waits for; see
+        `backends.base.StepHandle`. `row` counts the plan's rows."""
 
     def done(self) -> bool:
         """True when `result` would not block."""

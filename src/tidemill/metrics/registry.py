@@ -145,17 +145,35 @@ class ServerMetrics:
             "prompt_tokens_cached", "Prompt tokens of ended requests found in the prefix cache"
         )
         self.generation_tokens = counter("generation_tokens", "Tokens sent to clients")
+        self.malformed_tool_calls = counter(
+            "malformed_tool_calls", "Outputs that began like a tool call and were none"
+        )
         self.prompt_length = histogram("prompt_length_tokens", "Prompt length", _TOKENS)
         self.generation_length = histogram("generation_length_tokens", "Output length", _TOKENS)
         self.step_time = histogram("step_time_seconds", "Wall time of a step", _SECONDS)
         self.batch_size = histogram("batch_size_rows", "Rows of a step", _TOKENS)
         self.batch_tokens = histogram("batch_size_tokens", "Tokens of a step", _TOKENS)
+        self.engine_restarts = counter(
+            "engine_restarts", "Engines replaced: after a crash, or after a stall", ("cause",)
+        )
+        self.requests_replayed = counter(
+            "requests_replayed", "Requests that went on on another engine"
+        )
+        self.recovery_time = histogram(
+            "engine_recovery_seconds", "From an engine's end to the replay of its work", _SECONDS
+        )
         self.responses = counter("http_responses", "HTTP responses, by status", ("status",))
 
     def start(self) -> RequestObserver:
         """A request begins."""
         self.active.inc()
         return RequestObserver(self)
+
+    def on_recovery(self, cause: str, seconds: float, replayed: int) -> None:
+        """An engine that ended (cause ``crash`` or ``stall``) has been replaced."""
+        self.engine_restarts.labels(cause).inc()
+        self.requests_replayed.inc(replayed)
+        self.recovery_time.observe(seconds)
 
     def on_response(self, status: int) -> None:
         """An HTTP response was begun with this status."""

@@ -9,13 +9,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidemill.base.errors import ErrorKind, TidemillError
+from tidemill.base.log import get_logger
 from tidemill.contract.wire import EngineStats
 from tidemill.metrics.registry import CONTENT_TYPE
 from tidemill.server.context import ServerContext
 from tidemill.server.openai.models import json_response
 
 ENGINE_TIMEOUT = 5.0
-"""Seconds the engine has to answer; a step takes less."""
+"""Seconds the engine has to answer."""
+
+PROBE_TIMEOUT = 1.0
+"""Seconds it has to answer a probe, which does not wait for a long step."""
+
+log = get_logger(__name__)
 
 
 async def _engine_stats(context: ServerContext) -> EngineStats:
@@ -29,16 +35,26 @@ async def _engine_stats(context: ServerContext) -> EngineStats:
 
 
 async def healthz(context: ServerContext, request: Request) -> Response:
-    """The API process answers."""
+    """The API process answers. It says nothing of the engine: /readyz does."""
     return json_response({"status": "ok"})
 
 
 async def readyz(context: ServerContext, request: Request) -> Response:
-    """The engine answers: 200 with what it runs, else 503 with the reason."""
-    try:
-        stats = await _engine_stats(context)
-    except TidemillError as error:
-        return json_response({"status": "unavailable", "reason": error.message}, 503)
+    """Requests are computed now: 200 with what runs; else 503 with the reason (loading is no
+    answer at all, recovering from a crash or a stall, draining).
+
+    A step that takes long is no reason: the engine's progress is watched, not its answers.
+    """
+    stats = context.client.last_stats
+    if context.client.problem is None:
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT):
+                stats = await context.client.stats()
+        except (TidemillError, TimeoutError):
+            log.debug("the engine is busy; the latest figures stand")
+    problem = context.client.problem
+    if problem is not None:
+        return json_response({"status": "unavailable", "reason": problem}, 503)
     return json_response(
         {
             "status": "ready",

@@ -13,20 +13,21 @@ from tidemill.base.clock import monotonic
 from tidemill.base.log import get_logger
 from tidemill.contract.config import EngineConfig
 from tidemill.engine.build import build_id
-from tidemill.engine.spawn import EngineProcess, spawn_engine
+from tidemill.engine.supervisor import SupervisedEngine, Supervision
 from tidemill.server.limits import Limits
 from tidemill.server.listen import url_of
 
 if TYPE_CHECKING:
-    from tidemill.engine.client import SocketClient
-    from tidemill.server.http import HttpServer
+    from tidemill.engine.supervisor import Recovery
+    from tidemill.metrics.registry import ServerMetrics
+    from tidemill.server.context import ServerContext
     from tidemill.text.template import ChatTemplate
     from tidemill.text.tokenizer import Tokenizer
 
 log = get_logger(__name__)
 
-DRAIN_SECONDS = 10
-"""How long requests in flight may go on after SIGTERM; a second signal ends them at once."""
+DRAIN_SECONDS = 10.0
+"""How long requests in flight may go on after SIGTERM where nothing else was asked for."""
 
 FAREWELL_SECONDS = 3
 """How long those that are ended have to be told so."""
@@ -52,12 +53,17 @@ class ServeOptions:
         load_text: opens the model's text side; called in a thread while the engine loads.
         log_level: of both processes.
         limits: bounds of the API.
+        stall_timeout: seconds without progress after which the engine is replaced.
+        drain_timeout: seconds that requests in flight have after the first signal; a second one
+            ends them at once.
     """
 
     config: EngineConfig
     load_text: Callable[[], TextSide]
     log_level: str = "info"
     limits: Limits = field(default_factory=Limits)
+    stall_timeout: float = 5.0
+    drain_timeout: float = DRAIN_SECONDS
 
 
 def serve(options: ServeOptions, listener: socket.socket, *, say: Say = lambda line: None) -> int:
@@ -69,7 +75,7 @@ def serve(options: ServeOptions, listener: socket.socket, *, say: Say = lambda l
         say: told in a line each what is being done, what was chosen, and the URL when ready.
 
     Returns:
-        The exit code: 0 after a signal, 1 when the engine died.
+        The exit code: 0 after a signal, 1 when the engine was given up.
 
     Raises:
         TidemillError: why it could not start.
@@ -81,14 +87,16 @@ def serve(options: ServeOptions, listener: socket.socket, *, say: Say = lambda l
 
 async def _run(options: ServeOptions, listener: socket.socket, say: Say) -> int:
     started = monotonic()
-    stop = asyncio.Event()
-    signals = _Signals(stop)
+    signals = _Signals()
+    observed = _Observed()
+    supervision = Supervision(stall_timeout=options.stall_timeout, on_recovery=observed.on_recovery)
+    level = _engine_level(options.log_level)
     spawning = asyncio.ensure_future(
-        spawn_engine(options.config, say, log_level=_engine_level(options.log_level))
+        SupervisedEngine.open(options.config, say, log_level=level, supervision=supervision)
     )
     preparing = asyncio.ensure_future(asyncio.to_thread(_prepare, options))
     ready = asyncio.gather(spawning, preparing)
-    stopping = asyncio.ensure_future(stop.wait())
+    stopping = asyncio.ensure_future(signals.first.wait())
     await asyncio.wait((ready, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     stopped = not ready.done()
@@ -100,46 +108,51 @@ async def _run(options: ServeOptions, listener: socket.socket, say: Say) -> int:
             ready.exception()  # looked at: how the halves ended is nobody's concern any more
         say("stopped while loading")
         return 0
-    (engine, client), text = ready.result()
+    engine, text = ready.result()
     try:
-        server = _make_server(options, client, text)
-        signals.server = server
-        http = asyncio.ensure_future(server.serve(sockets=[listener]))
+        context = _make_context(options, engine, text)
+        observed.metrics = context.metrics
+        http = _Http(context, listener)
         seconds = monotonic() - started
-        say(f"serving {client.info.model} on {url_of(listener)} after {seconds:.1f} s")
-        return await _until_stopped(server, http, engine, client, stop, say)
+        say(f"serving {engine.info.model} on {url_of(listener)} after {seconds:.1f} s")
+        return await _until_stopped(http, engine, signals, options.drain_timeout, say)
     finally:
-        await client.close()
-        await engine.stop()
+        await engine.close()
 
 
 async def _abandon(
-    spawning: asyncio.Future[tuple[EngineProcess, SocketClient]],
-    preparing: asyncio.Future[TextSide],
+    spawning: asyncio.Future[SupervisedEngine], preparing: asyncio.Future[TextSide]
 ) -> None:
     """Half of the start failed, or it is not wanted any more: leave no engine behind."""
     spawning.cancel()
     await asyncio.gather(spawning, preparing, return_exceptions=True)
     if not spawning.cancelled() and spawning.exception() is None:
-        engine, client = spawning.result()
-        await client.close()
-        await engine.stop()
+        await spawning.result().close()
 
 
 class _Signals:
-    """The first SIGINT or SIGTERM asks for the end, the second one insists."""
+    """The first SIGINT or SIGTERM asks for the end, the second one hurries."""
 
-    def __init__(self, stop: asyncio.Event) -> None:
-        self.server: HttpServer | None = None
-        self._stop = stop
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._received)
 
     def _received(self) -> None:
-        if self._stop.is_set() and self.server is not None:
-            self.server.force_exit = True
-        self._stop.set()
+        (self.second if self.first.is_set() else self.first).set()
+
+
+class _Observed:
+    """Recoveries on their way to the metrics, which come to life after the engine."""
+
+    def __init__(self) -> None:
+        self.metrics: ServerMetrics | None = None
+
+    def on_recovery(self, recovery: Recovery) -> None:
+        if self.metrics is not None:
+            self.metrics.on_recovery(recovery.cause, recovery.seconds, recovery.replayed)
 
 
 def _prepare(options: ServeOptions) -> TextSide:
@@ -149,12 +162,11 @@ def _prepare(options: ServeOptions) -> TextSide:
     return options.load_text()
 
 
-def _make_server(options: ServeOptions, client: SocketClient, text: TextSide) -> HttpServer:
+def _make_context(options: ServeOptions, engine: SupervisedEngine, text: TextSide) -> ServerContext:
     from tidemill.server.context import ServerContext
-    from tidemill.server.http import make_server
 
     context = ServerContext(
-        client=client,
+        client=engine,
         tokenizer=text.tokenizer,
         template=text.template,
         defaults=text.defaults,
@@ -162,37 +174,52 @@ def _make_server(options: ServeOptions, client: SocketClient, text: TextSide) ->
         build=build_id(),
         config_digest=options.config.digest(),
     )
-    client.on_stats(context.metrics.update_engine)
-    return make_server(context, drain_seconds=DRAIN_SECONDS + FAREWELL_SECONDS)
+    engine.on_stats(context.metrics.update_engine)
+    return context
+
+
+class _Http:
+    """The HTTP server and the task that runs it."""
+
+    def __init__(self, context: ServerContext, listener: socket.socket) -> None:
+        from tidemill.server.http import make_server
+
+        self._server = make_server(context, drain_seconds=FAREWELL_SECONDS)
+        self.task = asyncio.ensure_future(self._server.serve(sockets=[listener]))
+
+    async def stop(self) -> None:
+        """Listen no longer; answers under way have `FAREWELL_SECONDS` to be written."""
+        self._server.should_exit = True
+        await self.task
 
 
 async def _until_stopped(
-    server: HttpServer,
-    http: asyncio.Future[None],
-    engine: EngineProcess,
-    client: SocketClient,
-    stop: asyncio.Event,
-    say: Say,
+    http: _Http, engine: SupervisedEngine, signals: _Signals, drain_timeout: float, say: Say
 ) -> int:
-    died = asyncio.ensure_future(engine.wait())
-    stopping = asyncio.ensure_future(stop.wait())
-    await asyncio.wait((http, died, stopping), return_when=asyncio.FIRST_COMPLETED)
-    code = 0
-    if died.done():
-        log.error("the engine process ended with code %s; the server stops", died.result())
-        code = 1
-    elif stopping.done():
-        say(f"stopping; requests in flight have {DRAIN_SECONDS} s (a second signal ends them)")
-    server.should_exit = True
-    _, pending = await asyncio.wait((http,), timeout=DRAIN_SECONDS)
-    if pending:
+    """Serve, then drain: at once not ready and without new work, while streams finish."""
+    stopping = asyncio.ensure_future(signals.first.wait())
+    await asyncio.wait((http.task, engine.failed, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if engine.failed.done():
+        say(f"stopping: {engine.failed.result().message}")
+        await http.stop()
+        return 1
+    engine.drain("the server is shutting down and takes no new requests; send it again later")
+    say(f"stopping; requests in flight have {drain_timeout:g} s (a second signal ends them)")
+    idle = asyncio.ensure_future(engine.idle())
+    hurry = asyncio.ensure_future(signals.second.wait())
+    await asyncio.wait(
+        (idle, hurry, engine.failed, http.task),
+        timeout=drain_timeout,
+        return_when=asyncio.FIRST_COMPLETED,
+    )
+    if not idle.done():
         say("ending the requests that are left")
-        await client.close()  # each is told why and that another try may succeed
-    await http
-    for task in (died, stopping):
-        task.cancel()
-    await asyncio.gather(died, stopping, return_exceptions=True)
-    return code
+        await engine.close()  # each is told why and that another try may succeed
+    idle.cancel()
+    hurry.cancel()
+    await http.stop()
+    return 0
 
 
 def _engine_level(level: str) -> str:

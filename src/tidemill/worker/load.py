@@ -88,6 +88,7 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
     )
     for note in notes:
         progress(note)
+    identity = f"{files.digest().hex()} {config.backend} {memory.isa} {dtype} {config.quantize}"
     info = EngineInfo(
         model=config.served_name,
         backend=config.backend,
@@ -109,8 +110,8 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
         prefix_caching=config.prefix_caching,
         eos_token_ids=_known(files.eos_token_ids, spec),
         notes=notes,
+        identity=identity,
     )
-    identity = f"{files.digest().hex()} {config.backend} {memory.isa} {dtype} {config.quantize}"
     runner = Runner(backend, cache.max_model_len, slots=min(config.max_num_seqs, 64))
     return LoadedWorker(runner, info, identity)
 

@@ -1,0 +1,204 @@
+"""One connection to an engine's socket: the handshake, messages both ways, and its loss."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+from tidemill.base.errors import ErrorKind, TidemillError
+from tidemill.base.log import get_logger
+from tidemill.contract.wire import (
+    PROTOCOL_VERSION,
+    EngineInfo,
+    EngineStats,
+    Fatal,
+    FrameReader,
+    Hello,
+    Outputs,
+    Refused,
+    Stats,
+    StatsRequest,
+    ToClient,
+    ToEngine,
+    Welcome,
+    frame,
+    to_client_decoder,
+)
+from tidemill.engine.build import build_id
+
+_log = get_logger(__name__)
+
+HANDSHAKE_SECONDS = 10.0
+STATS_SECONDS = 10.0
+
+
+def unavailable(message: str) -> TidemillError:
+    """The engine cannot be reached now; another try may succeed."""
+    return TidemillError(ErrorKind.UNAVAILABLE, message, retryable=True)
+
+
+class EngineConnection(asyncio.Protocol):
+    """A connection; made by `connect`.
+
+    Attributes:
+        reason: why it is lost, or will have been.
+    """
+
+    def __init__(
+        self,
+        hello: Hello,
+        on_outputs: Callable[[Outputs], None],
+        on_lost: Callable[[str], None],
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.reason = "the engine process has gone; send the request again"
+        self._hello = hello
+        self._on_outputs = on_outputs
+        self._on_lost = on_lost
+        self._transport: asyncio.Transport | None = None
+        self._reader = FrameReader()
+        self._welcome: asyncio.Future[Welcome] = loop.create_future()
+        self._lost: asyncio.Future[None] = loop.create_future()
+        self._asked: dict[int, asyncio.Future[EngineStats]] = {}
+        self._nonce = 0
+
+    @classmethod
+    async def connect(
+        cls,
+        path: str,
+        config_digest: str,
+        on_outputs: Callable[[Outputs], None],
+        on_lost: Callable[[str], None],
+        *,
+        owner: bool = False,
+    ) -> EngineConnection:
+        """Connect and shake hands.
+
+        Args:
+            path: of the engine's socket.
+            config_digest: the configuration that the engine must have.
+            on_outputs: called with what each step brings.
+            on_lost: called once, with the reason, when the connection is gone.
+            owner: the engine exits when this connection closes.
+
+        Raises:
+            TidemillError: UNAVAILABLE when nobody listens at `path` or the engine has another
+                protocol, build or configuration.
+        """
+        hello = Hello(PROTOCOL_VERSION, build_id(), config_digest, owner)
+        connection = cls(hello, on_outputs, on_lost)
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.create_unix_connection(lambda: connection, path)
+        except OSError as error:
+            raise unavailable(f"no engine listens at {path}: {error.strerror}") from error
+        try:
+            async with asyncio.timeout(HANDSHAKE_SECONDS):
+                await asyncio.shield(connection._welcome)
+        except TimeoutError:
+            await connection.close("the engine did not answer the handshake")
+            raise unavailable("the engine did not answer the handshake") from None
+        return connection
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine resolved at its start."""
+        return self._welcome.result().info
+
+    @property
+    def open(self) -> bool:
+        """It is connected."""
+        return self._transport is not None and not self._lost.done()
+
+    @property
+    def unanswered(self) -> bool:
+        """The engine was asked for statistics and has not answered."""
+        return bool(self._asked)
+
+    def send(self, message: ToEngine) -> None:
+        """Send a message; one that comes too late goes nowhere."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frame(message))
+
+    async def stats(self) -> EngineStats:
+        """Statistics of this moment, as soon as a step allows.
+
+        Raises:
+            TidemillError: UNAVAILABLE when the engine is gone or does not answer in time.
+        """
+        if not self.open:
+            raise unavailable(self.reason)
+        self._nonce += 1
+        future: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
+        self._asked[self._nonce] = future
+        self.send(StatsRequest(self._nonce))
+        try:
+            async with asyncio.timeout(STATS_SECONDS):
+                return await asyncio.shield(future)
+        except TimeoutError:
+            raise unavailable(f"the engine did not answer within {STATS_SECONDS:g} s") from None
+
+    async def close(self, reason: str) -> None:
+        """Leave; `reason` is what `on_lost` is told."""
+        if self._transport is not None:
+            self.reason = reason
+            self._transport.close()
+            await self._lost
+
+    def abort(self, reason: str) -> None:
+        """Leave now, whatever is still to be written."""
+        if self._transport is not None:
+            self.reason = reason
+            self._transport.abort()
+
+    async def wait_lost(self) -> None:
+        """Return when the connection is gone."""
+        await asyncio.shield(self._lost)
+
+    # -- asyncio.Protocol --------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Speak first."""
+        # uvloop's transports are transports without inheriting from asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
+        self.send(self._hello)
+
+    def data_received(self, data: bytes) -> None:
+        """Take messages in."""
+        try:
+            for body in self._reader.feed(data):
+                self._receive(to_client_decoder.decode(body))
+        except ValueError as error:
+            _log.error("the engine's messages cannot be read: %s", error)
+            self.abort("the engine sent what cannot be read")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The engine is gone, or we left."""
+        error = unavailable(self.reason)
+        if not self._welcome.done():
+            self._welcome.set_exception(error)
+            self._welcome.exception()  # looked at, even if whoever connected has given up
+        for future in self._asked.values():
+            if not future.done():
+                future.set_exception(error)
+                future.exception()
+        self._asked.clear()
+        if not self._lost.done():
+            self._lost.set_result(None)
+        self._on_lost(self.reason)
+
+    def _receive(self, message: ToClient) -> None:
+        if isinstance(message, Outputs):
+            self._on_outputs(message)
+        elif isinstance(message, Stats):
+            future = self._asked.pop(message.nonce, None)
+            if future is not None and not future.done():
+                future.set_result(message.stats)
+        elif isinstance(message, Welcome):
+            if not self._welcome.done():
+                self._welcome.set_result(message)
+        elif isinstance(message, Refused):
+            self.reason = message.message
+        elif isinstance(message, Fatal):
+            self.abort(message.message)

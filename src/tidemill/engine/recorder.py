@@ -1,0 +1,119 @@
+"""What an engine process writes into its flight log: who is computed, and that it lives."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.contract.plan import StepPlan, StepResult
+from tidemill.engine.flightlog import FlightLog, request_key
+from tidemill.executor.base import Executor, PlanHandle
+
+BEAT_SECONDS = 0.2
+
+
+class RecordedHandle:
+    """A submitted plan whose end is noted."""
+
+    def __init__(self, handle: PlanHandle, log: FlightLog, step: int) -> None:
+        self._handle = handle
+        self._log = log
+        self._step = step
+
+    def set_mask(self, row: int, draft: int, bits: NDArray[np.uint8]) -> None:
+        """See PlanHandle."""
+        self._handle.set_mask(row, draft, bits)
+
+    def done(self) -> bool:
+        """See PlanHandle."""
+        return self._handle.done()
+
+    def result(self) -> StepResult:
+        """See PlanHandle."""
+        try:
+            return self._handle.result()
+        finally:
+            self._log.leave(self._step)
+
+
+class RecordingExecutor:
+    """An executor that notes in the flight log whose rows each step computes.
+
+    Args:
+        executor: does the work.
+        log: where it is noted.
+    """
+
+    def __init__(self, executor: Executor, log: FlightLog) -> None:
+        self._executor = executor
+        self._log = log
+        self._keys: dict[int, int] = {}  # by sequence
+
+    def submit(self, plan: StepPlan) -> PlanHandle:
+        """See Executor."""
+        for seq_id in plan.finished:
+            self._keys.pop(seq_id, None)
+        for new in plan.new:
+            self._keys[new.seq_id] = request_key(new.request_id)
+        keys = {self._keys.get(row.seq_id, 0) for row in plan.rows}
+        self._log.enter(plan.step_id, keys - {0})
+        try:
+            return RecordedHandle(self._executor.submit(plan), self._log, plan.step_id)
+        except BaseException:
+            self._log.leave(plan.step_id)
+            raise
+
+    def rollback(self, plan: StepPlan) -> None:
+        """See Executor."""
+        self._executor.rollback(plan)
+
+    def progress(self) -> int:
+        """See Executor."""
+        return self._executor.progress()
+
+    def close(self) -> None:
+        """See Executor."""
+        self._executor.close()
+
+
+class Heartbeat:
+    """A thread that shows the supervisor a number which changes while the engine gets on.
+
+    While the engine loads, the thread's own turns are the number: that it runs is what can be said.
+    From `follow` on, the number is the engine's. The kernels count tiles without Python, and they
+    release the GIL, so a long step goes on counting; an engine that has nothing to do lets the
+    thread sleep.
+
+    Args:
+        log: where the number is written.
+    """
+
+    def __init__(self, log: FlightLog) -> None:
+        self._log = log
+        self._pulse: Callable[[], int] | None = None
+        self._await_work: Callable[[], object] = lambda: None
+        self._turns = 0
+        self._thread = threading.Thread(target=self._run, name="tidemill-heartbeat", daemon=True)
+        self._stop = threading.Event()
+        self._thread.start()
+
+    def follow(self, pulse: Callable[[], int], await_work: Callable[[], object]) -> None:
+        """Show `pulse()` from now on; `await_work` returns once the engine has something to do."""
+        self._await_work = await_work
+        self._pulse = pulse
+
+    def stop(self) -> None:
+        """End the thread, which must not be in Python when the interpreter ends."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        while not self._stop.wait(BEAT_SECONDS):
+            self._turns += 1
+            if self._pulse is None:
+                self._log.beat(self._turns)
+            else:
+                self._await_work()
+                self._log.beat(self._pulse())

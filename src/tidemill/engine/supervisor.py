@@ -1,0 +1,501 @@
+"""SupervisedEngine: the client that replaces its engine and goes on.
+
+An engine process may end at any moment (a signal, no memory, a defect), or stand still. Then a new
+one is started with the same resolved configuration and build, and every request in flight is
+given to it as far as it had got: determinism makes the rest what it would have been, and the
+streams notice nothing but a pause. Requests that come meanwhile wait.
+
+A request may be what ends engines. The flight log says who was being computed; `suspects` weighs
+it, and here suspects are computed alone while everybody else waits.
+
+Everything happens on the client's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from tidemill.base.clock import monotonic, wall
+from tidemill.base.errors import ErrorKind, TidemillError
+from tidemill.base.log import get_logger
+from tidemill.contract.config import EngineConfig
+from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason, RequestError
+from tidemill.contract.wire import Cancel, EngineInfo, EngineStats, Outputs, Submit
+from tidemill.engine.connection import EngineConnection, unavailable
+from tidemill.engine.flightlog import request_key
+from tidemill.engine.spawn import EngineHome, EngineProcess, start_engine
+from tidemill.engine.streams import Journal, Stream, StreamTable, engine_gone
+from tidemill.engine.suspects import Docket, RestartPolicy
+
+_log = get_logger(__name__)
+
+TICK_SECONDS = 0.25
+EXIT_SECONDS = 5.0
+
+# A new engine computes alike if it has these in common with the first.
+_RESOLVED = (
+    *("identity", "backend", "isa", "dtype", "quantization", "kv_dtype", "vocab_size"),
+    *("max_model_len", "block_size", "num_blocks", "max_num_seqs", "max_step_tokens"),
+    *("prefix_caching", "eos_token_ids"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """A death and what was done about it, for the metrics.
+
+    Attributes:
+        cause: ``crash`` or ``stall``.
+        seconds: from noticing it to the replay.
+        replayed: requests that were in flight.
+    """
+
+    cause: str
+    seconds: float
+    replayed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Supervision:
+    """How an engine is watched.
+
+    Attributes:
+        stall_timeout: seconds without progress, while work waits, after which it is replaced.
+        max_waiting: requests that may wait while there is no engine.
+        restarts: makes the policy of restarts.
+        on_recovery: told of every recovery.
+    """
+
+    stall_timeout: float = 5.0
+    max_waiting: int = 4096
+    restarts: Callable[[], RestartPolicy] = RestartPolicy
+    on_recovery: Callable[[Recovery], None] = field(default=lambda recovery: None)
+
+
+@dataclass(slots=True)
+class _Trial:
+    """A suspect that is computed alone; `before`: tokens per choice when it began."""
+
+    stream: Stream
+    before: list[int]
+
+    def passed(self) -> bool:
+        """It ended, or every open choice has got on."""
+        journal = self.stream.journal
+        return all(len(journal.accepted[c]) > self.before[c] for c in journal.open_choices)
+
+
+class SupervisedEngine:
+    """See the module, and `engine.client.EngineClient`. Made by `open`.
+
+    Attributes:
+        failed: completes with the error when the engine is given up.
+    """
+
+    def __init__(self, config: EngineConfig, log_level: str, supervision: Supervision) -> None:
+        self.failed: asyncio.Future[TidemillError] = asyncio.get_running_loop().create_future()
+        self._config = config
+        self._log_level = log_level
+        self._supervision = supervision
+        self._home = EngineHome(config.max_num_seqs)
+        self._table = StreamTable()
+        self._docket = Docket()
+        self._restarts = supervision.restarts()
+        self._work = asyncio.Event()
+        self._problem: str | None = "the engine is loading"
+        self._closing: str | None = None
+        self._closed = False
+        self._trial: _Trial | None = None
+        self._on_trial = False  # said already
+        self._tokens = 0  # received, ever
+        self._process: EngineProcess
+        self._connection: EngineConnection
+        self._info: EngineInfo
+        self._task: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        config: EngineConfig,
+        progress: Callable[[str], None] = lambda line: None,
+        *,
+        log_level: str = "info",
+        supervision: Supervision | None = None,
+    ) -> SupervisedEngine:
+        """Start an engine process and watch over it.
+
+        Raises:
+            TidemillError: why the first engine could not start; see `start_engine`.
+        """
+        engine = cls(config, log_level, supervision or Supervision())
+        try:
+            await engine._start(progress)
+        except BaseException:
+            engine._home.close()
+            raise
+        engine._info = engine._connection.info
+        engine._config = resolved(config, engine._info)
+        engine._problem = None
+        engine._task = asyncio.create_task(engine._supervise(), name="tidemill-supervisor")
+        return engine
+
+    # -- EngineClient ------------------------------------------------------------------------
+
+    @property
+    def info(self) -> EngineInfo:
+        """See EngineClient."""
+        return self._info
+
+    @property
+    def pid(self) -> int:
+        """Of the engine process there is, or was last."""
+        return self._process.pid
+
+    @property
+    def problem(self) -> str | None:
+        """See EngineClient."""
+        return self._closing or self._problem
+
+    @property
+    def last_stats(self) -> EngineStats:
+        """See EngineClient."""
+        return self._table.stats
+
+    def on_stats(self, callback: Callable[[EngineStats], None]) -> None:
+        """See EngineClient."""
+        self._table.on_stats = callback
+
+    def journals(self) -> list[Journal]:
+        """Journals of the requests in flight."""
+        return self._table.journals()
+
+    def submit(self, request: EngineRequest) -> AsyncIterator[ChoiceOutput]:
+        """See EngineClient. Without an engine the request waits for the next one.
+
+        Raises:
+            TidemillError: UNAVAILABLE when draining or given up, OVERLOADED when too many wait,
+                INTERNAL for a request that was found to end engines.
+        """
+        if self._closing is not None:
+            raise unavailable(self._closing)
+        if self.failed.done():
+            raise unavailable(self.failed.result().message)
+        mark = self._docket.convicted(request)
+        if mark is not None:
+            raise TidemillError(ErrorKind.INTERNAL, _verdict(mark))
+        send = self._problem is None and self._trial is None
+        waiting = len(self._table) - self._table.num_sent
+        if not send and waiting >= self._supervision.max_waiting:
+            raise TidemillError(
+                ErrorKind.OVERLOADED,
+                f"the engine is being replaced and {waiting} requests wait for it already; "
+                "try again in some seconds",
+                retryable=True,
+            )
+        stream = self._table.wait(request)
+        if send:
+            self._send(stream)
+        self._work.set()
+        return stream
+
+    def cancel(
+        self, request_id: str, choice: int | None = None, reason: str = FinishReason.CANCELLED
+    ) -> None:
+        """See EngineClient."""
+        stream = self._table.get(request_id)
+        if stream is None:
+            return
+        journal = stream.journal
+        for open_choice in journal.open_choices if choice is None else (choice,):
+            journal.cancelled.setdefault(open_choice, FinishReason(reason))
+        if self._table.is_sent(stream):
+            self._connection.send(Cancel(journal.wire_id, choice, str(reason)))
+        elif stream.settle():
+            self._table.forget(request_id)
+
+    async def stats(self) -> EngineStats:
+        """See EngineClient."""
+        if self._problem is not None:
+            raise unavailable(self._problem)
+        self._work.set()
+        return await self._connection.stats()
+
+    def drain(self, reason: str) -> None:
+        """Take no new requests; those in flight go on."""
+        self._closing = self._closing or reason
+
+    async def idle(self) -> None:
+        """Return when no request is in flight."""
+        while len(self._table):
+            await asyncio.sleep(0.02)
+
+    async def close(self) -> None:
+        """See EngineClient. What is in flight ends with a retryable error. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._closing = reason = "the server is shutting down; send the request again"
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._table.fail_all(engine_gone(reason))
+        await self._connection.close(reason)
+        await self._process.stop()
+        self._home.close()
+
+    # -- starting and sending ----------------------------------------------------------------
+
+    async def _start(self, progress: Callable[[str], None]) -> None:
+        config = self._config
+        process = await start_engine(config, self._home, progress, log_level=self._log_level)
+        try:
+            self._connection = await EngineConnection.connect(
+                process.socket_path, config.digest(), self._deliver, lambda reason: None, owner=True
+            )
+        except BaseException:
+            await process.kill()
+            raise
+        self._process = process
+
+    def _send(self, stream: Stream) -> None:
+        request = self._table.send(stream)
+        self._connection.send(Submit(request))
+        for choice in stream.journal.ended | set(stream.journal.cancelled):
+            reason = stream.journal.cancelled.get(choice, FinishReason.CANCELLED)
+            self._connection.send(Cancel(request.request_id, choice, str(reason)))
+
+    def _deliver(self, message: Outputs) -> None:
+        self._table.deliver(message)
+        received = sum(len(output.token_ids) for output in message.outputs)
+        if received:
+            self._tokens += received
+            self._restarts.progressed()
+        if self._trial is not None and self._trial.passed():
+            self._acquit(self._trial.stream)
+
+    # -- watching ----------------------------------------------------------------------------
+
+    async def _supervise(self) -> None:
+        try:
+            while not self.failed.done():
+                await self._recover(await self._watch())
+        except Exception as error:
+            _log.exception("the supervision of the engine has failed")
+            self._give_up(f"the supervision of the engine has failed: {error!r}")
+
+    async def _watch(self) -> str:
+        """Wait for the engine's end; returns the cause, ``crash`` or ``stall``."""
+        lost = asyncio.ensure_future(self._connection.wait_lost())
+        exited = asyncio.ensure_future(self._process.wait())
+        try:
+            pulse, since, unchanged = self._process.log.pulse, monotonic(), 0.0
+            while True:
+                await asyncio.wait(
+                    (lost, exited), timeout=TICK_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                )
+                if lost.done() or exited.done():
+                    return "crash"
+                now, latest = monotonic(), self._process.log.pulse
+                # At most two ticks a time: this process may have been stopped itself.
+                unchanged += min(now - since, 2 * TICK_SECONDS)
+                since = now
+                if latest != pulse or not self._work_waits():
+                    pulse, unchanged = latest, 0.0
+                elif unchanged >= self._supervision.stall_timeout:
+                    return "stall"
+                if not self._work_waits():
+                    await self._rest(lost, exited)
+                    pulse, since = self._process.log.pulse, monotonic()
+        finally:
+            for task in (lost, exited):
+                task.cancel()
+
+    async def _rest(self, *ends: asyncio.Future[Any]) -> None:
+        """Sleep while there is nothing to watch for."""
+        self._work.clear()
+        work = asyncio.ensure_future(self._work.wait())
+        try:
+            await asyncio.wait((*ends, work), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            work.cancel()
+
+    def _work_waits(self) -> bool:
+        return self._table.num_sent > 0 or self._connection.unanswered
+
+    # -- recovering --------------------------------------------------------------------------
+
+    async def _recover(self, cause: str) -> None:
+        began = monotonic()
+        timeout = self._supervision.stall_timeout
+        what = f"has made no progress for {timeout:g} s" if cause == "stall" else "has ended"
+        self._problem = f"the engine process {what} and is being replaced"
+        self._connection.abort(self._problem)
+        code = await self._end_process(kill=cause == "stall")
+        in_flight = self._table.num_sent
+        _log.error(
+            "engine process %d %s (exit code %s) with %d requests in flight; it is being replaced",
+            self._process.pid,
+            what,
+            code,
+            in_flight,
+        )
+        self._hold_inquest()
+        if not await self._replace():
+            return
+        self._problem = None
+        seconds = monotonic() - began
+        _log.warning("engine process %d goes on after %.1f s", self._process.pid, seconds)
+        self._go_on()
+        self._supervision.on_recovery(Recovery(cause, seconds, in_flight))
+
+    async def _end_process(self, *, kill: bool) -> int:
+        """Its exit code. An engine that ends by itself is given a moment to do so."""
+        if not kill:
+            try:
+                async with asyncio.timeout(EXIT_SECONDS):
+                    return await self._process.wait()
+            except TimeoutError:
+                _log.error("engine process %d does not end and is killed", self._process.pid)
+        return await self._process.kill()
+
+    def _hold_inquest(self) -> None:
+        """Enter who was being computed, convict whom that convicts, and take everybody back."""
+        keys = self._process.log.suspects()
+        streams = {stream.journal.request.request_id: stream for stream in self._table.streams()}
+        present = [i for i, s in streams.items() if request_key(s.journal.wire_id) in keys]
+        self._docket.retain(streams)
+        trial, self._trial = self._trial, None
+        if trial is None:
+            self._docket.death(present)
+        elif trial.stream.journal.request.request_id in present:
+            self._weigh(trial.stream)
+        for request_id, stream in streams.items():
+            self._table.recall(stream)
+            if stream.settle():
+                self._forget(request_id)
+
+    def _weigh(self, stream: Stream) -> None:
+        """An engine has ended that computed this suspect alone."""
+        request = stream.journal.request
+        if not self._docket.death_alone(request.request_id, stream.journal.tokens):
+            return
+        mark = self._docket.convict(request)
+        _log.error(
+            "request %s (fingerprint %s) ended two engines while it was computed alone, at %d "
+            "tokens of prompt and %d of output; it ends with an error",
+            request.request_id,
+            mark,
+            len(request.prompt_token_ids),
+            stream.journal.tokens,
+        )
+        self._restarts.progressed()
+        stream.fail(RequestError(ErrorKind.INTERNAL, _verdict(mark)))
+
+    async def _replace(self) -> bool:
+        """Start the next engine; False when it is given up."""
+        while True:
+            delay = self._restarts.delay(monotonic())
+            if delay is None:
+                self._give_up(f"the engine has ended too often ({self._restarts.bound})")
+                return False
+            await self._wait_out(delay)
+            try:
+                await self._start(lambda line: _log.debug("%s", line))
+            except TidemillError as error:
+                _log.error("the next engine could not start: %s", error)
+                continue
+            different = [
+                name
+                for name in _RESOLVED
+                if getattr(self._connection.info, name) != getattr(self._info, name)
+            ]
+            if not different:
+                return True
+            self._connection.abort("another engine")
+            await self._process.kill()
+            self._give_up(
+                f"the next engine computes otherwise ({', '.join(different)} changed: was the "
+                "model replaced?); start the server again"
+            )
+            return False
+
+    async def _wait_out(self, delay: float) -> None:
+        """Wait before a start; deadlines pass meanwhile, as nobody else sees to them."""
+        until = monotonic() + delay
+        while True:
+            for stream in self._table.streams():
+                deadline = stream.journal.request.deadline
+                if deadline is not None and deadline <= wall():
+                    stream.fail(
+                        RequestError(ErrorKind.TIMEOUT, "the request's deadline passed", None, True)
+                    )
+                    self._forget(stream.journal.request.request_id)
+            left = until - monotonic()
+            if left <= 0:
+                return
+            await asyncio.sleep(min(left, TICK_SECONDS))
+
+    def _go_on(self) -> None:
+        """Give the engine what it is to compute: the next suspect alone, or all."""
+        suspects = [s for i in self._docket.suspects() if (s := self._table.get(i)) is not None]
+        if suspects:
+            stream = suspects[0]
+            level = logging.DEBUG if self._on_trial else logging.WARNING
+            _log.log(
+                level, "%d requests had a row in two deaths; each is tried alone", len(suspects)
+            )
+            self._on_trial = True
+            self._trial = _Trial(stream, [len(tokens) for tokens in stream.journal.accepted])
+            self._send(stream)
+            return
+        self._on_trial = False
+        for stream in self._table.streams():
+            if not self._table.is_sent(stream):
+                self._send(stream)
+
+    def _acquit(self, stream: Stream) -> None:
+        """A suspect has got on alone; it waits until the others have been tried."""
+        journal = stream.journal
+        self._trial = None
+        self._docket.clear(journal.request.request_id)
+        if journal.open_choices:
+            self._connection.send(Cancel(journal.wire_id))
+            self._table.recall(stream)
+            if stream.settle():
+                self._forget(journal.request.request_id)
+        self._go_on()
+
+    def _forget(self, request_id: str) -> None:
+        self._table.forget(request_id)
+        self._docket.clear(request_id)
+
+    def _give_up(self, why: str) -> None:
+        self._problem = why
+        _log.critical("the server stops: %s", why)
+        self._table.fail_all(engine_gone(why))
+        if not self.failed.done():
+            self.failed.set_result(unavailable(why))
+
+
+def resolved(config: EngineConfig, info: EngineInfo) -> EngineConfig:
+    """The configuration with what its first engine chose written out, so that the next one, on a
+    machine with other memory free, chooses the same."""
+    return msgspec.structs.replace(
+        config,
+        kv_memory=info.num_blocks * info.block_size * info.kv_bytes_per_token,
+        threads=info.threads,
+        isa=info.isa if config.backend == "native" else config.isa,
+    )
+
+
+def _verdict(mark: str) -> str:
+    return (
+        "this request ended the engine process each time it was computed, alone as well, and is "
+        f"not computed again; the server's log has it under fingerprint {mark}"
+    )

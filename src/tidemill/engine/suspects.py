@@ -1,0 +1,128 @@
+"""Who ends engines: from deaths to suspects, and from trials to verdicts.
+
+A request is under suspicion once it had a row in the last step of two engines. Suspects are
+computed alone, one after the other: who gets on alone is cleared, and who ends two engines alone,
+with no new token between, is convicted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Container, Iterable
+
+import msgspec
+
+from tidemill.contract.request import EngineRequest
+
+DEATHS_FOR_SUSPICION = 2
+DEATHS_FOR_CONVICTION = 2
+# Convicted requests that are remembered, so that sending one again costs nobody an engine.
+MAX_CONVICTS = 1024
+
+
+def fingerprint(request: EngineRequest) -> str:
+    """Names a prompt with its settings; the seed and the request's id do not count."""
+    sampling = msgspec.structs.replace(request.sampling, seed=None)
+    parts = (request.prompt_token_ids, sampling, request.program, request.adapter)
+    return hashlib.sha256(msgspec.msgpack.encode(parts, order="deterministic")).hexdigest()[:24]
+
+
+class Docket:
+    """What is known against the requests in flight."""
+
+    def __init__(self) -> None:
+        self._deaths: dict[str, int] = {}
+        self._alone: dict[str, tuple[int, int]] = {}  # deaths alone, tokens there were at them
+        self._convicts: OrderedDict[str, None] = OrderedDict()
+
+    def death(self, present: Iterable[str]) -> None:
+        """An engine has ended while it computed these requests."""
+        for request_id in present:
+            self._deaths[request_id] = self._deaths.get(request_id, 0) + 1
+
+    def death_alone(self, request_id: str, tokens: int) -> bool:
+        """An engine has ended that computed nothing but this suspect.
+
+        Args:
+            request_id: the suspect.
+            tokens: it has got so far.
+
+        Returns:
+            True when that convicts it.
+        """
+        deaths, before = self._alone.get(request_id, (0, tokens))
+        deaths = deaths + 1 if tokens == before else 1
+        self._alone[request_id] = (deaths, tokens)
+        return deaths >= DEATHS_FOR_CONVICTION
+
+    def suspects(self) -> list[str]:
+        """Ids of those to be tried, in the order in which they came under suspicion."""
+        return [id_ for id_, deaths in self._deaths.items() if deaths >= DEATHS_FOR_SUSPICION]
+
+    def retain(self, request_ids: Container[str]) -> None:
+        """Forget what is known of all others: they have ended."""
+        for request_id in [id_ for id_ in self._deaths if id_ not in request_ids]:
+            self.clear(request_id)
+
+    def clear(self, request_id: str) -> None:
+        """The request has got on alone, or is no more."""
+        self._deaths.pop(request_id, None)
+        self._alone.pop(request_id, None)
+
+    def convict(self, request: EngineRequest) -> str:
+        """Remember a request as one that ends engines; returns its fingerprint."""
+        self.clear(request.request_id)
+        mark = fingerprint(request)
+        self._convicts[mark] = None
+        while len(self._convicts) > MAX_CONVICTS:
+            self._convicts.popitem(last=False)
+        return mark
+
+    def convicted(self, request: EngineRequest) -> str | None:
+        """The fingerprint, if a request like this one was convicted."""
+        if not self._convicts:
+            return None
+        mark = fingerprint(request)
+        return mark if mark in self._convicts else None
+
+
+class RestartPolicy:
+    """When a dead engine is replaced: at once, then later and later, and at some point not at all.
+
+    Args:
+        most: deaths and failed starts within `window` seconds that are put up with.
+        window: seconds.
+        fruitless: of those, how many in a row without a new token between.
+    """
+
+    def __init__(self, most: int = 30, window: float = 600.0, fruitless: int = 10) -> None:
+        self._most = most
+        self._window = window
+        self._fruitless = fruitless
+        self._times: list[float] = []
+        self._in_vain = 0
+
+    def progressed(self) -> None:
+        """A new token was brought to somebody, or a culprit was found."""
+        self._in_vain = 0
+
+    def delay(self, now: float) -> float | None:
+        """Seconds to wait before the next start; None: no more starts.
+
+        Args:
+            now: of a clock that does not jump.
+        """
+        self._times = [t for t in self._times if t > now - self._window] + [now]
+        self._in_vain += 1
+        if len(self._times) > self._most or self._in_vain > self._fruitless:
+            return None
+        return 0.0 if self._in_vain <= 2 else float(min(30.0, 0.25 * 2 ** (self._in_vain - 3)))
+
+    @property
+    def bound(self) -> str:
+        """The bound in words."""
+        return (
+            f"{self._most} times within {self._window / 60:g} minutes, or {self._fruitless} times "
+            "in a row without bringing a token"
+        )

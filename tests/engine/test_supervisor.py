@@ -1,0 +1,271 @@
+"""The supervised engine: killed, stopped and poisoned, it answers as if nothing had been."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+from helpers.faults import fault_environment
+from helpers.tiny_checkpoints import make_checkpoint
+
+from tidemill.base.errors import ErrorKind, TidemillError
+from tidemill.contract.config import EngineConfig
+from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason
+from tidemill.contract.sampling import SamplingParams
+from tidemill.engine.supervisor import Recovery, SupervisedEngine, Supervision
+from tidemill.engine.suspects import RestartPolicy
+
+POISON = 77
+VOCAB = 100
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    folder = make_checkpoint("qwen3-q", tmp_path_factory.mktemp("model") / "tiny")
+    return EngineConfig(
+        model=str(folder), served_name="tiny", kv_memory=8 * 2**20, threads=1, max_num_seqs=64
+    )
+
+
+class Engine:
+    """A supervised engine, and what was observed of it."""
+
+    def __init__(self, engine: SupervisedEngine, seen: list[Recovery]) -> None:
+        self.engine = engine
+        self.seen = seen
+
+    async def kill(self, number: int = signal.SIGKILL) -> None:
+        """Send a signal and wait until the next engine is there."""
+        before = len(self.seen)
+        os.kill(self.engine.pid, number)
+        async with asyncio.timeout(40):
+            while len(self.seen) == before:
+                await asyncio.sleep(0.01)
+
+
+async def _open(config: EngineConfig, **changes: Any) -> Engine:
+    seen: list[Recovery] = []
+    supervision = Supervision(on_recovery=seen.append, **changes)
+    engine = await SupervisedEngine.open(config, log_level="error", supervision=supervision)
+    return Engine(engine, seen)
+
+
+@pytest.fixture
+async def engine(config: EngineConfig) -> AsyncIterator[Engine]:
+    made = await _open(config, stall_timeout=1.0)
+    yield made
+    await made.engine.close()
+
+
+def _request(i: int, tag: str, max_tokens: int = 1500, **sampling: Any) -> EngineRequest:
+    rng = random.Random(i)
+    prompt = tuple(rng.randrange(POISON) for _ in range(rng.randrange(2, 90)))
+    settings: dict[str, Any] = {"temperature": 0.9 if i % 3 else 0.0, "seed": i, **sampling}
+    return EngineRequest(
+        request_id=f"{tag}-{i}",
+        prompt_token_ids=prompt,
+        sampling=SamplingParams(max_tokens=max_tokens, ignore_eos=True, **settings),
+        cache_salt=tag,
+    )
+
+
+VARIANTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"n": 3, "temperature": 1.0},
+    {"logprobs": 2},
+    {"repetition_penalty": 1.2, "presence_penalty": 0.4, "frequency_penalty": 0.2},
+    {"prompt_logprobs": 1, "n": 2, "temperature": 0.7},
+    {"logit_bias": {5: 4.0}, "min_tokens": 5},
+)
+
+
+def _batch(tag: str, count: int = 12) -> list[EngineRequest]:
+    return [_request(i, tag, **VARIANTS[i % len(VARIANTS)]) for i in range(count)]
+
+
+async def _collect(stream: AsyncIterator[ChoiceOutput]) -> list[ChoiceOutput]:
+    return [output async for output in stream]
+
+
+def _answer(outputs: list[ChoiceOutput]) -> list[object]:
+    """What a client got, choice by choice, without how it was cut into messages."""
+    answer: list[object] = []
+    for choice in sorted({o.choice for o in outputs}):
+        mine = [o for o in outputs if o.choice == choice]
+        answer.append(
+            (
+                [t for o in mine for t in o.token_ids],
+                [p for o in mine for p in o.logprobs or ()],
+                [o.prompt_logprobs for o in mine if o.prompt_logprobs is not None],
+                [o.cached_tokens for o in mine if o.cached_tokens is not None],
+                [(o.finish_reason, o.stop_token, o.error) for o in mine if o.finish_reason],
+            )
+        )
+    return answer
+
+
+async def _all(engine: SupervisedEngine, batch: list[EngineRequest]) -> list[list[object]]:
+    outputs = await asyncio.gather(*(_collect(engine.submit(request)) for request in batch))
+    return [_answer(one) for one in outputs]
+
+
+async def test_killed_again_and_again_the_answers_are_the_same(engine: Engine) -> None:
+    want = await _all(engine.engine, _batch("calm"))
+    got = asyncio.ensure_future(_all(engine.engine, _batch("storm")))
+    for share in (0.01, 0.2, 0.25, 0.6):
+        while sum(journal.tokens for journal in engine.engine.journals()) < share * 21 * 1500:
+            await asyncio.sleep(0.001)
+        await engine.kill()
+    assert sum(recovery.replayed for recovery in engine.seen) > 24, "the kills came too late"
+    assert await got == want
+    stats = await engine.engine.stats()
+    assert stats.blocks_used == stats.running == stats.queued == 0
+
+
+async def test_a_stopped_engine_is_replaced(engine: Engine) -> None:
+    want = await _all(engine.engine, _batch("calm", 6))
+    got = asyncio.ensure_future(_all(engine.engine, _batch("storm", 6)))
+    await asyncio.sleep(0.1)
+    await engine.kill(signal.SIGSTOP)
+    assert [recovery.cause for recovery in engine.seen] == ["stall"]
+    assert await got == want
+
+
+async def test_an_idle_engine_that_is_stopped_is_replaced_when_asked(engine: Engine) -> None:
+    os.kill(engine.engine.pid, signal.SIGSTOP)
+    await asyncio.sleep(1.5)
+    assert not engine.seen, "nobody waited for anything"
+    request = _request(1, "a", 5)
+    async with asyncio.timeout(40):
+        outputs = await _collect(engine.engine.submit(request))
+    assert outputs[-1].finish_reason is FinishReason.LENGTH and len(engine.seen) == 1
+
+
+async def test_requests_and_cancels_while_there_is_no_engine(engine: Engine) -> None:
+    client = engine.engine
+    running = client.submit(_request(1, "running", n=2))
+    first = await anext(running)
+    os.kill(client.pid, signal.SIGKILL)
+    while client.problem is None:
+        await asyncio.sleep(0.001)
+    assert "being replaced" in client.problem
+    with pytest.raises(TidemillError, match="being replaced"):
+        await client.stats()
+    late = client.submit(_request(2, "late", 7))
+    gone = client.submit(_request(3, "gone", 7))
+    client.cancel("gone-3")
+    client.cancel("running-1", first.choice, "stop")
+    assert [o.finish_reason for o in await _collect(gone)] == [FinishReason.CANCELLED]
+    assert len([t for o in await _collect(late) for t in o.token_ids]) == 7
+    rest = await _collect(running)
+    ends = {o.choice: o.finish_reason for o in rest if o.finish_reason}
+    assert ends == {first.choice: FinishReason.STOP, 1 - first.choice: FinishReason.LENGTH}
+    assert client.problem is None
+
+
+async def test_waiting_requests_are_bounded(config: EngineConfig) -> None:
+    engine = await _open(config, max_waiting=2)
+    client = engine.engine
+    os.kill(client.pid, signal.SIGKILL)
+    while client.problem is None:
+        await asyncio.sleep(0.001)
+    waiting = [client.submit(_request(i, "w", 3)) for i in range(2)]
+    with pytest.raises(TidemillError, match="wait for it already") as caught:
+        client.submit(_request(2, "w", 3))
+    assert caught.value.kind is ErrorKind.OVERLOADED and caught.value.retryable
+    for stream in waiting:
+        assert (await _collect(stream))[-1].finish_reason is FinishReason.LENGTH
+    await client.close()
+
+
+@pytest.mark.parametrize("fault", ["abort", "hang"])
+async def test_poison_is_found_and_the_innocent_go_on(
+    config: EngineConfig, fault: str, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    for name, value in fault_environment({fault: POISON}).items():
+        monkeypatch.setenv(name, value)
+    engine = await _open(config, stall_timeout=1.0)
+    client = engine.engine
+    want = await _all(client, _batch("calm", 5))
+    got = asyncio.ensure_future(_all(client, _batch("storm", 5)))
+    await asyncio.sleep(0.05)
+    poison = msgspec.structs.replace(_request(9, "p"), prompt_token_ids=(1, 2, POISON, 4))
+    async with asyncio.timeout(100):
+        (end,) = await _collect(client.submit(poison))
+        assert await got == want
+    assert end.error is not None and end.error.kind == ErrorKind.INTERNAL
+    assert len(engine.seen) == 4, "two deaths together, two alone"
+    mark = end.error.message.rsplit(" ", 1)[1]
+    assert mark in caplog.text and "p-9" in caplog.text
+    again = msgspec.structs.replace(poison, request_id="again")
+    with pytest.raises(TidemillError, match=mark):
+        client.submit(again)
+    assert len(engine.seen) == 4
+    await client.close()
+
+
+async def test_it_is_given_up_in_the_end(config: EngineConfig) -> None:
+    engine = await _open(config, restarts=lambda: RestartPolicy(most=2))
+    client = engine.engine
+    stream = client.submit(_request(1, "a", 1500))
+    await anext(stream)
+    for _ in range(2):
+        await engine.kill()
+    os.kill(client.pid, signal.SIGKILL)
+    async with asyncio.timeout(20):
+        error = await client.failed
+        outputs = await _collect(stream)
+    assert "too often" in error.message
+    assert outputs[-1].error is not None and outputs[-1].error.kind == ErrorKind.UNAVAILABLE
+    with pytest.raises(TidemillError, match="too often"):
+        client.submit(_request(2, "a", 3))
+    await client.close()
+
+
+async def test_a_replaced_model_is_noticed(config: EngineConfig, tmp_path: Path) -> None:
+    folder = make_checkpoint("qwen3-q", tmp_path / "tiny")
+    engine = await _open(msgspec.structs.replace(config, model=str(folder)))
+    client = engine.engine
+    make_checkpoint("qwen3", tmp_path / "other")
+    for file in (tmp_path / "other").iterdir():
+        (folder / f"{file.name}.new").write_bytes(file.read_bytes())
+        os.replace(folder / f"{file.name}.new", folder / file.name)
+    os.kill(client.pid, signal.SIGKILL)
+    async with asyncio.timeout(60):
+        error = await client.failed
+    assert "identity" in error.message and "start the server again" in error.message
+    await client.close()
+
+
+async def test_nothing_grows_over_restarts(engine: Engine) -> None:
+    me = psutil.Process()
+    for _ in range(2):
+        await engine.kill()
+    await asyncio.sleep(0.3)
+    before = (me.num_fds(), len(me.children()), me.num_threads())
+    for i in range(4):
+        request = _request(i, "r", 400)
+        running = asyncio.ensure_future(_collect(engine.engine.submit(request)))
+        await asyncio.sleep(0.05)
+        await engine.kill()
+        await running
+    await asyncio.sleep(0.3)
+    assert (me.num_fds(), len(me.children()), me.num_threads()) == before
+
+
+async def test_nothing_is_left_behind(config: EngineConfig) -> None:
+    engine = await _open(config)
+    folder = Path(engine.engine._home.socket_path).parent
+    pid = engine.engine.pid
+    await engine.kill()
+    await engine.engine.close()
+    assert not folder.exists()
+    assert not psutil.pid_exists(pid) and not psutil.pid_exists(engine.engine.pid)

@@ -1,0 +1,71 @@
+"""Makes an engine process fail on demand; see `helpers.faults`. Only tests put it on the path."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from typing import Any
+
+
+class FaultyHandle:
+    """A handle whose result is the fault."""
+
+    def __init__(self, handle: Any, kind: str) -> None:
+        self._handle = handle
+        self._kind = kind
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._handle, name)
+
+    def result(self) -> Any:
+        if self._kind == "abort":
+            os.abort()
+        if self._kind == "hang":
+            threading.Event().wait()
+        self._handle.result()
+        if self._kind == "memory":
+            raise MemoryError("an injected lack of memory")
+        raise RuntimeError("an injected failure of the step")
+
+
+class Faults:
+    """Which sequences are cursed, and how."""
+
+    def __init__(self, faults: dict[str, int]) -> None:
+        self._faults = faults
+        self._cursed: dict[int, str] = {}
+
+    def of(self, plan: Any) -> str | None:
+        """The fault of a plan, if one of its rows has one."""
+        for new in plan.new:
+            for kind, token in self._faults.items():
+                if token in new.token_ids[: new.prompt_len]:
+                    self._cursed[new.seq_id] = kind
+        kinds = [self._cursed[r.seq_id] for r in plan.rows if r.seq_id in self._cursed]
+        for kind in kinds:
+            if kind != "memory" or len(plan.rows) > 1 or plan.num_tokens > 8:
+                return kind
+        return None
+
+
+def install() -> None:
+    """Wrap the executor's submit."""
+    from tidemill.executor.inproc import InprocExecutor
+
+    faults = Faults(json.loads(os.environ["TIDEMILL_TEST_FAULTS"]))
+    submit = InprocExecutor.submit
+
+    def faulty_submit(self: InprocExecutor, plan: Any) -> Any:
+        kind = faults.of(plan)
+        if kind == "submit":
+            raise RuntimeError("an injected refusal of the plan")
+        handle = submit(self, plan)
+        return handle if kind is None else FaultyHandle(handle, kind)
+
+    InprocExecutor.submit = faulty_submit  # type: ignore[method-assign]
+
+
+if "TIDEMILL_TEST_FAULTS" in os.environ and "tidemill.engine.process" in sys.orig_argv:
+    install()
