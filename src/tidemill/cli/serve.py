@@ -32,6 +32,20 @@ def serve(
     prefix_caching: bool = options.PREFIX_CACHING,
     isa: str | None = options.ISA,
     chat_template: str | None = options.CHAT_TEMPLATE,
+    max_itl_ms: float | None = typer.Option(
+        None,
+        help="Time between two tokens of a stream that prefill and other streams may cost; "
+        "default: chosen (see docs/operations.md).",
+    ),
+    ttft_objective_ms: float | None = typer.Option(
+        None, help="Refuse (429) what would not have its first token by then; default: off."
+    ),
+    max_queue_tokens: int | None = typer.Option(
+        None, help="Tokens that may wait; default: from the KV cache and the measured rate."
+    ),
+    max_queue_time: float | None = typer.Option(
+        None, help="Seconds a request may wait for its first step; default: no limit."
+    ),
     stall_timeout: float = typer.Option(
         5.0, help="Seconds without progress in a step after which the engine is replaced."
     ),
@@ -45,6 +59,7 @@ def serve(
     from tidemill.base.log import set_up_logging
     from tidemill.contract.config import EngineConfig
     from tidemill.loading.named import locate
+    from tidemill.server.admission_options import AdmissionOptions
     from tidemill.server.listen import bind
     from tidemill.server.run import ServeOptions
     from tidemill.server.run import serve as run_server
@@ -61,6 +76,11 @@ def serve(
             raise config_error(
                 flag, f"--{flag} is between {least:g} and 86400 seconds, not {value:g}"
             )
+    admission = AdmissionOptions.of(
+        max_queue_tokens=max_queue_tokens,
+        max_queue_time=max_queue_time,
+        ttft_objective_ms=ttft_objective_ms,
+    )
     set_up_logging("api", log_level)
     path, name = locate(model)
     config = EngineConfig(
@@ -79,6 +99,7 @@ def serve(
         threads=threads,
         prefix_caching=prefix_caching,
         isa=isa,
+        max_itl_ms=max_itl_ms,
     ).validate()
     # After what is cheap to check, before the model is loaded: a port in use is known at once.
     listener = bind(host, port)
@@ -87,6 +108,7 @@ def serve(
             config,
             lambda: _load_text(str(path), chat_template),
             log_level,
+            admission=admission,
             stall_timeout=stall_timeout,
             drain_timeout=drain_timeout,
         ),

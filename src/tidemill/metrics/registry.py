@@ -33,6 +33,9 @@ _ENGINE_GAUGES = {
     "last_step_rows": ("step_rows_last", "Rows of the latest step (its batch size)"),
     "last_step_tokens": ("step_tokens_last", "Tokens of the latest step"),
     "last_step_seconds": ("step_seconds_last", "Wall time of the latest step"),
+    "last_predicted_seconds": ("step_predicted_seconds_last", "What it was predicted to compute"),
+    "waiting_tokens": ("engine_queue_tokens", "Known tokens of sequences that wait in the engine"),
+    "tenants": ("tenants", "Tenants with a request in the engine"),
 }
 _ENGINE_COUNTERS = {
     "steps": ("steps", "Steps run"),
@@ -44,6 +47,10 @@ _ENGINE_COUNTERS = {
     "cached_tokens": ("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache"),
     "generated_tokens": ("engine_generated_tokens", "Tokens sampled"),
     "preemptions": ("preemptions", "Sequences preempted for lack of KV blocks"),
+    "expired": ("deadlines_expired", "Requests ended by their own deadline"),
+    "queue_expired": ("queue_time_expired", "Requests ended by --max-queue-time"),
+    "predicted_seconds": ("step_predicted_seconds", "Predicted compute time of steps"),
+    "measured_seconds": ("step_predicted_measured_seconds", "What those steps took"),
 }
 
 

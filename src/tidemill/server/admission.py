@@ -18,6 +18,7 @@ from tidemill.base.errors import bad_request
 from tidemill.contract.sampling import SamplingParams
 from tidemill.contract.wire import EngineInfo
 from tidemill.metrics.admission import AdmissionMetrics
+from tidemill.server.admission_options import AdmissionOptions
 from tidemill.server.bookings import Bookings, Fingerprint
 from tidemill.server.errors import Problem, Refusal
 from tidemill.server.estimates import AnswerLengths, ReadingSpeed, Throughput
@@ -30,21 +31,6 @@ FIRST_DRAIN_SECONDS = 30.0
 
 OVERDRAFT = 2
 """Who comes back as told finds room up to so many times the queue's bound."""
-
-
-@dataclass(frozen=True, slots=True)
-class AdmissionOptions:
-    """How much may wait, and how long.
-
-    Attributes:
-        max_queue_tokens: the queue's bound; None: chosen (see `QUEUE_SECONDS`).
-        max_queue_time: seconds a request may wait for its first step; None: no limit.
-        ttft_objective: seconds to the first token; what could not meet it is refused. None: off.
-    """
-
-    max_queue_tokens: int | None = None
-    max_queue_time: float | None = None
-    ttft_objective: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

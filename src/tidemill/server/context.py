@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from tidemill.base.clock import wall
 from tidemill.metrics.admission import AdmissionMetrics
 from tidemill.metrics.registry import ServerMetrics
-from tidemill.server.admission import Admission, AdmissionOptions
+from tidemill.server.admission import Admission
+from tidemill.server.admission_options import AdmissionOptions
 from tidemill.server.errors import refuse
 from tidemill.server.limits import Limits
 

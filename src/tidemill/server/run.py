@@ -14,6 +14,7 @@ from tidemill.base.log import get_logger
 from tidemill.contract.config import EngineConfig
 from tidemill.engine.build import build_id
 from tidemill.engine.supervisor import SupervisedEngine, Supervision
+from tidemill.server.admission_options import AdmissionOptions
 from tidemill.server.limits import Limits
 from tidemill.server.listen import url_of
 
@@ -53,6 +54,7 @@ class ServeOptions:
         load_text: opens the model's text side; called in a thread while the engine loads.
         log_level: of both processes.
         limits: bounds of the API.
+        admission: how much may wait, and how long.
         stall_timeout: seconds without progress after which the engine is replaced.
         drain_timeout: seconds that requests in flight have after the first signal; a second one
             ends them at once.
@@ -62,6 +64,7 @@ class ServeOptions:
     load_text: Callable[[], TextSide]
     log_level: str = "info"
     limits: Limits = field(default_factory=Limits)
+    admission: AdmissionOptions = field(default_factory=AdmissionOptions)
     stall_timeout: float = 5.0
     drain_timeout: float = DRAIN_SECONDS
 
@@ -111,6 +114,7 @@ async def _run(options: ServeOptions, listener: socket.socket, say: Say) -> int:
     engine, text = ready.result()
     try:
         context = _make_context(options, engine, text)
+        say(context.admission.describe())
         observed.metrics = context.metrics
         http = _Http(context, listener)
         seconds = monotonic() - started
@@ -171,6 +175,7 @@ def _make_context(options: ServeOptions, engine: SupervisedEngine, text: TextSid
         template=text.template,
         defaults=text.defaults,
         limits=options.limits,
+        admission_options=options.admission,
         build=build_id(),
         config_digest=options.config.digest(),
     )
