@@ -168,11 +168,21 @@ async def test_a_journal_replays_to_the_same_tokens(setup: Setup) -> None:
     await client.close()
 
 
-async def test_a_failed_step_ends_its_requests_and_the_engine_goes_on(setup: Setup) -> None:
+async def test_a_step_that_fails_once_costs_nobody_anything(setup: Setup) -> None:
     client = await setup.client()
     stream = client.submit(request("a", [1, 2, 3], 300))
     await anext(stream)
     setup.backend.fail_next = 1
+    assert len(tokens_of(await collect(stream))) == 299
+    await setup.idle()
+    await client.close()
+
+
+async def test_a_step_that_fails_ends_its_request_and_the_engine_goes_on(setup: Setup) -> None:
+    client = await setup.client()
+    stream = client.submit(request("a", [1, 2, 3], 300))
+    await anext(stream)
+    setup.backend.fail_next = 2
     outputs = await collect(stream)
     assert outputs[-1].error is not None and outputs[-1].error.kind == ErrorKind.INTERNAL
     after = await collect(client.submit(request("b", [1, 2, 3], 10)))

@@ -88,7 +88,7 @@ class FakeHandle:
         self._backend = backend
         self.inputs = inputs
         self.outputs: StepOutputs | None = None
-        self.error: TidemillError | None = None
+        self.error: Exception | None = None
 
     def set_mask(self, row: int, draft: int, bits: np.ndarray) -> None:
         raise NotImplementedError
@@ -109,6 +109,7 @@ class FakeBackend:
 
     Attributes:
         on_step: called with each step's inputs before it runs.
+        fail_if: the exception that a step of these inputs fails with, if any.
         step_seconds: how long a step takes.
     """
 
@@ -127,6 +128,7 @@ class FakeBackend:
         self.step_seconds = step_seconds
         self.fail_next = 0
         self.on_step: Callable[[StepInputs], None] | None = None
+        self.fail_if: Callable[[StepInputs], Exception | None] = lambda inputs: None
         self.steps = 0
         self.closed = False
         self._caches: list[np.ndarray] = []
@@ -158,16 +160,18 @@ class FakeBackend:
             time.sleep(self.step_seconds)
         if self.on_step is not None:
             self.on_step(step.inputs)
-        failing = self.fail_next > 0
+        failing = self.fail_if(step.inputs)
+        if self.fail_next > 0:
+            self.fail_next -= 1
+            failing = TidemillError(ErrorKind.INTERNAL, "injected failure")
         try:
             outputs = self._compute(step.inputs)
         except AssertionError as error:
             step.error = TidemillError(ErrorKind.INTERNAL, f"fake backend: {error}")
             raise
-        if failing:
-            self.fail_next -= 1
+        if failing is not None:
             for later in [step, *self._queue]:
-                later.error = TidemillError(ErrorKind.INTERNAL, "injected failure")
+                later.error = failing
             self._queue.clear()
             return
         self.steps += 1

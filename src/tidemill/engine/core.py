@@ -2,8 +2,8 @@
 
 Clients put commands into an inbox; the loop takes them between two steps, plans, runs and commits a
 step, and hands each client all its outputs of the step in one message. When nothing runs the thread
-sleeps on a condition. A failed step costs the requests that had a row in it; a defect in the books
-themselves stops the engine, which says so to every client.
+sleeps on a condition. A failed step is computed again in parts, and costs the rows that fail alone;
+a defect in the books themselves stops the engine, which says so to every client.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tidemill.contract.config import EngineConfig
 from tidemill.contract.plan import StepPlan, StepResult
 from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason, RequestError
 from tidemill.contract.wire import EngineInfo, EngineStats, Fatal, Outputs, Stats
+from tidemill.engine.divide import compute_in_parts, lacks_memory
 from tidemill.engine.flightlog import FlightLog, request_key
 from tidemill.engine.recorder import RecordingExecutor
 from tidemill.executor.base import Executor, PlanHandle
@@ -240,7 +241,7 @@ class EngineCore:
         while (plan := self._scheduler.plan()) is not None:
             begun = monotonic()
             try:
-                self._flying.append((plan, self._executor.submit(plan), begun))
+                self._flying.append((plan, self._launch(plan), begun))
             except Exception as error:
                 return self._failed(error, plan)
         if not self._flying:
@@ -263,31 +264,65 @@ class EngineCore:
         self._seconds[1] += result.timings.forward + result.timings.sampling
         self._seconds[2] = seconds
 
+    def _launch(self, plan: StepPlan) -> PlanHandle:
+        return self._executor.submit(plan)
+
     def _failed(self, error: Exception, unsent: StepPlan | None = None) -> list[Emission]:
-        """Take all outstanding plans back and end the requests that had a row in the failed one.
+        """A step failed: find the rows that make it fail, and go on with the others.
 
         Args:
             error: what the executor raised.
             unsent: the plan it did not take, when it failed at that.
         """
-        culprit = unsent or self._flying[0][0]
-        plans = [plan for plan, _, _ in self._flying] + ([unsent] if unsent else [])
+        emissions: list[Emission] = []
+        if unsent is not None:
+            self._executor.rollback(unsent)
+            while self._flying:  # submitted before it, and perhaps well
+                plan, handle, _ = self._flying[0]
+                try:
+                    result = handle.result()
+                except Exception as earlier:
+                    self._scheduler.rollback(unsent)
+                    return emissions + self._failed(earlier)
+                self._flying.popleft()
+                emissions += self._scheduler.commit(plan, result)
+            culprit = unsent
+        else:
+            culprit = self._take_back_all()
+        _log.error(
+            "step %d failed with %d rows; it is computed again in parts",
+            culprit.step_id,
+            len(culprit.rows),
+            exc_info=error,
+        )
+        if isinstance(error, TidemillError) and error.kind is ErrorKind.UNAVAILABLE:
+            self._scheduler.rollback(culprit)
+            told = RequestError(error.kind, error.message, None, True)
+            return emissions + self._scheduler.fail(culprit, told)
+        result = compute_in_parts(culprit, error, self._launch, self._executor.rollback)
+        for row in result.rows:
+            if row.error is not None:
+                _log.error("sequence %d ends with its step's error: %s", row.seq_id, row.error)
+        emissions += self._scheduler.commit(culprit, result)
+        if lacks_memory(error):
+            self._scheduler.shrink(culprit)
+        return emissions
+
+    def _take_back_all(self) -> StepPlan:
+        """Take back what is outstanding; of the oldest plan, which failed, only what the executor
+        did: the scheduler's part is returned."""
+        plans = [plan for plan, _, _ in self._flying]
         for _, handle, _ in list(self._flying):
             try:
                 handle.result()
             except Exception:
                 continue
         self._flying.clear()
-        for plan in reversed(plans):
+        for plan in reversed(plans[1:]):
             self._executor.rollback(plan)
             self._scheduler.rollback(plan)
-        _log.error(
-            "step %d failed with %d rows", culprit.step_id, len(culprit.rows), exc_info=error
-        )
-        kind, message = ErrorKind.INTERNAL, f"the step failed: {error}"
-        if isinstance(error, TidemillError):
-            kind, message = error.kind, error.message
-        return self._scheduler.fail(culprit, RequestError(kind, message, None, True))
+        self._executor.rollback(plans[0])
+        return plans[0]
 
     def _deliver(self, emissions: list[Emission]) -> None:
         """One message per client with all that is for it."""

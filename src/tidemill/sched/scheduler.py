@@ -33,6 +33,7 @@ from tidemill.sched.cost import Load
 from tidemill.sched.planning import Flight, build, undo
 from tidemill.sched.policy import Limits, order_key
 from tidemill.sched.sequence import Emission, RequestState, Sequence
+from tidemill.sched.squeeze import Squeeze
 from tidemill.sched.state import State
 
 _log = get_logger(__name__)
@@ -83,6 +84,7 @@ class Scheduler:
         self._eos = frozenset(eos_token_ids)
         self._identity = (weights_digest, kv_dtype)
         self._state = State(memory, limits, clock)
+        self._squeeze = Squeeze(limits)
         self._requests: dict[tuple[int, str], RequestState] = {}
         self._outstanding: deque[_Outstanding] = deque()
         self._deadlines: list[tuple[float, int, bool, RequestState]] = []
@@ -294,6 +296,8 @@ class Scheduler:
         if outstanding.plan.step_id != plan.step_id or result.step_id != plan.step_id:
             raise RuntimeError(f"step {plan.step_id} is not the oldest outstanding one")
         self._outstanding.popleft()
+        self._squeeze.succeeded()
+        self._state.limits = self._squeeze.limits
         emissions = []
         for flight, row in zip(outstanding.flights, result.rows, strict=True):
             emission = commit_row(self._state, flight, row)
@@ -327,6 +331,15 @@ class Scheduler:
         undo(state, outstanding.flights)
         state.tell_preempted[:0] = plan.preempted
         state.tell_finished[:0] = plan.finished
+
+    def shrink(self, plan: StepPlan) -> None:
+        """A step like this one did not fit into memory: the next ones hold half of it, and the
+        youngest sequences beyond that make room. No plan is outstanding."""
+        state = self._state
+        self._squeeze.tighten(plan.num_tokens)
+        state.limits = self._squeeze.limits
+        while len(state.running) > state.limits.max_num_seqs:
+            state.preempt(max(state.running, key=lambda seq: seq.order[1:]))
 
     def fail(self, plan: StepPlan, error: RequestError) -> list[Emission]:
         """End the choices that had a row in a plan that was rolled back."""

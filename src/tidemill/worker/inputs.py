@@ -88,9 +88,25 @@ class InputBuilder:
         rows = [row for row in plan.rows if row.seq_id not in refused] if refused else [*plan.rows]
         slots = np.fromiter((seqs.slot(row.seq_id) for row in rows), np.int32, len(rows))
         blocks_before = seqs.table_len[slots]
-        for row, slot in zip(rows, slots.tolist(), strict=True):
-            if row.new_blocks:
-                seqs.append_block_ids(slot, row.new_blocks)
+        try:
+            for row, slot in zip(rows, slots.tolist(), strict=True):
+                if row.new_blocks:
+                    seqs.append_block_ids(slot, row.new_blocks)
+            return self._prepared(plan, rows, refused, slots, blocks_before)
+        except Exception:
+            # As if it had not been tried: the plan may come again, in parts.
+            for slot, before in zip(slots.tolist(), blocks_before.tolist(), strict=True):
+                seqs.truncate_blocks(slot, before)
+            raise
+
+    def _prepared(
+        self,
+        plan: StepPlan,
+        rows: list[Row],
+        refused: dict[int, RowResult],
+        slots: Int32,
+        blocks_before: Int32,
+    ) -> PreparedStep:
         starts = np.fromiter((row.start for row in rows), np.int32, len(rows))
         counts = np.fromiter((row.count for row in rows), np.int32, len(rows))
         sample = np.fromiter((row.sample for row in rows), np.uint8, len(rows))

@@ -1,0 +1,49 @@
+"""What a step may hold after one ran out of memory: half as much, and twice as much again later."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tidemill.sched.policy import Limits
+
+# Steps that must succeed before twice as much is tried.
+RELAX_STEPS = 64
+
+
+class Squeeze:
+    """The limits in force.
+
+    Args:
+        limits: those without any squeeze.
+
+    Attributes:
+        limits: those in force.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._full = limits
+        self._steps = 0
+
+    def tighten(self, tokens: int) -> None:
+        """A step of so many tokens did not fit."""
+        self._steps = 0
+        self._set(max(1, tokens // 2))
+
+    def succeeded(self) -> None:
+        """A step fitted."""
+        if self.limits is self._full:
+            return
+        self._steps += 1
+        if self._steps >= RELAX_STEPS:
+            self._steps = 0
+            self._set(2 * self.limits.max_step_tokens)
+
+    def _set(self, tokens: int) -> None:
+        full = self._full
+        if tokens >= full.max_step_tokens:
+            self.limits = full
+            return
+        self.limits = dataclasses.replace(
+            full, max_step_tokens=tokens, max_num_seqs=min(full.max_num_seqs, tokens)
+        )
