@@ -1,11 +1,28 @@
-"""Logging set-up: one line per event on stderr, with the time, the level and the process's role."""
+"""Logging: one line per event on stderr, as text or JSON, without what clients wrote.
+
+Tracebacks are printed with their places and the kinds of their errors. The errors' messages are
+left out unless their kind says nothing of a request's content: a message such as ``invalid
+literal: '...'`` quotes prompts.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 import sys
+import traceback
+from datetime import UTC, datetime
 
 ROOT = "tidemill"
+FORMATS = ("text", "json")
+
+# Raised by the interpreter and the machine with messages about code, sizes and files.
+_TELLING = (
+    *(ArithmeticError, AttributeError, IndexError, MemoryError, NameError, NotImplementedError),
+    *(OSError, RecursionError, TimeoutError, ImportError, EOFError),
+)
+_SECRETS = re.compile(r"(?i)(bearer\s+|authorization\W+|\bsk-)[^\s'\",;]+")
 
 
 def get_logger(name: str) -> logging.Logger:
@@ -13,13 +30,83 @@ def get_logger(name: str) -> logging.Logger:
     return logging.getLogger(name if name.startswith(ROOT) else f"{ROOT}.{name}")
 
 
-def set_up_logging(role: str, level: str = "info") -> None:
-    """Send Tidemill's log to stderr. `role` (``api``, ``engine``) is printed on every line."""
+def describe_exception(error: BaseException) -> str:
+    """A traceback of an exception and of those behind it, without messages that may quote."""
+    parts: list[str] = []
+    _describe(error, parts, set())
+    return "\n".join(parts)
+
+
+def _describe(error: BaseException, parts: list[str], seen: set[int]) -> None:
+    seen.add(id(error))
+    behind = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if behind is not None and id(behind) not in seen:
+        _describe(behind, parts, seen)
+        parts.append("which led to:")
+    frames = "".join(traceback.format_tb(error.__traceback__)).rstrip()
+    if frames:
+        parts.append("Traceback (most recent call last):\n" + frames)
+    name = type(error).__qualname__
+    if isinstance(error, _TELLING) and not isinstance(error, UnicodeError):
+        parts.append(f"{name}: {error}")
+    else:
+        # Ours carry a kind and a field, which are no content.
+        told = [str(v) for k in ("kind", "param") if (v := getattr(error, k, None)) is not None]
+        about = f" [{', '.join(told)}]" if told else ""
+        parts.append(f"{name}{about} (its message of {len(str(error))} characters is not logged)")
+    if isinstance(error, BaseExceptionGroup):
+        for one in error.exceptions:
+            _describe(one, parts, seen)
+
+
+class _Text(logging.Formatter):
+    def formatException(self, ei: object) -> str:
+        """A traceback without content."""
+        assert isinstance(ei, tuple)
+        return describe_exception(ei[1]) if ei[1] is not None else ""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One event; what looks like a key is blotted out."""
+        return _SECRETS.sub(r"\1[redacted]", super().format(record))
+
+
+class _Json(_Text):
+    def __init__(self, role: str) -> None:
+        super().__init__()
+        self._role = role
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One event as a line of JSON; an `event` given with it adds its fields."""
+        document: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "process": self._role,
+            "logger": record.name,
+            "message": _SECRETS.sub(r"\1[redacted]", record.getMessage()),
+        }
+        document.update(getattr(record, "event", {}))
+        if record.exc_info:
+            document["exception"] = self.formatException(record.exc_info)
+        return json.dumps(document, default=str)
+
+
+def set_up_logging(role: str, level: str = "info", form: str = "text") -> None:
+    """Send Tidemill's log to stderr.
+
+    Args:
+        role: ``api``, ``engine``; on every line.
+        level: the lowest that is printed.
+        form: ``text`` for people or ``json`` for machines (of `FORMATS`).
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
-        logging.Formatter(f"%(asctime)s %(levelname).1s {role} %(name)s: %(message)s", "%H:%M:%S")
+        _Json(role)
+        if form == "json"
+        else _Text(f"%(asctime)s %(levelname).1s {role} %(name)s: %(message)s", "%H:%M:%S")
     )
     root = logging.getLogger(ROOT)
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     root.propagate = False
+    # An error while writing a line (a full disk) must not write more lines.
+    logging.raiseExceptions = False

@@ -47,6 +47,12 @@ _ENGINE_COUNTERS = {
     "cached_tokens": ("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache"),
     "generated_tokens": ("engine_generated_tokens", "Tokens sampled"),
     "preemptions": ("preemptions", "Sequences preempted for lack of KV blocks"),
+    "forced_tokens": ("forced_tokens", "Tokens a constraint forced, appended without sampling"),
+    "grammars_compiled": ("grammars_compiled", "Languages compiled for constrained output"),
+    "grammars_reused": ("grammars_reused", "Languages found compiled"),
+    "grammars_refused": ("grammars_refused", "Languages that cannot be honoured"),
+    "grammar_seconds": ("grammar_seconds", "Seconds spent compiling languages"),
+    "mask_seconds": ("mask_seconds", "Seconds spent on token masks"),
     "expired": ("deadlines_expired", "Requests ended by their own deadline"),
     "queue_expired": ("queue_time_expired", "Requests ended by --max-queue-time"),
     "predicted_seconds": ("step_predicted_seconds", "Predicted compute time of steps"),
@@ -168,6 +174,9 @@ class ServerMetrics:
         )
         self.recovery_time = histogram(
             "engine_recovery_seconds", "From an engine's end to the replay of its work", _SECONDS
+        )
+        self.slow_readers = counter(
+            "slow_readers", "Connections cut because the client did not read its answer"
         )
         self.responses = counter("http_responses", "HTTP responses, by status", ("status",))
 

@@ -3,63 +3,89 @@
 from __future__ import annotations
 
 import dataclasses
-import string
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pydantic
 from fastapi import FastAPI
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp
 
 from tidemill.base.errors import TidemillError
-from tidemill.base.ids import new_id
 from tidemill.server import health
+from tidemill.server.access import Entrance
+from tidemill.server.auth import Door, principal_of, require
 from tidemill.server.context import ServerContext
 from tidemill.server.errors import Refusal, problem_of
+from tidemill.server.keys import Role
 from tidemill.server.openai import chat, completions, models, schema
+from tidemill.server.security import Security
 
 Handler = Callable[[ServerContext, Request], Awaitable[Response]]
 
-MAX_REQUEST_ID = 128
-_ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-_.:/+=")
+_ANYONE: frozenset[Role] = frozenset()
+_USERS = frozenset({Role.ADMIN, Role.USER})
+_METERS = frozenset({Role.ADMIN, Role.METRICS})
 
-# method, path, handler, body
-_ROUTES: tuple[tuple[str, str, Handler, type[pydantic.BaseModel] | None], ...] = (
-    ("POST", "/v1/chat/completions", chat.chat_completions, schema.ChatRequest),
-    ("POST", "/v1/completions", completions.completions, schema.CompletionRequest),
-    ("GET", "/v1/models", models.list_models, None),
-    ("GET", "/v1/models/{model:path}", models.get_model, None),
-    ("POST", "/tokenize", models.tokenize, schema.TokenizeRequest),
-    ("POST", "/detokenize", models.detokenize, schema.DetokenizeRequest),
-    ("GET", "/healthz", health.healthz, None),
-    ("GET", "/readyz", health.readyz, None),
-    ("GET", "/metrics", health.metrics, None),
+# method, path, handler, body, who may (none named: everyone, even without a key)
+_ROUTES: tuple[tuple[str, str, Handler, type[pydantic.BaseModel] | None, frozenset[Role]], ...] = (
+    ("POST", "/v1/chat/completions", chat.chat_completions, schema.ChatRequest, _USERS),
+    ("POST", "/v1/completions", completions.completions, schema.CompletionRequest, _USERS),
+    ("GET", "/v1/models", models.list_models, None, _USERS),
+    ("GET", "/v1/models/{model:path}", models.get_model, None, _USERS),
+    ("POST", "/tokenize", models.tokenize, schema.TokenizeRequest, _USERS),
+    ("POST", "/detokenize", models.detokenize, schema.DetokenizeRequest, _USERS),
+    ("GET", "/healthz", health.healthz, None, _ANYONE),
+    ("GET", "/readyz", health.readyz, None, _ANYONE),
+    ("GET", "/metrics", health.metrics, None, _METERS),
 )
 
 
-def build_app(context: ServerContext) -> ASGIApp:
-    """The application that serves `context`.
+def build_app(context: ServerContext, security: Security | None = None) -> ASGIApp:
+    """The application that serves `context` behind the locks of `security`.
 
     OpenAPI is at /openapi.json. There is no /docs page: the usual one loads its scripts from a
     content network, which would not work offline.
     """
+    security = security or Security()
     app = FastAPI(
         title="Tidemill",
         version=context.build or "0",
         docs_url=None,
         redoc_url=None,
+        openapi_url=None,
         redirect_slashes=False,
     )
-    for method, path, handler, body in _ROUTES:
-        _add_route(app, context, method, path, handler, body)
+    for method, path, handler, body, roles in _ROUTES:
+        _add_route(app, context, method, path, handler, body, roles)
+
+    async def openapi(context: ServerContext, request: Request) -> Response:
+        """This description."""
+        return JSONResponse(app.openapi())
+
+    _add_route(app, context, "GET", "/openapi.json", openapi, None, _USERS)
     for kind in (TidemillError, Refusal, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)
     _describe_bodies(app)
-    return RequestIds(app)
+    door: ASGIApp = Door(
+        app,
+        security.keys,
+        share_prefix_cache=security.share_prefix_cache,
+        own_hosts=security.own_hosts,
+    )
+    if security.cors_origins:
+        # Before the door: a browser asks what it may without a key.
+        door = CORSMiddleware(
+            door,
+            allow_origins=security.cors_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("authorization", "content-type", "x-request-id"),
+            expose_headers=("x-request-id", "retry-after"),
+        )
+    return Entrance(door, context.metrics)
 
 
 def _add_route(
@@ -69,9 +95,13 @@ def _add_route(
     path: str,
     handler: Handler,
     body: type[pydantic.BaseModel] | None,
+    roles: frozenset[Role],
 ) -> None:
     async def endpoint(request: Request) -> Response:
+        request.state.route = path
         try:
+            if roles:
+                require(principal_of(request), roles)
             return await handler(context, request)
         except (TidemillError, Refusal) as error:
             problem = problem_of(error, request.state.request_id)
@@ -100,7 +130,7 @@ def _add_route(
 def _describe_bodies(app: FastAPI) -> None:
     # Handlers read bodies themselves (bounds, one parse, our errors), so the framework does not
     # know their schemas.
-    bodies = [(body, "validation") for *_, body in _ROUTES if body is not None]
+    bodies = [(body, "validation") for _, _, _, body, _ in _ROUTES if body is not None]
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -125,43 +155,3 @@ async def _answer_error(request: Request, error: Exception) -> Response:
         message = f"there is no {asked} here; there is {known}"
         problem = dataclasses.replace(problem, message=message)
     return problem.response()
-
-
-class RequestIds:
-    """Gives every request an id, taken from X-Request-Id where it is sane, and sends it back.
-
-    Outermost: also swallows what the framework re-raises after it answered 500 (it is logged by
-    then), so that the server beneath prints no second traceback.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        request_id = _sane(Headers(scope=scope).get("x-request-id")) or new_id("req")
-        scope.setdefault("state", {})["request_id"] = request_id
-        started = False
-
-        async def with_id(message: Message) -> None:
-            nonlocal started
-            if message["type"] == "http.response.start":
-                started = True
-                MutableHeaders(scope=message)["x-request-id"] = request_id
-            await send(message)
-
-        try:
-            await self.app(scope, receive, with_id)
-        except Exception:
-            # The framework's handler has answered and logged, unless the answer itself failed.
-            if not started:
-                raise
-
-
-def _sane(request_id: str | None) -> str | None:
-    if request_id and len(request_id) <= MAX_REQUEST_ID and _ID_CHARACTERS.issuperset(request_id):
-        return request_id
-    return None

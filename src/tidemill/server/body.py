@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import pydantic
 from starlette.requests import ClientDisconnect, Request
 
+from tidemill.server.bounds import check_fields, check_shape
 from tidemill.server.errors import Problem, Refusal, refuse
 from tidemill.server.limits import Limits
 
@@ -20,21 +22,14 @@ Model = TypeVar("Model", bound=pydantic.BaseModel)
 
 # Fields of the dialects that exist elsewhere and are not built here: field -> what it asks for.
 UNSUPPORTED = {
-    "tools": "tool calling",
-    "tool_choice": "tool calling",
-    "tool_calls": "tool calling",
-    "parallel_tool_calls": "tool calling",
-    "functions": "tool calling",
-    "function_call": "tool calling",
-    "response_format": "structured output",
-    "guided_json": "structured output",
-    "guided_regex": "structured output",
-    "guided_choice": "structured output",
-    "guided_grammar": "structured output",
-    "structured_outputs": "structured output",
-    "grammar": "structured output",
-    "json_schema": "structured output",
-    "reasoning_effort": "a reasoning budget",
+    **dict.fromkeys(
+        ("tools", "tool_choice", "tool_calls", "parallel_tool_calls", "functions", "function_call"),
+        "tool calling here; /v1/chat/completions does",
+    ),
+    **dict.fromkeys(
+        ("enable_thinking", "reasoning_effort", "thinking_token_budget", "thinking_budget"),
+        "thinking here; /v1/chat/completions does",
+    ),
     "verbosity": "verbosity control",
     "prediction": "predicted outputs",
     "audio": "audio output",
@@ -69,7 +64,7 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     except ValueError:
         raise refuse(400, "Content-Length is not a number") from None
     if declared > limits.max_body_bytes:
-        raise _too_long(limits)
+        raise _too_long(limits, str(declared))
     parts: list[bytes] = []
     size = 0
     try:
@@ -77,7 +72,7 @@ async def read_body(request: Request, limits: Limits) -> bytes:
             async for part in request.stream():
                 size += len(part)
                 if size > limits.max_body_bytes:
-                    raise _too_long(limits)
+                    raise _too_long(limits, f"more than {limits.max_body_bytes}")
                 parts.append(part)
     except TimeoutError:
         raise refuse(
@@ -88,12 +83,11 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     return b"".join(parts)
 
 
-def _too_long(limits: Limits) -> Refusal:
+def _too_long(limits: Limits, got: str) -> Refusal:
+    # What is left of the body is thrown away by the connection, for a short time (`server.http`).
     return refuse(
         413,
-        f"the body exceeds {limits.max_body_bytes} bytes; send a shorter prompt",
-        # What is left of the body is not read, so the connection cannot be used again.
-        headers={"Connection": "close"},
+        f"the body has {got} bytes; at most {limits.max_body_bytes} are taken: send a shorter one",
     )
 
 
@@ -102,39 +96,73 @@ async def read_model(model: type[Model], request: Request, limits: Limits) -> Mo
 
     Raises:
         Refusal: see `read_body` and `parse_body`.
+        TidemillError: a bound of `limits` is exceeded.
     """
     body = await read_body(request, limits)
     if len(body) <= SHORT_BODY_BYTES:
-        return parse_body(model, body)
-    return await asyncio.to_thread(parse_body, model, body)
+        return parse_body(model, body, limits)
+    return await asyncio.to_thread(parse_body, model, body, limits)
 
 
-def parse_body(model: type[Model], body: bytes) -> Model:
+def parse_body(model: type[Model], body: bytes, limits: Limits) -> Model:
     """Validate a JSON body against `model`; a null where nothing may be means absent.
 
     Raises:
         Refusal: 400 naming the field.
+        TidemillError: a bound of `limits` is exceeded.
     """
-    try:
-        valid = model.model_validate_json(body)
-        _refuse_duplicates(body)
-        return valid
-    except pydantic.ValidationError as error:
-        errors = error.errors(include_url=False, include_context=True)
-    if all(e["type"] == "extra_forbidden" and e["input"] is None for e in errors):
-        document = json.loads(body)
+    check_shape(body, limits)
+    document = _load(body)
+    check_fields(document, limits)
+    valid, errors = _validate(model, document)
+    if valid is None and all(e["type"] == "extra_forbidden" and e["input"] is None for e in errors):
         for e in errors:
             _remove(document, e["loc"])
-        return parse_body(model, json.dumps(document).encode())
-    raise Refusal(_problem(errors, body))
+        valid, errors = _validate(model, document)
+    if valid is None:
+        raise Refusal(_problem(errors, document))
+    return valid
 
 
-def _refuse_duplicates(body: bytes) -> None:
-    """Of two values for one key the parser takes the last; the other must not vanish silently."""
-    json.loads(body, object_pairs_hook=_unique)
+def _validate(model: type[Model], document: dict[str, Any]) -> tuple[Model | None, list[Any]]:
+    try:
+        return model.model_validate(document), []
+    except pydantic.ValidationError as error:
+        return None, list(error.errors(include_url=False, include_context=True))
+
+
+def _load(body: bytes) -> dict[str, Any]:
+    try:
+        text = body.decode()
+        document = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number)
+        if _SURROGATE.search(text):
+            json.dumps(document, ensure_ascii=False).encode()
+    except json.JSONDecodeError as error:
+        where = f"{error.msg} at line {error.lineno}, column {error.colno}"
+        raise Refusal(_bad(None, f"the body is not valid JSON: {where}", "invalid_json")) from None
+    except UnicodeDecodeError as error:
+        message = f"the body is not valid UTF-8 at byte {error.start}"
+        raise Refusal(_bad(None, message, "invalid_json")) from None
+    except UnicodeEncodeError:
+        message = "the body is not valid JSON: half of a surrogate pair stands alone in a string"
+        raise Refusal(_bad(None, message, "invalid_json")) from None
+    except (ValueError, RecursionError):
+        message = "the body is not valid JSON: a number has too many digits"
+        raise Refusal(_bad(None, message, "invalid_json")) from None
+    if not isinstance(document, dict):
+        raise Refusal(_bad(None, "the body must be a JSON object", "invalid_type"))
+    return document
+
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def _no_number(name: str) -> None:
+    raise Refusal(_bad(None, f"the body is not valid JSON: it has no {name}", "invalid_json"))
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; of two values for one key one would vanish silently."""
     found = dict(pairs)
     if len(found) < len(pairs):
         seen: set[str] = set()
@@ -179,18 +207,10 @@ def field_name(path: Sequence[int | str]) -> str:
     return name
 
 
-def _problem(errors: Sequence[Any], body: bytes) -> Problem:
+def _problem(errors: Sequence[Any], document: Mapping[str, Any]) -> Problem:
     # The first non-null complaint: nulls in unknown places are no mistake.
     first = next(e for e in errors if not (e["type"] == "extra_forbidden" and e["input"] is None))
-    if first["type"] == "json_invalid":
-        reason = first.get("ctx", {}).get("error", first["msg"])
-        return _bad(None, f"the body is not valid JSON: {reason}", "invalid_json")
-    if not first["loc"]:
-        return _bad(None, "the body must be a JSON object", "invalid_type")
-    try:
-        _, path = _walk(json.loads(body), first["loc"])
-    except (ValueError, RecursionError):
-        path = list(first["loc"])
+    _, path = _walk(document, first["loc"])
     param = field_name(path)
     if first["type"] == "extra_forbidden":
         return _unknown(param, str(path[-1]))

@@ -1,4 +1,4 @@
-"""uvicorn around the application, with bounds on request heads and signals left to its owner."""
+"""uvicorn around the application: connections within bounds, and signals left to their owner."""
 
 from __future__ import annotations
 
@@ -6,32 +6,70 @@ import asyncio
 import contextlib
 from typing import Any
 
+import httptools
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from tidemill.base.clock import monotonic
+from tidemill.base.ids import new_id
+from tidemill.base.log import get_logger
+from tidemill.metrics.registry import ServerMetrics
 from tidemill.server.app import build_app
 from tidemill.server.context import ServerContext
+from tidemill.server.errors import Problem, refuse
+from tidemill.server.limits import Limits
+from tidemill.server.security import Security
 
-MAX_HEAD_BYTES = 64 * 2**10
-HEAD_SECONDS = 30.0
-"""A connection that has sent no whole request head by then is closed."""
+log = get_logger(__name__)
+
+BODY_GRACE_SECONDS = 5.0
+"""So long a body may take beyond its time (the application answers first), or, when its request is
+answered already, may go on arriving before the connection is closed."""
+
+SWEEP_TICKS = 10
+"""uvicorn's ticks (0.1 s) between two looks at slow readers."""
+
+_PROGRESS_BYTES = 2**14
+
+
+class _Config(uvicorn.Config):
+    limits: Limits
+    metrics: ServerMetrics
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, with heads bounded in size and time.
+    """uvicorn's protocol for one connection, with bounds in size and time.
 
-    The parser beneath keeps what it is sent until a head is complete, however long that takes.
+    What is no valid HTTP, and what exceeds a bound of `Limits`, is answered in the API's own shape
+    and closes the connection. The parser beneath refuses ambiguous lengths, folded headers and bare
+    line feeds; `on_headers_complete` what it lets through.
     """
+
+    config: _Config
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._limits = self.config.limits
         self._head_bytes: int | None = 0  # None while a body or an answer is under way
-        self._head_timer: asyncio.TimerHandle | None = None
+        self._arriving = False  # between the start and the end of a request's bytes
+        self._clock: asyncio.TimerHandle | None = None  # of a head or a body
+        self._deaf = False  # nothing more is read from this connection
+        self._replaying = False
+        self._refusal: Problem | None = None
+        self._unread: tuple[float, int] | None = None  # since when so many bytes wait
+
+    # -- connections ---------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the clock for the first head."""
+        """Start the clock for the first head, or turn the connection away."""
         super().connection_made(transport)
-        self._start_clock()
+        transport.set_write_buffer_limits(high=self._limits.max_unread_bytes)
+        if len(self.connections) > self._limits.max_connections:
+            message = f"all {self._limits.max_connections} connections are taken; try again later"
+            problem = refuse(503, message, code="too_many_connections").problem
+            self._answer(problem, "retry-after: 1\r\n")
+            return
+        self._start_clock(self._limits.head_timeout)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clock."""
@@ -39,58 +77,237 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Count what comes before a head is complete."""
+        """Parse what came, within the bounds."""
+        if self._deaf:
+            return
         if self._head_bytes is not None:
             self._head_bytes += len(data)
-        super().data_received(data)
+        try:
+            self._feed(data)
+        except httptools.HttpParserError as error:
+            problem = self._refusal
+            if problem is None:
+                reason = str(error.args[0]) if error.args else "it cannot be parsed"
+                problem = refuse(400, f"this is no valid HTTP: {reason}", code="bad_http").problem
+            self._refuse(problem)
+            return
         # Looked at afterwards: what completed a head may have had a body behind it.
-        if (
-            self._head_bytes is not None
-            and self._head_bytes > MAX_HEAD_BYTES
-            and not self.transport.is_closing()
-        ):
-            self.send_400_response("The request's head is too long.")
+        if self._head_bytes is not None and self._head_bytes > self._limits.max_head_bytes:
+            self._refuse(self._too_large("head", self._limits.max_head_bytes, "bytes"))
+        elif self._arriving and self._head_bytes is None and self._clock is None:
+            self._start_clock(self._limits.body_timeout + BODY_GRACE_SECONDS)
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            # The parser thinks that another protocol follows. None does: HTTP/1.1 goes on, with
+            # the body that the head announced (Java's client offers h2c with every request).
+            rest = data[upgrade.args[0] :]
+            self.parser = httptools.HttpRequestParser(self)
+            if length := self._body_head():
+                self._arriving, self.cycle.more_body = True, True
+                self._replaying = True
+                self.parser.feed_data(length)
+                self._replaying = False
+            if rest:
+                self._feed(rest)
+
+    def _body_head(self) -> bytes:
+        """A head with the same body as the latest request, or nothing if it has none."""
+        for name, value in self.headers:
+            if name in (b"content-length", b"transfer-encoding") and value != b"0":
+                return b"POST / HTTP/1.1\r\n%b: %b\r\n\r\n" % (name, value)
+        return b""
+
+    # -- the parser's calls --------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         """A head begins."""
+        if self._replaying:
+            return
+        self._unset_keepalive_if_required()
+        self._arriving = True
         if self._head_bytes is None:
             self._head_bytes = 0
-            self._start_clock()
+            self._start_clock(self._limits.head_timeout)
         super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """A part of the URL."""
+        if self._replaying:
+            return
+        super().on_url(url)
+        if len(self.url) > self._limits.max_url_bytes:
+            message = f"the URL has more than {self._limits.max_url_bytes} bytes"
+            self._stop_parsing(refuse(414, message).problem)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header, or behind a chunked body a trailer, which nobody here reads."""
+        if self._replaying:
+            return
+        if self._head_bytes is None:
+            # Not into the request: it has passed the door with the headers it had.
+            self._stop_parsing(
+                refuse(400, "trailers behind a chunked body are not taken", code="bad_http").problem
+            )
+        super().on_header(name, value)
+        if len(self.headers) > self._limits.max_headers:
+            self._stop_parsing(self._too_large("head", self._limits.max_headers, "headers"))
 
     def on_headers_complete(self) -> None:
         """The head is complete."""
+        if self._replaying:
+            return
         self._head_bytes = None
         self._stop_clock()
+        reason = _ambiguous(self.headers, self.parser.get_http_version(), self.url)
+        if reason is not None:
+            self._stop_parsing(refuse(400, reason, code="bad_http").problem)
+        if len(self.pipeline) >= self._limits.max_pipelined:
+            message = f"more than {self._limits.max_pipelined} requests wait on this connection"
+            self._stop_parsing(refuse(400, message, code="too_many_pipelined").problem)
         super().on_headers_complete()
 
-    def _start_clock(self) -> None:
+    def on_message_complete(self) -> None:
+        """The request has arrived as a whole."""
+        if self._replaying:
+            return
+        self._arriving = False
         self._stop_clock()
-        self._head_timer = self.loop.call_later(HEAD_SECONDS, self._too_slow)
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """The answer is written; what is left of the request's body has a little time."""
+        super().on_response_complete()
+        if self._arriving and self._head_bytes is None:
+            self._start_clock(BODY_GRACE_SECONDS)
+
+    # -- refusals ------------------------------------------------------------------------------
+
+    def _stop_parsing(self, problem: Problem) -> None:
+        self._refusal = problem
+        raise ValueError("refused")  # the parser hands it on as an error of its own
+
+    def _too_large(self, what: str, bound: int, unit: str) -> Problem:
+        return refuse(431, f"the request's {what} has more than {bound} {unit}").problem
+
+    def _refuse(self, problem: Problem) -> None:
+        """Answer what was no request, unless an earlier one is still being answered."""
+        cycle = self.cycle
+        busy = cycle is not None and not cycle.response_complete
+        if busy and (cycle.response_started or not cycle.more_body):
+            self._deaf = True
+            cycle.keep_alive = False
+            self._stop_clock()
+            return
+        self._answer(problem)
+
+    def _answer(self, problem: Problem, headers: str = "") -> None:
+        self._deaf = True
+        self._stop_clock()
+        if self.transport.is_closing():
+            return
+        request_id, body = new_id("req"), problem.body()
+        head = b"".join(b"%b: %b\r\n" % item for item in self.server_state.default_headers)
+        rest = (
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+            f"x-request-id: {request_id}\r\n{headers}connection: close\r\n\r\n"
+        )
+        self.transport.write(STATUS_LINE[problem.status] + head + rest.encode() + body)
+        self.transport.close()
+        self.config.metrics.on_response(problem.status)
+        client = self.client[0] if self.client else "?"
+        log.info(
+            "%s: %d before a request: %s (%s)", client, problem.status, problem.code, request_id
+        )
+
+    # -- clocks --------------------------------------------------------------------------------
+
+    def _start_clock(self, seconds: float) -> None:
+        self._stop_clock()
+        self._clock = self.loop.call_later(seconds, self._too_slow)
 
     def _stop_clock(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+        if self._clock is not None:
+            self._clock.cancel()
+            self._clock = None
 
     def _too_slow(self) -> None:
-        # An earlier request of the connection may still be answered (pipelining): let it.
-        if self.cycle is None or self.cycle.response_complete:
+        self._clock = None
+        if self._head_bytes:
+            seconds = self._limits.head_timeout
+            self._refuse(refuse(408, f"the head did not arrive within {seconds:g} s").problem)
+        elif self._arriving or self.cycle is None or self.cycle.response_complete:
+            # A body that did not come, or a connection that never said a word.
+            self._deaf = True
             self.transport.close()
+
+    def watch_reader(self, now: float) -> bool:
+        """Disconnect a client that does not read what it is sent; True when it was.
+
+        It must make progress within `slow_reader_timeout`: read all, or half, or some kilobytes.
+        Up to `max_unread_bytes` wait for it here; a stream then waits until they are fewer.
+        """
+        size = self.transport.get_write_buffer_size()
+        since = self._unread
+        if not size:
+            self._unread = None
+        elif since is None or size <= max(since[1] - _PROGRESS_BYTES, since[1] // 2):
+            self._unread = (now, size)
+        elif now - since[0] > self._limits.slow_reader_timeout:
+            log.info("a client read nothing for %.0f s and is disconnected", now - since[0])
+            self.transport.abort()
+            return True
+        return False
+
+
+def _ambiguous(headers: list[tuple[bytes, bytes]], version: str, url: bytes) -> str | None:
+    """Why another server could understand this head in another way, or None."""
+    hosts = [value for name, value in headers if name == b"host"]
+    if len(hosts) != 1 and (version == "1.1" or hosts):
+        return f"there must be one Host header, got {len(hosts)}"
+    codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
+    if codings and (codings != [b"chunked"] or version == "1.0"):
+        return "Transfer-Encoding can only be chunked, and only in HTTP/1.1"
+    if url.startswith(b"/") or url == b"*":
+        return None
+    scheme, separator, rest = url.partition(b"://")
+    if not separator or scheme.lower() not in (b"http", b"https"):
+        return "the request's target must be a path"
+    authority = rest.partition(b"/")[0].partition(b"?")[0]
+    if not hosts or authority.lower() != hosts[0].lower():
+        return "the host of the URL and the Host header differ"
+    return None
 
 
 class HttpServer(uvicorn.Server):
     """uvicorn without its own signal handling: `server.run` has an engine to end as well."""
 
+    config: _Config
+
     def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
         """Nothing."""
         return contextlib.nullcontext()
 
+    async def on_tick(self, counter: int) -> bool:
+        """Also look after slow readers."""
+        if counter % SWEEP_TICKS == 0:
+            now = monotonic()
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, BoundedProtocol) and connection.watch_reader(now):
+                    self.config.metrics.slow_readers.inc()
+        return await super().on_tick(counter)
 
-def make_server(context: ServerContext, *, drain_seconds: int) -> HttpServer:
+
+def make_server(
+    context: ServerContext, *, drain_seconds: int, security: Security | None = None
+) -> HttpServer:
     """A server for `context`; requests in flight have `drain_seconds` after `should_exit`."""
-    config = uvicorn.Config(
-        build_app(context),
+    security = security or Security()
+    tls = security.tls
+    config = _Config(
+        build_app(context, security),
         http=BoundedProtocol,
         ws="none",
         lifespan="off",
@@ -98,7 +315,12 @@ def make_server(context: ServerContext, *, drain_seconds: int) -> HttpServer:
         log_level="error",
         access_log=False,
         server_header=False,
-        timeout_keep_alive=75,
+        # Whoever is not trusted could otherwise write itself any address.
+        proxy_headers=bool(security.trusted_proxies),
+        forwarded_allow_ips=list(security.trusted_proxies),
+        timeout_keep_alive=context.limits.keep_alive_timeout,  # type: ignore[arg-type]
         timeout_graceful_shutdown=drain_seconds,
+        ssl_context_factory=None if tls is None else lambda config, default: tls,
     )
+    config.limits, config.metrics = context.limits, context.metrics
     return HttpServer(config)

@@ -88,6 +88,7 @@ class Answer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve; a client that leaves cancels the generation."""
         generation = self._generation
+        scope.setdefault("state", {})["generation"] = generation  # for the log of requests
         log.debug(
             "request %s: %s, %d prompt tokens, %d choices",
             *(self._request_id, generation.request_id),

@@ -1,0 +1,108 @@
+"""The outermost layer: request ids, one line of log per request, HEAD, and counting answers."""
+
+from __future__ import annotations
+
+import logging
+import string
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tidemill.base.clock import monotonic
+from tidemill.base.ids import new_id
+from tidemill.base.log import get_logger
+from tidemill.metrics.registry import ServerMetrics
+
+log = get_logger(__name__)
+
+MAX_REQUEST_ID = 128
+_ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-_.:/+=")
+
+CLIENT_LEFT = 499
+"""Status in the log of a request whose client left before the answer began."""
+
+# Asked every few seconds by machines.
+_QUIET = frozenset({"/healthz", "/readyz", "/metrics"})
+
+
+class Entrance:
+    """ASGI middleware around everything else.
+
+    - Gives every request an id, taken from X-Request-Id where it is sane, and sends it back.
+    - Answers HEAD as GET without the body, which the server beneath leaves out.
+    - Logs each request with its route's pattern. What clients wrote (paths, queries, headers,
+      bodies) never gets into the log.
+    - Swallows what the framework re-raises after it answered 500 (it is logged by then), so that
+      the server beneath prints no second traceback.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: ServerMetrics) -> None:
+        self.app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request_id = _sane(Headers(scope=scope).get("x-request-id")) or new_id("req")
+        method, began, status = scope["method"], monotonic(), 0
+        if method == "HEAD":
+            scope = {**scope, "method": "GET"}
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+                self._metrics.on_response(status)
+            await send(message)
+
+        try:
+            await self.app(scope, receive, with_id)
+        except Exception:
+            # The framework's handler has answered and logged, unless the answer itself failed.
+            if not status:
+                raise
+        finally:
+            _log(scope, method, status or CLIENT_LEFT, monotonic() - began)
+
+
+def _log(scope: Scope, method: str, status: int, seconds: float) -> None:
+    path = scope.get("state", {}).get("route", "unknown route")
+    level = logging.DEBUG if path in _QUIET and status < 400 else logging.INFO
+    if not log.isEnabledFor(level):
+        return
+    state = scope["state"]
+    principal, generation = state.get("principal"), state.get("generation")
+    event: dict[str, Any] = {
+        "event": "request",
+        "request_id": state["request_id"],
+        "method": method if method.isalpha() and len(method) < 12 else "?",
+        "route": path,
+        "status": status,
+        "seconds": round(seconds, 6),
+        "client": principal.name if principal is not None else None,
+    }
+    tokens = ""
+    if generation is not None:
+        event["prompt_tokens"] = generation.prompt_tokens
+        event["cached_tokens"] = generation.cached_tokens
+        event["completion_tokens"] = generation.completion_tokens
+        event["finished"] = generation.finished
+        left = "" if generation.finished else ", not finished"
+        tokens = f", {generation.prompt_tokens}+{generation.completion_tokens} tokens{left}"
+    log.log(
+        level,
+        "%s %s %d in %.3f s%s (%s, %s)",
+        *(event["method"], path, status, seconds, tokens, event["client"], event["request_id"]),
+        extra={"event": event},
+    )
+
+
+def _sane(request_id: str | None) -> str | None:
+    if request_id and len(request_id) <= MAX_REQUEST_ID and _ID_CHARACTERS.issuperset(request_id):
+        return request_id
+    return None
