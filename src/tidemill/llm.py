@@ -29,6 +29,7 @@ from tidemill.engine.streams import raise_error
 from tidemill.loading.checkpoint import open_model
 from tidemill.loading.named import locate
 from tidemill.loading.parts import ModelFiles
+from tidemill.text.abilities import Abilities
 from tidemill.text.conversation import check_complete, check_kwargs, check_messages
 from tidemill.text.output import OutputText
 from tidemill.text.template import ChatTemplate
@@ -219,7 +220,7 @@ class LLM:
     def chat_tokens(self, messages: Sequence[Message], **template_kwargs: Any) -> tuple[int, ...]:
         """The prompt's token ids for a conversation, by the model's chat template."""
         source = self.template.source or ""
-        plain = check_messages(messages, source)
+        plain = check_messages(messages, Abilities.of(self.template), source)
         check_kwargs(template_kwargs, source)
         text = self.template.render(plain, **template_kwargs)
         check_complete(plain, text)

@@ -10,6 +10,11 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{secrets.token_hex(16)}"
 
 
+def new_call_id() -> str:
+    """Return an id for a tool call, spelled as OpenAI's are, for example ``call_5d1e…``."""
+    return f"call_{secrets.token_hex(12)}"
+
+
 def new_seed() -> int:
     """Draw a sampling seed: 63 random bits, so that it is a positive signed 64-bit integer."""
     return secrets.randbits(63)

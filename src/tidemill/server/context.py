@@ -14,6 +14,7 @@ from tidemill.server.admission import Admission
 from tidemill.server.admission_options import AdmissionOptions
 from tidemill.server.errors import refuse
 from tidemill.server.limits import Limits
+from tidemill.text.answering import ChatSide
 
 if TYPE_CHECKING:
     from tidemill.contract.wire import EngineInfo
@@ -39,6 +40,7 @@ class ServerContext:
         build: version of the software; part of the fingerprint.
         config_digest: identity of the engine's configuration; part of the fingerprint.
         created: when the model was made available, for /v1/models.
+        chat: what the model's text side can do in a chat.
         admission_options: how much may wait, and how long.
         admission: what is under way, and whether more may come.
     """
@@ -54,8 +56,10 @@ class ServerContext:
     created: int = field(default_factory=lambda: int(wall()))
     admission_options: AdmissionOptions = field(default_factory=AdmissionOptions)
     admission: Admission = field(init=False)
+    chat: ChatSide = field(init=False)
 
     def __post_init__(self) -> None:
+        self.chat = ChatSide.of(self.tokenizer, self.template)
         metrics = AdmissionMetrics(self.metrics.registry)
         self.admission = Admission(
             self.admission_options,

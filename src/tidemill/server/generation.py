@@ -18,7 +18,13 @@ from tidemill.contract.sampling import SamplingParams
 from tidemill.server.admission import ANYBODY, Caller
 from tidemill.server.context import ServerContext
 from tidemill.server.errors import engine_error
-from tidemill.text.output import OutputText
+from tidemill.text.answer import AnswerText, CallPart
+from tidemill.text.answering import PLAIN, AnswerRules
+
+TOOL_CALLS = "tool_calls"
+"""Finish reason of an answer that calls tools."""
+
+_ENDED = (FinishReason.STOP.value, FinishReason.LENGTH.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +42,23 @@ class ChoiceDelta:
 
     Attributes:
         index: over all prompts: prompt * n + choice.
-        text: characters that may be shown now; can be empty.
+        text: characters of the answer that may be shown now; can be empty.
+        reasoning: more of the thinking.
+        calls: more of the tool calls.
+        errors: why something that looked like a tool call is none.
         count: tokens that count in the usage.
         pieces: one per counted token, when logprobs were asked for.
         first: the choice's first delta.
         prompt_logprobs: in the first delta, when asked for.
-        finish: ``stop`` or ``length`` in the choice's last delta.
+        finish: ``stop``, ``length`` or ``tool_calls`` in the choice's last delta.
     """
 
     index: int
     text: str
     count: int
+    reasoning: str = ""
+    calls: tuple[CallPart, ...] = ()
+    errors: tuple[str, ...] = ()
     pieces: tuple[TokenPiece, ...] = ()
     first: bool = False
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
@@ -55,7 +67,7 @@ class ChoiceDelta:
 
 @dataclass(slots=True)
 class _Choice:
-    text: OutputText
+    text: AnswerText
     started: bool = False
     done: bool = False
 
@@ -68,12 +80,13 @@ class Generation:
         request_id: engine request ids are derived from it.
         prompts: token ids of each prompt.
         sampling: resolved parameters of each prompt; `n` is the same for all.
+        rules: what the outputs must obey and how they are read.
         at_start: outputs begin a text of their own (see `OutputText`).
         arrival: wall-clock seconds when the API process received the request.
         caller: who asks, and by when the answer is wanted.
 
     Attributes:
-        request_id, prompts, sampling: as given.
+        request_id, prompts, sampling, rules: as given.
         prompt_tokens, completion_tokens, cached_tokens: usage so far; a prompt counts once however
             many choices it has, and cached tokens are those that no choice had to compute.
     """
@@ -86,12 +99,14 @@ class Generation:
         sampling: Sequence[SamplingParams],
         *,
         at_start: bool,
+        rules: AnswerRules = PLAIN,
         arrival: float | None = None,
         caller: Caller = ANYBODY,
     ) -> None:
         self.request_id = request_id
         self.prompts = prompts
         self.sampling = sampling
+        self.rules = rules
         self._context = context
         self._caller = caller
         self._n = sampling[0].n
@@ -105,8 +120,11 @@ class Generation:
         self._open = self.num_choices
 
     def _new_choice(self, params: SamplingParams, at_start: bool) -> _Choice:
-        text = OutputText(
+        rules = self.rules
+        text = AnswerText(
             self._context.tokenizer,
+            None if rules.parser is None else rules.parser(),
+            kept=rules.kept,
             stop=params.stop,
             min_tokens=params.min_tokens,
             at_start=at_start,
@@ -133,6 +151,11 @@ class Generation:
     def completion_tokens(self) -> int:
         """Tokens generated and counted, over all choices."""
         return sum(c.text.tokens for choices in self._choices for c in choices)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of the thinking, over all choices."""
+        return sum(c.text.reasoning_tokens for choices in self._choices for c in choices)
 
     @property
     def cached_tokens(self) -> int:
@@ -176,7 +199,7 @@ class Generation:
         finally:
             self._cancel_rest()
             ticket.close(self._lengths())
-            if self._open and reason in (FinishReason.STOP.value, FinishReason.LENGTH.value):
+            if self._open and reason in (*_ENDED, TOOL_CALLS):
                 reason = FinishReason.CANCELLED.value
             observer.finish(reason, self.prompt_tokens, self.cached_tokens)
 
@@ -190,6 +213,7 @@ class Generation:
             request_id=self._ids[prompt],
             prompt_token_ids=self.prompts[prompt],
             sampling=self.sampling[prompt],
+            program=self.rules.program,
             arrival=self._arrival,
             deadline=caller.deadline,
             start_by=None if limit is None else self._arrival + limit,
@@ -213,11 +237,16 @@ class Generation:
             self._cached[prompt] = cached if known is None else min(known, cached)
         text = choice.text
         before = text.tokens
-        shown, stopped = text.push(output.token_ids, hide_last=output.stop_token is not None)
+        found, stopped = text.push(output.token_ids, hide_last=output.stop_token is not None)
         if output.finish_reason is not None and not stopped:
-            shown += text.finish()
+            found += text.finish()
             stopped = text.stopped
-        finish = FinishReason.STOP.value if stopped else output.finish_reason
+        if found.errors:
+            self._context.metrics.malformed_tool_calls.inc(len(found.errors))
+        ended = FinishReason.STOP if stopped else output.finish_reason
+        finish = None if ended is None else ended.value
+        if ended is FinishReason.STOP and text.calls:
+            finish = TOOL_CALLS
         first, choice.started = not choice.started, True
         if finish is not None:
             choice.done = True
@@ -228,12 +257,15 @@ class Generation:
                 )
         return ChoiceDelta(
             index=prompt * self._n + output.choice,
-            text=shown,
+            text=found.content,
             count=text.tokens - before,
+            reasoning=found.reasoning,
+            calls=found.calls,
+            errors=found.errors,
             pieces=_pieces(text, before, output.logprobs),
             first=first,
             prompt_logprobs=output.prompt_logprobs,
-            finish=None if finish is None else str(finish),
+            finish=finish,
         )
 
     def _cancel_rest(self) -> None:
@@ -243,7 +275,7 @@ class Generation:
 
 
 def _pieces(
-    text: OutputText, before: int, logprobs: Sequence[TokenLogprob] | None
+    text: AnswerText, before: int, logprobs: Sequence[TokenLogprob] | None
 ) -> tuple[TokenPiece, ...]:
     if logprobs is None:
         return ()

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from tidemill.base.errors import TidemillError, bad_request
+from tidemill.text.abilities import Abilities
+from tidemill.text.shapes import as_json, shaped
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -16,14 +20,34 @@ _RESERVED = frozenset(
 )
 # A template may rewrite earlier answers (cut their thinking); what others said must be there.
 _MUST_APPEAR = frozenset({"system", "developer", "user", "tool"})
+# Members of this server's answers that come back in the history.
+_OF_AN_ANSWER = frozenset({"reasoning_content", "reasoning", "tool_calls", "tool_call_errors"})
+_MAY_STAND_ALONE = ("tool_calls", "reasoning_content", "reasoning")
 
 
-def check_messages(messages: object, source: str) -> list[dict[str, Any]]:
-    """Messages from Python code as plain dicts whose content is a string.
+class _Function(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    arguments: str | dict[str, Any]
+
+
+class _Call(msgspec.Struct, forbid_unknown_fields=True):
+    function: _Function
+    id: str | None = None
+    type: Literal["function"] | None = None
+    index: int | None = None  # clients that keep a stream's deltas send it back
+
+
+def check_messages(messages: object, abilities: Abilities, source: str) -> list[dict[str, Any]]:
+    """Messages as a chat template takes them.
+
+    Contents become strings; tool calls get their arguments in the form the template wants, tool
+    results their calls' order and names, and earlier thinking the name the template reads it by (a
+    template without one leaves it out, as those do that cut it from earlier turns).
 
     Args:
         messages: a sequence of mappings with a role and a content, which is a string or a list of
-            text parts; other keys are for templates that read them.
+            text parts; other keys are for templates that read them. None means absent.
+        abilities: of the chat template.
         source: the chat template.
 
     Raises:
@@ -33,28 +57,140 @@ def check_messages(messages: object, source: str) -> list[dict[str, Any]]:
         raise bad_request("messages", "messages must be a list of dicts with role and content")
     if not messages:
         raise bad_request("messages", "messages is empty")
-    return [_plain(f"messages[{i}]", message, source) for i, message in enumerate(messages)]
+    plain = [_plain(f"messages[{i}]", m, abilities, source) for i, m in enumerate(messages)]
+    return _with_results_in_order(plain)
 
 
-def _plain(at: str, message: object, source: str) -> dict[str, Any]:
+def _plain(at: str, message: object, abilities: Abilities, source: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise bad_request(at, f"{at} must be a dict with role and content, got {_short(message)}")
-    role = message.get("role")
+    given = {k: v for k, v in message.items() if v is not None}
+    role = given.get("role")
     if role not in ROLES:
         raise bad_request(
             f"{at}.role", f"{at}.role must be one of {', '.join(ROLES)}; got {_short(role)}"
         )
     if role == "developer" and "developer" not in source:
-        role = "system"
-    for key in message:
-        if key not in ("role", "content") and not _mentions(source, str(key)):
-            raise bad_request(f"{at}.{key}", f"{at}.{key} is not used by the model's chat template")
-    return {**message, "role": role, "content": _text(at, message.get("content"))}
+        role = "system"  # OpenAI's newer name for the same thing; most templates know the old one
+    own = _assistants(at, given, abilities) if role == "assistant" else {}
+    # A turn may consist of calls or of thinking alone.
+    empty = role == "assistant" and any(given.get(k) for k in _MAY_STAND_ALONE)
+    content = "" if empty and "content" not in given else _text(at, given.get("content"))
+    plain = {"role": role, "content": content, **own}
+    for key, value in given.items():
+        if key not in ("role", "content") and not (role == "assistant" and key in _OF_AN_ANSWER):
+            _check_key(at, key, value, str(role), source)
+            plain[key] = value
+    return plain
+
+
+def _check_key(at: str, key: object, value: object, role: str, source: str) -> None:
+    param = f"{at}.{str(key)[:64]}"
+    if key in _OF_AN_ANSWER:
+        raise bad_request(param, f"{param} belongs into messages of the assistant")
+    if role == "tool" and key in ("tool_call_id", "name"):
+        if not isinstance(value, str):
+            raise bad_request(param, f"{param} must be a string")
+    elif not _mentions(source, str(key)):
+        raise bad_request(param, f"{param} is not used by the model's chat template")
+
+
+def _assistants(at: str, given: Mapping[str, Any], abilities: Abilities) -> dict[str, Any]:
+    """What only an assistant's message has: tool calls and thinking."""
+    found: dict[str, Any] = {}
+    thoughts = {k: given[k] for k in ("reasoning_content", "reasoning") if given.get(k)}
+    for key, thought in thoughts.items():
+        if not isinstance(thought, str):
+            raise bad_request(f"{at}.{key}", f"{at}.{key} must be a string")
+    if len(set(thoughts.values())) > 1:
+        raise bad_request(
+            f"{at}.reasoning", f"{at}.reasoning and {at}.reasoning_content differ; send one of them"
+        )
+    if thoughts and abilities.history is not None:
+        found[abilities.history] = next(iter(thoughts.values()))
+    if given.get("tool_calls"):
+        param = f"{at}.tool_calls"
+        if not abilities.calls:
+            raise bad_request(param, f"{param} is not used by the model's chat template")
+        calls = shaped(param, given["tool_calls"], list[_Call])
+        found["tool_calls"] = [
+            _call(f"{param}[{i}].function.arguments", call, abilities)
+            for i, call in enumerate(calls)
+        ]
+    return found
+
+
+def _call(param: str, call: _Call, abilities: Abilities) -> dict[str, Any]:
+    arguments = call.function.arguments
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError) as error:
+            raise bad_request(param, f"{param} is not valid JSON: {error}") from None
+    if not isinstance(arguments, dict):
+        raise bad_request(param, f"{param} must be a JSON object as text")
+    text = call.function.arguments
+    if abilities.text_arguments and not isinstance(text, str):
+        text = as_json(param, arguments)
+    wanted = (text or "{}") if abilities.text_arguments else arguments
+    plain: dict[str, Any] = {"type": "function"}
+    if call.id is not None:
+        plain["id"] = call.id
+    plain["function"] = {"name": call.function.name, "arguments": wanted}
+    return plain
+
+
+def _with_results_in_order(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Tool results in the order of their calls: most templates know no ids, only the order.
+
+    A result also gets its call's name, for templates that write it.
+    """
+    ordered: list[dict[str, Any]] = []
+    calls: dict[str, tuple[int, str]] = {}
+    results: list[tuple[int, dict[str, Any]]] = []
+    for index, message in enumerate(messages):
+        if message["role"] == "tool":
+            results.append(_result(index, message, calls))
+            continue
+        ordered += _in_order(results)
+        results = []
+        if message.get("tool_calls"):
+            calls = {
+                call["id"]: (place, call["function"]["name"])
+                for place, call in enumerate(message["tool_calls"])
+                if "id" in call
+            }
+        ordered.append(message)
+    return ordered + _in_order(results)
+
+
+def _in_order(results: list[tuple[int, dict[str, Any]]]) -> list[dict[str, Any]]:
+    return [message for _, message in sorted(results, key=lambda result: result[0])]
+
+
+def _result(
+    index: int, message: dict[str, Any], calls: Mapping[str, tuple[int, str]]
+) -> tuple[int, dict[str, Any]]:
+    """A tool's result with its place among the calls; -1 where it names none."""
+    identity = message.get("tool_call_id")
+    if identity is None or not calls:
+        return -1, message
+    param = f"messages[{index}].tool_call_id"
+    if identity not in calls:
+        raise bad_request(param, f"{param} {identity[:80]!r} is the id of no call before it")
+    place, name = calls[identity]
+    said = message.get("name", name)
+    if said != name:
+        param = f"messages[{index}].name"
+        raise bad_request(param, f"{param} is {said[:80]!r}, but its call was of {name[:80]!r}")
+    return place, {**message, "name": name}
 
 
 def _text(at: str, content: object) -> str:
     if isinstance(content, str):
         return content
+    if content is None:
+        raise bad_request(f"{at}.content", f"{at}.content is required")
     wrong = bad_request(f"{at}.content", f"{at}.content must be a string or a list of text parts")
     if not isinstance(content, list):
         raise wrong
@@ -108,7 +244,13 @@ def check_complete(messages: Sequence[Mapping[str, Any]], prompt: str) -> None:
                 f"the model's chat template drops messages[{index}] (role {message['role']}); "
                 "merge its content into a message the template keeps",
             )
-        if (name := message.get("name")) is not None and name not in prompt:
+        for place, call in enumerate(message.get("tool_calls", ())):
+            if call["function"]["name"] not in prompt:
+                param = f"messages[{index}].tool_calls[{place}]"
+                raise bad_request(param, f"the model's chat template drops {param}")
+        name = message.get("name")
+        # A tool's name is its call's, which stands in the prompt where the call does.
+        if name is not None and name not in prompt and message["role"] != "tool":
             raise bad_request(
                 f"messages[{index}].name",
                 f"the model's chat template does not use the name of messages[{index}]",

@@ -20,6 +20,7 @@ class Detokenizer:
     Args:
         tokenizer: the vocabulary.
         skip_special_tokens: special tokens add no text.
+        kept: special tokens that do; see `Tokenizer.pieces`.
         at_start: the sequence begins a text, so a SentencePiece model's dummy leading space is
             removed; False for a continuation of a prompt, where that space is real.
     """
@@ -27,9 +28,14 @@ class Detokenizer:
     __slots__ = ("_held", "_pieces", "_strip")
 
     def __init__(
-        self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, at_start: bool = True
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+        kept: frozenset[int] = frozenset(),
+        at_start: bool = True,
     ) -> None:
-        self._pieces = tokenizer.pieces(skip_special_tokens=skip_special_tokens)
+        self._pieces = tokenizer.pieces(skip_special_tokens=skip_special_tokens, kept=kept)
         self._held = b""
         self._strip = tokenizer.strip if at_start else 0
 

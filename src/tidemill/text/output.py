@@ -26,6 +26,7 @@ class OutputText:
         stop: stop strings.
         min_tokens: stop strings completed before this many tokens are ordinary text.
         skip_special_tokens: special tokens add no text.
+        kept: special tokens that do; see `Tokenizer.pieces`.
         at_start: the output is a text of its own (a chat message), not the continuation of a
             prompt; see `Detokenizer`.
         track: record `offsets` and `pieces`, for logprobs.
@@ -38,12 +39,13 @@ class OutputText:
         stop: Sequence[str] = (),
         min_tokens: int = 0,
         skip_special_tokens: bool = True,
+        kept: frozenset[int] = frozenset(),
         at_start: bool = False,
         track: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(
-            tokenizer, skip_special_tokens=skip_special_tokens, at_start=at_start
+            tokenizer, skip_special_tokens=skip_special_tokens, kept=kept, at_start=at_start
         )
         self._matcher = StopMatcher(stop) if stop else None
         self._min_tokens = min_tokens

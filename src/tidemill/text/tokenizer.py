@@ -169,6 +169,7 @@ class Tokenizer:
         self.strip = self._rules.strip
         self._pieces = PieceTable(self._backend, self._rules, frozenset())
         self._visible = PieceTable(self._backend, self._rules, self.special_ids)
+        self._keeping: dict[frozenset[int], PieceTable] = {}
         self._prefix, self._suffix = self._affixes(data)
 
     def _build(self, data: TokenizerData) -> tokenizers.Tokenizer:
@@ -276,9 +277,24 @@ class Tokenizer:
         detokenizer = Detokenizer(self, skip_special_tokens=skip_special_tokens)
         return detokenizer.push(list(token_ids)) + detokenizer.finish()
 
-    def pieces(self, *, skip_special_tokens: bool) -> PieceTable:
-        """Token id -> bytes; special tokens map to nothing if they are skipped."""
-        return self._visible if skip_special_tokens else self._pieces
+    def pieces(
+        self, *, skip_special_tokens: bool, kept: frozenset[int] = frozenset()
+    ) -> PieceTable:
+        """Token id -> bytes; special tokens map to nothing if they are skipped.
+
+        Args:
+            skip_special_tokens: leave special tokens out.
+            kept: special tokens that are text all the same: marks that a parser reads. The tables
+                are kept, so there must be few different sets of them.
+        """
+        if not skip_special_tokens:
+            return self._pieces
+        if not kept:
+            return self._visible
+        if kept not in self._keeping:
+            skipped = self.special_ids - kept
+            self._keeping[kept] = PieceTable(self._backend, self._rules, skipped)
+        return self._keeping[kept]
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token adds to a text (a leading space included); b"" for unknown ids."""

@@ -1,4 +1,4 @@
-"""Chat and completion answers, whole and as chunks, from the same deltas.
+"""Completion answers, whole and as chunks, from the same deltas; and what chat answers share.
 
 A chunk is a prebuilt head, the encoded text and a tail: encoding a whole object per token would
 cost several times as much.
@@ -14,7 +14,7 @@ import msgspec
 
 from tidemill.contract.request import TokenLogprob
 from tidemill.server.generation import ChoiceDelta, Generation, TokenPiece
-from tidemill.server.openai.logprobs import CompletionLogprobs, chat_entries
+from tidemill.server.openai.logprobs import CompletionLogprobs
 from tidemill.text.tokenizer import Tokenizer
 
 DONE = b"data: [DONE]\n\n"
@@ -63,12 +63,15 @@ class Envelope:
 def usage(generation: Generation) -> dict[str, Any]:
     """The usage object."""
     prompt, completion = generation.prompt_tokens, generation.completion_tokens
-    return {
+    found: dict[str, Any] = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": generation.cached_tokens},
     }
+    if generation.rules.thinks:
+        found["completion_tokens_details"] = {"reasoning_tokens": generation.reasoning_tokens}
+    return found
 
 
 class Chunks:
@@ -102,79 +105,6 @@ class Chunks:
 class _Collected:
     text: list[str] = field(default_factory=list)
     finish: str | None = None
-
-
-class ChatFormat:
-    """`chat.completion` and `chat.completion.chunk`.
-
-    Args:
-        envelope: what repeats.
-        tokenizer: for the bytes of alternative tokens.
-        choices: how many there are.
-        logprobs: whether they were asked for.
-    """
-
-    def __init__(
-        self, envelope: Envelope, tokenizer: Tokenizer, choices: int, *, logprobs: bool
-    ) -> None:
-        self._envelope = envelope
-        self._tokenizer = tokenizer
-        self._chunks = Chunks(envelope, "chat.completion.chunk")
-        self._logprobs = logprobs
-        self._collected = [_Collected() for _ in range(choices)]
-        self._entries: list[list[dict[str, Any]]] = [[] for _ in range(choices)]
-
-    def add(self, delta: ChoiceDelta) -> None:
-        """Take a delta into the document."""
-        collected = self._collected[delta.index]
-        collected.text.append(delta.text)
-        collected.finish = delta.finish or collected.finish
-        if self._logprobs:
-            self._entries[delta.index] += chat_entries(self._tokenizer, delta.pieces)
-
-    def document(self, generation: Generation) -> bytes:
-        """The whole answer."""
-        choices = [
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": "".join(c.text), "refusal": None},
-                "logprobs": {"content": entries, "refusal": None} if self._logprobs else None,
-                "finish_reason": c.finish,
-            }
-            for index, (c, entries) in enumerate(zip(self._collected, self._entries, strict=True))
-        ]
-        return self._envelope.document("chat.completion", choices, generation)
-
-    def opening(self, generation: Generation) -> bytes:
-        """The role chunk of every choice."""
-        chunk = self._chunks.chunk
-        role = b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
-        return b"".join(
-            [chunk(b'{"index":%d,' % index + role) for index in range(len(self._collected))]
-        )
-
-    def events(self, delta: ChoiceDelta) -> bytes:
-        """A content chunk if there is anything to show, and the finish chunk at the end."""
-        events = b""
-        if delta.text or delta.pieces:
-            logprobs = b"null"
-            if delta.pieces:
-                entries = chat_entries(self._tokenizer, delta.pieces)
-                logprobs = encode({"content": entries, "refusal": None})
-            events = self._chunks.chunk(
-                b'{"index":%d,"delta":{"content":%b},"logprobs":%b,"finish_reason":null}'
-                % (delta.index, encode(delta.text), logprobs)
-            )
-        if delta.finish is not None:
-            events += self._chunks.chunk(
-                b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b}'
-                % (delta.index, encode(delta.finish))
-            )
-        return events
-
-    def closing(self, generation: Generation) -> bytes:
-        """See `Chunks.closing`."""
-        return self._chunks.closing(generation)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from tidemill.server.caller import caller_of
 from tidemill.server.context import ServerContext
 from tidemill.server.generation import Generation
 from tidemill.server.openai import schema
-from tidemill.server.openai.assemble import ChatFormat, Envelope
+from tidemill.server.openai.assemble import Envelope
+from tidemill.server.openai.chat_format import ChatFormat
 from tidemill.server.openai.prompting import chat_prompt
 from tidemill.server.openai.resolve import (
     chat_logprobs,
@@ -26,6 +27,7 @@ from tidemill.server.openai.resolve import (
     sampling_of,
 )
 from tidemill.server.stream import Answer
+from tidemill.text.answering import Wishes, read_wishes, rules_of
 
 
 def effective_of(
@@ -47,22 +49,28 @@ async def chat_completions(context: ServerContext, request: Request) -> Response
     max_tokens, max_tokens_param = chat_max_tokens(body)
     params = sampling_of(body, context, max_tokens=max_tokens, logprobs=chat_logprobs(body))
     params.validate(context.info.vocab_size)
+    wishes = wishes_of(body, context)
     prompt = await chat_prompt(
         context,
         body.messages,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
-        kwargs=body.chat_template_kwargs,
+        kwargs=body.chat_template_kwargs or {},
+        variables=wishes.thinking.variables,
+        use=wishes.use,
     )
+    rules = rules_of(context.chat, wishes, prompt.text, continued=bool(body.continue_final_message))
+    ids = prompt.token_ids
     sampling = resolve_all(
-        params, [prompt], context, prompt_param="messages", max_tokens_param=max_tokens_param
+        params, [ids], context, prompt_param="messages", max_tokens_param=max_tokens_param
     )
     answer_id = new_id("chatcmpl")
     generation = Generation(
         context,
         answer_id,
-        [prompt],
+        [ids],
         sampling,
+        rules=rules,
         at_start=not body.continue_final_message,
         arrival=arrival,
         caller=caller,
@@ -80,5 +88,17 @@ async def chat_completions(context: ServerContext, request: Request) -> Response
         context.tokenizer,
         generation.num_choices,
         logprobs=params.logprobs is not None,
+        tools=bool(wishes.use.tools),
+        reasoning=wishes.thinking.shown,
     )
     return Answer(generation, form, stream=bool(body.stream), request_id=request.state.request_id)
+
+
+def wishes_of(body: schema.ChatRequest, context: ServerContext) -> Wishes:
+    """What the request asks of its answer beyond words.
+
+    Raises:
+        TidemillError: kind BAD_REQUEST naming the member, or both of two that exclude each other.
+    """
+    fields = {name: getattr(body, name) for name in schema.ChatRequest.model_fields}
+    return read_wishes(context.chat, fields)

@@ -21,6 +21,7 @@ from tidemill.server.openai.chat import effective_of
 from tidemill.server.openai.prompting import encode_prompt
 from tidemill.server.openai.resolve import check_stream_options, resolve_all, sampling_of
 from tidemill.server.stream import Answer
+from tidemill.text.answering import text_rules
 from tidemill.text.detokenizer import Detokenizer
 from tidemill.text.tokenizer import Tokenizer
 
@@ -103,6 +104,7 @@ async def completions(context: ServerContext, request: Request) -> Response:
         prompt_logprobs=body.logprobs if body.echo else None,
     )
     params.validate(context.info.vocab_size)
+    rules = text_rules({name: getattr(body, name) for name in type(body).model_fields})
     sources = split_prompts(body.prompt, context.limits.max_prompts)
     names = ["prompt"] if len(sources) == 1 else [f"prompt[{i}]" for i in range(len(sources))]
     prompts = []
@@ -119,6 +121,7 @@ async def completions(context: ServerContext, request: Request) -> Response:
         answer_id,
         prompts,
         sampling,
+        rules=rules,
         at_start=False,
         arrival=arrival,
         caller=caller,

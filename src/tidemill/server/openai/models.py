@@ -14,6 +14,7 @@ from tidemill.server.context import ServerContext
 from tidemill.server.errors import JSON
 from tidemill.server.openai import schema
 from tidemill.server.openai.prompting import chat_prompt
+from tidemill.text.tools import tool_use
 
 MAX_TOKENIZE_CHARS = 2**20
 """Characters that /tokenize takes at once, or what a context holds if that is more."""
@@ -76,14 +77,18 @@ async def _token_ids(context: ServerContext, body: schema.TokenizeRequest) -> tu
             raise bad_request(
                 "add_special_tokens", "the chat template writes the special tokens of messages"
             )
-        return await chat_prompt(
+        prompt = await chat_prompt(
             context,
             body.messages,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
-            kwargs=body.chat_template_kwargs,
+            kwargs=body.chat_template_kwargs or {},
+            use=tool_use(body.tools),
         )
-    for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+        return prompt.token_ids
+    for name in (
+        *("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools"),
+    ):
         if getattr(body, name) is not None:
             raise bad_request(name, f"{name} needs messages")
     add_special = body.add_special_tokens is not False

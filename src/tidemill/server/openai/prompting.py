@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tidemill.base.errors import bad_request
 from tidemill.contract.resolve import ContextLengthError
 from tidemill.server.context import ServerContext
 from tidemill.server.openai import schema
-from tidemill.text.conversation import check_complete, check_kwargs
+from tidemill.text.conversation import check_complete, check_kwargs, check_messages
+from tidemill.text.tools import NO_TOOLS, ToolUse
 
 HEAD_CHARS = 2**15
 """Characters that may always be tokenized, whatever the context."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation as the model reads it.
+
+    Attributes:
+        token_ids: of the whole prompt.
+        text: what the template wrote; its end says whether the model is thinking.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str
 
 
 async def chat_prompt(
@@ -21,37 +36,54 @@ async def chat_prompt(
     *,
     add_generation_prompt: bool | None,
     continue_final_message: bool | None,
-    kwargs: Mapping[str, Any] | None,
-) -> tuple[int, ...]:
-    """Token ids of a conversation by the model's chat template.
+    kwargs: Mapping[str, Any],
+    variables: Mapping[str, Any] | None = None,
+    use: ToolUse = NO_TOOLS,
+) -> ChatPrompt:
+    """A conversation by the model's chat template.
+
+    Args:
+        kwargs: the request's `chat_template_kwargs`.
+        variables: what the server itself has to tell the template.
+        use: the tools to show.
 
     Raises:
         TidemillError: kind BAD_REQUEST naming the field.
     """
     source = context.template.source or ""
-    plain = [_plain(i, m, source) for i, m in enumerate(messages)]
-    check_kwargs(kwargs or {}, source)
+    abilities = context.chat.abilities
+    if use.shown and not abilities.tools:
+        raise bad_request(
+            "tools",
+            "the model's chat template has no place for tools; start the server with one that has "
+            "(--chat-template FILE)",
+        )
+    said = [m.model_dump(exclude_none=True) for m in messages]
+    plain = check_messages(said, abilities, source)
+    check_kwargs(kwargs, source)
     generate = (
         not continue_final_message if add_generation_prompt is None else add_generation_prompt
     )
     if continue_final_message:
-        if generate:
-            raise bad_request(
-                "continue_final_message",
-                "continue_final_message and add_generation_prompt exclude each other",
-            )
-        if plain[-1]["role"] != "assistant":
-            raise bad_request(
-                "continue_final_message",
-                "continue_final_message needs the final message to be the assistant's",
-            )
+        _check_continued(plain[-1], generate)
     text = await context.template.render_async(
-        plain, add_generation_prompt=generate, **(kwargs or {})
+        plain, use.shown or None, add_generation_prompt=generate, **{**kwargs, **(variables or {})}
     )
     check_complete(plain, text)
     if continue_final_message:
         text = _cut_after(text, str(plain[-1]["content"]))
-    return await encode_prompt(context, text, param="messages", add_special=False)
+    ids = await encode_prompt(context, text, param="messages", add_special=False)
+    return ChatPrompt(ids, text)
+
+
+def _check_continued(final: Mapping[str, Any], generate: bool) -> None:
+    name = "continue_final_message"
+    if generate:
+        raise bad_request(name, f"{name} and add_generation_prompt exclude each other")
+    if final["role"] != "assistant":
+        raise bad_request(name, f"{name} needs the final message to be the assistant's")
+    if final.get("tool_calls"):
+        raise bad_request(name, f"{name}: the final message ends with tool calls, not with text")
 
 
 async def encode_prompt(
@@ -77,22 +109,6 @@ async def encode_prompt(
             )
         size *= 4
     return tuple(await context.tokenizer.encode_async(text, add_special=add_special))
-
-
-def _plain(index: int, message: schema.Message, source: str) -> dict[str, Any]:
-    if message.content is None:
-        raise bad_request(f"messages[{index}].content", f"messages[{index}].content is required")
-    content = message.content
-    if isinstance(content, list):
-        content = "".join(part["text"] for part in content)
-    role = message.role
-    if role == "developer" and "developer" not in source:
-        role = "system"  # OpenAI's newer name for the same thing; most templates know the old one
-    plain: dict[str, Any] = {"role": role, "content": content}
-    for name in ("name", "tool_call_id"):
-        if (value := getattr(message, name)) is not None:
-            plain[name] = value
-    return plain
 
 
 def _cut_after(prompt: str, content: str) -> str:

@@ -12,6 +12,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from tidemill.server.openai import described
+from tidemill.text.thinking import EFFORTS
+
 INT32 = 2**31
 
 JsonSchema = dict[str, Any]
@@ -107,6 +110,15 @@ def _absent_or(trivial: object, what: str) -> Callable[[Any], Any]:
     return check
 
 
+def _instead(name: str) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if value is None:
+            return value
+        raise _unsupported(f"this is the older form of {name}; send {name}")
+
+    return check
+
+
 def _schema(schema: JsonSchema) -> WithJsonSchema:
     return WithJsonSchema(schema)
 
@@ -148,19 +160,23 @@ class StreamOptions(Body):
     include_usage: bool | None = None
 
 
-class ResponseFormat(Body):
-    """Only free text exists in this version."""
-
-    type: Annotated[str, AfterValidator(_absent_or("text", "structured output"))]
-
-
 class Message(Body):
-    """One turn of a conversation."""
+    """One turn of a conversation.
+
+    Attributes:
+        tool_calls, reasoning_content, reasoning: of the assistant's messages; the two names of the
+            thinking mean the same.
+        tool_call_errors: as this server's answers carry it; it is not shown to the model.
+    """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content = None
     name: str | None = None
     tool_call_id: str | None = None
+    tool_calls: Annotated[Any, _schema(described.TOOL_CALLS)] = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_call_errors: list[str] | None = None
 
 
 class Generation(Body):
@@ -169,6 +185,9 @@ class Generation(Body):
     Attributes:
         user, metadata, safety_identifier, prompt_cache_key, store, service_tier: accepted because
             clients send them and because they cannot change an answer; only these (promise 2).
+        response_format, guided_json, guided_regex, guided_choice, guided_grammar,
+            structured_outputs, json_schema, grammar: what the answer must be, under the names that
+            servers give it (`text.constraints`); one of them at most.
         timeout: an extension: seconds after which the answer is not wanted any more.
         include_effective: an extension: the response carries a `tidemill` object that says what
             was really applied.
@@ -192,6 +211,14 @@ class Generation(Body):
     ignore_eos: bool | None = None
     n: int | None = None
     logit_bias: Annotated[dict[str, float] | None, AfterValidator(_check_bias)] = None
+    response_format: Annotated[Any, _schema(described.RESPONSE_FORMAT)] = None
+    guided_json: Annotated[Any, _schema(described.JSON_SCHEMA)] = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    structured_outputs: Annotated[Any, _schema(described.STRUCTURED_OUTPUTS)] = None
+    json_schema: Annotated[Any, _schema(described.JSON_SCHEMA)] = None
+    grammar: str | None = None
     timeout: float | None = None
     include_effective: bool | None = None
     user: str | None = None
@@ -203,7 +230,13 @@ class Generation(Body):
 
 
 class ChatRequest(Generation):
-    """Body of POST /v1/chat/completions."""
+    """Body of POST /v1/chat/completions.
+
+    Attributes:
+        tools, tool_choice, parallel_tool_calls: see `text.tools`.
+        enable_thinking, reasoning_effort, thinking_token_budget (alias thinking_budget),
+            include_reasoning: see `text.thinking`.
+    """
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: int | None = None
@@ -212,11 +245,18 @@ class ChatRequest(Generation):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    response_format: ResponseFormat | None = None
-    tools: Annotated[list[Any] | None, AfterValidator(_absent_or([], "tool calling"))] = None
-    tool_choice: Annotated[
-        Any, AfterValidator(_absent_or("none", "tool calling")), _schema({"const": "none"})
+    tools: Annotated[Any, _schema(described.TOOLS)] = None
+    tool_choice: Annotated[Any, _schema(described.TOOL_CHOICE)] = None
+    parallel_tool_calls: bool | None = None
+    functions: Annotated[Any, AfterValidator(_instead("tools")), _schema({"type": "null"})] = None
+    function_call: Annotated[
+        Any, AfterValidator(_instead("tool_choice")), _schema({"type": "null"})
     ] = None
+    enable_thinking: bool | None = None
+    reasoning_effort: Annotated[str | None, _schema({"enum": [*EFFORTS, None]})] = None
+    thinking_token_budget: int | None = None
+    thinking_budget: int | None = None
+    include_reasoning: bool | None = None
     modalities: Annotated[
         Any,
         AfterValidator(_absent_or(["text"], "other modalities than text")),
@@ -249,6 +289,7 @@ class TokenizeRequest(Body):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Annotated[Any, _schema(described.TOOLS)] = None
     return_token_strs: bool | None = None
 
 

@@ -1,0 +1,171 @@
+"""`chat.completion` and `chat.completion.chunk` from the same deltas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tidemill.base.ids import new_call_id
+from tidemill.server.generation import ChoiceDelta, Generation
+from tidemill.server.openai.assemble import Chunks, Envelope, encode
+from tidemill.server.openai.logprobs import chat_entries
+from tidemill.text.answer import CallPart
+from tidemill.text.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class _Call:
+    id: str
+    name: str
+    arguments: list[str] = field(default_factory=list)
+
+    def document(self) -> dict[str, Any]:
+        function = {"name": self.name, "arguments": "".join(self.arguments)}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+@dataclass(slots=True)
+class _Message:
+    content: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[_Call] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    entries: list[dict[str, Any]] = field(default_factory=list)
+    finish: str | None = None
+
+
+class ChatFormat:
+    """Writes chat answers.
+
+    Whatever a stream says in parts, the whole answer says joined: both are made of the same deltas
+    by the same rules (promise 8).
+
+    Args:
+        envelope: what repeats.
+        tokenizer: for the bytes of alternative tokens.
+        choices: how many there are.
+        logprobs: whether they were asked for.
+        tools: tools were offered: an answer that says nothing has the content null, not "".
+        reasoning: the thinking is shown.
+    """
+
+    def __init__(
+        self,
+        envelope: Envelope,
+        tokenizer: Tokenizer,
+        choices: int,
+        *,
+        logprobs: bool,
+        tools: bool = False,
+        reasoning: bool = True,
+    ) -> None:
+        self._envelope = envelope
+        self._tokenizer = tokenizer
+        self._chunks = Chunks(envelope, "chat.completion.chunk")
+        self._logprobs = logprobs
+        self._silent = None if tools else ""
+        self._reasoning = reasoning
+        self._messages = [_Message() for _ in range(choices)]
+
+    def add(self, delta: ChoiceDelta) -> None:
+        """Take a delta into the document."""
+        message = self._messages[delta.index]
+        message.content.append(delta.text)
+        message.finish = delta.finish or message.finish
+        if self._reasoning:
+            message.reasoning.append(delta.reasoning)
+        for part in delta.calls:
+            if part.name is not None:
+                message.calls.append(_Call(new_call_id(), part.name))
+            message.calls[part.index].arguments.append(part.arguments)
+        message.errors += delta.errors
+        if self._logprobs:
+            message.entries += chat_entries(self._tokenizer, delta.pieces)
+
+    def document(self, generation: Generation) -> bytes:
+        """The whole answer."""
+        choices = [
+            {
+                "index": index,
+                "message": self._document(message),
+                "logprobs": self._entries(message.entries) if self._logprobs else None,
+                "finish_reason": message.finish,
+            }
+            for index, message in enumerate(self._messages)
+        ]
+        return self._envelope.document("chat.completion", choices, generation)
+
+    def _document(self, message: _Message) -> dict[str, Any]:
+        content = "".join(message.content) or self._silent
+        found: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if reasoning := "".join(message.reasoning):
+            found |= _thinking(reasoning)
+        if message.calls:
+            found["tool_calls"] = [call.document() for call in message.calls]
+        if message.errors:
+            found["tool_call_errors"] = message.errors
+        return found
+
+    @staticmethod
+    def _entries(entries: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"content": entries, "refusal": None}
+
+    def opening(self, generation: Generation) -> bytes:
+        """The role chunk of every choice."""
+        delta = encode({"role": "assistant", "content": self._silent})
+        tail = b'"delta":%b,"logprobs":null,"finish_reason":null}' % delta
+        return b"".join(
+            [self._chunks.chunk(b'{"index":%d,' % i + tail) for i in range(len(self._messages))]
+        )
+
+    def events(self, delta: ChoiceDelta) -> bytes:
+        """A chunk if there is anything to show, and the finish chunk at the end."""
+        events = b""
+        shown = self._delta(delta)
+        if shown is not None or delta.pieces:
+            logprobs = b"null"
+            if delta.pieces:
+                logprobs = encode(self._entries(chat_entries(self._tokenizer, delta.pieces)))
+            events = self._chunks.chunk(
+                b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":null}'
+                % (delta.index, shown or b"{}", logprobs)
+            )
+        if delta.finish is not None:
+            events += self._chunks.chunk(
+                b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b}'
+                % (delta.index, encode(delta.finish))
+            )
+        return events
+
+    def _delta(self, delta: ChoiceDelta) -> bytes | None:
+        """The encoded delta; None when it says nothing."""
+        reasoning = delta.reasoning if self._reasoning else ""
+        if not reasoning and not delta.calls and not delta.errors:
+            # What nearly every chunk is: not worth a dictionary.
+            return b'{"content":%b}' % encode(delta.text) if delta.text else None
+        found: dict[str, Any] = {}
+        if reasoning:
+            found |= _thinking(reasoning)
+        if delta.text:
+            found["content"] = delta.text
+        if delta.calls:
+            found["tool_calls"] = [self._call(delta.index, part) for part in delta.calls]
+        if delta.errors:
+            found["tool_call_errors"] = delta.errors
+        return encode(found)
+
+    def _call(self, choice: int, part: CallPart) -> dict[str, Any]:
+        function: dict[str, Any] = {"arguments": part.arguments}
+        if part.name is None:
+            return {"index": part.index, "function": function}
+        function = {"name": part.name, **function}
+        return {"index": part.index, "id": new_call_id(), "type": "function", "function": function}
+
+    def closing(self, generation: Generation) -> bytes:
+        """See `Chunks.closing`."""
+        return self._chunks.closing(generation)
+
+
+def _thinking(text: str) -> dict[str, str]:
+    # Servers and clients disagree about the name; both are read in the wild.
+    return {"reasoning_content": text, "reasoning": text}

@@ -1,0 +1,240 @@
+"""What one choice of a chat says: its tokens read as thinking, answer and tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tidemill.text.output import OutputText
+from tidemill.text.parsers.events import (
+    CallArguments,
+    CallEnd,
+    CallStart,
+    Content,
+    Event,
+    Malformed,
+    Reasoning,
+)
+from tidemill.text.stops import StopMatcher
+from tidemill.text.tokenizer import Tokenizer
+
+
+class Parser(Protocol):
+    """What finds the parts of an output; see `tidemill.text.parsers`."""
+
+    @property
+    def in_reasoning(self) -> bool:
+        """The text so far ends inside the thinking."""
+
+    def push(self, text: str) -> Iterable[Event]:
+        """More of the output; what is now certain."""
+
+    def finish(self) -> Iterable[Event]:
+        """The end of the output; what was held back."""
+
+
+ParserFactory = Callable[[], Parser]
+
+
+@dataclass(frozen=True, slots=True)
+class CallPart:
+    """More of a tool call.
+
+    Attributes:
+        index: of the call in its answer.
+        name: with the call's first part, and only there.
+        arguments: more of its arguments' JSON text.
+    """
+
+    index: int
+    name: str | None
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What some tokens brought.
+
+    Attributes:
+        content, reasoning: more of the answer, more of the thinking.
+        calls: more of the calls, one part per call at most, in their order.
+        errors: why something that looked like a call is none.
+    """
+
+    content: str = ""
+    reasoning: str = ""
+    calls: tuple[CallPart, ...] = ()
+    errors: tuple[str, ...] = ()
+
+    def __add__(self, later: Found) -> Found:
+        gathered = _Gathered()
+        for part in (self, later):
+            gathered.content.append(part.content)
+            gathered.reasoning.append(part.reasoning)
+            gathered.errors += part.errors
+            for call in part.calls:
+                gathered.add_part(call)
+        return gathered.found()
+
+
+NOTHING = Found()
+
+
+class AnswerText:
+    """Reads a choice's tokens.
+
+    Stop strings are looked for in what the answer says; thinking and tool calls are not ended by
+    them. Without a parser everything is content.
+
+    Attributes:
+        reasoning_tokens: tokens of the thinking, its marks included.
+        calls: complete tool calls so far.
+
+    Args:
+        tokenizer: the vocabulary.
+        parser: of this choice, or None.
+        kept: special tokens that the parser reads.
+        stop, min_tokens, at_start, track: see `OutputText`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        parser: Parser | None = None,
+        *,
+        kept: frozenset[int] = frozenset(),
+        stop: Sequence[str] = (),
+        min_tokens: int = 0,
+        at_start: bool = False,
+        track: bool = False,
+    ) -> None:
+        self._parser = parser
+        self._min_tokens = min_tokens
+        self._matcher = StopMatcher(stop) if stop and parser is not None else None
+        self._text = OutputText(
+            tokenizer,
+            stop=() if parser is not None else stop,
+            min_tokens=min_tokens,
+            kept=kept,
+            at_start=at_start,
+            track=track,
+        )
+        self.reasoning_tokens = 0
+        self.calls = 0
+
+    @property
+    def tokens(self) -> int:
+        """See `OutputText`."""
+        return self._text.tokens
+
+    @property
+    def offsets(self) -> list[int]:
+        """See `OutputText`."""
+        return self._text.offsets
+
+    @property
+    def pieces(self) -> list[bytes]:
+        """See `OutputText`."""
+        return self._text.pieces
+
+    @property
+    def stopped(self) -> bool:
+        """True once a stop string was met."""
+        return self.stop_string is not None
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that was met, or None."""
+        return self._text.stop_string if self._matcher is None else self._matcher.matched
+
+    def push(self, token_ids: Sequence[int], *, hide_last: bool = False) -> tuple[Found, bool]:
+        """Add accepted tokens; return what may be shown now, and whether it has stopped.
+
+        Args:
+            token_ids: newly accepted tokens, in order.
+            hide_last: see `OutputText.push`.
+        """
+        parser = self._parser
+        if parser is None:
+            text, stopped = self._text.push(token_ids, hide_last=hide_last)
+            return (Found(text) if text else NOTHING), stopped
+        # Token by token, so that what is counted as thinking, and where a stop string ends the
+        # output, does not depend on how many tokens a step brings.
+        gathered = _Gathered()
+        last = len(token_ids) - 1
+        for index, token_id in enumerate(token_ids):
+            if self.stopped:
+                break
+            before = parser.in_reasoning
+            text, _ = self._text.push((token_id,), hide_last=hide_last and index == last)
+            if text:
+                self._take(gathered, parser.push(text))
+            if before or parser.in_reasoning:
+                self.reasoning_tokens += 1
+        return gathered.found(), self.stopped
+
+    def finish(self) -> Found:
+        """What is still held back, at the end of the choice; nothing after a stop string."""
+        parser = self._parser
+        if parser is None:
+            text = self._text.finish()
+            return Found(text) if text else NOTHING
+        gathered = _Gathered()
+        if self.stopped:
+            return NOTHING
+        if text := self._text.finish():
+            self._take(gathered, parser.push(text))
+        self._take(gathered, parser.finish())
+        if self._matcher is not None and not self.stopped:
+            gathered.content.append(self._matcher.finish())
+        return gathered.found()
+
+    def _take(self, gathered: _Gathered, events: Iterable[Event]) -> None:
+        for event in events:
+            if self.stopped:
+                return
+            if isinstance(event, Content) and self._matcher is not None:
+                armed = self.tokens >= self._min_tokens
+                event = Content(self._matcher.push(event.text, armed=armed)[0])
+            if isinstance(event, CallEnd):
+                self.calls += 1
+            gathered.add(event)
+
+
+class _Gathered:
+    """Events of a step, joined by kind."""
+
+    __slots__ = ("calls", "content", "errors", "reasoning")
+
+    def __init__(self) -> None:
+        self.content: list[str] = []
+        self.reasoning: list[str] = []
+        self.calls: dict[int, CallPart] = {}
+        self.errors: list[str] = []
+
+    def add(self, event: Event) -> None:
+        if isinstance(event, Content):
+            self.content.append(event.text)
+        elif isinstance(event, Reasoning):
+            self.reasoning.append(event.text)
+        elif isinstance(event, CallStart):
+            self.add_part(CallPart(event.index, event.name, ""))
+        elif isinstance(event, CallArguments):
+            self.add_part(CallPart(event.index, None, event.text))
+        elif isinstance(event, Malformed):
+            self.errors.append(event.reason)
+
+    def add_part(self, part: CallPart) -> None:
+        known = self.calls.get(part.index)
+        if known is not None:
+            part = CallPart(part.index, known.name, known.arguments + part.arguments)
+        self.calls[part.index] = part
+
+    def found(self) -> Found:
+        return Found(
+            "".join(self.content),
+            "".join(self.reasoning),
+            tuple(self.calls.values()),
+            tuple(self.errors),
+        )

@@ -1,0 +1,138 @@
+"""What a request says about thinking, under all of its names, as one decision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tidemill.base.errors import bad_request
+from tidemill.text.abilities import SWITCHES, Abilities
+
+FIELDS = (
+    *("enable_thinking", "reasoning_effort", "thinking_token_budget", "thinking_budget"),
+    "include_reasoning",
+)
+"""The request's fields that `thinking_of` reads."""
+
+EFFORT_BUDGETS = {"low": 512, "medium": 2048, "high": 8192}
+"""Tokens of thinking by `reasoning_effort`, for templates that know no effort of their own."""
+
+_OFF = ("none", "minimal")
+EFFORTS = (*_OFF, *EFFORT_BUDGETS)
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """One request's thinking.
+
+    Attributes:
+        variables: for the chat template.
+        wanted: True or False where the request decides it, None where the model does.
+        by: the field that decided it.
+        budget: tokens of thinking at most, its marks included; None: no bound.
+        budget_by: the field that gave the budget.
+        shown: the thinking is part of the answer.
+    """
+
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    wanted: bool | None = None
+    by: str = ""
+    budget: int | None = None
+    budget_by: str = ""
+    shown: bool = True
+
+
+def thinking_of(
+    fields: Mapping[str, Any],
+    abilities: Abilities,
+    *,
+    thinks: bool,
+    kwargs: Mapping[str, Any] | None = None,
+) -> Thinking:
+    """Decide what a request asks for.
+
+    Args:
+        fields: values by the names of `FIELDS`; None where the request has none.
+        abilities: of the chat template.
+        thinks: the model marks its thinking in a way this server reads.
+        kwargs: the request's `chat_template_kwargs`.
+
+    Raises:
+        TidemillError: kind BAD_REQUEST naming the field, or both of two that contradict.
+    """
+    # For a model that does not think, a variable of the template is that and no more.
+    wishes = _switches(fields, kwargs or {} if thinks else {})
+    budget_by, budget = _budget(fields)
+    effort = fields.get("reasoning_effort")
+    variables: dict[str, Any] = {}
+    if effort is not None:
+        if effort not in EFFORTS:
+            raise bad_request(
+                "reasoning_effort", f"reasoning_effort must be one of {', '.join(EFFORTS)}"
+            )
+        if abilities.effort:
+            if effort in _OFF:
+                raise bad_request(
+                    "reasoning_effort",
+                    f"reasoning_effort {effort}: this model's thinking cannot be turned off; "
+                    f"send {', '.join(EFFORT_BUDGETS)}",
+                )
+            variables["reasoning_effort"] = effort
+        else:
+            wishes.append(("reasoning_effort", effort not in _OFF))
+            if effort in EFFORT_BUDGETS:
+                if budget is not None:
+                    raise _both("reasoning_effort", budget_by, "both bound the thinking")
+                budget_by, budget = "reasoning_effort", EFFORT_BUDGETS[effort]
+    if budget is not None:
+        wishes.append((budget_by, True))
+    by, wanted = _agreed(wishes)
+    if wanted and not thinks:
+        raise bad_request(by, f"{by}: this model does not think before it answers")
+    if wanted is False and thinks and abilities.switch is None:
+        raise bad_request(by, f"{by}: this model's thinking cannot be turned off")
+    # A model that does not think has no switch to set, but a template may use the name.
+    if wanted is not None and abilities.switch is not None:
+        variables[abilities.switch] = wanted
+    return Thinking(
+        variables, wanted, by, budget, budget_by, fields.get("include_reasoning") is not False
+    )
+
+
+def _switches(fields: Mapping[str, Any], kwargs: Mapping[str, Any]) -> list[tuple[str, bool]]:
+    found = [
+        (f"chat_template_kwargs.{name}", bool(kwargs[name])) for name in SWITCHES if name in kwargs
+    ]
+    if fields.get("enable_thinking") is not None:
+        found.insert(0, ("enable_thinking", bool(fields["enable_thinking"])))
+    return found
+
+
+def _budget(fields: Mapping[str, Any]) -> tuple[str, int | None]:
+    name, alias = "thinking_token_budget", "thinking_budget"
+    values = {k: fields[k] for k in (name, alias) if fields.get(k) is not None}
+    if len(values) == 2 and values[name] != values[alias]:
+        raise _both(name, alias, "differ")
+    if not values:
+        return "", None
+    by, budget = next(iter(values.items()))
+    if budget < 1:
+        raise bad_request(
+            by, f"{by} must be at least 1; to turn thinking off send enable_thinking: false"
+        )
+    return by, budget
+
+
+def _agreed(wishes: list[tuple[str, bool]]) -> tuple[str, bool | None]:
+    if not wishes:
+        return "", None
+    by, wanted = wishes[0]
+    for other, wish in wishes[1:]:
+        if wish != wanted:
+            raise _both(by, other, "contradict each other")
+    return by, wanted
+
+
+def _both(one: str, other: str, why: str) -> Exception:
+    return bad_request(one, f"{one} and {other} {why}; send one of them")

@@ -1,0 +1,237 @@
+"""The tools of a request: what is offered, what may or must be called, checked with paths."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from tidemill.base.errors import bad_request
+from tidemill.text.shapes import as_json, shaped
+
+MAX_TOOLS = 512
+MAX_NAME = 128
+_NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
+
+ANY_OBJECT = '{"type": "object", "properties": {}}'
+"""Schema of a tool that states no parameters."""
+
+
+class _Function(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class _Tool(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["function"]
+    function: _Function
+
+
+class _Name(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+
+
+class _Reference(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["function"]
+    function: _Name
+
+
+class _Allowed(msgspec.Struct, forbid_unknown_fields=True):
+    mode: Literal["auto", "required"]
+    tools: list[_Reference]
+
+
+class _Choice(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["function", "allowed_tools"]
+    function: _Name | None = None
+    allowed_tools: _Allowed | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """One function that the model may call.
+
+    Attributes:
+        name: of letters, digits, ``_``, ``-`` and ``.``.
+        schema: JSON schema of its arguments, as JSON text.
+        strict: the client wants the arguments to obey the schema.
+        param: where it stands in the request.
+    """
+
+    name: str
+    schema: str
+    strict: bool
+    param: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """What may be called in an answer.
+
+    Attributes:
+        shown: the tools' descriptions as the chat template takes them; empty: none are offered.
+        tools: those that may be called.
+        required: there must be a call.
+        parallel: there may be several.
+        enforced: the field that makes a grammar rule the calls (for errors), or None where the
+            model writes freely.
+    """
+
+    shown: tuple[Mapping[str, Any], ...] = ()
+    tools: tuple[Tool, ...] = ()
+    required: bool = False
+    parallel: bool = True
+    enforced: str | None = None
+
+
+NO_TOOLS = ToolUse()
+
+
+def tool_use(
+    tools: object, choice: object = None, parallel: object = None, *, param: str = "tools"
+) -> ToolUse:
+    """The tools of a request.
+
+    Args:
+        tools: a list in OpenAI's layout, or None.
+        choice: `tool_choice`: ``none``, ``auto`` (the default), ``required``, a named function, or
+            the `allowed_tools` form.
+        parallel: `parallel_tool_calls`; True by default.
+        param: the field that holds `tools`.
+
+    Raises:
+        TidemillError: kind BAD_REQUEST naming the member.
+    """
+    offered = _read_tools(param, tools) if tools is not None else []
+    if not offered:
+        for name, value in (("tool_choice", choice), ("parallel_tool_calls", parallel)):
+            if value is not None and value != "none":
+                raise bad_request(name, f"{name} needs tools")
+        return NO_TOOLS
+    if parallel is not None and not isinstance(parallel, bool):
+        raise bad_request("parallel_tool_calls", "parallel_tool_calls must be true or false")
+    ruling = _read_choice(choice, [tool.name for tool, _ in offered])
+    if ruling.mode == "none":
+        # Not shown either: a model that does not see a tool does not call it.
+        return NO_TOOLS
+    tools_ = tuple(tool for tool, _ in offered if tool.name in ruling.names)
+    enforced = None
+    if ruling.mode == "required" or len(tools_) < len(offered):
+        enforced = "tool_choice"
+    elif parallel is False:
+        enforced = "parallel_tool_calls"
+    else:
+        enforced = next((f"{t.param}.strict" for t in tools_ if t.strict), None)
+    return ToolUse(
+        shown=tuple(shown for _, shown in offered),
+        tools=tools_,
+        required=ruling.mode == "required",
+        parallel=parallel is not False and not ruling.single,
+        enforced=enforced,
+    )
+
+
+def _read_tools(param: str, value: object) -> list[tuple[Tool, Mapping[str, Any]]]:
+    tools = shaped(param, value, list[_Tool])
+    if len(tools) > MAX_TOOLS:
+        raise bad_request(param, f"{param} takes at most {MAX_TOOLS} tools, got {len(tools)}")
+    found: list[tuple[Tool, Mapping[str, Any]]] = []
+    names: dict[str, int] = {}
+    for index, tool in enumerate(tools):
+        at, function = f"{param}[{index}].function", tool.function
+        if not _NAME.fullmatch(function.name):
+            raise bad_request(
+                f"{at}.name",
+                f"{at}.name must have 1 to {MAX_NAME} letters, digits, '_', '-' or '.'; "
+                f"got {function.name[:80]!r}",
+            )
+        if function.name in names:
+            raise bad_request(
+                f"{at}.name",
+                f"{at}.name {function.name!r} is also the name of tool {names[function.name]}",
+            )
+        names[function.name] = index
+        schema = _parameters(f"{at}.parameters", function.parameters)
+        # `strict` speaks to the server; the model is told the rest.
+        shown = {
+            k: v
+            for k, v in (
+                ("name", function.name),
+                ("description", function.description),
+                ("parameters", function.parameters),
+            )
+            if v is not None
+        }
+        made = Tool(function.name, schema, bool(function.strict), at)
+        found.append((made, {"type": "function", "function": shown}))
+    return found
+
+
+def _parameters(param: str, schema: Mapping[str, Any] | None) -> str:
+    if not schema:
+        return ANY_OBJECT
+    if schema.get("type", "object") != "object":
+        raise bad_request(
+            f"{param}.type", f"{param}.type must be 'object': arguments are passed by name"
+        )
+    properties = schema.get("properties", {})
+    if not isinstance(properties, Mapping):
+        raise bad_request(f"{param}.properties", f"{param}.properties must be an object of schemas")
+    for name, inner in properties.items():
+        if not isinstance(inner, Mapping | bool):
+            at = f"{param}.properties.{name[:64]}"
+            raise bad_request(at, f"{at} must be a JSON schema, got {str(inner)[:80]!r}")
+    required = schema.get("required", [])
+    if not isinstance(required, list | tuple) or not all(isinstance(r, str) for r in required):
+        raise bad_request(f"{param}.required", f"{param}.required must be a list of names")
+    return as_json(param, schema)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ruling:
+    """What tool_choice says: whether there must be a call, of which tools, and if just one."""
+
+    mode: str
+    names: frozenset[str]
+    single: bool = False
+
+
+def _read_choice(value: object, offered: Sequence[str]) -> _Ruling:
+    if value is None or (isinstance(value, str) and value in ("none", "auto", "required")):
+        return _Ruling(value or "auto", frozenset(offered))
+    if not isinstance(value, Mapping):
+        raise bad_request(
+            "tool_choice",
+            "tool_choice must be none, auto, required, or an object of the type function or "
+            f"allowed_tools; got {str(value)[:80]!r}",
+        )
+    choice = shaped("tool_choice", value, _Choice)
+    other = "allowed_tools" if choice.type == "function" else "function"
+    if getattr(choice, other) is not None:
+        at = f"tool_choice.{other}"
+        raise bad_request(at, f"{at} is no part of the type {choice.type}")
+    if choice.function is not None:
+        name = choice.function.name
+        _known("tool_choice.function.name", name, offered)
+        return _Ruling("required", frozenset({name}), single=True)
+    allowed = choice.allowed_tools
+    if allowed is None:
+        at = f"tool_choice.{choice.type}"
+        raise bad_request(at, f"{at} is required")
+    at = "tool_choice.allowed_tools.tools"
+    if not allowed.tools:
+        raise bad_request(at, f"{at} is empty")
+    for index, reference in enumerate(allowed.tools):
+        _known(f"{at}[{index}].function.name", reference.function.name, offered)
+    return _Ruling(allowed.mode, frozenset(r.function.name for r in allowed.tools))
+
+
+def _known(param: str, name: str, offered: Sequence[str]) -> None:
+    if name not in offered:
+        known = ", ".join(offered[:16])
+        raise bad_request(param, f"{param} {name[:80]!r} is none of the tools ({known})")

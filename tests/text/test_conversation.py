@@ -1,0 +1,170 @@
+"""Messages for a template: tool calls, their results, earlier thinking, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tidemill.base.errors import TidemillError
+from tidemill.text.abilities import Abilities
+from tidemill.text.conversation import check_complete, check_messages
+from tidemill.text.template import ChatTemplate
+
+# Repeats calls as JSON of an object, knows tool names and thinking of earlier turns.
+OBJECTS = """
+{%- for m in messages -%}
+[{{ m.role }}]{{ m.reasoning_content }}{{ m.content }}
+{%- for c in m.tool_calls or [] -%}<{{ c.function.name }} {{ c.function.arguments | tojson }}>
+{%- endfor -%}
+{%- endfor -%}
+{%- for t in tools or [] -%}{{ t | tojson }}{%- endfor -%}
+{%- if enable_thinking -%}(think){%- endif -%}
+"""
+# Joins the arguments to other text, as DeepSeek's do.
+TEXTS = """
+{%- for m in messages -%}
+[{{ m.role }}]{{ m.content }}
+{%- for c in m.tool_calls or [] -%}{{ '<' + c.function.name + ' ' + c.function.arguments + '>' }}
+{%- endfor -%}
+{%- endfor -%}
+"""
+PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+USER = {"role": "user", "content": "hi"}
+
+
+def call(name: str = "f", arguments: Any = '{"a": 1}', **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "arguments": arguments}, **more}
+
+
+def calling(*calls: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": list(calls), **more}
+
+
+def read(source: str, *messages: dict[str, Any]) -> list[dict[str, Any]]:
+    template = ChatTemplate(source)
+    plain = check_messages(messages, Abilities.of(template), source)
+    check_complete(plain, template.render(plain))
+    return plain
+
+
+def test_abilities() -> None:
+    assert Abilities.of(ChatTemplate(OBJECTS)) == Abilities(
+        tools=True, calls=True, switch="enable_thinking", history="reasoning_content"
+    )
+    texts = Abilities.of(ChatTemplate(TEXTS))
+    assert texts.calls and texts.text_arguments and not texts.tools
+    assert Abilities.of(ChatTemplate(PLAIN)) == Abilities(text_arguments=True)
+    assert Abilities.of(ChatTemplate(None)) == Abilities()
+
+
+def test_arguments_take_the_form_the_template_wants() -> None:
+    for arguments in ('{"a": 1}', {"a": 1}):
+        [_, message] = read(OBJECTS, USER, calling(call(arguments=arguments)))
+        assert message["content"] == ""
+        assert message["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+        [_, message] = read(TEXTS, USER, calling(call(arguments=arguments)))
+        assert message["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
+    assert read(OBJECTS, calling(call(arguments="")))[0]["tool_calls"][0]["function"] == {
+        "name": "f",
+        "arguments": {},
+    }
+
+
+def test_results_follow_their_calls() -> None:
+    messages = [
+        USER,
+        calling(call("f", id="x"), call("g", id="y")),
+        {"role": "tool", "tool_call_id": "y", "content": "second"},
+        {"role": "tool", "tool_call_id": "x", "content": "first", "name": "f"},
+        USER,
+    ]
+    plain = read(OBJECTS, *messages)
+    assert [m["content"] for m in plain[2:4]] == ["first", "second"]
+    assert [m["name"] for m in plain[2:4]] == ["f", "g"]
+    bare = [USER, calling(call()), {"role": "tool", "content": "r"}]
+    assert read(OBJECTS, *bare)[2] == {"role": "tool", "content": "r"}
+
+
+def test_thinking_of_earlier_turns() -> None:
+    said = {"role": "assistant", "content": "a", "reasoning_content": "t", "reasoning": "t"}
+    assert read(OBJECTS, USER, said)[1] == {
+        "role": "assistant",
+        "content": "a",
+        "reasoning_content": "t",
+    }
+    assert read(PLAIN, USER, said)[1] == {"role": "assistant", "content": "a"}
+    cut_short = {"role": "assistant", "content": None, "reasoning": "t"}
+    assert read(OBJECTS, USER, cut_short)[1]["reasoning_content"] == "t"
+    with_error = {"role": "assistant", "content": "a", "tool_call_errors": ["why"]}
+    assert read(OBJECTS, USER, with_error)[1] == {"role": "assistant", "content": "a"}
+
+
+BAD: list[tuple[str, list[dict[str, Any]], str]] = [
+    (OBJECTS, [USER, {"role": "assistant"}], "messages[1].content"),
+    (OBJECTS, [USER, {"role": "assistant", "content": None}], "messages[1].content"),
+    (OBJECTS, [USER, {"role": "assistant", "tool_calls": []}], "messages[1].content"),
+    (OBJECTS, [{"role": "tool", "tool_call_id": "x"}], "messages[0].content"),
+    (OBJECTS, [USER, calling({})], "messages[1].tool_calls[0].function"),
+    (OBJECTS, [USER, {**USER, "tool_calls": [call()]}], "messages[1].tool_calls"),
+    (OBJECTS, [{**USER, "reasoning_content": "t"}], "messages[0].reasoning_content"),
+    (OBJECTS, [USER, calling(call(type="custom"))], "messages[1].tool_calls[0].type"),
+    (
+        OBJECTS,
+        [USER, calling(call(arguments="{"))],
+        "messages[1].tool_calls[0].function.arguments",
+    ),
+    (
+        OBJECTS,
+        [USER, calling(call(), call(arguments="[1]"))],
+        "messages[1].tool_calls[1].function.arguments",
+    ),
+    (OBJECTS, [USER, calling(call(arguments=5))], "messages[1].tool_calls[0].function.arguments"),
+    (PLAIN, [USER, calling(call())], "messages[1].tool_calls"),
+    (
+        OBJECTS,
+        [USER, calling(call(id="x")), {"role": "tool", "content": "r", "tool_call_id": "z"}],
+        "messages[2].tool_call_id",
+    ),
+    (
+        OBJECTS,
+        [
+            USER,
+            calling(call(id="x")),
+            {"role": "tool", "content": "r", "tool_call_id": "x", "name": "g"},
+        ],
+        "messages[2].name",
+    ),
+    (
+        OBJECTS,
+        [USER, {"role": "assistant", "content": "a", "reasoning": "t", "reasoning_content": "u"}],
+        "messages[1].reasoning",
+    ),
+    (
+        OBJECTS,
+        [USER, {"role": "assistant", "content": "a", "reasoning": 5}],
+        "messages[1].reasoning",
+    ),
+    (
+        OBJECTS,
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+        "messages[0].content",
+    ),
+]
+
+
+@pytest.mark.parametrize(("source", "messages", "param"), BAD)
+def test_bad_messages_name_the_member(
+    source: str, messages: list[dict[str, Any]], param: str
+) -> None:
+    with pytest.raises(TidemillError) as caught:
+        read(source, *messages)
+    assert caught.value.param == param
+    assert param in caught.value.message
+
+
+def test_a_template_that_drops_calls() -> None:
+    only_last = OBJECTS.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]")
+    with pytest.raises(TidemillError) as caught:
+        read(only_last, USER, calling(call("f"), call("other")))
+    assert caught.value.param == "messages[1].tool_calls[1]"
