@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from tidemill.cli import options
+from tidemill.cli import locks, options
 
 if TYPE_CHECKING:
+    from tidemill.server.limits import Limits
     from tidemill.server.run import TextSide
 
 
@@ -52,11 +56,23 @@ def serve(
     drain_timeout: float = typer.Option(
         10.0, help="Seconds that running requests have after SIGTERM; a second one ends them."
     ),
+    api_key: list[str] | None = locks.API_KEY,
+    api_keys: Path | None = locks.API_KEYS,
+    share_prefix_cache: bool = locks.SHARE_PREFIX_CACHE,
+    tls_cert: Path | None = locks.TLS_CERT,
+    tls_key: Path | None = locks.TLS_KEY,
+    tls_client_ca: Path | None = locks.TLS_CLIENT_CA,
+    cors_origin: list[str] | None = locks.CORS_ORIGIN,
+    allowed_host: list[str] | None = locks.ALLOWED_HOST,
+    trusted_proxy: list[str] | None = locks.TRUSTED_PROXY,
+    insecure: bool = locks.INSECURE,
+    limit: list[str] | None = locks.LIMIT,
     log_level: str = typer.Option("info", help="debug, info, warning or error."),
+    log_format: str = locks.LOG_FORMAT,
 ) -> None:
     """Serve a model through the OpenAI API (default: the bundled one, on 127.0.0.1:8000)."""
     from tidemill.base.errors import config_error
-    from tidemill.base.log import set_up_logging
+    from tidemill.base.log import FORMATS, set_up_logging
     from tidemill.contract.config import EngineConfig
     from tidemill.loading.named import locate
     from tidemill.server.admission_options import AdmissionOptions
@@ -81,7 +97,14 @@ def serve(
         max_queue_time=max_queue_time,
         ttft_objective_ms=ttft_objective_ms,
     )
-    set_up_logging("api", log_level)
+    if log_format not in FORMATS:
+        raise config_error("log-format", f"--log-format is text or json, not {log_format!r}")
+    set_up_logging("api", log_level, log_format)
+    limits = _limits(limit or ())
+    security = locks.LockFlags(
+        *(api_key, api_keys, share_prefix_cache, tls_cert, tls_key, tls_client_ca),
+        *(cors_origin, allowed_host, trusted_proxy, insecure),
+    ).open(host, _say)
     path, name = locate(model)
     config = EngineConfig(
         model=str(path),
@@ -108,6 +131,9 @@ def serve(
             config,
             lambda: _load_text(str(path), chat_template),
             log_level,
+            limits=limits,
+            security=security,
+            log_format=log_format,
             admission=admission,
             stall_timeout=stall_timeout,
             drain_timeout=drain_timeout,
@@ -117,6 +143,21 @@ def serve(
     )
     if code:
         raise typer.Exit(code)
+
+
+def _limits(settings: Sequence[str]) -> Limits:
+    """The bounds of the API, with as many connections as the system lets this process have."""
+    from tidemill.server.limits import Limits
+    from tidemill.server.listen import raise_file_limit
+
+    limits = Limits.parse(settings)
+    possible = raise_file_limit(limits.max_connections)
+    if possible < limits.max_connections:
+        _say(
+            f"at most {possible} connections instead of {limits.max_connections}: the system's "
+            "limit on open files (`ulimit -n`) allows no more"
+        )
+    return dataclasses.replace(limits, max_connections=possible)
 
 
 def _load_text(model: str, chat_template: str | None) -> TextSide:

@@ -305,7 +305,7 @@ def make_server(
 ) -> HttpServer:
     """A server for `context`; requests in flight have `drain_seconds` after `should_exit`."""
     security = security or Security()
-    tls = security.tls
+    certificates = security.certificates
     config = _Config(
         build_app(context, security),
         http=BoundedProtocol,
@@ -320,7 +320,9 @@ def make_server(
         forwarded_allow_ips=list(security.trusted_proxies),
         timeout_keep_alive=context.limits.keep_alive_timeout,  # type: ignore[arg-type]
         timeout_graceful_shutdown=drain_seconds,
-        ssl_context_factory=None if tls is None else lambda config, default: tls,
+        ssl_context_factory=(
+            None if certificates is None else lambda config, default: certificates.context
+        ),
     )
     config.limits, config.metrics = context.limits, context.metrics
     return HttpServer(config)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import ipaddress
 import os
+import resource
 import socket
+from typing import Any
 
 from tidemill.base.errors import ErrorKind, TidemillError, config_error
 
@@ -19,10 +23,7 @@ def bind(host: str, port: int) -> socket.socket:
     """
     if not 0 <= port < 65536:
         raise config_error("port", f"--port must be between 0 and 65535, got {port}")
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (socket.gaierror, UnicodeError) as error:
-        raise config_error("host", f"{host!r} is no address of this machine: {error}") from error
+    found = _addresses(host, port)
     family, kind, protocol, _, address = found[0]
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -33,6 +34,40 @@ def bind(host: str, port: int) -> socket.socket:
         listener.close()
         raise _bind_error(host, port, error) from error
     return listener
+
+
+def _addresses(host: str, port: int) -> list[Any]:
+    try:
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (socket.gaierror, UnicodeError) as error:
+        raise config_error("host", f"{host!r} is no address of this machine: {error}") from error
+
+
+def is_loopback(host: str) -> bool:
+    """Whether what listens on `host` can be reached from this machine alone.
+
+    Raises:
+        TidemillError: kind CONFIG when it is no address.
+    """
+    found = _addresses(host, 0)[0][4][0].partition("%")[0]
+    return ipaddress.ip_address(found).is_loopback
+
+
+def raise_file_limit(connections: int) -> int:
+    """Let this process have so many connections open, if the system allows it.
+
+    Returns:
+        The connections that it can have.
+    """
+    own = 256  # the engine's sockets, the log, files of the model's text side
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY:
+        hard = max(soft, connections + own)
+    if soft < connections + own:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, connections + own), hard))
+            soft = min(hard, connections + own)
+    return min(connections, max(16, soft - own))
 
 
 def _bind_error(host: str, port: int, error: OSError) -> TidemillError:
@@ -48,7 +83,8 @@ def _bind_error(host: str, port: int, error: OSError) -> TidemillError:
     return config_error("host", f"cannot listen on {host}: {os.strerror(error.errno or 0)}")
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, *, tls: bool = False) -> str:
     """The URL of a listening socket."""
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

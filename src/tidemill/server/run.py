@@ -17,6 +17,7 @@ from tidemill.engine.supervisor import SupervisedEngine, Supervision
 from tidemill.server.admission_options import AdmissionOptions
 from tidemill.server.limits import Limits
 from tidemill.server.listen import url_of
+from tidemill.server.security import Security
 
 if TYPE_CHECKING:
     from tidemill.engine.supervisor import Recovery
@@ -54,6 +55,8 @@ class ServeOptions:
         load_text: opens the model's text side; called in a thread while the engine loads.
         log_level: of both processes.
         limits: bounds of the API.
+        security: keys, certificates, origins.
+        log_format: of both processes.
         admission: how much may wait, and how long.
         stall_timeout: seconds without progress after which the engine is replaced.
         drain_timeout: seconds that requests in flight have after the first signal; a second one
@@ -64,6 +67,8 @@ class ServeOptions:
     load_text: Callable[[], TextSide]
     log_level: str = "info"
     limits: Limits = field(default_factory=Limits)
+    security: Security = field(default_factory=Security)
+    log_format: str = "text"
     admission: AdmissionOptions = field(default_factory=AdmissionOptions)
     stall_timeout: float = 5.0
     drain_timeout: float = DRAIN_SECONDS
@@ -116,9 +121,10 @@ async def _run(options: ServeOptions, listener: socket.socket, say: Say) -> int:
         context = _make_context(options, engine, text)
         say(context.admission.describe())
         observed.metrics = context.metrics
-        http = _Http(context, listener)
+        http = _Http(context, listener, options.security)
         seconds = monotonic() - started
-        say(f"serving {engine.info.model} on {url_of(listener)} after {seconds:.1f} s")
+        url = url_of(listener, tls=options.security.certificates is not None)
+        say(f"serving {engine.info.model} on {url} after {seconds:.1f} s")
         return await _until_stopped(http, engine, signals, options.drain_timeout, say)
     finally:
         await engine.close()
@@ -186,10 +192,12 @@ def _make_context(options: ServeOptions, engine: SupervisedEngine, text: TextSid
 class _Http:
     """The HTTP server and the task that runs it."""
 
-    def __init__(self, context: ServerContext, listener: socket.socket) -> None:
+    def __init__(self, context: ServerContext, listener: socket.socket, security: Security) -> None:
         from tidemill.server.http import make_server
 
-        self._server = make_server(context, drain_seconds=FAREWELL_SECONDS)
+        if security.reloadable:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, security.reload)
+        self._server = make_server(context, drain_seconds=FAREWELL_SECONDS, security=security)
         self.task = asyncio.ensure_future(self._server.serve(sockets=[listener]))
 
     async def stop(self) -> None:

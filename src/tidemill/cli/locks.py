@@ -1,0 +1,113 @@
+"""Flags of `serve` that say who may reach it and what one request may ask for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from tidemill.server.security import Security
+
+KEY_VARIABLE = "TIDEMILL_API_KEY"
+
+API_KEY = typer.Option(
+    None,
+    "--api-key",
+    envvar=KEY_VARIABLE,
+    show_envvar=True,
+    help="Key that clients must send as a Bearer token; repeatable.",
+)
+API_KEYS = typer.Option(
+    None, "--api-keys", help="TOML or JSON file of keys with names, roles, weights; SIGHUP rereads."
+)
+SHARE_PREFIX_CACHE = typer.Option(
+    False, "--share-prefix-cache", help="Let clients with different keys hit each other's prefixes."
+)
+TLS_CERT = typer.Option(None, help="PEM file of the server's certificate: serve HTTPS.")
+TLS_KEY = typer.Option(None, help="PEM file of its private key, unless --tls-cert holds it.")
+TLS_CLIENT_CA = typer.Option(
+    None, help="PEM file of authorities; clients must show a certificate of theirs."
+)
+CORS_ORIGIN = typer.Option(
+    None, help="Origin whose web pages may use the API ('*': all); repeatable. Default: none."
+)
+ALLOWED_HOST = typer.Option(
+    None, help="Host name under which this server is reached without a key; repeatable."
+)
+TRUSTED_PROXY = typer.Option(
+    None, help="Address of a proxy whose X-Forwarded-For is believed; repeatable."
+)
+INSECURE = typer.Option(
+    False, "--insecure", help="Listen beyond this machine although there is no key."
+)
+LIMIT = typer.Option(
+    None, help="NAME=VALUE: another bound for requests, see docs/operations.md; repeatable."
+)
+LOG_FORMAT = typer.Option("text", help="text or json.")
+
+
+@dataclass(frozen=True, slots=True)
+class LockFlags:
+    """What the flags of this file were given."""
+
+    api_key: Sequence[str] | None
+    api_keys: Path | None
+    share_prefix_cache: bool
+    tls_cert: Path | None
+    tls_key: Path | None
+    tls_client_ca: Path | None
+    cors_origin: Sequence[str] | None
+    allowed_host: Sequence[str] | None
+    trusted_proxy: Sequence[str] | None
+    insecure: bool
+
+    def open(self, host: str, say: Callable[[str], None]) -> Security:
+        """The locks of a server that listens on `host`.
+
+        Raises:
+            TidemillError: kind CONFIG: a key, a file, or the address without a lock.
+        """
+        from tidemill.base.errors import config_error
+        from tidemill.server.keys import KeyStore, NoKeys, StaticKeys
+        from tidemill.server.listen import is_loopback
+        from tidemill.server.security import Security, check_origins, check_proxies
+        from tidemill.server.tls import Certificates
+
+        # The engine process needs no keys, and neither does whatever else is started.
+        os.environ.pop(KEY_VARIABLE, None)
+        keys: KeyStore = NoKeys()
+        if self.api_key or self.api_keys is not None:
+            known = StaticKeys(self.api_key or (), self.api_keys)
+            for note in known.notes:
+                say(note)
+            say(f"API keys: {len(known)}; every route but the probes wants one")
+            keys = known
+        certificates = None
+        if self.tls_cert is not None:
+            certificates = Certificates(self.tls_cert, self.tls_key, self.tls_client_ca)
+        elif self.tls_key is not None or self.tls_client_ca is not None:
+            raise config_error("tls-cert", "--tls-key and --tls-client-ca need --tls-cert")
+        local = is_loopback(host)
+        if not (local or keys.closed or self.tls_client_ca or self.insecure):
+            raise config_error(
+                "host",
+                f"--host {host} can be reached from other machines and there is no API key: anyone "
+                f"there could use and overload this server. Set {KEY_VARIABLE}, --api-key or "
+                "--api-keys (or --tls-client-ca), or insist with --insecure",
+            )
+        own: tuple[str, ...] | None = None
+        if local and not keys.closed and not self.insecure:
+            own = tuple(name.lower() for name in (host, *(self.allowed_host or ())))
+        return Security(
+            keys=keys,
+            share_prefix_cache=self.share_prefix_cache,
+            certificates=certificates,
+            cors_origins=check_origins(self.cors_origin or ()),
+            own_hosts=own,
+            trusted_proxies=check_proxies(self.trusted_proxy or ()),
+        )
