@@ -10,7 +10,6 @@ from helpers.fake_backend import expected_tokens, fake_logprob, next_token
 
 from tidemill.base.errors import ErrorKind
 from tidemill.contract.plan import LogitsWanted
-from tidemill.contract.program import Grammar, OutputProgram
 from tidemill.contract.request import EngineRequest, FinishReason
 
 
@@ -224,7 +223,6 @@ def test_what_cannot_fit_is_refused_with_both_numbers() -> None:
 @pytest.mark.parametrize(
     ("change", "param"),
     [
-        ({"program": OutputProgram((Grammar("regex", "a+"),))}, "program"),
         ({"adapter": "lora"}, "adapter"),
         ({"prompt_token_ids": ()}, "prompt"),
         ({"prompt_token_ids": (1, 97)}, "prompt"),

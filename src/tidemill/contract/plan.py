@@ -76,6 +76,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         count: tokens computed (without drafts); start + count <= known tokens, or one more when
             `input_from` is set.
         new_blocks: per cache group, block ids appended to the sequence's block table.
+        new_token_ids: known tokens that the executor was not told of: forced ones, which no step
+            sampled.
+        new_token_start: position of the first of them.
         input_from: id of an outstanding plan; the row's single token is the one that plan samples
             for this sequence.
         draft_token_ids: draft tokens verified after the known ones.
@@ -93,6 +96,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     start: int
     count: int
     new_blocks: tuple[tuple[int, ...], ...] = ()
+    new_token_ids: tuple[int, ...] = ()
+    new_token_start: int = 0
     input_from: int | None = None
     draft_token_ids: tuple[int, ...] = ()
     logits: LogitsWanted = LogitsWanted.NONE

@@ -128,6 +128,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         step_seconds, compute_seconds: counters: wall time of steps; share in the backend.
         prompt_tokens, cached_tokens, generated_tokens: counters.
         preemptions: counter.
+        forced_tokens: counter: tokens that a constraint forced and no step sampled.
+        grammars_compiled, grammars_reused, grammars_refused: counters.
+        grammar_seconds, mask_seconds: counters: compiling (beside the steps), masks.
         last_step_tokens, last_step_rows, last_step_seconds: the latest step.
         waiting_tokens: tokens that waiting sequences have still to compute.
         tenants: tenants with a request in the engine.
@@ -151,6 +154,12 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     cached_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
+    forced_tokens: int = 0
+    grammars_compiled: int = 0
+    grammars_reused: int = 0
+    grammars_refused: int = 0
+    grammar_seconds: float = 0.0
+    mask_seconds: float = 0.0
     last_step_tokens: int = 0
     last_step_rows: int = 0
     last_step_seconds: float = 0.0

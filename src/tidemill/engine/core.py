@@ -14,9 +14,13 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from itertools import count
+from typing import cast
+
+import msgspec
+import numpy as np
 
 from tidemill.base.clock import monotonic, wall
-from tidemill.base.errors import ErrorKind, TidemillError
+from tidemill.base.errors import ErrorKind, TidemillError, unsupported
 from tidemill.base.log import get_logger
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.plan import StepPlan, StepResult
@@ -27,6 +31,8 @@ from tidemill.engine.flightlog import FlightLog, request_key
 from tidemill.engine.recorder import RecordingExecutor
 from tidemill.executor.base import Executor, PlanHandle
 from tidemill.executor.inproc import OpenedExecutor, open_inproc
+from tidemill.grammar.phases import ProgramState
+from tidemill.grammar.service import GrammarService
 from tidemill.memory.lease import KVMemory
 from tidemill.sched.policy import Limits
 from tidemill.sched.scheduler import Scheduler
@@ -54,13 +60,21 @@ class EngineCore:
         executor: runs the plans.
         scheduler: makes them.
         info: what was resolved at start.
+        grammars: for constrained output; None: requests that ask for it are refused.
 
     Sinks are called from the engine's thread (or, for `Fatal`, from whichever found out) and must
     not block.
     """
 
-    def __init__(self, executor: Executor, scheduler: Scheduler, info: EngineInfo) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        scheduler: Scheduler,
+        info: EngineInfo,
+        grammars: GrammarService | None = None,
+    ) -> None:
         self.info = info
+        self._grammars = grammars
         self._executor = executor
         self._scheduler = scheduler
         self._sinks: dict[int, Sink] = {}
@@ -117,11 +131,13 @@ class EngineCore:
             )
 
         def command() -> list[Emission]:
-            if self._log is None:
-                return self._scheduler.submit(request, client)
-            self._log.taking(request_key(request.request_id))
+            if self._log is not None:
+                self._log.taking(request_key(request.request_id))
             emissions = self._scheduler.submit(request, client)
-            self._log.taking(0)
+            if self._log is not None:
+                self._log.taking(0)
+            if not request.program.free and not emissions:
+                self._compile(client, request)
             return emissions
 
         if not self._post(command):
@@ -197,6 +213,8 @@ class EngineCore:
             self._fatal(f"the engine met a defect of its own and stops: {error!r}")
         finally:
             self._executor.close()
+            if self._grammars is not None:
+                self._grammars.close()
 
     def _stop(self) -> list[_Command]:
         """Take no more commands; returns those that came just before."""
@@ -227,6 +245,8 @@ class EngineCore:
                 self._wake.wait(IDLE_CHECK_SECONDS)
                 if not (self._inbox or self._closing):
                     self._scheduler.check()
+                    if self._grammars is not None:
+                        self._grammars.warm()
                     self._busy.clear()
                     while not (self._inbox or self._closing):
                         self._wake.wait()
@@ -265,7 +285,25 @@ class EngineCore:
         self._seconds[2] = seconds
 
     def _launch(self, plan: StepPlan) -> PlanHandle:
-        return self._executor.submit(plan)
+        handle = self._executor.submit(plan)
+        self._give_masks(plan, handle)
+        return handle
+
+    def _give_masks(self, plan: StepPlan, handle: PlanHandle) -> None:
+        """Masks for the rows that wait for one, while their step computes."""
+        waiting = [i for i, row in enumerate(plan.rows) if row.mask_announced]
+        if not waiting:
+            return
+        assert self._grammars is not None
+        states = [self._scheduler.constraint(plan.rows[i].seq_id) for i in waiting]
+        try:
+            masks = self._grammars.masks([cast(ProgramState, state) for state in states])
+        except Exception:
+            # The step waits for them; rows without any token allowed end with an error.
+            _log.exception("the masks of step %d could not be computed", plan.step_id)
+            masks = [np.zeros(-(-self.info.vocab_size // 8), np.uint8) for _ in states]
+        for i, mask in zip(waiting, masks, strict=True):
+            handle.set_mask(i, 0, mask)
 
     def _failed(self, error: Exception, unsent: StepPlan | None = None) -> list[Emission]:
         """A step failed: find the rows that make it fail, and go on with the others.
@@ -324,6 +362,18 @@ class EngineCore:
         self._executor.rollback(plans[0])
         return plans[0]
 
+    def _compile(self, client: int, request: EngineRequest) -> None:
+        """Have a request's program compiled beside the steps; it is queued once that is done."""
+
+        def done(states: list[ProgramState], error: TidemillError | None) -> None:
+            self._post(lambda: self._scheduler.release(client, request.request_id, states, error))
+
+        if self._grammars is None:
+            done([], unsupported("program", "this engine has no vocabulary to constrain output by"))
+            return
+        ends = sorted(self._scheduler.ends_of(request))
+        self._grammars.compile_later(request.program, ends, request.sampling.n, done)
+
     def _deliver(self, emissions: list[Emission]) -> None:
         """One message per client with all that is for it."""
         if not emissions:
@@ -352,6 +402,8 @@ class EngineCore:
         self._stats = self._scheduler.stats(
             step_seconds=total, compute_seconds=compute, last_step_seconds=last
         )
+        if self._grammars is not None and self._grammars.used:
+            self._stats = msgspec.structs.replace(self._stats, **self._grammars.figures())
         return self._stats
 
     def _end_all(self, reason: FinishReason, error: RequestError | None) -> list[Emission]:
@@ -373,8 +425,17 @@ class EngineCore:
                 _log.exception("a client could not be told that the engine stops")
 
 
-def make_core(opened: OpenedExecutor, config: EngineConfig, *, depth: int = 1) -> EngineCore:
-    """The core over an executor that is ready. `depth`: plans that may be outstanding (1 or 2)."""
+def make_core(
+    opened: OpenedExecutor, config: EngineConfig, *, depth: int = 1, jump_ahead: bool = True
+) -> EngineCore:
+    """The core over an executor that is ready.
+
+    Args:
+        opened: the executor.
+        config: what it serves.
+        depth: plans that may be outstanding (1 or 2).
+        jump_ahead: see `sched.policy.Limits`.
+    """
     info = opened.info
     memory = KVMemory(
         (info.num_blocks,) * opened.num_groups,
@@ -387,6 +448,7 @@ def make_core(opened: OpenedExecutor, config: EngineConfig, *, depth: int = 1) -
         max_model_len=info.max_model_len,
         vocab_size=info.vocab_size,
         depth=depth,
+        jump_ahead=jump_ahead,
         max_itl=None if config.max_itl_ms is None else config.max_itl_ms / 1000,
     )
     scheduler = Scheduler(
@@ -396,7 +458,10 @@ def make_core(opened: OpenedExecutor, config: EngineConfig, *, depth: int = 1) -
         weights_digest=opened.identity,
         kv_dtype=info.kv_dtype,
     )
-    return EngineCore(opened.executor, scheduler, info)
+    grammars = None
+    if opened.tokenizer is not None:
+        grammars = GrammarService(opened.tokenizer, info.vocab_size, info.eos_token_ids)
+    return EngineCore(opened.executor, scheduler, info, grammars)
 
 
 def open_core(

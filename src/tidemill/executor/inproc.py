@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.plan import StepPlan
 from tidemill.contract.wire import EngineInfo
@@ -47,12 +48,14 @@ class OpenedExecutor:
         info: what was resolved at load.
         identity: digest for block identities.
         num_groups: cache groups of the model.
+        tokenizer: the model's text side, for constrained output; None: there is none.
     """
 
     executor: Executor
     info: EngineInfo
     identity: str
     num_groups: int
+    tokenizer: TokenizerData | None = None
 
 
 def open_inproc(config: EngineConfig, progress: Callable[[str], None]) -> OpenedExecutor:
@@ -61,4 +64,6 @@ def open_inproc(config: EngineConfig, progress: Callable[[str], None]) -> Opened
 
     loaded = load_worker(config, progress)
     groups = len(loaded.runner.backend.spec.cache_groups())
-    return OpenedExecutor(InprocExecutor(loaded.runner), loaded.info, loaded.identity, groups)
+    return OpenedExecutor(
+        InprocExecutor(loaded.runner), loaded.info, loaded.identity, groups, loaded.tokenizer
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tidemill.base.clock import wall
-from tidemill.base.errors import ErrorKind
+from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.contract.plan import RowResult
 from tidemill.contract.request import (
     ChoiceOutput,
@@ -34,7 +34,12 @@ def commit_row(state: State, flight: Flight, result: RowResult) -> Emission | No
     if flight.epoch == seq.epoch:
         seq.computed = flight.start + flight.count
     _take_prompt_logprobs(seq, flight, result)
-    accepted, stop_token, reason = _accept(seq, result)
+    try:
+        accepted, stop_token, reason = _accept(seq, result)
+    except TidemillError as error:
+        told = RequestError(error.kind, error.message, error.param, error.retryable)
+        return finish(state, seq, FinishReason.ERROR, error=told)
+    state.forced += len(accepted) - len(result.token_ids) if reason is None else 0
     if flight.epoch == seq.epoch:
         _publish(state, seq)
     if flight.sample:
@@ -47,14 +52,42 @@ def commit_row(state: State, flight: Flight, result: RowResult) -> Emission | No
 def _accept(
     seq: Sequence, result: RowResult
 ) -> tuple[tuple[int, ...], int | None, FinishReason | None]:
-    """Append sampled tokens up to the one that ends the choice."""
-    for count, token in enumerate(result.token_ids, 1):
-        seq.tokens.append(token)
-        reason = end_of(seq)
-        if reason is not None:
-            stop_token = token if reason is FinishReason.STOP else None
-            return result.token_ids[:count], stop_token, reason
-    return result.token_ids, None, None
+    """Append sampled tokens, and those that a constraint forces after them, up to the one that
+    ends the choice."""
+    accepted: list[int] = []
+    coming = result.token_ids
+    while coming:
+        for token in coming:
+            accepted.append(token)
+            stop_token, reason = append_token(seq, token)
+            if len(accepted) <= len(result.token_ids):
+                seq.told = len(seq.tokens)  # the executor sampled it
+            if reason is not None:
+                return tuple(accepted), stop_token, reason
+        coming = seq.constraint.forced() if seq.jumps and seq.constraint is not None else ()
+    return tuple(accepted), None, None
+
+
+def append_token(seq: Sequence, token: int) -> tuple[int | None, FinishReason | None]:
+    """Make a token known: the token, if it is one that ends the choice, and why the choice ends.
+
+    Raises:
+        TidemillError: the choice's constraint does not allow it.
+    """
+    seq.tokens.append(token)
+    return advance(seq)
+
+
+def advance(seq: Sequence) -> tuple[int | None, FinishReason | None]:
+    """What the last known token, which was generated, means; see `append_token`."""
+    reason = end_of(seq)
+    if reason is FinishReason.STOP:
+        return seq.tokens[-1], reason
+    if seq.constraint is not None:
+        seq.constraint.accept(seq.tokens[-1])
+        if seq.constraint.complete:
+            return None, FinishReason.STOP
+    return None, reason
 
 
 def end_of(seq: Sequence) -> FinishReason | None:
@@ -126,7 +159,7 @@ def finish(
 def _promote(state: State, ended: Sequence) -> None:
     """If the ended choice was to compute the prompt for others, the next one does."""
     owner = ended.owner
-    if owner.held and all(seq in owner.held for seq in owner.open_choices):
+    if owner.ready and owner.held and all(seq in owner.held for seq in owner.open_choices):
         state.queue.push(owner.held.pop(0))
 
 

@@ -37,6 +37,7 @@ class Flight:
         start, count, sample: as in the row.
         blocks_before: blocks its lease held before.
         charged_before: positions its tenant had paid for before.
+        told_before: tokens the executor knew before.
         admitted: the sequence was admitted by this plan.
         introduced: the executor learns of it in this plan.
     """
@@ -48,6 +49,7 @@ class Flight:
     sample: bool
     blocks_before: int
     charged_before: int
+    told_before: int
     admitted: bool
     introduced: bool
 
@@ -101,27 +103,38 @@ def build(state: State, step_id: int, last_step: int | None) -> Draft:
     if len(state.tenants) > 1:
         _make_room(state, draft)
     urgent = competing and any(_is_urgent(state, seq) for seq in _unread(state))
-    for seq in _stream_rows(state, draft, urgent=urgent, competing=competing):
-        if seq.lease is not None and draft.budget > 0:
-            count = min(seq.remaining, draft.budget)
-            _plan_running(state, draft, seq, count, last_step)
+    chosen, rest = _stream_rows(state, draft, urgent=urgent, competing=competing)
+    for seq in (*chosen, *rest):
+        # Those beyond the choice only where no memory was found for any of the chosen.
+        if draft.budget == 0 or (seq in rest and draft.rows):
+            break
+        if seq.lease is not None:
+            _plan_running(state, draft, seq, min(seq.remaining, draft.budget), last_step)
     _prefill(state, draft, last_step, competing=competing)
     return draft
 
 
-def _stream_rows(state: State, draft: Draft, *, urgent: bool, competing: bool) -> list[Sequence]:
-    """Running streams that get a row, in order; those that cannot all have one take turns.
+def _stream_rows(
+    state: State, draft: Draft, *, urgent: bool, competing: bool
+) -> tuple[list[Sequence], list[Sequence]]:
+    """Running streams that are to get a row, in order, and the others: they take turns.
 
-    The tokens that outstanding steps sample must not be a stream's last ones.
+    The tokens that outstanding steps sample must not be a stream's last ones, and what a constraint
+    allows next is known once they are.
     """
-    due = [s for s in state.running if streams(s) and s.known < s.max_len]
+    due = [
+        s
+        for s in state.running
+        if streams(s) and s.known < s.max_len and not (s.pending and s.constraint is not None)
+    ]
     seconds = decode_seconds(state.limits, urgent=urgent, competing=competing)
-    if seconds is None or not state.cost.ready:
-        if len(due) <= draft.budget:
-            return due
+    if seconds is not None and state.cost.ready:
+        chosen = _fair_rows(state, due, seconds)
+    elif len(due) > draft.budget:
         chosen = sorted(due, key=lambda s: (s.last_row, s.order))[: draft.budget]
-        return sorted(chosen, key=lambda s: s.order)
-    return sorted(_fair_rows(state, due, seconds), key=lambda s: s.order)
+    else:
+        return due, []
+    return sorted(chosen, key=lambda s: s.order), [seq for seq in due if seq not in chosen]
 
 
 def _fair_rows(state: State, due: list[Sequence], seconds: float) -> list[Sequence]:
@@ -208,21 +221,35 @@ def _add_row(
     logits = LogitsWanted.LAST if sample else LogitsWanted.NONE
     if start + 1 < seq.prompt_len and seq.wants_prompt_logprobs:
         logits = LogitsWanted.ALL
+    introduced = not seq.on_worker
+    untold = () if introduced else tuple(seq.tokens[seq.told :])
     draft.rows.append(
         Row(
             seq_id=seq.seq_id,
             start=start,
             count=count,
             new_blocks=blocks if any(blocks) else (),
+            new_token_ids=untold,
+            new_token_start=seq.told if untold else 0,
             input_from=input_from,
             logits=logits,
             sample=sample,
+            mask_announced=sample and seq.constraint is not None and seq.constraint.masked,
         )
     )
-    introduced = not seq.on_worker
     flight = Flight(
-        seq, seq.epoch, start, count, sample, blocks_before, seq.charged, admitted, introduced
+        seq,
+        seq.epoch,
+        start,
+        count,
+        sample,
+        blocks_before,
+        seq.charged,
+        seq.told,
+        admitted,
+        introduced,
     )
+    seq.told = len(seq.tokens)
     draft.flights.append(flight)
     if introduced:
         draft.new.append(_static_data(seq))
@@ -307,6 +334,7 @@ class _Room:
         self._draft = draft
         self._competing = competing
         self._streams = len(draft.rows)
+        self._budget = draft.budget
         self._decode = state.cost.bound(draft.load) if draft.rows else 0.0
         block_size = state.memory.block_size
         self._tokens = prefill_room(state.limits.max_step_tokens, block_size, self._streams)
@@ -316,9 +344,7 @@ class _Room:
         draft, cost = self._draft, self._state.cost
         most = min(seq.known - start, draft.budget)
         if not cost.ready:
-            count = min(most, self._tokens)
-            self._tokens -= count
-            return count
+            return max(0, min(most, self._tokens - (self._budget - draft.budget)))
         competing = self._competing
         urgent = competing and _is_urgent(self._state, seq)
         seconds = step_seconds(self._state.limits, self._decode, urgent=urgent, competing=competing)
@@ -450,6 +476,7 @@ def undo(state: State, flights: list[Flight]) -> None:
         seq = flight.seq
         seq.pending -= flight.sample
         _charge(state, flight, -1)
+        seq.told = min(seq.told, flight.told_before)
         if flight.introduced:
             seq.on_worker = False
         if seq.status is not Status.RUNNING or seq.epoch != flight.epoch:

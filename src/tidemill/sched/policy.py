@@ -52,6 +52,8 @@ class Limits:
         max_model_len: positions a request may use.
         vocab_size: for checking token ids; None skips it.
         depth: plans that may be outstanding (1 or 2).
+        jump_ahead: append tokens that a constraint forces without sampling them; the answers are
+            the same either way.
         max_itl: seconds a step beside streams may take by prediction; None: as above.
     """
 
@@ -60,6 +62,7 @@ class Limits:
     max_model_len: int
     vocab_size: int | None = None
     depth: int = 1
+    jump_ahead: bool = True
     max_itl: float | None = None
 
 

@@ -12,6 +12,7 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as TypingSequence
 from dataclasses import dataclass
 
 from tidemill.base.clock import monotonic, wall
@@ -28,7 +29,8 @@ from tidemill.contract.sampling import MAX_CHOICES
 from tidemill.contract.wire import EngineStats
 from tidemill.memory.lease import KVMemory
 from tidemill.memory.prefix import root_digest
-from tidemill.sched.commit import commit_row, end_of, finish
+from tidemill.sched.commit import append_token, commit_row, end_of, finish
+from tidemill.sched.constraint import Constraint
 from tidemill.sched.cost import Load
 from tidemill.sched.planning import Flight, build, undo
 from tidemill.sched.policy import Limits, order_key
@@ -88,6 +90,7 @@ class Scheduler:
         self._requests: dict[tuple[int, str], RequestState] = {}
         self._outstanding: deque[_Outstanding] = deque()
         self._deadlines: list[tuple[float, int, bool, RequestState]] = []
+        self._unready = 0
         self._next_seq = 0
         self._receipts = 0
         self._next_step = 0
@@ -114,6 +117,8 @@ class Scheduler:
             choices = range(max(1, min(request.sampling.n, MAX_CHOICES)))
             return [_refusal(client, request, choice, error) for choice in choices]
         owner = self._open(request, client)
+        if not owner.ready:
+            return []
         emissions = []
         for seq in list(owner.choices):
             reason = end_of(seq) if seq.generated else None
@@ -123,9 +128,59 @@ class Scheduler:
         self._forget_if_done(owner)
         return emissions
 
+    def ends_of(self, request: EngineRequest) -> frozenset[int]:
+        """Tokens that end the request's choices."""
+        eos = frozenset() if request.sampling.ignore_eos else self._eos
+        return frozenset(request.sampling.stop_token_ids) | eos
+
+    def release(
+        self,
+        client: int,
+        request_id: str,
+        constraints: TypingSequence[Constraint],
+        error: TidemillError | None = None,
+    ) -> list[Emission]:
+        """A request's program is compiled, or cannot be: it is queued, or ends with the error.
+
+        Args:
+            client, request_id: whose; one that has ended meanwhile is ignored.
+            constraints: one per choice, at the beginning.
+            error: why there are none.
+        """
+        owner = self._requests.get((client, request_id))
+        if owner is None or owner.ready:
+            return []
+        if error is not None:
+            told = RequestError(error.kind, error.message, error.param, error.retryable)
+            return self._end(client, request_id, None, FinishReason.ERROR, told)
+        owner.ready, owner.held = True, []
+        self._unready -= 1
+        sampling = owner.request.sampling
+        emissions = []
+        for seq in owner.open_choices:
+            seq.constraint = constraints[seq.choice]
+            seq.jumps = self.limits.jump_ahead and sampling.logprobs is None
+        self._enqueue(owner)
+        for seq in list(owner.open_choices):
+            emissions += self._replay(seq)
+        self._forget_if_done(owner)
+        return emissions
+
+    def _replay(self, seq: Sequence) -> list[Emission]:
+        """Take a resumed choice's constraint over the tokens it had before."""
+        tokens, seq.tokens = seq.tokens, seq.tokens[: seq.prompt_len]
+        reason, stop = None, None
+        try:
+            for token in tokens[seq.prompt_len :]:
+                stop, reason = append_token(seq, token)
+        except TidemillError as error:
+            told = RequestError(error.kind, error.message, error.param, error.retryable)
+            return [finish(self._state, seq, FinishReason.ERROR, error=told)]
+        if reason is None:
+            return []
+        return [finish(self._state, seq, reason, stop_token=stop)]
+
     def _validate(self, request: EngineRequest) -> None:
-        if not request.program.free:
-            raise unsupported("program", "constrained output is not supported by this engine")
         if request.adapter is not None:
             raise unsupported("adapter", f"no adapter {request.adapter!r} is loaded")
         sampling = request.sampling.validate(self.limits.vocab_size)
@@ -163,9 +218,7 @@ class Scheduler:
         sampling, prompt = request.sampling, request.prompt_token_ids
         if sampling.prompt_logprobs is not None:
             owner.prompt_logprobs = [None] * len(prompt)
-        stops = frozenset(sampling.stop_token_ids) | (
-            frozenset() if sampling.ignore_eos else self._eos
-        )
+        stops = self.ends_of(request)
         room = self.max_len if sampling.max_tokens is None else len(prompt) + sampling.max_tokens
         for choice in range(sampling.n):
             resumed = request.resume[choice] if request.resume else ()
@@ -184,7 +237,11 @@ class Scheduler:
             )
             self._next_seq += 1
         self._receipts += 1
-        self._enqueue(owner)
+        if request.program.free:
+            self._enqueue(owner)
+        else:
+            owner.ready, owner.held = False, list(owner.choices)
+            self._unready += 1
         self._requests[owner.key] = owner
         self._state.tenants.enter(request.tenant, request.weight)
         if request.deadline is not None:
@@ -195,12 +252,13 @@ class Scheduler:
 
     def _enqueue(self, owner: RequestState) -> None:
         """The first choice computes the prompt; the others wait for it, unless they resume."""
+        choices = owner.open_choices
         if owner.request.resume:
-            for seq in owner.choices:
+            for seq in choices:
                 self._state.queue.push(seq)
         else:
-            self._state.queue.push(owner.choices[0])
-            owner.held = owner.choices[1:]
+            self._state.queue.push(choices[0])
+            owner.held = choices[1:]
 
     def cancel(
         self,
@@ -258,6 +316,7 @@ class Scheduler:
 
     def _forget_if_done(self, owner: RequestState) -> None:
         if not owner.open_choices and self._requests.pop(owner.key, None) is not None:
+            self._unready -= not owner.ready
             self._state.tenants.leave(owner.request.tenant, self._state.clock())
             if len(self._deadlines) > 2 * len(self._requests) + 64:
                 self._drop_old_deadlines()
@@ -355,8 +414,16 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Some request has not ended."""
-        return bool(self._requests)
+        """Some request has not ended and does not wait for its program."""
+        return len(self._requests) > self._unready
+
+    def constraint(self, seq_id: int) -> Constraint | None:
+        """The constraint of a sequence that has a row in an outstanding plan."""
+        for outstanding in self._outstanding:
+            for flight in outstanding.flights:
+                if flight.seq.seq_id == seq_id:
+                    return flight.seq.constraint
+        return None
 
     @property
     def num_outstanding(self) -> int:
@@ -392,6 +459,7 @@ class Scheduler:
             cached_tokens=state.cached_tokens,
             generated_tokens=counts["generated"],
             preemptions=state.preemptions,
+            forced_tokens=state.forced,
             last_step_tokens=self._last[0],
             last_step_rows=self._last[1],
             last_step_seconds=last_step_seconds,

@@ -14,6 +14,7 @@ from tidemill.contract.request import (
 )
 from tidemill.memory.lease import Lease
 from tidemill.memory.prefix import BlockKey, block_key
+from tidemill.sched.constraint import Constraint
 
 OrderKey = tuple[int, float, int, int]
 
@@ -37,6 +38,7 @@ class RequestState:
         held: choices that wait for the leader's prompt, to be forked from it.
         prompt_logprobs: index p holds the logprob of prompt token p; None where not computed yet
             (index 0 stays None). Empty when none were asked for.
+        ready: its constraint is compiled, or it has none; until then all its choices are held.
         cached_tokens: prompt tokens found in the prefix cache at the leader's first admission.
     """
 
@@ -47,6 +49,7 @@ class RequestState:
     choices: list[Sequence] = field(default_factory=list)
     held: list[Sequence] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    ready: bool = True
     cached_tokens: int | None = None
 
     @property
@@ -78,6 +81,9 @@ class Sequence:
         keys: identities of its full blocks, as far as they were needed.
         published: how many of its blocks were offered to the prefix index.
         on_worker: the executor knows it.
+        told: of its tokens, how many the executor knows (sampled ones it knows by itself).
+        constraint: what its output must obey; it has advanced over all accepted tokens.
+        jumps: forced tokens are appended without being sampled.
         stop_ids: tokens that end it.
         banned: tokens that cannot be sampled before min_tokens.
         charged: positions its tenant has paid for; what is computed again is not paid for twice.
@@ -102,6 +108,9 @@ class Sequence:
     keys: list[BlockKey] = field(default_factory=list)
     published: int = 0
     on_worker: bool = False
+    told: int = 0
+    constraint: Constraint | None = None
+    jumps: bool = False
     first_sent: bool = False
     first_scheduled: float = 0.0
     first_token: float = 0.0

@@ -42,6 +42,7 @@ class State:
         self.tell_preempted: list[int] = []
         self.tell_finished: list[int] = []
         self.preemptions = 0
+        self.forced = 0
         self.prompt_tokens = 0
         self.cached_tokens = 0
 

@@ -92,6 +92,8 @@ class InputBuilder:
             for row, slot in zip(rows, slots.tolist(), strict=True):
                 if row.new_blocks:
                     seqs.append_block_ids(slot, row.new_blocks)
+                if row.new_token_ids:
+                    seqs.learn(slot, row.new_token_start, row.new_token_ids)
             return self._prepared(plan, rows, refused, slots, blocks_before)
         except Exception:
             # As if it had not been tried: the plan may come again, in parts.

@@ -9,6 +9,7 @@ from typing import cast
 
 from tidemill.backends.base import BackendFactory, BackendOptions
 from tidemill.base.clock import monotonic
+from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.wire import EngineInfo
 from tidemill.loading.checkpoint import open_model
@@ -32,11 +33,13 @@ class LoadedWorker:
         runner: takes the plans.
         info: what was resolved.
         identity: digest of the weights and of how they compute, part of every block's identity.
+        tokenizer: the model's text side.
     """
 
     runner: Runner
     info: EngineInfo
     identity: str
+    tokenizer: TokenizerData
 
 
 def load_worker(config: EngineConfig, progress: Progress = lambda line: None) -> LoadedWorker:
@@ -113,7 +116,7 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
         identity=identity,
     )
     runner = Runner(backend, cache.max_model_len, slots=min(config.max_num_seqs, 64))
-    return LoadedWorker(runner, info, identity)
+    return LoadedWorker(runner, info, identity, files.tokenizer)
 
 
 def resolve_dtype(dtype: str, files: ModelFiles) -> str:

@@ -36,7 +36,15 @@ class RunnerHandle:
         self._handle = handle
 
     def set_mask(self, row: int, draft: int, bits: NDArray[np.uint8]) -> None:
-        """Give the token mask that a row with `mask_announced` waits for; see `StepHandle`."""
+        """Give the token mask that a row with `mask_announced` waits for; see `StepHandle`.
+
+        `row` counts the plan's rows; one that was refused needs no mask any more.
+        """
+        if self.step.refused:
+            seq_id = self.step.plan.rows[row].seq_id
+            if seq_id in self.step.refused:
+                return
+            row = next(i for i, kept in enumerate(self.step.rows) if kept.seq_id == seq_id)
         self._handle.set_mask(row, draft, bits)
 
     def done(self) -> bool:

@@ -109,6 +109,12 @@ class SequenceSlots:
             values = np.concatenate([values, np.full(len(banned), _NEG_INF, np.float32)])
         return ids, values
 
+    def learn(self, slot: int, start: int, token_ids: tuple[int, ...]) -> None:
+        """Known tokens from position `start` on that no step sampled; saying it twice is once."""
+        end = start + len(token_ids)
+        self.tokens[slot, start:end] = token_ids
+        self.length[slot] = end
+
     def append_block_ids(self, slot: int, new_blocks: tuple[tuple[int, ...], ...]) -> None:
         """Append to the slot's block tables; every group gets equally many."""
         start = int(self.table_len[slot])

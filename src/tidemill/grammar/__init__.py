@@ -1,0 +1,1 @@
+"""What an output must obey, as token masks: programs' phases, schemas, expressions, grammars."""

@@ -1,0 +1,212 @@
+"""A choice's way through its program: which tokens may come next, and which must."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from llguidance import LLMatcher
+from numpy.typing import NDArray
+
+from tidemill.base.errors import ErrorKind, TidemillError, bad_request
+from tidemill.contract.program import Forced, FreeText, Grammar, OutputProgram
+from tidemill.grammar.triggers import Triggers
+from tidemill.grammar.vocabulary import Vocabulary
+
+Mask = NDArray[np.uint8]  # [ceil(vocab / 8)], little-endian bits, 1 allows
+
+
+def bits_of(vocabulary: Vocabulary, token_ids: Sequence[int]) -> Mask:
+    """A mask with these tokens alone."""
+    mask = np.zeros(vocabulary.mask_bytes, np.uint8)
+    for token in token_ids:
+        mask[token >> 3] |= np.uint8(1 << (token & 7))
+    return mask
+
+
+class CompiledProgram:
+    """A program whose languages are compiled; one for all choices of a request.
+
+    Args:
+        program: the phases.
+        matchers: one per `Grammar` phase, in order, each at its beginning.
+        vocabulary: the model's.
+        ends: tokens that end the request's choices (end tokens, stop token ids).
+    """
+
+    def __init__(
+        self,
+        program: OutputProgram,
+        matchers: Sequence[LLMatcher],
+        vocabulary: Vocabulary,
+        ends: Sequence[int],
+    ) -> None:
+        self.phases = program.phases
+        self.vocabulary = vocabulary
+        made = iter(matchers)
+        self.matchers = [next(made) if isinstance(p, Grammar) else None for p in program.phases]
+        self.triggers = [
+            Triggers(p.until) if isinstance(p, FreeText) and p.until else None
+            for p in program.phases
+        ]
+        self.ends = frozenset((*ends, *vocabulary.ends))
+        self.end_bits = bits_of(vocabulary, sorted(self.ends))
+        self.no_ends = ~self.end_bits
+
+    def start(self) -> ProgramState:
+        """A choice at its beginning."""
+        return ProgramState(self)
+
+
+class ProgramState:
+    """Where one choice stands; see `sched.constraint.Constraint`.
+
+    Invariant: `matcher` belongs to the current phase, and `_queue` holds tokens that must come
+    before anything else (a phase's own tokens, or a forced end of a free phase).
+    """
+
+    def __init__(self, program: CompiledProgram) -> None:
+        self._program = program
+        self._index = -1
+        self._used = 0  # tokens of the current free phase
+        self._found = 0  # how much of a trigger its last tokens spell
+        self._queue: tuple[int, ...] = ()
+        self._opening = False  # the phase's first token decides whether it is entered
+        self.matcher: LLMatcher | None = None
+        self.complete = False
+        self._enter(0)
+
+    # -- where it stands ---------------------------------------------------------------------
+
+    @property
+    def _last(self) -> bool:
+        return self._index == len(self._program.phases) - 1
+
+    def _enter(self, index: int) -> None:
+        phases = self._program.phases
+        self._index, self._used, self._found = index, 0, 0
+        self.matcher, self._opening = None, False
+        if index >= len(phases):
+            self.complete = True
+            return
+        phase = phases[index]
+        if isinstance(phase, Forced):
+            self._queue = phase.token_ids
+            if not self._queue:
+                self._enter(index + 1)
+        elif isinstance(phase, Grammar):
+            matcher = self._program.matchers[index]
+            assert matcher is not None
+            self.matcher = matcher.deep_copy()
+        elif phase.opened_by:
+            self._opening = True
+        elif phase.budget == 0:
+            self._end_by_budget(phase)
+
+    def _end_by_budget(self, phase: FreeText) -> None:
+        if phase.then:
+            self._queue = phase.then
+        else:
+            self._enter(self._index + 1)
+
+    # -- the next token ----------------------------------------------------------------------
+
+    @property
+    def masked(self) -> bool:
+        """See Constraint."""
+        if self._queue or self.matcher is not None or self._opening:
+            return True
+        return not self._last  # a free phase that something follows: no end tokens
+
+    def fixed_mask(self) -> Mask | None:
+        """The next token's mask where no language is asked; None where `matcher` is."""
+        if self._queue:
+            return bits_of(self._program.vocabulary, self._queue[:1])
+        if self.matcher is None and not self._opening:
+            return self._program.no_ends
+        return None
+
+    def asked(self) -> LLMatcher:
+        """The matcher that says what may come next (of the phase after one that may not open)."""
+        if not self._opening:
+            assert self.matcher is not None
+            return self.matcher
+        following = self._program.matchers[self._index + 1]
+        assert following is not None
+        return following
+
+    def finish_mask(self, mask: Mask) -> Mask:
+        """What a matcher allows as a mask: no end before the last phase, and the opening."""
+        if not self._last or self._opening:
+            mask = mask & self._program.no_ends
+        if self._opening:
+            phase = self._program.phases[self._index]
+            assert isinstance(phase, FreeText)
+            mask = mask | bits_of(self._program.vocabulary, phase.opened_by)
+        return mask
+
+    def forced(self) -> tuple[int, ...]:
+        """See Constraint."""
+        if self._queue:
+            return self._queue
+        if self.matcher is None or not self._program.vocabulary.canonical:
+            return ()
+        return tuple(self.matcher.compute_ff_tokens())
+
+    # -- advancing ---------------------------------------------------------------------------
+
+    def accept(self, token_id: int) -> None:
+        """See Constraint."""
+        if self.complete:
+            return
+        if self._queue:
+            self._accept_queued(token_id)
+            return
+        phase = self._program.phases[self._index]
+        if isinstance(phase, Grammar):
+            self._accept_matched(phase, token_id)
+            return
+        assert isinstance(phase, FreeText)
+        if self._opening:
+            self._opening = False
+            if token_id not in phase.opened_by:
+                self._enter(self._index + 1)
+                self.accept(token_id)
+                return
+        self._accept_free(phase, token_id)
+
+    def _accept_queued(self, token_id: int) -> None:
+        if token_id != self._queue[0]:
+            raise TidemillError(
+                ErrorKind.INTERNAL, f"token {token_id} came where {self._queue[0]} was forced"
+            )
+        self._queue = self._queue[1:]
+        if not self._queue:
+            self._enter(self._index + 1)
+
+    def _accept_matched(self, phase: Grammar, token_id: int) -> None:
+        matcher = self.matcher
+        assert matcher is not None
+        matcher.consume_token(token_id)
+        if matcher.is_error():
+            raise bad_request(
+                phase.param,
+                f"{phase.param}: the language became too complex to follow, or refused what it "
+                f"had allowed: {matcher.get_error().split('<state>')[0].strip()[:300]}",
+            )
+        if matcher.is_stopped():
+            if self._last:
+                self.complete = True
+            else:
+                self._enter(self._index + 1)
+
+    def _accept_free(self, phase: FreeText, token_id: int) -> None:
+        self._used += 1
+        triggers = self._program.triggers[self._index]
+        if triggers is not None:
+            self._found, met = triggers.step(self._found, token_id)
+            if met:
+                self._enter(self._index + 1)
+                return
+        if phase.budget is not None and self._used >= phase.budget:
+            self._end_by_budget(phase)

@@ -1,0 +1,52 @@
+"""A model's vocabulary as llguidance wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import llguidance
+
+from tidemill.base.tokenizer_data import TokenizerData
+from tidemill.text.tokenizer import Tokenizer
+
+# A tokenizer that puts a space before every text spells the middle of a text otherwise than its
+# beginning, and one that cannot spell a byte spells nothing reliably: no jumping ahead there.
+_PROBES = ('{"name": "x", "list": [1, 2]}', "a\n  b", "né 漢字")
+
+
+class Vocabulary:
+    """Token bytes, special tokens and end tokens of one model.
+
+    Attributes:
+        size: token ids of the model's output layer; ids beyond the tokenizer's are never allowed.
+        mask_bytes: bytes of a token mask.
+        ends: end tokens, all below `size`.
+        canonical: how the tokenizer spells a text is known piece by piece, so that tokens which
+            must come next can be named.
+        ll: llguidance's own view.
+    """
+
+    def __init__(self, data: TokenizerData, size: int, ends: Iterable[int]) -> None:
+        tokenizer = Tokenizer(data)
+        self._tokenizer = tokenizer
+        self.size = size
+        self.mask_bytes = -(-size // 8)
+        self.ends = tuple(sorted(i for i in set(ends) if 0 <= i < size))
+        # Read by llguidance's wrapper.
+        known = min(size, tokenizer.vocab_size)
+        self.tokens = [tokenizer.token_bytes(i) for i in range(known)] + [b""] * (size - known)
+        self.special_token_ids = sorted(i for i in tokenizer.special_ids if i < size)
+        self.bos_token_id = None
+        self.eos_token_id = self.ends[0] if self.ends else 0
+        self.canonical = tokenizer.strip == 0 and all(map(self._spells, _PROBES))
+        wrapper = llguidance.TokenizerWrapper(self)
+        self.ll = llguidance.LLTokenizer(wrapper, n_vocab=size, eos_token=[*self.ends] or None)
+
+    def __call__(self, text: bytes) -> list[int]:
+        """Token ids of a text, special tokens' spellings read as plain characters."""
+        plain = text.decode("utf-8", errors="replace")
+        return self._tokenizer.encode(plain, add_special=False, parse_special=False)
+
+    def _spells(self, text: str) -> bool:
+        ids = self(text.encode())
+        return b"".join(self._tokenizer.token_bytes(i) for i in ids) == text.encode()
