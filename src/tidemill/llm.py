@@ -10,7 +10,7 @@ The engine is the server's, so answers are the server's for equal tokens, parame
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from operator import index
 from pathlib import Path
 from types import TracebackType
@@ -20,69 +20,37 @@ from tidemill.base.clock import wall
 from tidemill.base.errors import TidemillError, bad_request, config_error
 from tidemill.base.ids import new_id
 from tidemill.contract.config import EngineConfig
-from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason, TokenLogprob
+from tidemill.contract.program import OutputProgram
+from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason
 from tidemill.contract.resolve import resolve
 from tidemill.contract.sampling import SamplingParams
 from tidemill.contract.wire import EngineInfo, EngineStats
 from tidemill.engine.offline import InprocEngine
-from tidemill.engine.streams import raise_error
 from tidemill.loading.checkpoint import open_model
 from tidemill.loading.named import locate
 from tidemill.loading.parts import ModelFiles
-from tidemill.text.abilities import Abilities
+from tidemill.outputs import Completion, RequestOutput, Running, ToolCall
+from tidemill.text.answer import NOTHING, Found
+from tidemill.text.answering import (
+    ANSWER_FIELDS,
+    CUTS,
+    PLAIN,
+    AnswerRules,
+    ChatSide,
+    check_tools,
+    read_wishes,
+    rules_of,
+    text_rules,
+)
+from tidemill.text.constraints import FIELDS as CONSTRAINT_FIELDS
 from tidemill.text.conversation import check_complete, check_kwargs, check_messages
-from tidemill.text.output import OutputText
 from tidemill.text.template import ChatTemplate
 from tidemill.text.tokenizer import Tokenizer
+from tidemill.text.tools import ToolUse, tool_use
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 Params = SamplingParams | Sequence[SamplingParams] | None
-
-
-@dataclass(slots=True)
-class Completion:
-    """One answer.
-
-    Attributes:
-        index: which choice.
-        text: what may be read; special tokens and stop strings are not in it.
-        token_ids: everything generated and counted, the end token included.
-        finish_reason: ``stop`` or ``length``.
-        stop_string: the stop string that ended it, if one did.
-        logprobs: one per token, when asked for.
-    """
-
-    index: int
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    finish_reason: str | None = None
-    stop_string: str | None = None
-    logprobs: list[TokenLogprob] | None = None
-
-
-@dataclass(slots=True)
-class RequestOutput:
-    """A prompt and its answers.
-
-    Attributes:
-        prompt_token_ids: what the model read.
-        sampling: what was applied, seed and max_tokens included.
-        outputs: one per choice.
-        cached_tokens: prompt tokens found in the prefix cache.
-        prompt_logprobs: one per prompt token (None for the first), when asked for.
-    """
-
-    prompt_token_ids: tuple[int, ...]
-    sampling: SamplingParams
-    outputs: list[Completion]
-    cached_tokens: int = 0
-    prompt_logprobs: list[TokenLogprob | None] | None = None
-
-    @property
-    def text(self) -> str:
-        """The first answer's text."""
-        return self.outputs[0].text
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,16 +85,8 @@ class OpenedModel:
         return cls(files, name, tokenizer, template, stated)
 
 
-@dataclass(slots=True)
-class _Choice:
-    completion: Completion
-    text: OutputText
-
-
-@dataclass(slots=True)
-class _Running:
-    output: RequestOutput
-    choices: list[_Choice]
+# One prompt of a batch: its tokens, its text where it was a conversation, and how it is answered.
+_Asked = tuple[tuple[int, ...], AnswerRules]
 
 
 class LLM:
@@ -160,6 +120,7 @@ class LLM:
         self.tokenizer = opened.tokenizer
         self.template = opened.template
         self.defaults = opened.defaults
+        self.chat_side = ChatSide.of(self.tokenizer, self.template)
         self._engine = InprocEngine.open(config, progress)
 
     @property
@@ -181,7 +142,9 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: Params = None,
         *,
+        program: OutputProgram | None = None,
         progress: bool = False,
+        **constraint: Any,
     ) -> list[RequestOutput]:
         """Continue one prompt or many; many run together.
 
@@ -189,66 +152,108 @@ class LLM:
             prompts: a text, a sequence of token ids, or a sequence of either.
             params: for all, or one per prompt. None takes what the model's makers recommend; given
                 ones are used as they are.
+            program: what every output must obey, as the engine takes it.
             progress: show a progress bar on stderr.
+            **constraint: or one of the server's fields that say so: ``response_format``,
+                ``guided_json``, ``guided_regex``, ``guided_choice``, ``guided_grammar``,
+                ``structured_outputs``, ``json_schema``, ``grammar``.
 
         Raises:
             TidemillError: BAD_REQUEST naming the field, or what the engine said.
         """
+        unknown = sorted(set(constraint) - set(CONSTRAINT_FIELDS))
+        if unknown:
+            raise bad_request(unknown[0], f"generate() knows no {unknown[0]!r}")
+        if program is not None and constraint:
+            name = next(iter(constraint))
+            raise bad_request(name, f"program and {name} exclude each other; give one of them")
+        asked: list[_Asked] = []
         token_ids = [self._encode(p) for p in _as_list(prompts)]
-        return self._complete(token_ids, params, at_start=False, progress=progress)
+        for ids, sampling in zip(token_ids, self._samplings(token_ids, params), strict=True):
+            rules = text_rules({**constraint, **_cuts(sampling)})
+            if program is not None:
+                rules = AnswerRules(program=program)
+            asked.append((ids, rules))
+        return self._complete(asked, params, at_start=False, progress=progress)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         params: Params = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         progress: bool = False,
-        **template_kwargs: Any,
+        **options: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation or many.
 
         Args:
             messages: a conversation (dicts with role and content) or a list of conversations.
             params, progress: see `generate`.
-            **template_kwargs: variables of the chat template (``enable_thinking=False``).
+            tools: what the model may call, in OpenAI's layout.
+            **options: the server's fields of the same names: ``tool_choice``,
+                ``parallel_tool_calls``, ``response_format`` and the other constraints,
+                ``enable_thinking``, ``reasoning_effort``, ``thinking_token_budget``; anything else
+                is a variable of the chat template.
         """
         first = messages[0] if isinstance(messages, list | tuple) and messages else None
         conversations: Sequence[Any] = messages if isinstance(first, list | tuple) else [messages]
-        token_ids = [self.chat_tokens(c, **template_kwargs) for c in conversations]
-        return self._complete(token_ids, params, at_start=True, progress=progress)
+        samplings = self._samplings(conversations, params)
+        asked = [
+            self._ask(c, sampling, {"tools": tools, **options})
+            for c, sampling in zip(conversations, samplings, strict=True)
+        ]
+        return self._complete(asked, params, at_start=True, progress=progress)
 
-    def chat_tokens(self, messages: Sequence[Message], **template_kwargs: Any) -> tuple[int, ...]:
+    def chat_tokens(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **template_kwargs: Any,
+    ) -> tuple[int, ...]:
         """The prompt's token ids for a conversation, by the model's chat template."""
-        source = self.template.source or ""
-        plain = check_messages(messages, Abilities.of(self.template), source)
-        check_kwargs(template_kwargs, source)
-        text = self.template.render(plain, **template_kwargs)
-        check_complete(plain, text)
+        text = self._render(messages, tool_use(tools), template_kwargs)
         return tuple(self.tokenizer.encode(text, add_special=False))
 
     def stream(
         self,
         prompt: Prompt | Sequence[Message],
         params: SamplingParams | None = None,
-        **template_kwargs: Any,
+        **options: Any,
     ) -> Iterator[str]:
         """Generate one answer and yield its text as it comes; leaving the iterator stops it.
 
         Args:
             prompt: a text, token ids, or a conversation.
             params: see `generate`; `n` must be 1.
-            **template_kwargs: for a conversation.
+            **options: for a conversation, as in `chat`. Thinking and tool calls are not yielded;
+                `stream_parts` does.
         """
-        chat = not isinstance(prompt, str) and bool(prompt) and isinstance(prompt[0], Mapping)
-        token_ids = (
-            self.chat_tokens(prompt, **template_kwargs)  # type: ignore[arg-type]
-            if chat
-            else self._encode(prompt)  # type: ignore[arg-type]
-        )
-        [request] = self._requests([token_ids], params)
+        parts = self.stream_parts(prompt, params, **options)
+        return (part.content for part in parts if part.content)
+
+    def stream_parts(
+        self,
+        prompt: Prompt | Sequence[Message],
+        params: SamplingParams | None = None,
+        **options: Any,
+    ) -> Iterator[Found]:
+        """`stream` with everything an answer has: thinking, text, tool calls, and what is wrong
+        with something that looked like one."""
+        conversation = not isinstance(prompt, str) and bool(prompt)
+        if conversation and isinstance(prompt[0], Mapping):
+            [sampling] = self._samplings([prompt], params)
+            asked, at_start = self._ask(prompt, sampling, options), True
+        else:
+            if options:
+                name = next(iter(options))
+                raise bad_request(name, f"{name} is for conversations")
+            asked, at_start = (self._encode(prompt), PLAIN), False  # type: ignore[arg-type]
+        [request] = self._requests([asked], params)
         if request.sampling.n != 1:
             raise bad_request("n", "stream gives one answer; use generate for several")
-        return self._texts(request, at_start=chat)
+        return self._parts(request, asked[1], at_start=at_start)
 
     def close(self) -> None:
         """Stop the engine and free the model."""
@@ -275,7 +280,29 @@ class LLM:
             raise bad_request("prompt", f"{wrong} is no token id of this model (0 to {vocab - 1})")
         return ids
 
-    def _requests(self, prompts: Sequence[tuple[int, ...]], params: Params) -> list[EngineRequest]:
+    def _render(
+        self, messages: Any, use: ToolUse, kwargs: Mapping[str, Any], **variables: Any
+    ) -> str:
+        source = self.template.source or ""
+        plain = check_messages(messages, self.chat_side.abilities, source)
+        check_kwargs(kwargs, source)
+        check_tools(use, self.chat_side)
+        text = self.template.render(plain, use.shown or None, **{**kwargs, **variables})
+        check_complete(plain, text)
+        return text
+
+    def _ask(self, messages: Any, sampling: SamplingParams, options: Mapping[str, Any]) -> _Asked:
+        """A conversation as tokens, with the rules of its answer."""
+        fields = {k: v for k, v in options.items() if k in ANSWER_FIELDS}
+        kwargs = {k: v for k, v in options.items() if k not in ANSWER_FIELDS}
+        fields["chat_template_kwargs"] = kwargs
+        wishes = read_wishes(self.chat_side, {**fields, **_cuts(sampling)})
+        text = self._render(messages, wishes.use, kwargs, **wishes.thinking.variables)
+        ids = tuple(self.tokenizer.encode(text, add_special=False))
+        return ids, rules_of(self.chat_side, wishes, text)
+
+    def _samplings(self, prompts: Sequence[Any], params: Params) -> list[SamplingParams]:
+        """The parameters of each prompt."""
         if params is None or isinstance(params, SamplingParams):
             params = [params or self.sampling()] * len(prompts)
         if isinstance(params, str | Mapping) or not all(
@@ -286,6 +313,9 @@ class LLM:
             raise bad_request(
                 "params", f"{len(params)} sampling parameters for {len(prompts)} prompts"
             )
+        return list(params)
+
+    def _requests(self, asked: Sequence[_Asked], params: Params) -> list[EngineRequest]:
         info = self.info
         return [
             EngineRequest(
@@ -297,28 +327,29 @@ class LLM:
                     max_model_len=info.max_model_len,
                     vocab_size=info.vocab_size,
                 ),
+                program=rules.program,
                 arrival=wall(),
             )
-            for prompt, wanted in zip(prompts, params, strict=True)
+            for (prompt, rules), wanted in zip(asked, self._samplings(asked, params), strict=True)
         ]
 
-    def _texts(self, request: EngineRequest, *, at_start: bool) -> Iterator[str]:
-        running = self._start(request, at_start=at_start)
+    def _parts(
+        self, request: EngineRequest, rules: AnswerRules, *, at_start: bool
+    ) -> Iterator[Found]:
+        running = Running(request, self.tokenizer, rules, at_start=at_start)
         for output in self._engine.run([request]):
-            shown = self._take(running, output)
-            if shown:
-                yield shown
+            found = self._take(running, output)
+            if found != NOTHING:
+                yield found
 
     def _complete(
-        self,
-        prompts: Sequence[tuple[int, ...]],
-        params: Params,
-        *,
-        at_start: bool,
-        progress: bool,
+        self, asked: Sequence[_Asked], params: Params, *, at_start: bool, progress: bool
     ) -> list[RequestOutput]:
-        requests = self._requests(prompts, params)
-        running = {r.request_id: self._start(r, at_start=at_start) for r in requests}
+        requests = self._requests(asked, params)
+        running = {
+            request.request_id: Running(request, self.tokenizer, rules, at_start=at_start)
+            for request, (_, rules) in zip(requests, asked, strict=True)
+        }
         with _Bar(sum(r.sampling.n for r in requests), progress) as bar:
             for output in self._engine.run(requests):
                 self._take(running[output.request_id], output)
@@ -326,54 +357,16 @@ class LLM:
                     bar.advance()
         return [running[r.request_id].output for r in requests]
 
-    def _start(self, request: EngineRequest, *, at_start: bool) -> _Running:
-        sampling = request.sampling
-        logprobs = sampling.logprobs is not None
-        choices = [
-            _Choice(
-                Completion(index, logprobs=[] if logprobs else None),
-                OutputText(
-                    self.tokenizer,
-                    stop=sampling.stop,
-                    min_tokens=sampling.min_tokens,
-                    at_start=at_start,
-                ),
-            )
-            for index in range(sampling.n)
-        ]
-        output = RequestOutput(request.prompt_token_ids, sampling, [c.completion for c in choices])
-        return _Running(output, choices)
+    def _take(self, running: Running, output: ChoiceOutput) -> Found:
+        found, stop = running.take(output)
+        if stop:
+            self._engine.cancel(output.request_id, output.choice, FinishReason.STOP)
+        return found
 
-    def _take(self, running: _Running, output: ChoiceOutput) -> str:
-        """Enter an engine output; returns the text that is new. Surplus after a stop is dropped."""
-        choice = running.choices[output.choice]
-        completion, text = choice.completion, choice.text
-        if output.finish_reason is FinishReason.ERROR and output.error is not None:
-            raise_error(output.error)
-        if completion.finish_reason is not None:
-            return ""
-        if output.cached_tokens is not None:
-            running.output.cached_tokens = output.cached_tokens
-        if output.prompt_logprobs is not None:
-            running.output.prompt_logprobs = list(output.prompt_logprobs)
-        before = text.tokens
-        shown, stopped = text.push(output.token_ids, hide_last=output.stop_token is not None)
-        if output.finish_reason is not None and not stopped:
-            shown += text.finish()
-            stopped = text.stopped
-        taken = text.tokens - before
-        completion.text += shown
-        completion.token_ids += output.token_ids[:taken]
-        if completion.logprobs is not None and output.logprobs is not None:
-            completion.logprobs += output.logprobs[:taken]
-        if stopped:
-            completion.stop_string = text.stop_string
-            completion.finish_reason = FinishReason.STOP.value
-            if output.finish_reason is None:
-                self._engine.cancel(output.request_id, output.choice, FinishReason.STOP)
-        elif output.finish_reason is not None:
-            completion.finish_reason = output.finish_reason.value
-        return shown
+
+def _cuts(sampling: SamplingParams) -> dict[str, Any]:
+    """What can end or prolong an output, for the checks that the server makes too."""
+    return {name: getattr(sampling, name) for name in CUTS}
 
 
 def _as_list(prompts: Any) -> list[Prompt]:
@@ -431,4 +424,12 @@ class _Bar:
             self._bar.advance(self._task)
 
 
-__all__ = ["LLM", "Completion", "OpenedModel", "RequestOutput", "SamplingParams", "TidemillError"]
+__all__ = [
+    "LLM",
+    "Completion",
+    "OpenedModel",
+    "RequestOutput",
+    "SamplingParams",
+    "TidemillError",
+    "ToolCall",
+]

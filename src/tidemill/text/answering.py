@@ -31,7 +31,7 @@ FREE = OutputProgram()
 
 # Sampling fields that end an output where no grammar would, or carry it on where one has ended,
 # and the value at which they do nothing.
-_CUTS: dict[str, object] = {
+CUTS: dict[str, object] = {
     "stop": (),
     "stop_token_ids": (),
     "ignore_eos": False,
@@ -156,6 +156,20 @@ def text_rules(fields: Mapping[str, Any]) -> AnswerRules:
     return AnswerRules(program=OutputProgram((_ruled(constraint),)))
 
 
+def check_tools(use: ToolUse, chat: ChatSide) -> None:
+    """Raise unless the model's chat template can tell it about the tools.
+
+    Raises:
+        TidemillError: kind BAD_REQUEST naming ``tools``.
+    """
+    if use.shown and not chat.abilities.tools:
+        raise bad_request(
+            "tools",
+            "tools: the model's chat template has no place for them; use one that has "
+            "(--chat-template FILE)",
+        )
+
+
 def check_cuts(ruling: str, fields: Mapping[str, Any], *, stop: bool = True) -> None:
     """Refuse what would end a ruled output too early or carry it on past its end.
 
@@ -167,7 +181,7 @@ def check_cuts(ruling: str, fields: Mapping[str, Any], *, stop: bool = True) -> 
     Raises:
         TidemillError: kind BAD_REQUEST naming both fields.
     """
-    for name, harmless in _CUTS.items():
+    for name, harmless in CUTS.items():
         value = fields.get(name)
         if value is not None and value != harmless and value != [] and (stop or name != "stop"):
             raise _exclude(name, ruling)

@@ -10,6 +10,7 @@ from tidemill.base.errors import bad_request
 from tidemill.contract.resolve import ContextLengthError
 from tidemill.server.context import ServerContext
 from tidemill.server.openai import schema
+from tidemill.text.answering import check_tools
 from tidemill.text.conversation import check_complete, check_kwargs, check_messages
 from tidemill.text.tools import NO_TOOLS, ToolUse
 
@@ -52,12 +53,7 @@ async def chat_prompt(
     """
     source = context.template.source or ""
     abilities = context.chat.abilities
-    if use.shown and not abilities.tools:
-        raise bad_request(
-            "tools",
-            "the model's chat template has no place for tools; start the server with one that has "
-            "(--chat-template FILE)",
-        )
+    check_tools(use, context.chat)
     said = [m.model_dump(exclude_none=True) for m in messages]
     plain = check_messages(said, abilities, source)
     check_kwargs(kwargs, source)

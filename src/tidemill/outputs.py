@@ -1,0 +1,177 @@
+"""What the offline API returns, and how it grows from the engine's outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tidemill.base.ids import new_call_id
+from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason, TokenLogprob
+from tidemill.contract.sampling import SamplingParams
+from tidemill.engine.streams import raise_error
+from tidemill.text.answer import NOTHING, AnswerText, Found
+from tidemill.text.answering import AnswerRules
+from tidemill.text.tokenizer import Tokenizer
+
+TOOL_CALLS = "tool_calls"
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """A call of a tool that was offered.
+
+    Attributes:
+        id: to be repeated with the call's result.
+        name: of the tool.
+        arguments: JSON text; a whole object unless the output was cut (``length``).
+    """
+
+    id: str
+    name: str
+    arguments: str = ""
+
+    def message(self) -> dict[str, object]:
+        """The call as it stands in a message's `tool_calls`."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+@dataclass(slots=True)
+class Completion:
+    """One answer.
+
+    Attributes:
+        index: which choice.
+        text: what may be read; special tokens and stop strings are not in it, nor are thinking and
+            tool calls.
+        token_ids: everything generated and counted, the end token included.
+        finish_reason: ``stop``, ``length``, or ``tool_calls`` where tools are called.
+        stop_string: the stop string that ended it, if one did.
+        logprobs: one per token, when asked for.
+        reasoning: the thinking, of a model whose thinking is marked.
+        reasoning_tokens: how many tokens that took.
+        tool_calls: in the order in which they were made.
+        tool_call_errors: why something that looked like a call is none; its text is in `text`.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_string: str | None = None
+    logprobs: list[TokenLogprob] | None = None
+    reasoning: str = ""
+    reasoning_tokens: int = 0
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    tool_call_errors: list[str] = field(default_factory=list)
+
+    def message(self) -> dict[str, object]:
+        """The answer as a message to go on with."""
+        message: dict[str, object] = {"role": "assistant", "content": self.text}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = [call.message() for call in self.tool_calls]
+        return message
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A prompt and its answers.
+
+    Attributes:
+        prompt_token_ids: what the model read.
+        sampling: what was applied, seed and max_tokens included.
+        outputs: one per choice.
+        cached_tokens: prompt tokens found in the prefix cache.
+        prompt_logprobs: one per prompt token (None for the first), when asked for.
+    """
+
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    outputs: list[Completion]
+    cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+
+    @property
+    def text(self) -> str:
+        """The first answer's text."""
+        return self.outputs[0].text
+
+
+class Running:
+    """A request under way: its engine outputs become a `RequestOutput`.
+
+    Args:
+        request: what the engine was given.
+        tokenizer: the vocabulary.
+        rules: how its outputs are read.
+        at_start: see `OutputText`.
+
+    Attributes:
+        output: what has come so far.
+    """
+
+    def __init__(
+        self, request: EngineRequest, tokenizer: Tokenizer, rules: AnswerRules, *, at_start: bool
+    ) -> None:
+        sampling = request.sampling
+        logprobs = sampling.logprobs is not None
+        self._texts = [
+            AnswerText(
+                tokenizer,
+                None if rules.parser is None else rules.parser(),
+                kept=rules.kept,
+                stop=sampling.stop,
+                min_tokens=sampling.min_tokens,
+                at_start=at_start,
+            )
+            for _ in range(sampling.n)
+        ]
+        completions = [Completion(i, logprobs=[] if logprobs else None) for i in range(sampling.n)]
+        self.output = RequestOutput(request.prompt_token_ids, sampling, completions)
+
+    def take(self, output: ChoiceOutput) -> tuple[Found, bool]:
+        """Enter an engine output. Surplus after a stop is dropped.
+
+        Returns:
+            What is new, and whether the engine has to be told that the choice has ended here.
+
+        Raises:
+            TidemillError: what the engine said.
+        """
+        completion, text = self.output.outputs[output.choice], self._texts[output.choice]
+        if output.finish_reason is FinishReason.ERROR and output.error is not None:
+            raise_error(output.error)
+        if completion.finish_reason is not None:
+            return NOTHING, False
+        if output.cached_tokens is not None:
+            self.output.cached_tokens = output.cached_tokens
+        if output.prompt_logprobs is not None:
+            self.output.prompt_logprobs = list(output.prompt_logprobs)
+        before = text.tokens
+        found, stopped = text.push(output.token_ids, hide_last=output.stop_token is not None)
+        if output.finish_reason is not None and not stopped:
+            found += text.finish()
+            stopped = text.stopped
+        taken = text.tokens - before
+        _add(completion, found)
+        completion.reasoning_tokens = text.reasoning_tokens
+        completion.token_ids += output.token_ids[:taken]
+        if completion.logprobs is not None and output.logprobs is not None:
+            completion.logprobs += output.logprobs[:taken]
+        ended = FinishReason.STOP if stopped else output.finish_reason
+        if ended is not None:
+            completion.stop_string = text.stop_string
+            called = ended is FinishReason.STOP and text.calls
+            completion.finish_reason = TOOL_CALLS if called else ended.value
+        return found, stopped and output.finish_reason is None
+
+
+def _add(completion: Completion, found: Found) -> None:
+    completion.text += found.content
+    completion.reasoning += found.reasoning
+    completion.tool_call_errors += found.errors
+    for part in found.calls:
+        if part.name is not None:
+            completion.tool_calls.append(ToolCall(new_call_id(), part.name))
+        completion.tool_calls[part.index].arguments += part.arguments
