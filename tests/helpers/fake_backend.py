@@ -111,6 +111,7 @@ class FakeBackend:
         on_step: called with each step's inputs before it runs.
         fail_if: the exception that a step of these inputs fails with, if any.
         step_seconds: how long a step takes.
+        cost: seconds that a step says it took, whatever it took.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class FakeBackend:
         self.step_seconds = step_seconds
         self.fail_next = 0
         self.on_step: Callable[[StepInputs], None] | None = None
+        self.cost: Callable[[StepInputs], float] | None = None
         self.fail_if: Callable[[StepInputs], Exception | None] = lambda inputs: None
         self.steps = 0
         self.closed = False
@@ -192,10 +194,12 @@ class FakeBackend:
         logprobs = None
         if wide >= 0:
             logprobs = fake_logprobs([contexts[r] for r in rows], sampled, max(1, wide), vocab)
+        taken = 0.0 if self.cost is None else self.cost(x)
         return StepOutputs(
             sampled=np.array(sampled, np.int32),
             logprobs=logprobs,
             targets=self._targets(x, contexts, vocab),
+            seconds=(0.0, taken, 0.0, taken),
         )
 
     def _write(self, x: StepInputs) -> list[list[int]]:

@@ -6,7 +6,7 @@ import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, pairwise
 
 from helpers.drive import EOS
 
@@ -41,7 +41,7 @@ class Seen:
 
     @property
     def gaps(self) -> list[float]:
-        return [b - a for a, b in zip(self.tokens, self.tokens[1:], strict=False)]
+        return [b - a for a, b in pairwise(self.tokens)]
 
 
 class Simulation:
@@ -127,3 +127,23 @@ class Simulation:
                 ended.append(output.request_id)
         for name in ended:
             self.on_end(name)
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    """Random token ids, none of them an end token."""
+    rng = random.Random(seed)
+    return [rng.randrange(10, 90) for _ in range(length)]
+
+
+def quantile(values: list[float], q: float) -> float:
+    """The q-quantile, nearest above."""
+    return sorted(values)[min(len(values) - 1, int(len(values) * q))]
+
+
+def gaps_between(sim: Simulation, names: list[str], start: float, end: float) -> list[float]:
+    """Gaps between tokens of these requests that ended within a time."""
+    gaps = []
+    for name in names:
+        tokens = sim.seen[name].tokens
+        gaps += [b - a for a, b in pairwise(tokens) if start < b < end]
+    return gaps

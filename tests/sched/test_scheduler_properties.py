@@ -27,9 +27,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget=st.sampled_from([1, 3, 8, 64]),
         seqs=st.integers(1, 6),
         caching=st.booleans(),
+        timed=st.booleans(),
     )
     def build(
-        self, depth: int, groups: int, blocks: int, budget: int, seqs: int, caching: bool
+        self,
+        depth: int,
+        groups: int,
+        blocks: int,
+        budget: int,
+        seqs: int,
+        caching: bool,
+        timed: bool,
     ) -> None:
         self.machine = Machine(
             depth=depth,
@@ -42,6 +50,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             prefix_caching=caching,
             vocab=VOCAB,
         )
+        if timed:
+            self.machine.backend.cost = lambda x: 0.01 + 0.02 * len(x.token_ids)
         self.requests: dict[str, EngineRequest] = {}
         self.disturbed: set[str] = set()
 
@@ -54,6 +64,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         resumed=st.integers(0, 3),
         prompt_logprobs=st.sampled_from([None, None, 1]),
         ends=st.booleans(),
+        tenant=st.sampled_from("abc"),
+        weight=st.sampled_from([1.0, 0.5, 4.0]),
     )
     def submit(
         self,
@@ -65,6 +77,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         resumed: int,
         prompt_logprobs: int | None,
         ends: bool,
+        tenant: str,
+        weight: float,
     ) -> None:
         name = f"r{len(self.requests)}"
         seed = 11 if sampled else None
@@ -85,6 +99,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             resume=resume,
             prompt_logprobs=prompt_logprobs,
             ignore_eos=not ends,
+            tenant=tenant,
+            weight=weight,
         )
         self.requests[name] = one
         self.machine.submit(one)

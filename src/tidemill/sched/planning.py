@@ -103,21 +103,15 @@ def build(state: State, step_id: int, last_step: int | None) -> Draft:
     if len(state.tenants) > 1:
         _make_room(state, draft)
     urgent = competing and any(_is_urgent(state, seq) for seq in _unread(state))
-    chosen, rest = _stream_rows(state, draft, urgent=urgent, competing=competing)
-    for seq in (*chosen, *rest):
-        # Those beyond the choice only where no memory was found for any of the chosen.
-        if draft.budget == 0 or (seq in rest and draft.rows):
-            break
-        if seq.lease is not None:
-            _plan_running(state, draft, seq, min(seq.remaining, draft.budget), last_step)
+    _plan_streams(state, draft, last_step, urgent=urgent, competing=competing)
     _prefill(state, draft, last_step, competing=competing)
     return draft
 
 
-def _stream_rows(
-    state: State, draft: Draft, *, urgent: bool, competing: bool
-) -> tuple[list[Sequence], list[Sequence]]:
-    """Running streams that are to get a row, in order, and the others: they take turns.
+def _plan_streams(
+    state: State, draft: Draft, last_step: int | None, *, urgent: bool, competing: bool
+) -> None:
+    """Give running streams a row, in order; those that cannot all have one take turns.
 
     The tokens that outstanding steps sample must not be a stream's last ones, and what a constraint
     allows next is known once they are.
@@ -127,20 +121,36 @@ def _stream_rows(
         for s in state.running
         if streams(s) and s.known < s.max_len and not (s.pending and s.constraint is not None)
     ]
+    chosen = _chosen_streams(state, draft, due, urgent=urgent, competing=competing)
+    for seq in sorted(chosen, key=lambda s: s.order):
+        _plan_stream(state, draft, seq, last_step)
+    if not draft.rows and len(chosen) < len(due):
+        # No memory for any of these; without a row there may be none at all in the step.
+        for seq in due:
+            if not draft.rows and seq.seq_id not in draft.tried:
+                _plan_stream(state, draft, seq, last_step)
+
+
+def _plan_stream(state: State, draft: Draft, seq: Sequence, last_step: int | None) -> None:
+    if seq.lease is not None and draft.budget > 0:
+        _plan_running(state, draft, seq, min(seq.remaining, draft.budget), last_step)
+
+
+def _chosen_streams(
+    state: State, draft: Draft, due: list[Sequence], *, urgent: bool, competing: bool
+) -> list[Sequence]:
     seconds = decode_seconds(state.limits, urgent=urgent, competing=competing)
     if seconds is not None and state.cost.ready:
-        chosen = _fair_rows(state, due, seconds)
-    elif len(due) > draft.budget:
-        chosen = sorted(due, key=lambda s: (s.last_row, s.order))[: draft.budget]
-    else:
-        return due, []
-    return sorted(chosen, key=lambda s: s.order), [seq for seq in due if seq not in chosen]
+        return _fair_rows(state, due, seconds)
+    if len(due) > draft.budget:
+        return sorted(due, key=lambda s: (s.last_row, s.order))[: draft.budget]
+    return due
 
 
 def _fair_rows(state: State, due: list[Sequence], seconds: float) -> list[Sequence]:
     """As many streams as fit into the time, one of each tenant in turn, longest unserved first."""
     lines: dict[str, list[Sequence]] = {}
-    for seq in sorted(due, key=lambda s: (-s.last_row, s.order), reverse=True):
+    for seq in sorted(due, key=lambda s: (s.last_row, s.order), reverse=True):
         lines.setdefault(seq.owner.request.tenant, []).append(seq)
     taken: dict[str, float] = dict.fromkeys(lines, 0.0)
     load, chosen = Load(), []
