@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -79,7 +80,7 @@ def test_what_could_cut_a_document_is_refused(
 @pytest.mark.parametrize(("path", "base"), ROUTES)
 def test_two_constraints_are_refused(http: httpx.Client, path: str, base: dict[str, Any]) -> None:
     names = list(FIELDS)
-    for one, other in zip(names, names[1:], strict=False):
+    for one, other in itertools.pairwise(names):
         answer = http.post(path, json={**base, one: FIELDS[one], other: FIELDS[other]})
         assert answer.status_code == 400
         message = answer.json()["error"]["message"]
