@@ -1,0 +1,221 @@
+"""Admission in simulated time: an engine that serves what was admitted at a fixed rate."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import count
+
+import pytest
+from helpers.scripted_engine import fake_info
+
+from tidemill.base.errors import TidemillError
+from tidemill.contract.sampling import SamplingParams
+from tidemill.metrics.admission import MAX_TENANTS, AdmissionMetrics
+from tidemill.server.admission import Admission, Caller, Ticket
+from tidemill.server.admission_options import AdmissionOptions
+from tidemill.server.errors import Refusal
+from tidemill.server.estimates import AnswerLengths, Throughput
+
+CAPACITY = 64 * 32
+PROMPT, OUTPUT = 100, 20
+RATE = 600.0  # tokens per second: five requests
+
+
+@dataclass
+class World:
+    """A server whose engine runs four requests at a time, each at a quarter of the rate."""
+
+    options: AdmissionOptions = field(default_factory=AdmissionOptions)
+    now: float = 0.0
+    done: dict[str, int] = field(default_factory=dict)
+    refusals: list[tuple[str, float]] = field(default_factory=list)
+    kept: int = 0
+    broken: int = 0
+
+    def __post_init__(self) -> None:
+        self.admission = Admission(
+            self.options,
+            lambda: fake_info(max_num_seqs=4, max_step_tokens=32),
+            AdmissionMetrics(),
+            clock=lambda: self.now,
+        )
+        self._events: list[tuple[float, int, str, int, bool]] = []
+        self._order = count()
+        self._waiting: deque[tuple[str, Ticket]] = deque()
+        self._ends: list[tuple[float, int, str, Ticket]] = []
+        self.most_waiting = 0
+
+    def at(self, time: float, client: str, number: int, *, told: bool = False) -> None:
+        heapq.heappush(self._events, (time, next(self._order), client, number, told))
+
+    def run(
+        self, until: float, *, come_back: float = 1.0, rng: random.Random | None = None
+    ) -> None:
+        """`come_back`: the part of those refused that does as it is told."""
+        rng = rng or random.Random(0)
+        while self._events or self._ends:
+            next_event = self._events[0][0] if self._events else float("inf")
+            next_end = self._ends[0][0] if self._ends else float("inf")
+            self.now = min(next_event, next_end)
+            if self.now > until:
+                return
+            if next_end <= next_event:
+                _, _, client, ticket = heapq.heappop(self._ends)
+                ticket.progress(0, OUTPUT - 1)
+                ticket.close([OUTPUT])
+                self.done[client] = self.done.get(client, 0) + 1
+            else:
+                self._ask(*heapq.heappop(self._events)[2:], come_back, rng)
+            self._serve()
+
+    def _ask(
+        self, client: str, number: int, told: bool, come_back: float, rng: random.Random
+    ) -> None:
+        prompt = (number,) * PROMPT
+        try:
+            ticket = self.admission.admit(
+                Caller(client), [prompt], [SamplingParams(max_tokens=OUTPUT)]
+            )
+        except Refusal as refusal:
+            assert refusal.problem.status == 429 and refusal.problem.code == "overloaded"
+            seconds = float(refusal.problem.headers["Retry-After"])
+            assert seconds >= 1 and seconds == int(seconds)
+            self.refusals.append((client, seconds))
+            self.broken += told
+            if rng.random() < come_back:
+                self.at(self.now + seconds + rng.uniform(0, 0.2), client, number, told=True)
+            return
+        self.kept += told
+        self._waiting.append((client, ticket))
+        self.most_waiting = max(self.most_waiting, self.admission.waiting_tokens)
+
+    def _serve(self) -> None:
+        while self._waiting and len(self._ends) < 4:
+            client, ticket = self._waiting.popleft()
+            ticket.progress(0, 1)
+            end = self.now + 4 * (PROMPT + OUTPUT) / RATE
+            heapq.heappush(self._ends, (end, next(self._order), client, ticket))
+
+
+def overload(world: World, seconds: float, times: float, client: str = "a") -> None:
+    rng = random.Random(7)
+    time, number = 0.0, 0
+    while time < seconds:
+        time += rng.expovariate(times * RATE / (PROMPT + OUTPUT))
+        number += 1
+        world.at(time, client, number)
+
+
+@pytest.mark.parametrize("come_back", [1.0, 0.5])
+def test_retry_after_is_honoured_and_the_engine_stays_busy(come_back: float) -> None:
+    world = World()
+    overload(world, 60.0, 10.0)
+    world.run(400.0, come_back=come_back)
+    assert world.kept + world.broken > 100
+    assert world.kept / (world.kept + world.broken) >= 0.8
+    # Five requests a second, all along: what is told to come back keeps the engine busy.
+    possible = min(400.0, 600.0 * come_back) * RATE / (PROMPT + OUTPUT)
+    assert world.done["a"] >= 0.85 * possible
+
+
+def test_goodput_when_nobody_comes_back() -> None:
+    world = World()
+    overload(world, 60.0, 10.0)
+    world.run(60.0, come_back=0.0)
+    assert world.done["a"] >= 0.9 * 60 * RATE / (PROMPT + OUTPUT)
+
+
+def test_the_queue_is_bounded_in_tokens_and_empties() -> None:
+    world = World(AdmissionOptions(max_queue_tokens=1000))
+    for i in range(2000):
+        world.at(0.0, f"c{i}", i)
+    world.run(5.0, come_back=0.0)
+    assert world.most_waiting <= CAPACITY + 2 * 1000
+    world.run(1e6, come_back=0.0)
+    admission = world.admission
+    assert admission.waiting_tokens == admission._running == admission._unread == 0
+    assert admission.active == 0 and not admission._clients
+    assert len(admission._bookings) <= 2000
+    world.now += 1e5
+    admission._bookings._lapse(world.now)
+    assert len(admission._bookings) == 0 and not admission._bookings._booked
+
+
+def test_another_clients_flood_refuses_nobody_else() -> None:
+    world = World()
+    overload(world, 30.0, 10.0)
+    for second in range(2, 30):
+        world.at(float(second), "b", 10**6 + second)
+    world.run(30.0, come_back=0.0)
+    assert not [r for r in world.refusals if r[0] == "b"]
+    assert len(world.refusals) > 500
+
+
+def test_an_idle_server_takes_what_exceeds_every_bound() -> None:
+    world = World(AdmissionOptions(max_queue_tokens=10))
+    params = SamplingParams(max_tokens=30, n=8)
+    prompts = [(i,) * 200 for i in range(30)]
+    ticket = world.admission.admit(Caller("a"), prompts, [params] * 30)
+    assert ticket.choices == 240
+    with pytest.raises(Refusal):
+        world.admission.admit(Caller("a"), [(1,)], [SamplingParams(max_tokens=5)])
+    for i in range(30):
+        ticket.progress(i, 8)
+    ticket.close([30] * 240)
+    assert world.admission._running == 0
+    with pytest.raises(TidemillError, match="at most 4096"):
+        world.admission.admit(Caller("a"), prompts * 18, [params] * 540)
+
+
+def test_the_objective_refuses_what_would_come_too_late() -> None:
+    world = World(AdmissionOptions(ttft_objective=2.0))
+    overload(world, 60.0, 3.0)
+    world.run(60.0, come_back=0.0)
+    # Four run and a second's worth waits: without the objective a whole cache's worth would.
+    assert world.admission.waiting_tokens < 4 * RATE
+    assert world.done["a"] > 0.8 * 60 * RATE / (PROMPT + OUTPUT)
+
+
+def test_answers_lengths_are_learned_per_client() -> None:
+    lengths = AnswerLengths()
+    assert lengths.expected("a", 1000) == 256 and lengths.expected("a", 10) == 10
+    for _ in range(20):
+        lengths.note("a", 30)
+        lengths.note("b", 500)
+    assert lengths.expected("a", 1000) == 30 and lengths.expected("b", 1000) == 500
+    assert 30 < lengths.expected("new", 1000) < 500
+    for i in range(3000):
+        lengths.note(f"x{i}", 5)
+    assert len(lengths._clients) <= 1024
+
+
+def test_throughput_counts_time_with_work() -> None:
+    rate = Throughput()
+    assert rate.rate(5.0) is None
+    for second in range(10):
+        rate.begin(second * 100.0)
+        for tick in range(10):
+            rate.note(50, second * 100.0 + tick / 10 + 0.1)
+        rate.pause(second * 100.0 + 1.0)
+    assert rate.rate(1000.0) == pytest.approx(500, rel=0.05)
+    rate.begin(2000.0)
+    stalled = rate.rate(2030.0)
+    assert stalled is not None and stalled < 150
+
+
+def test_tenants_labels_are_bounded() -> None:
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    registry = CollectorRegistry()
+    metrics = AdmissionMetrics(registry)
+    for i in range(500):
+        metrics.waiting(10 * i, f"t{i}", 10)
+        metrics.refused("queue", f"t{i}", 5.0)
+    text = generate_latest(registry).decode()
+    assert text.count("tidemill_tenant_queue_tokens{") == MAX_TENANTS + 1
+    others = (500 - MAX_TENANTS) * 10
+    assert f'tidemill_tenant_queue_tokens{{tenant="(others)"}} {others}.0' in text
+    assert "tidemill_retry_after_seconds_bucket" in text
