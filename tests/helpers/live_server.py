@@ -14,6 +14,7 @@ from helpers.tiny_text import tokenizer_data
 from tidemill.server.context import ServerContext
 from tidemill.server.http import make_server
 from tidemill.server.limits import Limits
+from tidemill.server.security import Security
 from tidemill.text.template import ChatTemplate
 from tidemill.text.tokenizer import Tokenizer
 
@@ -34,11 +35,11 @@ def fake_context(engine: ScriptedEngine, **changes: object) -> ServerContext:
 
 
 @contextmanager
-def serving(context: ServerContext) -> Iterator[str]:
+def serving(context: ServerContext, security: Security | None = None) -> Iterator[str]:
     """The base URL of a running server."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    server = make_server(context, drain_seconds=1)
+    server = make_server(context, drain_seconds=1, security=security)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     deadline = time.monotonic() + 10
@@ -47,7 +48,8 @@ def serving(context: ServerContext) -> Iterator[str]:
             raise RuntimeError("the test server did not start")
         time.sleep(0.01)
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        scheme = "https" if security and security.certificates else "http"
+        yield f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join(10)

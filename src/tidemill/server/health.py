@@ -12,6 +12,7 @@ from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.base.log import get_logger
 from tidemill.contract.wire import EngineStats
 from tidemill.metrics.registry import CONTENT_TYPE
+from tidemill.server.auth import principal_of
 from tidemill.server.context import ServerContext
 from tidemill.server.openai.models import json_response
 
@@ -53,6 +54,10 @@ async def readyz(context: ServerContext, request: Request) -> Response:
         except (TidemillError, TimeoutError):
             log.debug("the engine is busy; the latest figures stand")
     problem = context.client.problem
+    if principal_of(request).role is None:
+        # A probe without a key, where there are keys: whether, and not what or why.
+        status = "ready" if problem is None else "unavailable"
+        return json_response({"status": status}, 200 if problem is None else 503)
     if problem is not None:
         return json_response({"status": "unavailable", "reason": problem}, 503)
     return json_response(
