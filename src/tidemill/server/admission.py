@@ -26,7 +26,7 @@ from tidemill.server.estimates import AnswerLengths, ReadingSpeed, Throughput
 QUEUE_SECONDS = 60.0
 """Without --max-queue-tokens: no more waits than is computed in so long, or the cache holds."""
 
-FIRST_DRAIN_SECONDS = 30.0
+FIRST_DRAIN_SECONDS = 10.0
 """Until the rate has been measured, a full queue is taken to drain in so long."""
 
 OVERDRAFT = 2

@@ -12,6 +12,9 @@ FIRST_GUESS = 256.0
 MAX_CLIENTS = 1024
 """Clients whose answers' lengths are remembered; beyond, the longest unseen is forgotten."""
 
+LEAST_SECONDS = 0.1
+"""Of work, before a rate is worth anything."""
+
 _RATE = 1 / 16
 _FEW = 8
 
@@ -83,9 +86,10 @@ class Throughput:
         self._tokens += tokens
 
     def rate(self, now: float) -> float | None:
-        """Tokens per second; None before half a second of work was seen."""
+        """Tokens per second; None before enough work was seen."""
         self.note(0, now)
-        return self._tokens / self._seconds if self._seconds >= 0.5 and self._tokens else None
+        known = self._seconds >= LEAST_SECONDS and self._tokens > 0
+        return self._tokens / self._seconds if known else None
 
 
 class ReadingSpeed:
