@@ -12,7 +12,7 @@ JOBS ?= 2
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help install serve run test lint types check test-install brook parity bench-serve kernels clean
+.PHONY: FORCE help install serve run test lint types check test-install brook parity bench-serve bench-overload kernels soak clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -68,6 +68,12 @@ parity: test-install ## compare logits with llama.cpp and transformers through G
 
 bench-serve: test-install ## the 0.6B-shape serving benchmark of docs/benchmarks.md
 	$(BIN)/python benchmarks/serve_06b.py $(ARGS)
+
+soak: test-install ## break a real server for MINUTES (30) and write docs/soak.md
+	PYTHONPATH=tests $(BIN)/python -m soak.run --minutes $(or $(MINUTES),30) --report $(or $(REPORT),docs/soak.md)
+
+bench-overload: test-install ## fairness, a long prompt beside streams, tenfold overload (8 minutes)
+	$(BIN)/python benchmarks/overload.py $(ARGS)
 
 clean: ## remove what was built (the environment stays)
 	rm -rf build dist .work

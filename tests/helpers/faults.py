@@ -20,7 +20,9 @@ def fault_environment(faults: dict[str, int]) -> dict[str, str]:
         faults: kind of fault -> the token id that causes it by being in a prompt. Kinds: ``abort``
             (the process dies in the step), ``hang`` (the step never ends), ``raise`` (the step
             fails with an exception), ``memory`` (with a MemoryError when more than one row or more
-            than 8 tokens are computed), ``submit`` (the plan is refused with an exception).
+            than 8 tokens are computed), ``submit`` (the plan is refused with an exception),
+            ``compile`` (the process dies while it compiles a grammar with "poison" in it; the token
+            does not matter).
     """
     paths = [str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {"PYTHONPATH": os.pathsep.join(paths), "TIDEMILL_TEST_FAULTS": json.dumps(faults)}

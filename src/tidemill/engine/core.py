@@ -28,7 +28,7 @@ from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason,
 from tidemill.contract.wire import EngineInfo, EngineStats, Fatal, Outputs, Stats
 from tidemill.engine.divide import compute_in_parts, lacks_memory
 from tidemill.engine.flightlog import FlightLog, request_key
-from tidemill.engine.recorder import RecordingExecutor
+from tidemill.engine.recorder import BEAT_SECONDS, RecordingExecutor
 from tidemill.executor.base import Executor, PlanHandle
 from tidemill.executor.inproc import OpenedExecutor, open_inproc
 from tidemill.grammar.phases import ProgramState
@@ -89,6 +89,7 @@ class EngineCore:
         self._turns = 0
         self._busy = threading.Event()
         self._log: FlightLog | None = None
+        self._beside: set[int] = set()
         self._thread = threading.Thread(target=self._run, name="tidemill-engine", daemon=True)
 
     def start(self) -> EngineCore:
@@ -131,13 +132,12 @@ class EngineCore:
             )
 
         def command() -> list[Emission]:
-            if self._log is not None:
-                self._log.taking(request_key(request.request_id))
+            self._set_beside(request, True)
             emissions = self._scheduler.submit(request, client)
-            if self._log is not None:
-                self._log.taking(0)
             if not request.program.free and not emissions:
                 self._compile(client, request)
+            else:
+                self._set_beside(request, False)
             return emissions
 
         if not self._post(command):
@@ -242,19 +242,29 @@ class EngineCore:
         """The commands there are; sleeps while there is neither a command nor work."""
         with self._wake:
             if not (self._inbox or self._closing or self._scheduler.has_work or self._flying):
-                self._wake.wait(IDLE_CHECK_SECONDS)
+                self._rest(IDLE_CHECK_SECONDS)
                 if not (self._inbox or self._closing):
                     self._scheduler.check()
                     if self._grammars is not None:
                         self._grammars.warm()
-                    self._busy.clear()
                     while not (self._inbox or self._closing):
-                        self._wake.wait()
+                        self._rest()
             if self._closing:
                 return None
             commands = list(self._inbox)
             self._inbox.clear()
             return commands
+
+    def _rest(self, seconds: float | None = None) -> None:
+        """Wait for a command, for a while or for good; called with the lock held."""
+        if self._beside:
+            # Programs are being compiled: that may take its time, and is no standstill.
+            self._turns += 1
+            self._wake.wait(BEAT_SECONDS)
+            return
+        if seconds is None:
+            self._busy.clear()
+        self._wake.wait(seconds)
 
     def _step(self) -> list[Emission]:
         """Launch what may be launched, then wait for the oldest step and commit it."""
@@ -366,13 +376,25 @@ class EngineCore:
         """Have a request's program compiled beside the steps; it is queued once that is done."""
 
         def done(states: list[ProgramState], error: TidemillError | None) -> None:
-            self._post(lambda: self._scheduler.release(client, request.request_id, states, error))
+            def command() -> list[Emission]:
+                emissions = self._scheduler.release(client, request.request_id, states, error)
+                self._set_beside(request, False)
+                return emissions
+
+            self._post(command)
 
         if self._grammars is None:
             done([], unsupported("program", "this engine has no vocabulary to constrain output by"))
             return
         ends = sorted(self._scheduler.ends_of(request))
         self._grammars.compile_later(request.program, ends, request.sampling.n, done)
+
+    def _set_beside(self, request: EngineRequest, beside: bool) -> None:
+        """Whether a request is being taken in, or its program compiled: beside the steps."""
+        key = request_key(request.request_id)
+        (self._beside.add if beside else self._beside.discard)(key)
+        if self._log is not None:
+            self._log.beside(self._beside)
 
     def _deliver(self, emissions: list[Emission]) -> None:
         """One message per client with all that is for it."""

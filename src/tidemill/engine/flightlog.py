@@ -4,8 +4,8 @@ The engine notes whose rows it is about to compute, and a number that changes wh
 working; the supervisor reads both when the engine says nothing any more. The page is anonymous
 memory behind a file descriptor: it takes no disk, has no name, and is gone with its last process.
 
-Layout in 64-bit words: pulse, the request being taken in (0: none), then two slots (as many steps
-may be outstanding), each: state, step, count, and `count` request keys.
+Layout in 64-bit words: the pulse, then three slots (two steps may be outstanding; one for what
+happens beside the steps), each: state, step, count, and `count` request keys.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import hashlib
 import mmap
 import os
 import tempfile
+from collections.abc import Collection
 from itertools import islice
 
-_PULSE, _TAKING, _SLOTS = 0, 1, 8
+_PULSE, _SLOTS = 0, 8
+_BESIDE = 2
 _STATE, _STEP, _COUNT, _KEYS = 0, 1, 2, 3
 _EMPTY, _COMPUTING, _DONE = 0, 1, 2
 _WORD = 8
@@ -75,13 +77,22 @@ class FlightLog:
         """Show that the engine lives: a number other than the last one."""
         self._words[_PULSE] = pulse & (2**63 - 1)
 
-    def taking(self, key: int) -> None:
-        """A request is being taken in (0: it is in)."""
-        self._words[_TAKING] = key
-
-    def enter(self, step: int, keys: set[int]) -> None:
+    def enter(self, step: int, keys: Collection[int]) -> None:
         """A step is about to be computed for these requests."""
-        words, base = self._words, self._base(step)
+        self._write(step % 2, step, keys)
+
+    def leave(self, step: int) -> None:
+        """The step has ended, well or with an error."""
+        self._words[self._base(step % 2) + _STATE] = _DONE
+
+    def beside(self, keys: Collection[int]) -> None:
+        """These requests are being taken in, or have their programs compiled."""
+        self._write(_BESIDE, 0, keys)
+        if not keys:
+            self._words[self._base(_BESIDE) + _STATE] = _EMPTY
+
+    def _write(self, slot: int, step: int, keys: Collection[int]) -> None:
+        words, base = self._words, self._base(slot)
         words[base + _STATE] = _EMPTY
         count = 0
         for count, key in enumerate(islice(keys, self.capacity), 1):
@@ -90,12 +101,8 @@ class FlightLog:
         words[base + _COUNT] = count
         words[base + _STATE] = _COMPUTING
 
-    def leave(self, step: int) -> None:
-        """The step has ended, well or with an error."""
-        self._words[self._base(step) + _STATE] = _DONE
-
-    def _base(self, step: int) -> int:
-        return _SLOTS + (step % 2) * self._stride
+    def _base(self, slot: int) -> int:
+        return _SLOTS + slot * self._stride
 
     # -- the supervisor's side ---------------------------------------------------------------
 
@@ -107,27 +114,27 @@ class FlightLog:
     def suspects(self) -> set[int]:
         """Keys of the requests that may have ended an engine that is no more.
 
-        Those in steps that were being computed and the one being taken in; if there are none, those
-        of the latest step: what follows a step can fail as well.
+        Those in steps that were being computed and those beside them; if there are none, those of
+        the latest step: what follows a step can fail as well.
         """
         words = self._words
-        found = {words[_TAKING]} - {0}
-        slots = [self._base(0), self._base(1)]
-        computing = [base for base in slots if words[base + _STATE] == _COMPUTING]
-        if not computing and not found:
+        slots = [self._base(slot) for slot in range(3)]
+        guilty = [base for base in slots if words[base + _STATE] == _COMPUTING]
+        if not guilty:
             done = [base for base in slots if words[base + _STATE] == _DONE]
-            computing = sorted(done, key=lambda base: words[base + _STEP])[-1:]
-        for base in computing:
+            guilty = sorted(done, key=lambda base: words[base + _STEP])[-1:]
+        found: set[int] = set()
+        for base in guilty:
             count = min(words[base + _COUNT], self.capacity)
             found.update(words[base + _KEYS : base + _KEYS + count])
         return found
 
     def clear(self) -> None:
         """Forget the last engine; before the next one starts."""
-        for base in (self._base(0), self._base(1)):
-            self._words[base + _STATE] = _EMPTY
-        self._words[_PULSE] = self._words[_TAKING] = 0
+        for slot in range(3):
+            self._words[self._base(slot) + _STATE] = _EMPTY
+        self._words[_PULSE] = 0
 
 
 def _size(capacity: int) -> int:
-    return _WORD * (_SLOTS + 2 * (_KEYS + capacity))
+    return _WORD * (_SLOTS + 3 * (_KEYS + capacity))

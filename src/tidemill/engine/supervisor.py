@@ -188,6 +188,7 @@ class SupervisedEngine:
             raise unavailable(self.failed.result().message)
         mark = self._docket.convicted(request)
         if mark is not None:
+            _log.warning("request %s is refused: fingerprint %s", request.request_id, mark)
             raise TidemillError(ErrorKind.INTERNAL, _verdict(mark))
         send = self._problem is None and self._trial is None
         waiting = len(self._table) - self._table.num_sent

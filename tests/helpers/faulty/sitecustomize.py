@@ -37,6 +37,11 @@ class Faults:
         self._faults = faults
         self._cursed: dict[int, str] = {}
 
+    @property
+    def kinds(self) -> set[str]:
+        """Kinds of faults there are."""
+        return set(self._faults)
+
     def of(self, plan: Any) -> str | None:
         """The fault of a plan, if one of its rows has one."""
         for new in plan.new:
@@ -65,6 +70,21 @@ def install() -> None:
         return handle if kind is None else FaultyHandle(handle, kind)
 
     InprocExecutor.submit = faulty_submit  # type: ignore[method-assign]
+    if "compile" in faults.kinds:
+        _install_compile_fault()
+
+
+def _install_compile_fault() -> None:
+    from tidemill.grammar.service import GrammarService
+
+    compile_program = GrammarService.compile
+
+    def faulty_compile(self: GrammarService, program: Any, ends: Any) -> Any:
+        if "poison" in str(program):
+            os.abort()
+        return compile_program(self, program, ends)
+
+    GrammarService.compile = faulty_compile  # type: ignore[method-assign]
 
 
 if "TIDEMILL_TEST_FAULTS" in os.environ and "tidemill.engine.process" in sys.orig_argv:

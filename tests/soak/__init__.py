@@ -1,0 +1,1 @@
+"""The long run: a real server, known streams, and somebody who breaks everything he can reach."""
