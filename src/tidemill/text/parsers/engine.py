@@ -1,0 +1,369 @@
+"""One parser for every format: an output's text into reasoning, content and tool calls.
+
+What comes out, joined by kind, does not depend on how the text is cut into chunks (promise 8), and
+each character is looked at a bounded number of times. Nothing is lost: what looked like a call and
+is none comes out as content, with the reason beside it.
+
+White space: around thinking and around calls it belongs to the layout and is left out; elsewhere it
+is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from tidemill.text.parsers.events import (
+    CallArguments,
+    CallEnd,
+    CallStart,
+    Content,
+    Event,
+    Malformed,
+    Reasoning,
+)
+from tidemill.text.parsers.format import Format, NamedJson
+from tidemill.text.parsers.readers import Read, Reader, reader_of
+
+
+class Offered(Protocol):
+    """A tool that may be called; `text.tools.Tool` is one."""
+
+    @property
+    def name(self) -> str:
+        """Of the function."""
+
+    @property
+    def schema(self) -> str:
+        """JSON schema of its arguments, as JSON text."""
+
+
+class _Marks:
+    """Finds the first of several marks in a text that comes in chunks."""
+
+    def __init__(self, marks: Sequence[str]) -> None:
+        self._marks = sorted({m for m in marks if m}, key=len, reverse=True)
+        self._search = re.compile("|".join(map(re.escape, self._marks)) or r"(?!)").search
+        self._longest = max(map(len, self._marks), default=1)
+
+    def find(self, text: str) -> tuple[int, str]:
+        """Where the first mark is, and which; ("" and a place) where one may begin at the end."""
+        match = self._search(text)
+        if match is not None and not self._longer(text, match):
+            return match.start(), match.group()
+        for at in range(max(0, len(text) - self._longest + 1), len(text)):
+            if any(mark.startswith(text[at:]) for mark in self._marks):
+                return (at, "") if match is None or at <= match.start() else _of(match)
+        return (len(text), "") if match is None else _of(match)
+
+    def _longer(self, text: str, match: re.Match[str]) -> bool:
+        """The text ends inside what may become a longer mark than the one found."""
+        if match.end() < len(text):
+            return False
+        rest = text[match.start() :]
+        return any(len(m) > len(rest) and m.startswith(rest) for m in self._marks)
+
+
+def _of(match: re.Match[str]) -> tuple[int, str]:
+    return match.start(), match.group()
+
+
+class OutputParser:
+    """Reads one output.
+
+    Attributes:
+        in_reasoning: the text so far ends inside the thinking.
+
+    Args:
+        form: how the model writes.
+        tools: that may be called.
+        parse_tools: tool calls are looked for; else their marks are content.
+        parse_reasoning: thinking is looked for.
+        starts_in_reasoning: the prompt ends inside the thinking.
+        stream_arguments: show a call as it comes, because a grammar sees to it that it is right;
+            else it is shown once it is complete and found right, since nothing can be taken back.
+    """
+
+    def __init__(
+        self,
+        form: Format,
+        tools: Sequence[Offered] = (),
+        *,
+        parse_tools: bool = True,
+        parse_reasoning: bool = True,
+        starts_in_reasoning: bool = False,
+        stream_arguments: bool = False,
+    ) -> None:
+        self._form = form
+        self._schemas = {tool.name: json.loads(tool.schema) for tool in tools}
+        self._calls_on = parse_tools and form.syntax is not None
+        self._think = form.think if parse_reasoning else None
+        self._streaming = stream_arguments
+        marks = [*form.dropped]
+        if self._think is not None:
+            marks.append(self._think.open)
+        if self._calls_on:
+            marks += [form.begin, *form.section]
+        self._marks = _Marks(marks)
+        self._close = _Marks([self._think.close] if self._think is not None else [])
+        tail = form.syntax.tail if isinstance(form.syntax, NamedJson) else ""
+        # What may follow a call and belongs to it: read only there.
+        self._after_marks = tuple(m for m in (tail.strip(), form.end, form.between.strip()) if m)
+        self.in_reasoning = starts_in_reasoning and self._think is not None
+        self._held = ""  # may be the beginning of a mark
+        self._space = ""  # white space that is content if content follows
+        self._lead = True  # white space here is layout
+        # A call may begin without a mark: where the output does, or a section.
+        self._bare = self._calls_on and not form.begin
+        self._fresh = self._bare and not form.section[0]
+        self._after = False  # right behind a call
+        self._reader: Reader | None = None
+        self._raw: list[str] = []  # what the reader took since the last complete call
+        self._index = 0
+        self._started = False  # the open call has been announced
+        self._said = 0  # parts of its arguments that were shown
+
+    def push(self, text: str) -> list[Event]:
+        """More of the output.
+
+        Returns:
+            What is now certain, in order.
+        """
+        events: list[Event] = []
+        pending, self._held = self._held + text, ""
+        while pending:
+            pending = self._step(pending, events)
+        return _joined(events)
+
+    def finish(self, cut: bool = False) -> list[Event]:
+        """The end of the output.
+
+        Args:
+            cut: it ended for want of room; a call that was being shown stays as it is.
+        """
+        events: list[Event] = []
+        held, self._held = self._held, ""
+        if self._reader is not None:
+            if self._started:
+                if held:
+                    self._raw.append(held)
+                if not cut:
+                    events.append(Malformed("the output ended inside a call", self._index))
+                self._reader = None
+            else:
+                self._give_up("the output ended inside a call", events, plain=not self._form.begin)
+        if held and not self._started:
+            if self.in_reasoning:
+                self._reason(held, events)
+            else:
+                self._content(held, events)
+        if not self.in_reasoning and self._space and not self._lead:
+            events.append(Content(self._space))
+        self._space = ""
+        return _joined(events)
+
+    # -- one step: takes some of the text, returns the rest -----------------------------------
+
+    def _step(self, text: str, events: list[Event]) -> str:
+        if self._reader is not None:
+            return self._read(text, events)
+        if self.in_reasoning:
+            return self._thinking(text, events)
+        if self._after:
+            return self._behind(text, events)
+        if self._fresh:
+            return self._beginning(text, events)
+        return self._free(text, events)
+
+    def _thinking(self, text: str, events: list[Event]) -> str:
+        at, mark = self._close.find(text)
+        self._reason(text[:at], events)
+        if not mark:
+            self._held = text[at:]
+            return ""
+        self.in_reasoning, self._space, self._lead = False, "", True
+        self._fresh = self._bare and not self._form.section[0]
+        return text[at + len(mark) :]
+
+    def _free(self, text: str, events: list[Event]) -> str:
+        at, mark = self._marks.find(text)
+        self._content(text[:at], events)
+        if not mark:
+            self._held = text[at:]
+            return ""
+        self._met(mark)
+        return text[at + len(mark) :]
+
+    def _met(self, mark: str) -> None:
+        form = self._form
+        if self._think is not None and mark == self._think.open:
+            self.in_reasoning, self._lead, self._space = True, True, ""
+        elif self._calls_on and mark == form.begin:
+            self._open(mark)
+        elif mark in form.section:
+            self._lead = True
+            self._fresh = self._bare and mark == form.section[0]
+        else:
+            self._fresh = self._bare and self._lead and not form.section[0]
+
+    def _beginning(self, text: str, events: list[Event]) -> str:
+        """Where a call may begin without a mark: only as the first thing that is said."""
+        stripped = text.lstrip()
+        if not stripped:
+            self._space += text
+            return ""
+        for mark in self._form.dropped:
+            if stripped.startswith(mark):
+                return stripped[len(mark) :]
+            if mark.startswith(stripped):
+                self._held = text
+                return ""
+        self._fresh = False
+        if stripped[0] not in "{[":
+            return text
+        self._space += text[: len(text) - len(stripped)]
+        self._open("")
+        return stripped
+
+    def _behind(self, text: str, events: list[Event]) -> str:
+        """Right behind a call: its end mark and what separates it from the next."""
+        stripped = text.lstrip()
+        if not stripped:
+            self._held = text
+            return ""
+        for mark in self._after_marks:
+            if stripped.startswith(mark):
+                return stripped[len(mark) :]
+        if any(mark.startswith(stripped) for mark in self._after_marks):
+            self._held = text
+            return ""
+        self._after, self._lead, self._fresh = False, True, self._bare
+        return text
+
+    # -- calls -------------------------------------------------------------------------------
+
+    def _open(self, mark: str) -> None:
+        syntax = self._form.syntax
+        assert syntax is not None
+        self._reader = reader_of(syntax, self._form.end, self._schemas)
+        self._raw = [mark] if mark else []
+        self._started, self._said = False, 0
+
+    def _read(self, text: str, events: list[Event]) -> str:
+        reader = self._reader
+        assert reader is not None
+        read = reader.feed(text)
+        self._raw.append(text[: read.taken])
+        complete = self._complete(read, events)
+        if complete and self._streaming:
+            self._show(reader, events)
+        if not complete:
+            return text[read.taken :]
+        if read.wrong:
+            self._give_up(read.wrong, events, plain=read.plain and not self._form.begin)
+        elif read.done:
+            self._reader, self._raw, self._after = None, [], True
+        return text[read.taken :]
+
+    def _complete(self, read: Read, events: list[Event]) -> bool:
+        """Tell of complete calls; False when one of them is none after all."""
+        for name, arguments in read.calls:
+            if name not in self._schemas:
+                offered = ", ".join(list(self._schemas)[:8])
+                self._give_up(f"there is no tool {name[:80]!r} (there are: {offered})", events)
+                return False
+            self._announce(name, events)
+            shown = self._said
+            if rest := arguments[shown:]:
+                events.append(CallArguments(self._index, rest))
+            events.append(CallEnd(self._index))
+            self._index += 1
+            self._started, self._said, self._raw = False, 0, []
+        return True
+
+    def _announce(self, name: str, events: list[Event]) -> None:
+        if not self._started:
+            self._started = True
+            self._space, self._lead = "", True
+            events.append(CallStart(self._index, name))
+
+    def _show(self, reader: Reader, events: list[Event]) -> None:
+        """What is known of the call that is still open."""
+        if reader.name is None or reader.name not in self._schemas:
+            return
+        self._announce(reader.name, events)
+        text = "".join(reader.arguments)
+        reader.arguments[:] = [text]
+        known = text.lstrip()
+        # White space at the end may turn out to stand behind the arguments.
+        known = known.rstrip() if not known.endswith('"') else known
+        if len(known) > self._said:
+            events.append(CallArguments(self._index, known[self._said :]))
+            self._said = len(known)
+
+    def _give_up(self, reason: str, events: list[Event], *, plain: bool = False) -> None:
+        """It was no call: its text is content."""
+        if not plain:
+            events.append(Malformed(reason, self._index if self._started else None))
+        raw = "".join(self._raw)
+        self._reader, self._raw, self._fresh = None, [], False
+        self._started, self._said = False, 0
+        self._say(self._space + raw, events)
+
+    # -- texts -------------------------------------------------------------------------------
+
+    def _reason(self, text: str, events: list[Event]) -> None:
+        kept = self._kept(text)
+        if kept:
+            events.append(Reasoning(kept))
+
+    def _content(self, text: str, events: list[Event]) -> None:
+        kept = self._kept(text)
+        if kept:
+            events.append(Content(kept))
+
+    def _say(self, text: str, events: list[Event]) -> None:
+        """Content as it stands: what was given back is exact."""
+        self._space, self._lead = "", False
+        if text:
+            events.append(Content(text))
+
+    def _kept(self, text: str) -> str:
+        """White space held back: it is layout if a mark follows."""
+        if self._lead:
+            text = text.lstrip()
+            if not text:
+                return ""
+            self._lead, self._space = False, ""
+        whole = self._space + text
+        kept = whole.rstrip()
+        self._space = whole[len(kept) :]
+        return kept
+
+
+def _joined(events: list[Event]) -> list[Event]:
+    """Neighbours of a kind as one."""
+    found: list[Event] = []
+    for event in events:
+        last = found[-1] if found else None
+        if isinstance(event, Content) and isinstance(last, Content):
+            found[-1] = Content(last.text + event.text)
+        elif isinstance(event, Reasoning) and isinstance(last, Reasoning):
+            found[-1] = Reasoning(last.text + event.text)
+        elif (
+            isinstance(event, CallArguments)
+            and isinstance(last, CallArguments)
+            and last.index == event.index
+        ):
+            found[-1] = CallArguments(last.index, last.text + event.text)
+        else:
+            found.append(event)
+    return found
+
+
+def arguments_of(events: Sequence[Event], index: int) -> Any:
+    """The decoded arguments of a call."""
+    text = "".join(e.text for e in events if isinstance(e, CallArguments) and e.index == index)
+    return json.loads(text)

@@ -1,0 +1,128 @@
+"""How a family of models writes thinking and tool calls, as data.
+
+A `Format` is read by one engine (`engine.OutputParser`) and turned into a grammar by one builder
+(`calls`); neither knows a family. Marks are texts; where a vocabulary has a special token of that
+spelling, it is that token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkMarks:
+    """Marks around the thinking.
+
+    Attributes:
+        open: begins it; a template may write it into the prompt instead.
+        close: ends it; what follows is the answer.
+    """
+
+    open: str
+    close: str
+
+
+@dataclass(frozen=True, slots=True)
+class JsonCall:
+    """``{"name": ..., "arguments": {...}}``, one object or (with `listed`) a list of them.
+
+    Attributes:
+        name, arguments: the keys; the first of several is what the grammar writes.
+        listed: a JSON list stands around the calls (one object alone is read as well).
+        prefix: dropped in front of a name.
+    """
+
+    name: tuple[str, ...] = ("name",)
+    arguments: tuple[str, ...] = ("arguments", "parameters")
+    listed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NamedJson:
+    """A name, a separator, and the arguments as a JSON object.
+
+    Attributes:
+        before: stands in front of the name.
+        after: separates name and arguments.
+        id_mark: what follows the name from this mark on (an index, a type) is dropped.
+        tail: closes the arguments where the call's end mark does not.
+    """
+
+    before: str = ""
+    after: str = ""
+    id_mark: str = ""
+    tail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedCall:
+    """A name and parameters between marks; values are texts whose types the tool's schema says.
+
+    Attributes:
+        name: marks around the name.
+        key: marks around a parameter's name.
+        value: marks around its value; an empty opening one means that it follows the key's mark.
+        end: closes the call, or empty where the format's own end mark does.
+        padded: one line break inside each of a value's marks belongs to the marks.
+    """
+
+    name: tuple[str, str]
+    key: tuple[str, str]
+    value: tuple[str, str]
+    end: str = ""
+    padded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PythonCalls:
+    """``[f(a=1), g(b="x")]``: Python calls with literal keyword arguments.
+
+    Attributes:
+        bracketed: a list's brackets stand around them.
+    """
+
+    bracketed: bool = True
+
+
+CallSyntax = JsonCall | NamedJson | TaggedCall | PythonCalls
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One way to write an output.
+
+    Attributes:
+        name: as on the command line.
+        think: marks of the thinking, or None.
+        begin: mark in front of each call; empty: a call is what the answer begins with.
+        end: mark behind it; may be empty where the syntax ends by itself.
+        syntax: of what is between them; None: the family has no tool calls.
+        section: marks around all calls, or empty.
+        between: separates calls that have no begin mark of their own.
+        dropped: marks that say nothing to a reader and are left out of the content.
+        padding: white space the grammar writes inside begin and end marks.
+    """
+
+    name: str
+    think: ThinkMarks | None = None
+    begin: str = ""
+    end: str = ""
+    syntax: CallSyntax | None = None
+    section: tuple[str, str] = ("", "")
+    between: str = ""
+    dropped: tuple[str, ...] = field(default=())
+    padding: str = ""
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """All spellings that may be special tokens and must be visible to the parser."""
+        found = [*self.section, self.begin, self.end, *self.dropped]
+        if self.think is not None:
+            found += [self.think.open, self.think.close]
+        syntax = self.syntax
+        if isinstance(syntax, NamedJson):
+            found += [syntax.before, syntax.after, syntax.tail]
+        elif isinstance(syntax, TaggedCall):
+            found += [*syntax.name, *syntax.key, *syntax.value, syntax.end]
+        return tuple(dict.fromkeys(mark.strip("\n") for mark in found if mark.strip()))

@@ -1,0 +1,197 @@
+# ruff: noqa: RUF001  (DeepSeek spells its marks with a full-width bar)
+"""The formats there are, and how a chat template's text tells which one a model was trained on.
+
+Each follows the layout that the family's published chat template writes (named in
+docs/tool-formats.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tidemill.text.parsers.format import (
+    Format,
+    JsonCall,
+    NamedJson,
+    PythonCalls,
+    TaggedCall,
+    ThinkMarks,
+)
+
+THINK = ThinkMarks("<think>", "</think>")
+
+_CALLS = (
+    Format("none"),
+    Format("hermes", begin="<tool_call>", end="</tool_call>", syntax=JsonCall(), padding="\n"),
+    Format(
+        "llama3_json",
+        syntax=JsonCall(arguments=("parameters", "arguments")),
+        between=";",
+        dropped=("<|python_tag|>",),
+    ),
+    Format("pythonic", syntax=PythonCalls(), dropped=("<|python_start|>", "<|python_end|>")),
+    Format("mistral", begin="[TOOL_CALLS]", syntax=JsonCall(listed=True)),
+    Format(
+        "mistral_args", begin="[TOOL_CALLS]", syntax=NamedJson(after="[ARGS]", id_mark="[CALL_ID]")
+    ),
+    Format(
+        "deepseek_v3",
+        begin="<｜tool▁call▁begin｜>",
+        end="<｜tool▁call▁end｜>",
+        section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+        syntax=NamedJson(before="function<｜tool▁sep｜>", after="\n```json\n", tail="\n```"),
+    ),
+    Format(
+        "deepseek_v31",
+        begin="<｜tool▁call▁begin｜>",
+        end="<｜tool▁call▁end｜>",
+        section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+        syntax=NamedJson(after="<｜tool▁sep｜>"),
+    ),
+    Format(
+        "qwen3_coder",
+        begin="<tool_call>",
+        end="</tool_call>",
+        syntax=TaggedCall(
+            name=("<function=", ">"),
+            key=("<parameter=", ">"),
+            value=("", "</parameter>"),
+            end="</function>",
+            padded=True,
+        ),
+        padding="\n",
+    ),
+    Format(
+        "glm45",
+        begin="<tool_call>",
+        end="</tool_call>",
+        syntax=TaggedCall(
+            name=("", "\n"),
+            key=("<arg_key>", "</arg_key>"),
+            value=("<arg_value>", "</arg_value>"),
+        ),
+    ),
+    Format(
+        "kimi_k2",
+        begin="<|tool_call_begin|>",
+        end="<|tool_call_end|>",
+        section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+        syntax=NamedJson(before="functions.", after="<|tool_call_argument_begin|>", id_mark=":"),
+    ),
+    Format(
+        "minimax_m1",
+        syntax=JsonCall(),
+        section=("<tool_calls>", "</tool_calls>"),
+        between="\n",
+        padding="\n",
+    ),
+    Format(
+        "minimax_m2",
+        begin='<invoke name="',
+        end="</invoke>",
+        section=("<minimax:tool_call>", "</minimax:tool_call>"),
+        syntax=TaggedCall(
+            name=("", '">'), key=('<parameter name="', '">'), value=("", "</parameter>")
+        ),
+    ),
+    Format("granite", begin="<|tool_call|>", syntax=JsonCall(listed=True)),
+    Format(
+        "cohere",
+        begin="<|START_ACTION|>",
+        end="<|END_ACTION|>",
+        syntax=JsonCall(name=("tool_name", "name"), arguments=("parameters",), listed=True),
+        dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+    ),
+    Format("phi4_mini", begin="<|tool_call|>", end="<|/tool_call|>", syntax=JsonCall(listed=True)),
+    Format("functools", begin="functools", syntax=JsonCall(listed=True)),
+    Format("functionary", begin="<function=", end="</function>", syntax=NamedJson(after=">")),
+    Format(
+        "harmony",
+        think=ThinkMarks("<|channel|>analysis<|message|>", "<|end|>"),
+        begin="<|channel|>commentary to=",
+        end="<|call|>",
+        syntax=NamedJson(before="functions.", after="<|message|>", id_mark=" "),
+        dropped=(
+            "<|start|>assistant",
+            "<|channel|>final<|message|>",
+            "<|channel|>commentary<|message|>",
+            "<|return|>",
+            "<|end|>",
+        ),
+    ),
+    Format("gemma", begin="```tool_code\n", end="```", syntax=PythonCalls(bracketed=False)),
+)
+
+FORMATS: dict[str, Format] = {f.name: f for f in _CALLS}
+
+# Marks of thinking by name; the first found in a template is its family's.
+THINKING: dict[str, ThinkMarks] = {
+    "think": THINK,
+    "magistral": ThinkMarks("[THINK]", "[/THINK]"),
+    "cohere": ThinkMarks("<|START_THINKING|>", "<|END_THINKING|>"),
+    "seed": ThinkMarks("<seed:think>", "</seed:think>"),
+    "granite": ThinkMarks("Here is my thought process:", "Here is my response:"),
+    "hunyuan": ThinkMarks("<think>\n", "\n</think>\n"),
+}
+
+# What stands in a chat template -> format; the first row whose marks all occur decides.
+_SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("<|channel|>", "<|message|>", "to=functions"), "harmony"),
+    (("<|channel|>", "<|message|>"), "harmony"),
+    (("<｜tool▁call▁begin｜>", "```json"), "deepseek_v3"),
+    (("<｜tool▁call▁begin｜>",), "deepseek_v31"),
+    (("<|tool_calls_section_begin|>",), "kimi_k2"),
+    (("<minimax:tool_call>",), "minimax_m2"),
+    (("<tool_calls>",), "minimax_m1"),
+    (("<|START_ACTION|>",), "cohere"),
+    (("<function=", "<parameter="), "qwen3_coder"),
+    (("<arg_key>", "<arg_value>"), "glm45"),
+    (("[TOOL_CALLS]", "[ARGS]"), "mistral_args"),
+    (("[TOOL_CALLS]",), "mistral"),
+    (("<|/tool_call|>",), "phi4_mini"),
+    (("functools[",), "functools"),
+    (("<|tool_call|>",), "granite"),
+    (("<tool_call>",), "hermes"),
+    (("<function=",), "functionary"),
+    (("tool_code",), "gemma"),
+    (("<|python_start|>",), "pythonic"),
+    (("[func_name1(params_name1",), "pythonic"),
+    (("<|python_tag|>",), "llama3_json"),
+    (('"parameters": dictionary of argument name',), "llama3_json"),
+)
+
+_THINK_SIGNS: tuple[tuple[str, str], ...] = (
+    ("[THINK]", "magistral"),
+    ("<|START_THINKING|>", "cohere"),
+    ("<seed:think>", "seed"),
+    ("Here is my thought process:", "granite"),
+    ("</think>", "think"),
+    ("<think>", "think"),
+)
+
+
+def detect(template: str | None) -> Format:
+    """The format that a chat template's own text speaks of; ``none`` where it speaks of none."""
+    source = template or ""
+    name = next((f for marks, f in _SIGNS if all(m in source for m in marks)), "none")
+    think = next((THINKING[t] for sign, t in _THINK_SIGNS if sign in source), None)
+    return with_thinking(FORMATS[name], think)
+
+
+def with_thinking(form: Format, think: ThinkMarks | None) -> Format:
+    """A format with these marks of thinking, where it has none of its own."""
+    return form if form.think is not None or think is None else replace(form, think=think)
+
+
+def named(tool_format: str | None, reasoning_format: str | None, template: str | None) -> Format:
+    """The format by the names a person gave, the rest by detection.
+
+    Raises:
+        KeyError: there is no format of that name.
+    """
+    found = detect(template)
+    form = found if tool_format is None else FORMATS[tool_format]
+    if reasoning_format is None:
+        return with_thinking(form, found.think)
+    think = None if reasoning_format == "none" else THINKING[reasoning_format]
+    return replace(form, think=think)

@@ -1,0 +1,141 @@
+"""A JSON value found in a stream of characters, each looked at once."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]+')  # inside a string
+_SPACE = re.compile(r"[ \t\r\n]+")
+_SCALAR = re.compile(r"[-+.0-9A-Za-z]+")
+
+
+class State(Enum):
+    """How far a scan is."""
+
+    MORE = 1  # the value goes on
+    DONE = 2  # the value has ended
+    WRONG = 3  # the next character cannot go on with the value
+
+
+@dataclass(slots=True)
+class Member:
+    """A member of the outermost object: its key, and where its value starts and ends (-1: open)."""
+
+    key: str
+    start: int
+    end: int = -1
+
+
+class JsonScan:
+    """Looks for the end of one JSON object or list, and for the members of the outermost object.
+
+    Grammar only as far as structure goes: strings, nesting, separators. What it finds is given to a
+    JSON reader afterwards, which is the judge.
+
+    Attributes:
+        seen: characters taken so far; offsets of members count from the first.
+        members: of the outermost object, in order.
+    """
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self.members: list[Member] = []
+        self._stack: list[str] = []
+        self._in_string = False
+        self._escaped = False
+        self._key: list[str] | None = None  # pieces of the key that is being read
+        self._name: str | None = None  # the key that was read
+        self._expects_key = False
+        self._expects_value = False
+
+    def feed(self, chunk: str) -> tuple[State, int]:
+        """Look on: the state, and how many characters of the chunk belong to the value."""
+        at, end = 0, len(chunk)
+        while at < end:
+            if self._in_string:
+                after = self._string(chunk, at)
+                if after == at:
+                    return self._left(State.WRONG, at)
+                at = after
+                continue
+            char = chunk[at]
+            if char in " \t\r\n":
+                at = _SPACE.match(chunk, at).end()  # type: ignore[union-attr]
+                continue
+            if not self._stack and char not in "{[":
+                return self._left(State.WRONG, at)
+            if self._expects_value and len(self._stack) == 1:
+                self.members.append(Member(self._name or "", self.seen + at))
+                self._expects_value = False
+            if char == '"':
+                self._in_string = True
+                if len(self._stack) == 1 and self._expects_key:
+                    self._key, self._expects_key = [], False
+                at += 1
+            elif char in "{[":
+                self._expects_key = char == "{" and not self._stack
+                self._stack.append(char)
+                at += 1
+            elif char in "}]":
+                if self._stack[-1] != ("{" if char == "}" else "["):
+                    return self._left(State.WRONG, at)
+                self._stack.pop()
+                at += 1
+                if len(self._stack) == 1:
+                    self._close(self.seen + at)
+                elif not self._stack:
+                    self._close(self.seen + at - 1)
+                    return self._left(State.DONE, at)
+            elif char == ",":
+                if len(self._stack) == 1:
+                    self._close(self.seen + at)
+                    self._expects_key = self._stack[0] == "{"
+                at += 1
+            elif char == ":":
+                if len(self._stack) == 1 and self._name is not None:
+                    self._expects_value = True
+                at += 1
+            else:
+                scalar = _SCALAR.match(chunk, at)
+                if scalar is None:
+                    return self._left(State.WRONG, at)
+                at = scalar.end()
+        return self._left(State.MORE, at)
+
+    def _left(self, state: State, at: int) -> tuple[State, int]:
+        self.seen += at
+        return state, at
+
+    def _string(self, chunk: str, at: int) -> int:
+        """On within a string; the same place where a character has no business in one."""
+        if self._escaped:
+            self._escaped = False
+            self._note(chunk[at])
+            return at + 1
+        plain = _PLAIN.match(chunk, at)
+        if plain is not None:
+            self._note(plain.group())
+            return plain.end()
+        char = chunk[at]
+        if char == "\\":
+            self._escaped = True
+            self._note(char)
+            return at + 1
+        if char != '"':
+            return at  # a raw control character
+        self._in_string = False
+        if self._key is not None:
+            self._name, self._key = "".join(self._key), None
+        elif len(self._stack) == 1:
+            self._close(self.seen + at + 1)
+        return at + 1
+
+    def _note(self, text: str) -> None:
+        if self._key is not None:
+            self._key.append(text)
+
+    def _close(self, offset: int) -> None:
+        if self.members and self.members[-1].end < 0:
+            self.members[-1].end = offset
