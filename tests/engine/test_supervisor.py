@@ -20,6 +20,7 @@ from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason
 from tidemill.contract.sampling import SamplingParams
+from tidemill.engine import spawn
 from tidemill.engine.supervisor import Recovery, SupervisedEngine, Supervision
 from tidemill.engine.suspects import RestartPolicy
 
@@ -270,3 +271,17 @@ async def test_nothing_is_left_behind(config: EngineConfig) -> None:
     await engine.engine.close()
     assert not folder.exists()
     assert not psutil.pid_exists(pid) and not psutil.pid_exists(engine.engine.pid)
+
+
+async def test_an_engine_stopped_while_it_loads_is_no_endless_wait(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spawn, "LOAD_STALL_SECONDS", 2.0)
+    starting = asyncio.ensure_future(_open(config))
+    while not (children := psutil.Process().children()):
+        await asyncio.sleep(0.005)
+    children[0].suspend()
+    async with asyncio.timeout(30):
+        with pytest.raises(TidemillError, match="ended with code -9") as caught:
+            await starting
+    assert caught.value.kind is ErrorKind.UNAVAILABLE

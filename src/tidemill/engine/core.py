@@ -348,9 +348,11 @@ class EngineCore:
             told = RequestError(error.kind, error.message, None, True)
             return emissions + self._scheduler.fail(culprit, told)
         result = compute_in_parts(culprit, error, self._launch, self._executor.rollback)
-        for row in result.rows:
-            if row.error is not None:
-                _log.error("sequence %d ends with its step's error: %s", row.seq_id, row.error)
+        failed = {row.seq_id: row.error for row in result.rows if row.error is not None}
+        for seq in self._scheduler.sequences():
+            if seq.seq_id in failed:
+                request_id, why = seq.owner.request.request_id, failed[seq.seq_id]
+                _log.error("request %s ends with its step's error: %s", request_id, why)
         emissions += self._scheduler.commit(culprit, result)
         if lacks_memory(error):
             self._scheduler.shrink(culprit)

@@ -1,0 +1,123 @@
+"""From deaths to verdicts, and what the flight log says of them."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+import pytest
+from helpers.drive import request
+
+from tidemill.engine.flightlog import FlightLog, request_key
+from tidemill.engine.suspects import MAX_CONVICTS, Docket, RestartPolicy, fingerprint
+
+
+def test_one_death_makes_nobody_a_suspect() -> None:
+    docket = Docket()
+    docket.death(["a", "b", "c"])
+    assert docket.suspects() == []
+    docket.death(["c", "d", "b"])
+    assert docket.suspects() == ["b", "c"]
+
+
+def test_who_gets_on_alone_is_cleared() -> None:
+    docket = Docket()
+    for _ in range(2):
+        docket.death(["a", "b"])
+    docket.clear("a")
+    assert docket.suspects() == ["b"]
+    docket.death(["a", "b"])
+    assert docket.suspects() == ["b"], "what was before the acquittal counts no more"
+
+
+def test_two_deaths_alone_without_a_token_between_convict() -> None:
+    docket = Docket()
+    assert not docket.death_alone("a", 5)
+    assert not docket.death_alone("a", 6), "it got on in between"
+    assert docket.death_alone("a", 6)
+    assert not docket.death_alone("b", 0)
+    docket.clear("b")
+    assert not docket.death_alone("b", 0)
+
+
+def test_who_has_ended_is_forgotten() -> None:
+    docket = Docket()
+    docket.death(["a", "b"])
+    docket.retain({"b"})
+    docket.death(["a", "b"])
+    assert docket.suspects() == ["b"]
+
+
+def test_convicts_are_known_by_prompt_and_settings() -> None:
+    docket = Docket()
+    one = request("a", [1, 2, 3], temperature=0.5, seed=4)
+    mark = docket.convict(one)
+    again = request("b", [1, 2, 3], temperature=0.5, seed=9)
+    assert docket.convicted(again) == mark == fingerprint(again)
+    assert docket.convicted(request("c", [1, 2, 4], temperature=0.5)) is None
+    assert docket.convicted(request("c", [1, 2, 3], temperature=0.6)) is None
+    for i in range(MAX_CONVICTS):
+        docket.convict(request("x", [i + 10]))
+    assert docket.convicted(one) is None, "memory of convicts is bounded"
+
+
+def test_restarts_come_later_and_later_and_end() -> None:
+    policy = RestartPolicy(most=100, fruitless=6)
+    delays = [policy.delay(0.0) for _ in range(7)]
+    assert delays == [0.0, 0.0, 0.25, 0.5, 1.0, 2.0, None]
+    policy.progressed()
+    assert policy.delay(0.0) == 0.0
+
+
+def test_restarts_are_bounded_per_time() -> None:
+    policy = RestartPolicy(most=3, window=60.0)
+    for now in (0.0, 10.0, 20.0):
+        policy.progressed()
+        assert policy.delay(now) == 0.0
+    policy.progressed()
+    assert policy.delay(61.0) == 0.0, "the first is long ago"
+    assert policy.delay(62.0) is None
+    assert "3 times within 1 minutes" in policy.bound
+
+
+@pytest.fixture
+def logs() -> tuple[FlightLog, FlightLog]:
+    """The supervisor's view and the engine's."""
+    ours = FlightLog.create(4)
+    return ours, FlightLog(os.dup(ours.descriptor), 4)
+
+
+def test_the_flight_log_names_who_was_computed(logs: tuple[FlightLog, FlightLog]) -> None:
+    ours, theirs = logs
+    assert ours.suspects() == set()
+    theirs.beat(7)
+    theirs.enter(1, {11, 12})
+    theirs.leave(1)
+    theirs.enter(2, {12, 13})
+    assert ours.pulse == 7 and ours.suspects() == {12, 13}
+    theirs.enter(3, {14})
+    assert ours.suspects() == {12, 13, 14}, "two steps may be outstanding"
+    theirs.leave(2)
+    theirs.leave(3)
+    assert ours.suspects() == {14}, "what follows the last step can fail as well"
+    theirs.beside({15})
+    assert ours.suspects() == {15}
+    theirs.beside(set())
+    assert ours.suspects() == {14}
+    theirs.enter(4, range(100, 110))
+    assert len(ours.suspects()) == 4, "more rows than there is room for do no harm"
+    ours.clear()
+    assert ours.suspects() == set() and ours.pulse == 0
+    theirs.close()
+    ours.close()
+
+
+def test_keys_fit_their_words() -> None:
+    keys = {request_key(f"req-{i}") for i in range(1000)} | {request_key("\ud800")}
+    assert len(keys) == 1001 and all(0 < key < 2**63 for key in keys)
+
+
+def test_the_fingerprint_says_nothing_of_the_prompt() -> None:
+    mark = fingerprint(request("a", [1, 2, 3]))
+    other = msgspec.structs.replace(request("a", [1, 2, 3]), adapter="x")
+    assert len(mark) == 24 and int(mark, 16) >= 0 and mark != fingerprint(other)
