@@ -75,5 +75,16 @@ soak: test-install ## break a real server for MINUTES (30) and write docs/soak.m
 bench-overload: test-install ## fairness, a long prompt beside streams, tenfold overload (8 minutes)
 	$(BIN)/python benchmarks/overload.py $(ARGS)
 
+load: test-install ## 5,000 idle connections and 1,000 streams on one server (a few minutes)
+	PYTHONPATH=tests $(BIN)/python -m load.run $(ARGS)
+
+audit: test-install ## known holes in what is installed (needs the network), and bandit over src
+	$(PIP) install pip-audit bandit
+	$(BIN)/bandit -q -r src -c pyproject.toml
+	$(BIN)/pip-audit --local --skip-editable
+
+sanitizers: test-install ## the C++ core under address, undefined-behaviour and thread sanitizers
+	JOBS=$(JOBS) csrc/tests/sanitize.sh $(ARGS)
+
 clean: ## remove what was built (the environment stays)
 	rm -rf build dist .work

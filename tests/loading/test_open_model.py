@@ -51,6 +51,15 @@ def test_everything_is_found(tmp_path: Path) -> None:
     assert files.tensors.keys() == files.spec.expected_tensors().keys()
 
 
+def test_defaults_that_cannot_be_are_left_out_and_said(tmp_path: Path) -> None:
+    odd = {"temperature": 900, "top_p": "0.9", "top_k": True, "min_p": None, "foo": 1}
+    files = open_model(write_folder(tmp_path / "m", generation_config__json=odd))
+    assert files.generation == GenerationDefaults()
+    assert len(files.notes) == 3
+    assert all("generation_config.json" in note for note in files.notes)
+    assert "temperature to '900'" in files.notes[0] and "left out" in files.notes[0]
+
+
 def test_end_tokens_come_from_the_config_without_a_generation_config(tmp_path: Path) -> None:
     files = open_model(write_folder(tmp_path / "m", generation_config__json={"do_sample": False}))
     assert files.eos_token_ids == (2,)

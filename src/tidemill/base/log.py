@@ -90,6 +90,12 @@ class _Json(_Text):
         return json.dumps(document, default=str)
 
 
+def log_format() -> str:
+    """What `set_up_logging` was given in this process, for the processes that it starts."""
+    handlers = logging.getLogger(ROOT).handlers
+    return "json" if any(isinstance(h.formatter, _Json) for h in handlers) else "text"
+
+
 def set_up_logging(role: str, level: str = "info", form: str = "text") -> None:
     """Send Tidemill's log to stderr.
 

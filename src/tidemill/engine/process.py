@@ -177,6 +177,7 @@ async def serve_core(
     """Listen on a Unix socket for clients of a core that is started."""
     engine = EngineServer(core, config_digest)
     server = await engine.loop.create_unix_server(lambda: _Connection(engine), path)
+    os.chmod(path, 0o600)
     return server, engine
 
 
@@ -260,11 +261,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="tidemill.engine.process", description=__doc__)
     parser.add_argument("--socket", required=True, help="path of the Unix socket to listen on")
     parser.add_argument("--log-level", default="info", help="debug, info, warning or error")
+    parser.add_argument("--log-format", default="text", help="text or json")
     parser.add_argument("--flight-log", help="DESCRIPTOR:ROWS of the supervisor's flight log")
     options = parser.parse_args()
     # Ctrl-C reaches the whole terminal group; the owner decides when the engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    set_up_logging("engine", options.log_level)
+    set_up_logging("engine", options.log_level, options.log_format)
     reports = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints must not look like a report
     line = _read_line(0)

@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -15,13 +16,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from tidemill.base.errors import ErrorKind, TidemillError, config_error
+from tidemill.base.log import get_logger, log_format
 from tidemill.contract.config import EngineConfig
 from tidemill.engine.client import SocketClient
 from tidemill.engine.flightlog import FlightLog
 from tidemill.engine.process import FOLDER_PREFIX, Report
 from tidemill.engine.streams import raise_error
+
+_log = get_logger(__name__)
 
 # The kernel's bound on a Unix socket's path, with a byte to spare.
 MAX_SOCKET_PATH = 106
@@ -226,7 +231,10 @@ def _sweep(parent: Path) -> None:
 async def _start(home: EngineHome, log_level: str) -> Process:
     descriptor = home.log.descriptor
     command = ("-P", "-m", "tidemill.engine.process", "--socket", home.socket_path)
-    flags = ("--log-level", log_level, "--flight-log", f"{descriptor}:{home.log.capacity}")
+    flags = (
+        *("--log-level", log_level, "--log-format", log_format()),
+        *("--flight-log", f"{descriptor}:{home.log.capacity}"),
+    )
     try:
         return await asyncio.create_subprocess_exec(
             sys.executable,
@@ -264,13 +272,24 @@ async def _wait_ready(process: Process, progress: Callable[[str], None]) -> None
 
 
 async def _watch_load(engine: EngineProcess) -> None:
-    """Kill an engine that is stopped while it loads: nothing else would ever end the wait."""
-    tick = 1.0
-    pulse, unchanged = engine.log.pulse, 0.0
+    """Kill an engine that is stopped while it loads: nothing else would ever end the wait.
+
+    Reading a large file may keep every thread waiting for long; then its memory grows.
+    """
+    seen, unchanged = _signs_of_life(engine), 0.0
     while unchanged < LOAD_STALL_SECONDS:
-        await asyncio.sleep(tick)
-        latest = engine.log.pulse
-        unchanged = 0.0 if latest != pulse else unchanged + tick
-        pulse = latest
+        await asyncio.sleep(1.0)
+        latest = _signs_of_life(engine)
+        unchanged = 0.0 if latest != seen else unchanged + 1.0
+        seen = latest
+    _log.error("engine process %d is at a standstill while it loads and is killed", engine.pid)
     with contextlib.suppress(ProcessLookupError):
-        engine._process.kill()
+        os.kill(engine.pid, signal.SIGKILL)
+
+
+def _signs_of_life(engine: EngineProcess) -> tuple[object, ...]:
+    try:
+        process = psutil.Process(engine.pid)
+        return engine.log.pulse, process.cpu_times(), process.memory_info().rss
+    except psutil.Error:
+        return ()

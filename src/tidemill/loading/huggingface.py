@@ -62,6 +62,7 @@ def open_folder(folder: Path) -> ModelFiles:
         place.check_supported()
     tensors = LazyTensors(places, {})
     generation = read_optional_object(folder / "generation_config.json")
+    defaults, notes = generation_defaults(generation)
     eos = generation.get("eos_token_id")
     eos = config.get("eos_token_id") if eos is None else eos
     vocab = spec.vocab_size
@@ -73,7 +74,8 @@ def open_folder(folder: Path) -> ModelFiles:
         tensors=tensors,
         bos_token_id=_first(token_ids(config.get("bos_token_id"), "bos_token_id", vocab)),
         eos_token_ids=token_ids(eos, "eos_token_id", vocab),
-        generation=generation_defaults(generation),
+        generation=defaults,
+        notes=notes,
         tokenizer=read_tokenizer(folder),
         files=tuple({id(t.file): t.file for t in stored.values()}.values()),
     )
@@ -95,27 +97,42 @@ def token_ids(value: Any, key: str, vocab_size: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(values))
 
 
-def generation_defaults(generation: Mapping[str, Any]) -> GenerationDefaults:
+# What a generation_config.json may preset, and between which values.
+_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 100.0),
+    "top_p": (1e-6, 1.0),
+    "top_k": (0, 2**31 - 1),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (1e-3, 100.0),
+}
+
+
+def generation_defaults(
+    generation: Mapping[str, Any],
+) -> tuple[GenerationDefaults, tuple[str, ...]]:
     """Sampling values of a generation_config.json; with do_sample false, temperature 0.
 
     A value that is no number or out of the sampling parameters' range counts as not given: a
-    default must never turn a client's good request into an error.
+    default must never turn a client's good request into an error. The second of what is returned
+    says so, a line for each.
     """
-    ranges = {
-        "temperature": (0.0, 100.0),
-        "top_p": (1e-6, 1.0),
-        "top_k": (0, 2**31 - 1),
-        "min_p": (0.0, 1.0),
-        "repetition_penalty": (1e-3, 100.0),
-    }
     found: dict[str, Any] = {}
-    for key, (low, high) in ranges.items():
+    notes: list[str] = []
+    for key, (low, high) in _RANGES.items():
         value = generation.get(key)
-        if isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high:
+        if value is None:
+            continue
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if number and low <= value <= high:
             found[key] = int(value) if key == "top_k" else float(value)
+        else:
+            notes.append(
+                f"the model's generation_config.json sets {key} to {str(value)[:40]!r}, which is "
+                f"no number between {low:g} and {high:g}: left out"
+            )
     if generation.get("do_sample") is False and "temperature" not in generation:
         found["temperature"] = 0.0
-    return GenerationDefaults(**found)
+    return GenerationDefaults(**found), tuple(notes)
 
 
 def read_tokenizer(folder: Path) -> TokenizerData:

@@ -85,6 +85,7 @@ class ModelFiles:
         generation: recommended sampling values.
         tokenizer: the text side.
         files: the mapped weight files.
+        notes: what a person should know about how the files were read; empty if nothing.
     """
 
     path: Path
@@ -97,6 +98,7 @@ class ModelFiles:
     generation: GenerationDefaults
     tokenizer: TokenizerData
     files: tuple[MappedFile, ...] = field(repr=False, default=())
+    notes: tuple[str, ...] = ()
 
     @property
     def file_bytes(self) -> int:

@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# The C++ core under sanitizers, in a build folder of its own (`make sanitizers`):
+#   address,undefined: every kernel of every instruction set, and steps driven from Python
+#   thread:            the thread pool and the queue of steps
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+python="$PWD/.venv/bin/python"
+folder="$PWD/build/sanitizers"
+jobs="${JOBS:-2}"
+what="${*:-kernels steps threads}"
+
+export ASAN_OPTIONS="detect_leaks=0:strict_string_checks=1:abort_on_error=0:exitcode=99"
+export UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1"
+export TSAN_OPTIONS="exitcode=99:halt_on_error=1"
+
+build() { # folder, source, sanitizers, target, further options
+  cmake -S "$2" -B "$folder/$1" -DCMAKE_BUILD_TYPE=Release \
+    -DCMAKE_CXX_FLAGS="-fsanitize=$3 -fno-omit-frame-pointer -g1" \
+    -DCMAKE_EXE_LINKER_FLAGS="-fsanitize=$3" "${@:5}" >"$folder/$1.configured"
+  cmake --build "$folder/$1" --target "$4" -j "$jobs" >"$folder/$1.built"
+}
+
+mkdir -p "$folder"
+for part in $what; do
+  case "$part" in
+    kernels)
+      build kernels csrc/tests address,undefined kernel_check
+      "$folder/kernels/kernel_check"
+      ;;
+    steps)
+      # The module's name tells Python's stable ABI; the plugin loads it instead of the usual one.
+      build steps . address,undefined _core -DPython_EXECUTABLE="$python" -DSKBUILD_SABI_VERSION=3.11
+      core="$(find "$folder/steps" -maxdepth 1 -name '_core*.so' | head -n 1)"
+      compiler="$(sed -n 's/^CMAKE_CXX_COMPILER:[^=]*=//p' "$folder/steps/CMakeCache.txt")"
+      preload="$("$compiler" -print-file-name=libasan.so):$("$compiler" -print-file-name=libstdc++.so)"
+      # Leaks are not looked for: the interpreter itself keeps what it has at the end.
+      LD_PRELOAD="$preload" TIDEMILL_SANITIZED_CORE="$core" PYTHONPATH=tests PYTHONMALLOC=malloc \
+        "$python" -m pytest -q -p helpers.sanitized_core -p no:cacheprovider \
+        tests/backends/test_native_steps.py tests/backends/test_native_sampling.py \
+        tests/backends/test_native_reference.py
+      ;;
+    threads)
+      build threads csrc/tests thread thread_check
+      "$folder/threads/thread_check"
+      ;;
+    *)
+      echo "unknown part $part; there are kernels, steps, threads" >&2
+      exit 2
+      ;;
+  esac
+  echo "$part: clean"
+done

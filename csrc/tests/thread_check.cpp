@@ -1,0 +1,152 @@
+// thread_check [rounds]: the thread pool and the queue of steps, driven hard from several threads.
+// Meant for the thread sanitizer (`make sanitizers`); its own checks are of results and order.
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "error.h"
+#include "step_queue.h"
+#include "threadpool.h"
+
+namespace {
+
+int failures = 0;
+
+void expect(bool held, const char* what) {
+  if (held) return;
+  std::printf("FAILED: %s\n", what);
+  ++failures;
+}
+
+// Every item of every loop is run once, whatever the number of threads and the grain.
+void check_pool(int threads, int rounds) {
+  tidemill::ThreadPool pool(threads);
+  std::atomic<bool> watching{true};
+  std::thread watcher([&] {
+    uint64_t last = 0;
+    while (watching.load()) {
+      const uint64_t now = pool.progress();
+      if (now < last) std::abort();
+      last = now;
+    }
+  });
+  for (int round = 0; round < rounds; ++round) {
+    const int64_t items = 1 + round * 7 % 97, grain = 1 + round % 5;
+    std::vector<int> seen(size_t(items), 0);  // plain: two threads on one item are a race
+    pool.run(items, grain, [&](int64_t begin, int64_t end, int) {
+      for (int64_t i = begin; i < end; ++i) ++seen[size_t(i)];
+    });
+    for (int count : seen) expect(count == 1, "an item of a loop ran once");
+    if (round % 50 == 0) {
+      bool thrown = false;
+      try {
+        pool.run(8, 1, [](int64_t begin, int64_t, int) {
+          if (begin == 5) throw std::runtime_error("on purpose");
+        });
+      } catch (const std::runtime_error&) {
+        thrown = true;
+      }
+      expect(thrown, "an exception of a body is rethrown");
+    }
+    if (round % 100 == 99) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  watching = false;
+  watcher.join();
+}
+
+tidemill::StepInput input_of(int64_t id) {
+  tidemill::StepInput input;
+  input.step_id = id;
+  input.token_ids = {int32_t(id)};
+  input.row_start = {0, 1};
+  input.context_len = {1};
+  input.logits = {tidemill::kLogitsLast};
+  input.sample = {1};
+  input.await_mask = {0};
+  return input;
+}
+
+const auto no_check = [](const tidemill::StepInput&, const std::vector<uint8_t>*) {};
+
+// Steps run in order and their results are their own; released ones and failing ones included.
+void check_queue(int rounds) {
+  tidemill::ThreadPool pool(3);
+  int64_t last = -1;  // of the driver thread alone
+  tidemill::StepQueue queue([&](tidemill::Step& step) {
+    expect(step.input.step_id > last, "steps run in order");
+    last = step.input.step_id;
+    if (last % 17 == 5) throw std::runtime_error("on purpose");
+    std::atomic<int64_t> sum{0};
+    pool.run(16, 1, [&](int64_t begin, int64_t, int) { sum += begin; });
+    tidemill::StepOutput output;
+    output.sampled = {int32_t(last + sum.load())};
+    return output;
+  });
+  for (int64_t id = 0; id < rounds; id += 2) {
+    auto first = queue.submit(input_of(id), 8, no_check);
+    auto second = queue.submit(input_of(id + 1), 8, no_check);
+    bool refused = false;
+    try {
+      queue.submit(input_of(id + 2), 8, no_check);
+    } catch (const tidemill::Error&) {
+      refused = true;
+    }
+    // The first two may both be done by now only if nobody has taken them: they are outstanding.
+    expect(refused, "a third outstanding step is refused");
+    bool first_failed = false;
+    for (auto& [step, number] : {std::pair{first, id}, std::pair{second, id + 1}}) {
+      if (number % 6 == 1 && !first_failed) {
+        step->release();
+        while (!step->done()) std::this_thread::yield();
+        continue;
+      }
+      const bool fails = number % 17 == 5 || first_failed;
+      bool failed = false;
+      try {
+        expect(step->take().sampled.at(0) == number + 120, "a step's result is its own");
+      } catch (const std::exception&) {
+        failed = true;
+      }
+      expect(failed == fails, "a step fails when it or the one before it does");
+      first_failed = failed;
+    }
+  }
+}
+
+// Closing while steps run and wait, with somebody waiting for them.
+void check_close(int rounds) {
+  for (int round = 0; round < rounds; ++round) {
+    tidemill::StepQueue queue([&](tidemill::Step&) {
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+      return tidemill::StepOutput{};
+    });
+    auto first = queue.submit(input_of(0), 8, no_check);
+    auto second = queue.submit(input_of(1), 8, no_check);
+    std::thread waiter([&] {
+      for (auto& step : {first, second}) {
+        try {
+          step->take();
+        } catch (const std::exception&) {
+        }
+      }
+    });
+    if (round % 2) std::this_thread::sleep_for(std::chrono::microseconds(round * 10));
+    queue.close();
+    waiter.join();
+    expect(queue.closed(), "a closed queue says so");
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int rounds = argc > 1 ? std::atoi(argv[1]) : 2000;
+  for (int threads : {1, 2, 4}) check_pool(threads, rounds);
+  check_queue(rounds);
+  check_close(50);
+  std::printf("threads checked, %d failures\n", failures);
+  return failures ? 1 : 0;
+}

@@ -1,0 +1,1 @@
+"""Load on one server: `make load`."""
