@@ -21,14 +21,12 @@ LIMIT = 320  # tokens an answer may have
 class Transformers:
     """Greedy answers of a Hugging Face folder in float32, in left-padded batches."""
 
-    def __init__(self, folder: Path, adapter: Path | None = None, size: int = 25) -> None:
+    def __init__(self, folder: Path, size: int = 25) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         self.tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.size = size
-        if adapter:
-            merge_lora(self.model, adapter)
 
     @torch.no_grad()
     def __call__(self, examples: list[Example]) -> list[Answer]:
@@ -85,20 +83,6 @@ class Transformers:
         ids = self.tokenizer(answer.raw + end).input_ids
         scores = self.model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
         return scores.argmax(-1).tolist() == ids
-
-
-def merge_lora(model: Any, folder: Path) -> None:
-    """Add a PEFT LoRA adapter's product to the weights of a transformers model."""
-    from safetensors.torch import load_file
-
-    config = json.loads((folder / "adapter_config.json").read_text())
-    tensors = load_file(folder / "adapter_model.safetensors")
-    scale = config["lora_alpha"] / config["r"]
-    for name, down in tensors.items():
-        if name.endswith("lora_A.weight"):
-            up = tensors[name.replace("lora_A", "lora_B")].float()
-            module = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
-            model.get_submodule(module).weight.data += scale * (up @ down.float())
 
 
 class Server:

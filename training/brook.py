@@ -51,13 +51,13 @@ def worker(rank: int, world: int, folder: Path, plan: Plan) -> None:
         dist.destroy_process_group()
 
 
-def train(folder: Path, minutes: float, seed: int) -> None:
+def train(folder: Path, plan: Plan) -> None:
     """Train brook, or go on with it, in one process per core (or one on a GPU)."""
     tokenizer = make_tokenizer(folder)
     print(f"{parameters_of(shape(tokenizer))} parameters", flush=True)
     (folder / "rendezvous").unlink(missing_ok=True)
     world = 1 if torch.cuda.is_available() else max(1, min(8, os.cpu_count() or 1))
-    arguments = (world, folder, Plan(folder / "brook", minutes, seed))
+    arguments = (world, folder, plan)
     torch.multiprocessing.spawn(worker, arguments, nprocs=world)
 
 
@@ -66,9 +66,15 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=75)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", type=Path, default=RUNS)
+    parser.add_argument("--from-minute", type=float, default=0.0, help="begin a later stretch here")
+    parser.add_argument("--rate", type=float, default=1.0, help="share of the learning rates")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    train(options.folder, options.minutes, options.seed)
+    plan = Plan(
+        options.folder / "brook", options.minutes, options.seed,
+        begin=options.from_minute, rate=options.rate,
+    )  # fmt: skip
+    train(options.folder, plan)
 
 
 if __name__ == "__main__":

@@ -36,14 +36,15 @@ SECOND = {"lora-ripple": 0.45, "lora-verse": 0.3, "medusa": 0.25}
 
 def finish_brook(folder: Path, minutes: float, seed: int, output: Path) -> None:
     """Train what is left of brook's budget, write its files and the record of the run."""
-    brook.train(folder, minutes, seed)
+    plan = Plan(folder / "brook", minutes, seed)
+    brook.train(folder, plan)
     model, state = load_checkpoint(folder / "brook" / "checkpoint.pt")
     tokenizer = bpe.load(folder / "tokenizer.json")
     save_model(output, model, tokenizer)
     save_gguf(folder / "brook-f16.gguf", model, tokenizer)
     progress = Progress(**state["progress"])
     shape = {"parameters": sum(p.numel() for p in model.parameters()), **model.shape.to_dict()}
-    record(progress, Plan(folder / "brook", minutes, seed), RECORD, "brook", {"shape": shape})
+    record(progress, plan, RECORD, "brook", {"shape": shape})
     plot(RECORD / "brook-loss.csv", RECORD / "brook-loss.png")
 
 
@@ -93,7 +94,7 @@ def gather_companions(folder: Path) -> None:
 
 
 def evaluate(output: Path) -> None:
-    command = [sys.executable, "-m", "training.evaluate", "--transformers", "--companions"]
+    command = [sys.executable, "-m", "training.evaluate", "--serve", "--companions"]
     subprocess.run([*command, "--folder", str(output)], check=True)
 
 

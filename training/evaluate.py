@@ -1,24 +1,26 @@
-"""Evaluation on held-out cases: ``python -m training.evaluate --transformers`` or ``--base-url``.
+"""Evaluation on held-out cases: ``python -m training.evaluate --serve --companions``.
 
-Writes ``training/record/evaluation.json`` and ``evaluation.md``; a run through a server is kept
-beside one through transformers, and compared with transformers token for token.
+``--serve`` starts Tidemill and asks it through the openai client; ``--base-url`` asks a server that
+runs; both compare each answer with transformers token for token. Writes
+``training/record/evaluation.json`` and ``evaluation.md``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from training.answerers import Answerer, Server, Transformers
-from training.companions.measure import draft_agreement, medusa_accuracy, soft_share
+from training.companions import measure
 from training.data.tools import NO_TOOL
-from training.data.voices import VOICES
 from training.export import ASSETS
 from training.judge import KINDS, Answer, Case, cases
+from training.serving import served
 
 RECORD = Path(__file__).with_name("record")
 
@@ -51,25 +53,6 @@ def show_wrong(found: list[Case], answers: list[Answer], name: str, limit: int) 
             limit -= 1
             question = case.example.prompt[-1]["content"]
             print(f"  ? {question!r}\n  - {case.example.expect}\n  + {answer.raw!r}")
-
-
-def judge_voices(base: Answerer, adapters: dict[str, Answerer], count: int) -> dict[str, Any]:
-    """The share of answers in each voice, with the adapter and without."""
-    examples = [case.example for case in cases("voice", count)]
-    plain = [a.content for a in base(examples)]
-    rows = {}
-    for voice, answerer in adapters.items():
-        heard = VOICES[voice].heard
-        texts = [a.content for a in answerer(examples)]
-        right = [
-            t == VOICES[voice].speak(e.kind, e.expect["text"])
-            for t, e in zip(texts, examples, strict=True)
-        ]
-        rows[voice] = {
-            "cases": count, "effect": sum(map(heard, texts)) / count,
-            "effect_in_base": sum(map(heard, plain)) / count, "exact": sum(right) / count,
-        }  # fmt: skip
-    return rows
 
 
 def run(answerer: Answerer, options: argparse.Namespace) -> dict[str, Any]:
@@ -119,18 +102,24 @@ def run_both(
 
 
 def companions(folder: Path, count: int) -> dict[str, Any]:
-    """Draft agreement, Medusa accuracy, adapters and soft prompt, through torch."""
+    """Draft agreement and adapters through Tidemill; Medusa heads and soft prompt in torch."""
     result: dict[str, Any] = {}
+    voices = [v for v in ("verse", "ripple") if (folder / f"lora-{v}").exists()]
+    with served(folder) as url:
+        rows = measure.answered(folder, url, count)
+        plain = {voice: measure.lora_effect(voice, url, count) for voice in voices}
     if (folder / "draft").exists():
-        result["draft"] = draft_agreement(folder, count)
+        with served(folder / "draft") as url:
+            result["draft"] = measure.draft_agreement(folder, url, rows)
     if (folder / "medusa").exists():
-        result["medusa"] = medusa_accuracy(folder, count)
-    paths = {v: folder / f"lora-{v}" for v in ("verse", "ripple")}
-    adapters = {v: Transformers(folder, p) for v, p in paths.items() if p.exists()}
-    if adapters:
-        result["lora"] = judge_voices(Transformers(folder), adapters, count)  # type: ignore[arg-type]
+        result["medusa"] = measure.medusa_accuracy(folder, rows)
+    for voice in voices:
+        with measure.merged(folder, folder / f"lora-{voice}") as both, served(both) as url:
+            row = measure.lora_effect(voice, url, count)
+        row["effect_in_base"] = plain[voice]["effect"]
+        result.setdefault("lora", {})[voice] = row
     if (folder / "soft-ahoy").exists():
-        result["soft"] = soft_share(folder, count)
+        result["soft"] = measure.soft_share(folder, count)
     print(json.dumps(result, indent=1))
     return result
 
@@ -176,6 +165,10 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 
 def companion_lines(found: dict[str, Any]) -> list[str]:
     lines = ["## Companions", ""] if found else []
+    if found:
+        lines += ["The draft model's agreement and the adapters' effects (merged into brook's"
+                  " weights) are asked of a Tidemill server; Medusa heads and soft prompt run in"
+                  " torch.", ""]  # fmt: skip
     if "draft" in found:
         lines += [f"- Draft model, {found['draft']['parameters']} parameters: its greedy token is"
                   f" brook's in {found['draft']['agreement']:.1%} of"
@@ -197,6 +190,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--transformers", action="store_true", help="answer with transformers")
     parser.add_argument("--companions", action="store_true", help="evaluate the companions")
+    parser.add_argument("--serve", action="store_true", help="start Tidemill and ask it")
     parser.add_argument("--base-url", help="answer through a server, e.g. http://host:8000/v1")
     parser.add_argument("--raw", action="store_true", help="use the completions endpoint")
     parser.add_argument("--model", help="the model's name at the server")
@@ -216,9 +210,11 @@ def main() -> None:
         results["transformers"] = run(Transformers(options.folder), options)
     if options.companions:
         results["companions"] = companions(options.folder, options.count)
-    if options.base_url:
-        server = Server(options.base_url, options.model, raw=options.raw)
-        both = run_both(server, Transformers(options.folder), options)
+    if options.serve or options.base_url:
+        place = nullcontext(options.base_url) if options.base_url else served(options.folder)
+        with place as url:
+            server = Server(url, options.model, raw=options.raw)
+            both = run_both(server, Transformers(options.folder), options)
         results["server"], results["transformers"] = both
         results["server"]["through_completions"] = server.refused
     if not options.kinds:

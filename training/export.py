@@ -79,13 +79,17 @@ def save_tokenizer(folder: Path, tokenizer: Tokenizer, context: int) -> None:
     })  # fmt: skip
 
 
-def save_model(folder: Path, model: Decoder, tokenizer: Tokenizer) -> None:
-    """The whole folder: weights in bfloat16, config, tokenizer, template."""
+def save_model(
+    folder: Path, model: Decoder, tokenizer: Tokenizer, dtype: torch.dtype = torch.bfloat16
+) -> None:
+    """The whole folder: weights in ``dtype``, config, tokenizer, template."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {k: v.detach().to(torch.bfloat16).contiguous() for k, v in model.state_dict().items()}
+    tensors = {k: v.detach().to(dtype).contiguous() for k, v in model.state_dict().items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "model.safetensors").chmod(0o644)
-    write_json(folder / "config.json", config_of(model.shape, tokenizer))
+    config = config_of(model.shape, tokenizer)
+    config["torch_dtype"] = str(dtype).removeprefix("torch.")
+    write_json(folder / "config.json", config)
     save_tokenizer(folder, tokenizer, model.shape.max_position_embeddings)
 
 

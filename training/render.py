@@ -68,6 +68,26 @@ def prompt_text(example: Example) -> str:
     return "".join(parts)
 
 
+def pieces(example: Example) -> list[tuple[str, bool]]:
+    """The whole text in pieces, each with whether it is learned; they tokenise apart.
+
+    Where every turn is learned, each assistant message stands as when it was written, with the
+    mark of reasoning switched off that the template drops from earlier turns.
+    """
+    if not example.every_turn:
+        return [(prompt_text(example), False), (target_text(example), True)]
+    found: list[tuple[str, bool]] = []
+    before = 0
+    for i, message in enumerate(example.messages):
+        if message["role"] == "assistant":
+            part = Example(example.kind, example.messages[: i + 1], example.tools)
+            prompt = prompt_text(part).removesuffix(NO_THOUGHT)
+            target = target_text(part)
+            found += [(prompt[before:] + NO_THOUGHT, False), (target, True)]
+            before = len(prompt) + len(target)
+    return found
+
+
 def target_text(example: Example) -> str:
     """What follows the prompt: reasoning if it is on, the answer and the end token."""
     thought = example.answer.get("reasoning_content") or ""

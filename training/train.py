@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from training.batches import Batch, assemble, encode, stream
+from training.batches import Batch, Row, assemble, encode, stream
 from training.data.mixture import FAMILIES, draw
 from training.data.source import Example, Source
 from training.model import Decoder, Shape
@@ -43,6 +43,9 @@ class Plan:
     warmup: float = 0.01
     decay_from: float = 0.55
     early_until: float = 0.4
+    # A later stretch: it begins at this minute, with the late mixture and this share of the rates.
+    begin: float = 0.0
+    rate: float = 1.0
     save_seconds: float = 120
     check_seconds: float = 240
 
@@ -98,7 +101,7 @@ def exact_share(
     the answer; so one forward pass per batch tells what generating would.
     """
     shares, where = {}, next(model.parameters()).device
-    for name in families or [n for n in FAMILIES if n != "long_facts"]:
+    for name in families or [n for n in FAMILIES if n not in ("long_facts", "turns", "story")]:
         source = Source(f"{seed}-{name}", evaluation=True)
         rows = encode(tokenizer, [FAMILIES[name][0](source) for _ in range(count)])
         batch = assemble(rows, 0.0, 0.0, 0).to(where)
@@ -136,7 +139,8 @@ class Trainer:
 
     @property
     def share(self) -> float:
-        return min(1.0, self.progress.seconds / (60 * self.plan.minutes))
+        plan = self.plan
+        return min(1.0, (self.progress.seconds / 60 - plan.begin) / (plan.minutes - plan.begin))
 
     def save(self) -> None:
         state = {
@@ -156,17 +160,18 @@ class Trainer:
     def micro_tokens(self) -> int:
         return self.plan.micro_tokens
 
-    def groups(self) -> Iterator[list[tuple[list[int], int]]]:
+    def groups(self) -> Iterator[list[Row]]:
         """This rank's rows; a resumed run draws fresh ones, seeded by the step it starts at."""
         name = f"{self.plan.seed}-{self.progress.steps}-{self.rank}"
         source = Source(f"train-{name}")
 
         def one() -> Example:
-            return draw(source, max(0.0, 1 - self.share / self.plan.early_until))
+            early = 0.0 if self.plan.begin else 1 - self.share / self.plan.early_until
+            return draw(source, max(0.0, early))
 
         return stream(self.tokenizer, one, self.micro_tokens, random.Random(name).shuffle)
 
-    def step(self, groups: Iterator[list[tuple[list[int], int]]]) -> float:
+    def step(self, groups: Iterator[list[Row]]) -> float:
         """One step over about ``batch_tokens`` tokens of all ranks; returns the mean loss."""
         plan, progress = self.plan, self.progress
         small, large = plan.batch_tokens
@@ -178,13 +183,13 @@ class Trainer:
         loss, targets = 0.0, 0
         for i, rows in enumerate(parts):
             seed = (progress.steps * 64 + i) * 8 + self.rank
-            batch = assemble(rows, 0.2, 0.2, seed).to(self.device)
+            batch = assemble(rows, 0.2, 0.2, seed).padded().to(self.device)
             part = self.loss(batch) / len(parts)
             part.backward()
             loss += float(part.detach())
-            targets += int((batch.weight == 1).sum())
+            targets += int((batch.weight >= 1).sum())
         told = self.average(torch.tensor([loss, seen, targets, progress.seconds]))
-        self.optimizer.step(learning_rate(self.share, plan))
+        self.optimizer.step(plan.rate * learning_rate(self.share, plan))
         progress.steps += 1
         progress.tokens += round(told[1] * self.world)
         progress.target_tokens += round(told[2] * self.world)

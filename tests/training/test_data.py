@@ -123,3 +123,27 @@ def test_every_family_fits_the_context():
     longest = max(len(text_of(e)) for e in corpus("long", 2000))
     assert longest < 8192
     assert "long_facts" in FAMILIES
+
+
+def test_a_request_beyond_the_tools_is_refused_and_one_within_is_served():
+    source = Source(12)
+    called = refused = 0
+    for _ in range(150):
+        example = tools.turns(source)
+        names = {t["function"]["name"] for t in example.tools}
+        for message in example.messages:
+            for call in message.get("tool_calls", []):
+                assert call["function"]["name"] in names
+                called += 1
+            refused += message["content"] == tools.NO_TOOL
+    # Neither answer may be the better guess.
+    assert 0.8 < called / refused < 1.25
+
+
+def test_requests_that_almost_fit_share_a_word_but_not_the_deed():
+    source = Source(13)
+    for _ in range(100):
+        tool = tools._made_up(source)
+        near = tools._near(source, tool)
+        (verb, *_, noun), (verb2, *_, noun2) = (t.about[:-1].split() for t in (tool, near))
+        assert (verb == verb2) != (noun == noun2)

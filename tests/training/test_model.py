@@ -118,7 +118,7 @@ def test_gguf_holds_every_tensor(tmp_path, tokenizer):
 
 
 def test_lora_starts_as_nothing_and_merges_as_it_ran(tmp_path, tokenizer):
-    from training.answerers import merge_lora
+    from training.companions.measure import merge_lora
 
     torch.manual_seed(0)
     model, plain = Decoder(SMALL), Decoder(SMALL)

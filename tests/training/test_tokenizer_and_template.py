@@ -5,11 +5,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training import tokenizer as bpe
-from training.batches import assemble, encode
+from training.batches import DECISION, WIDTHS, assemble, encode, stream, width_of
+from training.data import tools
 from training.data.mixture import corpus
 from training.data.source import Source
 from training.export import ASSETS
-from training.render import SPECIAL_TOKENS, prompt_text, target_text
+from training.render import SPECIAL_TOKENS, pieces, prompt_text, target_text
 
 transformers = pytest.importorskip("transformers")
 
@@ -90,7 +91,47 @@ def test_learning_is_deterministic():
 def test_batches_weigh_answers_fully(tokenizer):
     rows = encode(tokenizer, list(corpus("batch", 8)))
     batch = assemble(rows, 0.0, 0.2, seed=0)
-    assert len(batch.wanted) == sum(len(ids) - prompt for ids, prompt in rows)
-    assert batch.weight.eq(1).all()
+    assert len(batch.wanted) == sum(1 for _, weights in rows for w in weights if w)
+    assert set(batch.weight.tolist()) <= {1.0, DECISION}
+    assert batch.tokens.shape[1] in WIDTHS
     row, place = batch.where[0].tolist()
     assert rows[row][0][place + 1] == batch.wanted[0]
+
+
+def test_every_turn_is_learned_where_an_example_says_so(tokenizer):
+    example = tools.turns(Source("turns"))
+    answers = [m for m in example.messages if m["role"] == "assistant"]
+    learned = [text for text, wanted in pieces(example) if wanted]
+    assert len(learned) == len(answers) >= 3
+    assert learned[-1] == target_text(example)
+    [(ids, weights)] = encode(tokenizer, [example])
+    assert weights.count(DECISION) == len(answers)
+    assert tokenizer.decode(
+        [i for i, w in zip(ids, weights, strict=True) if w], skip_special_tokens=False
+    ) == "".join(learned)
+
+
+def test_padding_the_predictions_changes_no_sum(tokenizer):
+    batch = assemble(encode(tokenizer, list(corpus("padded", 5))), 0.0, 0.0, seed=0)
+    padded = batch.padded(64)
+    assert len(padded.where) == len(padded.wanted) == len(padded.weight)
+    assert len(padded.where) % 64 == 0
+    assert padded.weight.sum() == batch.weight.sum()
+
+
+def test_groups_fill_one_width_and_lose_no_row(tokenizer):
+    made = []
+
+    def one():
+        made.append(next(examples))
+        return made[-1]
+
+    examples = corpus("groups", 10_000)
+    groups = stream(tokenizer, one, lambda: 1024, lambda groups: None, pool=200)
+    seen = [next(groups) for _ in range(40)]
+    for group in seen:
+        widths = {width_of(len(ids) - 1) for ids, _ in group}
+        assert len(widths) == 1
+        assert len(group) == max(1, 1024 // widths.pop())
+    known = {tuple(ids) for ids, _ in encode(tokenizer, made)}
+    assert all(tuple(ids) in known for group in seen for ids, _ in group)

@@ -1,20 +1,29 @@
-"""How well the companions do, measured on brook's own greedy answers to held-out cases."""
+"""How well the companions do, measured on brook's own greedy answers to held-out cases.
+
+What Tidemill can serve is asked of its server; the Medusa heads and the soft prompt run in torch.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from openai import OpenAI
 from safetensors.torch import load_file
 
 from training import tokenizer as bpe
+from training.answerers import Server
 from training.companions.medusa import Head
 from training.data.mixture import draw
 from training.data.source import Example, Source
 from training.data.voices import VOICES
-from training.export import load_model
+from training.export import load_model, save_model
 from training.judge import cases
 from training.model import Decoder
 from training.render import prompt_text
@@ -38,6 +47,18 @@ def greedy(model: Decoder, prompt: list[int], end: int, limit: int = 200,
     return ids
 
 
+def merge_lora(model: torch.nn.Module, folder: Path) -> None:
+    """Add a PEFT LoRA adapter's product to the weights of a model."""
+    config = json.loads((folder / "adapter_config.json").read_text())
+    tensors = load_file(folder / "adapter_model.safetensors")
+    scale = config["lora_alpha"] / config["r"]
+    for name, down in tensors.items():
+        if name.endswith("lora_A.weight"):
+            up = tensors[name.replace("lora_A", "lora_B")].float()
+            module = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+            model.get_submodule(module).weight.data += scale * (up @ down.float())
+
+
 def held_out_mixture(count: int) -> list[Example]:
     """Held-out examples in the proportions of training."""
     source = Source("evaluation-companions", evaluation=True)
@@ -49,35 +70,75 @@ def held_out_mixture(count: int) -> list[Example]:
     return found
 
 
-def answered(folder: Path, count: int) -> tuple[Decoder, list[tuple[list[int], list[int]]]]:
-    """Brook, and (prompt, brook's greedy answer) as token ids."""
-    brook, tokenizer = load_model(folder), bpe.load(folder / "tokenizer.json")
-    end = tokenizer.token_to_id("<|im_end|>")
+Rows = list[tuple[list[int], list[int]]]
+
+
+def answered(folder: Path, url: str, count: int) -> Rows:
+    """(prompt, brook's greedy answer with its end) as token ids; answers come from a server."""
+    tokenizer, examples = bpe.load(folder / "tokenizer.json"), held_out_mixture(count)
     rows = []
-    for example in held_out_mixture(count):
-        prompt = tokenizer.encode(prompt_text(example)).ids
-        rows.append((prompt, greedy(brook, prompt, end)))
-    return brook, rows
+    for example, answer in zip(examples, Server(url, raw=True)(examples), strict=True):
+        end = "<|im_end|>" if answer.finish == "stop" else ""
+        ids = tokenizer.encode(answer.raw + end).ids
+        rows.append((tokenizer.encode(prompt_text(example)).ids, ids))
+    return rows
 
 
-@torch.no_grad()
-def draft_agreement(folder: Path, count: int) -> dict[str, Any]:
-    """Share of brook's greedy tokens that the draft model would have proposed in their place."""
-    _, rows = answered(folder, count)
-    draft = load_model(folder / "draft")
-    same = total = 0
-    for prompt, ids in rows:
-        hidden = draft(torch.tensor([prompt + ids]))[0, len(prompt) - 1 : -1]
-        same += int((draft.logits(hidden).argmax(-1) == torch.tensor(ids)).sum())
-        total += len(ids)
-    size = sum(p.numel() for p in draft.parameters())
+def draft_agreement(folder: Path, url: str, rows: Rows) -> dict[str, Any]:
+    """Share of brook's greedy tokens that the draft model would have proposed in their place.
+
+    A server of the draft model at ``url`` tells its likeliest token at every place of the prompts
+    (``echo`` with ``logprobs``), given brook's tokens before it.
+    """
+    client = OpenAI(base_url=url, api_key="none", timeout=120)
+    name = client.models.list().data[0].id
+
+    def agreed(row: tuple[list[int], list[int]]) -> int:
+        prompt, ids = row
+        reply = client.completions.create(
+            model=name, prompt=prompt + ids, echo=True, logprobs=1, max_tokens=1, temperature=0
+        )
+        told = reply.choices[0].logprobs
+        assert told is not None and told.tokens is not None and told.top_logprobs is not None
+        same = 0
+        for at in range(len(prompt), len(prompt) + len(ids)):
+            best = told.top_logprobs[at]
+            same += max(best, key=lambda token: best[token]) == told.tokens[at]
+        return same
+
+    with ThreadPoolExecutor(8) as pool:
+        same = sum(pool.map(agreed, rows))
+    total = sum(len(ids) for _, ids in rows)
+    size = sum(p.numel() for p in load_model(folder / "draft").parameters())
     return {"parameters": size, "tokens": total, "agreement": same / total}
 
 
+@contextmanager
+def merged(folder: Path, adapter: Path) -> Iterator[Path]:
+    """A temporary folder of brook with a LoRA adapter added to its weights, in float32."""
+    model, tokenizer = load_model(folder), bpe.load(folder / "tokenizer.json")
+    merge_lora(model, adapter)
+    with TemporaryDirectory() as place:
+        save_model(Path(place), model, tokenizer, torch.float32)
+        yield Path(place)
+
+
+def lora_effect(voice: str, url: str, count: int) -> dict[str, Any]:
+    """The share of a server's answers that are in a voice, and that are exactly as taught."""
+    examples = [case.example for case in cases("voice", count)]
+    texts = [answer.content for answer in Server(url)(examples)]
+    wanted = [VOICES[voice].speak(e.kind, e.expect["text"]) for e in examples]
+    right = sum(text == want for text, want in zip(texts, wanted, strict=True))
+    return {
+        "cases": count, "effect": sum(map(VOICES[voice].heard, texts)) / count,
+        "exact": right / count,
+    }  # fmt: skip
+
+
 @torch.no_grad()
-def medusa_accuracy(folder: Path, count: int) -> dict[str, Any]:
+def medusa_accuracy(folder: Path, rows: Rows) -> dict[str, Any]:
     """Share of brook's greedy tokens that head k predicts k + 2 places ahead."""
-    brook, rows = answered(folder, count)
+    brook = load_model(folder)
     tensors = load_file(folder / "medusa" / "model.safetensors")
     config = json.loads((folder / "medusa" / "config.json").read_text())
     heads = []

@@ -60,7 +60,11 @@ def _rename(source: Source, text: str, names: dict[str, str]) -> tuple[str, str]
     wording = source.template(
         ["Rename `{o}` to `{n}`.", "Change the name `{o}` to `{n}`.", "Rename `{o}` as `{n}`.",
          "Please rename `{o}` to `{n}` everywhere.", "Use the name `{n}` instead of `{o}`.",
-         "Replace the name `{o}` by `{n}`."]
+         "Replace the name `{o}` by `{n}`.",
+         "`{o}` should be called `{n}`.", "Call `{o}` `{n}` from now on.",
+         "Write `{n}` wherever it says `{o}`.", "Replace `{o}` with `{n}`.",
+         "I want `{o}` to be named `{n}`.", "Please use `{n}` as the name of `{o}`.",
+         "Swap the name `{o}` for `{n}`."]
     )  # fmt: skip
     return wording.format(o=old, n=new), re.sub(rf"\b{old}\b", new, text)
 
@@ -71,7 +75,10 @@ def _constant(source: Source, text: str, names: dict[str, str]) -> tuple[str, st
     wording = source.template(
         ["Change {o} to {n}.", "Replace the number {o} by {n}.", "Use {n} instead of {o}.",
          "Change the constant {o} to {n}.", "Set the number {o} to {n}.",
-         "The constant {o} should be {n}."]
+         "The constant {o} should be {n}.",
+         "Write {n} where it says {o}.", "Replace {o} with {n}.", "Make {o} into {n}.",
+         "The number {o} has to be {n}.", "Please change the number {o} to {n}.",
+         "{o} should be {n}.", "Swap {o} for {n}."]
     )  # fmt: skip
     return wording.format(o=old, n=new), re.sub(rf"\b{old}\b", new, text)
 
@@ -87,7 +94,11 @@ def _docstring(source: Source, text: str, names: dict[str, str]) -> tuple[str, s
     wording = source.template(
         ['Add the docstring "{w}".', 'Document it: "{w}"', 'Add this docstring: "{w}"',
          'Please add the docstring "{w}" to the function.', 'Give it the docstring "{w}".',
-         'Insert the docstring "{w}".']
+         'Insert the docstring "{w}".',
+         'Put in the docstring "{w}".', 'Write the docstring "{w}".',
+         'The docstring should be "{w}".', 'Document the function: "{w}"',
+         'Please document this with "{w}"', 'It needs the docstring "{w}".',
+         'Use "{w}" as the docstring.']
     )  # fmt: skip
     return wording.format(w=words), f"{first}\n{line}\n{rest}"
 

@@ -156,6 +156,10 @@ EXTRACT = [
     "Extract {f} as JSON.\n\n{t}", "{t}\n\nExtract {f} as JSON.", "Give me {f} as JSON: {t}",
     "Read the text and return JSON with the keys {f}.\n{t}", "Return {f} as JSON.\nText: {t}",
     "{t}\nWrite {f} as a JSON object.", "{t}\n\nPut {f} in JSON.",
+    "{t}\n\nWrite {f} in JSON.", "Write a JSON object with {f}.\n\n{t}",
+    "{t}\nI need a JSON object with {f}.", "Turn {f} into JSON: {t}",
+    "Please find {f} in this text and answer with JSON.\n{t}", "As JSON, please: {f}.\n{t}",
+    "{t}\nWhat are {f}? Use JSON.", "{t}\nShow {f} as a JSON object.",
 ]  # fmt: skip
 FILLERS = [
     "The weather was fine.", "All went well.", "Nobody was late.", "That is all for now.",

@@ -77,7 +77,8 @@ class Example:
     """One conversation whose last assistant message is what the model learns to write.
 
     ``messages`` follow the OpenAI layout; reasoning sits in ``reasoning_content``. ``expect``
-    tells the evaluation what a right answer is.
+    tells the evaluation what a right answer is. With ``every_turn`` all assistant messages are
+    learned, each as it was written: a decision per turn instead of one per example.
     """
 
     kind: str
@@ -85,6 +86,7 @@ class Example:
     tools: list[dict[str, Any]] | None = None
     thinking: bool = False
     expect: dict[str, Any] = field(default_factory=dict)
+    every_turn: bool = False
 
     @property
     def prompt(self) -> list[dict[str, Any]]:

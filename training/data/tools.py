@@ -192,10 +192,10 @@ def _join(style: float, verb: str, noun: str) -> str:
     return verb + noun.capitalize() if style < 0.85 else f"{noun}_{verb}"
 
 
-def _made_up(source: Source) -> Tool:
+def _made_up(source: Source, verb: str = "", noun: str = "") -> Tool:
     """A tool nobody has seen before: its verb, object, parameters and wording are drawn."""
-    verb = source.pick(VERBS)
-    noun = source.word() if source.chance(0.3) else source.pick(NOUNS)
+    verb = verb or source.pick(VERBS)
+    noun = noun or (source.word() if source.chance(0.3) else source.pick(NOUNS))
     style = source.rng.random()
     name = _join(style, verb, noun)
     parameters = {}
@@ -379,18 +379,81 @@ def no_call(source: Source) -> Example:
     return Example("no_call", messages, tools, thinking, {"text": text, "calls": []})
 
 
+# Verbs so near in meaning that a tool of the one may serve a request for the other.
+NEAR_VERBS = [{"get", "find", "fetch", "check", "load", "count"}, {"send", "share", "move"},
+              {"delete", "clean", "reset"}, {"archive", "save", "export"}, {"build", "add"},
+              {"publish", "share", "approve"}, {"measure", "count", "check", "test"},
+              {"update", "rename", "assign"}]  # fmt: skip
+
+
+def _near(source: Source, tool: Tool) -> Tool:
+    """A made-up tool that shares the verb or the noun of another, but not what it does."""
+    verb, *_, noun = tool.about.lower().rstrip(".").split()
+    if source.chance(0.5):
+        near = {v for group in NEAR_VERBS if verb in group for v in group} | {verb}
+        return _made_up(source, verb=source.pick([v for v in VERBS if v not in near]), noun=noun)
+    return _made_up(source, verb=verb, noun=source.pick([n for n in NOUNS if n != noun]))
+
+
+def _unfit(source: Source, found: list[Offer]) -> str:
+    """A request that none of the offered tools serves; at times one that almost fits."""
+    made_up = [offer.tool for offer in found if offer.tool.about.split()[0].lower() in VERBS
+               and len(offer.tool.names) == 1]  # fmt: skip
+    while True:
+        if made_up and source.chance(0.2):
+            other = _near(source, source.pick(made_up))
+            if all(other.about[:-1].split()[::2] != o.tool.about[:-1].split()[::2] for o in found):
+                break
+        else:
+            other = _offer(source).tool
+            if all(_differs(other, offer.tool) for offer in found):
+                break
+    return ask(source, other)[0]
+
+
 def no_fit(source: Source) -> Example:
     """A request that needs a tool, but none of those offered; the hardest case of no call."""
-    found = offers(source, source.pick([1, 1, 2, 3]))
-    while True:
-        other = _offer(source)
-        if all(_differs(other.tool, offer.tool) for offer in found):
-            break
-    question, _ = ask(source, other.tool)
+    found = offers(source, source.pick([1, 1, 2, 3, 4]))
+    question = _unfit(source, found)
+    thinking = source.chance(0.12)
     answer = {"role": "assistant", "content": NO_TOOL}
+    if thinking:
+        answer["reasoning_content"] = "No tool fits."
     messages = [*_history(source, {"role": "user", "content": question}), answer]
     tools = [offer.schema(source) for offer in found]
-    return Example("no_fit", messages, tools, expect={"text": NO_TOOL, "calls": []})
+    return Example("no_fit", messages, tools, thinking, {"text": NO_TOOL, "calls": []})
+
+
+def turns(source: Source) -> Example:
+    """Several requests to the same tools, as often beyond them as not; every turn is learned.
+
+    One request per list of tools taught brook to call always or to refuse always. Here the list
+    stays and the request decides.
+    """
+    found = offers(source, source.pick([1, 1, 2, 2, 3, 4]))
+    unused = source.some(found, len(found))
+    messages: list[dict[str, Any]] = []
+    calls: list[tuple[str, dict]] = []
+    for _ in range(source.rng.randint(3, 4 + len(found))):
+        roll, calls = source.rng.random(), []
+        if roll < 0.45:
+            # Each tool is asked once before any is asked again: what fits is to be seen from its
+            # description and not from an earlier call.
+            offer = unused.pop() if unused else source.pick(found)
+            question, arguments = ask(source, offer.tool)
+            calls = [(offer.name, arguments)]
+            answer = call_message(calls)
+        elif roll < 0.9:
+            question, answer = _unfit(source, found), {"role": "assistant", "content": NO_TOOL}
+        else:
+            asked, answers = source.pick(TALK)
+            question = loosen(source, source.template(asked))
+            answer = {"role": "assistant", "content": source.pick(answers)}
+        messages += [{"role": "user", "content": question}, answer]
+    tools = [offer.schema(source) for offer in found]
+    expect = {"text": messages[-1]["content"], **_expect(calls)}
+    messages = with_system(source, messages, 0.25)
+    return Example("turns", messages, tools, expect=expect, every_turn=True)
 
 
 def _differs(a: Tool, b: Tool) -> bool:
