@@ -12,7 +12,7 @@ JOBS ?= 2
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help install serve run test lint types check test-install brook parity bench-serve bench-overload kernels soak clean
+.PHONY: FORCE help install serve run test lint types check test-install brook parity bench-serve bench-overload kernels soak load audit sanitizers clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -81,7 +81,7 @@ load: test-install ## 5,000 idle connections and 1,000 streams on one server (a 
 audit: test-install ## known holes in what is installed (needs the network), and bandit over src
 	$(PIP) install pip-audit bandit
 	$(BIN)/bandit -q -r src -c pyproject.toml
-	$(BIN)/pip-audit --local --skip-editable
+	$(BIN)/python .ci/audit.py
 
 sanitizers: test-install ## the C++ core under address, undefined-behaviour and thread sanitizers
 	JOBS=$(JOBS) csrc/tests/sanitize.sh $(ARGS)

@@ -365,8 +365,8 @@ class EngineCore:
         for _, handle, _ in list(self._flying):
             try:
                 handle.result()
-            except Exception:
-                continue
+            except Exception:  # nosec B112
+                continue  # taken back whatever became of it
         self._flying.clear()
         for plan in reversed(plans[1:]):
             self._executor.rollback(plan)

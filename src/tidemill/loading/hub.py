@@ -65,9 +65,12 @@ def _fetch(repo: str, file: str | None) -> Path:
     from huggingface_hub import errors
 
     try:
+        # No revision is pinned: which repository to trust is the caller's to say, and what comes
+        # is data alone (`FILE_PATTERNS`), read as untrusted input.
         if file is not None:
-            return Path(huggingface_hub.hf_hub_download(repo, file))
-        folder = Path(huggingface_hub.snapshot_download(repo, allow_patterns=list(FILE_PATTERNS)))
+            return Path(huggingface_hub.hf_hub_download(repo, file))  # nosec B615
+        patterns = list(FILE_PATTERNS)
+        folder = Path(huggingface_hub.snapshot_download(repo, allow_patterns=patterns))  # nosec B615
     except (errors.RepositoryNotFoundError, errors.EntryNotFoundError) as error:
         # A local entry is "not found" too when the hub cannot be reached.
         if isinstance(error, errors.LocalEntryNotFoundError):
