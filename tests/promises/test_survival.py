@@ -39,7 +39,6 @@ def test_promise_10_streams_survive_whatever_happens() -> None:
         stall_timeout=2,
         least_kills=3,
         least_hostile=60,
-        warm_up_waves=1,
         judge_memory=False,
     )
     lines: list[str] = []

@@ -90,6 +90,12 @@ class Machine:
         self._text += (self.process.stderr.read() or b"").decode(errors="replace")
         return self._text
 
+    def tracebacks(self) -> list[str]:
+        """Every traceback in the log, with a line before it."""
+        lines = self.log().splitlines()
+        starts = [i for i, line in enumerate(lines) if line.startswith("Traceback")]
+        return ["\n".join(lines[max(0, i - 1) : i + 40]) for i in starts]
+
     def _url(self) -> str:
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline and self.process.poll() is None:

@@ -32,19 +32,19 @@ class Plan:
     """What a run does, and how often.
 
     Attributes:
-        seconds: of the main part.
+        seconds: of the main part; before it, the same for `warm_up` seconds.
         streams, tokens: known streams of a wave; least tokens of each.
         kill_every, stop_every, fill_every, disk_every: seconds between (a range is drawn from
             half to one and a half of it).
         hostile_per_second, left_per_second: rates.
         stall_timeout: the server's.
         least_kills, least_hostile: that the run must have seen.
-        warm_up_waves: before memory is compared.
         judge_memory: the run is long enough for that.
         schemas: some of the streams obey a JSON schema.
     """
 
     seconds: float
+    warm_up: float = 60.0
     streams: int = 64
     tokens: int = 150
     kill_every: float = 32.0
@@ -56,7 +56,6 @@ class Plan:
     stall_timeout: float = 5.0
     least_kills: int = 20
     least_hostile: int = 1000
-    warm_up_waves: int = 3
     judge_memory: bool = True
     schemas: bool = True
 
@@ -65,6 +64,7 @@ QUEUE_TOKENS = 20_000
 FLAGS = (
     *("--kv-memory", "64MiB", "--max-model-len", "2048", "--max-num-seqs", "96"),
     *("--max-queue-tokens", str(QUEUE_TOKENS), "--drain-timeout", "20"),
+    *("--log-level", "warning"),
 )
 
 Say = Callable[[str], None]
@@ -89,7 +89,6 @@ class Run:
     async def run(self) -> Report:
         """Everything, from the server's start to its end."""
         plan = self._plan
-        began = time.monotonic()
         disk = SmallDisk()
         try:
             machine = await asyncio.to_thread(
@@ -98,7 +97,6 @@ class Run:
             try:
                 await self._break_it(machine)
             finally:
-                self.report.seconds = time.monotonic() - began
                 await self._end(machine)
         finally:
             disk.close()
@@ -119,32 +117,19 @@ class Run:
             stall_timeout=plan.stall_timeout,
         )
         requests = hostile_requests(self._rng)
-        await self._warm_up(machine, streams, injector, requests)
+        if plan.judge_memory:
+            await self._main(machine, streams, injector, requests, plan.warm_up)
         before = await self._settled(machine)
+        self._say("warm")
         began = time.monotonic()
         try:
-            await self._main(machine, streams, injector, requests)
+            await self._main(machine, streams, injector, requests, plan.seconds)
         except asyncio.CancelledError:
             self.report.interrupted = True
         finally:
             self.report.seconds = time.monotonic() - began
             stats = await machine.idle()
             self._judge(machine, streams, injector, stats, before, await self._settled(machine))
-
-    async def _warm_up(
-        self, machine: Machine, streams: KnownStreams, injector: Injector, requests: object
-    ) -> None:
-        """Everything once, so that what is allocated once is allocated."""
-        for _ in range(self._plan.warm_up_waves):
-            wave = asyncio.ensure_future(streams.wave(self._rng))
-            await injector.kill()
-            for _ in range(10):
-                await injector.leave()
-                await injector.send_hostile(requests)
-            if self._plan.judge_memory:
-                await injector.fill_queue()
-            await wave
-        self._say("warm")
 
     async def _settled(self, machine: Machine) -> dict[str, int]:
         """Figures when connections have been closed."""
@@ -153,10 +138,15 @@ class Run:
         return machine.figures()
 
     async def _main(
-        self, machine: Machine, streams: KnownStreams, injector: Injector, requests: object
+        self,
+        machine: Machine,
+        streams: KnownStreams,
+        injector: Injector,
+        requests: object,
+        seconds: float,
     ) -> None:
         plan = self._plan
-        over = time.monotonic() + plan.seconds
+        over = time.monotonic() + seconds
         breakers: list[tuple[float, Callable[[], Awaitable[None]]]] = [
             (plan.kill_every, injector.kill),
             (plan.stop_every, injector.stop),
@@ -183,9 +173,10 @@ class Run:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _often(self, every: float, action: Callable[[], Awaitable[None]]) -> None:
+        await asyncio.sleep(every * self._rng.uniform(0.2, 0.5))  # once even in a short run
         while True:
-            await asyncio.sleep(every * self._rng.uniform(0.5, 1.5))
             await action()
+            await asyncio.sleep(every * self._rng.uniform(0.5, 1.5))
 
     async def _tell(self, machine: Machine, streams: KnownStreams, injector: Injector) -> None:
         began = time.monotonic()
@@ -287,14 +278,14 @@ class Run:
         alive = machine.process.poll() is None
         code = await asyncio.to_thread(machine.stop) if alive else machine.process.returncode
         self.report.require("exit code after SIGTERM", code, "0", code == 0 and alive)
-        log = machine.log()
-        self.report.require(
-            "tracebacks in the log", log.count("Traceback"), "0", "Traceback" not in log
-        )
+        found = machine.tracebacks()
+        self.report.require("tracebacks in the log", len(found), "0", not found)
+        for text in found[:3]:
+            self._say(text)
         left = machine.left_behind()
         self.report.require("files left behind", ", ".join(left) or "none", "none", not left)
         if not self.report.kept:
-            self._say(log[-6000:])
+            self._say(machine.log()[-4000:])
 
 
 async def _main(plan: Plan, seed: int, path: Path) -> int:
@@ -324,10 +315,11 @@ def main() -> int:
     options = parser.parse_args()
     seconds = 60 * options.minutes
     least = 20 if options.minutes >= 25 else max(1, int(options.minutes * 20 / 30))
-    plan = Plan(seconds, least_kills=least, least_hostile=min(1000, int(seconds * 2)))
+    plan = Plan(seconds, warm_up=180, least_kills=least, least_hostile=min(1000, int(seconds * 2)))
     if options.minutes < 10:
         plan = Plan(
             seconds,
+            warm_up=90,
             kill_every=20.0,
             stop_every=60.0,
             fill_every=60.0,

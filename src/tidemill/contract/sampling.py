@@ -36,7 +36,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         top_k: keep this many most likely tokens; 0 (or -1 from a client) keeps all.
         min_p: drop tokens less likely than this share of the most likely one, in [0, 1].
         presence_penalty, frequency_penalty: in [-2, 2].
-        repetition_penalty: above 0; 1 is none.
+        repetition_penalty: 0.01 to 100; 1 is none.
         seed: in [0, 2**63); None is replaced by a drawn seed in the API process.
         stop: strings that end the output and are not part of it.
         stop_token_ids: tokens that end the output and are not part of its text.
@@ -106,11 +106,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _in_range("min_p", self.min_p, 0.0, 1.0)
         _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        if not 0.0 < _finite("repetition_penalty", self.repetition_penalty) <= 100.0:
-            raise bad_request(
-                "repetition_penalty",
-                f"repetition_penalty must be in (0, 100], got {self.repetition_penalty}",
-            )
+        # Less would make the logits overflow, which looks like a broken model.
+        _in_range("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         if self.seed is not None:
             _int_in_range("seed", self.seed, 0, MAX_SEED)
         if self.max_tokens is not None:
