@@ -143,6 +143,18 @@ def test_the_engine_learns_whose_request_it_is(http: httpx.Client, engine: Scrip
     assert all(salts) and salts[0] != salts[1]
 
 
+def test_a_request_may_narrow_what_it_shares(
+    http: httpx.Client, engine: ScriptedEngine, security: Security
+) -> None:
+    salts = {}
+    for key in (USER, ADMIN):
+        for salt in (None, "a", "a", "b"):
+            http.post("/v1/completions", json={**TEXT, "cache_salt": salt}, headers=_bearer(key))
+            salts.setdefault((key, salt), set()).add(engine.requests[-1].cache_salt)
+    assert all(len(found) == 1 for found in salts.values())
+    assert len(set.union(*salts.values())) == 6
+
+
 def test_prefixes_are_shared_on_purpose_alone(security: Security) -> None:
     engine = ScriptedEngine()
     shared = Security(keys=security.keys, share_prefix_cache=True)

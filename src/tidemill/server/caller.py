@@ -10,9 +10,12 @@ from tidemill.server.auth import principal_of
 
 TIMEOUT_HEADER = "X-Request-Timeout"
 MAX_TIMEOUT = 86400.0
+MAX_SALT_CHARS = 256
 
 
-def caller_of(request: Request, timeout: float | None, arrival: float) -> Caller:
+def caller_of(
+    request: Request, timeout: float | None, arrival: float, *, cache_salt: str | None = None
+) -> Caller:
     """The caller of a request.
 
     Args:
@@ -20,6 +23,7 @@ def caller_of(request: Request, timeout: float | None, arrival: float) -> Caller
         timeout: the body's field: seconds from `arrival` after which nobody wants the answer. The
             header `X-Request-Timeout` says the same; of two the shorter counts.
         arrival: wall-clock seconds.
+        cache_salt: the body's field: requests with equal salts of one principal share prefixes.
 
     Raises:
         TidemillError: kind BAD_REQUEST naming the field or header.
@@ -31,10 +35,15 @@ def caller_of(request: Request, timeout: float | None, arrival: float) -> Caller
         wishes.append(_checked("timeout", timeout))
     if header is not None:
         wishes.append(_checked(TIMEOUT_HEADER, _number(header)))
+    if cache_salt is not None and not 1 <= len(cache_salt) <= MAX_SALT_CHARS:
+        raise bad_request(
+            "cache_salt",
+            f"cache_salt must have 1 to {MAX_SALT_CHARS} characters, got {len(cache_salt)}",
+        )
     return Caller(
         client=principal.client_id,
         weight=principal.weight,
-        cache_salt=principal.cache_salt,
+        cache_salt=principal.salted(cache_salt),
         deadline=arrival + min(wishes) if wishes else None,
     )
 

@@ -92,7 +92,7 @@ async def completions(context: ServerContext, request: Request) -> Response:
     arrival = wall()
     body = await read_model(schema.CompletionRequest, request, context.limits)
     context.check_model(body.model)
-    caller = caller_of(request, body.timeout, arrival)
+    caller = caller_of(request, body.timeout, arrival, cache_salt=body.cache_salt)
     include_usage = check_stream_options(body)
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise bad_request("best_of", "best_of is not supported unless it equals n")

@@ -189,6 +189,7 @@ class Generation(Body):
             structured_outputs, json_schema, grammar: what the answer must be, under the names that
             servers give it (`text.constraints`); one of them at most.
         timeout: an extension: seconds after which the answer is not wanted any more.
+        cache_salt: an extension: cached prefixes are shared with requests of equal salt alone.
         include_effective: an extension: the response carries a `tidemill` object that says what
             was really applied.
     """
@@ -220,6 +221,7 @@ class Generation(Body):
     json_schema: Annotated[Any, _schema(described.JSON_SCHEMA)] = None
     grammar: str | None = None
     timeout: float | None = None
+    cache_salt: str | None = None
     include_effective: bool | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
