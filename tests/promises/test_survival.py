@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ import pytest
 from helpers.faults import fault_environment
 from helpers.real_server import RealServer
 from soak.run import Plan, Run
+
+from tidemill.loading.bundled import bundled_models
 
 pytestmark = pytest.mark.xdist_group("promises")
 
@@ -238,3 +241,25 @@ def test_promise_10_it_comes_up_clean_after_kill_9(
 
 def _names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
+
+
+def test_promise_10_a_model_replaced_under_the_server_is_not_mixed_in(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(bundled_models()["brook"], model)
+    with RealServer(str(model), *FLAGS) as server:
+        stream = {"prompt": "The", "max_tokens": 2000, "ignore_eos": True}
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(_stream, server, stream)
+            while not server.stats()["running"]:
+                time.sleep(0.01)
+            weights = model / "model.safetensors"
+            data = bytearray(weights.read_bytes())
+            data[-300_000:] = bytes(300_000)
+            weights.with_suffix(".new").write_bytes(data)
+            weights.with_suffix(".new").rename(weights)
+            server.engine().kill()
+            last = running.result()[-1]
+        assert "the model replaced" in last["error"]["message"]
+        assert server.process.wait(30) == 1
+        server._reader.join(5)
+        assert "computes otherwise" in server.text and "Traceback" not in server.text
