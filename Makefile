@@ -12,7 +12,7 @@ JOBS ?= 2
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help install serve run test lint types check test-install brook parity bench-serve bench-overload kernels soak load audit sanitizers clean
+.PHONY: FORCE help install serve run test lint types check test-install brook parity structured bench-serve bench-overload kernels soak load audit sanitizers clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -65,6 +65,9 @@ brook: test-install ## train the bundled model and its companions (resumes; see 
 
 parity: test-install ## compare logits with llama.cpp and transformers through GGUF (builds llama.cpp)
 	$(BIN)/python tests/oracles/parity.py
+
+structured: test-install ## constrained output against jsonschema on some 3,000 schemas
+	$(BIN)/python tests/oracles/structured.py $(ARGS)
 
 bench-serve: test-install ## the 0.6B-shape serving benchmark of docs/benchmarks.md
 	$(BIN)/python benchmarks/serve_06b.py $(ARGS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tidemill.contract.config import EngineConfig
@@ -31,15 +32,22 @@ class Answer:
 class Brook:
     """An engine over the bundled model; close it when done."""
 
-    def __init__(self, *, jump_ahead: bool = True, depth: int = 1, **config: Any) -> None:
-        path = str(bundled_models()["brook"])
-        settings = {"kv_memory": 64 * 2**20, "threads": 1, **config}
-        self.config = EngineConfig(model=path, served_name="brook", **settings)
+    def __init__(
+        self,
+        *,
+        jump_ahead: bool = True,
+        depth: int = 1,
+        path: Path | None = None,
+        **config: Any,
+    ) -> None:
+        model = str(path or bundled_models()["brook"])
+        settings: dict[str, Any] = {"kv_memory": 64 * 2**20, "threads": 1, **config}
+        self.config = EngineConfig(model=model, served_name="brook", **settings)
         opened = open_inproc(self.config, lambda line: None)
         self.core: EngineCore = make_core(
             opened, self.config, depth=depth, jump_ahead=jump_ahead
         ).start()
-        self.tokenizer = Tokenizer(open_model(path).tokenizer)
+        self.tokenizer = Tokenizer(open_model(model).tokenizer)
         self._open: dict[str, dict[int, Answer]] = {}
         self._left = 0
         self._changed = threading.Condition()

@@ -1,0 +1,270 @@
+"""JSON schemas to try constrained output on: drawn ones, real ones, the test suite's."""
+
+from __future__ import annotations
+
+import json
+import random
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+WORDS = [
+    "name", "id", "count", "tags", "price", "size", "unit", "street", "city", "zip", "start", "end",
+    "kind", "items", "total", "note",
+]  # fmt: skip
+
+
+@dataclass
+class Case:
+    """A schema, where it is from, and instances known to be valid, in the schema's key order."""
+
+    source: str
+    schema: Any
+    valid: list[Any] = field(default_factory=list)
+
+
+class Drawer:
+    """Draws schemas of every enforced keyword, each with a valid instance."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+
+    def case(self) -> Case:
+        schema, instance = self.draw(3)
+        return Case("drawn", schema, [instance])
+
+    def draw(self, depth: int) -> tuple[Any, Any]:
+        kinds = [self.string, self.string, self.integer, self.number, self.fixed, self.plain]
+        if depth:
+            kinds += [self.object, self.object, self.object, self.array, self.either, self.tuple]
+        return self.rng.choice(kinds)(depth)
+
+    def plain(self, depth: int) -> tuple[Any, Any]:
+        kind, value = self.rng.choice([("boolean", True), ("null", None), ("boolean", False)])
+        return {"type": kind, "description": "plain"}, value
+
+    def string(self, depth: int) -> tuple[Any, Any]:
+        low = self.rng.randint(0, 4)
+        text = "".join(self.rng.choice('abcö ß漢"\\/é\n') for _ in range(low + 2))
+        options: list[tuple[Any, Any]] = [
+            ({"type": "string"}, text),
+            ({"type": "string", "minLength": low, "maxLength": low + 3}, text),
+            ({"type": "string", "pattern": "^[a-z]{2,5}-[0-9]+$"}, "abc-12"),
+            ({"type": "string", "pattern": "x"}, "axb"),
+            ({"type": "string", "format": "date"}, "2026-11-21"),
+            ({"type": "string", "format": "date-time"}, "2026-11-21T10:00:00Z"),
+            ({"type": "string", "format": "uuid"}, "123e4567-e89b-12d3-a456-426614174000"),
+            ({"type": "string", "format": "email"}, "a@example.com"),
+            ({"type": "string", "format": "ipv4"}, "192.168.0.1"),
+        ]
+        return self.rng.choice(options)
+
+    def integer(self, depth: int) -> tuple[Any, Any]:
+        low = self.rng.randint(-50, 50)
+        high = low + self.rng.randint(0, 500)
+        step = self.rng.choice([2, 3, 5, 10])
+        options: list[tuple[Any, Any]] = [
+            ({"type": "integer"}, low),
+            ({"type": "integer", "minimum": low, "maximum": high}, high),
+            ({"type": "integer", "exclusiveMinimum": low - 1, "maximum": high}, low),
+            ({"type": "integer", "multipleOf": step}, 4 * step),
+        ]
+        return self.rng.choice(options)
+
+    def number(self, depth: int) -> tuple[Any, Any]:
+        low = self.rng.randint(-20, 20) / 4
+        options: list[tuple[Any, Any]] = [
+            ({"type": "number"}, 1.25),
+            ({"type": "number", "minimum": low, "maximum": low + 2.5}, low + 0.25),
+            ({"type": "number", "exclusiveMaximum": low}, low - 1.5),
+        ]
+        return self.rng.choice(options)
+
+    def fixed(self, depth: int) -> tuple[Any, Any]:
+        values = self.rng.sample([1, "a", "b c", None, True, 2.5, "ü"], self.rng.randint(1, 4))
+        if len(values) == 1:
+            return {"const": values[0]}, values[0]
+        return {"enum": values}, values[-1]
+
+    def object(self, depth: int) -> tuple[Any, Any]:
+        names = self.rng.sample(WORDS, self.rng.randint(1, 5))
+        parts = {name: self.draw(depth - 1) for name in names}
+        required = [n for n in names if self.rng.random() < 0.6]
+        schema: dict[str, Any] = {
+            "type": "object",
+            "properties": {name: part[0] for name, part in parts.items()},
+            "required": required,
+        }
+        roll = self.rng.random()
+        if roll < 0.6:
+            schema["additionalProperties"] = False
+        elif roll < 0.75:
+            schema["additionalProperties"] = {"type": "integer"}
+        kept = {n: p[1] for n, p in parts.items() if n in required or self.rng.random() < 0.5}
+        return schema, kept
+
+    def array(self, depth: int) -> tuple[Any, Any]:
+        schema, instance = self.draw(depth - 1)
+        low = self.rng.randint(0, 2)
+        made: dict[str, Any] = {"type": "array", "items": schema}
+        if self.rng.random() < 0.6:
+            made |= {"minItems": low, "maxItems": low + 2}
+        return made, [instance] * (low + 1)
+
+    def tuple(self, depth: int) -> tuple[Any, Any]:
+        parts = [self.draw(depth - 1) for _ in range(self.rng.randint(1, 3))]
+        schema = {
+            "type": "array",
+            "prefixItems": [p[0] for p in parts],
+            "items": False,
+            "minItems": len(parts),
+        }
+        return schema, [p[1] for p in parts]
+
+    def either(self, depth: int) -> tuple[Any, Any]:
+        parts = [self.draw(depth - 1) for _ in range(2)]
+        if self.rng.random() < 0.3:
+            definitions = {"part": parts[0][0]}
+            return {"$defs": definitions, "anyOf": [{"$ref": "#/$defs/part"}, parts[1][0]]}, parts[
+                1
+            ][1]
+        return {"anyOf": [p[0] for p in parts]}, parts[0][1]
+
+
+def drawn(count: int, seed: int = 1) -> Iterator[Case]:
+    """`count` drawn cases; references only where they stay valid."""
+    drawer = Drawer(seed)
+    found = 0
+    while found < count:
+        case = drawer.case()
+        if _nested_defs(case.schema, top=True):
+            continue
+        found += 1
+        yield case
+
+
+def _nested_defs(schema: Any, *, top: bool) -> bool:
+    """`$defs` below the root would not be where "#/$defs" points to."""
+    if isinstance(schema, dict):
+        if "$defs" in schema and not top:
+            return True
+        return any(_nested_defs(v, top=False) for v in schema.values())
+    return isinstance(schema, list) and any(_nested_defs(v, top=False) for v in schema)
+
+
+def served() -> Iterator[Case]:
+    """The components of our own OpenAPI document, each as a schema of its own."""
+    import pydantic
+
+    from tidemill.server.openai import schema as bodies
+
+    models = [
+        m
+        for m in vars(bodies).values()
+        if isinstance(m, type)
+        and issubclass(m, pydantic.BaseModel)
+        and m.__module__ == bodies.__name__
+    ]
+    for model in models:
+        yield Case("OpenAPI", model.model_json_schema())
+
+
+def packages() -> Iterator[Case]:
+    """Shapes of package metadata, configuration and events as people write them."""
+    text = {"type": "string"}
+    strings = {"type": "array", "items": text}
+    version = {"type": "string", "pattern": r"^[0-9]+\.[0-9]+\.[0-9]+$"}
+    yield Case(
+        "package",
+        {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "pattern": "^[a-z][a-z0-9-]*$"},
+                "version": version,
+                "private": {"type": "boolean"},
+                "keywords": strings,
+                "dependencies": {"type": "object", "additionalProperties": text},
+                "author": {
+                    "anyOf": [
+                        text,
+                        {
+                            "type": "object",
+                            "properties": {"name": text, "email": {**text, "format": "email"}},
+                            "required": ["name"],
+                        },
+                    ]
+                },
+            },
+            "required": ["name", "version"],
+        },
+        [{"name": "a-b", "version": "1.2.3", "keywords": ["x"], "dependencies": {"c": "^1"}}],
+    )
+    point = {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 3}
+    yield Case(
+        "GeoJSON",
+        {
+            "oneOf": [
+                {
+                    "type": "object",
+                    "properties": {"type": {"const": kind}, "coordinates": shape},
+                    "required": ["type", "coordinates"],
+                    "additionalProperties": False,
+                }
+                for kind, shape in (
+                    ("Point", point),
+                    ("LineString", {"type": "array", "items": point, "minItems": 2}),
+                )
+            ]
+        },
+        [{"type": "Point", "coordinates": [1.5, 2]}],
+    )
+
+
+# The suite leaves these unsaid; without them a schema is read as 2020-12.
+_DIALECTS = {
+    "draft4": "http://json-schema.org/draft-04/schema#",
+    "draft6": "http://json-schema.org/draft-06/schema#",
+    "draft7": "http://json-schema.org/draft-07/schema#",
+}
+
+
+def suite(archive: Path) -> Iterator[Case]:
+    """The JSON-Schema-Test-Suite as it lies in the jsonschema source distribution."""
+    with tarfile.open(archive) as tar:
+        for member in sorted(tar.getmembers(), key=lambda m: m.name):
+            if "/json/tests/draft" not in member.name or not member.name.endswith(".json"):
+                continue
+            if "draft3" in member.name or "/optional/" in member.name:
+                continue
+            handle = tar.extractfile(member)
+            assert handle is not None
+            for group in json.load(handle):
+                draft = member.name.split("/json/tests/")[1].split("/")[0]
+                # There formats are annotations; here they are enforced.
+                known = not member.name.endswith("/format.json")
+                valid = [t["data"] for t in group["tests"] if t["valid"] and known]
+                schema = group["schema"]
+                if isinstance(schema, dict) and draft in _DIALECTS:
+                    schema = {"$schema": _DIALECTS[draft], **schema}
+                yield Case(draft, schema, [ordered(v, schema) for v in valid])
+
+
+def ordered(value: Any, schema: Any) -> Any:
+    """An instance with the keys of its objects in the schema's order, as far as it names them."""
+    if not isinstance(schema, dict):
+        return value
+    if "const" in schema and schema["const"] == value:
+        return schema["const"]
+    if isinstance(value, dict):
+        properties: dict[str, Any] = {}
+        for part in (schema, *(p for p in schema.get("allOf", []) if isinstance(p, dict))):
+            found = part.get("properties")
+            properties |= found if isinstance(found, dict) else {}
+        names = list(properties)
+        keys = [n for n in names if n in value] + [k for k in value if k not in names]
+        return {k: ordered(value[k], properties.get(k)) for k in keys}
+    if isinstance(value, list):
+        return [ordered(v, schema.get("items")) for v in value]
+    return value
