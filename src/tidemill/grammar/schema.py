@@ -72,6 +72,7 @@ _TRIVIAL: dict[str, tuple[object, ...]] = {
 }
 REFUSED["uniqueItems"] = "leave it out and remove duplicates yourself"
 
+_BESIDE_REF = frozenset({"$ref", "$defs", "definitions"})
 _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _LISTS = frozenset({"anyOf", "allOf", "oneOf", "prefixItems"})
 _ONE = frozenset({"additionalProperties", "additionalItems", "items"})
@@ -115,6 +116,7 @@ class _Audit:
     def __init__(self, param: str) -> None:
         self._param = param
         self._nodes = 0
+        self._old = False  # a draft in which nothing beside $ref counts
 
     def refuse(self, path: tuple[str | int, ...], message: str) -> TidemillError:
         at = path_of(self._param, path)
@@ -135,9 +137,17 @@ class _Audit:
             return schema
         if not isinstance(schema, Mapping):
             raise self.refuse(path, "a schema is an object or a boolean")
+        if not depth:
+            self._old = "json-schema.org/draft-0" in str(schema.get("$schema", ""))
         kept: dict[str, Any] = {}
         for key, value in schema.items():
             at = (*path, key)
+            if self._old and "$ref" in schema and key in ENFORCED - _BESIDE_REF:
+                raise self.refuse(
+                    at,
+                    f"this draft passes over {key!r} beside $ref and 2020-12 does not; remove it, "
+                    "or $schema",
+                )
             if key in ANNOTATIONS and not (key in ("id", "$id") and depth):
                 if key in ("$schema", "$id", "$anchor"):
                     kept[key] = value
