@@ -270,6 +270,16 @@ def test_slow_bodies_idle_connections_and_drips_are_cut_off(
             assert received.startswith(b"HTTP/1.1 " + status if status else b""), received[:80]
 
 
+def test_a_body_behind_its_answer_has_little_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidemill.server.http.BODY_GRACE_SECONDS", 0.3)
+    with serving(fake_context(ScriptedEngine())) as url:
+        parts = urlsplit(url)
+        with socket.create_connection((parts.hostname, parts.port), timeout=10) as connection:
+            connection.sendall(GET + b"Content-Length: 100000\r\n\r\nx")
+            assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+            assert connection.recv(1000) == b""
+
+
 def test_slow_readers_are_cut_off_and_stall_nobody() -> None:
     # Long enough to fill what the kernel takes before anything waits here.
     engine = ScriptedEngine(lambda r, choice: [97] * 20_000, info=fake_info(max_model_len=20_000))
