@@ -30,6 +30,7 @@ from tidemill.cli.machine import describe_cpu
 RESULT = serve_06b.ROOT / ".work" / "overload.json"
 DOC = serve_06b.ROOT / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- overload: begin -->", "<!-- overload: end -->"
+FLAGS = ("--quantize", "q8_0", "--kv-memory", "4GiB", "--log-level", "warning")
 ONE, OTHER = "127.0.0.1", "127.0.0.2"
 
 
