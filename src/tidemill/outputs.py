@@ -151,7 +151,7 @@ class Running:
         before = text.tokens
         found, stopped = text.push(output.token_ids, hide_last=output.stop_token is not None)
         if output.finish_reason is not None and not stopped:
-            found += text.finish()
+            found += text.finish(cut=output.finish_reason is FinishReason.LENGTH)
             stopped = text.stopped
         taken = text.tokens - before
         _add(completion, found)

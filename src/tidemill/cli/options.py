@@ -35,6 +35,12 @@ PREFIX_CACHING = typer.Option(
 ISA = typer.Option(
     None, help="Force an instruction set: amx, avx512, avx512bf16, avx2 or portable."
 )
+TOOL_FORMAT = typer.Option(
+    "auto", help="How the model writes tool calls; auto reads it from the chat template."
+)
+REASONING_FORMAT = typer.Option(
+    "auto", help="How the model marks its thinking; auto reads it from the chat template."
+)
 CHAT_TEMPLATE = typer.Option(None, help="File with a chat template instead of the model's own.")
 
 

@@ -36,6 +36,8 @@ def serve(
     prefix_caching: bool = options.PREFIX_CACHING,
     isa: str | None = options.ISA,
     chat_template: str | None = options.CHAT_TEMPLATE,
+    tool_format: str = options.TOOL_FORMAT,
+    reasoning_format: str = options.REASONING_FORMAT,
     max_itl_ms: float | None = typer.Option(
         None,
         help="Time between two tokens of a stream that prefill and other streams may cost; "
@@ -129,7 +131,7 @@ def serve(
     code = run_server(
         ServeOptions(
             config,
-            lambda: _load_text(str(path), chat_template),
+            lambda: _load_text(str(path), chat_template, tool_format, reasoning_format),
             log_level,
             limits=limits,
             security=security,
@@ -160,19 +162,30 @@ def _limits(settings: Sequence[str]) -> Limits:
     return dataclasses.replace(limits, max_connections=possible)
 
 
-def _load_text(model: str, chat_template: str | None) -> TextSide:
+def _load_text(
+    model: str, chat_template: str | None, tool_format: str, reasoning_format: str
+) -> TextSide:
     """The text side, and what a person should know about it."""
     from tidemill.server.run import TextSide
+    from tidemill.text.answering import ChatSide
 
     opened = options.open_model(model, chat_template)
-    for note in opened.tokenizer.notes:
+    for note in (*opened.files.notes, *opened.tokenizer.notes):
         _say(note)
     if opened.defaults:
         chosen = ", ".join(f"{k} {v:g}" for k, v in opened.defaults.items())
         _say(f"sampling where a request says nothing (the model's own): {chosen}")
     if not opened.template.exists:
         _say("the model has no chat template: only /v1/completions answers (or --chat-template)")
-    return TextSide(opened.tokenizer, opened.template, opened.defaults)
+    chat = ChatSide.of(
+        opened.tokenizer,
+        opened.template,
+        tool_format=tool_format,
+        reasoning_format=reasoning_format,
+    )
+    if opened.template.exists:
+        _say(chat.described())
+    return TextSide(opened.tokenizer, opened.template, opened.defaults, chat)
 
 
 def _say(line: str) -> None:

@@ -40,7 +40,8 @@ class ServerContext:
         build: version of the software; part of the fingerprint.
         config_digest: identity of the engine's configuration; part of the fingerprint.
         created: when the model was made available, for /v1/models.
-        chat: what the model's text side can do in a chat.
+        chat_side: what the model's text side can do in a chat; None finds it out.
+        chat: the same, found out.
         admission_options: how much may wait, and how long.
         admission: what is under way, and whether more may come.
     """
@@ -56,10 +57,11 @@ class ServerContext:
     created: int = field(default_factory=lambda: int(wall()))
     admission_options: AdmissionOptions = field(default_factory=AdmissionOptions)
     admission: Admission = field(init=False)
+    chat_side: ChatSide | None = None
     chat: ChatSide = field(init=False)
 
     def __post_init__(self) -> None:
-        self.chat = ChatSide.of(self.tokenizer, self.template)
+        self.chat = self.chat_side or ChatSide.of(self.tokenizer, self.template)
         metrics = AdmissionMetrics(self.metrics.registry)
         self.admission = Admission(
             self.admission_options,

@@ -239,7 +239,7 @@ class Generation:
         before = text.tokens
         found, stopped = text.push(output.token_ids, hide_last=output.stop_token is not None)
         if output.finish_reason is not None and not stopped:
-            found += text.finish()
+            found += text.finish(cut=output.finish_reason is FinishReason.LENGTH)
             stopped = text.stopped
         if found.errors:
             self._context.metrics.malformed_tool_calls.inc(len(found.errors))

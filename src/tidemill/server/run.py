@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tidemill.engine.supervisor import Recovery
     from tidemill.metrics.registry import ServerMetrics
     from tidemill.server.context import ServerContext
+    from tidemill.text.answering import ChatSide
     from tidemill.text.template import ChatTemplate
     from tidemill.text.tokenizer import Tokenizer
 
@@ -39,11 +40,16 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class TextSide:
-    """A model's tokenizer, chat template and sampling defaults."""
+    """A model's tokenizer, chat template and sampling defaults.
+
+    Attributes:
+        chat: what the two can do in a chat; None finds it out.
+    """
 
     tokenizer: Tokenizer
     template: ChatTemplate
     defaults: Mapping[str, float | int] = field(default_factory=dict)
+    chat: ChatSide | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +186,7 @@ def _make_context(options: ServeOptions, engine: SupervisedEngine, text: TextSid
         tokenizer=text.tokenizer,
         template=text.template,
         defaults=text.defaults,
+        chat_side=text.chat,
         limits=options.limits,
         admission_options=options.admission,
         build=build_id(),

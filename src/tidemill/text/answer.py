@@ -23,15 +23,14 @@ from tidemill.text.tokenizer import Tokenizer
 class Parser(Protocol):
     """What finds the parts of an output; see `tidemill.text.parsers`."""
 
-    @property
-    def in_reasoning(self) -> bool:
-        """The text so far ends inside the thinking."""
+    in_reasoning: bool
+    """The text so far ends inside the thinking."""
 
     def push(self, text: str) -> Iterable[Event]:
         """More of the output; what is now certain."""
 
-    def finish(self) -> Iterable[Event]:
-        """The end of the output; what was held back."""
+    def finish(self, cut: bool = False) -> Iterable[Event]:
+        """The end of the output, `cut` by a bound on its length or not; what was held back."""
 
 
 ParserFactory = Callable[[], Parser]
@@ -174,8 +173,12 @@ class AnswerText:
                 self.reasoning_tokens += 1
         return gathered.found(), self.stopped
 
-    def finish(self) -> Found:
-        """What is still held back, at the end of the choice; nothing after a stop string."""
+    def finish(self, *, cut: bool = False) -> Found:
+        """What is still held back, at the end of the choice; nothing after a stop string.
+
+        Args:
+            cut: the output ended because of a bound on its length.
+        """
         parser = self._parser
         if parser is None:
             text = self._text.finish()
@@ -185,7 +188,7 @@ class AnswerText:
             return NOTHING
         if text := self._text.finish():
             self._take(gathered, parser.push(text))
-        self._take(gathered, parser.finish())
+        self._take(gathered, parser.finish(cut))
         if self._matcher is not None and not self.stopped:
             gathered.content.append(self._matcher.finish())
         return gathered.found()

@@ -10,12 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tidemill.base.errors import TidemillError, bad_request, unsupported
-from tidemill.contract.program import Grammar, OutputProgram, Phase
+from tidemill.base.errors import TidemillError, bad_request, config_error, unsupported
+from tidemill.contract.program import Forced, FreeText, Grammar, OutputProgram, Phase
 from tidemill.text.abilities import Abilities
-from tidemill.text.answer import ParserFactory
+from tidemill.text.answer import Parser, ParserFactory
 from tidemill.text.constraints import FIELDS as CONSTRAINT_FIELDS
 from tidemill.text.constraints import Constraint, constraint_of
+from tidemill.text.parsers.engine import OutputParser
+from tidemill.text.parsers.format import Format
+from tidemill.text.parsers.formats import FORMATS, THINKING, named
 from tidemill.text.template import ChatTemplate
 from tidemill.text.thinking import FIELDS as THINKING_FIELDS
 from tidemill.text.thinking import Thinking, thinking_of
@@ -26,6 +29,7 @@ TOOL_FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
 ANSWER_FIELDS = (*CONSTRAINT_FIELDS, *TOOL_FIELDS, *THINKING_FIELDS)
 """The fields that `read_wishes` reads."""
 
+AUTO = "auto"
 NO_WISH = Thinking()
 FREE = OutputProgram()
 
@@ -37,6 +41,7 @@ CUTS: dict[str, object] = {
     "ignore_eos": False,
     "min_tokens": 0,
 }
+_BEFORE_MARKS = ("a", ".", "\n", " ", "\n\n")
 # Kinds that can be one alternative of a grammar whose other is a tool call.
 _BESIDE_CALLS = ("json_schema", "json_object", "regex", "choice")
 
@@ -48,19 +53,68 @@ class ChatSide:
     Attributes:
         tokenizer: the vocabulary.
         abilities: of its chat template.
-        thinks: it marks its thinking in a way this server reads.
-        calls: it writes tool calls in a way this server reads.
+        form: how it writes thinking and tool calls.
+        kept: special tokens that are part of how it writes them.
     """
 
     tokenizer: Tokenizer
     abilities: Abilities
-    thinks: bool = False
-    calls: bool = False
+    form: Format
+    kept: frozenset[int]
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, template: ChatTemplate) -> ChatSide:
-        """Find out what a model can do."""
-        return cls(tokenizer, Abilities.of(template))
+    def of(
+        cls,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        *,
+        tool_format: str = AUTO,
+        reasoning_format: str = AUTO,
+    ) -> ChatSide:
+        """Find out what a model can do.
+
+        Args:
+            tokenizer, template: the model's.
+            tool_format, reasoning_format: names of formats; ``auto`` finds them in the template.
+
+        Raises:
+            TidemillError: kind CONFIG for a name that does not exist.
+        """
+        for flag, name, known in (
+            ("tool-format", tool_format, FORMATS),
+            ("reasoning-format", reasoning_format, ("none", *THINKING)),
+        ):
+            if name != AUTO and name not in known:
+                raise config_error(
+                    flag, f"--{flag} {name!r} is not known; it is {AUTO} or {', '.join(known)}"
+                )
+        form = named(
+            None if tool_format == AUTO else tool_format,
+            None if reasoning_format == AUTO else reasoning_format,
+            template.source,
+        )
+        special = tokenizer.special_ids
+        spelled = (tokenizer.encode(mark, add_special=False) for mark in form.marks)
+        kept = frozenset(token for ids in spelled for token in ids if token in special)
+        return cls(tokenizer, Abilities.of(template), form, kept)
+
+    @property
+    def thinks(self) -> bool:
+        """It marks its thinking in a way this server reads."""
+        return self.form.think is not None
+
+    @property
+    def calls(self) -> bool:
+        """It writes tool calls in a way this server reads."""
+        return self.form.syntax is not None
+
+    def described(self) -> str:
+        """One line about it, for a person."""
+        calls = f"as {self.form.name}" if self.calls else "are not read"
+        think = self.form.think
+        marks = f"ends with {think.close.strip()!r}" if think is not None else "is not marked"
+        tools = "shows" if self.abilities.tools else "has no place for"
+        return f"chat: the template {tools} tools, calls {calls}; thinking {marks}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +172,7 @@ def read_wishes(chat: ChatSide, fields: Mapping[str, Any]) -> Wishes:
         thinks=chat.thinks,
         kwargs=fields.get("chat_template_kwargs"),
     )
+    check_tools(use, chat)
     if use.tools and not chat.calls:
         raise bad_request(
             "tools",
@@ -201,10 +256,112 @@ def rules_of(
         wishes: the request's.
         prompt: the prompt's text as the template wrote it.
         continued: the output goes on with a message whose thinking is over.
+
+    Raises:
+        TidemillError: kind BAD_REQUEST naming the field that cannot be honoured.
     """
-    constraint = wishes.constraint
-    phases: tuple[Phase, ...] = () if constraint is None else (_ruled(constraint),)
-    return AnswerRules(program=OutputProgram(phases))
+    state = "over" if continued else _thinking_state(chat.form, prompt)
+    budget = wishes.thinking.budget
+    if budget is not None and state == "over":
+        by = wishes.thinking.budget_by
+        raise bad_request(by, f"{by}: the chat template ends the thinking before it began")
+    phases: list[Phase] = []
+    ruled = _ruled_part(chat, wishes)
+    if state != "over" and (ruled is not None or budget is not None):
+        by = wishes.thinking.budget_by or (ruled.param if ruled is not None else "")
+        phases += _thinking_phases(chat, by, budget, opened=state == "open")
+    if ruled is not None:
+        phases.append(ruled)
+    elif phases:
+        phases.append(FreeText())
+    return AnswerRules(
+        program=OutputProgram(tuple(phases)),
+        parser=_parser(chat, wishes.use, state),
+        kept=chat.kept,
+        thinks=chat.thinks,
+    )
+
+
+def _thinking_state(form: Format, prompt: str) -> str:
+    """``open`` when the prompt ends inside the thinking, ``over`` behind it, else ``ahead``."""
+    think, end = form.think, prompt.rstrip()
+    if think is None or end.endswith(think.close.strip()):
+        return "over"
+    return "open" if end.endswith(think.open.strip()) else "ahead"
+
+
+def _thinking_phases(
+    chat: ChatSide, by: str, budget: int | None, *, opened: bool
+) -> tuple[Phase, ...]:
+    """Thinking up to its closing mark, which comes by itself or when the budget is used up.
+
+    A request that gives the thinking a budget wants it, so its opening mark is written for the
+    model; without a budget it is the model's choice to think.
+
+    Args:
+        by: the field that rules what follows, for errors.
+        budget: tokens at most, or None.
+        opened: the prompt ends inside the thinking.
+    """
+    think, tokenizer = chat.form.think, chat.tokenizer
+    assert think is not None
+    mark = think.close.strip()
+    close = _mark_ids(tokenizer, mark)
+    # Behind any text the mark must be the same tokens, or its end could be missed.
+    size = len(close)
+    spelled = [tokenizer.encode(f"{text}{mark}{{", add_special=False) for text in _BEFORE_MARKS]
+    if any(tuple(ids[-size - 1 : -1]) != close for ids in spelled):
+        raise unsupported(
+            by,
+            f"{by}: this model ends its thinking with {mark!r}, which is no token of its own, so "
+            "that its end cannot be told in time; turn thinking off (enable_thinking: false)",
+        )
+    begin = _mark_ids(tokenizer, think.open)
+    if budget is None:
+        return (FreeText(until=(close,), opened_by=() if opened else begin[:1]),)
+    # A thought that is cut ends its line first, as those do that end by themselves.
+    forced = (*tokenizer.encode("\n", add_special=False), *close)
+    forced += tuple(tokenizer.encode("\n\n", add_special=False))
+    if opened:
+        return (FreeText(until=(close,), budget=budget, then=forced),)
+    left = max(0, budget - len(begin))
+    return (Forced(begin), FreeText(until=(close,), budget=left, then=forced))
+
+
+def _mark_ids(tokenizer: Tokenizer, mark: str) -> tuple[int, ...]:
+    """A mark's tokens as they stand within a text."""
+    ids = tokenizer.encode(mark, add_special=False)
+    # SentencePiece models put a blank in front of what they take for a text's beginning.
+    while len(ids) > 1 and not tokenizer.token_bytes(ids[0]).strip():
+        ids = ids[1:]
+    return tuple(ids)
+
+
+def _ruled_part(chat: ChatSide, wishes: Wishes) -> Grammar | None:
+    """What rules the answer behind the thinking; None where nothing does."""
+    if wishes.constraint is not None:
+        return _ruled(wishes.constraint)
+    if wishes.use.enforced is not None:
+        by = wishes.use.enforced
+        raise unsupported(by, f"{by}: this version does not enforce tool calls yet")
+    return None
+
+
+def _parser(chat: ChatSide, use: ToolUse, state: str) -> ParserFactory | None:
+    """What makes the parser of a choice; None where the model has no marks to be read."""
+    if not chat.thinks and not use.tools and not chat.form.dropped:
+        return None
+
+    def make() -> Parser:
+        return OutputParser(
+            chat.form,
+            use.tools,
+            parse_tools=bool(use.tools),
+            starts_in_reasoning=state == "open",
+            stream_arguments=use.enforced is not None,
+        )
+
+    return make
 
 
 def _ruled(constraint: Constraint) -> Grammar:

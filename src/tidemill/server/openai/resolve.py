@@ -9,6 +9,7 @@ import msgspec
 
 from tidemill.base.errors import bad_request
 from tidemill.base.ids import new_seed
+from tidemill.contract.program import FreeText, Grammar
 from tidemill.contract.resolve import resolve
 from tidemill.contract.sampling import MAX_LOGPROBS, SamplingParams
 from tidemill.server.context import PRESETS, ServerContext
@@ -145,4 +146,19 @@ def effective(
         "quantization": info.quantization,
         "kv_dtype": info.kv_dtype,
         "speculation": None,
+        **_answering(context, generation),
+    }
+
+
+def _answering(context: ServerContext, generation: Generation) -> dict[str, Any]:
+    """How the answer was ruled and read."""
+    phases, form = generation.rules.program.phases, context.chat.form
+    thinking = [p for p in phases if isinstance(p, FreeText) and p.until]
+    ruled = [p for p in phases if isinstance(p, Grammar)]
+    return {
+        "tool_format": form.name,
+        "reasoning_format": None if form.think is None else form.think.close.strip(),
+        "thinking_token_budget": thinking[0].budget if thinking else None,
+        "constraint": ruled[0].kind if ruled else None,
+        "constraint_from": ruled[0].param if ruled else None,
     }
