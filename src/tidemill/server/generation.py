@@ -83,6 +83,7 @@ class Generation:
         rules: what the outputs must obey and how they are read.
         at_start: outputs begin a text of their own (see `OutputText`).
         arrival: wall-clock seconds when the API process received the request.
+        counted: what is generated is output; else the prompt alone was wanted.
         caller: who asks, and by when the answer is wanted.
 
     Attributes:
@@ -101,6 +102,7 @@ class Generation:
         at_start: bool,
         rules: AnswerRules = PLAIN,
         arrival: float | None = None,
+        counted: bool = True,
         caller: Caller = ANYBODY,
     ) -> None:
         self.request_id = request_id
@@ -108,6 +110,7 @@ class Generation:
         self.sampling = sampling
         self.rules = rules
         self._context = context
+        self._counted = counted
         self._caller = caller
         self._n = sampling[0].n
         single = len(prompts) == 1
@@ -150,6 +153,8 @@ class Generation:
     @property
     def completion_tokens(self) -> int:
         """Tokens generated and counted, over all choices."""
+        if not self._counted:
+            return 0
         return sum(c.text.tokens for choices in self._choices for c in choices)
 
     @property

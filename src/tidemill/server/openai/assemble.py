@@ -14,7 +14,7 @@ import msgspec
 
 from tidemill.contract.request import TokenLogprob
 from tidemill.server.generation import ChoiceDelta, Generation, TokenPiece
-from tidemill.server.openai.logprobs import CompletionLogprobs
+from tidemill.server.openai.logprobs import CompletionLogprobs, PromptLogprobs, prompt_entries
 from tidemill.text.tokenizer import Tokenizer
 
 DONE = b"data: [DONE]\n\n"
@@ -51,10 +51,14 @@ class Envelope:
         }
 
     def document(
-        self, kind: str, choices: Sequence[Mapping[str, Any]], generation: Generation
+        self,
+        kind: str,
+        choices: Sequence[Mapping[str, Any]],
+        generation: Generation,
+        **more: Any,
     ) -> bytes:
-        """A whole answer."""
-        answer = {**self.fields(kind), "choices": choices, "usage": usage(generation)}
+        """A whole answer; `more`: further members."""
+        answer = {**self.fields(kind), "choices": choices, "usage": usage(generation), **more}
         if self.effective is not None:
             answer["tidemill"] = self.effective(generation)
         return encode(answer)
@@ -131,6 +135,8 @@ class CompletionFormat:
         choices: how many there are over all prompts.
         logprobs: whether they were asked for.
         echo: the prompt repeated before each choice's output, or empty.
+        prompt_logprobs: each choice says the logprobs of its prompt.
+        scored: nothing is said beyond the prompt.
     """
 
     def __init__(
@@ -141,12 +147,18 @@ class CompletionFormat:
         *,
         logprobs: bool,
         echo: Sequence[EchoedPrompt] = (),
+        prompt_logprobs: bool = False,
+        scored: bool = False,
     ) -> None:
         self._envelope = envelope
         self._tokenizer = tokenizer
         self._chunks = Chunks(envelope, "text_completion")
         self._logprobs = logprobs
         self._echo = echo
+        self._scored = scored
+        self._prompts: list[PromptLogprobs | None] | None = (
+            [None] * choices if prompt_logprobs else None
+        )
         self._per_prompt = choices // len(echo) if echo else choices
         self._collected = [_Collected() for _ in range(choices)]
         self._lists = [CompletionLogprobs(tokenizer) for _ in range(choices)]
@@ -156,25 +168,31 @@ class CompletionFormat:
 
     def _text(self, delta: ChoiceDelta) -> str:
         echoed = self._echoed(delta) if delta.first else None
-        return delta.text if echoed is None else echoed.text + delta.text
+        text = "" if self._scored else delta.text
+        return text if echoed is None else echoed.text + text
 
     def _add_logprobs(self, lists: CompletionLogprobs, delta: ChoiceDelta) -> None:
         echoed = self._echoed(delta)
         if echoed is not None and delta.first:
             _add_prompt(lists, echoed, delta.prompt_logprobs)
-        _add_pieces(lists, delta.pieces, 0 if echoed is None else len(echoed.text))
+        if not self._scored:
+            _add_pieces(lists, delta.pieces, 0 if echoed is None else len(echoed.text))
 
     def add(self, delta: ChoiceDelta) -> None:
         """Take a delta into the document."""
         collected = self._collected[delta.index]
         collected.text.append(self._text(delta))
-        collected.finish = delta.finish or collected.finish
+        collected.finish = ("length" if self._scored else delta.finish) or collected.finish
         if self._logprobs:
             self._add_logprobs(self._lists[delta.index], delta)
+        if self._prompts is not None and delta.first:
+            self._prompts[delta.index] = prompt_entries(
+                self._tokenizer, delta.prompt_logprobs or ()
+            )
 
     def document(self, generation: Generation) -> bytes:
         """The whole answer."""
-        choices = [
+        choices: list[dict[str, Any]] = [
             {
                 "index": index,
                 "text": "".join(c.text),
@@ -183,6 +201,9 @@ class CompletionFormat:
             }
             for index, (c, lists) in enumerate(zip(self._collected, self._lists, strict=True))
         ]
+        if self._prompts is not None:
+            for choice, entries in zip(choices, self._prompts, strict=True):
+                choice["prompt_logprobs"] = entries
         return self._envelope.document("text_completion", choices, generation)
 
     def opening(self, generation: Generation) -> bytes:
@@ -192,6 +213,7 @@ class CompletionFormat:
     def events(self, delta: ChoiceDelta) -> bytes:
         """A chunk if there is anything to show or the choice has ended."""
         text = self._text(delta)
+        finish = delta.finish and ("length" if self._scored else delta.finish)
         logprobs = b"null"
         if self._logprobs:
             lists = CompletionLogprobs(self._tokenizer)
@@ -201,7 +223,7 @@ class CompletionFormat:
             return b""
         return self._chunks.chunk(
             b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}'
-            % (delta.index, encode(text), logprobs, encode(delta.finish))
+            % (delta.index, encode(text), logprobs, encode(finish))
         )
 
     def closing(self, generation: Generation) -> bytes:

@@ -25,6 +25,7 @@ from tidemill.server.openai.resolve import (
     effective,
     resolve_all,
     sampling_of,
+    whole_prompt_logprobs,
 )
 from tidemill.server.stream import Answer
 from tidemill.text.answering import Wishes, read_wishes, rules_of
@@ -47,7 +48,13 @@ async def chat_completions(context: ServerContext, request: Request) -> Response
     caller = caller_of(request, body.timeout, arrival, cache_salt=body.cache_salt)
     include_usage = check_stream_options(body)
     max_tokens, max_tokens_param = chat_max_tokens(body)
-    params = sampling_of(body, context, max_tokens=max_tokens, logprobs=chat_logprobs(body))
+    params = sampling_of(
+        body,
+        context,
+        max_tokens=max_tokens,
+        logprobs=chat_logprobs(body),
+        prompt_logprobs=whole_prompt_logprobs(body),
+    )
     params.validate(context.info.vocab_size)
     wishes = wishes_of(body, context)
     prompt = await chat_prompt(
@@ -90,6 +97,7 @@ async def chat_completions(context: ServerContext, request: Request) -> Response
         logprobs=params.logprobs is not None,
         tools=bool(wishes.use.tools),
         reasoning=wishes.thinking.shown,
+        prompt_logprobs=body.prompt_logprobs is not None,
     )
     return Answer(generation, form, stream=bool(body.stream), request_id=request.state.request_id)
 

@@ -8,7 +8,7 @@ from typing import Any
 from tidemill.base.ids import new_call_id
 from tidemill.server.generation import ChoiceDelta, Generation
 from tidemill.server.openai.assemble import Chunks, Envelope, encode
-from tidemill.server.openai.logprobs import chat_entries
+from tidemill.server.openai.logprobs import PromptLogprobs, chat_entries, prompt_entries
 from tidemill.text.answer import CallPart
 from tidemill.text.tokenizer import Tokenizer
 
@@ -47,6 +47,7 @@ class ChatFormat:
         logprobs: whether they were asked for.
         tools: tools were offered: an answer that says nothing has the content null, not "".
         reasoning: the thinking is shown.
+        prompt_logprobs: the answer says the logprobs of the prompt.
     """
 
     def __init__(
@@ -58,7 +59,10 @@ class ChatFormat:
         logprobs: bool,
         tools: bool = False,
         reasoning: bool = True,
+        prompt_logprobs: bool = False,
     ) -> None:
+        self._wants_prompt = prompt_logprobs
+        self._prompt: PromptLogprobs = []
         self._envelope = envelope
         self._tokenizer = tokenizer
         self._chunks = Chunks(envelope, "chat.completion.chunk")
@@ -69,6 +73,8 @@ class ChatFormat:
 
     def add(self, delta: ChoiceDelta) -> None:
         """Take a delta into the document."""
+        if self._wants_prompt and delta.first and delta.index == 0:
+            self._prompt = prompt_entries(self._tokenizer, delta.prompt_logprobs or ())
         message = self._messages[delta.index]
         message.content.append(delta.text)
         message.finish = delta.finish or message.finish
@@ -93,7 +99,8 @@ class ChatFormat:
             }
             for index, message in enumerate(self._messages)
         ]
-        return self._envelope.document("chat.completion", choices, generation)
+        more = {"prompt_logprobs": self._prompt} if self._wants_prompt else {}
+        return self._envelope.document("chat.completion", choices, generation, **more)
 
     def _document(self, message: _Message) -> dict[str, Any]:
         content = "".join(message.content) or self._silent

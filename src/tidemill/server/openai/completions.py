@@ -19,7 +19,12 @@ from tidemill.server.openai import schema
 from tidemill.server.openai.assemble import CompletionFormat, EchoedPrompt, Envelope
 from tidemill.server.openai.chat import effective_of
 from tidemill.server.openai.prompting import encode_prompt
-from tidemill.server.openai.resolve import check_stream_options, resolve_all, sampling_of
+from tidemill.server.openai.resolve import (
+    check_stream_options,
+    resolve_all,
+    sampling_of,
+    whole_prompt_logprobs,
+)
 from tidemill.server.stream import Answer
 from tidemill.text.answering import text_rules
 from tidemill.text.detokenizer import Detokenizer
@@ -87,6 +92,13 @@ def _added_in_front(tokenizer: Tokenizer, token_ids: Sequence[int]) -> int:
     return next((k for k in lengths if tokenizer.starts_with_special(token_ids[:k])), 0)
 
 
+def _prompt_logprobs(body: schema.CompletionRequest) -> int | None:
+    """Alternatives per token of the prompt: as asked for, and as `echo` shows them."""
+    asked = whole_prompt_logprobs(body)
+    echoed = body.logprobs if body.echo else None
+    return max((n for n in (asked, echoed) if n is not None), default=None)
+
+
 async def completions(context: ServerContext, request: Request) -> Response:
     """Continue one prompt or several, whole or streamed."""
     arrival = wall()
@@ -96,12 +108,13 @@ async def completions(context: ServerContext, request: Request) -> Response:
     include_usage = check_stream_options(body)
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise bad_request("best_of", "best_of is not supported unless it equals n")
+    scored = body.max_tokens == 0  # the prompt alone is looked at; a step samples something anyway
     params = sampling_of(
         body,
         context,
-        max_tokens=body.max_tokens,
+        max_tokens=1 if scored else body.max_tokens,
         logprobs=body.logprobs,
-        prompt_logprobs=body.logprobs if body.echo else None,
+        prompt_logprobs=_prompt_logprobs(body),
     )
     params.validate(context.info.vocab_size)
     rules = text_rules({name: getattr(body, name) for name in type(body).model_fields})
@@ -125,6 +138,7 @@ async def completions(context: ServerContext, request: Request) -> Response:
         at_start=False,
         arrival=arrival,
         caller=caller,
+        counted=not scored,
     )
     envelope = Envelope(
         answer_id,
@@ -141,6 +155,12 @@ async def completions(context: ServerContext, request: Request) -> Response:
         if body.echo
     ]
     form = CompletionFormat(
-        envelope, context.tokenizer, generation.num_choices, logprobs=wanted, echo=echo
+        envelope,
+        context.tokenizer,
+        generation.num_choices,
+        logprobs=wanted,
+        echo=echo,
+        prompt_logprobs=body.prompt_logprobs is not None,
+        scored=scored,
     )
     return Answer(generation, form, stream=bool(body.stream), request_id=request.state.request_id)

@@ -13,6 +13,8 @@ from tidemill.contract.request import TokenLogprob
 from tidemill.server.generation import TokenPiece
 from tidemill.text.tokenizer import Tokenizer
 
+PromptLogprobs = list[dict[str, dict[str, Any]] | None]
+
 FLOOR = -9999.0
 """Stands for minus infinity, which JSON cannot write."""
 
@@ -47,6 +49,36 @@ def spelled(piece: bytes) -> str:
         return piece.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
+def prompt_entries(
+    tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob | None]
+) -> PromptLogprobs:
+    """A prompt's `prompt_logprobs`: per token, by token id, itself and the likeliest alternatives.
+
+    `rank` is 1 for the likeliest token, and null where the token is not among the alternatives that
+    were asked for. The first token of a prompt has no logprob.
+    """
+    found: PromptLogprobs = []
+    for item in logprobs:
+        if item is None:
+            found.append(None)
+            continue
+        entry = {}
+        for rank, (token, value) in enumerate(item.top, 1):
+            entry[str(token)] = _ranked(tokenizer, token, value, rank)
+        key = str(item.token_id)
+        entry.setdefault(key, _ranked(tokenizer, item.token_id, item.logprob, None))
+        found.append(entry)
+    return found
+
+
+def _ranked(tokenizer: Tokenizer, token: int, value: float, rank: int | None) -> dict[str, Any]:
+    return {
+        "logprob": _finite(value),
+        "rank": rank,
+        "decoded_token": spelled(tokenizer.token_bytes(token)),
+    }
 
 
 class CompletionLogprobs:

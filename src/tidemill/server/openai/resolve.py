@@ -9,7 +9,7 @@ import msgspec
 
 from tidemill.base.errors import bad_request
 from tidemill.base.ids import new_seed
-from tidemill.contract.program import FreeText, Grammar
+from tidemill.contract.program import Grammar
 from tidemill.contract.resolve import resolve
 from tidemill.contract.sampling import MAX_LOGPROBS, SamplingParams
 from tidemill.server.context import PRESETS, ServerContext
@@ -104,6 +104,15 @@ def chat_logprobs(request: schema.ChatRequest) -> int | None:
     return top or 0
 
 
+def whole_prompt_logprobs(request: schema.Generation) -> int | None:
+    """How many alternatives of the prompt's tokens are wanted; they come with a whole answer."""
+    if request.prompt_logprobs is not None and request.stream:
+        raise bad_request(
+            "prompt_logprobs", "prompt_logprobs and stream exclude each other; send one of them"
+        )
+    return request.prompt_logprobs
+
+
 def check_stream_options(request: schema.Generation) -> bool:
     """Whether a usage chunk is wanted."""
     options = request.stream_options
@@ -153,12 +162,11 @@ def effective(
 def _answering(context: ServerContext, generation: Generation) -> dict[str, Any]:
     """How the answer was ruled and read."""
     phases, form = generation.rules.program.phases, context.chat.form
-    thinking = [p for p in phases if isinstance(p, FreeText) and p.until]
     ruled = [p for p in phases if isinstance(p, Grammar)]
     return {
         "tool_format": form.name,
         "reasoning_format": None if form.think is None else form.think.close.strip(),
-        "thinking_token_budget": thinking[0].budget if thinking else None,
+        "thinking_token_budget": generation.rules.budget,
         "constraint": ruled[0].kind if ruled else None,
         "constraint_from": ruled[0].param if ruled else None,
     }

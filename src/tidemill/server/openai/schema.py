@@ -190,6 +190,7 @@ class Generation(Body):
             servers give it (`text.constraints`); one of them at most.
         timeout: an extension: seconds after which the answer is not wanted any more.
         cache_salt: an extension: cached prefixes are shared with requests of equal salt alone.
+        prompt_logprobs: an extension: logprobs of the prompt's tokens, with so many alternatives.
         include_effective: an extension: the response carries a `tidemill` object that says what
             was really applied.
     """
@@ -209,6 +210,7 @@ class Generation(Body):
     stop_token_ids: list[int] | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
+    prompt_logprobs: int | None = None
     ignore_eos: bool | None = None
     n: int | None = None
     logit_bias: Annotated[dict[str, float] | None, AfterValidator(_check_bias)] = None
