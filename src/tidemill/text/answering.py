@@ -141,12 +141,14 @@ class AnswerRules:
         parser: makes a choice's parser; None where all is content.
         kept: special tokens that the parser reads.
         thinks: the answer may have thinking; it is counted.
+        budget: tokens of thinking at most, as the request says; None: no bound.
     """
 
     program: OutputProgram = FREE
     parser: ParserFactory | None = None
     kept: frozenset[int] = frozenset()
     thinks: bool = False
+    budget: int | None = None
 
 
 PLAIN = AnswerRules()
@@ -276,9 +278,10 @@ def rules_of(
         phases.append(FreeText())
     return AnswerRules(
         program=OutputProgram(tuple(phases)),
-        parser=_parser(chat, wishes.use, state),
+        parser=_parser(chat, wishes, opened=state == "open", continued=continued),
         kept=chat.kept,
         thinks=chat.thinks,
+        budget=budget,
     )
 
 
@@ -295,8 +298,8 @@ def _thinking_phases(
 ) -> tuple[Phase, ...]:
     """Thinking up to its closing mark, which comes by itself or when the budget is used up.
 
-    A request that gives the thinking a budget wants it, so its opening mark is written for the
-    model; without a budget it is the model's choice to think.
+    Where thinking is on (the request gives it a budget, or the template has a switch that is not
+    off), its opening mark is written for the model; else it is the model's choice to think.
 
     Args:
         by: the field that rules what follows, for errors.
@@ -316,16 +319,19 @@ def _thinking_phases(
             f"{by}: this model ends its thinking with {mark!r}, which is no token of its own, so "
             "that its end cannot be told in time; turn thinking off (enable_thinking: false)",
         )
-    begin = _mark_ids(tokenizer, think.open)
-    if budget is None:
-        return (FreeText(until=(close,), opened_by=() if opened else begin[:1]),)
+    gap = tuple(tokenizer.encode(mark + think.gap, add_special=False))
+    gap = gap[size:] if gap[:size] == close else ()
     # A thought that is cut ends its line first, as those do that end by themselves.
-    forced = (*tokenizer.encode("\n", add_special=False), *close)
-    forced += tuple(tokenizer.encode("\n\n", add_special=False))
+    end = () if budget is None else (*tokenizer.encode("\n", add_special=False), *close)
+    begin = _mark_ids(tokenizer, think.open)
     if opened:
-        return (FreeText(until=(close,), budget=budget, then=forced),)
-    left = max(0, budget - len(begin))
-    return (Forced(begin), FreeText(until=(close,), budget=left, then=forced))
+        return (FreeText(until=(close,), budget=budget, then=end), Forced(gap))
+    if budget is None and chat.abilities.switch is None:
+        # Nothing says whether it will think, so it must be free to; what may be skipped cannot be
+        # followed by what must be there, and the gap is left to be missed.
+        return (FreeText(until=(close,), opened_by=begin[:1]),)
+    left = None if budget is None else max(0, budget - len(begin))
+    return (Forced(begin), FreeText(until=(close,), budget=left, then=end), Forced(gap))
 
 
 def _mark_ids(tokenizer: Tokenizer, mark: str) -> tuple[int, ...]:
@@ -347,17 +353,22 @@ def _ruled_part(chat: ChatSide, wishes: Wishes) -> Grammar | None:
     return None
 
 
-def _parser(chat: ChatSide, use: ToolUse, state: str) -> ParserFactory | None:
+def _parser(
+    chat: ChatSide, wishes: Wishes, *, opened: bool, continued: bool
+) -> ParserFactory | None:
     """What makes the parser of a choice; None where the model has no marks to be read."""
-    if not chat.thinks and not use.tools and not chat.form.dropped:
+    use, form = wishes.use, chat.form
+    if not chat.thinks and not use.tools and not form.dropped:
         return None
 
     def make() -> Parser:
         return OutputParser(
-            chat.form,
+            form,
             use.tools,
             parse_tools=bool(use.tools),
-            starts_in_reasoning=state == "open",
+            starts_in_reasoning=opened,
+            document=wishes.constraint is not None,
+            continued=continued,
             stream_arguments=use.enforced is not None,
         )
 

@@ -82,6 +82,9 @@ class OutputParser:
         parse_tools: tool calls are looked for; else their marks are content.
         parse_reasoning: thinking is looked for.
         starts_in_reasoning: the prompt ends inside the thinking.
+        document: the answer is a document if it is no call: once it has begun, marks in it are
+            text, and its white space is its own.
+        continued: the output goes on with an answer that has begun.
         stream_arguments: show a call as it comes, because a grammar sees to it that it is right;
             else it is shown once it is complete and found right, since nothing can be taken back.
     """
@@ -94,6 +97,8 @@ class OutputParser:
         parse_tools: bool = True,
         parse_reasoning: bool = True,
         starts_in_reasoning: bool = False,
+        document: bool = False,
+        continued: bool = False,
         stream_arguments: bool = False,
     ) -> None:
         self._form = form
@@ -114,10 +119,12 @@ class OutputParser:
         self.in_reasoning = starts_in_reasoning and self._think is not None
         self._held = ""  # may be the beginning of a mark
         self._space = ""  # white space that is content if content follows
-        self._lead = True  # white space here is layout
+        self._lead = not continued  # white space here is layout, and thinking may begin
+        self._document = document
+        self._gap = ""  # of a document: what is still to come between thinking and answer
         # A call may begin without a mark: where the output does, or a section.
         self._bare = self._calls_on and not form.begin
-        self._fresh = self._bare and not form.section[0]
+        self._fresh = self._bare and not form.section[0] and not continued
         self._after = False  # right behind a call
         self._reader: Reader | None = None
         self._raw: list[str] = []  # what the reader took since the last complete call
@@ -159,7 +166,8 @@ class OutputParser:
                 self._reason(held, events)
             else:
                 self._content(held, events)
-        if not self.in_reasoning and self._space and not self._lead:
+        document = self._document and not self._index
+        if not self.in_reasoning and self._space and (document or not self._lead):
             events.append(Content(self._space))
         self._space = ""
         return _joined(events)
@@ -173,8 +181,12 @@ class OutputParser:
             return self._thinking(text, events)
         if self._after:
             return self._behind(text, events)
+        if self._gap:
+            return self._between(text)
         if self._fresh:
             return self._beginning(text, events)
+        if self._document:
+            return self._written(text, events)
         return self._free(text, events)
 
     def _thinking(self, text: str, events: list[Event]) -> str:
@@ -185,7 +197,31 @@ class OutputParser:
             return ""
         self.in_reasoning, self._space, self._lead = False, "", True
         self._fresh = self._bare and not self._form.section[0]
+        if self._document and self._think is not None:
+            self._gap = self._think.gap
         return text[at + len(mark) :]
+
+    def _between(self, text: str) -> str:
+        """Between thinking and document: the gap, if it is there, and nothing else is dropped."""
+        gap, self._gap = self._gap, ""
+        if len(text) < len(gap) and gap.startswith(text):
+            self._held, self._gap = text, gap
+            return ""
+        return text.removeprefix(gap)
+
+    def _written(self, text: str, events: list[Event]) -> str:
+        """A document, which only what stands in front of it can turn out not to be."""
+        if self._lead:
+            at, mark = self._marks.find(text)
+            if not text[:at].strip():
+                self._space += text[:at]
+                if mark:
+                    self._met(mark, events)
+                else:
+                    self._held = text[at:]
+                return text[at + len(mark) :] if mark else ""
+        self._say(self._space + text, events)
+        return ""
 
     def _free(self, text: str, events: list[Event]) -> str:
         at, mark = self._marks.find(text)
@@ -193,13 +229,16 @@ class OutputParser:
         if not mark:
             self._held = text[at:]
             return ""
-        self._met(mark)
+        self._met(mark, events)
         return text[at + len(mark) :]
 
-    def _met(self, mark: str) -> None:
+    def _met(self, mark: str, events: list[Event]) -> None:
         form = self._form
         if self._think is not None and mark == self._think.open:
-            self.in_reasoning, self._lead, self._space = True, True, ""
+            if not self._lead:  # an answer that speaks of the mark
+                self._content(mark, events)
+                return
+            self.in_reasoning, self._space = True, ""
         elif self._calls_on and mark == form.begin:
             self._open(mark)
         elif mark in form.section:
@@ -207,6 +246,7 @@ class OutputParser:
             self._fresh = self._bare and mark == form.section[0]
         else:
             self._fresh = self._bare and self._lead and not form.section[0]
+            self._lead, self._space = True, ""
 
     def _beginning(self, text: str, events: list[Event]) -> str:
         """Where a call may begin without a mark: only as the first thing that is said."""

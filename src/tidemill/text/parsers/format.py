@@ -17,10 +17,12 @@ class ThinkMarks:
     Attributes:
         open: begins it; a template may write it into the prompt instead.
         close: ends it; what follows is the answer.
+        gap: what the family writes between the closing mark and the answer's first character.
     """
 
     open: str
     close: str
+    gap: str = "\n\n"
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,7 @@ _CALLS = (
     Format("functionary", begin="<function=", end="</function>", syntax=NamedJson(after=">")),
     Format(
         "harmony",
-        think=ThinkMarks("<|channel|>analysis<|message|>", "<|end|>"),
+        think=ThinkMarks("<|channel|>analysis<|message|>", "<|end|>", "<|start|>assistant"),
         begin="<|channel|>commentary to=",
         end="<|call|>",
         syntax=NamedJson(before="functions.", after="<|message|>", id_mark=" "),
@@ -127,11 +127,11 @@ FORMATS: dict[str, Format] = {f.name: f for f in _CALLS}
 # Marks of thinking by name; the first found in a template is its family's.
 THINKING: dict[str, ThinkMarks] = {
     "think": THINK,
-    "magistral": ThinkMarks("[THINK]", "[/THINK]"),
-    "cohere": ThinkMarks("<|START_THINKING|>", "<|END_THINKING|>"),
-    "seed": ThinkMarks("<seed:think>", "</seed:think>"),
+    "magistral": ThinkMarks("[THINK]", "[/THINK]", ""),
+    "cohere": ThinkMarks("<|START_THINKING|>", "<|END_THINKING|>", ""),
+    "seed": ThinkMarks("<seed:think>", "</seed:think>", ""),
     "granite": ThinkMarks("Here is my thought process:", "Here is my response:"),
-    "hunyuan": ThinkMarks("<think>\n", "\n</think>\n"),
+    "hunyuan": ThinkMarks("<think>\n", "\n</think>\n", "\n"),
 }
 
 # What stands in a chat template -> format; the first row whose marks all occur decides.
