@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,18 @@ class Machine:
             if quiet or time.monotonic() > deadline:
                 return stats
             await asyncio.sleep(0.1)
+
+    async def metrics(self) -> dict[str, float]:
+        """Samples of /metrics by name and labels."""
+        text = await asyncio.to_thread(self._get_metrics)
+        pairs = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+        return {name: float(value) for name, value in pairs}
+
+    def _get_metrics(self) -> str:
+        url = f"http://{self.target.host}:{self.target.port}/metrics"
+        with urllib.request.urlopen(url, timeout=15) as answer:
+            text: str = answer.read().decode()
+        return text
 
     def figures(self) -> dict[str, int]:
         """File descriptors, child processes, threads and resident bytes of the API process, and the

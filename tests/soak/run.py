@@ -35,7 +35,7 @@ class Plan:
         seconds: of the main part; before it, the same for `warm_up` seconds.
         streams, tokens: known streams of a wave; least tokens of each.
         kill_every, stop_every, fill_every, disk_every: seconds between (a range is drawn from
-            half to one and a half of it).
+            half to one and a half of it). A server gives up after 30 deaths within 10 minutes.
         hostile_per_second, left_per_second: rates.
         stall_timeout: the server's.
         least_kills, least_hostile: that the run must have seen.
@@ -47,10 +47,10 @@ class Plan:
     warm_up: float = 60.0
     streams: int = 64
     tokens: int = 150
-    kill_every: float = 32.0
-    stop_every: float = 120.0
+    kill_every: float = 36.0
+    stop_every: float = 150.0
     fill_every: float = 90.0
-    disk_every: float = 150.0
+    disk_every: float = 200.0
     hostile_per_second: float = 4.0
     left_per_second: float = 2.0
     stall_timeout: float = 5.0
@@ -120,6 +120,7 @@ class Run:
         if plan.judge_memory:
             await self._main(machine, streams, injector, requests, plan.warm_up)
         before = await self._settled(machine)
+        self._memory.clear()
         self._say("warm")
         began = time.monotonic()
         try:
@@ -130,6 +131,8 @@ class Run:
             self.report.seconds = time.monotonic() - began
             stats = await machine.idle()
             self._judge(machine, streams, injector, stats, before, await self._settled(machine))
+            with contextlib.suppress(OSError, ValueError):
+                self._note_recoveries(await machine.metrics())
 
     async def _settled(self, machine: Machine) -> dict[str, int]:
         """Figures when connections have been closed."""
@@ -254,6 +257,16 @@ class Run:
         report.note("threads", f"{before['threads']} to {after['threads']}")
         self._judge_memory(before, after)
 
+    def _note_recoveries(self, metrics: dict[str, float]) -> None:
+        for cause in ("crash", "stall"):
+            count = metrics.get(f'tidemill_engine_restarts_total{{cause="{cause}"}}', 0.0)
+            self.report.note(f"engines replaced after a {cause}, warm-up included", int(count))
+        count = metrics["tidemill_engine_recovery_seconds_count"]
+        seconds = metrics["tidemill_engine_recovery_seconds_sum"] / max(count, 1.0)
+        self.report.note("mean time to the replay", f"{seconds:.2f} s")
+        replayed = int(metrics["tidemill_requests_replayed_total"])
+        self.report.note("requests that went on on another engine", replayed)
+
     def _judge_memory(self, before: dict[str, int], after: dict[str, int]) -> None:
         growth = after["rss"] / before["rss"] - 1
         required = f"at most {RSS_GROWTH:.0%} more" if self._plan.judge_memory else ""
@@ -316,7 +329,7 @@ def main() -> int:
     seconds = 60 * options.minutes
     least = 20 if options.minutes >= 25 else max(1, int(options.minutes * 20 / 30))
     plan = Plan(seconds, warm_up=180, least_kills=least, least_hostile=min(1000, int(seconds * 2)))
-    if options.minutes < 10:
+    if options.minutes <= 4:
         plan = Plan(
             seconds,
             warm_up=90,

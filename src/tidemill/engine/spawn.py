@@ -56,7 +56,13 @@ class EngineHome:
     def __init__(self, capacity: int) -> None:
         self._folder = _make_folder()
         self._lock = os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC)
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._remove()
+            raise config_error(
+                "TMPDIR", f"{self._folder} cannot be locked ({error}); set TMPDIR to a local folder"
+            ) from error
         self._closed = False
         self.socket_path = str(self._folder / SOCKET_NAME)
         try:
