@@ -26,6 +26,7 @@ from tidemill.contract.resolve import resolve
 from tidemill.contract.sampling import SamplingParams
 from tidemill.contract.wire import EngineInfo, EngineStats
 from tidemill.engine.offline import InprocEngine
+from tidemill.grammar.schema import prepared
 from tidemill.loading.checkpoint import open_model
 from tidemill.loading.named import locate
 from tidemill.loading.parts import ModelFiles
@@ -120,7 +121,7 @@ class LLM:
         self.tokenizer = opened.tokenizer
         self.template = opened.template
         self.defaults = opened.defaults
-        self.chat_side = ChatSide.of(self.tokenizer, self.template)
+        self.chat_side = ChatSide.of(self.tokenizer, self.template, prepared)
         self._engine = InprocEngine.open(config, progress)
 
     @property

@@ -112,11 +112,14 @@ def test_promise_1_hostile_requests_change_nothing_for_others(server: RealServer
     [
         ("temprature", 0.5),
         ("best_of", 3),
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("response_format", {"type": "json_object"}),
+        ("tools", [{"type": "web_search"}]),
+        ("tool_choice", "auto"),
+        ("response_format", {"type": "xml"}),
+        ("guided_json", {"type": "object", "properties": {"a": {"not": {}}}}),
         ("store", True),
         ("service_tier", "flex"),
-        ("reasoning_effort", "low"),
+        ("reasoning_effort", "most"),
+        ("functions", [{"name": "f"}]),
         ("cache_prompt", True),
     ],
 )

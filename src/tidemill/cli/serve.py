@@ -166,6 +166,7 @@ def _load_text(
     model: str, chat_template: str | None, tool_format: str, reasoning_format: str
 ) -> TextSide:
     """The text side, and what a person should know about it."""
+    from tidemill.grammar.schema import prepared
     from tidemill.server.run import TextSide
     from tidemill.text.answering import ChatSide
 
@@ -180,6 +181,7 @@ def _load_text(
     chat = ChatSide.of(
         opened.tokenizer,
         opened.template,
+        prepared,
         tool_format=tool_format,
         reasoning_format=reasoning_format,
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tidemill.base.clock import wall
+from tidemill.grammar.schema import prepared
 from tidemill.metrics.admission import AdmissionMetrics
 from tidemill.metrics.registry import ServerMetrics
 from tidemill.server.admission import Admission
@@ -61,7 +62,7 @@ class ServerContext:
     chat: ChatSide = field(init=False)
 
     def __post_init__(self) -> None:
-        self.chat = self.chat_side or ChatSide.of(self.tokenizer, self.template)
+        self.chat = self.chat_side or ChatSide.of(self.tokenizer, self.template, prepared)
         metrics = AdmissionMetrics(self.metrics.registry)
         self.admission = Admission(
             self.admission_options,

@@ -6,7 +6,7 @@ and finds contradictions; `rules_of` knows the prompt's end, and so whether the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,18 +55,22 @@ class ChatSide:
         abilities: of its chat template.
         form: how it writes thinking and tool calls.
         kept: special tokens that are part of how it writes them.
+        prepare: checks a JSON schema (its text, the field it came from) and returns it as a grammar
+            takes it; raises what names the keyword that cannot be enforced.
     """
 
     tokenizer: Tokenizer
     abilities: Abilities
     form: Format
     kept: frozenset[int]
+    prepare: Callable[[str, str], str]
 
     @classmethod
     def of(
         cls,
         tokenizer: Tokenizer,
         template: ChatTemplate,
+        prepare: Callable[[str, str], str],
         *,
         tool_format: str = AUTO,
         reasoning_format: str = AUTO,
@@ -75,6 +79,7 @@ class ChatSide:
 
         Args:
             tokenizer, template: the model's.
+            prepare: see the class; `tidemill.grammar.schema.prepared`.
             tool_format, reasoning_format: names of formats; ``auto`` finds them in the template.
 
         Raises:
@@ -96,7 +101,7 @@ class ChatSide:
         special = tokenizer.special_ids
         spelled = (tokenizer.encode(mark, add_special=False) for mark in form.marks)
         kept = frozenset(token for ids in spelled for token in ids if token in special)
-        return cls(tokenizer, Abilities.of(template), form, kept)
+        return cls(tokenizer, Abilities.of(template), form, kept, prepare)
 
     @property
     def thinks(self) -> bool:
