@@ -86,6 +86,21 @@ def test_results_follow_their_calls() -> None:
     assert read(OBJECTS, *bare)[2] == {"role": "tool", "content": "r"}
 
 
+def test_ids_for_templates_that_want_nine_characters() -> None:
+    picky = OBJECTS.replace(
+        "<{{ c.function.name }}",
+        "{% if c.id|length != 9 %}{{ raise_exception('bad id') }}{% endif %}<{{ c.function.name }}",
+    )
+    assert Abilities.of(ChatTemplate(picky)).short_ids
+    assert not Abilities.of(ChatTemplate(OBJECTS)).short_ids
+    result = {"role": "tool", "tool_call_id": "call_0123456789abcdef", "content": "r"}
+    plain = read(picky, USER, calling(call(id="call_0123456789abcdef")), result)
+    assert plain[1]["tool_calls"][0]["id"] == plain[2]["tool_call_id"]
+    assert len(plain[2]["tool_call_id"]) == 9
+    kept = read(picky, USER, calling(call(id="abc123XYZ")))
+    assert kept[1]["tool_calls"][0]["id"] == "abc123XYZ"
+
+
 def test_thinking_of_earlier_turns() -> None:
     said = {"role": "assistant", "content": "a", "reasoning_content": "t", "reasoning": "t"}
     assert read(OBJECTS, USER, said)[1] == {

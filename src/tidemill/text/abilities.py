@@ -20,6 +20,7 @@ SWITCHES = ("enable_thinking", "thinking")
 _HISTORY = ("reasoning_content", "thinking", "reasoning")
 
 _KEY, _NAME = "probe_key", "probe_tool"
+_SHORT_ID = "probe1234"  # the one shape that every template takes
 _USER = {"role": "user", "content": "probe"}
 _TOOL: dict[str, Any] = {
     "type": "function",
@@ -43,6 +44,7 @@ class Abilities:
         tools: it tells the model about tools.
         calls: it repeats the tool calls of earlier turns.
         text_arguments: it wants a call's arguments as JSON text, not as an object.
+        short_ids: it takes no call ids but those of nine letters and digits.
         switch: the variable that turns thinking on and off, or None.
         effort: it uses `reasoning_effort`.
         history: the key under which it reads the thinking of earlier turns, or None.
@@ -51,6 +53,7 @@ class Abilities:
     tools: bool = False
     calls: bool = False
     text_arguments: bool = False
+    short_ids: bool = False
     switch: str | None = None
     effort: bool = False
     history: str | None = None
@@ -62,14 +65,18 @@ class Abilities:
         if source is None:
             return cls()
         tools = _NAME in (_render(template, [_USER], tools=[_TOOL]) or "")
-        as_object = _render_call(template, {_KEY: "v"}, tools)
-        as_text = _render_call(template, f'{{"{_KEY}": "v"}}', tools)
+        as_object = _render_call(template, {_KEY: "v"}, tools, _SHORT_ID)
+        as_text = _render_call(template, f'{{"{_KEY}": "v"}}', tools, _SHORT_ID)
         # A template that joins strings fails on an object or writes it as Python does.
         object_works = _KEY in as_object and f"{{'{_KEY}'" not in as_object
         return cls(
             tools=tools,
             calls=object_works or _KEY in as_text,
             text_arguments=not object_works,
+            short_ids=bool(as_object or as_text)
+            and not _render_call(
+                template, {_KEY: "v"} if object_works else "{}", tools, "call_" + _SHORT_ID
+            ),
             switch=next((s for s in SWITCHES if _differs(template, source, s, True, False)), None),
             effort=_differs(template, source, "reasoning_effort", "low", "high"),
             history=next((h for h in _HISTORY if re.search(rf"[.'\"]{h}\b", source)), None),
@@ -83,14 +90,13 @@ def _render(template: ChatTemplate, messages: Sequence[Mapping[str, Any]], **mor
         return ""
 
 
-def _render_call(template: ChatTemplate, arguments: object, tools: bool) -> str:
-    # The id has the one shape that every template takes: nine letters and digits.
-    call = {"id": "probe1234", "type": "function"}
+def _render_call(template: ChatTemplate, arguments: object, tools: bool, identity: str) -> str:
+    call = {"id": identity, "type": "function"}
     call["function"] = {"name": _NAME, "arguments": arguments}  # type: ignore[assignment]
     messages: list[dict[str, Any]] = [
         _USER,
         {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "content": "probe", "tool_call_id": "probe1234", "name": _NAME},
+        {"role": "tool", "content": "probe", "tool_call_id": identity, "name": _NAME},
     ]
     return _render(template, messages, tools=[_TOOL] if tools else None)
 

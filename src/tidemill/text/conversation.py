@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -58,7 +59,25 @@ def check_messages(messages: object, abilities: Abilities, source: str) -> list[
     if not messages:
         raise bad_request("messages", "messages is empty")
     plain = [_plain(f"messages[{i}]", m, abilities, source) for i, m in enumerate(messages)]
-    return _with_results_in_order(plain)
+    ordered = _with_results_in_order(plain)
+    return _with_short_ids(ordered) if abilities.short_ids else ordered
+
+
+def _with_short_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Ids of calls as Mistral's templates insist on: nine letters and digits."""
+    for message in messages:
+        if "tool_call_id" in message:
+            message["tool_call_id"] = _short_id(message["tool_call_id"])
+        for call in message.get("tool_calls", ()):
+            if "id" in call:
+                call["id"] = _short_id(call["id"])
+    return messages
+
+
+def _short_id(identity: str) -> str:
+    if len(identity) == 9 and identity.isascii() and identity.isalnum():
+        return identity
+    return hashlib.sha256(identity.encode(errors="replace")).hexdigest()[:9]
 
 
 def _plain(at: str, message: object, abilities: Abilities, source: str) -> dict[str, Any]:
