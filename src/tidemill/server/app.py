@@ -22,6 +22,7 @@ from tidemill.server.context import ServerContext
 from tidemill.server.errors import Refusal, problem_of
 from tidemill.server.keys import Role
 from tidemill.server.openai import chat, completions, models, schema
+from tidemill.server.openapi import describe_bodies, responses_of
 from tidemill.server.security import Security
 
 Handler = Callable[[ServerContext, Request], Awaitable[Response]]
@@ -42,6 +43,8 @@ _ROUTES: tuple[tuple[str, str, Handler, type[pydantic.BaseModel] | None, frozens
     ("GET", "/readyz", health.readyz, None, _ANYONE),
     ("GET", "/metrics", health.metrics, None, _METERS),
 )
+
+_STREAMED = (schema.ChatRequest, schema.CompletionRequest)
 
 
 def build_app(context: ServerContext, security: Security | None = None) -> ASGIApp:
@@ -69,7 +72,7 @@ def build_app(context: ServerContext, security: Security | None = None) -> ASGIA
     _add_route(app, context, "GET", "/openapi.json", openapi, None, _USERS)
     for kind in (TidemillError, Refusal, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)
-    _describe_bodies(app)
+    describe_bodies(app, [body for _, _, _, body, _ in _ROUTES if body is not None])
     door: ASGIApp = Door(
         app,
         security.keys,
@@ -122,29 +125,12 @@ def _add_route(
         name=handler.__name__,
         description=handler.__doc__,
         openapi_extra=extra,
+        responses=responses_of(
+            path, body=body is not None, locked=bool(roles), stream=body in _STREAMED
+        ),
         response_model=None,
         response_class=Response,
     )
-
-
-def _describe_bodies(app: FastAPI) -> None:
-    # Handlers read bodies themselves (bounds, one parse, our errors), so the framework does not
-    # know their schemas.
-    bodies = [(body, "validation") for _, _, _, body, _ in _ROUTES if body is not None]
-    generate = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            document = generate()
-            _, definitions = pydantic.json_schema.models_json_schema(
-                bodies,  # type: ignore[arg-type]
-                ref_template="#/components/schemas/{model}",
-            )
-            document.setdefault("components", {})["schemas"] = definitions["$defs"]
-            app.openapi_schema = document
-        return app.openapi_schema
-
-    app.openapi = openapi  # type: ignore[method-assign]
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

@@ -348,6 +348,7 @@ class OutputParser:
         if not plain:
             events.append(Malformed(reason, self._index if self._started else None))
         raw = "".join(self._raw)
+        self._index += self._started  # what was announced keeps its number
         self._reader, self._raw, self._fresh = None, [], False
         self._started, self._said = False, 0
         self._say(self._space + raw, events)
