@@ -227,20 +227,28 @@ async def _main(path: str, config: EngineConfig, reports: IO[bytes], log: Flight
         heartbeat.stop()
     await asyncio.to_thread(core.close)
     await asyncio.sleep(0)  # the last outputs are on their way to the transports
-    _remove_socket(Path(path))
+    # The owner's connection may be gone a moment before its pipe is.
+    await asyncio.wait([gone], timeout=0.1)
+    await _remove_socket(Path(path), orphaned=gone.done())
     return engine.exit_code.result() if engine.exit_code.done() else EXIT_OK
 
 
-def _remove_socket(path: Path) -> None:
-    """Remove the socket, and the folder that was made for it when its owner (who holds its lock)
-    has been killed and cannot."""
+async def _remove_socket(path: Path, *, orphaned: bool) -> None:
+    """Remove the socket, and, when the owner (who holds its lock) is no more, its folder."""
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
+        if not orphaned or not path.parent.name.startswith(FOLDER_PREFIX):
+            return
         folder = os.open(path.parent, os.O_RDONLY)
         try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.parent.name.startswith(FOLDER_PREFIX):
-                path.parent.rmdir()
+            # A killed owner's pipes may close a moment before its locks do.
+            for _ in range(50):
+                try:
+                    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    path.parent.rmdir()
+                    return
+                except BlockingIOError:
+                    await asyncio.sleep(0.02)
         finally:
             os.close(folder)
 
