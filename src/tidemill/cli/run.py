@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -12,8 +13,7 @@ import typer
 from tidemill.cli import options
 
 if TYPE_CHECKING:
-    from tidemill.contract.sampling import SamplingParams
-    from tidemill.llm import LLM
+    from tidemill.cli.conversation import Conversation
 
 HELP = """\
 /clear   forget the conversation
@@ -37,6 +37,15 @@ def run(
     think: bool | None = typer.Option(
         None, "--think/--no-think", help="Let the model think first, where its template can."
     ),
+    thinking: str | None = typer.Option(
+        None, help="fold, show or hide the thinking; default: fold on a terminal."
+    ),
+    schema: str | None = typer.Option(None, help="The answer obeys the JSON schema in this file."),
+    tools: str | None = typer.Option(
+        None, help="A Python file whose functions the model may call; you are asked each time."
+    ),
+    yes: bool = typer.Option(False, "--yes", help="Make the model's calls without asking."),
+    plain: bool = typer.Option(False, help="Text as it comes, no Markdown."),
     stats: bool = typer.Option(False, help="Show tokens per second after each answer."),
     verbose: bool = typer.Option(False, "-v", "--verbose", help="Say what loading chose."),
     quantize: str = options.QUANTIZE,
@@ -51,7 +60,17 @@ def run(
 ) -> None:
     """Chat with a model in the terminal, or answer one prompt (an argument, or piped in)."""
     from tidemill.base.errors import config_error
+    from tidemill.cli.conversation import Conversation
+    from tidemill.cli.functions import Functions
+    from tidemill.cli.screen import THINKING, screen_for
     from tidemill.llm import LLM
+
+    if thinking is not None and thinking not in THINKING:
+        raise config_error("thinking", f"--thinking is fold, show or hide, not {thinking!r}")
+    functions = None if tools is None else Functions.of_file(tools)
+    wishes: dict[str, Any] = {} if schema is None else {"json_schema": _read_schema(schema)}
+    if think is not None:
+        wishes["enable_thinking"] = think
 
     piped = None if sys.stdin.isatty() else sys.stdin.read().strip("\n")
     interactive = prompt is None and piped is None
@@ -82,99 +101,79 @@ def run(
         max_num_seqs=1,
     )
     with llm:
-        params = llm.sampling(**{k: v for k, v in wanted.items() if v is not None})
-        variables = {} if think is None else {"enable_thinking": think}
-        chat = _Chat(llm, params.validate(), system, stats, variables)
+        params = llm.sampling(**{k: v for k, v in wanted.items() if v is not None}).validate()
+        chat = Conversation(
+            llm,
+            params,
+            lambda: screen_for(plain=plain, thinking=thinking),
+            lambda call: yes or (interactive and _allows(call)),
+            system=system,
+            functions=functions,
+            options=wishes,
+            stats=stats,
+        )
         if interactive:
-            chat.talk()
+            _talk(chat)
         else:
             chat.answer(text)
+
+
+def _read_schema(path: str) -> Any:
+    from tidemill.base.errors import config_error
+
+    try:
+        return json.loads(Path(path).read_text())
+    except OSError as error:
+        raise config_error("schema", f"--schema {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise config_error("schema", f"--schema {path} is not valid JSON: {error}") from error
+
+
+def _allows(call: str) -> bool:
+    try:
+        return input(f"  {call}\n  make this call? [y/N] ").strip().lower() in ("y", "yes")
+    except (EOFError, KeyboardInterrupt):
+        print()
+        return False
 
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-@dataclass(slots=True)
-class _Chat:
-    llm: LLM
-    params: SamplingParams
-    system: str | None
-    stats: bool
-    template_variables: dict[str, Any]
-    messages: list[dict[str, str]] = field(default_factory=list)
+def _talk(chat: Conversation) -> None:
+    """Turns until the person leaves."""
+    from tidemill.base.errors import TidemillError
 
-    def __post_init__(self) -> None:
-        self.clear()
+    _line_editing()
+    exists = chat.llm.template.exists
+    kind = "a chat" if exists else "no chat template: it continues your text"
+    print(f"{chat.llm.info.model}, {kind}. /help lists commands.")
+    while (text := _read_turn()) is not None:
+        if text.startswith("/"):
+            if not _command(chat, text):
+                return
+        elif text.strip():
+            try:
+                chat.answer(text)
+            except TidemillError as error:
+                print(f"{error.message}\n(/clear starts over)", file=sys.stderr)
 
-    def clear(self) -> None:
-        """Forget what was said."""
-        self.messages = [{"role": "system", "content": self.system}] if self.system else []
 
-    def talk(self) -> None:
-        """Turns until the person leaves."""
-        from tidemill.base.errors import TidemillError
-
-        _line_editing()
-        info = self.llm.info
-        kind = "a chat" if self.llm.template.exists else "no chat template: it continues your text"
-        print(f"{info.model}, {kind}. /help lists commands.")
-        while (text := _read_turn()) is not None:
-            if text.startswith("/"):
-                if not self._command(text):
-                    return
-            elif text.strip():
-                try:
-                    self.answer(text)
-                except TidemillError as error:
-                    print(f"{error.message}\n(/clear starts over)", file=sys.stderr)
-
-    def _command(self, text: str) -> bool:
-        """Run a slash command; False to leave."""
-        name = text.strip().lower()
-        if name in ("/exit", "/quit", "/bye"):
-            return False
-        if name == "/clear":
-            self.clear()
-            print("(forgotten)")
-        elif name == "/stats":
-            self.stats = not self.stats
-            print(f"(stats {'on' if self.stats else 'off'})")
-        else:
-            print(HELP if name == "/help" else f"no command {name}\n{HELP}")
-        return True
-
-    def answer(self, text: str) -> None:
-        """Stream one answer to stdout and remember it; Ctrl-C ends it early.
-
-        Raises:
-            TidemillError: the turn cannot be answered; the conversation is as it was before.
-        """
-        from tidemill.base.clock import monotonic
-
-        prompt: Any = text
-        if self.llm.template.exists:
-            prompt = [*self.messages, {"role": "user", "content": text}]
-        started, before = monotonic(), self.llm.stats.generated_tokens
-        variables = self.template_variables if isinstance(prompt, list) else {}
-        stream = self.llm.stream(prompt, self.params, **variables)
-        parts, first = [], None
-        stopped = False
-        try:
-            for part in stream:
-                first = first or monotonic()
-                parts.append(part)
-                print(part, end="", flush=True)
-        except KeyboardInterrupt:
-            stopped = True
-        print(" (stopped)" if stopped else "", flush=True)
-        if isinstance(prompt, list):
-            self.messages = [*prompt, {"role": "assistant", "content": "".join(parts)}]
-        if self.stats and first is not None:
-            tokens, rest = self.llm.stats.generated_tokens - before, monotonic() - first
-            rate = (tokens - 1) / rest if rest > 0 else 0.0
-            ttft = (first - started) * 1000
-            _say(f"({tokens} tokens, first after {ttft:.0f} ms, then {rate:.1f} tokens/s)")
+def _command(chat: Conversation, text: str) -> bool:
+    """Run a slash command; False to leave."""
+    name = text.strip().lower()
+    if name in ("/exit", "/quit", "/bye"):
+        return False
+    if name == "/clear":
+        chat.clear()
+        print("(forgotten)")
+    elif name == "/stats":
+        chat.stats = not chat.stats
+        print(f"(stats {'on' if chat.stats else 'off'})")
+    else:
+        print(HELP if name == "/help" else f"no command {name}\n{HELP}")
+    return True
 
 
 def _line_editing() -> None:

@@ -1,0 +1,148 @@
+"""A conversation with a model in this process: turns, tool calls, what is remembered."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tidemill.base.clock import monotonic
+from tidemill.base.ids import new_call_id
+from tidemill.cli.screen import Screen
+
+if TYPE_CHECKING:
+    from tidemill.cli.functions import Functions
+    from tidemill.contract.sampling import SamplingParams
+    from tidemill.llm import LLM
+
+MAX_ROUNDS = 16
+"""Times a model may call tools before a person is asked again."""
+
+REFUSED = "The user did not allow this call."
+
+
+@dataclass(slots=True)
+class Conversation:
+    """Answers turns and remembers them.
+
+    Attributes:
+        llm, params: the model and how it samples.
+        new_screen: makes where the next answer goes.
+        allowed: asks whether a described call may be made.
+        functions: that the model may call, or None.
+        options: for `LLM.stream_parts`: constraints, thinking, variables of the template.
+        messages: what was said.
+    """
+
+    llm: LLM
+    params: SamplingParams
+    new_screen: Callable[[], Screen]
+    allowed: Callable[[str], bool]
+    system: str | None = None
+    functions: Functions | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    stats: bool = False
+    messages: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget what was said."""
+        self.messages = [{"role": "system", "content": self.system}] if self.system else []
+
+    def answer(self, text: str) -> None:
+        """Answer one turn, making the calls that are allowed; Ctrl-C ends it early.
+
+        Raises:
+            TidemillError: the turn cannot be answered; the conversation is as it was before.
+        """
+        if not self.llm.template.exists:
+            self._round(text)
+            return
+        said = [*self.messages, {"role": "user", "content": text}]
+        for _ in range(MAX_ROUNDS):
+            message, stopped = self._round(said)
+            said.append(message)
+            self.messages = said
+            calls = message.get("tool_calls", [])
+            if stopped or not calls:
+                return
+            said = [*said, *map(self._result, calls)]
+        self.new_screen().note(f"(stopped after {MAX_ROUNDS} rounds of calls)")
+
+    def _result(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        assert self.functions is not None
+        function = call["function"]
+        shown = described(function["name"], function["arguments"])
+        if self.allowed(shown):
+            result = self.functions.call(function["name"], function["arguments"])
+        else:
+            result = REFUSED
+        self.new_screen().note(f"  {shown}\n  = {result[:500]}")
+        return {
+            "role": "tool",
+            "tool_call_id": call["id"],
+            "name": function["name"],
+            "content": result,
+        }
+
+    def _round(self, prompt: Any) -> tuple[dict[str, Any], bool]:
+        """One answer: the message, and whether a person stopped it."""
+        options = dict(self.options)
+        if self.functions is not None:
+            options["tools"] = self.functions.tools
+        started, before = monotonic(), self.llm.stats.generated_tokens
+        plain = isinstance(prompt, str)
+        stream = self.llm.stream_parts(prompt, self.params, **({} if plain else options))
+        screen = self.new_screen()
+        content, reasoning = [], []
+        calls: list[dict[str, str]] = []
+        first, stopped = None, False
+        try:
+            for part in stream:
+                first = first or monotonic()
+                if part.reasoning:
+                    reasoning.append(part.reasoning)
+                    screen.think(part.reasoning)
+                if part.content:
+                    content.append(part.content)
+                    screen.say(part.content)
+                for call in part.calls:
+                    if call.name is not None:
+                        calls.append({"name": call.name, "arguments": ""})
+                    calls[call.index]["arguments"] += call.arguments
+                for error in part.errors:
+                    screen.note(f"(a tool call that is none: {error})")
+        except KeyboardInterrupt:
+            stopped = True
+        screen.end(" (stopped)" if stopped else "")
+        if self.stats and first is not None:
+            self._say_stats(started, first, before)
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(content)}
+        if reasoning and self.llm.chat_side.abilities.history:
+            message[self.llm.chat_side.abilities.history] = "".join(reasoning)
+        if calls and not stopped:
+            message["tool_calls"] = [
+                {"id": new_call_id(), "type": "function", "function": call} for call in calls
+            ]
+        return message, stopped
+
+    def _say_stats(self, started: float, first: float, before: int) -> None:
+        tokens, rest = self.llm.stats.generated_tokens - before, monotonic() - first
+        rate = (tokens - 1) / rest if rest > 0 else 0.0
+        ttft = (first - started) * 1000
+        line = f"({tokens} tokens, first after {ttft:.0f} ms, then {rate:.1f} tokens/s)"
+        print(line, file=sys.stderr)
+
+
+def described(name: str, arguments: str) -> str:
+    """A call as a person reads it: ``get_weather(city="Paris")``."""
+    try:
+        values = json.loads(arguments)
+        shown = ", ".join(f"{k}={json.dumps(v, ensure_ascii=False)}" for k, v in values.items())
+    except (ValueError, AttributeError):
+        shown = arguments
+    return f"{name}({shown})"
