@@ -47,13 +47,16 @@ class _Marks:
         self._marks = sorted({m for m in marks if m}, key=len, reverse=True)
         self._search = re.compile("|".join(map(re.escape, self._marks)) or r"(?!)").search
         self._longest = max(map(len, self._marks), default=1)
+        initials = "".join(sorted({re.escape(m[0]) for m in self._marks}))
+        self._initial = re.compile(f"[{initials}]" if initials else r"(?!)")
 
     def find(self, text: str) -> tuple[int, str]:
         """Where the first mark is, and which; ("" and a place) where one may begin at the end."""
         match = self._search(text)
         if match is not None and not self._longer(text, match):
             return match.start(), match.group()
-        for at in range(max(0, len(text) - self._longest + 1), len(text)):
+        for initial in self._initial.finditer(text, max(0, len(text) - self._longest + 1)):
+            at = initial.start()
             if any(mark.startswith(text[at:]) for mark in self._marks):
                 return (at, "") if match is None or at <= match.start() else _of(match)
         return (len(text), "") if match is None else _of(match)
