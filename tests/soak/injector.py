@@ -31,7 +31,7 @@ class Tally:
         stops, slowest_notice: engines stopped; seconds until /readyz said so, at worst.
         left: disconnects by state.
         hostile: hostile requests sent; `statuses`: what they were answered.
-        filled: (sent, refused) of the fillings of the queue.
+        filled: the answers to each filling of the queue, by status.
         disk_full: deaths survived without disk.
         wrong: what must not happen.
     """
@@ -43,7 +43,7 @@ class Tally:
     left: Counter[str] = field(default_factory=Counter)
     hostile: int = 0
     statuses: Counter[int] = field(default_factory=Counter)
-    filled: list[tuple[int, int]] = field(default_factory=list)
+    filled: list[Counter[int]] = field(default_factory=list)
     disk_full: int = 0
     wrong: list[str] = field(default_factory=list)
 
@@ -206,22 +206,32 @@ class Injector:
             b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
         )
         count = FILL_FACTOR * self._queue_tokens // each + 1
-        refused = 0
+        statuses: Counter[int] = Counter()
 
         async def one() -> None:
-            nonlocal refused
             try:
                 status = await asyncio.wait_for(self._status(head + body), 60)
             except (OSError, EOFError, TimeoutError) as error:
                 self.tally.wrong.append(f"filling the queue: {type(error).__name__}: {error}")
                 return
-            if status == 429:
-                refused += 1
-            elif status not in (200, 503):
+            statuses[status] += 1
+            if status not in (200, 429, 503):
                 self.tally.wrong.append(f"filling the queue: status {status}")
 
         await asyncio.gather(*(one() for _ in range(count)))
-        self.tally.filled.append((count, refused))
+        self.tally.filled.append(statuses)
+
+    async def crowd(self) -> None:
+        """Many longer bodies at once: every thread the server may have is started and used."""
+        text = " ".join(["tide", "mill", "river"] * 1200)
+        body = json.dumps({"prompt": text, "max_tokens": 1}).encode()
+        head = (
+            b"POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        )
+        routes = (b"/tokenize", b"/v1/completions")
+        asked = [self._status(head % (route, len(body)) + body) for route in routes * 12]
+        await asyncio.gather(*asked, return_exceptions=True)
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         target = self._machine.target

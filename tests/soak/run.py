@@ -119,6 +119,9 @@ class Run:
         requests = hostile_requests(self._rng)
         if plan.judge_memory:
             await self._main(machine, streams, injector, requests, plan.warm_up)
+            for _ in range(5):
+                together = (injector.crowd(), injector.fill_queue(), streams.wave(self._rng))
+                await asyncio.gather(*together)
         before = await self._settled(machine)
         self._memory.clear()
         self._say("warm")
@@ -154,6 +157,7 @@ class Run:
             (plan.kill_every, injector.kill),
             (plan.stop_every, injector.stop),
             (plan.fill_every, injector.fill_queue),
+            (plan.fill_every, injector.crowd),
             (plan.disk_every, injector.kill_without_disk),
             (1 / plan.left_per_second, injector.leave),
             (1 / plan.hostile_per_second, lambda: injector.send_hostile(requests)),
@@ -241,8 +245,11 @@ class Run:
         )
         states = ", ".join(f"{state}: {count}" for state, count in sorted(tally.left.items()))
         report.require("disconnects", states, "every state", len(tally.left) == 7)
-        fills = ", ".join(f"{refused} of {sent} refused" for sent, refused in tally.filled[-6:])
-        refused = all(refused > 0 for _, refused in tally.filled)
+        fills = "; ".join(
+            ", ".join(f"{status}: {count}" for status, count in sorted(fill.items()))
+            for fill in tally.filled[-8:]
+        )
+        refused = all(fill[429] > 0 for fill in tally.filled)
         report.require("queue filled ten times over", fills, "refused with 429", refused)
         how = "a full tmpfs" if machine.disk.real else "no file beyond 16 KiB"
         report.require(
