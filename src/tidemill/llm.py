@@ -171,7 +171,7 @@ class LLM:
         asked: list[_Asked] = []
         token_ids = [self._encode(p) for p in _as_list(prompts)]
         for ids, sampling in zip(token_ids, self._samplings(token_ids, params), strict=True):
-            rules = text_rules({**constraint, **_cuts(sampling)})
+            rules = text_rules({**constraint, **_cuts(sampling)}, prepared)
             if program is not None:
                 rules = AnswerRules(program=program)
             asked.append((ids, rules))

@@ -7,8 +7,10 @@ and finds contradictions; `rules_of` knows the prompt's end, and so whether the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import msgspec
 
 from tidemill.base.errors import TidemillError, bad_request, config_error, unsupported
 from tidemill.contract.program import Forced, FreeText, Grammar, OutputProgram, Phase
@@ -19,6 +21,7 @@ from tidemill.text.constraints import Constraint, constraint_of
 from tidemill.text.parsers.engine import OutputParser
 from tidemill.text.parsers.format import Format
 from tidemill.text.parsers.formats import FORMATS, THINKING, named
+from tidemill.text.ruling import Spelling, calls_grammar, regions_grammar
 from tidemill.text.template import ChatTemplate
 from tidemill.text.thinking import FIELDS as THINKING_FIELDS
 from tidemill.text.thinking import Thinking, thinking_of
@@ -28,6 +31,8 @@ from tidemill.text.tools import NO_TOOLS, ToolUse, tool_use
 TOOL_FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
 ANSWER_FIELDS = (*CONSTRAINT_FIELDS, *TOOL_FIELDS, *THINKING_FIELDS)
 """The fields that `read_wishes` reads."""
+
+Prepare = Callable[[str, str], str]
 
 AUTO = "auto"
 NO_WISH = Thinking()
@@ -63,14 +68,14 @@ class ChatSide:
     abilities: Abilities
     form: Format
     kept: frozenset[int]
-    prepare: Callable[[str, str], str]
+    prepare: Prepare
 
     @classmethod
     def of(
         cls,
         tokenizer: Tokenizer,
         template: ChatTemplate,
-        prepare: Callable[[str, str], str],
+        prepare: Prepare,
         *,
         tool_format: str = AUTO,
         reasoning_format: str = AUTO,
@@ -189,9 +194,8 @@ def read_wishes(chat: ChatSide, fields: Mapping[str, Any]) -> Wishes:
     ruling = constraint.field if constraint is not None else use.enforced
     if ruling is not None:
         check_cuts(ruling, fields, stop=constraint is not None or use.required)
-    if constraint is not None and use.tools:
-        grammar = constraint.grammar
-        if grammar is None or (grammar.kind not in _BESIDE_CALLS and not use.required):
+    if constraint is not None and use.tools and not use.required:
+        if constraint.grammar is None or constraint.grammar.kind not in _BESIDE_CALLS:
             raise _exclude("tools", constraint.field)
     if fields.get("continue_final_message"):
         if ruling is not None:
@@ -201,12 +205,13 @@ def read_wishes(chat: ChatSide, fields: Mapping[str, Any]) -> Wishes:
     return Wishes(use, constraint, thinking)
 
 
-def text_rules(fields: Mapping[str, Any]) -> AnswerRules:
+def text_rules(fields: Mapping[str, Any], prepare: Prepare) -> AnswerRules:
     """The rules of a plain prompt's continuation, which is all content.
 
     Args:
         fields: the request's values by name: constraints, and the sampling fields that can end or
             prolong an output.
+        prepare: see `ChatSide`.
 
     Raises:
         TidemillError: kind BAD_REQUEST naming the member, or both of two that exclude each other.
@@ -215,7 +220,7 @@ def text_rules(fields: Mapping[str, Any]) -> AnswerRules:
     if constraint is None:
         return PLAIN
     check_cuts(constraint.field, fields)
-    return AnswerRules(program=OutputProgram((_ruled(constraint),)))
+    return AnswerRules(program=OutputProgram((_ruled(constraint, prepare),)))
 
 
 def check_tools(use: ToolUse, chat: ChatSide) -> None:
@@ -350,12 +355,34 @@ def _mark_ids(tokenizer: Tokenizer, mark: str) -> tuple[int, ...]:
 
 def _ruled_part(chat: ChatSide, wishes: Wishes) -> Grammar | None:
     """What rules the answer behind the thinking; None where nothing does."""
-    if wishes.constraint is not None:
-        return _ruled(wishes.constraint)
-    if wishes.use.enforced is not None:
-        by = wishes.use.enforced
-        raise unsupported(by, f"{by}: this version does not enforce tool calls yet")
-    return None
+    use, constraint = wishes.use, wishes.constraint
+    if constraint is not None and not use.tools:
+        return _ruled(constraint, chat.prepare)
+    if constraint is None and use.enforced is None:
+        return None
+    by = use.enforced if use.enforced is not None else "tools"
+    document = None
+    if constraint is not None and not use.required:
+        document = constraint.grammar
+        assert document is not None, "read_wishes refuses regions beside tools"
+        if document.kind == "json_schema":
+            source = chat.prepare(document.source, document.param)
+            document = msgspec.structs.replace(document, source=source)
+    tools = [
+        replace(tool, schema=chat.prepare(tool.schema, f"{tool.param}.parameters"))
+        for tool in use.tools
+    ]
+    spelled = {chat.tokenizer.id_to_token(token): token for token in chat.kept}
+    source = calls_grammar(
+        chat.form,
+        tools,
+        Spelling({text: token for text, token in spelled.items() if text is not None}),
+        by=by,
+        required=use.required,
+        parallel=use.parallel,
+        document=document,
+    )
+    return Grammar("lark", source, by)
 
 
 def _parser(
@@ -374,16 +401,15 @@ def _parser(
             starts_in_reasoning=opened,
             document=wishes.constraint is not None,
             continued=continued,
-            stream_arguments=use.enforced is not None,
+            stream_arguments=use.enforced is not None or wishes.constraint is not None,
         )
 
     return make
 
 
-def _ruled(constraint: Constraint) -> Grammar:
+def _ruled(constraint: Constraint, prepare: Prepare) -> Grammar:
     """The phase that enforces a constraint on all of a text."""
     if constraint.grammar is not None:
         return constraint.grammar
-    raise unsupported(
-        constraint.field, f"{constraint.field}: this version does not do structural tags"
-    )
+    source = regions_grammar(constraint.regions, constraint.triggers, prepare)
+    return Grammar("lark", source, constraint.field)

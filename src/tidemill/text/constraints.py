@@ -30,11 +30,13 @@ class Region:
     Attributes:
         begin, end: the texts around it.
         schema: JSON schema (as JSON text) of what is between them.
+        param: where the schema stands in the request.
     """
 
     begin: str
     schema: str
     end: str
+    param: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,17 +271,19 @@ def _regions(
     if form is not None:
         inner, at = f"{param}.format.tags", f"{param}.format.triggers"
         triggers = form.triggers
-        regions = [
-            Region(t.begin, as_json(f"{inner}[{i}].content.json_schema", t.content.json_schema),
-                   t.end)
+        schemas = [
+            (t.begin, t.content.json_schema, t.end, f"{inner}[{i}].content.json_schema")
             for i, t in enumerate(form.tags)
-        ]  # fmt: skip
+        ]
     else:
         inner, at = f"{param}.structures", f"{param}.triggers"
-        regions = [
-            Region(s.begin, as_json(f"{inner}[{i}].schema", s.schema), s.end)
+        schemas = [
+            (s.begin, s.schema, s.end, f"{inner}[{i}].schema")
             for i, s in enumerate(structures or ())
         ]
+    regions = [
+        Region(begin, as_json(path, schema), end, path) for begin, schema, end, path in schemas
+    ]
     if not 1 <= len(regions) <= MAX_TAGS:
         raise bad_request(inner, f"{inner} takes 1 to {MAX_TAGS} regions, got {len(regions)}")
     if not triggers or not all(triggers):

@@ -117,7 +117,8 @@ async def completions(context: ServerContext, request: Request) -> Response:
         prompt_logprobs=_prompt_logprobs(body),
     )
     params.validate(context.info.vocab_size)
-    rules = text_rules({name: getattr(body, name) for name in type(body).model_fields})
+    fields = {name: getattr(body, name) for name in type(body).model_fields}
+    rules = text_rules(fields, context.chat.prepare)
     sources = split_prompts(body.prompt, context.limits.max_prompts)
     names = ["prompt"] if len(sources) == 1 else [f"prompt[{i}]" for i in range(len(sources))]
     prompts = []

@@ -1,0 +1,205 @@
+"""Promise 8 with the bundled model: tools, structure and thinking through the official client, in
+stream and not, over real sockets."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any, Literal
+
+import jsonschema
+import openai
+import pydantic
+import pytest
+from helpers.real_server import RealServer
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the current weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+TIMER = {
+    "type": "function",
+    "function": {
+        "name": "set_timer",
+        "description": "Start a timer.",
+        "parameters": {
+            "type": "object",
+            "properties": {"minutes": {"type": "integer", "minimum": 1, "maximum": 600}},
+            "required": ["minutes"],
+            "additionalProperties": False,
+        },
+    },
+}
+TOOLS = [WEATHER, TIMER]
+SCHEMAS = {t["function"]["name"]: t["function"]["parameters"] for t in TOOLS}  # type: ignore[index]
+
+
+def user(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
+
+
+@pytest.fixture(scope="module")
+def client(server: RealServer) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def model(client: openai.OpenAI) -> str:
+    return client.models.list().data[0].id
+
+
+def both(client: openai.OpenAI, **ask: Any) -> Any:
+    """The answer, which its stream must repeat."""
+    whole = client.chat.completions.create(**ask)
+    with client.chat.completions.stream(**ask) as stream:
+        for _ in stream:
+            pass
+        streamed = stream.get_final_completion()
+    for one, other in zip(whole.choices, streamed.choices, strict=True):
+        assert one.finish_reason == other.finish_reason
+        assert one.message.content == other.message.content
+        assert _calls(one.message) == _calls(other.message)
+        thinking = [(m.model_extra or {}).get("reasoning_content") for m in
+                    (one.message, other.message)]  # fmt: skip
+        assert thinking[0] == thinking[1]
+    return whole
+
+
+def _calls(message: Any) -> list[tuple[str, str]]:
+    return [(c.function.name, c.function.arguments) for c in message.tool_calls or []]
+
+
+def test_a_tool_is_called_and_its_result_is_told(client: openai.OpenAI, model: str) -> None:
+    messages = user("What is the weather in Paris?")
+    ask: dict[str, Any] = {"model": model, "tools": TOOLS, "temperature": 0, "max_tokens": 200}
+    message = both(client, messages=messages, **ask).choices[0].message
+    assert _calls(message) == [("get_weather", '{"city": "Paris"}')]
+    result = {"temperature": 12, "condition": "rain"}
+    messages += [
+        message.model_dump(exclude_none=True),
+        {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": json.dumps(result)},
+    ]
+    answer = both(client, messages=messages, **ask).choices[0]
+    assert answer.finish_reason == "stop" and not answer.message.tool_calls
+    assert "12" in answer.message.content and "rain" in answer.message.content
+
+
+def test_no_tool_is_called_without_need(client: openai.OpenAI, model: str) -> None:
+    ask: dict[str, Any] = {"model": model, "tools": TOOLS, "temperature": 0, "max_tokens": 100}
+    answer = both(client, messages=user("Hello! How are you?"), **ask).choices[0]
+    assert answer.finish_reason == "stop" and answer.message.content
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"tool_choice": "required"},
+        {"tool_choice": {"type": "function", "function": {"name": "set_timer"}}},
+        {"tool_choice": "required", "parallel_tool_calls": False},
+        {"tool_choice": "required", "extra_body": {"thinking_token_budget": 40}},
+    ],
+)
+def test_a_call_is_made_and_obeys_its_schema_at_any_temperature(
+    client: openai.OpenAI, model: str, more: dict[str, Any], seed: int
+) -> None:
+    short = copy.deepcopy(TOOLS)
+    short[0]["function"]["parameters"]["properties"]["city"]["maxLength"] = 20  # type: ignore[index]
+    ask: dict[str, Any] = {"model": model, "tools": short, "max_tokens": 900, "seed": seed}
+    answer = both(client, messages=user("Hello there."), temperature=1.0, **ask, **more)
+    choice = answer.choices[0]
+    calls = _calls(choice.message)
+    assert choice.finish_reason == "tool_calls" and calls
+    for name, arguments in calls:
+        jsonschema.validate(json.loads(arguments), SCHEMAS[name])
+    if "function" in str(more.get("tool_choice")):
+        assert [name for name, _ in calls] == ["set_timer"]
+    if "parallel_tool_calls" in more:
+        assert len(calls) == 1
+
+
+def test_strict_tools_and_several_choices(client: openai.OpenAI, model: str) -> None:
+    strict = [{**t, "function": {**t["function"], "strict": True}} for t in TOOLS]  # type: ignore[dict-item]
+    answer = client.chat.completions.create(
+        model=model, messages=user("Set a timer for 5 minutes."), tools=strict, n=4,  # type: ignore[arg-type]
+        temperature=1.0, max_tokens=300, seed=1, logprobs=True,
+    )  # fmt: skip
+    assert any(_calls(c.message) for c in answer.choices)
+    for choice in answer.choices:
+        for name, arguments in _calls(choice.message):
+            if choice.finish_reason != "length":
+                jsonschema.validate(json.loads(arguments), SCHEMAS[name])
+    entries = [len(c.logprobs.content) for c in answer.choices]  # type: ignore[union-attr,arg-type]
+    assert answer.usage is not None and sum(entries) == answer.usage.completion_tokens
+
+
+class Trip(pydantic.BaseModel):
+    """A trip."""
+
+    city: Literal["Paris", "Rome"]
+    days: int
+    by_train: bool
+
+
+def test_parse_with_pydantic(client: openai.OpenAI, model: str) -> None:
+    for thinking in (False, True):
+        answer = client.chat.completions.parse(
+            model=model, messages=user("Plan a trip."), response_format=Trip, temperature=1.0,  # type: ignore[arg-type]
+            seed=3, max_tokens=900, extra_body={"enable_thinking": thinking},
+        )  # fmt: skip
+        choice = answer.choices[0]
+        assert isinstance(choice.message.parsed, Trip)
+        with client.chat.completions.stream(
+            model=model, messages=user("Plan a trip."), response_format=Trip, temperature=1.0,  # type: ignore[arg-type]
+            seed=3, max_tokens=900, extra_body={"enable_thinking": thinking},
+        ) as stream:  # fmt: skip
+            for _ in stream:
+                pass
+            assert stream.get_final_completion().choices[0].message.parsed == choice.message.parsed
+
+
+def test_thinking_and_its_budget(client: openai.OpenAI, model: str) -> None:
+    ask: dict[str, Any] = {"model": model, "messages": user("What is 17 + 25?"), "temperature": 0}
+    free = both(client, **ask, max_tokens=300, extra_body={"enable_thinking": True})
+    message = free.choices[0].message
+    assert "42" in message.content and "write 2" in message.reasoning_content
+    details = free.usage.completion_tokens_details
+    assert 20 < details.reasoning_tokens < free.usage.completion_tokens
+    bounded = both(client, **ask, max_tokens=300, extra_body={"thinking_token_budget": 10})
+    message = bounded.choices[0].message
+    assert bounded.choices[0].finish_reason == "stop" and message.content
+    details = bounded.usage.completion_tokens_details
+    assert details.reasoning_tokens <= 10 + 4, "the budget and the end that is written for it"
+    short = client.chat.completions.create(
+        **ask, max_tokens=12, extra_body={"enable_thinking": True}
+    ).choices[0]
+    assert short.finish_reason == "length" and short.message.content == ""
+
+
+def test_a_schema_and_its_path(client: openai.OpenAI, model: str) -> None:
+    bad = {"type": "object", "properties": {"a": {"type": "string", "not": {}}}}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": bad}}
+    cases: list[tuple[dict[str, Any], str]] = [
+        (
+            {"response_format": form},
+            "response_format.json_schema.schema.properties.a.not",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {
+                "name": "f", "parameters": bad, "strict": True}}]},
+            "tools[0].function.parameters.properties.a.not",
+        ),
+    ]  # fmt: skip
+    for fields, param in cases:
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(model=model, messages=user("x"), **fields)  # type: ignore[arg-type]
+        assert caught.value.param == param
