@@ -187,38 +187,49 @@ class Injector:
         reader, writer = await self._connect()
         try:
             writer.write(data)
-            line = await reader.readline()
-            fields = line.split(None, 2)
-            if len(fields) < 2 or not fields[1].isdigit():
-                raise EOFError
-            return int(fields[1])
+            return await _read_status(reader)
         finally:
             writer.transport.abort()
 
     async def fill_queue(self) -> None:
         """Ask for ten times what may wait, at once; what is refused is refused in words."""
         each = 700
-        body = json.dumps(
-            {"prompt": [5 + self._rng.randrange(500) for _ in range(each - 100)], "max_tokens": 100}
-        ).encode()
-        head = (
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
-            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
-        )
         count = FILL_FACTOR * self._queue_tokens // each + 1
         statuses: Counter[int] = Counter()
+        go, connected = asyncio.Event(), 0
 
         async def one() -> None:
+            nonlocal connected
+            # Prompts of their own, so that the cache is no help; all but the last byte is sent, so
+            # that they come at once.
+            prompt = [5 + self._rng.randrange(500) for _ in range(each - 100)]
+            data = _post({"prompt": prompt, "max_tokens": 100, "ignore_eos": True})
             try:
-                status = await asyncio.wait_for(self._status(head + body), 60)
-            except (OSError, EOFError, TimeoutError) as error:
-                self.tally.wrong.append(f"filling the queue: {type(error).__name__}: {error}")
-                return
+                reader, writer = await self._connect()
+                writer.write(data[:-1])
+                await writer.drain()
+            finally:
+                connected += 1
+                if connected == count:
+                    go.set()
+            try:
+                await go.wait()
+                writer.write(data[-1:])
+                status = await asyncio.wait_for(_read_status(reader), 60)
+            finally:
+                writer.transport.abort()
             statuses[status] += 1
             if status not in (200, 429, 503):
                 self.tally.wrong.append(f"filling the queue: status {status}")
 
-        await asyncio.gather(*(one() for _ in range(count)))
+        asked = [asyncio.ensure_future(one()) for _ in range(count)]
+        try:
+            done = await asyncio.gather(*asked, return_exceptions=True)
+        finally:
+            for task in asked:
+                task.cancel()
+        errors = [repr(error) for error in done if isinstance(error, Exception)]
+        self.tally.wrong += [f"filling the queue: {error}" for error in errors]
         self.tally.filled.append(statuses)
 
     async def crowd(self) -> None:
@@ -236,6 +247,23 @@ class Injector:
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         target = self._machine.target
         return await asyncio.open_connection(target.host, target.port)
+
+
+async def _read_status(reader: asyncio.StreamReader) -> int:
+    line = await reader.readline()
+    fields = line.split(None, 2)
+    if len(fields) < 2 or not fields[1].isdigit():
+        raise EOFError("the connection was closed without an answer")
+    return int(fields[1])
+
+
+def _post(body: dict[str, Any]) -> bytes:
+    data = json.dumps(body).encode()
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+        b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    )
+    return head % len(data) + data
 
 
 def hostile_requests(rng: random.Random) -> Any:

@@ -228,3 +228,11 @@ def test_preparing_64_rows_is_quick() -> None:
         builder.accept(prepared, np.ones(64, np.int32))
         best = min(best, time.perf_counter() - begun)
     assert best < 0.003, f"{best * 1e6:.0f} us"
+
+
+def test_a_top_p_that_float32_knows_as_zero_keeps_the_likeliest_token() -> None:
+    builder = InputBuilder(1, 64, 16)
+    step = builder.prepare(
+        StepPlan(step_id=0, new=(new(0, [5, 6], top_p=1e-320),), rows=(row(0, 0, 2, (0,)),))
+    )
+    assert 0 < step.inputs.sampling.top_p[0] < 1e-20

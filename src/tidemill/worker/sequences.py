@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 from tidemill.contract.plan import NewSequence
 
 _NEG_INF = np.float32(-np.inf)
+# Below it float32 may know only zero; all so small keep the likeliest token and no other.
+_LEAST_TOP_P = 1e-30
 BAN_BIAS = -100.0  # the API's spelling of a ban
 
 
@@ -74,7 +76,7 @@ class SequenceSlots:
         s = new.sampling
         self.floats[slot] = (
             s.temperature,
-            s.top_p,
+            max(s.top_p, _LEAST_TOP_P),
             s.min_p,
             s.presence_penalty,
             s.frequency_penalty,
