@@ -167,6 +167,42 @@ def test_parse_with_pydantic(client: openai.OpenAI, model: str) -> None:
             assert stream.get_final_completion().choices[0].message.parsed == choice.message.parsed
 
 
+def test_a_document_or_a_call(client: openai.OpenAI, model: str) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "t", "schema": Trip.model_json_schema()}}
+    ask: dict[str, Any] = {"model": model, "tools": TOOLS, "response_format": form}
+    for seed in range(4):
+        words = "What is the weather in Paris?" if seed % 2 else "Plan a trip."
+        answer = client.chat.completions.create(
+            messages=user(words),
+            temperature=1.0,
+            seed=seed,
+            max_tokens=600,
+            **ask,  # type: ignore[arg-type]
+        ).choices[0]
+        if answer.finish_reason == "tool_calls":
+            for name, arguments in _calls(answer.message):
+                jsonschema.validate(json.loads(arguments), SCHEMAS[name])
+        elif answer.finish_reason == "stop":
+            Trip.model_validate_json(answer.message.content or "")
+
+
+def test_structural_tags(client: openai.OpenAI, model: str) -> None:
+    tags = {
+        "type": "structural_tag",
+        "structures": [{"begin": "a", "schema": {"enum": ["Z1", "Z2"]}, "end": ";"}],
+        "triggers": ["a"],
+    }
+    answer = client.chat.completions.create(
+        model=model, messages=user("Tell me a story."), temperature=1.0, seed=5, max_tokens=200,  # type: ignore[arg-type]
+        extra_body={"response_format": tags},
+    ).choices[0]  # fmt: skip
+    text = answer.message.content or ""
+    opened = text.split("a")[1:]
+    if answer.finish_reason == "length":
+        opened = opened[:-1]
+    assert opened and all(part.startswith(('"Z1";', '"Z2";')) for part in opened), text
+
+
 def test_thinking_and_its_budget(client: openai.OpenAI, model: str) -> None:
     ask: dict[str, Any] = {"model": model, "messages": user("What is 17 + 25?"), "temperature": 0}
     free = both(client, **ask, max_tokens=300, extra_body={"enable_thinking": True})

@@ -194,9 +194,10 @@ def read_wishes(chat: ChatSide, fields: Mapping[str, Any]) -> Wishes:
     ruling = constraint.field if constraint is not None else use.enforced
     if ruling is not None:
         check_cuts(ruling, fields, stop=constraint is not None or use.required)
-    if constraint is not None and use.tools and not use.required:
-        if constraint.grammar is None or constraint.grammar.kind not in _BESIDE_CALLS:
-            raise _exclude("tools", constraint.field)
+    kind = None if constraint is None or constraint.grammar is None else constraint.grammar.kind
+    beside = use.tools and not use.required
+    if constraint is not None and beside and kind not in _BESIDE_CALLS:
+        raise _exclude("tools", constraint.field)
     if fields.get("continue_final_message"):
         if ruling is not None:
             raise _exclude(ruling, "continue_final_message")
