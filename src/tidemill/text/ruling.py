@@ -67,8 +67,7 @@ def calls_grammar(
     """
     write = spelling.write
     listed = isinstance(form.syntax, JsonCall) and form.syntax.listed
-    more = "*" if parallel else "{0,0}"
-    inner = f'call ("," " "? call){more}' if listed else "call"
+    inner = 'call ("," " "? call)*' if listed and parallel else "call"
     opening, closing = ("[", "]") if listed else ("", "")
     rest = _join(write(form.padding + opening), inner, write(closing + form.padding + form.end))
     rules = [f"call_{i}: {_call(form, tool, spelling, by)}" for i, tool in enumerate(tools)]
@@ -133,8 +132,13 @@ def _document(document: Grammar) -> str:
         return "document: " + " | ".join(
             json.dumps(c, ensure_ascii=False) for c in json.loads(document.source)
         )
-    pattern = document.source.replace("/", "\\/")
+    # A slash or a line's end would end the expression here; what is escaped stays as it is.
+    pattern = re.sub(r"(\\.)|/|\n", _escaped, document.source)
     return f"document: DOCUMENT\nDOCUMENT: /{pattern}/"
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return match[1] or {"/": "\\/", "\n": "\\n"}[match[0]]
 
 
 def regions_grammar(
