@@ -180,6 +180,7 @@ def test_contradictions(model: Model) -> None:
 def test_documents_are_returned_as_they_are_written(model: Model) -> None:
     for written in (" \n[1] ", '"<think>"', '"<tool_call>{}</tool_call></think>"', "  ", "x < "):
         assert model.ask(written, guided_json={})["message"]["content"] == written
+        assert model.ask("<think>", guided_regex="<.*")["message"]["content"] == "<think>"
         thought = f"<think>\nHm.\n</think>\n\n{written}"
         message = model.ask(thought, guided_json={}, enable_thinking=True)["message"]
         assert message["content"] == written and message["reasoning"] == "Hm."

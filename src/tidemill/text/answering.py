@@ -289,7 +289,7 @@ def rules_of(
         phases.append(FreeText())
     return AnswerRules(
         program=OutputProgram(tuple(phases)),
-        parser=_parser(chat, wishes, opened=state == "open", continued=continued),
+        parser=_parser(chat, wishes, state, continued=continued),
         kept=chat.kept,
         thinks=chat.thinks,
         budget=budget,
@@ -386,9 +386,7 @@ def _ruled_part(chat: ChatSide, wishes: Wishes) -> Grammar | None:
     return Grammar("lark", source, by)
 
 
-def _parser(
-    chat: ChatSide, wishes: Wishes, *, opened: bool, continued: bool
-) -> ParserFactory | None:
+def _parser(chat: ChatSide, wishes: Wishes, state: str, *, continued: bool) -> ParserFactory | None:
     """What makes the parser of a choice; None where the model has no marks to be read."""
     use, form = wishes.use, chat.form
     if not chat.thinks and not use.tools and not form.dropped:
@@ -399,7 +397,9 @@ def _parser(
             form,
             use.tools,
             parse_tools=bool(use.tools),
-            starts_in_reasoning=opened,
+            # Behind the thinking a document may well begin with what looks like more.
+            parse_reasoning=wishes.constraint is None or state != "over",
+            starts_in_reasoning=state == "open",
             document=wishes.constraint is not None,
             continued=continued,
             stream_arguments=use.enforced is not None or wishes.constraint is not None,
