@@ -12,7 +12,7 @@ JOBS ?= 2
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help install serve run test lint types check test-install brook parity structured bench-serve bench-overload kernels soak load audit sanitizers clean
+.PHONY: FORCE help install serve run test lint types check test-install brook parity structured clients lm-eval schemathesis bench-serve bench-overload kernels soak load audit sanitizers clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -68,6 +68,15 @@ parity: test-install ## compare logits with llama.cpp and transformers through G
 
 structured: test-install ## constrained output against jsonschema on some 3,000 schemas
 	$(BIN)/python tests/oracles/structured.py $(ARGS)
+
+clients: test-install ## other people's clients hold a conversation with brook (each in its own environment)
+	$(BIN)/python tests/clients/run.py $(ARGS)
+
+lm-eval: test-install ## lm-evaluation-harness against the server and against transformers
+	$(BIN)/python tests/clients/lm_eval_run.py
+
+schemathesis: test-install ## requests drawn from our OpenAPI document
+	$(BIN)/python tests/clients/fuzz_api.py $(ARGS)
 
 bench-serve: test-install ## the 0.6B-shape serving benchmark of docs/benchmarks.md
 	$(BIN)/python benchmarks/serve_06b.py $(ARGS)

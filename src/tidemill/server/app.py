@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -118,6 +119,12 @@ def _add_route(
             "required": True,
             "content": {"application/json": {"schema": reference}},
         }
+    if names := re.findall(r"\{(\w+)", path):
+        # Handlers read the path themselves, so the framework does not see its parameters.
+        extra["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in names
+        ]
     app.add_api_route(
         path,
         endpoint,

@@ -1,0 +1,49 @@
+"""The official client: tools, parse with pydantic models, the streaming helpers, errors."""
+
+import json
+import sys
+
+import openai
+from common import MODEL, QUESTION, TOOL, get_weather
+from pydantic import BaseModel
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+
+
+client = openai.OpenAI(base_url=sys.argv[1], api_key="none")
+messages = [{"role": "user", "content": QUESTION}]
+how = {"model": MODEL, "temperature": 0}
+first = client.chat.completions.create(messages=messages, tools=[TOOL], **how).choices[0]
+assert first.finish_reason == "tool_calls", first
+(call,) = first.message.tool_calls
+result = json.dumps(get_weather(**json.loads(call.function.arguments)))
+messages += [first.message, {"role": "tool", "tool_call_id": call.id, "content": result}]
+last = client.chat.completions.create(messages=messages, tools=[TOOL], **how)
+assert "17" in last.choices[0].message.content
+ask = [{"role": "user", "content": "Extract name and age as JSON. Meet Dora. The age is 43."}]
+parsed = client.chat.completions.parse(messages=ask, response_format=Person, **how)
+assert parsed.choices[0].message.parsed == Person(name="Dora", age=43), parsed
+with client.chat.completions.stream(messages=ask, response_format=Person, **how) as stream:
+    for _ in stream:
+        pass
+    assert stream.get_final_completion().choices[0].message.parsed.age == 43
+with client.chat.completions.stream(messages=messages[:1], tools=[TOOL], **how) as stream:
+    final = stream.get_final_completion().choices[0].message
+assert final.tool_calls[0].function.arguments == call.function.arguments
+try:
+    client.chat.completions.create(
+        messages=ask,
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"name": "x", "schema": {"not": {}}},
+        },
+        **how,
+    )
+except openai.BadRequestError as error:
+    assert error.param.endswith(".not"), error
+else:
+    raise AssertionError("a schema that cannot be honoured was taken")
+print(last.choices[0].message.content)
