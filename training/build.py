@@ -34,7 +34,7 @@ FIRST = {"draft": 0.75, "soft-ahoy": 0.25}
 SECOND = {"lora-ripple": 0.45, "lora-verse": 0.3, "medusa": 0.25}
 
 
-def finish_brook(folder: Path, minutes: float, seed: int, output: Path) -> None:
+def finish_brook(folder: Path, minutes: float, seed: int, output: Path, written: Path) -> None:
     """Train what is left of brook's budget, write its files and the record of the run."""
     plan = Plan(folder / "brook", minutes, seed)
     brook.train(folder, plan)
@@ -44,8 +44,8 @@ def finish_brook(folder: Path, minutes: float, seed: int, output: Path) -> None:
     save_gguf(folder / "brook-f16.gguf", model, tokenizer)
     progress = Progress(**state["progress"])
     shape = {"parameters": sum(p.numel() for p in model.parameters()), **model.shape.to_dict()}
-    record(progress, plan, RECORD, "brook", {"shape": shape})
-    plot(RECORD / "brook-loss.csv", RECORD / "brook-loss.png")
+    record(progress, plan, written, "brook", {"shape": shape})
+    plot(written / "brook-loss.csv", written / "brook-loss.png")
 
 
 def one_companion(
@@ -59,7 +59,7 @@ def one_companion(
         for layer in [*model.model.layers, model.model.norm]:
             layer.compile(dynamic=True)
     if name == "draft":
-        return train_draft(model, tokenizer, folder, output / name, minutes)
+        return train_draft(model, tokenizer, folder, output / name, minutes, warm)
     if name == "medusa":
         return train_medusa(model, tokenizer, output / name, minutes)
     if name.startswith("lora-"):
@@ -84,18 +84,19 @@ def companions(
         mark.write_text(json.dumps(facts) + "\n")
 
 
-def gather_companions(folder: Path) -> None:
+def gather_companions(folder: Path, written: Path) -> None:
     """Put what each companion's run saw into one file of the record."""
     names = [*FIRST, *SECOND]
     found = {n: json.loads((folder / f"{n}.json").read_text()) for n in names
              if (folder / f"{n}.json").exists()}  # fmt: skip
-    RECORD.mkdir(exist_ok=True)
-    (RECORD / "companions.json").write_text(json.dumps(found, indent=1) + "\n")
+    written.mkdir(parents=True, exist_ok=True)
+    (written / "companions.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
-def evaluate(output: Path) -> None:
+def evaluate(output: Path, written: Path, count: int) -> None:
     command = [sys.executable, "-m", "training.evaluate", "--serve", "--companions"]
-    subprocess.run([*command, "--folder", str(output)], check=True)
+    command += ["--folder", str(output), "--record", str(written), "--count", str(count)]
+    subprocess.run(command, check=True)
 
 
 def main() -> None:
@@ -106,20 +107,23 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=brook.RUNS, help="checkpoints")
     parser.add_argument("--output", type=Path, default=ASSETS, help="the files that ship")
     parser.add_argument("--only", nargs="*", default=[], help="train these companions alone")
-    parser.add_argument("--warm", action="store_true", help="go on from earlier adapters")
+    parser.add_argument("--warm", action="store_true", help="go on from earlier companions")
+    parser.add_argument("--record", type=Path, default=RECORD, help="curve and evaluation")
+    parser.add_argument("--cases", type=int, default=200, help="of each kind in the evaluation")
     parser.add_argument("--no-evaluation", action="store_true")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     steps: list[Callable[[], None]] = []
     if not options.only:
         steps.append(lambda: finish_brook(
-            options.folder, options.minutes, options.seed, options.output))  # fmt: skip
+            options.folder, options.minutes, options.seed, options.output,
+            options.record))  # fmt: skip
     arguments = (options.folder, options.output, options.companion_minutes, options.only,
                  options.warm)  # fmt: skip
     steps.append(lambda: torch.multiprocessing.spawn(companions, arguments, nprocs=2))
-    steps.append(lambda: gather_companions(options.folder))
+    steps.append(lambda: gather_companions(options.folder, options.record))
     if not options.no_evaluation:
-        steps.append(lambda: evaluate(options.output))
+        steps.append(lambda: evaluate(options.output, options.record, options.cases))
     for step in steps:
         step()
 

@@ -68,12 +68,14 @@ def run(answerer: Answerer, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_both(
-    server: Answerer, reference: Transformers, options: argparse.Namespace
+    server: Server, reference: Transformers, options: argparse.Namespace
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """All kinds through the server and through transformers, compared token for token.
 
     Where transformers' argmax is the server's token at every place, its own greedy answer is the
-    server's; only elsewhere does it have to generate.
+    server's; only elsewhere does it have to generate. Answers are judged as the server parsed them;
+    where the parts do not add up to the text again (a malformed call, reasoning that never ends),
+    the text is asked of the completions endpoint before it is compared.
     """
     ours: dict[str, Any] = {}
     theirs: dict[str, Any] = {}
@@ -82,6 +84,10 @@ def run_both(
         found = cases(name, options.count)
         answers = server([case.example for case in found])
         same = [reference.agrees(c.example, a) for c, a in zip(found, answers, strict=True)]
+        for i, equal in enumerate(same):
+            if not equal:
+                answers[i].raw = server.completed(found[i].example).raw
+                same[i] = reference.agrees(found[i].example, answers[i])
         other = list(answers)
         for i, equal in enumerate(same):
             if not equal:

@@ -43,6 +43,18 @@ def load_model(folder: Path) -> Decoder:
     return model
 
 
+def average(model: Decoder, other: Decoder, share: float) -> None:
+    """Make ``model`` the weighted mean of two runs of one ancestor, in place; ``share`` is its own.
+
+    Runs that part late stay in one basin, and the mean of their weights is often better than either
+    (Wortsman et al., 2022, "Model soups").
+    """
+    theirs = other.state_dict()
+    model.load_state_dict(
+        {k: share * v + (1 - share) * theirs[k] for k, v in model.state_dict().items()}
+    )
+
+
 def config_of(shape: Shape, tokenizer: Tokenizer) -> dict:
     """``config.json`` of a ``Qwen3ForCausalLM``."""
     end = tokenizer.token_to_id("<|im_end|>")
@@ -172,9 +184,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--checkpoint", type=Path, default=RUNS / "brook" / "checkpoint.pt")
     parser.add_argument("--output", type=Path, default=ASSETS)
+    parser.add_argument("--average", type=Path, help="average with the weights of this checkpoint")
+    parser.add_argument("--share", type=float, default=0.6, help="the first one's in the average")
     parser.add_argument("--gguf", type=Path, help="also write a GGUF file (f16)")
     options = parser.parse_args()
     model, state = load_checkpoint(options.checkpoint)
+    if options.average:
+        average(model, load_checkpoint(options.average)[0], options.share)
     tokenizer = bpe.load(RUNS / "tokenizer.json")
     save_model(options.output, model, tokenizer)
     if options.gguf:

@@ -11,7 +11,14 @@ from training import tokenizer as bpe  # noqa: E402
 from training.companions import adapters, medusa  # noqa: E402
 from training.companions.measure import greedy  # noqa: E402
 from training.data.mixture import corpus  # noqa: E402
-from training.export import ASSETS, gguf_name, load_model, save_gguf, save_model  # noqa: E402
+from training.export import (  # noqa: E402
+    ASSETS,
+    average,
+    gguf_name,
+    load_model,
+    save_gguf,
+    save_model,
+)
 from training.model import Decoder, Shape, parameters_of  # noqa: E402
 from training.optim import orthogonalise  # noqa: E402
 from training.render import prompt_text  # noqa: E402
@@ -174,3 +181,12 @@ def test_draft_is_a_tenth_of_brook():
     names = Shape.__dataclass_fields__
     size = parameters_of(Shape(**{k: v for k, v in brook.items() if k in names}))
     assert parameters_of(draft_shape(brook["vocab_size"])) <= size / 10
+
+
+def test_an_average_lies_between_two_models():
+    torch.manual_seed(0)
+    first, second = Decoder(SMALL), Decoder(SMALL)
+    name, before = next((n, p.clone()) for n, p in first.named_parameters())
+    theirs = second.state_dict()[name]
+    average(first, second, 0.75)
+    assert torch.allclose(first.state_dict()[name], 0.75 * before + 0.25 * theirs)
