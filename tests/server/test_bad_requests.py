@@ -29,7 +29,7 @@ COMMON: dict[str, list[Any]] = {
     "seed": ["1", 1.5, True, -1, 2**63, HUGE],
     "stop": [1, True, [1], ["a", None], "", [""], ["a"] * 17, "x" * 1025, {}],
     "stop_token_ids": ["1", [True], ["1"], [-1], [320], [1.5], [0] * 257, 3],
-    "max_tokens": ["1", 1.5, True, 0, -1, 2**31, HUGE],
+    "max_tokens": ["1", 1.5, True, -1, 2**31, HUGE],
     "min_tokens": ["1", 1.5, True, -1, 257, HUGE],
     "ignore_eos": [1, "true", []],
     "n": ["1", 1.5, True, 0, -1, 129, HUGE],
@@ -65,6 +65,7 @@ COMMON: dict[str, list[Any]] = {
     "thinking_budget": [5],
 }
 CHAT_ONLY: dict[str, list[Any]] = {
+    "max_tokens": [0],  # completions take it: the prompt's logprobs alone
     "messages": [None, [], "x", {}, [1], ["hello"], [[]], [{}]],
     "max_completion_tokens": ["1", 1.5, True, 0, -1, HUGE],
     "logprobs": [1, 0, "true"],
