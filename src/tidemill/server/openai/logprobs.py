@@ -51,9 +51,7 @@ def spelled(piece: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
 
 
-def prompt_entries(
-    tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob | None]
-) -> PromptLogprobs:
+def prompt_entries(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob | None]) -> PromptLogprobs:
     """A prompt's `prompt_logprobs`: per token, by token id, itself and the likeliest alternatives.
 
     `rank` is 1 for the likeliest token, and null where the token is not among the alternatives that
