@@ -60,7 +60,7 @@ test: lint types ## everything CI runs, in about 15 minutes on two cores
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)
 
 brook: test-install ## train the bundled model and its companions (resumes; see training/README.md)
-	nice -n 15 $(BIN)/python -m training.build --minutes $(or $(MINUTES),75) \
+	nice -n 5 $(BIN)/python -m training.build --minutes $(or $(MINUTES),75) \
 	  --companion-minutes $(or $(COMPANION_MINUTES),25)
 
 parity: test-install ## compare logits with llama.cpp and transformers through GGUF (builds llama.cpp)

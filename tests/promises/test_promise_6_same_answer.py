@@ -96,6 +96,7 @@ def test_preemption(server: RealServer) -> None:
     ]
     expected = _all(server, requests, COUNT)
     flags = ("--kv-memory", "2MiB", "--max-model-len", "256", "--block-size", "16")
+    flags += ("--max-queue-tokens", "100000")  # all of them wait, nobody is turned away
     with RealServer(*flags) as other:
         answers = _all(other, requests, COUNT)
         assert other.stats()["preemptions"] > 0, "memory was not tight enough to show anything"

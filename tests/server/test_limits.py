@@ -282,7 +282,7 @@ def test_a_body_behind_its_answer_has_little_time(monkeypatch: pytest.MonkeyPatc
 
 def test_slow_readers_are_cut_off_and_stall_nobody() -> None:
     # Long enough to fill what the kernel takes before anything waits here.
-    engine = ScriptedEngine(lambda r, choice: [97] * 20_000, info=fake_info(max_model_len=20_000))
+    engine = ScriptedEngine(lambda r, choice: [97] * 1_000, info=fake_info(max_model_len=20_000))
     context = fake_context(engine, limits=Limits(slow_reader_timeout=1.0, max_unread_bytes=2**14))
     with serving(context) as url:
         parts = urlsplit(url)
