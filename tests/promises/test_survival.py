@@ -103,7 +103,11 @@ def test_promise_1_poison_ends_alone(faulty: RealServer) -> None:
     assert _metric(faulty, "tidemill_requests_replayed_total") >= 8
     assert _metric(faulty, "tidemill_engine_recovery_seconds_count") == 8
     again = faulty.http.post("/v1/completions", json={**poison, "seed": 3})
-    assert again.status_code == 500 and faulty.text.count(f"fingerprint {marks[0]}") > 1
+    assert again.status_code == 500
+    deadline = time.monotonic() + 10  # the log is read by a thread
+    while faulty.text.count(f"fingerprint {marks[0]}") < 2:
+        assert time.monotonic() < deadline, faulty.text
+        time.sleep(0.05)
     assert _metric(faulty, "tidemill_engine_restarts_total") == deaths
     assert faulty.stats()["blocks_used"] == 0
 

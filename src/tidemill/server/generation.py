@@ -27,6 +27,11 @@ TOOL_CALLS = "tool_calls"
 _ENDED = (FinishReason.STOP.value, FinishReason.LENGTH.value)
 
 
+# What waited while a reader was slow is written in parts of so many outputs, so that the others'
+# turns come in between.
+MAX_BATCH = 64
+
+
 @dataclass(frozen=True, slots=True)
 class TokenPiece:
     """A token with its logprob, its bytes, and the characters of output before it."""
@@ -300,8 +305,12 @@ async def _merge(
     """
     if not batched:
         try:
+            taken = 0
             async for output in streams[0]:
                 yield [(0, output)]
+                taken += 1
+                if taken % MAX_BATCH == 0:
+                    await asyncio.sleep(0)
         finally:
             await _close(streams[0])
         return
@@ -324,9 +333,12 @@ async def _merge(
             failed = next((t for t in tasks if t.done() and t.exception() is not None), None)
             if failed is not None:
                 failed.result()
-            batch, ready[:] = list(ready), []
+            batch, ready[:] = ready[:MAX_BATCH], ready[MAX_BATCH:]
             if batch:
                 yield batch
+                if ready:
+                    wake.set()
+                    await asyncio.sleep(0)
             elif all(task.done() for task in tasks):
                 return
     finally:
