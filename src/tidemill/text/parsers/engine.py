@@ -300,7 +300,7 @@ class OutputParser:
         read = reader.feed(text)
         self._raw.append(text[: read.taken])
         complete = self._complete(read, events)
-        if complete and self._streaming:
+        if complete and self._streaming and not read.done:
             self._show(reader, events)
         if not complete:
             return text[read.taken :]
