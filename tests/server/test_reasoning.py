@@ -155,6 +155,21 @@ def test_history(model: Model) -> None:
         assert "<think>\nHm, so.\n</think>" in model.prompt()
 
 
+def test_litellms_history(model: Model) -> None:
+    said = {"role": "assistant", "content": "It rains."}
+    kept = {"refusal": None, "reasoning": "Hm, so."}
+    model.ask("x", messages=[*ASK, said | {"provider_specific_fields": kept}])
+    assert "<think>\nHm, so.\n</think>" in model.prompt()
+    for wrong, named in (
+        (said | {"provider_specific_fields": {"citations": []}}, "citations"),
+        (said | {"reasoning": "No.", "provider_specific_fields": kept}, "reasoning"),
+        (said | {"reasoning_content": "No.", "provider_specific_fields": kept}, "reasoning"),
+        (ASK[0] | {"provider_specific_fields": kept}, "reasoning"),
+    ):
+        error = model.refusal(messages=[*ASK, wrong])
+        assert error["param"].startswith("messages[1]") and named in error["message"], error
+
+
 def test_contradictions(model: Model) -> None:
     for body, names in (
         ({"enable_thinking": False, "thinking_budget": 5}, ("enable_thinking", "thinking_budget")),

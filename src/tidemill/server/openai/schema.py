@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from tidemill.server.openai import described
@@ -160,6 +167,15 @@ class StreamOptions(Body):
     include_usage: bool | None = None
 
 
+class ReturnedFields(Body):
+    """What litellm sends back under `provider_specific_fields`: members of our answers."""
+
+    refusal: None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_call_errors: list[str] | None = None
+
+
 class Message(Body):
     """One turn of a conversation.
 
@@ -167,6 +183,7 @@ class Message(Body):
         tool_calls, reasoning_content, reasoning: of the assistant's messages; the two names of the
             thinking mean the same.
         tool_call_errors: as this server's answers carry it; it is not shown to the model.
+        provider_specific_fields: where litellm keeps such members; they count as the message's own.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -177,6 +194,21 @@ class Message(Body):
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_call_errors: list[str] | None = None
+    provider_specific_fields: Annotated[ReturnedFields | None, Field(exclude=True)] = None
+
+    @model_validator(mode="after")
+    def _own(self) -> Message:
+        for name, value in self.provider_specific_fields or ():
+            if value is None:
+                continue
+            if getattr(self, name) not in (None, value):
+                raise PydanticCustomError(
+                    "invalid_value",
+                    "{name} and provider_specific_fields.{name} differ; send one of them",
+                    {"name": name},
+                )
+            setattr(self, name, value)
+        return self
 
 
 class Generation(Body):
