@@ -14,10 +14,10 @@ from tidemill.grammar.schema import prepared
 from tidemill.text.constraints import Region
 from tidemill.text.parsers.engine import OutputParser
 from tidemill.text.parsers.events import CallArguments, CallStart, Content
-from tidemill.text.parsers.format import Format
+from tidemill.text.parsers.format import Format, JsonCall, NamedJson, PythonCalls, TaggedCall
 from tidemill.text.parsers.formats import FORMATS
 from tidemill.text.ruling import Spelling, calls_grammar, regions_grammar
-from tidemill.text.tools import tool_use
+from tidemill.text.tools import Tool, tool_use
 
 SCHEMA = {
     "type": "object",
@@ -25,14 +25,11 @@ SCHEMA = {
     "required": ["city"],
     "additionalProperties": False,
 }
-NAMES = ("get_weather", "set-timer.v2")
+NAMES = ("get_weather", "set_timer.v2")
 USE = tool_use([{"type": "function", "function": {"name": n, "parameters": SCHEMA}} for n in NAMES])
 TOOLS = [replace(tool, schema=prepared(tool.schema, "x")) for tool in USE.tools]
 PLAIN = Spelling({})
-ENFORCED = [f for f in FORMATS.values() if f.name in (
-    "hermes", "llama3_json", "mistral", "mistral_plain", "deepseek_v3", "deepseek_v31",
-    "minimax_m1", "granite", "cohere", "phi4_mini", "functools", "functionary",
-)]  # fmt: skip
+ENFORCED = [f for f in FORMATS.values() if f.syntax is not None]
 CALLS = [(NAMES[0], {"city": "Rome", "n": -3}), (NAMES[1], {"city": "a\"'<\n"})]
 
 
@@ -51,26 +48,41 @@ def accepts(vocabulary: LLTokenizer, grammar: str, text: str) -> bool:
     )
 
 
-def written(form: Format, calls: list[tuple[str, dict[str, object]]]) -> str:
-    """Calls as the grammar writes them, found by the grammar's own literals."""
-    from tidemill.text.parsers.format import JsonCall, NamedJson
+def body(form: Format, name: str, arguments: dict[str, object], index: int) -> str:
+    """One call as the model was trained to write it."""
+    text = json.dumps(arguments, ensure_ascii=False)
+    syntax = form.syntax
+    if isinstance(syntax, JsonCall):
+        head = f'{{"{syntax.name[0]}": {json.dumps(name)}, "{syntax.arguments[0]}": '
+        return f"{head}{text}}}"
+    if isinstance(syntax, NamedJson):
+        number = f"{syntax.id_mark}{index}" if syntax.numbered else ""
+        return f"{syntax.before}{name}{number}{syntax.infix}{syntax.after}{text}{syntax.tail}"
+    if isinstance(syntax, PythonCalls):
+        return f"{name}({', '.join(f'{k}={python(v)}' for k, v in arguments.items())})"
+    assert isinstance(syntax, TaggedCall)
+    parts = [f"{syntax.name[0]}{name}{syntax.name[1]}".removesuffix("\n")]
+    pad = "\n" if syntax.padded else ""
+    for key, value in arguments.items():
+        value = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        mark = f"\n{syntax.value[0]}" if syntax.value[0] else ""
+        head = f"{syntax.key[0]}{key}{syntax.key[1]}{mark}"
+        parts.append(f"{head}{pad}{value}{pad}{syntax.value[1]}")
+    return "\n".join([*parts, syntax.end])
 
-    bodies = []
-    for name, arguments in calls:
-        text = json.dumps(arguments)
-        syntax = form.syntax
-        if isinstance(syntax, JsonCall):
-            head = f'{{"{syntax.name[0]}": {json.dumps(name)}, "{syntax.arguments[0]}": '
-            bodies.append(f"{head}{text}}}")
-        else:
-            assert isinstance(syntax, NamedJson)
-            bodies.append(f"{syntax.before}{name}{syntax.after}{text}{syntax.tail}")
+
+def written(form: Format, calls: list[tuple[str, dict[str, object]]]) -> str:
+    """Calls as the model was trained to write them."""
+    bodies = [body(form, name, arguments, i) for i, (name, arguments) in enumerate(calls)]
     begin, end = form.begin + form.padding, form.padding + form.end
-    if isinstance(form.syntax, JsonCall) and form.syntax.listed:
+    listed = getattr(form.syntax, "listed", False) or getattr(form.syntax, "bracketed", False)
+    if listed:
         inside = f"{begin}[{', '.join(bodies)}]{end}"
     else:
-        gap = form.between or ("\n" if form.begin and not form.section[0] else "")
+        gap = form.between or form.spread or ("\n" if form.begin and not form.section[0] else "")
         inside = gap.join(f"{begin}{body}{end}" for body in bodies)
+    if form.section[0]:
+        inside = form.spread + inside + form.spread
     return form.section[0] + inside + form.section[1]
 
 
@@ -91,8 +103,8 @@ def read(form: Format, text: str) -> list[tuple[str, dict[str, object]]]:
 def test_what_the_grammar_writes_the_parser_reads(
     bytes_vocabulary: LLTokenizer, form: Format
 ) -> None:
-    several = calls_grammar(form, TOOLS, PLAIN, by="x", required=True, parallel=True)
-    single = calls_grammar(form, TOOLS, PLAIN, by="x", required=True, parallel=False)
+    several = calls_grammar(form, TOOLS, PLAIN, required=True, parallel=True)
+    single = calls_grammar(form, TOOLS, PLAIN, required=True, parallel=False)
     both, one = written(form, CALLS), written(form, CALLS[:1])
     assert accepts(bytes_vocabulary, several, both) and accepts(bytes_vocabulary, several, one)
     assert accepts(bytes_vocabulary, single, one) and not accepts(bytes_vocabulary, single, both)
@@ -105,13 +117,13 @@ def test_what_the_grammar_writes_the_parser_reads(
 
 def test_calls_among_text(bytes_vocabulary: LLTokenizer) -> None:
     form = FORMATS["hermes"]
-    free = calls_grammar(form, TOOLS, PLAIN, by="x", required=False, parallel=True)
+    free = calls_grammar(form, TOOLS, PLAIN, required=False, parallel=True)
     one, both = written(form, CALLS[:1]), written(form, CALLS)
     for text in ("", "Hello <tool_cal", f"So:\n{one}", f"{both} and so on", one):
         assert accepts(bytes_vocabulary, free, text), text
     for text in ("<tool_call>", "a <tool_call>\n{}", f"{one}<tool_call>"):
         assert not accepts(bytes_vocabulary, free, text), text
-    single = calls_grammar(form, TOOLS, PLAIN, by="x", required=False, parallel=False)
+    single = calls_grammar(form, TOOLS, PLAIN, required=False, parallel=False)
     assert accepts(bytes_vocabulary, single, f"So:\n{one}")
     assert accepts(bytes_vocabulary, single, "No.")
     assert not accepts(bytes_vocabulary, single, both)
@@ -126,9 +138,7 @@ def test_documents_beside_calls(bytes_vocabulary: LLTokenizer) -> None:
         (Grammar("choice", '["yes", "n\\"o"]'), 'n"o', "maybe"),
         (Grammar("regex", "a/b\\/c|\n"), "a/b/c", "a"),
     ):
-        made = calls_grammar(
-            form, TOOLS, PLAIN, by="x", required=False, parallel=True, document=document
-        )
+        made = calls_grammar(form, TOOLS, PLAIN, required=False, parallel=True, document=document)
         assert accepts(bytes_vocabulary, made, good) and accepts(bytes_vocabulary, made, one)
         assert not accepts(bytes_vocabulary, made, bad)
         assert not accepts(bytes_vocabulary, made, good + one)
@@ -147,17 +157,115 @@ def test_regions(bytes_vocabulary: LLTokenizer) -> None:
         assert not accepts(bytes_vocabulary, made, text), text
 
 
-@pytest.mark.parametrize("name", ["pythonic", "qwen3_coder", "glm45", "gemma"])
-def test_what_cannot_be_enforced_is_said(name: str) -> None:
+RICH = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string", "minLength": 2, "maxLength": 8},
+        "when": {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None},
+        "unit": {"$ref": "#/$defs/Unit"},
+        "on": {"type": "boolean"},
+        "box": {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]},
+        "any": {},
+    },
+    "required": ["text", "box"],
+    "$defs": {"Unit": {"type": "string", "enum": ["C", "F", "12"]}},
+}
+# Values that look like something else, marks within them.
+RICH_CALLS: list[dict[str, object]] = [
+    {"text": "12", "box": {"a": ""}},
+    {"text": " \n ", "when": "12", "unit": "12", "on": True, "box": {"a": 'é😀"x'}, "any": "y"},
+    {"text": "true", "when": None, "on": False, "box": {"a": "1"}},
+    {"text": '"q"', "when": "</x", "box": {"a": "</parameter></arg_value>```)]"}},
+]
+
+
+def tool_of(schema: dict[str, object], name: str = "f") -> list[Tool]:
+    use = tool_use([{"type": "function", "function": {"name": name, "parameters": schema}}])
+    return [replace(tool, schema=prepared(tool.schema, "x")) for tool in use.tools]
+
+
+BARE = [f for f in ENFORCED if isinstance(f.syntax, TaggedCall | PythonCalls)]
+
+
+@pytest.mark.parametrize("form", BARE, ids=lambda f: f.name)
+@pytest.mark.parametrize("arguments", RICH_CALLS)
+def test_bare_values_come_back(
+    bytes_vocabulary: LLTokenizer, form: Format, arguments: dict[str, object]
+) -> None:
+    made = calls_grammar(form, tool_of(RICH), PLAIN, required=True, parallel=True)
+    text = written(form, [("f", arguments)])
+    assert accepts(bytes_vocabulary, made, text), text
+    parser = OutputParser(form, tool_of(RICH))
+    events = [*parser.push(text), *parser.finish()]
+    found = "".join(e.text for e in events if isinstance(e, CallArguments))
+    assert json.loads(found) == arguments, events
+
+
+def python(value: object) -> str:
+    return repr(value) if isinstance(value, bool | None) else json.dumps(value, ensure_ascii=False)
+
+
+@pytest.mark.parametrize("form", BARE, ids=lambda f: f.name)
+def test_what_a_bare_value_may_not_be(bytes_vocabulary: LLTokenizer, form: Format) -> None:
+    made = calls_grammar(form, tool_of(RICH), PLAIN, required=True, parallel=True)
+    good = {"text": "abc", "unit": "C", "on": True, "box": {"a": "b"}}
+
+    def text(**changed: object) -> str:
+        return written(form, [("f", {k: v for k, v in (good | changed).items() if v != "-"})])
+
+    assert accepts(bytes_vocabulary, made, text())
+    for wrong in (text(text="a"), text(text="x" * 9), text(unit="K"), text(on=3), text(box=1),
+                  text(text="-"), text(extra="x")):  # fmt: skip
+        assert not accepts(bytes_vocabulary, made, wrong), wrong
+
+
+@pytest.mark.parametrize(
+    ("name", "schema", "where"),
+    [
+        ("qwen3_coder", {"properties": {"a": {"type": "string", "pattern": "x"}}},
+         "properties.a.pattern"),
+        ("glm45", {"properties": {"a": {"anyOf": [{"type": "string", "format": "date"}]}}},
+         "properties.a.anyOf"),
+        ("minimax_m2", {"properties": {}, "minProperties": 1}, "minProperties"),
+        ("qwen3_coder", {"properties": {"a>": {"type": "string"}}}, "properties.a>"),
+        ("minimax_m2", {"properties": {"a": {"enum": ["</parameter>"]}}}, "properties.a"),
+        ("pythonic", {"properties": {"from": {"type": "string"}}}, "properties.from"),
+        ("gemma", {"properties": {}, "patternProperties": {"x": {}}}, "patternProperties"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_enforced_is_named(name: str, schema: dict[str, object], where: str) -> None:
     with pytest.raises(TidemillError) as caught:
-        calls_grammar(FORMATS[name], TOOLS, PLAIN, by="tool_choice", required=True, parallel=True)
-    assert caught.value.param == "tool_choice" and name in caught.value.message
+        calls_grammar(FORMATS[name], tool_of(schema), PLAIN, required=True, parallel=True)
+    assert caught.value.param == f"tools[0].function.parameters.{where}"
+    with pytest.raises(TidemillError) as caught:
+        calls_grammar(FORMATS["gemma"], tool_of({}, "a-b"), PLAIN, required=True, parallel=True)
+    assert caught.value.param == "tools[0].function.name"
+
+
+@pytest.mark.parametrize("name", ["llama3_json", "pythonic"])
+def test_a_call_is_what_an_answer_begins_with(bytes_vocabulary: LLTokenizer, name: str) -> None:
+    form = FORMATS[name]
+    made = calls_grammar(form, TOOLS, PLAIN, required=False, parallel=True)
+    for text in ("", " \n", "Hello {}", "1. [x]", written(form, CALLS), written(form, CALLS[:1])):
+        assert accepts(bytes_vocabulary, made, text), text
+    for text in ("{}", " [1]", "\x1c{", written(form, CALLS).replace("Rome", "Bonn")):
+        assert not accepts(bytes_vocabulary, made, text), text
+
+
+def test_words_between_special_marks() -> None:
+    form = FORMATS["harmony"]
+    spelled = {"<|channel|>": 1, "<|message|>": 2, "<|call|>": 3, "<|start|>": 4, "<|return|>": 5}
+    vocabulary = LLTokenizer("byte")
+    made = calls_grammar(form, TOOLS, Spelling(spelled), required=False, parallel=False)
+    matcher = LLMatcher(vocabulary, made, log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    assert 'WORDS | <[4]> "assistant"' in made and '<[1]> "final" <[2]>' in made
 
 
 def test_special_tokens_are_tokens() -> None:
     assert Spelling({"<call>": 7}).write('a"<call>b') == '"a\\"" <[7]> "b"'
     made = calls_grammar(
         FORMATS["hermes"], TOOLS, Spelling({"<tool_call>": 7}),
-        by="x", required=False, parallel=True,
+        required=False, parallel=True,
     )  # fmt: skip
     assert "region: TEXT <[7]>" in made

@@ -284,6 +284,8 @@ def rules_of(
         by = wishes.thinking.budget_by or (ruled.param if ruled is not None else "")
         phases += _thinking_phases(chat, by, budget, opened=state == "open")
     if ruled is not None:
+        if wishes.constraint is not None and not wishes.use.tools:
+            phases += _answer_mark(chat)
         phases.append(ruled)
     elif phases:
         phases.append(FreeText())
@@ -310,7 +312,8 @@ def _thinking_phases(
     """Thinking up to its closing mark, which comes by itself or when the budget is used up.
 
     Where thinking is on (the request gives it a budget, or the template has a switch that is not
-    off), its opening mark is written for the model; else it is the model's choice to think.
+    off), its opening mark is written for the model, and where the mark's first token could begin
+    something else; else it is the model's choice to think.
 
     Args:
         by: the field that rules what follows, for errors.
@@ -337,12 +340,20 @@ def _thinking_phases(
     begin = _mark_ids(tokenizer, think.open)
     if opened:
         return (FreeText(until=(close,), budget=budget, then=end), Forced(gap))
-    if budget is None and chat.abilities.switch is None:
+    others = (chat.form.begin, *chat.form.section, *chat.form.dropped)
+    told = not any(_mark_ids(tokenizer, m)[:1] == begin[:1] for m in others if m)
+    if budget is None and chat.abilities.switch is None and told:
         # Nothing says whether it will think, so it must be free to; what may be skipped cannot be
         # followed by what must be there, and the gap is left to be missed.
         return (FreeText(until=(close,), opened_by=begin[:1]),)
     left = None if budget is None else max(0, budget - len(begin))
     return (Forced(begin), FreeText(until=(close,), budget=left, then=end), Forced(gap))
+
+
+def _answer_mark(chat: ChatSide) -> tuple[Phase, ...]:
+    """The mark in front of an answer, where the vocabulary has a token for it."""
+    ids = chat.tokenizer.encode(chat.form.answer, add_special=False) if chat.form.answer else []
+    return (Forced(tuple(ids)),) if chat.kept.intersection(ids) else ()
 
 
 def _mark_ids(tokenizer: Tokenizer, mark: str) -> tuple[int, ...]:
@@ -378,7 +389,6 @@ def _ruled_part(chat: ChatSide, wishes: Wishes) -> Grammar | None:
         chat.form,
         tools,
         Spelling({text: token for text, token in spelled.items() if text is not None}),
-        by=by,
         required=use.required,
         parallel=use.parallel,
         document=document,

@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tidemill.base.errors import TidemillError, unsupported
 from tidemill.contract.program import Grammar
+from tidemill.text.arguments import python_rules, tagged_rules
 from tidemill.text.constraints import Region
-from tidemill.text.parsers.format import Format, JsonCall, NamedJson
+from tidemill.text.parsers.format import Format, JsonCall, NamedJson, PythonCalls, TaggedCall
 from tidemill.text.tools import Tool
 
 _TEXT = "TEXT: /(.|\\n)*/"
@@ -40,13 +40,16 @@ class Spelling:
             if p
         )
 
+    def special_only(self, text: str) -> str:
+        """The same where a special token is in it, else empty: plain text needs no allowing."""
+        return self.write(text) if any(mark in text for mark in self.special) else ""
+
 
 def calls_grammar(
     form: Format,
     tools: Sequence[Tool],
     spelling: Spelling,
     *,
-    by: str,
     required: bool,
     parallel: bool,
     document: Grammar | None = None,
@@ -57,42 +60,61 @@ def calls_grammar(
         form: how the model writes.
         tools: that may be called; schemas as the grammar takes them.
         spelling: of marks.
-        by: the field that rules the calls, for errors.
         required: there must be a call, and there is nothing else.
         parallel: there may be several.
         document: what the answer is where it is no call; None: any text.
 
     Raises:
-        TidemillError: kind UNSUPPORTED for a format whose calls this cannot write.
+        TidemillError: kind BAD_REQUEST naming what of a tool cannot be enforced in this format.
     """
     write = spelling.write
-    listed = isinstance(form.syntax, JsonCall) and form.syntax.listed
+    listed = getattr(form.syntax, "listed", False) or getattr(form.syntax, "bracketed", False)
     inner = 'call ("," " "? call)*' if listed and parallel else "call"
     opening, closing = ("[", "]") if listed else ("", "")
     rest = _join(write(form.padding + opening), inner, write(closing + form.padding + form.end))
-    rules = [f"call_{i}: {_call(form, tool, spelling, by)}" for i, tool in enumerate(tools)]
+    rules = [rule for i, tool in enumerate(tools) for rule in _call(i, form, tool, spelling)]
     rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(tools))))
     rules.append("unit: " + _join(write(form.begin), rest))
-    between = form.between or ("\n" if form.begin and not form.section[0] else "")
+    between = form.between or form.spread or ("\n" if form.begin and not form.section[0] else "")
     several = "unit" if listed or not parallel else f"unit ({_join(write(between), 'unit')})*"
-    before, after = map(write, form.section)
-    if required or document is not None:
-        rules.append("calls: " + _join(before, several, after))
-        if required:
-            return _program("start: calls", rules)
-        return _program("start: calls | document", [*rules, _document(document)])  # type: ignore[arg-type]
+    before = write(form.section[0])
+    # White space is a piece of its own: the lexer does not go back from a longer one.
+    opened = _join(write(form.spread) if before else "", several)
+    closed = _join(write(form.spread), write(form.section[1])) if before else ""
+    rules.append("calls: " + _join(before, opened, closed))
+    if required:
+        return _program("start: calls", rules)
+    if document is not None:
+        answer = spelling.special_only(form.answer)
+        return _program(
+            f"start: calls | {_join(answer, 'document')}", [*rules, _document(document)]
+        )
+    if not before and not form.begin:
+        return _program("start: calls | free", [*rules, *_first_character(form, spelling)])
     mark = before or write(form.begin)
-    if not mark or any(d in spelling.special for d in form.dropped):
-        # Nothing tells where a call begins, or free text needs tokens that text cannot have.
-        raise _cannot(form, by)
-    opened = _join(several, after) if before else rest
-    if mark.startswith("<["):
-        rules.append(f"region: TEXT {mark} {opened}")
-    else:
-        rules += [f"region: head {opened}", f"head[lazy]: TEXT {mark}"]
+    rules += _regions(form, spelling, mark, _join(opened, closed) if before else rest)
     # A single call is the text's end: in what follows it another could be opened.
-    start = "start: region* tail" if parallel else "start: region | tail"
-    return _program(start, [*rules, "tail: TEXT", _TEXT])
+    return _program("start: region* tail" if parallel else "start: region | tail", rules)
+
+
+def _regions(form: Format, spelling: Spelling, mark: str, opened: str) -> list[str]:
+    """Text in which a mark opens calls."""
+    if not mark.startswith("<["):
+        return [f"region: head {opened}", f"head[lazy]: TEXT {mark}", "tail: TEXT", _TEXT]
+    # Marks that say nothing may stand in the text as well.
+    said = [spelled for d in form.dropped if (spelled := spelling.special_only(d))]
+    if not said:
+        return [f"region: TEXT {mark} {opened}", "tail: TEXT", _TEXT]
+    words = " | ".join(["WORDS", *said])
+    return [f"region: tail {mark} {opened}", f"tail: ({words})*", _TEXT.replace("TEXT", "WORDS")]
+
+
+def _first_character(form: Format, spelling: Spelling) -> list[str]:
+    """Where a call is what an answer begins with, what begins otherwise is none."""
+    said = [spelled for d in form.dropped if (spelled := spelling.special_only(d))]
+    lead = f"({' | '.join(said)})? " if said else ""
+    space = r"\s\x1c-\x1f"  # what Python calls space, too
+    return [f"free: {lead}FREE", f"FREE: /[{space}]*([^{space}{{\\[](.|\\n)*)?/"]
 
 
 def _program(start: str, rules: Sequence[str]) -> str:
@@ -103,24 +125,22 @@ def _join(*parts: str) -> str:
     return " ".join(part for part in parts if part)
 
 
-def _call(form: Format, tool: Tool, spelling: Spelling, by: str) -> str:
-    syntax, body = form.syntax, f"%json {tool.schema}"
+def _call(number: int, form: Format, tool: Tool, spelling: Spelling) -> list[str]:
+    """The rules of one tool's call; the first is its own."""
+    syntax, body, rule = form.syntax, f"%json {tool.schema}", f"call_{number}"
+    if isinstance(syntax, TaggedCall):
+        return tagged_rules(rule, tool, syntax, spelling.write, spelling.special)
+    if isinstance(syntax, PythonCalls):
+        return python_rules(rule, tool, spelling.write)
     if isinstance(syntax, JsonCall):
         name = json.dumps(tool.name)
         head = f'{{"{syntax.name[0]}": {name}, "{syntax.arguments[0]}": '
-        return _join(spelling.write(head), body, '"}"')
-    if isinstance(syntax, NamedJson) and not syntax.id_mark:
-        head = syntax.before + tool.name + syntax.after
-        return _join(spelling.write(head), body, spelling.write(syntax.tail))
-    raise _cannot(form, by)
-
-
-def _cannot(form: Format, by: str) -> TidemillError:
-    return unsupported(
-        by,
-        f"{by}: calls in the format {form.name} are read but cannot be enforced; leave {by} out "
-        "and the model calls freely",
-    )
+        return [f"{rule}: " + _join(spelling.write(head), body, '"}"')]
+    assert isinstance(syntax, NamedJson), "a format without calls takes no tools"
+    head = spelling.write(syntax.before + tool.name)
+    number_ = f"{spelling.write(syntax.id_mark)} /[0-9]{{1,3}}/" if syntax.numbered else ""
+    after = spelling.write(syntax.infix + syntax.after)
+    return [f"{rule}: " + _join(head, number_, after, body, spelling.write(syntax.tail))]
 
 
 def _document(document: Grammar) -> str:

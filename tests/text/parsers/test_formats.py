@@ -35,7 +35,12 @@ class Offered:
 
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
-TOOLS = (Offered("get_weather", json.dumps(SCHEMA)), Offered("f", "{}"))
+BOXES = {"properties": {"box": {"type": "object"}, "list": {"type": "array"}}}
+TOOLS = (
+    Offered("get_weather", json.dumps(SCHEMA)),
+    Offered("f", "{}"),
+    Offered("g", json.dumps(BOXES)),
+)
 # A mark, quotes and brackets inside a string end nothing.
 TRICKY = {"city": 'K</tool_call>öln "x" }{', "days": 3}
 A = json.dumps(TRICKY, ensure_ascii=False)
@@ -186,7 +191,26 @@ CASES: list[Case] = [
         "Sure:",
         [("get_weather", PLAIN)],
     ),
-]
+    # An end mark in quotes ends nothing, and JSON's constants are read where Python's belong.
+    (
+        "gemma",
+        "```tool_code\nf(a='```', b=[true, null], c=\"\\ud83d\\ude00\")\n```",
+        "",
+        "",
+        [("f", {"a": "```", "b": [True, None], "c": "😀"})],
+    ),
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=g>\n<parameter=box>\n"
+        '{"a": "</parameter>", "b": ["</parameter>\\""]}\n</parameter>\n'
+        "<parameter=list>\n[not json</parameter>\n<parameter=n>\nNaN\n</parameter>\n"
+        "</function>\n</tool_call>",
+        "",
+        "",
+        [("g", {"box": {"a": "</parameter>", "b": ['</parameter>"']}, "list": "[not json",
+                "n": "NaN"})],
+    ),
+]  # fmt: skip
 IDS = [f"{case[0]}-{i}" for i, case in enumerate(CASES)]
 
 

@@ -25,7 +25,7 @@ from tidemill.text.parsers.events import (
     Reasoning,
 )
 from tidemill.text.parsers.format import Format, NamedJson
-from tidemill.text.parsers.readers import Read, Reader, reader_of
+from tidemill.text.parsers.readers import Read, Reader, ends_itself, reader_of
 
 
 class Offered(Protocol):
@@ -118,7 +118,8 @@ class OutputParser:
         self._close = _Marks([self._think.close] if self._think is not None else [])
         tail = form.syntax.tail if isinstance(form.syntax, NamedJson) else ""
         # What may follow a call and belongs to it: read only there.
-        self._after_marks = tuple(m for m in (tail.strip(), form.end, form.between.strip()) if m)
+        end = "" if ends_itself(form.syntax) else form.end
+        self._after_marks = tuple(m for m in (tail.strip(), end, form.between.strip()) if m)
         self.in_reasoning = starts_in_reasoning and self._think is not None
         self._held = ""  # may be the beginning of a mark
         self._space = ""  # white space that is content if content follows

@@ -1,8 +1,8 @@
 """How a family of models writes thinking and tool calls, as data.
 
 A `Format` is read by one engine (`engine.OutputParser`) and turned into a grammar by one builder
-(`calls`); neither knows a family. Marks are texts; where a vocabulary has a special token of that
-spelling, it is that token.
+(`text.ruling`); neither knows a family. Marks are texts; where a vocabulary has a special token of
+that spelling, it is that token.
 """
 
 from __future__ import annotations
@@ -48,12 +48,16 @@ class NamedJson:
         before: stands in front of the name.
         after: separates name and arguments.
         id_mark: what follows the name from this mark on (an index, a type) is dropped.
+        numbered: the grammar writes `id_mark` and a number behind the name.
+        infix: what else the grammar writes between the name and `after`.
         tail: closes the arguments where the call's end mark does not.
     """
 
     before: str = ""
     after: str = ""
     id_mark: str = ""
+    numbered: bool = False
+    infix: str = ""
     tail: str = ""
 
 
@@ -104,6 +108,9 @@ class Format:
         between: separates calls that have no begin mark of their own.
         dropped: marks that say nothing to a reader and are left out of the content.
         padding: white space the grammar writes inside begin and end marks.
+        spread: white space the grammar writes inside a section's marks and between its calls.
+        answer: mark in front of an answer that is no call, one of `dropped`; where a grammar rules
+            the answer and the mark has a special token, it is written.
     """
 
     name: str
@@ -115,6 +122,8 @@ class Format:
     between: str = ""
     dropped: tuple[str, ...] = field(default=())
     padding: str = ""
+    spread: str = ""
+    answer: str = ""
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -124,7 +133,7 @@ class Format:
             found += [self.think.open, self.think.close]
         syntax = self.syntax
         if isinstance(syntax, NamedJson):
-            found += [syntax.before, syntax.after, syntax.tail]
+            found += [syntax.before, syntax.infix, syntax.after, syntax.tail]
         elif isinstance(syntax, TaggedCall):
             found += [*syntax.name, *syntax.key, *syntax.value, syntax.end]
         return tuple(dict.fromkeys(mark.strip("\n") for mark in found if mark.strip()))

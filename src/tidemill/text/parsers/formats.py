@@ -76,7 +76,9 @@ _CALLS = (
         begin="<|tool_call_begin|>",
         end="<|tool_call_end|>",
         section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
-        syntax=NamedJson(before="functions.", after="<|tool_call_argument_begin|>", id_mark=":"),
+        syntax=NamedJson(
+            before="functions.", after="<|tool_call_argument_begin|>", id_mark=":", numbered=True
+        ),
     ),
     Format(
         "minimax_m1",
@@ -90,6 +92,7 @@ _CALLS = (
         begin='<invoke name="',
         end="</invoke>",
         section=("<minimax:tool_call>", "</minimax:tool_call>"),
+        spread="\n",
         syntax=TaggedCall(
             name=("", '">'), key=('<parameter name="', '">'), value=("", "</parameter>")
         ),
@@ -101,6 +104,7 @@ _CALLS = (
         end="<|END_ACTION|>",
         syntax=JsonCall(name=("tool_name", "name"), arguments=("parameters",), listed=True),
         dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+        answer="<|START_RESPONSE|>",
     ),
     Format("phi4_mini", begin="<|tool_call|>", end="<|/tool_call|>", syntax=JsonCall(listed=True)),
     Format("functools", begin="functools", syntax=JsonCall(listed=True)),
@@ -110,7 +114,10 @@ _CALLS = (
         think=ThinkMarks("<|channel|>analysis<|message|>", "<|end|>", "<|start|>assistant"),
         begin="<|channel|>commentary to=",
         end="<|call|>",
-        syntax=NamedJson(before="functions.", after="<|message|>", id_mark=" "),
+        syntax=NamedJson(
+            before="functions.", after="<|message|>", id_mark=" ", infix=" <|constrain|>json"
+        ),
+        answer="<|channel|>final<|message|>",
         dropped=(
             "<|start|>assistant",
             "<|channel|>final<|message|>",
@@ -119,7 +126,9 @@ _CALLS = (
             "<|end|>",
         ),
     ),
-    Format("gemma", begin="```tool_code\n", end="```", syntax=PythonCalls(bracketed=False)),
+    Format(
+        "gemma", begin="```tool_code", end="```", syntax=PythonCalls(bracketed=False), padding="\n"
+    ),
 )
 
 FORMATS: dict[str, Format] = {f.name: f for f in _CALLS}

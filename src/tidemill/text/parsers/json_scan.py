@@ -50,6 +50,11 @@ class JsonScan:
         self._expects_key = False
         self._expects_value = False
 
+    @property
+    def inside(self) -> bool:
+        """The text so far ends within a string, or deeper than in the outermost value."""
+        return self._in_string or len(self._stack) > 1
+
     def feed(self, chunk: str) -> tuple[State, int]:
         """Look on: the state, and how many characters of the chunk belong to the value."""
         at, end = 0, len(chunk)

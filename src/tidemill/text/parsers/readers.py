@@ -10,7 +10,7 @@ import ast
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from tidemill.text.parsers.format import (
     CallSyntax,
@@ -20,6 +20,7 @@ from tidemill.text.parsers.format import (
     TaggedCall,
 )
 from tidemill.text.parsers.json_scan import JsonScan, State
+from tidemill.text.parsers.values import is_text, no_constant, resolved, typed
 
 MAX_HEADER = 1024
 """Characters of a name and what is around it; a longer one is no call."""
@@ -193,9 +194,23 @@ def _json_call(text: str, scan: JsonScan, syntax: JsonCall) -> tuple[str, str] |
     return name, arguments.strip()
 
 
+def _dumps(value: Any) -> str:
+    """JSON text that can be sent: a lone surrogate stays an escape.
+
+    Raises:
+        ValueError: a number has no JSON spelling.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, allow_nan=False)
+    return text
+
+
 def _loads(text: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=no_constant)
     except (ValueError, RecursionError):
         return None
 
@@ -274,6 +289,8 @@ class TaggedReader:
         self._then: Callable[[str], None] = self._named
         self._key = ""
         self._values: dict[str, Any] = {}
+        self._scan: JsonScan | None = None  # of a value that goes on behind a closing mark
+        self._pieces: list[str] = []
         self.name: str | None = None
         self.arguments: list[str] = []
         self._expected: tuple[str, ...] = (syntax.name[0],)
@@ -317,7 +334,7 @@ class TaggedReader:
     def _met(self, mark: str, read: Read) -> None:
         syntax = self._syntax
         if mark == self._close and self.name is not None:
-            read.calls.append((self.name, json.dumps(self._values, ensure_ascii=False)))
+            read.calls.append((self.name, _dumps(self._values)))
             read.done = True
         elif self.name is None:
             self._read_until(syntax.name[1], self._named)
@@ -341,63 +358,73 @@ class TaggedReader:
             self._read_until(self._syntax.value[1], self._valued)
 
     def _valued(self, text: str) -> None:
+        schema = _property(self._schemas.get(self.name or ""), self._key)
+        if self._within_json(text, schema):
+            self._read_until(self._syntax.value[1], self._valued)
+            return
+        text, self._scan, self._pieces = "".join([*self._pieces, text]), None, []
         if self._syntax.padded:
             text = text.removeprefix("\n").removesuffix("\n")
-        schema = self._schemas.get(self.name or "")
-        self._values[self._key] = typed(text, _property(schema, self._key))
+        self._values[self._key] = typed(text, schema)
         self._await_next()
+
+    def _within_json(self, text: str, schema: object) -> bool:
+        """The closing mark that ended `text` stands inside a JSON value, and is part of it."""
+        if is_text(schema):
+            return False
+        if self._scan is None:
+            if text.lstrip()[:1] not in ("{", "[", '"'):
+                return False
+            self._scan = JsonScan()
+            # Inside a list a string alone is a value too.
+            self._scan.feed("[")
+        mark = self._syntax.value[1]
+        state, _ = self._scan.feed(text)
+        if state is not State.MORE or not self._scan.inside:
+            return False
+        if self._scan.feed(mark)[0] is not State.MORE:
+            return False
+        self._pieces += [text, mark]
+        return True
 
 
 def _property(schema: object, key: str) -> Any:
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
-    return properties.get(key) if isinstance(properties, Mapping) else None
-
-
-def typed(text: str, schema: object) -> Any:
-    """A value written as text, as the type its schema says; text where that cannot be read."""
-    kinds = schema.get("type") if isinstance(schema, Mapping) else None
-    wanted = [kinds] if isinstance(kinds, str) else list(kinds or ())
-    if wanted == ["string"]:
-        return text
-    stripped = text.strip()
-    if stripped in ("True", "False") and "boolean" in wanted:
-        return stripped == "True"
-    try:
-        value = json.loads(stripped)
-    except (ValueError, RecursionError):
-        return text
-    # Without a type, or with strings among others, only what is no string is taken for one.
-    return text if isinstance(value, str) and "string" in wanted else value
+    return resolved(schema, properties.get(key) if isinstance(properties, Mapping) else None)
 
 
 class PythonReader:
-    """See `PythonCalls`: up to the closing bracket or, unbracketed, to the format's end mark."""
+    """See `PythonCalls`: up to the closing bracket or, unbracketed, to the format's end mark; what
+    stands in quotes ends nothing."""
 
     def __init__(self, syntax: PythonCalls, end: str) -> None:
         self._bracketed = syntax.bracketed
-        self._until = None if syntax.bracketed else _Until(end)
+        self._end = end
         self._parts: list[str] = []
         self._size = 0
         self._depth = 0
         self._quote = ""
         self._escaped = False
+        self._spelled = ""  # how much of the end mark the last characters spell
         self.name: str | None = None
         self.arguments: list[str] = []
 
     def feed(self, chunk: str) -> Read:
         """See Reader."""
         read = Read()
-        text: str | None = None
-        if self._until is not None:
-            text, read.taken = self._until.feed(chunk)
+        for char in chunk:
+            read.taken += 1
+            if self._ends(char):
+                break
         else:
-            text = self._brackets(chunk, read)
-        self._size += read.taken
-        if text is None:
+            self._parts.append(chunk)
+            self._size += read.taken
             if self._size > MAX_PYTHON:
                 read.wrong = f"the calls are longer than {MAX_PYTHON} characters"
             return read
-        found = python_calls(text)
+        self._parts.append(chunk[: read.taken])
+        text = "".join(self._parts)
+        found = python_calls(text if self._bracketed else text.removesuffix(self._end))
         if isinstance(found, str):
             read.wrong, read.plain = found, self._bracketed
         else:
@@ -405,28 +432,30 @@ class PythonReader:
             read.done = True
         return read
 
-    def _brackets(self, chunk: str, read: Read) -> str | None:
-        for at, char in enumerate(chunk):
-            if self._quote:
-                if self._escaped:
-                    self._escaped = False
-                elif char == "\\":
-                    self._escaped = True
-                elif char == self._quote:
-                    self._quote = ""
-            elif char in "\"'":
-                self._quote = char
-            elif char in "([{":
-                self._depth += 1
-            elif char in ")]}":
-                self._depth -= 1
-                if self._depth <= 0:
-                    read.taken = at + 1
-                    self._parts.append(chunk[: at + 1])
-                    return "".join(self._parts)
-        self._parts.append(chunk)
-        read.taken = len(chunk)
-        return None
+    def _ends(self, char: str) -> bool:
+        """The calls end with this character."""
+        if self._quote:
+            if self._escaped:
+                self._escaped = False
+            elif char == "\\":
+                self._escaped = True
+            elif char == self._quote:
+                self._quote = ""
+            return False
+        if not self._bracketed:
+            self._spelled += char
+            while not self._end.startswith(self._spelled):
+                self._spelled = self._spelled[1:]
+            if self._spelled == self._end:
+                return True
+        if char in "\"'":
+            self._quote = char
+        elif char in "([{":
+            self._depth += 1
+        elif char in ")]}":
+            self._depth -= 1
+            return self._bracketed and self._depth <= 0
+        return False
 
 
 def python_calls(text: str) -> list[tuple[str, str]] | str:
@@ -442,13 +471,29 @@ def python_calls(text: str) -> list[tuple[str, str]] | str:
         return f"the calls cannot be read: {str(error).splitlines()[0][:120] if str(error) else ''}"
 
 
+class _Literals(ast.NodeTransformer):
+    """JSON's spellings of constants, which models mix with Python's."""
+
+    _JSON: ClassVar = {"true": True, "false": False, "null": None}
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(self._JSON[node.id]) if node.id in self._JSON else node
+
+
 def _python_call(call: ast.expr) -> tuple[str, str]:
     if not isinstance(call, ast.Call):
         raise ValueError("a function call was expected")
     if call.args or any(k.arg is None for k in call.keywords):
         raise ValueError("arguments must be given by name")
-    values = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
-    return ast.unparse(call.func), json.dumps(values, ensure_ascii=False)
+    values = {str(k.arg): ast.literal_eval(_Literals().visit(k.value)) for k in call.keywords}
+    return ast.unparse(call.func), _dumps(values)
+
+
+def ends_itself(syntax: CallSyntax | None) -> bool:
+    """A reader of this syntax takes the format's end mark as well."""
+    if isinstance(syntax, PythonCalls):
+        return not syntax.bracketed
+    return isinstance(syntax, TaggedCall) and not syntax.end
 
 
 def reader_of(syntax: CallSyntax, end: str, schemas: Mapping[str, Any]) -> Reader:
