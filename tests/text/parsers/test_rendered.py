@@ -1,0 +1,177 @@
+"""What a chat template renders, read back: the same messages (and the format found in its text).
+
+The templates are small ones of our own, each with the layout of its family's published one.
+"""
+
+# ruff: noqa: RUF001, E501  (DeepSeek spells its marks with a full-width bar; Jinja lines are long)
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tidemill.text.parsers.engine import OutputParser
+from tidemill.text.parsers.events import CallArguments, CallStart, Content, Malformed, Reasoning
+from tidemill.text.parsers.formats import FORMATS, detect
+from tidemill.text.template import ChatTemplate
+from tidemill.text.tools import tool_use
+
+# Thinking in front of the answer, for the families that mark it so.
+THINKING = (
+    "{%- if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
+)
+CONTENT = "{{ m.content or '' }}"
+CALLS = "{%- for c in m.tool_calls or [] %}"
+ARGS = "{{ f.arguments | tojson }}"
+F = CALLS + "{%- set f = c.function %}"
+BARE = "{{ v if v is string else v | tojson }}"
+
+# Format -> (the assistant's turn, whether it has a place for thinking, for text beside calls).
+TEMPLATES: dict[str, tuple[str, bool, bool]] = {
+    "hermes": (
+        THINKING + CONTENT + F + '\n<tool_call>\n{"name": "{{ f.name }}", "arguments": ' + ARGS
+        + "}\n</tool_call>{% endfor %}", True, True),
+    "llama3_json": (
+        "{%- if m.tool_calls %}" + F + "{%- if not loop.first %}; {% endif %}"
+        '{"name": "{{ f.name }}", "parameters": ' + ARGS + "}{% endfor %}{% else %}" + CONTENT
+        + "{% endif %}{# <|python_tag|> #}", False, False),
+    "pythonic": (
+        "{%- if m.tool_calls %}<|python_start|>[" + F + "{%- if not loop.first %}, {% endif %}{{ f.name }}("
+        "{%- for k, v in f.arguments.items() %}{{ k }}={{ v | tojson }}{% if not loop.last %}, {% endif %}"
+        "{%- endfor %}){% endfor %}]<|python_end|>{% else %}" + CONTENT + "{% endif %}", False, False),
+    "mistral": (
+        CONTENT + "{%- if m.tool_calls %}[TOOL_CALLS][" + F + "{%- if not loop.first %}, {% endif %}"
+        '{"name": "{{ f.name }}", "arguments": ' + ARGS + ', "id": "abcdefghi"}{% endfor %}]{% endif %}',
+        False, True),
+    "mistral_args": (
+        CONTENT + F + "[TOOL_CALLS]{{ f.name }}[CALL_ID]abcdefghi[ARGS]" + ARGS + "{% endfor %}",
+        False, True),
+    "deepseek_v3": (
+        CONTENT + "{%- if m.tool_calls %}<｜tool▁calls▁begin｜>" + F + "{%- if not loop.first %}\n{% endif %}"
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ f.name }}\n```json\n" + ARGS
+        + "\n```<｜tool▁call▁end｜>{% endfor %}<｜tool▁calls▁end｜>{% endif %}", False, True),
+    "deepseek_v31": (
+        "{%- if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}" + CONTENT
+        + "{%- if m.tool_calls %}<｜tool▁calls▁begin｜>" + F + "<｜tool▁call▁begin｜>{{ f.name }}<｜tool▁sep｜>"
+        + ARGS + "<｜tool▁call▁end｜>{% endfor %}<｜tool▁calls▁end｜>{% endif %}", True, True),
+    "qwen3_coder": (
+        CONTENT + F + "\n<tool_call>\n<function={{ f.name }}>\n{%- for k, v in f.arguments.items() %}\n"
+        "<parameter={{ k }}>\n" + BARE + "\n</parameter>{% endfor %}\n</function>\n</tool_call>{% endfor %}",
+        False, True),
+    "glm45": (
+        "{%- if m.reasoning_content %}\n<think>{{ m.reasoning_content }}</think>\n{% endif %}" + CONTENT + F
+        + "\n<tool_call>{{ f.name }}{{ '\\n' }}{%- for k, v in f.arguments.items() %}<arg_key>{{ k }}</arg_key>\n"
+        "<arg_value>" + BARE + "</arg_value>{{ '\\n' }}{% endfor %}</tool_call>{% endfor %}", True, True),
+    "kimi_k2": (
+        CONTENT + "{%- if m.tool_calls %}<|tool_calls_section_begin|>" + F
+        + "<|tool_call_begin|>functions.{{ f.name }}:{{ loop.index0 }}<|tool_call_argument_begin|>" + ARGS
+        + "<|tool_call_end|>{% endfor %}<|tool_calls_section_end|>{% endif %}", False, True),
+    "minimax_m1": (
+        CONTENT + "{%- if m.tool_calls %}\n<tool_calls>" + F + '\n{"name": "{{ f.name }}", "arguments": '
+        + ARGS + "}{% endfor %}\n</tool_calls>{% endif %}", False, True),
+    "minimax_m2": (
+        THINKING + CONTENT + "{%- if m.tool_calls %}\n<minimax:tool_call>" + F
+        + '\n<invoke name="{{ f.name }}">{%- for k, v in f.arguments.items() %}\n<parameter name="{{ k }}">'
+        + BARE + "</parameter>{% endfor %}\n</invoke>{% endfor %}\n</minimax:tool_call>{% endif %}", True, True),
+    "granite": (
+        CONTENT + "{%- if m.tool_calls %}<|tool_call|>[" + F + "{%- if not loop.first %}, {% endif %}"
+        '{"name": "{{ f.name }}", "arguments": ' + ARGS + "}{% endfor %}]{% endif %}", False, True),
+    "cohere": (
+        "{%- if m.reasoning_content %}<|START_THINKING|>{{ m.reasoning_content }}<|END_THINKING|>{% endif %}"
+        "{%- if m.tool_calls %}<|START_ACTION|>[" + F + "{%- if not loop.first %},{% endif %}\n"
+        '    {"tool_call_id": "{{ loop.index0 }}", "tool_name": "{{ f.name }}", "parameters": ' + ARGS
+        + "}{% endfor %}\n]<|END_ACTION|>{% else %}<|START_RESPONSE|>" + CONTENT + "<|END_RESPONSE|>{% endif %}",
+        True, False),
+    "phi4_mini": (
+        CONTENT + "{%- if m.tool_calls %}<|tool_call|>[" + F + "{%- if not loop.first %}, {% endif %}"
+        '{"name": "{{ f.name }}", "arguments": ' + ARGS + "}{% endfor %}]<|/tool_call|>{% endif %}", False, True),
+    "functools": (
+        CONTENT + "{%- if m.tool_calls %}functools[" + F + "{%- if not loop.first %}, {% endif %}"
+        '{"name": "{{ f.name }}", "arguments": ' + ARGS + "}{% endfor %}]{% endif %}", False, True),
+    "functionary": (
+        CONTENT + F + "<function={{ f.name }}>" + ARGS + "</function>{% endfor %}", False, True),
+    "harmony": (
+        "{%- if m.reasoning_content %}<|channel|>analysis<|message|>{{ m.reasoning_content }}<|end|>"
+        "<|start|>assistant{% endif %}{%- if m.tool_calls %}{%- set f = m.tool_calls[0].function %}"
+        "<|channel|>commentary to=functions.{{ f.name }} <|constrain|>json<|message|>" + ARGS
+        + "<|call|>{% else %}<|channel|>final<|message|>" + CONTENT + "<|return|>{% endif %}", True, False),
+    "gemma": (
+        CONTENT + F + "\n```tool_code\n{{ f.name }}({%- for k, v in f.arguments.items() %}{{ k }}={{ v | tojson }}"
+        "{% if not loop.last %}, {% endif %}{% endfor %})\n```{% endfor %}", False, True),
+}  # fmt: skip
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "on": {"type": "boolean"},
+        "box": {"type": "object"},
+        "note": {"type": ["string", "null"]},
+    },
+}
+USE = tool_use([
+    {"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in ("get", "set_x")
+])  # fmt: skip
+ARGUMENTS: list[dict[str, Any]] = [
+    {"city": "Köln 😀", "days": 3, "on": True, "note": None},
+    {"city": "12", "box": {"a": ['x"', "</y>", 1.5, None]}, "note": "two\nlines"},
+    {},
+]
+
+
+def call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "id": "c", "function": {"name": name, "arguments": arguments}}
+
+
+MESSAGES: list[dict[str, Any]] = [
+    {"content": "It is 12 °C, in {brackets} [too]."},
+    {"content": "Two words.", "reasoning_content": "First this.\n\nThen that."},
+    *({"content": "", "tool_calls": [call("get", a)]} for a in ARGUMENTS),
+    {"content": "", "tool_calls": [call("get", ARGUMENTS[0]), call("set_x", ARGUMENTS[1])]},
+    {"content": "I look.", "tool_calls": [call("set_x", ARGUMENTS[0])]},
+    {"content": "", "reasoning_content": "Hm {x}.", "tool_calls": [call("get", ARGUMENTS[1])]},
+]
+
+
+def read(name: str, source: str, text: str) -> dict[str, Any]:
+    """The message that the parser makes of a rendered turn."""
+    parser = OutputParser(detect(source), USE.tools)
+    events = [*parser.push(text), *parser.finish()]
+    assert not any(isinstance(e, Malformed) for e in events), (name, text, events)
+    calls: dict[int, list[str]] = {}
+    for event in events:
+        if isinstance(event, CallStart):
+            calls[event.index] = [event.name, ""]
+        elif isinstance(event, CallArguments):
+            calls[event.index][1] += event.text
+    return {
+        "content": "".join(e.text for e in events if isinstance(e, Content)),
+        "reasoning_content": "".join(e.text for e in events if isinstance(e, Reasoning)).strip(),
+        "tool_calls": [call(n, json.loads(a)) for n, a in calls.values()],
+    }
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=range(len(MESSAGES)))
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_what_a_template_renders_is_read_back(name: str, message: dict[str, Any]) -> None:
+    source, thinks, beside = TEMPLATES[name]
+    assert detect(source).name == name
+    expected = {"content": "", "reasoning_content": "", "tool_calls": [], **message}
+    if not thinks:
+        expected["reasoning_content"] = ""
+    if expected["tool_calls"] and not beside:
+        expected["content"] = ""
+    if name == "harmony":  # one call at a time
+        expected["tool_calls"] = expected["tool_calls"][:1]
+    turn = "{%- set m = messages[0] %}" + source
+    rendered = ChatTemplate(turn).render(
+        [{"role": "assistant", **expected}], add_generation_prompt=False
+    )
+    assert read(name, source, rendered) == expected, rendered
+
+
+def test_every_format_has_a_template() -> None:
+    assert set(TEMPLATES) == {f.name for f in FORMATS.values() if f.syntax is not None}
