@@ -173,3 +173,31 @@ def test_a_language_is_compiled_once(compiler: Compiler) -> None:
     for _ in range(3):
         compiler.matcher(Grammar("regex", "once+"))
     assert compiler.stats.compiled == before + 1
+
+
+@pytest.mark.parametrize(
+    ("schema", "at", "says"),
+    [
+        ({"properties": {f"p{i}": {} for i in range(451)}}, "s.properties", "not required"),
+        (
+            {"items": {"properties": {f"p{i}": {} for i in range(2001)},
+                       "required": [f"p{i}" for i in range(2001)]}},
+            "s.items.properties",
+            "2001 properties",
+        ),
+        ({"required": "name"}, "s.required", "list of names"),
+        ({"required": [1]}, "s.required", "list of names"),
+    ],
+)  # fmt: skip
+def test_bounds_of_one_object(schema: Any, at: str, says: str) -> None:
+    with pytest.raises(TidemillError) as caught:
+        keywords.prepared(dumps(schema), "s")
+    assert caught.value.param == at and says in caught.value.message
+
+
+def test_as_many_properties_as_are_taken_can_be_followed(compiler: Compiler) -> None:
+    names = [f"p{i}" for i in range(keywords.MAX_OPTIONAL)]
+    source = dumps({"properties": {n: {"type": "null"} for n in names}, "type": "object"})
+    matcher = compiler.matcher(Grammar("json_schema", source, "s"))
+    for document in ({}, dict.fromkeys(names), dict.fromkeys(names[::7]), {names[-1]: None}):
+        assert accepts(compiler, matcher, dumps(document))

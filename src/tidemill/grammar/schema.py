@@ -19,6 +19,11 @@ MAX_NODES = 20_000
 MAX_ENUM = 10_000
 """Levels, values and alternatives a schema may have: what compiles within about 0.1 s."""
 
+# Of one object. Any of the properties that may be left out can come next, and the parser bounds how
+# many things can (2,000 items a row, four for a property).
+MAX_PROPERTIES = 2_000
+MAX_OPTIONAL = 450
+
 # Blanks between the parts of a document: as many as indented documents need, never without end.
 WHITESPACE = r"[ \n\r\t]{0,64}"
 
@@ -157,6 +162,7 @@ class _Audit:
                     continue
                 raise self._unknown(key, at)
             kept[key] = self._keyword(key, value, at, depth)
+        self._count(kept, path)
         if "oneOf" in kept and _exclusive(kept["oneOf"]):
             alternatives = kept.pop("oneOf")
             if "anyOf" in kept:
@@ -164,6 +170,19 @@ class _Audit:
             else:
                 kept["anyOf"] = alternatives
         return kept
+
+    def _count(self, kept: Mapping[str, Any], path: tuple[str | int, ...]) -> None:
+        """Refuse an object with more properties than the parser follows."""
+        properties, required = kept.get("properties", {}), kept.get("required", ())
+        optional = len(properties.keys() - set(required))
+        for count, most, what in (
+            (len(properties), MAX_PROPERTIES, "properties"),
+            (optional, MAX_OPTIONAL, "properties that are not required"),
+        ):
+            if count > most:
+                raise self.refuse(
+                    (*path, "properties"), f"{count} {what} are more than {most} of one object"
+                )
 
     def _unknown(self, key: str, at: tuple[str | int, ...]) -> TidemillError:
         remedy = REFUSED.get(key)
@@ -225,6 +244,11 @@ def _check_pattern(value: Any) -> str | None:
     return None if isinstance(value, str) else "a string is expected"
 
 
+def _check_required(value: Any) -> str | None:
+    fine = isinstance(value, list) and all(isinstance(name, str) for name in value)
+    return None if fine else "a list of names is expected"
+
+
 def _check_count(value: Any) -> str | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or value % 1:
         return "a whole number of at least 0 is expected"
@@ -236,6 +260,7 @@ _CHECKS: dict[str, Callable[[Any], str | None]] = {
     "format": _check_format,
     "multipleOf": _check_multiple,
     "pattern": _check_pattern,
+    "required": _check_required,
     **dict.fromkeys(
         ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"),
         _check_count,
