@@ -13,11 +13,12 @@ from tidemill.base.errors import TidemillError, model_file_error
 from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.loading import gguf
 from tidemill.loading.huggingface import token_ids
+from tidemill.loading.lazy import LazyTensors, Transform
 from tidemill.loading.mapped import in_file
-from tidemill.loading.parts import GenerationDefaults, LazyTensors, ModelFiles, Transform
+from tidemill.loading.parts import GenerationDefaults, ModelFiles
+from tidemill.loading.places import one_tensor
 from tidemill.models.gguf_config import config_from_gguf
 from tidemill.models.naming import GGUF_RULES, ROPE_FACTORS, canonical_name, match_tensors
-from tidemill.models.quantization import to_float32
 from tidemill.models.registry import family_for_gguf
 from tidemill.models.spec import DecoderSpec, RopeScaling
 from tidemill.models.tensors import RawTensor, layer_name
@@ -54,9 +55,7 @@ def _open(file: gguf.GgufFile) -> ModelFiles:
     config = config_from_gguf(metadata, shapes, family.gguf)
     spec = _with_rope_factors(family.spec(config), stored)
     names = match_tensors(spec, family.gguf.rules, shapes)
-    places = {canonical: stored[name] for canonical, name in names.items()}
-    for place in places.values():
-        place.check_supported()
+    places = {canonical: one_tensor(stored[name]) for canonical, name in names.items()}
     transforms = _transforms(spec) if family.gguf.permuted_qk else {}
     tensors = LazyTensors(places, transforms)
     vocabulary = {k: v for k, v in metadata.items() if k.startswith("tokenizer.")}
@@ -126,7 +125,7 @@ def _with_rope_factors(spec: DecoderSpec, stored: Mapping[str, Any]) -> DecoderS
     name = next((n for n in stored if canonical_name(GGUF_RULES, n)[1] == ROPE_FACTORS), None)
     if name is None:
         return spec
-    factors = to_float32(stored[name].read())
+    factors = one_tensor(stored[name]).values()
     layers = []
     for layer in spec.layers:
         rope = layer.mixer.rope

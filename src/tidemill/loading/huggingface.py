@@ -9,9 +9,17 @@ from typing import Any
 
 from tidemill.base.errors import TidemillError, model_file_error
 from tidemill.base.tokenizer_data import TokenizerData
-from tidemill.loading import safetensors
+from tidemill.loading import safetensors, sharded, torch_files
 from tidemill.loading.jsonfile import read_bytes, read_object, read_optional_object
-from tidemill.loading.parts import GenerationDefaults, LazyTensors, ModelFiles
+from tidemill.loading.lazy import LazyTensors
+from tidemill.loading.mapped import StoredTensor
+from tidemill.loading.parts import GenerationDefaults, ModelFiles
+from tidemill.loading.schemes import (
+    QUANTIZATION_KEYS,
+    checked_place,
+    place_weights,
+    quantization_schemes,
+)
 from tidemill.models.naming import match_tensors
 from tidemill.models.registry import family_for_config
 
@@ -50,16 +58,17 @@ def open_folder(folder: Path) -> ModelFiles:
     config = read_object(folder / "config.json")
     family = family_for_config(config)
     try:
-        spec = family.spec(config)
+        schemes = quantization_schemes(config)
+        # Whoever reads the scheme has read its section: families see a float model.
+        spec = family.spec({k: v for k, v in config.items() if k not in QUANTIZATION_KEYS})
     except TidemillError as error:
         raise TidemillError(
             error.kind, f"{folder.name}/config.json: {error.message}", param=error.param
         ) from error
-    stored = safetensors.read_folder(folder)
-    names = match_tensors(spec, family.rules, {n: t.shape for n, t in stored.items()})
-    places = {canonical: stored[name] for canonical, name in names.items()}
-    for place in places.values():
-        place.check_supported()
+    stored = read_tensors(folder)
+    weights, scheme_notes = place_weights(schemes, stored)
+    names = match_tensors(spec, family.rules, {n: t.shape for n, t in weights.items()})
+    places = {canonical: checked_place(weights[name]) for canonical, name in names.items()}
     tensors = LazyTensors(places, {})
     generation = read_optional_object(folder / "generation_config.json")
     defaults, notes = generation_defaults(generation)
@@ -75,10 +84,21 @@ def open_folder(folder: Path) -> ModelFiles:
         bos_token_id=_first(token_ids(config.get("bos_token_id"), "bos_token_id", vocab)),
         eos_token_ids=token_ids(eos, "eos_token_id", vocab),
         generation=defaults,
-        notes=notes,
+        notes=notes + scheme_notes,
         tokenizer=read_tokenizer(folder),
         files=tuple({id(t.file): t.file for t in stored.values()}.values()),
     )
+
+
+def read_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """A folder's tensors: safetensors where there are any, else PyTorch's files.
+
+    Raises:
+        TidemillError: MODEL_FILE or UNSUPPORTED naming the file and what is wrong.
+    """
+    if torch_files.LAYOUT.present(folder) and not safetensors.LAYOUT.present(folder):
+        return sharded.read_folder(folder, torch_files.LAYOUT)
+    return safetensors.read_folder(folder)
 
 
 def _first(ids: tuple[int, ...]) -> int | None:

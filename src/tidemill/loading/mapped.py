@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import math
 import mmap
 import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidemill.base.errors import TidemillError, model_file_error, unsupported
-from tidemill.loading.widen import WIDENED
-from tidemill.models.tensors import DTYPE_BLOCKS, RawTensor, TensorHeader
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.base.errors import TidemillError, model_file_error
+
+# Types of files that numpy has too.
+_NUMPY = {
+    "F32": "<f4", "F16": "<f2", "F64": "<f8", "I8": "i1", "U8": "u1", "I16": "<i2", "U16": "<u2",
+    "I32": "<i4", "U32": "<u4", "I64": "<i8", "U64": "<u8", "BOOL": "?",
+}  # fmt: skip
 
 
 class MappedFile:
@@ -45,7 +51,7 @@ def _regular_size(path: Path, descriptor: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor's place in a file; no data is touched before `read`.
+    """A tensor's place in a file; no data is touched before it is asked for.
 
     Attributes:
         name: as stored.
@@ -62,29 +68,25 @@ class StoredTensor:
     offset: int
     nbytes: int
 
-    def check_supported(self) -> None:
-        """Raise UNSUPPORTED, naming type and tensor, unless the type is one we read."""
-        if self.dtype not in DTYPE_BLOCKS and self.dtype not in WIDENED:
-            known = ", ".join([*DTYPE_BLOCKS, *WIDENED])
-            raise unsupported(
-                self.name,
-                f"{self.file.path.name}: tensor {self.name!r} has type {self.dtype}; supported are "
-                f"{known}; convert the model to one of them",
-            )
-
-    def read(self) -> RawTensor:
-        """The tensor's bytes, still mapped; types of `WIDENED` as a copy in a wider type."""
-        self.check_supported()
-        view = self.file.view[self.offset : self.offset + self.nbytes]
-        tensor = RawTensor(self.dtype, self.shape, view)
-        return WIDENED[self.dtype](tensor) if self.dtype in WIDENED else tensor
+    @property
+    def parts(self) -> tuple[StoredTensor, ...]:
+        """See `places.Place`."""
+        return (self,)
 
     @property
-    def loaded(self) -> TensorHeader:
-        """Header of what `read` gives."""
-        if self.dtype not in WIDENED:
-            return TensorHeader(self.dtype, self.shape, self.nbytes)
-        return TensorHeader("F16", self.shape, math.prod(self.shape) * 2)
+    def view(self) -> memoryview:
+        """The bytes, still mapped."""
+        return self.file.view[self.offset : self.offset + self.nbytes]
+
+    def array(self) -> NDArray[np.generic]:
+        """The values, still mapped, of a type that numpy has; MODEL_FILE for others."""
+        dtype = _NUMPY.get(self.dtype)
+        if dtype is None:
+            raise model_file_error(
+                f"tensor {self.name!r} has type {self.dtype}, where {', '.join(_NUMPY)} are read",
+                param=self.name,
+            )
+        return np.frombuffer(self.view, dtype).reshape(self.shape)
 
 
 def in_file(error: TidemillError, path: Path) -> TidemillError:

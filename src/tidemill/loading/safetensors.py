@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.base.errors import TidemillError, model_file_error
-from tidemill.loading.jsonfile import parse_object, read_object
+from tidemill.loading import sharded
+from tidemill.loading.jsonfile import parse_object
 from tidemill.loading.mapped import MappedFile, StoredTensor, in_file
+from tidemill.loading.sharded import Layout
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -20,7 +22,7 @@ MAX_HEADER_BYTES = 100_000_000  # the reference implementation's bound
 _LENGTH_BYTES = 8
 
 # Bytes per value of every type the format defines in whole bytes.
-_TYPE_BYTES = {
+TYPE_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "F8_E8M0": 1, "I16": 2, "U16": 2,
     "F16": 2, "BF16": 2, "I32": 4, "U32": 4, "F32": 4, "F64": 8, "I64": 8, "U64": 8, "C64": 8,
 }  # fmt: skip
@@ -64,14 +66,14 @@ def _tensor(file: MappedFile, start: int, name: str, entry: Any) -> StoredTensor
         raise model_file_error(f"header: tensor {name!r} is not an object", param=name)
     dtype = entry.get("dtype")
     shape, offsets = _naturals(entry.get("shape")), _naturals(entry.get("data_offsets"))
-    if not isinstance(dtype, str) or dtype not in _TYPE_BYTES:
+    if not isinstance(dtype, str) or dtype not in TYPE_BYTES:
         raise model_file_error(f"tensor {name!r} has unknown type {str(dtype)[:40]!r}", param=name)
     if shape is None or len(shape) > 8:
         raise model_file_error(f"tensor {name!r} has an invalid shape", param=name)
     if offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise model_file_error(f"tensor {name!r} has invalid data_offsets", param=name)
     nbytes = offsets[1] - offsets[0]
-    if nbytes != math.prod(shape) * _TYPE_BYTES[dtype]:
+    if nbytes != math.prod(shape) * TYPE_BYTES[dtype]:
         raise model_file_error(
             f"tensor {name!r}: {nbytes} bytes do not hold {dtype} of shape {shape}", param=name
         )
@@ -104,55 +106,23 @@ def _check_layout(file: MappedFile, start: int, tensors: list[StoredTensor]) -> 
         raise model_file_error(f"{file.size - end} bytes after the last tensor belong to none")
 
 
+LAYOUT = Layout(SINGLE, INDEX, ".safetensors", read_file)
+
+
 def read_folder(folder: Path) -> dict[str, StoredTensor]:
     """Tensors of a checkpoint folder: model.safetensors, or the shards its index names.
 
     Raises:
-        TidemillError: MODEL_FILE for a missing or unusable index or shard, a file name that leaves
-            the folder, a tensor that is in another shard than the index says, or in two.
+        TidemillError: MODEL_FILE when there are none; see `sharded.read_folder`.
     """
-    if (folder / SINGLE).exists():
-        return read_file(folder / SINGLE)
-    if not (folder / INDEX).exists():
+    if not LAYOUT.present(folder):
         raise model_file_error(f"{folder}: holds neither {SINGLE} nor {INDEX}{_hint(folder)}")
-    weight_map = read_object(folder / INDEX).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise model_file_error(f"{INDEX}: weight_map is missing or empty", param="weight_map")
-    for name, shard in weight_map.items():
-        _check_shard_name(name, shard)
-    tensors: dict[str, StoredTensor] = {}
-    for shard in sorted(set(weight_map.values())):
-        if not (folder / shard).is_file():
-            raise model_file_error(f"{INDEX} names {shard!r}, which is missing; fetch it again")
-        for name, tensor in read_file(folder / shard).items():
-            if weight_map.get(name, shard) != shard or name in tensors:
-                raise model_file_error(
-                    f"tensor {name!r} is in {shard}, which {INDEX} does not say, or is there twice",
-                    param=name,
-                )
-            tensors[name] = tensor
-    for name, shard in weight_map.items():
-        if name not in tensors:
-            raise model_file_error(
-                f"{INDEX} places tensor {name!r} in {shard}, which does not hold it", param=name
-            )
-    return tensors
-
-
-def _check_shard_name(tensor: str, shard: object) -> None:
-    # A name with a folder in it could reach outside; hub caches link single files, never folders.
-    plain = isinstance(shard, str) and shard.endswith(".safetensors")
-    if not plain or any(c in str(shard) for c in "/\\\0") or str(shard).startswith("."):
-        raise model_file_error(
-            f"{INDEX} places tensor {tensor!r} in {str(shard)[:80]!r}, which is no name of a "
-            "safetensors file in the same folder",
-            param=tensor,
-        )
+    return sharded.read_folder(folder, LAYOUT)
 
 
 def _hint(folder: Path) -> str:
-    if any(folder.glob("pytorch_model*.bin")) or any(folder.glob("*.pth")):
-        return "; pickled weights (.bin, .pth) can run code and are never loaded: convert them"
+    if any(folder.glob("*.pth")) or any(folder.glob("pytorch_model*.bin")):
+        return "; of PyTorch's files pytorch_model.bin and its index are read"
     if any(folder.glob("*.gguf")):
         return "; for a GGUF file give the path of the file itself"
     return "; the download may be incomplete"

@@ -37,8 +37,6 @@ HARMLESS = frozenset(_HARMLESS_TEXT.split())
 
 # Keys with a meaning that is not implemented, and what to do about each.
 _REFUSED = {
-    "quantization_config": "weights in this quantization format are not read; use a float "
-    "checkpoint with --quantize, or a GGUF file",
     "auto_map": "the checkpoint brings its own code, which is never run",
 }
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.models import tensors as names
+from tidemill.models.blocks import DECODERS, dequantize
 from tidemill.models.tensors import RawTensor, TensorHeader
 
 BLOCK = 32
@@ -64,19 +65,6 @@ def quantize_q4_0(x: Float32) -> UInt8:
     return packed.reshape(*x.shape[:-1], -1)
 
 
-def _dequantize_q8_0(data: UInt8) -> Float32:
-    blocks = data.reshape(-1, 34)
-    d = np.ascontiguousarray(blocks[:, :2]).view(np.float16).astype(np.float32)
-    return d * np.ascontiguousarray(blocks[:, 2:]).view(np.int8).astype(np.float32)
-
-
-def _dequantize_q4_0(data: UInt8) -> Float32:
-    blocks = data.reshape(-1, 18)
-    d = np.ascontiguousarray(blocks[:, :2]).view(np.float16).astype(np.float32)
-    q = np.concatenate([blocks[:, 2:] & 15, blocks[:, 2:] >> 4], axis=1)
-    return d * (q.astype(np.float32) - np.float32(8))
-
-
 def to_float32(tensor: RawTensor) -> Float32:
     """Any tensor's values as float32 [shape] (exact: every stored type embeds in float32)."""
     raw = np.frombuffer(tensor.data, dtype=np.uint8)
@@ -86,21 +74,19 @@ def to_float32(tensor: RawTensor) -> Float32:
         values = raw.view(np.float16).astype(np.float32)
     elif tensor.dtype == "BF16":
         values = (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    elif tensor.dtype == "Q8_0":
-        values = _dequantize_q8_0(raw)
-    elif tensor.dtype == "Q4_0":
-        values = _dequantize_q4_0(raw)
+    elif tensor.dtype in DECODERS:
+        values = dequantize(tensor.dtype, raw)
     else:
         raise ValueError(f"unknown tensor type {tensor.dtype!r}")
     return values.reshape(tensor.shape)
 
 
-_QUANTIZERS = {"Q8_0": quantize_q8_0, "Q4_0": quantize_q4_0}
+QUANTIZERS = {"Q8_0": quantize_q8_0, "Q4_0": quantize_q4_0}
 
 
 def convert(tensor: RawTensor, dtype: str) -> RawTensor:
     """The tensor requantized to a quantized `dtype`; itself when it has that type already."""
     if tensor.dtype == dtype:
         return tensor
-    packed = np.ascontiguousarray(_QUANTIZERS[dtype](to_float32(tensor)))
+    packed = np.ascontiguousarray(QUANTIZERS[dtype](to_float32(tensor)))
     return RawTensor(dtype, tensor.shape, packed.data.cast("B"))

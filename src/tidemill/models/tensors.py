@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 # Bytes and values per storage unit. Quantized types are GGUF's block layouts, row by row.
@@ -42,6 +42,34 @@ class RawTensor:
     def nbytes(self) -> int:
         """Size of the data in bytes."""
         return self.data.nbytes
+
+
+class DeferredTensor(RawTensor):
+    """A tensor whose bytes are made when `data` is asked for, each time anew, and not kept.
+
+    Args:
+        header: its type, shape and size.
+        read: makes the bytes.
+    """
+
+    __slots__ = ("_read", "_size")
+    _read: Callable[[], RawTensor]
+    _size: int
+
+    def __init__(self, header: TensorHeader, read: Callable[[], RawTensor]) -> None:
+        values = {"dtype": header.dtype, "shape": header.shape, "_size": header.nbytes}
+        for field, value in {**values, "_read": read}.items():
+            object.__setattr__(self, field, value)  # the base is frozen
+
+    @property
+    def data(self) -> memoryview:
+        """C-contiguous bytes; see `RawTensor`."""
+        return self._read().data
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the data in bytes; nothing is read for it."""
+        return self._size
 
 
 def expected_nbytes(dtype: str, shape: tuple[int, ...]) -> int:

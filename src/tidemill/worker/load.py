@@ -13,6 +13,7 @@ from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.wire import EngineInfo
 from tidemill.loading.checkpoint import open_model
+from tidemill.loading.lazy import Holding
 from tidemill.loading.parts import ModelFiles
 from tidemill.models.spec import DecoderSpec
 from tidemill.worker.machine import available_memory, usable_cpus
@@ -69,8 +70,10 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
         isa=config.isa,
         device=config.device,
     )
+    wide = dtype == "float32" or config.backend == "torch"
+    tensors = files.tensors.held(Holding(wide, config.quantize))
     if config.device == "cpu":
-        stored = {name: place.loaded for name, place in files.tensors.places.items()}
+        stored = {name: tensors.header(name) for name in tensors}
         need = weight_bytes(stored, dtype, config.quantize, config.backend)
         check_weights_fit(need, available_memory(), config.served_name)
     # Refuses a context the model does not have before minutes are spent on loading it.
@@ -78,8 +81,9 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
     progress(f"loading {config.served_name} ({files.file_bytes / 2**30:.2f} GiB)")
     started = monotonic()
     factory = cast(BackendFactory, import_module(_BACKENDS[config.backend]).load)
-    backend = factory(spec, files.tensors, options)
+    backend = factory(spec, tensors, options)
     progress(f"weights loaded in {monotonic() - started:.1f} s")
+    lost = tensors.error_note()
     cache = plan_cache(config, spec, kv_dtype, available_memory())
     backend.allocate_cache((cache.num_blocks,) * len(spec.cache_groups()))
     memory = backend.memory()
@@ -87,6 +91,7 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
     notes = (
         f"computing in {dtype} on {memory.isa} with {threads} threads; weights {quantization}, "
         f"{memory.weight_bytes / 2**30:.2f} GiB; KV cache {kv_dtype}",
+        *((lost,) if lost else ()),
         *cache.notes,
     )
     for note in notes:

@@ -1,0 +1,172 @@
+"""A weight's place in the files, and the types it can be held in.
+
+A weight is stored in one tensor or, in a quantization scheme, in several; in a type that backends
+know or in one that they do not. Whatever it is, it is held in the type that costs least and loses
+nothing; failing that, as float32 values, which are exact too and mostly too large to keep.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.base.errors import unsupported
+from tidemill.loading.mapped import StoredTensor
+from tidemill.models.blocks import DECODERS, decode, dequantize
+from tidemill.models.blocks.repack import PACKERS, holder
+from tidemill.models.small_floats import SMALL_FLOATS, bf16_bytes
+from tidemill.models.tensors import DTYPE_BLOCKS, RawTensor
+
+Float32 = NDArray[np.float32]
+_PIECE = 2**21  # values repacked at once
+
+
+class Place(Protocol):
+    """Where a weight is.
+
+    Attributes:
+        name: as stored; of several tensors, what they make up.
+        dtype: the format's or scheme's name of its type.
+        shape: outermost axis first.
+        nbytes: as stored.
+        parts: the tensors that hold it.
+        exact: the type that holds it without loss: one of `DTYPE_BLOCKS`; F32 means that nothing
+            smaller does.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def parts(self) -> tuple[StoredTensor, ...]: ...
+    @property
+    def exact(self) -> str: ...
+
+    def values(self) -> Float32:
+        """The weight as float32 [shape], exactly as its scheme defines it."""
+
+    def packed(self) -> RawTensor:
+        """The weight in its type `exact`; raises `Inexact` when its numbers do not fit after all
+        (a scale beyond float16)."""
+
+
+# No kernel multiplies it yet. llama.cpp's quantizer gives the output projection of a Q4_0 file (or
+# the embedding, when tied) this type: it is held as F16, which keeps 11 bits of the products.
+_ROUNDED = {"Q6_K": "F16"}
+
+
+@dataclass(frozen=True, slots=True)
+class OneTensor:
+    """A weight that is one stored tensor."""
+
+    stored: StoredTensor
+
+    @property
+    def name(self) -> str:
+        return self.stored.name
+
+    @property
+    def dtype(self) -> str:
+        return self.stored.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.stored.shape
+
+    @property
+    def nbytes(self) -> int:
+        return self.stored.nbytes
+
+    @property
+    def parts(self) -> tuple[StoredTensor, ...]:
+        return (self.stored,)
+
+    @property
+    def exact(self) -> str:
+        """See `Place`."""
+        dtype = self.stored.dtype
+        if dtype in SMALL_FLOATS:
+            return "BF16"
+        return holder(dtype) or _ROUNDED.get(dtype, "F32")
+
+    def values(self) -> Float32:
+        """See `Place`."""
+        raw = np.frombuffer(self.stored.view, np.uint8)
+        dtype = self.stored.dtype
+        if dtype in DECODERS:
+            found = dequantize(dtype, raw)
+        elif dtype in SMALL_FLOATS:
+            found = SMALL_FLOATS[dtype][raw]
+        else:
+            found = _FLOATS[dtype](raw)
+        return found.reshape(self.stored.shape)
+
+    def packed(self) -> RawTensor:
+        """See `Place`."""
+        stored, exact = self.stored, self.exact
+        if stored.dtype == exact:
+            return RawTensor(exact, stored.shape, stored.view)
+        if exact in PACKERS:
+            return self._repacked(exact)
+        if exact == "BF16":
+            return RawTensor("BF16", stored.shape, bf16_bytes(self.values()))
+        values = self.values() if exact == "F32" else self._halves()
+        return RawTensor(exact, stored.shape, values.reshape(-1).data.cast("B"))
+
+    def _repacked(self, exact: str) -> RawTensor:
+        size, count, _ = DECODERS[self.stored.dtype]
+        to_size, to_count = DTYPE_BLOCKS[exact]
+        blocks = np.frombuffer(self.stored.view, np.uint8).reshape(-1, size)
+        out = np.empty(len(blocks) * count // to_count * to_size, np.uint8)
+        step = _PIECE // count
+        for start in range(0, len(blocks), step):
+            piece = PACKERS[exact](decode(self.stored.dtype, blocks[start : start + step]))
+            at = start * count // to_count * to_size
+            out[at : at + piece.size] = piece.reshape(-1)
+        return RawTensor(exact, self.stored.shape, out.data.cast("B"))
+
+    def _halves(self) -> NDArray[np.float16]:
+        size, count, _ = DECODERS[self.stored.dtype]
+        raw = np.frombuffer(self.stored.view, np.uint8)
+        out = np.empty(raw.size // size * count, np.float16)
+        step = _PIECE // count
+        for start in range(0, raw.size // size, step):
+            piece = dequantize(self.stored.dtype, raw[start * size : (start + step) * size])
+            out[start * count : start * count + piece.size] = piece
+        return out
+
+
+_FLOATS: dict[str, Callable[[NDArray[np.uint8]], Float32]] = {
+    "F32": lambda raw: raw.view(np.float32),
+    "F16": lambda raw: raw.view(np.float16).astype(np.float32),
+    "BF16": lambda raw: (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32),
+}
+READ_TYPES = (*_FLOATS, *SMALL_FLOATS, *DECODERS)
+
+
+def one_tensor(stored: StoredTensor) -> OneTensor:
+    """The place of a weight in one tensor; UNSUPPORTED, naming type and tensor, unless its type is
+    one we read."""
+    if stored.dtype not in READ_TYPES:
+        raise unsupported(
+            stored.name,
+            f"{stored.file.path.name}: tensor {stored.name!r} has type {stored.dtype}; supported "
+            f"are {', '.join(READ_TYPES)}; convert the model to one of them",
+        )
+    return OneTensor(stored)
+
+
+def held_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """Bytes of a tensor held in one of `DTYPE_BLOCKS`; rows must be whole blocks."""
+    size, count = DTYPE_BLOCKS[dtype]
+    return math.prod(shape) // count * size

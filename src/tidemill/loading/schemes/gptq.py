@@ -1,0 +1,94 @@
+"""GPTQ checkpoints (Frantar et al. 2023) as AutoGPTQ, GPTQModel and AutoRound write them.
+
+Per matrix [n, k]: qweight, 32-bit words down the columns [k * bits / 32, n]; qzeros, words along
+the rows [groups, n * bits / 32]; scales [groups, n]; g_idx [k], the group of each column. In the
+first format a zero point is stored less one, modulo 2^bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tidemill.base.errors import model_file_error, unsupported
+from tidemill.loading.schemes.base import (
+    Integers,
+    Scheme,
+    SchemeWeight,
+    Stored,
+    bits_of,
+    check_shape,
+    check_type,
+    floats,
+    holder,
+    part,
+    unpack,
+)
+
+_FORMATS = {"gptq": 1, "gptq_v2": 0}  # what is added to a stored zero point
+
+
+def scheme(config: Mapping[str, Any]) -> Scheme:
+    """Read a ``quantization_config`` of method gptq."""
+    bits = bits_of(config, (2, 3, 4, 8), "bits")
+    name = config.get("checkpoint_format") or "gptq"
+    if name not in _FORMATS:
+        raise unsupported(
+            "quantization_config.checkpoint_format",
+            f"GPTQ checkpoint_format {name!r} is not read; {' and '.join(_FORMATS)} are",
+        )
+    if config.get("dynamic"):
+        raise unsupported(
+            "quantization_config.dynamic", "GPTQ settings that differ by module are not read"
+        )
+    added, sym = _FORMATS[name], config.get("sym") is not False
+    act_order = bool(config.get("desc_act"))
+
+    def build(weight: str, parts: Stored) -> SchemeWeight:
+        return _weight(weight, parts, bits, added, sym, act_order)
+
+    return Scheme(f"GPTQ {bits}-bit", (".qweight", ".qzeros", ".scales", ".g_idx"), build)
+
+
+def _weight(
+    name: str, parts: Stored, bits: int, added: int, sym: bool, act_order: bool
+) -> SchemeWeight:
+    qweight, qzeros, scales = (part(parts, s) for s in (".qweight", ".qzeros", ".scales"))
+    check_type(qweight, "I32", "U32")
+    check_type(qzeros, "I32", "U32")
+    if len(qweight.shape) != 2 or qweight.shape[0] * 32 % bits or len(scales.shape) != 2:
+        raise model_file_error(f"{qweight.name} has shape {list(qweight.shape)}")
+    k, n = qweight.shape[0] * 32 // bits, qweight.shape[1]
+    groups = scales.shape[0]
+    check_shape(scales, (groups, n))
+    check_shape(qzeros, (groups, n * bits // 32))
+    g_idx = parts.get(".g_idx")
+    if g_idx is not None:
+        check_shape(g_idx, (k,))
+        check_type(g_idx, "I32")
+    if not groups or (g_idx is None and k % groups):
+        raise model_file_error(f"{scales.name}: {groups} groups do not divide {k} columns")
+    ordered = not act_order and k % groups == 0
+
+    def read() -> Integers:
+        words = np.ascontiguousarray(qweight.array().T)
+        q = unpack(words, bits)
+        zeros = (unpack(qzeros.array(), bits).astype(np.int16) + added) & (2**bits - 1)
+        regular = np.repeat(np.arange(groups), -(-k // groups))[:k]
+        of = regular if g_idx is None else g_idx.array().astype(np.int64)
+        if of.size and (of.min() < 0 or of.max() >= groups):
+            raise model_file_error(
+                f"{name}: g_idx names group {of.max()} of {groups}", param=parts[".g_idx"].name
+            )
+        integers = q.astype(np.int16)
+        np.subtract(integers, zeros.T[:, of], out=integers)
+        in_order = k % groups == 0 and np.array_equal(of, regular)
+        return Integers(integers, floats(scales).T, None if in_order else of)
+
+    # A symmetric zero point is half the range; others make the integers a bit longer.
+    exact = holder(k, k // groups, bits if sym else bits + 1) if ordered else "F32"
+    if not sym and bits == 8:
+        exact = "Q8_0" if ordered and exact != "F32" else "F32"
+    return SchemeWeight(name, f"GPTQ-{bits}", (n, k), tuple(parts.values()), exact, read)

@@ -1,0 +1,101 @@
+"""Scales and integers written as blocks that kernels multiply, where nothing is lost by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.models.blocks.base import Blocks, Float32, Int, UInt8
+from tidemill.models.tensors import DTYPE_BLOCKS
+
+# Block type -> types that hold all it can say (but for scales at the far end of float16), the
+# smallest first.
+_HOLDERS: dict[str, tuple[str, ...]] = {
+    "Q5_0": ("Q8_0",),
+    "IQ4_NL": ("Q8_0",),
+    "MXFP4": ("Q8_0",),
+    "TQ1_0": ("Q4_0",),
+    "TQ2_0": ("Q4_0",),
+    "Q3_K": ("Q6_K",),
+    "IQ3_XXS": ("Q6_K",),
+    "IQ3_S": ("Q6_K",),
+    "IQ1_S": ("Q6_K",),
+    "IQ1_M": ("Q6_K",),
+}
+
+
+class Inexact(ValueError):
+    """The numbers do not fit the type; the text says which."""
+
+
+def holder(dtype: str) -> str | None:
+    """The kernels' type that holds a block type without loss (itself, if they know it), or None."""
+    if dtype in DTYPE_BLOCKS:
+        return dtype
+    return next((t for t in _HOLDERS.get(dtype, ()) if t in DTYPE_BLOCKS), None)
+
+
+def _halves(d: Float32, q: Int) -> UInt8:
+    """Scales [blocks, 1] as float16 bytes [blocks, 2]; that of a block of zeros does not matter."""
+    d = np.where((q == 0).all(axis=tuple(range(1, q.ndim)))[:, None], np.float32(0), d)
+    with np.errstate(over="ignore"):
+        half = d.astype(np.float16)
+    if not np.array_equal(half.astype(np.float32), d):
+        at = np.flatnonzero(half.astype(np.float32)[:, 0] != d[:, 0])[0]
+        raise Inexact(f"its scale {d[at, 0]:.9g} is no float16")
+    return half.view(np.uint8)
+
+
+def _check_range(q: Int, low: int, high: int) -> None:
+    if q.size and (q.min() < low or q.max() > high):
+        raise Inexact(f"its integers reach from {q.min()} to {q.max()}, beyond {low} to {high}")
+
+
+def _single(blocks: Blocks) -> tuple[Float32, Int]:
+    """Scales [n, 1] and integers [n, 32] of blocks whose one group is a multiple of 32 long."""
+    if blocks.offset is not None or blocks.sub.shape[1] != 1 or (blocks.sub != 1).any():
+        raise Inexact("its groups have scales or offsets of their own")
+    parts = blocks.q.shape[2] // 32
+    return np.repeat(blocks.d, parts, axis=0), blocks.q.reshape(-1, 32)
+
+
+def pack_q8_0(blocks: Blocks) -> UInt8:
+    """uint8 [n, 34]."""
+    d, q = _single(blocks)
+    _check_range(q, -128, 127)
+    return np.concatenate([_halves(d, q), q.astype(np.int8).view(np.uint8)], axis=1)
+
+
+def pack_q4_0(blocks: Blocks) -> UInt8:
+    """uint8 [n, 18]."""
+    d, q = _single(blocks)
+    _check_range(q, -8, 7)
+    nibbles = (q + 8).astype(np.uint8)
+    return np.concatenate([_halves(d, q), nibbles[:, :16] | (nibbles[:, 16:] << 4)], axis=1)
+
+
+def pack_q6_k(blocks: Blocks) -> UInt8:
+    """uint8 [n, 210], from blocks of 256 values."""
+    if blocks.offset is not None:
+        raise Inexact("its groups have offsets")
+    count = len(blocks.d)
+    q = blocks.q.reshape(count, 256)
+    _check_range(q, -32, 31)
+    sub = np.repeat(blocks.sub, 16 // blocks.sub.shape[1], axis=1)
+    _check_range(sub, -128, 127)
+    codes = (q + 32).astype(np.uint8).reshape(count, 2, 4, 32)
+    low, high = codes & 15, codes >> 4
+    nibbles = low[:, :, :2] | (low[:, :, 2:] << 4)
+    pairs = high[:, :, 0] | (high[:, :, 1] << 2) | (high[:, :, 2] << 4) | (high[:, :, 3] << 6)
+    scales = sub.astype(np.int8).view(np.uint8)
+    parts = [nibbles.reshape(count, 128), pairs.reshape(count, 64), scales, _halves(blocks.d, q)]
+    return np.concatenate(parts, axis=1)
+
+
+PACKERS: dict[str, Callable[[Blocks], NDArray[np.uint8]]] = {
+    "Q8_0": pack_q8_0,
+    "Q4_0": pack_q4_0,
+    "Q6_K": pack_q6_k,
+}

@@ -1,0 +1,326 @@
+"""Quantized checkpoints: values exactly as the scheme defines them, held as kernels can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from helpers import packers
+from helpers.tiny_folder import CONFIG, tensors, write_folder
+
+from tidemill.base.errors import ErrorKind, TidemillError
+from tidemill.loading import open_model
+from tidemill.loading.lazy import Holding
+from tidemill.models.quantization import to_float32
+
+SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "head_dim": 16}
+Packer = Callable[[np.ndarray], tuple[dict[str, Any], np.ndarray]]
+
+
+def weights() -> dict[str, np.ndarray]:
+    """A model whose rows are whole blocks of 32, so that every scheme fits."""
+    shapes = {
+        n: tuple(2 * e if e in (32, 64) else e for e in t.shape) for n, t in tensors().items()
+    }
+    shapes |= {n: (2 * s[0], *s[1:]) for n, s in shapes.items() if s[0] == 16}
+    shapes |= {n: (64, 64) for n in shapes if "embed" in n or "lm_head" in n}
+    rng = np.random.default_rng(0)
+    return {n: (rng.standard_normal(s) * 0.05).astype(np.float32) for n, s in shapes.items()}
+
+
+def as_torch(array: np.ndarray) -> torch.Tensor:
+    return array if isinstance(array, torch.Tensor) else torch.from_numpy(np.array(array))
+
+
+def write(folder: Path, packer: Packer, quantization: dict[str, Any]) -> dict[str, np.ndarray]:
+    """A tiny model whose projections are packed; returns the exact values by stored name."""
+    stored, expected = {}, {}
+    for name, value in weights().items():
+        if "_proj" not in name:
+            stored[name] = as_torch(value)
+            continue
+        stem = name.removesuffix(".weight")
+        parts, expected[name] = packer(value)
+        stored |= {stem + ending: as_torch(part) for ending, part in parts.items()}
+    write_folder(folder, config={**CONFIG, **SIZES, "quantization_config": quantization})
+    (folder / "model.safetensors").unlink()
+    safetensors.torch.save_file(stored, folder / "model.safetensors")
+    return expected
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """Stored name -> place."""
+    return {place.name: place for place in open_model(folder).tensors.places.values()}
+
+
+def check(folder: Path, packer: Packer, quantization: dict[str, Any], held: str) -> None:
+    """Values are exact, and the type that holds them keeps them."""
+    expected = write(folder, packer, quantization)
+    places = read(folder)
+    for name, values in expected.items():
+        place = places[name]
+        np.testing.assert_array_equal(place.values(), values, err_msg=name)
+        assert place.exact == held
+        tensor = place.packed()
+        assert (tensor.dtype, tensor.shape) == (held, values.shape)
+        np.testing.assert_array_equal(to_float32(tensor), values)
+
+
+GPTQ = {"quant_method": "gptq"}
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("group", [32, 64, -1])
+@pytest.mark.parametrize("version", [1, 2])
+def test_gptq(bits: int, group: int, version: int, tmp_path: Path) -> None:
+    form = {"checkpoint_format": "gptq"} if version == 1 else {"checkpoint_format": "gptq_v2"}
+    config = {**GPTQ, **form, "bits": bits, "group_size": group, "sym": True, "desc_act": False}
+    held = "Q8_0" if bits == 8 else "Q4_0"
+    check(tmp_path, lambda v: packers.gptq(v, bits, group, version=version), config, held)
+
+
+@pytest.mark.parametrize(("bits", "held"), [(2, "Q4_0"), (3, "Q4_0"), (4, "Q8_0")])
+def test_gptq_with_zero_points(bits: int, held: str, tmp_path: Path) -> None:
+    config = {**GPTQ, "bits": bits, "group_size": 32, "sym": False, "desc_act": False}
+    check(tmp_path, lambda v: packers.gptq(v, bits, 32, sym=False), config, held)
+
+
+@pytest.mark.parametrize("bits", [3, 4, 8])
+def test_gptq_in_act_order(bits: int, tmp_path: Path) -> None:
+    config = {**GPTQ, "bits": bits, "group_size": 32, "sym": True, "desc_act": True}
+    check(tmp_path, lambda v: packers.gptq(v, bits, 32, act_order=True), config, "F32")
+
+
+def test_gptq_groups_that_no_block_fits(tmp_path: Path) -> None:
+    config = {**GPTQ, "bits": 4, "group_size": 16, "sym": True, "desc_act": False}
+    check(tmp_path, lambda v: packers.gptq(v, 4, 16), config, "F32")
+
+
+@pytest.mark.parametrize("packing", ["auto_round:auto_gptq", "auto_round:auto_awq"])
+def test_auto_round_writes_others_bytes(packing: str, tmp_path: Path) -> None:
+    config = {"quant_method": "auto-round", "packing_format": packing, "bits": 4, "sym": True}
+    if packing.endswith("awq"):
+        check(tmp_path, lambda v: packers.awq(v, 32), config, "Q8_0")
+    else:
+        check(tmp_path, lambda v: packers.gptq(v, 4, 32), config, "Q4_0")
+
+
+@pytest.mark.parametrize("group", [32, 64])
+def test_awq(group: int, tmp_path: Path) -> None:
+    config = {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm"}
+    check(tmp_path, lambda v: packers.awq(v, group), config, "Q8_0")
+
+
+PACKED = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+
+
+@pytest.mark.parametrize(
+    ("bits", "group", "sym", "held"),
+    [(4, 32, True, "Q4_0"), (4, -1, True, "Q4_0"), (8, 64, True, "Q8_0"), (4, 64, False, "Q8_0")],
+)
+def test_compressed_tensors_packed(
+    bits: int, group: int, sym: bool, held: str, tmp_path: Path
+) -> None:
+    check(tmp_path, lambda v: packers.pack_quantized(v, bits, group, sym=sym), PACKED, held)
+
+
+def test_compressed_tensors_int8_and_kv_scales(tmp_path: Path) -> None:
+    def packer(value: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
+        parts, values = packers.int8_rows(value)
+        return {**parts, ".input_scale": np.ones(1, np.float32)}, values
+
+    config = {"quant_method": "compressed-tensors", "format": "int-quantized"}
+    check(tmp_path, packer, config, "Q8_0")
+    assert any("activations" in note for note in open_model(tmp_path).notes)
+
+
+def fp8(scale_ending: str, blocks: tuple[int, int] | None, rows: bool = False) -> Packer:
+    def pack(value: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
+        n, k = value.shape
+        if blocks is not None:
+            shape = (-(-n // blocks[0]), -(-k // blocks[1]))
+        else:
+            shape = (n, 1) if rows else (1,)
+        rng = np.random.default_rng(k)
+        scale = rng.uniform(0.0005, 0.002, shape).astype(np.float32)
+        wide = scale
+        if blocks is not None:
+            wide = scale.repeat(blocks[0], 0)[:n].repeat(blocks[1], 1)[:, :k]
+        codes = torch.from_numpy(value / wide).to(torch.float8_e4m3fn)
+        return {".weight": codes, scale_ending: scale}, codes.float().numpy() * wide
+
+    return pack
+
+
+@pytest.mark.parametrize(
+    ("packer", "config"),
+    [
+        (
+            fp8(".weight_scale_inv", (32, 48)),
+            {"quant_method": "fp8", "weight_block_size": [32, 48]},
+        ),
+        (fp8(".weight_scale", None), {"quant_method": "fp8", "activation_scheme": "static"}),
+        (fp8(".weight_scale", None, rows=True), {"quant_method": "fbgemm_fp8"}),
+        (
+            fp8(".weight_scale", None, rows=True),
+            {"quant_method": "compressed-tensors", "format": "float-quantized"},
+        ),
+        (
+            fp8(".weight_scale", (32, 32)),
+            {
+                "quant_method": "compressed-tensors",
+                "format": "float-quantized",
+                "config_groups": {"group_0": {"weights": {"block_structure": [32, 32]}}},
+            },
+        ),
+    ],
+)
+def test_fp8(packer: Packer, config: dict[str, Any], tmp_path: Path) -> None:
+    check(tmp_path, packer, config, "F32")
+
+
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_fp8_without_scales_is_bfloat16(kind: torch.dtype, tmp_path: Path) -> None:
+    def pack(value: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
+        codes = torch.from_numpy(value).to(kind)
+        return {".weight": codes}, codes.float().numpy()
+
+    check(tmp_path, pack, {"quant_method": "fp8"}, "BF16")
+
+
+def test_bitsandbytes(tmp_path: Path) -> None:
+    config = {"quant_method": "bitsandbytes"}
+    for nested in (False, True):
+        check(tmp_path / str(nested), lambda v, n=nested: packers.nf4(v, nested=n), config, "F32")
+    expected = write(tmp_path / "int8", packers.bnb_int8, config)
+    places = read(tmp_path / "int8")
+    for name, values in expected.items():
+        # Two roundings in the reference: a last place.
+        np.testing.assert_array_max_ulp(places[name].values(), values, 1)
+
+
+# --- how they are held ---
+
+NF4 = {"quant_method": "bitsandbytes"}
+
+
+def test_what_no_kernel_holds_is_refused_with_the_remedies(tmp_path: Path) -> None:
+    write(tmp_path, packers.nf4, NF4)
+    files = open_model(tmp_path)
+    with pytest.raises(TidemillError, match=r"NF4.*--quantize q8_0.*--dtype float32") as caught:
+        files.tensors.held(Holding(wide=False))
+    assert caught.value.kind == ErrorKind.UNSUPPORTED
+    wide = files.tensors.held(Holding(wide=True))
+    assert wide["layers.0.attn.q.weight"].dtype == "F32" and wide.error_note() is None
+
+
+def test_requantizing_says_what_it_loses(tmp_path: Path) -> None:
+    expected = write(tmp_path, packers.nf4, NF4)
+    held = open_model(tmp_path).tensors.held(Holding(wide=False, quantize="q8_0"))
+    tensor = held["layers.0.attn.q.weight"]
+    values = expected["model.layers.0.self_attn.q_proj.weight"]
+    np.testing.assert_array_equal(to_float32(tensor), values)  # the backend requantizes
+    assert set(held.errors) == {"layers.0.attn.q.weight"}
+    blocks = values.reshape(-1, 32).astype(np.float64)
+    d = (np.abs(blocks).max(1, keepdims=True) / 127).astype(np.float16).astype(np.float64)
+    lost = np.rint(blocks / d) * d - blocks
+    own = np.sqrt((lost**2).mean() / (blocks**2).mean())
+    assert held.errors["layers.0.attn.q.weight"] == pytest.approx(own, rel=0.05)
+    assert "1 weights were requantized" in str(held.error_note())
+
+
+def test_scales_beyond_float16(tmp_path: Path) -> None:
+    def pack(value: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
+        parts, values = packers.int8_rows(value)
+        scale = parts[".weight_scale"].astype(np.float32) * np.float32(1.0001)
+        return {**parts, ".weight_scale": scale}, values
+
+    write(tmp_path, pack, {"quant_method": "compressed-tensors", "format": "int-quantized"})
+    tensors = open_model(tmp_path).tensors
+    with pytest.raises(TidemillError, match=r"q_proj.*no float16.*--quantize q8_0"):
+        _ = tensors.held(Holding(wide=False))["layers.0.attn.q.weight"].data
+    held = tensors.held(Holding(wide=False, quantize="q8_0"))
+    assert held["layers.0.attn.q.weight"].data.nbytes == 64 * 64 // 32 * 34
+    assert 0 < held.errors["layers.0.attn.q.weight"] < 0.01
+
+
+def test_llm_loads_and_says_it(tmp_path: Path) -> None:
+    """The whole way: a GPTQ model and its dequantized twin give the same tokens."""
+    from tidemill.contract.config import EngineConfig
+    from tidemill.engine.offline import InprocEngine
+
+    write(tmp_path / "nf4", packers.nf4, NF4)
+    config = EngineConfig(
+        model=str(tmp_path / "nf4"), served_name="m", quantize="q8_0", kv_memory=2**22,
+        dtype="bfloat16",
+    )  # fmt: skip
+    lines: list[str] = []
+    engine = InprocEngine.open(config, lines.append)
+    try:
+        assert any("14 weights were requantized" in line for line in engine.info.notes)
+        assert any("requantized" in line for line in lines)
+    finally:
+        engine.close()
+
+
+# --- mistakes ---
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"quant_method": "hqq"}, "'hqq'.*--quantize"),
+        ({"quant_method": 7}, "quant_method|7"),
+        ("nf4", "must be an object"),
+        ({**GPTQ, "bits": 5}, "bits is 5"),
+        ({**GPTQ, "bits": 4, "checkpoint_format": "marlin"}, "marlin"),
+        ({**GPTQ, "bits": 4, "dynamic": {"-:x": {}}}, "differ by module"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "gemv"),
+        ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "marlin-24"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size"),
+        ({"quant_method": "auto-round", "bits": 4}, "packing_format"),
+    ],
+)
+def test_schemes_that_are_not_read(config: Any, named: str, tmp_path: Path) -> None:
+    write_folder(tmp_path, config={**CONFIG, "quantization_config": config})
+    with pytest.raises(TidemillError, match=named) as caught:
+        open_model(tmp_path)
+    assert caught.value.kind in (ErrorKind.UNSUPPORTED, ErrorKind.MODEL_FILE)
+
+
+def damaged(ending: str, change: Callable[[np.ndarray], Any]) -> Packer:
+    def pack(value: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
+        parts, values = packers.gptq(value, 4, 32)
+        parts[ending] = change(parts[ending])
+        return {e: p for e, p in parts.items() if p is not None}, values
+
+    return pack
+
+
+@pytest.mark.parametrize(
+    ("packer", "named"),
+    [
+        (damaged(".scales", lambda a: a[:-1]), "qzeros|scales"),
+        (damaged(".qzeros", lambda a: None), "qzeros is missing"),
+        (damaged(".g_idx", lambda a: a[:-1]), "g_idx"),
+        (damaged(".qweight", lambda a: a.astype(np.float32)), "F32 where I32"),
+        (damaged(".qweight", lambda a: a[:-1]), "g_idx|shape"),
+    ],
+)
+def test_damaged_parts_are_named(packer: Packer, named: str, tmp_path: Path) -> None:
+    write(tmp_path, packer, {**GPTQ, "bits": 4, "group_size": 32})
+    with pytest.raises(TidemillError, match=named) as caught:
+        open_model(tmp_path)
+    assert caught.value.kind == ErrorKind.MODEL_FILE
+
+
+def test_groups_that_are_not_there(tmp_path: Path) -> None:
+    config = {**GPTQ, "bits": 4, "group_size": 32}
+    write(tmp_path, damaged(".g_idx", lambda a: a + 1), config)
+    with pytest.raises(TidemillError, match="g_idx names group 2 of 2"):
+        read(tmp_path)["model.layers.0.self_attn.q_proj.weight"].values()
