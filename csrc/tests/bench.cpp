@@ -157,6 +157,21 @@ void bench_attention(const KernelTable& t, KvType type, int64_t block) {
               t.isa, name(type), (long long)block, median(times) * 1e3,
               blocks * bytes / median(times) * 1e-9, blocks * bytes / median(reads) * 1e-9,
               100 * median(reads) / median(times));
+  for (int64_t nq : {4, 8, 16, 32, 64}) {
+    std::vector<double> parts, beside;
+    for (int64_t i = 0; i < 9; ++i) {
+      double start = now();
+      run(&table[(2 * i) % sequences * blocks], length - nq, nq);
+      parts.push_back(now() - start);
+      start = now();
+      read_plainly(cache.data + (2 * i + 1) % sequences * blocks * bytes, blocks * bytes);
+      beside.push_back(now() - start);
+    }
+    std::printf("%-8s chunk of %-3lld %-5s block %-4lld %8.3f ms, %4.1f reads, %7.1f GFLOP/s\n", t.isa,
+                (long long)nq, name(type), (long long)block, median(parts) * 1e3,
+                median(parts) / median(beside),
+                4.0 * heads * d * double(nq) * double(length) / median(parts) * 1e-9);
+  }
   for (int64_t tokens : {128, 512, 2048}) {
     std::vector<double> prefill, peaks;
     for (int i = 0; i < (tokens > 512 ? 3 : 7); ++i) {
