@@ -12,6 +12,7 @@
 
 #include "bandwidth.h"
 #include "bindings_step.h"
+#include "checksum.h"
 #include "error.h"
 #include "executor.h"
 #include "sample/philox.h"
@@ -163,6 +164,20 @@ void bind_executor(nb::module_& m) {
              return e.weights().matrix_bytes(static_cast<WeightType>(type), n, k);
            })
       .def("reserve", [](Executor& e, int64_t bytes) { e.weights().reserve(bytes); })
+      .def("adopt",
+           [](Executor& e, const Bytes& packed) {
+             e.weights().adopt(packed.data(), size_of(packed));
+           })
+      .def("add_packed",
+           [](Executor& e, const std::string& name, int type, int64_t n, int64_t k) {
+             return e.weights().add_packed(name, static_cast<WeightType>(type), n, k);
+           })
+      .def("packed",
+           [](nb::handle self) {
+             const WeightStore& weights = nb::cast<Executor&>(self).weights();
+             return nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>(
+                 weights.packed(), {static_cast<size_t>(weights.packed_bytes())}, self);
+           })
       .def("add_matrix",
            [](Executor& e, const std::string& name, int from, int to, int64_t n, int64_t k,
               const Bytes& source) {
@@ -247,6 +262,13 @@ NB_MODULE(_core, m) {
     }
     return names;
   });
+  m.def("checksum",
+        [](const Bytes& data, int threads) {
+          nb::gil_scoped_release release;
+          ThreadPool pool(threads);
+          return checksum(pool, data.data(), static_cast<int64_t>(data.size()));
+        },
+        "data"_a, "threads"_a);
   m.def("read_bandwidth",
         [](int threads, size_t bytes_per_thread, int rounds) {
           nb::gil_scoped_release release;

@@ -46,6 +46,33 @@ int64_t WeightStore::matrix_bytes(WeightType type, int64_t n, int64_t k) const {
 void WeightStore::reserve(int64_t bytes) {
   if (used_ != 0) throw internal_error("weights are reserved once, before the first matrix");
   region_ = Region(static_cast<size_t>(bytes), "the model's weights");
+  data_ = region_.data();
+  size_ = bytes;
+}
+
+void WeightStore::adopt(const uint8_t* data, int64_t bytes) {
+  if (used_ != 0) throw internal_error("weights are adopted once, before the first matrix");
+  if (reinterpret_cast<uintptr_t>(data) % kAlign != 0) throw internal_error("weights not aligned");
+  region_ = Region();
+  data_ = data;
+  size_ = bytes;
+}
+
+const uint8_t* WeightStore::place(const std::string& name, int64_t bytes) {
+  if (used_ + bytes > size_) {
+    throw internal_error("weights exceed what was reserved for them", name);
+  }
+  const uint8_t* const data = data_ + used_;
+  used_ += bytes;
+  bytes_ += bytes;
+  return data;
+}
+
+int WeightStore::add_packed(const std::string& name, WeightType type, int64_t n, int64_t k) {
+  const ActType act = kernels_.act_type(type, float32_compute_);
+  const uint8_t* const data = place(name, matrix_bytes(type, n, k));
+  matrices_.push_back({type, act, n, k, kernels_.panel_bytes(type, act, k), data});
+  return static_cast<int>(matrices_.size()) - 1;
 }
 
 int WeightStore::add_matrix(const std::string& name, WeightType from, WeightType to, int64_t n,
@@ -58,15 +85,10 @@ int WeightStore::add_matrix(const std::string& name, WeightType from, WeightType
                     std::to_string(n * row_bytes) + ": the file is damaged or truncated",
                 name);
   }
-  const int64_t bytes = matrix_bytes(to, n, k);
-  if (used_ + bytes > static_cast<int64_t>(region_.size())) {
-    throw internal_error("weights exceed what was reserved for them", name);
-  }
+  if (region_.data() == nullptr) throw internal_error("adopted weights are packed already", name);
   const ActType act = kernels_.act_type(to, float32_compute_);
   const int64_t panel_bytes = kernels_.panel_bytes(to, act, k);
-  uint8_t* const data = region_.data() + used_;
-  used_ += bytes;
-  bytes_ += bytes;
+  uint8_t* const data = region_.data() + (place(name, matrix_bytes(to, n, k)) - region_.data());
   const int64_t panels = (n + kPanel - 1) / kPanel;
   pool_.run(panels, 1, [&](int64_t begin, int64_t end, int) {
     for (int64_t p = begin; p < end; ++p) {
@@ -94,6 +116,8 @@ int WeightStore::add_vector(const std::string& name, WeightType from, int64_t co
 
 void WeightStore::free() {
   region_ = Region();
+  data_ = nullptr;
+  size_ = used_ = 0;
   bytes_ = 0;
 }
 

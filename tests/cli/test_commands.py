@@ -16,6 +16,7 @@ import pytest
 
 from tidemill.base.errors import TidemillError
 from tidemill.cli.machine import human_bytes, parse_bytes
+from tidemill.loading.packed_store import Entry, PackedStore
 
 
 def tidemill(*args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -33,6 +34,19 @@ def test_help_and_version() -> None:
     for command in ("serve", "run", "bench", "show", "list", "doctor"):
         assert re.search(rf"^  {command} ", text, re.MULTILINE), text
     assert tidemill("--version").stdout.startswith("tidemill ")
+
+
+def test_packed_lists_and_clears(tmp_path: Path) -> None:
+    store = PackedStore(tmp_path)
+    with store.locked():
+        store.write(Entry("k", "a-model", "c", 5, 0), [memoryview(b"12345")])
+    listed = tidemill("packed", "--packed-cache", str(tmp_path)).stdout
+    assert "a-model" in listed and "1 kept" in listed
+    cleared = tidemill("packed", "--clear", "--packed-cache", str(tmp_path)).stdout
+    assert cleared.startswith("removed ") and store.entries() == []
+    for wrong in ("", str(tmp_path / "lock"), "off"):
+        refused = tidemill("packed", "--packed-cache", wrong)
+        assert refused.returncode == 2 and "[packed-cache]" in refused.stderr
 
 
 def test_run_answers_one_prompt(tmp_path: Path) -> None:

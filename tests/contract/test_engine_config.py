@@ -30,6 +30,8 @@ from tidemill.contract.config import EngineConfig
         ("max_model_len", 2**31),
         ("kv_memory", -1),
         ("kv_memory", 2**70),
+        ("packed_cache", ""),
+        ("packed_cache", None),
     ],
 )
 def test_a_wrong_setting_is_named(name: str, value: Any) -> None:

@@ -6,6 +6,7 @@ All arrays are C-contiguous numpy arrays.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -20,6 +21,8 @@ Int64 = NDArray[np.int64]
 UInt64 = NDArray[np.uint64]
 Float32 = NDArray[np.float32]
 UInt8 = NDArray[np.uint8]
+
+Checksum = Callable[[UInt8], int]
 
 LOGITS_NONE, LOGITS_LAST, LOGITS_ALL = 0, 1, 2
 
@@ -52,12 +55,22 @@ class BackendOptions:
 
 @dataclass(frozen=True, slots=True)
 class BackendMemory:
-    """What a backend holds, in bytes, and what it computes with."""
+    """What a backend holds, in bytes, and what it computes with.
+
+    Attributes:
+        weight_bytes: of all weights.
+        kv_bytes: of the KV cache.
+        isa: instruction set.
+        device: where it computes.
+        mapped_bytes: of `weight_bytes`, what lies in the system's page cache: the system counts it
+            as free although it is needed.
+    """
 
     weight_bytes: int
     kv_bytes: int
     isa: str
     device: str
+    mapped_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -235,9 +248,30 @@ class Backend(Protocol):
         """Free everything; outstanding steps fail."""
 
 
+class PackedWeights(Protocol):
+    """Where a backend keeps the weights of the model it loads in its own form, between starts.
+
+    `layout` says everything that form depends on beside the model's content and the build.
+    `checksum` is the backend's, over the bytes of an array.
+    """
+
+    def find(self, layout: str, nbytes: int, checksum: Checksum) -> UInt8 | None:
+        """What was kept: uint8 [nbytes], read-only, whole and undamaged; or None."""
+
+    def keep(self, layout: str, data: UInt8, checksum: Checksum) -> None:
+        """Keep `data`, beside what is done next: it must stay as it is until `close`."""
+
+    def close(self) -> None:
+        """Read `data` no more. Idempotent."""
+
+
 class BackendFactory(Protocol):
     """Loads a model into a new backend."""
 
     def __call__(
-        self, spec: DecoderSpec, tensors: TensorMap, options: BackendOptions
+        self,
+        spec: DecoderSpec,
+        tensors: TensorMap,
+        options: BackendOptions,
+        packed: PackedWeights | None = None,
     ) -> Backend: ...

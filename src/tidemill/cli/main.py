@@ -7,7 +7,7 @@ import sys
 import typer
 
 from tidemill.base.errors import ErrorKind, TidemillError
-from tidemill.cli import bench, doctor, library, run, serve, show
+from tidemill.cli import bench, doctor, library, packed, run, serve, show
 
 app = typer.Typer(
     name="tidemill",
@@ -17,7 +17,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (serve.serve, run.run, bench.bench, show.show, library.list_models, doctor.doctor):
+for command in (
+    *(serve.serve, run.run, bench.bench, show.show, library.list_models),
+    *(packed.packed, doctor.doctor),
+):
     app.command(command.__name__.removesuffix("_models"))(command)
 
 # What the user can mend by another argument or file exits with 2, everything else with 1.

@@ -35,6 +35,12 @@ PREFIX_CACHING = typer.Option(
 ISA = typer.Option(
     None, help="Force an instruction set: amx, avx512, avx512bf16, avx2 or portable."
 )
+PACKED_CACHE = typer.Option(
+    "auto",
+    envvar="TIDEMILL_PACKED_CACHE",
+    help="Folder for packed weights, so that the next start is quick; auto: in the user's cache "
+    "directory; off: none.",
+)
 TOOL_FORMAT = typer.Option(
     "auto", help="How the model writes tool calls; auto reads it from the chat template."
 )
@@ -42,6 +48,24 @@ REASONING_FORMAT = typer.Option(
     "auto", help="How the model marks its thinking; auto reads it from the chat template."
 )
 CHAT_TEMPLATE = typer.Option(None, help="File with a chat template instead of the model's own.")
+
+
+def packed_cache(text: str) -> str:
+    """The setting `packed_cache` as the engine takes it: ``auto``, ``off`` or a full path.
+
+    Raises TidemillError of kind CONFIG.
+    """
+    from pathlib import Path
+
+    from tidemill.base.errors import config_error
+
+    if text in ("auto", "off"):
+        return text
+    if not text or (Path(text).exists() and not Path(text).is_dir()):
+        raise config_error(
+            "packed-cache", f"--packed-cache takes a folder, auto or off; {text!r} is no folder"
+        )
+    return str(Path(text).absolute())
 
 
 def open_model(model: str | None, chat_template: str | None = None) -> OpenedModel:

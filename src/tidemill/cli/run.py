@@ -57,6 +57,7 @@ def run(
     backend: str = options.BACKEND,
     device: str = options.DEVICE,
     isa: str | None = options.ISA,
+    packed_cache: str = options.PACKED_CACHE,
 ) -> None:
     """Chat with a model in the terminal, or answer one prompt (an argument, or piped in)."""
     from tidemill.base.errors import config_error
@@ -98,6 +99,7 @@ def run(
         backend=backend,
         device=device,
         isa=isa,
+        packed_cache=options.packed_cache(packed_cache),
         max_num_seqs=1,
     )
     with llm:

@@ -35,6 +35,7 @@ def serve(
     threads: int | None = options.THREADS,
     prefix_caching: bool = options.PREFIX_CACHING,
     isa: str | None = options.ISA,
+    packed_cache: str = options.PACKED_CACHE,
     chat_template: str | None = options.CHAT_TEMPLATE,
     tool_format: str = options.TOOL_FORMAT,
     reasoning_format: str = options.REASONING_FORMAT,
@@ -124,6 +125,7 @@ def serve(
         threads=threads,
         prefix_caching=prefix_caching,
         isa=isa,
+        packed_cache=options.packed_cache(packed_cache),
         max_itl_ms=max_itl_ms,
     ).validate()
     # After what is cheap to check, before the model is loaded: a port in use is known at once.

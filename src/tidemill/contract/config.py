@@ -53,6 +53,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             (see `sched.policy`).
         isa: force an instruction set (``amx``, ``avx512``, ``avx512bf16``, ``avx2``,
             ``portable``); None: the best there is.
+        packed_cache: folder where weights are kept as they were packed, for the next start;
+            ``auto`` is `tidemill/packed` under the user's cache directory, ``off`` is nowhere.
     """
 
     model: str
@@ -71,6 +73,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefix_caching: bool = True
     isa: str | None = None
     max_itl_ms: float | None = None
+    packed_cache: str = "auto"
 
     def validate(self) -> EngineConfig:
         """Return self if every setting is known and in range.
@@ -84,6 +87,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         _one_of("quantize", self.quantize, QUANTIZATIONS)
         _one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
         _one_of("block_size", self.block_size, BLOCK_SIZES)
+        if not self.packed_cache:
+            raise config_error("packed_cache", "packed_cache must be auto, off or a folder")
         for name, highest in _HIGHEST.items():
             value = getattr(self, name)
             if value is not None and not 1 <= value <= highest:

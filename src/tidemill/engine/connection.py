@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
+from tidemill.base.build import build_id
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.base.log import get_logger
 from tidemill.contract.wire import (
@@ -25,7 +26,6 @@ from tidemill.contract.wire import (
     frame,
     to_client_decoder,
 )
-from tidemill.engine.build import build_id
 
 _log = get_logger(__name__)
 

@@ -20,6 +20,7 @@ from typing import IO
 
 import msgspec
 
+from tidemill.base.build import build_id
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.base.log import get_logger, set_up_logging
 from tidemill.contract.config import EngineConfig
@@ -40,7 +41,6 @@ from tidemill.contract.wire import (
     frame,
     to_engine_decoder,
 )
-from tidemill.engine.build import build_id
 from tidemill.engine.core import EngineCore, open_core
 from tidemill.engine.flightlog import FlightLog
 from tidemill.engine.recorder import Heartbeat

@@ -25,6 +25,13 @@ class MappedFile:
 
     The mapping lives as long as any view of it.
 
+    Attributes:
+        path: where it was opened.
+        size: in bytes.
+        stamp: its identity on disk: device, inode, size, nanoseconds of its last modification and
+            of its last change. Equal stamps are the same, unchanged file.
+        view: its content.
+
     Raises:
         TidemillError: kind MODEL_FILE when there is no regular, readable, non-empty file.
     """
@@ -33,20 +40,27 @@ class MappedFile:
         self.path = path
         try:
             with open(path, "rb") as file:
-                self.size = _regular_size(path, file.fileno())
+                self.stamp = file_stamp(path, file.fileno())
+                self.size = self.stamp[2]
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
             raise model_file_error(f"{path}: cannot be read: {error.strerror}") from error
         self.view = memoryview(self._map)
 
+    def let_go(self) -> None:
+        """Give its pages back to the page cache; what is used again is mapped again."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)
 
-def _regular_size(path: Path, descriptor: int) -> int:
+
+def file_stamp(path: Path, descriptor: int) -> tuple[int, ...]:
+    """See `MappedFile.stamp`. Raises MODEL_FILE unless it is a regular file with content."""
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         raise model_file_error(f"{path}: not a regular file")
     if status.st_size == 0:
         raise model_file_error(f"{path}: the file is empty; fetch it again")
-    return status.st_size
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 @dataclass(frozen=True, slots=True)

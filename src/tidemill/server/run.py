@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tidemill.base.build import build_id
 from tidemill.base.clock import monotonic
 from tidemill.base.log import get_logger
 from tidemill.contract.config import EngineConfig
-from tidemill.engine.build import build_id
 from tidemill.engine.supervisor import SupervisedEngine, Supervision
 from tidemill.server.admission_options import AdmissionOptions
 from tidemill.server.limits import Limits

@@ -17,6 +17,7 @@ from tidemill.loading.lazy import Holding
 from tidemill.loading.parts import ModelFiles
 from tidemill.models.spec import DecoderSpec
 from tidemill.worker.machine import available_memory, usable_cpus
+from tidemill.worker.packed import kept_weights
 from tidemill.worker.runner import Runner
 from tidemill.worker.sizing import check_weights_fit, plan_cache, weight_bytes
 
@@ -81,10 +82,15 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
     progress(f"loading {config.served_name} ({files.file_bytes / 2**30:.2f} GiB)")
     started = monotonic()
     factory = cast(BackendFactory, import_module(_BACKENDS[config.backend]).load)
-    backend = factory(spec, tensors, options)
+    weights = files.digest()
+    packed = kept_weights(config, files, weights, threads, tensors.error_note, progress)
+    backend = factory(spec, tensors, options, packed)
+    for file in files.files:
+        file.let_go()  # it is packed: what is read in place comes back when it is used
     progress(f"weights loaded in {monotonic() - started:.1f} s")
-    lost = tensors.error_note()
-    cache = plan_cache(config, spec, kv_dtype, available_memory())
+    lost = tensors.error_note() or (packed.note if packed is not None else None)
+    free = available_memory() - backend.memory().mapped_bytes
+    cache = plan_cache(config, spec, kv_dtype, max(0, free))
     backend.allocate_cache((cache.num_blocks,) * len(spec.cache_groups()))
     memory = backend.memory()
     quantization = _quantization(config, files)
@@ -96,7 +102,7 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
     )
     for note in notes:
         progress(note)
-    identity = f"{files.digest().hex()} {config.backend} {memory.isa} {dtype} {config.quantize}"
+    identity = f"{weights.hex()} {config.backend} {memory.isa} {dtype} {config.quantize}"
     info = EngineInfo(
         model=config.served_name,
         backend=config.backend,

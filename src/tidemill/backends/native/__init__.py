@@ -5,7 +5,7 @@ The core computes a whole step in one call with the GIL released: see csrc/ and 
 
 from __future__ import annotations
 
-from tidemill.backends.base import Backend, BackendOptions
+from tidemill.backends.base import Backend, BackendOptions, PackedWeights
 from tidemill.models.spec import DecoderSpec
 from tidemill.models.tensors import TensorMap
 
@@ -13,8 +13,14 @@ from tidemill.models.tensors import TensorMap
 _BANDWIDTH_BYTES = 256 << 20
 
 
-def load(spec: DecoderSpec, tensors: TensorMap, options: BackendOptions) -> Backend:
-    """Load a model into a new native backend: repack its weights in memory.
+def load(
+    spec: DecoderSpec,
+    tensors: TensorMap,
+    options: BackendOptions,
+    packed: PackedWeights | None = None,
+) -> Backend:
+    """Load a model into a new native backend: repack its weights in memory, or map them as they
+    were packed at an earlier start.
 
     Raises TidemillError: UNSUPPORTED for a spec this backend does not run, MODEL_FILE for tensors
     that contradict the spec, CONFIG for an instruction set this machine lacks, RESOURCE when
@@ -22,7 +28,7 @@ def load(spec: DecoderSpec, tensors: TensorMap, options: BackendOptions) -> Back
     """
     from tidemill.backends.native.backend import NativeBackend
 
-    return NativeBackend(spec, tensors, options)
+    return NativeBackend(spec, tensors, options, packed)
 
 
 def available_isas() -> list[str]:

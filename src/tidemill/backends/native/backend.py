@@ -12,6 +12,7 @@ from tidemill.backends.base import (
     ExportedBlocks,
     Int32,
     LogprobArrays,
+    PackedWeights,
     StepInputs,
     StepOutputs,
     UInt8,
@@ -65,7 +66,13 @@ class NativeBackend:
     A step counts as outstanding until its result was taken or its handle dropped.
     """
 
-    def __init__(self, spec: DecoderSpec, tensors: TensorMap, options: BackendOptions) -> None:
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        tensors: TensorMap,
+        options: BackendOptions,
+        packed: PackedWeights | None = None,
+    ) -> None:
         if options.dtype not in _COMPUTE_TYPES:
             raise config_error("dtype", f"dtype must be float32 or bfloat16, got {options.dtype!r}")
         if options.kv_dtype not in KV_TYPES:
@@ -77,15 +84,17 @@ class NativeBackend:
         self.spec = spec
         self.options = options
         self._core = _core.Executor(options.threads, options.isa or "", options.dtype == "float32")
-        builder = ModelBuilder(self._core, spec, tensors, options)
+        self._packed = packed
+        builder = ModelBuilder(self._core, spec, tensors, options, packed)
         builder.build()
-        self._mapped: NDArray[np.uint8] | None = builder.mapped
+        self._mapped = builder.mapped
         self._groups = spec.cache_groups()
 
     def memory(self) -> BackendMemory:
         """See backends.base.Backend. An embedding read from its file counts as weight bytes."""
         core = self._core
-        return BackendMemory(core.weight_bytes(), core.kv_bytes(), core.isa, "cpu")
+        mapped = sum(array.nbytes for array in self._mapped)
+        return BackendMemory(core.weight_bytes(), core.kv_bytes(), core.isa, "cpu", mapped)
 
     def allocate_cache(self, num_blocks: tuple[int, ...]) -> None:
         """See backends.base.Backend. Replaces a cache allocated before; no step may be
@@ -170,6 +179,8 @@ class NativeBackend:
 
     def close(self) -> None:
         """See backends.base.Backend. Returns when the step that runs has ended."""
+        if self._packed is not None:
+            self._packed.close()
         self._core.close()
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from tidemill.backends.base import BackendOptions
+from tidemill.backends.base import BackendOptions, PackedWeights
 from tidemill.backends.native import _core
 from tidemill.base.errors import ErrorKind, TidemillError, model_file_error, unsupported
 from tidemill.models import tensors as names
@@ -96,26 +96,46 @@ def as_bytes(tensor: RawTensor) -> NDArray[np.uint8]:
     return np.frombuffer(tensor.data, dtype=np.uint8)
 
 
+def _check_memory(need: int) -> None:
+    available = psutil.virtual_memory().available
+    if need > available:
+        raise TidemillError(
+            ErrorKind.RESOURCE,
+            f"the weights need {need / 2**30:.1f} GiB and {available / 2**30:.1f} GiB of "
+            "memory are free: use --quantize q8_0 or q4_0, or a smaller model",
+            param="quantize",
+        )
+
+
 class ModelBuilder:
     """Packs a model's tensors into a core Executor and describes its layers.
 
-    After `build`, `mapped` holds the arrays that the core reads in place and that must outlive it.
+    After `build`, `mapped` holds the arrays that the core reads in place and that must outlive it:
+    the file's own embedding, the packed matrices of an earlier start.
     """
 
     def __init__(
-        self, core: _core.Executor, spec: DecoderSpec, tensors: TensorMap, options: BackendOptions
+        self,
+        core: _core.Executor,
+        spec: DecoderSpec,
+        tensors: TensorMap,
+        options: BackendOptions,
+        packed: PackedWeights | None = None,
     ) -> None:
         self._core = core
         self._spec = spec
         self._tensors = tensors
         self._options = options
+        self._packed = packed
+        self._found = False
         self._ropes: dict[Rope, int] = {}
         self._head = names.EMBED if spec.tied_embeddings else names.LM_HEAD
-        self.mapped: NDArray[np.uint8] = np.zeros(0, np.uint8)
+        self._source = np.zeros(0, np.uint8)
+        self.mapped: tuple[NDArray[np.uint8], ...] = ()
 
     def build(self) -> None:
         """Pack everything. Raises TidemillError RESOURCE when memory does not suffice."""
-        self._core.reserve(self._packed_bytes())
+        layout = self._provide()
         config = _core.ModelConfig()
         spec, options = self._spec, self._options
         config.vocab, config.hidden = spec.vocab_size, spec.hidden_size
@@ -131,7 +151,9 @@ class ModelBuilder:
         config.final_norm = self._vector(names.FINAL_NORM)
         config.lm_head = self._matrix(self._head)
         self._embedding(config)
-        self._core.build(config, self.mapped)
+        self._core.build(config, self._source)
+        if self._packed is not None and not self._found:
+            self._packed.keep(layout, self._core.packed(), lambda data: _core.checksum(data, 1))
 
     def _embedding(self, config: _core.ModelConfig) -> None:
         # A tied matrix serves both; an untied float one is read from the file's own bytes, since
@@ -141,7 +163,8 @@ class ModelBuilder:
             config.embedding = config.lm_head
         elif self._is_mapped(names.EMBED):
             config.embedding = -1
-            self.mapped = as_bytes(self._tensors[names.EMBED])
+            self._source = as_bytes(self._tensors[names.EMBED])
+            self.mapped += (self._source,)
         else:
             config.embedding = self._matrix(names.EMBED)
 
@@ -150,28 +173,37 @@ class ModelBuilder:
         same = stored_type(name, tensor, self._options.quantize) == tensor.dtype
         return name == names.EMBED and not self._spec.tied_embeddings and same
 
-    def _packed_bytes(self) -> int:
+    def _provide(self) -> str:
+        """Memory for the matrices, packed already where they were kept; returns their layout."""
+        layout = [f"{self._core.isa} {self._options.dtype}"]
         total = 0
         for name, tensor in self._tensors.items():
             if len(tensor.shape) == 2 and not self._is_mapped(name):
-                target = WEIGHT_TYPES[packed_type(name, tensor, self._options)]
-                total += self._core.matrix_bytes(target, *tensor.shape)
-        available = psutil.virtual_memory().available
-        if total > available:
-            raise TidemillError(
-                ErrorKind.RESOURCE,
-                f"the weights need {total / 2**30:.1f} GiB and {available / 2**30:.1f} GiB of "
-                "memory are free: use --quantize q8_0 or q4_0, or a smaller model",
-                param="quantize",
-            )
-        return total
+                target = packed_type(name, tensor, self._options)
+                layout.append(f"{name} {target} {list(tensor.shape)}")
+                total += self._core.matrix_bytes(WEIGHT_TYPES[target], *tensor.shape)
+        _check_memory(total)
+        text = "\n".join(layout)
+        kept = None
+        if self._packed is not None:
+            threads = self._options.threads
+            kept = self._packed.find(text, total, lambda data: _core.checksum(data, threads))
+        if kept is None:
+            self._core.reserve(total)
+        else:
+            self._core.adopt(kept)
+            self._found = True
+            self.mapped += (kept,)
+        return text
 
     def _matrix(self, name: str) -> int:
         tensor = self._tensors[name]
-        target = packed_type(name, tensor, self._options)
+        target = WEIGHT_TYPES[packed_type(name, tensor, self._options)]
         n, k = tensor.shape
-        source, to = WEIGHT_TYPES[tensor.dtype], WEIGHT_TYPES[target]
-        return self._core.add_matrix(name, source, to, n, k, as_bytes(tensor))
+        if self._found:
+            return self._core.add_packed(name, target, n, k)
+        source = WEIGHT_TYPES[tensor.dtype]
+        return self._core.add_matrix(name, source, target, n, k, as_bytes(tensor))
 
     def _vector(self, name: str) -> int:
         tensor = self._tensors[name]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from tidemill.backends.base import Backend, BackendOptions
+from tidemill.backends.base import Backend, BackendOptions, PackedWeights
 from tidemill.base.errors import config_error
 from tidemill.models.spec import DecoderSpec
 from tidemill.models.tensors import TensorMap
 
 
-def load(spec: DecoderSpec, tensors: TensorMap, options: BackendOptions) -> Backend:
-    """Load a model into a new torch backend.
+def load(
+    spec: DecoderSpec,
+    tensors: TensorMap,
+    options: BackendOptions,
+    packed: PackedWeights | None = None,
+) -> Backend:
+    """Load a model into a new torch backend. It packs nothing, so `packed` is not used.
 
     Raises TidemillError: CONFIG when torch is not installed or the device does not exist,
     UNSUPPORTED for a spec this backend does not run, RESOURCE when memory does not suffice.

@@ -1,0 +1,132 @@
+"""From the start of the process to the first token over HTTP, with and without packed weights.
+
+Qwen3-0.6B's shape with random weights, its file in the page cache. For each type: a first start
+(an empty folder of packed weights), then second starts once the folder has been filled; medians of
+the latter. A client that connects as soon as the port listens sends one request of eight tokens.
+With --write, the table goes between the markers of docs/benchmarks.md.
+
+    .venv/bin/python benchmarks/start.py [--starts 5] [--write]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from serve_06b import DOC, MODEL, free_port, make_model, resident_bytes
+
+from tidemill.cli.machine import describe_cpu
+
+BEGIN, END = "<!-- start: begin -->", "<!-- start: end -->"
+TYPES = ("none", "q8_0", "q4_0")
+WAIT_SECONDS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Seconds from the start of the process to its first token; proportional bytes afterwards."""
+
+    seconds: float
+    pss: int
+
+
+def first_token(port: int, until: float) -> None:
+    """Connect when the port listens, ask for one token, and wait for it."""
+    body = {"model": MODEL.name, "prompt": list(range(100, 108)), "max_tokens": 4, "stream": True}
+    while True:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_SECONDS)
+        try:
+            connection.connect()
+            break
+        except ConnectionRefusedError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.002)
+    with contextlib.closing(connection):
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        response = connection.getresponse()
+        if response.status != 200:
+            raise SystemExit(f"HTTP {response.status}: {response.read(300)!r}")
+        while not response.readline().startswith(b"data:"):
+            pass
+
+
+def start(flags: Sequence[str], until_kept: Path | None, verbose: bool) -> Start:
+    """One start; with `until_kept`, the server runs until that folder holds an entry."""
+    port = free_port()
+    command = [sys.executable, "-m", "tidemill", "serve", str(MODEL), "--port", str(port), *flags]
+    began = time.monotonic()
+    process = subprocess.Popen(command, stderr=None if verbose else subprocess.DEVNULL)
+    try:
+        first_token(port, began + WAIT_SECONDS)
+        seconds = time.monotonic() - began
+        pss = resident_bytes(process.pid)
+        while until_kept is not None and not list(until_kept.glob("*.sources")):
+            if time.monotonic() > began + WAIT_SECONDS:
+                raise SystemExit("the packed weights were not kept")
+            time.sleep(0.1)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+    return Start(seconds, pss)
+
+
+def measure(quantize: str, starts: int, verbose: bool) -> str:
+    """A row of the table."""
+    with tempfile.TemporaryDirectory(prefix="tidemill-start-", dir=MODEL.parent) as folder:
+        flags = ["--quantize", quantize, "--packed-cache", folder]
+        first = start(flags, Path(folder), verbose)
+        later = [start(flags, None, verbose) for _ in range(starts)]
+        packed = max(path.stat().st_size for path in Path(folder).iterdir())
+    seconds = sorted(each.seconds for each in later)
+    cells = [
+        "bf16" if quantize == "none" else quantize,
+        f"{first.seconds:.2f}",
+        f"{statistics.median(seconds):.2f} ({seconds[0]:.2f} to {seconds[-1]:.2f})",
+        f"{packed / 2**20:.0f}",
+        f"{first.pss / 2**20:.0f}",
+        f"{statistics.median(each.pss for each in later) / 2**20:.0f}",
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--starts", type=int, default=5)
+    parser.add_argument("--types", default=",".join(TYPES))
+    parser.add_argument("--verbose", action="store_true", help="show what the servers say")
+    parser.add_argument("--write", action="store_true")
+    args = parser.parse_args()
+    make_model()
+    with open(MODEL / "model.safetensors", "rb") as file:  # into the page cache
+        while file.read(2**24):
+            pass
+    lines = [
+        f"{describe_cpu()}; {time.strftime('%Y-%m-%d')}.",
+        "",
+        "| weights | first start, s | second start, s (median of "
+        f"{args.starts}, range) | packed, MiB | proportional MiB, first | second |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [measure(kind, args.starts, args.verbose) for kind in args.types.split(",")]
+    print("\n".join(lines))
+    if args.write:
+        text = DOC.read_text()
+        before, rest = text.split(BEGIN)
+        DOC.write_text(before + BEGIN + "\n" + "\n".join(lines) + "\n" + END + rest.split(END)[1])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""`tidemill packed`: the weights kept for the next start."""
+
+from __future__ import annotations
+
+import time
+
+import typer
+
+from tidemill.cli import options
+
+
+def packed(
+    clear: bool = typer.Option(False, "--clear", help="Remove them all."),
+    packed_cache: str = options.PACKED_CACHE,
+) -> None:
+    """List the packed weights that are kept for quick starts, or remove them."""
+    from pathlib import Path
+
+    from tidemill.base.errors import config_error
+    from tidemill.cli.machine import human_bytes
+    from tidemill.loading.packed_store import PackedStore, default_folder
+
+    setting = options.packed_cache(packed_cache)
+    if setting == "off":
+        raise config_error("packed-cache", "--packed-cache off keeps nothing: name a folder")
+    store = PackedStore(default_folder() if setting == "auto" else Path(setting))
+    if clear:
+        freed = store.clear() if store.folder.is_dir() else 0
+        typer.echo(f"removed {human_bytes(freed)} from {store.folder}")
+        return
+    entries = store.entries()
+    for entry in entries:
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
+        typer.echo(f"{human_bytes(entry.nbytes):>10}  last used {when}  {entry.model}")
+    total = human_bytes(sum(entry.nbytes for entry in entries))
+    typer.echo(f"{len(entries)} kept, {total}, in {store.folder}")

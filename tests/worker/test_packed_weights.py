@@ -1,0 +1,231 @@
+"""Weights packed once and mapped afterwards: the same bits, and never another model's."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.backend_driver import BackendDriver, options
+from helpers.random_model import make_spec, make_tensors
+
+from tidemill.backends import native
+from tidemill.backends.base import Backend
+from tidemill.backends.native.backend import NativeBackend
+from tidemill.contract.config import EngineConfig
+from tidemill.loading.checkpoint import open_model
+from tidemill.loading.mapped import MappedFile
+from tidemill.loading.named import locate
+from tidemill.loading.packed_store import DATA_OFFSET, PackedStore
+from tidemill.loading.parts import ModelFiles
+from tidemill.worker import packed
+from tidemill.worker.packed import KeptWeights
+
+SPEC = make_spec(vocab=101, tied=False, hidden=64, intermediate=96, head_dim=16)
+TENSORS = make_tensors(SPEC, "BF16")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(os.urandom(100_000))
+    os.utime(path, (1, 1))
+    return path
+
+
+@pytest.fixture
+def told() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def kept(
+    tmp_path: Path, source: Path, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., KeptWeights]:
+    """Makes what a start would make; its files count as long settled."""
+    monkeypatch.setattr(packed, "SETTLED_NS", 0)
+
+    def make(path: Path = source, weights: bytes = b"digest") -> KeptWeights:
+        store, files = PackedStore(tmp_path / "packed"), [MappedFile(path)]
+        return KeptWeights(
+            store, "random", weights, files, 2, told.append, min_bytes=1, delay=0
+        )  # fmt: skip
+
+    return make
+
+
+def load(weights: KeptWeights | None, **changes: object) -> Backend:
+    return native.load(SPEC, TENSORS, options(threads=2, **changes), weights)
+
+
+def mapped(backend: Backend) -> bool:
+    assert isinstance(backend, NativeBackend)
+    return backend.memory().mapped_bytes > TENSORS["embed.weight"].nbytes
+
+
+def logits(backend: Backend) -> np.ndarray:
+    driver = BackendDriver(backend)
+    rows = [(driver.sequence([5, 7, 11, 13]), 4), (driver.sequence([2] * 9), 9)]
+    found = backend.submit(driver.inputs(rows)).result().logits
+    assert found is not None
+    return found
+
+
+def start(weights: KeptWeights, **changes: object) -> tuple[bool, np.ndarray]:
+    """A start that lasts until its weights are kept: was it mapped, and what it computes."""
+    backend = load(weights, **changes)
+    weights.wait()
+    result = mapped(backend), logits(backend)
+    backend.close()
+    return result
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"dtype": "bfloat16", "kv_dtype": "bfloat16"},
+        {"quantize": "q8_0", "dtype": "bfloat16"},
+        {"quantize": "q4_0"},
+    ],
+)
+def test_a_second_start_maps_the_same_bits(
+    kept: Callable[..., KeptWeights], changes: dict[str, object]
+) -> None:
+    plain = load(None, **changes)
+    expected = logits(plain)
+    plain.close()
+    assert start(kept(), **changes)[0] is False
+    for _ in range(2):
+        was_mapped, found = start(kept(), **changes)
+        assert was_mapped and np.array_equal(found, expected)
+
+
+def test_types_and_instruction_sets_are_kept_apart(kept: Callable[..., KeptWeights]) -> None:
+    for changes in (
+        {"quantize": "q8_0"},
+        {"quantize": "q4_0"},
+        {"quantize": "q8_0", "dtype": "bfloat16"},
+        {"quantize": "q8_0", "isa": "portable"},
+    ):
+        assert start(kept(), **changes)[0] is False
+        assert start(kept(), **changes)[0] is True
+
+
+def test_other_weights_are_another_entry(kept: Callable[..., KeptWeights]) -> None:
+    start(kept())
+    assert start(kept(weights=b"other"))[0] is False
+
+
+def test_a_copy_is_recognised_by_its_content(
+    kept: Callable[..., KeptWeights], source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(kept())
+    copy = source.with_name("copy")
+    shutil.copy(source, copy)
+    assert start(kept(copy))[0] is True
+    # From then on it is known without being read.
+    monkeypatch.setattr(KeptWeights, "_content", lambda self, threads: "not read")
+    assert start(kept(copy))[0] is True
+    assert start(kept())[0] is True
+
+
+def test_a_change_that_no_sample_shows_is_noticed(
+    kept: Callable[..., KeptWeights], source: Path
+) -> None:
+    start(kept())
+    with source.open("r+b") as file:
+        file.seek(50_000)
+        byte = file.read(1)[0]
+        file.seek(50_000)
+        file.write(bytes([byte ^ 1]))
+    os.utime(source, (1, 1))  # as it was: the time of the change of the inode tells
+    assert start(kept())[0] is False
+    assert start(kept())[0] is True  # replaced
+
+
+@pytest.mark.parametrize("where", [DATA_OFFSET, DATA_OFFSET + 12_345, -1, 100])
+def test_a_damaged_entry_is_made_again_and_logged(
+    kept: Callable[..., KeptWeights], tmp_path: Path, where: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, expected = start(kept())
+    [path] = (tmp_path / "packed").glob("*.packed")
+    raw = bytearray(path.read_bytes())
+    raw[where] ^= 4
+    path.write_bytes(raw)
+    with caplog.at_level(logging.WARNING, "tidemill"):
+        was_mapped, found = start(kept())
+    assert not was_mapped and np.array_equal(found, expected)
+    assert "damaged and made again" in caplog.text
+    assert start(kept())[0] is True
+
+
+def test_without_room_it_goes_on_and_says_so(
+    kept: Callable[..., KeptWeights], monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    def full(descriptor: int, size: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tidemill.loading.packed_store._reserve", full)
+    with caplog.at_level(logging.WARNING, "tidemill"):
+        start(kept())
+    assert "are not kept" in caplog.text and "No space left" in caplog.text
+    monkeypatch.undo()
+
+
+def test_a_folder_that_cannot_be_used_is_no_obstacle(
+    source: Path, told: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    store = PackedStore(tmp_path / "file" / "packed")
+    weights = KeptWeights(store, "m", b"", [MappedFile(source)], 1, told.append, min_bytes=1)
+    weights._delay = 0
+    with caplog.at_level(logging.WARNING, "tidemill"):
+        start(weights)
+    assert "are not kept" in caplog.text
+
+
+def test_closing_ends_keeping_at_once(kept: Callable[..., KeptWeights], tmp_path: Path) -> None:
+    weights = kept()
+    weights._delay = 60
+    backend = load(weights)
+    backend.close()
+    weights.wait()
+    assert not list((tmp_path / "packed").glob("*.packed"))
+
+
+def test_small_models_are_not_kept(source: Path, told: list[str], tmp_path: Path) -> None:
+    store = PackedStore(tmp_path / "packed")
+    weights = KeptWeights(store, "m", b"", [MappedFile(source)], 1, told.append)
+    assert start(weights)[0] is False
+    assert not store.folder.exists()
+
+
+def test_what_packing_lost_is_said_at_every_start(kept: Callable[..., KeptWeights]) -> None:
+    first, second = kept(), kept()
+    first._loss = lambda: "two weights lost 1 %"
+    assert start(first)[0] is False
+    assert start(second)[0] is True and second.note == "two weights lost 1 %"
+
+
+def test_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = open_model(locate(None)[0])
+
+    def made(setting: str, model: ModelFiles = files) -> KeptWeights | None:
+        config = EngineConfig(model="m", served_name="m", packed_cache=setting)
+        return packed.kept_weights(config, model, b"", 1, lambda: None, lambda line: None)
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert made("off") is None
+    auto, set_to = made("auto"), made("/some/where")
+    assert auto is not None and auto._store.folder == tmp_path / "tidemill" / "packed"
+    assert set_to is not None and set_to._store.folder == Path("/some/where")
+    # A config that says otherwise how the same bytes are to be read is another model.
+    other = made("auto", replace(files, config={**files.config, "quantization_config": 1}))
+    assert other is not None and other._key("") != auto._key("")
