@@ -4,7 +4,9 @@
 #include "simd/avx2.h"
 
 namespace tidemill::avx2 {
+#include "gemm/kblocks.inl"
 #include "norm_rope/elementwise.inl"
+#include "gemm/kpack.inl"
 #include "gemm/pack.inl"
 #include "gemm/activations.inl"
 #include "gemm/gemm.inl"

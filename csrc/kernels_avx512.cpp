@@ -7,7 +7,9 @@
 #endif
 
 namespace tidemill::TIDEMILL_AVX512 {
+#include "gemm/kblocks.inl"
 #include "norm_rope/elementwise.inl"
+#include "gemm/kpack.inl"
 #include "gemm/pack.inl"
 #include "gemm/activations.inl"
 #include "gemm/gemm.inl"

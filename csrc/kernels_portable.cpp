@@ -4,7 +4,9 @@
 #include "simd/portable.h"
 
 namespace tidemill::portable {
+#include "gemm/kblocks.inl"
 #include "norm_rope/elementwise.inl"
+#include "gemm/kpack.inl"
 #include "gemm/pack.inl"
 #include "gemm/activations.inl"
 #include "gemm/gemm.inl"

@@ -5,12 +5,12 @@
 //   I8    per group of 32: ActGroup, 48 bytes
 
 // The two corrections are what the accumulator starts from where weights are stored with an
-// offset: sum (q + zero) * a = sum q * a + zero * sum a.
+// offset: sum (q + zero) * a = sum q * a + zero * sum a. The sums by halves serve Q6_K.
 struct ActGroup {
   float scale;
   int32_t correction_q8;  // -128 * sum of q
   int32_t correction_q4;  // -8 * sum of q
-  int32_t padding;
+  int16_t half_sums[2];   // sums of q over 0..15 and 16..31
   int8_t q[32];
 };
 static_assert(sizeof(ActGroup) == 48, "layout shared by pack_act and gemm");
@@ -37,19 +37,22 @@ static inline void pack_act_i8(const float* x, ActGroup* out) {
   }
   const float bound = vreduce_max(largest);
   const Vf inverse = vset(bound > 0.0f ? 127.0f / bound : 0.0f);
-  Vi sum = iset(0);
+  Vi sums[2] = {iset(0), iset(0)};
   for (int i = 0; i < kVecs; ++i) {
     // A subnormal bound overflows the quotient; the clamp keeps q within +-127.
     const Vf scaled = vmin(vset(127.0f), vmax(vset(-127.0f), vmul(v[i], inverse)));
     const Vi q = vround(scaled);
+    Vi& sum = sums[i * kLanes / 16];
     sum = iadd(sum, q);
     istore_s8(out->q + i * kLanes, q);
   }
-  const int32_t total = ireduce_add(sum);
+  const int32_t lower = ireduce_add(sums[0]), upper = ireduce_add(sums[1]);
+  const int32_t total = lower + upper;
   out->scale = bound / 127.0f;
   out->correction_q8 = -128 * total;
   out->correction_q4 = -8 * total;
-  out->padding = 0;
+  out->half_sums[0] = int16_t(lower);
+  out->half_sums[1] = int16_t(upper);
 }
 
 #ifdef TIDEMILL_BF16_PAIRS

@@ -9,79 +9,111 @@ constexpr int64_t kTileRows = 16;
 
 // --- int8 ---
 
-// Measured: fewer rows are faster by vectors. What a tile saves is spent on storing its sums, once
-// per group of 32, and on spreading nibbles.
-constexpr int64_t kTileQ8From = 6, kTileQ4From = 12;
-
+template <int kHalves>
 static inline void configure_i8(int64_t rows) {
   TileShapes shapes;
   for (int half = 0; half < 2; ++half) {
-    shapes.set(half, rows, 64);            // sums
-    shapes.set(2 + half, rows, 64);        // sums of the next group
-    shapes.set(4 + half, kGroup / 4, 64);  // weights
+    shapes.set(half, rows, 64);                      // sums of both columns
+    shapes.set(2 + half, rows, 64);                  // of the second half
+    shapes.set(4 + half, kGroup / 4 / kHalves, 64);  // weights
+    shapes.set(6 + half, rows, kGroup / kHalves);    // activations
   }
-  shapes.set(6, rows, kGroup);  // activations
   tiles_configure(shapes);
 }
 
-// A group's weights as signed bytes, four of k per 32-bit lane: Q8_0's lie so in the panel, Q4_0's
-// nibbles are spread into `bytes`.
-template <bool kFour>
-static inline const uint8_t* tile_weights(const uint8_t* quads, uint8_t* bytes) {
-  if (!kFour) return quads;
+// A group's weights as signed bytes, four of k per 32-bit lane: Q8_0's lie so in the panel, fewer
+// bits are spread into `bytes`.
+static inline const uint8_t* tile_weights(QuantizedWeights<false>, const uint8_t* group, uint8_t*) {
+  return group + 64;
+}
+static inline const uint8_t* tile_weights(QuantizedWeights<true>, const uint8_t* group,
+                                          uint8_t* bytes) {
   const Vi eight = iset(0x08080808);
   TIDEMILL_UNROLL
   for (int part = 0; part < 4; ++part) {
     TIDEMILL_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const Vi w = iload(quads + part * kPanel * 4 + half * 64);
+      const Vi w = iload(group + 64 + part * kPanel * 4 + half * 64);
       istore(bytes + part * kPanel * 4 + half * 64, isub_bytes(nibble_low(w), eight));
       istore(bytes + (4 + part) * kPanel * 4 + half * 64, isub_bytes(nibble_high(w), eight));
     }
   }
   return bytes;
 }
+template <WeightType kType, int T>
+static inline void spread_quads(const uint8_t* group, uint8_t* bytes) {
+  TIDEMILL_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    Vi w = KWeights<kType>::template quad<T>(group, half * 64);
+    if (KWeights<kType>::kHalves == 2) w = isub_bytes(w, iset(0x20202020));
+    istore(bytes + T * kPanel * 4 + half * 64, w);
+  }
+  if constexpr (T < 7) spread_quads<kType, T + 1>(group, bytes);
+}
+template <WeightType kType>
+static inline const uint8_t* tile_weights(KWeights<kType>, const uint8_t* group, uint8_t* bytes) {
+  spread_quads<kType, 0>(group, bytes);
+  return bytes;
+}
+
+// The integer sums of R rows in a group, [half][column][row][lane].
+template <class Weights, int R>
+static inline void tile_multiply_i8(const TileInput& in, int64_t g, uint8_t* bytes, int32_t* dots) {
+  constexpr int64_t kRow = kLanes * 4, kTile = R * kLanes, kHalfBytes = kGroup / 2 * kPanel;
+  const uint8_t* weights = tile_weights(Weights{}, Weights::group_at(in.panel, g), bytes);
+  const uint8_t* act = in.act + g * int64_t(sizeof(ActGroup)) + offsetof(ActGroup, q);
+  tile_load<6>(act, in.act_stride);
+  tile_load<4>(weights, kPanel * 4);
+  tile_zero<0>();
+  tile_dot_i8<0, 6, 4>();
+  tile_load<5>(weights + 64, kPanel * 4);
+  tile_zero<1>();
+  tile_dot_i8<1, 6, 5>();
+  if constexpr (Weights::kHalves == 2) {
+    tile_load<7>(act + kGroup / 2, in.act_stride);
+    tile_load<4>(weights + kHalfBytes, kPanel * 4);
+    tile_zero<2>();
+    tile_dot_i8<2, 7, 4>();
+    tile_load<5>(weights + kHalfBytes + 64, kPanel * 4);
+    tile_zero<3>();
+    tile_dot_i8<3, 7, 5>();
+  }
+  tile_store<0>(dots, kRow);
+  tile_store<1>(dots + kTile, kRow);
+  if constexpr (Weights::kHalves == 2) {
+    tile_store<2>(dots + 2 * kTile, kRow);
+    tile_store<3>(dots + 3 * kTile, kRow);
+  }
+}
 
 // R rows of a panel, its 32 columns at once.
-template <bool kFour, int R>
+template <class Weights, int R>
 static void tile_rows_i8(const TileInput& in, int64_t valid, const float* bias, float* out,
                          int64_t ldo) {
-  constexpr int64_t kBlockBytes = QuantizedWeights<kFour>::kBlockBytes;
-  constexpr int64_t kDotRow = kLanes * 4;
-  alignas(64) int32_t dots[2][2][R * kLanes];
-  alignas(64) uint8_t bytes[2][kFour ? 1024 : 64];
+  constexpr int kHalves = Weights::kHalves;
+  constexpr int64_t kTile = R * kLanes;
+  alignas(64) int32_t dots[2][kHalves * 2 * kTile];
+  alignas(64) uint8_t bytes[2][kGroup * kPanel];
   const int64_t groups = in.k / kGroup;
-  const auto multiply = [&](int64_t g) {
-    const uint8_t* weights =
-        tile_weights<kFour>(in.panel + g * kBlockBytes + 64, bytes[g & 1]);
-    tile_load<6>(in.act + g * int64_t(sizeof(ActGroup)) + offsetof(ActGroup, q), in.act_stride);
-    tile_load<4>(weights, kPanel * 4);
-    tile_zero<0>();
-    tile_dot_i8<0, 6, 4>();
-    tile_load<5>(weights + 64, kPanel * 4);
-    tile_zero<1>();
-    tile_dot_i8<1, 6, 5>();
-    tile_store<0>(dots[g & 1][0], kDotRow);
-    tile_store<1>(dots[g & 1][1], kDotRow);
-  };
   Vf sum[R][2];
   TIDEMILL_UNROLL
   for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = vzero();
-  multiply(0);
+  tile_multiply_i8<Weights, R>(in, 0, bytes[0], dots[0]);
   for (int64_t g = 0; g < groups; ++g) {
     // The next group's products run while this one's are scaled.
-    if (g + 1 < groups) multiply(g + 1);
-    prefetch_block(in, g * kBlockBytes);
-    const uint8_t* act = in.act + g * int64_t(sizeof(ActGroup));
-    const uint16_t* scales = reinterpret_cast<const uint16_t*>(in.panel + g * kBlockBytes);
-    const Vf scale[2] = {vload_half(scales), vload_half(scales + kLanes)};
+    const int64_t next = g + 1;
+    if (next < groups) tile_multiply_i8<Weights, R>(in, next, bytes[next & 1], dots[next & 1]);
+    Weights::prefetch_group(in, g);
+    typename Weights::template Factors<2> factors;
+    factors.load(in.panel, g, 0);
     TIDEMILL_UNROLL
     for (int r = 0; r < R; ++r) {
-      const Vf a = vset(load_as<float>(act + r * in.act_stride));
       TIDEMILL_UNROLL
       for (int v = 0; v < 2; ++v) {
-        const Vf dot = vconvert(iload(dots[g & 1][v] + r * kLanes));
-        sum[r][v] = vfma(dot, vmul(scale[v], a), sum[r][v]);
+        const int32_t* at = dots[g & 1] + v * kTile + r * kLanes;
+        Vi dot[kHalves];
+        for (int half = 0; half < kHalves; ++half) dot[half] = iload(at + half * 2 * kTile);
+        sum[r][v] = factors.add(v, act_group(in, r, g), dot, sum[r][v]);
       }
     }
   }
@@ -95,24 +127,24 @@ static void tile_rows_i8(const TileInput& in, int64_t valid, const float* bias, 
   }
 }
 
-template <bool kFour, int R>
+template <class Weights, int R>
 static inline void dispatch_tile_i8(int64_t rows, const TileInput& in, int64_t valid,
                                     const float* bias, float* out, int64_t ldo) {
   if (rows == R) {
-    tile_rows_i8<kFour, R>(in, valid, bias, out, ldo);
+    tile_rows_i8<Weights, R>(in, valid, bias, out, ldo);
   } else if constexpr (R > 1) {
-    dispatch_tile_i8<kFour, R - 1>(rows, in, valid, bias, out, ldo);
+    dispatch_tile_i8<Weights, R - 1>(rows, in, valid, bias, out, ldo);
   }
 }
 
-template <bool kFour>
+template <class Weights>
 struct TilesI8 {
   static constexpr int64_t kRows = kTileRows;
-  static constexpr int64_t kBlockBytes = QuantizedWeights<kFour>::kBlockBytes;
-  static inline void configure(int64_t rows) { configure_i8(rows); }
+  static constexpr int64_t kBlockBytes = Weights::kBlockBytes;
+  static inline void configure(int64_t rows) { configure_i8<Weights::kHalves>(rows); }
   static inline void rows(int64_t count, const TileInput& in, int64_t valid, const float* bias,
                           float* out, int64_t ldo) {
-    dispatch_tile_i8<kFour, kTileRows>(count, in, valid, bias, out, ldo);
+    dispatch_tile_i8<Weights, kTileRows>(count, in, valid, bias, out, ldo);
   }
 };
 
@@ -207,4 +239,24 @@ static void gemm_tiles(const PackedMatrix& w, const uint8_t* acts, int64_t act_s
     }
   }
   tiles_release();
+}
+
+// By how many rows on tiles are faster than vectors, measured: what a tile saves is spent on
+// storing its sums, once per group of 32, and on spreading weights of fewer bits than eight.
+// nullptr: by vectors.
+static decltype(&gemm_tiles<TilesBf16>) tiles_i8(WeightType type, int64_t m_rows) {
+  switch (type) {
+    case WeightType::Q8_0:
+      return m_rows >= 6 ? &gemm_tiles<TilesI8<QuantizedWeights<false>>> : nullptr;
+    case WeightType::Q4_0:
+      return m_rows >= 12 ? &gemm_tiles<TilesI8<QuantizedWeights<true>>> : nullptr;
+    case WeightType::Q4_K:
+      return m_rows >= 12 ? &gemm_tiles<TilesI8<KWeights<WeightType::Q4_K>>> : nullptr;
+    case WeightType::Q5_K:
+      return m_rows >= 12 ? &gemm_tiles<TilesI8<KWeights<WeightType::Q5_K>>> : nullptr;
+    case WeightType::Q6_K:
+      return m_rows >= 12 ? &gemm_tiles<TilesI8<KWeights<WeightType::Q6_K>>> : nullptr;
+    default:
+      return nullptr;
+  }
 }

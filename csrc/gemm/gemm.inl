@@ -24,6 +24,10 @@ static inline void prefetch_block(const TileInput& in, int64_t block_offset) {
     prefetch(in.next + block_offset + line * 64);
 }
 
+static inline const ActGroup* act_group(const TileInput& in, int64_t row, int64_t g) {
+  return reinterpret_cast<const ActGroup*>(in.act + row * in.act_stride) + g;
+}
+
 // 8-bit (kFour false) or 4-bit weights against int8 activations: exact integer sums per group of
 // 32, then one fma with the product of both scales.
 template <bool kFour>
@@ -31,6 +35,29 @@ struct QuantizedWeights {
   static constexpr int kRows = kI8Rows, kVecs = kI8Vecs;
   static constexpr int64_t kPrefetchRows = 1;  // measured: 81 to 94 % of the read at one row
   static constexpr int64_t kBlockBytes = kFour ? kQ4GroupBytes : kQ8GroupBytes;
+  static constexpr int kHalves = 1;  // integer sums per group
+
+  static inline const uint8_t* group_at(const uint8_t* panel, int64_t g) {
+    return panel + g * kBlockBytes;
+  }
+  static inline void prefetch_group(const TileInput& in, int64_t g) {
+    prefetch_block(in, g * kBlockBytes);
+  }
+
+  // Factors of a group's integer sums, for V vectors of output rows from `lane` on.
+  template <int V>
+  struct Factors {
+    Vf scale[V];
+
+    inline void load(const uint8_t* panel, int64_t g, int64_t lane) {
+      const uint16_t* scales = reinterpret_cast<const uint16_t*>(group_at(panel, g) + lane * 2);
+      TIDEMILL_UNROLL
+      for (int v = 0; v < V; ++v) scale[v] = vload_half(scales + v * kLanes);
+    }
+    inline Vf add(int v, const ActGroup* act, const Vi (&dot)[1], Vf sum) const {
+      return vfma(vconvert(dot[0]), vmul(scale[v], vset(act->scale)), sum);
+    }
+  };
 
   template <int R, int V>
   static inline void group(const TileInput& in, int64_t g, Vi (&dot)[R][V]) {
@@ -72,25 +99,22 @@ struct QuantizedWeights {
   template <int R, int V>
   static inline void accumulate(const TileInput& in, Vf (&sum)[R][V]) {
     for (int64_t g = 0; g < in.k / kGroup; ++g) {
-      prefetch_block(in, g * kBlockBytes);
+      prefetch_group(in, g);
       Vi dot[R][V];
       group<R, V>(in, g, dot);
-      const uint16_t* scales =
-          reinterpret_cast<const uint16_t*>(in.panel + g * kBlockBytes + in.lane * 2);
-      Vf scale[V];
-      TIDEMILL_UNROLL
-      for (int v = 0; v < V; ++v) scale[v] = vload_half(scales + v * kLanes);
+      Factors<V> factors;
+      factors.load(in.panel, g, in.lane);
       TIDEMILL_UNROLL
       for (int r = 0; r < R; ++r) {
-        const Vf a = vset(load_as<float>(in.act + r * in.act_stride +
-                                         g * int64_t(sizeof(ActGroup))));
+        const ActGroup* act = act_group(in, r, g);
         TIDEMILL_UNROLL
-        for (int v = 0; v < V; ++v)
-          sum[r][v] = vfma(vconvert(dot[r][v]), vmul(scale[v], a), sum[r][v]);
+        for (int v = 0; v < V; ++v) sum[r][v] = factors.add(v, act, {dot[r][v]}, sum[r][v]);
       }
     }
   }
 };
+
+#include "gemm/kquants.inl"
 
 // Float weights. kType names the panel; kPairs: bf16 activations against bf16 weights. bf16 and
 // f16 weights against float activations are widened, which is exact.
@@ -230,6 +254,9 @@ static void gemm(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride,
   auto* run = &gemm_panels<FloatWeights<WeightType::F32, false>>;
   if (w.type == WeightType::Q8_0) run = &gemm_panels<QuantizedWeights<false>>;
   if (w.type == WeightType::Q4_0) run = &gemm_panels<QuantizedWeights<true>>;
+  if (w.type == WeightType::Q4_K) run = &gemm_panels<KWeights<WeightType::Q4_K>>;
+  if (w.type == WeightType::Q5_K) run = &gemm_panels<KWeights<WeightType::Q5_K>>;
+  if (w.type == WeightType::Q6_K) run = &gemm_panels<KWeights<WeightType::Q6_K>>;
   if (w.type == WeightType::F16) run = &gemm_panels<FloatWeights<WeightType::F16, false>>;
   if (w.type == WeightType::BF16) {
     run = &gemm_panels<FloatWeights<WeightType::BF16, false>>;
@@ -240,8 +267,9 @@ static void gemm(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride,
 #endif
   }
 #ifdef TIDEMILL_AMX
-  if (m_rows >= kTileQ8From && w.type == WeightType::Q8_0) run = &gemm_tiles<TilesI8<false>>;
-  if (m_rows >= kTileQ4From && w.type == WeightType::Q4_0) run = &gemm_tiles<TilesI8<true>>;
+  if (w.act == ActType::I8) {
+    if (auto* tiles = tiles_i8(w.type, m_rows)) run = tiles;
+  }
 #endif
   run(w, acts, act_stride, m_rows, p0, p1, bias, out, ldo);
 }

@@ -6,8 +6,8 @@
 //   Q8_0  per group:    32 half scales, then 8 quads of k: 32 rows x 4 bytes q + 128
 //   Q4_0  per group:    32 half scales, then 4 x 32 rows x 4 bytes; byte b of part c holds
 //                       q + 8 of k = 4c + b (low nibble) and 16 + 4c + b (high), GGUF's own order
+//   K types       see kpack.inl
 
-constexpr int64_t kGroup = 32;
 // Vectors multiply unsigned weights, q + 128; tiles signed ones.
 #ifdef TIDEMILL_AMX
 constexpr uint32_t kQ8Flip = 0;
@@ -21,6 +21,9 @@ static ActType act_type(WeightType weight, bool float32_compute) {
   switch (weight) {
     case WeightType::Q8_0:
     case WeightType::Q4_0:
+    case WeightType::Q4_K:
+    case WeightType::Q5_K:
+    case WeightType::Q6_K:
       return ActType::I8;
     case WeightType::BF16:
       return float32_compute ? ActType::F32 : ActType::BF16;
@@ -44,6 +47,10 @@ static int64_t panel_bytes(WeightType weight, [[maybe_unused]] ActType act, int6
       return k / kGroup * kQ8GroupBytes;
     case WeightType::Q4_0:
       return k / kGroup * kQ4GroupBytes;
+    case WeightType::Q4_K:
+    case WeightType::Q5_K:
+    case WeightType::Q6_K:
+      return k_panel_bytes(weight, k);
   }
   return 0;
 }
@@ -56,6 +63,10 @@ static inline int64_t source_bytes(WeightType type, int64_t count) {
       return count / 32 * 34;
     case WeightType::Q4_0:
       return count / 32 * 18;
+    case WeightType::Q4_K:
+    case WeightType::Q5_K:
+    case WeightType::Q6_K:
+      return count / kBlock * k_block_bytes(type);
     default:
       return count * 2;
   }
@@ -165,6 +176,7 @@ static void pack_panel(WeightType from, const void* source, WeightType to, ActTy
   const int64_t rows = max64(0, min64(kPanel, n - n0));
   const int64_t row_bytes = source_bytes(from, k);
   const uint8_t* first = static_cast<const uint8_t*>(source) + n0 * row_bytes;
+  if (is_k_type(to)) return pack_k_panel(to, first, row_bytes, rows, k, panel);
   const bool quantized = to == WeightType::Q8_0 || to == WeightType::Q4_0;
   const int64_t group_bytes = to == WeightType::Q8_0 ? kQ8GroupBytes : kQ4GroupBytes;
   if (!quantized && (rows < kPanel || k % 32))
@@ -191,6 +203,7 @@ static void pack_panel(WeightType from, const void* source, WeightType to, ActTy
 static void unpack_row(const PackedMatrix& w, int64_t row, float* out) {
   const uint8_t* panel = w.data + row / kPanel * w.panel_bytes;
   const int64_t j = row % kPanel;
+  if (is_k_type(w.type)) return unpack_k_row(w.type, panel, j, w.k, out);
   for (int64_t k = 0; k < w.k; ++k) {
     const int64_t g = k / kGroup, i = k % kGroup;
     switch (w.type) {
@@ -217,6 +230,8 @@ static void unpack_row(const PackedMatrix& w, int64_t row, float* out) {
         out[k] = d * float(int(i < 16 ? byte & 15 : byte >> 4) - 8);
         break;
       }
+      default:
+        break;  // the K types, above
     }
   }
 }

@@ -59,6 +59,15 @@ static void to_float(WeightType from, const void* source, int64_t count, float* 
         }
       }
       return;
+    case WeightType::Q4_K:
+    case WeightType::Q5_K:
+    case WeightType::Q6_K:
+      for (int64_t b = 0; b < count / kBlock; ++b, bytes += k_block_bytes(from)) {
+        KBlock block;
+        read_k_block(from, bytes, block);
+        for (int i = 0; i < kBlock; ++i) out[kBlock * b + i] = block.value(from, i);
+      }
+      return;
   }
 }
 

@@ -14,6 +14,7 @@ constexpr bool kQ8Offset = false;  // the sign trick multiplies q itself
 constexpr bool kQ4Offset = true;
 constexpr bool kBf16Pairs = false;
 constexpr int kI8Vecs = 2, kI8Rows = 3;
+constexpr int kHalvesVecs = 1, kHalvesRows = 3;
 constexpr int kFloatVecs = 2, kFloatRows = 6;
 constexpr int kScoreVecs = 2, kScoreRows = 6;
 constexpr int kAccRegisters = 12;
@@ -135,6 +136,13 @@ static inline Vi dot_q4(Vi acc, Vi w, Vi a) {
   const __m256i pairs = _mm256_maddubs_epi16(w, a);
   return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
+static inline Vi dot_u6(Vi acc, Vi w, Vi a) { return dot_q4(acc, w, a); }
+template <int kBits>
+static inline Vi ishift_left(Vi a) {
+  return kBits >= 0 ? _mm256_slli_epi32(a, kBits) : _mm256_srli_epi32(a, -kBits);
+}
+static inline Vi imerge(Vi a, Vi b, Vi mask) { return _mm256_or_si256(a, iand(b, mask)); }
+static inline Vi imadd_pairs(Vi a, Vi b) { return _mm256_madd_epi16(a, b); }
 static inline Vf keep_range(Vf a, int64_t first, int64_t lo, int64_t hi, float fill) {
   const __m256i keep = _mm256_andnot_si256(first_lanes(lo - first), first_lanes(hi - first));
   return _mm256_blendv_ps(_mm256_set1_ps(fill), a, _mm256_castsi256_ps(keep));

@@ -36,6 +36,7 @@ constexpr int kLanes = 16;
 constexpr bool kQ8Offset = true;  // vpdpbusd multiplies q + 128
 constexpr bool kQ4Offset = true;
 constexpr int kI8Vecs = 2, kI8Rows = 6;
+constexpr int kHalvesVecs = 1, kHalvesRows = 8;
 constexpr int kFloatVecs = 2, kFloatRows = 12;
 constexpr int kScoreVecs = 2, kScoreRows = 12;
 constexpr int kAccRegisters = 24;
@@ -160,6 +161,15 @@ static inline Vi nibble_high(Vi w) {
   return iand(_mm512_srli_epi32(w, 4), _mm512_set1_epi32(0x0f0f0f0f));
 }
 static inline Vi dot_q4(Vi acc, Vi w, Vi a) { return _mm512_dpbusd_epi32(acc, w, a); }
+static inline Vi dot_u6(Vi acc, Vi w, Vi a) { return _mm512_dpbusd_epi32(acc, w, a); }
+template <int kBits>
+static inline Vi ishift_left(Vi a) {
+  return kBits >= 0 ? _mm512_slli_epi32(a, kBits) : _mm512_srli_epi32(a, -kBits);
+}
+static inline Vi imerge(Vi a, Vi b, Vi mask) {
+  return _mm512_ternarylogic_epi32(a, b, mask, 0xf8);
+}
+static inline Vi imadd_pairs(Vi a, Vi b) { return _mm512_madd_epi16(a, b); }
 static inline Vf keep_range(Vf a, int64_t first, int64_t lo, int64_t hi, float fill) {
   const __mmask16 keep = first_lanes(hi - first) & __mmask16(~first_lanes(lo - first));
   return _mm512_mask_blend_ps(keep, _mm512_set1_ps(fill), a);

@@ -17,6 +17,8 @@ constexpr bool kQ4Offset = false;
 constexpr bool kBf16Pairs = false;
 // Register tiles: vectors per panel pass and rows, by kernel.
 constexpr int kI8Vecs = 2, kI8Rows = 2;
+// Where a group of 32 has a scale per half, so that its sums are kept by halves.
+constexpr int kHalvesVecs = 1, kHalvesRows = 2;
 constexpr int kFloatVecs = 2, kFloatRows = 4;
 constexpr int kScoreVecs = 2, kScoreRows = 4;
 constexpr int kAccRegisters = 12;
@@ -177,6 +179,36 @@ static inline Vi dot_q4(Vi acc, Vi w, Vi a) {
     acc.v[i] += sum;
   }
   return acc;
+}
+// w holds quads of unsigned values below 64, a quads of signed bytes.
+static inline Vi dot_u6(Vi acc, Vi w, Vi a) {
+  const uint8_t* u = reinterpret_cast<const uint8_t*>(&w);
+  const int8_t* s = reinterpret_cast<const int8_t*>(&a);
+  TIDEMILL_LANES {
+    int32_t sum = 0;
+    for (int j = 0; j < 4; ++j) sum += int32_t(u[4 * i + j]) * s[4 * i + j];
+    acc.v[i] += sum;
+  }
+  return acc;
+}
+// Lanes shifted left by kBits, right (filling with zeros) when it is negative.
+template <int kBits>
+static inline Vi ishift_left(Vi a) {
+  TIDEMILL_LANES {
+    const uint32_t u = uint32_t(a.v[i]);
+    a.v[i] = int32_t(kBits >= 0 ? u << (kBits & 31) : u >> (-kBits & 31));
+  }
+  return a;
+}
+// a | (b & mask)
+static inline Vi imerge(Vi a, Vi b, Vi mask) {
+  TIDEMILL_LANES a.v[i] |= b.v[i] & mask.v[i];
+  return a;
+}
+// Lanes as pairs of int16: the sum of both products.
+static inline Vi imadd_pairs(Vi a, Vi b) {
+  TIDEMILL_LANES a.v[i] = int16_t(a.v[i]) * int16_t(b.v[i]) + (a.v[i] >> 16) * (b.v[i] >> 16);
+  return a;
 }
 // Lane i holds index `first + i`; lanes outside [lo, hi) are replaced by `fill`.
 static inline Vf keep_range(Vf a, int64_t first, int64_t lo, int64_t hi, float fill) {

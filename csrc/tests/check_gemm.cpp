@@ -3,12 +3,17 @@
 namespace tidemill::check {
 namespace {
 
-// A row-major matrix in a source type beside the exact values its bytes stand for.
+// A row-major matrix in a source type beside the exact values its bytes stand for, and for each the
+// magnitude of what cancels in it: rounding errors go by that.
 struct Source {
   WeightType type;
   std::vector<uint8_t> bytes;
-  std::vector<double> values;
+  std::vector<double> values, sizes;
 };
+
+bool k_type(WeightType type) {
+  return type == WeightType::Q4_K || type == WeightType::Q5_K || type == WeightType::Q6_K;
+}
 
 uint16_t half_bits(float x) {  // through the compiler's own conversion
   const _Float16 h = _Float16(x);
@@ -57,8 +62,70 @@ void quantize_group(WeightType type, const float* x, Source& out) {
   for (int v : q) out.values.push_back(double(half_value(scale)) * (v - 8));
 }
 
-Source make_source(WeightType type, const std::vector<float>& x) {
-  Source out{type, {}, {}};
+// A block of a K type with random scales, minima and values, laid out from the format's
+// description; zero: d and dmin are, as a quantizer leaves them for zeros; largest: all integers at
+// their ends, in one group alone, so that its sum is exact.
+void random_k_block(WeightType type, Random& random, bool zero, bool largest, Source& out) {
+  const bool six = type == WeightType::Q6_K;
+  const uint16_t d = half_bits(zero ? 0 : largest ? 1.0f : random.uniform() * 0.01f);
+  const uint16_t dmin = half_bits(zero ? 0 : largest ? 1.0f : random.uniform() * 0.02f);
+  const int top = type == WeightType::Q4_K ? 15 : type == WeightType::Q5_K ? 31 : 63;
+  int q[256], scale[16], minimum[8];
+  for (int i = 0; i < 256; ++i)
+    q[i] = largest ? (six ? 0 : top) : int(random.below(top + 1));
+  for (int i = 0; i < 16; ++i) {
+    const int most = six ? 256 : 64;
+    scale[i] = int(random.below(most)) - (six ? 128 : 0);
+    if (largest) scale[i] = i > int(six) ? 0 : six ? -128 : 63;
+  }
+  for (int i = 0; i < 8; ++i) minimum[i] = largest ? (i ? 0 : 63) : int(random.below(64));
+  for (int i = 0; i < 256; ++i) {
+    const float f = half_value(d) * float(scale[six ? i / 16 : i / 32]);
+    const float product = f * float(six ? q[i] - 32 : q[i]);
+    const float offset = six ? 0.0f : half_value(dmin) * float(minimum[i / 32]);
+    out.values.push_back(product - offset);
+    out.sizes.push_back(std::fabs(f * float(q[i])) + std::fabs(offset));
+  }
+  std::vector<uint8_t> low(128), high(64), packed(12), fifth(32);
+  for (int i = 0; i < 256; ++i) {
+    if (six) {  // 128 values share 64 bytes of nibbles and 32 of bit pairs
+      const int half = i / 128, at = i % 128;
+      low[64 * half + at % 64] |= uint8_t((q[i] & 15) << (at < 64 ? 0 : 4));
+      high[32 * half + at % 32] |= uint8_t((q[i] >> 4) << (2 * (at / 32)));
+    } else {
+      low[i / 64 * 32 + i % 32] |= uint8_t((q[i] & 15) << (i % 64 < 32 ? 0 : 4));
+      fifth[i % 32] |= uint8_t((q[i] >> 4) << (i / 32));
+    }
+  }
+  if (six) {
+    append(out.bytes, low.data(), 128);
+    append(out.bytes, high.data(), 64);
+    for (int i = 0; i < 16; ++i) {
+      const int8_t s = int8_t(scale[i]);
+      append(out.bytes, &s, 1);
+    }
+    append(out.bytes, &d, 2);
+    return;
+  }
+  for (int j = 0; j < 4; ++j) {
+    packed[j] = uint8_t(scale[j] | scale[j + 4] >> 4 << 6);
+    packed[j + 4] = uint8_t(minimum[j] | minimum[j + 4] >> 4 << 6);
+    packed[j + 8] = uint8_t((scale[j + 4] & 15) | (minimum[j + 4] & 15) << 4);
+  }
+  append(out.bytes, &d, 2);
+  append(out.bytes, &dmin, 2);
+  append(out.bytes, packed.data(), 12);
+  if (type == WeightType::Q5_K) append(out.bytes, fifth.data(), 32);
+  append(out.bytes, low.data(), 128);
+}
+
+Source make_source(WeightType type, const std::vector<float>& x, Random& random) {
+  Source out{type, {}, {}, {}};
+  if (k_type(type)) {
+    for (size_t i = 0; i < x.size(); i += 256)
+      random_k_block(type, random, random.below(8) == 0, false, out);
+    return out;
+  }
   for (size_t i = 0; i < x.size(); ++i) {
     if (type == WeightType::Q8_0 || type == WeightType::Q4_0) {
       if (i % 32 == 0) quantize_group(type, &x[i], out);
@@ -72,6 +139,7 @@ Source make_source(WeightType type, const std::vector<float>& x) {
       out.values.push_back(half ? half_value(bits) : bf16_value(bits));
     }
   }
+  for (double v : out.values) out.sizes.push_back(std::fabs(v));
   return out;
 }
 
@@ -103,11 +171,11 @@ void run_case(const KernelTable& t, const Case& c, Random& random) {
   for (float& v : x) v = random.normal();
   if (c.k >= 64)
     for (int i = 0; i < 32; ++i) x[32 + i] = 0;  // a group without any value
-  const Source source = make_source(c.from, x);
+  const Source source = make_source(c.from, x, random);
   Source target = source;
   if (c.to != c.from) {
     std::vector<float> values(source.values.begin(), source.values.end());
-    target = make_source(c.to, values);
+    target = make_source(c.to, values, random);
   }
   const ActType act = t.act_type(c.to, c.float32);
   const int64_t panels = (c.n + kPanel - 1) / kPanel, bytes = t.panel_bytes(c.to, act, c.k);
@@ -147,7 +215,7 @@ void run_case(const KernelTable& t, const Case& c, Random& random) {
       double want = bias[n], magnitude = std::fabs(bias[n]);
       for (int64_t k = 0; k < c.k; ++k) {
         want += a[k] * target.values[n * c.k + k];
-        magnitude += std::fabs(a[k] * target.values[n * c.k + k]);
+        magnitude += std::fabs(a[k]) * target.sizes[n * c.k + k];
       }
       if (!(std::fabs(full[m * ldo + n] - want) <= 2e-6 * magnitude + 1e-30)) {
         fail(t.isa, what, "row %lld col %lld: %.9g for %.9g", (long long)m, (long long)n,
@@ -205,6 +273,31 @@ void run_extremes(const KernelTable& t) {
   }
 }
 
+// The same of the K types, whose products are largest in one group.
+void run_k_extremes(const KernelTable& t, WeightType type) {
+  constexpr int64_t k = 256, n = 32;
+  Random random{1};
+  Source source{type, {}, {}, {}};
+  for (int64_t row = 0; row < n; ++row) random_k_block(type, random, false, true, source);
+  const int64_t size = t.panel_bytes(type, ActType::I8, k);
+  Buffer packed(size), act(t.act_row_bytes(ActType::I8, k) * 16);
+  t.pack_panel(type, source.bytes.data(), type, ActType::I8, 0, n, k, packed.data);
+  const PackedMatrix w{type, ActType::I8, n, k, size, packed.data};
+  for (int sign : {-1, 1}) {
+    std::vector<float> x(k, 127.0f * sign), out(n * 16);
+    for (int64_t m = 0; m < 16; ++m)
+      t.pack_act(ActType::I8, x.data(), k, act.data + m * t.act_row_bytes(ActType::I8, k));
+    for (int64_t rows : {1, 16}) {
+      t.gemm(w, act.data, t.act_row_bytes(ActType::I8, k), rows, 0, 1, nullptr, out.data(), n);
+      const double each = type == WeightType::Q6_K   ? 128 * 32
+                          : type == WeightType::Q5_K ? 63 * (31 - 1)
+                                                     : 63 * (15 - 1);
+      for (int64_t i = 0; i < n * rows; ++i)
+        if (out[i] != sign * 127 * 32 * each) fail(t.isa, "K extremes", "%s %g", name(type), out[i]);
+    }
+  }
+}
+
 }  // namespace
 
 void check_gemm(const KernelTable& t) {
@@ -222,6 +315,13 @@ void check_gemm(const KernelTable& t) {
       if (from != to) run_case(t, {from, to, false, 45, quantized ? 128 : 101}, random);
   }
   run_extremes(t);
+  for (W type : {W::Q4_K, W::Q5_K, W::Q6_K}) {
+    run_case(t, {type, type, false, 1, 256}, random);
+    run_case(t, {type, type, false, 33, 512}, random);
+    run_case(t, {type, type, true, 77, 768}, random);
+    run_case(t, {type, type, false, 128, 1280}, random);
+    run_k_extremes(t, type);
+  }
 }
 
 }  // namespace tidemill::check

@@ -58,6 +58,7 @@ TYPES = [
     ("Q4_0", "bfloat16", "float32"),
     ("Q4_0", "bfloat16", "bfloat16"),
     ("Q4_0", "bfloat16", "int8"),
+    ("Q4_K_M", "bfloat16", "bfloat16"),
     ("F32", "float32", "int8"),
 ]
 

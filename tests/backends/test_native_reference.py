@@ -83,6 +83,18 @@ def test_weight_types_equal_the_dequantized_reference(stored: str, dtype: str, i
     assert error(got, expected) < TOLERANCES[stored, dtype]
 
 
+# As Q8_0 and Q4_0. ``Q4_K_M`` has its embedding, output projection and some layers in Q6_K.
+@pytest.mark.parametrize("isa", native.available_isas())
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("stored", ["Q4_K", "Q5_K", "Q6_K", "Q4_K_M"])
+def test_k_types_equal_the_dequantized_reference(stored: str, tied: bool, isa: str) -> None:
+    spec = make_spec(hidden=256, heads=8, head_dim=32, intermediate=512, tied=tied)
+    tensors = make_tensors(spec, stored)
+    expected = ReferenceDecoder(spec, tensors).logits(tokens_of(spec))
+    got = logits_of(spec, tensors, dtype="bfloat16", isa=isa, threads=2)
+    assert error(got, expected) < 0.03
+
+
 @pytest.mark.parametrize(("kv_dtype", "limit"), [("bfloat16", 0.02), ("int8", 0.03)])
 @pytest.mark.parametrize("block_size", [16, 32, 64, 128])
 def test_kv_types(kv_dtype: str, limit: float, block_size: int) -> None:

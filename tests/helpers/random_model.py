@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from helpers.kquants import K_TYPES, mixed_type, random_k_tensor
 from numpy.typing import NDArray
 
 from tidemill.models.quantization import QUANTIZED_TYPES, convert, to_float32
@@ -67,10 +68,17 @@ def raw(values: NDArray[np.float32], dtype: str = "F32") -> RawTensor:
 
 
 def make_tensors(spec: DecoderSpec, dtype: str = "F32", seed: int = 0) -> dict[str, RawTensor]:
-    """Random tensors of a spec, matrices stored as `dtype`, vectors as F32."""
+    """Random tensors of a spec, matrices stored as `dtype`, vectors as F32.
+
+    ``Q4_K_M`` mixes types as llama.cpp's files of that name do. K types are random as stored.
+    """
     rng = np.random.default_rng(seed)
     tensors = {}
     for name, shape in spec.expected_tensors().items():
+        kind = mixed_type(name) if dtype == "Q4_K_M" else dtype
+        if len(shape) == 2 and kind in K_TYPES:
+            tensors[name] = random_k_tensor(rng, (shape[0], shape[1]), kind)
+            continue
         values = rng.standard_normal(shape, dtype=np.float32)
         if len(shape) == 2:
             tensors[name] = raw(values / np.float32(np.sqrt(shape[1])), dtype)

@@ -9,6 +9,7 @@ from typing import Any
 import gguf as package
 import numpy as np
 import pytest
+from helpers.kquants import K_TYPES, random_k_tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -114,20 +115,18 @@ def test_reads_what_the_gguf_package_writes(tmp_path: Path) -> None:
         np.testing.assert_array_equal(to_float32(tensor), expected.reshape(6, 64))
 
 
-def test_q6_k_is_widened_to_f16(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    blocks = rng.integers(0, 256, (3 * 5000, 210), np.uint8)
-    blocks[:, 208:] = (rng.random((3 * 5000, 1)) * 1e-3 + 1e-4).astype(np.float16).view(np.uint8)
-    content = build([], [info("w", (1280, 3000), 14, 0)], blocks.tobytes())
+@pytest.mark.parametrize("kind", K_TYPES)
+def test_k_types_stay_what_they_are(kind: str, tmp_path: Path) -> None:
+    stored = random_k_tensor(np.random.default_rng(0), (300, 1280), kind)
+    number = package.GGMLQuantizationType[kind]
+    content = build([], [info("w", (1280, 300), int(number), 0)], bytes(stored.data))
     place = one_tensor(gguf.read_file(write(tmp_path / "m.gguf", content)).tensors["w"])
     tensor = place.packed()
     header = LazyTensors({"w": place}, {}).header("w")
     assert (header.dtype, header.shape) == (tensor.dtype, tensor.shape)
     assert header.nbytes == tensor.nbytes
-    assert (tensor.dtype, tensor.shape) == ("F16", (3000, 1280))
-    q6_k = package.GGMLQuantizationType.Q6_K
-    expected = package.quants.dequantize(blocks.reshape(3000, -1), q6_k)
-    np.testing.assert_array_equal(to_float32(tensor), expected.astype(np.float16))
+    assert (tensor.dtype, tensor.shape) == (kind, (300, 1280))
+    assert bytes(tensor.data) == bytes(stored.data)
 
 
 def test_real_vocabulary(shared_vocab: Path) -> None:

@@ -60,11 +60,6 @@ class Place(Protocol):
         (a scale beyond float16)."""
 
 
-# No kernel multiplies it yet. llama.cpp's quantizer gives the output projection of a Q4_0 file (or
-# the embedding, when tied) this type: it is held as F16, which keeps 11 bits of the products.
-_ROUNDED = {"Q6_K": "F16"}
-
-
 @dataclass(frozen=True, slots=True)
 class OneTensor:
     """A weight that is one stored tensor."""
@@ -97,7 +92,7 @@ class OneTensor:
         dtype = self.stored.dtype
         if dtype in SMALL_FLOATS:
             return "BF16"
-        return holder(dtype) or _ROUNDED.get(dtype, "F32")
+        return holder(dtype) or "F32"
 
     def values(self) -> Float32:
         """See `Place`."""
@@ -120,8 +115,7 @@ class OneTensor:
             return self._repacked(exact)
         if exact == "BF16":
             return RawTensor("BF16", stored.shape, bf16_bytes(self.values()))
-        values = self.values() if exact == "F32" else self._halves()
-        return RawTensor(exact, stored.shape, values.reshape(-1).data.cast("B"))
+        return RawTensor("F32", stored.shape, self.values().reshape(-1).data.cast("B"))
 
     def _repacked(self, exact: str) -> RawTensor:
         size, count, _ = DECODERS[self.stored.dtype]
@@ -134,16 +128,6 @@ class OneTensor:
             at = start * count // to_count * to_size
             out[at : at + piece.size] = piece.reshape(-1)
         return RawTensor(exact, self.stored.shape, out.data.cast("B"))
-
-    def _halves(self) -> NDArray[np.float16]:
-        size, count, _ = DECODERS[self.stored.dtype]
-        raw = np.frombuffer(self.stored.view, np.uint8)
-        out = np.empty(raw.size // size * count, np.float16)
-        step = _PIECE // count
-        for start in range(0, raw.size // size, step):
-            piece = dequantize(self.stored.dtype, raw[start * size : (start + step) * size])
-            out[start * count : start * count + piece.size] = piece
-        return out
 
 
 _FLOATS: dict[str, Callable[[NDArray[np.uint8]], Float32]] = {

@@ -15,7 +15,9 @@ from tidemill.models.spec import DecoderSpec, Rope, inverse_frequencies
 from tidemill.models.tensors import RawTensor, TensorMap, expected_nbytes, layer_name
 
 # Codes of csrc/kernels.h.
-WEIGHT_TYPES = {"F32": 0, "F16": 1, "BF16": 2, "Q8_0": 3, "Q4_0": 4}
+WEIGHT_TYPES = {
+    "F32": 0, "F16": 1, "BF16": 2, "Q8_0": 3, "Q4_0": 4, "Q4_K": 5, "Q5_K": 6, "Q6_K": 7,
+}  # fmt: skip
 KV_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2}
 
 _MATRICES = ("q", "k", "v", "o", "gate", "up", "down")

@@ -1,0 +1,110 @@
+// Panels of the K types, block after block:
+//   header     32 halves d, and 32 halves dmin where there are minima
+//   per group  32 rows x a byte of scales, then 32 x a byte of minima (Q6_K: scales of k 0..15,
+//              then of 16..31); nibbles as in Q4_0; then the bits above a nibble, rows of 32 x 4
+//              bytes: Q5_K has bit t of byte b for k = 4t + b, Q6_K two such rows, the first with
+//              bits 2t and 2t + 1 of byte b for k = 4t + b, the second for k = 16 + 4t + b.
+// 4.625, 5.625 and 6.5625 bits per weight.
+
+template <WeightType kType>
+struct KLayout {
+  static constexpr bool kMins = kType != WeightType::Q6_K;
+  static constexpr int kHighBits =
+      kType == WeightType::Q4_K ? 0 : kType == WeightType::Q5_K ? 1 : 2;
+  static constexpr int64_t kHeaderBytes = kMins ? 128 : 64;
+  static constexpr int64_t kNibbles = 64, kHigh = 64 + 512;  // offsets within a group
+  static constexpr int64_t kGroupBytes = kHigh + kHighBits * 128;
+  static constexpr int64_t kBlockBytes = kHeaderBytes + kBlock / kGroup * kGroupBytes;
+
+  static constexpr int64_t group_offset(int64_t g) {
+    return g / 8 * kBlockBytes + kHeaderBytes + g % 8 * kGroupBytes;
+  }
+};
+
+// One row's group into its panel.
+template <WeightType kType>
+static inline void pack_k_group(const KBlock& block, int64_t g, int64_t j, uint8_t* group) {
+  using Layout = KLayout<kType>;
+  const uint8_t* q = block.q + g * kGroup;
+  group[j] = block.scales[g][0];
+  group[32 + j] = block.scales[g][1];
+  const auto quad = [&](int t) { return load_as<uint32_t>(q + 4 * t); };
+  for (int part = 0; part < 4; ++part) {
+    const uint32_t low = quad(part) & 0x0f0f0f0fu, high = quad(4 + part) & 0x0f0f0f0fu;
+    store_as(group + Layout::kNibbles + part * 128 + j * 4, low | high << 4);
+  }
+  constexpr int kBits = Layout::kHighBits, kFields = kBits ? 8 / kBits : 0;
+  constexpr uint32_t kMask = kBits == 2 ? 0x03030303u : 0x01010101u;
+  for (int row = 0; row < kBits; ++row) {
+    uint32_t bits = 0;
+    for (int field = 0; field < kFields; ++field)
+      bits |= (quad(row * kFields + field) >> 4 & kMask) << (kBits * field);
+    store_as(group + Layout::kHigh + row * 128 + j * 4, bits);
+  }
+}
+
+template <WeightType kType>
+static void pack_k_rows(const uint8_t* source, int64_t row_bytes, int64_t rows, int64_t k,
+                        uint8_t* panel) {
+  using Layout = KLayout<kType>;
+  for (int64_t b = 0; b < k / kBlock; ++b) {
+    uint8_t* to = panel + b * Layout::kBlockBytes;
+    // Rows past the end have scales of zero, so the rest of them counts for nothing.
+    if (rows < kPanel) __builtin_memset(to, 0, size_t(Layout::kBlockBytes));
+    for (int64_t j = 0; j < rows; ++j) {
+      KBlock block;
+      read_k_block(kType, source + j * row_bytes + b * k_block_bytes(kType), block);
+      store_as(to + 2 * j, block.d);
+      if (Layout::kMins) store_as(to + 64 + 2 * j, block.dmin);
+      for (int64_t g = 0; g < 8; ++g)
+        pack_k_group<kType>(block, g, j, to + Layout::group_offset(g));
+    }
+  }
+}
+
+// One row of a panel, block by block, as it was in the file.
+template <WeightType kType>
+static void unpack_k(const uint8_t* panel, int64_t j, int64_t k, float* out) {
+  using Layout = KLayout<kType>;
+  constexpr int kBits = Layout::kHighBits, kFields = kBits ? 8 / kBits : 1;
+  for (int64_t b = 0; b < k / kBlock; ++b, panel += Layout::kBlockBytes) {
+    KBlock block;
+    block.d = load_as<uint16_t>(panel + 2 * j);
+    block.dmin = Layout::kMins ? load_as<uint16_t>(panel + 64 + 2 * j) : uint16_t(0);
+    for (int64_t i = 0; i < kBlock; ++i) {
+      const uint8_t* group = panel + Layout::group_offset(i / kGroup);
+      const int64_t quad = i % kGroup / 4, byte = j * 4 + i % 4;
+      const uint8_t pair = group[Layout::kNibbles + quad % 4 * 128 + byte];
+      unsigned q = quad < 4 ? pair & 15 : pair >> 4;
+      if constexpr (kBits > 0) {
+        const uint8_t high = group[Layout::kHigh + quad / kFields * 128 + byte];
+        q |= unsigned(high >> (quad % kFields * kBits) & ((1 << kBits) - 1)) << 4;
+      }
+      block.q[i] = uint8_t(q);
+      block.scales[i / kGroup][0] = group[j];
+      block.scales[i / kGroup][1] = group[32 + j];
+    }
+    for (int64_t i = 0; i < kBlock; ++i) *out++ = block.value(kType, i);
+  }
+}
+
+static inline int64_t k_panel_bytes(WeightType type, int64_t k) {
+  return k / kBlock * (type == WeightType::Q4_K   ? KLayout<WeightType::Q4_K>::kBlockBytes
+                       : type == WeightType::Q5_K ? KLayout<WeightType::Q5_K>::kBlockBytes
+                                                  : KLayout<WeightType::Q6_K>::kBlockBytes);
+}
+
+static void pack_k_panel(WeightType type, const uint8_t* source, int64_t row_bytes, int64_t rows,
+                         int64_t k, uint8_t* panel) {
+  auto* pack = type == WeightType::Q4_K   ? &pack_k_rows<WeightType::Q4_K>
+               : type == WeightType::Q5_K ? &pack_k_rows<WeightType::Q5_K>
+                                          : &pack_k_rows<WeightType::Q6_K>;
+  pack(source, row_bytes, rows, k, panel);
+}
+
+static void unpack_k_row(WeightType type, const uint8_t* panel, int64_t j, int64_t k, float* out) {
+  auto* unpack = type == WeightType::Q4_K   ? &unpack_k<WeightType::Q4_K>
+                 : type == WeightType::Q5_K ? &unpack_k<WeightType::Q5_K>
+                                            : &unpack_k<WeightType::Q6_K>;
+  unpack(panel, j, k, out);
+}
