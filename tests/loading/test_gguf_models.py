@@ -171,7 +171,7 @@ def test_other_architectures_and_parts_are_named(tmp_path: Path) -> None:
     path = write(
         tmp_path / "b.gguf", METADATA, tensors(), extra=lambda w: w.add_uint16("split.count", 3)
     )
-    with pytest.raises(TidemillError, match="split"):
+    with pytest.raises(TidemillError, match="one of 3 parts"):
         open_model(path)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,15 @@ import gguf
 import pytest
 import sentencepiece
 from tokenizers import Tokenizer as Library
-from tokenizers import models
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.base.tokenizer_data import TokenizerData
+from tidemill.loading import spm_file
 from tidemill.loading.gguf import read_file
-from tidemill.text.gguf_vocab import WORD_RULES
+from tidemill.text.gguf_vocab import tokenizer_from_gguf
 from tidemill.text.tokenizer import Tokenizer
+from tidemill.text.word_rules import WORD_RULES
 
 from .conftest import byte_level, sample_texts
 
@@ -196,3 +200,102 @@ def test_bad_metadata_is_a_clear_error(change: dict[str, Any], kind: ErrorKind, 
     with pytest.raises(TidemillError, match=words) as caught:
         Tokenizer(TokenizerData(gguf=metadata))
     assert caught.value.kind is kind
+
+
+@pytest.fixture(scope="module")
+def unigram() -> tuple[bytes, sentencepiece.SentencePieceProcessor]:
+    """A unigram model that normalizes as SentencePiece does by default (NFKC, blanks trimmed)."""
+    written = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(sample_texts(300)),
+        model_writer=written,
+        model_type="unigram",
+        vocab_size=70,
+        character_coverage=0.98,
+        minloglevel=2,
+    )
+    proto = written.getvalue()
+    return proto, sentencepiece.SentencePieceProcessor(model_proto=proto)
+
+
+def test_unigram_equals_sentencepiece(
+    unigram: tuple[bytes, sentencepiece.SentencePieceProcessor], tmp_path: Path
+) -> None:
+    proto, model = unigram
+    (tmp_path / "tokenizer.model").write_bytes(proto)
+    metadata = spm_file.read_file(tmp_path / "tokenizer.model")
+    assert metadata["tokenizer.ggml.model"] == "t5"
+    plain = Tokenizer(TokenizerData(gguf=metadata))
+    around = {"tokenizer.ggml.add_eos_token": True}
+    ended = Tokenizer(TokenizerData(gguf={**metadata, **around}))
+    for text in [*sample_texts(300, seed=5), "", "  a  b  ", "\u2460 ﬁ \uff21", "🦙 x"]:
+        ids = model.encode(text)
+        assert plain.encode(text) == ids, text
+        assert ended.encode(text) == [*ids, model.eos_id()]
+        if model.unk_id() not in ids:  # sentencepiece writes a mark for it
+            assert plain.decode(ids) == model.decode(ids), text
+
+
+def test_sentencepiece_files_equal_sentencepiece(
+    sp_model: sentencepiece.SentencePieceProcessor, tmp_path: Path
+) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(sp_model.serialized_model_proto())
+    metadata = spm_file.read_file(tmp_path / "tokenizer.model")
+    expected = sp_metadata(sp_model)
+    for key in ("model", "tokens", "scores", "token_type", "bos_token_id", "unknown_token_id"):
+        name = f"tokenizer.ggml.{key}"
+        assert metadata[name] == expected[name], key
+    tokenizer = Tokenizer(TokenizerData(gguf=metadata))
+    for text in [*sample_texts(50, seed=8), "", " a  b "]:
+        assert tokenizer.encode(text) == sp_model.encode(text)
+
+
+def test_wordpiece_equals_the_tokenizer_it_came_from() -> None:
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    for lower in (True, False):
+        library = Library(models.WordPiece(unk_token="[UNK]"))
+        library.normalizer = normalizers.BertNormalizer(lowercase=lower, strip_accents=lower)
+        library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        library.decoder = decoders.WordPiece(cleanup=False)
+        trainer = trainers.WordPieceTrainer(
+            vocab_size=300, special_tokens=special, show_progress=False
+        )
+        library.train_from_iterator(sample_texts(200), trainer)
+        tokens = [library.id_to_token(i) for i in range(library.get_vocab_size())]
+        # As converters write it.
+        stored = [t if t in special else t[2:] if t.startswith("##") else "▁" + t for t in tokens]
+        metadata = {
+            "tokenizer.ggml.model": "bert",
+            "tokenizer.ggml.tokens": stored,
+            "tokenizer.ggml.token_type": [3 if t in special else 1 for t in tokens],
+            "tokenizer.ggml.unknown_token_id": 1,
+            "tokenizer.ggml.cls_token_id": 2,
+            "tokenizer.ggml.seperator_token_id": 3,
+            "tokenizer.ggml.normalizer.lowercase": lower,
+        }
+        tokenizer = Tokenizer(TokenizerData(gguf=metadata))
+        for text in [*sample_texts(200, seed=5), "", "Ünïté, Wheel!", "[CLS] x"]:
+            ids = library.encode(text, add_special_tokens=False).ids
+            assert tokenizer.encode(text, add_special=False) == ids, text
+            assert tokenizer.encode(text) == [2, *ids, 3]
+            assert tokenizer.decode(ids) == library.decode(ids)
+
+
+def varied(count: int) -> list[str]:
+    """Texts of single characters from everywhere, so that every rule has something to cut."""
+    rng = random.Random(3)
+    pool = (
+        "aZ éßЖж日本語가 नमस्ते ไทย 0123456789٣ '\"`~!@#$%^&*()-_=+[]{}\\|;:,<.>/? …。، "
+        "\n\r\t\u00a0\u3000 'S 'll 'Re ½ 🦙ǅ"
+    )
+    return ["".join(rng.choice(pool) for _ in range(60)) for _ in range(count)]
+
+
+def test_word_rules_cut_as_they_did() -> None:
+    """Compared with llama.cpp once (docs/model-files.md); a change of any rule shows here."""
+    digest, metadata = hashlib.blake2b(digest_size=8), byte_level_metadata()
+    for name in sorted(WORD_RULES):
+        backend, _ = tokenizer_from_gguf(metadata | {"tokenizer.ggml.pre": name})
+        cut = [backend.pre_tokenizer.pre_tokenize_str(text) for text in varied(20)]
+        digest.update(repr([name, [[span for _, span in words] for words in cut]]).encode())
+    assert digest.hexdigest() == "87e2f305310f6c7d"

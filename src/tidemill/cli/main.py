@@ -7,7 +7,7 @@ import sys
 import typer
 
 from tidemill.base.errors import ErrorKind, TidemillError
-from tidemill.cli import bench, doctor, library, packed, run, serve, show
+from tidemill.cli import bench, doctor, library, packed, run, serve, show, text
 
 app = typer.Typer(
     name="tidemill",
@@ -19,7 +19,7 @@ app = typer.Typer(
 )
 for command in (
     *(serve.serve, run.run, bench.bench, show.show, library.list_models),
-    *(packed.packed, doctor.doctor),
+    *(text.tokenize, text.render, packed.packed, doctor.doctor),
 ):
     app.command(command.__name__.removesuffix("_models"))(command)
 

@@ -9,7 +9,10 @@ import typer
 from tidemill.cli.machine import parse_bytes as parse_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tidemill.llm import OpenedModel
+    from tidemill.text.template import ChatTemplate
 
 MODEL = typer.Argument(
     None,
@@ -75,15 +78,26 @@ def open_model(model: str | None, chat_template: str | None = None) -> OpenedMod
         TidemillError: the model or the template cannot be used.
     """
     from dataclasses import replace
-    from pathlib import Path
 
-    from tidemill.base.errors import config_error
     from tidemill.llm import OpenedModel
-    from tidemill.text.template import MAX_TEMPLATE_CHARS, ChatTemplate
 
     opened = OpenedModel.open(model)
     if chat_template is None:
         return opened
+    return replace(opened, template=template_from(chat_template, opened.tokenizer.special))
+
+
+def template_from(chat_template: str, special: Mapping[str, str]) -> ChatTemplate:
+    """The chat template in a file, with the special tokens it sees.
+
+    Raises:
+        TidemillError: it cannot be read or is no template.
+    """
+    from pathlib import Path
+
+    from tidemill.base.errors import config_error
+    from tidemill.text.template import MAX_TEMPLATE_CHARS, ChatTemplate
+
     try:
         with Path(chat_template).open(encoding="utf-8") as file:
             # One more than is allowed: enough for the template to be refused as too long.
@@ -92,4 +106,4 @@ def open_model(model: str | None, chat_template: str | None = None) -> OpenedMod
         raise config_error(
             "chat-template", f"--chat-template {chat_template} cannot be read as text: {error}"
         ) from error
-    return replace(opened, template=ChatTemplate(source, opened.tokenizer.special))
+    return ChatTemplate(source, special)

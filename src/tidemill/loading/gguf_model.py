@@ -11,7 +11,7 @@ import numpy as np
 
 from tidemill.base.errors import TidemillError, model_file_error
 from tidemill.base.tokenizer_data import TokenizerData
-from tidemill.loading import gguf
+from tidemill.loading import gguf, gguf_split
 from tidemill.loading.huggingface import token_ids
 from tidemill.loading.lazy import LazyTensors, Transform
 from tidemill.loading.mapped import in_file
@@ -33,12 +33,13 @@ _TEMPLATES = "tokenizer.chat_template."
 
 
 def open_file(path: Path) -> ModelFiles:
-    """Open a GGUF file; only its header is read (and the few rope divisors, if it has them).
+    """Open a GGUF file, or a model of several by any of them; only headers are read (and the few
+    rope divisors, if there are any).
 
     Raises:
         TidemillError: MODEL_FILE or UNSUPPORTED; the message names the key or tensor.
     """
-    file = gguf.read_file(path)
+    file = gguf_split.read_model(path)
     try:
         return _open(file)
     except TidemillError as error:
@@ -47,8 +48,6 @@ def open_file(path: Path) -> ModelFiles:
 
 def _open(file: gguf.GgufFile) -> ModelFiles:
     metadata, stored = file.metadata, file.tensors
-    if metadata.get("split.count", 0) not in (0, 1):
-        raise model_file_error("one part of a split model; join the parts with gguf-split --merge")
     family = family_for_gguf(metadata.get("general.architecture"))
     assert family.gguf is not None
     shapes = {name: tensor.shape for name, tensor in stored.items()}
@@ -58,7 +57,6 @@ def _open(file: gguf.GgufFile) -> ModelFiles:
     places = {canonical: one_tensor(stored[name]) for canonical, name in names.items()}
     transforms = _transforms(spec) if family.gguf.permuted_qk else {}
     tensors = LazyTensors(places, transforms)
-    vocabulary = {k: v for k, v in metadata.items() if k.startswith("tokenizer.")}
     return ModelFiles(
         path=file.path,
         format="gguf",
@@ -68,7 +66,7 @@ def _open(file: gguf.GgufFile) -> ModelFiles:
         bos_token_id=next(iter(_ids(metadata, "bos_token_id", spec.vocab_size)), None),
         eos_token_ids=_end_tokens(metadata, spec.vocab_size),
         generation=GenerationDefaults(),
-        tokenizer=_tokenizer(vocabulary),
+        tokenizer=read_tokenizer(metadata),
         files=tuple({id(t.file): t.file for t in stored.values()}.values()),
     )
 
@@ -95,7 +93,9 @@ def _end_tokens(metadata: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]
     return tuple(dict.fromkeys(named + known))
 
 
-def _tokenizer(vocabulary: Mapping[str, Any]) -> TokenizerData:
+def read_tokenizer(metadata: Mapping[str, Any]) -> TokenizerData:
+    """The text side that a file's metadata hold."""
+    vocabulary = {k: v for k, v in metadata.items() if k.startswith("tokenizer.")}
     template = vocabulary.get(_TEMPLATE)
     tokens = vocabulary.get("tokenizer.ggml.tokens")
     special = {}

@@ -9,7 +9,7 @@ from typing import Any
 
 from tidemill.base.errors import TidemillError, model_file_error
 from tidemill.base.tokenizer_data import TokenizerData
-from tidemill.loading import safetensors, sharded, torch_files
+from tidemill.loading import safetensors, sharded, spm_file, torch_files
 from tidemill.loading.jsonfile import read_bytes, read_object, read_optional_object
 from tidemill.loading.lazy import LazyTensors
 from tidemill.loading.mapped import StoredTensor
@@ -30,6 +30,7 @@ FILE_PATTERNS = (
     "*.safetensors",
     "*.safetensors.index.json",
     "tokenizer.json",
+    "tokenizer.model",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
@@ -156,19 +157,34 @@ def generation_defaults(
 
 
 def read_tokenizer(folder: Path) -> TokenizerData:
-    """The text side of a checkpoint folder; a folder without tokenizer.json has no vocabulary."""
+    """The text side of a checkpoint folder; its vocabulary is its tokenizer.json, else its
+    tokenizer.model (SentencePiece)."""
     settings = read_optional_object(folder / "tokenizer_config.json")
     special_map = read_optional_object(folder / "special_tokens_map.json")
     templates = _templates(folder, settings)
     json_path = folder / "tokenizer.json"
+    pieces = folder / "tokenizer.model"
+    sentencepiece = pieces.is_file() and not json_path.is_file()
     return TokenizerData(
         tokenizer_json=read_bytes(json_path) if json_path.is_file() else None,
+        gguf=_with_flags(spm_file.read_file(pieces), settings) if sentencepiece else None,
         chat_template=templates.pop("default", None),
         special=_special(special_map) | _special(settings),
         add_bos=_flag(settings, "add_bos_token"),
         add_eos=_flag(settings, "add_eos_token"),
         named_templates=templates,
     )
+
+
+def _with_flags(vocabulary: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A SentencePiece vocabulary with the start and end tokens that tokenizer_config.json asks for.
+
+    Without a word of it, the model's own: transformers' Llama tokenizer adds the start token."""
+    bos, eos = _flag(settings, "add_bos_token"), _flag(settings, "add_eos_token")
+    unigram = vocabulary["tokenizer.ggml.model"] == "t5"
+    vocabulary["tokenizer.ggml.add_bos_token"] = (not unigram) if bos is None else bos
+    vocabulary["tokenizer.ggml.add_eos_token"] = unigram if eos is None else eos
+    return vocabulary
 
 
 def _special(settings: Mapping[str, Any]) -> dict[str, str]:

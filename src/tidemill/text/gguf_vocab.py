@@ -1,16 +1,15 @@
 """The vocabulary in a GGUF file's metadata, as a tokenizer of the `tokenizers` library.
 
-Two kinds are read: ``gpt2`` (byte-level BPE with merges; ``tokenizer.ggml.pre`` names the rule that
-cuts text into words) and ``llama`` (SentencePiece BPE: pieces with scores and byte fallback).
-Format: the GGUF specification, section "Tokenizer"; word rules: the tokenizers of the models they
-are named after.
+Four kinds are read: ``gpt2`` (byte-level BPE with merges; ``tokenizer.ggml.pre`` names the rule
+that cuts text into words), ``llama`` (SentencePiece BPE: pieces with scores and byte fallback),
+``t5`` (SentencePiece unigram) and ``bert`` (WordPiece). Format: the GGUF specification, section
+"Tokenizer".
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import (
     AddedToken,
@@ -24,6 +23,7 @@ from tokenizers import (
 )
 
 from tidemill.base.errors import model_file_error, unsupported
+from tidemill.text.word_rules import WORD_RULES
 
 _PREFIX = "tokenizer.ggml."
 # Values of tokenizer.ggml.token_type.
@@ -44,76 +44,19 @@ _ROLES = {
     "eom_token_id": "eom_token",
 }
 
-_GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_LLAMA3_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
-    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN2_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
-    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_TEKKEN_WORDS = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|"
-    r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_GPT4O_WORDS = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
-    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class WordRule:
-    """How a byte-level vocabulary cuts text into words before merging.
-
-    Attributes:
-        patterns: regular expressions applied one after another; matches and gaps are words.
-        whole_words: a word that is a token is taken as it is, whatever the merges say.
-        nfc: text is brought to Unicode normalization form C first.
-        add_bos: plain text gets the start token unless the metadata says otherwise.
-    """
-
-    patterns: tuple[str, ...]
-    whole_words: bool = False
-    nfc: bool = False
-    add_bos: bool = False
-
-
-_GPT2 = WordRule((_GPT2_WORDS,))
-_LLAMA3 = WordRule((_LLAMA3_WORDS,), whole_words=True, add_bos=True)
-_QWEN2 = WordRule((_QWEN2_WORDS,), nfc=True)
-_DIGITS = WordRule((r"\p{N}", _GPT2_WORDS))
-
-WORD_RULES: dict[str, WordRule] = {
-    "gpt-2": _GPT2,
-    "gpt2": _GPT2,
-    "phi-2": _GPT2,
-    "olmo": _GPT2,
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "falcon3": _LLAMA3,
-    "smaug-bpe": WordRule((_LLAMA3_WORDS,)),
-    "dbrx": WordRule((_LLAMA3_WORDS,)),
-    "qwen2": _QWEN2,
-    "deepseek-r1-qwen": WordRule((_QWEN2_WORDS,), add_bos=True),
-    "tekken": WordRule((_TEKKEN_WORDS,), whole_words=True, add_bos=True),
-    "gpt-4o": WordRule((_GPT4O_WORDS,)),
-    "smollm": _DIGITS,
-    "starcoder": _DIGITS,
-    "refact": _DIGITS,
-    "command-r": _DIGITS,
-}
 _DEFAULT_NOTE = (
     "the GGUF file does not name its word rule (tokenizer.ggml.pre is missing or 'default'): "
     "GPT-2's is used, and token ids may differ from the original model's; "
     "convert the file again with a current converter"
 )
+
+
+class Affixes(NamedTuple):
+    """What stands around plain text unless the metadata says otherwise."""
+
+    bos: bool = False
+    eos: bool = False
+    sep: bool = False
 
 
 def special_tokens(gguf: Mapping[str, Any]) -> dict[str, str]:
@@ -128,12 +71,12 @@ def special_tokens(gguf: Mapping[str, Any]) -> dict[str, str]:
         value = gguf.get(_PREFIX + key)
         if value is None:
             continue
-        if not 0 <= int(value) < len(tokens):
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < len(tokens):
             raise model_file_error(
-                f"{_PREFIX}{key} is {int(value)}, but the vocabulary has {len(tokens)} tokens",
+                f"{_PREFIX}{key} is {value!r:.40}, but the vocabulary has {len(tokens)} tokens",
                 param=_PREFIX + key,
             )
-        found[role] = tokens[int(value)]
+        found[role] = tokens[value]
     return found
 
 
@@ -148,7 +91,9 @@ def tokenizer_from_gguf(gguf: Mapping[str, Any]) -> tuple[Tokenizer, list[str]]:
             UNSUPPORTED for a vocabulary kind or word rule we do not know.
     """
     kind = gguf.get(_PREFIX + "model")
-    builders = {"gpt2": _byte_level, "llama": _sentencepiece}
+    builders = {
+        "gpt2": _byte_level, "llama": _sentencepiece, "t5": _unigram, "bert": _wordpiece,
+    }  # fmt: skip
     if kind not in builders:
         raise unsupported(
             _PREFIX + "model",
@@ -165,7 +110,7 @@ def tokenizer_from_gguf(gguf: Mapping[str, Any]) -> tuple[Tokenizer, list[str]]:
             f"{len(tokens) - len(vocab)} tokens of the GGUF vocabulary repeat another one's text; "
             "the last of each is used"
         )
-    tokenizer, default_bos = builders[str(kind)](gguf, tokens, vocab, notes)
+    tokenizer, affixes = builders[str(kind)](gguf, tokens, vocab, notes)
     added = [
         AddedToken(token, special=kind in _SPECIAL_TYPES, normalized=False)
         for token, kind in zip(tokens, types, strict=True)
@@ -173,7 +118,7 @@ def tokenizer_from_gguf(gguf: Mapping[str, Any]) -> tuple[Tokenizer, list[str]]:
     ]
     tokenizer.add_special_tokens([token for token in added if token.special])
     tokenizer.add_tokens([token for token in added if not token.special])
-    _add_affixes(tokenizer, gguf, default_bos)
+    _add_affixes(tokenizer, gguf, affixes)
     return tokenizer, notes
 
 
@@ -198,11 +143,11 @@ def _array(gguf: Mapping[str, Any], name: str, length: int | None = None) -> lis
 
 def _byte_level(
     gguf: Mapping[str, Any], tokens: list[str], vocab: dict[str, int], notes: list[str]
-) -> tuple[Tokenizer, bool]:
+) -> tuple[Tokenizer, Affixes]:
     name = str(gguf.get(_PREFIX + "pre", "default"))
     rule = WORD_RULES.get(name)
     if name == "default":
-        rule = _GPT2
+        rule = WORD_RULES["gpt-2"]
         notes.append(_DEFAULT_NOTE)
     if rule is None:
         raise unsupported(
@@ -228,7 +173,7 @@ def _byte_level(
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
     tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer, rule.add_bos
+    return tokenizer, Affixes(bos=rule.add_bos)
 
 
 def merges_from_scores(vocab: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
@@ -252,7 +197,7 @@ def merges_from_scores(vocab: Mapping[str, int], scores: Sequence[float]) -> lis
 
 def _sentencepiece(
     gguf: Mapping[str, Any], tokens: list[str], vocab: dict[str, int], notes: list[str]
-) -> tuple[Tokenizer, bool]:
+) -> tuple[Tokenizer, Affixes]:
     scores = [float(score) for score in _array(gguf, "scores", len(tokens))]
     if not scores:
         raise model_file_error(
@@ -262,37 +207,109 @@ def _sentencepiece(
     types = _array(gguf, "token_type", len(tokens)) or [1] * len(tokens)
     # Only ordinary pieces are joined: control, byte and unused tokens never come out of text.
     ordinary = {token: i for token, i in vocab.items() if types[i] in (1, _USER_DEFINED)}
-    unknown = gguf.get(_PREFIX + "unknown_token_id")
+    unknown = special_tokens(gguf).get("unk_token")
     tokenizer = Tokenizer(
         models.BPE(
             vocab,
             merges_from_scores(ordinary, scores),
-            unk_token=None if unknown is None else tokens[int(unknown)],
+            unk_token=unknown,
             fuse_unk=True,
             byte_fallback=True,
         )
     )
-    spaces = normalizers.Replace(" ", "▁")
-    undo = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    steps: list[normalizers.Normalizer] = [*_normalization(gguf), normalizers.Replace(" ", "▁")]
+    undo: list[decoders.Decoder] = [
+        decoders.Replace("▁", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+    ]
     if gguf.get(_PREFIX + "add_space_prefix", True):
-        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces])
-        tokenizer.decoder = decoders.Sequence([*undo, decoders.Strip(" ", 1, 0)])
-    else:
-        tokenizer.normalizer = spaces
-        tokenizer.decoder = decoders.Sequence(undo)
-    return tokenizer, True
+        steps.insert(len(steps) - 1, normalizers.Prepend("▁"))
+        undo.append(decoders.Strip(" ", 1, 0))
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    tokenizer.decoder = decoders.Sequence(undo)
+    return tokenizer, Affixes(bos=True)
 
 
-def _add_affixes(tokenizer: Tokenizer, gguf: Mapping[str, Any], default_bos: bool) -> None:
-    """Put the start and end tokens around plain text where the metadata (or the kind) says so."""
+def _normalization(gguf: Mapping[str, Any]) -> list[normalizers.Normalizer]:
+    """SentencePiece's own: a table of replacements, and blanks that say nothing left out."""
+    steps: list[normalizers.Normalizer] = []
+    charsmap = gguf.get(_PREFIX + "precompiled_charsmap")
+    if charsmap:
+        try:
+            steps.append(normalizers.Precompiled(bytes(v % 256 for v in charsmap)))
+        except Exception as error:  # the library raises bare Exception
+            raise model_file_error(
+                f"{_PREFIX}precompiled_charsmap cannot be read: {error}",
+                param=_PREFIX + "precompiled_charsmap",
+            ) from error
+    if gguf.get(_PREFIX + "remove_extra_whitespaces", False):
+        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    return steps
+
+
+def _unigram(
+    gguf: Mapping[str, Any], tokens: list[str], vocab: dict[str, int], notes: list[str]
+) -> tuple[Tokenizer, Affixes]:
+    scores = [float(score) for score in _array(gguf, "scores", len(tokens))]
+    unknown = special_tokens(gguf).get("unk_token")
+    if not scores or unknown is None:
+        raise model_file_error(
+            f"a unigram vocabulary needs {_PREFIX}scores and {_PREFIX}unknown_token_id",
+            param=_PREFIX + "scores",
+        )
+    types = _array(gguf, "token_type", len(tokens)) or [1] * len(tokens)
+    tokenizer = Tokenizer(
+        models.Unigram(
+            list(zip(tokens, scores, strict=True)), unk_id=vocab[unknown], byte_fallback=6 in types
+        )
+    )
+    prefixed = bool(gguf.get(_PREFIX + "add_space_prefix", True))
+    scheme = "always" if prefixed else "never"
+    tokenizer.normalizer = normalizers.Sequence(_normalization(gguf))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme=scheme)
+    return tokenizer, Affixes(bos=False, eos=True)
+
+
+def _wordpiece(
+    gguf: Mapping[str, Any], tokens: list[str], vocab: dict[str, int], notes: list[str]
+) -> tuple[Tokenizer, Affixes]:
+    """Converters write a word's first piece with a leading ▁ and later ones as they are, where
+    WordPiece has the piece as it is and ## before later ones."""
+    types = _array(gguf, "token_type", len(tokens)) or [1] * len(tokens)
+    pieces: dict[str, int] = {}
+    for index, (token, kind) in enumerate(zip(tokens, types, strict=True)):
+        if kind in _SPECIAL_TYPES or kind == _USER_DEFINED or not token:
+            pieces[token] = index
+        else:
+            pieces[token[1:] if token.startswith("▁") else "##" + token] = index
+    unknown = special_tokens(gguf).get("unk_token", "[UNK]")
+    tokenizer = Tokenizer(models.WordPiece(pieces, unk_token=unknown))
+    lower = bool(gguf.get(_PREFIX + "normalizer.lowercase", True))
+    accents = bool(gguf.get(_PREFIX + "normalizer.strip_accents", lower))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower, strip_accents=accents)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(cleanup=False)
+    return tokenizer, Affixes(bos=True, sep=True)
+
+
+def _add_affixes(tokenizer: Tokenizer, gguf: Mapping[str, Any], default: Affixes) -> None:
+    """Put the start and end tokens around plain text where the metadata (or the kind) says so.
+
+    A separator stands at the end where it is asked for; an end token then does not.
+    """
     special = special_tokens(gguf)
-    bos, eos = special.get("bos_token"), special.get("eos_token")
-    add_bos = bool(gguf.get(_PREFIX + "add_bos_token", default_bos)) and bos is not None
-    add_eos = bool(gguf.get(_PREFIX + "add_eos_token", False)) and eos is not None
-    if not (add_bos or add_eos):
+    bos, eos, sep = (special.get(role) for role in ("bos_token", "eos_token", "sep_token"))
+    bos = special.get("cls_token", bos) if default.sep else bos
+    first = bos if gguf.get(_PREFIX + "add_bos_token", default.bos) else None
+    last = eos if gguf.get(_PREFIX + "add_eos_token", default.eos) else None
+    if gguf.get(_PREFIX + "add_sep_token", default.sep) and sep is not None:
+        last = sep
+    around = {token: tokenizer.token_to_id(token) for token in (first, last) if token is not None}
+    if not around:
         return
-    around = {token: tokenizer.token_to_id(token) for token in (bos, eos) if token is not None}
-    single = [bos] * add_bos + ["$A"] + [eos] * add_eos
+    single = [*([first] if first else []), "$A", *([last] if last else [])]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=single, special_tokens=list(around.items())
     )

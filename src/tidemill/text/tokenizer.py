@@ -90,6 +90,7 @@ class DecodeRules:
         self._byte_fallback = False
         self._replace: list[tuple[str, str]] = []
         self._joiner = ""
+        self._continues: str | None = None
         self._alphabet = byte_level_alphabet()
         if decoder is None:
             # Without a decoder the library joins tokens with spaces.
@@ -112,13 +113,16 @@ class DecodeRules:
             scheme = part.get("prepend_scheme")
             prefixed = scheme != "never" if scheme else part.get("add_prefix_space", True)
             self.strip = 1 if prefixed else 0
+        elif kind == "WordPiece":
+            # `cleanup`, which takes blanks away before signs, is not followed: it is no mapping.
+            self._continues, self._joiner, self.strip = part["prefix"], " ", 1
         elif kind == "Strip" and part["content"] == " " and not part["stop"]:
             self.strip = part["start"]
         elif kind != "Fuse":
             raise unsupported(
                 "tokenizer.json",
                 f"the tokenizer's decoder {kind!r} is not supported; "
-                "supported are ByteLevel, Metaspace, ByteFallback, Replace, Strip and Fuse",
+                "supported are ByteLevel, Metaspace, ByteFallback, WordPiece, Replace, Strip, Fuse",
             )
 
     def piece(self, token: str) -> bytes:
@@ -131,6 +135,8 @@ class DecodeRules:
                 return token.encode()
         if self._byte_fallback and (match := _BYTE_TOKEN.fullmatch(token)):
             return bytes([int(match[1], 16)])
+        if self._continues and token.startswith(self._continues):
+            return token.removeprefix(self._continues).encode()
         for old, new in self._replace:
             token = token.replace(old, new)
         return (self._joiner + token).encode()

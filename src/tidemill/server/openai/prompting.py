@@ -10,8 +10,9 @@ from tidemill.base.errors import bad_request
 from tidemill.contract.resolve import ContextLengthError
 from tidemill.server.context import ServerContext
 from tidemill.server.openai import schema
-from tidemill.text.answering import check_tools
+from tidemill.text.answering import ChatSide, check_tools
 from tidemill.text.conversation import check_complete, check_kwargs, check_messages
+from tidemill.text.template import ChatTemplate
 from tidemill.text.tools import NO_TOOLS, ToolUse
 
 HEAD_CHARS = 2**15
@@ -43,6 +44,35 @@ async def chat_prompt(
 ) -> ChatPrompt:
     """A conversation by the model's chat template.
 
+    See `rendered`.
+    """
+    text = await rendered(
+        context.template,
+        context.chat,
+        messages,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
+        kwargs=kwargs,
+        variables=variables,
+        use=use,
+    )
+    ids = await encode_prompt(context, text, param="messages", add_special=False)
+    return ChatPrompt(ids, text)
+
+
+async def rendered(
+    template: ChatTemplate,
+    chat: ChatSide,
+    messages: Sequence[schema.Message],
+    *,
+    add_generation_prompt: bool | None,
+    continue_final_message: bool | None,
+    kwargs: Mapping[str, Any],
+    variables: Mapping[str, Any] | None = None,
+    use: ToolUse = NO_TOOLS,
+) -> str:
+    """What a model's template makes of a conversation.
+
     Args:
         kwargs: the request's `chat_template_kwargs`.
         variables: what the server itself has to tell the template.
@@ -51,9 +81,9 @@ async def chat_prompt(
     Raises:
         TidemillError: kind BAD_REQUEST naming the field.
     """
-    source = context.template.source or ""
-    abilities = context.chat.abilities
-    check_tools(use, context.chat)
+    source = template.source or ""
+    abilities = chat.abilities
+    check_tools(use, chat)
     said = [m.model_dump(exclude_none=True) for m in messages]
     plain = check_messages(said, abilities, source)
     check_kwargs(kwargs, source)
@@ -62,14 +92,13 @@ async def chat_prompt(
     )
     if continue_final_message:
         _check_continued(plain[-1], generate)
-    text = await context.template.render_async(
+    text = await template.render_async(
         plain, use.shown or None, add_generation_prompt=generate, **{**kwargs, **(variables or {})}
     )
     check_complete(plain, text)
     if continue_final_message:
         text = _cut_after(text, str(plain[-1]["content"]))
-    ids = await encode_prompt(context, text, param="messages", add_special=False)
-    return ChatPrompt(ids, text)
+    return text
 
 
 def _check_continued(final: Mapping[str, Any], generate: bool) -> None:

@@ -1,0 +1,82 @@
+"""`tidemill tokenize` and `tidemill render`: what a model makes of text, without its weights."""
+
+from __future__ import annotations
+
+import typer
+
+from tidemill.cli import options
+
+FILE = typer.Argument(
+    ...,
+    help="A tokenizer.json, a SentencePiece .model, a GGUF file (a vocabulary alone, too), a "
+    "model's folder, or a model's name.",
+    show_default=False,
+)
+
+
+def tokenize(
+    file: str = FILE,
+    special: bool = typer.Option(
+        True, "--special/--no-special", help="Add the model's own start and end tokens."
+    ),
+) -> None:
+    """Print the token ids of the UTF-8 text on standard input, on one line."""
+    import sys
+
+    from tidemill.base.errors import bad_request
+    from tidemill.loading.text_side import open_text
+    from tidemill.text.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer(open_text(file))
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise bad_request(
+            None, f"standard input is not UTF-8 at byte {error.start}; convert it first"
+        ) from error
+    print(*tokenizer.encode(text, add_special=special))
+
+
+def render(
+    model: str | None = options.MODEL, chat_template: str | None = options.CHAT_TEMPLATE
+) -> None:
+    """Print the prompt that the chat request (JSON) on standard input becomes."""
+    import asyncio
+    import sys
+
+    from tidemill.base.errors import bad_request
+    from tidemill.grammar.schema import prepared
+    from tidemill.loading.text_side import open_text
+    from tidemill.server.body import parse_body
+    from tidemill.server.errors import Refusal
+    from tidemill.server.limits import Limits
+    from tidemill.server.openai.prompting import rendered
+    from tidemill.server.openai.schema import ChatRequest
+    from tidemill.text.answering import ChatSide, read_wishes
+    from tidemill.text.template import ChatTemplate
+    from tidemill.text.tokenizer import Tokenizer
+
+    data = open_text(model)
+    tokenizer = Tokenizer(data)
+    template = ChatTemplate(data.chat_template, tokenizer.special)
+    if chat_template is not None:
+        template = options.template_from(chat_template, tokenizer.special)
+    chat = ChatSide.of(tokenizer, template, prepared)
+    try:
+        body = parse_body(ChatRequest, sys.stdin.buffer.read(), Limits())
+    except Refusal as refusal:
+        raise bad_request(refusal.problem.param, refusal.problem.message) from refusal
+    wishes = read_wishes(chat, {name: getattr(body, name) for name in ChatRequest.model_fields})
+    text = asyncio.run(
+        rendered(
+            template,
+            chat,
+            body.messages,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            kwargs=body.chat_template_kwargs or {},
+            variables=wishes.thinking.variables,
+            use=wishes.use,
+        )
+    )
+    sys.stdout.write(text)
