@@ -22,6 +22,9 @@ struct TileJob {
   float* scores;       // [kTileQueries][kTileScoreRow]
   uint16_t* probs;     // [kTileQueries][kTileProbRow]
   uint8_t* copies;     // chunks of V that do not lie as a tile wants them
+  bool leads;          // the first of its span: K and V are not in the caches yet
+  int64_t first, chunks;                        // of V: where they begin, how many
+  const uint8_t* values[kSpan / kTileDepth];    // where each lies
 };
 
 // Tiles: 0 to 3 sums, 4 and 5 queries or probabilities (upper and lower rows), 6 and 7 keys or
@@ -50,11 +53,6 @@ static void tile_scores(const TileJob& tile) {
   for (int64_t t = tile.all.lo / kChunk * kChunk; t < tile.all.hi; t += kChunk) {
     const uint8_t* half[2];
     chunk_keys<WideCache>(job, t, tile.all, half);
-    const Ahead ahead = chunk_ahead<WideCache>(job, t, tile.all);
-    for (int64_t i = 0; i < job.steps; ++i) {
-      if (ahead.half[0]) prefetch(ahead.half[0] + i * ahead.step);
-      if (ahead.half[1]) prefetch(ahead.half[1] + i * ahead.step);
-    }
     tile_zero<0>();
     tile_zero<1>();
     if (lower) tile_zero<2>(), tile_zero<3>();
@@ -76,6 +74,29 @@ static void tile_scores(const TileJob& tile) {
     if (lower) tile_store<2>(out2, kTileScoreRow * 4), tile_store<3>(out2 + kHalf, kTileScoreRow * 4);
   }
 }
+
+// Lines of V brought closer while many rows' probabilities are made, which needs no memory else,
+// spread over the rows and their steps. Few rows wait for memory alone, and there the hardware's own
+// prefetching gives more than asking does (as it does for K).
+class Fetch {
+ public:
+  Fetch(const TileJob& tile, int64_t r) : tile_(tile) {
+    if (!tile.leads || tile.count <= kTileRows) return;
+    const int64_t lines = tile.chunks * tile.job.shape.head_dim;
+    next_ = lines * r / tile.count;
+    end_ = lines * (r + 1) / tile.count;
+    step_ = (end_ - next_ + kSpan / kTileDepth - 1) / (kSpan / kTileDepth);
+  }
+  inline void on() {
+    const int64_t d = tile_.job.shape.head_dim;
+    for (const int64_t to = min64(next_ + step_, end_); next_ < to; ++next_)
+      prefetch(tile_.values[next_ / d] + next_ % d * 64);
+  }
+
+ private:
+  const TileJob& tile_;
+  int64_t next_ = 0, end_ = 0, step_ = 0;
+};
 
 // Scores of row r to probabilities exp(s - m) in bf16, zero where the row sees nothing.
 static void tile_softmax(const TileJob& tile, int64_t r, float* m, float* l) {
@@ -103,7 +124,9 @@ static void tile_softmax(const TileJob& tile, int64_t r, float* m, float* l) {
   *m = vreduce_max(best);
   const Vf largest = vset(*m);
   Vf sum = vzero();
+  Fetch fetch(tile, r);
   for (int64_t t = begin; t < end; t += 2 * kLanes) {
+    fetch.on();
     const Vf p = vexp(vsub(vload(row + t), largest));
     const Vf p2 = vexp(vsub(vload(row + t + kLanes), largest));
     sum = vadd(vadd(sum, p), p2);
@@ -129,16 +152,15 @@ static void copy_seen(const TileJob& tile, int64_t t, uint8_t* out) {
 
 // acc[rows][64 or 32 columns] from column d0 on, summed over the span's chunks in order.
 template <bool kLower>
-static inline void tile_columns(const TileJob& tile, const uint8_t* const* values, int64_t first,
-                                int64_t chunks, int64_t d0, float* acc) {
+static inline void tile_columns(const TileJob& tile, int64_t d0, float* acc) {
   const int64_t d = tile.job.shape.head_dim, v_row = d * 4, p_row = kTileProbRow * 2;
   const bool wide = !kLower && d0 + 2 * kTileDepth <= d;  // four sums for the upper rows
   tile_zero<0>();
   tile_zero<1>();
   if (kLower || wide) tile_zero<2>(), tile_zero<3>();
-  for (int64_t c = 0; c < chunks; ++c) {
-    const uint8_t* v = values[c] + d0 * 4;
-    const uint16_t* p = tile.probs + first + c * kTileDepth;
+  for (int64_t c = 0; c < tile.chunks; ++c) {
+    const uint8_t* v = tile.values[c] + d0 * 4;
+    const uint16_t* p = tile.probs + tile.first + c * kTileDepth;
     tile_load<4>(p, p_row);
     tile_load<6>(v, v_row);
     tile_dot_bf16<0, 4, 6>();
@@ -154,8 +176,6 @@ static inline void tile_columns(const TileJob& tile, const uint8_t* const* value
       tile_load<7>(v + 192, v_row);
       tile_dot_bf16<3, 4, 7>();
     }
-    if (tile.job.once && d0 == 0 && c + 2 < chunks)
-      for (int64_t line = 0; line < kTileDepth * d * 2; line += 64) prefetch(values[c + 2] + line);
   }
   float* out = acc + tile.row0 * d + d0;
   tile_store<0>(out, d * 4);
@@ -164,27 +184,29 @@ static inline void tile_columns(const TileJob& tile, const uint8_t* const* value
   if (kLower || wide) tile_store<2>(out2, d * 4), tile_store<3>(out2 + kLanes, d * 4);
 }
 
-static void tile_values(const TileJob& tile, float* acc) {
-  const uint8_t* values[kSpan / kTileDepth];
+// Where the chunks of V lie; those with tokens that nobody sees, or in two blocks, are copied.
+static void find_values(TileJob& tile) {
   const int64_t d = tile.job.shape.head_dim;
-  const int64_t first = tile.all.lo / kTileDepth * kTileDepth;
-  int64_t chunks = 0;
-  for (int64_t t = first; t < tile.all.hi; t += kTileDepth, ++chunks) {
+  tile.first = tile.all.lo / kTileDepth * kTileDepth;
+  tile.chunks = 0;
+  for (int64_t t = tile.first; t < tile.all.hi; t += kTileDepth, ++tile.chunks) {
     const bool seen = t >= tile.all.lo && t + kTileDepth <= tile.all.hi;
     if (seen && tile.job.kv.block_size >= kTileDepth) {
-      values[chunks] = value_row<WideCache>(tile.job, t / 2);
-    } else {  // two blocks, or an end of what is seen
-      uint8_t* copy = tile.copies + chunks * kTileDepth * d * 2;
+      tile.values[tile.chunks] = value_row<WideCache>(tile.job, t / 2);
+    } else {
+      uint8_t* copy = tile.copies + tile.chunks * kTileDepth * d * 2;
       copy_seen(tile, t, copy);
-      values[chunks] = copy;
+      tile.values[tile.chunks] = copy;
     }
   }
+}
+
+static void tile_values(const TileJob& tile, float* acc) {
+  const int64_t d = tile.job.shape.head_dim;
   if (tile.count > kTileRows) {
-    for (int64_t d0 = 0; d0 < d; d0 += kTileDepth)
-      tile_columns<true>(tile, values, first, chunks, d0, acc);
+    for (int64_t d0 = 0; d0 < d; d0 += kTileDepth) tile_columns<true>(tile, d0, acc);
   } else {
-    for (int64_t d0 = 0; d0 < d; d0 += 2 * kTileDepth)
-      tile_columns<false>(tile, values, first, chunks, d0, acc);
+    for (int64_t d0 = 0; d0 < d; d0 += 2 * kTileDepth) tile_columns<false>(tile, d0, acc);
   }
 }
 
@@ -200,12 +222,13 @@ static void span_tiles(const SpanJob& job, const float* q, int64_t q_stride, int
   int64_t tiles = (rows + kTileQueries - 1) / kTileQueries;
   for (int64_t row = 0; row < rows; --tiles) {
     const int64_t count = (rows - row + tiles - 1) / tiles;
-    const TileJob tile{job, row, count, seen_by(job, row, count),
-                       job.q + row * d * 2, scores, probs, copies};
+    TileJob tile{job, row, count, seen_by(job, row, count), job.q + row * d * 2,
+                 scores, probs, copies, row == 0, 0, 0, {}};
     if (tile.all.hi <= tile.all.lo) {
       __builtin_memset(acc + row * d, 0, size_t(count * d) * 4);
       for (int64_t r = row; r < row + count; ++r) m[r] = -kInfinity, l[r] = 0.0f;
     } else {
+      find_values(tile);
       tile_scores(tile);
       for (int64_t r = 0; r < count; ++r) tile_softmax(tile, r, m + row + r, l + row + r);
       tile_values(tile, acc);
