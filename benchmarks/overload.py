@@ -13,8 +13,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
-import platform
 import random
 import time
 from collections.abc import AsyncIterator
@@ -22,15 +20,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-import serve_06b
+import harness
 
 from tidemill.backends import native
-from tidemill.cli.machine import describe_cpu
 
-RESULT = serve_06b.ROOT / ".work" / "overload.json"
-DOC = serve_06b.ROOT / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- overload: begin -->", "<!-- overload: end -->"
-FLAGS = ("--quantize", "q8_0", "--kv-memory", "4GiB", "--log-level", "warning")
+RESULT = harness.WORK / "overload.json"
 ONE, OTHER = "127.0.0.1", "127.0.0.2"
 
 
@@ -204,8 +198,7 @@ async def goodput(url: str, peak_seconds: float, seconds: float) -> dict[str, fl
 
 def table(results: dict[str, Any]) -> str:
     lines = [
-        f"{describe_cpu()}; Python {platform.python_version()}; weights q8_0, "
-        f"{len(os.sched_getaffinity(0))} threads, {time.strftime('%Y-%m-%d')}.",
+        harness.machine_line(f"weights q8_0, {harness.threads()} threads"),
         "",
         "| what | value | wanted | read GB/s beside |",
         "|---|---|---|---|",
@@ -241,7 +234,7 @@ def main() -> None:
     parser.add_argument("--only", default="fairness,long,goodput")
     parser.add_argument("--quick", action="store_true", help="a shorter look, not for the table")
     args = parser.parse_args()
-    serve_06b.make_model()
+    model = harness.make_model()
     quick = args.quick
     parts = {
         "fairness": ([], lambda url: fairness(url, 8 if quick else 24)),
@@ -252,25 +245,19 @@ def main() -> None:
             lambda url: goodput(url, 15 if quick else 40, 30 if quick else 90),
         ),
     }
-    threads = len(os.sched_getaffinity(0))
     results: dict[str, Any] = {}
     for name in args.only.split(","):
         flags, run = parts[name]
-        read = native.read_bandwidth(threads)
-        with serve_06b.server(["--quantize", "q8_0", "--log-level", "warning", *flags]) as (
-            url,
-            _,
-            _,
-        ):
-            results[name] = {**asyncio.run(run(url)), "read": read / 1e9}
+        read = native.read_bandwidth(harness.threads())
+        flags = ["--quantize", "q8_0", "--log-level", "warning", *flags]
+        with harness.tidemill(model, *flags) as server:
+            results[name] = {**asyncio.run(run(server.url)), "read": read / 1e9}
         print(name, json.dumps(results[name]), flush=True)
     RESULT.write_text(json.dumps(results, indent=2))
     text = table(results)
     print(text)
-    whole = not quick and set(results) == set(parts)
-    if whole and DOC.exists() and BEGIN in (page := DOC.read_text()):
-        head, _, rest = page.partition(BEGIN)
-        DOC.write_text(f"{head}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}")
+    if not quick and set(results) == set(parts):
+        harness.write_section("overload", text)
 
 
 if __name__ == "__main__":

@@ -11,76 +11,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
-import os
-import platform
-import signal
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from pathlib import Path
+
+import harness
 
 from tidemill.backends import native
 from tidemill.base.clock import monotonic
-from tidemill.bench.client import Target, get_json, stream_events
+from tidemill.bench.client import Target, stream_events
 from tidemill.bench.load import run_bench
 from tidemill.bench.options import BenchOptions, PointReport, RequestTrace
 from tidemill.bench.report import summarize
-from tidemill.cli.machine import describe_cpu
-
-ROOT = Path(__file__).resolve().parent.parent
-MODEL = ROOT / ".work" / "models" / "qwen3-0.6b"
-DOC = ROOT / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- serve_06b: begin -->", "<!-- serve_06b: end -->"
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
-def make_model() -> None:
-    if not (MODEL / "config.json").exists():
-        script = ROOT / "benchmarks" / "make_model.py"
-        command = [sys.executable, str(script), "qwen3-0.6b", str(MODEL)]
-        subprocess.run(command, check=True, cwd=ROOT)
-
-
-@contextlib.contextmanager
-def server(extra: list[str]) -> Iterator[tuple[str, float, int]]:
-    """Base URL, seconds until ready, process id."""
-    port = free_port()
-    command = [str(ROOT / ".venv/bin/tidemill"), "serve", str(MODEL), "--port", str(port), *extra]
-    start = monotonic()
-    process = subprocess.Popen(command)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        while True:
-            if process.poll() is not None:
-                raise SystemExit(f"the server exited with {process.returncode}")
-            with contextlib.suppress(OSError, Exception):
-                asyncio.run(get_json(Target.parse(url, None), "/readyz"))
-                break
-            time.sleep(0.05)
-        yield f"{url}/v1", monotonic() - start, process.pid
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
-
-
-def resident_bytes(pid: int) -> int:
-    """Proportional set size of a process and its children, in bytes."""
-    total = 0
-    tasks = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    for p in [pid, *map(int, tasks)]:
-        for line in Path(f"/proc/{p}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                total += int(line.split()[1]) * 1024
-    return total
 
 
 async def _timed(
@@ -92,7 +32,7 @@ async def _timed(
         "model": "x", "prompt": prompt, "max_tokens": tokens, "temperature": 0,
         "stream": True, "ignore_eos": True,
     }  # fmt: skip
-    body["model"] = MODEL.name
+    body["model"] = harness.MODEL.name
     async for events in stream_events(target, "/completions", json.dumps(body).encode()):
         now = monotonic() - zero
         # A token may have no printable text yet, so every chunk with choices counts.
@@ -131,17 +71,17 @@ def main() -> None:
     parser.add_argument("--long", type=int, default=8192)
     parser.add_argument("--short-tokens", type=int, default=256)
     args = parser.parse_args()
-    make_model()
-    threads = len(os.sched_getaffinity(0))
+    model = harness.make_model()
+    threads = harness.threads()
     lines = [
-        f"{describe_cpu()}; Python {platform.python_version()}; weights {args.quantize}, "
-        f"{threads} threads, {time.strftime('%Y-%m-%d')}.",
+        harness.machine_line(f"weights {args.quantize}, {threads} threads"),
         "",
         "| load | done | output tok/s | TTFT ms p50 / p99 | ITL ms p50 / p99 "
         "| TPOT ms p50 / p99 | E2E ms p50 / p99 | read GB/s beside |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    with server(["--quantize", args.quantize]) as (url, ready, pid):
+    with harness.tidemill(model, "--quantize", args.quantize) as server:
+        url = server.url
         for streams in (1, 16):
             before = native.read_bandwidth(threads)
             options = BenchOptions(
@@ -156,18 +96,16 @@ def main() -> None:
         short, long = asyncio.run(mixed(url, args.long, args.short_tokens))
         label = f"8 x (100 + {args.short_tokens}) beside one prompt of {args.long}"
         lines.append(row(label, short, before))
-        memory = resident_bytes(pid)
+        memory = harness.proportional_bytes(server.pid)
     lines += [
         "",
         f"The prompt of {args.long} tokens had its first token after "
-        f"{long.arrivals[0] - long.start:.1f} s. Ready {ready:.1f} s after the process started; "
-        f"proportional memory of both processes at the end {memory / 2**30:.2f} GiB.",
+        f"{long.arrivals[0] - long.start:.1f} s. Ready {server.ready:.1f} s after the process "
+        f"started; proportional memory of both processes at the end {memory / 2**30:.2f} GiB.",
     ]
     table = "\n".join(lines)
     print(table)
-    if DOC.exists() and BEGIN in (text := DOC.read_text()):
-        head, _, rest = text.partition(BEGIN)
-        DOC.write_text(f"{head}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}")
+    harness.write_section("serve_06b", table)
 
 
 if __name__ == "__main__":

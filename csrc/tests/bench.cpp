@@ -1,24 +1,13 @@
-// Rates of the kernels on one thread, in processor time. Memory-bound ones are given as a share of
-// a plain read of as many bytes, compute-bound ones (AVX-512) as a share of what registers alone
-// reach, each taken in turn with them call by call: on shared machines nothing else compares.
-#include <time.h>
-
+// Rates of the kernels on one thread, in processor time, a JSON object per line (read by
+// benchmarks/kernels.py). A plain read of as many bytes and what registers alone reach are taken in
+// turn with them call by call: on shared machines nothing else compares.
 #include <algorithm>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 #include "check.h"
+#include "peaks.h"
 
 namespace tidemill::check {
 namespace {
-
-double now() {  // of this thread's own time: other work on the machine preempts
-  timespec t;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-  return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
-}
 
 double median(std::vector<double> values) {
   std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
@@ -39,43 +28,6 @@ void read_plainly(const uint8_t* data, int64_t bytes) {
   for (uint64_t s : sums) sink = sink + s;
 }
 
-// GOP/s of 24 independent chains of fma, or of int8 dot products, in registers alone. In assembly:
-// compilers keep such an array in memory, which halves the rate.
-#if defined(__x86_64__)
-#define TIDEMILL_FMA(n) "vfmadd231ps %%zmm0, %%zmm0, %%zmm" #n "\n"
-#define TIDEMILL_DOT(n) "vpdpbusd %%zmm0, %%zmm0, %%zmm" #n "\n"
-#define TIDEMILL_24(op)                                                                     \
-  op(1) op(2) op(3) op(4) op(5) op(6) op(7) op(8) op(9) op(10) op(11) op(12) op(13) op(14)  \
-  op(15) op(16) op(17) op(18) op(19) op(20) op(21) op(22) op(23) op(24)
-#define TIDEMILL_CLOBBERS                                                                       \
-  "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10",      \
-  "xmm11", "xmm12", "xmm13", "xmm14", "xmm15", "memory"
-constexpr long kPeakLoops = 20000;
-
-double fma_peak() {
-  const double start = now();
-  for (long i = 0; i < kPeakLoops; ++i)
-    __asm__ volatile("vpxord %%zmm0, %%zmm0, %%zmm0\n" TIDEMILL_24(TIDEMILL_FMA)
-                     "vzeroupper\n" ::: TIDEMILL_CLOBBERS);
-  return 24 * 32 * kPeakLoops * 1e-9 / (now() - start);
-}
-double dot_peak() {
-  const double start = now();
-  for (long i = 0; i < kPeakLoops; ++i)
-    __asm__ volatile("vpxord %%zmm0, %%zmm0, %%zmm0\n" TIDEMILL_24(TIDEMILL_DOT)
-                     "vzeroupper\n" ::: TIDEMILL_CLOBBERS);
-  return 24 * 128 * kPeakLoops * 1e-9 / (now() - start);
-}
-#endif
-
-double register_peak(const KernelTable& t, bool int8) {
-#if defined(__x86_64__)
-  if (std::strncmp(t.isa, "avx512", 6) == 0 || std::strcmp(t.isa, "amx") == 0) return int8 ? dot_peak() : fma_peak();
-#endif
-  (void)t, (void)int8;
-  return 0;
-}
-
 constexpr int64_t kRotate = int64_t(640) << 20;  // beyond every cache
 
 void bench_weight(const KernelTable& t, WeightType type, bool float32, const Buffer& memory) {
@@ -88,32 +40,27 @@ void bench_weight(const KernelTable& t, WeightType type, bool float32, const Buf
   for (float& v : x) v = random.normal();
   Buffer acts(512 * stride);
   for (int64_t m = 0; m < 512; ++m) t.pack_act(act, &x[m * k], k, acts.data + m * stride);
-  for (int64_t m : {1, 2, 4, 8, 16, 64, 512}) {
+  for (int64_t m : {1, 2, 4, 8, 16, 32, 64, 512}) {
     std::vector<double> times, reads, peaks;
     const int64_t repeats = m >= 512 ? 5 : m >= 64 ? 9 : 25;
     for (int64_t i = 0; i < repeats; ++i) {
       const uint8_t* weights = memory.data + (2 * i) % copies * total;
       const PackedMatrix w{type, act, n, k, bytes, weights};
-      double start = now();
+      double start = thread_seconds();
       t.gemm(w, acts.data, stride, m, 0, panels, nullptr, out.data(), n);
-      times.push_back(now() - start);
-      peaks.push_back(register_peak(t, act == ActType::I8));
-      if (m > 16) continue;
-      start = now();
+      times.push_back(thread_seconds() - start);
+      peaks.push_back(register_peak(t.isa, act));
+      if (m > 32) continue;
+      start = thread_seconds();
       read_plainly(memory.data + (2 * i + 1) % copies * total, total);
-      reads.push_back(now() - start);
+      reads.push_back(thread_seconds() - start);
     }
-    const double seconds = median(times);
-    std::printf("%-8s gemm %-5s%s M=%-4lld %8.3f ms %7.1f GOP/s %6.1f GB/s", t.isa, name(type),
-                float32 ? " f32" : "    ", (long long)m, seconds * 1e3,
-                2.0 * m * n * k / seconds * 1e-9, total / seconds * 1e-9);
-    if (m <= 16)
-      std::printf("  read %5.1f GB/s, share %3.0f %%", total / median(reads) * 1e-9,
-                  100 * median(reads) / seconds);
-    if (median(peaks) > 0)
-      std::printf("  %3.0f %% of %3.0f GOP/s", 200.0 * m * n * k / seconds * 1e-9 / median(peaks),
-                  median(peaks));
-    std::printf("\n");
+    const double seconds = median(times), peak = median(peaks);
+    std::printf("{\"isa\": \"%s\", \"kernel\": \"gemm\", \"type\": \"%s%s\", \"rows\": %lld, "
+                "\"ms\": %.4f, \"gops\": %.1f, \"gbs\": %.2f, \"read\": %.2f, \"peak\": %.1f}\n",
+                t.isa, name(type), float32 ? " as f32" : "", (long long)m, seconds * 1e3,
+                2.0 * m * n * k / seconds * 1e-9, total / seconds * 1e-9,
+                reads.empty() ? 0 : total / median(reads) * 1e-9, peak);
   }
 }
 
@@ -144,46 +91,37 @@ void bench_attention(const KernelTable& t, KvType type, int64_t block) {
         t.attn_span(shape, kv, blocks_of, q.data(), heads * d, nq, pos0, h, span, m.data(),
                     l.data(), acc.data(), scratch.data);
   };
-  std::vector<double> times, reads;
-  for (int64_t i = 0; i < 25; ++i) {
-    double start = now();
-    run(&table[(2 * i) % sequences * blocks], length - 1, 1);
-    times.push_back(now() - start);
-    start = now();
-    read_plainly(cache.data + (2 * i + 1) % sequences * blocks * bytes, blocks * bytes);
-    reads.push_back(now() - start);
-  }
-  std::printf("%-8s decode %-5s block %-4lld %8.3f ms %6.1f GB/s  read %5.1f GB/s, share %3.0f %%\n",
-              t.isa, name(type), (long long)block, median(times) * 1e3,
-              blocks * bytes / median(times) * 1e-9, blocks * bytes / median(reads) * 1e-9,
-              100 * median(reads) / median(times));
-  for (int64_t nq : {4, 8, 16, 32, 64}) {
-    std::vector<double> parts, beside;
-    for (int64_t i = 0; i < 9; ++i) {
-      double start = now();
+  for (int64_t nq : {1, 4, 8, 16, 32, 64}) {  // the last ones of `length` positions
+    std::vector<double> times, reads;
+    for (int64_t i = 0; i < (nq == 1 ? 25 : 9); ++i) {
+      double start = thread_seconds();
       run(&table[(2 * i) % sequences * blocks], length - nq, nq);
-      parts.push_back(now() - start);
-      start = now();
+      times.push_back(thread_seconds() - start);
+      start = thread_seconds();
       read_plainly(cache.data + (2 * i + 1) % sequences * blocks * bytes, blocks * bytes);
-      beside.push_back(now() - start);
+      reads.push_back(thread_seconds() - start);
     }
-    std::printf("%-8s chunk of %-3lld %-5s block %-4lld %8.3f ms, %4.1f reads, %7.1f GFLOP/s\n", t.isa,
-                (long long)nq, name(type), (long long)block, median(parts) * 1e3,
-                median(parts) / median(beside),
-                4.0 * heads * d * double(nq) * double(length) / median(parts) * 1e-9);
+    const double seconds = median(times);
+    std::printf("{\"isa\": \"%s\", \"kernel\": \"%s attention\", \"type\": \"%s\", \"block\": %lld, "
+                "\"rows\": %lld, \"ms\": %.4f, \"gops\": %.1f, \"gbs\": %.2f, \"read\": %.2f}\n",
+                t.isa, nq == 1 ? "decode" : "chunk", name(type), (long long)block, (long long)nq,
+                seconds * 1e3, 4.0 * heads * d * double(nq) * double(length) / seconds * 1e-9,
+                blocks * bytes / seconds * 1e-9, blocks * bytes / median(reads) * 1e-9);
   }
+  const ActType act = type == KvType::F32 ? ActType::F32 : ActType::BF16;
   for (int64_t tokens : {128, 512, 2048}) {
     std::vector<double> prefill, peaks;
     for (int i = 0; i < (tokens > 512 ? 3 : 7); ++i) {
-      peaks.push_back(register_peak(t, false));
-      const double start = now();
+      peaks.push_back(register_peak(t.isa, act));
+      const double start = thread_seconds();
       for (int64_t pos = 0; pos < tokens; pos += chunk) run(table.data(), pos, chunk);
-      prefill.push_back(now() - start);
+      prefill.push_back(thread_seconds() - start);
     }
     const double work = 2.0 * heads * d * double(tokens) * double(tokens);  // causal half of both
-    std::printf("%-8s prefill %-5s T=%-5lld %8.3f ms %7.1f GFLOP/s, peak %.0f\n", t.isa, name(type),
-                (long long)tokens, median(prefill) * 1e3, work / median(prefill) * 1e-9,
-                median(peaks));
+    std::printf("{\"isa\": \"%s\", \"kernel\": \"prefill attention\", \"type\": \"%s\", \"block\": "
+                "%lld, \"rows\": %lld, \"ms\": %.4f, \"gops\": %.1f, \"peak\": %.1f}\n",
+                t.isa, name(type), (long long)block, (long long)tokens, median(prefill) * 1e3,
+                work / median(prefill) * 1e-9, median(peaks));
   }
 }
 

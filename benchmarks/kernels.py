@@ -1,0 +1,136 @@
+"""Rates of every kernel, weight type and number of rows, against the machine's two limits.
+
+Builds `csrc/tests/kernel_check` and runs its benchmark for each instruction set that this machine
+runs. One thread, in processor time; each figure is a median of calls taken in turn with a plain
+read of as many bytes and with the register-only peak of the instruction that the table multiplies
+with, so that shares mean something on a shared machine. Writes .work/kernels.json and a table into
+docs/benchmarks.md.
+
+    .venv/bin/python benchmarks/kernels.py [--isa amx,avx512] [--filter Q8_0]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import harness
+
+from tidemill.backends import native
+
+RESULT = harness.WORK / "kernels.json"
+BUILD = harness.WORK / "kernels" / "build"
+ROWS = (1, 2, 4, 8, 16, 32, 64, 512)
+MEMORY_BOUND = 8  # rows up to which a matrix product waits for memory rather than arithmetic
+
+Line = dict[str, Any]
+
+
+def build() -> str:
+    """The benchmark program's path, brought up to date."""
+    configure = ["cmake", "-S", str(harness.ROOT / "csrc" / "tests"), "-B", str(BUILD)]
+    subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
+    make = ["cmake", "--build", str(BUILD), "--target", "kernel_check"]
+    make += ["--parallel", str(harness.threads())]
+    subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
+    return str(BUILD / "kernel_check")
+
+
+def measure(program: str, isa: str, what: str) -> list[Line]:
+    """Everything one instruction set's table was measured at."""
+    done = subprocess.run(
+        [program, "bench", isa, what], check=True, capture_output=True, text=True
+    )  # fmt: skip
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def _unique(lines: Iterable[Line], key: str) -> list[str]:
+    return list(dict.fromkeys(line[key] for line in lines))
+
+
+def _gemm_cell(line: Line) -> str:
+    if line["rows"] <= MEMORY_BOUND:
+        return f"{line['gops']:.0f} ({line['gbs'] / line['read']:.0%})"
+    share = f" ({line['gops'] / line['peak']:.0%})" if line["peak"] else ""
+    return f"{line['gops']:.0f}{share}"
+
+
+def _grid(
+    lines: list[Line], columns: list[Any], cell: Callable[[Line], str], first: str, unit: str
+) -> list[str]:
+    """A Markdown table: a row per instruction set and type, a column per number of rows."""
+    text = ["", f"| {first} | " + " | ".join(f"{c} {unit}".strip() for c in columns) + " |"]
+    text.append("|---" * (len(columns) + 1) + "|")
+    for isa in _unique(lines, "isa"):
+        of_isa = [line for line in lines if line["isa"] == isa]
+        for name in _unique(of_isa, "label"):
+            found = {line["column"]: line for line in of_isa if line["label"] == name}
+            cells = [cell(found[c]) if c in found else "" for c in columns]
+            text.append(f"| {isa} {name} | " + " | ".join(cells) + " |")
+    return text
+
+
+def table(lines: list[Line]) -> str:
+    """The Markdown of all lines."""
+    gemm = [{**x, "label": x["type"], "column": x["rows"]} for x in lines if x["kernel"] == "gemm"]
+    peaks: dict[str, list[str]] = {}
+    for isa in _unique(gemm, "isa"):
+        for kind in _unique([x for x in gemm if x["isa"] == isa], "type"):
+            of = [x["peak"] for x in gemm if x["isa"] == isa and x["type"] == kind]
+            peaks.setdefault(isa, []).append(f"{kind} {sorted(of)[len(of) // 2]:.0f}")
+    text = [
+        harness.machine_line("one thread"),
+        "",
+        "Matrix products, N = 4096, K = 2048: GOP/s by rows (M). In parentheses: up to "
+        f"{MEMORY_BOUND} rows the share of a plain read beside it, from there on the share of "
+        "the register-only peak beside it.",
+        *_grid(gemm, list(ROWS), _gemm_cell, "table, weights", "rows"),
+        "",
+        "Register-only peaks of the same runs, GOP/s: "
+        + "; ".join(f"{isa}: {', '.join(of)}" for isa, of in peaks.items()) + ".",
+        "",
+        "Decode attention over 4096 positions (16 heads, 8 KV heads of 128): share of the read "
+        "beside it, by block size.",
+    ]  # fmt: skip
+    decode = [
+        {**x, "label": f"{x['type']} KV", "column": x["block"]}
+        for x in lines if x["kernel"] == "decode attention"
+    ]  # fmt: skip
+    text += _grid(
+        decode, [16, 32, 128], lambda x: f"{x['gbs'] / x['read']:.0%}", "table, cache", "tokens"
+    )
+    prefill = [
+        {**x, "label": f"{x['type']} KV", "column": x["rows"]}
+        for x in lines if x["kernel"] == "prefill attention" and x["block"] == 32
+    ]  # fmt: skip
+    text += ["", "Prefill attention, causal operations counted: GFLOP/s by tokens, blocks of 32."]
+    text += _grid(prefill, [128, 512, 2048], lambda x: f"{x['gops']:.0f}", "table, cache", "tokens")
+    return "\n".join(text)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--isa", default=",".join(native.available_isas()))
+    parser.add_argument("--filter", default="", help="part of a type's name: only those")
+    args = parser.parse_args()
+    program = build()
+    lines: list[Line] = []
+    for isa in args.isa.split(","):
+        begun = time.monotonic()
+        lines += measure(program, isa, args.filter)
+        print(f"{isa}: {time.monotonic() - begun:.0f} s", flush=True)
+    text = table(lines)
+    print(text)
+    if args.filter:
+        return
+    RESULT.write_text(json.dumps(lines, indent=1))
+    harness.write_section("kernels", text)
+
+
+if __name__ == "__main__":
+    main()
