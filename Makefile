@@ -12,10 +12,10 @@ JOBS ?= 2
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help install serve run test lint types check test-install brook parity structured clients lm-eval schemathesis bench-serve bench-overload kernels soak load audit sanitizers clean
+.PHONY: FORCE help install serve run test lint types check test-install brook parity structured clients lm-eval schemathesis bench-serve bench-overload bench-side-by-side kernels soak load audit sanitizers clean
 
 help: ## show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -83,6 +83,12 @@ bench-serve: test-install ## the 0.6B-shape serving benchmark of docs/benchmarks
 
 soak: test-install ## break a real server for MINUTES (30) and write docs/soak.md
 	PYTHONPATH=tests $(BIN)/python -m soak.run --minutes $(or $(MINUTES),30) --report $(or $(REPORT),docs/soak.md)
+
+bench-side-by-side: test-install ## every target of speed beside llama.cpp, vLLM and transformers (hours)
+	$(BIN)/python benchmarks/side_by_side.py $(ARGS)
+
+kernels: test-install ## rates of every kernel against the read and the registers' peak (5 minutes)
+	$(BIN)/python benchmarks/kernels.py $(ARGS)
 
 bench-overload: test-install ## fairness, a long prompt beside streams, tenfold overload (8 minutes)
 	$(BIN)/python benchmarks/overload.py $(ARGS)

@@ -74,6 +74,14 @@ def _grid(
     return text
 
 
+def _attention(lines: list[Line], kernel: str, column: str) -> list[Line]:
+    return [
+        {**x, "label": f"{x['type']} KV", "column": x[column]}
+        for x in lines
+        if x["kernel"] == f"{kernel} attention" and (column == "block" or x["block"] == 32)
+    ]
+
+
 def table(lines: list[Line]) -> str:
     """The Markdown of all lines."""
     gemm = [{**x, "label": x["type"], "column": x["rows"]} for x in lines if x["kernel"] == "gemm"]
@@ -96,18 +104,22 @@ def table(lines: list[Line]) -> str:
         "Decode attention over 4096 positions (16 heads, 8 KV heads of 128): share of the read "
         "beside it, by block size.",
     ]  # fmt: skip
-    decode = [
-        {**x, "label": f"{x['type']} KV", "column": x["block"]}
-        for x in lines if x["kernel"] == "decode attention"
-    ]  # fmt: skip
+    decode = _attention(lines, "decode", "block")
     text += _grid(
         decode, [16, 32, 128], lambda x: f"{x['gbs'] / x['read']:.0%}", "table, cache", "tokens"
     )
-    prefill = [
-        {**x, "label": f"{x['type']} KV", "column": x["rows"]}
-        for x in lines if x["kernel"] == "prefill attention" and x["block"] == 32
-    ]  # fmt: skip
+    text += [
+        "",
+        "The last positions of 4096 computed together (a chunk, or drafts verified): time in reads "
+        "of the cache, and GFLOP/s, by positions; blocks of 32.",
+    ]
+    chunk = _attention(lines, "chunk", "rows")
+    text += _grid(
+        chunk, [4, 8, 16, 32, 64], lambda x: f"{x['read'] / x['gbs']:.1f} ({x['gops']:.0f})",
+        "table, cache", "",
+    )  # fmt: skip
     text += ["", "Prefill attention, causal operations counted: GFLOP/s by tokens, blocks of 32."]
+    prefill = _attention(lines, "prefill", "rows")
     text += _grid(prefill, [128, 512, 2048], lambda x: f"{x['gops']:.0f}", "table, cache", "tokens")
     return "\n".join(text)
 

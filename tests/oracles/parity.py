@@ -88,20 +88,26 @@ KEPT = {
 }  # fmt: skip
 
 
+def fetch_llama_cpp(folder: Path) -> tuple[Path, Path]:
+    """(llama-cpp-python's source distribution, llama.cpp's folder in it), once fetched kept."""
+    archives = sorted(folder.glob("llama_cpp_python-*.tar.gz"))
+    if not archives:
+        pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder)]
+        subprocess.run([*pip, "--no-binary", PACKAGE, PACKAGE], check=True)
+        archives = sorted(folder.glob("llama_cpp_python-*.tar.gz"))
+    archive = archives[-1]
+    sources = folder / "src" / archive.name.removesuffix(".tar.gz") / "vendor" / "llama.cpp"
+    if not sources.is_dir():
+        with tarfile.open(archive) as tar:
+            tar.extractall(folder / "src", filter="data")
+    return archive, sources
+
+
 def build_llama_cpp() -> tuple[Path, Path]:
     """(python with llama-cpp-python, folder of llama.cpp's sources); built once."""
     WORK.mkdir(parents=True, exist_ok=True)
     python = WORK / "venv" / "bin" / "python"
-    archives = sorted(WORK.glob("llama_cpp_python-*.tar.gz"))
-    if not archives:
-        pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(WORK)]
-        subprocess.run([*pip, "--no-binary", PACKAGE, PACKAGE], check=True)
-        archives = sorted(WORK.glob("llama_cpp_python-*.tar.gz"))
-    archive = archives[-1]
-    sources = WORK / "src" / archive.name.removesuffix(".tar.gz") / "vendor" / "llama.cpp"
-    if not sources.is_dir():
-        with tarfile.open(archive) as tar:
-            tar.extractall(WORK / "src", filter="data")
+    archive, sources = fetch_llama_cpp(WORK)
     if not python.exists():
         venv.create(WORK / "venv", with_pip=True)
     probe = subprocess.run([python, "-c", "import llama_cpp"], capture_output=True, check=False)
