@@ -7,7 +7,7 @@ import sys
 import typer
 
 from tidemill.base.errors import ErrorKind, TidemillError
-from tidemill.cli import bench, doctor, library, packed, run, serve, show, text
+from tidemill.cli import bench, doctor, library, packed, quantize, run, serve, show, text
 
 app = typer.Typer(
     name="tidemill",
@@ -19,7 +19,8 @@ app = typer.Typer(
 )
 for command in (
     *(serve.serve, run.run, bench.bench, show.show, library.list_models),
-    *(text.tokenize, text.render, packed.packed, doctor.doctor),
+    *(quantize.quantize, quantize.convert, text.tokenize, text.render),
+    *(packed.packed, doctor.doctor),
 ):
     app.command(command.__name__.removesuffix("_models"))(command)
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from tidemill.models import tensors as names
 from tidemill.models.blocks import DECODERS, dequantize
+from tidemill.models.k_quantize import quantize_q4_k, quantize_q6_k
 from tidemill.models.tensors import RawTensor, TensorHeader
 
 BLOCK = 32
@@ -81,7 +82,12 @@ def to_float32(tensor: RawTensor) -> Float32:
     return values.reshape(tensor.shape)
 
 
-QUANTIZERS = {"Q8_0": quantize_q8_0, "Q4_0": quantize_q4_0}
+QUANTIZERS = {
+    "Q8_0": quantize_q8_0,
+    "Q4_0": quantize_q4_0,
+    "Q4_K": quantize_q4_k,
+    "Q6_K": quantize_q6_k,
+}
 
 
 def convert(tensor: RawTensor, dtype: str) -> RawTensor:

@@ -23,7 +23,7 @@ from tokenizers import (
 )
 
 from tidemill.base.errors import model_file_error, unsupported
-from tidemill.text.word_rules import WORD_RULES
+from tidemill.text.word_rules import WORD_RULES, WordRule
 
 _PREFIX = "tokenizer.ggml."
 # Values of tokenizer.ggml.token_type.
@@ -169,11 +169,16 @@ def _byte_level(
     tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=rule.whole_words))
     if rule.nfc:
         tokenizer.normalizer = normalizers.NFC()
-    splits = [pre_tokenizers.Split(Regex(p), "isolated") for p in rule.patterns]
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
+    tokenizer.pre_tokenizer = splitter(rule)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer, Affixes(bos=rule.add_bos)
+
+
+def splitter(rule: WordRule) -> pre_tokenizers.PreTokenizer:
+    """What cuts text into words by a rule, and writes bytes in the vocabulary's alphabet."""
+    splits = [pre_tokenizers.Split(Regex(p), "isolated") for p in rule.patterns]
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([*splits, byte_level])
 
 
 def merges_from_scores(vocab: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:

@@ -319,6 +319,11 @@ class Tokenizer:
         token = self.special.get(name)
         return None if token is None else self.token_to_id(token)
 
+    def adds(self, name: str) -> bool:
+        """True when `encode` puts the special token with this role around a plain text."""
+        token = self.special_id(name)
+        return token is not None and token in (*self._prefix, *self._suffix)
+
     def starts_with_special(self, token_ids: Sequence[int]) -> bool:
         """True when the ids already begin with what `add_special` would put in front."""
         prefix = self._prefix

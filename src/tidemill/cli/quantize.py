@@ -1,0 +1,218 @@
+"""`tidemill quantize` and `tidemill convert`: a model's files written anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from tidemill.loading.gguf import GgufFile
+    from tidemill.loading.parts import ModelFiles
+    from tidemill.loading.write.out import Loss, OutTensor
+
+MODEL = typer.Argument(..., help="A Hugging Face folder, a .gguf file, or a name.")
+OUT = typer.Argument(..., help="What to write: a name that ends in .gguf, or a folder.")
+OVERWRITE = typer.Option(False, "--overwrite", help="Replace OUT if it exists.")
+CHECK_TOKENS = 1024
+
+
+def quantize(
+    model: str = MODEL,
+    out: Path = OUT,
+    type: str = typer.Option(
+        ...,
+        help="q8_0, q4_0, q4_k or q6_k (GGUF); int8, int4-g32, int4-g64 or int4-g128 (a folder).",
+    ),
+    check: Path | None = typer.Option(
+        None, help="A text file: compare perplexity and distributions with the source on it."
+    ),
+    overwrite: bool = OVERWRITE,
+) -> None:
+    """Write a model with its matrices rounded to fewer bits; an interrupted run is taken up."""
+    from tidemill.base.errors import config_error
+    from tidemill.loading.write.integers import TYPES
+    from tidemill.loading.write.plan import GGUF_TYPES
+
+    gguf = out.suffix == ".gguf"
+    if type not in (GGUF_TYPES if gguf else TYPES):
+        known = ", ".join(GGUF_TYPES if gguf else TYPES)
+        what = "a GGUF file" if gguf else "a folder (for GGUF end its name in .gguf)"
+        raise config_error("type", f"--type {type!r} is not known for {what}; it is {known}")
+    text = None if check is None else _text(check)
+    source = _write(model, out, type, overwrite)
+    if text is not None:
+        _compare(source, out, text)
+
+
+def convert(model: str = MODEL, out: Path = OUT, overwrite: bool = OVERWRITE) -> None:
+    """Write a model in another container, every value kept."""
+    _write(model, out, None, overwrite)
+
+
+def _text(path: Path) -> str:
+    from tidemill.base.errors import config_error
+
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise config_error("check", f"--check {path} cannot be read as text: {error}") from error
+
+
+def _write(model: str, out: Path, kind: str | None, overwrite: bool) -> Path:
+    """Write and say what was lost; returns the source's path."""
+    from tidemill.loading.named import locate
+    from tidemill.loading.write.out import Loss, check_target
+
+    source, _ = locate(model)
+    check_target(out, source, overwrite)
+    loss = Loss()
+    if source.is_file():
+        _from_gguf(source, out, kind, loss)
+    elif out.suffix == ".gguf":
+        _to_gguf(source, out, kind, loss)
+    else:
+        _to_folder(source, out, kind, loss)
+    line = f"{out} written"
+    if loss.size:
+        line += (
+            f"; relative error of the quantized weights {loss.relative:.2%}, "
+            f"{loss.worst[0]:.2%} in {loss.worst[1]}"
+        )
+    typer.echo(line)
+    return source
+
+
+def _from_gguf(source: Path, out: Path, kind: str | None, loss: Loss) -> None:
+    from tidemill.base.errors import unsupported
+    from tidemill.loading.gguf_split import read_model
+    from tidemill.loading.write.plan import from_gguf
+
+    if out.suffix != ".gguf":
+        raise unsupported("out", "from a GGUF file only GGUF is written; end OUT in .gguf")
+    file = read_model(source)
+    metadata = {k: v for k, v in file.metadata.items() if not k.startswith("split.")}
+    _save_gguf(out, metadata, list(from_gguf(file, kind, loss)), _identity(file, kind))
+
+
+def _identity(file: GgufFile, kind: str | None) -> str:
+    stats = sorted({(str(t.file.path), t.file.size) for t in file.tensors.values()})
+    times = [Path(path).stat().st_mtime_ns for path, _ in stats]
+    return f"{stats} {times} {kind}"
+
+
+def _to_gguf(source: Path, out: Path, kind: str | None, loss: Loss) -> None:
+    from dataclasses import replace
+
+    from tidemill.cli.word_rule import check_same, find_rule
+    from tidemill.loading.checkpoint import open_model
+    from tidemill.loading.gguf_model import read_tokenizer
+    from tidemill.loading.write.gguf_metadata import gguf_family, shape_metadata, vocabulary
+    from tidemill.loading.write.plan import to_gguf
+    from tidemill.text.tokenizer import Tokenizer
+
+    files = open_model(source)
+    metadata = shape_metadata(files, gguf_family(files))
+    data = files.tokenizer
+    text = vocabulary(data, files, find_rule(data))
+    tokenizer = Tokenizer(data)
+    for role, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        token = tokenizer.special_id(f"{role}_token")
+        if token is not None:
+            text.setdefault(f"tokenizer.ggml.{key}_token_id", token)
+    text["tokenizer.ggml.add_bos_token"] = tokenizer.adds("bos_token")
+    text["tokenizer.ggml.add_eos_token"] = tokenizer.adds("eos_token")
+    check_same(replace(data, add_bos=None, add_eos=None), read_tokenizer(text))
+    identity = f"{files.digest().hex()} {kind}"
+    _save_gguf(out, metadata | text, list(to_gguf(files, kind, loss)), identity)
+
+
+def _save_gguf(
+    out: Path, metadata: dict[str, Any], tensors: list[OutTensor], identity: str
+) -> None:
+    from tidemill.loading.write.gguf_out import write_gguf
+
+    with _Bar(tensors) as bar:
+        write_gguf(out, metadata, tensors, identity, bar.tell)
+
+
+_SIDE_FILES = (
+    "generation_config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json",
+    "special_tokens_map.json", "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+
+
+def _to_folder(source: Path, out: Path, kind: str | None, loss: Loss) -> None:
+    import json
+    import shutil
+
+    from tidemill.loading.checkpoint import open_model
+    from tidemill.loading.jsonfile import read_object
+    from tidemill.loading.schemes import QUANTIZATION_KEYS
+    from tidemill.loading.write.integers import TYPES
+    from tidemill.loading.write.plan import to_folder
+    from tidemill.loading.write.safetensors_out import write_safetensors
+
+    files: ModelFiles = open_model(source)
+    integers = None if kind is None else TYPES[kind]
+    tensors, left = to_folder(files, integers, loss)
+    out.mkdir(exist_ok=True)
+    with _Bar(tensors) as bar:
+        write_safetensors(out, tensors, f"{files.digest().hex()} {kind}", bar.tell)
+    config = read_object(source / "config.json")
+    if integers is not None:
+        config = {k: v for k, v in config.items() if k not in QUANTIZATION_KEYS}
+        section = integers.config()
+        section["ignore"] += left
+        config["quantization_config"] = section
+    (out / "config.json").write_text(json.dumps(config, indent=2))
+    for name in _SIDE_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, out / name)
+
+
+class _Bar:
+    """A progress bar over bytes, on a terminal."""
+
+    def __init__(self, tensors: list[OutTensor]) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+        console = Console(stderr=True)
+        self._bar = Progress(
+            "writing", BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=console,
+            disable=not console.is_terminal,
+        )  # fmt: skip
+        self._task = self._bar.add_task("", total=sum(t.nbytes for t in tensors))
+
+    def __enter__(self) -> _Bar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self._bar.stop()
+
+    def tell(self, count: int) -> None:
+        self._bar.advance(self._task, count)
+
+
+def _compare(source: Path, out: Path, text: str) -> None:
+    import tempfile
+
+    from tidemill.base.errors import bad_request
+    from tidemill.llm import OpenedModel
+    from tidemill.worker.compare import compare
+
+    opened = OpenedModel.open(source)
+    limit = min(CHECK_TOKENS, opened.files.spec.max_positions)
+    tokens = opened.tokenizer.encode(text[: 16 * limit])[:limit]
+    if len(tokens) < 2:
+        raise bad_request("check", "the text to compare on has fewer than two tokens")
+    with tempfile.TemporaryDirectory(dir=out.parent) as folder:
+        found = compare(source, out, tokens, Path(folder) / "logits.npy")
+    typer.echo(
+        f"on {found.tokens} tokens: perplexity {found.perplexity:.3f} (source "
+        f"{found.source_perplexity:.3f}), KL divergence {found.divergence:.4f} nats per token, the "
+        f"same first choice at {found.same_choice:.1%}"
+    )

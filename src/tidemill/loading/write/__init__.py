@@ -1,0 +1,1 @@
+"""Writing model files: tensor by tensor, resumable, in formats that others read too."""

@@ -1,0 +1,140 @@
+"""Two models compared on a text: perplexity, and how far their distributions are apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.backends.base import LOGITS_ALL, BackendOptions, SamplingInputs, StepInputs
+from tidemill.loading.checkpoint import open_model
+from tidemill.loading.lazy import Holding
+from tidemill.worker.machine import usable_cpus
+
+_CHUNK = 128
+_BLOCK = 32
+
+Float32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A model against its source on a text.
+
+    Attributes:
+        tokens: predictions that were compared.
+        source_perplexity, perplexity: of the two.
+        divergence: mean of KL(source || model), in nats per token.
+        same_choice: share of positions at which both prefer the same token.
+    """
+
+    tokens: int
+    source_perplexity: float
+    perplexity: float
+    divergence: float
+    same_choice: float
+
+
+def compare(
+    source: Path, model: Path, tokens: Sequence[int], scratch: Path, threads: int | None = None
+) -> Comparison:
+    """Run both on the same tokens, one after the other; memory holds one model and one chunk.
+
+    Args:
+        tokens: at most the context of both.
+        scratch: a file for the source's logits, which is deleted.
+    """
+    threads = threads or usable_cpus()
+    vocab = min(open_model(path).spec.vocab_size for path in (source, model))
+    shape = (len(tokens), vocab)
+    first = np.lib.format.open_memmap(scratch, "w+", np.float32, shape)
+    try:
+        at = 0
+        for piece in _logits(source, tokens, threads):
+            first[at : at + len(piece)] = piece[:, :vocab]
+            at += len(piece)
+        return _compared(first, _logits(model, tokens, threads), tokens, vocab)
+    finally:
+        del first
+        scratch.unlink()
+
+
+def _compared(
+    first: Float32, pieces: Iterator[Float32], tokens: Sequence[int], vocab: int
+) -> Comparison:
+    losses = [0.0, 0.0]
+    divergence = same = 0.0
+    at = 0
+    for piece in pieces:
+        sides = [_log_softmax(first[at : at + len(piece)]), _log_softmax(piece[:, :vocab])]
+        count = min(len(piece), len(tokens) - 1 - at)
+        targets = list(tokens[at + 1 : at + 1 + count])
+        for side, values in enumerate(sides):
+            losses[side] -= float(values[np.arange(count), targets].sum())
+        before, after = (values[:count] for values in sides)
+        divergence += float((np.exp(before) * (before - after)).sum())
+        same += float((before.argmax(1) == after.argmax(1)).sum())
+        at += len(piece)
+    count = len(tokens) - 1
+    ppl = [math.exp(loss / count) for loss in losses]
+    return Comparison(count, ppl[0], ppl[1], divergence / count, same / count)
+
+
+def _log_softmax(logits: Float32) -> NDArray[np.float64]:
+    values = logits.astype(np.float64)
+    values -= values.max(axis=1, keepdims=True)
+    found: NDArray[np.float64] = values - np.log(np.exp(values).sum(axis=1, keepdims=True))
+    return found
+
+
+def _logits(path: Path, tokens: Sequence[int], threads: int) -> Iterator[Float32]:
+    """float32 [chunk, vocab] for chunk after chunk of the tokens."""
+    files = open_model(path)
+    options = BackendOptions(
+        dtype="float32", quantize="none", kv_dtype="float32", block_size=_BLOCK,
+        max_positions=len(tokens), threads=threads,
+    )  # fmt: skip
+    factory = import_module("tidemill.backends.native").load
+    backend = factory(files.spec, files.tensors.held(Holding(wide=True)), options)
+    try:
+        groups = len(files.spec.cache_groups())
+        blocks = -(-len(tokens) // _BLOCK)
+        backend.allocate_cache((blocks,) * groups)
+        for step, start in enumerate(range(0, len(tokens), _CHUNK)):
+            chunk = tokens[start : start + _CHUNK]
+            outputs = backend.submit(_inputs(step, chunk, start, blocks, groups)).result()
+            assert outputs.logits is not None
+            yield outputs.logits
+    finally:
+        backend.close()
+
+
+def _inputs(step: int, chunk: Sequence[int], start: int, blocks: int, groups: int) -> StepInputs:
+    """The arrays of one row that samples nothing and returns all its logits."""
+    floats, ints = np.zeros(0, np.float32), np.zeros(0, np.int32)
+    starts = np.zeros(1, np.int32)
+    sampling = SamplingInputs(
+        floats, floats, floats, floats, floats, floats, ints, np.zeros(0, np.uint64), ints, ints,
+        ints, starts, ints, floats, starts, ints, ints,
+    )  # fmt: skip
+    table = np.arange(blocks, dtype=np.int32)[None, :]
+    return StepInputs(
+        step_id=step,
+        token_ids=np.array(chunk, np.int32),
+        row_start=np.array([0, len(chunk)], np.int32),
+        context_len=np.array([start], np.int32),
+        block_tables=(table,) * groups,
+        logits=np.array([LOGITS_ALL], np.uint8),
+        sample=np.zeros(1, np.uint8),
+        await_mask=np.zeros(1, np.uint8),
+        target_ids=np.full(len(chunk), -1, np.int32),
+        target_logprobs=np.full(1, -1, np.int32),
+        copies=(np.zeros((0, 2), np.int32),) * groups,
+        sampling=sampling,
+        return_logits=True,
+    )
