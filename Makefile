@@ -12,7 +12,7 @@ JOBS ?= 2
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help install serve run test lint types check test-install brook parity structured clients lm-eval schemathesis bench-serve bench-overload bench-side-by-side kernels soak load audit sanitizers clean
+.PHONY: FORCE help install serve run test lint types check test-install brook parity structured clients lm-eval schemathesis bench-serve bench-start bench-overload bench-side-by-side kernels soak load audit sanitizers clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -80,6 +80,9 @@ schemathesis: test-install ## requests drawn from our OpenAPI document
 
 bench-serve: test-install ## the 0.6B-shape serving benchmark of docs/benchmarks.md
 	$(BIN)/python benchmarks/serve_06b.py $(ARGS)
+
+bench-start: test-install ## from the start of the process to the first token, and the memory then
+	$(BIN)/python benchmarks/start.py --write $(ARGS)
 
 soak: test-install ## break a real server for MINUTES (30) and write docs/soak.md
 	PYTHONPATH=tests $(BIN)/python -m soak.run --minutes $(or $(MINUTES),30) --report $(or $(REPORT),docs/soak.md)

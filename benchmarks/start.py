@@ -14,31 +14,49 @@ import argparse
 import contextlib
 import http.client
 import json
+import os
 import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from serve_06b import DOC, MODEL, free_port, make_model, resident_bytes
+from harness import (
+    MODEL,
+    TIDEMILL,
+    free_port,
+    machine_line,
+    make_model,
+    process_tree,
+    proportional_bytes,
+    threads,
+    write_section,
+)
 
-from tidemill.cli.machine import describe_cpu
-
-BEGIN, END = "<!-- start: begin -->", "<!-- start: end -->"
 TYPES = ("none", "q8_0", "q4_0")
 WAIT_SECONDS = 60
+IDLE_SECONDS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Seconds from the start of the process to its first token; proportional bytes afterwards."""
+    """A start.
+
+    Attributes:
+        seconds: from the start of the process to its first token.
+        pss: proportional bytes of its processes then.
+        idle_pss: proportional bytes when it has been idle for a while, with the vocabulary for
+            constrained output read; 0 when not looked at.
+        idle_cpu: processor seconds per second while idle.
+    """
 
     seconds: float
     pss: int
+    idle_pss: int = 0
+    idle_cpu: float = 0.0
 
 
 def first_token(port: int, until: float) -> None:
@@ -66,21 +84,36 @@ def first_token(port: int, until: float) -> None:
 def start(flags: Sequence[str], until_kept: Path | None, verbose: bool) -> Start:
     """One start; with `until_kept`, the server runs until that folder holds an entry."""
     port = free_port()
-    command = [sys.executable, "-m", "tidemill", "serve", str(MODEL), "--port", str(port), *flags]
+    command = [str(TIDEMILL), "serve", str(MODEL), "--port", str(port), *flags]
     began = time.monotonic()
     process = subprocess.Popen(command, stderr=None if verbose else subprocess.DEVNULL)
     try:
         first_token(port, began + WAIT_SECONDS)
         seconds = time.monotonic() - began
-        pss = resident_bytes(process.pid)
+        pss = proportional_bytes(process.pid)
         while until_kept is not None and not list(until_kept.glob("*.sources")):
             if time.monotonic() > began + WAIT_SECONDS:
                 raise SystemExit("the packed weights were not kept")
             time.sleep(0.1)
+        if until_kept is None:
+            return Start(seconds, pss)
+        time.sleep(2)
+        before = cpu_seconds(process.pid)
+        time.sleep(IDLE_SECONDS)
+        idle = (cpu_seconds(process.pid) - before) / IDLE_SECONDS
+        return Start(seconds, pss, proportional_bytes(process.pid), idle)
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)
-    return Start(seconds, pss)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process and all that it started."""
+    ticks = 0
+    for each in process_tree(pid):
+        fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def measure(quantize: str, starts: int, verbose: bool) -> str:
@@ -89,15 +122,17 @@ def measure(quantize: str, starts: int, verbose: bool) -> str:
         flags = ["--quantize", quantize, "--packed-cache", folder]
         first = start(flags, Path(folder), verbose)
         later = [start(flags, None, verbose) for _ in range(starts)]
-        packed = max(path.stat().st_size for path in Path(folder).iterdir())
+        packed = max(path.stat().st_size for path in Path(folder).iterdir()) / 2**20
     seconds = sorted(each.seconds for each in later)
     cells = [
         "bf16" if quantize == "none" else quantize,
         f"{first.seconds:.2f}",
         f"{statistics.median(seconds):.2f} ({seconds[0]:.2f} to {seconds[-1]:.2f})",
-        f"{packed / 2**20:.0f}",
-        f"{first.pss / 2**20:.0f}",
-        f"{statistics.median(each.pss for each in later) / 2**20:.0f}",
+        f"{packed:.0f}",
+        f"{first.pss / 2**20 - packed:.0f}",
+        f"{statistics.median(each.pss for each in later) / 2**20 - packed:.0f}",
+        f"{first.idle_pss / 2**20 - packed:.0f}",
+        f"{first.idle_cpu:.2%}",
     ]
     return "| " + " | ".join(cells) + " |"
 
@@ -114,18 +149,17 @@ def main() -> None:
         while file.read(2**24):
             pass
     lines = [
-        f"{describe_cpu()}; {time.strftime('%Y-%m-%d')}.",
+        machine_line(f"{threads()} threads"),
         "",
         "| weights | first start, s | second start, s (median of "
-        f"{args.starts}, range) | packed, MiB | proportional MiB, first | second |",
-        "|---|---|---|---|---|---|",
+        f"{args.starts}, range) | packed, MiB | beside it, MiB: first start | second start "
+        "| idle, vocabulary read | idle, share of a core |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     lines += [measure(kind, args.starts, args.verbose) for kind in args.types.split(",")]
     print("\n".join(lines))
     if args.write:
-        text = DOC.read_text()
-        before, rest = text.split(BEGIN)
-        DOC.write_text(before + BEGIN + "\n" + "\n".join(lines) + "\n" + END + rest.split(END)[1])
+        write_section("start", "\n".join(lines))
 
 
 if __name__ == "__main__":

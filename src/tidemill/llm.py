@@ -10,7 +10,6 @@ The engine is the server's, so answers are the server's for equal tokens, parame
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass
 from operator import index
 from pathlib import Path
 from types import TracebackType
@@ -27,9 +26,7 @@ from tidemill.contract.sampling import SamplingParams
 from tidemill.contract.wire import EngineInfo, EngineStats
 from tidemill.engine.offline import InprocEngine
 from tidemill.grammar.schema import prepared
-from tidemill.loading.checkpoint import open_model
-from tidemill.loading.named import locate
-from tidemill.loading.parts import ModelFiles
+from tidemill.opened import OpenedModel
 from tidemill.outputs import Completion, RequestOutput, Running, ToolCall
 from tidemill.text.answer import NOTHING, Found
 from tidemill.text.answering import (
@@ -45,45 +42,11 @@ from tidemill.text.answering import (
 )
 from tidemill.text.constraints import FIELDS as CONSTRAINT_FIELDS
 from tidemill.text.conversation import check_complete, check_kwargs, check_messages
-from tidemill.text.template import ChatTemplate
-from tidemill.text.tokenizer import Tokenizer
 from tidemill.text.tools import ToolUse, tool_use
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 Params = SamplingParams | Sequence[SamplingParams] | None
-
-
-@dataclass(frozen=True, slots=True)
-class OpenedModel:
-    """A model's files with its text side ready; no weights are loaded.
-
-    Attributes:
-        files: what `loading` found.
-        name: the name it is served under unless another is given.
-        tokenizer, template: the text side.
-        defaults: sampling values the model's makers recommend, only those they state.
-    """
-
-    files: ModelFiles
-    name: str
-    tokenizer: Tokenizer
-    template: ChatTemplate
-    defaults: dict[str, float | int]
-
-    @classmethod
-    def open(cls, model: str | Path | None = None) -> OpenedModel:
-        """Open a folder, a GGUF file, a hub id or a bundled name; None is the bundled model.
-
-        Raises:
-            TidemillError: NOT_FOUND, MODEL_FILE, UNSUPPORTED; CONFIG without a bundled model.
-        """
-        path, name = locate(model)
-        files = open_model(path)
-        tokenizer = Tokenizer(files.tokenizer)
-        template = ChatTemplate(files.tokenizer.chat_template, tokenizer.special)
-        stated = {k: v for k, v in asdict(files.generation).items() if v is not None}
-        return cls(files, name, tokenizer, template, stated)
 
 
 # One prompt of a batch: its tokens, its text where it was a conversation, and how it is answered.

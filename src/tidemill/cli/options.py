@@ -11,7 +11,7 @@ from tidemill.cli.machine import parse_bytes as parse_bytes
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tidemill.llm import OpenedModel
+    from tidemill.opened import OpenedModel
     from tidemill.text.template import ChatTemplate
 
 MODEL = typer.Argument(
@@ -79,7 +79,7 @@ def open_model(model: str | None, chat_template: str | None = None) -> OpenedMod
     """
     from dataclasses import replace
 
-    from tidemill.llm import OpenedModel
+    from tidemill.opened import OpenedModel
 
     opened = OpenedModel.open(model)
     if chat_template is None:

@@ -12,7 +12,7 @@ from tidemill.cli import options
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tidemill.llm import OpenedModel
+    from tidemill.opened import OpenedModel
 
 _KV_DTYPES = ("float32", "bfloat16", "int8")
 

@@ -11,15 +11,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tidemill.base.errors import TidemillError
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason
 from tidemill.contract.wire import Cancel, EngineInfo, EngineStats, Outputs, Stats, Submit
 from tidemill.engine.connection import STATS_SECONDS, EngineConnection, unavailable
-from tidemill.engine.core import EngineCore, Message, open_core
 from tidemill.engine.streams import Journal, StreamTable, engine_gone
+
+if TYPE_CHECKING:
+    from tidemill.engine.core import EngineCore, Message
 
 
 class EngineClient(Protocol):
@@ -83,6 +85,8 @@ class InprocClient:
         cls, config: EngineConfig, progress: Callable[[str], None] = lambda line: None
     ) -> InprocClient:
         """Load a model into this process and connect to its engine."""
+        from tidemill.engine.core import open_core
+
         return cls(await asyncio.to_thread(open_core, config, progress))
 
     @property

@@ -1,7 +1,8 @@
 """EngineCore: the step loop, in a thread of its own.
 
 Clients put commands into an inbox; the loop takes them between two steps, plans, runs and commits a
-step, and hands each client all its outputs of the step in one message. When nothing runs the thread
+step, and hands each client all its outputs of the step in one message, which is made and sent while
+the next step computes. When nothing runs the thread
 sleeps on a condition. A failed step is computed again in parts, and costs the rows that fail alone;
 a defect in the books themselves stops the engine, which says so to every client.
 """
@@ -84,6 +85,7 @@ class EngineCore:
         self._closing = False
         self._stopped = False
         self._flying: deque[tuple[StepPlan, PlanHandle, float]] = deque()
+        self._untold: list[Emission] = []  # of the last step, to be delivered beside the next
         self._seconds = [0.0, 0.0, 0.0]  # of all steps, of the backend, of the last step
         self._stats = scheduler.stats()
         self._turns = 0
@@ -206,6 +208,7 @@ class EngineCore:
             while self._turn():
                 pass
             emissions = [e for command in self._stop() for e in command()]
+            emissions = self._untold + emissions
             self._deliver(emissions + self._end_all(FinishReason.CANCELLED, None))
         except Exception as error:
             _log.exception("the engine stops: its books do not add up")
@@ -225,17 +228,25 @@ class EngineCore:
         return commands
 
     def _turn(self) -> bool:
-        """Take the inbox, then run at most one step; False when closing."""
+        """Take the inbox, launch what can be, and take one step's results in; False when closing.
+
+        What the step before said is told while this one computes.
+        """
         commands = self._wait()
         if commands is None:
             return False
         self._turns += 1
-        emissions: list[Emission] = []
+        emissions, self._untold = self._untold, []
         for command in commands:
             emissions += command()
         emissions += self._scheduler.expire(wall())
-        emissions += self._step()
+        emissions += self._launch_all()
         self._deliver(emissions)
+        emissions = self._take_oldest()
+        if self._scheduler.has_work:
+            self._untold = emissions
+        else:
+            self._deliver(emissions)
         return True
 
     def _wait(self) -> list[_Command] | None:
@@ -266,17 +277,21 @@ class EngineCore:
             self._busy.clear()
         self._wake.wait(seconds)
 
-    def _step(self) -> list[Emission]:
-        """Launch what may be launched, then wait for the oldest step and commit it."""
+    def _launch_all(self) -> list[Emission]:
+        """Launch what may be launched; returns what a failure at that has to tell."""
         while (plan := self._scheduler.plan()) is not None:
             begun = monotonic()
             try:
                 self._flying.append((plan, self._launch(plan), begun))
             except Exception as error:
                 return self._failed(error, plan)
+        if not self._flying and self._scheduler.has_work:
+            raise RuntimeError("work is left and the scheduler plans nothing")
+        return []
+
+    def _take_oldest(self) -> list[Emission]:
+        """Wait for the oldest step, if there is one, and commit it."""
         if not self._flying:
-            if self._scheduler.has_work:
-                raise RuntimeError("work is left and the scheduler plans nothing")
             return []
         plan, handle, begun = self._flying[0]
         try:

@@ -44,30 +44,14 @@ from tidemill.contract.wire import (
 from tidemill.engine.core import EngineCore, open_core
 from tidemill.engine.flightlog import FlightLog
 from tidemill.engine.recorder import Heartbeat
+from tidemill.engine.reports import FOLDER_PREFIX, Report
 
 _log = get_logger(__name__)
-
-# How the folder of an engine's socket is named.
-FOLDER_PREFIX = "tidemill-"
 
 # A client that lets so much pile up does not read any more.
 MAX_UNREAD_BYTES = 64 * 2**20
 
 EXIT_OK, EXIT_START_FAILED, EXIT_FATAL = 0, 2, 3
-
-
-class Report(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line on stdout while the engine starts: exactly one of the three is set.
-
-    Attributes:
-        progress: what is being done.
-        ready: it listens.
-        error: why it could not start; it exits.
-    """
-
-    progress: str | None = None
-    ready: bool = False
-    error: RequestError | None = None
 
 
 class EngineServer:

@@ -23,7 +23,7 @@ from tidemill.base.log import get_logger, log_format
 from tidemill.contract.config import EngineConfig
 from tidemill.engine.client import SocketClient
 from tidemill.engine.flightlog import FlightLog
-from tidemill.engine.process import FOLDER_PREFIX, Report
+from tidemill.engine.reports import FOLDER_PREFIX, Report
 from tidemill.engine.streams import raise_error
 
 _log = get_logger(__name__)

@@ -13,6 +13,7 @@ from llguidance.numpy import fill_next_token_bitmask_par
 
 from tidemill.base.clock import monotonic
 from tidemill.base.errors import TidemillError, bad_request
+from tidemill.base.heap import give_back
 from tidemill.base.log import get_logger
 from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.contract.program import Forced, FreeText, Grammar, OutputProgram
@@ -92,6 +93,7 @@ class GrammarService:
         with self._lock:
             if self._compiler is None:
                 self._compiler = Compiler(Vocabulary(*self._source))
+                give_back()  # what reading the vocabulary took and freed
             return self._compiler
 
     def warm(self) -> None:

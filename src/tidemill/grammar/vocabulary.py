@@ -41,6 +41,9 @@ class Vocabulary:
         self.canonical = tokenizer.strip == 0 and all(map(self._spells, _PROBES))
         wrapper = llguidance.TokenizerWrapper(self)
         self.ll = llguidance.LLTokenizer(wrapper, n_vocab=size, eos_token=[*self.ends] or None)
+        # It has its own by now; ten megabytes and more.
+        self.tokens = []
+        tokenizer.forget_pieces()
 
     def __call__(self, text: bytes) -> list[int]:
         """Token ids of a text, special tokens' spellings read as plain characters."""

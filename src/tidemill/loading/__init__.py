@@ -1,10 +1,33 @@
-"""From files to tensors: safetensors, GGUF, the hub. Tensor data is touched only when used."""
+"""From files to tensors: safetensors, GGUF, the hub. Tensor data is touched only when used.
+
+Names are imported when they are used (PEP 562): a server starts its engine before it opens a file.
+"""
 
 from __future__ import annotations
 
-from tidemill.loading.bundled import DEFAULT_MODEL, bundled_models
-from tidemill.loading.checkpoint import ModelSummary, TensorLine, inspect_model, open_model
-from tidemill.loading.parts import GenerationDefaults, ModelFiles
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tidemill.loading.bundled import DEFAULT_MODEL as DEFAULT_MODEL
+    from tidemill.loading.bundled import bundled_models as bundled_models
+    from tidemill.loading.checkpoint import ModelSummary as ModelSummary
+    from tidemill.loading.checkpoint import TensorLine as TensorLine
+    from tidemill.loading.checkpoint import inspect_model as inspect_model
+    from tidemill.loading.checkpoint import open_model as open_model
+    from tidemill.loading.parts import GenerationDefaults as GenerationDefaults
+    from tidemill.loading.parts import ModelFiles as ModelFiles
+
+_EXPORTS = {
+    "DEFAULT_MODEL": "bundled",
+    "bundled_models": "bundled",
+    "ModelSummary": "checkpoint",
+    "TensorLine": "checkpoint",
+    "inspect_model": "checkpoint",
+    "open_model": "checkpoint",
+    "GenerationDefaults": "parts",
+    "ModelFiles": "parts",
+}
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -16,3 +39,9 @@ __all__ = [
     "inspect_model",
     "open_model",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'tidemill.loading' has no attribute {name!r}")
+    return getattr(import_module(f"tidemill.loading.{_EXPORTS[name]}"), name)

@@ -7,7 +7,21 @@ from pathlib import Path
 
 from tidemill.base.errors import ErrorKind, TidemillError, model_file_error
 from tidemill.loading.bundled import bundled_models
-from tidemill.loading.huggingface import FILE_PATTERNS
+
+# The only files ever read from a folder (or fetched for one).
+FILE_PATTERNS = (
+    "config.json",
+    "generation_config.json",
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/*.jinja",
+)
 
 _HUB_ID = re.compile(r"[\w][\w.-]{0,95}/[\w][\w.-]{0,95}")
 

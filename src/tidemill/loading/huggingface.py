@@ -23,20 +23,6 @@ from tidemill.loading.schemes import (
 from tidemill.models.naming import match_tensors
 from tidemill.models.registry import family_for_config
 
-# The only files ever read from a folder (or fetched for one).
-FILE_PATTERNS = (
-    "config.json",
-    "generation_config.json",
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "additional_chat_templates/*.jinja",
-)
 _ROLES = (
     "bos_token",
     "eos_token",

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from tidemill.base.build import build_id
 from tidemill.base.clock import monotonic
+from tidemill.base.heap import give_back
 from tidemill.base.log import get_logger
 from tidemill.contract.config import EngineConfig
 from tidemill.engine.supervisor import SupervisedEngine, Supervision
@@ -96,6 +99,8 @@ def serve(options: ServeOptions, listener: socket.socket, *, say: Say = lambda l
     """
     import uvloop
 
+    # What is made while starting stays: looking through it for garbage, now or later, finds none.
+    gc.disable()
     return uvloop.run(_run(options, listener, say))
 
 
@@ -108,7 +113,7 @@ async def _run(options: ServeOptions, listener: socket.socket, say: Say) -> int:
     spawning = asyncio.ensure_future(
         SupervisedEngine.open(options.config, say, log_level=level, supervision=supervision)
     )
-    preparing = asyncio.ensure_future(asyncio.to_thread(_prepare, options))
+    preparing = asyncio.ensure_future(_prepare(options))
     ready = asyncio.gather(spawning, preparing)
     stopping = asyncio.ensure_future(signals.first.wait())
     await asyncio.wait((ready, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -123,6 +128,8 @@ async def _run(options: ServeOptions, listener: socket.socket, say: Say) -> int:
         say("stopped while loading")
         return 0
     engine, text = ready.result()
+    gc.freeze()
+    gc.enable()
     try:
         context = _make_context(options, engine, text)
         say(context.admission.describe())
@@ -131,6 +138,7 @@ async def _run(options: ServeOptions, listener: socket.socket, say: Say) -> int:
         seconds = monotonic() - started
         url = url_of(listener, tls=options.security.certificates is not None)
         say(f"serving {engine.info.model} on {url} after {seconds:.1f} s")
+        await asyncio.to_thread(give_back)  # what reading the vocabulary took and freed
         return await _until_stopped(http, engine, signals, options.drain_timeout, say)
     finally:
         await engine.close()
@@ -171,11 +179,15 @@ class _Observed:
             self.metrics.on_recovery(recovery.cause, recovery.seconds, recovery.replayed)
 
 
-def _prepare(options: ServeOptions) -> TextSide:
-    # The web framework takes as long to import as the engine to start: side by side.
-    import tidemill.server.http  # noqa: F401
-
-    return options.load_text()
+async def _prepare(options: ServeOptions) -> TextSide:
+    # The web framework takes as long to import as the engine to start, and as a vocabulary to be
+    # read: side by side. The build is asked for when the engine is ready.
+    text, _, _ = await asyncio.gather(
+        asyncio.to_thread(options.load_text),
+        asyncio.to_thread(import_module, "tidemill.server.http"),
+        asyncio.to_thread(build_id),
+    )
+    return text
 
 
 def _make_context(options: ServeOptions, engine: SupervisedEngine, text: TextSide) -> ServerContext:

@@ -239,6 +239,11 @@ class Tokenizer:
                 "very long runs of one character do that: send it in smaller parts",
             ) from error
 
+    def forget_pieces(self) -> None:
+        """Free the bytes of the tokens looked up so far; they are computed again when asked for."""
+        self._pieces.clear()
+        self._visible.clear()
+
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = True
     ) -> list[int]:
