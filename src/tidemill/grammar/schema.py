@@ -42,6 +42,15 @@ ENFORCED = frozenset({
 FORMATS = frozenset({
     "date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri",
 })  # fmt: skip
+# llguidance lets every year have a 29th of February and be 0000; a date's first ten characters
+# obey this as well (RFC 3339, appendix C; the year from 1 on, as calendars have it).
+_YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
+_FOURTH = "(?:0[48]|[2468][048]|[13579][26])"
+_CALENDAR = (
+    f"^(?:{_YEAR}-(?:02-(?:[01][0-9]|2[0-8])|(?:0[13-9]|1[0-2])-[0-9]{{2}})"
+    f"|(?:[0-9]{{2}}{_FOURTH}|{_FOURTH}00)-02-29)"
+)
+_DATED = ("date", "date-time")
 # Keyword -> what to write instead.
 REFUSED = {
     "not": "describe what is allowed instead of what is not",
@@ -163,6 +172,8 @@ class _Audit:
                 raise self._unknown(key, at)
             kept[key] = self._keyword(key, value, at, depth)
         self._count(kept, path)
+        if kept.get("format") in _DATED:
+            kept["allOf"] = [*kept.get("allOf", ()), {"pattern": _CALENDAR}]
         if "oneOf" in kept and _exclusive(kept["oneOf"]):
             alternatives = kept.pop("oneOf")
             if "anyOf" in kept:
