@@ -200,6 +200,7 @@ void bind_executor(nb::module_& m) {
       .def("kv_bytes", &Executor::kv_bytes)
       .def("block_bytes", &Executor::block_bytes)
       .def("allocate_cache", &Executor::allocate_cache, nb::call_guard<nb::gil_scoped_release>())
+      .def("retype_cache", &Executor::retype_cache, nb::call_guard<nb::gil_scoped_release>())
       .def("submit",
            [](Executor& e, nb::handle inputs, int64_t vocab) {
              StepInput step = read_step(inputs);

@@ -36,6 +36,11 @@ int64_t KvCache::block_bytes(int64_t g) const {
   return bytes;
 }
 
+void KvCache::retype(KvType type) {
+  free();
+  type_ = type;
+}
+
 void KvCache::allocate(const std::vector<int64_t>& num_blocks) {
   if (num_blocks.size() != groups_.size()) {
     throw internal_error("the model has " + std::to_string(groups_.size()) +

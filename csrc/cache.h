@@ -25,6 +25,8 @@ class KvCache {
 
   // Replaces the cache by an empty one of num_blocks[g] blocks for group g. Error (Resource).
   void allocate(const std::vector<int64_t>& num_blocks);
+  // Gives the memory back and holds elements of another type from the next allocation on.
+  void retype(KvType type);
   // Gives the memory back; the cache has no blocks then.
   void free();
 

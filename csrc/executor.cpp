@@ -125,6 +125,10 @@ void Executor::allocate_cache(const std::vector<int64_t>& num_blocks) {
   with_idle_cache([&](KvCache& cache, ThreadPool&) { cache.allocate(num_blocks); });
 }
 
+void Executor::retype_cache(int type) {
+  with_idle_cache([&](KvCache& cache, ThreadPool&) { cache.retype(static_cast<KvType>(type)); });
+}
+
 std::shared_ptr<Step> Executor::submit(StepInput input) {
   check_open();
   const KvCache& kv = cache();

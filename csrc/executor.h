@@ -59,6 +59,8 @@ class Executor {
   int64_t kv_bytes() const;
   int64_t block_bytes(int64_t group) const { return cache().block_bytes(group); }
   void allocate_cache(const std::vector<int64_t>& num_blocks);
+  // Frees the cache; the next one is of this type (KvType).
+  void retype_cache(int type);
 
   std::shared_ptr<Step> submit(StepInput input);
   void copy_blocks(int64_t group, const int32_t* pairs, int64_t count);

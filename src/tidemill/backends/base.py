@@ -223,8 +223,11 @@ class Backend(Protocol):
     def memory(self) -> BackendMemory:
         """What is held now."""
 
-    def allocate_cache(self, num_blocks: tuple[int, ...]) -> None:
-        """Allocate the KV cache: blocks per cache group of `spec.cache_groups()`.
+    def allocate_cache(self, num_blocks: tuple[int, ...], kv_dtype: str | None = None) -> None:
+        """Allocate the KV cache: blocks per cache group of `spec.cache_groups()`, replacing any.
+
+        `kv_dtype` is another element type than the options', for comparing; blocks are exported
+        and imported with the options' alone.
 
         Raises TidemillError of kind RESOURCE when memory does not suffice.
         """

@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.backends.base import LOGITS_ALL, BackendOptions, SamplingInputs, StepInputs
+from tidemill.backends.base import BackendOptions
 from tidemill.loading.checkpoint import open_model
 from tidemill.loading.lazy import Holding
 from tidemill.worker.machine import usable_cpus
+from tidemill.worker.text_steps import log_softmax, text_step
 
 _CHUNK = 128
 _BLOCK = 32
@@ -71,7 +72,7 @@ def _compared(
     divergence = same = 0.0
     at = 0
     for piece in pieces:
-        sides = [_log_softmax(first[at : at + len(piece)]), _log_softmax(piece[:, :vocab])]
+        sides = [log_softmax(first[at : at + len(piece)]), log_softmax(piece[:, :vocab])]
         count = min(len(piece), len(tokens) - 1 - at)
         targets = list(tokens[at + 1 : at + 1 + count])
         for side, values in enumerate(sides):
@@ -83,13 +84,6 @@ def _compared(
     count = len(tokens) - 1
     ppl = [math.exp(loss / count) for loss in losses]
     return Comparison(count, ppl[0], ppl[1], divergence / count, same / count)
-
-
-def _log_softmax(logits: Float32) -> NDArray[np.float64]:
-    values = logits.astype(np.float64)
-    values -= values.max(axis=1, keepdims=True)
-    found: NDArray[np.float64] = values - np.log(np.exp(values).sum(axis=1, keepdims=True))
-    return found
 
 
 def _logits(path: Path, tokens: Sequence[int], threads: int) -> Iterator[Float32]:
@@ -107,34 +101,8 @@ def _logits(path: Path, tokens: Sequence[int], threads: int) -> Iterator[Float32
         backend.allocate_cache((blocks,) * groups)
         for step, start in enumerate(range(0, len(tokens), _CHUNK)):
             chunk = tokens[start : start + _CHUNK]
-            outputs = backend.submit(_inputs(step, chunk, start, blocks, groups)).result()
+            outputs = backend.submit(text_step(step, chunk, start, blocks, groups)).result()
             assert outputs.logits is not None
             yield outputs.logits
     finally:
         backend.close()
-
-
-def _inputs(step: int, chunk: Sequence[int], start: int, blocks: int, groups: int) -> StepInputs:
-    """The arrays of one row that samples nothing and returns all its logits."""
-    floats, ints = np.zeros(0, np.float32), np.zeros(0, np.int32)
-    starts = np.zeros(1, np.int32)
-    sampling = SamplingInputs(
-        floats, floats, floats, floats, floats, floats, ints, np.zeros(0, np.uint64), ints, ints,
-        ints, starts, ints, floats, starts, ints, ints,
-    )  # fmt: skip
-    table = np.arange(blocks, dtype=np.int32)[None, :]
-    return StepInputs(
-        step_id=step,
-        token_ids=np.array(chunk, np.int32),
-        row_start=np.array([0, len(chunk)], np.int32),
-        context_len=np.array([start], np.int32),
-        block_tables=(table,) * groups,
-        logits=np.array([LOGITS_ALL], np.uint8),
-        sample=np.zeros(1, np.uint8),
-        await_mask=np.zeros(1, np.uint8),
-        target_ids=np.full(len(chunk), -1, np.int32),
-        target_logprobs=np.full(1, -1, np.int32),
-        copies=(np.zeros((0, 2), np.int32),) * groups,
-        sampling=sampling,
-        return_logits=True,
-    )

@@ -16,6 +16,7 @@ from tidemill.loading.checkpoint import open_model
 from tidemill.loading.lazy import Holding
 from tidemill.loading.parts import ModelFiles
 from tidemill.models.spec import DecoderSpec
+from tidemill.worker.kv_check import check_kv
 from tidemill.worker.machine import available_memory, usable_cpus
 from tidemill.worker.packed import kept_weights
 from tidemill.worker.runner import Runner
@@ -89,6 +90,10 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
         file.let_go()  # it is packed: what is read in place comes back when it is used
     progress(f"weights loaded in {monotonic() - started:.1f} s")
     lost = tensors.error_note() or (packed.note if packed is not None else None)
+    eos = _known(files.eos_token_ids, spec)
+    narrowed = (
+        check_kv(backend, dtype, kv_dtype, eos[0] if eos else 0) if kv_dtype == "int8" else ""
+    )
     free = available_memory() - backend.memory().mapped_bytes
     cache = plan_cache(config, spec, kv_dtype, max(0, free))
     backend.allocate_cache((cache.num_blocks,) * len(spec.cache_groups()))
@@ -97,7 +102,7 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
     notes = (
         f"computing in {dtype} on {memory.isa} with {threads} threads; weights {quantization}, "
         f"{memory.weight_bytes / 2**30:.2f} GiB; KV cache {kv_dtype}",
-        *((lost,) if lost else ()),
+        *(note for note in (lost, narrowed) if note),
         *cache.notes,
     )
     for note in notes:
@@ -122,7 +127,7 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
         max_num_seqs=config.max_num_seqs,
         max_step_tokens=config.max_step_tokens,
         prefix_caching=config.prefix_caching,
-        eos_token_ids=_known(files.eos_token_ids, spec),
+        eos_token_ids=eos,
         notes=notes,
         identity=identity,
     )

@@ -85,6 +85,7 @@ class NativeBackend:
         self.options = options
         self._core = _core.Executor(options.threads, options.isa or "", options.dtype == "float32")
         self._packed = packed
+        self._kv_dtype = options.kv_dtype
         builder = ModelBuilder(self._core, spec, tensors, options, packed)
         builder.build()
         self._mapped = builder.mapped
@@ -96,9 +97,13 @@ class NativeBackend:
         mapped = sum(array.nbytes for array in self._mapped)
         return BackendMemory(core.weight_bytes(), core.kv_bytes(), core.isa, "cpu", mapped)
 
-    def allocate_cache(self, num_blocks: tuple[int, ...]) -> None:
+    def allocate_cache(self, num_blocks: tuple[int, ...], kv_dtype: str | None = None) -> None:
         """See backends.base.Backend. Replaces a cache allocated before; no step may be
         outstanding."""
+        kv_dtype = kv_dtype or self.options.kv_dtype
+        if kv_dtype != self._kv_dtype:
+            self._core.retype_cache(KV_TYPES[kv_dtype])
+            self._kv_dtype = kv_dtype
         if len(num_blocks) != len(self._groups):
             raise TidemillError(
                 ErrorKind.INTERNAL,

@@ -151,11 +151,12 @@ class TorchBackend:
         isa = torch.backends.cpu.get_cpu_capability() if self._device.type == "cpu" else ""
         return BackendMemory(weights, kv, isa, str(self._device))
 
-    def allocate_cache(self, num_blocks: tuple[int, ...]) -> None:
+    def allocate_cache(self, num_blocks: tuple[int, ...], kv_dtype: str | None = None) -> None:
         """See backends.base.Backend."""
         options = self.options
+        kv_dtype = kv_dtype or options.kv_dtype
         self._cache = PagedCache(
-            self.spec, num_blocks, options.block_size, options.kv_dtype, str(self._device)
+            self.spec, num_blocks, options.block_size, kv_dtype, str(self._device)
         )
 
     def submit(self, inputs: StepInputs) -> _Handle:
