@@ -12,7 +12,7 @@ JOBS ?= 2
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help install serve run test lint types check test-install brook parity structured clients lm-eval schemathesis bench-serve bench-start bench-overload bench-side-by-side kernels soak load audit sanitizers clean
+.PHONY: FORCE help install serve run test lint types check test-install brook parity structured clients lm-eval schemathesis bench-serve bench-start bench-overload bench-side-by-side kernels soak load audit sanitizers clean fuzz
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -68,6 +68,9 @@ parity: test-install ## compare logits with llama.cpp and transformers through G
 
 structured: test-install ## constrained output against jsonschema on some 3,000 schemas
 	$(BIN)/python tests/oracles/structured.py $(ARGS)
+
+fuzz: test-install ## 100,000 hostile model files and templates (a few minutes), docs/fuzz.md anew
+	PYTHONPATH=tests $(BIN)/python -m fuzz.run --inputs $(or $(INPUTS),100000) --report docs/fuzz.md $(ARGS)
 
 clients: test-install ## other people's clients hold a conversation with brook (each in its own environment)
 	$(BIN)/python tests/clients/run.py $(ARGS)

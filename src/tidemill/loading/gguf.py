@@ -29,6 +29,14 @@ MAX_DIMS = 4
 MAX_ARRAY_DEPTH = 4
 MAX_STRING_BYTES = 2**26
 MAX_ITEMS = 2**24  # over all metadata; a vocabulary of 256k tokens has about a million
+# What the metadata's values may take in memory: so many times the file, and what the vocabulary of
+# a file without tensors takes. Python takes about so many bytes for a text, beside its characters,
+# and for a number in a list.
+_MEMORY_FACTOR = 4
+_MEMORY_AT_LEAST = 64 * 2**20
+_TEXT_BYTES = 72
+_NUMBER_BYTES = 40
+_TENSOR_BYTES = 600
 
 # Metadata value types by number: struct format, or the kinds below.
 _SCALARS = {
@@ -76,6 +84,7 @@ class _Cursor:
         self._view = view
         self.position = 0
         self._items = 0
+        self._memory = _MEMORY_FACTOR * len(view) + _MEMORY_AT_LEAST
 
     @property
     def left(self) -> int:
@@ -123,8 +132,17 @@ class _Cursor:
         self.position = position
         return found
 
-    def count(self, item_bytes: int) -> int:
-        """A count of items that take at least `item_bytes` each."""
+    def spend(self, nbytes: int) -> None:
+        """Account for memory about to be taken."""
+        self._memory -= nbytes
+        if self._memory < 0:
+            raise model_file_error(
+                f"the metadata before byte {self.position} would take over {_MEMORY_FACTOR} times "
+                "the file's size in memory; no real model's file is like that"
+            )
+
+    def count(self, item_bytes: int, memory: int) -> int:
+        """A count of items that take at least `item_bytes` each, and in memory `memory`."""
         count = int(self.scalar("Q"))
         self._items += count
         if count * item_bytes > self.left or self._items > MAX_ITEMS:
@@ -132,6 +150,7 @@ class _Cursor:
                 f"truncated or corrupt: {count} items are announced at byte {self.position} and "
                 f"{self.left} bytes are left; fetch it again"
             )
+        self.spend(count * memory)
         return count
 
 
@@ -159,9 +178,10 @@ def _parse(file: MappedFile) -> GgufFile:
             "convert the model with a current converter"
         )
     tensor_count = cursor.scalar("Q")
-    pairs = cursor.count(13)  # a key's length, a type, one byte of value
+    pairs = cursor.count(13, _TEXT_BYTES)  # a key's length, a type, one byte of value
     if tensor_count * 24 > cursor.left:
         raise model_file_error(f"truncated or corrupt: {tensor_count} tensors are announced")
+    cursor.spend(tensor_count * _TENSOR_BYTES)
     metadata: dict[str, Any] = {}
     for _ in range(pairs):
         key = cursor.string(MAX_KEY_BYTES)
@@ -188,12 +208,12 @@ def _value(cursor: _Cursor, kind: int, depth: int) -> Any:
     if inner in _SCALARS:
         code = _SCALARS[inner]
         size = struct.calcsize("<" + code)
-        count = cursor.count(size)
+        count = cursor.count(size, _NUMBER_BYTES)
         raw = np.frombuffer(cursor.take(count * size), np.dtype(code).newbyteorder("<"))
         return raw.tolist()
     if inner == _STRING:
-        return cursor.strings(cursor.count(8))
-    count = cursor.count(12)
+        return cursor.strings(cursor.count(8, _TEXT_BYTES))
+    count = cursor.count(12, _TEXT_BYTES)
     return [_value(cursor, inner, depth + 1) for _ in range(count)]
 
 

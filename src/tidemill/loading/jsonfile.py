@@ -11,6 +11,27 @@ from tidemill.base.errors import model_file_error
 MAX_JSON_BYTES = 256 * 2**20  # the largest real tokenizer.json is below 64 MiB
 
 
+# What parsed JSON may take in memory: so many times the text, and a little that small files need.
+_MEMORY_FACTOR = 4
+_MEMORY_AT_LEAST = 64 * 2**20
+# Bytes that Python takes for what each character of structure opens or parts, at most.
+_STRUCTURE = {b"{": 240, b"[": 96, b",": 64, b":": 104}
+
+
+def _check_memory(data: bytes, where: str) -> None:
+    """MODEL_FILE for a text whose values would take many times its own size: a hostile one of
+    empty lists takes twenty times it."""
+    limit = _MEMORY_FACTOR * len(data) + _MEMORY_AT_LEAST
+    if len(data) * max(_STRUCTURE.values()) <= limit:
+        return
+    need = len(data) + sum(data.count(char) * size for char, size in _STRUCTURE.items())
+    if need > limit:
+        raise model_file_error(
+            f"{where}: {len(data)} bytes of JSON that could take {need} bytes of memory; no real "
+            "model's file is like that"
+        )
+
+
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a JSON number")
 
@@ -35,6 +56,7 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
         TidemillError: MODEL_FILE when it is not valid JSON (NaN and Infinity are not), repeats a
             key, nests too deep or is not an object.
     """
+    _check_memory(data, where)
     try:
         value = json.loads(
             data.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=_no_duplicates

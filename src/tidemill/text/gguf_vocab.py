@@ -22,12 +22,15 @@ from tokenizers import (
     processors,
 )
 
-from tidemill.base.errors import model_file_error, unsupported
+from tidemill.base.errors import TidemillError, model_file_error, unsupported
 from tidemill.text.word_rules import WORD_RULES, WordRule
 
 _PREFIX = "tokenizer.ggml."
 # Values of tokenizer.ggml.token_type.
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
+MAX_PIECE_CHARS = 512
+# What an array's entries are; texts where nothing is said.
+_ENTRIES: dict[str, Any] = {"token_type": int, "scores": (int, float), "precompiled_charsmap": int}
 _SPECIAL_TYPES = frozenset({_UNKNOWN, _CONTROL})
 
 # The specification's key -> the role's name in tokenizer_config.json.
@@ -94,7 +97,7 @@ def tokenizer_from_gguf(gguf: Mapping[str, Any]) -> tuple[Tokenizer, list[str]]:
     builders = {
         "gpt2": _byte_level, "llama": _sentencepiece, "t5": _unigram, "bert": _wordpiece,
     }  # fmt: skip
-    if kind not in builders:
+    if not isinstance(kind, str) or kind not in builders:
         raise unsupported(
             _PREFIX + "model",
             f"the GGUF file's vocabulary is of kind {kind!r}; supported are {', '.join(builders)}",
@@ -110,7 +113,7 @@ def tokenizer_from_gguf(gguf: Mapping[str, Any]) -> tuple[Tokenizer, list[str]]:
             f"{len(tokens) - len(vocab)} tokens of the GGUF vocabulary repeat another one's text; "
             "the last of each is used"
         )
-    tokenizer, affixes = builders[str(kind)](gguf, tokens, vocab, notes)
+    tokenizer, affixes = builders[kind](gguf, tokens, vocab, notes)
     added = [
         AddedToken(token, special=kind in _SPECIAL_TYPES, normalized=False)
         for token, kind in zip(tokens, types, strict=True)
@@ -133,10 +136,17 @@ def _array(gguf: Mapping[str, Any], name: str, length: int | None = None) -> lis
             "use a file made with its tokenizer",
             param=_PREFIX + name,
         )
+    if not isinstance(value, list):
+        raise model_file_error(f"{_PREFIX}{name} is no list", param=_PREFIX + name)
     values = list(value)
     if length is not None and len(values) != length:
         raise model_file_error(
             f"{_PREFIX}{name} has {len(values)} entries for {length} tokens", param=_PREFIX + name
+        )
+    wanted = _ENTRIES.get(name, str)
+    if any(isinstance(v, bool) or not isinstance(v, wanted) for v in values):
+        raise model_file_error(
+            f"{_PREFIX}{name} holds entries of another type than it should", param=_PREFIX + name
         )
     return values
 
@@ -192,6 +202,12 @@ def merges_from_scores(vocab: Mapping[str, int], scores: Sequence[float]) -> lis
     ranked: list[tuple[float, int, int, str, str]] = []
     for piece, index in vocab.items():
         score = scores[index]
+        if len(piece) > MAX_PIECE_CHARS:  # all its ways to be split take the square of its length
+            raise model_file_error(
+                f"{_PREFIX}tokens holds a piece of {len(piece)} characters; SentencePiece makes "
+                f"none beyond {MAX_PIECE_CHARS}",
+                param=_PREFIX + "tokens",
+            )
         for cut in range(1, len(piece)):
             left, right = piece[:cut], piece[cut:]
             if left in vocab and right in vocab:
@@ -242,7 +258,12 @@ def _normalization(gguf: Mapping[str, Any]) -> list[normalizers.Normalizer]:
     charsmap = gguf.get(_PREFIX + "precompiled_charsmap")
     if charsmap:
         try:
-            steps.append(normalizers.Precompiled(bytes(v % 256 for v in charsmap)))
+            table = charsmap
+            if not isinstance(charsmap, bytes):
+                table = bytes(v % 256 for v in _array(gguf, "precompiled_charsmap"))
+            steps.append(normalizers.Precompiled(table))
+        except TidemillError:
+            raise
         except Exception as error:  # the library raises bare Exception
             raise model_file_error(
                 f"{_PREFIX}precompiled_charsmap cannot be read: {error}",
@@ -312,6 +333,11 @@ def _add_affixes(tokenizer: Tokenizer, gguf: Mapping[str, Any], default: Affixes
     if gguf.get(_PREFIX + "add_sep_token", default.sep) and sep is not None:
         last = sep
     around = {token: tokenizer.token_to_id(token) for token in (first, last) if token is not None}
+    if None in around.values():
+        raise model_file_error(
+            f"the vocabulary has no token for its own start or end ({', '.join(around)!r})",
+            param=_PREFIX + "tokens",
+        )
     if not around:
         return
     single = [*([first] if first else []), "$A", *([last] if last else [])]

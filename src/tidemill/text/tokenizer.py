@@ -191,7 +191,14 @@ class Tokenizer:
         if data.gguf is not None:
             from tidemill.text.gguf_vocab import tokenizer_from_gguf
 
-            backend, self.notes = tokenizer_from_gguf(data.gguf)
+            try:
+                backend, self.notes = tokenizer_from_gguf(data.gguf)
+            except TidemillError:
+                raise
+            except Exception as error:  # the library raises bare Exception
+                raise model_file_error(
+                    f"the vocabulary cannot be read: {error}", param="tokenizer.ggml.tokens"
+                ) from error
             return backend
         raise model_file_error(
             "the model has no tokenizer: put its tokenizer.json into the model's folder",

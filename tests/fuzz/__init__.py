@@ -1,0 +1,1 @@
+"""Hostile model files, made by mutation: `make fuzz`."""

@@ -1,0 +1,310 @@
+"""What is fuzzed: for each kind of file a corpus, a mutation, and the code that reads it."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from helpers import packers, tiny_folder
+from safetensors.numpy import save
+
+from fuzz.mutate import mutate_bytes, mutate_json
+from tidemill.base.tokenizer_data import TokenizerData
+from tidemill.loading import gguf_model, open_model, safetensors, spm_file, torch_files
+from tidemill.loading.bundled import bundled_models
+from tidemill.loading.gguf import read_file as read_gguf
+from tidemill.loading.places import one_tensor
+from tidemill.models.blocks.repack import Inexact
+from tidemill.text import template as templates
+from tidemill.text.bounds import Budget
+from tidemill.text.template import ChatTemplate
+from tidemill.text.tokenizer import Tokenizer
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "gguf"
+MAX_VALUES = 2**16
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A kind of file.
+
+    Attributes:
+        name: for reports.
+        share: of all inputs.
+        make: a mutated input.
+        read: reads it from a folder that is its own; raises TidemillError or returns.
+        bounded: Python's allocations are bounded by the file's size.
+    """
+
+    name: str
+    share: float
+    make: Callable[[random.Random], bytes]
+    read: Callable[[bytes, Path], None]
+    bounded: bool = True
+
+
+def _write(folder: Path, name: str, data: bytes) -> Path:
+    path = folder / name
+    path.unlink(missing_ok=True)  # a mapping of the last input may still be alive
+    path.write_bytes(data)
+    return path
+
+
+def _values(tensors: dict[str, Any]) -> None:
+    for tensor in list(tensors.values())[:4]:
+        if int(np.prod(tensor.shape, dtype=object)) <= MAX_VALUES:
+            place = one_tensor(tensor)
+            try:
+                with np.errstate(all="ignore"):
+                    place.values()
+                    place.packed()
+            except Inexact:
+                continue
+
+
+def _of_bytes(corpus: list[bytes]) -> Callable[[random.Random], bytes]:
+    return lambda rng: mutate_bytes(rng.choice(corpus), rng.choice(corpus), rng)
+
+
+def _of_json(documents: list[Any]) -> Callable[[random.Random], bytes]:
+    texts = [json.dumps(d).encode() for d in documents]
+
+    def make(rng: random.Random) -> bytes:
+        if rng.random() < 0.6:
+            return mutate_json(rng.choice(documents), rng)
+        return mutate_bytes(rng.choice(texts), rng.choice(texts), rng)
+
+    return make
+
+
+# --- safetensors, PyTorch's files ---
+
+
+def _safetensors() -> Target:
+    rng = np.random.default_rng(0)
+    small = {"a": rng.standard_normal((3, 32)).astype(np.float32), "b": np.zeros(5, np.float16)}
+    corpus = [save(small), save({"w": small["a"]})]
+
+    def read(data: bytes, folder: Path) -> None:
+        _values(safetensors.read_file(_write(folder, "m.safetensors", data)))
+
+    return Target("safetensors headers", 0.2, _of_bytes(corpus), read)
+
+
+def _torch() -> Target:
+    import torch
+
+    def saved(value: Any, **options: Any) -> bytes:
+        written = io.BytesIO()
+        torch.save(value, written, **options)
+        return written.getvalue()
+
+    state = {"a": torch.randn(3, 4), "b": torch.nn.Parameter(torch.zeros(2).bfloat16())}
+    corpus = [saved(state), saved(torch.nn.Linear(2, 3).state_dict(), pickle_protocol=4)]
+    pickles = []
+    for data in corpus:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            pickles.append(archive.read(next(n for n in archive.namelist() if "data.pkl" in n)))
+
+    def make(rng: random.Random) -> bytes:
+        if rng.random() < 0.4:
+            return mutate_bytes(rng.choice(corpus), rng.choice(corpus), rng)
+        written = io.BytesIO()  # a mutated pickle in a sound archive
+        with zipfile.ZipFile(written, "w") as archive:
+            changed = mutate_bytes(rng.choice(pickles), rng.choice(pickles), rng)
+            archive.writestr("archive/data.pkl", changed)
+            for key in "01":
+                archive.writestr(f"archive/data/{key}", bytes(64))
+        return written.getvalue()
+
+    def read(data: bytes, folder: Path) -> None:
+        _values(torch_files.read_file(_write(folder, "m.bin", data)))
+
+    return Target("PyTorch archives and pickles", 0.2, make, read)
+
+
+# --- GGUF, vocabularies ---
+
+
+def _gguf() -> Target:
+    corpus = [
+        (FIXTURES / f"{name}.gguf").read_bytes()
+        for name in ("Llama-llama3-rope-q4_0", "Qwen3-q8_0", "Qwen2-f16")
+    ]
+
+    def read(data: bytes, folder: Path) -> None:
+        path = _write(folder, "m.gguf", data)
+        file = read_gguf(path)
+        _values(file.tensors)
+        open_model(path)
+
+    return Target("GGUF headers", 0.2, _of_bytes(corpus), read)
+
+
+def _gguf_vocabulary() -> Target:
+    tokens = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{b:02X}>" for b in range(8)),
+        "▁",
+        "a",
+        "b",
+        "ab",
+        "▁ab",
+    ]
+    types = [2, 3, 3] + [6] * 8 + [1] * 5
+    base = {
+        "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.scores": [-float(i) for i in range(len(tokens))],
+    }  # fmt: skip
+    documents = [
+        base | {"tokenizer.ggml.model": kind, "tokenizer.ggml.pre": "gpt-2",
+                "tokenizer.ggml.merges": ["a b"], "tokenizer.chat_template": "{{ messages }}"}
+        for kind in ("gpt2", "llama", "t5", "bert")
+    ]  # fmt: skip
+
+    def read(data: bytes, folder: Path) -> None:
+        try:
+            document = json.loads(data)
+        except ValueError:
+            return
+        if isinstance(document, dict):
+            Tokenizer(gguf_model.read_tokenizer(document)).encode("ab a")
+
+    return Target("GGUF vocabularies", 0.05, _of_json(documents), read, bounded=False)
+
+
+def _sentencepiece() -> Target:
+    import sentencepiece
+
+    written = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["the tide turns the mill wheel"] * 20), model_writer=written,
+        vocab_size=30, minloglevel=2, hard_vocab_limit=False,
+    )  # fmt: skip
+    corpus = [written.getvalue()]
+
+    def read(data: bytes, folder: Path) -> None:
+        metadata = spm_file.read_file(_write(folder, "tokenizer.model", data))
+        Tokenizer(TokenizerData(gguf=metadata)).encode("the tide")
+
+    return Target("SentencePiece models", 0.05, _of_bytes(corpus), read, bounded=False)
+
+
+def _tokenizer_json() -> Target:
+    brook = json.loads((bundled_models()["brook"] / "tokenizer.json").read_text())
+    brook["model"]["vocab"] = dict(list(brook["model"]["vocab"].items())[:300])
+    vocab = brook["model"]["vocab"]
+    brook["model"]["merges"] = [
+        m for m in brook["model"]["merges"]
+        if all(p in vocab for p in (m if isinstance(m, list) else m.split(" ")))
+        and "".join(m if isinstance(m, list) else m.split(" ")) in vocab
+    ][:50]  # fmt: skip
+
+    def read(data: bytes, folder: Path) -> None:
+        Tokenizer(TokenizerData(tokenizer_json=data)).encode("the tide")
+
+    return Target("tokenizer.json", 0.05, _of_json([brook]), read, bounded=False)
+
+
+# --- folders ---
+
+
+def _folder(
+    name: str, share: float, file: str, documents: list[Any], quantized: Any = None
+) -> Target:
+    made: set[Path] = set()
+
+    def read(data: bytes, folder: Path) -> None:
+        home = folder / name.replace(" ", "_").replace("/", "_")
+        if home not in made:
+            tiny_folder.write_folder(home)
+            if quantized is not None:
+                _write(home, "model.safetensors", quantized)
+            made.add(home)
+        _write(home, file, data)
+        files = open_model(home)
+        for tensor in files.tensors.values():
+            try:
+                with np.errstate(all="ignore"):
+                    _ = tensor.data
+            except Inexact:
+                continue
+
+    return Target(name, share, _of_json(documents), read, bounded=False)
+
+
+def _configs() -> Target:
+    rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32}  # fmt: skip
+    documents = [
+        {**tiny_folder.CONFIG, "architectures": [family + "ForCausalLM"], "rope_scaling": rope}
+        for family in ("Llama", "Mistral", "Qwen2", "Qwen3")
+    ]
+    return _folder("config.json", 0.1, "config.json", documents)
+
+
+def _quantized() -> Target:
+    stored: dict[str, np.ndarray] = {}
+    for name, value in tiny_folder.tensors().items():
+        if "_proj" not in name:
+            stored[name] = value
+            continue
+        parts, _ = packers.gptq(value, 4, 32)
+        stored |= {name.removesuffix(".weight") + e: p for e, p in parts.items()}
+    section = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False}
+    other = [
+        {"quant_method": "awq", "bits": 4, "version": "gemm"},
+        {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {}},
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        {"quant_method": "bitsandbytes"},
+        {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4},
+    ]
+    documents = [{**tiny_folder.CONFIG, "quantization_config": s} for s in (section, *other)]
+    return _folder("quantized folders", 0.02, "config.json", documents, save(stored))
+
+
+# --- templates ---
+
+_TEMPLATES = [
+    "{% for m in messages %}<|{{ m.role }}|>{{ m['content'] | trim }}\n{% endfor %}",
+    "{%- set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{{ ns.n }}"
+    "{% endfor %}{% if add_generation_prompt %}<a>{% endif %}",
+    "{% macro f(x) %}{{ x | tojson(indent=2) }}{% endmacro %}{{ f(messages) }}{{ tools }}",
+    "{% for i in range(9) %}{% for j in range(9) %}{{ 'x' * 9 ~ loop.index }}{% endfor %}"
+    "{% endfor %}",
+    "{{ messages | map(attribute='content') | join(', ') | replace('a', 'bb') | upper }}",
+    "{{ raise_exception('no') if messages[0].role == 'user' else strftime_now('%Y') }}",
+    "{{ messages.__class__ }}{{ ''.__class__.__mro__ }}{{ cycler.__init__.__globals__ }}",
+    "{{ '%1000000d' % 5 }}{{ 'a'.ljust(1000) }}{{ 2 ** 30 }}{{ (1, 2) * 40 }}",
+]
+
+
+def _templates() -> Target:
+    # A render may take two seconds; here a twentieth, so that many can be tried.
+    templates.Budget = lambda: Budget(0.05)  # type: ignore[assignment, misc]
+
+    def read(data: bytes, folder: Path) -> None:
+        template = ChatTemplate(data.decode("utf-8", "replace"), {"bos_token": "<s>"})
+        text = template.render([{"role": "user", "content": "abc"}], [{"name": "t"}])
+        assert "root:" not in text and "<class" not in text
+
+    corpus = [t.encode() for t in _TEMPLATES]
+    return Target("chat templates", 0.13, _of_bytes(corpus), read, bounded=False)
+
+
+def targets() -> list[Target]:
+    """Every kind of file; the shares add up to one."""
+    return [
+        _safetensors(), _torch(), _gguf(), _gguf_vocabulary(), _sentencepiece(),
+        _tokenizer_json(), _configs(), _quantized(), _templates(),
+    ]  # fmt: skip
