@@ -101,10 +101,12 @@ def markdown(rows: list[Row], reasons: dict[str, str]) -> str:
     """The table, and under it why what was missed was missed."""
     lines = [f"| {' | '.join(HEADER)} |", "|---" * len(HEADER) + "|"]
     lines += [f"| {' | '.join(row.cells())} |" for row in rows]
-    missed = [row for row in rows if row.met is False]
+    missed: dict[str, list[str]] = {}
+    for row in rows:
+        if row.met is False:
+            found = [why for key, why in reasons.items() if row.key.startswith(key)]
+            missed.setdefault(found[-1] if found else "not yet found.", []).append(row.work)
     if missed:
         lines += ["", "Missed, and why:", ""]
-        for row in missed:
-            found = [why for key, why in reasons.items() if row.key.startswith(key)]
-            lines.append(f"- {row.work}: {found[-1] if found else 'not yet found.'}")
+        lines += [f"- {'; '.join(works)}: {why}" for why, works in missed.items()]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Cells over HTTP: the same requests to every server in turn; those that wait are stopped.
+"""Cells over HTTP: the same requests to every server in turn; peers that wait are stopped.
 
 Servers: `tidemill serve` with Q8_0 weights, llama-server with the Q8_0 file, vLLM with int8 weights
 and activations (its output layer in bfloat16, ours in Q8_0).
@@ -63,7 +63,7 @@ def vllm_server(slots: int, context: int) -> contextlib.AbstractContextManager[S
 
 @dataclass
 class Contenders:
-    """Servers that are up and stopped, and those that could not be had."""
+    """Servers that are up, and those that could not be had."""
 
     servers: dict[str, Server]
     missing: dict[str, str]
@@ -73,7 +73,8 @@ class Contenders:
 def contenders(
     starts: Mapping[str, Callable[[], contextlib.AbstractContextManager[Server]]],
 ) -> Iterator[Contenders]:
-    """Start servers one after another; each is stopped (SIGSTOP) once it is ready."""
+    """Start servers one after another. Peers are stopped (SIGSTOP) once they are ready; ours is
+    not: a stop within a step would be taken for the step's own time, and idle it costs nothing."""
     LOGS.mkdir(parents=True, exist_ok=True)
     up = Contenders({}, {})
     with contextlib.ExitStack() as stack:
@@ -83,7 +84,8 @@ def contenders(
             except (peers.PeerMissing, SystemExit) as error:
                 up.missing[name] = str(error)
                 continue
-            server.pause()
+            if name != OURS:
+                server.pause()
             up.servers[name] = server
         yield up
 
@@ -110,7 +112,8 @@ def turns(
                 how = {"token_ids": True, "seed": 100 + repetition, **options(repetition)}
                 point = run_bench(BenchOptions(base_url=server.url, **how)).points[0]
             finally:
-                server.pause()
+                if name != OURS:
+                    server.pause()
             points[name].append(point)
             rates[name].values.append(point.output_throughput)
             rates[name].reads.append((before + read_rate()) / 2)

@@ -67,24 +67,24 @@ CELLS: dict[str, Cell] = {
 }
 
 _TILES = (
-    "the targets come from a machine without AMX, where llama.cpp's quantized prefill ran at 130 "
-    "to 290 GOP/s; here it has tiles too. Ours reach a tenth of the tiles' register-only peak: "
-    "an int8 product is scaled every 32 values, and its tile stored for that (see the kernels' "
-    "table; bf16, which needs no scaling, is faster than Q8_0)."
-)
-_UNPACKING = (
-    "products of one row with Q4_K and Q6_K weights wait for unpacking rather than for memory "
-    "(see the kernels' table)."
+    "the targets come from a machine without AMX; on this one llama.cpp multiplies int8 with tiles "
+    "too. Ours stay far below the tiles' register-only peak (see the kernels' table): an int8 "
+    "product is scaled every 32 values, which empties a tile each time, while bf16 is not and is "
+    "faster than Q8_0. How the rest of a step divides has not been profiled."
 )
 _BANDWIDTH = (
-    "this runs at the machine's read bandwidth (see the row below), and so, to 83 to 96 %, does "
-    "llama.cpp on this machine: reading the same bytes cannot be that much faster."
+    "this runs at the machine's read bandwidth (see the rows of shares); llama.cpp's rates here "
+    "are 83 to 96 % of it too, so reading the same bytes cannot be faster by the factor wanted."
 )
-# Beginning of a row's key -> why its target is missed, found by profiling; the last that fits.
+_K_QUANTS = (
+    "not at the read bandwidth, as Q8_0 and Q4_0 are; where the time of a row's product with Q4_K "
+    "and Q6_K weights goes has not been profiled."
+)
+# Beginning of a row's key -> why its target is missed, as far as it is known; the last that fits.
 REASONS: dict[str, str] = {
     "decode": _BANDWIDTH,
-    "decode-qwen3-0.6b-q4_k_m": _UNPACKING,
-    "decode-llama-3.2-1b-q4_k_m": _UNPACKING,
+    "decode-qwen3-0.6b-q4_k_m": _K_QUANTS,
+    "decode-llama-3.2-1b-q4_k_m": _K_QUANTS,
     "prefill": _TILES,
     "batch": _TILES,
 }
