@@ -4,12 +4,13 @@
 //         multiplies bf16 pairs, else as floats
 //   I8    per group of 32: ActGroup, 48 bytes
 
-// The two corrections are what the accumulator starts from where weights are stored with an
-// offset: sum (q + zero) * a = sum q * a + zero * sum a. The sums by halves serve Q6_K.
+// What the sums serve: where weights are stored with an offset, the accumulator starts from a
+// correction, since sum (q + zero) * a = sum q * a + zero * sum a. Q8_0's is there ready, Q4_0's
+// and Q6_K's are one instruction away from the sums by halves.
 struct ActGroup {
   float scale;
   int32_t correction_q8;  // -128 * sum of q
-  int32_t correction_q4;  // -8 * sum of q
+  float minus_total;      // minus the sum of q: what minima are multiplied with
   int16_t half_sums[2];   // sums of q over 0..15 and 16..31
   int8_t q[32];
 };
@@ -50,7 +51,7 @@ static inline void pack_act_i8(const float* x, ActGroup* out) {
   const int32_t total = lower + upper;
   out->scale = bound / 127.0f;
   out->correction_q8 = -128 * total;
-  out->correction_q4 = -8 * total;
+  out->minus_total = float(-total);
   out->half_sums[0] = int16_t(lower);
   out->half_sums[1] = int16_t(upper);
 }

@@ -21,13 +21,15 @@ static inline void configure_i8(int64_t rows) {
   tiles_configure(shapes);
 }
 
-// A group's weights as signed bytes, four of k per 32-bit lane: Q8_0's lie so in the panel, fewer
-// bits are spread into `bytes`.
-static inline const uint8_t* tile_weights(QuantizedWeights<false>, const uint8_t* group, uint8_t*) {
-  return group + 64;
-}
-static inline const uint8_t* tile_weights(QuantizedWeights<true>, const uint8_t* group,
-                                          uint8_t* bytes) {
+// Tiles multiply signed bytes, four of k per 32-bit lane. Q8_0's lie so in the panel, fewer bits
+// are spread.
+template <class Weights>
+constexpr bool kSpread = true;
+template <>
+constexpr bool kSpread<QuantizedWeights<false>> = false;
+
+static TIDEMILL_INLINE void spread(QuantizedWeights<false>, const uint8_t*, uint8_t*) {}
+static TIDEMILL_INLINE void spread(QuantizedWeights<true>, const uint8_t* group, uint8_t* bytes) {
   const Vi eight = iset(0x08080808);
   TIDEMILL_UNROLL
   for (int part = 0; part < 4; ++part) {
@@ -38,10 +40,9 @@ static inline const uint8_t* tile_weights(QuantizedWeights<true>, const uint8_t*
       istore(bytes + (4 + part) * kPanel * 4 + half * 64, isub_bytes(nibble_high(w), eight));
     }
   }
-  return bytes;
 }
 template <WeightType kType, int T>
-static inline void spread_quads(const uint8_t* group, uint8_t* bytes) {
+static TIDEMILL_INLINE void spread_quads(const uint8_t* group, uint8_t* bytes) {
   TIDEMILL_UNROLL
   for (int half = 0; half < 2; ++half) {
     Vi w = KWeights<kType>::template quad<T>(group, half * 64);
@@ -51,80 +52,98 @@ static inline void spread_quads(const uint8_t* group, uint8_t* bytes) {
   if constexpr (T < 7) spread_quads<kType, T + 1>(group, bytes);
 }
 template <WeightType kType>
-static inline const uint8_t* tile_weights(KWeights<kType>, const uint8_t* group, uint8_t* bytes) {
+static TIDEMILL_INLINE void spread(KWeights<kType>, const uint8_t* group, uint8_t* bytes) {
   spread_quads<kType, 0>(group, bytes);
-  return bytes;
 }
 
-// The integer sums of R rows in a group, [half][column][row][lane].
+// R rows of a panel, its 32 columns at once. A tile reads what was just stored only when the stores
+// have left the pipeline, and waiting for that costs more than all else: so weights are spread
+// kAhead groups before they are multiplied, and the products of the next group run while this
+// one's are scaled.
 template <class Weights, int R>
-static inline void tile_multiply_i8(const TileInput& in, int64_t g, uint8_t* bytes, int32_t* dots) {
-  constexpr int64_t kRow = kLanes * 4, kTile = R * kLanes, kHalfBytes = kGroup / 2 * kPanel;
-  const uint8_t* weights = tile_weights(Weights{}, Weights::group_at(in.panel, g), bytes);
-  const uint8_t* act = in.act + g * int64_t(sizeof(ActGroup)) + offsetof(ActGroup, q);
-  tile_load<6>(act, in.act_stride);
-  tile_load<4>(weights, kPanel * 4);
-  tile_zero<0>();
-  tile_dot_i8<0, 6, 4>();
-  tile_load<5>(weights + 64, kPanel * 4);
-  tile_zero<1>();
-  tile_dot_i8<1, 6, 5>();
-  if constexpr (Weights::kHalves == 2) {
-    tile_load<7>(act + kGroup / 2, in.act_stride);
-    tile_load<4>(weights + kHalfBytes, kPanel * 4);
-    tile_zero<2>();
-    tile_dot_i8<2, 7, 4>();
-    tile_load<5>(weights + kHalfBytes + 64, kPanel * 4);
-    tile_zero<3>();
-    tile_dot_i8<3, 7, 5>();
-  }
-  tile_store<0>(dots, kRow);
-  tile_store<1>(dots + kTile, kRow);
-  if constexpr (Weights::kHalves == 2) {
-    tile_store<2>(dots + 2 * kTile, kRow);
-    tile_store<3>(dots + 3 * kTile, kRow);
-  }
-}
+struct TileRows {
+  static constexpr int kHalves = Weights::kHalves;
+  static constexpr int64_t kAhead = 4, kGroupBytes = kGroup * kPanel, kTile = R * kLanes;
 
-// R rows of a panel, its 32 columns at once.
+  const TileInput& in;
+  const int64_t groups;
+  alignas(64) int32_t dots[2][kHalves * 2 * kTile];
+  alignas(64) uint8_t bytes[kSpread<Weights> ? kAhead * kGroupBytes : 64];
+
+  explicit TileRows(const TileInput& input) : in(input), groups(input.k / kGroup) {}
+
+  TIDEMILL_INLINE void prepare(int64_t g) {
+    if (kSpread<Weights> && g < groups)
+      spread(Weights{}, Weights::group_at(in.panel, g), bytes + g % kAhead * kGroupBytes);
+  }
+
+  // The integer sums of group g, [half][column][row][lane].
+  TIDEMILL_INLINE void multiply(int64_t g, int32_t* to) {
+    const uint8_t* weights = kSpread<Weights> ? bytes + g % kAhead * kGroupBytes
+                                              : Weights::group_at(in.panel, g) + 64;
+    const uint8_t* act = in.act + g * int64_t(sizeof(ActGroup)) + offsetof(ActGroup, q);
+    tile_load<6>(act, in.act_stride);
+    tile_load<4>(weights, kPanel * 4);
+    tile_zero<0>();
+    tile_dot_i8<0, 6, 4>();
+    tile_load<5>(weights + 64, kPanel * 4);
+    tile_zero<1>();
+    tile_dot_i8<1, 6, 5>();
+    if constexpr (kHalves == 2) {
+      tile_load<7>(act + kGroup / 2, in.act_stride);
+      tile_load<4>(weights + kGroupBytes / 2, kPanel * 4);
+      tile_zero<2>();
+      tile_dot_i8<2, 7, 4>();
+      tile_load<5>(weights + kGroupBytes / 2 + 64, kPanel * 4);
+      tile_zero<3>();
+      tile_dot_i8<3, 7, 5>();
+    }
+    tile_store<0>(to, kLanes * 4);
+    tile_store<1>(to + kTile, kLanes * 4);
+    if constexpr (kHalves == 2) {
+      tile_store<2>(to + 2 * kTile, kLanes * 4);
+      tile_store<3>(to + 3 * kTile, kLanes * 4);
+    }
+  }
+
+  TIDEMILL_INLINE void run(int64_t valid, const float* bias, float* out, int64_t ldo) {
+    Vf sum[R][2];
+    TIDEMILL_UNROLL
+    for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = vzero();
+    for (int64_t g = 0; g < kAhead - 1; ++g) prepare(g);
+    multiply(0, dots[0]);
+    for (int64_t g = 0; g < groups; ++g) {
+      prepare(g + kAhead - 1);
+      if (g + 1 < groups) multiply(g + 1, dots[(g + 1) & 1]);
+      Weights::prefetch_group(in, g);
+      typename Weights::template Factors<2> factors;
+      factors.load(in.panel, g, 0);
+      TIDEMILL_UNROLL
+      for (int r = 0; r < R; ++r) {
+        TIDEMILL_UNROLL
+        for (int v = 0; v < 2; ++v) {
+          const int32_t* at = dots[g & 1] + v * kTile + r * kLanes;
+          Vi dot[kHalves];
+          for (int half = 0; half < kHalves; ++half) dot[half] = iload(at + half * 2 * kTile);
+          sum[r][v] = factors.add(v, act_group(in, r, g), dot, sum[r][v]);
+        }
+      }
+    }
+    TIDEMILL_UNROLL
+    for (int v = 0; v < 2; ++v) {
+      const int64_t lane = v * kLanes;
+      const Vf b = bias ? vload_n(bias + lane, valid - lane) : vzero();
+      TIDEMILL_UNROLL
+      for (int r = 0; r < R; ++r)
+        vstore_n(out + r * ldo + lane, bias ? vadd(sum[r][v], b) : sum[r][v], valid - lane);
+    }
+  }
+};
+
 template <class Weights, int R>
 static void tile_rows_i8(const TileInput& in, int64_t valid, const float* bias, float* out,
                          int64_t ldo) {
-  constexpr int kHalves = Weights::kHalves;
-  constexpr int64_t kTile = R * kLanes;
-  alignas(64) int32_t dots[2][kHalves * 2 * kTile];
-  alignas(64) uint8_t bytes[2][kGroup * kPanel];
-  const int64_t groups = in.k / kGroup;
-  Vf sum[R][2];
-  TIDEMILL_UNROLL
-  for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = vzero();
-  tile_multiply_i8<Weights, R>(in, 0, bytes[0], dots[0]);
-  for (int64_t g = 0; g < groups; ++g) {
-    // The next group's products run while this one's are scaled.
-    const int64_t next = g + 1;
-    if (next < groups) tile_multiply_i8<Weights, R>(in, next, bytes[next & 1], dots[next & 1]);
-    Weights::prefetch_group(in, g);
-    typename Weights::template Factors<2> factors;
-    factors.load(in.panel, g, 0);
-    TIDEMILL_UNROLL
-    for (int r = 0; r < R; ++r) {
-      TIDEMILL_UNROLL
-      for (int v = 0; v < 2; ++v) {
-        const int32_t* at = dots[g & 1] + v * kTile + r * kLanes;
-        Vi dot[kHalves];
-        for (int half = 0; half < kHalves; ++half) dot[half] = iload(at + half * 2 * kTile);
-        sum[r][v] = factors.add(v, act_group(in, r, g), dot, sum[r][v]);
-      }
-    }
-  }
-  TIDEMILL_UNROLL
-  for (int v = 0; v < 2; ++v) {
-    const int64_t lane = v * kLanes;
-    const Vf b = bias ? vload_n(bias + lane, valid - lane) : vzero();
-    TIDEMILL_UNROLL
-    for (int r = 0; r < R; ++r)
-      vstore_n(out + r * ldo + lane, bias ? vadd(sum[r][v], b) : sum[r][v], valid - lane);
-  }
+  TileRows<Weights, R>(in).run(valid, bias, out, ldo);
 }
 
 template <class Weights, int R>

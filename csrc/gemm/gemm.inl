@@ -2,6 +2,8 @@
 // output element's sum over k runs in ascending order in its own lane, whatever R and V are.
 
 #define TIDEMILL_UNROLL _Pragma("GCC unroll 16")
+// Where a call would pass registers' worth of sums through memory.
+#define TIDEMILL_INLINE inline __attribute__((always_inline))
 
 // One panel seen by a tile: `lane` is the first of its output rows within the panel.
 struct TileInput {
@@ -37,10 +39,10 @@ struct QuantizedWeights {
   static constexpr int64_t kBlockBytes = kFour ? kQ4GroupBytes : kQ8GroupBytes;
   static constexpr int kHalves = 1;  // integer sums per group
 
-  static inline const uint8_t* group_at(const uint8_t* panel, int64_t g) {
+  static TIDEMILL_INLINE const uint8_t* group_at(const uint8_t* panel, int64_t g) {
     return panel + g * kBlockBytes;
   }
-  static inline void prefetch_group(const TileInput& in, int64_t g) {
+  static TIDEMILL_INLINE void prefetch_group(const TileInput& in, int64_t g) {
     prefetch_block(in, g * kBlockBytes);
   }
 
@@ -49,25 +51,27 @@ struct QuantizedWeights {
   struct Factors {
     Vf scale[V];
 
-    inline void load(const uint8_t* panel, int64_t g, int64_t lane) {
+    TIDEMILL_INLINE void load(const uint8_t* panel, int64_t g, int64_t lane) {
       const uint16_t* scales = reinterpret_cast<const uint16_t*>(group_at(panel, g) + lane * 2);
       TIDEMILL_UNROLL
       for (int v = 0; v < V; ++v) scale[v] = vload_half(scales + v * kLanes);
     }
-    inline Vf add(int v, const ActGroup* act, const Vi (&dot)[1], Vf sum) const {
+    TIDEMILL_INLINE Vf add(int v, const ActGroup* act, const Vi (&dot)[1], Vf sum) const {
       return vfma(vconvert(dot[0]), vmul(scale[v], vset(act->scale)), sum);
     }
   };
 
   template <int R, int V>
-  static inline void group(const TileInput& in, int64_t g, Vi (&dot)[R][V]) {
+  static TIDEMILL_INLINE void group(const TileInput& in, int64_t g, Vi (&dot)[R][V]) {
     const uint8_t* quads = in.panel + g * kBlockBytes + 64 + in.lane * 4;
     const uint8_t* act = in.act + g * int64_t(sizeof(ActGroup));
     TIDEMILL_UNROLL
     for (int r = 0; r < R; ++r) {
       const uint8_t* a = act + r * in.act_stride;
       Vi start = iset(0);
-      if (kFour && kQ4Offset) start = ibroadcast(a + offsetof(ActGroup, correction_q4));
+      if (kFour && kQ4Offset)  // -8 times both halves' sums
+        start = imadd_pairs(ibroadcast(a + offsetof(ActGroup, half_sums)),
+                            iset(int32_t(0xfff8fff8u)));
       if (!kFour && kQ8Offset) start = ibroadcast(a + offsetof(ActGroup, correction_q8));
       TIDEMILL_UNROLL
       for (int v = 0; v < V; ++v) dot[r][v] = start;
@@ -97,7 +101,7 @@ struct QuantizedWeights {
   }
 
   template <int R, int V>
-  static inline void accumulate(const TileInput& in, Vf (&sum)[R][V]) {
+  static TIDEMILL_INLINE void accumulate(const TileInput& in, Vf (&sum)[R][V]) {
     for (int64_t g = 0; g < in.k / kGroup; ++g) {
       prefetch_group(in, g);
       Vi dot[R][V];

@@ -12,11 +12,11 @@ struct KWeights {
   static constexpr int64_t kPrefetchRows = 1;
   static constexpr int64_t kBlockBytes = Layout::kGroupBytes;  // what a tile prefetches at once
 
-  static inline const uint8_t* group_at(const uint8_t* panel, int64_t g) {
+  static TIDEMILL_INLINE const uint8_t* group_at(const uint8_t* panel, int64_t g) {
     return panel + Layout::group_offset(g);
   }
 
-  static inline void prefetch_group(const TileInput& in, int64_t g) {
+  static TIDEMILL_INLINE void prefetch_group(const TileInput& in, int64_t g) {
     prefetch_block(in, Layout::group_offset(g));
     if (in.next && in.line0 == 0 && g % 8 == 0)
       for (int64_t line = 0; line < Layout::kHeaderBytes; line += 64)
@@ -27,9 +27,9 @@ struct KWeights {
   template <int V>
   struct Factors {
     Vf first[V];   // d * scale; Q6_K: of k 0..15
-    Vf second[V];  // dmin * minimum / 128, see `scaled`; Q6_K: d * scale of k 16..31
+    Vf second[V];  // dmin * minimum; Q6_K: d * scale of k 16..31
 
-    inline void load(const uint8_t* panel, int64_t g, int64_t lane) {
+    TIDEMILL_INLINE void load(const uint8_t* panel, int64_t g, int64_t lane) {
       const uint8_t* header = panel + g / 8 * Layout::kBlockBytes + lane * 2;
       const int8_t* scales = reinterpret_cast<const int8_t*>(group_at(panel, g) + lane);
       TIDEMILL_UNROLL
@@ -38,24 +38,21 @@ struct KWeights {
         first[v] = vmul(d, vload_s8(scales + v * kLanes));
         Vf other = d;
         if constexpr (Layout::kMins)
-          other = vmul(vload_half(reinterpret_cast<const uint16_t*>(header + 64) + v * kLanes),
-                       vset(0.0078125f));
+          other = vload_half(reinterpret_cast<const uint16_t*>(header + 64) + v * kLanes);
         second[v] = vmul(other, vload_s8(scales + 32 + v * kLanes));
       }
     }
 
-    // The group's value for one activation row, before the activations' scale. What activations
-    // carry is -128 times the sum of theirs, and dividing the minimum by 128 is exact.
-    inline Vf scaled(int v, const ActGroup* act, Vi dot) const {
-      const Vf total = vconvert(ibroadcast(&act->correction_q8));
-      return vfma(total, second[v], vmul(vconvert(dot), first[v]));
+    // The group's value for one activation row, before the activations' scale.
+    TIDEMILL_INLINE Vf scaled(int v, const ActGroup* act, Vi dot) const {
+      return vfma(vset(act->minus_total), second[v], vmul(vconvert(dot), first[v]));
     }
-    inline Vf scaled(int v, Vf lower, Vi upper) const {
+    TIDEMILL_INLINE Vf scaled(int v, Vf lower, Vi upper) const {
       return vfma(vconvert(upper), second[v], lower);
     }
-    inline Vf lower(int v, Vi dot) const { return vmul(vconvert(dot), first[v]); }
+    TIDEMILL_INLINE Vf lower(int v, Vi dot) const { return vmul(vconvert(dot), first[v]); }
 
-    inline Vf add(int v, const ActGroup* act, const Vi (&dot)[kHalves], Vf sum) const {
+    TIDEMILL_INLINE Vf add(int v, const ActGroup* act, const Vi (&dot)[kHalves], Vf sum) const {
       Vf value;
       if constexpr (kHalves == 1) {
         value = scaled(v, act, dot[0]);
@@ -68,7 +65,7 @@ struct KWeights {
 
   // Quad t of a group as unsigned bytes: k = 4t .. 4t + 3 of consecutive rows.
   template <int T>
-  static inline Vi quad(const uint8_t* group, int64_t column) {
+  static TIDEMILL_INLINE Vi quad(const uint8_t* group, int64_t column) {
     const Vi pair = iload(group + Layout::kNibbles + T % 4 * 128 + column);
     const Vi low = T < 4 ? nibble_low(pair) : nibble_high(pair);
     if constexpr (Layout::kHighBits == 0) {
@@ -82,7 +79,7 @@ struct KWeights {
   }
 
   template <int T, int R, int V>
-  static inline void dot_quad(const TileInput& in, const uint8_t* group, const uint8_t* act,
+  static TIDEMILL_INLINE void dot_quad(const TileInput& in, const uint8_t* group, const uint8_t* act,
                               Vi (&dot)[R][V]) {
     Vi w[V];
     TIDEMILL_UNROLL
@@ -97,7 +94,7 @@ struct KWeights {
 
   // The integer sums of a group, or of half kHalf of it, where q - 32 is what counts.
   template <int kHalf, int R, int V>
-  static inline void dots(const TileInput& in, const uint8_t* group, const uint8_t* act,
+  static TIDEMILL_INLINE void dots(const TileInput& in, const uint8_t* group, const uint8_t* act,
                           Vi (&dot)[R][V]) {
     TIDEMILL_UNROLL
     for (int r = 0; r < R; ++r) {
@@ -120,7 +117,7 @@ struct KWeights {
   }
 
   template <int R, int V>
-  static inline void accumulate(const TileInput& in, Vf (&sum)[R][V]) {
+  static TIDEMILL_INLINE void accumulate(const TileInput& in, Vf (&sum)[R][V]) {
     for (int64_t g = 0; g < in.k / kGroup; ++g) {
       prefetch_group(in, g);
       const uint8_t* group = group_at(in.panel, g);
