@@ -311,6 +311,11 @@ def _wordpiece(
         else:
             pieces[token[1:] if token.startswith("▁") else "##" + token] = index
     unknown = special_tokens(gguf).get("unk_token", "[UNK]")
+    if unknown not in pieces:
+        raise model_file_error(
+            f"the vocabulary lacks its own token for unknown words ({unknown[:40]!r})",
+            param=_PREFIX + "unknown_token_id",
+        )
     tokenizer = Tokenizer(models.WordPiece(pieces, unk_token=unknown))
     lower = bool(gguf.get(_PREFIX + "normalizer.lowercase", True))
     accents = bool(gguf.get(_PREFIX + "normalizer.strip_accents", lower))

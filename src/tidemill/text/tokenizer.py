@@ -237,8 +237,9 @@ class Tokenizer:
                 None, "the text holds a lone surrogate (U+D800 to U+DFFF), which is not a character"
             ) from error
         except BaseException as error:
-            # A panic of the library's Rust code is no Exception; its class cannot be imported.
-            if type(error).__name__ != "PanicException":
+            # A panic of the library's Rust code is no Exception, and its class cannot be imported;
+            # its errors are bare ones.
+            if type(error).__name__ != "PanicException" and type(error) is not Exception:
                 raise
             raise bad_request(
                 None,
