@@ -12,7 +12,7 @@ JOBS ?= 2
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help install serve run test lint types check test-install brook parity structured clients lm-eval schemathesis bench-serve bench-start bench-overload bench-side-by-side kernels soak load audit sanitizers clean fuzz
+.PHONY: FORCE help install serve run test lint types check test-install brook parity families structured clients lm-eval schemathesis bench-serve bench-start bench-overload bench-side-by-side kernels soak load audit sanitizers clean fuzz
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -65,6 +65,9 @@ brook: test-install ## train the bundled model and its companions (resumes; see 
 
 parity: test-install ## compare logits with llama.cpp and transformers through GGUF (builds llama.cpp)
 	$(BIN)/python tests/oracles/parity.py
+
+families: test-install ## every family's shapes against transformers; writes the table of docs/families.md
+	$(BIN)/python tests/oracles/families_table.py $(ARGS)
 
 structured: test-install ## constrained output against jsonschema on some 3,000 schemas
 	$(BIN)/python tests/oracles/structured.py $(ARGS)

@@ -227,9 +227,9 @@ def make_gguf(folder: Path, path: Path, kind: str) -> None:
     matrix_type = package.GGMLQuantizationType[kind.upper()]
     for canonical, stored in names.items():
         values = quantization.to_float32(files.tensors[canonical])
-        if family.gguf.permuted_qk and ".attn.q." in canonical:
+        if family.gguf.stored.paired_rope and ".attn.q." in canonical:
             values = _permute(values, mixer.heads)
-        elif family.gguf.permuted_qk and ".attn.k." in canonical:
+        elif family.gguf.stored.paired_rope and ".attn.k." in canonical:
             values = _permute(values, mixer.kv_heads)
         tensor_type = matrix_type if values.ndim == 2 else package.GGMLQuantizationType.F32
         packed = package.quants.quantize(values, tensor_type)

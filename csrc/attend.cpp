@@ -92,9 +92,15 @@ void Attend::merge(int64_t begin, int64_t end, const State& running, const State
 
 void Attend::clear(const Tile& tile, const State& state) const {
   const int64_t heads = tile.count * group();
+  std::fill_n(state.acc, heads * shape_.head_dim, 0.0f);
+  if (sinks_ != nullptr) {  // a sink is a key seen first, with nothing for a value
+    const float* sinks = sinks_ + tile.kv_head * group();
+    for (int64_t h = 0; h < heads; ++h) state.m[h] = sinks[h % group()];
+    std::fill_n(state.l, heads, 1.0f);
+    return;
+  }
   std::fill_n(state.m, heads, -std::numeric_limits<float>::infinity());
   std::fill_n(state.l, heads, 0.0f);
-  std::fill_n(state.acc, heads * shape_.head_dim, 0.0f);
 }
 
 void Attend::finish(const Tile& tile, const State& state, float* out, int64_t out_stride) const {
@@ -109,8 +115,9 @@ void Attend::finish(const Tile& tile, const State& state, float* out, int64_t ou
   }
 }
 
-void Attend::run(const KvLayer& kv, const float* q, int64_t q_stride, float* out,
-                 int64_t out_stride) {
+void Attend::run(const KvLayer& kv, const float* q, int64_t q_stride, const float* sinks,
+                 float* out, int64_t out_stride) {
+  sinks_ = sinks;
   if (spread_) {
     run_spread(kv, q, q_stride, out, out_stride);
   } else {

@@ -29,7 +29,9 @@ class Attend {
   // Cuts the step. `rows` must outlive the calls of run.
   void plan(const AttnShape& shape, const std::vector<AttendRow>& rows);
   // q: [tokens, q_stride], the first heads * head_dim of each row; out: [tokens, out_stride].
-  void run(const KvLayer& kv, const float* q, int64_t q_stride, float* out, int64_t out_stride);
+  // sinks: per head the score of a key without a value, or null.
+  void run(const KvLayer& kv, const float* q, int64_t q_stride, const float* sinks, float* out,
+           int64_t out_stride);
 
  private:
   // A tile of queries of one row and KV head, over the spans [span0, span1) that any of them sees.
@@ -65,6 +67,7 @@ class Attend {
   const KernelTable& kernels_;
   ThreadPool& pool_;
   AttnShape shape_{};
+  const float* sinks_ = nullptr;
   const std::vector<AttendRow>* rows_ = nullptr;
   int64_t tile_queries_ = 1;
   bool spread_ = false;

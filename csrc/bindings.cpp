@@ -86,21 +86,46 @@ class Handle {
   int64_t vocab_;
 };
 
+void bind_parts(nb::module_& m) {
+  nb::class_<NormConfig> norm(m, "NormConfig");
+  norm.def(nb::init<>());
+  norm.def_rw("weight", &NormConfig::weight).def_rw("bias", &NormConfig::bias);
+  nb::class_<LinearConfig> linear(m, "LinearConfig");
+  linear.def(nb::init<>());
+  linear.def_rw("weight", &LinearConfig::weight).def_rw("bias", &LinearConfig::bias);
+  nb::class_<FeedForwardConfig> mlp(m, "FeedForwardConfig");
+  mlp.def(nb::init<>());
+#define FIELD(name) mlp.def_rw(#name, &FeedForwardConfig::name)
+  FIELD(gate); FIELD(up); FIELD(down); FIELD(activation);
+#undef FIELD
+  nb::class_<ExpertsConfig> moe(m, "ExpertsConfig");
+  moe.def(nb::init<>());
+#define FIELD(name) moe.def_rw(#name, &ExpertsConfig::name)
+  FIELD(experts); FIELD(router); FIELD(shared_gate); FIELD(shared); FIELD(correction);
+  FIELD(top_k); FIELD(scoring); FIELD(groups); FIELD(top_groups); FIELD(normalize); FIELD(scale);
+  FIELD(jitter);
+#undef FIELD
+}
+
 void bind_config(nb::module_& m) {
+  bind_parts(m);
   nb::class_<LayerConfig> layer(m, "LayerConfig");
   layer.def(nb::init<>());
 #define FIELD(name) layer.def_rw(#name, &LayerConfig::name)
-  FIELD(heads); FIELD(kv_heads); FIELD(head_dim); FIELD(scale); FIELD(window); FIELD(rope);
-  FIELD(cache_group); FIELD(q); FIELD(k); FIELD(v); FIELD(o); FIELD(gate); FIELD(up); FIELD(down);
-  FIELD(q_bias); FIELD(k_bias); FIELD(v_bias); FIELD(o_bias); FIELD(gate_bias); FIELD(up_bias);
-  FIELD(down_bias); FIELD(attn_norm); FIELD(mlp_norm); FIELD(q_norm); FIELD(k_norm);
+  FIELD(heads); FIELD(kv_heads); FIELD(head_dim); FIELD(scale); FIELD(softcap); FIELD(clip);
+  FIELD(window); FIELD(rope); FIELD(cache_group); FIELD(slopes); FIELD(sinks); FIELD(q); FIELD(k);
+  FIELD(v); FIELD(o); FIELD(attn_norm); FIELD(attn_post_norm); FIELD(mlp_norm);
+  FIELD(mlp_post_norm); FIELD(q_norm); FIELD(k_norm); FIELD(qk_scope); FIELD(qk_layer_norm);
+  FIELD(qk_after_rope); FIELD(parallel); FIELD(mlp); FIELD(moe);
 #undef FIELD
   nb::class_<ModelConfig> model(m, "ModelConfig");
   model.def(nb::init<>());
 #define FIELD(name) model.def_rw(#name, &ModelConfig::name)
-  FIELD(vocab); FIELD(hidden); FIELD(max_positions); FIELD(norm_eps); FIELD(layers); FIELD(ropes);
-  FIELD(group_windows); FIELD(kv_type); FIELD(block_size); FIELD(embedding);
-  FIELD(embedding_type); FIELD(final_norm); FIELD(lm_head);
+  FIELD(vocab); FIELD(hidden); FIELD(max_positions); FIELD(norm_eps); FIELD(layer_norms);
+  FIELD(embed_scale); FIELD(residual_scale); FIELD(logit_scale); FIELD(logit_softcap);
+  FIELD(layers); FIELD(ropes); FIELD(rope_scales); FIELD(group_windows); FIELD(kv_type);
+  FIELD(block_size); FIELD(embedding); FIELD(embedding_type); FIELD(positions);
+  FIELD(embed_norm); FIELD(final_norm); FIELD(lm_head);
 #undef FIELD
 }
 

@@ -20,14 +20,20 @@ constexpr int64_t kPanelChunk = 4;
 // Entries past a row's last block, so that a kernel may look ahead in the table.
 constexpr int64_t kTablePadding = 32;
 
-unsigned act_bit(const Linear& linear) { return 1u << static_cast<int>(linear.weight->act); }
-
 int64_t panels_of(const PackedMatrix& w) { return (w.n + kPanel - 1) / kPanel; }
 
 bool same_shape(const AttnShape& a, const AttnShape& b) {
   return a.heads == b.heads && a.kv_heads == b.kv_heads && a.head_dim == b.head_dim &&
-         a.scale == b.scale && a.window == b.window;
+         a.scale == b.scale && a.window == b.window && a.softcap == b.softcap &&
+         a.slopes == b.slopes;
 }
+
+// Types of activations that a block's first products read.
+unsigned input_acts(const FeedForward& mlp) {
+  return act_bit(mlp.up) | (mlp.gated() ? act_bit(mlp.gate) : 0u);
+}
+
+unsigned all_acts(const FeedForward& mlp) { return input_acts(mlp) | act_bit(mlp.down); }
 
 }  // namespace
 
@@ -35,13 +41,11 @@ Decoder::Decoder(const KernelTable& kernels, ThreadPool& pool, DecoderModel& mod
                  std::function<bool()> cancelled)
     : kernels_(kernels), pool_(pool), model_(model), cancelled_(std::move(cancelled)) {
   act_k_ = model.hidden;
+  delta_stride_ = round_up(model.hidden, 16);
+  used_acts_ = act_bit(model_.lm_head);
   for (const DecoderLayer& layer : model.layers) {
+    measure(layer);
     const AttnShape& a = layer.attention;
-    const int64_t q = int64_t{a.heads} * a.head_dim, kv = int64_t{a.kv_heads} * a.head_dim;
-    qkv_width_ = std::max(qkv_width_, round_up(q + 2 * kv, 16));
-    heads_width_ = std::max(heads_width_, round_up(q, 16));
-    mlp_width_ = std::max(mlp_width_, round_up(2 * layer.gate.weight->n, 32));
-    act_k_ = std::max({act_k_, q, layer.gate.weight->n});
     size_t p = 0;
     while (p < plans_.size() && !(same_shape(plans_[p].shape, a) &&
                                   plans_[p].cache_group == layer.cache_group)) {
@@ -60,35 +64,39 @@ Decoder::Decoder(const KernelTable& kernels, ThreadPool& pool, DecoderModel& mod
   scratch_.ensure(scratch_width_ * pool.threads());
 }
 
+// Widths and activation types that the layer needs of the buffers.
+void Decoder::measure(const DecoderLayer& layer) {
+  const AttnShape& a = layer.attention;
+  const int64_t q = int64_t{a.heads} * a.head_dim, kv = int64_t{a.kv_heads} * a.head_dim;
+  qkv_width_ = std::max(qkv_width_, round_up(q + 2 * kv, 16));
+  heads_width_ = std::max(heads_width_, round_up(q, 16));
+  act_k_ = std::max(act_k_, q);
+  used_acts_ |= act_bit(layer.q) | act_bit(layer.k) | act_bit(layer.v) | act_bit(layer.o);
+  const auto block = [&](const FeedForward& mlp) {
+    mlp_width_ = std::max(mlp_width_, round_up(2 * mlp.up.weight->n, 32));
+    act_k_ = std::max(act_k_, mlp.up.weight->n);
+    used_acts_ |= all_acts(mlp);
+  };
+  if (!layer.experts) return block(layer.mlp);
+  const Experts& moe = *layer.experts;
+  used_acts_ |= act_bit(moe.router);
+  for (const FeedForward& expert : moe.experts) block(expert);
+  if (moe.shared.up.weight != nullptr) block(moe.shared);
+  if (moe.shared_gate.weight != nullptr) used_acts_ |= act_bit(moe.shared_gate);
+}
+
 void Decoder::check_cancelled() const {
   if (cancelled_()) throw Error(ErrorKind::Unavailable, "the backend was closed during the step");
 }
 
-template <class Body>
-void Decoder::each_token(int64_t count, Body&& body) {
-  // A token's share of an elementwise phase is about as long as waking another thread.
-  const int64_t threads = pool_.threads();
-  const int64_t grain = count <= 2 ? count : std::max<int64_t>(1, count / (4 * threads));
-  pool_.run(count, grain, [&](int64_t begin, int64_t end, int thread) {
-    for (int64_t t = begin; t < end; ++t) body(t, thread);
-  });
-}
-
 void Decoder::size_buffers(int64_t tokens) {
   x_.ensure(tokens * model_.hidden);
-  delta_.ensure(tokens * round_up(model_.hidden, 16));
+  delta_.ensure(tokens * delta_stride_);
   qkv_.ensure(tokens * qkv_width_);
   heads_.ensure(tokens * heads_width_);
   mlp_.ensure(tokens * mlp_width_);
-  unsigned used = act_bit(model_.lm_head);
-  for (const DecoderLayer& layer : model_.layers) {
-    for (const Linear* linear : {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up,
-                                 &layer.down}) {
-      used |= act_bit(*linear);
-    }
-  }
   for (int act = 0; act < 3; ++act) {
-    if (used >> act & 1u) acts_[act].ensure(tokens * act_stride_[act]);
+    if (used_acts_ >> act & 1u) acts_[act].ensure(tokens * act_stride_[act]);
   }
 }
 
@@ -149,38 +157,31 @@ void Decoder::forward(const StepInput& step, const std::vector<int32_t>& token_i
   prepare(step, cache);
   if (tokens_ == 0) return;
   embed(token_ids);
-  const float* delta = nullptr;
+  pending_.clear();
   for (size_t l = 0; l < model_.layers.size(); ++l) {
     check_cancelled();
     const DecoderLayer& layer = model_.layers[l];
-    add_norm_pack(delta, layer.attn_norm, {&layer.q, &layer.k, &layer.v});
-    const KvLayer& kv = cache.layer(static_cast<int>(l));
-    project_qkv(layer, kv);
-    attends_[static_cast<size_t>(layer_plan_[l])]->run(kv, qkv_.data(), qkv_width_, heads_.data(),
-                                                       heads_width_);
-    pack_rows(heads_.data(), heads_width_, layer.o);
-    multiply({{&layer.o, delta_.data(), round_up(model_.hidden, 16)}}, tokens_);
-    add_norm_pack(delta_.data(), layer.mlp_norm, {&layer.gate, &layer.up});
-    const int64_t width = layer.gate.weight->n;
-    float* const up = mlp_.data() + mlp_width_ / 2;
-    multiply({{&layer.gate, mlp_.data(), mlp_width_}, {&layer.up, up, mlp_width_}}, tokens_);
-    each_token(tokens_, [&](int64_t t, int thread) {
-      float* out = scratch_.data() + thread * scratch_width_;
-      kernels_.silu_mul(mlp_.data() + t * mlp_width_, up + t * mlp_width_, width, out);
-      pack_row(act_bit(layer.down), out, width, t);
-    });
-    multiply({{&layer.down, delta_.data(), round_up(model_.hidden, 16)}}, tokens_);
-    delta = delta_.data();
+    add_norm_pack(layer.attn_norm, act_bit(layer.q) | act_bit(layer.k) | act_bit(layer.v));
+    attend(layer, cache.layer(static_cast<int>(l)), *attends_[static_cast<size_t>(layer_plan_[l])]);
+    const Delta attended{delta_.data(), layer.attn_post_norm};
+    if (layer.parallel) {  // x stays what it was until both are done
+      float* const out = delta2_.ensure(tokens_ * delta_stride_);
+      feed_forward(layer, layer.mlp_norm ? layer.mlp_norm : layer.attn_norm, out);
+      pending_ = {attended, {out, layer.mlp_post_norm}};
+    } else {
+      pending_ = {attended};
+      feed_forward(layer, layer.mlp_norm, delta_.data());
+      pending_ = {{delta_.data(), layer.mlp_post_norm}};
+    }
   }
-  each_token(tokens_, [&](int64_t t, int) {
-    kernels_.add(x_.data() + t * model_.hidden, delta + t * round_up(model_.hidden, 16),
-                 model_.hidden);
+  each_token(tokens_, [&](int64_t t, int thread) {
+    settle(t, scratch_.data() + thread * scratch_width_);
   });
 }
 
 void Decoder::embed(const std::vector<int32_t>& token_ids) {
   const Embedding& e = model_.embedding;
-  each_token(tokens_, [&](int64_t t, int) {
+  each_token(tokens_, [&](int64_t t, int thread) {
     const int64_t id = token_ids[static_cast<size_t>(t)];
     float* out = x_.data() + t * model_.hidden;
     if (e.packed != nullptr) {
@@ -188,17 +189,26 @@ void Decoder::embed(const std::vector<int32_t>& token_ids) {
     } else {
       kernels_.to_float(e.type, e.source + id * e.row_bytes, model_.hidden, out);
     }
+    if (model_.embed_scale != 1.0f) kernels_.scale(out, model_.embed_scale, model_.hidden);
+    if (model_.positions != nullptr) {
+      float* row = scratch_.data() + thread * scratch_width_;
+      kernels_.unpack_row(*model_.positions, positions_[static_cast<size_t>(t)], row);
+      kernels_.add(out, row, model_.hidden);
+    }
+    if (model_.embed_norm) normalise(model_.embed_norm, out, out);
   });
 }
 
-void Decoder::project_qkv(const DecoderLayer& layer, const KvLayer& kv) {
+void Decoder::attend(const DecoderLayer& layer, const KvLayer& kv, Attend& plan) {
   const AttnShape& a = layer.attention;
   const int64_t q = int64_t{a.heads} * a.head_dim, k = int64_t{a.kv_heads} * a.head_dim;
-  multiply({{&layer.q, qkv_.data(), qkv_width_},
-            {&layer.k, qkv_.data() + q, qkv_width_},
-            {&layer.v, qkv_.data() + q + k, qkv_width_}},
-           tokens_);
+  multiply({{&layer.q, qkv_.data(), qkv_width_, 0, tokens_},
+            {&layer.k, qkv_.data() + q, qkv_width_, 0, tokens_},
+            {&layer.v, qkv_.data() + q + k, qkv_width_, 0, tokens_}});
   write_kv(layer, kv);
+  plan.run(kv, qkv_.data(), qkv_width_, layer.sinks, heads_.data(), heads_width_);
+  pack_rows(heads_.data(), heads_width_, layer.o);
+  multiply({{&layer.o, delta_.data(), delta_stride_, 0, tokens_}});
 }
 
 // Q and K get their norms and rope, K and V go to the cache. One item is one block of one row, so
@@ -214,23 +224,8 @@ void Decoder::write_kv(const DecoderLayer& layer, const KvLayer& kv) {
       const int64_t block = tables_[g][static_cast<size_t>(item.row * table_stride_[g] + column)];
       for (int64_t i = 0; i < item.count; ++i) {
         float* q = qkv_.data() + (item.token + i) * qkv_width_;
-        float* k = q + q_width;
-        if (layer.q_norm != nullptr) {
-          for (int64_t h = 0; h < a.heads; ++h) {
-            float* head = q + h * a.head_dim;
-            kernels_.rms_norm(head, layer.q_norm, model_.norm_eps, a.head_dim, head);
-          }
-          for (int64_t h = 0; h < a.kv_heads; ++h) {
-            float* head = k + h * a.head_dim;
-            kernels_.rms_norm(head, layer.k_norm, model_.norm_eps, a.head_dim, head);
-          }
-        }
-        if (layer.rope >= 0) {
-          const RopeTable& rope = model_.ropes[static_cast<size_t>(layer.rope)];
-          const float* cos_sin = rope.at(item.position + i);
-          kernels_.rope(q, a.heads, a.head_dim, rope.dim(), cos_sin);
-          kernels_.rope(k, a.kv_heads, a.head_dim, rope.dim(), cos_sin);
-        }
+        const float* k = q + q_width;
+        shape_heads(layer, item.position + i, q);
         kernels_.kv_write(kv, block, item.position % kv.block_size + i, k, k + k_width);
       }
     }
@@ -240,71 +235,167 @@ void Decoder::write_kv(const DecoderLayer& layer, const KvLayer& kv) {
   pool_.run(items, grain, body);
 }
 
-void Decoder::add_norm_pack(const float* delta, const float* norm,
-                            std::initializer_list<const Linear*> to) {
-  unsigned acts = 0;
-  for (const Linear* linear : to) acts |= act_bit(*linear);
-  const int64_t hidden = model_.hidden, stride = round_up(hidden, 16);
+// What happens to a token's Q, K and V between their products and the cache.
+void Decoder::shape_heads(const DecoderLayer& layer, int64_t position, float* qkv) const {
+  const AttnShape& a = layer.attention;
+  const int64_t q_width = int64_t{a.heads} * a.head_dim, k_width = int64_t{a.kv_heads} * a.head_dim;
+  float *const q = qkv, *const k = qkv + q_width;
+  if (!layer.qk_norm.after_rope) norm_heads(layer, q, k);
+  if (layer.clip > 0) kernels_.clamp(qkv, layer.clip, q_width + 2 * k_width);
+  if (layer.rope >= 0) {
+    const RopeTable& rope = model_.ropes[static_cast<size_t>(layer.rope)];
+    const float* cos_sin = rope.at(position);
+    kernels_.rope(q, a.heads, a.head_dim, rope.dim(), cos_sin);
+    kernels_.rope(k, a.kv_heads, a.head_dim, rope.dim(), cos_sin);
+  }
+  if (layer.qk_norm.after_rope) norm_heads(layer, q, k);
+}
+
+void Decoder::norm_heads(const DecoderLayer& layer, float* q, float* k) const {
+  const QkNorm& n = layer.qk_norm;
+  if (!n.q) return;
+  const AttnShape& a = layer.attention;
+  const auto each = [&](const Norm& norm, int64_t heads, float* x) {
+    const bool full = n.scope == NormScope::Full;
+    const int64_t width = full ? heads * a.head_dim : a.head_dim;
+    const int64_t step = n.scope == NormScope::Heads ? a.head_dim : 0;
+    for (int64_t h = 0; h < (full ? 1 : heads); ++h, x += width) {
+      const float* bias = norm.bias == nullptr ? nullptr : norm.bias + h * step;
+      if (n.layer_norm) {
+        kernels_.layer_norm(x, norm.weight + h * step, bias, model_.norm_eps, width, x);
+      } else {
+        kernels_.rms_norm(x, norm.weight + h * step, model_.norm_eps, width, x);
+      }
+    }
+  };
+  each(n.q, a.heads, q);
+  each(n.k, a.kv_heads, k);
+}
+
+void Decoder::feed_forward(const DecoderLayer& layer, const Norm& norm, float* out) {
+  if (!layer.experts) {
+    add_norm_pack(norm, input_acts(layer.mlp));
+    return dense(layer.mlp, tokens_, out);
+  }
+  const Experts& moe = *layer.experts;
+  unsigned acts = act_bit(moe.router);
+  for (const FeedForward& expert : moe.experts) acts |= input_acts(expert);
+  if (moe.shared.up.weight != nullptr) acts |= input_acts(moe.shared);
+  if (moe.shared_gate.weight != nullptr) acts |= act_bit(moe.shared_gate);
+  add_norm_pack(norm, acts);
+  mix_experts(moe, out);
+}
+
+void Decoder::dense(const FeedForward& mlp, int64_t rows, float* out) {
+  float* const up = mlp_.data() + mlp_width_ / 2;
+  if (mlp.gated()) {
+    multiply({{&mlp.gate, mlp_.data(), mlp_width_, 0, rows}, {&mlp.up, up, mlp_width_, 0, rows}});
+  } else {
+    multiply({{&mlp.up, up, mlp_width_, 0, rows}});
+  }
+  each_token(rows, [&](int64_t t, int thread) { activate_row(mlp, t, thread, acts_); });
+  multiply({{&mlp.down, out, delta_stride_, 0, rows}});
+}
+
+void Decoder::activate_row(const FeedForward& mlp, int64_t t, int thread, Acts& acts) {
+  const int64_t width = mlp.up.weight->n;
+  const float *gate = mlp_.data() + t * mlp_width_, *up = gate + mlp_width_ / 2;
+  float* out = scratch_.data() + thread * scratch_width_;
+  if (mlp.gated()) {
+    kernels_.activate(mlp.activation, gate, up, width, out);
+  } else {
+    kernels_.activate(mlp.activation, up, nullptr, width, out);
+  }
+  pack_row(act_bit(mlp.down), out, width, t, acts);
+}
+
+void Decoder::normalise(const Norm& norm, const float* x, float* out) const {
+  if (model_.layer_norms) {
+    kernels_.layer_norm(x, norm.weight, norm.bias, model_.norm_eps, model_.hidden, out);
+  } else {
+    kernels_.rms_norm(x, norm.weight, model_.norm_eps, model_.hidden, out);
+  }
+}
+
+void Decoder::settle(int64_t token, float* scratch) {
+  float* x = x_.data() + token * model_.hidden;
+  for (const Delta& delta : pending_) {
+    const float* values = delta.values + token * delta_stride_;
+    if (delta.post) {
+      normalise(delta.post, values, scratch);
+      values = scratch;
+    }
+    if (model_.residual_scale == 1.0f) {
+      kernels_.add(x, values, model_.hidden);
+    } else {
+      kernels_.add_scaled(x, values, model_.residual_scale, model_.hidden);
+    }
+  }
+}
+
+void Decoder::add_norm_pack(const Norm& norm, unsigned acts) {
   each_token(tokens_, [&](int64_t t, int thread) {
-    float* x = x_.data() + t * hidden;
-    float* normed = scratch_.data() + thread * scratch_width_;
-    if (delta != nullptr) kernels_.add(x, delta + t * stride, hidden);
-    kernels_.rms_norm(x, norm, model_.norm_eps, hidden, normed);
-    pack_row(acts, normed, hidden, t);
+    const float* x = x_.data() + t * model_.hidden;
+    float* scratch = scratch_.data() + thread * scratch_width_;
+    settle(t, scratch);
+    if (norm) {
+      normalise(norm, x, scratch);
+      x = scratch;
+    }
+    pack_row(acts, x, model_.hidden, t, acts_);
   });
+  pending_.clear();
 }
 
 void Decoder::pack_rows(const float* rows, int64_t stride, const Linear& to) {
   const unsigned acts = act_bit(to);
-  each_token(tokens_, [&](int64_t t, int) { pack_row(acts, rows + t * stride, to.weight->k, t); });
+  each_token(tokens_, [&](int64_t t, int) {
+    pack_row(acts, rows + t * stride, to.weight->k, t, acts_);
+  });
 }
 
-void Decoder::pack_row(unsigned acts, const float* row, int64_t k, int64_t index) {
+void Decoder::pack_row(unsigned types, const float* row, int64_t k, int64_t index, Acts& acts) {
   for (int act = 0; act < 3; ++act) {
-    if (acts >> act & 1u) {
+    if (types >> act & 1u) {
       kernels_.pack_act(static_cast<ActType>(act), row, k,
-                        acts_[act].data() + index * act_stride_[act]);
+                        acts[act].data() + index * act_stride_[act]);
     }
   }
 }
 
 // All products of a phase share one loop. An item is a block of activation rows times a chunk of
 // panels; cutting changes no result, since a row's sums depend on nothing but the row.
-void Decoder::multiply(std::initializer_list<Product> products, int64_t rows) {
-  struct Cut {
-    const Product* product;
-    int64_t first, chunks, row_block, panel_chunk;
-  };
-  Cut cuts[4];
-  size_t used = 0;
+void Decoder::multiply(const Product* products, size_t count, Acts& acts) {
+  cuts_.clear();
   int64_t items = 0;
-  for (const Product& product : products) {
-    const PackedMatrix& w = *product.linear->weight;
+  for (const Product* product = products; product < products + count; ++product) {
+    const PackedMatrix& w = *product->linear->weight;
     const int64_t act_bytes = kernels_.act_row_bytes(w.act, w.k);
     const int64_t row_block = std::max<int64_t>(16, kActBlockBytes / act_bytes / 16 * 16);
     const int64_t panels = panels_of(w);
-    const int64_t row_blocks = (rows + row_block - 1) / row_block;
+    const int64_t row_blocks = (product->rows + row_block - 1) / row_block;
     // At least four items a thread, so that threads end together; else a long sequential stream.
     const int64_t fair = std::max<int64_t>(1, panels * row_blocks / (4 * pool_.threads()));
     const int64_t chunk =
         std::min(fair, std::max<int64_t>(kPanelChunk, kPanelChunkBytes / w.panel_bytes));
     const int64_t chunks = (panels + chunk - 1) / chunk;
-    cuts[used++] = {&product, items, chunks, row_block, chunk};
+    cuts_.push_back({product, items, chunks, row_block, chunk});
     items += chunks * row_blocks;
   }
   pool_.run(items, 1, [&](int64_t begin, int64_t end, int) {
     for (int64_t i = begin; i < end; ++i) {
-      size_t c = used - 1;
-      while (cuts[c].first > i) --c;
-      const Cut& cut = cuts[c];
-      const PackedMatrix& w = *cut.product->linear->weight;
+      const auto after = std::upper_bound(cuts_.begin(), cuts_.end(), i,
+                                          [](int64_t at, const Cut& c) { return at < c.first; });
+      const Cut& cut = *(after - 1);
+      const Product& product = *cut.product;
+      const PackedMatrix& w = *product.linear->weight;
       const int64_t m0 = (i - cut.first) / cut.chunks * cut.row_block;
       const int64_t p0 = (i - cut.first) % cut.chunks * cut.panel_chunk;
       const int64_t stride = act_stride_[static_cast<int>(w.act)];
-      kernels_.gemm(w, acts_[static_cast<int>(w.act)].data() + m0 * stride, stride,
-                    std::min(cut.row_block, rows - m0), p0,
-                    std::min(p0 + cut.panel_chunk, panels_of(w)), cut.product->linear->bias,
-                    cut.product->out + m0 * cut.product->ldo, cut.product->ldo);
+      kernels_.gemm(w, acts[static_cast<int>(w.act)].data() + (product.first_row + m0) * stride,
+                    stride, std::min(cut.row_block, product.rows - m0), p0,
+                    std::min(p0 + cut.panel_chunk, panels_of(w)), product.linear->bias,
+                    product.out + m0 * product.ldo, product.ldo);
     }
   });
 }
@@ -314,11 +405,16 @@ void Decoder::logits(const int64_t* tokens, int64_t count, float* out) {
   const unsigned acts = act_bit(model_.lm_head);
   each_token(count, [&](int64_t i, int thread) {
     float* normed = scratch_.data() + thread * scratch_width_;
-    kernels_.rms_norm(x_.data() + tokens[i] * model_.hidden, model_.final_norm, model_.norm_eps,
-                      model_.hidden, normed);
-    pack_row(acts, normed, model_.hidden, i);
+    normalise(model_.final_norm, x_.data() + tokens[i] * model_.hidden, normed);
+    pack_row(acts, normed, model_.hidden, i, acts_);
   });
-  multiply({{&model_.lm_head, out, model_.vocab}}, count);
+  multiply({{&model_.lm_head, out, model_.vocab, 0, count}});
+  if (model_.logit_scale == 1.0f && model_.logit_softcap == 0.0f) return;
+  each_token(count, [&](int64_t i, int) {
+    float* row = out + i * model_.vocab;
+    if (model_.logit_scale != 1.0f) kernels_.scale(row, model_.logit_scale, model_.vocab);
+    if (model_.logit_softcap > 0.0f) kernels_.softcap(row, model_.logit_softcap, model_.vocab);
+  });
 }
 
 }  // namespace tidemill

@@ -1,5 +1,6 @@
 // The decoder: any DecoderSpec's layers over a ragged batch of tokens.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -11,6 +12,7 @@
 #include "kernels.h"
 #include "memory.h"
 #include "rope.h"
+#include "route.h"
 #include "step.h"
 #include "threadpool.h"
 
@@ -21,13 +23,52 @@ struct Linear {
   const float* bias = nullptr;  // padded to whole panels, or null
 };
 
+// The activation type a product reads, as a bit of a set.
+inline unsigned act_bit(const Linear& linear) {
+  return 1u << static_cast<int>(linear.weight->act);
+}
+
+struct Norm {
+  const float* weight = nullptr;  // null: no norm
+  const float* bias = nullptr;
+  explicit operator bool() const { return weight != nullptr; }
+};
+
+enum class NormScope : int { Head, Heads, Full };  // of Q and K: see models/spec.py
+
+struct QkNorm {
+  Norm q, k;
+  NormScope scope = NormScope::Head;
+  bool layer_norm = false, after_rope = false;
+};
+
+// down(act(gate) * up), or down(act(up)) without a gate.
+struct FeedForward {
+  Linear gate, up, down;
+  Activation activation = Activation::Silu;
+  bool gated() const { return gate.weight != nullptr; }
+};
+
+struct Experts {
+  Routing routing;
+  Linear router;
+  std::vector<FeedForward> experts;
+  FeedForward shared;  // up.weight null: none
+  Linear shared_gate;  // null: its output is added as it is
+};
+
 struct DecoderLayer {
   AttnShape attention{};
   int rope = -1;  // index of its table, -1 for none
   int cache_group = 0;
-  Linear q, k, v, o, gate, up, down;
-  const float *attn_norm = nullptr, *mlp_norm = nullptr;
-  const float *q_norm = nullptr, *k_norm = nullptr;  // null without qk_norm
+  const float* sinks = nullptr;
+  float clip = 0;  // of Q, K and V; 0: none
+  Linear q, k, v, o;
+  QkNorm qk_norm;
+  Norm attn_norm, attn_post_norm, mlp_norm, mlp_post_norm;
+  FeedForward mlp;                  // without experts
+  std::unique_ptr<Experts> experts;
+  bool parallel = false;            // both blocks read the same x
 };
 
 // Where embedding rows come from: a packed matrix (tied, or requantized), or the file's bytes.
@@ -41,10 +82,14 @@ struct Embedding {
 struct DecoderModel {
   int64_t vocab = 0, hidden = 0, max_positions = 0;
   float norm_eps = 0;
+  bool layer_norms = false;  // else RMS norms
+  float embed_scale = 1, residual_scale = 1, logit_scale = 1;
+  float logit_softcap = 0;   // 0: none
   std::vector<DecoderLayer> layers;
   std::vector<RopeTable> ropes;
   Embedding embedding;
-  const float* final_norm = nullptr;
+  const PackedMatrix* positions = nullptr;  // a vector per position, or null
+  Norm embed_norm, final_norm;
   Linear lm_head;
 };
 
@@ -66,28 +111,61 @@ class Decoder {
     const Linear* linear;
     float* out;
     int64_t ldo;
+    int64_t first_row, rows;  // of the packed activations
   };
+  // A block's output on its way into x.
+  struct Delta {
+    const float* values;  // [tokens, delta_stride_]
+    Norm post;
+  };
+  using Acts = Buffer<uint8_t>[3];  // packed rows, per activation type
   // Tokens of one row that fall into one cache block.
   struct WriteItem {
     int64_t token, count;
     int64_t row, position;
   };
 
+  void measure(const DecoderLayer& layer);
   void size_buffers(int64_t tokens);
   void prepare(const StepInput& step, const KvCache& cache);
   void prepare_tables(const StepInput& step, const KvCache& cache);
   void embed(const std::vector<int32_t>& token_ids);
-  void project_qkv(const DecoderLayer& layer, const KvLayer& kv);
+  // Attention of the packed rows, into delta_.
+  void attend(const DecoderLayer& layer, const KvLayer& kv, Attend& plan);
   void write_kv(const DecoderLayer& layer, const KvLayer& kv);
-  // x += delta (when given), norm, and pack for the consumers of the result.
-  void add_norm_pack(const float* delta, const float* norm, std::initializer_list<const Linear*> to);
+  void shape_heads(const DecoderLayer& layer, int64_t position, float* qkv) const;
+  void norm_heads(const DecoderLayer& layer, float* q, float* k) const;
+  // The feed-forward block of norm(x), into `out`.
+  void feed_forward(const DecoderLayer& layer, const Norm& norm, float* out);
+  // One feed-forward of rows packed for it in acts_.
+  void dense(const FeedForward& mlp, int64_t rows, float* out);
+  // act(gate) * up of row t of mlp_, packed for `down` as row t of `acts`.
+  void activate_row(const FeedForward& mlp, int64_t t, int thread, Acts& acts);
+  void mix_experts(const Experts& moe, float* out);
+  void mix_some(const Experts& moe, int64_t first, int64_t count, float* out);
+  void send_to_experts(const Experts& moe, int64_t first, int64_t count);
+  void run_experts(const Experts& moe, int64_t slots);
+  // x += what is pending, norm, and pack for the consumers of the result.
+  void add_norm_pack(const Norm& norm, unsigned acts);
+  void settle(int64_t token, float* scratch);
+  void normalise(const Norm& norm, const float* x, float* out) const;
   // Packs rows [tokens, n] at `rows`, `stride` floats apart, for `to`.
   void pack_rows(const float* rows, int64_t stride, const Linear& to);
-  void multiply(std::initializer_list<Product> products, int64_t rows);
-  void pack_row(unsigned acts, const float* row, int64_t k, int64_t index);
+  void multiply(const Product* products, size_t count, Acts& acts);
+  void multiply(std::initializer_list<Product> products) {
+    multiply(products.begin(), products.size(), acts_);
+  }
+  void pack_row(unsigned types, const float* row, int64_t k, int64_t index, Acts& acts);
   // Runs body(token, thread) for every token.
   template <class Body>
-  void each_token(int64_t count, Body&& body);
+  void each_token(int64_t count, Body&& body) {
+    // A token's share of an elementwise phase is about as long as waking another thread.
+    const int64_t threads = pool_.threads();
+    const int64_t grain = count <= 2 ? count : std::max<int64_t>(1, count / (4 * threads));
+    pool_.run(count, grain, [&](int64_t begin, int64_t end, int thread) {
+      for (int64_t t = begin; t < end; ++t) body(t, thread);
+    });
+  }
   void check_cancelled() const;
 
   const KernelTable& kernels_;
@@ -102,7 +180,17 @@ class Decoder {
   std::vector<Plan> plans_;
   std::vector<int> layer_plan_;
 
+  // A product's share of the items of `multiply`.
+  struct Cut {
+    const Product* product;
+    int64_t first, chunks, row_block, panel_chunk;
+  };
+  std::vector<Cut> cuts_;
+  std::vector<Delta> pending_;
+
   int64_t tokens_ = 0;
+  int64_t delta_stride_ = 0;
+  unsigned used_acts_ = 0;
   int64_t qkv_width_ = 0, heads_width_ = 0, mlp_width_ = 0, scratch_width_ = 0;
   int64_t act_k_ = 0;  // widest input of any matrix
   std::vector<int64_t> positions_;
@@ -110,8 +198,17 @@ class Decoder {
   std::vector<int64_t> table_stride_;
   std::vector<std::vector<AttendRow>> attend_rows_;  // per group
   std::vector<WriteItem> writes_;
-  Buffer<float> x_, qkv_, heads_, delta_, mlp_, scratch_;
-  Buffer<uint8_t> acts_[3];
+  Buffer<float> x_, qkv_, heads_, delta_, delta2_, mlp_, scratch_;
+  Acts acts_, sent_acts_, slot_acts_;
+  // Of experts: a slot is one token at one expert, ordered by expert.
+  Buffer<float> router_, slot_out_, shared_out_, shared_gate_;
+  std::vector<int32_t> chosen_;      // [tokens, top_k]
+  std::vector<float> shares_;        // [tokens, top_k]
+  std::vector<int64_t> slot_of_;     // [tokens, top_k]
+  std::vector<int64_t> slot_token_;
+  std::vector<int64_t> expert_slot_;  // first slot of each expert, and the end
+  std::vector<Product> products_;
+  std::vector<std::vector<float>> route_scratch_;  // per thread
   int64_t act_stride_[3] = {0, 0, 0};
 };
 

@@ -27,72 +27,12 @@ const KernelTable& kernels_named(const std::string& isa) {
 Executor::Executor(int threads, const std::string& isa, bool float32_compute)
     : kernels_(kernels_named(isa)), pool_(threads), weights_(kernels_, pool_, float32_compute) {}
 
-Linear Executor::linear(int matrix, int bias, int64_t n, int64_t k) const {
-  const PackedMatrix& weight = weights_.matrix(matrix);
-  if (weight.n != n || weight.k != k) {
-    throw internal_error("a matrix is [" + std::to_string(weight.n) + ", " +
-                         std::to_string(weight.k) + "] where [" + std::to_string(n) + ", " +
-                         std::to_string(k) + "] is needed");
-  }
-  return {&weight, bias < 0 ? nullptr : weights_.vector(bias, n)};
-}
-
-DecoderLayer Executor::layer(const LayerConfig& c, const ModelConfig& model) const {
-  if (c.heads < 1 || c.kv_heads < 1 || c.heads % c.kv_heads != 0 || c.head_dim < 2 ||
-      c.head_dim % 2 != 0) {
-    throw Error(ErrorKind::Unsupported,
-                "the native backend needs heads that are a multiple of kv_heads, and an even "
-                "head_dim; got " + std::to_string(c.heads) + ", " + std::to_string(c.kv_heads) +
-                    ", " + std::to_string(c.head_dim), "head_dim");
-  }
-  if (c.rope >= static_cast<int>(model.ropes.size()) || c.cache_group < 0 ||
-      c.cache_group >= static_cast<int>(model.group_windows.size())) {
-    throw internal_error("a layer names a rope table or cache group that does not exist");
-  }
-  const int64_t q = int64_t{c.heads} * c.head_dim, kv = int64_t{c.kv_heads} * c.head_dim;
-  const int64_t width = weights_.matrix(c.gate).n;
-  DecoderLayer layer;
-  layer.attention = {c.heads, c.kv_heads, c.head_dim, c.scale, c.window};
-  layer.rope = c.rope;
-  layer.cache_group = c.cache_group;
-  layer.q = linear(c.q, c.q_bias, q, model.hidden);
-  layer.k = linear(c.k, c.k_bias, kv, model.hidden);
-  layer.v = linear(c.v, c.v_bias, kv, model.hidden);
-  layer.o = linear(c.o, c.o_bias, model.hidden, q);
-  layer.gate = linear(c.gate, c.gate_bias, width, model.hidden);
-  layer.up = linear(c.up, c.up_bias, width, model.hidden);
-  layer.down = linear(c.down, c.down_bias, model.hidden, width);
-  layer.attn_norm = weights_.vector(c.attn_norm, model.hidden);
-  layer.mlp_norm = weights_.vector(c.mlp_norm, model.hidden);
-  if (c.q_norm >= 0) layer.q_norm = weights_.vector(c.q_norm, c.head_dim);
-  if (c.k_norm >= 0) layer.k_norm = weights_.vector(c.k_norm, c.head_dim);
-  return layer;
-}
-
 void Executor::build(const ModelConfig& config, const uint8_t* embedding_source,
                      int64_t source_bytes) {
   if (runner_) throw internal_error("the model is built already");
-  DecoderModel& m = model_;
-  m.vocab = config.vocab;
-  m.hidden = config.hidden;
-  m.max_positions = config.max_positions;
-  m.norm_eps = config.norm_eps;
-  for (const LayerConfig& c : config.layers) m.layers.push_back(layer(c, config));
-  for (const auto& frequencies : config.ropes) m.ropes.emplace_back(frequencies);
-  if (config.embedding >= 0) {
-    m.embedding.packed = linear(config.embedding, -1, m.vocab, m.hidden).weight;
-  } else {
-    const auto type = static_cast<WeightType>(config.embedding_type);
-    const int64_t row = source_row_bytes(type, m.hidden);
-    if (embedding_source == nullptr || source_bytes != row * m.vocab) {
-      throw Error(ErrorKind::ModelFile, "the embedding's bytes contradict its shape",
-                  "embed.weight");
-    }
-    m.embedding = {nullptr, type, embedding_source, row};
-    weights_.count_mapped(source_bytes);
-  }
-  m.final_norm = weights_.vector(config.final_norm, m.hidden);
-  m.lm_head = linear(config.lm_head, -1, m.vocab, m.hidden);
+  model_ = build_model(weights_, config, embedding_source, source_bytes);
+  const DecoderModel& m = model_;
+  if (m.embedding.source != nullptr) weights_.count_mapped(source_bytes);
 
   std::vector<CacheGroupShape> groups;
   for (const int64_t window : config.group_windows) groups.push_back({window, {}});

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "build_model.h"
 #include "cache.h"
 #include "decoder.h"
 #include "kernels.h"
@@ -17,31 +18,6 @@
 #include "weights.h"
 
 namespace tidemill {
-
-// A layer as the bindings describe it: sizes, and ids of what WeightStore holds (-1 for none).
-struct LayerConfig {
-  int32_t heads = 0, kv_heads = 0, head_dim = 0;
-  float scale = 0;
-  int64_t window = 0;
-  int rope = -1;
-  int cache_group = 0;
-  int q = -1, k = -1, v = -1, o = -1, gate = -1, up = -1, down = -1;
-  int q_bias = -1, k_bias = -1, v_bias = -1, o_bias = -1;
-  int gate_bias = -1, up_bias = -1, down_bias = -1;
-  int attn_norm = -1, mlp_norm = -1, q_norm = -1, k_norm = -1;
-};
-
-struct ModelConfig {
-  int64_t vocab = 0, hidden = 0, max_positions = 0;
-  float norm_eps = 0;
-  std::vector<LayerConfig> layers;
-  std::vector<std::vector<float>> ropes;   // inverse frequencies
-  std::vector<int64_t> group_windows;      // per cache group, 0 for full attention
-  int kv_type = 0, block_size = 0;
-  int embedding = -1;                      // a matrix, or -1: the source below
-  int embedding_type = 0;
-  int final_norm = -1, lm_head = -1;
-};
 
 class Executor {
  public:
@@ -82,8 +58,6 @@ class Executor {
  private:
   KvCache& cache() const;
   void check_open() const;
-  Linear linear(int matrix, int bias, int64_t n, int64_t k) const;
-  DecoderLayer layer(const LayerConfig& config, const ModelConfig& model) const;
 
   const KernelTable& kernels_;
   ThreadPool pool_;

@@ -45,7 +45,12 @@ struct AttnShape {
   int32_t heads, kv_heads, head_dim;
   float scale;
   int64_t window;      // 0: full attention; else query at p sees positions > p - window
+  float softcap = 0;   // 0: none; else scores s become softcap * tanh(s / softcap)
+  const float* slopes = nullptr;  // per head, subtracted from scores per token of distance
 };
+
+// What a feed-forward block does between its products.
+enum class Activation : int { Silu, Gelu, GeluTanh, Relu, Relu2, SwigluClamped };
 
 struct KernelTable {
   const char* isa;     // "avx512bf16", "avx512", "avx2", "portable"
@@ -75,8 +80,16 @@ struct KernelTable {
   // --- elementwise, one row each ---
   void (*to_float)(WeightType from, const void* source, int64_t count, float* out);
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* out);
+  // (x - mean) / sqrt(variance + eps) * weight + bias; bias may be null.
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, int64_t n,
+                     float* out);
   void (*add)(float* x, const float* y, int64_t n);                 // x += y
-  void (*silu_mul)(const float* gate, const float* up, int64_t n, float* out);
+  void (*add_scaled)(float* x, const float* y, float scale, int64_t n);  // x += y * scale
+  void (*scale)(float* x, float scale, int64_t n);
+  void (*clamp)(float* x, float limit, int64_t n);                  // to [-limit, limit]
+  void (*softcap)(float* x, float cap, int64_t n);                  // cap * tanh(x / cap)
+  // out = act(gate) * up, or act(gate) where up is null.
+  void (*activate)(Activation act, const float* gate, const float* up, int64_t n, float* out);
   // Rotate-half rope on the first `dim` values of each of `heads` heads; cos_sin: dim/2 cosines
   // then dim/2 sines of this position.
   void (*rope)(float* x, int64_t heads, int64_t head_dim, int64_t dim, const float* cos_sin);

@@ -19,8 +19,8 @@ void RopeTable::grow(int64_t count, ThreadPool& pool) {
       const auto position = static_cast<float>(have * kChunk + i);
       for (size_t f = 0; f < half; ++f) {
         const float angle = position * frequencies_[f];
-        row[f] = std::cos(angle);
-        row[half + f] = std::sin(angle);
+        row[f] = std::cos(angle) * scale_;
+        row[half + f] = std::sin(angle) * scale_;
       }
     }
   });

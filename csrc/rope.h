@@ -12,8 +12,9 @@ namespace tidemill {
 // implementations, so that long positions agree with theirs.
 class RopeTable {
  public:
-  explicit RopeTable(std::vector<float> inverse_frequencies)
-      : frequencies_(std::move(inverse_frequencies)) {}
+  // `scale` multiplies cosines and sines.
+  explicit RopeTable(std::vector<float> inverse_frequencies, float scale = 1.0f)
+      : frequencies_(std::move(inverse_frequencies)), scale_(scale) {}
 
   int64_t dim() const { return 2 * static_cast<int64_t>(frequencies_.size()); }
   // Computes all positions below `count`. Not while `at` is used.
@@ -26,6 +27,7 @@ class RopeTable {
  private:
   static constexpr int64_t kChunk = 1024;
   std::vector<float> frequencies_;
+  float scale_;
   std::vector<std::unique_ptr<float[]>> chunks_;  // chunks never move
 };
 

@@ -2,8 +2,9 @@
 const KernelTable& kernel_table() {
   static const KernelTable table = {
       kIsaName,   act_type,       panel_bytes, pack_panel,         act_row_bytes, pack_act,
-      gemm,       unpack_row,     to_float,    rms_norm,           add_rows,      silu_mul,
-      rope,       kv_block_bytes, kv_write,    kv_read,            kv_export,     kv_import,
+      gemm,       unpack_row,     to_float,    rms_norm,           layer_norm,    add_rows,
+      add_scaled, scale_row,      clamp_row,   softcap_row,        activate,      rope,
+      kv_block_bytes,             kv_write,    kv_read,            kv_export,     kv_import,
       attn_scratch_bytes,         attn_span,   attn_merge,         attn_finish,   max_value,
       sum_exp,
   };

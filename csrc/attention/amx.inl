@@ -113,7 +113,12 @@ static void tile_softmax(const TileJob& tile, int64_t r, float* m, float* l) {
     return;
   }
   const int64_t begin = see.lo / kChunk * kChunk, end = round_up(see.hi, kChunk);
-  const Vf scale = vset(job.shape.scale);
+  Vf scale = vset(job.shape.scale);
+  if (reshapes(job)) {
+    for (int64_t t = begin; t < end; t += kLanes) vstore(row + t, vmul(vload(row + t), scale));
+    reshape_row(job, tile.row0 + r, row, see);
+    scale = vset(1.0f);
+  }
   Vf best = vset(-kInfinity);
   for (int64_t t = begin; t < end; t += kLanes) {
     Vf s = vmul(vload(row + t), scale);

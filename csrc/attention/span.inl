@@ -136,6 +136,28 @@ static inline void score_chunk(const SpanJob& job, int64_t row0, int64_t t, Visi
   }
 }
 
+static inline bool reshapes(const SpanJob& job) {
+  return job.shape.softcap > 0 || job.shape.slopes != nullptr;
+}
+
+// Scores of one row after their scale: capped, and less by the head's slope for every token of
+// distance. What the row does not see stays at -inf.
+static void reshape_row(const SpanJob& job, int64_t row, float* scores, Visible see) {
+  float steps[kLanes];
+  for (int64_t i = 0; i < kLanes; ++i) steps[i] = float(i);
+  const int64_t head = job.kv_head * job.group + row % job.group;
+  const int64_t distance = job.base - (job.pos0 + row / job.group);
+  const Vf slope = vset(job.shape.slopes ? job.shape.slopes[head] : 0.0f);
+  const Vf cap = vset(job.shape.softcap), lanes = vload(steps);
+  const bool capping = job.shape.softcap > 0;
+  for (int64_t t = see.lo / kChunk * kChunk; t < round_up(see.hi, kChunk); t += kLanes) {
+    Vf s = vload(scores + t);
+    if (capping) s = capped(s, cap);
+    s = vfma(slope, vadd(lanes, vset(float(distance + t))), s);
+    vstore(scores + t, keep_range(s, t, see.lo, see.hi, -kInfinity));
+  }
+}
+
 // Scores to probabilities exp(s - m) in place (rounded to bf16 pairs where those are multiplied,
 // times the V scale for an int8 cache); writes the row's m and l.
 template <class Cache>
@@ -235,6 +257,9 @@ static void span_rows(const SpanJob& job, int64_t row0, float* m, float* l, floa
   const Visible all = seen_by(job, row0, R);
   for (int64_t t = all.lo / kChunk * kChunk; t < all.hi; t += kChunk)
     score_chunk<Cache, R>(job, row0, t, all);
+  if (reshapes(job))
+    for (int r = 0; r < R; ++r)
+      reshape_row(job, row0 + r, job.scores + r * kSpan, visible(job, row0 + r));
   for (int r = 0; r < R; ++r)
     softmax_row<Cache>(job, job.scores + r * kSpan, visible(job, row0 + r), m + row0 + r,
                        l + row0 + r);

@@ -88,22 +88,136 @@ static void rms_norm(const float* x, const float* weight, float eps, int64_t n, 
   }
 }
 
+// Deviations are squared after the mean is taken off, so that nothing cancels.
+static void layer_norm(const float* x, const float* weight, const float* bias, float eps, int64_t n,
+                       float* out) {
+  Vf sum = vzero();
+  for (int64_t i = 0; i < n; i += kLanes)
+    sum = vadd(sum, n - i >= kLanes ? vload(x + i) : vload_n(x + i, n - i));
+  const Vf mean = vset(vreduce_add(sum) / float(n));
+  Vf squares = vzero();
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const Vf d = keep_range(vsub(vload_n(x + i, n - i), mean), i, 0, n, 0.0f);
+    squares = vfma(d, d, squares);
+  }
+  const Vf scale = vset(1.0f / __builtin_sqrtf(vreduce_add(squares) / float(n) + eps));
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const int64_t left = n - i;
+    const Vf normed = vmul(vsub(vload_n(x + i, left), mean), scale);
+    const Vf v = vmul(vload_n(weight + i, left), normed);
+    vstore_n(out + i, bias ? vadd(v, vload_n(bias + i, left)) : v, left);
+  }
+}
+
 static void add_rows(float* x, const float* y, int64_t n) {
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) vstore(x + i, vadd(vload(x + i), vload(y + i)));
   if (i < n) vstore_n(x + i, vadd(vload_n(x + i, n - i), vload_n(y + i, n - i)), n - i);
 }
 
+static void add_scaled(float* x, const float* y, float scale, int64_t n) {
+  const Vf s = vset(scale);
+  for (int64_t i = 0; i < n; i += kLanes)
+    vstore_n(x + i, vadd(vload_n(x + i, n - i), vmul(vload_n(y + i, n - i), s)), n - i);
+}
+
+static void scale_row(float* x, float scale, int64_t n) {
+  const Vf s = vset(scale);
+  for (int64_t i = 0; i < n; i += kLanes) vstore_n(x + i, vmul(vload_n(x + i, n - i), s), n - i);
+}
+
+static void clamp_row(float* x, float limit, int64_t n) {
+  const Vf low = vset(-limit), high = vset(limit);
+  for (int64_t i = 0; i < n; i += kLanes)
+    vstore_n(x + i, vmax(low, vmin(high, vload_n(x + i, n - i))), n - i);
+}
+
+// tanh by exp, to about 1e-7 of its range.
+static inline Vf vtanh(Vf x) {
+  const Vf e = vexp(vadd(x, x));
+  return vsub(vset(1.0f), vdiv(vset(2.0f), vadd(e, vset(1.0f))));
+}
+
+static inline Vf capped(Vf x, Vf cap) { return vmul(cap, vtanh(vdiv(x, cap))); }
+
+static void softcap_row(float* x, float cap, int64_t n) {
+  const Vf c = vset(cap);
+  for (int64_t i = 0; i < n; i += kLanes) vstore_n(x + i, capped(vload_n(x + i, n - i), c), n - i);
+}
+
+static inline Vf sigmoid(Vf x) {
+  return vdiv(vset(1.0f), vadd(vset(1.0f), vexp(vsub(vzero(), x))));
+}
+
 static inline Vf silu(Vf gate) {
   return vdiv(gate, vadd(vset(1.0f), vexp(vsub(vzero(), gate))));
 }
 
-static void silu_mul(const float* gate, const float* up, int64_t n, float* out) {
+// x * Phi(x), with erf by Abramowitz & Stegun 7.1.26 (absolute error 1.5e-7).
+static inline Vf gelu(Vf x) {
+  const Vf z = vmul(x, vset(0.70710678118654752f));
+  const Vf a = vmax(z, vsub(vzero(), z));
+  const Vf t = vdiv(vset(1.0f), vfma(vset(0.3275911f), a, vset(1.0f)));
+  Vf p = vset(1.061405429f);
+  p = vfma(p, t, vset(-1.453152027f));
+  p = vfma(p, t, vset(1.421413741f));
+  p = vfma(p, t, vset(-0.284496736f));
+  p = vfma(p, t, vset(0.254829592f));
+  // erfc(a), halved: the weight of the side that x is not on.
+  const Vf half = vmul(vset(0.5f), vmul(vmul(p, t), vexp(vsub(vzero(), vmul(a, a)))));
+  const Vf positive = vmax(x, vzero());
+  // x > 0: x (1 - half); x < 0: x half. Both are max(x, 0) - |x| half.
+  return vsub(positive, vmul(vmax(x, vsub(vzero(), x)), half));
+}
+
+// x / 2 (1 + tanh(u)) is x * sigmoid(2u).
+static inline Vf gelu_tanh(Vf x) {
+  const Vf cube = vmul(vmul(x, x), x);
+  const Vf u = vmul(vset(1.5957691216057308f), vfma(vset(0.044715f), cube, x));
+  return vmul(x, sigmoid(u));
+}
+
+template <class F>
+static inline void activate_with(const float* gate, const float* up, int64_t n, float* out, F f) {
+  if (up == nullptr) {
+    for (int64_t i = 0; i < n; i += kLanes) vstore_n(out + i, f(vload_n(gate + i, n - i)), n - i);
+    return;
+  }
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes)
-    vstore(out + i, vmul(silu(vload(gate + i)), vload(up + i)));
+    vstore(out + i, vmul(f(vload(gate + i)), vload(up + i)));
   if (i < n)
-    vstore_n(out + i, vmul(silu(vload_n(gate + i, n - i)), vload_n(up + i, n - i)), n - i);
+    vstore_n(out + i, vmul(f(vload_n(gate + i, n - i)), vload_n(up + i, n - i)), n - i);
+}
+
+static void swiglu_clamped(const float* gate, const float* up, int64_t n, float* out) {
+  const Vf limit = vset(7.0f), low = vset(-7.0f);
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const Vf g = vmin(limit, vload_n(gate + i, n - i));
+    const Vf u = vmax(low, vmin(limit, vload_n(up + i, n - i)));
+    const Vf glu = vmul(g, sigmoid(vmul(g, vset(1.702f))));
+    vstore_n(out + i, vmul(vadd(u, vset(1.0f)), glu), n - i);
+  }
+}
+
+static void activate(Activation act, const float* gate, const float* up, int64_t n, float* out) {
+  switch (act) {
+    case Activation::Silu:
+      return activate_with(gate, up, n, out, [](Vf x) { return silu(x); });
+    case Activation::Gelu:
+      return activate_with(gate, up, n, out, [](Vf x) { return gelu(x); });
+    case Activation::GeluTanh:
+      return activate_with(gate, up, n, out, [](Vf x) { return gelu_tanh(x); });
+    case Activation::Relu:
+      return activate_with(gate, up, n, out, [](Vf x) { return vmax(x, vzero()); });
+    case Activation::Relu2:
+      return activate_with(gate, up, n, out, [](Vf x) {
+        const Vf positive = vmax(x, vzero());
+        return vmul(positive, positive);
+      });
+    case Activation::SwigluClamped:
+      return swiglu_clamped(gate, up, n, out);
+  }
 }
 
 static void rope(float* x, int64_t heads, int64_t head_dim, int64_t dim, const float* cos_sin) {

@@ -23,7 +23,7 @@ void sizes_of_rows(const KernelTable& t, int64_t n, Random& random) {
     close_to(t, "rms_norm", i, out[i], x[i] * scale * y[i], 2e-6 * std::fabs(x[i]));
   if (!std::isnan(out[n])) fail(t.isa, "rms_norm", "writes past n=%lld", (long long)n);
 
-  t.silu_mul(x.data(), y.data(), n, out.data());
+  t.activate(Activation::Silu, x.data(), y.data(), n, out.data());
   for (int64_t i = 0; i < n; ++i) {
     const double want = x[i] / (1 + std::exp(-double(x[i]))) * y[i];
     close_to(t, "silu_mul", i, out[i], want, 1e-6 * std::fabs(want) + 1e-30);
@@ -43,6 +43,72 @@ void sizes_of_rows(const KernelTable& t, int64_t n, Random& random) {
   double total = 0;
   for (float v : x) total += std::exp(double(v) - largest);
   close_to(t, "sum_exp", n, t.sum_exp(x.data(), n, largest), total, 3e-7 * total);
+}
+
+double reference_activation(Activation act, double x) {
+  switch (act) {
+    case Activation::Silu: return x / (1 + std::exp(-x));
+    case Activation::Gelu: return x / 2 * (1 + std::erf(x / std::sqrt(2.0)));
+    case Activation::GeluTanh:
+      return x / 2 * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+    case Activation::Relu: return std::fmax(x, 0);
+    case Activation::Relu2: return std::fmax(x, 0) * std::fmax(x, 0);
+    case Activation::SwigluClamped: break;
+  }
+  return NAN;
+}
+
+void activations_of(const KernelTable& t, int64_t n, Random& random) {
+  std::vector<float> x(n), y(n), out(n + 1, NAN);
+  for (int64_t i = 0; i < n; ++i) {
+    x[i] = random.normal() * 6;
+    y[i] = random.normal() * 6;
+  }
+  for (int act = 0; act < int(Activation::SwigluClamped); ++act) {
+    t.activate(Activation(act), x.data(), nullptr, n, out.data());
+    for (int64_t i = 0; i < n; ++i) {
+      const double want = reference_activation(Activation(act), x[i]);
+      close_to(t, "activate", 100 * act + i, out[i], want, 1e-6 * (1 + std::fabs(x[i])) *
+                                                              (1 + std::fabs(want)));
+    }
+  }
+  t.activate(Activation::SwigluClamped, x.data(), y.data(), n, out.data());
+  for (int64_t i = 0; i < n; ++i) {
+    const double g = std::fmin(x[i], 7), u = std::fmax(-7, std::fmin(y[i], 7));
+    const double want = g / (1 + std::exp(-1.702 * g)) * (u + 1);
+    close_to(t, "swiglu_clamped", i, out[i], want, 1e-6 * (1 + std::fabs(want)));
+  }
+  if (!std::isnan(out[n])) fail(t.isa, "activate", "writes past n=%lld", (long long)n);
+}
+
+void norms_and_caps_of(const KernelTable& t, int64_t n, Random& random) {
+  std::vector<float> x(n), w(n), b(n), out(n + 1, NAN);
+  double mean = 0, variance = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    x[i] = random.normal() * 3 + 5;
+    w[i] = random.normal();
+    b[i] = random.normal();
+    mean += x[i] / double(n);
+  }
+  for (float v : x) variance += (v - mean) * (v - mean) / double(n);
+  t.layer_norm(x.data(), w.data(), b.data(), 1e-5f, n, out.data());
+  for (int64_t i = 0; i < n; ++i) {
+    const double width = std::sqrt(variance + 1e-5);
+    close_to(t, "layer_norm", i, out[i], (x[i] - mean) / width * w[i] + b[i],
+             4e-6 * (1 + std::fabs(x[i]) / width) * (1 + std::fabs(w[i])));
+  }
+  if (!std::isnan(out[n])) fail(t.isa, "layer_norm", "writes past n=%lld", (long long)n);
+  std::vector<float> capped(x), clamped(x), scaled(x), sum(x);
+  t.softcap(capped.data(), 4.0f, n);
+  t.clamp(clamped.data(), 2.5f, n);
+  t.scale(scaled.data(), 0.3f, n);
+  t.add_scaled(sum.data(), w.data(), 0.3f, n);
+  for (int64_t i = 0; i < n; ++i) {
+    close_to(t, "softcap", i, capped[i], 4 * std::tanh(x[i] / 4.0), 2e-6);
+    close_to(t, "clamp", i, clamped[i], std::fmax(-2.5, std::fmin(x[i], 2.5)), 0);
+    close_to(t, "scale", i, scaled[i], x[i] * 0.3f, 0);
+    close_to(t, "add_scaled", i, sum[i], x[i] + w[i] * 0.3f, 0);
+  }
 }
 
 void rope_of(const KernelTable& t, int64_t heads, int64_t d, int64_t dim, Random& random) {
@@ -110,8 +176,11 @@ void exponentials(const KernelTable& t) {
 
 void check_elementwise(const KernelTable& t) {
   Random random{11};
-  for (int64_t n : {1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 64, 100, 513, 1031})
+  for (int64_t n : {1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 64, 100, 513, 1031}) {
     sizes_of_rows(t, n, random);
+    activations_of(t, n, random);
+    norms_and_caps_of(t, n, random);
+  }
   rope_of(t, 3, 128, 128, random);
   rope_of(t, 2, 24, 24, random);
   rope_of(t, 5, 80, 32, random);

@@ -25,7 +25,7 @@ from tidemill.backends.base import (
     StepHandle,
     StepInputs,
 )
-from tidemill.models.spec import DecoderSpec
+from tidemill.models.spec import DecoderSpec, QkNorm
 from tidemill.models.tensors import RawTensor
 
 VOCAB, BLOCK, MAX_POSITIONS = 4099, 32, 3200
@@ -38,7 +38,7 @@ NUM_BLOCKS = PREFIX_BLOCKS + OWN_BLOCKS * SEQUENCES
 
 SPEC = make_spec(
     hidden=1024, heads=16, kv_heads=8, head_dim=128, intermediate=3072, vocab=VOCAB, layers=2,
-    qk_norm=True,
+    qk_norm=QkNorm(),
 )  # fmt: skip
 
 # Stored type of the matrices, computing type, KV type.

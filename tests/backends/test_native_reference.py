@@ -12,7 +12,7 @@ from helpers.random_model import ReferenceDecoder, make_spec, make_tensors, raw,
 from tidemill.backends import native
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.models.quantization import to_float32
-from tidemill.models.spec import DecoderSpec, Mlp, Rope, RopeScaling
+from tidemill.models.spec import DecoderSpec, Mlp, QkNorm, Rope, RopeScaling
 
 TOKENS = np.random.default_rng(1).integers(0, 131, 70).tolist()
 
@@ -22,7 +22,7 @@ SPECS = {
     "mha-biases": make_spec(
         kv_heads=6, q_bias=True, k_bias=True, v_bias=True, o_bias=True, mlp_bias=True
     ),
-    "qk-norm": make_spec(qk_norm=True, head_dim=32, heads=4, kv_heads=1),
+    "qk-norm": make_spec(qk_norm=QkNorm(), head_dim=32, heads=4, kv_heads=1),
     "partial-rope": make_spec(rope=Rope(500.0, 6)),
     "llama3-rope": make_spec(
         rope=Rope(10000.0, 10, RopeScaling("llama3", 8.0, 1.0, 4.0, original_context=32))
@@ -137,8 +137,8 @@ def test_memory_counts_every_weight() -> None:
 @pytest.mark.parametrize(
     ("change", "kind", "named"),
     [
-        (lambda s: replace(s, layers=(replace(s.layers[0], mlp=Mlp(96, "gelu")),)),
-         ErrorKind.UNSUPPORTED, "gelu"),
+        (lambda s: replace(s, layers=(replace(s.layers[0], mlp=Mlp(96, "tanh")),)),
+         ErrorKind.UNSUPPORTED, "tanh"),
         (lambda s: make_spec(head_dim=9, rope=Rope(1e4, 8)), ErrorKind.UNSUPPORTED, "head_dim"),
     ],
 )  # fmt: skip

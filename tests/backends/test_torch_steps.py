@@ -13,8 +13,9 @@ from tidemill.backends import native
 from tidemill.backends import torch as torch_backend
 from tidemill.backends.base import LOGITS_ALL
 from tidemill.base.errors import ErrorKind, TidemillError
+from tidemill.models.spec import QkNorm
 
-SPEC = with_windows(make_spec(q_bias=True, qk_norm=True), [None, 20, None])
+SPEC = with_windows(make_spec(q_bias=True, qk_norm=QkNorm()), [None, 20, None])
 TENSORS = make_tensors(SPEC)
 TOKENS = np.random.default_rng(1).integers(0, SPEC.vocab_size, 60).tolist()
 

@@ -122,7 +122,7 @@ def test_k_types_stay_what_they_are(kind: str, tmp_path: Path) -> None:
     content = build([], [info("w", (1280, 300), int(number), 0)], bytes(stored.data))
     place = one_tensor(gguf.read_file(write(tmp_path / "m.gguf", content)).tensors["w"])
     tensor = place.packed()
-    header = LazyTensors({"w": place}, {}).header("w")
+    header = LazyTensors({"w": place}).header("w")
     assert (header.dtype, header.shape) == (tensor.dtype, tensor.shape)
     assert header.nbytes == tensor.nbytes
     assert (tensor.dtype, tensor.shape) == (kind, (300, 1280))

@@ -14,6 +14,7 @@ from tidemill.models.spec import (
     DecoderSpec,
     Layer,
     Mlp,
+    QkNorm,
     Rope,
     RopeScaling,
     inverse_frequencies,
@@ -22,7 +23,7 @@ from tidemill.models.tensors import EMBED, RawTensor, expected_nbytes
 
 
 def spec(**changes: object) -> DecoderSpec:
-    attention = Attention(heads=16, kv_heads=8, head_dim=128, rope=Rope(1e6, 128), qk_norm=True)
+    attention = Attention(heads=16, kv_heads=8, head_dim=128, rope=Rope(1e6, 128), qk_norm=QkNorm())
     fields: dict = {
         "family": "qwen3", "vocab_size": 151936, "hidden_size": 1024, "max_positions": 40960,
         "layers": (Layer(attention, Mlp(3072)),) * 28, "norm_eps": 1e-6, "tied_embeddings": True,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from tidemill.cli import options
+from tidemill.models.spec import Mlp, Moe
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -67,7 +68,7 @@ def _facts(opened: OpenedModel) -> Table:
             + (f", window {windows}" if windows else ""),
         ),
         ("rope", f"theta {rope.theta:g}{scaling}" if rope else "none"),
-        ("feed-forward", f"gated {mlp.activation}, {mlp.intermediate} wide"),
+        ("feed-forward", _feed_forward(mlp)),
         ("context", f"{spec.max_positions:,} tokens"),
         (
             "vocabulary",
@@ -82,6 +83,13 @@ def _facts(opened: OpenedModel) -> Table:
     for name, value in rows:
         table.add_row(f"[bold]{name}[/bold]", _escaped(value))
     return table
+
+
+def _feed_forward(mlp: Mlp | Moe) -> str:
+    if isinstance(mlp, Moe):
+        shared = ", and a shared one" if mlp.shared else ""
+        return f"{mlp.top_k} of {mlp.experts} experts{shared}; each {_feed_forward(mlp.expert)}"
+    return f"{'gated' if mlp.gated else 'plain'} {mlp.activation}, {mlp.intermediate} wide"
 
 
 def _escaped(text: str) -> str:

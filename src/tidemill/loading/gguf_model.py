@@ -13,15 +13,15 @@ from tidemill.base.errors import TidemillError, model_file_error
 from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.loading import gguf, gguf_split
 from tidemill.loading.huggingface import token_ids
-from tidemill.loading.lazy import LazyTensors, Transform
+from tidemill.loading.lazy import LazyTensors
 from tidemill.loading.mapped import in_file
 from tidemill.loading.parts import GenerationDefaults, ModelFiles
 from tidemill.loading.places import one_tensor
+from tidemill.loading.selected import select
 from tidemill.models.gguf_config import config_from_gguf
-from tidemill.models.naming import GGUF_RULES, ROPE_FACTORS, canonical_name, match_tensors
+from tidemill.models.naming import GGUF_RULES, ROPE_FACTORS, canonical_names, match_tensors
 from tidemill.models.registry import family_for_gguf
 from tidemill.models.spec import DecoderSpec, RopeScaling
-from tidemill.models.tensors import RawTensor, layer_name
 
 _EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _END_TEXTS = frozenset(
@@ -53,10 +53,12 @@ def _open(file: gguf.GgufFile) -> ModelFiles:
     shapes = {name: tensor.shape for name, tensor in stored.items()}
     config = config_from_gguf(metadata, shapes, family.gguf)
     spec = _with_rope_factors(family.spec(config), stored)
-    names = match_tensors(spec, family.gguf.rules, shapes)
-    places = {canonical: one_tensor(stored[name]) for canonical, name in names.items()}
-    transforms = _transforms(spec) if family.gguf.permuted_qk else {}
-    tensors = LazyTensors(places, transforms)
+    sources = match_tensors(spec, family.gguf.rules, shapes, family.gguf.stored)
+    places = {
+        canonical: select(one_tensor(stored[source.stored]), source)
+        for canonical, source in sources.items()
+    }
+    tensors = LazyTensors(places)
     return ModelFiles(
         path=file.path,
         format="gguf",
@@ -122,7 +124,9 @@ def read_tokenizer(metadata: Mapping[str, Any]) -> TokenizerData:
 
 def _with_rope_factors(spec: DecoderSpec, stored: Mapping[str, Any]) -> DecoderSpec:
     """The spec with the divisors of `rope_freqs.weight`, by which converters express llama3."""
-    name = next((n for n in stored if canonical_name(GGUF_RULES, n)[1] == ROPE_FACTORS), None)
+    name = next(
+        (n for n in stored if canonical_names(GGUF_RULES, n)[1].parts == (ROPE_FACTORS,)), None
+    )
     if name is None:
         return spec
     factors = one_tensor(stored[name]).values()
@@ -147,26 +151,3 @@ def _with_rope_factors(spec: DecoderSpec, stored: Mapping[str, Any]) -> DecoderS
         mixer = dataclasses.replace(layer.mixer, rope=dataclasses.replace(rope, scaling=scaling))
         layers.append(dataclasses.replace(layer, mixer=mixer))
     return dataclasses.replace(spec, layers=tuple(layers))
-
-
-def _transforms(spec: DecoderSpec) -> dict[str, Transform]:
-    found: dict[str, Transform] = {}
-    for i, layer in enumerate(spec.layers):
-        for part, heads in (("q", layer.mixer.heads), ("k", layer.mixer.kv_heads)):
-            transform = _unpermute(heads)
-            found[layer_name(i, f"attn.{part}.weight")] = transform
-            found[layer_name(i, f"attn.{part}.bias")] = transform
-    return found
-
-
-def _unpermute(heads: int) -> Transform:
-    """Undo the converter's row order of Q and K: within a head it stores row j of the first half
-    next to row j of the second. Rows move whole, so quantized ones need no requantization."""
-
-    def transform(tensor: RawTensor) -> RawTensor:
-        rows = tensor.shape[0]
-        stored = np.frombuffer(tensor.data, np.uint8).reshape(heads, rows // heads // 2, 2, -1)
-        ordered = np.ascontiguousarray(stored.swapaxes(1, 2))
-        return RawTensor(tensor.dtype, tensor.shape, ordered.data.cast("B"))
-
-    return transform

@@ -20,6 +20,7 @@ from tidemill.loading.schemes import (
     place_weights,
     quantization_schemes,
 )
+from tidemill.loading.selected import select
 from tidemill.models.naming import match_tensors
 from tidemill.models.registry import family_for_config
 
@@ -54,9 +55,13 @@ def open_folder(folder: Path) -> ModelFiles:
         ) from error
     stored = read_tensors(folder)
     weights, scheme_notes = place_weights(schemes, stored)
-    names = match_tensors(spec, family.rules, {n: t.shape for n, t in weights.items()})
-    places = {canonical: checked_place(weights[name]) for canonical, name in names.items()}
-    tensors = LazyTensors(places, {})
+    shapes = {name: tensor.shape for name, tensor in weights.items()}
+    sources = match_tensors(spec, family.rules, shapes, family.stored)
+    places = {
+        canonical: select(checked_place(weights[source.stored]), source)
+        for canonical, source in sources.items()
+    }
+    tensors = LazyTensors(places)
     generation = read_optional_object(folder / "generation_config.json")
     defaults, notes = generation_defaults(generation)
     eos = generation.get("eos_token_id")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +13,6 @@ from tidemill.loading.places import Place, held_bytes
 from tidemill.models.blocks.repack import Inexact
 from tidemill.models.quantization import QUANTIZERS, convert, stored_type, to_float32
 from tidemill.models.tensors import DeferredTensor, RawTensor, TensorHeader
-
-Transform = Callable[[RawTensor], RawTensor]
 
 _MEASURED_ROWS = 64
 
@@ -37,7 +35,6 @@ class LazyTensors(Mapping[str, RawTensor]):
 
     Args:
         places: canonical name -> place.
-        transforms: canonical name -> what the stored form needs; the result is not kept.
         holding: see `Holding`.
 
     Attributes:
@@ -48,12 +45,10 @@ class LazyTensors(Mapping[str, RawTensor]):
     def __init__(
         self,
         places: Mapping[str, Place],
-        transforms: Mapping[str, Transform],
         holding: Holding = Holding(),
     ) -> None:
         self.places = dict(places)
         self.errors: dict[str, float] = {}
-        self._transforms = dict(transforms)
         self._holding = holding
 
     def held(self, holding: Holding) -> LazyTensors:
@@ -63,7 +58,7 @@ class LazyTensors(Mapping[str, RawTensor]):
             TidemillError: UNSUPPORTED naming a weight that would have to be requantized, its
                 scheme, and the remedies.
         """
-        tensors = LazyTensors(self.places, self._transforms, holding)
+        tensors = LazyTensors(self.places, holding)
         if holding.wide:
             return tensors
         for name, place in self.places.items():
@@ -89,8 +84,7 @@ class LazyTensors(Mapping[str, RawTensor]):
             tensor = self._requantized(name, place, str(error))
         if place.exact == "F32" and place.dtype != "F32":
             self._measure(name, tensor, stored_type(name, tensor, self._holding.quantize))
-        transform = self._transforms.get(name)
-        return tensor if transform is None else transform(tensor)
+        return tensor
 
     def _requantized(self, name: str, place: Place, reason: str) -> RawTensor:
         if self._holding.quantize == "none" or place.exact not in QUANTIZERS:

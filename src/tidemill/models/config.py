@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from tidemill.base.errors import model_file_error, unsupported
-from tidemill.models.spec import Rope, RopeScaling
 
 MAX_SIZE = 2**24  # any one extent of a tensor
 MAX_LAYERS = 1024
@@ -31,7 +30,8 @@ _HARMLESS_TEXT = """
     forced_bos_token_id forced_eos_token_id remove_invalid_values exponential_decay_length_penalty
     prefix decoder_start_token_id cross_attention_hidden_size add_cross_attention tf_legacy_loss
     pruned_heads unsloth_version unsloth_fixed is_llama_config transformers.js_config
-    attn_implementation max_sequence_length model_max_length neftune_noise_alpha
+    attn_implementation router_aux_loss_coef output_router_logits classifier_dropout
+    max_sequence_length model_max_length neftune_noise_alpha
 """
 HARMLESS = frozenset(_HARMLESS_TEXT.split())
 
@@ -47,21 +47,30 @@ class ConfigReader:
     Args:
         config: the parsed config.json, or the same keys made from GGUF metadata.
         family: named in errors.
+        names: our name of a key -> the family's own; errors say its own.
 
     All getters raise TidemillError of kind MODEL_FILE naming the key when its value is missing
     (without a default), of the wrong type or out of range. A key with the value null counts as
     absent.
     """
 
-    def __init__(self, config: Mapping[str, Any], family: str) -> None:
+    def __init__(
+        self, config: Mapping[str, Any], family: str, names: Mapping[str, str] | None = None
+    ) -> None:
         self._config = config
+        self._names = names or {}
         self._family = family
         self._used: set[str] = set()
 
     def raw(self, key: str) -> Any:
         """The value of `key` as it is, None when absent."""
+        key = self.name(key)
         self._used.add(key)
         return self._config.get(key)
+
+    def name(self, key: str) -> str:
+        """The family's own name of a key."""
+        return self._names.get(key, key)
 
     def integer(
         self, key: str, default: int | None = None, *, low: int = 1, high: int = MAX_SIZE
@@ -70,7 +79,7 @@ class ConfigReader:
         value = self.raw(key)
         if value is None:
             value = self._default(key, default)
-        return checked_integer(key, value, low, high)
+        return checked_integer(self.name(key), value, low, high)
 
     def optional_integer(self, key: str, *, low: int = 1, high: int = MAX_SIZE) -> int | None:
         """The same, or None when the key is absent."""
@@ -79,7 +88,13 @@ class ConfigReader:
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number above 0."""
         value = self.raw(key)
-        return checked_number(key, self._default(key, default) if value is None else value)
+        if value is None:
+            value = self._default(key, default)
+        return checked_number(self.name(key), value)
+
+    def optional_number(self, key: str) -> float | None:
+        """The same, or None when the key is absent or zero."""
+        return None if not self.raw(key) else self.number(key)
 
     def boolean(self, key: str, default: bool = False) -> bool:
         """true or false."""
@@ -87,7 +102,9 @@ class ConfigReader:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise model_file_error(f"config key {key!r} must be true or false, got {value!r}")
+            raise model_file_error(
+                f"config key {self.name(key)!r} must be true or false, got {value!r}"
+            )
         return value
 
     def must_be(self, key: str, *allowed: object) -> None:
@@ -95,6 +112,7 @@ class ConfigReader:
         value = self.raw(key)
         if value is not None and value not in allowed:
             choices = " or ".join(repr(a) for a in allowed)
+            key = self.name(key)
             raise unsupported(
                 key, f"config key {key!r} is {value!r}; {self._family} is supported with {choices}"
             )
@@ -120,6 +138,7 @@ class ConfigReader:
 
     def _default(self, key: str, default: Any) -> Any:
         if default is None:
+            key = self.name(key)
             raise model_file_error(f"config key {key!r} is missing", param=key)
         return default
 
@@ -128,7 +147,8 @@ def checked_integer(key: str, value: object, low: int, high: int) -> int:
     """`value` if it is an integer in [low, high]; MODEL_FILE error naming `key` otherwise."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise model_file_error(
-            f"config key {key!r} must be an integer between {low} and {high}, got {_short(value)}",
+            f"config key {key!r} must be an integer between {low} and {high}, "
+            f"got {short_repr(value)}",
             param=key,
         )
     return value
@@ -144,92 +164,14 @@ def checked_number(key: str, value: object) -> float:
         if math.isfinite(number) and number > 0:
             return number
     raise model_file_error(
-        f"config key {key!r} must be a finite number above 0, got {_short(value)}", param=key
+        f"config key {key!r} must be a finite number above 0, got {short_repr(value)}", param=key
     )
 
 
-def _short(value: object) -> str:
+def short_repr(value: object) -> str:
+    """A value as it is shown in an error."""
     try:
         text = repr(value)
     except ValueError:  # an integer of more digits than Python prints
         return "a huge number"
     return text if len(text) <= 80 else text[:77] + "..."
-
-
-_DEFAULT_THETA = 10000.0
-_ROPE_KEYS = {
-    "default": {},
-    "linear": {"factor"},
-    "llama3": {
-        "factor",
-        "low_freq_factor",
-        "high_freq_factor",
-        "original_max_position_embeddings",
-    },
-}
-
-
-def read_rope(config: ConfigReader, head_dim: int) -> Rope:
-    """Rope from either spelling: `rope_parameters` (transformers 5), or `rope_theta` with
-    `rope_scaling` (before).
-
-    Raises:
-        TidemillError: MODEL_FILE for wrong values, UNSUPPORTED for a rope type or key not known.
-    """
-    theta = config.number("rope_theta", _DEFAULT_THETA)
-    section, key = _rope_section(config)
-    theta = checked_number(f"{key}.rope_theta", section.pop("rope_theta", theta))
-    kind = section.pop("rope_type", section.pop("type", "default"))
-    section.pop("type", None)
-    if not isinstance(kind, str) or kind not in _ROPE_KEYS:
-        known = ", ".join(_ROPE_KEYS)
-        raise unsupported(
-            f"{key}.rope_type", f"{key}.rope_type {_short(kind)} is not supported: {known} are"
-        )
-    if section.pop("partial_rotary_factor", 1.0) != 1.0:
-        raise unsupported(
-            f"{key}.partial_rotary_factor", f"{key}.partial_rotary_factor: only 1 is supported"
-        )
-    for name, value in section.items():
-        if name not in _ROPE_KEYS[kind] and value is not None:
-            raise unsupported(f"{key}.{name}", f"{key}.{name} is not known for rope type {kind!r}")
-    missing = sorted(n for n in _ROPE_KEYS[kind] if section.get(n) is None)
-    if missing:
-        raise model_file_error(f"{key} of type {kind!r} lacks {', '.join(missing)}", param=key)
-    return Rope(theta, head_dim, _scaling(kind, section, key))
-
-
-def _rope_section(config: ConfigReader) -> tuple[dict[str, Any], str]:
-    new, old = config.raw("rope_parameters"), config.raw("rope_scaling")
-    if new and old:
-        kept = _as_dict("rope_parameters", new)
-        if any(kept.get(k, v) != v for k, v in _as_dict("rope_scaling", old).items()):
-            raise model_file_error(
-                "rope_parameters and rope_scaling contradict each other; keep one",
-                param="rope_scaling",
-            )
-    key = "rope_parameters" if new else "rope_scaling"
-    return dict(_as_dict(key, new or old or {})), key
-
-
-def _as_dict(key: str, value: object) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise model_file_error(f"config key {key!r} must be an object", param=key)
-    return value
-
-
-def _scaling(kind: str, section: Mapping[str, Any], key: str) -> RopeScaling | None:
-    if kind == "default":
-        return None
-    factor = checked_number(f"{key}.factor", section["factor"])
-    if kind == "linear":
-        return RopeScaling("linear", factor)
-    low = checked_number(f"{key}.low_freq_factor", section["low_freq_factor"])
-    high = checked_number(f"{key}.high_freq_factor", section["high_freq_factor"])
-    if low >= high:
-        raise model_file_error(
-            f"{key}.low_freq_factor ({low:g}) must be below high_freq_factor ({high:g})", param=key
-        )
-    original = "original_max_position_embeddings"
-    context = checked_integer(f"{key}.{original}", section[original], 1, MAX_POSITIONS)
-    return RopeScaling("llama3", factor, low, high, context)

@@ -1,20 +1,44 @@
 """Ordered rules from a checkpoint's tensor names to the canonical ones.
 
-A rule is (pattern, canonical). ``{i}`` stands for a layer's index and ``*`` for anything. The first
-rule that matches decides; None as canonical marks a tensor that is known and not needed.
+A rule is (pattern, canonical). ``{i}`` stands for a layer's index, ``{e}`` for an expert's, ``{p}``
+for a word, ``{t}`` for weight or bias. The first rule that matches decides; None as canonical marks
+a tensor that is known and not needed, `Fused` one that is several of ours. Where only the canonical
+name has ``{e}``, the stored tensor's first axis counts the experts.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
 
 from tidemill.base.errors import model_file_error
 from tidemill.models import tensors as names
-from tidemill.models.spec import DecoderSpec
+from tidemill.models.sources import AS_NAMED, Conventions, Rows, Source, paired_order, pick
+from tidemill.models.spec import Attention, DecoderSpec
 
-Rules = tuple[tuple[str, str | None], ...]
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """A stored tensor whose rows are those of several of ours.
+
+    Attributes:
+        parts: canonical names.
+        layout: ``stacked``: one part after the other; ``alternating``: a row of each in turn;
+            ``grouped``: Q, K and V of one KV head after the other, Q with all heads that share it.
+        transposed: weights are stored [in, out].
+    """
+
+    parts: tuple[str, ...]
+    layout: str = "stacked"
+    transposed: bool = False
+
+
+Rules = tuple[tuple[str, str | Fused | None], ...]
 
 # Canonical name of the vector of rope divisors that GGUF files carry (not a weight of the spec).
 ROPE_FACTORS = "rope_factors"
@@ -22,7 +46,7 @@ ROPE_FACTORS = "rope_factors"
 HF_RULES: Rules = (
     ("model.embed_tokens.weight", names.EMBED),
     ("model.norm.weight", names.FINAL_NORM),
-    ("lm_head.weight", names.LM_HEAD),
+    ("lm_head.{t}", "lm_head.{t}"),
     ("model.layers.{i}.input_layernorm.weight", "layers.{i}.attn_norm.weight"),
     ("model.layers.{i}.post_attention_layernorm.weight", "layers.{i}.mlp_norm.weight"),
     ("model.layers.{i}.self_attn.rotary_emb.inv_freq", None),  # written before transformers 4.32
@@ -30,6 +54,31 @@ HF_RULES: Rules = (
     ("model.layers.{i}.self_attn.{p}_norm.weight", "layers.{i}.attn.{p}_norm.weight"),
     ("model.layers.{i}.self_attn.{p}_proj.{t}", "layers.{i}.attn.{p}.{t}"),
     ("model.layers.{i}.mlp.{p}_proj.{t}", "layers.{i}.mlp.{p}.{t}"),
+)
+
+# Layer norms, which have biases.
+HF_NORM_RULES: Rules = (
+    ("model.norm.{t}", "final_norm.{t}"),
+    ("model.layers.{i}.input_layernorm.{t}", "layers.{i}.attn_norm.{t}"),
+    ("model.layers.{i}.post_attention_layernorm.{t}", "layers.{i}.mlp_norm.{t}"),
+)
+QKV = Fused(tuple(f"layers.{{i}}.attn.{p}.{{t}}" for p in "qkv"))
+GROUPED_QKV = dataclasses.replace(QKV, layout="grouped")
+GATE_UP = Fused(("layers.{i}.mlp.gate.{t}", "layers.{i}.mlp.up.{t}"))
+
+HF_EXPERTS: Rules = (
+    ("model.layers.{i}.mlp.gate.weight", "layers.{i}.mlp.router.weight"),
+    (
+        "model.layers.{i}.mlp.experts.{e}.{p}_proj.weight",
+        "layers.{i}.mlp.experts.{e}.{p}.weight",
+    ),
+)
+_SPARSE = "model.layers.{i}.block_sparse_moe."
+MIXTRAL_EXPERTS: Rules = (
+    (_SPARSE + "gate.weight", "layers.{i}.mlp.router.weight"),
+    (_SPARSE + "experts.{e}.w1.weight", "layers.{i}.mlp.experts.{e}.gate.weight"),
+    (_SPARSE + "experts.{e}.w2.weight", "layers.{i}.mlp.experts.{e}.down.weight"),
+    (_SPARSE + "experts.{e}.w3.weight", "layers.{i}.mlp.experts.{e}.up.weight"),
 )
 
 GGUF_RULES: Rules = (
@@ -48,13 +97,14 @@ GGUF_RULES: Rules = (
 
 _FIELDS = {
     "{i}": r"(?P<i>0|[1-9][0-9]{0,5})",
+    "{e}": r"(?P<e>0|[1-9][0-9]{0,5})",
     "{p}": r"(?P<p>[a-z]+)",
     "{t}": r"(?P<t>weight|bias)",
 }
 
 
 @functools.cache
-def _compiled(rules: Rules) -> tuple[tuple[re.Pattern[str], str | None], ...]:
+def _compiled(rules: Rules) -> tuple[tuple[re.Pattern[str], str | Fused | None], ...]:
     compiled = []
     for pattern, canonical in rules:
         expression = re.escape(pattern).replace(r"\{", "{").replace(r"\}", "}")
@@ -64,44 +114,70 @@ def _compiled(rules: Rules) -> tuple[tuple[re.Pattern[str], str | None], ...]:
     return tuple(compiled)
 
 
-def canonical_name(rules: Rules, stored: str) -> tuple[bool, str | None]:
-    """(known, canonical): canonical is None for a known tensor that is not needed."""
+def canonical_names(rules: Rules, stored: str) -> tuple[bool, Fused]:
+    """(known, what it holds); a known tensor that is not needed holds nothing. A name may keep
+    ``{e}``: the expert is an index into the tensor."""
     for pattern, canonical in _compiled(rules):
         match = pattern.fullmatch(stored)
-        if match is not None:
-            return True, None if canonical is None else canonical.format(**match.groupdict())
-    return False, None
+        if match is None:
+            continue
+        fields = {"e": "{e}", **match.groupdict()}
+        if isinstance(canonical, Fused):
+            parts = tuple(part.format(**fields) for part in canonical.parts)
+            return True, dataclasses.replace(canonical, parts=parts)
+        return True, Fused(() if canonical is None else (canonical.format(**fields),))
+    return False, Fused(())
 
 
 def match_tensors(
-    spec: DecoderSpec, rules: Rules, stored: Mapping[str, tuple[int, ...]]
-) -> dict[str, str]:
-    """Which stored tensor is which tensor of the spec.
+    spec: DecoderSpec,
+    rules: Rules,
+    stored: Mapping[str, tuple[int, ...]],
+    conventions: Conventions = AS_NAMED,
+) -> dict[str, Source]:
+    """Which stored tensor, or part of one, is which tensor of the spec.
 
     Args:
         spec: the model.
         rules: the file format's names.
         stored: stored name -> shape.
+        conventions: what must be done to them.
 
     Returns:
-        canonical name -> stored name, for exactly `spec.expected_tensors()`.
+        canonical name -> source, for exactly `spec.expected_tensors()`.
 
     Raises:
         TidemillError: MODEL_FILE naming tensors that are missing, not part of the model, or of
             another shape than the config says.
     """
     expected = spec.expected_tensors()
-    found: dict[str, str] = {}
+    found: dict[str, Source] = {}
     unexpected: list[str] = []
-    for name in stored:
-        known, canonical = canonical_name(rules, name)
-        if canonical in expected:
-            if canonical in found:
-                raise model_file_error(f"tensors {found[canonical]!r} and {name!r} are the same")
-            found[canonical] = name
-        elif not known or canonical not in (None, names.LM_HEAD, ROPE_FACTORS):
-            # An output projection stored beside tied embeddings is a copy of them.
-            unexpected.append(name)
+    for name, shape in stored.items():
+        known, held = canonical_names(rules, name)
+        experts: Iterable[int | None] = (None,)
+        if any("{e}" in part for part in held.parts):
+            experts = range(shape[0] if len(shape) > 1 else 0)
+        for expert in experts:
+            parts = tuple(part.format(e=expert) for part in held.parts)
+            if not parts or any(part not in expected for part in parts):
+                # An output projection stored beside tied embeddings is a copy of them.
+                if not known or (parts and parts[0] not in (names.LM_HEAD, ROPE_FACTORS)):
+                    unexpected.append(name)
+                continue
+            for part, rows in _split(spec, parts, held.layout, expected):
+                if part in found:
+                    raise model_file_error(
+                        f"tensors {found[part].stored!r} and {name!r} are the same"
+                    )
+                source = Source(name, expert, held.transposed, rows)
+                if part.endswith("_norm.weight") and len(shape) == 2:
+                    source = dataclasses.replace(source, flat=True)
+                    flat: tuple[int, ...] = (shape[0] * shape[1],)
+                else:
+                    flat = shape
+                found[part] = _source(spec, part, source, conventions)
+                _check_shape(found[part], flat, expected[part], parts, expected)
     missing = [name for name in expected if name not in found]
     if missing:
         raise model_file_error(
@@ -113,14 +189,94 @@ def match_tensors(
             f"the file holds {len(unexpected)} tensors that its config does not account for, among "
             f"them {_some(unexpected)}; the config describes another model"
         )
-    for canonical, name in found.items():
-        if stored[name] != expected[canonical]:
-            raise model_file_error(
-                f"tensor {name!r} has shape {list(stored[name])}, but the config says "
-                f"{list(expected[canonical])}",
-                param=name,
-            )
     return found
+
+
+def _check_shape(
+    source: Source,
+    stored: tuple[int, ...],
+    wanted: tuple[int, ...],
+    parts: tuple[str, ...],
+    expected: Mapping[str, tuple[int, ...]],
+) -> None:
+    axes = len(wanted) + (source.expert is not None)
+    whole = (sum(expected[part][0] for part in parts), *wanted[1:])
+    full = whole[::-1] if source.transposed else whole
+    if len(stored) == axes and stored[axes - len(wanted) :] == full:
+        return
+    chosen = len(parts) == 1 and source.rows is not None and len(stored) == axes
+    if chosen and source.shape(stored) == wanted:  # rows of a longer tensor
+        return
+    raise model_file_error(
+        f"tensor {source.stored!r} has shape {list(stored)}, but the config says "
+        f"{list(full) if source.expert is None else ['experts', *full]}",
+        param=source.stored,
+    )
+
+
+def _split(
+    spec: DecoderSpec,
+    parts: tuple[str, ...],
+    layout: str,
+    expected: Mapping[str, tuple[int, ...]],
+) -> Iterator[tuple[str, Rows | None]]:
+    """Each part with its rows of the stored tensor."""
+    if len(parts) == 1:
+        yield parts[0], None
+    elif layout == "stacked":
+        start = 0
+        for part in parts:
+            yield part, slice(start, start + expected[part][0])
+            start += expected[part][0]
+    elif layout == "alternating":
+        for i, part in enumerate(parts):
+            yield part, slice(i, None, len(parts))
+    else:
+        mixer = _mixer(spec, parts[0])
+        group = mixer.heads // mixer.kv_heads
+        count = (mixer.heads + 2 * mixer.kv_heads) * mixer.head_dim
+        rows = np.arange(count).reshape(mixer.kv_heads, group + 2, mixer.head_dim)
+        chosen = (rows[:, :group], rows[:, group], rows[:, group + 1])
+        for part, of_part in zip(parts, chosen, strict=True):
+            yield part, of_part.reshape(-1)
+
+
+def _mixer(spec: DecoderSpec, canonical: str) -> Attention:
+    return spec.layers[int(canonical.split(".")[1])].mixer
+
+
+def _source(
+    spec: DecoderSpec,
+    canonical: str,
+    source: Source,
+    conventions: Conventions,
+) -> Source:
+    rows = source.rows
+    parts = canonical.split(".")
+    in_layer = parts[0] == "layers"
+    norm = parts[-1] == "weight" and parts[-2].endswith("norm")
+    if conventions.paired_rope and in_layer and parts[2] == "attn":
+        order = _rope_order(_mixer(spec, canonical), parts[3])
+        rows = rows if order is None else pick(rows, order)
+    if canonical == names.POSITIONS and conventions.position_offset:
+        first = conventions.position_offset
+        rows = slice(first, first + spec.max_positions)
+    return dataclasses.replace(
+        source,
+        transposed=source.transposed and parts[-1] == "weight",
+        rows=rows,
+        plus=1.0 if conventions.norms_less_one and norm else 0.0,
+    )
+
+
+def _rope_order(mixer: Attention, part: str) -> np.ndarray[tuple[int], np.dtype[np.int64]] | None:
+    heads = {"q": mixer.heads, "k": mixer.kv_heads}.get(part)
+    if part in ("q_norm", "k_norm") and mixer.qk_norm is not None:
+        heads = mixer.heads if part == "q_norm" else mixer.kv_heads
+        heads = 1 if mixer.qk_norm.scope == "head" else heads
+    if heads is None or mixer.rope is None:
+        return None
+    return paired_order(heads, mixer.head_dim, mixer.rope.dim)
 
 
 def _some(items: Iterable[str]) -> str:

@@ -29,11 +29,13 @@ UInt8 = NDArray[np.uint8]
 def stored_type(name: str, tensor: RawTensor | TensorHeader, quantize: str) -> str:
     """Type a tensor has in memory under the `--quantize` option.
 
-    Only float matrices whose rows are whole blocks are requantized. Under ``q4_0`` the embedding
+    Only float matrices whose rows are whole blocks are requantized, and not those that choose
+    experts or positions: they are small, and much hangs on them. Under ``q4_0`` the embedding
     and the output projection take Q8_0: they are the most sensitive and the least of the bytes.
     """
     matrix = len(tensor.shape) == 2 and tensor.shape[1] % BLOCK == 0
-    if quantize == "none" or tensor.dtype not in FLOAT_TYPES or not matrix:
+    kept = name == names.POSITIONS or name.endswith((".router.weight", ".shared_gate.weight"))
+    if quantize == "none" or tensor.dtype not in FLOAT_TYPES or not matrix or kept:
         return tensor.dtype
     if quantize == "q4_0" and name in (names.EMBED, names.LM_HEAD):
         return "Q8_0"

@@ -10,40 +10,42 @@ import math
 from dataclasses import dataclass
 
 from tidemill.models import tensors as names
+from tidemill.models.rope import Rope, RopeScaling, inverse_frequencies
+
+__all__ = [
+    "ACTIVATIONS", "Attention", "CacheGroup", "DecoderSpec", "Layer", "Mlp", "Moe", "Norm",
+    "QkNorm", "Rope", "RopeScaling", "inverse_frequencies",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class RopeScaling:
-    """How rotary frequencies are stretched beyond the trained context.
+class Norm:
+    """A normalisation.
 
     Attributes:
-        kind: ``linear``, ``llama3`` or ``factors`` (per-frequency divisors, GGUF's rope_freqs).
-        factor: the stretch.
-        low_freq_factor, high_freq_factor, original_context: of llama3 (Llama 3.1's rule).
-        factors: of ``factors``: one divisor per frequency, head_dim / 2 of them.
+        kind: ``rms`` (Zhang & Sennrich 2019) or ``layer`` (Ba et al. 2016).
+        weight, bias: whether it has them.
     """
 
-    kind: str
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_context: int = 8192
-    factors: tuple[float, ...] = ()
+    kind: str = "rms"
+    weight: bool = True
+    bias: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Rope:
-    """Rotary position embedding (Su et al. 2021), in the rotate-half convention.
+class QkNorm:
+    """Normalisation of Q and K.
 
     Attributes:
-        theta: base of the frequencies.
-        dim: how many of a head's dimensions rotate (the first ones).
-        scaling: see `RopeScaling`; None for none.
+        norm: what is computed.
+        scope: ``head``: over each head, with the same weights [head_dim] for all; ``heads``: over
+            each head, with each head's own weights; ``full``: over all heads together.
+        after_rope: after the rotation instead of before it.
     """
 
-    theta: float
-    dim: int
-    scaling: RopeScaling | None = None
+    norm: Norm = Norm()
+    scope: str = "head"
+    after_rope: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +54,17 @@ class Attention:
 
     Attributes:
         heads, kv_heads, head_dim: heads is a multiple of kv_heads.
+        rope: None for no rotation.
         q_bias, k_bias, v_bias, o_bias: whether the projections have biases.
-        qk_norm: RMS norm over each head of Q and K before rope (Qwen3).
+        qk_norm: see `QkNorm`; None for none.
         window: sliding window in tokens, or None for full attention.
         scale: multiplies the scores; None is head_dim ** -0.5.
-        rope: None for no position embedding.
+        clip: Q, K and V are clamped to [-clip, clip] after their projections, and norms if these
+            come before the rotation.
+        softcap: scores s become softcap * tanh(s / softcap), after the scale.
+        slopes: per head, what a score loses per token of distance (ALiBi, Press et al. 2021);
+            empty for none.
+        sinks: each head has a learned score of a key that has no value.
     """
 
     heads: int
@@ -67,9 +75,13 @@ class Attention:
     k_bias: bool = False
     v_bias: bool = False
     o_bias: bool = False
-    qk_norm: bool = False
+    qk_norm: QkNorm | None = None
     window: int | None = None
     scale: float | None = None
+    clip: float | None = None
+    softcap: float | None = None
+    slopes: tuple[float, ...] = ()
+    sinks: bool = False
 
     @property
     def score_scale(self) -> float:
@@ -77,27 +89,80 @@ class Attention:
         return self.head_dim**-0.5 if self.scale is None else self.scale
 
 
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_clamped")
+
+
 @dataclass(frozen=True, slots=True)
 class Mlp:
-    """A layer's gated feed-forward block: down(act(gate(x)) * up(x)).
+    """A feed-forward block: down(act(gate(x)) * up(x)), or down(act(up(x))) when not gated.
 
     Attributes:
         intermediate: width.
-        activation: ``silu``.
+        activation: one of `ACTIVATIONS`. ``swiglu_clamped`` is gpt-oss's product of both:
+            g * sigmoid(1.702 g) * (u + 1) with g = min(gate, 7) and u = up within [-7, 7].
         bias: whether gate, up and down have biases.
+        gated: whether there is a gate.
     """
 
     intermediate: int
     activation: str = "silu"
     bias: bool = False
+    gated: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Moe:
+    """A mixture of experts: the sum of the chosen experts' outputs by their weights.
+
+    Attributes:
+        experts: how many there are.
+        top_k: how many a token is sent to: those of the highest scores, of equal ones the first.
+        expert: each one's shape.
+        scoring: ``softmax`` or ``sigmoid`` of the router's logits; ``softmax_chosen``: softmax over
+            the chosen logits alone; ``sparse_mixer``: Phi-3.5-MoE's rule (see csrc/route.cpp).
+        normalize: the chosen weights are divided by their sum.
+        scale: multiplies the weights.
+        router_bias: the router is affine.
+        correction: a learned vector is added to the scores for choosing, not for weighing.
+        groups, top_groups: experts are chosen among the top_groups of `groups` equal parts, rated
+            by their two best scores (with correction) or their best one.
+        shared: an expert that every token is sent to, unweighted.
+        shared_gate: its output is multiplied by the sigmoid of a learned product with the token.
+        jitter: of sparse_mixer, how near to the best a logit counts.
+    """
+
+    experts: int
+    top_k: int
+    expert: Mlp
+    scoring: str = "softmax"
+    normalize: bool = True
+    scale: float = 1.0
+    router_bias: bool = False
+    correction: bool = False
+    groups: int = 1
+    top_groups: int = 1
+    shared: Mlp | None = None
+    shared_gate: bool = False
+    jitter: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One decoder layer: pre-norm attention and pre-norm MLP, each with a residual."""
+    """One decoder layer: x += post(mixer(pre(x))), then x += post(mlp(pre(x))).
+
+    Attributes:
+        mixer, mlp: the blocks.
+        pre_norm, post_norm: which of the norms there are.
+        parallel: both blocks read the same x, and both outputs are added to it.
+        shared_norm: of parallel blocks with one norm for both (attn_norm).
+    """
 
     mixer: Attention
-    mlp: Mlp
+    mlp: Mlp | Moe
+    pre_norm: bool = True
+    post_norm: bool = False
+    parallel: bool = False
+    shared_norm: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +188,17 @@ class DecoderSpec:
         family: name of the family file it came from.
         vocab_size, hidden_size, max_positions: sizes; max_positions is the trained context.
         layers: one entry per layer.
-        norm_eps: epsilon of every RMS norm (Zhang & Sennrich 2019).
+        norm_eps: epsilon of every norm.
         tied_embeddings: the output projection is the embedding.
         weights_dtype: type most float weights are stored in ("F32", "F16", "BF16", or a GGUF type).
+        norm: kind of the layers' norms and the last one.
+        learned_positions: a vector per position is added to the embedding.
+        embed_norm: the embedding is normed.
+        embed_scale: multiplies the embedding (before position vectors are added).
+        residual_scale: multiplies each block's output before it is added.
+        logit_scale: multiplies the logits.
+        logit_softcap: logits l become softcap * tanh(l / softcap), after the scale.
+        head_bias: the output projection has a bias.
     """
 
     family: str
@@ -136,6 +209,14 @@ class DecoderSpec:
     norm_eps: float
     tied_embeddings: bool
     weights_dtype: str = "BF16"
+    norm: Norm = Norm()
+    learned_positions: bool = False
+    embed_norm: bool = False
+    embed_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
+    head_bias: bool = False
 
     def cache_groups(self) -> tuple[CacheGroup, ...]:
         """The cache groups of the model, in the order block tables are given."""
@@ -167,14 +248,19 @@ class DecoderSpec:
 
     def expected_tensors(self) -> dict[str, tuple[int, ...]]:
         """Canonical name -> shape of every tensor the model must have, no more and no less."""
-        shapes: dict[str, tuple[int, ...]] = {
-            names.EMBED: (self.vocab_size, self.hidden_size),
-            names.FINAL_NORM: (self.hidden_size,),
-        }
+        width = (self.hidden_size,)
+        shapes: dict[str, tuple[int, ...]] = {names.EMBED: (self.vocab_size, self.hidden_size)}
+        if self.learned_positions:
+            shapes[names.POSITIONS] = (self.max_positions, self.hidden_size)
+        if self.embed_norm:
+            shapes |= _norm_shapes("embed_norm", self.norm, width)
+        shapes |= _norm_shapes("final_norm", self.norm, width)
         if not self.tied_embeddings:
             shapes[names.LM_HEAD] = (self.vocab_size, self.hidden_size)
+        if self.head_bias:
+            shapes[names.LM_HEAD_BIAS] = (self.vocab_size,)
         for i, layer in enumerate(self.layers):
-            for tensor, shape in _layer_shapes(self.hidden_size, layer).items():
+            for tensor, shape in self._layer_shapes(layer).items():
                 shapes[names.layer_name(i, tensor)] = shape
         return shapes
 
@@ -182,63 +268,60 @@ class DecoderSpec:
         """Number of parameters."""
         return sum(math.prod(shape) for shape in self.expected_tensors().values())
 
+    def _layer_shapes(self, layer: Layer) -> dict[str, tuple[int, ...]]:
+        hidden = self.hidden_size
+        shapes: dict[str, tuple[int, ...]] = {}
+        for part, alone in (("attn", True), ("mlp", not layer.shared_norm)):
+            if layer.pre_norm and alone:
+                shapes |= _norm_shapes(f"{part}_norm", self.norm, (hidden,))
+            if layer.post_norm:
+                shapes |= _norm_shapes(f"{part}_post_norm", self.norm, (hidden,))
+        shapes |= _attention_shapes(hidden, layer.mixer)
+        if isinstance(layer.mlp, Moe):
+            return shapes | _moe_shapes(hidden, layer.mlp)
+        return shapes | _mlp_shapes("mlp", hidden, layer.mlp)
 
-def _layer_shapes(hidden: int, layer: Layer) -> dict[str, tuple[int, ...]]:
-    attn, mlp = layer.mixer, layer.mlp
+
+def _norm_shapes(name: str, norm: Norm, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    present = {"weight": norm.weight, "bias": norm.bias}
+    return {f"{name}.{part}": shape for part, there in present.items() if there}
+
+
+def _linear_shapes(name: str, rows: int, columns: int, bias: bool) -> dict[str, tuple[int, ...]]:
+    weight: dict[str, tuple[int, ...]] = {f"{name}.weight": (rows, columns)}
+    return weight | ({f"{name}.bias": (rows,)} if bias else {})
+
+
+def _attention_shapes(hidden: int, attn: Attention) -> dict[str, tuple[int, ...]]:
     q, kv = attn.heads * attn.head_dim, attn.kv_heads * attn.head_dim
-    shapes: dict[str, tuple[int, ...]] = {
-        "attn_norm.weight": (hidden,),
-        "attn.q.weight": (q, hidden),
-        "attn.k.weight": (kv, hidden),
-        "attn.v.weight": (kv, hidden),
-        "attn.o.weight": (hidden, q),
-        "mlp_norm.weight": (hidden,),
-        "mlp.gate.weight": (mlp.intermediate, hidden),
-        "mlp.up.weight": (mlp.intermediate, hidden),
-        "mlp.down.weight": (hidden, mlp.intermediate),
-    }
-    optional = {
-        "attn.q.bias": (attn.q_bias, (q,)),
-        "attn.k.bias": (attn.k_bias, (kv,)),
-        "attn.v.bias": (attn.v_bias, (kv,)),
-        "attn.o.bias": (attn.o_bias, (hidden,)),
-        "attn.q_norm.weight": (attn.qk_norm, (attn.head_dim,)),
-        "attn.k_norm.weight": (attn.qk_norm, (attn.head_dim,)),
-        "mlp.gate.bias": (mlp.bias, (mlp.intermediate,)),
-        "mlp.up.bias": (mlp.bias, (mlp.intermediate,)),
-        "mlp.down.bias": (mlp.bias, (hidden,)),
-    }
-    shapes.update({name: shape for name, (present, shape) in optional.items() if present})
+    shapes = _linear_shapes("attn.q", q, hidden, attn.q_bias)
+    shapes |= _linear_shapes("attn.k", kv, hidden, attn.k_bias)
+    shapes |= _linear_shapes("attn.v", kv, hidden, attn.v_bias)
+    shapes |= _linear_shapes("attn.o", hidden, q, attn.o_bias)
+    if attn.qk_norm is not None:
+        for name, width in (("attn.q_norm", q), ("attn.k_norm", kv)):
+            shape = (attn.head_dim if attn.qk_norm.scope == "head" else width,)
+            shapes |= _norm_shapes(name, attn.qk_norm.norm, shape)
+    if attn.sinks:
+        shapes["attn.sinks"] = (attn.heads,)
     return shapes
 
 
-def inverse_frequencies(rope: Rope) -> list[float]:
-    """Angles per position of each rotating pair, scaling applied: dim / 2 numbers.
-
-    The llama3 rule: wavelengths longer than original_context / low_freq_factor are divided by
-    factor, shorter than original_context / high_freq_factor kept, between interpolated linearly
-    (Llama 3.1's reference code and transformers' `rope_type="llama3"`).
-    """
-    base = [rope.theta ** (-2.0 * i / rope.dim) for i in range(rope.dim // 2)]
-    scaling = rope.scaling
-    if scaling is None:
-        return base
-    if scaling.kind == "linear":
-        return [f / scaling.factor for f in base]
-    if scaling.kind == "factors":
-        return [f / d for f, d in zip(base, scaling.factors, strict=True)]
-    if scaling.kind == "llama3":
-        return [_llama3(f, scaling) for f in base]
-    raise ValueError(f"unknown rope scaling {scaling.kind!r}")
+def _mlp_shapes(name: str, hidden: int, mlp: Mlp) -> dict[str, tuple[int, ...]]:
+    shapes = _linear_shapes(f"{name}.up", mlp.intermediate, hidden, mlp.bias)
+    if mlp.gated:
+        shapes |= _linear_shapes(f"{name}.gate", mlp.intermediate, hidden, mlp.bias)
+    return shapes | _linear_shapes(f"{name}.down", hidden, mlp.intermediate, mlp.bias)
 
 
-def _llama3(frequency: float, s: RopeScaling) -> float:
-    wavelength = 2.0 * math.pi / frequency
-    if wavelength > s.original_context / s.low_freq_factor:
-        return frequency / s.factor
-    if wavelength < s.original_context / s.high_freq_factor:
-        return frequency
-    smooth = (s.original_context / wavelength - s.low_freq_factor) / (
-        s.high_freq_factor - s.low_freq_factor
-    )
-    return (1.0 - smooth) * frequency / s.factor + smooth * frequency
+def _moe_shapes(hidden: int, moe: Moe) -> dict[str, tuple[int, ...]]:
+    shapes = _linear_shapes("mlp.router", moe.experts, hidden, moe.router_bias)
+    if moe.correction:
+        shapes["mlp.correction"] = (moe.experts,)
+    for expert in range(moe.experts):
+        shapes |= _mlp_shapes(f"mlp.experts.{expert}", hidden, moe.expert)
+    if moe.shared is not None:
+        shapes |= _mlp_shapes("mlp.shared", hidden, moe.shared)
+    if moe.shared_gate:
+        shapes["mlp.shared_gate.weight"] = (1, hidden)
+    return shapes

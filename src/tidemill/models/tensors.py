@@ -91,30 +91,13 @@ def expected_nbytes(dtype: str, shape: tuple[int, ...]) -> int:
     return count // values * size
 
 
-# Canonical names. {i} is the layer. A checkpoint's names are mapped onto these by its family.
+# Canonical names. A checkpoint's names are mapped onto these by its family. What a model has
+# follows from its spec: `DecoderSpec.expected_tensors`.
 EMBED = "embed.weight"  # [vocab, hidden]
+POSITIONS = "positions.weight"  # [max_positions, hidden]
 FINAL_NORM = "final_norm.weight"  # [hidden]
 LM_HEAD = "lm_head.weight"  # [vocab, hidden]; absent when tied to EMBED
-LAYER_TENSORS = (
-    "attn_norm.weight",  # [hidden]
-    "attn.q.weight",  # [heads * head_dim, hidden]
-    "attn.k.weight",  # [kv_heads * head_dim, hidden]
-    "attn.v.weight",
-    "attn.o.weight",  # [hidden, heads * head_dim]
-    "attn.q.bias",
-    "attn.k.bias",
-    "attn.v.bias",
-    "attn.o.bias",
-    "attn.q_norm.weight",  # [head_dim]
-    "attn.k_norm.weight",
-    "mlp_norm.weight",  # [hidden]
-    "mlp.gate.weight",  # [intermediate, hidden]
-    "mlp.up.weight",
-    "mlp.down.weight",  # [hidden, intermediate]
-    "mlp.gate.bias",
-    "mlp.up.bias",
-    "mlp.down.bias",
-)
+LM_HEAD_BIAS = "lm_head.bias"  # [vocab]
 
 
 def layer_name(layer: int, tensor: str) -> str:

@@ -10,32 +10,66 @@ _Float32 = NDArray[np.float32]
 _Int32 = NDArray[np.int32]
 _Logprobs = tuple[_Float32, _Int32, _Float32]
 
+class NormConfig:
+    weight: int
+    bias: int
+    def __init__(self) -> None: ...
+
+class LinearConfig:
+    weight: int
+    bias: int
+    def __init__(self) -> None: ...
+
+class FeedForwardConfig:
+    gate: LinearConfig
+    up: LinearConfig
+    down: LinearConfig
+    activation: int
+    def __init__(self) -> None: ...
+
+class ExpertsConfig:
+    experts: list[FeedForwardConfig]
+    router: LinearConfig
+    shared_gate: LinearConfig
+    shared: FeedForwardConfig
+    correction: int
+    top_k: int
+    scoring: int
+    groups: int
+    top_groups: int
+    normalize: bool
+    scale: float
+    jitter: float
+    def __init__(self) -> None: ...
+
 class LayerConfig:
     heads: int
     kv_heads: int
     head_dim: int
     scale: float
+    softcap: float
+    clip: float
     window: int
     rope: int
     cache_group: int
-    q: int
-    k: int
-    v: int
-    o: int
-    gate: int
-    up: int
-    down: int
-    q_bias: int
-    k_bias: int
-    v_bias: int
-    o_bias: int
-    gate_bias: int
-    up_bias: int
-    down_bias: int
-    attn_norm: int
-    mlp_norm: int
-    q_norm: int
-    k_norm: int
+    slopes: int
+    sinks: int
+    q: LinearConfig
+    k: LinearConfig
+    v: LinearConfig
+    o: LinearConfig
+    attn_norm: NormConfig
+    attn_post_norm: NormConfig
+    mlp_norm: NormConfig
+    mlp_post_norm: NormConfig
+    q_norm: NormConfig
+    k_norm: NormConfig
+    qk_scope: int
+    qk_layer_norm: bool
+    qk_after_rope: bool
+    parallel: bool
+    mlp: FeedForwardConfig
+    moe: ExpertsConfig
     def __init__(self) -> None: ...
 
 class ModelConfig:
@@ -43,15 +77,23 @@ class ModelConfig:
     hidden: int
     max_positions: int
     norm_eps: float
+    layer_norms: bool
+    embed_scale: float
+    residual_scale: float
+    logit_scale: float
+    logit_softcap: float
     layers: list[LayerConfig]
     ropes: list[list[float]]
+    rope_scales: list[float]
     group_windows: list[int]
     kv_type: int
     block_size: int
     embedding: int
     embedding_type: int
-    final_norm: int
-    lm_head: int
+    positions: int
+    embed_norm: NormConfig
+    final_norm: NormConfig
+    lm_head: LinearConfig
     def __init__(self) -> None: ...
 
 class Handle:

@@ -14,7 +14,16 @@ from tidemill.backends.native import _core
 from tidemill.base.errors import ErrorKind, TidemillError, model_file_error, unsupported
 from tidemill.models import tensors as names
 from tidemill.models.quantization import FLOAT_TYPES, stored_type
-from tidemill.models.spec import DecoderSpec, Rope, inverse_frequencies
+from tidemill.models.spec import (
+    ACTIVATIONS,
+    Attention,
+    DecoderSpec,
+    Mlp,
+    Moe,
+    Norm,
+    Rope,
+    inverse_frequencies,
+)
 from tidemill.models.tensors import RawTensor, TensorMap, expected_nbytes, layer_name
 
 # Codes of csrc/kernels.h.
@@ -23,13 +32,8 @@ WEIGHT_TYPES = {
 }  # fmt: skip
 KV_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2}
 
-_MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
-_NORMS = {
-    "attn_norm": "attn_norm.weight",
-    "mlp_norm": "mlp_norm.weight",
-    "q_norm": "attn.q_norm.weight",
-    "k_norm": "attn.k_norm.weight",
-}
+_QK_SCOPES = ("head", "heads", "full")
+_SCORINGS = ("softmax", "sigmoid", "softmax_chosen", "sparse_mixer")
 
 
 def packed_type(name: str, tensor: RawTensor, options: BackendOptions) -> str:
@@ -48,11 +52,12 @@ def check_spec(spec: DecoderSpec) -> None:
         raise unsupported("layers", "the native backend needs at least one layer")
     for i, layer in enumerate(spec.layers):
         mixer = layer.mixer
-        if layer.mlp.activation != "silu":
+        mlp = layer.mlp.expert if isinstance(layer.mlp, Moe) else layer.mlp
+        if mlp.activation not in ACTIVATIONS or (
+            mlp.activation == "swiglu_clamped" and not mlp.gated
+        ):
             raise unsupported(
-                "activation",
-                f"layer {i}: the native backend knows the activation silu, "
-                f"not {layer.mlp.activation!r}",
+                "activation", f"layer {i}: the native backend does not know {mlp.activation!r} here"
             )
         if mixer.head_dim % 2 or mixer.heads % mixer.kv_heads:
             raise unsupported(
@@ -134,6 +139,7 @@ class ModelBuilder:
         self._packed = packed
         self._found = False
         self._ropes: dict[Rope, int] = {}
+        self._constants: dict[tuple[float, ...], int] = {}
         self._head = names.EMBED if spec.tied_embeddings else names.LM_HEAD
         self._source = np.zeros(0, np.uint8)
         self.mapped: tuple[NDArray[np.uint8], ...] = ()
@@ -149,12 +155,24 @@ class ModelBuilder:
         config.kv_type = KV_TYPES[options.kv_dtype]
         config.block_size = options.block_size
         groups = spec.cache_groups()
+        config.layer_norms = spec.norm.kind == "layer"
+        config.embed_scale, config.residual_scale = spec.embed_scale, spec.residual_scale
+        config.logit_scale, config.logit_softcap = spec.logit_scale, spec.logit_softcap or 0.0
         config.group_windows = [group.window or 0 for group in groups]
         group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
         config.layers = [self._layer(i, group_of[i]) for i in range(len(spec.layers))]
-        config.ropes = [inverse_frequencies(rope) for rope in self._ropes]
-        config.final_norm = self._vector(names.FINAL_NORM)
-        config.lm_head = self._matrix(self._head)
+        context = options.max_positions
+        config.ropes = [inverse_frequencies(rope, context) for rope in self._ropes]
+        config.rope_scales = [rope.attention_factor for rope in self._ropes]
+        if spec.learned_positions:
+            config.positions = self._matrix(names.POSITIONS)
+        if spec.embed_norm:
+            config.embed_norm = self._norm("embed_norm", spec.norm, spec.hidden_size)
+        config.final_norm = self._norm("final_norm", spec.norm, spec.hidden_size)
+        config.lm_head = _core.LinearConfig()
+        config.lm_head.weight = self._matrix(self._head)
+        if spec.head_bias:
+            config.lm_head.bias = self._vector(names.LM_HEAD_BIAS)
         self._embedding(config)
         self._core.build(config, self._source)
         if self._packed is not None and not self._found:
@@ -165,7 +183,7 @@ class ModelBuilder:
         # a step touches only a few of its rows.
         config.embedding_type = WEIGHT_TYPES[self._tensors[names.EMBED].dtype]
         if self._spec.tied_embeddings:
-            config.embedding = config.lm_head
+            config.embedding = config.lm_head.weight
         elif self._is_mapped(names.EMBED):
             config.embedding = -1
             self._source = as_bytes(self._tensors[names.EMBED])
@@ -219,23 +237,96 @@ class ModelBuilder:
         (count,) = tensor.shape
         return self._core.add_vector(name, WEIGHT_TYPES[tensor.dtype], count, as_bytes(tensor))
 
+    def _constant(self, values: tuple[float, ...]) -> int:
+        """A vector that no file holds, added once."""
+        if values not in self._constants:
+            array = np.array(values, np.float32)
+            self._constants[values] = self._core.add_vector(
+                "constant", WEIGHT_TYPES["F32"], len(values), array.view(np.uint8)
+            )
+        return self._constants[values]
+
+    def _norm(self, name: str, norm: Norm, width: int) -> _core.NormConfig:
+        config = _core.NormConfig()
+        config.weight = (
+            self._vector(f"{name}.weight") if norm.weight else self._constant((1.0,) * width)
+        )
+        if norm.bias:
+            config.bias = self._vector(f"{name}.bias")
+        return config
+
+    def _linear(self, name: str) -> _core.LinearConfig:
+        config = _core.LinearConfig()
+        config.weight = self._matrix(f"{name}.weight")
+        if f"{name}.bias" in self._tensors:
+            config.bias = self._vector(f"{name}.bias")
+        return config
+
     def _layer(self, index: int, cache_group: int) -> _core.LayerConfig:
-        mixer = self._spec.layers[index].mixer
+        layer = self._spec.layers[index]
         config = _core.LayerConfig()
+        config.cache_group, config.parallel = cache_group, layer.parallel
+        for part in ("attn", "mlp"):
+            present = {
+                "norm": layer.pre_norm and not (part == "mlp" and layer.shared_norm),
+                "post_norm": layer.post_norm,
+            }
+            for kind, there in present.items():
+                if there:
+                    name = layer_name(index, f"{part}_{kind}")
+                    norm = self._norm(name, self._spec.norm, self._spec.hidden_size)
+                    setattr(config, f"{part}_{kind}", norm)
+        self._attention(index, layer.mixer, config)
+        if isinstance(layer.mlp, Moe):
+            config.moe = self._experts(layer_name(index, "mlp"), layer.mlp)
+        else:
+            config.mlp = self._feed_forward(layer_name(index, "mlp"), layer.mlp)
+        return config
+
+    def _attention(self, index: int, mixer: Attention, config: _core.LayerConfig) -> None:
         config.heads, config.kv_heads = mixer.heads, mixer.kv_heads
         config.head_dim, config.scale = mixer.head_dim, mixer.score_scale
+        config.softcap, config.clip = mixer.softcap or 0.0, mixer.clip or 0.0
         config.window = mixer.window or 0
-        config.cache_group = cache_group
         if mixer.rope is not None:
             config.rope = self._ropes.setdefault(mixer.rope, len(self._ropes))
-        for matrix in _MATRICES:
-            block = "mlp" if matrix in ("gate", "up", "down") else "attn"
-            name = layer_name(index, f"{block}.{matrix}")
-            setattr(config, matrix, self._matrix(f"{name}.weight"))
-            if f"{name}.bias" in self._tensors:
-                setattr(config, f"{matrix}_bias", self._vector(f"{name}.bias"))
-        for field, tensor in _NORMS.items():
-            name = layer_name(index, tensor)
-            if name in self._tensors:
-                setattr(config, field, self._vector(name))
+        if mixer.slopes:
+            config.slopes = self._constant(mixer.slopes)
+        if mixer.sinks:
+            config.sinks = self._vector(layer_name(index, "attn.sinks"))
+        for part in ("q", "k", "v", "o"):
+            setattr(config, part, self._linear(layer_name(index, f"attn.{part}")))
+        qk = mixer.qk_norm
+        if qk is None:
+            return
+        config.qk_scope, config.qk_after_rope = _QK_SCOPES.index(qk.scope), qk.after_rope
+        config.qk_layer_norm = qk.norm.kind == "layer"
+        for part, heads in (("q", mixer.heads), ("k", mixer.kv_heads)):
+            width = mixer.head_dim * (1 if qk.scope == "head" else heads)
+            norm = self._norm(layer_name(index, f"attn.{part}_norm"), qk.norm, width)
+            setattr(config, f"{part}_norm", norm)
+
+    def _feed_forward(self, name: str, mlp: Mlp) -> _core.FeedForwardConfig:
+        config = _core.FeedForwardConfig()
+        config.activation = ACTIVATIONS.index(mlp.activation)
+        if mlp.gated:
+            config.gate = self._linear(f"{name}.gate")
+        config.up, config.down = self._linear(f"{name}.up"), self._linear(f"{name}.down")
+        return config
+
+    def _experts(self, name: str, moe: Moe) -> _core.ExpertsConfig:
+        config = _core.ExpertsConfig()
+        config.top_k, config.scoring = moe.top_k, _SCORINGS.index(moe.scoring)
+        config.groups, config.top_groups = moe.groups, moe.top_groups
+        config.normalize, config.scale, config.jitter = moe.normalize, moe.scale, moe.jitter
+        config.router = self._linear(f"{name}.router")
+        if moe.correction:
+            config.correction = self._vector(f"{name}.correction")
+        config.experts = [
+            self._feed_forward(f"{name}.experts.{e}", moe.expert) for e in range(moe.experts)
+        ]
+        if moe.shared is not None:
+            config.shared = self._feed_forward(f"{name}.shared", moe.shared)
+        if moe.shared_gate:
+            config.shared_gate = self._linear(f"{name}.shared_gate")
         return config

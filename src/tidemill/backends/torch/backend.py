@@ -28,13 +28,13 @@ from tidemill.backends.base import (
     StepOutputs,
     UInt8,
 )
-from tidemill.backends.torch import sampling
+from tidemill.backends.torch import layers, sampling
 from tidemill.backends.torch.cache import PagedCache
 from tidemill.base.clock import monotonic
 from tidemill.base.errors import ErrorKind, TidemillError, config_error
 from tidemill.models import tensors as names
 from tidemill.models.quantization import QUANTIZED_TYPES, convert, stored_type, to_float32
-from tidemill.models.spec import Attention, DecoderSpec, Layer, inverse_frequencies
+from tidemill.models.spec import DecoderSpec, Layer, Mlp, Moe, Norm, QkNorm, inverse_frequencies
 from tidemill.models.tensors import RawTensor, TensorMap, layer_name
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -46,21 +46,6 @@ def _to_torch(tensor: RawTensor, dtype: torch.dtype, device: torch.device) -> to
     # A mapped file is read-only memory, which torch does not take.
     owned = values if values.flags.writeable else values.copy()
     return torch.from_numpy(owned).to(device=device, dtype=dtype)
-
-
-def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last axis, computed in float32."""
-    values = x.float()
-    values = values * torch.rsqrt(values.pow(2).mean(dim=-1, keepdim=True) + eps)
-    return (weight.float() * values).to(x.dtype)
-
-
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate-half rope on the first 2 * cos.shape[-1] dimensions of x [tokens, heads, dim]."""
-    half = cos.shape[-1]
-    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    cos, sin = cos[:, None, :], sin[:, None, :]
-    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
 
 
 class _Handle:
@@ -106,12 +91,6 @@ class TorchBackend:
     """See backends.base.Backend."""
 
     def __init__(self, spec: DecoderSpec, tensors: TensorMap, options: BackendOptions) -> None:
-        for i, layer in enumerate(spec.layers):
-            if layer.mlp.activation != "silu":
-                raise TidemillError(
-                    ErrorKind.UNSUPPORTED,
-                    f"layer {i}: activation {layer.mlp.activation!r} is not supported",
-                )
         self.spec = spec
         self.options = options
         self._dtype = _DTYPES[options.dtype]
@@ -125,7 +104,9 @@ class TorchBackend:
         self._weights = {name: self._load(name, tensor) for name, tensor in tensors.items()}
         self._inverse = {
             id(layer): torch.tensor(
-                inverse_frequencies(layer.mixer.rope), dtype=torch.float32, device=self._device
+                inverse_frequencies(layer.mixer.rope, options.max_positions),
+                dtype=torch.float32,
+                device=self._device,
             )
             for layer in spec.layers
             if layer.mixer.rope is not None
@@ -261,14 +242,33 @@ class TorchBackend:
         """Final hidden states [tokens, hidden] of all rows, the KV cache written."""
         spec, weights = self.spec, self._weights
         positions, slots, contexts = self._addresses(inputs)
-        x = weights[names.EMBED][tokens]
+        x = weights[names.EMBED][tokens] * spec.embed_scale
+        if spec.learned_positions:
+            x = x + weights[names.POSITIONS][positions]
+        if spec.embed_norm:
+            x = self._norm("embed_norm", spec.norm, x)
         for i, layer in enumerate(spec.layers):
-            h = _rms_norm(x, weights[layer_name(i, "attn_norm.weight")], spec.norm_eps)
-            x = x + self._attention(i, layer, h, positions, slots, contexts, inputs)
-            h = _rms_norm(x, weights[layer_name(i, "mlp_norm.weight")], spec.norm_eps)
-            x = x + self._mlp(i, h)
+            h = self._block_norm(i, "attn_norm", layer.pre_norm, x)
+            attended = self._attention(i, layer, h, positions, slots, contexts, inputs)
+            attended = self._block_norm(i, "attn_post_norm", layer.post_norm, attended)
+            attended = attended * spec.residual_scale
+            if not layer.parallel:
+                x = x + attended
+            if not layer.shared_norm:
+                h = self._block_norm(i, "mlp_norm", layer.pre_norm, x)
+            fed = self._block_norm(i, "mlp_post_norm", layer.post_norm, self._mlp(i, layer, h))
+            x = x + fed * spec.residual_scale
+            if layer.parallel:
+                x = x + attended
             self._progress += 1
-        return _rms_norm(x, weights[names.FINAL_NORM], spec.norm_eps)
+        return self._norm("final_norm", spec.norm, x)
+
+    def _norm(self, name: str, kind: Norm, x: torch.Tensor) -> torch.Tensor:
+        weight, bias = self._weights.get(f"{name}.weight"), self._weights.get(f"{name}.bias")
+        return layers.norm(x, kind.kind, weight, bias, self.spec.norm_eps)
+
+    def _block_norm(self, index: int, name: str, present: bool, x: torch.Tensor) -> torch.Tensor:
+        return self._norm(layer_name(index, name), self.spec.norm, x) if present else x
 
     def _addresses(
         self, inputs: StepInputs
@@ -296,13 +296,37 @@ class TorchBackend:
             contexts.append(of_row)
         return positions, written, contexts
 
-    def _linear(self, x: torch.Tensor, layer: int, name: str) -> torch.Tensor:
-        bias = self._weights.get(layer_name(layer, f"{name}.bias"))
-        return F.linear(x, self._weights[layer_name(layer, f"{name}.weight")], bias)
+    def _linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        return F.linear(x, self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias"))
 
-    def _mlp(self, layer: int, x: torch.Tensor) -> torch.Tensor:
-        gate, up = self._linear(x, layer, "mlp.gate"), self._linear(x, layer, "mlp.up")
-        return self._linear(F.silu(gate) * up, layer, "mlp.down")
+    def _mlp(self, index: int, layer: Layer, x: torch.Tensor) -> torch.Tensor:
+        name = layer_name(index, "mlp")
+        if isinstance(layer.mlp, Moe):
+            return self._experts(name, layer.mlp, x)
+        return self._feed_forward(name, layer.mlp, x)
+
+    def _feed_forward(self, name: str, mlp: Mlp, x: torch.Tensor) -> torch.Tensor:
+        gate = self._linear(x, f"{name}.gate") if mlp.gated else None
+        inner = layers.activate(mlp.activation, gate, self._linear(x, f"{name}.up"))
+        return self._linear(inner, f"{name}.down")
+
+    def _experts(self, name: str, moe: Moe, x: torch.Tensor) -> torch.Tensor:
+        logits = self._linear(x, f"{name}.router").float()
+        correction = self._weights.get(f"{name}.correction")
+        chosen, weights = layers.route(moe, logits, correction)
+        parts = x.new_zeros(*chosen.shape, x.shape[-1])
+        for expert in torch.unique(chosen).tolist():
+            at = (chosen == expert).nonzero(as_tuple=True)
+            parts[at] = self._feed_forward(f"{name}.experts.{expert}", moe.expert, x[at[0]])
+        out = torch.zeros_like(x)
+        for rank in range(moe.top_k):
+            out = out + parts[:, rank] * weights[:, rank, None].to(x.dtype)
+        if moe.shared is None:
+            return out
+        shared = self._feed_forward(f"{name}.shared", moe.shared, x)
+        if moe.shared_gate:
+            shared = shared * self._linear(x, f"{name}.shared_gate").sigmoid()
+        return out + shared
 
     def _attention(
         self,
@@ -319,30 +343,51 @@ class TorchBackend:
         group = cache.group_of[index]
         cache.write(index, slots[group], k, v)
         out = torch.empty_like(q)
+        sinks = self._weights.get(layer_name(index, "attn.sinks"))
         for row, context in enumerate(contexts[group]):
             begin, end = int(inputs.row_start[row]), int(inputs.row_start[row + 1])
             keys, values = cache.read(index, context)
-            out[begin:end] = _attend(mixer, q[begin:end], keys, values, positions[begin:end])
-        return self._linear(out.flatten(1), index, "attn.o")
+            out[begin:end] = layers.attend(
+                mixer, q[begin:end], keys, values, positions[begin:end], sinks
+            )
+        return self._linear(out.flatten(1), layer_name(index, "attn.o"))
 
     def _project(
         self, index: int, layer: Layer, x: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Q, K, V as [tokens, heads, head_dim], normed and rotated."""
-        mixer = layer.mixer
+        mixer, qk = layer.mixer, layer.mixer.qk_norm
         parts = []
         for name, heads in (("q", mixer.heads), ("k", mixer.kv_heads), ("v", mixer.kv_heads)):
-            part = self._linear(x, index, f"attn.{name}").view(-1, heads, mixer.head_dim)
-            if mixer.qk_norm and name != "v":
-                weight = self._weights[layer_name(index, f"attn.{name}_norm.weight")]
-                part = _rms_norm(part, weight, self.spec.norm_eps)
-            parts.append(part)
+            part = self._linear(x, layer_name(index, f"attn.{name}"))
+            if qk is not None and not qk.after_rope and name != "v":
+                part = self._qk_norm(index, name, qk, heads, part)
+            if mixer.clip is not None:
+                part = part.clamp(-mixer.clip, mixer.clip)
+            parts.append(part.view(-1, heads, mixer.head_dim))
         q, k, v = parts
         if mixer.rope is not None:
             angles = positions.float()[:, None] * self._inverse[id(layer)][None, :]
-            cos, sin = angles.cos().to(q.dtype), angles.sin().to(q.dtype)
-            q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+            scale = mixer.rope.attention_factor
+            cos, sin = (angles.cos() * scale).to(q.dtype), (angles.sin() * scale).to(q.dtype)
+            q, k = layers.rotate(q, cos, sin), layers.rotate(k, cos, sin)
+        if qk is not None and qk.after_rope:
+            q = self._qk_norm(index, "q", qk, mixer.heads, q.flatten(1)).view_as(q)
+            k = self._qk_norm(index, "k", qk, mixer.kv_heads, k.flatten(1)).view_as(k)
         return q, k, v
+
+    def _qk_norm(
+        self, index: int, part: str, qk: QkNorm, heads: int, x: torch.Tensor
+    ) -> torch.Tensor:
+        """Q or K [tokens, heads * dim] normed."""
+        name = layer_name(index, f"attn.{part}_norm")
+        weight, bias = self._weights.get(f"{name}.weight"), self._weights.get(f"{name}.bias")
+        if qk.scope != "full":
+            x = x.view(len(x), heads, -1)
+        if qk.scope == "heads":
+            weight = None if weight is None else weight.view(heads, -1)
+            bias = None if bias is None else bias.view(heads, -1)
+        return layers.norm(x, qk.norm.kind, weight, bias, self.spec.norm_eps).flatten(1)
 
     # --- logits and tokens ---------------------------------------------------------------------
 
@@ -356,7 +401,11 @@ class TorchBackend:
                 rows.append(np.empty((0, self.spec.vocab_size), np.float32))
                 continue
             chosen = hidden[begin:end] if wanted == LOGITS_ALL else hidden[end - 1 : end]
-            rows.append(F.linear(chosen, head).float().cpu().numpy())
+            values = F.linear(chosen, head, self._weights.get(names.LM_HEAD_BIAS)).float()
+            values = values * self.spec.logit_scale
+            if self.spec.logit_softcap is not None:
+                values = layers.softcap(values, self.spec.logit_softcap)
+            rows.append(values.cpu().numpy())
         return rows
 
     def _sample(
@@ -396,32 +445,6 @@ class TorchBackend:
                     logits.append(values)
                     widths.append(int(inputs.target_logprobs[row]))
         return targets, logits, widths
-
-
-def _attend(
-    mixer: Attention,
-    q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    positions: torch.Tensor,
-) -> torch.Tensor:
-    """Causal attention of one row in float32.
-
-    Args:
-        q: [count, heads, dim]; keys, values: [context, kv_heads, dim]; positions: [count].
-
-    Returns:
-        [count, heads, dim] in q's type.
-    """
-    count, heads, dim = q.shape
-    grouped = q.float().view(count, mixer.kv_heads, heads // mixer.kv_heads, dim)
-    scores = torch.einsum("qhgd,khd->hgqk", grouped, keys) * mixer.score_scale
-    at = torch.arange(keys.shape[0], device=q.device)
-    hidden = at[None, :] > positions[:, None]
-    if mixer.window is not None:
-        hidden |= at[None, :] <= positions[:, None] - mixer.window
-    weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
-    return torch.einsum("hgqk,khd->qhgd", weights, values).reshape(count, heads, dim).to(q.dtype)
 
 
 def _logprobs(

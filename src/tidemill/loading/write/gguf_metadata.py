@@ -20,9 +20,9 @@ from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.loading.parts import ModelFiles
 from tidemill.models.dense import Family
 from tidemill.models.gguf_config import config_from_gguf
-from tidemill.models.naming import canonical_name
+from tidemill.models.naming import canonical_names
 from tidemill.models.registry import FAMILIES, family_for_gguf
-from tidemill.models.spec import DecoderSpec, inverse_frequencies
+from tidemill.models.spec import DecoderSpec, Moe, inverse_frequencies
 
 ROPE_TENSOR = "rope_freqs.weight"
 # Families whose GGUF files go by another's name.
@@ -49,6 +49,8 @@ def shape_metadata(files: ModelFiles, family: Family) -> dict[str, Any]:
     assert family.gguf is not None
     spec, arch = files.spec, family.gguf.arch
     mixer, mlp = spec.layers[0].mixer, spec.layers[0].mlp
+    if isinstance(mlp, Moe):
+        raise unsupported("out", "GGUF files of mixtures of experts are not written")
     own: dict[str, Any] = {
         "block_count": len(spec.layers),
         "context_length": spec.max_positions,
@@ -121,7 +123,7 @@ def tensor_name(family: Family, canonical: str) -> str:
     assert family.gguf is not None
     fields = {"{i}": r"(?P<i>\d+)", "{p}": r"(?P<p>[a-z]+)", "{t}": r"(?P<t>weight|bias)"}
     for pattern, wanted in family.gguf.rules:
-        if wanted is None:
+        if not isinstance(wanted, str):
             continue
         expression = re.escape(wanted).replace(r"\{", "{").replace(r"\}", "}")
         for key, group in fields.items():
@@ -130,7 +132,7 @@ def tensor_name(family: Family, canonical: str) -> str:
         if match is None:
             continue
         name = pattern.format(**match.groupdict())
-        if canonical_name(family.gguf.rules, name) == (True, canonical):
+        if canonical_names(family.gguf.rules, name)[1].parts == (canonical,):
             return name
     raise unsupported("out", f"{canonical} has no name in GGUF files of {family.name} models")
 

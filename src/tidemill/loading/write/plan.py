@@ -12,6 +12,7 @@ from tidemill.base.errors import TidemillError, unsupported
 from tidemill.loading.gguf import GgufFile
 from tidemill.loading.parts import ModelFiles
 from tidemill.loading.places import OneTensor, Place, held_bytes, one_tensor
+from tidemill.loading.selected import Selected
 from tidemill.loading.write.gguf_metadata import (
     ROPE_TENSOR,
     gguf_family,
@@ -88,7 +89,7 @@ def to_gguf(files: ModelFiles, kind: str | None, loss: Loss) -> Iterator[OutTens
                 f"{place.name} is stored as {place.dtype}, which no type of GGUF holds without "
                 "loss: use `tidemill quantize` with a --type",
             )
-        heads = _interleaved(files, canonical) if family.gguf.permuted_qk else None
+        heads = _interleaved(files, canonical) if family.gguf.stored.paired_rope else None
         if heads is not None:
             yield _permuted(place, name, dtype, heads, loss)
         elif isinstance(place, OneTensor) or (dtype in QUANTIZERS and dtype != place.exact):
@@ -140,6 +141,12 @@ def to_folder(
     left: list[str] = []
     bf16 = files.tensors.prevailing_dtype() != "F16"
     for canonical, place in files.tensors.places.items():
+        if isinstance(place, Selected):
+            raise unsupported(
+                place.name,
+                f"{place.name} is stored fused, transposed or in another order than it is computed "
+                f"with: folders of {files.spec.family} models are not written",
+            )
         matrix = canonical.startswith("layers.") and canonical.endswith(".weight")
         if kind is not None and matrix and len(place.shape) == 2:
             if kind.fits(place.shape):

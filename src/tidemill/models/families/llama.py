@@ -8,6 +8,7 @@ from typing import Any
 from tidemill.models.config import ConfigReader
 from tidemill.models.dense import Biases, Family, GgufFamily, dense_spec
 from tidemill.models.naming import GGUF_RULES, HF_RULES
+from tidemill.models.sources import Conventions
 from tidemill.models.spec import DecoderSpec
 
 
@@ -30,7 +31,7 @@ FAMILY = Family(
     gguf=GgufFamily(
         arch="llama",
         rules=GGUF_RULES,
-        permuted_qk=True,
+        stored=Conventions(paired_rope=True),
         biases={"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"},
     ),
 )

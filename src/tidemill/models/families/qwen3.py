@@ -8,7 +8,7 @@ from typing import Any
 from tidemill.models.config import ConfigReader
 from tidemill.models.dense import Biases, Family, GgufFamily, dense_spec, layer_windows
 from tidemill.models.naming import GGUF_RULES, HF_RULES
-from tidemill.models.spec import DecoderSpec
+from tidemill.models.spec import DecoderSpec, QkNorm
 
 _DEFAULT_HEAD_DIM = 128
 
@@ -26,7 +26,7 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
         reader,
         "qwen3",
         biases=Biases(q=bias, k=bias, v=bias, o=bias),
-        qk_norm=True,
+        qk_norm=QkNorm(),
         windows=lambda layers: layer_windows(reader, layers),
     )
 

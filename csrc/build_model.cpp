@@ -1,0 +1,152 @@
+#include "build_model.h"
+
+#include <string>
+
+#include "error.h"
+
+namespace tidemill {
+
+namespace {
+
+class Builder {
+ public:
+  Builder(const WeightStore& weights, const ModelConfig& config)
+      : weights_(weights), config_(config) {}
+
+  Linear linear(const LinearConfig& c, int64_t n, int64_t k) const {
+    const PackedMatrix& weight = weights_.matrix(c.weight);
+    if (weight.n != n || weight.k != k) {
+      throw internal_error("a matrix is [" + std::to_string(weight.n) + ", " +
+                           std::to_string(weight.k) + "] where [" + std::to_string(n) + ", " +
+                           std::to_string(k) + "] is needed");
+    }
+    return {&weight, vector(c.bias, n)};
+  }
+
+  Norm norm(const NormConfig& c, int64_t width) const {
+    return {vector(c.weight, width), vector(c.bias, width)};
+  }
+
+  DecoderLayer layer(const LayerConfig& c) const {
+    check(c);
+    const int64_t q = int64_t{c.heads} * c.head_dim, kv = int64_t{c.kv_heads} * c.head_dim;
+    DecoderLayer layer;
+    layer.attention = {c.heads,   c.kv_heads, c.head_dim, c.scale, c.window,
+                       c.softcap, vector(c.slopes, c.heads)};
+    layer.sinks = vector(c.sinks, c.heads);
+    layer.rope = c.rope;
+    layer.cache_group = c.cache_group;
+    layer.clip = c.clip;
+    layer.parallel = c.parallel;
+    layer.q = linear(c.q, q, config_.hidden);
+    layer.k = linear(c.k, kv, config_.hidden);
+    layer.v = linear(c.v, kv, config_.hidden);
+    layer.o = linear(c.o, config_.hidden, q);
+    layer.attn_norm = norm(c.attn_norm, config_.hidden);
+    layer.attn_post_norm = norm(c.attn_post_norm, config_.hidden);
+    layer.mlp_norm = norm(c.mlp_norm, config_.hidden);
+    layer.mlp_post_norm = norm(c.mlp_post_norm, config_.hidden);
+    const auto scope = static_cast<NormScope>(c.qk_scope);
+    const bool head = scope == NormScope::Head;
+    layer.qk_norm = {norm(c.q_norm, head ? c.head_dim : q), norm(c.k_norm, head ? c.head_dim : kv),
+                     scope, c.qk_layer_norm, c.qk_after_rope};
+    if (c.moe.experts.empty()) {
+      layer.mlp = feed_forward(c.mlp);
+    } else {
+      layer.experts = std::make_unique<Experts>(experts(c.moe));
+    }
+    return layer;
+  }
+
+ private:
+  const float* vector(int id, int64_t count) const {
+    return id < 0 ? nullptr : weights_.vector(id, count);
+  }
+
+  void check(const LayerConfig& c) const {
+    if (c.heads < 1 || c.kv_heads < 1 || c.heads % c.kv_heads != 0 || c.head_dim < 2 ||
+        c.head_dim % 2 != 0) {
+      throw Error(ErrorKind::Unsupported,
+                  "the native backend needs heads that are a multiple of kv_heads, and an even "
+                  "head_dim; got " + std::to_string(c.heads) + ", " + std::to_string(c.kv_heads) +
+                      ", " + std::to_string(c.head_dim), "head_dim");
+    }
+    if (c.rope >= static_cast<int>(config_.ropes.size()) || c.cache_group < 0 ||
+        c.cache_group >= static_cast<int>(config_.group_windows.size())) {
+      throw internal_error("a layer names a rope table or cache group that does not exist");
+    }
+  }
+
+  FeedForward feed_forward(const FeedForwardConfig& c) const {
+    const int64_t width = weights_.matrix(c.up.weight).n, hidden = config_.hidden;
+    FeedForward mlp;
+    mlp.activation = static_cast<Activation>(c.activation);
+    if (c.gate.weight >= 0) mlp.gate = linear(c.gate, width, hidden);
+    mlp.up = linear(c.up, width, hidden);
+    mlp.down = linear(c.down, hidden, width);
+    return mlp;
+  }
+
+  Experts experts(const ExpertsConfig& c) const {
+    const auto count = static_cast<int64_t>(c.experts.size());
+    if (c.top_k < 1 || c.top_k > count || c.groups < 1 || count % c.groups != 0 ||
+        c.top_groups < 1 || c.top_groups > c.groups ||
+        count / c.groups * c.top_groups < c.top_k) {
+      throw internal_error("top_k experts cannot be chosen so");
+    }
+    Experts moe;
+    moe.routing = {count, c.top_k, static_cast<Scoring>(c.scoring), c.normalize, c.scale,
+                   vector(c.correction, count), c.groups, c.top_groups, c.jitter};
+    moe.router = linear(c.router, count, config_.hidden);
+    for (const FeedForwardConfig& expert : c.experts) moe.experts.push_back(feed_forward(expert));
+    if (c.shared.up.weight >= 0) moe.shared = feed_forward(c.shared);
+    if (c.shared_gate.weight >= 0) moe.shared_gate = linear(c.shared_gate, 1, config_.hidden);
+    return moe;
+  }
+
+  const WeightStore& weights_;
+  const ModelConfig& config_;
+};
+
+}  // namespace
+
+DecoderModel build_model(const WeightStore& weights, const ModelConfig& config,
+                         const uint8_t* embedding_source, int64_t source_bytes) {
+  const Builder builder(weights, config);
+  DecoderModel m;
+  m.vocab = config.vocab;
+  m.hidden = config.hidden;
+  m.max_positions = config.max_positions;
+  m.norm_eps = config.norm_eps;
+  m.layer_norms = config.layer_norms;
+  m.embed_scale = config.embed_scale;
+  m.residual_scale = config.residual_scale;
+  m.logit_scale = config.logit_scale;
+  m.logit_softcap = config.logit_softcap;
+  for (const LayerConfig& c : config.layers) m.layers.push_back(builder.layer(c));
+  if (config.ropes.size() != config.rope_scales.size()) throw internal_error("a scale per rope");
+  for (size_t i = 0; i < config.ropes.size(); ++i) {
+    m.ropes.emplace_back(config.ropes[i], config.rope_scales[i]);
+  }
+  if (config.embedding >= 0) {
+    m.embedding.packed = builder.linear({config.embedding, -1}, m.vocab, m.hidden).weight;
+  } else {
+    const auto type = static_cast<WeightType>(config.embedding_type);
+    const int64_t row = source_row_bytes(type, m.hidden);
+    if (embedding_source == nullptr || source_bytes != row * m.vocab) {
+      throw Error(ErrorKind::ModelFile, "the embedding's bytes contradict its shape",
+                  "embed.weight");
+    }
+    m.embedding = {nullptr, type, embedding_source, row};
+  }
+  if (config.positions >= 0) {
+    m.positions = &weights.matrix(config.positions);
+    if (m.positions->n < m.max_positions) throw internal_error("positions without a vector");
+  }
+  m.embed_norm = builder.norm(config.embed_norm, m.hidden);
+  m.final_norm = builder.norm(config.final_norm, m.hidden);
+  m.lm_head = builder.linear(config.lm_head, m.vocab, m.hidden);
+  return m;
+}
+
+}  // namespace tidemill

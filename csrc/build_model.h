@@ -1,0 +1,71 @@
+// A model as the bindings describe it, and the decoder's model made from it.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "decoder.h"
+#include "weights.h"
+
+namespace tidemill {
+
+// Sizes, and ids of what WeightStore holds (-1 for none).
+struct NormConfig {
+  int weight = -1, bias = -1;
+};
+
+struct LinearConfig {
+  int weight = -1, bias = -1;
+};
+
+struct FeedForwardConfig {
+  LinearConfig gate, up, down;
+  int activation = 0;
+};
+
+struct ExpertsConfig {
+  std::vector<FeedForwardConfig> experts;  // empty: the layer has none
+  LinearConfig router, shared_gate;
+  FeedForwardConfig shared;
+  int correction = -1, top_k = 0, scoring = 0, groups = 1, top_groups = 1;
+  bool normalize = true;
+  float scale = 1, jitter = 0;
+};
+
+struct LayerConfig {
+  int32_t heads = 0, kv_heads = 0, head_dim = 0;
+  float scale = 0, softcap = 0, clip = 0;
+  int64_t window = 0;
+  int rope = -1;
+  int cache_group = 0;
+  int slopes = -1, sinks = -1;
+  LinearConfig q, k, v, o;
+  NormConfig attn_norm, attn_post_norm, mlp_norm, mlp_post_norm, q_norm, k_norm;
+  int qk_scope = 0;
+  bool qk_layer_norm = false, qk_after_rope = false, parallel = false;
+  FeedForwardConfig mlp;
+  ExpertsConfig moe;
+};
+
+struct ModelConfig {
+  int64_t vocab = 0, hidden = 0, max_positions = 0;
+  float norm_eps = 0;
+  bool layer_norms = false;
+  float embed_scale = 1, residual_scale = 1, logit_scale = 1, logit_softcap = 0;
+  std::vector<LayerConfig> layers;
+  std::vector<std::vector<float>> ropes;  // inverse frequencies
+  std::vector<float> rope_scales;         // of cosines and sines
+  std::vector<int64_t> group_windows;     // per cache group, 0 for full attention
+  int kv_type = 0, block_size = 0;
+  int embedding = -1;                     // a matrix, or -1: the source given beside
+  int embedding_type = 0;
+  int positions = -1;
+  NormConfig embed_norm, final_norm;
+  LinearConfig lm_head;
+};
+
+// Error (Internal) where sizes contradict each other, (Unsupported) for shapes the kernels refuse,
+// (ModelFile) for an embedding source (rows of embedding_type) of the wrong size.
+DecoderModel build_model(const WeightStore& weights, const ModelConfig& config,
+                         const uint8_t* embedding_source, int64_t source_bytes);
+
+}  // namespace tidemill

@@ -1,0 +1,133 @@
+// The part of the decoder that mixes experts: rows are grouped by expert, so that an expert's
+// weights are read once, and a row's arithmetic is what it would be alone.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "decoder.h"
+
+namespace tidemill {
+
+namespace {
+// Tokens mixed at a time: many, so that experts get several each, but not so many that what all
+// experts make of them is large.
+constexpr int64_t kMixTokens = 512;
+}  // namespace
+
+void Decoder::mix_experts(const Experts& moe, float* out) {
+  const auto assigned = static_cast<size_t>(tokens_ * moe.routing.top_k);
+  chosen_.resize(assigned);
+  shares_.resize(assigned);
+  float* const scores = router_.ensure(tokens_ * moe.routing.experts);
+  multiply({{&moe.router, scores, moe.routing.experts, 0, tokens_}});
+  if (moe.shared_gate.weight != nullptr) {
+    shared_gate_.ensure(tokens_);
+    multiply({{&moe.shared_gate, shared_gate_.data(), 1, 0, tokens_}});
+  }
+  route_scratch_.resize(static_cast<size_t>(pool_.threads()));
+  each_token(tokens_, [&](int64_t t, int thread) {
+    const int64_t k = moe.routing.top_k;
+    route(moe.routing, scores + t * moe.routing.experts,
+          route_scratch_[static_cast<size_t>(thread)], chosen_.data() + t * k,
+          shares_.data() + t * k);
+  });
+  for (int64_t first = 0; first < tokens_; first += kMixTokens) {
+    mix_some(moe, first, std::min(kMixTokens, tokens_ - first), out);
+  }
+  if (moe.shared.up.weight == nullptr) return;
+  // acts_ still holds what the experts were sent copies of.
+  dense(moe.shared, tokens_, shared_out_.ensure(tokens_ * delta_stride_));
+  each_token(tokens_, [&](int64_t t, int) {
+    const float* shared = shared_out_.data() + t * delta_stride_;
+    float* row = out + t * delta_stride_;
+    if (moe.shared_gate.weight == nullptr) {
+      kernels_.add(row, shared, model_.hidden);
+    } else {
+      const float open = 1.0f / (1.0f + std::exp(-shared_gate_.data()[t]));
+      kernels_.add_scaled(row, shared, open, model_.hidden);
+    }
+  });
+}
+
+void Decoder::mix_some(const Experts& moe, int64_t first, int64_t count, float* out) {
+  const int64_t k = moe.routing.top_k;
+  send_to_experts(moe, first, count);
+  run_experts(moe, count * k);
+  each_token(count, [&](int64_t t, int) {
+    float* row = out + (first + t) * delta_stride_;
+    std::fill_n(row, model_.hidden, 0.0f);
+    for (int64_t n = 0; n < k; ++n) {  // in the order of their ranks
+      const int64_t slot = slot_of_[static_cast<size_t>(t * k + n)];
+      kernels_.add_scaled(row, slot_out_.data() + slot * delta_stride_,
+                          shares_[static_cast<size_t>((first + t) * k + n)], model_.hidden);
+    }
+  });
+}
+
+// Gives every (token, rank) a slot, grouped by expert and in the order of tokens, and copies the
+// token's packed row there.
+void Decoder::send_to_experts(const Experts& moe, int64_t first, int64_t count) {
+  const int64_t k = moe.routing.top_k, slots = count * k;
+  const int32_t* chosen = chosen_.data() + first * k;
+  expert_slot_.assign(static_cast<size_t>(moe.routing.experts) + 1, 0);
+  for (int64_t i = 0; i < slots; ++i) ++expert_slot_[static_cast<size_t>(chosen[i]) + 1];
+  for (size_t e = 1; e < expert_slot_.size(); ++e) expert_slot_[e] += expert_slot_[e - 1];
+  std::vector<int64_t> next(expert_slot_.begin(), expert_slot_.end() - 1);
+  slot_of_.resize(static_cast<size_t>(slots));
+  slot_token_.resize(static_cast<size_t>(slots));
+  for (int64_t i = 0; i < slots; ++i) {
+    const int64_t slot = next[static_cast<size_t>(chosen[i])]++;
+    slot_of_[static_cast<size_t>(i)] = slot;
+    slot_token_[static_cast<size_t>(slot)] = first + i / k;
+  }
+  unsigned acts = 0;
+  for (const FeedForward& e : moe.experts) {
+    acts |= act_bit(e.up) | (e.gated() ? act_bit(e.gate) : 0u) | act_bit(e.down);
+  }
+  for (int act = 0; act < 3; ++act) {
+    if (acts >> act & 1u) {
+      sent_acts_[act].ensure(slots * act_stride_[act]);
+      slot_acts_[act].ensure(slots * act_stride_[act]);
+    }
+  }
+  each_token(slots, [&](int64_t slot, int) {
+    for (int act = 0; act < 3; ++act) {
+      if ((acts >> act & 1u) == 0) continue;
+      const int64_t stride = act_stride_[act];
+      std::memcpy(sent_acts_[act].data() + slot * stride,
+                  acts_[act].data() + slot_token_[static_cast<size_t>(slot)] * stride,
+                  static_cast<size_t>(stride));
+    }
+  });
+}
+
+void Decoder::run_experts(const Experts& moe, int64_t slots) {
+  mlp_.ensure(slots * mlp_width_);
+  slot_out_.ensure(slots * delta_stride_);
+  std::vector<const FeedForward*> expert_of(static_cast<size_t>(slots));
+  products_.clear();
+  const auto each = [&](auto&& body) {
+    for (size_t e = 0; e < moe.experts.size(); ++e) {
+      const int64_t begin = expert_slot_[e], rows = expert_slot_[e + 1] - begin;
+      if (rows > 0) body(moe.experts[e], begin, rows);
+    }
+  };
+  each([&](const FeedForward& expert, int64_t begin, int64_t rows) {
+    float *const gate = mlp_.data() + begin * mlp_width_, *const up = gate + mlp_width_ / 2;
+    if (expert.gated()) products_.push_back({&expert.gate, gate, mlp_width_, begin, rows});
+    products_.push_back({&expert.up, up, mlp_width_, begin, rows});
+    std::fill_n(expert_of.begin() + begin, rows, &expert);
+  });
+  multiply(products_.data(), products_.size(), sent_acts_);
+  each_token(slots, [&](int64_t slot, int thread) {
+    activate_row(*expert_of[static_cast<size_t>(slot)], slot, thread, slot_acts_);
+  });
+  products_.clear();
+  each([&](const FeedForward& expert, int64_t begin, int64_t rows) {
+    products_.push_back({&expert.down, slot_out_.data() + begin * delta_stride_, delta_stride_,
+                         begin, rows});
+  });
+  multiply(products_.data(), products_.size(), slot_acts_);
+}
+
+}  // namespace tidemill

@@ -1,0 +1,26 @@
+// Which experts a token is sent to, and with what weight.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+namespace tidemill {
+
+enum class Scoring : int { Softmax, Sigmoid, SoftmaxChosen, SparseMixer };
+
+// See Moe in models/spec.py.
+struct Routing {
+  int64_t experts = 0, top_k = 0;
+  Scoring scoring = Scoring::Softmax;
+  bool normalize = true;
+  float scale = 1;
+  const float* correction = nullptr;
+  int64_t groups = 1, top_groups = 1;
+  float jitter = 0;  // of SparseMixer
+};
+
+// Chooses for one token: `chosen` and `weights` [top_k], best first, of equal scores the lowest id.
+// `scratch` is resized as needed.
+void route(const Routing& routing, const float* logits, std::vector<float>& scratch,
+           int32_t* chosen, float* weights);
+
+}  // namespace tidemill

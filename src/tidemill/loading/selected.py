@@ -1,0 +1,91 @@
+"""A weight that is part of a stored one: rows of a fused tensor, an expert, a transposed matrix."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from tidemill.loading.mapped import StoredTensor
+from tidemill.loading.places import Float32, Place, held_bytes
+from tidemill.models.quantization import FLOAT_TYPES
+from tidemill.models.sources import Source
+from tidemill.models.tensors import RawTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """A `Place` seen through a `Source`. Rows move whole, so quantized ones keep their bytes; a
+    quantized matrix that is stored transposed is held as float32."""
+
+    place: Place
+    source: Source
+
+    @property
+    def name(self) -> str:
+        return self.place.name
+
+    @property
+    def dtype(self) -> str:
+        return self.place.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.source.shape(self.place.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """As stored: its share of the whole."""
+        return self.place.nbytes * math.prod(self.shape) // math.prod(self.place.shape)
+
+    @property
+    def parts(self) -> tuple[StoredTensor, ...]:
+        return self.place.parts
+
+    @property
+    def exact(self) -> str:
+        """See `Place`."""
+        exact = self.place.exact
+        if self.source.plus or (self.source.transposed and exact not in FLOAT_TYPES):
+            return "F32"
+        return exact
+
+    def values(self) -> Float32:
+        """See `Place`."""
+        source, values = self.source, self.place.values()
+        if source.expert is not None:
+            values = values[source.expert]
+        if source.transposed:
+            values = values.T
+        if source.flat:
+            values = values.reshape(-1)
+        if source.rows is not None:
+            values = values[source.rows]
+        return np.ascontiguousarray(values + np.float32(source.plus))
+
+    def packed(self) -> RawTensor:
+        """See `Place`."""
+        source, exact, shape = self.source, self.exact, self.shape
+        if source.plus or exact != self.place.exact:
+            return RawTensor("F32", shape, self.values().reshape(-1).data.cast("B"))
+        raw = np.frombuffer(self.place.packed().data, np.uint8)
+        stored = self.place.shape
+        if source.expert is not None:
+            size = raw.size // stored[0]
+            raw = raw[source.expert * size : (source.expert + 1) * size]
+            stored = stored[1:]
+        if source.transposed:
+            item = held_bytes(exact, (1,))
+            raw = np.ascontiguousarray(raw.reshape(*stored, item).swapaxes(0, 1)).reshape(-1)
+            stored = stored[::-1]
+        if source.flat:
+            stored = (math.prod(stored),)
+        if source.rows is not None:
+            raw = np.ascontiguousarray(raw.reshape(stored[0], -1)[source.rows]).reshape(-1)
+        return RawTensor(exact, shape, raw.data.cast("B"))
+
+
+def select(place: Place, source: Source) -> Place:
+    """The place itself where the source is the whole tensor."""
+    return place if source.plain else Selected(place, source)

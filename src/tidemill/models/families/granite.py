@@ -1,0 +1,36 @@
+"""Granite 3, dense (IBM 2024): multipliers of embedding, residual, attention and logits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tidemill.models.config import ConfigReader
+from tidemill.models.dense import Biases, Family, dense_spec
+from tidemill.models.naming import HF_RULES
+from tidemill.models.spec import DecoderSpec
+
+
+def multipliers(reader: ConfigReader) -> dict[str, Any]:
+    """Granite's four multipliers, as arguments of `dense_spec`."""
+    return {
+        "attention": {"scale": reader.number("attention_multiplier", 1.0)},
+        "embed_scale": reader.number("embedding_multiplier", 1.0),
+        "residual_scale": reader.number("residual_multiplier", 1.0),
+        "logit_scale": 1.0 / reader.number("logits_scaling", 1.0),
+    }
+
+
+def spec(config: Mapping[str, Any]) -> DecoderSpec:
+    """Read a Granite config.
+
+    Keys beside the common ones: attention_bias, mlp_bias, embedding_multiplier,
+    residual_multiplier, attention_multiplier, logits_scaling.
+    """
+    reader = ConfigReader(config, "granite")
+    bias = reader.boolean("attention_bias")
+    biases = Biases(q=bias, k=bias, v=bias, o=bias, mlp=reader.boolean("mlp_bias"))
+    return dense_spec(reader, "granite", biases=biases, **multipliers(reader))
+
+
+FAMILY = Family(name="granite", architectures=("GraniteForCausalLM",), spec=spec, rules=HF_RULES)

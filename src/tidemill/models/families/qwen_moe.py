@@ -1,0 +1,82 @@
+"""Qwen1.5/2-MoE (Qwen team 2024) and Qwen3-MoE (2025): many small experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tidemill.base.errors import model_file_error
+from tidemill.models.config import ConfigReader
+from tidemill.models.dense import Biases, Family, dense_spec, layer_windows, read_top_k
+from tidemill.models.naming import HF_EXPERTS, HF_RULES, Rules
+from tidemill.models.spec import DecoderSpec, Mlp, Moe, QkNorm
+
+_HEAD_DIM = 128
+
+RULES: Rules = (
+    ("model.layers.{i}.mlp.shared_expert_gate.weight", "layers.{i}.mlp.shared_gate.weight"),
+    ("model.layers.{i}.mlp.shared_expert.{p}_proj.weight", "layers.{i}.mlp.shared.{p}.weight"),
+    *HF_EXPERTS,
+    *HF_RULES,
+)
+
+
+def spec2(config: Mapping[str, Any]) -> DecoderSpec:
+    """Read a Qwen2-MoE config.
+
+    Keys beside Qwen3-MoE's: qkv_bias (true where absent), shared_expert_intermediate_size.
+    """
+    reader = ConfigReader(config, "qwen2_moe")
+    shared = reader.integer("shared_expert_intermediate_size", 5632)
+    bias = reader.boolean("qkv_bias", True)
+    return _spec(
+        reader, "qwen2_moe", "num_experts", shared=shared, biases=Biases(q=bias, k=bias, v=bias)
+    )
+
+
+def spec3(config: Mapping[str, Any]) -> DecoderSpec:
+    """Read a Qwen3-MoE config.
+
+    Keys beside the common ones: attention_bias (on Q, K, V and O), moe_intermediate_size,
+    num_experts (or num_local_experts), num_experts_per_tok, norm_topk_prob, decoder_sparse_step
+    and mlp_only_layers (which layers are dense), use_sliding_window, sliding_window,
+    max_window_layers, layer_types. An absent head_dim is 128.
+    """
+    reader = ConfigReader({"head_dim": _HEAD_DIM, **config}, "qwen3_moe")
+    bias = reader.boolean("attention_bias")
+    name = "num_local_experts" if config.get("num_experts") is None else "num_experts"
+    biases = Biases(q=bias, k=bias, v=bias, o=bias)
+    return _spec(reader, "qwen3_moe", name, biases=biases, qk_norm=QkNorm())
+
+
+def _spec(
+    reader: ConfigReader, family: str, experts_key: str, *, shared: int | None = None, **more: Any
+) -> DecoderSpec:
+    experts, top_k = read_top_k(reader, experts_key)
+    width = reader.integer("moe_intermediate_size")
+    normalize = reader.boolean("norm_topk_prob")
+    layers = reader.integer("num_hidden_layers")
+    step = reader.integer("decoder_sparse_step", 1)
+    dense = reader.raw("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(type(i) is int for i in dense):
+        raise model_file_error("mlp_only_layers must list layers", param="mlp_only_layers")
+    sparse = [i not in dense and (i + 1) % step == 0 for i in range(layers)]
+    reader.raw("intermediate_size")
+
+    def moe(act: str) -> list[Moe | None]:
+        layer = Moe(
+            experts,
+            top_k,
+            Mlp(width, act),
+            normalize=normalize,
+            shared=None if shared is None else Mlp(shared, act),
+            shared_gate=shared is not None,
+        )
+        return [layer if has else None for has in sparse]
+
+    windows = layer_windows(reader, layers)
+    return dense_spec(reader, family, moe=moe, windows=lambda layers: windows, **more)
+
+
+FAMILY = Family(name="qwen2_moe", architectures=("Qwen2MoeForCausalLM",), spec=spec2, rules=RULES)
+QWEN3 = Family(name="qwen3_moe", architectures=("Qwen3MoeForCausalLM",), spec=spec3, rules=RULES)

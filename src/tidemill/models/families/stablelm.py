@@ -1,0 +1,43 @@
+"""StableLM 2 (Bellagente et al. 2024): layer norms, a quarter of each head rotates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tidemill.models.config import ConfigReader
+from tidemill.models.dense import LAYER_NORM, Biases, Family, dense_spec
+from tidemill.models.naming import HF_NORM_RULES, HF_RULES
+from tidemill.models.rope_config import read_rope
+from tidemill.models.spec import DecoderSpec
+
+_PARTIAL = 0.25
+
+
+def spec(config: Mapping[str, Any]) -> DecoderSpec:
+    """Read a StableLM config.
+
+    Keys beside the common ones: layer_norm_eps, use_qkv_bias, use_parallel_residual,
+    partial_rotary_factor (0.25). qk_layernorm (norms of each head apart) is refused.
+    """
+    reader = ConfigReader(config, "stablelm", {"rms_norm_eps": "layer_norm_eps"})
+    reader.must_be("qk_layernorm", False)
+    bias = reader.boolean("use_qkv_bias")
+    parallel = reader.boolean("use_parallel_residual")
+    return dense_spec(
+        reader,
+        "stablelm",
+        biases=Biases(q=bias, k=bias, v=bias),
+        ropes=lambda layers, dim: [read_rope(reader, dim, partial=_PARTIAL)] * layers,
+        norm=LAYER_NORM,
+        norm_eps=1e-5,
+        layer={"parallel": parallel, "shared_norm": parallel},
+    )
+
+
+FAMILY = Family(
+    name="stablelm",
+    architectures=("StableLmForCausalLM",),
+    spec=spec,
+    rules=(*HF_NORM_RULES, *HF_RULES),
+)

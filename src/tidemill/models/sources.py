@@ -1,0 +1,89 @@
+"""Where in a file a tensor of the model is, and what must be done to what is stored there."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Rows = slice | NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Conventions:
+    """How a family's files differ from the order and meaning our names imply.
+
+    Attributes:
+        norms_less_one: norm weights are stored less one (Gemma).
+        paired_rope: rope rotates neighbours (GPT-J), so that Q's and K's rows are stored in pairs;
+            they are put into rotate-half order, which changes no score.
+        position_offset: row of the first position's vector (OPT).
+    """
+
+    norms_less_one: bool = False
+    paired_rope: bool = False
+    position_offset: int = 0
+
+
+AS_NAMED = Conventions()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Source:
+    """One of the model's tensors as a view of a stored one.
+
+    Attributes:
+        stored: name of the stored tensor.
+        expert: index into its first axis; None for the whole tensor.
+        transposed: its last two axes are exchanged, after `expert` and before `rows`.
+        rows: which rows, in which order; None for all.
+        plus: is added to every value.
+        flat: a stored matrix is read as a vector, before `rows` (Cohere's norms of heads).
+    """
+
+    stored: str
+    expert: int | None = None
+    transposed: bool = False
+    rows: Rows | None = None
+    plus: float = 0.0
+    flat: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is the stored tensor as it is."""
+        changed = self.expert is not None or self.transposed or self.flat or self.plus != 0.0
+        return not changed and self.rows is None
+
+    def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        """The view's shape; `stored` has as many axes as the view needs."""
+        shape = stored if self.expert is None else stored[1:]
+        if self.transposed:
+            shape = shape[::-1]
+        if self.flat:
+            shape = (math.prod(shape),)
+        if self.rows is None:
+            return shape
+        return (selected(shape[0], self.rows), *shape[1:])
+
+
+def selected(count: int, rows: Rows) -> int:
+    """How many of `count` rows are taken."""
+    return len(range(count)[rows]) if isinstance(rows, slice) else len(rows)
+
+
+def pick(rows: Rows | None, order: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Rows `order` of the view that `rows` is."""
+    if rows is None:
+        return order
+    if isinstance(rows, slice):
+        return (rows.start or 0) + order * (rows.step or 1)
+    return rows[order]
+
+
+def paired_order(heads: int, head_dim: int, dim: int) -> NDArray[np.int64]:
+    """Where the rows of rotate-half order are when the first `dim` of each head are in pairs."""
+    head = np.arange(head_dim)
+    head[:dim] = np.concatenate([np.arange(0, dim, 2), np.arange(1, dim, 2)])
+    return (np.arange(heads)[:, None] * head_dim + head).reshape(-1)

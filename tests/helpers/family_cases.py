@@ -1,0 +1,444 @@
+"""Tiny random checkpoints of every family, in shapes that are awkward: the oracle's cases.
+
+A case is transformers' config class, its values, and what of it is exercised. Head counts are odd
+where the family allows it, windows are shorter than the prompts, contexts longer than the original
+ones of stretched ropes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from helpers.tiny_checkpoints import VOCAB
+
+
+@dataclass(frozen=True)
+class Case:
+    """One checkpoint.
+
+    Attributes:
+        family: as the documentation names it.
+        prefix: of transformers' config class.
+        about: what is exercised.
+        values: of the config.
+        model: transformers' model class; prefix + ForCausalLM where empty.
+        quick: part of `make test`.
+    """
+
+    family: str
+    prefix: str
+    about: str
+    values: dict[str, Any] = field(default_factory=dict)
+    model: str = ""
+    quick: bool = False
+
+
+_BASE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "intermediate_size": 104,
+    "num_hidden_layers": 3,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_A = {"hidden_size": 72, "num_attention_heads": 3, "num_key_value_heads": 1}  # head_dim 24
+_B = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 2}  # 16
+_C = {"hidden_size": 80, "num_attention_heads": 5, "num_key_value_heads": 5}  # 16
+_TIED = {"tie_word_embeddings": True}
+_UNTIED = {"tie_word_embeddings": False}
+
+
+def _rope(kind: str, **values: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **values}}
+
+
+_LLAMA3 = _rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                original_max_position_embeddings=32)  # fmt: skip
+_YARN = _rope("yarn", factor=4.0, original_max_position_embeddings=32)
+_LINEAR = _rope("linear", factor=4.0)
+
+
+def _longrope(pairs: int, **values: Any) -> dict[str, Any]:
+    return _rope(
+        "longrope",
+        short_factor=[1.0 + 0.01 * i for i in range(pairs)],
+        long_factor=[1.0 + 0.3 * i for i in range(pairs)],
+        **values,
+    )
+
+
+def _family(name: str, prefix: str, *shapes: tuple[str, dict[str, Any]], model: str = "",
+            base: dict[str, Any] = _BASE, quick: int = 1) -> list[Case]:  # fmt: skip
+    return [
+        Case(name, prefix, about, {**base, **values}, model, quick=i == quick)
+        for i, (about, values) in enumerate(shapes)
+    ]
+
+
+_SMALL_EXPERTS = {"moe_intermediate_size": 56}
+_EXPERTS = {**_SMALL_EXPERTS, "shared_expert_intermediate_size": 72}
+_OSS_ROPE = _rope("yarn", factor=4.0, original_max_position_embeddings=32, beta_fast=32.0,
+                  beta_slow=1.0, truncate=False)  # fmt: skip
+_GPT: dict[str, Any] = {
+    "vocab_size": VOCAB, "n_positions": 256, "n_layer": 3, "bos_token_id": 1, "eos_token_id": 2,
+    "pad_token_id": 0,
+}  # fmt: skip
+
+CASES: list[Case] = [
+    *_family(
+        "Llama 1 to 3", "Llama",
+        ("MQA, 3 heads", _A),
+        ("llama3 rope, tied", {**_B, **_LLAMA3, **_TIED}),
+        ("MHA, 5 heads, biases, yarn", {**_C, **_YARN, "attention_bias": True, "mlp_bias": True}),
+    ),
+    *_family(
+        "Mistral", "Mistral",
+        ("window 19", {**_A, "sliding_window": 19}),
+        ("no window, head_dim 20, linear rope",
+         {**_B, **_LINEAR, "head_dim": 20, "sliding_window": None}),
+        ("window 64, tied", {**_C, **_TIED, "sliding_window": 64}),
+        quick=0,
+    ),
+    *_family(
+        "Ministral", "Ministral",
+        ("windows of 19 on some layers", {
+            **_A, "head_dim": 24, "sliding_window": 19, "layer_types": [
+            "sliding_attention", "full_attention", "sliding_attention"]}),
+        ("no window", {**_B, "head_dim": 16, "sliding_window": 64,
+                       "layer_types": ["full_attention"] * 3}),
+        ("all slide, tied, yarn", {
+            **_C, "head_dim": 20, **_TIED, **_YARN, "sliding_window": 33, "layer_types": [
+            "sliding_attention"] * 3}),
+        quick=0,
+    ),
+    *_family(
+        "Qwen2, Qwen2.5", "Qwen2",
+        ("MQA, 3 heads", _A),
+        ("late windows, tied", {**_B, **_TIED, "use_sliding_window": True, "sliding_window": 13,
+                                "max_window_layers": 1}),
+        ("MHA, yarn", {**_C, **_YARN}),
+    ),
+    *_family(
+        "Qwen3", "Qwen3",
+        ("head_dim 40", {**_A, "head_dim": 40}),
+        ("tied, biases", {**_B, **_TIED, "head_dim": 16, "attention_bias": True}),
+        ("MHA, yarn", {**_C, **_YARN, "head_dim": 24}),
+    ),
+    *_family(
+        "Gemma 1", "Gemma",
+        ("MQA, 3 heads", {**_A, "head_dim": 32}),
+        ("exact GELU, biases", {**_B, "head_dim": 16, "hidden_act": "gelu",
+                                "attention_bias": True}),
+        ("MHA, 5 heads", {**_C, "head_dim": 20}),
+    ),
+    *_family(
+        "Gemma 2", "Gemma2",
+        ("window 19, 3 heads", {**_A, "head_dim": 32, "sliding_window": 19}),
+        ("caps 5 and 3", {**_B, "head_dim": 16, "attn_logit_softcapping": 5.0,
+                          "final_logit_softcapping": 3.0, "query_pre_attn_scalar": 24,
+                          "sliding_window": 33}),
+        ("no caps, untied", {**_C, **_UNTIED, "head_dim": 20, "attn_logit_softcapping": None,
+                             "final_logit_softcapping": None}),
+    ),
+    *_family(
+        "Gemma 3 (text)", "Gemma3Text",
+        ("window 19, 3 heads", {**_A, "head_dim": 32, "sliding_window": 19, "layer_types": [
+            "sliding_attention", "full_attention", "sliding_attention"]}),
+        ("scaled global rope", {
+            **_B, "head_dim": 16, "sliding_window": 33, "query_pre_attn_scalar": 24,
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}}),
+        ("a cap, untied", {**_C, **_UNTIED, "head_dim": 20, "sliding_window": 13,
+                          "final_logit_softcapping": 4.0,
+                          "layer_types": ["sliding_attention"] * 3}),
+        model="Gemma3ForCausalLM",
+    ),
+    *_family(
+        "Phi-1, 1.5, 2", "Phi",
+        ("3 heads, half rotates", {**_A, "partial_rotary_factor": 0.5}),
+        ("QK layer norm", {**_B, "qk_layernorm": True, "partial_rotary_factor": 0.25}),
+        ("MHA, linear rope", {**_C, "rope_parameters": {
+            "rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0,
+            "partial_rotary_factor": 0.5}}),
+    ),
+    *_family(
+        "Phi-3, 3.5, 4", "Phi3",
+        ("window 19, 3 heads", {**_A, "sliding_window": 19}),
+        ("longrope beyond its original context", {
+            **_B, "original_max_position_embeddings": 16,
+            **_longrope(8, original_max_position_embeddings=16)}),
+        ("longrope within it, tied", {
+            **_C, **_TIED, "original_max_position_embeddings": 256,
+            **_longrope(8, original_max_position_embeddings=256)}),
+    ),
+    *_family(
+        "OLMo 1", "Olmo",
+        ("3 heads", _A),
+        ("clipped", {**_B, "clip_qkv": 0.4}),
+        ("biases, tied", {**_C, **_TIED, "attention_bias": True}),
+    ),
+    *_family(
+        "OLMo 2", "Olmo2",
+        ("MQA, 3 heads", _A),
+        ("linear rope, biases", {**_B, **_LINEAR, "attention_bias": True}),
+        ("MHA, tied", {**_C, **_TIED}),
+    ),
+    *_family(
+        "Granite 3", "Granite",
+        ("multipliers", {**_A, "embedding_multiplier": 3.0, "residual_multiplier": 0.4,
+                         "attention_multiplier": 0.1, "logits_scaling": 4.0}),
+        ("tied, biases", {**_B, **_TIED, "attention_bias": True, "mlp_bias": True,
+                          "residual_multiplier": 0.22}),
+        ("MHA, yarn", {**_C, **_YARN}),
+        quick=0,
+    ),
+    *_family(
+        "Command-R", "Cohere",
+        ("MQA, 3 heads", {**_A, "logit_scale": 0.25}),
+        ("QK norm, untied", {**_B, **_UNTIED, "use_qk_norm": True, "logit_scale": 1.0}),
+        ("biases", {**_C, "attention_bias": True, "logit_scale": 0.5}),
+    ),
+    *_family(
+        "Command-R7B", "Cohere2",
+        ("window 19", {**_A, "sliding_window": 19, "logit_scale": 0.25, "layer_types": [
+            "sliding_attention", "sliding_attention", "full_attention"]}),
+        ("biases", {**_B, "sliding_window": 33, "attention_bias": True, "logit_scale": 1.0,
+                    "layer_types": ["sliding_attention", "full_attention", "full_attention"]}),
+        ("MHA", {**_C, "sliding_window": 13, "logit_scale": 0.5,
+                 "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}),
+        quick=0,
+    ),
+    *_family(
+        "StableLM", "StableLm",
+        ("3 heads", {**_A, "partial_rotary_factor": 0.25}),
+        ("parallel, biases", {**_B, "use_parallel_residual": True, "use_qkv_bias": True,
+                              "partial_rotary_factor": 0.5}),
+        ("MHA, tied", {**_C, **_TIED, "partial_rotary_factor": 0.25}),
+    ),
+    *_family(
+        "StarCoder2", "Starcoder2",
+        ("window 19", {**_A, "sliding_window": 19}),
+        ("no biases, untied", {**_B, **_UNTIED, "use_bias": False}),
+        ("MHA, exact GELU", {**_C, "hidden_act": "gelu"}),
+        quick=0,
+    ),
+    *_family(
+        "Falcon", "Falcon",
+        ("one KV head", {"hidden_size": 72, "num_attention_heads": 3}),
+        ("new architecture, biases", {"hidden_size": 96, "num_attention_heads": 6,
+                                      "num_kv_heads": 2, "bias": True,
+                                      "new_decoder_architecture": True}),
+        ("MHA, serial, untied", {"hidden_size": 80, "num_attention_heads": 5, **_UNTIED,
+                                 "multi_query": False, "parallel_attn": False, "bias": True}),
+        base={k: v for k, v in _BASE.items() if k != "intermediate_size"},
+    ),
+    *_family(
+        "GPT-2", "GPT2",
+        ("3 heads", {"n_embd": 72, "n_head": 3}),
+        ("inner width 104, ReLU", {"n_embd": 96, "n_head": 6, "n_inner": 104,
+                                   "activation_function": "relu"}),
+        ("5 heads, unscaled, untied", {"n_embd": 80, "n_head": 5, "scale_attn_weights": False,
+                                       **_UNTIED}),
+        model="GPT2LMHeadModel", base=_GPT, quick=0,
+    ),
+    *_family(
+        "GPT-J", "GPTJ",
+        ("3 heads, 8 of 24 rotate", {"n_embd": 72, "n_head": 3, "rotary_dim": 8}),
+        ("all rotate", {"n_embd": 96, "n_head": 6, "rotary_dim": 16}),
+        ("inner width 104", {"n_embd": 80, "n_head": 5, "rotary_dim": 4, "n_inner": 104}),
+        base=_GPT, quick=0,
+    ),
+    *_family(
+        "GPT-NeoX, Pythia", "GPTNeoX",
+        ("3 heads", {"hidden_size": 72, "num_attention_heads": 3, "rotary_pct": 0.25}),
+        ("serial, all rotate", {"hidden_size": 96, "num_attention_heads": 6, "rotary_pct": 1.0,
+                                "use_parallel_residual": False}),
+        ("no attention biases, tied", {"hidden_size": 80, "num_attention_heads": 5, **_TIED,
+                                       "attention_bias": False, "rotary_pct": 0.5}),
+        quick=0,
+    ),
+    *_family(
+        "OPT", "OPT",
+        ("3 heads", {"hidden_size": 72, "num_attention_heads": 3, "ffn_dim": 104}),
+        ("no biases, untied", {"hidden_size": 96, "num_attention_heads": 6, "ffn_dim": 104,
+                               "enable_bias": False, **_UNTIED}),
+        ("GELU, norms without parameters", {
+            "hidden_size": 80, "num_attention_heads": 5, "ffn_dim": 160,
+            "activation_function": "gelu", "layer_norm_elementwise_affine": False}),
+        base={**{k: v for k, v in _BASE.items() if k != "intermediate_size"}}, quick=0,
+    ),
+    *_family(
+        "BLOOM", "Bloom",
+        ("3 heads", {"hidden_size": 72, "n_head": 3}),
+        ("4 heads, untied", {"hidden_size": 96, "n_head": 4, **_UNTIED}),
+        ("5 heads", {"hidden_size": 80, "n_head": 5}),
+        base={"vocab_size": VOCAB, "n_layer": 3, "bos_token_id": 1, "eos_token_id": 2,
+              "pad_token_id": 0}, quick=0,
+    ),
+    *_family(
+        "MPT", "Mpt",
+        ("3 heads", {"d_model": 72, "n_heads": 3}),
+        ("4 heads, clipped", {"d_model": 96, "n_heads": 4, "attn_config": {"clip_qkv": 0.4}}),
+        ("5 heads, scale", {"d_model": 80, "n_heads": 5, "attn_config": {"softmax_scale": 0.2}}),
+        base={"vocab_size": VOCAB, "n_layers": 3, "max_seq_len": 256, "bos_token_id": 1,
+              "eos_token_id": 2, "pad_token_id": 0},
+    ),
+    *_family(
+        "EXAONE 4", "Exaone4",
+        ("windows of 19, no rope on the full layer", {
+            **_A, "sliding_window": 19, "layer_types": [
+                "sliding_attention", "sliding_attention", "full_attention"]}),
+        ("no window", {**_B, "sliding_window": None, "sliding_window_pattern": None,
+                       "layer_types": ["full_attention"] * 3}),
+        ("llama3 rope, tied", {**_C, **_LLAMA3, **_TIED, "sliding_window": 33, "layer_types": [
+            "sliding_attention", "full_attention", "full_attention"]}),
+        quick=0,
+    ),
+    *_family(
+        "GLM-4", "Glm",
+        ("MQA, 3 heads", {**_A, "head_dim": 24, "partial_rotary_factor": 0.5}),
+        ("no biases", {**_B, "head_dim": 16, "attention_bias": False}),
+        ("MHA, tied", {**_C, **_TIED, "head_dim": 20, "partial_rotary_factor": 0.5}),
+    ),
+    *_family(
+        "GLM-4-0414", "Glm4",
+        ("MQA, 3 heads", {**_A, "head_dim": 24, "partial_rotary_factor": 0.5}),
+        ("no biases", {**_B, "head_dim": 16, "attention_bias": False}),
+        ("MHA, tied", {**_C, **_TIED, "head_dim": 20, "partial_rotary_factor": 0.5}),
+        quick=0,
+    ),
+    *_family(
+        "SmolLM3", "SmolLM3",
+        ("a layer without rope", {**_A, "no_rope_layers": [1, 0, 1]}),
+        ("windows, untied", {**_B, **_UNTIED, "use_sliding_window": True, "sliding_window": 19,
+                             "no_rope_layers": [0, 1, 1]}),
+        ("biases, yarn", {**_C, **_YARN, "attention_bias": True, "mlp_bias": True,
+                          "no_rope_layers": [1, 1, 0]}),
+        quick=0,
+    ),
+    *_family(
+        "Nemotron 3, 4, Minitron", "Nemotron",
+        ("MQA, 3 heads", {**_A, "partial_rotary_factor": 0.5}),
+        ("biases", {**_B, "attention_bias": True, "mlp_bias": True}),
+        ("MHA, head_dim 20, tied", {**_C, **_TIED, "head_dim": 20}),
+        quick=0,
+    ),
+    *_family(
+        "Hunyuan, dense", "HunYuanDenseV1",
+        ("MQA, 3 heads", {**_A, "head_dim": 24}),
+        ("biases, tied", {**_B, **_TIED, "head_dim": 16, "attention_bias": True}),
+        ("MHA", {**_C, "head_dim": 20}),
+        quick=0,
+    ),
+    *_family(
+        "Mixtral", "Mixtral",
+        ("top 1 of 4, window 19", {**_A, "num_local_experts": 4, "num_experts_per_tok": 1,
+                                   "sliding_window": 19}),
+        ("top 2 of 8, tied", {**_B, **_TIED, "num_local_experts": 8, "num_experts_per_tok": 2}),
+        ("all 8", {**_C, "num_local_experts": 8, "num_experts_per_tok": 8}),
+    ),
+    *_family(
+        "Qwen2-MoE", "Qwen2Moe",
+        ("top 1 of 4", {**_A, **_EXPERTS, "num_experts": 4, "num_experts_per_tok": 1}),
+        ("top 2 of 8, a dense layer", {**_B, **_EXPERTS, "num_experts": 8, "norm_topk_prob": True,
+                                       "num_experts_per_tok": 2, "mlp_only_layers": [1]}),
+        ("top 8 of 16, tied", {**_C, **_EXPERTS, **_TIED, "num_experts": 16,
+                               "num_experts_per_tok": 8}),
+    ),
+    *_family(
+        "Qwen3-MoE", "Qwen3Moe",
+        ("top 1 of 4", {**_A, **_SMALL_EXPERTS, "head_dim": 24, "num_experts": 4,
+                        "num_experts_per_tok": 1}),
+        ("top 2 of 8, a dense layer", {**_B, **_SMALL_EXPERTS, "head_dim": 16, "num_experts": 8,
+                                       "num_experts_per_tok": 2, "decoder_sparse_step": 2}),
+        ("top 8 of 16, tied", {**_C, **_SMALL_EXPERTS, **_TIED, "head_dim": 20, "num_experts": 16,
+                               "num_experts_per_tok": 8, "norm_topk_prob": True}),
+        quick=2,
+    ),
+    *_family(
+        "OLMoE", "Olmoe",
+        ("top 1 of 4", {**_A, "num_experts": 4, "num_experts_per_tok": 1}),
+        ("top 2 of 8, clipped", {**_B, "num_experts": 8, "num_experts_per_tok": 2,
+                                 "clip_qkv": 0.4}),
+        ("top 8 of 16, normalised", {**_C, "num_experts": 16, "num_experts_per_tok": 8,
+                                     "norm_topk_prob": True}),
+        quick=0,
+    ),
+    *_family(
+        "Phi-3.5-MoE", "Phimoe",
+        ("2 of 4", {**_A, "num_local_experts": 4}),
+        ("2 of 8, biases", {**_B, "num_local_experts": 8, "attention_bias": True,
+                            "lm_head_bias": True, "router_jitter_noise": 0.2}),
+        ("2 of 16, window 19", {**_C, "num_local_experts": 16, "sliding_window": 19}),
+    ),
+    *_family(
+        "Granite 3 MoE", "GraniteMoe",
+        ("top 1 of 4", {**_A, "num_local_experts": 4, "num_experts_per_tok": 1,
+                        "attention_multiplier": 0.2}),
+        ("top 2 of 8, multipliers", {**_B, "num_local_experts": 8, "num_experts_per_tok": 2,
+                                     "embedding_multiplier": 3.0, "residual_multiplier": 0.4,
+                                     "attention_multiplier": 0.1, "logits_scaling": 4.0}),
+        ("top 8 of 16, tied", {**_C, **_TIED, "num_local_experts": 16, "num_experts_per_tok": 8,
+                               "attention_multiplier": 0.2}),
+    ),
+    *_family(
+        "Granite 3 MoE, shared expert", "GraniteMoeShared",
+        ("top 1 of 4", {**_A, "num_local_experts": 4, "num_experts_per_tok": 1,
+                        "attention_multiplier": 0.2, "shared_intermediate_size": 40}),
+        ("top 2 of 8", {**_B, "num_local_experts": 8, "num_experts_per_tok": 2,
+                        "residual_multiplier": 0.4, "attention_multiplier": 0.1,
+                        "shared_intermediate_size": 72}),
+        ("top 8 of 16, tied", {**_C, **_TIED, "num_local_experts": 16, "num_experts_per_tok": 8,
+                               "attention_multiplier": 0.2, "shared_intermediate_size": 104}),
+        quick=0,
+    ),
+    *_family(
+        "gpt-oss", "GptOss",
+        ("top 1 of 4, window 19", {**_A, **_OSS_ROPE, "head_dim": 24, "sliding_window": 19,
+                                   "num_local_experts": 4, "num_experts_per_tok": 1}),
+        ("top 2 of 8, tied", {**_B, **_OSS_ROPE, **_TIED, "head_dim": 16, "sliding_window": 33,
+                              "num_local_experts": 8, "num_experts_per_tok": 2}),
+        ("top 8 of 16, no biases", {**_C, **_OSS_ROPE, "head_dim": 20, "attention_bias": False,
+                                    "sliding_window": 64, "num_local_experts": 16,
+                                    "num_experts_per_tok": 8}),
+        quick=0,
+    ),
+]  # fmt: skip
+
+
+def make_case(case: Case, folder: Path, seed: int = 0) -> Any:
+    """A random transformers model of the case, its checkpoint written to `folder`.
+
+    Weights are drawn wide enough that logits differ clearly, biases and norms are not trivial.
+    """
+    import torch
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    config = getattr(transformers, case.prefix + "Config")(**case.values)
+    torch.manual_seed(seed)
+    name = case.model or case.prefix + "ForCausalLM"
+    model = getattr(transformers, name)._from_config(config, attn_implementation="eager")
+    model = model.eval().float()
+    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if "norm" in key or "ln_" in key:
+                parameter.uniform_(-0.3, 0.3) if key.endswith("bias") else parameter.uniform_(
+                    0.5, 1.5
+                )
+            elif parameter.ndim == 1:
+                parameter.normal_(0.0, 0.3)
+            elif parameter is model.get_input_embeddings().weight:
+                parameter.normal_(0.0, 0.7)
+            else:
+                parameter.normal_(0.0, 1.2 * parameter.shape[-1] ** -0.5)
+        if not tied:
+            model.get_output_embeddings().weight.normal_(0.0, 0.7)
+    model.save_pretrained(folder)
+    return model

@@ -1,0 +1,81 @@
+"""Both executors against transformers on a tiny checkpoint: logits, and greedy tokens.
+
+Everything is float32. Prompts of several lengths are batched, paged over scattered blocks, and cut
+into chunks, so that what is compared is what serving does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from helpers.backend_driver import BackendDriver, options
+from helpers.family_cases import Case, make_case
+from helpers.references import prompt, reference_greedy, reference_logits
+
+from tidemill.backends import native, torch
+from tidemill.loading import open_model
+
+EXECUTORS = {"native": native, "torch": torch}
+# Of the logits' standard deviation: float32 sums of different orders, and exp by polynomials.
+TOLERANCE = 1e-3
+GREEDY_TOKENS = 64
+_CHUNKS = (None, 7)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one executor did with one case.
+
+    Attributes:
+        error: largest difference of a logit, over the logits' standard deviation.
+        tokens: greedy tokens that agree with transformers', of all that were asked for.
+        asked: how many those are.
+    """
+
+    error: float
+    tokens: int
+    asked: int
+
+    @property
+    def good(self) -> bool:
+        """Whether it counts as the same model."""
+        return self.error <= TOLERANCE and self.tokens == self.asked
+
+
+def compare(case: Case, folder: Path) -> dict[str, Outcome]:
+    """Executor -> outcome."""
+    import torch as pytorch
+
+    pytorch.set_num_threads(1)
+    model = make_case(case, folder)
+    text, prompts = prompt(75), [prompt(5, seed=1), prompt(33, seed=2), prompt(40, seed=3)]
+    if "longrope" in case.about:  # transformers changes its factors where a context grows past
+        prompts[0] = prompt(20, seed=1)
+    logits = reference_logits(model, text)
+    greedy = [reference_greedy(model, p, GREEDY_TOKENS) for p in prompts]
+    files = open_model(folder)
+    context = min(256, files.spec.max_positions)
+    found = {}
+    for name, backend in EXECUTORS.items():
+        loaded = backend.load(files.spec, files.tensors, options(threads=2, max_positions=context))
+        found[name] = _run(BackendDriver(loaded), text, prompts, logits, greedy)
+        loaded.close()
+    return found
+
+
+def _run(driver: BackendDriver, text: list[int], prompts: list[list[int]], logits: Any,
+         greedy: list[list[int]]) -> Outcome:  # fmt: skip
+    scale = float(logits.std())
+    error = max(
+        float(np.abs(driver.all_logits(text, chunk) - logits).max()) / scale for chunk in _CHUNKS
+    )
+    made = driver.greedy(prompts, GREEDY_TOKENS)
+    agree = sum(
+        a == b
+        for mine, theirs in zip(made, greedy, strict=True)
+        for a, b in zip(mine, theirs, strict=True)
+    )
+    return Outcome(error, agree, len(prompts) * GREEDY_TOKENS)
