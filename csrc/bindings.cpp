@@ -71,7 +71,11 @@ class Handle {
   void set_mask(int64_t row, int64_t draft, const Bytes& bits) {
     step_->masks.set(row, draft, bits.data(), static_cast<int64_t>(bits.size()));
   }
-  bool done() const { return step_->done(); }
+  bool done(double seconds) const {
+    if (seconds <= 0) return step_->done();
+    nb::gil_scoped_release release;
+    return step_->wait(seconds);
+  }
   nb::tuple result() {
     StepOutput output;
     {
@@ -177,7 +181,7 @@ void import_layer(Executor& e, int layer, const Blocks& blocks, const Bytes& key
 void bind_executor(nb::module_& m) {
   nb::class_<Handle>(m, "Handle")
       .def("set_mask", &Handle::set_mask, "row"_a, "draft"_a, "bits"_a)
-      .def("done", &Handle::done)
+      .def("done", &Handle::done, "seconds"_a = 0.0)
       .def("result", &Handle::result);
 
   nb::class_<Executor>(m, "Executor")

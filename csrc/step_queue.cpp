@@ -14,6 +14,12 @@ Error closed_error() {
 }
 }  // namespace
 
+bool Step::wait(double seconds) {
+  if (done() || seconds <= 0) return done();
+  std::unique_lock lock(mutex_);
+  return finished_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return done(); });
+}
+
 StepOutput Step::take() {
   std::unique_lock lock(mutex_);
   finished_.wait(lock, [&] { return done(); });

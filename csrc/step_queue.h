@@ -27,6 +27,8 @@ class Step {
       : input(std::move(step_input)), masks(input.await_mask, vocab) {}
 
   bool done() const { return done_.load(std::memory_order_acquire); }
+  // Waits until it is done, for at most so many seconds; returns whether it is.
+  bool wait(double seconds);
   // Waits; returns the output, once, or throws what the step failed with.
   StepOutput take();
   // Nobody will ask for the result any more.

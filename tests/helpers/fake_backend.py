@@ -93,7 +93,7 @@ class FakeHandle:
     def set_mask(self, row: int, draft: int, bits: np.ndarray) -> None:
         raise NotImplementedError
 
-    def done(self) -> bool:
+    def done(self, seconds: float = 0.0) -> bool:
         return self.outputs is not None
 
     def result(self) -> StepOutputs:

@@ -188,8 +188,8 @@ class StepHandle(Protocol):
         """Give the token mask a row waits for. bits: uint8 [ceil(vocab / 8)], little-endian bit
         order, 1 allows. draft: index of the sampled position within the row (0 without drafts)."""
 
-    def done(self) -> bool:
-        """True when `result` would not block."""
+    def done(self, seconds: float = 0.0) -> bool:
+        """True when `result` would not block; waits for that for at most so many seconds."""
 
     def result(self) -> StepOutputs:
         """Wait for the step (the GIL is released) and return what it computed.

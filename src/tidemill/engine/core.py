@@ -44,6 +44,11 @@ _log = get_logger(__name__)
 # An idle engine verifies its books once it has been idle for so many seconds.
 IDLE_CHECK_SECONDS = 1.0
 
+# The next step is launched when this share of the predicted time of the one that computes has
+# passed, less what planning takes twice over.
+AHEAD_SHARE = 0.95
+LEAD_RATE = 0.1
+
 # Running engines. When Python ends, it ends daemon threads where they next want the GIL, and one
 # that waits for it in native code cannot be unwound: the process would abort. So all are stopped
 # before that.
@@ -84,7 +89,9 @@ class EngineCore:
         self._wake = threading.Condition()
         self._closing = False
         self._stopped = False
-        self._flying: deque[tuple[StepPlan, PlanHandle, float]] = deque()
+        self._flying: deque[tuple[StepPlan, PlanHandle]] = deque()
+        self._since = 0.0  # when the oldest of them began to compute
+        self._lead = 0.0  # seconds that planning and launching take
         self._untold: list[Emission] = []  # of the last step, to be delivered beside the next
         self._seconds = [0.0, 0.0, 0.0]  # of all steps, of the backend, of the last step
         self._stats = scheduler.stats()
@@ -228,20 +235,20 @@ class EngineCore:
         return commands
 
     def _turn(self) -> bool:
-        """Take the inbox, launch what can be, and take one step's results in; False when closing.
+        """Take the inbox, see that a step computes, and take its results in; False when closing.
 
-        What the step before said is told while this one computes.
+        While it computes, what the step before said is told and the next one is prepared.
         """
         commands = self._wait()
         if commands is None:
             return False
         self._turns += 1
-        emissions, self._untold = self._untold, []
-        for command in commands:
-            emissions += command()
-        emissions += self._scheduler.expire(wall())
-        emissions += self._launch_all()
+        untold, self._untold = self._untold, []
+        emissions = untold + self._heed(commands)
+        if not self._flying:
+            emissions += self._launch()
         self._deliver(emissions)
+        self._launch_ahead()
         emissions = self._take_oldest()
         if self._scheduler.has_work:
             self._untold = emissions
@@ -277,39 +284,69 @@ class EngineCore:
             self._busy.clear()
         self._wake.wait(seconds)
 
-    def _launch_all(self) -> list[Emission]:
-        """Launch what may be launched; returns what a failure at that has to tell."""
-        while (plan := self._scheduler.plan()) is not None:
-            begun = monotonic()
+    def _heed(self, commands: list[_Command]) -> list[Emission]:
+        emissions: list[Emission] = []
+        for command in commands:
+            emissions += command()
+        return emissions + self._scheduler.expire(wall())
+
+    def _launch(self) -> list[Emission]:
+        """Plan and launch a step, if there is one; returns what a failure at that has to tell."""
+        plan = self._scheduler.plan()
+        if plan is not None:
+            if not self._flying:
+                self._since = monotonic()
             try:
-                self._flying.append((plan, self._launch(plan), begun))
+                self._flying.append((plan, self._submit(plan)))
             except Exception as error:
                 return self._failed(error, plan)
-        if not self._flying and self._scheduler.has_work:
+        elif not self._flying and self._scheduler.has_work:
             raise RuntimeError("work is left and the scheduler plans nothing")
         return []
+
+    def _launch_ahead(self) -> None:
+        """Shortly before the step that computes should end, launch the next one, where its plan
+        does not depend on what this one gives.
+
+        Not sooner: what comes meanwhile is to have its row in the very next step.
+        """
+        if not self._flying or (seconds := self._scheduler.ahead) is None:
+            return
+        due = self._since + AHEAD_SHARE * seconds - 2 * self._lead
+        if self._flying[0][1].done(max(0.0, due - monotonic())):
+            return
+        begun = monotonic()
+        with self._wake:
+            commands = list(self._inbox)
+            self._inbox.clear()
+        emissions = self._heed(commands) + self._launch()
+        self._lead += LEAD_RATE * (monotonic() - begun - self._lead)
+        self._deliver(emissions)
 
     def _take_oldest(self) -> list[Emission]:
         """Wait for the oldest step, if there is one, and commit it."""
         if not self._flying:
             return []
-        plan, handle, begun = self._flying[0]
+        plan, handle = self._flying[0]
         try:
             result = handle.result()
         except Exception as error:
             return self._failed(error)
         self._flying.popleft()
+        now = monotonic()
+        seconds, self._since = now - self._since, now
         emissions = self._scheduler.commit(plan, result)
-        self._time(begun, result)
+        if not self._flying:  # the books' time is the step's
+            seconds += monotonic() - now
+        self._time(seconds, result)
         return emissions
 
-    def _time(self, begun: float, result: StepResult) -> None:
-        seconds = monotonic() - begun
+    def _time(self, seconds: float, result: StepResult) -> None:
         self._seconds[0] += seconds
         self._seconds[1] += result.timings.forward + result.timings.sampling
         self._seconds[2] = seconds
 
-    def _launch(self, plan: StepPlan) -> PlanHandle:
+    def _submit(self, plan: StepPlan) -> PlanHandle:
         handle = self._executor.submit(plan)
         self._give_masks(plan, handle)
         return handle
@@ -341,7 +378,7 @@ class EngineCore:
         if unsent is not None:
             self._executor.rollback(unsent)
             while self._flying:  # submitted before it, and perhaps well
-                plan, handle, _ = self._flying[0]
+                plan, handle = self._flying[0]
                 try:
                     result = handle.result()
                 except Exception as earlier:
@@ -362,7 +399,7 @@ class EngineCore:
             self._scheduler.rollback(culprit)
             told = RequestError(error.kind, error.message, None, True)
             return emissions + self._scheduler.fail(culprit, told)
-        result = compute_in_parts(culprit, error, self._launch, self._executor.rollback)
+        result = compute_in_parts(culprit, error, self._submit, self._executor.rollback)
         failed = {row.seq_id: row.error for row in result.rows if row.error is not None}
         for seq in self._scheduler.sequences():
             if seq.seq_id in failed:
@@ -376,8 +413,8 @@ class EngineCore:
     def _take_back_all(self) -> StepPlan:
         """Take back what is outstanding; of the oldest plan, which failed, only what the executor
         did: the scheduler's part is returned."""
-        plans = [plan for plan, _, _ in self._flying]
-        for _, handle, _ in list(self._flying):
+        plans = [plan for plan, _ in self._flying]
+        for _, handle in list(self._flying):
             try:
                 handle.result()
             except Exception:  # nosec B112
@@ -446,7 +483,7 @@ class EngineCore:
         return self._stats
 
     def _end_all(self, reason: FinishReason, error: RequestError | None) -> list[Emission]:
-        for plan, handle, _ in reversed(self._flying):
+        for plan, handle in reversed(self._flying):
             try:
                 handle.result()
             except Exception:

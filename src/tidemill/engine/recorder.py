@@ -27,9 +27,9 @@ class RecordedHandle:
         """See PlanHandle."""
         self._handle.set_mask(row, draft, bits)
 
-    def done(self) -> bool:
+    def done(self, seconds: float = 0.0) -> bool:
         """See PlanHandle."""
-        return self._handle.done()
+        return self._handle.done(seconds)
 
     def result(self) -> StepResult:
         """See PlanHandle."""

@@ -17,8 +17,8 @@ class PlanHandle(Protocol):
         """Give the token mask that a row with `mask_announced` waits for; see
         `backends.base.StepHandle`. `row` counts the plan's rows."""
 
-    def done(self) -> bool:
-        """True when `result` would not block."""
+    def done(self, seconds: float = 0.0) -> bool:
+        """True when `result` would not block; waits for that for at most so many seconds."""
 
     def result(self) -> StepResult:
         """Wait for the step. Raises TidemillError when it failed."""

@@ -27,7 +27,7 @@ class Vocabulary:
     """
 
     def __init__(self, data: TokenizerData, size: int, ends: Iterable[int]) -> None:
-        tokenizer = Tokenizer(data)
+        tokenizer = Tokenizer(data).only_literally()
         self._tokenizer = tokenizer
         self.size = size
         self.mask_bytes = -(-size // 8)

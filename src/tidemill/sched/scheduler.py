@@ -426,6 +426,23 @@ class Scheduler:
         return None
 
     @property
+    def ahead(self) -> float | None:
+        """Seconds that the outstanding step should take, if the next plan need not wait for what
+        it gives; None: it must.
+
+        It need not when streams alone are computed: which tokens they get matters to the next step
+        only as its inputs, which the executor knows. A constraint's next mask depends on them, and
+        blocks of a prompt are there for others once it is computed.
+        """
+        if self.limits.depth < 2 or len(self._outstanding) != 1:
+            return None
+        [outstanding] = self._outstanding
+        for flight in outstanding.flights:
+            if not flight.sample or flight.count != 1 or flight.seq.constraint is not None:
+                return None
+        return outstanding.predicted or None
+
+    @property
     def num_outstanding(self) -> int:
         """Plans neither committed nor rolled back."""
         return len(self._outstanding)

@@ -247,6 +247,13 @@ class Tokenizer:
                 "very long runs of one character do that: send it in smaller parts",
             ) from error
 
+    def only_literally(self) -> Tokenizer:
+        """This tokenizer, whose every text is taken literally from now on (`parse_special` counts
+        no more): it needs no second instance for that."""
+        self._backend.encode_special_tokens = True
+        self._literal = self._backend
+        return self
+
     def forget_pieces(self) -> None:
         """Free the bytes of the tokens looked up so far; they are computed again when asked for."""
         self._pieces.clear()

@@ -47,9 +47,9 @@ class RunnerHandle:
             row = next(i for i, kept in enumerate(self.step.rows) if kept.seq_id == seq_id)
         self._handle.set_mask(row, draft, bits)
 
-    def done(self) -> bool:
-        """True when `result` would not block."""
-        return self._handle.done()
+    def done(self, seconds: float = 0.0) -> bool:
+        """See executor.base.PlanHandle."""
+        return self._handle.done(seconds)
 
     def result(self) -> StepResult:
         """Wait for the step; its tokens become known to the worker.

@@ -38,9 +38,9 @@ class NativeHandle:
         """See backends.base.StepHandle."""
         self._core.set_mask(row, draft, np.ascontiguousarray(bits, dtype=np.uint8))
 
-    def done(self) -> bool:
+    def done(self, seconds: float = 0.0) -> bool:
         """See backends.base.StepHandle."""
-        return self._outputs is not None or self._core.done()
+        return self._outputs is not None or self._core.done(seconds)
 
     def result(self) -> StepOutputs:
         """See backends.base.StepHandle. `sampled` holds -1 where a mask or bans left no token,

@@ -9,7 +9,7 @@ products choose their kernels by shape.
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import numpy as np
 import torch
@@ -80,7 +80,9 @@ class _Handle:
             self.closed = True
             self._changed.notify_all()
 
-    def done(self) -> bool:
+    def done(self, seconds: float = 0.0) -> bool:
+        if seconds > 0:
+            wait((self.future,), timeout=seconds)
         return self.future.done()
 
     def result(self) -> StepOutputs:
