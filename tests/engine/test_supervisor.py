@@ -217,10 +217,10 @@ async def test_poison_is_found_and_the_innocent_go_on(
 async def test_it_is_given_up_in_the_end(config: EngineConfig) -> None:
     engine = await _open(config, restarts=lambda: RestartPolicy(most=2))
     client = engine.engine
-    stream = client.submit(_request(1, "a", 1500))
-    await anext(stream)
     for _ in range(2):
         await engine.kill()
+    stream = client.submit(_request(1, "a", 1500))
+    await anext(stream)
     os.kill(client.pid, signal.SIGKILL)
     async with asyncio.timeout(20):
         error = await client.failed

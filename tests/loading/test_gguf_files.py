@@ -209,7 +209,7 @@ def test_mutated_files_never_surprise(
         try:
             place = one_tensor(tensor)
             assert place.values().shape == tensor.shape
-            assert place.packed().nbytes > 0
+            assert (place.packed().nbytes > 0) == (0 not in tensor.shape)
         except Inexact:
             continue
         except TidemillError as error:
