@@ -102,6 +102,17 @@ void bind_parts(nb::module_& m) {
 #define FIELD(name) mlp.def_rw(#name, &FeedForwardConfig::name)
   FIELD(gate); FIELD(up); FIELD(down); FIELD(activation);
 #undef FIELD
+  nb::class_<RecurrentMixerConfig> mixer(m, "RecurrentConfig");
+  mixer.def(nb::init<>());
+#define FIELD(name) mixer.def_rw(#name, &RecurrentMixerConfig::name)
+  FIELD(qkv); FIELD(z); FIELD(a); FIELD(b); FIELD(out); FIELD(conv); FIELD(conv_bias);
+  FIELD(a_log); FIELD(a_bias); FIELD(skip); FIELD(norm);
+#undef FIELD
+#define FIELD(name) mixer.def_rw(#name, &RecurrentConfig::name)
+  FIELD(key_heads); FIELD(value_heads); FIELD(key_dim); FIELD(value_dim); FIELD(taps);
+  FIELD(delta); FIELD(norm_groups); FIELD(norm_shared); FIELD(gate_first); FIELD(time_min);
+  FIELD(time_max);
+#undef FIELD
   nb::class_<ExpertsConfig> moe(m, "ExpertsConfig");
   moe.def(nb::init<>());
 #define FIELD(name) moe.def_rw(#name, &ExpertsConfig::name)
@@ -118,7 +129,7 @@ void bind_config(nb::module_& m) {
 #define FIELD(name) layer.def_rw(#name, &LayerConfig::name)
   FIELD(heads); FIELD(kv_heads); FIELD(head_dim); FIELD(scale); FIELD(softcap); FIELD(clip);
   FIELD(window); FIELD(rope); FIELD(cache_group); FIELD(slopes); FIELD(sinks); FIELD(q); FIELD(k);
-  FIELD(v); FIELD(o); FIELD(attn_norm); FIELD(attn_post_norm); FIELD(mlp_norm);
+  FIELD(v); FIELD(o); FIELD(gate); FIELD(recurrent); FIELD(attn_norm); FIELD(attn_post_norm); FIELD(mlp_norm);
   FIELD(mlp_post_norm); FIELD(q_norm); FIELD(k_norm); FIELD(qk_scope); FIELD(qk_layer_norm);
   FIELD(qk_after_rope); FIELD(parallel); FIELD(mlp); FIELD(moe);
 #undef FIELD
@@ -228,6 +239,7 @@ void bind_executor(nb::module_& m) {
       .def("weight_bytes", &Executor::weight_bytes)
       .def("kv_bytes", &Executor::kv_bytes)
       .def("block_bytes", &Executor::block_bytes)
+      .def("state_bytes", &Executor::state_bytes)
       .def("allocate_cache", &Executor::allocate_cache, nb::call_guard<nb::gil_scoped_release>())
       .def("retype_cache", &Executor::retype_cache, nb::call_guard<nb::gil_scoped_release>())
       .def("submit",

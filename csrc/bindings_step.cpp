@@ -108,6 +108,7 @@ StepInput read_step(nb::handle inputs) {
   step.target_ids = read<int32_t>(inputs, "target_ids");
   step.target_logprobs = read<int32_t>(inputs, "target_logprobs");
   step.copies = read_tables(inputs, "copies");
+  step.states = read_table(inputs.attr("states"), "states");
   step.sampling = read_sampling(inputs.attr("sampling"));
   step.return_logits = nb::cast<bool>(inputs.attr("return_logits"));
   return step;

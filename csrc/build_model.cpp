@@ -1,5 +1,6 @@
 #include "build_model.h"
 
+#include <cmath>
 #include <string>
 
 #include "error.h"
@@ -28,28 +29,17 @@ class Builder {
   }
 
   DecoderLayer layer(const LayerConfig& c) const {
-    check(c);
-    const int64_t q = int64_t{c.heads} * c.head_dim, kv = int64_t{c.kv_heads} * c.head_dim;
     DecoderLayer layer;
-    layer.attention = {c.heads,   c.kv_heads, c.head_dim, c.scale, c.window,
-                       c.softcap, vector(c.slopes, c.heads)};
-    layer.sinks = vector(c.sinks, c.heads);
-    layer.rope = c.rope;
-    layer.cache_group = c.cache_group;
-    layer.clip = c.clip;
+    if (c.recurrent.qkv.weight >= 0) {
+      layer.recurrent = std::make_unique<Recurrent>(recurrent(c.recurrent));
+    } else {
+      attention(c, layer);
+    }
     layer.parallel = c.parallel;
-    layer.q = linear(c.q, q, config_.hidden);
-    layer.k = linear(c.k, kv, config_.hidden);
-    layer.v = linear(c.v, kv, config_.hidden);
-    layer.o = linear(c.o, config_.hidden, q);
     layer.attn_norm = norm(c.attn_norm, config_.hidden);
     layer.attn_post_norm = norm(c.attn_post_norm, config_.hidden);
     layer.mlp_norm = norm(c.mlp_norm, config_.hidden);
     layer.mlp_post_norm = norm(c.mlp_post_norm, config_.hidden);
-    const auto scope = static_cast<NormScope>(c.qk_scope);
-    const bool head = scope == NormScope::Head;
-    layer.qk_norm = {norm(c.q_norm, head ? c.head_dim : q), norm(c.k_norm, head ? c.head_dim : kv),
-                     scope, c.qk_layer_norm, c.qk_after_rope};
     if (c.moe.experts.empty()) {
       layer.mlp = feed_forward(c.mlp);
     } else {
@@ -59,6 +49,62 @@ class Builder {
   }
 
  private:
+  void attention(const LayerConfig& c, DecoderLayer& layer) const {
+    check(c);
+    const int64_t q = int64_t{c.heads} * c.head_dim, kv = int64_t{c.kv_heads} * c.head_dim;
+    layer.attention = {c.heads,   c.kv_heads, c.head_dim, c.scale, c.window,
+                       c.softcap, vector(c.slopes, c.heads)};
+    layer.sinks = vector(c.sinks, c.heads);
+    layer.rope = c.rope;
+    layer.cache_group = c.cache_group;
+    layer.clip = c.clip;
+    layer.q = linear(c.q, q, config_.hidden);
+    layer.k = linear(c.k, kv, config_.hidden);
+    layer.v = linear(c.v, kv, config_.hidden);
+    layer.o = linear(c.o, config_.hidden, q);
+    if (c.gate.weight >= 0) layer.gate = linear(c.gate, q, config_.hidden);
+    const auto scope = static_cast<NormScope>(c.qk_scope);
+    const bool head = scope == NormScope::Head;
+    layer.qk_norm = {norm(c.q_norm, head ? c.head_dim : q), norm(c.k_norm, head ? c.head_dim : kv),
+                     scope, c.qk_layer_norm, c.qk_after_rope};
+  }
+
+  Recurrent recurrent(const RecurrentMixerConfig& c) const {
+    const RecurrentConfig& shape = c;
+    if (c.key_heads < 1 || c.value_heads < 1 || c.value_heads % c.key_heads != 0 ||
+        c.key_dim < 1 || c.value_dim < 1 || c.taps < 1 || c.taps > kMaxTaps) {
+      throw internal_error("a recurrent mixer of impossible sizes");
+    }
+    Recurrent m;
+    m.shape = shape;
+    const int64_t hidden = config_.hidden, channels = m.channels(), inner = m.inner();
+    if (c.norm_groups < 0 || (c.norm_groups > 0 && inner % c.norm_groups != 0)) {
+      throw internal_error("a recurrent mixer's norm has parts of unequal size");
+    }
+    m.qkv = linear(c.qkv, channels, hidden);
+    m.z = linear(c.z, inner, hidden);
+    m.a = linear(c.a, c.value_heads, hidden);
+    if (c.delta) m.b = linear(c.b, c.value_heads, hidden);
+    m.out = linear(c.out, hidden, inner);
+    const float* const conv = weights_.vector(c.conv, channels * c.taps);  // [channels][taps]
+    for (int64_t j = 0; j < c.taps; ++j) {
+      for (int64_t i = 0; i < channels; ++i) m.conv.push_back(conv[i * c.taps + j]);
+    }
+    m.conv_bias = vector(c.conv_bias, channels);
+    const float* const a_log = weights_.vector(c.a_log, c.value_heads);
+    for (int64_t h = 0; h < c.value_heads; ++h) m.rate.push_back(-std::exp(a_log[h]));
+    m.a_bias = weights_.vector(c.a_bias, c.value_heads);
+    m.skip = vector(c.skip, c.value_heads);
+    if (c.norm_groups > 0) {
+      m.norm = weights_.vector(c.norm, c.norm_shared ? inner / c.norm_groups : inner);
+    }
+    // The root of the mean square is that of the sum over key_dim; queries are scaled beside.
+    const float unit = 1 / std::sqrt(static_cast<float>(c.key_dim));
+    m.key_scale.assign(static_cast<size_t>(c.key_dim), unit);
+    m.query_scale.assign(static_cast<size_t>(c.key_dim), 1 / static_cast<float>(c.key_dim));
+    return m;
+  }
+
   const float* vector(int id, int64_t count) const {
     return id < 0 ? nullptr : weights_.vector(id, count);
   }
@@ -123,7 +169,13 @@ DecoderModel build_model(const WeightStore& weights, const ModelConfig& config,
   m.residual_scale = config.residual_scale;
   m.logit_scale = config.logit_scale;
   m.logit_softcap = config.logit_softcap;
-  for (const LayerConfig& c : config.layers) m.layers.push_back(builder.layer(c));
+  for (const LayerConfig& c : config.layers) {
+    m.layers.push_back(builder.layer(c));
+    if (Recurrent* const mixer = m.layers.back().recurrent.get()) {
+      mixer->state_at = m.state_floats;
+      m.state_floats += round_up(mixer->state_floats(), 16);
+    }
+  }
   if (config.ropes.size() != config.rope_scales.size()) throw internal_error("a scale per rope");
   for (size_t i = 0; i < config.ropes.size(); ++i) {
     m.ropes.emplace_back(config.ropes[i], config.rope_scales[i]);

@@ -31,6 +31,12 @@ struct ExpertsConfig {
   float scale = 1, jitter = 0;
 };
 
+// Its qkv.weight is -1 where the layer has attention.
+struct RecurrentMixerConfig : RecurrentConfig {
+  LinearConfig qkv, z, a, b, out;
+  int conv = -1, conv_bias = -1, a_log = -1, a_bias = -1, skip = -1, norm = -1;
+};
+
 struct LayerConfig {
   int32_t heads = 0, kv_heads = 0, head_dim = 0;
   float scale = 0, softcap = 0, clip = 0;
@@ -38,7 +44,8 @@ struct LayerConfig {
   int rope = -1;
   int cache_group = 0;
   int slopes = -1, sinks = -1;
-  LinearConfig q, k, v, o;
+  LinearConfig q, k, v, o, gate;
+  RecurrentMixerConfig recurrent;
   NormConfig attn_norm, attn_post_norm, mlp_norm, mlp_post_norm, q_norm, k_norm;
   int qk_scope = 0;
   bool qk_layer_norm = false, qk_after_rope = false, parallel = false;

@@ -17,14 +17,16 @@ int64_t element_bytes(KvType type) {
 }  // namespace
 
 KvCache::KvCache(const KernelTable& kernels, KvType type, int block_size,
-                 std::vector<CacheGroupShape> groups, std::vector<CacheLayerShape> layers)
+                 std::vector<CacheGroupShape> groups, std::vector<CacheLayerShape> layers,
+                 int64_t state_floats)
     : kernels_(kernels),
       type_(type),
       block_size_(block_size),
       groups_(std::move(groups)),
       layer_shapes_(std::move(layers)),
       num_blocks_(groups_.size(), 0),
-      kv_(layer_shapes_.size()) {}
+      kv_(layer_shapes_.size()),
+      states_(state_floats) {}
 
 int64_t KvCache::block_bytes(int64_t g) const {
   int64_t bytes = 0;
@@ -41,7 +43,7 @@ void KvCache::retype(KvType type) {
   type_ = type;
 }
 
-void KvCache::allocate(const std::vector<int64_t>& num_blocks) {
+void KvCache::allocate(const std::vector<int64_t>& num_blocks, int64_t states) {
   if (num_blocks.size() != groups_.size()) {
     throw internal_error("the model has " + std::to_string(groups_.size()) +
                          " cache groups, got block counts of " +
@@ -59,6 +61,7 @@ void KvCache::allocate(const std::vector<int64_t>& num_blocks) {
       throw Error(ErrorKind::Resource, "the KV cache asked for exceeds any address space");
     }
   }
+  states_.allocate(states);
   Region region(static_cast<size_t>(total), "the KV cache");
   uint8_t* at = region.data();
   for (size_t g = 0; g < groups_.size(); ++g) {
@@ -78,6 +81,7 @@ void KvCache::allocate(const std::vector<int64_t>& num_blocks) {
 
 void KvCache::free() {
   region_ = Region();
+  states_.free();
   num_blocks_.assign(groups_.size(), 0);
   bytes_ = 0;
 }

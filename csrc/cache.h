@@ -1,10 +1,12 @@
-// The paged KV cache: per cache group a number of blocks, per layer its own array of them.
+// The paged KV cache: per cache group a number of blocks, per layer its own array of them. Beside
+// it, the states of recurrent layers.
 #pragma once
 #include <cstdint>
 #include <vector>
 
 #include "kernels.h"
 #include "memory.h"
+#include "states.h"
 #include "threadpool.h"
 
 namespace tidemill {
@@ -21,10 +23,12 @@ struct CacheLayerShape {
 class KvCache {
  public:
   KvCache(const KernelTable& kernels, KvType type, int block_size,
-          std::vector<CacheGroupShape> groups, std::vector<CacheLayerShape> layers);
+          std::vector<CacheGroupShape> groups, std::vector<CacheLayerShape> layers,
+          int64_t state_floats);
 
-  // Replaces the cache by an empty one of num_blocks[g] blocks for group g. Error (Resource).
-  void allocate(const std::vector<int64_t>& num_blocks);
+  // Replaces the cache by an empty one of num_blocks[g] blocks for group g, and of so many
+  // recurrent states where the model has any. Error (Resource).
+  void allocate(const std::vector<int64_t>& num_blocks, int64_t states);
   // Gives the memory back and holds elements of another type from the next allocation on.
   void retype(KvType type);
   // Gives the memory back; the cache has no blocks then.
@@ -33,7 +37,9 @@ class KvCache {
   int64_t groups() const { return static_cast<int64_t>(groups_.size()); }
   const CacheGroupShape& group(int64_t g) const { return groups_[static_cast<size_t>(g)]; }
   int64_t num_blocks(int64_t g) const { return num_blocks_[static_cast<size_t>(g)]; }
-  int64_t bytes() const { return bytes_; }
+  int64_t bytes() const { return bytes_ + states_.bytes(); }
+  StatePool& states() { return states_; }
+  const StatePool& states() const { return states_; }
   int64_t block_bytes(int64_t g) const;  // over all layers of the group
   int block_size() const { return block_size_; }
   KvType type() const { return type_; }
@@ -62,6 +68,7 @@ class KvCache {
   std::vector<KvLayer> kv_;
   Region region_;
   int64_t bytes_ = 0;
+  StatePool states_;
 };
 
 }  // namespace tidemill

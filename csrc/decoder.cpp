@@ -33,6 +33,11 @@ unsigned input_acts(const FeedForward& mlp) {
   return act_bit(mlp.up) | (mlp.gated() ? act_bit(mlp.gate) : 0u);
 }
 
+unsigned attention_acts(const DecoderLayer& layer) {
+  const unsigned acts = act_bit(layer.q) | act_bit(layer.k) | act_bit(layer.v);
+  return layer.gate ? acts | act_bit(layer.gate) : acts;
+}
+
 unsigned all_acts(const FeedForward& mlp) { return input_acts(mlp) | act_bit(mlp.down); }
 
 }  // namespace
@@ -45,6 +50,10 @@ Decoder::Decoder(const KernelTable& kernels, ThreadPool& pool, DecoderModel& mod
   used_acts_ = act_bit(model_.lm_head);
   for (const DecoderLayer& layer : model.layers) {
     measure(layer);
+    if (layer.recurrent) {
+      layer_plan_.push_back(-1);
+      continue;
+    }
     const AttnShape& a = layer.attention;
     size_t p = 0;
     while (p < plans_.size() && !(same_shape(plans_[p].shape, a) &&
@@ -66,12 +75,16 @@ Decoder::Decoder(const KernelTable& kernels, ThreadPool& pool, DecoderModel& mod
 
 // Widths and activation types that the layer needs of the buffers.
 void Decoder::measure(const DecoderLayer& layer) {
-  const AttnShape& a = layer.attention;
-  const int64_t q = int64_t{a.heads} * a.head_dim, kv = int64_t{a.kv_heads} * a.head_dim;
-  qkv_width_ = std::max(qkv_width_, round_up(q + 2 * kv, 16));
-  heads_width_ = std::max(heads_width_, round_up(q, 16));
-  act_k_ = std::max(act_k_, q);
-  used_acts_ |= act_bit(layer.q) | act_bit(layer.k) | act_bit(layer.v) | act_bit(layer.o);
+  if (layer.recurrent) {
+    measure_recurrent(*layer.recurrent);
+  } else {
+    const AttnShape& a = layer.attention;
+    const int64_t q = int64_t{a.heads} * a.head_dim, kv = int64_t{a.kv_heads} * a.head_dim;
+    qkv_width_ = std::max(qkv_width_, round_up(q + 2 * kv, 16));
+    heads_width_ = std::max(heads_width_, round_up(q, 16));
+    act_k_ = std::max(act_k_, q);
+    used_acts_ |= attention_acts(layer) | act_bit(layer.o);
+  }
   const auto block = [&](const FeedForward& mlp) {
     mlp_width_ = std::max(mlp_width_, round_up(2 * mlp.up.weight->n, 32));
     act_k_ = std::max(act_k_, mlp.up.weight->n);
@@ -132,11 +145,13 @@ void Decoder::prepare(const StepInput& step, const KvCache& cache) {
   size_buffers(tokens_);
   prepare_tables(step, cache);
   positions_.resize(static_cast<size_t>(tokens_));
+  row_of_.resize(static_cast<size_t>(tokens_));
   writes_.clear();
   int64_t last = 0;
   for (int64_t r = 0; r < step.rows(); ++r) {
     const auto i = static_cast<size_t>(r);
     const int64_t begin = step.row_start[i], end = step.row_start[i + 1];
+    std::fill(row_of_.begin() + begin, row_of_.begin() + end, r);
     for (int64_t t = begin; t < end;) {
       const int64_t position = step.context_len[i] + t - begin;
       const int64_t count = std::min(end - t, cache.block_size() - position % cache.block_size());
@@ -161,8 +176,14 @@ void Decoder::forward(const StepInput& step, const std::vector<int32_t>& token_i
   for (size_t l = 0; l < model_.layers.size(); ++l) {
     check_cancelled();
     const DecoderLayer& layer = model_.layers[l];
-    add_norm_pack(layer.attn_norm, act_bit(layer.q) | act_bit(layer.k) | act_bit(layer.v));
-    attend(layer, cache.layer(static_cast<int>(l)), *attends_[static_cast<size_t>(layer_plan_[l])]);
+    if (layer.recurrent) {
+      add_norm_pack(layer.attn_norm, recurrent_acts(*layer.recurrent));
+      recur(*layer.recurrent, step, cache.states());
+    } else {
+      add_norm_pack(layer.attn_norm, attention_acts(layer));
+      attend(layer, cache.layer(static_cast<int>(l)),
+             *attends_[static_cast<size_t>(layer_plan_[l])]);
+    }
     const Delta attended{delta_.data(), layer.attn_post_norm};
     if (layer.parallel) {  // x stays what it was until both are done
       float* const out = delta2_.ensure(tokens_ * delta_stride_);
@@ -205,8 +226,17 @@ void Decoder::attend(const DecoderLayer& layer, const KvLayer& kv, Attend& plan)
   multiply({{&layer.q, qkv_.data(), qkv_width_, 0, tokens_},
             {&layer.k, qkv_.data() + q, qkv_width_, 0, tokens_},
             {&layer.v, qkv_.data() + q + k, qkv_width_, 0, tokens_}});
+  if (layer.gate) {
+    multiply({{&layer.gate, gate_.ensure(tokens_ * heads_width_), heads_width_, 0, tokens_}});
+  }
   write_kv(layer, kv);
   plan.run(kv, qkv_.data(), qkv_width_, layer.sinks, heads_.data(), heads_width_);
+  if (layer.gate) {
+    each_token(tokens_, [&](int64_t t, int) {
+      float* const heads = heads_.data() + t * heads_width_;
+      kernels_.activate(Activation::Sigmoid, gate_.data() + t * heads_width_, heads, q, heads);
+    });
+  }
   pack_rows(heads_.data(), heads_width_, layer.o);
   multiply({{&layer.o, delta_.data(), delta_stride_, 0, tokens_}});
 }

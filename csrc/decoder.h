@@ -10,29 +10,15 @@
 #include "attend.h"
 #include "cache.h"
 #include "kernels.h"
+#include "linear.h"
 #include "memory.h"
+#include "recurrent.h"
 #include "rope.h"
 #include "route.h"
 #include "step.h"
 #include "threadpool.h"
 
 namespace tidemill {
-
-struct Linear {
-  const PackedMatrix* weight = nullptr;
-  const float* bias = nullptr;  // padded to whole panels, or null
-};
-
-// The activation type a product reads, as a bit of a set.
-inline unsigned act_bit(const Linear& linear) {
-  return 1u << static_cast<int>(linear.weight->act);
-}
-
-struct Norm {
-  const float* weight = nullptr;  // null: no norm
-  const float* bias = nullptr;
-  explicit operator bool() const { return weight != nullptr; }
-};
 
 enum class NormScope : int { Head, Heads, Full };  // of Q and K: see models/spec.py
 
@@ -64,8 +50,10 @@ struct DecoderLayer {
   const float* sinks = nullptr;
   float clip = 0;  // of Q, K and V; 0: none
   Linear q, k, v, o;
+  Linear gate;  // of the heads' outputs, by its sigmoid; or none
   QkNorm qk_norm;
   Norm attn_norm, attn_post_norm, mlp_norm, mlp_post_norm;
+  std::unique_ptr<Recurrent> recurrent;  // instead of attention
   FeedForward mlp;                  // without experts
   std::unique_ptr<Experts> experts;
   bool parallel = false;            // both blocks read the same x
@@ -86,6 +74,7 @@ struct DecoderModel {
   float embed_scale = 1, residual_scale = 1, logit_scale = 1;
   float logit_softcap = 0;   // 0: none
   std::vector<DecoderLayer> layers;
+  int64_t state_floats = 0;  // of a state of all recurrent layers
   std::vector<RopeTable> ropes;
   Embedding embedding;
   const PackedMatrix* positions = nullptr;  // a vector per position, or null
@@ -132,6 +121,18 @@ class Decoder {
   void embed(const std::vector<int32_t>& token_ids);
   // Attention of the packed rows, into delta_.
   void attend(const DecoderLayer& layer, const KvLayer& kv, Attend& plan);
+  // The other kind of mixer (decoder_recurrent.cpp).
+  struct MixLayout;
+  void measure_recurrent(const Recurrent& mixer);
+  static unsigned recurrent_acts(const Recurrent& mixer);
+  void recur(const Recurrent& mixer, const StepInput& step, StatePool& states);
+  const float* tail_row(const Recurrent& mixer, const StepInput& step, const StatePool& states,
+                        int64_t r, int64_t back) const;
+  void convolve(const Recurrent& mixer, const StepInput& step, const StatePool& states, int64_t t);
+  void keep_tail(const Recurrent& mixer, const StepInput& step, StatePool& states, int64_t r);
+  void scan(const Recurrent& mixer, const StepInput& step, StatePool& states, int64_t r,
+            int64_t head);
+  void gate_row(const Recurrent& mixer, int64_t t);
   void write_kv(const DecoderLayer& layer, const KvLayer& kv);
   void shape_heads(const DecoderLayer& layer, int64_t position, float* qkv) const;
   void norm_heads(const DecoderLayer& layer, float* q, float* k) const;
@@ -192,13 +193,16 @@ class Decoder {
   int64_t delta_stride_ = 0;
   unsigned used_acts_ = 0;
   int64_t qkv_width_ = 0, heads_width_ = 0, mlp_width_ = 0, scratch_width_ = 0;
+  int64_t mix_width_ = 0;
+  std::vector<float> no_tail_;     // zeros
+  std::vector<int64_t> row_of_;    // per token, the step's row
   int64_t act_k_ = 0;  // widest input of any matrix
   std::vector<int64_t> positions_;
   std::vector<std::vector<int32_t>> tables_;       // per group: padded block tables
   std::vector<int64_t> table_stride_;
   std::vector<std::vector<AttendRow>> attend_rows_;  // per group
   std::vector<WriteItem> writes_;
-  Buffer<float> x_, qkv_, heads_, delta_, delta2_, mlp_, scratch_;
+  Buffer<float> x_, qkv_, heads_, gate_, mix_, delta_, delta2_, mlp_, scratch_;
   Acts acts_, sent_acts_, slot_acts_;
   // Of experts: a slot is one token at one expert, ordered by expert.
   Buffer<float> router_, slot_out_, shared_out_, shared_gate_;

@@ -38,11 +38,14 @@ void Executor::build(const ModelConfig& config, const uint8_t* embedding_source,
   for (const int64_t window : config.group_windows) groups.push_back({window, {}});
   std::vector<CacheLayerShape> shapes;
   for (size_t l = 0; l < m.layers.size(); ++l) {
-    groups[static_cast<size_t>(m.layers[l].cache_group)].layers.push_back(static_cast<int>(l));
+    const DecoderLayer& layer = m.layers[l];
+    if (!layer.recurrent) {
+      groups[static_cast<size_t>(layer.cache_group)].layers.push_back(static_cast<int>(l));
+    }
     shapes.push_back({m.layers[l].attention.kv_heads, m.layers[l].attention.head_dim});
   }
   cache_.emplace(kernels_, static_cast<KvType>(config.kv_type), config.block_size,
-                 std::move(groups), std::move(shapes));
+                 std::move(groups), std::move(shapes), m.state_floats);
   runner_ = std::make_unique<StepRunner>(kernels_, pool_, model_, [this] { return closed_.load(); });
   queue_ = std::make_unique<StepQueue>([this](Step& step) {
     std::lock_guard lock(running_);
@@ -61,8 +64,8 @@ void Executor::check_open() const {
 
 int64_t Executor::kv_bytes() const { return cache_ ? cache_->bytes() : 0; }
 
-void Executor::allocate_cache(const std::vector<int64_t>& num_blocks) {
-  with_idle_cache([&](KvCache& cache, ThreadPool&) { cache.allocate(num_blocks); });
+void Executor::allocate_cache(const std::vector<int64_t>& num_blocks, int64_t states) {
+  with_idle_cache([&](KvCache& cache, ThreadPool&) { cache.allocate(num_blocks, states); });
 }
 
 void Executor::retype_cache(int type) {

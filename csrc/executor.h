@@ -34,7 +34,8 @@ class Executor {
   int64_t weight_bytes() const { return weights_.bytes(); }
   int64_t kv_bytes() const;
   int64_t block_bytes(int64_t group) const { return cache().block_bytes(group); }
-  void allocate_cache(const std::vector<int64_t>& num_blocks);
+  int64_t state_bytes() const { return cache().states().state_bytes(); }
+  void allocate_cache(const std::vector<int64_t>& num_blocks, int64_t states);
   // Frees the cache; the next one is of this type (KvType).
   void retype_cache(int type);
 

@@ -50,7 +50,21 @@ struct AttnShape {
 };
 
 // What a feed-forward block does between its products.
-enum class Activation : int { Silu, Gelu, GeluTanh, Relu, Relu2, SwigluClamped };
+// (Sigmoid gates attention alone.)
+enum class Activation : int { Silu, Gelu, GeluTanh, Relu, Relu2, SwigluClamped, Sigmoid };
+
+// One head of a recurrent mixer over the tokens of a row; see KernelTable::scan.
+struct Scan {
+  int64_t count, key_dim, value_dim;
+  bool delta;                // what the state says of the key is taken off the value
+  const float *q, *k, *v;    // of the first token
+  const float *decay, *gain; // one number per token
+  float* out;                // [value_dim]
+  int64_t stride;            // floats from token to token, of all of these
+  float skip;                // of the value, added to the output
+  const float* from;         // state [key_dim, value_dim] before the first token; null: zeros
+  float* to;                 // and after the last one; not `from`
+};
 
 struct KernelTable {
   const char* isa;     // "avx512bf16", "avx512", "avx2", "portable"
@@ -123,6 +137,15 @@ struct KernelTable {
                      const float* m2, const float* l2, const float* acc2);
   // out = acc / l for one query-head.
   void (*attn_finish)(int64_t head_dim, float l, const float* acc, float* out);
+
+  // --- recurrent mixers, one row each ---
+  // out = silu(bias + sum_j weight[j * n ..] * rows[j]) over n channels, j ascending; bias may be
+  // null.
+  void (*conv_token)(const float* const* rows, int64_t taps, const float* weight,
+                     const float* bias, int64_t n, float* out);
+  // Token after token: u = gain * (v - delta * S^T k * decay), S = decay * S + k u^T,
+  // out = S^T q + skip * v; sums over key_dim ascending.
+  void (*scan)(const Scan& s);
 
   // --- sampling ---
   float (*max_value)(const float* x, int64_t n);

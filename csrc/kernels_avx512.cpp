@@ -16,5 +16,6 @@ namespace tidemill::TIDEMILL_AVX512 {
 #include "attention/cache.inl"
 #include "attention/tiles.inl"
 #include "attention/span.inl"
+#include "recurrent/scan.inl"
 #include "table.inl"
 }  // namespace tidemill::TIDEMILL_AVX512

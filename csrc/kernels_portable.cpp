@@ -13,5 +13,6 @@ namespace tidemill::portable {
 #include "attention/cache.inl"
 #include "attention/tiles.inl"
 #include "attention/span.inl"
+#include "recurrent/scan.inl"
 #include "table.inl"
 }  // namespace tidemill::portable

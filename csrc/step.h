@@ -37,6 +37,7 @@ struct StepInput {
   std::vector<uint8_t> logits, sample, await_mask;
   std::vector<int32_t> target_ids, target_logprobs;
   std::vector<Int32Table> copies;  // per cache group, columns = 2
+  Int32Table states;               // [rows, 2] of models with recurrent layers: read, written
   SamplingInput sampling;
   bool return_logits = false;
 

@@ -150,6 +150,7 @@ void check_step(const StepInput& step, const StepLimits& limits) {
   check_rows(step);
   check_tokens(step, limits);
   check_blocks(step, limits);
+  limits.cache.states().check(step);
   check_sampling(step, limits.vocab);
 }
 

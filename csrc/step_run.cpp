@@ -46,7 +46,9 @@ StepOutput StepRunner::run(const StepInput& step, KvCache& cache, MaskBoard& mas
   for (size_t g = 0; g < step.copies.size(); ++g) {
     cache.copy(static_cast<int64_t>(g), step.copies[g].values.data(), step.copies[g].rows);
   }
+  cache.states().begin(step);
   decoder_.forward(step, token_ids_, cache);
+  cache.states().commit(step);
   compute_others(step, out);
   plan_sampling(step);
   const auto count = static_cast<int64_t>(pending_.size());

@@ -5,7 +5,8 @@ const KernelTable& kernel_table() {
       gemm,       unpack_row,     to_float,    rms_norm,           layer_norm,    add_rows,
       add_scaled, scale_row,      clamp_row,   softcap_row,        activate,      rope,
       kv_block_bytes,             kv_write,    kv_read,            kv_export,     kv_import,
-      attn_scratch_bytes,         attn_span,   attn_merge,         attn_finish,   max_value,
+      attn_scratch_bytes,         attn_span,   attn_merge,         attn_finish,   conv_token,
+      scan_head,                  max_value,
       sum_exp,
   };
   return table;

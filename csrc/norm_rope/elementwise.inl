@@ -217,6 +217,8 @@ static void activate(Activation act, const float* gate, const float* up, int64_t
       });
     case Activation::SwigluClamped:
       return swiglu_clamped(gate, up, n, out);
+    case Activation::Sigmoid:
+      return activate_with(gate, up, n, out, [](Vf x) { return sigmoid(x); });
   }
 }
 

@@ -1,5 +1,5 @@
 """What families differ in, bit for bit: chunks, batches and threads change no logit with experts,
-caps, ALiBi, sinks, layer norms and parallel blocks either."""
+caps, ALiBi, sinks, layer norms, parallel blocks and recurrent mixers either."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from helpers.backend_driver import BackendDriver, options
-from helpers.random_model import make_spec, make_tensors
+from helpers.random_model import make_spec, make_tensors, with_recurrence
 
 from tidemill.backends import native
 from tidemill.models.alibi import slopes
@@ -34,6 +34,7 @@ SPECS = {
         Moe(8, 3, Mlp(64, bias=True), scoring="sigmoid", correction=True, groups=4, top_groups=2)
     ),
     "cap-alibi": _with(mixer={"softcap": 2.0, "slopes": slopes(6), "rope": None}),
+    "recurrent": with_recurrence(_BASE),
     "sinks-window": _with(mixer={"sinks": True, "window": 100, "clip": 0.7}),
     "parallel": replace(
         _with(Mlp(96, "gelu", gated=False), parallel=True, post_norm=True),

@@ -36,6 +36,7 @@ NUMBERS = [
         "q8-int8kv",
         {"dtype": "bfloat16", "kv_dtype": "int8", "stored": "BF16", "quantize": "q8_0"},
     ),
+    Numbers("recurrent", {"recurrent": True}),
 ]
 
 
@@ -118,7 +119,7 @@ def test_native(alone: tuple[Numbers, dict[tuple[str, int], Answer]], condition:
     if "preempted" in condition:
         assert stats.preemptions > 0
     if condition == "together":
-        assert stats.cached_tokens > 0
+        assert (stats.cached_tokens > 0) == (numbers.name != "recurrent")
         assert stats.steps < 24 * 8, "requests did not share steps"
 
 
@@ -135,13 +136,14 @@ def test_torch_serves_the_same_engine() -> None:
     assert {k: v[0] for k, v in together.items()} == {k: v[0] for k, v in alone.items()}
 
 
-def test_torch_and_native_agree() -> None:
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_torch_and_native_agree(recurrent: bool) -> None:
     """The two executors are two implementations of one definition."""
     pytest.importorskip("torch")
     batch = [r for r in requests() if r.sampling.temperature == 0][:12]
     found = []
     for backend in ("torch", "native"):
-        engine = real_engine(backend)
+        engine = real_engine(backend, recurrent=recurrent)
         found.append({k: v[0] for k, v in answers(engine, batch).items()})
         engine.close()
     assert found[0] == found[1]

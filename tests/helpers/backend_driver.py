@@ -20,6 +20,9 @@ from tidemill.backends.base import (
     StepInputs,
     StepOutputs,
 )
+from tidemill.worker.states import StateTable
+
+_SEQUENCES = 40  # that may hold recurrent states at once
 
 
 def options(**changes: object) -> BackendOptions:
@@ -87,7 +90,8 @@ class BackendDriver:
     def __init__(self, backend: Backend, num_blocks: int = 64) -> None:
         self.backend = backend
         self.groups = len(backend.spec.cache_groups())
-        backend.allocate_cache((num_blocks,) * self.groups)
+        backend.allocate_cache((num_blocks,) * self.groups, states=2 * _SEQUENCES)
+        self._states = StateTable(_SEQUENCES) if backend.spec.state_bytes else None
         # Handed out from the end, so that block ids and positions never coincide.
         self._free = [list(range(num_blocks)) for _ in range(self.groups)]
         self._step = 0
@@ -102,6 +106,8 @@ class BackendDriver:
             self._free[group].extend(table)
             table.clear()
         sequence.computed = 0
+        if self._states is not None:
+            self._states.release(id(sequence))
 
     def inputs(
         self,
@@ -120,6 +126,7 @@ class BackendDriver:
         """
         tokens: list[int] = []
         starts, contexts = [0], []
+        states: list[tuple[int, int]] = []
         for r, (sequence, count) in enumerate(rows):
             begin = sequence.computed
             source = None if future is None else future[r]
@@ -130,6 +137,8 @@ class BackendDriver:
             contexts.append(begin)
             self._grow(sequence, begin + count)
             sequence.computed = begin + count
+            if self._states is not None:
+                states.append(self._states.advance(id(sequence), begin, begin + count))
         self._step += 1
         count = len(rows)
         if sampling is None:
@@ -150,6 +159,7 @@ class BackendDriver:
             target_logprobs=np.full(count, -1, np.int32),
             copies=tuple(np.zeros((0, 2), np.int32) for _ in range(self.groups)),
             sampling=sampling,
+            states=np.array(states, np.int32).reshape(-1, 2),
             return_logits=return_logits,
         )
 

@@ -141,7 +141,9 @@ class FakeBackend:
     def memory(self) -> BackendMemory:
         return BackendMemory(0, sum(c.nbytes for c in self._caches), "fake", "cpu")
 
-    def allocate_cache(self, num_blocks: tuple[int, ...], kv_dtype: str | None = None) -> None:
+    def allocate_cache(
+        self, num_blocks: tuple[int, ...], kv_dtype: str | None = None, states: int = 2
+    ) -> None:
         size = self.options.block_size
         self._caches = [np.full((n, size), UNWRITTEN, np.int32) for n in num_blocks]
 

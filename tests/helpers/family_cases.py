@@ -80,6 +80,11 @@ def _family(name: str, prefix: str, *shapes: tuple[str, dict[str, Any]], model: 
 
 _SMALL_EXPERTS = {"moe_intermediate_size": 56}
 _EXPERTS = {**_SMALL_EXPERTS, "shared_expert_intermediate_size": 72}
+_DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 24,
+          "linear_value_head_dim": 20}  # fmt: skip
+_GROUPED_DELTA = {"linear_num_key_heads": 3, "linear_num_value_heads": 6,
+                  "linear_key_head_dim": 16, "linear_value_head_dim": 40}  # fmt: skip
+_HYBRID = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
 _OSS_ROPE = _rope("yarn", factor=4.0, original_max_position_embeddings=32, beta_fast=32.0,
                   beta_slow=1.0, truncate=False)  # fmt: skip
 _GPT: dict[str, Any] = {
@@ -361,6 +366,44 @@ CASES: list[Case] = [
         quick=2,
     ),
     *_family(
+        "Qwen3-Next", "Qwen3Next",
+        ("top 1 of 4", {**_A, **_EXPERTS, **_DELTA, "head_dim": 24, "num_experts": 4,
+                        "num_experts_per_tok": 1, "partial_rotary_factor": 0.5,
+                        "num_hidden_layers": 4}),
+        ("top 2 of 8, 2 value heads a key head, a dense layer", {
+            **_B, **_EXPERTS, **_GROUPED_DELTA, **_HYBRID, "head_dim": 16, "num_experts": 8,
+            "num_experts_per_tok": 2, "mlp_only_layers": [1], "norm_topk_prob": False}),
+        ("top 8 of 16, tied, 2 taps", {
+            **_C, **_EXPERTS, **_DELTA, **_HYBRID, **_TIED, "head_dim": 32, "num_experts": 16,
+            "num_experts_per_tok": 8, "linear_conv_kernel_dim": 2, "linear_value_head_dim": 136}),
+    ),
+    *_family(
+        "Qwen3.5 (text)", "Qwen3_5Text",
+        ("3 heads", {**_A, **_DELTA, "head_dim": 24, "partial_rotary_factor": 0.5,
+                     "num_hidden_layers": 4}),
+        ("2 value heads a key head, tied", {**_B, **_GROUPED_DELTA, **_HYBRID, **_TIED,
+                                            "head_dim": 32}),
+        ("MHA, sections of rope", {
+            **_C, **_DELTA, **_HYBRID, "head_dim": 32, "rope_parameters": {
+                "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
+                "mrope_section": [4, 2, 2], "mrope_interleaved": True}}),
+        model="Qwen3_5ForCausalLM", quick=2,
+    ),
+    *_family(
+        "Qwen3.5-MoE (text)", "Qwen3_5MoeText",
+        ("top 1 of 4", {**_A, **_EXPERTS, **_DELTA, "head_dim": 24, "num_experts": 4,
+                        "num_experts_per_tok": 1, "partial_rotary_factor": 0.5,
+                        "num_hidden_layers": 4}),
+        ("top 2 of 8, 2 value heads a key head", {
+            **_B, **_EXPERTS, **_GROUPED_DELTA, **_HYBRID, "head_dim": 32, "num_experts": 8,
+            "num_experts_per_tok": 2}),
+        ("top 8 of 16, tied", {
+            **_C, **_EXPERTS, **_DELTA, **_HYBRID, **_TIED, "head_dim": 32, "num_experts": 16,
+            "num_experts_per_tok": 8}),
+        model="Qwen3_5MoeForCausalLM", quick=0,
+        base={k: v for k, v in _BASE.items() if k != "intermediate_size"},
+    ),
+    *_family(
         "OLMoE", "Olmoe",
         ("top 1 of 4", {**_A, "num_experts": 4, "num_experts_per_tok": 1}),
         ("top 2 of 8, clipped", {**_B, "num_experts": 8, "num_experts_per_tok": 2,
@@ -428,13 +471,15 @@ def make_case(case: Case, folder: Path, seed: int = 0) -> Any:
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     with torch.no_grad():
         for key, parameter in model.named_parameters():
-            if "norm" in key or "ln_" in key:
+            if "A_log" in key:  # half-lives of a few tokens to a few dozen
+                parameter.uniform_(-3.0, 0.5)
+            elif "norm" in key or "ln_" in key:
                 parameter.uniform_(-0.3, 0.3) if key.endswith("bias") else parameter.uniform_(
                     0.5, 1.5
                 )
             elif parameter.ndim == 1:
                 parameter.normal_(0.0, 0.3)
-            elif parameter is model.get_input_embeddings().weight:
+            elif "conv1d" in key or parameter is model.get_input_embeddings().weight:
                 parameter.normal_(0.0, 0.7)
             else:
                 parameter.normal_(0.0, 1.2 * parameter.shape[-1] ** -0.5)

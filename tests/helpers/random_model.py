@@ -15,6 +15,7 @@ from tidemill.models.spec import (
     DecoderSpec,
     Layer,
     Mlp,
+    Recurrent,
     Rope,
     inverse_frequencies,
 )
@@ -41,6 +42,20 @@ def make_spec(
     mixer = Attention(heads, kv_heads, head_dim, rope or Rope(10000.0, head_dim), **attention)  # type: ignore[arg-type]
     layer = Layer(mixer, Mlp(intermediate, bias=mlp_bias))
     return DecoderSpec("random", vocab, hidden, 4096, (layer,) * layers, 1e-6, tied, "F32")
+
+
+def with_recurrence(spec: DecoderSpec) -> DecoderSpec:
+    """The spec's first layer between one with a gated delta net and one with Mamba-2, its attention
+    gated."""
+    first = spec.layers[0]
+    delta = Recurrent("delta", 2, 4, 20, 24, norm_groups=4, norm_shared=True)
+    ssd = Recurrent(
+        "ssd", 2, 4, 16, 40, bias=True, conv_bias=True, skip=True, norm_groups=2, gate_first=True,
+        time_limits=(0.01, 3.0), taps=3,
+    )  # fmt: skip
+    assert isinstance(first.mixer, Attention)
+    mixers = (delta, replace(first.mixer, gated=True), ssd)
+    return replace(spec, layers=tuple(replace(first, mixer=mixer) for mixer in mixers))
 
 
 def with_windows(spec: DecoderSpec, windows: Sequence[int | None]) -> DecoderSpec:

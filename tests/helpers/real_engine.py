@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from helpers.random_model import make_spec, make_tensors
+from helpers.random_model import make_spec, make_tensors, with_recurrence
 
 from tidemill.backends.base import BackendOptions
 from tidemill.contract.config import EngineConfig
@@ -32,13 +32,16 @@ def real_engine(
     prefix_caching: bool = True,
     threads: int = 1,
     depth: int = 1,
+    recurrent: bool = False,
 ) -> InprocEngine:
     """Close it when done."""
     spec = make_spec(vocab=VOCAB, hidden=64, heads=4, kv_heads=2, head_dim=16, layers=2)
+    if recurrent:
+        spec, prefix_caching = with_recurrence(spec), False
     options = BackendOptions(dtype, quantize, kv_dtype, block_size, MAX_LEN, threads)
     load = import_module(f"tidemill.backends.{backend}").load
     loaded = load(spec, make_tensors(spec, stored), options)
-    loaded.allocate_cache((num_blocks,) * len(spec.cache_groups()))
+    loaded.allocate_cache((num_blocks,) * len(spec.cache_groups()), states=2 * max_num_seqs)
     config = EngineConfig(
         model="random", served_name="random", prefix_caching=prefix_caching, block_size=block_size
     )
@@ -63,6 +66,9 @@ def real_engine(
         prefix_caching=prefix_caching,
         eos_token_ids=(5,),
     )
-    executor = InprocExecutor(Runner(loaded, MAX_LEN, slots=4))
-    opened = OpenedExecutor(executor, info, "random", len(spec.cache_groups()))
+    executor = InprocExecutor(
+        Runner(loaded, MAX_LEN, slots=4, states=max_num_seqs if recurrent else 0)
+    )
+    groups = len(spec.cache_groups())
+    opened = OpenedExecutor(executor, info, "random", groups, recurrent=recurrent)
     return InprocEngine(make_core(opened, config, depth=depth).start())

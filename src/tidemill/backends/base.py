@@ -59,7 +59,7 @@ class BackendMemory:
 
     Attributes:
         weight_bytes: of all weights.
-        kv_bytes: of the KV cache.
+        kv_bytes: of the KV cache and recurrent states.
         isa: instruction set.
         device: where it computes.
         mapped_bytes: of `weight_bytes`, what lies in the system's page cache: the system counts it
@@ -134,6 +134,9 @@ class StepInputs:
         target_logprobs: int32 [R]; alternatives per target of LOGITS_ALL rows (-1 none wanted).
         copies: per cache group int32 [C, 2]: blocks (source, target) copied before the rows run.
         sampling: see `SamplingInputs`.
+        states: int32 [R, 2] for models with recurrent layers, else empty: the state each row reads
+            (-1 at position 0, where it is empty) and the one it writes. No row reads or writes what
+            another writes. A step that fails has changed no state that any row reads.
         return_logits: also return the float32 logits of all rows that have any (tests).
     """
 
@@ -149,6 +152,7 @@ class StepInputs:
     target_logprobs: Int32
     copies: tuple[Int32, ...]
     sampling: SamplingInputs
+    states: Int32 = field(default_factory=lambda: np.zeros((0, 2), np.int32))
     return_logits: bool = False
 
 
@@ -223,8 +227,11 @@ class Backend(Protocol):
     def memory(self) -> BackendMemory:
         """What is held now."""
 
-    def allocate_cache(self, num_blocks: tuple[int, ...], kv_dtype: str | None = None) -> None:
-        """Allocate the KV cache: blocks per cache group of `spec.cache_groups()`, replacing any.
+    def allocate_cache(
+        self, num_blocks: tuple[int, ...], kv_dtype: str | None = None, states: int = 2
+    ) -> None:
+        """Allocate the KV cache: blocks per cache group of `spec.cache_groups()`, and as many
+        states where the model has recurrent layers, replacing any.
 
         `kv_dtype` is another element type than the options', for comparing; blocks are exported
         and imported with the options' alone.

@@ -48,8 +48,9 @@ def _facts(opened: OpenedModel) -> Table:
     from tidemill.cli.machine import human_bytes
 
     files, spec, tokenizer = opened.files, opened.files.spec, opened.tokenizer
-    attention, mlp = spec.layers[0].mixer, spec.layers[0].mlp
-    windows = sorted({la.mixer.window for la in spec.layers if la.mixer.window is not None})
+    attentions, mlp = list(spec.attentions().values()), spec.layers[0].mlp
+    attention = attentions[0]
+    windows = sorted({a.window for a in attentions if a.window is not None})
     rope = attention.rope
     scaling = f", {rope.scaling.kind} scaling" if rope and rope.scaling else ""
     eos = ", ".join(f"{i} {tokenizer.id_to_token(i)!r}" for i in files.eos_token_ids) or "none"

@@ -516,7 +516,8 @@ def make_core(
     memory = KVMemory(
         (info.num_blocks,) * opened.num_groups,
         info.block_size,
-        prefix_caching=config.prefix_caching,
+        prefix_caching=info.prefix_caching,
+        recurrent=opened.recurrent,
     )
     limits = Limits(
         max_num_seqs=info.max_num_seqs,

@@ -49,6 +49,7 @@ class OpenedExecutor:
         identity: digest for block identities.
         num_groups: cache groups of the model.
         tokenizer: the model's text side, for constrained output; None: there is none.
+        recurrent: some of the model's layers are.
     """
 
     executor: Executor
@@ -56,6 +57,7 @@ class OpenedExecutor:
     identity: str
     num_groups: int
     tokenizer: TokenizerData | None = None
+    recurrent: bool = False
 
 
 def open_inproc(config: EngineConfig, progress: Callable[[str], None]) -> OpenedExecutor:
@@ -63,7 +65,12 @@ def open_inproc(config: EngineConfig, progress: Callable[[str], None]) -> Opened
     from tidemill.worker.load import load_worker
 
     loaded = load_worker(config, progress)
-    groups = len(loaded.runner.backend.spec.cache_groups())
+    spec = loaded.runner.backend.spec
     return OpenedExecutor(
-        InprocExecutor(loaded.runner), loaded.info, loaded.identity, groups, loaded.tokenizer
+        InprocExecutor(loaded.runner),
+        loaded.info,
+        loaded.identity,
+        len(spec.cache_groups()),
+        loaded.tokenizer,
+        recurrent=spec.state_bytes > 0,
     )

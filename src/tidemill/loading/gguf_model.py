@@ -21,7 +21,7 @@ from tidemill.loading.selected import select
 from tidemill.models.gguf_config import config_from_gguf
 from tidemill.models.naming import GGUF_RULES, ROPE_FACTORS, canonical_names, match_tensors
 from tidemill.models.registry import family_for_gguf
-from tidemill.models.spec import DecoderSpec, RopeScaling
+from tidemill.models.spec import Attention, DecoderSpec, RopeScaling
 
 _EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _END_TEXTS = frozenset(
@@ -132,6 +132,7 @@ def _with_rope_factors(spec: DecoderSpec, stored: Mapping[str, Any]) -> DecoderS
     factors = one_tensor(stored[name]).values()
     layers = []
     for layer in spec.layers:
+        assert isinstance(layer.mixer, Attention)  # no family with others has such files
         rope = layer.mixer.rope
         assert rope is not None
         if (

@@ -32,13 +32,20 @@ class KVMemory:
         num_blocks: per cache group.
         block_size: tokens per block.
         prefix_caching: find full blocks again.
+        recurrent: blocks alone are not all that a sequence's past is.
     """
 
     def __init__(
-        self, num_blocks: tuple[int, ...], block_size: int, *, prefix_caching: bool = True
+        self,
+        num_blocks: tuple[int, ...],
+        block_size: int,
+        *,
+        prefix_caching: bool = True,
+        recurrent: bool = False,
     ) -> None:
         self.block_size = block_size
         self.prefix_caching = prefix_caching
+        self.recurrent = recurrent
         self._indices = tuple(PrefixIndex() for _ in num_blocks)
         self._pools = tuple(
             BlockPool(count, index.forget)

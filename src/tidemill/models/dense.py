@@ -19,6 +19,7 @@ from tidemill.models.spec import (
     Moe,
     Norm,
     QkNorm,
+    Recurrent,
     Rope,
 )
 
@@ -144,6 +145,7 @@ def dense_spec(
     activation: str | None = "silu",
     gated: bool = True,
     moe: Callable[[str], Sequence[Moe | None]] | None = None,
+    recurrences: Sequence[Recurrent | None] | None = None,
     attention: Mapping[str, Any] | None = None,
     layer: Mapping[str, Any] | None = None,
     **model: Any,
@@ -163,6 +165,7 @@ def dense_spec(
         activation: config's name of the activation where the config names none.
         gated: see `Mlp`.
         moe: the spec's activation -> each layer's mixture of experts, None for a dense layer.
+        recurrences: each layer's recurrent mixer, None for attention.
         attention, layer: further fields of `Attention` and `Layer`, the same for all layers.
         model: further fields of `DecoderSpec`.
     """
@@ -192,7 +195,8 @@ def dense_spec(
             window=kept,
             **(attention or {}),
         )
-        layers.append(Layer(mixer, experts[i] or mlp, **(layer or {})))
+        recurrent = recurrences[i] if recurrences else None
+        layers.append(Layer(recurrent or mixer, experts[i] or mlp, **(layer or {})))
     tied = model.pop("tied", None)
     spec = DecoderSpec(
         family=family,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import numpy as np
 from tidemill.base.errors import model_file_error
 from tidemill.models import tensors as names
 from tidemill.models.sources import AS_NAMED, Conventions, Rows, Source, paired_order, pick
-from tidemill.models.spec import Attention, DecoderSpec
+from tidemill.models.spec import Attention, DecoderSpec, Recurrent
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,9 @@ class Fused:
     Attributes:
         parts: canonical names.
         layout: ``stacked``: one part after the other; ``alternating``: a row of each in turn;
-            ``grouped``: Q, K and V of one KV head after the other, Q with all heads that share it.
+            ``grouped``: Q, K and V of one KV head after the other, Q with all heads that share it;
+            ``heads``: each part's share of one head after the other; ``delta``: of a recurrent
+            mixer, Q, K, V and z of one key head after the other.
         transposed: weights are stored [in, out].
     """
 
@@ -42,6 +45,8 @@ Rules = tuple[tuple[str, str | Fused | None], ...]
 
 # Canonical name of the vector of rope divisors that GGUF files carry (not a weight of the spec).
 ROPE_FACTORS = "rope_factors"
+# Vectors of ours that are stored with more axes: how many.
+_FLATTENED = {"_norm.weight": 2, "rec.conv.weight": 3}
 
 HF_RULES: Rules = (
     ("model.embed_tokens.weight", names.EMBED),
@@ -171,11 +176,11 @@ def match_tensors(
                         f"tensors {found[part].stored!r} and {name!r} are the same"
                     )
                 source = Source(name, expert, held.transposed, rows)
-                if part.endswith("_norm.weight") and len(shape) == 2:
+                flat = shape
+                axes = next((n for end, n in _FLATTENED.items() if part.endswith(end)), 0)
+                if len(shape) == axes:
                     source = dataclasses.replace(source, flat=True)
-                    flat: tuple[int, ...] = (shape[0] * shape[1],)
-                else:
-                    flat = shape
+                    flat = (math.prod(shape),)
                 found[part] = _source(spec, part, source, conventions)
                 _check_shape(found[part], flat, expected[part], parts, expected)
     missing = [name for name in expected if name not in found]
@@ -231,8 +236,10 @@ def _split(
     elif layout == "alternating":
         for i, part in enumerate(parts):
             yield part, slice(i, None, len(parts))
+    elif layout in ("heads", "delta"):
+        yield from _by_head(spec, parts, layout, expected)
     else:
-        mixer = _mixer(spec, parts[0])
+        mixer = _attention_of(spec, parts[0])
         group = mixer.heads // mixer.kv_heads
         count = (mixer.heads + 2 * mixer.kv_heads) * mixer.head_dim
         rows = np.arange(count).reshape(mixer.kv_heads, group + 2, mixer.head_dim)
@@ -241,8 +248,33 @@ def _split(
             yield part, of_part.reshape(-1)
 
 
-def _mixer(spec: DecoderSpec, canonical: str) -> Attention:
-    return spec.layers[int(canonical.split(".")[1])].mixer
+def _by_head(
+    spec: DecoderSpec, parts: tuple[str, ...], layout: str, expected: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[str, Rows]]:
+    mixer = spec.layers[int(parts[0].split(".")[1])].mixer
+    if layout == "heads":  # (part, rows of one head), in order
+        heads = mixer.heads if isinstance(mixer, Attention) else mixer.key_heads
+        pieces = [(part, expected[part][0] // heads) for part in parts]
+    else:
+        assert isinstance(mixer, Recurrent)
+        heads, value = mixer.key_heads, mixer.inner // mixer.key_heads
+        qkv, z = parts
+        pieces = [(qkv, mixer.key_dim), (qkv, mixer.key_dim), (qkv, value), (z, value)]
+    width = sum(count for _, count in pieces)
+    rows = np.arange(heads * width).reshape(heads, width)
+    found: dict[str, list[np.ndarray[tuple[int], np.dtype[np.int64]]]] = {}
+    at = 0
+    for part, count in pieces:
+        found.setdefault(part, []).append(rows[:, at : at + count].reshape(-1))
+        at += count
+    for part, lists in found.items():
+        yield part, np.concatenate(lists)
+
+
+def _attention_of(spec: DecoderSpec, canonical: str) -> Attention:
+    mixer = spec.layers[int(canonical.split(".")[1])].mixer
+    assert isinstance(mixer, Attention)
+    return mixer
 
 
 def _source(
@@ -254,9 +286,9 @@ def _source(
     rows = source.rows
     parts = canonical.split(".")
     in_layer = parts[0] == "layers"
-    norm = parts[-1] == "weight" and parts[-2].endswith("norm")
+    norm = parts[-1] == "weight" and parts[-2].endswith("norm") and "rec" not in parts
     if conventions.paired_rope and in_layer and parts[2] == "attn":
-        order = _rope_order(_mixer(spec, canonical), parts[3])
+        order = _rope_order(_attention_of(spec, canonical), parts[3])
         rows = rows if order is None else pick(rows, order)
     if canonical == names.POSITIONS and conventions.position_offset:
         first = conventions.position_offset

@@ -16,7 +16,7 @@ class Conventions:
     """How a family's files differ from the order and meaning our names imply.
 
     Attributes:
-        norms_less_one: norm weights are stored less one (Gemma).
+        norms_less_one: norm weights are stored less one (Gemma); never those of a recurrent mixer.
         paired_rope: rope rotates neighbours (GPT-J), so that Q's and K's rows are stored in pairs;
             they are put into rotate-half order, which changes no score.
         position_offset: row of the first position's vector (OPT).

@@ -14,7 +14,7 @@ from tidemill.models.rope import Rope, RopeScaling, inverse_frequencies
 
 __all__ = [
     "ACTIVATIONS", "Attention", "CacheGroup", "DecoderSpec", "Layer", "Mlp", "Moe", "Norm",
-    "QkNorm", "Rope", "RopeScaling", "inverse_frequencies",
+    "QkNorm", "Recurrent", "Rope", "RopeScaling", "inverse_frequencies",
 ]  # fmt: skip
 
 
@@ -65,6 +65,7 @@ class Attention:
         slopes: per head, what a score loses per token of distance (ALiBi, Press et al. 2021);
             empty for none.
         sinks: each head has a learned score of a key that has no value.
+        gated: the heads' outputs are multiplied by the sigmoid of a projection of their width.
     """
 
     heads: int
@@ -82,11 +83,72 @@ class Attention:
     softcap: float | None = None
     slopes: tuple[float, ...] = ()
     sinks: bool = False
+    gated: bool = False
 
     @property
     def score_scale(self) -> float:
         """The number that multiplies Q·K."""
         return self.head_dim**-0.5 if self.scale is None else self.scale
+
+
+MAX_TAPS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrent:
+    """A layer's mixer that keeps a state of fixed size per sequence instead of keys and values.
+
+    A projection of the token passes a causal convolution over each channel alone and SiLU. Per head
+    it is then a query q and a key k [key_dim] and a value v [value_dim]; of two more numbers a, b
+    of the head, the state S [key_dim, value_dim] becomes S' = d S + k u^T and the output S'^T q:
+
+    - ``delta``, the gated delta rule (Yang et al. 2024): q and k have unit length, q is divided by
+      sqrt(key_dim); d = exp(-exp(a_log) softplus(a + a_bias)), u = sigmoid(b) (v - d S^T k).
+    - ``ssd``, Mamba-2 (Dao & Gu 2024), whose B are keys and C queries: t = softplus(a + a_bias)
+      within time_limits, d = exp(-exp(a_log) t), u = t v; there is no b.
+
+    Attributes:
+        rule: ``delta`` or ``ssd``.
+        key_heads, value_heads: value_heads is a multiple of key_heads.
+        key_dim, value_dim: of a head.
+        taps: tokens the convolution sees, the current one included; at most `MAX_TAPS`.
+        bias: whether the projections have biases.
+        conv_bias: whether the convolution has one.
+        skip: each head's value times a learned number is added to its output.
+        norm_groups: equal parts in which the output is RMS-normed; 0 for no norm.
+        norm_shared: all parts have the same weights.
+        gate_first: the output is multiplied by SiLU of a projection before it is normed, not after.
+        time_limits: of t.
+    """
+
+    rule: str
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int = 4
+    bias: bool = False
+    conv_bias: bool = False
+    skip: bool = False
+    norm_groups: int = 0
+    norm_shared: bool = False
+    gate_first: bool = False
+    time_limits: tuple[float, float] = (0.0, math.inf)
+
+    @property
+    def inner(self) -> int:
+        """Width of the output before the last projection."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Width of what is convolved: queries, keys and values; under ``ssd`` x, B and C."""
+        return 2 * self.key_heads * self.key_dim + self.inner
+
+    @property
+    def state_values(self) -> int:
+        """Numbers (float32) that a sequence's state holds."""
+        return (self.taps - 1) * self.channels + self.inner * self.key_dim
 
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_clamped")
@@ -157,7 +219,7 @@ class Layer:
         shared_norm: of parallel blocks with one norm for both (attn_norm).
     """
 
-    mixer: Attention
+    mixer: Attention | Recurrent
     mlp: Mlp | Moe
     pre_norm: bool = True
     post_norm: bool = False
@@ -170,7 +232,7 @@ class CacheGroup:
     """Layers that share a block table.
 
     Attributes:
-        kind: ``full`` attention, sliding ``window``, or recurrent ``state``.
+        kind: ``full`` attention, or sliding ``window``.
         layers: their indices.
         window: tokens kept, for ``window``.
     """
@@ -218,13 +280,27 @@ class DecoderSpec:
     logit_softcap: float | None = None
     head_bias: bool = False
 
+    def attentions(self) -> dict[int, Attention]:
+        """Layer -> its mixer, where that is attention."""
+        mixers = enumerate(layer.mixer for layer in self.layers)
+        return {i: mixer for i, mixer in mixers if isinstance(mixer, Attention)}
+
+    def recurrences(self) -> dict[int, Recurrent]:
+        """Layer -> its mixer, where that is recurrent."""
+        mixers = enumerate(layer.mixer for layer in self.layers)
+        return {i: mixer for i, mixer in mixers if isinstance(mixer, Recurrent)}
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one state of all recurrent layers; 0 where there are none."""
+        return sum(4 * mixer.state_values for mixer in self.recurrences().values())
+
     def cache_groups(self) -> tuple[CacheGroup, ...]:
         """The cache groups of the model, in the order block tables are given."""
-        full = [i for i, layer in enumerate(self.layers) if layer.mixer.window is None]
+        full: list[int] = []
         windows: dict[int, list[int]] = {}
-        for i, layer in enumerate(self.layers):
-            if layer.mixer.window is not None:
-                windows.setdefault(layer.mixer.window, []).append(i)
+        for i, mixer in self.attentions().items():
+            (full if mixer.window is None else windows.setdefault(mixer.window, [])).append(i)
         groups = [CacheGroup("full", tuple(full))] if full else []
         groups += [CacheGroup("window", tuple(ls), w) for w, ls in sorted(windows.items())]
         return tuple(groups)
@@ -237,13 +313,13 @@ class DecoderSpec:
                 and KV head, for K and for V).
         """
         total = 0
-        for layer in self.layers:
+        for mixer in self.attentions().values():
             vector = {
-                "float32": layer.mixer.head_dim * 4,
-                "bfloat16": layer.mixer.head_dim * 2,
-                "int8": layer.mixer.head_dim + 4,
+                "float32": mixer.head_dim * 4,
+                "bfloat16": mixer.head_dim * 2,
+                "int8": mixer.head_dim + 4,
             }[kv_dtype]
-            total += 2 * layer.mixer.kv_heads * vector
+            total += 2 * mixer.kv_heads * vector
         return total
 
     def expected_tensors(self) -> dict[str, tuple[int, ...]]:
@@ -276,7 +352,10 @@ class DecoderSpec:
                 shapes |= _norm_shapes(f"{part}_norm", self.norm, (hidden,))
             if layer.post_norm:
                 shapes |= _norm_shapes(f"{part}_post_norm", self.norm, (hidden,))
-        shapes |= _attention_shapes(hidden, layer.mixer)
+        if isinstance(layer.mixer, Recurrent):
+            shapes |= _recurrent_shapes(hidden, layer.mixer)
+        else:
+            shapes |= _attention_shapes(hidden, layer.mixer)
         if isinstance(layer.mlp, Moe):
             return shapes | _moe_shapes(hidden, layer.mlp)
         return shapes | _mlp_shapes("mlp", hidden, layer.mlp)
@@ -298,12 +377,35 @@ def _attention_shapes(hidden: int, attn: Attention) -> dict[str, tuple[int, ...]
     shapes |= _linear_shapes("attn.k", kv, hidden, attn.k_bias)
     shapes |= _linear_shapes("attn.v", kv, hidden, attn.v_bias)
     shapes |= _linear_shapes("attn.o", hidden, q, attn.o_bias)
+    if attn.gated:
+        shapes |= _linear_shapes("attn.gate", q, hidden, attn.q_bias)
     if attn.qk_norm is not None:
         for name, width in (("attn.q_norm", q), ("attn.k_norm", kv)):
             shape = (attn.head_dim if attn.qk_norm.scope == "head" else width,)
             shapes |= _norm_shapes(name, attn.qk_norm.norm, shape)
     if attn.sinks:
         shapes["attn.sinks"] = (attn.heads,)
+    return shapes
+
+
+def _recurrent_shapes(hidden: int, mixer: Recurrent) -> dict[str, tuple[int, ...]]:
+    heads, inner, bias = mixer.value_heads, mixer.inner, mixer.bias
+    shapes = _linear_shapes("rec.qkv", mixer.channels, hidden, bias)
+    shapes |= _linear_shapes("rec.z", inner, hidden, bias)
+    shapes |= _linear_shapes("rec.a", heads, hidden, bias)
+    if mixer.rule == "delta":
+        shapes |= _linear_shapes("rec.b", heads, hidden, bias)
+    shapes |= _linear_shapes("rec.out", hidden, inner, bias)
+    # Channel after channel; a vector, since it is no matrix that anything is multiplied with.
+    shapes["rec.conv.weight"] = (mixer.channels * mixer.taps,)
+    if mixer.conv_bias:
+        shapes["rec.conv.bias"] = (mixer.channels,)
+    shapes |= {"rec.a_log": (heads,), "rec.a_bias": (heads,)}
+    if mixer.skip:
+        shapes["rec.skip"] = (heads,)
+    if mixer.norm_groups:
+        parts = mixer.norm_groups if mixer.norm_shared else 1
+        shapes["rec.norm.weight"] = (inner // parts,)
     return shapes
 
 

@@ -158,7 +158,8 @@ class State:
         logits of its own to sample from.
         """
         shared = seq.prompt_len - 1
-        if leader.lease is not None and leader.computed >= shared:
+        recurrent = self.memory.recurrent  # the leader's state is beyond that token
+        if leader.lease is not None and leader.computed >= shared and not recurrent:
             block_size = self.memory.block_size
             seq.lease = leader.lease.fork(shared)
             seq.computed = seq.planned = shared

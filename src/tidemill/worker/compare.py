@@ -15,7 +15,7 @@ from tidemill.backends.base import BackendOptions
 from tidemill.loading.checkpoint import open_model
 from tidemill.loading.lazy import Holding
 from tidemill.worker.machine import usable_cpus
-from tidemill.worker.text_steps import log_softmax, text_step
+from tidemill.worker.text_steps import log_softmax, text_states, text_step
 
 _CHUNK = 128
 _BLOCK = 32
@@ -97,11 +97,13 @@ def _logits(path: Path, tokens: Sequence[int], threads: int) -> Iterator[Float32
     backend = factory(files.spec, files.tensors.held(Holding(wide=True)), options)
     try:
         groups = len(files.spec.cache_groups())
+        states = text_states(files.spec)
         blocks = -(-len(tokens) // _BLOCK)
         backend.allocate_cache((blocks,) * groups)
         for step, start in enumerate(range(0, len(tokens), _CHUNK)):
             chunk = tokens[start : start + _CHUNK]
-            outputs = backend.submit(text_step(step, chunk, start, blocks, groups)).result()
+            inputs = text_step(step, chunk, start, blocks, groups, states)
+            outputs = backend.submit(inputs).result()
             assert outputs.logits is not None
             yield outputs.logits
     finally:

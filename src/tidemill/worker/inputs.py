@@ -16,6 +16,7 @@ from tidemill.backends.base import (
 )
 from tidemill.contract.plan import LogitsWanted, Row, RowResult, StepPlan
 from tidemill.worker.sequences import SequenceSlots
+from tidemill.worker.states import StateTable
 
 Int32 = NDArray[np.int32]
 
@@ -67,21 +68,27 @@ class InputBuilder:
         max_len: positions a sequence may have.
         block_size: tokens per KV block.
         slots: sequences there is room for at first.
+        states: of a recurrent model, how many sequences may hold states; 0 for other models.
     """
 
-    def __init__(self, groups: int, max_len: int, block_size: int, slots: int = 64) -> None:
+    def __init__(
+        self, groups: int, max_len: int, block_size: int, slots: int = 64, states: int = 0
+    ) -> None:
         self.sequences = SequenceSlots(groups, max_len, block_size, slots)
         self._groups = groups
+        self._states = StateTable(states) if states else None
         self._last: tuple[int, dict[int, int]] = (-1, {})
 
     def prepare(self, plan: StepPlan) -> PreparedStep:
         """Apply the plan's differences and build its arrays."""
         seqs = self.sequences
         for seq_id in plan.finished:
-            seqs.remove(seq_id)
+            self._forget(seq_id)
         for seq_id in plan.preempted:
             if seq_id in seqs:
                 seqs.truncate_blocks(seqs.slot(seq_id), 0)
+            if self._states is not None:
+                self._states.release(seq_id)
         for new in plan.new:
             seqs.add(new)
         refused = {row.seq_id: error for row in plan.rows if (error := _refusal(row))}
@@ -153,7 +160,15 @@ class InputBuilder:
             target_logprobs=target_logprobs,
             copies=self._copies(plan),
             sampling=self._sampling(slots[sampling], (starts + counts)[sampling], future[sampling]),
+            states=self._advance_states(rows),
         )
+
+    def _advance_states(self, rows: list[Row]) -> Int32:
+        pairs = []
+        if self._states is not None:
+            advance = self._states.advance
+            pairs = [advance(row.seq_id, row.start, row.start + row.count) for row in rows]
+        return np.array(pairs, np.int32).reshape(-1, 2)
 
     def _fill_futures(
         self, rows: list[Row], token_ids: Int32, row_start: Int32
@@ -284,7 +299,12 @@ class InputBuilder:
     def forget_new(self, plan: StepPlan) -> None:
         """Remove the sequences that a plan introduced."""
         for new in plan.new:
-            self.sequences.remove(new.seq_id)
+            self._forget(new.seq_id)
+
+    def _forget(self, seq_id: int) -> None:
+        self.sequences.remove(seq_id)
+        if self._states is not None:
+            self._states.release(seq_id)
 
 
 def _refusal(row: Row) -> RowResult | None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tidemill.backends.base import Backend
 from tidemill.base.clock import monotonic
 from tidemill.base.errors import config_error
-from tidemill.worker.text_steps import log_softmax, text_step
+from tidemill.worker.text_steps import log_softmax, text_states, text_step
 
 # A text long enough that many positions attend to many, written within a second or so.
 TOKENS = 64
@@ -43,11 +43,13 @@ def check_kv(backend: Backend, wide: str, narrow: str, first: int) -> str:
         TidemillError: CONFIG naming ``kv_dtype`` and the divergence where the model breaks.
     """
     groups = len(backend.spec.cache_groups())
+    states = text_states(backend.spec)
     length = min(TOKENS, backend.options.max_positions)
     blocks = -(-length // backend.options.block_size)
 
     def logits(step: int, tokens: Sequence[int], start: int) -> NDArray[np.float32]:
-        found = backend.submit(text_step(step, tokens, start, blocks, groups)).result().logits
+        inputs = text_step(step, tokens, start, blocks, groups, states)
+        found = backend.submit(inputs).result().logits
         assert found is not None
         return found
 

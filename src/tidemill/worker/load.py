@@ -20,12 +20,22 @@ from tidemill.worker.kv_check import check_kv
 from tidemill.worker.machine import available_memory, usable_cpus
 from tidemill.worker.packed import kept_weights
 from tidemill.worker.runner import Runner
-from tidemill.worker.sizing import check_weights_fit, plan_cache, weight_bytes
+from tidemill.worker.sizing import (
+    STATES_PER_SEQUENCE,
+    check_weights_fit,
+    plan_cache,
+    weight_bytes,
+)
 
 # Backends are imported when they are chosen: torch may not be installed.
 _BACKENDS = {"native": "tidemill.backends.native", "torch": "tidemill.backends.torch"}
 
 Progress = Callable[[str], None]
+
+_NO_PREFIXES = (
+    "prefix caching: off, since this model has recurrent layers, whose states are kept for running "
+    "sequences alone"
+)
 
 
 @dataclass(slots=True)
@@ -96,7 +106,9 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
     )
     free = available_memory() - backend.memory().mapped_bytes
     cache = plan_cache(config, spec, kv_dtype, max(0, free))
-    backend.allocate_cache((cache.num_blocks,) * len(spec.cache_groups()))
+    states = STATES_PER_SEQUENCE * cache.max_num_seqs
+    backend.allocate_cache((cache.num_blocks,) * len(spec.cache_groups()), states=states)
+    prefix_caching = config.prefix_caching and not spec.state_bytes
     memory = backend.memory()
     quantization = _quantization(config, files)
     notes = (
@@ -104,6 +116,7 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
         f"{memory.weight_bytes / 2**30:.2f} GiB; KV cache {kv_dtype}",
         *(note for note in (lost, narrowed) if note),
         *cache.notes,
+        *([_NO_PREFIXES] if prefix_caching != config.prefix_caching else []),
     )
     for note in notes:
         progress(note)
@@ -124,14 +137,19 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
         kv_bytes_per_token=spec.kv_bytes_per_token(kv_dtype),
         kv_bytes=memory.kv_bytes,
         weight_bytes=memory.weight_bytes,
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=cache.max_num_seqs,
         max_step_tokens=config.max_step_tokens,
-        prefix_caching=config.prefix_caching,
+        prefix_caching=prefix_caching,
         eos_token_ids=eos,
         notes=notes,
         identity=identity,
     )
-    runner = Runner(backend, cache.max_model_len, slots=min(config.max_num_seqs, 64))
+    runner = Runner(
+        backend,
+        cache.max_model_len,
+        slots=min(config.max_num_seqs, 64),
+        states=cache.max_num_seqs if spec.state_bytes else 0,
+    )
     return LoadedWorker(runner, info, identity, files.tokenizer)
 
 

@@ -69,12 +69,13 @@ class Runner:
         backend: with its cache allocated.
         max_len: positions a sequence may have.
         slots: sequences there is room for at first.
+        states: of a recurrent model, how many sequences may hold states (two each).
     """
 
-    def __init__(self, backend: Backend, max_len: int, slots: int = 64) -> None:
+    def __init__(self, backend: Backend, max_len: int, slots: int = 64, states: int = 0) -> None:
         self.backend = backend
         groups = len(backend.spec.cache_groups())
-        self.inputs = InputBuilder(groups, max_len, backend.options.block_size, slots)
+        self.inputs = InputBuilder(groups, max_len, backend.options.block_size, slots, states)
         self._steps: dict[int, PreparedStep] = {}
 
     def submit(self, plan: StepPlan) -> RunnerHandle:

@@ -24,6 +24,11 @@ CACHE_SHARE = 0.6
 TYPICAL_TOKENS = 2048
 FULL_CONTEXTS = 4
 
+# Of a recurrent model: a step reads one state of a sequence and writes the other. At most this
+# share of the cache's memory is theirs; sequences beyond that wait.
+STATES_PER_SEQUENCE = 2
+STATE_SHARE = 0.5
+
 _FLOAT_BYTES = {"float32": 4, "bfloat16": 2}
 
 
@@ -75,11 +80,13 @@ class CachePlan:
     Attributes:
         num_blocks: per cache group.
         max_model_len: positions a request may use.
+        max_num_seqs: sequences that may run at once.
         notes: what was chosen and why, a line each.
     """
 
     num_blocks: int
     max_model_len: int
+    max_num_seqs: int
     notes: tuple[str, ...]
 
 
@@ -104,6 +111,9 @@ def plan_cache(config: EngineConfig, spec: DecoderSpec, kv_dtype: str, free: int
     else:
         budget = int(max(0, free - RESERVE_BYTES) * CACHE_SHARE)
         why = f"{CACHE_SHARE:.0%} of the {free / _GIB:.1f} GiB free less a reserve"
+    sequences = _stateful_sequences(config, spec, budget)
+    state_bytes = STATES_PER_SEQUENCE * sequences * spec.state_bytes
+    budget -= state_bytes
     blocks = budget // per_block
     useful, what = _useful_blocks(config, wanted)
     if blocks > useful:
@@ -120,6 +130,10 @@ def plan_cache(config: EngineConfig, spec: DecoderSpec, kv_dtype: str, free: int
         f"KV cache: {blocks * per_block / _GIB:.2f} GiB, {blocks} blocks of {config.block_size} "
         f"tokens ({capacity} tokens): {why}"
     ]
+    if state_bytes:
+        notes.append(
+            f"recurrent states: {state_bytes / _GIB:.2f} GiB, for {sequences} sequences at once"
+        )
     if capacity < wanted:
         if config.max_model_len is not None:
             raise TidemillError(
@@ -134,7 +148,17 @@ def plan_cache(config: EngineConfig, spec: DecoderSpec, kv_dtype: str, free: int
     else:
         whose = "the model's" if config.max_model_len is None else "as set by --max-model-len"
         notes.append(f"context: {wanted} tokens, {whose}")
-    return CachePlan(int(blocks), min(wanted, capacity), tuple(notes))
+    return CachePlan(int(blocks), min(wanted, capacity), sequences, tuple(notes))
+
+
+def _stateful_sequences(config: EngineConfig, spec: DecoderSpec, budget: int) -> int:
+    """Sequences that run at once: what is set, of a recurrent model fewer where their states would
+    take more than their share of the memory. At least one, for which blocks may then be too few.
+    """
+    if not spec.state_bytes:
+        return config.max_num_seqs
+    fitting = int(budget * STATE_SHARE) // (STATES_PER_SEQUENCE * spec.state_bytes)
+    return max(1, min(config.max_num_seqs, fitting))
 
 
 def _useful_blocks(config: EngineConfig, wanted: int) -> tuple[int, str]:

@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.backends.base import LOGITS_ALL, SamplingInputs, StepInputs
+from tidemill.models.spec import DecoderSpec
+from tidemill.worker.states import StateTable
 
 
 def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -18,7 +20,19 @@ def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     return found
 
 
-def text_step(step: int, chunk: Sequence[int], start: int, blocks: int, groups: int) -> StepInputs:
+def text_states(spec: DecoderSpec) -> StateTable | None:
+    """For `text_step`, of a model with recurrent layers."""
+    return StateTable(1) if spec.state_bytes else None
+
+
+def text_step(
+    step: int,
+    chunk: Sequence[int],
+    start: int,
+    blocks: int,
+    groups: int,
+    states: StateTable | None = None,
+) -> StepInputs:
     """The arrays of one row that samples nothing and returns all its logits.
 
     Args:
@@ -26,6 +40,7 @@ def text_step(step: int, chunk: Sequence[int], start: int, blocks: int, groups: 
         chunk: the tokens to compute.
         start: how many stand before them, computed already.
         blocks: of the text's one block table, in every one of the `groups`.
+        states: what `text_states` gave for all steps.
     """
     floats, ints = np.zeros(0, np.float32), np.zeros(0, np.int32)
     starts = np.zeros(1, np.int32)
@@ -33,6 +48,7 @@ def text_step(step: int, chunk: Sequence[int], start: int, blocks: int, groups: 
         floats, floats, floats, floats, floats, floats, ints, np.zeros(0, np.uint64), ints, ints,
         ints, starts, ints, floats, starts, ints, ints,
     )  # fmt: skip
+    pair = [] if states is None else [states.advance(0, start, start + len(chunk))]
     table = np.arange(blocks, dtype=np.int32)[None, :]
     return StepInputs(
         step_id=step,
@@ -47,5 +63,6 @@ def text_step(step: int, chunk: Sequence[int], start: int, blocks: int, groups: 
         target_logprobs=np.full(1, -1, np.int32),
         copies=(np.zeros((0, 2), np.int32),) * groups,
         sampling=sampling,
+        states=np.array(pair, np.int32).reshape(-1, 2),
         return_logits=True,
     )

@@ -42,6 +42,31 @@ class ExpertsConfig:
     jitter: float
     def __init__(self) -> None: ...
 
+class RecurrentConfig:
+    qkv: LinearConfig
+    z: LinearConfig
+    a: LinearConfig
+    b: LinearConfig
+    out: LinearConfig
+    conv: int
+    conv_bias: int
+    a_log: int
+    a_bias: int
+    skip: int
+    norm: int
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+    delta: bool
+    norm_groups: int
+    norm_shared: bool
+    gate_first: bool
+    time_min: float
+    time_max: float
+    def __init__(self) -> None: ...
+
 class LayerConfig:
     heads: int
     kv_heads: int
@@ -58,6 +83,8 @@ class LayerConfig:
     k: LinearConfig
     v: LinearConfig
     o: LinearConfig
+    gate: LinearConfig
+    recurrent: RecurrentConfig
     attn_norm: NormConfig
     attn_post_norm: NormConfig
     mlp_norm: NormConfig
@@ -128,7 +155,8 @@ class Executor:
     def weight_bytes(self) -> int: ...
     def kv_bytes(self) -> int: ...
     def block_bytes(self, group: int) -> int: ...
-    def allocate_cache(self, num_blocks: list[int]) -> None: ...
+    def state_bytes(self) -> int: ...
+    def allocate_cache(self, num_blocks: list[int], states: int) -> None: ...
     def retype_cache(self, type: int) -> None: ...
     def submit(self, inputs: StepInputs, vocab: int) -> Handle: ...
     def copy_blocks(self, group: int, pairs: _Int32) -> None: ...

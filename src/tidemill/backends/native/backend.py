@@ -97,7 +97,9 @@ class NativeBackend:
         mapped = sum(array.nbytes for array in self._mapped)
         return BackendMemory(core.weight_bytes(), core.kv_bytes(), core.isa, "cpu", mapped)
 
-    def allocate_cache(self, num_blocks: tuple[int, ...], kv_dtype: str | None = None) -> None:
+    def allocate_cache(
+        self, num_blocks: tuple[int, ...], kv_dtype: str | None = None, states: int = 2
+    ) -> None:
         """See backends.base.Backend. Replaces a cache allocated before; no step may be
         outstanding."""
         kv_dtype = kv_dtype or self.options.kv_dtype
@@ -110,6 +112,7 @@ class NativeBackend:
                 f"the model has {len(self._groups)} cache groups, got {len(num_blocks)} counts",
             )
         need = sum(n * self._core.block_bytes(g) for g, n in enumerate(num_blocks))
+        need += states * self._core.state_bytes()
         free = psutil.virtual_memory().available + self._core.kv_bytes()
         if need > free:
             raise TidemillError(
@@ -119,7 +122,7 @@ class NativeBackend:
                 "int8 cache by --kv-dtype",
                 param="kv_memory",
             )
-        self._core.allocate_cache(list(num_blocks))
+        self._core.allocate_cache(list(num_blocks), states)
 
     def submit(self, inputs: StepInputs) -> NativeHandle:
         """See backends.base.Backend. Arrays are copied before it returns.
@@ -175,7 +178,7 @@ class NativeBackend:
             self._core.import_layer(layer, blocks, _bytes(arrays[0]), _bytes(arrays[1]), *scales)
 
     def _portable_shape(self, layer: int, count: int) -> tuple[int, int, int, int]:
-        mixer = self.spec.layers[layer].mixer
+        mixer = self.spec.attentions()[layer]
         return (count, self.options.block_size, mixer.kv_heads, mixer.head_dim)
 
     def progress(self) -> int:

@@ -16,11 +16,13 @@ from tidemill.models import tensors as names
 from tidemill.models.quantization import FLOAT_TYPES, stored_type
 from tidemill.models.spec import (
     ACTIVATIONS,
+    MAX_TAPS,
     Attention,
     DecoderSpec,
     Mlp,
     Moe,
     Norm,
+    Recurrent,
     Rope,
     inverse_frequencies,
 )
@@ -33,6 +35,7 @@ WEIGHT_TYPES = {
 KV_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2}
 
 _QK_SCOPES = ("head", "heads", "full")
+_RULES = ("delta", "ssd")
 _SCORINGS = ("softmax", "sigmoid", "softmax_chosen", "sparse_mixer")
 
 
@@ -48,10 +51,9 @@ def packed_type(name: str, tensor: RawTensor, options: BackendOptions) -> str:
 
 def check_spec(spec: DecoderSpec) -> None:
     """Raise TidemillError UNSUPPORTED, naming the feature, for a spec the core does not run."""
-    if not spec.layers:
-        raise unsupported("layers", "the native backend needs at least one layer")
+    if not spec.attentions():
+        raise unsupported("layers", "the native backend needs at least one layer with attention")
     for i, layer in enumerate(spec.layers):
-        mixer = layer.mixer
         mlp = layer.mlp.expert if isinstance(layer.mlp, Moe) else layer.mlp
         if mlp.activation not in ACTIVATIONS or (
             mlp.activation == "swiglu_clamped" and not mlp.gated
@@ -59,6 +61,10 @@ def check_spec(spec: DecoderSpec) -> None:
             raise unsupported(
                 "activation", f"layer {i}: the native backend does not know {mlp.activation!r} here"
             )
+        mixer = layer.mixer
+        if isinstance(mixer, Recurrent):
+            _check_recurrent(i, mixer)
+            continue
         if mixer.head_dim % 2 or mixer.heads % mixer.kv_heads:
             raise unsupported(
                 "head_dim",
@@ -72,6 +78,21 @@ def check_spec(spec: DecoderSpec) -> None:
                 f"layer {i}: rope over {mixer.rope.dim} of {mixer.head_dim} dimensions is not "
                 "supported by the native backend",
             )
+
+
+def _check_recurrent(layer: int, mixer: Recurrent) -> None:
+    if mixer.rule not in _RULES or not 1 <= mixer.taps <= MAX_TAPS:
+        raise unsupported(
+            "recurrent",
+            f"layer {layer}: the native backend knows the rules {', '.join(_RULES)} and "
+            f"convolutions of at most {MAX_TAPS} taps; got {mixer.rule!r} and {mixer.taps}",
+        )
+    if mixer.value_heads % mixer.key_heads or mixer.inner % max(1, mixer.norm_groups):
+        raise unsupported(
+            "recurrent",
+            f"layer {layer}: value heads must be a multiple of key heads, and the output one of "
+            "its norm's parts",
+        )
 
 
 def check_tensors(spec: DecoderSpec, tensors: TensorMap) -> None:
@@ -160,7 +181,7 @@ class ModelBuilder:
         config.logit_scale, config.logit_softcap = spec.logit_scale, spec.logit_softcap or 0.0
         config.group_windows = [group.window or 0 for group in groups]
         group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
-        config.layers = [self._layer(i, group_of[i]) for i in range(len(spec.layers))]
+        config.layers = [self._layer(i, group_of.get(i, 0)) for i in range(len(spec.layers))]
         context = options.max_positions
         config.ropes = [inverse_frequencies(rope, context) for rope in self._ropes]
         config.rope_scales = [rope.attention_factor for rope in self._ropes]
@@ -276,7 +297,10 @@ class ModelBuilder:
                     name = layer_name(index, f"{part}_{kind}")
                     norm = self._norm(name, self._spec.norm, self._spec.hidden_size)
                     setattr(config, f"{part}_{kind}", norm)
-        self._attention(index, layer.mixer, config)
+        if isinstance(layer.mixer, Recurrent):
+            config.recurrent = self._recurrent(layer_name(index, "rec"), layer.mixer)
+        else:
+            self._attention(index, layer.mixer, config)
         if isinstance(layer.mlp, Moe):
             config.moe = self._experts(layer_name(index, "mlp"), layer.mlp)
         else:
@@ -296,6 +320,8 @@ class ModelBuilder:
             config.sinks = self._vector(layer_name(index, "attn.sinks"))
         for part in ("q", "k", "v", "o"):
             setattr(config, part, self._linear(layer_name(index, f"attn.{part}")))
+        if mixer.gated:
+            config.gate = self._linear(layer_name(index, "attn.gate"))
         qk = mixer.qk_norm
         if qk is None:
             return
@@ -305,6 +331,27 @@ class ModelBuilder:
             width = mixer.head_dim * (1 if qk.scope == "head" else heads)
             norm = self._norm(layer_name(index, f"attn.{part}_norm"), qk.norm, width)
             setattr(config, f"{part}_norm", norm)
+
+    def _recurrent(self, name: str, mixer: Recurrent) -> _core.RecurrentConfig:
+        config = _core.RecurrentConfig()
+        config.key_heads, config.value_heads = mixer.key_heads, mixer.value_heads
+        config.key_dim, config.value_dim = mixer.key_dim, mixer.value_dim
+        config.taps, config.delta = mixer.taps, mixer.rule == "delta"
+        config.norm_groups, config.norm_shared = mixer.norm_groups, mixer.norm_shared
+        config.gate_first = mixer.gate_first
+        config.time_min, config.time_max = mixer.time_limits
+        for part in ("qkv", "z", "a", "out"):
+            setattr(config, part, self._linear(f"{name}.{part}"))
+        if config.delta:
+            config.b = self._linear(f"{name}.b")
+        vectors = {
+            "conv": "conv.weight", "conv_bias": "conv.bias", "a_log": "a_log", "a_bias": "a_bias",
+            "skip": "skip", "norm": "norm.weight",
+        }  # fmt: skip
+        for part, tensor in vectors.items():
+            if f"{name}.{tensor}" in self._tensors:
+                setattr(config, part, self._vector(f"{name}.{tensor}"))
+        return config
 
     def _feed_forward(self, name: str, mlp: Mlp) -> _core.FeedForwardConfig:
         config = _core.FeedForwardConfig()

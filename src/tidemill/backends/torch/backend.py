@@ -28,13 +28,23 @@ from tidemill.backends.base import (
     StepOutputs,
     UInt8,
 )
-from tidemill.backends.torch import layers, sampling
+from tidemill.backends.torch import layers, recurrent, sampling
 from tidemill.backends.torch.cache import PagedCache
 from tidemill.base.clock import monotonic
 from tidemill.base.errors import ErrorKind, TidemillError, config_error
 from tidemill.models import tensors as names
 from tidemill.models.quantization import QUANTIZED_TYPES, convert, stored_type, to_float32
-from tidemill.models.spec import DecoderSpec, Layer, Mlp, Moe, Norm, QkNorm, inverse_frequencies
+from tidemill.models.spec import (
+    Attention,
+    DecoderSpec,
+    Layer,
+    Mlp,
+    Moe,
+    Norm,
+    QkNorm,
+    Recurrent,
+    inverse_frequencies,
+)
 from tidemill.models.tensors import RawTensor, TensorMap, layer_name
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -105,15 +115,16 @@ class TorchBackend:
             torch.set_num_threads(options.threads)
         self._weights = {name: self._load(name, tensor) for name, tensor in tensors.items()}
         self._inverse = {
-            id(layer): torch.tensor(
-                inverse_frequencies(layer.mixer.rope, options.max_positions),
+            index: torch.tensor(
+                inverse_frequencies(mixer.rope, options.max_positions),
                 dtype=torch.float32,
                 device=self._device,
             )
-            for layer in spec.layers
-            if layer.mixer.rope is not None
+            for index, mixer in spec.attentions().items()
+            if mixer.rope is not None
         }
         self._cache: PagedCache | None = None
+        self._states = recurrent.States(spec, 0, str(self._device))
         self._steps = ThreadPoolExecutor(1, "torch-step")
         self._outstanding: list[_Handle] = []
         self._last: _Handle | None = None  # its tokens may be the next step's input
@@ -130,17 +141,20 @@ class TorchBackend:
     def memory(self) -> BackendMemory:
         """See backends.base.Backend."""
         weights = sum(t.numel() * t.element_size() for t in self._weights.values())
-        kv = self._cache.nbytes if self._cache else 0
+        kv = self._cache.nbytes + self._states.nbytes if self._cache else 0
         isa = torch.backends.cpu.get_cpu_capability() if self._device.type == "cpu" else ""
         return BackendMemory(weights, kv, isa, str(self._device))
 
-    def allocate_cache(self, num_blocks: tuple[int, ...], kv_dtype: str | None = None) -> None:
+    def allocate_cache(
+        self, num_blocks: tuple[int, ...], kv_dtype: str | None = None, states: int = 2
+    ) -> None:
         """See backends.base.Backend."""
         options = self.options
         kv_dtype = kv_dtype or options.kv_dtype
         self._cache = PagedCache(
             self.spec, num_blocks, options.block_size, kv_dtype, str(self._device)
         )
+        self._states = recurrent.States(self.spec, states, str(self._device))
 
     def submit(self, inputs: StepInputs) -> _Handle:
         """See backends.base.Backend."""
@@ -251,7 +265,11 @@ class TorchBackend:
             x = self._norm("embed_norm", spec.norm, x)
         for i, layer in enumerate(spec.layers):
             h = self._block_norm(i, "attn_norm", layer.pre_norm, x)
-            attended = self._attention(i, layer, h, positions, slots, contexts, inputs)
+            if isinstance(layer.mixer, Recurrent):
+                attended = self._recurrent(i, layer.mixer, h, inputs)
+            else:
+                mixer = layer.mixer
+                attended = self._attention(i, mixer, h, positions, slots, contexts, inputs)
             attended = self._block_norm(i, "attn_post_norm", layer.post_norm, attended)
             attended = attended * spec.residual_scale
             if not layer.parallel:
@@ -333,15 +351,15 @@ class TorchBackend:
     def _attention(
         self,
         index: int,
-        layer: Layer,
+        mixer: Attention,
         x: torch.Tensor,
         positions: torch.Tensor,
         slots: list[torch.Tensor],
         contexts: list[list[torch.Tensor]],
         inputs: StepInputs,
     ) -> torch.Tensor:
-        mixer, cache = layer.mixer, self._ready_cache()
-        q, k, v = self._project(index, layer, x, positions)
+        cache = self._ready_cache()
+        q, k, v = self._project(index, mixer, x, positions)
         group = cache.group_of[index]
         cache.write(index, slots[group], k, v)
         out = torch.empty_like(q)
@@ -352,13 +370,37 @@ class TorchBackend:
             out[begin:end] = layers.attend(
                 mixer, q[begin:end], keys, values, positions[begin:end], sinks
             )
-        return self._linear(out.flatten(1), layer_name(index, "attn.o"))
+        heads = out.flatten(1)
+        if mixer.gated:
+            heads = heads * self._linear(x, layer_name(index, "attn.gate")).sigmoid()
+        return self._linear(heads, layer_name(index, "attn.o"))
+
+    def _recurrent(
+        self, index: int, mixer: Recurrent, x: torch.Tensor, inputs: StepInputs
+    ) -> torch.Tensor:
+        name = layer_name(index, "rec.")
+        own = {k.removeprefix(name): w for k, w in self._weights.items() if k.startswith(name)}
+        starts = inputs.row_start.tolist()
+        rows = [
+            (begin, end, *states)
+            for begin, end, states in zip(starts, starts[1:], inputs.states.tolist(), strict=False)
+        ]
+        return recurrent.mix(
+            index,
+            mixer,
+            x,
+            lambda values, part: self._linear(values, name + part),
+            own,
+            self._states,
+            rows,
+            self.spec.norm_eps,
+        )
 
     def _project(
-        self, index: int, layer: Layer, x: torch.Tensor, positions: torch.Tensor
+        self, index: int, mixer: Attention, x: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Q, K, V as [tokens, heads, head_dim], normed and rotated."""
-        mixer, qk = layer.mixer, layer.mixer.qk_norm
+        qk = mixer.qk_norm
         parts = []
         for name, heads in (("q", mixer.heads), ("k", mixer.kv_heads), ("v", mixer.kv_heads)):
             part = self._linear(x, layer_name(index, f"attn.{name}"))
@@ -369,7 +411,7 @@ class TorchBackend:
             parts.append(part.view(-1, heads, mixer.head_dim))
         q, k, v = parts
         if mixer.rope is not None:
-            angles = positions.float()[:, None] * self._inverse[id(layer)][None, :]
+            angles = positions.float()[:, None] * self._inverse[index][None, :]
             scale = mixer.rope.attention_factor
             cos, sin = (angles.cos() * scale).to(q.dtype), (angles.sin() * scale).to(q.dtype)
             q, k = layers.rotate(q, cos, sin), layers.rotate(k, cos, sin)

@@ -55,9 +55,10 @@ class PagedCache:
         self.group_of = {layer: g for g, group in enumerate(self.groups) for layer in group.layers}
         self._keys: dict[int, _Paged] = {}
         self._values: dict[int, _Paged] = {}
+        mixers = spec.attentions()
         try:
             for layer, g in self.group_of.items():
-                mixer = spec.layers[layer].mixer
+                mixer = mixers[layer]
                 size = (num_blocks[g] * block_size, mixer.kv_heads, mixer.head_dim)
                 self._keys[layer] = _Paged(*size, kv_dtype, device)
                 self._values[layer] = _Paged(*size, kv_dtype, device)

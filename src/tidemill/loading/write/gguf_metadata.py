@@ -22,7 +22,7 @@ from tidemill.models.dense import Family
 from tidemill.models.gguf_config import config_from_gguf
 from tidemill.models.naming import canonical_names
 from tidemill.models.registry import FAMILIES, family_for_gguf
-from tidemill.models.spec import DecoderSpec, Moe, inverse_frequencies
+from tidemill.models.spec import Attention, DecoderSpec, Moe, Recurrent, inverse_frequencies
 
 ROPE_TENSOR = "rope_freqs.weight"
 # Families whose GGUF files go by another's name.
@@ -51,6 +51,8 @@ def shape_metadata(files: ModelFiles, family: Family) -> dict[str, Any]:
     mixer, mlp = spec.layers[0].mixer, spec.layers[0].mlp
     if isinstance(mlp, Moe):
         raise unsupported("out", "GGUF files of mixtures of experts are not written")
+    if isinstance(mixer, Recurrent):
+        raise unsupported("out", "GGUF files of recurrent models are not written")
     own: dict[str, Any] = {
         "block_count": len(spec.layers),
         "context_length": spec.max_positions,
@@ -96,6 +98,7 @@ def _plain(spec: DecoderSpec) -> DecoderSpec:
     """The spec without what files say in other ways: names, types, rounding, rope divisors."""
     layers = []
     for layer in spec.layers:
+        assert isinstance(layer.mixer, Attention)  # no recurrent model has got here
         rope = layer.mixer.rope
         if rope is not None:
             scaling = rope.scaling if rope.scaling and rope.scaling.kind == "linear" else None
@@ -110,7 +113,8 @@ def _plain(spec: DecoderSpec) -> DecoderSpec:
 def rope_divisors(spec: DecoderSpec) -> NDArray[np.float32] | None:
     """float32 [dim / 2]: what the frequencies are divided by, where linear scaling does not say
     it; None without."""
-    rope = spec.layers[0].mixer.rope
+    mixer = spec.layers[0].mixer
+    rope = None if isinstance(mixer, Recurrent) else mixer.rope
     if rope is None or rope.scaling is None or rope.scaling.kind == "linear":
         return None
     plain = inverse_frequencies(dataclasses.replace(rope, scaling=None))

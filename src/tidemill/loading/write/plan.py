@@ -103,7 +103,7 @@ def _interleaved(files: ModelFiles, canonical: str) -> int | None:
     match = re.fullmatch(r"layers\.(\d+)\.attn\.([qk])\.(weight|bias)", canonical)
     if match is None:
         return None
-    mixer = files.spec.layers[int(match[1])].mixer
+    mixer = files.spec.attentions()[int(match[1])]
     return mixer.heads if match[2] == "q" else mixer.kv_heads
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tidemill.base.errors import model_file_error
@@ -52,9 +52,25 @@ def spec3(config: Mapping[str, Any]) -> DecoderSpec:
 def _spec(
     reader: ConfigReader, family: str, experts_key: str, *, shared: int | None = None, **more: Any
 ) -> DecoderSpec:
+    moe = read_experts(reader, experts_key, shared=shared)
+    windows = layer_windows(reader, reader.integer("num_hidden_layers"))
+    return dense_spec(reader, family, moe=moe, windows=lambda layers: windows, **more)
+
+
+def read_experts(
+    reader: ConfigReader, experts_key: str, *, shared: int | None, normalize: bool = False
+) -> Callable[[str], list[Moe | None]]:
+    """The spec's activation -> each layer's experts, None for a dense layer.
+
+    Args:
+        reader: the config.
+        experts_key: counts the experts.
+        shared: width of the shared expert, or None.
+        normalize: norm_topk_prob where it is absent.
+    """
     experts, top_k = read_top_k(reader, experts_key)
     width = reader.integer("moe_intermediate_size")
-    normalize = reader.boolean("norm_topk_prob")
+    normalize = reader.boolean("norm_topk_prob", normalize)
     layers = reader.integer("num_hidden_layers")
     step = reader.integer("decoder_sparse_step", 1)
     dense = reader.raw("mlp_only_layers") or []
@@ -74,8 +90,7 @@ def _spec(
         )
         return [layer if has else None for has in sparse]
 
-    windows = layer_windows(reader, layers)
-    return dense_spec(reader, family, moe=moe, windows=lambda layers: windows, **more)
+    return moe
 
 
 FAMILY = Family(name="qwen2_moe", architectures=("Qwen2MoeForCausalLM",), spec=spec2, rules=RULES)

@@ -1,0 +1,49 @@
+// Recurrent states: what the recurrent layers remember of a sequence, all layers of a state together.
+//
+// A step reads one state and writes another, so that a step that fails has changed nothing. Each
+// state knows how many tokens it covers; -1: it holds nothing.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "memory.h"
+#include "step.h"
+
+namespace tidemill {
+
+class StatePool {
+ public:
+  // Floats of one state; 0: the model has no recurrent layers.
+  explicit StatePool(int64_t floats = 0) : floats_(floats) {}
+
+  int64_t state_bytes() const { return stride() * static_cast<int64_t>(sizeof(float)); }
+  int64_t count() const { return static_cast<int64_t>(covers_.size()); }
+  int64_t bytes() const { return count() * state_bytes(); }
+  bool needed() const { return floats_ > 0; }
+  // Replaces the states by `count` empty ones. Error (Resource).
+  void allocate(int64_t count);
+  void free();
+
+  const float* at(int32_t id, int64_t offset) const { return data(id) + offset; }
+  float* at(int32_t id, int64_t offset) { return const_cast<float*>(data(id)) + offset; }
+
+  // Error (Internal) unless each row reads a state of its own (-1: the empty beginning) and writes
+  // another that no other row touches.
+  void check(const StepInput& step) const;
+  // Before the layers run: what rows read covers exactly what stands before them, else Error
+  // (Internal); what they write holds nothing until `commit`.
+  void begin(const StepInput& step);
+  void commit(const StepInput& step);
+
+ private:
+  int64_t stride() const { return round_up(floats_, 16); }
+  const float* data(int32_t id) const {
+    return reinterpret_cast<const float*>(region_.data()) + id * stride();
+  }
+
+  int64_t floats_;
+  Region region_;
+  std::vector<int64_t> covers_;
+};
+
+}  // namespace tidemill

@@ -1,0 +1,132 @@
+"""Recurrent mixers in plain torch operations, token by token, and their states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+
+from tidemill.backends.torch import layers
+from tidemill.models.spec import DecoderSpec, Recurrent
+
+Linear = Callable[[torch.Tensor, str], torch.Tensor]
+_UNIT_EPSILON = 1e-6
+
+
+class States:
+    """States of the recurrent layers: the convolution's last inputs and S, float32.
+
+    Attributes:
+        tails: layer -> [states, taps - 1, channels].
+        matrices: layer -> [states, value_heads, key_dim, value_dim].
+    """
+
+    def __init__(self, spec: DecoderSpec, count: int, device: str) -> None:
+        self.tails: dict[int, torch.Tensor] = {}
+        self.matrices: dict[int, torch.Tensor] = {}
+        for i, m in spec.recurrences().items():
+            self.tails[i] = torch.zeros(count, m.taps - 1, m.channels, device=device)
+            shape = (count, m.value_heads, m.key_dim, m.value_dim)
+            self.matrices[i] = torch.zeros(shape, device=device)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(4 * t.numel() for t in (*self.tails.values(), *self.matrices.values()))
+
+
+def mix(
+    layer: int,
+    mixer: Recurrent,
+    x: torch.Tensor,
+    linear: Linear,
+    weights: Mapping[str, torch.Tensor],
+    states: States,
+    rows: list[tuple[int, int, int, int]],
+    eps: float,
+) -> torch.Tensor:
+    """The mixer of all tokens of a step; see `Recurrent` for what it computes.
+
+    Args:
+        layer: its index.
+        mixer: its shape.
+        x: [tokens, hidden].
+        linear: (input, name of a projection) -> output.
+        weights: the layer's tensors, by their names after ``rec.``.
+        states: read and written.
+        rows: per row first token, end, state read (-1: empty), state written.
+        eps: of the norm.
+    """
+    inputs, z, a = (linear(x, part).float() for part in ("qkv", "z", "a"))
+    time = F.softplus(a + weights["a_bias"].float())
+    if mixer.rule == "delta":
+        gain = linear(x, "b").float().sigmoid()
+    else:
+        time = gain = time.clamp(*mixer.time_limits)
+    decay = torch.exp(-weights["a_log"].float().exp() * time)
+    out = x.new_empty(len(x), mixer.inner, dtype=torch.float32)
+    for begin, end, read, write in rows:
+        tail, matrix = states.tails[layer], states.matrices[layer]
+        before = tail[read] if read >= 0 else torch.zeros_like(tail[0])
+        state = matrix[read] if read >= 0 else torch.zeros_like(matrix[0])
+        seen = torch.cat([before, inputs[begin:end]])
+        mixed = _convolve(mixer, seen, weights)
+        q, k, v = _heads(mixer, mixed)
+        for t in range(begin, end):
+            i = t - begin
+            state = state * decay[t, :, None, None]
+            value = v[i]
+            if mixer.rule == "delta":
+                value = value - torch.einsum("hkv,hk->hv", state, k[i])
+            state = state + k[i][:, :, None] * (value * gain[t, :, None])[:, None, :]
+            found = torch.einsum("hkv,hk->hv", state, q[i])
+            if mixer.skip:
+                found = found + weights["skip"].float()[:, None] * v[i]
+            out[t] = found.flatten()
+        matrix[write] = state
+        tail[write] = seen[len(seen) - (mixer.taps - 1) :]
+    return linear(_gate(mixer, out, z, weights, eps).to(x.dtype), "out")
+
+
+def _convolve(
+    mixer: Recurrent, seen: torch.Tensor, weights: Mapping[str, torch.Tensor]
+) -> torch.Tensor:
+    kernel = weights["conv.weight"].float().view(mixer.channels, 1, mixer.taps)
+    bias = weights["conv.bias"].float() if mixer.conv_bias else None
+    return F.silu(F.conv1d(seen.T[None], kernel, bias, groups=mixer.channels))[0].T
+
+
+def _heads(
+    mixer: Recurrent, mixed: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries, keys and values, [tokens, value_heads, dim]."""
+    keys = mixer.key_heads * mixer.key_dim
+    if mixer.rule == "delta":
+        q, k, v = torch.split(mixed, [keys, keys, mixer.inner], dim=-1)
+    else:
+        v, k, q = torch.split(mixed, [mixer.inner, keys, keys], dim=-1)
+    count, repeats = len(mixed), mixer.value_heads // mixer.key_heads
+    q, k = (part.reshape(count, mixer.key_heads, mixer.key_dim) for part in (q, k))
+    if mixer.rule == "delta":
+        q, k = (p * torch.rsqrt((p * p).sum(-1, keepdim=True) + _UNIT_EPSILON) for p in (q, k))
+        q = q * mixer.key_dim**-0.5
+    q, k = (part.repeat_interleave(repeats, dim=1) for part in (q, k))
+    return q, k, v.reshape(count, mixer.value_heads, mixer.value_dim)
+
+
+def _gate(
+    mixer: Recurrent,
+    out: torch.Tensor,
+    z: torch.Tensor,
+    weights: Mapping[str, torch.Tensor],
+    eps: float,
+) -> torch.Tensor:
+    if mixer.gate_first:
+        out = out * F.silu(z)
+    if mixer.norm_groups:
+        parts = out.view(len(out), mixer.norm_groups, -1)
+        weight = weights["norm.weight"].float()
+        weight = weight if mixer.norm_shared else weight.view(mixer.norm_groups, -1)
+        out = layers.norm(parts, "rms", weight, None, eps).flatten(1)
+    return out if mixer.gate_first else out * F.silu(z)

@@ -1,0 +1,53 @@
+"""Which recurrent state a sequence's next row reads, and which it writes."""
+
+from __future__ import annotations
+
+EMPTY = -1
+
+
+class StateTable:
+    """Two states per sequence: one holds what its latest step left, the next step writes the other.
+
+    A step that fails leaves what it read, so that nothing has to be undone: a row that comes again
+    at an earlier position finds the state that covers it.
+
+    Args:
+        sequences: how many may hold states at once.
+    """
+
+    def __init__(self, sequences: int) -> None:
+        self._free = list(range(sequences - 1, -1, -1))
+        self._pair: dict[int, int] = {}
+        self._covers: dict[int, list[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._pair)
+
+    def advance(self, seq_id: int, start: int, end: int) -> tuple[int, int]:
+        """(state read, state written) of a row that computes positions start .. end - 1.
+
+        Raises:
+            RuntimeError: no state covers what stands before the row, or too many sequences run (a
+                defect of ours).
+        """
+        if seq_id not in self._pair:
+            if not self._free:
+                raise RuntimeError("more sequences run than there are recurrent states")
+            self._pair[seq_id] = self._free.pop()
+            self._covers[seq_id] = [EMPTY, EMPTY]
+        first, covers = 2 * self._pair[seq_id], self._covers[seq_id]
+        if start == 0:
+            covers[:] = [end, EMPTY]
+            return EMPTY, first
+        if start not in covers:
+            raise RuntimeError(f"no recurrent state of sequence {seq_id} covers {start} tokens")
+        read = covers.index(start)
+        covers[1 - read] = end
+        return first + read, first + 1 - read
+
+    def release(self, seq_id: int) -> None:
+        """The sequence's states are free; one that has none is ignored."""
+        pair = self._pair.pop(seq_id, None)
+        if pair is not None:
+            del self._covers[seq_id]
+            self._free.append(pair)
