@@ -110,6 +110,10 @@ StepInput read_step(nb::handle inputs) {
   step.copies = read_tables(inputs, "copies");
   step.states = read_table(inputs.attr("states"), "states");
   step.sampling = read_sampling(inputs.attr("sampling"));
+  if (const nb::object slice = inputs.attr("slice"); !slice.is_none()) {
+    step.slice = {nb::cast<int64_t>(slice.attr("sequence")), nb::cast<int64_t>(slice.attr("begin")),
+                  nb::cast<int64_t>(slice.attr("end"))};
+  }
   step.return_logits = nb::cast<bool>(inputs.attr("return_logits"));
   return step;
 }

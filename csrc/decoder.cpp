@@ -131,21 +131,14 @@ void Decoder::prepare_tables(const StepInput& step, const KvCache& cache) {
             std::max(0, table.values[static_cast<size_t>(r * table.columns + b)]);
       }
     }
-    attend_rows_[g].clear();
-    for (int64_t r = 0; r < step.rows(); ++r) {
-      const auto i = static_cast<size_t>(r);
-      attend_rows_[g].push_back({step.row_start[i], step.row_start[i + 1] - step.row_start[i],
-                                 step.context_len[i], tables_[g].data() + r * stride});
-    }
   }
 }
 
 void Decoder::prepare(const StepInput& step, const KvCache& cache) {
-  tokens_ = step.tokens();
-  size_buffers(tokens_);
+  size_buffers(step.tokens());
   prepare_tables(step, cache);
-  positions_.resize(static_cast<size_t>(tokens_));
-  row_of_.resize(static_cast<size_t>(tokens_));
+  positions_.resize(static_cast<size_t>(step.tokens()));
+  row_of_.resize(static_cast<size_t>(step.tokens()));
   writes_.clear();
   int64_t last = 0;
   for (int64_t r = 0; r < step.rows(); ++r) {
@@ -162,6 +155,23 @@ void Decoder::prepare(const StepInput& step, const KvCache& cache) {
     }
   }
   for (RopeTable& rope : model_.ropes) rope.grow(last, pool_);
+}
+
+// The next layers are those of the first `rows` rows.
+void Decoder::compute_rows(const StepInput& step, int64_t rows) {
+  tokens_ = step.row_start[static_cast<size_t>(rows)];
+  write_count_ = std::partition_point(writes_.begin(), writes_.end(),
+                                      [&](const WriteItem& item) { return item.row < rows; }) -
+                 writes_.begin();
+  for (size_t g = 0; g < attend_rows_.size(); ++g) {
+    attend_rows_[g].clear();
+    for (int64_t r = 0; r < rows; ++r) {
+      const auto i = static_cast<size_t>(r);
+      attend_rows_[g].push_back({step.row_start[i], step.row_start[i + 1] - step.row_start[i],
+                                 step.context_len[i], tables_[g].data() + r * table_stride_[g]});
+    }
+  }
+  if (tokens_ == 0) return;
   for (size_t p = 0; p < plans_.size(); ++p) {
     attends_[p]->plan(plans_[p].shape, attend_rows_[static_cast<size_t>(plans_[p].cache_group)]);
   }
@@ -169,38 +179,92 @@ void Decoder::prepare(const StepInput& step, const KvCache& cache) {
 
 void Decoder::forward(const StepInput& step, const std::vector<int32_t>& token_ids,
                       KvCache& cache) {
+  const auto layers = static_cast<int64_t>(model_.layers.size());
+  const LayerSlice slice = step.slice ? step.slice : LayerSlice{-1, 0, layers};
   prepare(step, cache);
-  if (tokens_ == 0) return;
+  compute_rows(step, step.rows() - (slice.begin > 0));
   embed(token_ids);
   pending_.clear();
-  for (size_t l = 0; l < model_.layers.size(); ++l) {
+  for (int64_t l = 0; l < layers; ++l) {
     check_cancelled();
-    const DecoderLayer& layer = model_.layers[l];
-    if (layer.recurrent) {
-      add_norm_pack(layer.attn_norm, recurrent_acts(*layer.recurrent));
-      recur(*layer.recurrent, step, cache.states());
-    } else {
-      add_norm_pack(layer.attn_norm, attention_acts(layer));
-      attend(layer, cache.layer(static_cast<int>(l)),
-             *attends_[static_cast<size_t>(layer_plan_[l])]);
+    if (l == slice.begin && l > 0) {
+      settle_all();
+      pick_up(step);
+      compute_rows(step, step.rows());
+    } else if (l == slice.end) {
+      settle_all();
+      put_down(step);
+      compute_rows(step, step.rows() - 1);
     }
-    const Delta attended{delta_.data(), layer.attn_post_norm};
-    if (layer.parallel) {  // x stays what it was until both are done
-      float* const out = delta2_.ensure(tokens_ * delta_stride_);
-      feed_forward(layer, layer.mlp_norm ? layer.mlp_norm : layer.attn_norm, out);
-      pending_ = {attended, {out, layer.mlp_post_norm}};
-    } else {
-      pending_ = {attended};
-      feed_forward(layer, layer.mlp_norm, delta_.data());
-      pending_ = {{delta_.data(), layer.mlp_post_norm}};
-    }
+    if (tokens_ > 0) run_layer(static_cast<size_t>(l), step, cache);
   }
-  each_token(tokens_, [&](int64_t t, int thread) {
-    settle(t, scratch_.data() + thread * scratch_width_);
-  });
+  settle_all();
+}
+
+void Decoder::run_layer(size_t l, const StepInput& step, KvCache& cache) {
+  const DecoderLayer& layer = model_.layers[l];
+  if (layer.recurrent) {
+    add_norm_pack(layer.attn_norm, recurrent_acts(*layer.recurrent));
+    recur(*layer.recurrent, step, cache.states());
+  } else {
+    add_norm_pack(layer.attn_norm, attention_acts(layer));
+    attend(layer, cache.layer(static_cast<int>(l)), *attends_[static_cast<size_t>(layer_plan_[l])]);
+  }
+  const Delta attended{delta_.data(), layer.attn_post_norm};
+  if (layer.parallel) {  // x stays what it was until both are done
+    float* const out = delta2_.ensure(tokens_ * delta_stride_);
+    feed_forward(layer, layer.mlp_norm ? layer.mlp_norm : layer.attn_norm, out);
+    pending_ = {attended, {out, layer.mlp_post_norm}};
+  } else {
+    pending_ = {attended};
+    feed_forward(layer, layer.mlp_norm, delta_.data());
+    pending_ = {{delta_.data(), layer.mlp_post_norm}};
+  }
+}
+
+// x takes what is pending. When it does so changes no sum.
+void Decoder::settle_all() {
+  if (tokens_ > 0 && !pending_.empty()) {
+    each_token(tokens_, [&](int64_t t, int thread) {
+      settle(t, scratch_.data() + thread * scratch_width_);
+    });
+  }
+  pending_.clear();
+}
+
+// The last row's x, as the step left it that computed the layers before this one's slice.
+void Decoder::pick_up(const StepInput& step) {
+  const auto last = static_cast<size_t>(step.rows() - 1);
+  const int64_t first = step.row_start[last], count = step.row_start[last + 1] - first;
+  const LeftRow wanted{step.slice.sequence, step.context_len[last], count, step.slice.begin};
+  for (size_t i = 0; i < 2; ++i) {
+    if (!left_[i].same(wanted)) continue;
+    std::memcpy(x_.data() + first * model_.hidden, left_[i].x.data(),
+                static_cast<size_t>(count * model_.hidden) * sizeof(float));
+    picked_ = i;
+    return;
+  }
+  throw internal_error("slice: no step left the row's input of layer " +
+                       std::to_string(step.slice.begin), "slice");
+}
+
+// Leaves the last row's x for the step that goes on. What this step went on from stays as well: the
+// step may be computed again.
+void Decoder::put_down(const StepInput& step) {
+  const auto last = static_cast<size_t>(step.rows() - 1);
+  const int64_t first = step.row_start[last], count = step.row_start[last + 1] - first;
+  LeftRow& left = left_[step.slice.begin > 0 ? 1 - picked_ : 0];
+  left.sequence = -1;  // while it is written
+  std::memcpy(left.x.ensure(count * model_.hidden), x_.data() + first * model_.hidden,
+              static_cast<size_t>(count * model_.hidden) * sizeof(float));
+  left.start = step.context_len[last];
+  left.count = count;
+  left.layer = step.slice.end;
+  left.sequence = step.slice.sequence;
 }
 
 void Decoder::embed(const std::vector<int32_t>& token_ids) {
+  if (tokens_ == 0) return;
   const Embedding& e = model_.embedding;
   each_token(tokens_, [&](int64_t t, int thread) {
     const int64_t id = token_ids[static_cast<size_t>(t)];
@@ -260,7 +324,7 @@ void Decoder::write_kv(const DecoderLayer& layer, const KvLayer& kv) {
       }
     }
   };
-  const auto items = static_cast<int64_t>(writes_.size());
+  const int64_t items = write_count_;
   const int64_t grain = tokens_ <= 2 ? items : std::max<int64_t>(1, items / (4 * pool_.threads()));
   pool_.run(items, grain, body);
 }

@@ -113,9 +113,22 @@ class Decoder {
     int64_t token, count;
     int64_t row, position;
   };
+  // A row's x before `layer`, between the steps that compute its layers.
+  struct LeftRow {
+    int64_t sequence = -1, start = 0, count = 0, layer = 0;
+    Buffer<float> x{};
+    bool same(const LeftRow& other) const {
+      return sequence == other.sequence && start == other.start && count == other.count &&
+             layer == other.layer;
+    }
+  };
 
   void measure(const DecoderLayer& layer);
   void size_buffers(int64_t tokens);
+  void compute_rows(const StepInput& step, int64_t rows);
+  void run_layer(size_t l, const StepInput& step, KvCache& cache);
+  void pick_up(const StepInput& step);
+  void put_down(const StepInput& step);
   void prepare(const StepInput& step, const KvCache& cache);
   void prepare_tables(const StepInput& step, const KvCache& cache);
   void embed(const std::vector<int32_t>& token_ids);
@@ -149,6 +162,7 @@ class Decoder {
   // x += what is pending, norm, and pack for the consumers of the result.
   void add_norm_pack(const Norm& norm, unsigned acts);
   void settle(int64_t token, float* scratch);
+  void settle_all();
   void normalise(const Norm& norm, const float* x, float* out) const;
   // Packs rows [tokens, n] at `rows`, `stride` floats apart, for `to`.
   void pack_rows(const float* rows, int64_t stride, const Linear& to);
@@ -189,7 +203,8 @@ class Decoder {
   std::vector<Cut> cuts_;
   std::vector<Delta> pending_;
 
-  int64_t tokens_ = 0;
+  int64_t tokens_ = 0;       // computed by the layer that runs
+  int64_t write_count_ = 0;  // of writes_, likewise
   int64_t delta_stride_ = 0;
   unsigned used_acts_ = 0;
   int64_t qkv_width_ = 0, heads_width_ = 0, mlp_width_ = 0, scratch_width_ = 0;
@@ -202,6 +217,8 @@ class Decoder {
   std::vector<int64_t> table_stride_;
   std::vector<std::vector<AttendRow>> attend_rows_;  // per group
   std::vector<WriteItem> writes_;
+  LeftRow left_[2];
+  size_t picked_ = 0;  // which one this step went on from
   Buffer<float> x_, qkv_, heads_, gate_, mix_, delta_, delta2_, mlp_, scratch_;
   Acts acts_, sent_acts_, slot_acts_;
   // Of experts: a slot is one token at one expert, ordered by expert.

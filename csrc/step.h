@@ -30,6 +30,16 @@ struct Int32Table {
   std::vector<int32_t> values;
 };
 
+// The layers that a step computes of its last row, when not all: their input was left by the step
+// that computed those before (begin > 0), and their output is left for the one that goes on
+// (end < layers).
+struct LayerSlice {
+  int64_t sequence = -1;  // whose row it is; -1: the step computes all layers of all rows
+  int64_t begin = 0, end = 0;
+
+  explicit operator bool() const { return sequence >= 0; }
+};
+
 struct StepInput {
   int64_t step_id = 0;
   std::vector<int32_t> token_ids, row_start, context_len;
@@ -39,6 +49,7 @@ struct StepInput {
   std::vector<Int32Table> copies;  // per cache group, columns = 2
   Int32Table states;               // [rows, 2] of models with recurrent layers: read, written
   SamplingInput sampling;
+  LayerSlice slice;
   bool return_logits = false;
 
   int64_t rows() const { return static_cast<int64_t>(context_len.size()); }

@@ -96,6 +96,17 @@ void check_blocks(const StepInput& step, const StepLimits& limits) {
   }
 }
 
+void check_slice(const StepInput& step, int64_t layers) {
+  const LayerSlice& slice = step.slice;
+  if (!slice) return;
+  require(step.states.rows == 0, "slice", "states of recurrent layers advance with whole rows");
+  require(step.rows() > 0 && slice.begin >= 0 && slice.begin < slice.end && slice.end <= layers,
+          "slice", "must be some of the last row's " + std::to_string(layers) + " layers");
+  const size_t last = step.logits.size() - 1;
+  require(slice.end == layers || step.logits[last] == kLogitsNone, "slice",
+          "a row has logits only after its last layer");
+}
+
 void check_history(const SamplingInput& s, int64_t vocab) {
   const auto total = static_cast<int64_t>(s.history.size());
   require_offsets(s.history_start, s.rows(), total, "sampling.history_start");
@@ -151,6 +162,7 @@ void check_step(const StepInput& step, const StepLimits& limits) {
   check_tokens(step, limits);
   check_blocks(step, limits);
   limits.cache.states().check(step);
+  check_slice(step, limits.layers);
   check_sampling(step, limits.vocab);
 }
 

@@ -12,6 +12,7 @@ namespace tidemill {
 struct StepLimits {
   int64_t vocab;
   int64_t max_positions;
+  int64_t layers;
   const KvCache& cache;
   // Which rows of the previous submitted step sample; null when there is none.
   const std::vector<uint8_t>* previous_samples;

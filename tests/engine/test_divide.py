@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from helpers.drive import request
-from helpers.fake_backend import FakeBackend, expected_tokens
+from helpers.fake_backend import FakeBackend, computed_tokens, expected_tokens
 from helpers.fake_engine import VOCAB, fake_core
 
 from tidemill.backends.base import StepInputs
@@ -18,9 +18,13 @@ from tidemill.engine.offline import InprocEngine
 CURSED = 666_000
 
 
-@pytest.fixture(params=[1, 2])
+@pytest.fixture(params=[(1, 0), (2, 0), (1, 7)], ids=["one", "two", "layers"])
 def made(request: pytest.FixtureRequest) -> Iterator[tuple[InprocEngine, FakeBackend]]:
-    core, backend = fake_core(depth=request.param, max_step_tokens=64, max_num_seqs=24)
+    """With one and with two steps outstanding, and with prompts computed a few layers a step."""
+    depth, layers = request.param
+    core, backend = fake_core(depth=depth, max_step_tokens=64, max_num_seqs=24, layers=layers)
+    if layers:
+        backend.cost = lambda x: 0.05 + 0.01 * computed_tokens(x, layers)
     engine = InprocEngine(core)
     yield engine, backend
     core.close()
@@ -75,6 +79,7 @@ def test_the_culprits_end_and_the_others_go_on(
                 assert end.error is not None and "a kernel gave up" in end.error.message
         else:
             _assert_right(one, outputs[one.request_id])
+    assert bool(backend.slices) == bool(backend.layers)
     backend.fail_if = lambda inputs: None
     again = _run(engine, _batch(set()))
     for one in _batch(set()):

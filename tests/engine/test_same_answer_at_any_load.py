@@ -101,12 +101,19 @@ CONDITIONS: dict[str, dict[str, object]] = {
     "two-in-flight": {"depth": 2},
     "two-in-flight-preempted": {"depth": 2, "num_blocks": 24, "max_step_tokens": 64},
     "two-threads": {"threads": 2},
+    "layer-by-layer": {},
 }
 
 
 @pytest.mark.parametrize("condition", CONDITIONS)
-def test_native(alone: tuple[Numbers, dict[tuple[str, int], Answer]], condition: str) -> None:
+def test_native(
+    alone: tuple[Numbers, dict[tuple[str, int], Answer]],
+    condition: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     numbers, want = alone
+    if "layer" in condition:  # no time is left beside streams
+        monkeypatch.setattr("tidemill.sched.room.step_seconds", lambda *args, **options: 0.0)
     engine = real_engine("native", **{**numbers.options, **CONDITIONS[condition]})
     batch = requests()
     random.Random(condition).shuffle(batch)
@@ -118,6 +125,8 @@ def test_native(alone: tuple[Numbers, dict[tuple[str, int], Answer]], condition:
     assert all(want[key] == answer for key, answer in again.items())
     if "preempted" in condition:
         assert stats.preemptions > 0
+    if "layer" in condition:
+        assert stats.steps > 300, "no prompt was computed a layer a step"
     if condition == "together":
         assert (stats.cached_tokens > 0) == (numbers.name != "recurrent")
         assert stats.steps < 24 * 8, "requests did not share steps"

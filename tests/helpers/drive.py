@@ -90,6 +90,7 @@ class Machine:
         vocab: int = 97,
         depth: int = 1,
         check: bool = True,
+        layers: int = 0,
     ) -> None:
         self.vocab = vocab
         self.memory = KVMemory((num_blocks,) * groups, block_size, prefix_caching=prefix_caching)
@@ -99,9 +100,11 @@ class Machine:
             max_model_len=max_model_len,
             vocab_size=vocab,
             depth=depth,
+            layers=layers,
         )
         self.scheduler = Scheduler(self.memory, limits, (EOS,))
         self.backend = FakeBackend(tiny_spec(vocab, groups), block_size)
+        self.backend.layers = layers
         self.backend.allocate_cache((num_blocks,) * groups)
         self.runner = Runner(self.backend, max_model_len, slots=2)
         self.collected: dict[tuple[str, int], Collected] = {}

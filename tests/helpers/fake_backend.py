@@ -81,6 +81,15 @@ def expected_tokens(
     return tokens[len(prompt) :]
 
 
+def computed_tokens(x: StepInputs, layers: int) -> float:
+    """Tokens of a step; some layers of a token count as that share of it."""
+    tokens = float(len(x.token_ids))
+    if x.slice is not None:
+        cut = len(x.token_ids) - int(x.row_start[-2])
+        tokens -= cut * (1 - (x.slice.end - x.slice.begin) / layers)
+    return tokens
+
+
 class FakeHandle:
     """Runs its step when asked for the result, or lazily before a later one."""
 
@@ -108,6 +117,9 @@ class FakeBackend:
     """See the module. `fail_next` steps fail after having written their garbage.
 
     Attributes:
+        layers: how many a row's `LayerSlice` counts. While some are left, the row's blocks hold
+            what nobody may read.
+        slices: how many steps computed some layers of a row.
         on_step: called with each step's inputs before it runs.
         fail_if: the exception that a step of these inputs fails with, if any.
         step_seconds: how long a step takes.
@@ -118,6 +130,10 @@ class FakeBackend:
         self, spec: DecoderSpec, block_size: int, *, step_seconds: float = 0.0, threads: int = 1
     ) -> None:
         self.spec = spec
+        self.slices_layers = True
+        self.layers = len(spec.layers)
+        self.slices = 0
+        self._left: list[tuple[object, ...]] = []
         self.options = BackendOptions(
             dtype="float32",
             quantize="none",
@@ -207,6 +223,7 @@ class FakeBackend:
     def _write(self, x: StepInputs) -> list[list[int]]:
         size = self.options.block_size
         contexts = []
+        unfinished = self._go_on(x)
         writes: list[tuple[int, int, int]] = []
         for r in range(len(x.context_len)):
             tokens = x.token_ids[x.row_start[r] : x.row_start[r + 1]].copy()
@@ -218,12 +235,15 @@ class FakeBackend:
             for group, cache in enumerate(self._caches):
                 blocks = x.block_tables[group][r][positions // size]
                 assert (blocks >= 0).all(), f"row {r} writes without a block"
-                cache[blocks, positions % size] = tokens
+                cache[blocks, positions % size] = UNWRITTEN if r == unfinished else tokens
                 writes += [(group, b, p) for b, p in zip(blocks, positions % size, strict=True)]
             contexts.append((r, end))
         assert len(set(writes)) == len(writes), "two rows write the same slot"
         read = []
         for r, end in contexts:
+            if r == unfinished:
+                read.append([])
+                continue
             everywhere = np.arange(end)
             texts = [
                 cache[x.block_tables[g][r][everywhere // size], everywhere % size].tolist()
@@ -233,6 +253,27 @@ class FakeBackend:
             assert UNWRITTEN not in texts[0], f"row {r} reads an unwritten slot"
             read.append(texts[0])
         return read
+
+    def _go_on(self, x: StepInputs) -> int:
+        """Which row has layers left after this step, if any; -1: none."""
+        if x.slice is None:
+            return -1
+        self.slices += 1
+        part, last = x.slice, len(x.context_len) - 1
+        tokens = x.token_ids[x.row_start[last] :].tolist()
+        tables = tuple(tuple(t[last][t[last] >= 0].tolist()) for t in x.block_tables)
+        key = (part.sequence, int(x.context_len[last]), tuple(tokens), tables)
+        assert 0 <= part.begin < part.end <= self.layers, "not some of the layers"
+        if part.begin > 0:
+            assert (*key, part.begin) in self._left, "no step left this row's input"
+            self._left = [left for left in self._left if left[-1] == part.begin]
+        else:
+            self._left = []
+        if part.end == self.layers:
+            return -1
+        assert not x.sample[last] and x.logits[last] == LOGITS_NONE
+        self._left.append((*key, part.end))
+        return last
 
     def _sample(self, x: StepInputs, s: int, context: list[int], vocab: int) -> int:
         p = x.sampling

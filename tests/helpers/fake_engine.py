@@ -23,6 +23,7 @@ def fake_core(
     prefix_caching: bool = True,
     step_seconds: float = 0.0,
     depth: int = 1,
+    layers: int = 0,
 ) -> tuple[EngineCore, FakeBackend]:
     """A started core and its backend; close the core."""
     config = EngineConfig(
@@ -57,5 +58,7 @@ def fake_core(
         eos_token_ids=(EOS,),
     )
     executor = InprocExecutor(Runner(backend, max_model_len))
-    core = make_core(OpenedExecutor(executor, info, "fake", 1), config, depth=depth)
+    backend.layers = layers
+    opened = OpenedExecutor(executor, info, "fake", 1, sliced_layers=layers)
+    core = make_core(opened, config, depth=depth)
     return core.start(), backend

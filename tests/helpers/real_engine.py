@@ -70,5 +70,8 @@ def real_engine(
         Runner(loaded, MAX_LEN, slots=4, states=max_num_seqs if recurrent else 0)
     )
     groups = len(spec.cache_groups())
-    opened = OpenedExecutor(executor, info, "random", groups, recurrent=recurrent)
+    layers = len(spec.layers) if loaded.slices_layers and not recurrent else 0
+    opened = OpenedExecutor(
+        executor, info, "random", groups, recurrent=recurrent, sliced_layers=layers
+    )
     return InprocEngine(make_core(opened, config, depth=depth).start())

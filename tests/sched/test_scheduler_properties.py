@@ -7,7 +7,7 @@ expected ones at the end show that no block was mixed up on the way.
 from __future__ import annotations
 
 from helpers.drive import Machine, request
-from helpers.fake_backend import expected_tokens
+from helpers.fake_backend import computed_tokens, expected_tokens
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
@@ -28,6 +28,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         seqs=st.integers(1, 6),
         caching=st.booleans(),
         timed=st.booleans(),
+        layers=st.sampled_from([0, 2, 7]),
     )
     def build(
         self,
@@ -38,6 +39,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         seqs: int,
         caching: bool,
         timed: bool,
+        layers: int,
     ) -> None:
         self.machine = Machine(
             depth=depth,
@@ -49,9 +51,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_model_len=40,
             prefix_caching=caching,
             vocab=VOCAB,
+            layers=layers,
         )
         if timed:
-            self.machine.backend.cost = lambda x: 0.01 + 0.02 * len(x.token_ids)
+            self.machine.backend.cost = lambda x: 0.01 + 0.02 * computed_tokens(x, layers)
         self.requests: dict[str, EngineRequest] = {}
         self.disturbed: set[str] = set()
 

@@ -6,7 +6,14 @@ import random
 
 import pytest
 from helpers.drive import Machine, request
-from helpers.simulated import Simulation, gaps_between, prompt, quantile, small_model
+from helpers.simulated import (
+    Simulation,
+    fast_arithmetic,
+    gaps_between,
+    prompt,
+    quantile,
+    small_model,
+)
 
 from tidemill.sched.cost import Load, StepCost
 
@@ -30,6 +37,27 @@ def test_a_long_prefill_leaves_streams_their_pace(max_itl: float | None, bound: 
     assert quantile(gaps, 0.99) <= bound
     # And it gets on: with four fifths of the time it would take alone spent on streams at most.
     assert end - 3.0 < 90
+
+
+def _beside_16k(layers: int) -> tuple[float, float]:
+    """Seconds to the long prompt's first token, and the streams' p99 gap meanwhile."""
+    sim = Simulation(cost=fast_arithmetic, layers=layers)
+    for i in range(8):
+        sim.at(0.0, request(f"s{i}", prompt(100, i), 3000))
+    sim.at(3.0, request("long", prompt(16_000, 99), 4))
+    sim.at(9.0, request("short", prompt(200, 98), 4))
+    sim.run(until=400)
+    assert sim.seen["short"].ttft < 4.0
+    end = sim.seen["long"].tokens[0]
+    gaps = gaps_between(sim, [f"s{i}" for i in range(8)], 3.0, end)
+    return end - 3.0, quantile(gaps, 0.99)
+
+
+def test_a_few_layers_a_step_read_a_long_context_less_often() -> None:
+    first, gap = _beside_16k(28)
+    first_of_chunks, gap_of_chunks = _beside_16k(0)
+    assert gap <= 0.135 < gap_of_chunks
+    assert first < 0.5 * first_of_chunks
 
 
 def test_a_long_prompt_does_not_keep_short_ones_waiting() -> None:

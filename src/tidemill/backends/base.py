@@ -114,6 +114,25 @@ class SamplingInputs:
     history_prompt: Int32
 
 
+@dataclass(frozen=True, slots=True)
+class LayerSlice:
+    """The layers computed of a step's last row, when not all.
+
+    A long prompt's chunk is computed over several steps like this, a few layers in each, so that
+    streams need not wait for all of it. What the last layer of a slice gives stays with the backend
+    until a step goes on with the same sequence and tokens; a step that failed may come again.
+
+    Attributes:
+        sequence: whose row.
+        begin, end: the layers, `end` exclusive. A slice that ends before the last layer has no
+            logits.
+    """
+
+    sequence: int
+    begin: int
+    end: int
+
+
 @dataclass(slots=True)
 class StepInputs:
     """One step over R rows and T tokens.
@@ -137,6 +156,7 @@ class StepInputs:
         states: int32 [R, 2] for models with recurrent layers, else empty: the state each row reads
             (-1 at position 0, where it is empty) and the one it writes. No row reads or writes what
             another writes. A step that fails has changed no state that any row reads.
+        slice: which layers of the last row are computed; None: all, as of all others.
         return_logits: also return the float32 logits of all rows that have any (tests).
     """
 
@@ -153,6 +173,7 @@ class StepInputs:
     copies: tuple[Int32, ...]
     sampling: SamplingInputs
     states: Int32 = field(default_factory=lambda: np.zeros((0, 2), np.int32))
+    slice: LayerSlice | None = None
     return_logits: bool = False
 
 
@@ -219,10 +240,17 @@ class ExportedBlocks:
 
 
 class Backend(Protocol):
-    """An executor of any DecoderSpec it supports. Construct it with (spec, tensors, options)."""
+    """An executor of any DecoderSpec it supports. Construct it with (spec, tensors, options).
+
+    Attributes:
+        spec: what it computes.
+        options: how.
+        slices_layers: it takes steps with a `LayerSlice`.
+    """
 
     spec: DecoderSpec
     options: BackendOptions
+    slices_layers: bool
 
     def memory(self) -> BackendMemory:
         """What is held now."""

@@ -67,6 +67,13 @@ class EmbeddingOverride(msgspec.Struct, frozen=True):
     data: bytes
 
 
+class LayerRange(msgspec.Struct, frozen=True, array_like=True):
+    """Layers `begin` to `end` (exclusive), of the model's."""
+
+    begin: int
+    end: int
+
+
 class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One sequence's share of a step.
 
@@ -81,6 +88,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         new_token_start: position of the first of them.
         input_from: id of an outstanding plan; the row's single token is the one that plan samples
             for this sequence.
+        layers: the layers computed in this step; None: all. A row whose last layer comes in a later
+            step (a row of the same sequence, start and count) has no logits and no result but its
+            errors. Only a plan's last row may be cut like this, and one sequence at a time.
         draft_token_ids: draft tokens verified after the known ones.
         logits: which logits are computed. Any row that samples has LAST; prompt logprobs take ALL.
         sample: the row's last logits are sampled and the token becomes known.
@@ -99,6 +109,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     new_token_ids: tuple[int, ...] = ()
     new_token_start: int = 0
     input_from: int | None = None
+    layers: LayerRange | None = None
     draft_token_ids: tuple[int, ...] = ()
     logits: LogitsWanted = LogitsWanted.NONE
     sample: bool = False

@@ -399,6 +399,11 @@ class EngineCore:
             self._scheduler.rollback(culprit)
             told = RequestError(error.kind, error.message, None, True)
             return emissions + self._scheduler.fail(culprit, told)
+        if lacks_memory(error) and culprit.rows[-1].layers is not None:
+            # Some layers of a chunk cannot be cut further; what comes next is a smaller chunk.
+            self._scheduler.rollback(culprit)
+            self._scheduler.shrink(culprit)
+            return emissions
         result = compute_in_parts(culprit, error, self._submit, self._executor.rollback)
         failed = {row.seq_id: row.error for row in result.rows if row.error is not None}
         for seq in self._scheduler.sequences():
@@ -527,6 +532,7 @@ def make_core(
         depth=depth,
         jump_ahead=jump_ahead,
         max_itl=None if config.max_itl_ms is None else config.max_itl_ms / 1000,
+        layers=opened.sliced_layers,
     )
     scheduler = Scheduler(
         memory,

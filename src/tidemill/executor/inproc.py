@@ -50,6 +50,7 @@ class OpenedExecutor:
         num_groups: cache groups of the model.
         tokenizer: the model's text side, for constrained output; None: there is none.
         recurrent: some of the model's layers are.
+        sliced_layers: the model's layers, if a row's can be computed in several steps; else 0.
     """
 
     executor: Executor
@@ -58,6 +59,7 @@ class OpenedExecutor:
     num_groups: int
     tokenizer: TokenizerData | None = None
     recurrent: bool = False
+    sliced_layers: int = 0
 
 
 def open_inproc(config: EngineConfig, progress: Callable[[str], None]) -> OpenedExecutor:
@@ -65,12 +67,15 @@ def open_inproc(config: EngineConfig, progress: Callable[[str], None]) -> Opened
     from tidemill.worker.load import load_worker
 
     loaded = load_worker(config, progress)
-    spec = loaded.runner.backend.spec
+    backend = loaded.runner.backend
+    spec = backend.spec
+    recurrent = spec.state_bytes > 0
     return OpenedExecutor(
         InprocExecutor(loaded.runner),
         loaded.info,
         loaded.identity,
         len(spec.cache_groups()),
         loaded.tokenizer,
-        recurrent=spec.state_bytes > 0,
+        recurrent=recurrent,
+        sliced_layers=len(spec.layers) if backend.slices_layers and not recurrent else 0,
     )

@@ -12,7 +12,7 @@ from tidemill.contract.request import (
     RequestTimings,
     Status,
 )
-from tidemill.sched.planning import Flight
+from tidemill.sched.draft import Flight
 from tidemill.sched.sequence import Emission, Sequence
 from tidemill.sched.state import State
 

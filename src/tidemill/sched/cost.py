@@ -53,15 +53,16 @@ class Load:
         reach: KV positions read, over all rows.
     """
 
-    tokens: int = 0
-    pairs: int = 0
-    reach: int = 0
+    tokens: float = 0
+    pairs: float = 0
+    reach: float = 0
 
-    def add(self, start: int, count: int) -> None:
-        """A row of `count` tokens behind `start` computed ones."""
-        self.tokens += count
-        self.pairs += count * start + count * (count + 1) // 2
-        self.reach += start + count
+    def add(self, start: int, count: int, share: float = 1.0) -> None:
+        """A row of `count` tokens behind `start` computed ones, of which a share of the layers is
+        computed."""
+        self.tokens += share * count
+        self.pairs += share * (count * start + count * (count + 1) // 2)
+        self.reach += share * (start + count)
 
     def plus(self, start: int, count: int) -> Load:
         """This load with one more row."""
@@ -79,7 +80,8 @@ class Load:
     @property
     def size_class(self) -> tuple[int, int, int]:
         """Equal for loads that differ by less than a factor of about two in every number."""
-        return self.tokens.bit_length(), self.pairs.bit_length(), self.reach.bit_length()
+        tokens, pairs, reach = int(self.tokens), int(self.pairs), int(self.reach)
+        return tokens.bit_length(), pairs.bit_length(), reach.bit_length()
 
 
 @dataclass(slots=True)
@@ -115,6 +117,10 @@ class StepCost:
     def bound(self, load: Load) -> float:
         """Seconds that 95 % of such steps stay below."""
         return self.predict(load) * self.margin
+
+    def bound_of_row(self, load: Load, start: int, count: int) -> float:
+        """What one more row adds to the bound."""
+        return self.bound(load.plus(start, count)) - self.bound(load)
 
     def longest_chunk(self, load: Load, start: int, most: int, seconds: float) -> int:
         """Tokens (0 to `most`) of a row behind `start` that fit beside `load` into the time."""

@@ -7,87 +7,15 @@ nor one of its own keeps a short one from its first token.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-from tidemill.contract.plan import BlockCopy, LogitsWanted, NewSequence, Row, StepPlan
+from tidemill.contract.plan import LogitsWanted, NewSequence, Row
 from tidemill.contract.request import Status
 from tidemill.memory.lease import Growth
 from tidemill.sched.cost import Load
-from tidemill.sched.fairness import QUANTUM
-from tidemill.sched.policy import (
-    MIN_CHUNK,
-    URGENT_SECONDS,
-    URGENT_STEPS,
-    admission_headroom,
-    decode_seconds,
-    prefill_room,
-    step_seconds,
-    streams,
-)
-from tidemill.sched.sequence import Sequence
+from tidemill.sched.draft import Draft, Flight
+from tidemill.sched.policy import admission_headroom, decode_seconds, streams
+from tidemill.sched.room import Chunk, Room, is_urgent
+from tidemill.sched.sequence import Sequence, Slice
 from tidemill.sched.state import State
-
-
-@dataclass(slots=True)
-class Flight:
-    """A row of an outstanding plan, and what undoing it takes.
-
-    Attributes:
-        seq, epoch: whose row, planned when.
-        start, count, sample: as in the row.
-        blocks_before: blocks its lease held before.
-        charged_before: positions its tenant had paid for before.
-        told_before: tokens the executor knew before.
-        admitted: the sequence was admitted by this plan.
-        introduced: the executor learns of it in this plan.
-    """
-
-    seq: Sequence
-    epoch: int
-    start: int
-    count: int
-    sample: bool
-    blocks_before: int
-    charged_before: int
-    told_before: int
-    admitted: bool
-    introduced: bool
-
-
-@dataclass(slots=True)
-class Draft:
-    """A plan under construction.
-
-    Attributes:
-        budget: tokens left.
-        load: what it computes so far, as the cost model sees it.
-        preempted: somebody had to make room for a running sequence.
-        first: admitted before anybody else is looked at: room was made for it.
-        tried: sequences without room for a row; not asked again.
-    """
-
-    step_id: int
-    budget: int
-    rows: list[Row] = field(default_factory=list)
-    new: list[NewSequence] = field(default_factory=list)
-    copies: list[BlockCopy] = field(default_factory=list)
-    flights: list[Flight] = field(default_factory=list)
-    planned: set[int] = field(default_factory=set)
-    load: Load = field(default_factory=Load)
-    preempted: bool = False
-    first: Sequence | None = None
-    tried: set[int] = field(default_factory=set)
-
-    def plan(self, preempted: tuple[int, ...], finished: tuple[int, ...]) -> StepPlan:
-        """The finished plan."""
-        return StepPlan(
-            step_id=self.step_id,
-            new=tuple(self.new),
-            rows=tuple(self.rows),
-            copies=tuple(self.copies),
-            preempted=preempted,
-            finished=finished,
-        )
 
 
 def build(state: State, step_id: int, last_step: int | None) -> Draft:
@@ -102,7 +30,7 @@ def build(state: State, step_id: int, last_step: int | None) -> Draft:
     competing = state.tenants.competing(state.clock())
     if len(state.tenants) > 1:
         _make_room(state, draft)
-    urgent = competing and any(_is_urgent(state, seq) for seq in _unread(state))
+    urgent = competing and any(is_urgent(state, seq) for seq in _unread(state))
     _plan_streams(state, draft, last_step, urgent=urgent, competing=competing)
     _prefill(state, draft, last_step, competing=competing)
     return draft
@@ -133,7 +61,7 @@ def _plan_streams(
 
 def _plan_stream(state: State, draft: Draft, seq: Sequence, last_step: int | None) -> None:
     if seq.lease is not None and draft.budget > 0:
-        _plan_running(state, draft, seq, min(seq.remaining, draft.budget), last_step)
+        _plan_running(state, draft, seq, Chunk(min(seq.remaining, draft.budget)), last_step)
 
 
 def _chosen_streams(
@@ -174,28 +102,19 @@ def _unread(state: State) -> list[Sequence]:
     return waiting + [seq for seq in state.running if _prefills(seq)]
 
 
-def _is_urgent(state: State, seq: Sequence) -> bool:
-    """The prompt is within what its tenant is owed, and soon read."""
-    owed = state.tenants.deficit(seq.owner.request.tenant)
-    uncached = seq.known - (seq.owner.cached_tokens or 0)
-    if uncached > QUANTUM * seq.owner.request.weight or seq.remaining > owed:
-        return False
-    alone = Load().plus(seq.planned, seq.remaining)
-    return state.cost.bound(alone) <= URGENT_STEPS * URGENT_SECONDS
-
-
 def _prefills(seq: Sequence) -> bool:
     return seq.remaining > 0 and not streams(seq)
 
 
 def _plan_running(
-    state: State, draft: Draft, seq: Sequence, count: int, last_step: int | None
-) -> int:
+    state: State, draft: Draft, seq: Sequence, chunk: Chunk, last_step: int | None
+) -> bool:
     """Give a running sequence a row, preempting others if it needs their blocks.
 
     Returns:
-        The tokens it got: 0 when there was no memory.
+        False when there was no memory.
     """
+    count = chunk.tokens
     lease = seq.lease
     assert lease is not None
     before = lease.num_blocks
@@ -205,21 +124,21 @@ def _plan_running(
         victim = state.victim(seq, draft.planned)
         if victim is None:
             draft.tried.add(seq.seq_id)
-            return 0
+            return False
         state.preempt(victim)
         draft.preempted = True
     growth = lease.grow(seq.planned + count)
     input_from = last_step if seq.planned == len(seq.tokens) else None
-    _add_row(state, draft, seq, count, growth.new_blocks, before, input_from=input_from)
+    _add_row(state, draft, seq, chunk, growth.new_blocks, before, input_from=input_from)
     draft.copies.extend(growth.copies)
-    return count
+    return True
 
 
 def _add_row(
     state: State,
     draft: Draft,
     seq: Sequence,
-    count: int,
+    chunk: Chunk,
     blocks: tuple[tuple[int, ...], ...],
     blocks_before: int,
     *,
@@ -227,9 +146,11 @@ def _add_row(
     admitted: bool = False,
 ) -> None:
     start = seq.planned
-    sample = count == seq.remaining
+    (count, layers), total = chunk, state.limits.layers
+    done = layers is None or layers.end == total
+    sample = done and count == seq.remaining
     logits = LogitsWanted.LAST if sample else LogitsWanted.NONE
-    if start + 1 < seq.prompt_len and seq.wants_prompt_logprobs:
+    if done and start + 1 < seq.prompt_len and seq.wants_prompt_logprobs:
         logits = LogitsWanted.ALL
     introduced = not seq.on_worker
     untold = () if introduced else tuple(seq.tokens[seq.told :])
@@ -242,6 +163,7 @@ def _add_row(
             new_token_ids=untold,
             new_token_start=seq.told if untold else 0,
             input_from=input_from,
+            layers=layers,
             logits=logits,
             sample=sample,
             mask_announced=sample and seq.constraint is not None and seq.constraint.masked,
@@ -251,8 +173,9 @@ def _add_row(
         seq,
         seq.epoch,
         start,
-        count,
+        count if done else 0,
         sample,
+        seq.slice,
         blocks_before,
         seq.charged,
         seq.told,
@@ -266,10 +189,12 @@ def _add_row(
         seq.on_worker = True
     draft.planned.add(seq.seq_id)
     draft.budget -= count
-    draft.load.add(start, count)
+    share = 1.0 if layers is None else (layers.end - layers.begin) / total
+    draft.load.add(start, count, share)
     _charge(state, flight)
     seq.last_row = draft.step_id
-    seq.planned += count
+    seq.slice = None if layers is None or done else Slice(count, layers.end)
+    seq.planned += flight.count
     seq.pending += sample
 
 
@@ -302,7 +227,7 @@ def _prefill(state: State, draft: Draft, last_step: int | None, *, competing: bo
     Waiting sequences of a tenant are admitted in order, until one does not fit: nobody overtakes
     it. A step that had to preempt for a running sequence admits nobody.
     """
-    room = _Room(state, draft, competing=competing)
+    room = Room(state, draft, competing=competing)
     admitting = not draft.preempted and _streams_may_grow(state)
     reserved = state.blocks_promised() if admitting else 0
     while draft.budget > 0:
@@ -310,11 +235,11 @@ def _prefill(state: State, draft: Draft, last_step: int | None, *, competing: bo
         if seq is None:
             return
         if seq.lease is not None and seq in state.running:
-            count = room.chunk(seq, seq.planned)
-            if count == 0:
+            chunk = room.chunk(seq, seq.planned)
+            if chunk.tokens == 0:
                 return
             promised = _blocks_promised(state, seq)
-            if _plan_running(state, draft, seq, count, last_step):
+            if _plan_running(state, draft, seq, chunk, last_step):
                 state.tenants.took(seq.owner.request.tenant)
             reserved -= promised - _blocks_promised(state, seq)
             # Who was preempted for it waits; nobody takes the blocks in this step.
@@ -325,54 +250,26 @@ def _prefill(state: State, draft: Draft, last_step: int | None, *, competing: bo
             admitting = False
             continue
         start = seq.planned if seq.lease is not None else len(found) * state.memory.block_size
-        count = room.chunk(seq, start)
-        if count == 0:
+        chunk = room.chunk(seq, start)
+        if chunk.tokens == 0:
             return
-        _admit(state, draft, seq, found, count)
+        _admit(state, draft, seq, found, chunk)
         state.tenants.took(seq.owner.request.tenant)
         reserved += _blocks_promised(state, seq)
-
-
-class _Room:
-    """How long the next chunk of a step may be.
-
-    By predicted time once steps have been measured, else by tokens.
-    """
-
-    def __init__(self, state: State, draft: Draft, *, competing: bool) -> None:
-        self._state = state
-        self._draft = draft
-        self._competing = competing
-        self._streams = len(draft.rows)
-        self._budget = draft.budget
-        self._decode = state.cost.bound(draft.load) if draft.rows else 0.0
-        block_size = state.memory.block_size
-        self._tokens = prefill_room(state.limits.max_step_tokens, block_size, self._streams)
-
-    def chunk(self, seq: Sequence, start: int) -> int:
-        """Tokens of a sequence's next row behind `start`; 0: the step is full."""
-        draft, cost = self._draft, self._state.cost
-        most = min(seq.known - start, draft.budget)
-        if not cost.ready:
-            return max(0, min(most, self._tokens - (self._budget - draft.budget)))
-        competing = self._competing
-        urgent = competing and _is_urgent(self._state, seq)
-        seconds = step_seconds(self._state.limits, self._decode, urgent=urgent, competing=competing)
-        count = cost.longest_chunk(draft.load, start, most, seconds)
-        if len(draft.rows) == self._streams:
-            return max(count, min(most, MIN_CHUNK))
-        # A last sliver would cost a row and bring its prompt no nearer to its first token.
-        return count if count >= min(most, MIN_CHUNK) else 0
 
 
 def _next_prefill(state: State, draft: Draft, *, admitting: bool) -> Sequence | None:
     """Whose prompt is read next: of the tenant that is owed most, by priority.
 
-    Of its prompts of equal priority the shortest and the oldest have their turns.
+    Of its prompts of equal priority the shortest and the oldest have their turns. A chunk of which
+    some layers are computed comes before all: nobody else's can be cut like that meanwhile.
     """
     first, draft.first = draft.first, None
     if first is not None and admitting:
         return first
+    for seq in state.running:
+        if seq.slice and seq.seq_id not in draft.planned and seq.seq_id not in draft.tried:
+            return seq
     lines: dict[str, list[Sequence]] = {}
     for seq in state.running:
         if _prefills(seq) and seq.seq_id not in draft.planned and seq.seq_id not in draft.tried:
@@ -400,7 +297,7 @@ def _streams_may_grow(state: State) -> bool:
     load = Load()
     for seq in state.running:
         load.add(seq.known, 1)
-    load.add(load.reach // len(state.running), 1)
+    load.add(int(load.reach) // len(state.running), 1)
     return state.cost.bound(load) <= limit
 
 
@@ -428,7 +325,7 @@ def _make_room(state: State, draft: Draft) -> None:
 
 
 def _admit(
-    state: State, draft: Draft, seq: Sequence, found: list[tuple[int, ...]], count: int
+    state: State, draft: Draft, seq: Sequence, found: list[tuple[int, ...]], chunk: Chunk
 ) -> None:
     """Open the lease (or take the fork's) and give the sequence its first row."""
     if seq.lease is None:
@@ -438,9 +335,9 @@ def _admit(
         state.note_hit(seq, seq.computed)
     state.queue.remove(seq)
     state.start(seq)
-    growth: Growth = seq.lease.grow(seq.planned + count)
+    growth: Growth = seq.lease.grow(seq.planned + chunk.tokens)
     tables = tuple(tuple(table) for table in seq.lease.tables)
-    _add_row(state, draft, seq, count, tables, 0, admitted=True)
+    _add_row(state, draft, seq, chunk, tables, 0, admitted=True)
     draft.copies.extend(growth.copies)
 
 
@@ -495,5 +392,5 @@ def undo(state: State, flights: list[Flight]) -> None:
         if flight.admitted:
             state.preempt(seq, counted=False)
         else:
-            seq.planned = flight.start
+            seq.planned, seq.slice = flight.start, flight.slice_before
             seq.lease.truncate(flight.blocks_before)

@@ -37,6 +37,13 @@ COMPETING_SECONDS = 0.150
 # never end.
 MIN_CHUNK = 8
 
+# Where fewer tokens of a prompt than this fit beside the streams, a longer chunk is computed, a few
+# layers in each step: reading a long context for a handful of tokens costs nearly as much as for
+# many. It is as long as lets so many layers fit into a step, within bounds.
+SLICE_BELOW = 64
+SLICE_LAYERS = 2
+MAX_SLICE = 256
+
 # A stream that knows up to so many tokens it has not computed (jump-ahead) goes on like one that
 # knows one; more is a prefill.
 MAX_STREAM_TOKENS = 16
@@ -55,6 +62,7 @@ class Limits:
         jump_ahead: append tokens that a constraint forces without sampling them; the answers are
             the same either way.
         max_itl: seconds a step beside streams may take by prediction; None: as above.
+        layers: of the model, if the executor can compute a row's layers in several steps; else 0.
     """
 
     max_num_seqs: int
@@ -64,6 +72,7 @@ class Limits:
     depth: int = 1
     jump_ahead: bool = True
     max_itl: float | None = None
+    layers: int = 0
 
 
 def order_key(request: EngineRequest, receipt: int, choice: int) -> OrderKey:

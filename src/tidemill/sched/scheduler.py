@@ -32,7 +32,8 @@ from tidemill.memory.prefix import root_digest
 from tidemill.sched.commit import append_token, commit_row, end_of, finish
 from tidemill.sched.constraint import Constraint
 from tidemill.sched.cost import Load
-from tidemill.sched.planning import Flight, build, undo
+from tidemill.sched.draft import Flight
+from tidemill.sched.planning import build, undo
 from tidemill.sched.policy import Limits, order_key
 from tidemill.sched.sequence import Emission, RequestState, Sequence
 from tidemill.sched.squeeze import Squeeze
@@ -366,9 +367,11 @@ class Scheduler:
                 if emission.output.finish_reason is not None:
                     self._forget_if_done(flight.seq.owner)
         self._counts["steps"] += 1
-        self._counts["step_tokens"] += plan.num_tokens
+        # A chunk whose layers are computed in several steps counts with the last of them.
+        tokens = sum(flight.count for flight in outstanding.flights)
+        self._counts["step_tokens"] += tokens
         self._counts["step_rows"] += len(plan.rows)
-        self._last = (plan.num_tokens, len(plan.rows))
+        self._last = (tokens, len(plan.rows))
         self._learn(outstanding, result.timings.forward + result.timings.sampling)
         return emissions
 

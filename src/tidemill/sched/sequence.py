@@ -19,6 +19,13 @@ from tidemill.sched.constraint import Constraint
 OrderKey = tuple[int, float, int, int]
 
 
+class Slice(NamedTuple):
+    """A chunk that is computed a few layers a step: its tokens, and the layers planned so far."""
+
+    tokens: int
+    layers: int
+
+
 class Emission(NamedTuple):
     """An output and the client it is for."""
 
@@ -75,6 +82,7 @@ class Sequence:
         lease: its blocks; a waiting fork may hold one, a running sequence always does.
         computed: tokens whose KV is in the cache, by committed steps.
         planned: the same, outstanding steps included.
+        slice: the chunk behind `planned` whose first layers are computed; it has its blocks.
         pending: tokens that outstanding steps will sample.
         epoch: counts preemptions and undone admissions: what was planned in an earlier epoch says
             nothing about the blocks held now.
@@ -103,6 +111,7 @@ class Sequence:
     lease: Lease | None = None
     computed: int = 0
     planned: int = 0
+    slice: Slice | None = None
     pending: int = 0
     epoch: int = 0
     keys: list[BlockKey] = field(default_factory=list)
@@ -161,5 +170,6 @@ class Sequence:
     def forget_progress(self) -> None:
         """Its blocks are gone: everything is to be computed again."""
         self.lease = None
+        self.slice = None
         self.computed = self.planned = self.published = 0
         self.epoch += 1

@@ -45,5 +45,5 @@ class Squeeze:
             self.limits = full
             return
         self.limits = dataclasses.replace(
-            full, max_step_tokens=tokens, max_num_seqs=min(full.max_num_seqs, tokens)
+            full, max_step_tokens=tokens, max_num_seqs=min(full.max_num_seqs, tokens), layers=0
         )

@@ -187,6 +187,12 @@ class State:
             seq.preemptions += 1
             self.preemptions += 1
 
+    def drop_slice(self, seq: Sequence) -> None:
+        """The chunk of which a sequence has some layers cannot go on: it is begun anew."""
+        assert seq.lease is not None
+        seq.slice = None
+        seq.lease.truncate(self.memory.blocks_for(seq.planned))
+
     def retire(self, seq: Sequence) -> None:
         """The sequence has ended: free its blocks now, tell the executor with the next plan."""
         if seq.status is Status.RUNNING:
@@ -216,8 +222,9 @@ class State:
             assert seq.status is Status.RUNNING and seq not in self.queue
             assert seq.lease is not None, f"running sequence {seq.seq_id} holds no blocks"
             assert seq.computed <= seq.planned <= seq.known
-            assert seq.planned <= seq.lease.capacity
-            assert seq.lease.capacity - seq.planned < self.memory.block_size, "unused block held"
+            ahead = seq.planned + (seq.slice.tokens if seq.slice else 0)
+            assert ahead <= seq.lease.capacity
+            assert seq.lease.capacity - ahead < self.memory.block_size, "unused block held"
         for seq in self.queue:
             assert seq.status in (Status.WAITING, Status.PREEMPTED)
             held = seq.lease is not None

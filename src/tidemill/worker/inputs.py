@@ -11,6 +11,7 @@ from tidemill.backends.base import (
     LOGITS_ALL,
     LOGITS_LAST,
     LOGITS_NONE,
+    LayerSlice,
     SamplingInputs,
     StepInputs,
 )
@@ -77,6 +78,7 @@ class InputBuilder:
         self.sequences = SequenceSlots(groups, max_len, block_size, slots)
         self._groups = groups
         self._states = StateTable(states) if states else None
+        self._block_size = block_size
         self._last: tuple[int, dict[int, int]] = (-1, {})
 
     def prepare(self, plan: StepPlan) -> PreparedStep:
@@ -98,6 +100,9 @@ class InputBuilder:
         try:
             for row, slot in zip(rows, slots.tolist(), strict=True):
                 if row.new_blocks:
+                    # Of a chunk that was given up between its layers, more may be there.
+                    held = -(-row.start // self._block_size)
+                    seqs.truncate_blocks(slot, min(held, int(seqs.table_len[slot])))
                     seqs.append_block_ids(slot, row.new_blocks)
                 if row.new_token_ids:
                     seqs.learn(slot, row.new_token_start, row.new_token_ids)
@@ -161,6 +166,7 @@ class InputBuilder:
             copies=self._copies(plan),
             sampling=self._sampling(slots[sampling], (starts + counts)[sampling], future[sampling]),
             states=self._advance_states(rows),
+            slice=_slice_of(rows[-1]) if rows else None,
         )
 
     def _advance_states(self, rows: list[Row]) -> Int32:
@@ -305,6 +311,11 @@ class InputBuilder:
         self.sequences.remove(seq_id)
         if self._states is not None:
             self._states.release(seq_id)
+
+
+def _slice_of(row: Row) -> LayerSlice | None:
+    layers = row.layers
+    return None if layers is None else LayerSlice(row.seq_id, layers.begin, layers.end)
 
 
 def _refusal(row: Row) -> RowResult | None:

@@ -66,6 +66,8 @@ class NativeBackend:
     A step counts as outstanding until its result was taken or its handle dropped.
     """
 
+    slices_layers = True
+
     def __init__(
         self,
         spec: DecoderSpec,

@@ -102,6 +102,8 @@ class _Handle:
 class TorchBackend:
     """See backends.base.Backend."""
 
+    slices_layers = False
+
     def __init__(self, spec: DecoderSpec, tensors: TensorMap, options: BackendOptions) -> None:
         self.spec = spec
         self.options = options
@@ -160,6 +162,10 @@ class TorchBackend:
         """See backends.base.Backend."""
         if self._closed or self._cache is None:
             raise TidemillError(ErrorKind.INTERNAL, "the backend is closed or has no cache yet")
+        if inputs.slice is not None:
+            raise TidemillError(
+                ErrorKind.INTERNAL, "the backend computes all layers of a row at once"
+            )
         self._outstanding = [h for h in self._outstanding if not h.done()]
         if len(self._outstanding) >= _MAX_OUTSTANDING:
             raise TidemillError(ErrorKind.INTERNAL, "two steps are outstanding already")

@@ -1,0 +1,117 @@
+"""How much of a prompt a step takes: by predicted time once steps have been measured, else by
+tokens."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tidemill.contract.plan import LayerRange
+from tidemill.sched.cost import Load
+from tidemill.sched.draft import Draft
+from tidemill.sched.fairness import QUANTUM
+from tidemill.sched.policy import (
+    MAX_SLICE,
+    MIN_CHUNK,
+    SLICE_BELOW,
+    SLICE_LAYERS,
+    URGENT_SECONDS,
+    URGENT_STEPS,
+    prefill_room,
+    step_seconds,
+)
+from tidemill.sched.sequence import Sequence
+from tidemill.sched.state import State
+
+
+class Chunk(NamedTuple):
+    """Tokens of a row, and which layers of them, when not all."""
+
+    tokens: int
+    layers: LayerRange | None = None
+
+
+FULL = Chunk(0)
+
+
+def is_urgent(state: State, seq: Sequence) -> bool:
+    """The prompt is within what its tenant is owed, and soon read."""
+    owed = state.tenants.deficit(seq.owner.request.tenant)
+    uncached = seq.known - (seq.owner.cached_tokens or 0)
+    if uncached > QUANTUM * seq.owner.request.weight or seq.remaining > owed:
+        return False
+    alone = Load().plus(seq.planned, seq.remaining)
+    return state.cost.bound(alone) <= URGENT_STEPS * URGENT_SECONDS
+
+
+class Room:
+    """How long the next chunk of a step may be.
+
+    Args:
+        state: the scheduler's books.
+        draft: the step; its streams have their rows.
+        competing: several tenants want the engine.
+    """
+
+    def __init__(self, state: State, draft: Draft, *, competing: bool) -> None:
+        self._state = state
+        self._draft = draft
+        self._competing = competing
+        self._streams = len(draft.rows)
+        self._budget = draft.budget
+        self._decode = state.cost.bound(draft.load) if draft.rows else 0.0
+        block_size = state.memory.block_size
+        self._tokens = prefill_room(state.limits.max_step_tokens, block_size, self._streams)
+
+    def chunk(self, seq: Sequence, start: int) -> Chunk:
+        """A sequence's next row behind `start`; `FULL`: the step is."""
+        draft, cost = self._draft, self._state.cost
+        most = min(seq.known - start, draft.budget)
+        if not cost.ready:
+            return Chunk(max(0, min(most, self._tokens - (self._budget - draft.budget))))
+        urgent = self._competing and is_urgent(self._state, seq)
+        seconds = step_seconds(
+            self._state.limits, self._decode, urgent=urgent, competing=self._competing
+        )
+        alone = len(draft.rows) == self._streams
+        if seq.slice is not None and not (self._state.limits.layers and seq.slice.tokens <= most):
+            self._state.drop_slice(seq)
+        if seq.slice is not None:
+            return self._layers_of(start, *seq.slice, seconds, alone=alone)
+        count = cost.longest_chunk(draft.load, start, most, seconds)
+        if alone and count < min(most, SLICE_BELOW) and self._may_slice():
+            tokens = self._sliced(start, most, seconds)
+            return self._layers_of(start, tokens, 0, seconds, alone=True)
+        if alone:
+            return Chunk(max(count, min(most, MIN_CHUNK)))
+        # A last sliver would cost a row and bring its prompt no nearer to its first token.
+        return Chunk(count) if count >= min(most, MIN_CHUNK) else FULL
+
+    def _may_slice(self) -> bool:
+        """Somebody waits for the step's end, and no other row is between its layers."""
+        state = self._state
+        return (
+            self._streams > 0
+            and state.limits.layers > 1
+            and all(seq.slice is None for seq in state.running)
+        )
+
+    def _sliced(self, start: int, most: int, seconds: float) -> int:
+        """Tokens of a chunk of which some layers at a time fit into steps like this one."""
+        cost, load = self._state.cost, self._draft.load
+        bound = cost.bound(load)
+        spare = max(0.0, seconds - bound) * self._state.limits.layers / SLICE_LAYERS
+        most = min(most, MAX_SLICE)
+        return max(min(most, MIN_CHUNK), cost.longest_chunk(load, start, most, bound + spare))
+
+    def _layers_of(
+        self, start: int, tokens: int, begin: int, seconds: float, *, alone: bool
+    ) -> Chunk:
+        """As many layers of a chunk, from `begin` on, as fit into the time; one if it is the step's
+        first."""
+        cost, load, layers = self._state.cost, self._draft.load, self._state.limits.layers
+        whole = max(cost.bound_of_row(load, start, tokens), 1e-9)
+        fit = int(layers * (seconds - cost.bound(load)) / whole)
+        end = min(layers, begin + (max(1, fit) if alone else fit))
+        if end <= begin:
+            return FULL
+        return Chunk(tokens, None if (begin, end) == (0, layers) else LayerRange(begin, end))
