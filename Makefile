@@ -66,6 +66,9 @@ brook: test-install ## train the bundled model and its companions (resumes; see 
 parity: test-install ## compare logits with llama.cpp and transformers through GGUF (builds llama.cpp)
 	$(BIN)/python tests/oracles/parity.py
 
+gguf-families: test-install ## every family's GGUF file against llama.cpp; writes docs/gguf-families.md (minutes)
+	$(BIN)/python tests/oracles/gguf_families.py
+
 families: test-install ## every family's shapes against transformers; writes the table of docs/families.md
 	$(BIN)/python tests/oracles/families_table.py $(ARGS)
 

@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.loading import gguf, open_model
+from tidemill.loading.write.gguf_names import layout
 from tidemill.models import quantization
-from tidemill.models.naming import GGUF_RULES, Rules
+from tidemill.models.naming import Rules
 from tidemill.models.registry import FAMILIES, family_for_config
 from tidemill.models.spec import DecoderSpec, Rope, inverse_frequencies
 from tidemill.text.gguf_vocab import special_tokens, tokenizer_from_gguf
@@ -223,7 +224,7 @@ def make_gguf(folder: Path, path: Path, kind: str) -> None:
     _copy_vocabulary(writer, spec, files.tokenizer.chat_template, files.eos_token_ids)
     if mixer.rope.scaling is not None:
         writer.add_tensor("rope_freqs.weight", _rope_factors(mixer.rope))
-    names = stored_names(GGUF_RULES, spec)
+    names = {tensor.parts[0]: tensor.name for tensor in layout(spec, family)}
     matrix_type = package.GGMLQuantizationType[kind.upper()]
     for canonical, stored in names.items():
         values = quantization.to_float32(files.tensors[canonical])

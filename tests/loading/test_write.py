@@ -212,7 +212,7 @@ def test_interrupted_shards_are_taken_up(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "out", "kind", "named"),
     [
-        ("window", "o.gguf", None, "sliding window"),
+        ("window", "o.gguf", None, r"do not say \(window\)"),
         ("plain", "o.gguf", None, "no byte-level BPE"),
         ("gguf", "folder", None, "only GGUF is written"),
         ("llama", "m", None, "is there already"),

@@ -215,9 +215,9 @@ def test_unknown_families() -> None:
         family_for_config({"architectures": ["MambaForCausalLM"]})
     assert caught.value.kind == ErrorKind.UNSUPPORTED
     with pytest.raises(TidemillError, match="mamba"):
-        family_for_gguf("mamba")
+        family_for_gguf({"general.architecture": "mamba"})
     with pytest.raises(TidemillError):
-        family_for_gguf(None)
+        family_for_gguf({})
 
 
 def test_tensor_names() -> None:

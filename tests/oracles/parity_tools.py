@@ -1,6 +1,7 @@
 """The outside half of `parity.py`: what runs on llama.cpp's side, as subcommands.
 
     convert SOURCE FOLDER OUT TYPE PRE   llama.cpp's converter (in the project's environment)
+    convert_bare SOURCE FOLDER OUT       the same, F32, without a vocabulary
     quantize IN OUT TYPE                 llama.cpp's quantizer (in llama-cpp-python's environment)
     logits GGUF TOKENS OUT               logits of every position, float32 KV cache (the same)
 
@@ -25,6 +26,31 @@ def convert(source: str, folder: str, out: str, outtype: str, pre: str) -> None:
     base.TextModel.get_vocab_base_pre = lambda self, tokenizer: pre
     sys.argv = ["convert_hf_to_gguf.py", folder, "--outfile", out, "--outtype", outtype]
     runpy.run_path(str(Path(source) / "convert_hf_to_gguf.py"), run_name="__main__")
+
+
+def convert_bare(source: str, folder: str, out: str) -> None:
+    """The converter on a checkpoint that has no tokenizer."""
+    sys.path[:0] = [source, str(Path(source) / "gguf-py")]
+    import gguf  # type: ignore[import-not-found]
+    import torch
+    from conversion import base, get_model_class
+
+    path = Path(folder)
+    values = base.ModelBase.load_hparams(path, False)
+    family = get_model_class(base.get_model_architecture(values, base.ModelType.TEXT))
+
+    class Bare(family):  # type: ignore[misc, valid-type]
+        model_arch = family.model_arch
+
+        def set_vocab(self) -> None:
+            self.gguf_writer.add_tokenizer_model("no_vocab")
+
+    with torch.inference_mode():
+        model = Bare(path, gguf.LlamaFileType.ALL_F32, Path(out))
+        keys = model.gguf_writer.kv_data[0]
+        if not any(key.endswith("vocab_size") for key in keys):
+            model.gguf_writer.add_vocab_size(values["vocab_size"])
+        model.write()
 
 
 def quantize(source: str, out: str, kind: str) -> None:
@@ -65,4 +91,6 @@ def logits(path: str, tokens: str, out: str) -> None:
 
 
 if __name__ == "__main__":
-    {"convert": convert, "quantize": quantize, "logits": logits}[sys.argv[1]](*sys.argv[2:])
+    {"convert": convert, "convert_bare": convert_bare, "quantize": quantize, "logits": logits}[
+        sys.argv[1]
+    ](*sys.argv[2:])

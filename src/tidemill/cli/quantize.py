@@ -108,7 +108,8 @@ def _to_gguf(source: Path, out: Path, kind: str | None, loss: Loss) -> None:
     from tidemill.cli.word_rule import check_same, find_rule
     from tidemill.loading.checkpoint import open_model
     from tidemill.loading.gguf_model import read_tokenizer
-    from tidemill.loading.write.gguf_metadata import gguf_family, shape_metadata, vocabulary
+    from tidemill.loading.write.gguf_metadata import vocabulary
+    from tidemill.loading.write.gguf_shape import gguf_family, shape_metadata
     from tidemill.loading.write.plan import to_gguf
     from tidemill.text.tokenizer import Tokenizer
 

@@ -7,21 +7,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tidemill.base.errors import TidemillError, model_file_error
 from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.loading import gguf, gguf_split
+from tidemill.loading.gguf_rope import with_rope_factors
 from tidemill.loading.huggingface import token_ids
 from tidemill.loading.lazy import LazyTensors
-from tidemill.loading.mapped import in_file
+from tidemill.loading.mapped import StoredTensor, in_file
 from tidemill.loading.parts import GenerationDefaults, ModelFiles
 from tidemill.loading.places import one_tensor
 from tidemill.loading.selected import select
 from tidemill.models.gguf_config import config_from_gguf
-from tidemill.models.naming import GGUF_RULES, ROPE_FACTORS, canonical_names, match_tensors
+from tidemill.models.naming import match_tensors
 from tidemill.models.registry import family_for_gguf
-from tidemill.models.spec import Attention, DecoderSpec, RopeScaling
 
 _EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _END_TEXTS = frozenset(
@@ -47,12 +45,13 @@ def open_file(path: Path) -> ModelFiles:
 
 
 def _open(file: gguf.GgufFile) -> ModelFiles:
-    metadata, stored = file.metadata, file.tensors
-    family = family_for_gguf(metadata.get("general.architecture"))
+    metadata = file.metadata
+    stored = {name: _as_matrix(name, tensor) for name, tensor in file.tensors.items()}
+    family = family_for_gguf(metadata)
     assert family.gguf is not None
     shapes = {name: tensor.shape for name, tensor in stored.items()}
     config = config_from_gguf(metadata, shapes, family.gguf)
-    spec = _with_rope_factors(family.spec(config), stored)
+    spec = with_rope_factors(family.spec(config), metadata, stored)
     sources = match_tensors(spec, family.gguf.rules, shapes, family.gguf.stored)
     places = {
         canonical: select(one_tensor(stored[source.stored]), source)
@@ -71,6 +70,13 @@ def _open(file: gguf.GgufFile) -> ModelFiles:
         tokenizer=read_tokenizer(metadata),
         files=tuple({id(t.file): t.file for t in stored.values()}.values()),
     )
+
+
+def _as_matrix(name: str, tensor: StoredTensor) -> StoredTensor:
+    """llama.cpp's quantizer drops the first axis of a matrix of one row (shared experts' gates)."""
+    if name.endswith("ffn_gate_inp_shexp.weight") and len(tensor.shape) == 1:
+        return dataclasses.replace(tensor, shape=(1, *tensor.shape))
+    return tensor
 
 
 def _ids(metadata: Mapping[str, Any], key: str, vocab_size: int) -> tuple[int, ...]:
@@ -120,35 +126,3 @@ def read_tokenizer(metadata: Mapping[str, Any]) -> TokenizerData:
             if key.startswith(_TEMPLATES) and isinstance(value, str)
         },
     )
-
-
-def _with_rope_factors(spec: DecoderSpec, stored: Mapping[str, Any]) -> DecoderSpec:
-    """The spec with the divisors of `rope_freqs.weight`, by which converters express llama3."""
-    name = next(
-        (n for n in stored if canonical_names(GGUF_RULES, n)[1].parts == (ROPE_FACTORS,)), None
-    )
-    if name is None:
-        return spec
-    factors = one_tensor(stored[name]).values()
-    layers = []
-    for layer in spec.layers:
-        assert isinstance(layer.mixer, Attention)  # no family with others has such files
-        rope = layer.mixer.rope
-        assert rope is not None
-        if (
-            factors.shape != (rope.dim // 2,)
-            or not np.isfinite(factors).all()
-            or factors.min() <= 0
-        ):
-            raise model_file_error(
-                f"tensor {name!r} must hold {rope.dim // 2} positive numbers", param=name
-            )
-        if rope.scaling is not None:
-            raise model_file_error(
-                f"tensor {name!r} and {rope.scaling.kind} rope scaling exclude each other",
-                param=name,
-            )
-        scaling = RopeScaling("factors", factors=tuple(factors.tolist()))
-        mixer = dataclasses.replace(layer.mixer, rope=dataclasses.replace(rope, scaling=scaling))
-        layers.append(dataclasses.replace(layer, mixer=mixer))
-    return dataclasses.replace(spec, layers=tuple(layers))

@@ -8,6 +8,7 @@ from typing import Any
 
 from tidemill.base.errors import model_file_error
 from tidemill.models.config import MAX_LAYERS, MAX_POSITIONS, ConfigReader
+from tidemill.models.gguf_family import GgufFamily
 from tidemill.models.naming import Rules
 from tidemill.models.rope_config import read_rope
 from tidemill.models.sources import AS_NAMED, Conventions
@@ -26,24 +27,6 @@ from tidemill.models.spec import (
 MAX_HEADS = 4096
 MAX_EXPERTS = 4096
 MAX_HEAD_DIM = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class GgufFamily:
-    """How a family appears in GGUF files.
-
-    Attributes:
-        arch: value of ``general.architecture``.
-        rules: tensor names.
-        stored: see `Conventions`. (A converter may write Q and K for a rope on neighbours, and adds
-            one to norms itself.)
-        biases: config key -> tensor whose presence says true (GGUF has no key for it).
-    """
-
-    arch: str
-    rules: Rules
-    stored: Conventions = AS_NAMED
-    biases: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,12 @@ converter writes. Keys under the architecture's prefix that no table knows are e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from tidemill.base.errors import model_file_error, unsupported
-from tidemill.models.dense import GgufFamily
+from tidemill.models.gguf_family import GgufFamily, GgufFile
 
 _KEYS = {
     "block_count": "num_hidden_layers",
@@ -21,6 +22,7 @@ _KEYS = {
     "attention.head_count_kv": "num_key_value_heads",
     "attention.key_length": "head_dim",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.layer_norm_epsilon": "rms_norm_eps",
     "rope.freq_base": "rope_theta",
     "vocab_size": "vocab_size",
 }
@@ -30,13 +32,17 @@ _HANDLED = {
     "rope.dimension_count",
     "rope.scaling.type",
     "rope.scaling.factor",
+    "rope.scaling.original_context_length",
+    "rope.scaling.attn_factor",
+    "rope.scaling.yarn_attn_factor",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
     "rope.scale_linear",
 }
-# Known, and without effect here: the tensor layout says nothing new, the trained length before
-# scaling, how the file was made, sizes of pieces that are absent.
+# Known, and without effect here: the tensor layout says nothing new, how the file was made, sizes
+# of pieces that are absent.
 _HARMLESS = {
     "tensor_data_layout",
-    "rope.scaling.original_context_length",
     "rope.scaling.finetuned",
     "expert_count",
     "expert_used_count",
@@ -45,6 +51,9 @@ _HARMLESS = {
 }
 # Those of them that must have this value.
 _FIXED = {"expert_count": 0, "expert_used_count": 0, "attention.causal": True, "pooling_type": 0}
+_PATTERN = "attention.sliding_window_pattern"
+_WINDOW = "attention.sliding_window"
+_THETA = 10000.0  # of files that name none
 
 
 def config_from_gguf(
@@ -65,15 +74,9 @@ def config_from_gguf(
     """
     prefix = family.arch + "."
     own = {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)}
-    for key, value in own.items():
-        if key not in _KEYS and key not in _HANDLED and key not in _HARMLESS:
-            raise unsupported(
-                prefix + key, f"GGUF key {prefix + key!r} is not known and could change the model"
-            )
-        if key in _FIXED and value != _FIXED[key]:
-            raise unsupported(prefix + key, f"GGUF key {prefix + key!r} is {value!r}, which is "
-                              "not supported")  # fmt: skip
-    config = {_KEYS[key]: _uniform(prefix + key, v) for key, v in own.items() if key in _KEYS}
+    _check_known(own, family, prefix)
+    known = {**_KEYS, **family.keys}
+    config = {known[key]: _uniform(prefix + key, v) for key, v in own.items() if key in known}
     embedding = tensors.get("token_embd.weight")
     if embedding:
         config.setdefault("vocab_size", embedding[0])
@@ -81,10 +84,34 @@ def config_from_gguf(
     for key, tensor in (family.biases or {}).items():
         config[key] = tensor in tensors
     if "rms_norm_eps" not in config:
-        raise model_file_error(f"GGUF key {prefix}attention.layer_norm_rms_epsilon is missing")
+        raise model_file_error(
+            f"GGUF keys {prefix}attention.layer_norm_rms_epsilon and "
+            f"{prefix}attention.layer_norm_epsilon are both missing"
+        )
     _check_head_dim(own, config, prefix)
-    _add_scaling(own, config, prefix)
-    return config
+    if family.rope:
+        config.setdefault("rope_theta", _THETA)
+        _add_rotated(own, config, prefix)
+        _add_scaling(own, config, prefix)
+    if family.period is not None:
+        _add_windows(own, config, family.period, prefix)
+    if family.implied is not None:
+        config |= family.implied(GgufFile(own, tensors, config))
+    return {family.names.get(key, key): value for key, value in config.items()}
+
+
+def _check_known(own: Mapping[str, Any], family: GgufFamily, prefix: str) -> None:
+    windowed = {_PATTERN} if family.period is not None else set()
+    for key, value in own.items():
+        if key in family.keys or key in family.unused or key in windowed:
+            continue
+        if key not in _KEYS and key not in _HANDLED and key not in _HARMLESS:
+            raise unsupported(
+                prefix + key, f"GGUF key {prefix + key!r} is not known and could change the model"
+            )
+        if key in _FIXED and value != _FIXED[key]:
+            raise unsupported(prefix + key, f"GGUF key {prefix + key!r} is {value!r}, which is "
+                              "not supported")  # fmt: skip
 
 
 def _uniform(key: str, value: Any) -> Any:
@@ -100,23 +127,74 @@ def _check_head_dim(own: Mapping[str, Any], config: dict[str, Any], prefix: str)
     heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
     if "head_dim" not in config and isinstance(heads, int) and isinstance(hidden, int) and heads:
         config["head_dim"] = hidden // heads
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if key in own and "head_dim" in config and own[key] != config["head_dim"]:
-            raise unsupported(
-                prefix + key,
-                f"GGUF key {prefix + key!r} is {own[key]!r}; only the head dimension "
-                f"({config['head_dim']}) is supported",
-            )
+    key = "attention.value_length"
+    if key in own and "head_dim" in config and own[key] != config["head_dim"]:
+        raise unsupported(
+            prefix + key,
+            f"GGUF key {prefix + key!r} is {own[key]!r}; only the head dimension "
+            f"({config['head_dim']}) is supported",
+        )
+
+
+def _add_rotated(own: Mapping[str, Any], config: dict[str, Any], prefix: str) -> None:
+    """How many dimensions of a head rotate, as the share that the families read."""
+    dim, head_dim = own.get("rope.dimension_count"), config.get("head_dim")
+    if not isinstance(head_dim, int) or head_dim < 1:
+        return  # refused with the head dimension
+    dim = head_dim if dim is None else dim
+    if not isinstance(dim, int) or isinstance(dim, bool) or not 2 <= dim <= head_dim or dim % 2:
+        raise unsupported(
+            prefix + "rope.dimension_count",
+            f"GGUF key {prefix + 'rope.dimension_count'!r} is {dim!r}; an even number up to the "
+            f"head dimension ({head_dim}) is supported",
+        )
+    share = dim / head_dim
+    config["partial_rotary_factor"] = (
+        share if int(head_dim * share) == dim else math.nextafter(share, 1.0)
+    )
 
 
 def _add_scaling(own: Mapping[str, Any], config: dict[str, Any], prefix: str) -> None:
     kind = own.get("rope.scaling.type", "linear" if "rope.scale_linear" in own else "none")
-    if kind == "none":
+    if kind in ("none", "longrope"):  # longrope's factors are tensors: see `gguf_model`
         return
-    if kind != "linear":
+    if kind not in ("linear", "yarn"):
         raise unsupported(
-            prefix + "rope.scaling.type", f"rope scaling {kind!r} is not supported (linear is)"
+            prefix + "rope.scaling.type",
+            f"rope scaling {kind!r} is not supported (linear, yarn and longrope are)",
         )
     factor = own.get("rope.scaling.factor", own.get("rope.scale_linear"))
-    if factor != 1.0:
-        config["rope_scaling"] = {"rope_type": "linear", "factor": factor}
+    if kind == "linear":
+        if factor != 1.0:
+            config["rope_scaling"] = {"rope_type": "linear", "factor": factor}
+        return
+    if own.get("rope.scaling.attn_factor", 1.0) != 1.0:
+        key = prefix + "rope.scaling.attn_factor"
+        raise unsupported(key, f"GGUF key {key!r} beside yarn is not supported")
+    given = {
+        "factor": factor,
+        "original_max_position_embeddings": own.get("rope.scaling.original_context_length"),
+        "attention_factor": own.get("rope.scaling.yarn_attn_factor"),
+        "beta_fast": own.get("rope.scaling.yarn_beta_fast"),
+        "beta_slow": own.get("rope.scaling.yarn_beta_slow"),
+    }
+    said = {key: value for key, value in given.items() if value is not None}
+    config["rope_scaling"] = {"rope_type": "yarn", **said}
+
+
+def _add_windows(own: Mapping[str, Any], config: dict[str, Any], period: int, prefix: str) -> None:
+    """Which layers slide: as listed, or all but every so many-th."""
+    layers, window = config.get("num_hidden_layers"), config.get("sliding_window")
+    if not window:
+        config["sliding_window"] = None
+    if not isinstance(layers, int) or not 0 < layers < 2**16:
+        return  # refused with the number of layers
+    given = own.get(_PATTERN, period)
+    if isinstance(given, list):
+        slides = [bool(value) for value in given]
+    elif isinstance(given, int) and given > 0:
+        slides = [i % given < given - 1 for i in range(layers)]
+    else:
+        raise model_file_error(f"GGUF key {prefix + _PATTERN!r} must be a number or a list")
+    slides = [slide and bool(window) for slide in slides]
+    config["layer_types"] = ["sliding_attention" if s else "full_attention" for s in slides]

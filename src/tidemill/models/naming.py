@@ -1,9 +1,10 @@
 """Ordered rules from a checkpoint's tensor names to the canonical ones.
 
 A rule is (pattern, canonical). ``{i}`` stands for a layer's index, ``{e}`` for an expert's, ``{p}``
-for a word, ``{t}`` for weight or bias. The first rule that matches decides; None as canonical marks
-a tensor that is known and not needed, `Fused` one that is several of ours. Where only the canonical
-name has ``{e}``, the stored tensor's first axis counts the experts.
+for a word, ``{t}`` for weight or bias. The first rule that matches decides (of several, the first
+whose tensors the model has); None as canonical marks a tensor that is known and not needed, `Fused`
+one that is several of ours. Where only the canonical name has ``{e}``, the stored tensor's first
+axis counts the experts.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tidemill.base.errors import model_file_error
 from tidemill.models import tensors as names
@@ -88,17 +90,34 @@ MIXTRAL_EXPERTS: Rules = (
 
 GGUF_RULES: Rules = (
     ("token_embd.weight", names.EMBED),
-    ("output_norm.weight", names.FINAL_NORM),
-    ("output.weight", names.LM_HEAD),
+    ("token_embd_norm.{t}", "embed_norm.{t}"),
+    ("position_embd.weight", names.POSITIONS),
+    ("output_norm.{t}", "final_norm.{t}"),
+    ("output.{t}", "lm_head.{t}"),
     ("rope_freqs.weight", ROPE_FACTORS),
-    ("blk.{i}.attn_norm.weight", "layers.{i}.attn_norm.weight"),
-    ("blk.{i}.ffn_norm.weight", "layers.{i}.mlp_norm.weight"),
+    ("rope_factors_long.weight", ROPE_FACTORS),
+    ("rope_factors_short.weight", ROPE_FACTORS),
+    ("blk.{i}.attn_norm.{t}", "layers.{i}.attn_norm.{t}"),
+    ("blk.{i}.ffn_norm.{t}", "layers.{i}.mlp_norm.{t}"),
+    ("blk.{i}.post_attention_norm.weight", "layers.{i}.attn_post_norm.weight"),
+    ("blk.{i}.post_ffw_norm.weight", "layers.{i}.mlp_post_norm.weight"),
     ("blk.{i}.attn_rot_embd", None),  # rope tables of early converters
     ("blk.{i}.attn_output.{t}", "layers.{i}.attn.o.{t}"),
-    ("blk.{i}.attn_{p}_norm.weight", "layers.{i}.attn.{p}_norm.weight"),
+    ("blk.{i}.attn_{p}_norm.{t}", "layers.{i}.attn.{p}_norm.{t}"),
     ("blk.{i}.attn_{p}.{t}", "layers.{i}.attn.{p}.{t}"),
     ("blk.{i}.ffn_{p}.{t}", "layers.{i}.mlp.{p}.{t}"),
 )
+# Experts; early files have a tensor for each.
+GGUF_EXPERTS: Rules = (
+    ("blk.{i}.ffn_gate_inp.{t}", "layers.{i}.mlp.router.{t}"),
+    ("blk.{i}.ffn_gate_inp_shexp.weight", "layers.{i}.mlp.shared_gate.weight"),
+    ("blk.{i}.ffn_{p}_exps.{t}", "layers.{i}.mlp.experts.{e}.{p}.{t}"),
+    ("blk.{i}.ffn_{p}_shexp.weight", "layers.{i}.mlp.shared.{p}.weight"),
+    ("blk.{i}.ffn_{p}.{e}.weight", "layers.{i}.mlp.experts.{e}.{p}.weight"),
+    *GGUF_RULES,
+)
+GGUF_QKV: Rules = (("blk.{i}.attn_qkv.{t}", QKV), *GGUF_RULES)
+GGUF_GATE_UP: Rules = (("blk.{i}.ffn_up.{t}", GATE_UP),)
 
 _FIELDS = {
     "{i}": r"(?P<i>0|[1-9][0-9]{0,5})",
@@ -119,9 +138,13 @@ def _compiled(rules: Rules) -> tuple[tuple[re.Pattern[str], str | Fused | None],
     return tuple(compiled)
 
 
-def canonical_names(rules: Rules, stored: str) -> tuple[bool, Fused]:
+def canonical_names(
+    rules: Rules, stored: str, expected: Container[str] | None = None
+) -> tuple[bool, Fused]:
     """(known, what it holds); a known tensor that is not needed holds nothing. A name may keep
-    ``{e}``: the expert is an index into the tensor."""
+    ``{e}``: the expert is an index into the tensor. Of several rules the first whose tensors are
+    `expected` (of experts, the first one's) decides, or the first of all."""
+    found: tuple[bool, Fused] | None = None
     for pattern, canonical in _compiled(rules):
         match = pattern.fullmatch(stored)
         if match is None:
@@ -129,9 +152,13 @@ def canonical_names(rules: Rules, stored: str) -> tuple[bool, Fused]:
         fields = {"e": "{e}", **match.groupdict()}
         if isinstance(canonical, Fused):
             parts = tuple(part.format(**fields) for part in canonical.parts)
-            return True, dataclasses.replace(canonical, parts=parts)
-        return True, Fused(() if canonical is None else (canonical.format(**fields),))
-    return False, Fused(())
+            held = dataclasses.replace(canonical, parts=parts)
+        else:
+            held = Fused(() if canonical is None else (canonical.format(**fields),))
+        found = found or (True, held)
+        if expected is None or all(part.format(e=0) in expected for part in held.parts):
+            return True, held
+    return found or (False, Fused(()))
 
 
 def match_tensors(
@@ -159,7 +186,7 @@ def match_tensors(
     found: dict[str, Source] = {}
     unexpected: list[str] = []
     for name, shape in stored.items():
-        known, held = canonical_names(rules, name)
+        known, held = canonical_names(rules, name, expected)
         experts: Iterable[int | None] = (None,)
         if any("{e}" in part for part in held.parts):
             experts = range(shape[0] if len(shape) > 1 else 0)
@@ -288,7 +315,7 @@ def _source(
     in_layer = parts[0] == "layers"
     norm = parts[-1] == "weight" and parts[-2].endswith("norm") and "rec" not in parts
     if conventions.paired_rope and in_layer and parts[2] == "attn":
-        order = _rope_order(_attention_of(spec, canonical), parts[3])
+        order = rope_order(_attention_of(spec, canonical), parts[3])
         rows = rows if order is None else pick(rows, order)
     if canonical == names.POSITIONS and conventions.position_offset:
         first = conventions.position_offset
@@ -301,7 +328,9 @@ def _source(
     )
 
 
-def _rope_order(mixer: Attention, part: str) -> np.ndarray[tuple[int], np.dtype[np.int64]] | None:
+def rope_order(mixer: Attention, part: str) -> NDArray[np.int64] | None:
+    """Where the rows of an attention tensor (``q``, ``k_norm``, ...) in rotate-half order are in
+    files of paired ropes; None where they are the same."""
     heads = {"q": mixer.heads, "k": mixer.kv_heads}.get(part)
     if part in ("q_norm", "k_norm") and mixer.qk_norm is not None:
         heads = mixer.heads if part == "q_norm" else mixer.kv_heads

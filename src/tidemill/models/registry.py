@@ -89,7 +89,11 @@ FAMILIES: tuple[Family, ...] = (
 )
 
 _BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}
-_BY_GGUF = {family.gguf.arch: family for family in FAMILIES if family.gguf is not None}
+_BY_GGUF = {
+    (family.gguf.arch, family.gguf.experts): family
+    for family in FAMILIES
+    if family.gguf is not None
+}
 
 
 def family_for_config(config: Mapping[str, Any]) -> Family:
@@ -114,18 +118,21 @@ def family_for_config(config: Mapping[str, Any]) -> Family:
     )
 
 
-def family_for_gguf(architecture: object) -> Family:
+def family_for_gguf(metadata: Mapping[str, Any]) -> Family:
     """The family that reads GGUF files of this ``general.architecture``.
 
     Raises:
         TidemillError: MODEL_FILE when there is none, UNSUPPORTED when it is not known.
     """
+    architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):
         raise model_file_error("the GGUF file has no general.architecture")
-    if architecture not in _BY_GGUF:
-        raise unsupported(
-            "general.architecture",
-            f"GGUF architecture {architecture[:80]!r} is not supported; "
-            f"supported are {', '.join(_BY_GGUF)}",
-        )
-    return _BY_GGUF[architecture]
+    experts = bool(metadata.get(f"{architecture}.expert_count"))
+    for key in ((architecture, experts), (architecture, False), (architecture, True)):
+        if key in _BY_GGUF:
+            return _BY_GGUF[key]
+    known = ", ".join(sorted({name for name, _ in _BY_GGUF}))
+    raise unsupported(
+        "general.architecture",
+        f"GGUF architecture {architecture[:80]!r} is not supported; supported are {known}",
+    )

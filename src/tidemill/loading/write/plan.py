@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tidemill.base.errors import TidemillError, unsupported
 from tidemill.loading.gguf import GgufFile
 from tidemill.loading.parts import ModelFiles
 from tidemill.loading.places import OneTensor, Place, held_bytes, one_tensor
 from tidemill.loading.selected import Selected
-from tidemill.loading.write.gguf_metadata import (
-    ROPE_TENSOR,
-    gguf_family,
-    rope_divisors,
-    tensor_name,
-)
+from tidemill.loading.write.gguf_names import GgufTensor, layout, row_order
+from tidemill.loading.write.gguf_shape import gguf_family, rope_tensors
 from tidemill.loading.write.integers import IntegerType, as_integers
 from tidemill.loading.write.out import Buffer, Loss, OutTensor, as_type
-from tidemill.models.quantization import FLOAT_TYPES, QUANTIZERS
+from tidemill.models.quantization import FLOAT_TYPES
 from tidemill.models.tensors import DTYPE_BLOCKS
 
 # --type -> (type of matrices, type of the embedding and the output projection).
@@ -44,7 +42,7 @@ def gguf_type(name: str, shape: tuple[int, ...], dtype: str, kind: str | None) -
         dtype: of the source.
         kind: a key of `GGUF_TYPES`; None keeps types.
     """
-    if len(shape) < 2:
+    if len(shape) < 2 or name.endswith(".bias"):
         return "F32" if dtype in FLOAT_TYPES else dtype
     if kind is None or not name.endswith(".weight") or _KEPT.fullmatch(name):
         return dtype
@@ -72,60 +70,64 @@ def _copied(name: str, stored: Any) -> OutTensor:
 def to_gguf(files: ModelFiles, kind: str | None, loss: Loss) -> Iterator[OutTensor]:
     """The tensors of a Hugging Face folder under GGUF's names, in its row order."""
     family = gguf_family(files)
-    assert family.gguf is not None
-    divisors = rope_divisors(files.spec)
-    if divisors is not None:
-        raw = divisors.tobytes()
-        yield OutTensor(ROPE_TENSOR, "F32", divisors.shape, len(raw), lambda: iter([raw]))
-    for canonical, place in files.tensors.places.items():
-        name = tensor_name(family, canonical)
-        source = place.dtype if isinstance(place, OneTensor) else place.exact
-        dtype = gguf_type(name, place.shape, source, kind)
-        if dtype not in DTYPE_BLOCKS:
-            dtype = place.exact
-        if dtype == "F32" and source not in FLOAT_TYPES and len(place.shape) > 1:
-            raise unsupported(
-                place.name,
-                f"{place.name} is stored as {place.dtype}, which no type of GGUF holds without "
-                "loss: use `tidemill quantize` with a --type",
-            )
-        heads = _interleaved(files, canonical) if family.gguf.stored.paired_rope else None
-        if heads is not None:
-            yield _permuted(place, name, dtype, heads, loss)
-        elif isinstance(place, OneTensor) or (dtype in QUANTIZERS and dtype != place.exact):
-            yield as_type(place, name, dtype, loss)
-        else:
-            yield _whole(place, name)
+    for name, factors in rope_tensors(files.spec).items():
+        raw = factors.tobytes()
+        yield OutTensor(name, "F32", factors.shape, len(raw), partial(iter, [raw]))
+    for tensor in layout(files.spec, family):
+        places = [files.tensors.places[part] for part in tensor.parts]
+        dtype = _gguf_dtype(tensor, places, kind)
+        pieces = []
+        for part, place in zip(tensor.parts, places, strict=True):
+            order = row_order(files.spec, family, part)
+            pieces.append(_reordered(_one(place, tensor.name, dtype, loss), order))
+        yield joined(tensor.name, dtype, tensor.shape, pieces)
 
 
-def _interleaved(files: ModelFiles, canonical: str) -> int | None:
-    """Heads of a Q or K projection, whose rows llama's GGUF files interleave."""
-    match = re.fullmatch(r"layers\.(\d+)\.attn\.([qk])\.(weight|bias)", canonical)
-    if match is None:
-        return None
-    mixer = files.spec.attentions()[int(match[1])]
-    return mixer.heads if match[2] == "q" else mixer.kv_heads
+def _gguf_dtype(tensor: GgufTensor, places: list[Place], kind: str | None) -> str:
+    """One type for all parts of a tensor."""
+    sources = {p.dtype if isinstance(p, OneTensor) else p.exact for p in places}
+    exact = {p.exact for p in places}
+    source = sources.pop() if len(sources) == 1 else "F32"
+    dtype = gguf_type(tensor.name, tensor.shape, source, kind)
+    if dtype not in DTYPE_BLOCKS:
+        dtype = exact.pop() if len(exact) == 1 else "F32"
+    if dtype == "F32" and source not in FLOAT_TYPES and len(tensor.shape) > 1:
+        raise unsupported(
+            places[0].name,
+            f"{places[0].name} is stored as {places[0].dtype}, which no type of GGUF holds without "
+            "loss: use `tidemill quantize` with a --type",
+        )
+    return dtype
 
 
-def _whole(place: Place, name: str) -> OutTensor:
-    """A weight of several tensors in the type that holds it."""
-    size = held_bytes(place.exact, place.shape)
-    return OutTensor(name, place.exact, place.shape, size, lambda: iter([place.packed().data]))
+def _one(place: Place, name: str, dtype: str, loss: Loss) -> OutTensor:
+    if isinstance(place, OneTensor) or dtype != place.exact:
+        return as_type(place, name, dtype, loss)
+    size = held_bytes(dtype, place.shape)
+    return OutTensor(name, dtype, place.shape, size, lambda: iter([place.packed().data]))
 
 
-def _permuted(place: Place, name: str, dtype: str, heads: int, loss: Loss) -> OutTensor:
-    plain = (
-        as_type(place, name, dtype, loss)
-        if isinstance(place, OneTensor) or dtype != place.exact
-        else _whole(place, name)
-    )
+def _reordered(tensor: OutTensor, order: NDArray[np.int64] | None) -> OutTensor:
+    """Rows moved whole; the tensor is made at once."""
+    if order is None:
+        return tensor
 
     def pieces() -> Iterator[Buffer]:
-        rows = np.frombuffer(b"".join(bytes(p) for p in plain.pieces()), np.uint8)
-        by_half = rows.reshape(heads, 2, plain.shape[0] // heads // 2, -1)
-        yield np.ascontiguousarray(by_half.swapaxes(1, 2)).reshape(-1).data
+        rows = np.frombuffer(b"".join(bytes(p) for p in tensor.pieces()), np.uint8)
+        moved = np.ascontiguousarray(rows.reshape(tensor.shape[0], -1)[order])
+        yield moved.reshape(-1).data
 
-    return OutTensor(name, dtype, plain.shape, plain.nbytes, pieces)
+    return OutTensor(tensor.name, tensor.dtype, tensor.shape, tensor.nbytes, pieces)
+
+
+def joined(name: str, dtype: str, shape: tuple[int, ...], parts: list[OutTensor]) -> OutTensor:
+    """Tensors one after another as one."""
+
+    def pieces() -> Iterator[Buffer]:
+        for part in parts:
+            yield from part.pieces()
+
+    return OutTensor(name, dtype, shape, sum(part.nbytes for part in parts), pieces)
 
 
 def to_folder(

@@ -9,7 +9,8 @@ from tidemill.models import tensors as names
 from tidemill.models.alibi import slopes
 from tidemill.models.config import ConfigReader
 from tidemill.models.dense import LAYER_NORM, Biases, Family, dense_spec
-from tidemill.models.naming import GROUPED_QKV, Rules
+from tidemill.models.gguf_family import GgufFamily
+from tidemill.models.naming import GGUF_QKV, GROUPED_QKV, Rules
 from tidemill.models.spec import DecoderSpec
 
 _NAMES = {
@@ -77,4 +78,5 @@ FAMILY = Family(
     architectures=("BloomForCausalLM",),
     spec=spec,
     rules=(*_rules("transformer."), *_rules(""), ("lm_head.weight", names.LM_HEAD)),
+    gguf=GgufFamily(arch="bloom", rules=GGUF_QKV, names=_NAMES, rope=False),
 )

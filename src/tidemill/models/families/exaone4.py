@@ -8,6 +8,8 @@ from typing import Any
 from tidemill.models.config import MAX_POSITIONS, ConfigReader
 from tidemill.models.dense import Family, dense_spec, typed_windows
 from tidemill.models.families.olmo2 import RULES
+from tidemill.models.gguf_family import WINDOW, GgufFamily
+from tidemill.models.naming import GGUF_RULES
 from tidemill.models.rope_config import read_rope
 from tidemill.models.spec import DecoderSpec, QkNorm, Rope
 
@@ -45,4 +47,10 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
     )
 
 
-FAMILY = Family(name="exaone4", architectures=("Exaone4ForCausalLM",), spec=spec, rules=RULES)
+FAMILY = Family(
+    name="exaone4",
+    architectures=("Exaone4ForCausalLM",),
+    spec=spec,
+    rules=RULES,
+    gguf=GgufFamily(arch="exaone4", rules=GGUF_RULES, keys=WINDOW, period=4),
+)

@@ -8,7 +8,8 @@ from typing import Any
 from tidemill.models import tensors as names
 from tidemill.models.config import ConfigReader
 from tidemill.models.dense import LAYER_NORM, Biases, Family, dense_spec
-from tidemill.models.naming import GROUPED_QKV, Rules
+from tidemill.models.gguf_family import GgufFamily, GgufFile
+from tidemill.models.naming import GGUF_QKV, GROUPED_QKV, Rules
 from tidemill.models.spec import DecoderSpec
 
 _NAMES = {
@@ -70,4 +71,24 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
     )
 
 
-FAMILY = Family(name="falcon", architectures=("FalconForCausalLM",), spec=spec, rules=RULES)
+# With two norms, attn_norm is the MLP's.
+_GGUF_RULES: Rules = (
+    ("blk.{i}.attn_norm.{t}", "layers.{i}.mlp_norm.{t}"),
+    *GGUF_QKV,
+    ("blk.{i}.attn_norm_2.{t}", "layers.{i}.attn_norm.{t}"),
+)
+
+
+def _gguf_norms(file: GgufFile) -> dict[str, Any]:
+    """The newer architecture's config says everything that the older one's does."""
+    norms = 2 if "blk.0.attn_norm_2.weight" in file.tensors else 1
+    return {"new_decoder_architecture": True, "num_ln_in_parallel_attn": norms}
+
+
+FAMILY = Family(
+    name="falcon",
+    architectures=("FalconForCausalLM",),
+    spec=spec,
+    rules=RULES,
+    gguf=GgufFamily(arch="falcon", rules=_GGUF_RULES, names=_NAMES, implied=_gguf_norms),
+)

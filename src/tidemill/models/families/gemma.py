@@ -7,7 +7,8 @@ from typing import Any
 
 from tidemill.models.config import ConfigReader
 from tidemill.models.dense import Biases, Family, dense_spec
-from tidemill.models.naming import HF_RULES
+from tidemill.models.gguf_family import GgufFamily
+from tidemill.models.naming import GGUF_RULES, HF_RULES
 from tidemill.models.sources import Conventions
 from tidemill.models.spec import DecoderSpec
 
@@ -44,4 +45,5 @@ FAMILY = Family(
     spec=spec,
     rules=HF_RULES,
     stored=Conventions(norms_less_one=True),
+    gguf=GgufFamily(arch="gemma", rules=GGUF_RULES),
 )

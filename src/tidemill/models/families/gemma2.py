@@ -7,7 +7,8 @@ from typing import Any
 
 from tidemill.models.config import MAX_POSITIONS, ConfigReader
 from tidemill.models.dense import Biases, Family, dense_spec, typed_windows
-from tidemill.models.naming import HF_RULES, Rules
+from tidemill.models.gguf_family import WINDOW, GgufFamily, GgufFile
+from tidemill.models.naming import GGUF_RULES, HF_RULES, Rules
 from tidemill.models.rope_config import read_rope
 from tidemill.models.sources import Conventions
 from tidemill.models.spec import DecoderSpec, QkNorm, Rope
@@ -86,12 +87,37 @@ def _spec(config: Mapping[str, Any], family: str, slides: Any) -> DecoderSpec:
     )
 
 
+_CAPS = {
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+_CAPPED = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}  # where files name none
+
+
+def _scalar(file: GgufFile, largest: int) -> dict[str, Any]:
+    """What scores are scaled by, which files do not say: the head dimension but for the largest
+    model (of so many layers), whose heads share the hidden size."""
+    hidden, heads = file.config.get("hidden_size"), file.config.get("num_attention_heads")
+    if file.config.get("num_hidden_layers") != largest:
+        return {"query_pre_attn_scalar": file.config.get("head_dim")}
+    if isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
+        return {"query_pre_attn_scalar": hidden // heads}
+    return {}  # refused with the sizes
+
+
 FAMILY = Family(
     name="gemma2",
     architectures=("Gemma2ForCausalLM",),
     spec=spec,
     rules=RULES,
     stored=Conventions(norms_less_one=True),
+    gguf=GgufFamily(
+        arch="gemma2",
+        rules=GGUF_RULES,
+        keys={**WINDOW, **_CAPS},
+        period=2,
+        implied=lambda file: {**_CAPPED, **_scalar(file, 46), **file.config},
+    ),
 )
 GEMMA3 = Family(
     name="gemma3",
@@ -99,4 +125,18 @@ GEMMA3 = Family(
     spec=spec3,
     rules=RULES,
     stored=Conventions(norms_less_one=True),
+    gguf=GgufFamily(
+        arch="gemma3",
+        rules=GGUF_RULES,
+        keys={
+            **WINDOW,
+            "final_logit_softcapping": "final_logit_softcapping",
+            "rope.freq_base_swa": "rope_local_base_freq",
+        },
+        period=6,
+        implied=lambda file: {
+            **_scalar(file, 62),
+            "sliding_window": file.config.get("sliding_window") or 4096,  # read where layers slide
+        },
+    ),
 )

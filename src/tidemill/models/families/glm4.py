@@ -7,7 +7,8 @@ from typing import Any
 
 from tidemill.models.config import ConfigReader
 from tidemill.models.dense import Biases, Family, dense_spec
-from tidemill.models.naming import GATE_UP, HF_RULES, Rules
+from tidemill.models.gguf_family import GgufFamily, GgufFile
+from tidemill.models.naming import GATE_UP, GGUF_GATE_UP, GGUF_QKV, HF_RULES, Rules
 from tidemill.models.rope_config import read_rope
 from tidemill.models.sources import Conventions
 from tidemill.models.spec import DecoderSpec
@@ -49,12 +50,24 @@ def _spec(config: Mapping[str, Any], family: str, layer: dict[str, Any]) -> Deco
     )
 
 
+def _gguf_bias(file: GgufFile) -> dict[str, Any]:
+    """Early files fuse Q, K and V."""
+    tensors = ("blk.0.attn_q.bias", "blk.0.attn_qkv.bias")
+    return {"attention_bias": any(name in file.tensors for name in tensors)}
+
+
 FAMILY = Family(
     name="glm",
     architectures=("GlmForCausalLM",),
     spec=spec,
     rules=_GLM,
     stored=Conventions(paired_rope=True),
+    gguf=GgufFamily(
+        arch="chatglm",
+        rules=(*GGUF_GATE_UP, *GGUF_QKV),
+        stored=Conventions(paired_rope=True),
+        implied=_gguf_bias,
+    ),
 )
 GLM4 = Family(
     name="glm4",
@@ -62,4 +75,10 @@ GLM4 = Family(
     spec=spec4,
     rules=_GLM4,
     stored=Conventions(paired_rope=True),
+    gguf=GgufFamily(
+        arch="glm4",
+        rules=(*GGUF_GATE_UP, *GGUF_QKV),
+        stored=Conventions(paired_rope=True),
+        implied=_gguf_bias,
+    ),
 )

@@ -8,7 +8,8 @@ from typing import Any
 from tidemill.models import tensors as names
 from tidemill.models.config import ConfigReader
 from tidemill.models.dense import LAYER_NORM, Biases, Family, dense_spec
-from tidemill.models.naming import QKV, Fused, Rules
+from tidemill.models.gguf_family import GgufFamily
+from tidemill.models.naming import GGUF_QKV, QKV, Fused, Rules
 from tidemill.models.spec import DecoderSpec
 
 _NAMES = {
@@ -76,4 +77,5 @@ FAMILY = Family(
     architectures=("GPT2LMHeadModel",),
     spec=spec,
     rules=(*_rules("transformer."), *_rules(""), ("lm_head.weight", names.LM_HEAD)),
+    gguf=GgufFamily(arch="gpt2", rules=GGUF_QKV, names=_NAMES, rope=False),
 )

@@ -8,11 +8,17 @@ from typing import Any
 from tidemill.models import tensors as names
 from tidemill.models.config import ConfigReader
 from tidemill.models.dense import LAYER_NORM, Biases, Family, dense_spec
-from tidemill.models.naming import GROUPED_QKV, Rules
+from tidemill.models.gguf_family import GgufFamily
+from tidemill.models.naming import GGUF_QKV, GROUPED_QKV, Rules
 from tidemill.models.rope_config import read_rope
 from tidemill.models.spec import DecoderSpec
 
 _PARTIAL = 0.25
+_NAMES = {
+    "rms_norm_eps": "layer_norm_eps",
+    "partial_rotary_factor": "rotary_pct",
+    "rope_theta": "rotary_emb_base",
+}
 
 RULES: Rules = (
     ("gpt_neox.embed_in.weight", names.EMBED),
@@ -36,12 +42,7 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
     Keys beside the common ones: layer_norm_eps, attention_bias (true where absent),
     use_parallel_residual (true where absent), rotary_pct (0.25), rotary_emb_base.
     """
-    own = {
-        "rms_norm_eps": "layer_norm_eps",
-        "partial_rotary_factor": "rotary_pct",
-        "rope_theta": "rotary_emb_base",
-    }
-    reader = ConfigReader(config, "gpt_neox", own)
+    reader = ConfigReader(config, "gpt_neox", _NAMES)
     bias = reader.boolean("attention_bias", True)
     parallel = reader.boolean("use_parallel_residual", True)
     return dense_spec(
@@ -57,4 +58,16 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
     )
 
 
-FAMILY = Family(name="gpt_neox", architectures=("GPTNeoXForCausalLM",), spec=spec, rules=RULES)
+FAMILY = Family(
+    name="gpt_neox",
+    architectures=("GPTNeoXForCausalLM",),
+    spec=spec,
+    rules=RULES,
+    gguf=GgufFamily(
+        arch="gptneox",
+        rules=GGUF_QKV,
+        biases={"attention_bias": "blk.0.attn_qkv.bias"},
+        keys={"use_parallel_residual": "use_parallel_residual"},
+        names=_NAMES,
+    ),
+)

@@ -7,7 +7,8 @@ from typing import Any
 
 from tidemill.models.config import MAX_POSITIONS, ConfigReader
 from tidemill.models.dense import Biases, Family, dense_spec, read_top_k, typed_windows
-from tidemill.models.naming import HF_RULES, Fused, Rules
+from tidemill.models.gguf_family import EXPERTS, WINDOW, GgufFamily, GgufFile
+from tidemill.models.naming import GGUF_EXPERTS, HF_RULES, Fused, Rules
 from tidemill.models.rope_config import read_rope
 from tidemill.models.spec import DecoderSpec, Mlp, Moe
 
@@ -60,4 +61,36 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
     )
 
 
-FAMILY = Family(name="gpt_oss", architectures=("GptOssForCausalLM",), spec=spec, rules=RULES)
+_GGUF_RULES: Rules = (
+    ("blk.{i}.attn_sinks.weight", "layers.{i}.attn.sinks"),
+    ("blk.{i}.post_attention_norm.weight", "layers.{i}.mlp_norm.weight"),
+    *GGUF_EXPERTS,
+)
+
+
+def _whole_bounds(file: GgufFile) -> dict[str, Any]:
+    """Files do not say that the bounds of yarn are no whole frequencies. (llama.cpp rounds them,
+    which gives slightly other numbers than the model was trained with.)"""
+    scaling = file.config.get("rope_scaling")
+    return {"rope_scaling": {**scaling, "truncate": False}} if isinstance(scaling, dict) else {}
+
+
+FAMILY = Family(
+    name="gpt_oss",
+    architectures=("GptOssForCausalLM",),
+    spec=spec,
+    rules=RULES,
+    gguf=GgufFamily(
+        arch="gpt-oss",
+        rules=_GGUF_RULES,
+        biases={"attention_bias": "blk.0.attn_q.bias"},
+        keys={
+            **WINDOW,
+            **EXPERTS,
+            "expert_count": "num_local_experts",
+            "expert_feed_forward_length": "intermediate_size",
+        },
+        period=2,
+        implied=_whole_bounds,
+    ),
+)

@@ -7,7 +7,9 @@ from typing import Any
 
 from tidemill.models.config import ConfigReader
 from tidemill.models.dense import Biases, Family, dense_spec
-from tidemill.models.naming import HF_RULES
+from tidemill.models.gguf_family import GgufFamily, GgufFile
+from tidemill.models.naming import GGUF_RULES, HF_RULES
+from tidemill.models.sources import Conventions
 from tidemill.models.spec import DecoderSpec
 
 
@@ -33,4 +35,32 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
     return dense_spec(reader, "granite", biases=biases, **multipliers(reader))
 
 
-FAMILY = Family(name="granite", architectures=("GraniteForCausalLM",), spec=spec, rules=HF_RULES)
+GGUF_KEYS = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+
+
+def gguf_scale(file: GgufFile) -> dict[str, Any]:
+    """Files without a scale of the scores mean the usual one."""
+    head_dim = file.config.get("head_dim")
+    usual = head_dim**-0.5 if isinstance(head_dim, int) and head_dim > 0 else None
+    return {"attention_multiplier": file.config.get("attention_multiplier") or usual}
+
+
+FAMILY = Family(
+    name="granite",
+    architectures=("GraniteForCausalLM",),
+    spec=spec,
+    rules=HF_RULES,
+    gguf=GgufFamily(
+        arch="granite",
+        rules=GGUF_RULES,
+        stored=Conventions(paired_rope=True),
+        biases={"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"},
+        keys=GGUF_KEYS,
+        implied=gguf_scale,
+    ),
+)

@@ -7,8 +7,10 @@ from typing import Any
 
 from tidemill.models.config import ConfigReader
 from tidemill.models.dense import Biases, Family, dense_spec, read_top_k
-from tidemill.models.families.granite import multipliers
-from tidemill.models.naming import HF_RULES, Fused, Rules
+from tidemill.models.families.granite import GGUF_KEYS, gguf_scale, multipliers
+from tidemill.models.gguf_family import EXPERTS, GgufFamily
+from tidemill.models.naming import GGUF_EXPERTS, HF_RULES, Fused, Rules
+from tidemill.models.sources import Conventions
 from tidemill.models.spec import DecoderSpec, Mlp, Moe
 
 _EXPERT = "layers.{i}.mlp.experts.{e}."
@@ -62,4 +64,17 @@ SHARED = Family(
     architectures=("GraniteMoeSharedForCausalLM",),
     spec=spec_shared,
     rules=RULES,
+    gguf=GgufFamily(
+        arch="granitemoe",
+        rules=GGUF_EXPERTS,
+        stored=Conventions(paired_rope=True),
+        biases={"attention_bias": "blk.0.attn_q.bias"},
+        keys={
+            **GGUF_KEYS,
+            **EXPERTS,
+            "expert_count": "num_local_experts",
+            "expert_shared_feed_forward_length": "shared_intermediate_size",
+        },
+        implied=gguf_scale,
+    ),
 )

@@ -7,7 +7,8 @@ from typing import Any
 
 from tidemill.models.config import ConfigReader
 from tidemill.models.dense import Biases, Family, dense_spec
-from tidemill.models.naming import HF_RULES, Rules
+from tidemill.models.gguf_family import GgufFamily
+from tidemill.models.naming import GGUF_RULES, HF_RULES, Rules
 from tidemill.models.spec import DecoderSpec, QkNorm
 
 RULES: Rules = (
@@ -35,5 +36,11 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
 
 
 FAMILY = Family(
-    name="hunyuan", architectures=("HunYuanDenseV1ForCausalLM",), spec=spec, rules=RULES
+    name="hunyuan",
+    architectures=("HunYuanDenseV1ForCausalLM",),
+    spec=spec,
+    rules=RULES,
+    gguf=GgufFamily(
+        arch="hunyuan-dense", rules=GGUF_RULES, biases={"attention_bias": "blk.0.attn_q.bias"}
+    ),
 )

@@ -7,7 +7,9 @@ from typing import Any
 
 from tidemill.models.config import MAX_POSITIONS, ConfigReader
 from tidemill.models.dense import Family, dense_spec, read_top_k
-from tidemill.models.naming import HF_RULES, MIXTRAL_EXPERTS, Rules
+from tidemill.models.gguf_family import EXPERTS, GgufFamily
+from tidemill.models.naming import GGUF_EXPERTS, HF_RULES, MIXTRAL_EXPERTS, Rules
+from tidemill.models.sources import Conventions
 from tidemill.models.spec import DecoderSpec, Mlp, Moe
 
 RULES: Rules = (*MIXTRAL_EXPERTS, *HF_RULES)
@@ -33,4 +35,16 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
     )
 
 
-FAMILY = Family(name="mixtral", architectures=("MixtralForCausalLM",), spec=spec, rules=RULES)
+FAMILY = Family(
+    name="mixtral",
+    architectures=("MixtralForCausalLM",),
+    spec=spec,
+    rules=RULES,
+    gguf=GgufFamily(
+        arch="llama",
+        rules=GGUF_EXPERTS,
+        stored=Conventions(paired_rope=True),
+        keys={**EXPERTS, "expert_count": "num_local_experts"},
+        experts=True,
+    ),
+)

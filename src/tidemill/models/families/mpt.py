@@ -10,7 +10,8 @@ from tidemill.models import tensors as names
 from tidemill.models.alibi import slopes
 from tidemill.models.config import ConfigReader
 from tidemill.models.dense import PLAIN_LAYER_NORM, Family, dense_spec
-from tidemill.models.naming import QKV, Rules
+from tidemill.models.gguf_family import GgufFamily, GgufFile
+from tidemill.models.naming import GGUF_QKV, QKV, Rules
 from tidemill.models.spec import DecoderSpec
 
 _NAMES = {
@@ -85,5 +86,26 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
     )
 
 
-FAMILY = Family(name="mpt", architectures=("MptForCausalLM", "MPTForCausalLM"), spec=spec,
-                rules=RULES)  # fmt: skip
+def _gguf_config(file: GgufFile) -> dict[str, Any]:
+    """The keys of attention, nested as the config has them."""
+    found = {k: file.config.get(k) for k in ("clip_qkv", "alibi_bias_max")}
+    bias = found["alibi_bias_max"]
+    if isinstance(bias, float) and bias.is_integer():
+        found["alibi_bias_max"] = int(bias)
+    return {"attn_config": found, "clip_qkv": None, "alibi_bias_max": None}
+
+
+FAMILY = Family(
+    name="mpt",
+    architectures=("MptForCausalLM", "MPTForCausalLM"),
+    spec=spec,
+    rules=RULES,
+    gguf=GgufFamily(
+        arch="mpt",
+        rules=GGUF_QKV,
+        keys={"attention.clamp_kqv": "clip_qkv", "attention.max_alibi_bias": "alibi_bias_max"},
+        names=_NAMES,
+        rope=False,
+        implied=_gguf_config,
+    ),
+)

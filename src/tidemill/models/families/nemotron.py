@@ -7,12 +7,14 @@ from typing import Any
 
 from tidemill.models.config import ConfigReader
 from tidemill.models.dense import LAYER_NORM, Biases, Family, dense_spec
-from tidemill.models.naming import HF_NORM_RULES, HF_RULES
+from tidemill.models.gguf_family import GgufFamily
+from tidemill.models.naming import GGUF_RULES, HF_NORM_RULES, HF_RULES
 from tidemill.models.rope_config import read_rope
 from tidemill.models.sources import Conventions
 from tidemill.models.spec import DecoderSpec
 
 _PARTIAL = 0.5
+_NAMES = {"rms_norm_eps": "norm_eps"}
 
 
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
@@ -21,7 +23,7 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
     Keys beside the common ones: norm_eps, attention_bias, mlp_bias, partial_rotary_factor (0.5;
     also under its older names rope_percent and rope_percentage).
     """
-    reader = ConfigReader(config, "nemotron", {"rms_norm_eps": "norm_eps"})
+    reader = ConfigReader(config, "nemotron", _NAMES)
     bias = reader.boolean("attention_bias")
     partial = reader.number("rope_percentage", reader.number("rope_percent", _PARTIAL))
     return dense_spec(
@@ -42,4 +44,10 @@ FAMILY = Family(
     spec=spec,
     rules=(*HF_NORM_RULES, *HF_RULES),
     stored=Conventions(norms_less_one=True),
+    gguf=GgufFamily(
+        arch="nemotron",
+        rules=GGUF_RULES,
+        biases={"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"},
+        names=_NAMES,
+    ),
 )

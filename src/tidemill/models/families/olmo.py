@@ -7,7 +7,9 @@ from typing import Any
 
 from tidemill.models.config import ConfigReader
 from tidemill.models.dense import Biases, Family, dense_spec
-from tidemill.models.naming import HF_RULES
+from tidemill.models.gguf_family import GgufFamily
+from tidemill.models.naming import GGUF_RULES, HF_RULES
+from tidemill.models.sources import Conventions
 from tidemill.models.spec import DecoderSpec, Norm
 
 _EPS = 1e-5
@@ -27,4 +29,15 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
     )
 
 
-FAMILY = Family(name="olmo", architectures=("OlmoForCausalLM",), spec=spec, rules=HF_RULES)
+FAMILY = Family(
+    name="olmo",
+    architectures=("OlmoForCausalLM",),
+    spec=spec,
+    rules=HF_RULES,
+    gguf=GgufFamily(
+        arch="olmo",
+        rules=GGUF_RULES,
+        stored=Conventions(paired_rope=True),
+        keys={"attention.clamp_kqv": "clip_qkv"},
+    ),
+)

@@ -7,7 +7,8 @@ from typing import Any
 
 from tidemill.models.config import ConfigReader
 from tidemill.models.dense import Biases, Family, dense_spec
-from tidemill.models.naming import HF_RULES, Rules
+from tidemill.models.gguf_family import GgufFamily
+from tidemill.models.naming import GGUF_RULES, HF_RULES, Rules
 from tidemill.models.spec import DecoderSpec, QkNorm
 
 RULES: Rules = (
@@ -35,4 +36,10 @@ def _spec(reader: ConfigReader, family: str, windows: Any) -> DecoderSpec:
     )
 
 
-FAMILY = Family(name="olmo2", architectures=("Olmo2ForCausalLM",), spec=spec, rules=RULES)
+FAMILY = Family(
+    name="olmo2",
+    architectures=("Olmo2ForCausalLM",),
+    spec=spec,
+    rules=RULES,
+    gguf=GgufFamily(arch="olmo2", rules=GGUF_RULES, biases={"attention_bias": "blk.0.attn_q.bias"}),
+)

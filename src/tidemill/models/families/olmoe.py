@@ -7,7 +7,8 @@ from typing import Any
 
 from tidemill.models.config import ConfigReader
 from tidemill.models.dense import Biases, Family, dense_spec, read_top_k
-from tidemill.models.naming import HF_EXPERTS, HF_RULES
+from tidemill.models.gguf_family import EXPERTS, GgufFamily
+from tidemill.models.naming import GGUF_EXPERTS, HF_EXPERTS, HF_RULES
 from tidemill.models.spec import DecoderSpec, Mlp, Moe, QkNorm
 
 
@@ -39,4 +40,10 @@ FAMILY = Family(
     architectures=("OlmoeForCausalLM",),
     spec=spec,
     rules=(*HF_EXPERTS, *HF_RULES),
+    gguf=GgufFamily(
+        arch="olmoe",
+        rules=GGUF_EXPERTS,
+        keys={**EXPERTS, "expert_count": "num_experts"},
+        implied=lambda file: {"norm_topk_prob": False},
+    ),
 )

@@ -7,11 +7,13 @@ from typing import Any
 
 from tidemill.models.config import ConfigReader
 from tidemill.models.dense import LAYER_NORM, Biases, Family, dense_spec
-from tidemill.models.naming import HF_RULES, Rules
+from tidemill.models.gguf_family import GgufFamily
+from tidemill.models.naming import GGUF_QKV, HF_RULES, Rules
 from tidemill.models.rope_config import read_rope
 from tidemill.models.spec import DecoderSpec, QkNorm
 
 _PARTIAL = 0.5
+_NAMES = {"rms_norm_eps": "layer_norm_eps"}
 
 RULES: Rules = (
     ("model.final_layernorm.{t}", "final_norm.{t}"),
@@ -29,7 +31,7 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
 
     Keys beside the common ones: layer_norm_eps, partial_rotary_factor (0.5), qk_layernorm.
     """
-    reader = ConfigReader(config, "phi", {"rms_norm_eps": "layer_norm_eps"})
+    reader = ConfigReader(config, "phi", _NAMES)
     return dense_spec(
         reader,
         "phi",
@@ -45,4 +47,10 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
     )
 
 
-FAMILY = Family(name="phi", architectures=("PhiForCausalLM",), spec=spec, rules=RULES)
+FAMILY = Family(
+    name="phi",
+    architectures=("PhiForCausalLM",),
+    spec=spec,
+    rules=RULES,
+    gguf=GgufFamily(arch="phi2", rules=GGUF_QKV, names=_NAMES),
+)

@@ -7,7 +7,8 @@ from typing import Any
 
 from tidemill.models.config import MAX_POSITIONS, ConfigReader
 from tidemill.models.dense import Family, dense_spec
-from tidemill.models.naming import GATE_UP, HF_RULES, QKV, Rules
+from tidemill.models.gguf_family import WINDOW, GgufFamily, GgufFile
+from tidemill.models.naming import GATE_UP, GGUF_GATE_UP, GGUF_QKV, HF_RULES, QKV, Rules
 from tidemill.models.spec import DecoderSpec
 
 RULES: Rules = (
@@ -29,4 +30,15 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
     return dense_spec(reader, "phi3", windows=lambda layers: [window] * layers, norm_eps=1e-5)
 
 
-FAMILY = Family(name="phi3", architectures=("Phi3ForCausalLM",), spec=spec, rules=RULES)
+def _window(file: GgufFile) -> dict[str, Any]:
+    """Files say 0 for none. (llama.cpp ignores windows, and differs past them.)"""
+    return {"sliding_window": file.config.get("sliding_window") or None}
+
+
+FAMILY = Family(
+    name="phi3",
+    architectures=("Phi3ForCausalLM",),
+    spec=spec,
+    rules=RULES,
+    gguf=GgufFamily(arch="phi3", rules=(*GGUF_GATE_UP, *GGUF_QKV), keys=WINDOW, implied=_window),
+)

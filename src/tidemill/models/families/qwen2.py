@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tidemill.models.config import ConfigReader
-from tidemill.models.dense import Biases, Family, GgufFamily, dense_spec, layer_windows
+from tidemill.models.dense import Biases, Family, dense_spec, layer_windows
+from tidemill.models.gguf_family import GgufFamily
 from tidemill.models.naming import GGUF_RULES, HF_RULES
 from tidemill.models.spec import DecoderSpec
 

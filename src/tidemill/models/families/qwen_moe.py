@@ -8,7 +8,8 @@ from typing import Any
 from tidemill.base.errors import model_file_error
 from tidemill.models.config import ConfigReader
 from tidemill.models.dense import Biases, Family, dense_spec, layer_windows, read_top_k
-from tidemill.models.naming import HF_EXPERTS, HF_RULES, Rules
+from tidemill.models.gguf_family import EXPERTS, GgufFamily
+from tidemill.models.naming import GGUF_EXPERTS, HF_EXPERTS, HF_RULES, Rules
 from tidemill.models.spec import DecoderSpec, Mlp, Moe, QkNorm
 
 _HEAD_DIM = 128
@@ -93,5 +94,34 @@ def read_experts(
     return moe
 
 
-FAMILY = Family(name="qwen2_moe", architectures=("Qwen2MoeForCausalLM",), spec=spec2, rules=RULES)
-QWEN3 = Family(name="qwen3_moe", architectures=("Qwen3MoeForCausalLM",), spec=spec3, rules=RULES)
+_KEYS = {
+    **EXPERTS,
+    "expert_count": "num_experts",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
+FAMILY = Family(
+    name="qwen2_moe",
+    architectures=("Qwen2MoeForCausalLM",),
+    spec=spec2,
+    rules=RULES,
+    gguf=GgufFamily(
+        arch="qwen2moe",
+        rules=GGUF_EXPERTS,
+        biases={"qkv_bias": "blk.0.attn_q.bias"},
+        keys={**_KEYS, "expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+        implied=lambda file: {"norm_topk_prob": False},
+    ),
+)
+QWEN3 = Family(
+    name="qwen3_moe",
+    architectures=("Qwen3MoeForCausalLM",),
+    spec=spec3,
+    rules=RULES,
+    gguf=GgufFamily(
+        arch="qwen3moe",
+        rules=GGUF_EXPERTS,
+        biases={"attention_bias": "blk.0.attn_q.bias"},
+        keys=_KEYS,
+        implied=lambda file: {"norm_topk_prob": True},
+    ),
+)

@@ -8,8 +8,10 @@ from typing import Any
 from tidemill.base.errors import model_file_error
 from tidemill.models.config import MAX_POSITIONS, ConfigReader
 from tidemill.models.dense import Biases, Family, dense_spec, typed_windows
-from tidemill.models.naming import HF_RULES
+from tidemill.models.gguf_family import GgufFamily
+from tidemill.models.naming import GGUF_RULES, HF_RULES
 from tidemill.models.rope_config import read_rope
+from tidemill.models.sources import Conventions
 from tidemill.models.spec import DecoderSpec, Rope
 
 _THETA = 2000000.0
@@ -50,4 +52,15 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
     )
 
 
-FAMILY = Family(name="smollm3", architectures=("SmolLM3ForCausalLM",), spec=spec, rules=HF_RULES)
+FAMILY = Family(
+    name="smollm3",
+    architectures=("SmolLM3ForCausalLM",),
+    spec=spec,
+    rules=HF_RULES,
+    gguf=GgufFamily(
+        arch="smollm3",
+        rules=GGUF_RULES,
+        stored=Conventions(paired_rope=True),
+        biases={"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"},
+    ),
+)

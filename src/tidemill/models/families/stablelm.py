@@ -7,11 +7,13 @@ from typing import Any
 
 from tidemill.models.config import ConfigReader
 from tidemill.models.dense import LAYER_NORM, Biases, Family, dense_spec
-from tidemill.models.naming import HF_NORM_RULES, HF_RULES
+from tidemill.models.gguf_family import GgufFamily
+from tidemill.models.naming import GGUF_RULES, HF_NORM_RULES, HF_RULES
 from tidemill.models.rope_config import read_rope
 from tidemill.models.spec import DecoderSpec
 
 _PARTIAL = 0.25
+_NAMES = {"rms_norm_eps": "layer_norm_eps"}
 
 
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
@@ -20,7 +22,7 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
     Keys beside the common ones: layer_norm_eps, use_qkv_bias, use_parallel_residual,
     partial_rotary_factor (0.25). qk_layernorm (norms of each head apart) is refused.
     """
-    reader = ConfigReader(config, "stablelm", {"rms_norm_eps": "layer_norm_eps"})
+    reader = ConfigReader(config, "stablelm", _NAMES)
     reader.must_be("qk_layernorm", False)
     bias = reader.boolean("use_qkv_bias")
     parallel = reader.boolean("use_parallel_residual")
@@ -40,4 +42,12 @@ FAMILY = Family(
     architectures=("StableLmForCausalLM",),
     spec=spec,
     rules=(*HF_NORM_RULES, *HF_RULES),
+    gguf=GgufFamily(
+        arch="stablelm",
+        rules=GGUF_RULES,
+        biases={"use_qkv_bias": "blk.0.attn_q.bias"},
+        unused=frozenset({"use_parallel_residual"}),  # written as true for serial blocks too
+        names=_NAMES,
+        implied=lambda file: {"use_parallel_residual": "blk.0.ffn_norm.weight" not in file.tensors},
+    ),
 )

@@ -7,8 +7,11 @@ from typing import Any
 
 from tidemill.models.config import MAX_POSITIONS, ConfigReader
 from tidemill.models.dense import LAYER_NORM, Biases, Family, dense_spec
-from tidemill.models.naming import HF_NORM_RULES, HF_RULES, Rules
+from tidemill.models.gguf_family import GgufFamily
+from tidemill.models.naming import GGUF_RULES, HF_NORM_RULES, HF_RULES, Rules
 from tidemill.models.spec import DecoderSpec
+
+_NAMES = {"rms_norm_eps": "norm_epsilon"}
 
 RULES: Rules = (
     ("model.layers.{i}.mlp.c_fc.{t}", "layers.{i}.mlp.up.{t}"),
@@ -24,7 +27,7 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
     Keys beside the common ones: norm_epsilon, use_bias (on every projection), sliding_window,
     residual_dropout and embedding_dropout (without effect).
     """
-    reader = ConfigReader(config, "starcoder2", {"rms_norm_eps": "norm_epsilon"})
+    reader = ConfigReader(config, "starcoder2", _NAMES)
     for key in ("residual_dropout", "embedding_dropout"):
         reader.raw(key)
     bias = reader.boolean("use_bias", True)
@@ -42,4 +45,15 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
     )
 
 
-FAMILY = Family(name="starcoder2", architectures=("Starcoder2ForCausalLM",), spec=spec, rules=RULES)
+FAMILY = Family(
+    name="starcoder2",
+    architectures=("Starcoder2ForCausalLM",),
+    spec=spec,
+    rules=RULES,
+    gguf=GgufFamily(
+        arch="starcoder2",
+        rules=GGUF_RULES,
+        biases={"use_bias": "blk.0.attn_q.bias"},
+        names=_NAMES,
+    ),
+)

@@ -1,0 +1,228 @@
+"""What a GGUF file says about a decoder: its keys, and the tensors that hold rope factors.
+
+Whether it says enough is not assumed but tried: the keys are read back by the family that reads
+GGUF files, and what comes out must be the same decoder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.base.errors import TidemillError, unsupported
+from tidemill.loading.gguf_rope import ATTENTION, DIVISORS, LONG, ORIGINAL, SHORT
+from tidemill.loading.parts import ModelFiles
+from tidemill.loading.write.gguf_names import layout
+from tidemill.models.dense import Family
+from tidemill.models.gguf_config import config_from_gguf
+from tidemill.models.registry import FAMILIES
+from tidemill.models.rope import Rope, inverse_frequencies
+from tidemill.models.spec import Attention, DecoderSpec, Moe
+
+# Families whose GGUF files go by another's name.
+_SPOKEN_FOR = {"mistral": "llama", "granitemoe": "granitemoeshared"}
+_ROUNDING = 1e-6  # relative: numbers are float32 in GGUF
+# Scalings that tensors say; the others are keys.
+_IN_TENSORS = ("llama3", "factors", "longrope")
+
+
+def gguf_family(files: ModelFiles) -> Family:
+    """The family that reads this model's GGUF file; UNSUPPORTED without one."""
+    name = _SPOKEN_FOR.get(files.spec.family, files.spec.family)
+    own = next(f for f in FAMILIES if f.name == name)
+    if own.gguf is None or files.spec.recurrences():
+        raise unsupported("out", f"GGUF files of {own.name} models are not written; give a folder")
+    return own
+
+
+def shape_metadata(files: ModelFiles, family: Family) -> dict[str, Any]:
+    """The keys that describe the decoder, checked by reading them back.
+
+    Raises:
+        TidemillError: UNSUPPORTED when GGUF cannot say something that this model needs.
+    """
+    assert family.gguf is not None
+    spec, arch = files.spec, family.gguf.arch
+    own = _common(spec) | _rope(spec) | _windows(spec, family.gguf.period)
+    for key, config_key in family.gguf.keys.items():
+        value = _FURTHER[key](spec) if key in _FURTHER else None
+        if value is not None:
+            # Granite divides the logits by the number that Cohere multiplies them with.
+            own[key] = 1.0 / value if config_key == "logits_scaling" else value
+    metadata: dict[str, Any] = {"general.architecture": arch, "general.name": files.path.name}
+    metadata |= {f"{arch}.{key}": _as_float32(value) for key, value in own.items()}
+    _check_spec(files, family, metadata)
+    return metadata
+
+
+def _as_float32(value: Any) -> Any:
+    return float(np.float32(value)) if isinstance(value, float) else value
+
+
+def _common(spec: DecoderSpec) -> dict[str, Any]:
+    mixer, mlp = _first(spec), spec.layers[0].mlp
+    norm = "layer_norm_rms_epsilon" if spec.norm.kind == "rms" else "layer_norm_epsilon"
+    return {
+        "block_count": len(spec.layers),
+        "context_length": spec.max_positions,
+        "embedding_length": spec.hidden_size,
+        "feed_forward_length": (mlp.expert if isinstance(mlp, Moe) else mlp).intermediate,
+        "attention.head_count": mixer.heads,
+        "attention.head_count_kv": mixer.kv_heads,
+        "attention.key_length": mixer.head_dim,
+        "attention.value_length": mixer.head_dim,
+        f"attention.{norm}": spec.norm_eps,
+        "vocab_size": spec.vocab_size,
+    }
+
+
+def _plain_rope(spec: DecoderSpec) -> Rope | None:
+    """The rope of the layers that see everything, else of any that rotates."""
+    rotating = [mixer for mixer in spec.attentions().values() if mixer.rope is not None]
+    return next((m.rope for m in [*[m for m in rotating if m.window is None], *rotating]), None)
+
+
+def _rope(spec: DecoderSpec) -> dict[str, Any]:
+    rope = _plain_rope(spec)
+    if rope is None:
+        return {}
+    own: dict[str, Any] = {"rope.freq_base": rope.theta, "rope.dimension_count": rope.dim}
+    scaling = rope.scaling
+    if scaling is None:
+        return own
+    if scaling.kind == "longrope":
+        own |= {ORIGINAL: scaling.original_context, ATTENTION: scaling.attention_factor}
+    if scaling.kind in ("linear", "yarn"):
+        own |= {"rope.scaling.type": scaling.kind, "rope.scaling.factor": scaling.factor}
+    if scaling.kind == "yarn":
+        own |= {
+            ORIGINAL: scaling.original_context,
+            "rope.scaling.yarn_beta_fast": scaling.beta_fast,
+            "rope.scaling.yarn_beta_slow": scaling.beta_slow,
+        }
+    return own
+
+
+def _windows(spec: DecoderSpec, period: int | None) -> dict[str, Any]:
+    if period is None:
+        return {}
+    slides = [mixer.window is not None for mixer in spec.attentions().values()]
+    usual = [i % period < period - 1 for i in range(len(slides))]
+    if slides == usual or not any(slides):
+        return {}
+    return {"attention.sliding_window_pattern": slides}
+
+
+def _moe(spec: DecoderSpec) -> Moe | None:
+    return next((layer.mlp for layer in spec.layers if isinstance(layer.mlp, Moe)), None)
+
+
+def _of_moe(value: Callable[[Moe], Any]) -> Callable[[DecoderSpec], Any]:
+    def of_spec(spec: DecoderSpec) -> Any:
+        moe = _moe(spec)
+        return None if moe is None else value(moe)
+
+    return of_spec
+
+
+def _shared_width(moe: Moe) -> int | None:
+    return None if moe.shared is None else moe.shared.intermediate
+
+
+def _local_theta(spec: DecoderSpec) -> float | None:
+    mixers = spec.attentions().values()
+    return next((m.rope.theta for m in mixers if m.window is not None and m.rope), None)
+
+
+def _first(spec: DecoderSpec) -> Attention:
+    return spec.attentions()[0]
+
+
+# Keys that some families have -> what they say of a spec; None for nothing.
+_FURTHER: dict[str, Callable[[DecoderSpec], Any]] = {
+    "attention.sliding_window": lambda s: next(
+        (m.window for m in s.attentions().values() if m.window is not None), None
+    ),
+    "rope.freq_base_swa": _local_theta,
+    "attn_logit_softcapping": lambda s: _first(s).softcap,
+    "final_logit_softcapping": lambda s: s.logit_softcap,
+    "attention.clamp_kqv": lambda s: _first(s).clip,
+    "attention.max_alibi_bias": lambda s: 8.0,
+    "attention.scale": lambda s: _first(s).score_scale,
+    "embedding_scale": lambda s: s.embed_scale,
+    "residual_scale": lambda s: s.residual_scale,
+    "logit_scale": lambda s: s.logit_scale,
+    "use_parallel_residual": lambda s: s.layers[0].parallel,
+    "expert_count": _of_moe(lambda moe: moe.experts),
+    "expert_used_count": _of_moe(lambda moe: moe.top_k),
+    "expert_feed_forward_length": _of_moe(lambda moe: moe.expert.intermediate),
+    "expert_shared_feed_forward_length": _of_moe(_shared_width),
+}
+
+
+def _check_spec(files: ModelFiles, family: Family, metadata: Mapping[str, Any]) -> None:
+    assert family.gguf is not None
+    try:
+        shapes = {t.name: t.shape for t in layout(files.spec, family)}
+        read = family.spec(config_from_gguf(metadata, shapes, family.gguf))
+    except TidemillError as error:
+        message = f"this model cannot be said in GGUF ({error.message}); give a folder as OUT"
+        raise unsupported("out", message) from error
+    if (field := _difference(_plain(read), _plain(files.spec), "")) is not None:
+        raise unsupported(
+            "out",
+            f"this model needs something that GGUF files of its family do not say ({field}); give "
+            "a folder as OUT",
+        )
+
+
+def _difference(a: Any, b: Any, field: str) -> str | None:
+    """Name of a field in which they differ by more than rounding; None for none."""
+    if isinstance(a, float) and isinstance(b, float):
+        return None if np.isclose(a, b, rtol=_ROUNDING, atol=0) else field
+    if dataclasses.is_dataclass(a) and type(a) is type(b):
+        for one in dataclasses.fields(a):
+            found = _difference(getattr(a, one.name), getattr(b, one.name), one.name)
+            if found is not None:
+                return found
+        return None
+    if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
+        differences = (_difference(x, y, field) for x, y in zip(a, b, strict=True))
+        return next((d for d in differences if d is not None), None)
+    return None if a == b else field
+
+
+def _plain(spec: DecoderSpec) -> DecoderSpec:
+    """The spec without what files say in other ways: names, types, rope factors."""
+    layers = []
+    for layer in spec.layers:
+        assert isinstance(layer.mixer, Attention)  # no recurrent model has got here
+        rope = layer.mixer.rope
+        if rope is not None and rope.scaling is not None and rope.scaling.kind in _IN_TENSORS:
+            rope = dataclasses.replace(rope, scaling=None)
+        mixer = dataclasses.replace(layer.mixer, rope=rope, scale=layer.mixer.score_scale)
+        layers.append(dataclasses.replace(layer, mixer=mixer))
+    return dataclasses.replace(spec, family="", weights_dtype="", layers=tuple(layers))
+
+
+def rope_tensors(spec: DecoderSpec) -> dict[str, NDArray[np.float32]]:
+    """Stored name -> float32 [dim / 2]: what the frequencies are divided by, where no key says it.
+
+    Raises:
+        TidemillError: UNSUPPORTED where layers differ, which tensors cannot say.
+    """
+    rope = _plain_rope(spec)
+    if rope is None or rope.scaling is None or rope.scaling.kind not in _IN_TENSORS:
+        return {}
+    if any(mixer.rope not in (rope, None) for mixer in spec.attentions().values()):
+        raise unsupported("out", "layers with rope factors of their own are not written to GGUF")
+    if rope.scaling.kind == "longrope":
+        lists = {LONG: rope.scaling.factors, SHORT: rope.scaling.short_factors}
+        return {name: np.array(values, np.float32) for name, values in lists.items()}
+    plain = inverse_frequencies(dataclasses.replace(rope, scaling=None))
+    divisors: NDArray[np.float64] = np.array(plain) / np.array(inverse_frequencies(rope))
+    return {DIVISORS: divisors.astype(np.float32)}

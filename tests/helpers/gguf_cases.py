@@ -1,0 +1,67 @@
+"""Tiny checkpoints of the families that GGUF has, with what its files can say of them.
+
+Each is a case of `family_cases` less what the family's GGUF files have no key for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from helpers.family_cases import CASES, Case
+
+
+def _of(prefix: str, about: str, index: int = 0, **values: Any) -> Case:
+    case = [c for c in CASES if c.prefix == prefix][index]
+    return dataclasses.replace(case, about=about, values={**case.values, **values})
+
+
+GGUF_CASES: list[Case] = [
+    _of("Llama", "llama3 rope, tied", 1),
+    _of("Llama", "biases, yarn", 2),
+    _of("Mistral", "linear rope", 1),
+    _of("Qwen2", "yarn", 2),
+    _of("Qwen3", "head_dim 40"),
+    _of("Gemma", "MQA"),
+    _of("Gemma2", "window 19", query_pre_attn_scalar=32),
+    _of("Gemma2", "caps 5 and 3", 1, query_pre_attn_scalar=16),
+    _of("Gemma3Text", "a cap", 2, query_pre_attn_scalar=20, tie_word_embeddings=True),
+    _of("Gemma3Text", "scaled global rope, 7 layers", 1, query_pre_attn_scalar=16,
+        num_hidden_layers=7, layer_types=["sliding_attention"] * 5 + ["full_attention",
+                                                                     "sliding_attention"]),
+    _of("Phi", "half rotates", intermediate_size=288),
+    _of("Phi3", "no window", sliding_window=None),
+    _of("Phi3", "longrope", 1),
+    _of("Olmo", "clipped", 1),
+    _of("Olmo2", "MQA"),
+    _of("Granite", "multipliers"),
+    _of("Granite", "yarn", 2),
+    _of("Cohere", "MQA"),
+    _of("Cohere", "QK norm", 1, tie_word_embeddings=True),
+    _of("Cohere2", "window 19, 5 layers", num_hidden_layers=5, layer_types=[
+        "sliding_attention"] * 3 + ["full_attention", "sliding_attention"]),
+    _of("StableLm", "serial"),
+    _of("StableLm", "parallel, biases", 1),
+    _of("Starcoder2", "no window", sliding_window=None),
+    _of("Falcon", "one KV head", max_position_embeddings=2048),
+    _of("Falcon", "two norms", 1, max_position_embeddings=2048, bias=False),
+    _of("GPT2", "3 heads"),
+    _of("GPTNeoX", "parallel"),
+    _of("GPTNeoX", "serial", 1),
+    _of("Bloom", "3 heads", seq_length=256),
+    _of("Mpt", "3 heads"),
+    _of("Mpt", "clipped", 1),
+    _of("Exaone4", "no window", 1),
+    _of("Glm", "MQA"),
+    _of("Glm4", "MQA"),
+    _of("SmolLM3", "5 layers", num_hidden_layers=5, no_rope_layers=[1, 1, 1, 0, 1]),
+    _of("Nemotron", "MQA"),
+    _of("HunYuanDenseV1", "MQA"),
+    _of("Mixtral", "top 2 of 8, tied", 1),
+    _of("Qwen2Moe", "top 1 of 4"),
+    _of("Qwen3Moe", "top 8 of 16, tied", 2),
+    _of("Olmoe", "top 8 of 16", 2, norm_topk_prob=False),
+    _of("GraniteMoe", "multipliers", 1),
+    _of("GraniteMoeShared", "top 1 of 4"),
+    _of("GptOss", "top 1 of 4, window 19"),
+]  # fmt: skip
