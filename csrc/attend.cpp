@@ -9,6 +9,8 @@ namespace {
 // Query-heads per tile: enough to use each K and V tile often, few enough to stay in the cache.
 constexpr int64_t kTileHeads = 128;
 constexpr int64_t kMaxTileQueries = 64;
+// At least so many queries, or of heads that share a latent as many as these query-heads are.
+constexpr int64_t kMinTileQueries = 8, kMinTileHeads = 256;
 }  // namespace
 
 void Attend::plan(const AttnShape& shape, const std::vector<AttendRow>& rows) {
@@ -16,7 +18,9 @@ void Attend::plan(const AttnShape& shape, const std::vector<AttendRow>& rows) {
   rows_ = &rows;
   tile_queries_ = 1;
   for (const AttendRow& row : rows) tile_queries_ = std::max(tile_queries_, row.count);
-  tile_queries_ = std::min(tile_queries_, std::clamp<int64_t>(kTileHeads / group(), 8,
+  const int64_t least =
+      std::clamp<int64_t>(kMinTileHeads / group(), 1, kMinTileQueries);
+  tile_queries_ = std::min(tile_queries_, std::clamp<int64_t>(kTileHeads / group(), least,
                                                               kMaxTileQueries));
   tiles_.clear();
   for (size_t r = 0; r < rows.size(); ++r) add_row_tiles(static_cast<int64_t>(r), rows[r]);
@@ -85,14 +89,14 @@ void Attend::compute_span(const KvLayer& kv, const float* q, int64_t q_stride, c
 
 void Attend::merge(int64_t begin, int64_t end, const State& running, const State& span) const {
   const int64_t skip = begin * group();
-  kernels_.attn_merge((end - begin) * group(), shape_.head_dim, running.m + skip,
-                      running.l + skip, running.acc + skip * shape_.head_dim, span.m, span.l,
+  kernels_.attn_merge((end - begin) * group(), shape_.v_dim, running.m + skip,
+                      running.l + skip, running.acc + skip * shape_.v_dim, span.m, span.l,
                       span.acc);
 }
 
 void Attend::clear(const Tile& tile, const State& state) const {
   const int64_t heads = tile.count * group();
-  std::fill_n(state.acc, heads * shape_.head_dim, 0.0f);
+  std::fill_n(state.acc, heads * shape_.v_dim, 0.0f);
   if (sinks_ != nullptr) {  // a sink is a key seen first, with nothing for a value
     const float* sinks = sinks_ + tile.kv_head * group();
     for (int64_t h = 0; h < heads; ++h) state.m[h] = sinks[h % group()];
@@ -105,7 +109,7 @@ void Attend::clear(const Tile& tile, const State& state) const {
 
 void Attend::finish(const Tile& tile, const State& state, float* out, int64_t out_stride) const {
   const AttendRow& row = (*rows_)[static_cast<size_t>(tile.row)];
-  const int64_t dim = shape_.head_dim;
+  const int64_t dim = shape_.v_dim;
   for (int64_t i = 0; i < tile.count; ++i) {
     float* o = out + (row.first_token + tile.q0 + i) * out_stride + tile.kv_head * group() * dim;
     for (int64_t g = 0; g < group(); ++g) {

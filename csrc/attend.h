@@ -28,7 +28,8 @@ class Attend {
 
   // Cuts the step. `rows` must outlive the calls of run.
   void plan(const AttnShape& shape, const std::vector<AttendRow>& rows);
-  // q: [tokens, q_stride], the first heads * head_dim of each row; out: [tokens, out_stride].
+  // q: [tokens, q_stride], the first heads * head_dim of each row; out: [tokens, out_stride], the
+  // first heads * v_dim.
   // sinks: per head the score of a key without a value, or null.
   void run(const KvLayer& kv, const float* q, int64_t q_stride, const float* sinks, float* out,
            int64_t out_stride);
@@ -49,7 +50,7 @@ class Attend {
   };
 
   int64_t group() const { return shape_.heads / shape_.kv_heads; }
-  int64_t state_floats() const { return tile_queries_ * group() * (2 + shape_.head_dim); }
+  int64_t state_floats() const { return tile_queries_ * group() * (2 + shape_.v_dim); }
   State state_at(float* base) const;
   void add_row_tiles(int64_t row, const AttendRow& r);
   void visible(const Tile& tile, int64_t span, int64_t* begin, int64_t* end) const;

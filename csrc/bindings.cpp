@@ -120,6 +120,12 @@ void bind_parts(nb::module_& m) {
   FIELD(top_k); FIELD(scoring); FIELD(groups); FIELD(top_groups); FIELD(normalize); FIELD(scale);
   FIELD(jitter);
 #undef FIELD
+  nb::class_<LatentConfig> latent(m, "LatentConfig");
+  latent.def(nb::init<>());
+#define FIELD(name) latent.def_rw(#name, &LatentConfig::name)
+  FIELD(rank); FIELD(rope); FIELD(nope); FIELD(value); FIELD(norm_eps); FIELD(q_down);
+  FIELD(kv_down); FIELD(q_norm); FIELD(kv_norm); FIELD(k_up); FIELD(v_up);
+#undef FIELD
 }
 
 void bind_config(nb::module_& m) {
@@ -127,7 +133,8 @@ void bind_config(nb::module_& m) {
   nb::class_<LayerConfig> layer(m, "LayerConfig");
   layer.def(nb::init<>());
 #define FIELD(name) layer.def_rw(#name, &LayerConfig::name)
-  FIELD(heads); FIELD(kv_heads); FIELD(head_dim); FIELD(scale); FIELD(softcap); FIELD(clip);
+  FIELD(heads); FIELD(kv_heads); FIELD(head_dim); FIELD(v_dim); FIELD(latent); FIELD(scale);
+  FIELD(softcap); FIELD(clip);
   FIELD(window); FIELD(rope); FIELD(cache_group); FIELD(slopes); FIELD(sinks); FIELD(q); FIELD(k);
   FIELD(v); FIELD(o); FIELD(gate); FIELD(recurrent); FIELD(attn_norm); FIELD(attn_post_norm); FIELD(mlp_norm);
   FIELD(mlp_post_norm); FIELD(q_norm); FIELD(k_norm); FIELD(qk_scope); FIELD(qk_layer_norm);
@@ -160,9 +167,10 @@ void check_portable(const KvCache& cache, int layer, const Blocks& blocks, const
   const size_t tokens = blocks.size() * static_cast<size_t>(cache.block_size());
   const size_t heads = tokens * static_cast<size_t>(kv.kv_heads);
   const size_t element = kv.type == KvType::F32 ? 4 : kv.type == KvType::BF16 ? 2 : 1;
-  const size_t bytes = heads * static_cast<size_t>(kv.head_dim) * element;
+  const size_t k_bytes = heads * static_cast<size_t>(kv.head_dim) * element;
+  const size_t v_bytes = heads * static_cast<size_t>(kv.v_dim) * element;
   const size_t scales = kv.type == KvType::I8 ? heads : 0;
-  if (keys.size() != bytes || values.size() != bytes || key_scales.size() != scales ||
+  if (keys.size() != k_bytes || values.size() != v_bytes || key_scales.size() != scales ||
       value_scales.size() != scales) {
     throw internal_error("exported blocks do not have this cache's shape and type");
   }

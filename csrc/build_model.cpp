@@ -52,12 +52,13 @@ class Builder {
   void attention(const LayerConfig& c, DecoderLayer& layer) const {
     check(c);
     const int64_t q = int64_t{c.heads} * c.head_dim, kv = int64_t{c.kv_heads} * c.head_dim;
-    layer.attention = {c.heads,   c.kv_heads, c.head_dim, c.scale, c.window,
-                       c.softcap, vector(c.slopes, c.heads)};
+    layer.attention = {c.heads,  c.kv_heads, c.head_dim, c.v_dim,
+                       c.scale,  c.window,   c.softcap,  vector(c.slopes, c.heads)};
     layer.sinks = vector(c.sinks, c.heads);
     layer.rope = c.rope;
     layer.cache_group = c.cache_group;
     layer.clip = c.clip;
+    if (c.latent.rank > 0) return latent(c, layer);
     layer.q = linear(c.q, q, config_.hidden);
     layer.k = linear(c.k, kv, config_.hidden);
     layer.v = linear(c.v, kv, config_.hidden);
@@ -109,9 +110,34 @@ class Builder {
     return id < 0 ? nullptr : weights_.vector(id, count);
   }
 
+  void latent(const LayerConfig& c, DecoderLayer& layer) const {
+    const LatentConfig& l = c.latent;
+    const auto heads = static_cast<size_t>(c.heads);
+    if (c.kv_heads != 1 || c.head_dim != l.rank + l.rope || c.v_dim != l.rank ||
+        l.k_up.size() != heads || l.v_up.size() != heads) {
+      throw internal_error("a latent layer contradicts its own shape");
+    }
+    const bool low = l.q_down.weight >= 0;
+    const int64_t q_rank = low ? weights_.matrix(l.q_down.weight).n : config_.hidden;
+    layer.latent = std::make_unique<Latent>();
+    Latent& out = *layer.latent;
+    out.rank = l.rank, out.rope = l.rope, out.nope = l.nope, out.value = l.value;
+    out.norm_eps = l.norm_eps;
+    if (low) {
+      out.q_down = linear(l.q_down, q_rank, config_.hidden);
+      out.q_norm = norm(l.q_norm, q_rank);
+    }
+    out.kv_down = linear(l.kv_down, l.rank + l.rope, config_.hidden);
+    out.kv_norm = norm(l.kv_norm, l.rank);
+    for (const LinearConfig& up : l.k_up) out.k_up.push_back(linear(up, l.rank, l.nope));
+    for (const LinearConfig& up : l.v_up) out.v_up.push_back(linear(up, l.value, l.rank));
+    layer.q = linear(c.q, int64_t{c.heads} * out.query(), q_rank);
+    layer.o = linear(c.o, config_.hidden, int64_t{c.heads} * l.value);
+  }
+
   void check(const LayerConfig& c) const {
     if (c.heads < 1 || c.kv_heads < 1 || c.heads % c.kv_heads != 0 || c.head_dim < 2 ||
-        c.head_dim % 2 != 0) {
+        c.head_dim % 2 != 0 || c.v_dim < 1) {
       throw Error(ErrorKind::Unsupported,
                   "the native backend needs heads that are a multiple of kv_heads, and an even "
                   "head_dim; got " + std::to_string(c.heads) + ", " + std::to_string(c.kv_heads) +

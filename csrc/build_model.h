@@ -37,8 +37,17 @@ struct RecurrentMixerConfig : RecurrentConfig {
   int conv = -1, conv_bias = -1, a_log = -1, a_bias = -1, skip = -1, norm = -1;
 };
 
+// See Latent in decoder.h.
+struct LatentConfig {
+  int64_t rank = 0, rope = 0, nope = 0, value = 0;  // rank 0: the layer has none
+  float norm_eps = 0;
+  LinearConfig q_down, kv_down;
+  NormConfig q_norm, kv_norm;
+  std::vector<LinearConfig> k_up, v_up;
+};
+
 struct LayerConfig {
-  int32_t heads = 0, kv_heads = 0, head_dim = 0;
+  int32_t heads = 0, kv_heads = 0, head_dim = 0, v_dim = 0;
   float scale = 0, softcap = 0, clip = 0;
   int64_t window = 0;
   int rope = -1;
@@ -46,6 +55,7 @@ struct LayerConfig {
   int slopes = -1, sinks = -1;
   LinearConfig q, k, v, o, gate;
   RecurrentMixerConfig recurrent;
+  LatentConfig latent;
   NormConfig attn_norm, attn_post_norm, mlp_norm, mlp_post_norm, q_norm, k_norm;
   int qk_scope = 0;
   bool qk_layer_norm = false, qk_after_rope = false, parallel = false;

@@ -32,7 +32,8 @@ int64_t KvCache::block_bytes(int64_t g) const {
   int64_t bytes = 0;
   for (int l : group(g).layers) {
     const CacheLayerShape& shape = layer_shapes_[static_cast<size_t>(l)];
-    bytes += round_up(kernels_.kv_block_bytes(type_, block_size_, shape.kv_heads, shape.head_dim),
+    bytes += round_up(kernels_.kv_block_bytes(type_, block_size_, shape.kv_heads, shape.head_dim,
+                                              shape.v_dim),
                       static_cast<int64_t>(kAlign));
   }
   return bytes;
@@ -68,9 +69,10 @@ void KvCache::allocate(const std::vector<int64_t>& num_blocks, int64_t states) {
     for (int l : groups_[g].layers) {
       const CacheLayerShape& shape = layer_shapes_[static_cast<size_t>(l)];
       const int64_t stride = round_up(
-          kernels_.kv_block_bytes(type_, block_size_, shape.kv_heads, shape.head_dim),
+          kernels_.kv_block_bytes(type_, block_size_, shape.kv_heads, shape.head_dim, shape.v_dim),
           static_cast<int64_t>(kAlign));
-      kv_[static_cast<size_t>(l)] = {type_, block_size_, shape.kv_heads, shape.head_dim, at, stride};
+      kv_[static_cast<size_t>(l)] = {type_,       block_size_, shape.kv_heads, shape.head_dim,
+                                     shape.v_dim, at,          stride};
       at += stride * num_blocks[g];
     }
   }
@@ -114,12 +116,13 @@ void KvCache::export_layer(int layer_index, const int32_t* blocks, int64_t count
                            void* values, float* key_scales, float* value_scales,
                            ThreadPool& pool) const {
   const KvLayer& kv = layer(layer_index);
-  const int64_t token_bytes = int64_t{kv.kv_heads} * kv.head_dim * element_bytes(type_);
+  const int64_t k_bytes = int64_t{kv.kv_heads} * kv.head_dim * element_bytes(type_);
+  const int64_t v_bytes = int64_t{kv.kv_heads} * kv.v_dim * element_bytes(type_);
   pool.run(count, 1, [&](int64_t begin, int64_t end, int) {
     for (int64_t i = begin * block_size_; i < end * block_size_; ++i) {
       kernels_.kv_export(kv, blocks[i / block_size_], i % block_size_,
-                         static_cast<uint8_t*>(keys) + i * token_bytes,
-                         static_cast<uint8_t*>(values) + i * token_bytes,
+                         static_cast<uint8_t*>(keys) + i * k_bytes,
+                         static_cast<uint8_t*>(values) + i * v_bytes,
                          key_scales == nullptr ? nullptr : key_scales + i * kv.kv_heads,
                          value_scales == nullptr ? nullptr : value_scales + i * kv.kv_heads);
     }
@@ -130,12 +133,13 @@ void KvCache::import_layer(int layer_index, const int32_t* blocks, int64_t count
                            const void* values, const float* key_scales, const float* value_scales,
                            ThreadPool& pool) {
   const KvLayer& kv = layer(layer_index);
-  const int64_t token_bytes = int64_t{kv.kv_heads} * kv.head_dim * element_bytes(type_);
+  const int64_t k_bytes = int64_t{kv.kv_heads} * kv.head_dim * element_bytes(type_);
+  const int64_t v_bytes = int64_t{kv.kv_heads} * kv.v_dim * element_bytes(type_);
   pool.run(count, 1, [&](int64_t begin, int64_t end, int) {
     for (int64_t i = begin * block_size_; i < end * block_size_; ++i) {
       kernels_.kv_import(kv, blocks[i / block_size_], i % block_size_,
-                         static_cast<const uint8_t*>(keys) + i * token_bytes,
-                         static_cast<const uint8_t*>(values) + i * token_bytes,
+                         static_cast<const uint8_t*>(keys) + i * k_bytes,
+                         static_cast<const uint8_t*>(values) + i * v_bytes,
                          key_scales == nullptr ? nullptr : key_scales + i * kv.kv_heads,
                          value_scales == nullptr ? nullptr : value_scales + i * kv.kv_heads);
     }

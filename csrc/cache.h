@@ -17,7 +17,7 @@ struct CacheGroupShape {
 };
 
 struct CacheLayerShape {
-  int32_t kv_heads, head_dim;
+  int32_t kv_heads, head_dim, v_dim;
 };
 
 class KvCache {
@@ -47,9 +47,9 @@ class KvCache {
 
   // Copies blocks pairs[2 i] -> pairs[2 i + 1] in order.
   void copy(int64_t g, const int32_t* pairs, int64_t count);
-  // Portable form of `count` blocks of one layer: K and V as [count, block_size, kv_heads,
-  // head_dim] of the cache's type (bfloat16 as its bits), for int8 with scales
-  // [count, block_size, kv_heads].
+  // Portable form of `count` blocks of one layer: K [count, block_size, kv_heads, head_dim] and V
+  // [count, block_size, kv_heads, v_dim] of the cache's type (bfloat16 as its bits), for int8 with
+  // scales [count, block_size, kv_heads].
   void export_layer(int layer, const int32_t* blocks, int64_t count, void* keys, void* values,
                     float* key_scales, float* value_scales, ThreadPool& pool) const;
   void import_layer(int layer, const int32_t* blocks, int64_t count, const void* keys,

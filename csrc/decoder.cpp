@@ -24,8 +24,8 @@ int64_t panels_of(const PackedMatrix& w) { return (w.n + kPanel - 1) / kPanel; }
 
 bool same_shape(const AttnShape& a, const AttnShape& b) {
   return a.heads == b.heads && a.kv_heads == b.kv_heads && a.head_dim == b.head_dim &&
-         a.scale == b.scale && a.window == b.window && a.softcap == b.softcap &&
-         a.slopes == b.slopes;
+         a.v_dim == b.v_dim && a.scale == b.scale && a.window == b.window &&
+         a.softcap == b.softcap && a.slopes == b.slopes;
 }
 
 // Types of activations that a block's first products read.
@@ -67,9 +67,8 @@ Decoder::Decoder(const KernelTable& kernels, ThreadPool& pool, DecoderModel& mod
     layer_plan_.push_back(static_cast<int>(p));
   }
   scratch_width_ = round_up(act_k_, 16);
-  for (int act = 0; act < 3; ++act) {
-    act_stride_[act] = kernels.act_row_bytes(static_cast<ActType>(act), act_k_);
-  }
+  for (Acts* acts : {&acts_, &sent_acts_, &slot_acts_}) set_strides(*acts, act_k_);
+  set_strides(head_acts_, head_k_);
   scratch_.ensure(scratch_width_ * pool.threads());
 }
 
@@ -80,10 +79,15 @@ void Decoder::measure(const DecoderLayer& layer) {
   } else {
     const AttnShape& a = layer.attention;
     const int64_t q = int64_t{a.heads} * a.head_dim, kv = int64_t{a.kv_heads} * a.head_dim;
-    qkv_width_ = std::max(qkv_width_, round_up(q + 2 * kv, 16));
-    heads_width_ = std::max(heads_width_, round_up(q, 16));
-    act_k_ = std::max(act_k_, q);
-    used_acts_ |= attention_acts(layer) | act_bit(layer.o);
+    qkv_width_ = std::max(qkv_width_, round_up(layer.latent ? q : q + 2 * kv, 16));
+    heads_width_ = std::max(heads_width_, round_up(int64_t{a.heads} * a.v_dim, 16));
+    act_k_ = std::max(act_k_, layer.o.weight->k);
+    used_acts_ |= act_bit(layer.o);
+    if (layer.latent) {
+      measure_latent(layer);
+    } else {
+      used_acts_ |= attention_acts(layer);
+    }
   }
   const auto block = [&](const FeedForward& mlp) {
     mlp_width_ = std::max(mlp_width_, round_up(2 * mlp.up.weight->n, 32));
@@ -98,6 +102,12 @@ void Decoder::measure(const DecoderLayer& layer) {
   if (moe.shared_gate.weight != nullptr) used_acts_ |= act_bit(moe.shared_gate);
 }
 
+void Decoder::set_strides(Acts& acts, int64_t k) const {
+  for (int act = 0; act < 3; ++act) {
+    acts.stride[act] = kernels_.act_row_bytes(static_cast<ActType>(act), k);
+  }
+}
+
 void Decoder::check_cancelled() const {
   if (cancelled_()) throw Error(ErrorKind::Unavailable, "the backend was closed during the step");
 }
@@ -109,7 +119,7 @@ void Decoder::size_buffers(int64_t tokens) {
   heads_.ensure(tokens * heads_width_);
   mlp_.ensure(tokens * mlp_width_);
   for (int act = 0; act < 3; ++act) {
-    if (used_acts_ >> act & 1u) acts_[act].ensure(tokens * act_stride_[act]);
+    if (used_acts_ >> act & 1u) acts_.ensure(act, tokens);
   }
 }
 
@@ -207,8 +217,13 @@ void Decoder::run_layer(size_t l, const StepInput& step, KvCache& cache) {
     add_norm_pack(layer.attn_norm, recurrent_acts(*layer.recurrent));
     recur(*layer.recurrent, step, cache.states());
   } else {
-    add_norm_pack(layer.attn_norm, attention_acts(layer));
-    attend(layer, cache.layer(static_cast<int>(l)), *attends_[static_cast<size_t>(layer_plan_[l])]);
+    const KvLayer& kv = cache.layer(static_cast<int>(l));
+    Attend& plan = *attends_[static_cast<size_t>(layer_plan_[l])];
+    if (layer.latent) {
+      attend_latent(layer, kv, plan);
+    } else {
+      attend(layer, kv, plan);
+    }
   }
   const Delta attended{delta_.data(), layer.attn_post_norm};
   if (layer.parallel) {  // x stays what it was until both are done
@@ -287,6 +302,7 @@ void Decoder::embed(const std::vector<int32_t>& token_ids) {
 void Decoder::attend(const DecoderLayer& layer, const KvLayer& kv, Attend& plan) {
   const AttnShape& a = layer.attention;
   const int64_t q = int64_t{a.heads} * a.head_dim, k = int64_t{a.kv_heads} * a.head_dim;
+  add_norm_pack(layer.attn_norm, attention_acts(layer));
   multiply({{&layer.q, qkv_.data(), qkv_width_, 0, tokens_},
             {&layer.k, qkv_.data() + q, qkv_width_, 0, tokens_},
             {&layer.v, qkv_.data() + q + k, qkv_width_, 0, tokens_}});
@@ -305,28 +321,32 @@ void Decoder::attend(const DecoderLayer& layer, const KvLayer& kv, Attend& plan)
   multiply({{&layer.o, delta_.data(), delta_stride_, 0, tokens_}});
 }
 
-// Q and K get their norms and rope, K and V go to the cache. One item is one block of one row, so
-// that no two threads write the same block, whatever its layout.
+// Q and K get their norms and rope, K and V go to the cache.
 void Decoder::write_kv(const DecoderLayer& layer, const KvLayer& kv) {
   const AttnShape& a = layer.attention;
   const int64_t q_width = int64_t{a.heads} * a.head_dim, k_width = int64_t{a.kv_heads} * a.head_dim;
+  each_write(layer, kv, [&](int64_t token, int64_t position, int64_t block) {
+    float* q = qkv_.data() + token * qkv_width_;
+    const float* k = q + q_width;
+    shape_heads(layer, position, q);
+    kernels_.kv_write(kv, block, position % kv.block_size, k, k + k_width);
+  });
+}
+
+void Decoder::each_write(const DecoderLayer& layer, const KvLayer& kv,
+                         const std::function<void(int64_t, int64_t, int64_t)>& body) {
   const auto g = static_cast<size_t>(layer.cache_group);
-  const auto body = [&](int64_t begin, int64_t end, int) {
+  const auto run = [&](int64_t begin, int64_t end, int) {
     for (int64_t w = begin; w < end; ++w) {
       const WriteItem& item = writes_[static_cast<size_t>(w)];
       const int64_t column = item.position / kv.block_size;
       const int64_t block = tables_[g][static_cast<size_t>(item.row * table_stride_[g] + column)];
-      for (int64_t i = 0; i < item.count; ++i) {
-        float* q = qkv_.data() + (item.token + i) * qkv_width_;
-        const float* k = q + q_width;
-        shape_heads(layer, item.position + i, q);
-        kernels_.kv_write(kv, block, item.position % kv.block_size + i, k, k + k_width);
-      }
+      for (int64_t i = 0; i < item.count; ++i) body(item.token + i, item.position + i, block);
     }
   };
   const int64_t items = write_count_;
   const int64_t grain = tokens_ <= 2 ? items : std::max<int64_t>(1, items / (4 * pool_.threads()));
-  pool_.run(items, grain, body);
+  pool_.run(items, grain, run);
 }
 
 // What happens to a token's Q, K and V between their products and the cache.
@@ -451,8 +471,7 @@ void Decoder::pack_rows(const float* rows, int64_t stride, const Linear& to) {
 void Decoder::pack_row(unsigned types, const float* row, int64_t k, int64_t index, Acts& acts) {
   for (int act = 0; act < 3; ++act) {
     if (types >> act & 1u) {
-      kernels_.pack_act(static_cast<ActType>(act), row, k,
-                        acts[act].data() + index * act_stride_[act]);
+      kernels_.pack_act(static_cast<ActType>(act), row, k, acts.row(act, index));
     }
   }
 }
@@ -485,9 +504,9 @@ void Decoder::multiply(const Product* products, size_t count, Acts& acts) {
       const PackedMatrix& w = *product.linear->weight;
       const int64_t m0 = (i - cut.first) / cut.chunks * cut.row_block;
       const int64_t p0 = (i - cut.first) % cut.chunks * cut.panel_chunk;
-      const int64_t stride = act_stride_[static_cast<int>(w.act)];
-      kernels_.gemm(w, acts[static_cast<int>(w.act)].data() + (product.first_row + m0) * stride,
-                    stride, std::min(cut.row_block, product.rows - m0), p0,
+      const int act = static_cast<int>(w.act);
+      kernels_.gemm(w, acts.row(act, product.first_row + m0), acts.stride[act],
+                    std::min(cut.row_block, product.rows - m0), p0,
                     std::min(p0 + cut.panel_chunk, panels_of(w)), product.linear->bias,
                     product.out + m0 * product.ldo, product.ldo);
     }

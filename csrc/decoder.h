@@ -43,14 +43,29 @@ struct Experts {
   Linear shared_gate;  // null: its output is added as it is
 };
 
+// Multi-head latent attention (DeepSeek-V2, section 2.1), absorbed: every head reads the same
+// normed latent, and a key beside it that carries the rope; K is [latent, key], V the latent.
+// Instead of K and V being made from the cached latents, each head's query is taken into the
+// latents' space (k_up), and what it attends to is brought back from there (v_up).
+struct Latent {
+  int64_t rank = 0, rope = 0;      // widths of the latent and of the rotated key
+  int64_t nope = 0, value = 0;     // of a head's query without rope, and of its output
+  float norm_eps = 0;
+  Linear q_down, kv_down;          // q_down.weight null: queries come straight from x
+  Norm q_norm, kv_norm;
+  std::vector<Linear> k_up, v_up;  // per head, [rank, nope] and [value, rank]
+  int64_t query() const { return nope + rope; }
+};
+
 struct DecoderLayer {
   AttnShape attention{};
   int rope = -1;  // index of its table, -1 for none
   int cache_group = 0;
   const float* sinks = nullptr;
   float clip = 0;  // of Q, K and V; 0: none
-  Linear q, k, v, o;
+  Linear q, k, v, o;             // k and v are null of latent attention
   Linear gate;  // of the heads' outputs, by its sigmoid; or none
+  std::unique_ptr<Latent> latent;
   QkNorm qk_norm;
   Norm attn_norm, attn_post_norm, mlp_norm, mlp_post_norm;
   std::unique_ptr<Recurrent> recurrent;  // instead of attention
@@ -107,7 +122,13 @@ class Decoder {
     const float* values;  // [tokens, delta_stride_]
     Norm post;
   };
-  using Acts = Buffer<uint8_t>[3];  // packed rows, per activation type
+  // Packed rows, per activation type.
+  struct Acts {
+    Buffer<uint8_t> rows[3];
+    int64_t stride[3] = {0, 0, 0};
+    uint8_t* row(int act, int64_t index) const { return rows[act].data() + index * stride[act]; }
+    void ensure(int act, int64_t count) { rows[act].ensure(count * stride[act]); }
+  };
   // Tokens of one row that fall into one cache block.
   struct WriteItem {
     int64_t token, count;
@@ -124,6 +145,8 @@ class Decoder {
   };
 
   void measure(const DecoderLayer& layer);
+  void measure_latent(const DecoderLayer& layer);
+  void set_strides(Acts& acts, int64_t k) const;  // for rows of up to k values
   void size_buffers(int64_t tokens);
   void compute_rows(const StepInput& step, int64_t rows);
   void run_layer(size_t l, const StepInput& step, KvCache& cache);
@@ -132,7 +155,7 @@ class Decoder {
   void prepare(const StepInput& step, const KvCache& cache);
   void prepare_tables(const StepInput& step, const KvCache& cache);
   void embed(const std::vector<int32_t>& token_ids);
-  // Attention of the packed rows, into delta_.
+  // Attention of the norm of x, into delta_.
   void attend(const DecoderLayer& layer, const KvLayer& kv, Attend& plan);
   // The other kind of mixer (decoder_recurrent.cpp).
   struct MixLayout;
@@ -147,6 +170,13 @@ class Decoder {
             int64_t head);
   void gate_row(const Recurrent& mixer, int64_t t);
   void write_kv(const DecoderLayer& layer, const KvLayer& kv);
+  // Runs body(token, position, block) for every token; no two threads have tokens of one block, so
+  // that the body may write there whatever the block's layout.
+  void each_write(const DecoderLayer& layer, const KvLayer& kv,
+                  const std::function<void(int64_t, int64_t, int64_t)>& body);
+  void attend_latent(const DecoderLayer& layer, const KvLayer& kv, Attend& plan);
+  void write_latents(const DecoderLayer& layer, const KvLayer& kv);
+  void lift_queries(const DecoderLayer& layer);
   void shape_heads(const DecoderLayer& layer, int64_t position, float* qkv) const;
   void norm_heads(const DecoderLayer& layer, float* q, float* k) const;
   // The feed-forward block of norm(x), into `out`.
@@ -221,6 +251,10 @@ class Decoder {
   size_t picked_ = 0;  // which one this step went on from
   Buffer<float> x_, qkv_, heads_, gate_, mix_, delta_, delta2_, mlp_, scratch_;
   Acts acts_, sent_acts_, slot_acts_;
+  // Of latent attention: queries (later outputs), low-rank queries, [latent, key]; head rows.
+  Buffer<float> wide_, low_, latents_;
+  Acts head_acts_;
+  int64_t wide_width_ = 0, low_width_ = 0, latent_width_ = 0, head_k_ = 0;
   // Of experts: a slot is one token at one expert, ordered by expert.
   Buffer<float> router_, slot_out_, shared_out_, shared_gate_;
   std::vector<int32_t> chosen_;      // [tokens, top_k]
@@ -230,7 +264,6 @@ class Decoder {
   std::vector<int64_t> expert_slot_;  // first slot of each expert, and the end
   std::vector<Product> products_;
   std::vector<std::vector<float>> route_scratch_;  // per thread
-  int64_t act_stride_[3] = {0, 0, 0};
 };
 
 }  // namespace tidemill

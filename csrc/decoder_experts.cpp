@@ -86,17 +86,16 @@ void Decoder::send_to_experts(const Experts& moe, int64_t first, int64_t count) 
   }
   for (int act = 0; act < 3; ++act) {
     if (acts >> act & 1u) {
-      sent_acts_[act].ensure(slots * act_stride_[act]);
-      slot_acts_[act].ensure(slots * act_stride_[act]);
+      sent_acts_.ensure(act, slots);
+      slot_acts_.ensure(act, slots);
     }
   }
   each_token(slots, [&](int64_t slot, int) {
     for (int act = 0; act < 3; ++act) {
       if ((acts >> act & 1u) == 0) continue;
-      const int64_t stride = act_stride_[act];
-      std::memcpy(sent_acts_[act].data() + slot * stride,
-                  acts_[act].data() + slot_token_[static_cast<size_t>(slot)] * stride,
-                  static_cast<size_t>(stride));
+      std::memcpy(sent_acts_.row(act, slot),
+                  acts_.row(act, slot_token_[static_cast<size_t>(slot)]),
+                  static_cast<size_t>(acts_.stride[act]));
     }
   });
 }

@@ -42,7 +42,8 @@ void Executor::build(const ModelConfig& config, const uint8_t* embedding_source,
     if (!layer.recurrent) {
       groups[static_cast<size_t>(layer.cache_group)].layers.push_back(static_cast<int>(l));
     }
-    shapes.push_back({m.layers[l].attention.kv_heads, m.layers[l].attention.head_dim});
+    const AttnShape& a = layer.attention;
+    shapes.push_back({a.kv_heads, a.head_dim, a.v_dim});
   }
   cache_.emplace(kernels_, static_cast<KvType>(config.kv_type), config.block_size,
                  std::move(groups), std::move(shapes), m.state_floats);

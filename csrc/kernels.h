@@ -36,13 +36,13 @@ struct PackedMatrix {
 struct KvLayer {
   KvType type;
   int32_t block_size;  // 16, 32, 64 or 128
-  int32_t kv_heads, head_dim;
+  int32_t kv_heads, head_dim, v_dim;  // widths of a head's K and of its V
   uint8_t* base;       // block b starts at base + b * block_stride, 64-byte aligned
   int64_t block_stride;
 };
 
 struct AttnShape {
-  int32_t heads, kv_heads, head_dim;
+  int32_t heads, kv_heads, head_dim, v_dim;
   float scale;
   int64_t window;      // 0: full attention; else query at p sees positions > p - window
   float softcap = 0;   // 0: none; else scores s become softcap * tanh(s / softcap)
@@ -109,10 +109,11 @@ struct KernelTable {
   void (*rope)(float* x, int64_t heads, int64_t head_dim, int64_t dim, const float* cos_sin);
 
   // --- attention ---
-  int64_t (*kv_block_bytes)(KvType type, int64_t block_size, int64_t kv_heads, int64_t head_dim);
-  // Write K and V of one token ([kv_heads, head_dim] each) into slot `slot` of `block`.
+  int64_t (*kv_block_bytes)(KvType type, int64_t block_size, int64_t kv_heads, int64_t head_dim,
+                            int64_t v_dim);
+  // Write K [kv_heads, head_dim] and V [kv_heads, v_dim] of one token into slot `slot` of `block`.
   void (*kv_write)(const KvLayer& kv, int64_t block, int64_t slot, const float* k, const float* v);
-  // Copy a token out as float (export, tests): [kv_heads, head_dim] each.
+  // Copy a token out as float (tests).
   void (*kv_read)(const KvLayer& kv, int64_t block, int64_t slot, float* k, float* v);
   // The same without loss, in the cache's own element type (F32: float; BF16: uint16 bits; I8: int8
   // and one float scale per head, null otherwise), and back: moving blocks keeps their bits.
@@ -126,17 +127,17 @@ struct KernelTable {
   // first query's [heads, head_dim], q_stride floats apart) of the `heads / kv_heads` query heads
   // that share KV head `kv_head`, over the positions of span `span` (kSpan * span ...) that each
   // query may see. Writes, for query i and head-in-group g, at index i * group + g: the running
-  // maximum m, the sum l and the unnormalised accumulator acc[head_dim]. A query that sees no
+  // maximum m, the sum l and the unnormalised accumulator acc[v_dim]. A query that sees no
   // position of the span gets m = -inf, l = 0, acc = 0.
   void (*attn_span)(const AttnShape& shape, const KvLayer& kv, const int32_t* block_table,
                     const float* q, int64_t q_stride, int64_t nq, int64_t pos0, int64_t kv_head,
                     int64_t span, float* m, float* l, float* acc, void* scratch);
   // Merge one later span's (m, l, acc) of `count` query-heads into the running one; spans are
   // merged in ascending order, starting from m = -inf, l = 0, acc = 0.
-  void (*attn_merge)(int64_t count, int64_t head_dim, float* m, float* l, float* acc,
+  void (*attn_merge)(int64_t count, int64_t v_dim, float* m, float* l, float* acc,
                      const float* m2, const float* l2, const float* acc2);
   // out = acc / l for one query-head.
-  void (*attn_finish)(int64_t head_dim, float l, const float* acc, float* out);
+  void (*attn_finish)(int64_t v_dim, float l, const float* acc, float* out);
 
   // --- recurrent mixers, one row each ---
   // out = silu(bias + sum_j weight[j * n ..] * rows[j]) over n channels, j ascending; bias may be

@@ -97,7 +97,8 @@ void route(const Routing& r, const float* logits, std::vector<float>& scratch, i
     taken[best] = 1;
   }
   if (r.scoring == Scoring::SoftmaxChosen) softmax(weights, r.top_k);
-  float sum = 0;
+  // Sigmoids may all be next to nothing: DeepSeek-V3's own code adds the same.
+  float sum = r.scoring == Scoring::Sigmoid ? 1e-20f : 0.0f;
   for (int64_t n = 0; n < r.top_k; ++n) sum += weights[n];
   const float factor = r.normalize && r.scoring != Scoring::SoftmaxChosen ? r.scale / sum : r.scale;
   for (int64_t n = 0; n < r.top_k; ++n) weights[n] *= factor;

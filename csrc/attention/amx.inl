@@ -9,8 +9,8 @@ constexpr int64_t kTileQueries = 32;  // query rows at a time: two tiles
 constexpr int64_t kTileScoreRow = kSpan + 16;         // floats
 constexpr int64_t kTileProbRow = kSpan + kTileDepth;  // bf16
 
-static inline int64_t tile_scratch_bytes(int64_t head_dim) {
-  return kTileQueries * (kTileScoreRow * 4 + kTileProbRow * 2) + kSpan * head_dim * 2;
+static inline int64_t tile_scratch_bytes(int64_t v_dim) {
+  return kTileQueries * (kTileScoreRow * 4 + kTileProbRow * 2) + kSpan * v_dim * 2;
 }
 
 // One tile's worth of rows at work on a span.
@@ -82,13 +82,13 @@ class Fetch {
  public:
   Fetch(const TileJob& tile, int64_t r) : tile_(tile) {
     if (!tile.leads || tile.count <= kTileRows) return;
-    const int64_t lines = tile.chunks * tile.job.shape.head_dim;
+    const int64_t lines = tile.chunks * tile.job.shape.v_dim;
     next_ = lines * r / tile.count;
     end_ = lines * (r + 1) / tile.count;
     step_ = (end_ - next_ + kSpan / kTileDepth - 1) / (kSpan / kTileDepth);
   }
   inline void on() {
-    const int64_t d = tile_.job.shape.head_dim;
+    const int64_t d = tile_.job.shape.v_dim;
     for (const int64_t to = min64(next_ + step_, end_); next_ < to; ++next_)
       prefetch(tile_.values[next_ / d] + next_ % d * 64);
   }
@@ -144,7 +144,7 @@ static void tile_softmax(const TileJob& tile, int64_t r, float* m, float* l) {
 
 // A chunk of V with the tokens nobody sees cleared: their slots may hold anything, a NaN included.
 static void copy_seen(const TileJob& tile, int64_t t, uint8_t* out) {
-  const int64_t d = tile.job.shape.head_dim;
+  const int64_t d = tile.job.shape.v_dim;
   for (int64_t i = 0; i < kTileDepth; i += 2) {
     const bool even = t + i >= tile.all.lo && t + i < tile.all.hi;
     const bool odd = t + i + 1 >= tile.all.lo && t + i + 1 < tile.all.hi;
@@ -158,7 +158,7 @@ static void copy_seen(const TileJob& tile, int64_t t, uint8_t* out) {
 // acc[rows][64 or 32 columns] from column d0 on, summed over the span's chunks in order.
 template <bool kLower>
 static inline void tile_columns(const TileJob& tile, int64_t d0, float* acc) {
-  const int64_t d = tile.job.shape.head_dim, v_row = d * 4, p_row = kTileProbRow * 2;
+  const int64_t d = tile.job.shape.v_dim, v_row = d * 4, p_row = kTileProbRow * 2;
   const bool wide = !kLower && d0 + 2 * kTileDepth <= d;  // four sums for the upper rows
   tile_zero<0>();
   tile_zero<1>();
@@ -191,7 +191,7 @@ static inline void tile_columns(const TileJob& tile, int64_t d0, float* acc) {
 
 // Where the chunks of V lie; those with tokens that nobody sees, or in two blocks, are copied.
 static void find_values(TileJob& tile) {
-  const int64_t d = tile.job.shape.head_dim;
+  const int64_t d = tile.job.shape.v_dim;
   tile.first = tile.all.lo / kTileDepth * kTileDepth;
   tile.chunks = 0;
   for (int64_t t = tile.first; t < tile.all.hi; t += kTileDepth, ++tile.chunks) {
@@ -207,7 +207,7 @@ static void find_values(TileJob& tile) {
 }
 
 static void tile_values(const TileJob& tile, float* acc) {
-  const int64_t d = tile.job.shape.head_dim;
+  const int64_t d = tile.job.shape.v_dim;
   if (tile.count > kTileRows) {
     for (int64_t d0 = 0; d0 < d; d0 += kTileDepth) tile_columns<true>(tile, d0, acc);
   } else {
@@ -217,7 +217,7 @@ static void tile_values(const TileJob& tile, float* acc) {
 
 static void span_tiles(const SpanJob& job, const float* q, int64_t q_stride, int64_t nq, float* m,
                        float* l, float* acc, uint8_t* scratch) {
-  const int64_t d = job.shape.head_dim, rows = nq * job.group;
+  const int64_t d = job.shape.head_dim, dv = job.shape.v_dim, rows = nq * job.group;
   float* scores = reinterpret_cast<float*>(scratch);
   uint16_t* probs = reinterpret_cast<uint16_t*>(scores + kTileQueries * kTileScoreRow);
   uint8_t* copies = reinterpret_cast<uint8_t*>(probs + kTileQueries * kTileProbRow);
@@ -230,7 +230,7 @@ static void span_tiles(const SpanJob& job, const float* q, int64_t q_stride, int
     TileJob tile{job, row, count, seen_by(job, row, count), job.q + row * d * 2,
                  scores, probs, copies, row == 0, 0, 0, {}};
     if (tile.all.hi <= tile.all.lo) {
-      __builtin_memset(acc + row * d, 0, size_t(count * d) * 4);
+      __builtin_memset(acc + row * dv, 0, size_t(count * dv) * 4);
       for (int64_t r = row; r < row + count; ++r) m[r] = -kInfinity, l[r] = 0.0f;
     } else {
       find_values(tile);

@@ -18,7 +18,7 @@ struct SpanJob {
   int64_t pos0;
   int64_t group;       // query heads per KV head
   int64_t steps;       // depth of a score
-  int64_t vectors;     // vectors of the head dimension
+  int64_t vectors;     // vectors of a V
   int64_t acc_row;     // floats per accumulator row, whole vectors
   bool once;           // all rows fit one tile: K and V are read once, from memory
   uint8_t* q;          // packed queries
@@ -90,9 +90,10 @@ static inline Ahead chunk_ahead(const SpanJob& job, int64_t t, Visible range) {
     const uint8_t* head = head_at(job, at, &slot);
     ahead.half[h] = keys ? head + slot * Cache::kLaneBytes
                          : head + job.layout.v_offset +
-                               slot / Cache::kDepth * job.shape.head_dim * Cache::kLaneBytes;
+                               slot / Cache::kDepth * job.shape.v_dim * Cache::kLaneBytes;
   }
-  // One line of V's rows per step covers them: a half of V has `steps` times kHalf lanes.
+  // One line of V's rows per step covers them: a half of V has `steps` times kHalf lanes, where it is
+  // as wide as K. (Elsewhere some are left, or some lines behind it are fetched for nothing.)
   ahead.step = (keys ? job.kv.block_size : kHalf) * Cache::kLaneBytes;
   if (ahead.half[0] && ahead.half[1] == ahead.half[0] + kHalf * Cache::kLaneBytes &&
       kChunk * Cache::kLaneBytes <= 64)
@@ -191,7 +192,7 @@ static inline void softmax_row(const SpanJob& job, float* row, Visible see, floa
 // Row of V that holds step `s` of the span (a token, or a pair of tokens).
 template <class Cache>
 static inline const uint8_t* value_row(const SpanJob& job, int64_t s) {
-  const int64_t t = s * Cache::kDepth, row = job.shape.head_dim * Cache::kLaneBytes;
+  const int64_t t = s * Cache::kDepth, row = job.shape.v_dim * Cache::kLaneBytes;
   int64_t slot;
   const uint8_t* head = head_at(job, t, &slot);
   return head + job.layout.v_offset + slot / Cache::kDepth * row;
@@ -243,8 +244,7 @@ static void value_rows(const SpanJob& job, int64_t row0) {
                        more ? value_row<Cache>(job, s + kRange / D) : nullptr, end - s};
       s = end;
     }
-    value_vectors<Cache, R, V>(runs, count, job.shape.head_dim * Cache::kLaneBytes, kSpan * 4,
-                               job.acc,
+    value_vectors<Cache, R, V>(runs, count, job.shape.v_dim * Cache::kLaneBytes, kSpan * 4, job.acc,
                                job.acc_row, 0, job.vectors);
     for (int r = 0; r < R; ++r)
       value_alone<Cache>(job, r, see[r], split,
@@ -264,7 +264,7 @@ static void span_rows(const SpanJob& job, int64_t row0, float* m, float* l, floa
     softmax_row<Cache>(job, job.scores + r * kSpan, visible(job, row0 + r), m + row0 + r,
                        l + row0 + r);
   value_rows<Cache, R>(job, row0);
-  const int64_t d = job.shape.head_dim;
+  const int64_t d = job.shape.v_dim;
   for (int r = 0; r < R; ++r)
     __builtin_memcpy(acc + (row0 + r) * d, job.acc + r * job.acc_row, size_t(d) * 4);
 }
@@ -310,7 +310,7 @@ struct ScratchLayout {
 static inline ScratchLayout scratch_layout(const AttnShape& shape, int64_t nq) {
   const int64_t rows = nq * (shape.heads / shape.kv_heads), d = shape.head_dim;
   ScratchLayout s;
-  s.acc_row = round_up(d, 16);
+  s.acc_row = round_up(shape.v_dim, 16);
   s.scores = round_up(rows * d * 4, 64);
   s.acc = s.scores + kScoreRows * kSpan * 4;
   s.total = s.acc + round_up(kScoreRows * s.acc_row * 4, 64);
@@ -330,20 +330,20 @@ static void attn_span(const AttnShape& shape, const KvLayer& kv, const int32_t* 
   const SpanJob job{shape,
                     kv,
                     block_table,
-                    cache_layout(kv.type, kv.block_size, d),
+                    cache_layout(kv),
                     span * kSpan,
                     kv_head,
                     pos0,
                     shape.heads / shape.kv_heads,
                     kv.type == KvType::BF16 ? d / 2 : d,
-                    (d + kLanes - 1) / kLanes,
+                    (shape.v_dim + kLanes - 1) / kLanes,
                     at.acc_row,
                     nq * (shape.heads / shape.kv_heads) <= kScoreRows,
                     bytes,
                     reinterpret_cast<float*>(bytes + at.scores),
                     reinterpret_cast<float*>(bytes + at.acc)};
 #ifdef TIDEMILL_AMX
-  if (kv.type == KvType::BF16 && d % kTileDepth == 0) {
+  if (kv.type == KvType::BF16 && d % kTileDepth == 0 && shape.v_dim % kTileDepth == 0) {
     span_tiles(job, q, q_stride, nq, m, l, acc, bytes + at.total);
     return;
   }
@@ -356,20 +356,20 @@ static void attn_span(const AttnShape& shape, const KvLayer& kv, const int32_t* 
 static int64_t attn_scratch_bytes(const AttnShape& shape, int64_t nq) {
   int64_t bytes = scratch_layout(shape, nq).total;
 #ifdef TIDEMILL_AMX
-  bytes += tile_scratch_bytes(shape.head_dim);
+  bytes += tile_scratch_bytes(shape.v_dim);
 #endif
   return bytes;
 }
 
-static void attn_merge(int64_t count, int64_t head_dim, float* m, float* l, float* acc,
+static void attn_merge(int64_t count, int64_t v_dim, float* m, float* l, float* acc,
                        const float* m2, const float* l2, const float* acc2) {
-  for (int64_t r = 0; r < count; ++r, acc += head_dim, acc2 += head_dim) {
+  for (int64_t r = 0; r < count; ++r, acc += v_dim, acc2 += v_dim) {
     if (m2[r] == -kInfinity) continue;  // the span was not seen
     const float largest = m[r] > m2[r] ? m[r] : m2[r];
     const float keep = exp_scalar(m[r] - largest), take = exp_scalar(m2[r] - largest);
     const Vf a = vset(keep), b = vset(take);
-    for (int64_t i = 0; i < head_dim; i += kLanes) {
-      const int64_t n = head_dim - i;
+    for (int64_t i = 0; i < v_dim; i += kLanes) {
+      const int64_t n = v_dim - i;
       vstore_n(acc + i, vfma(vload_n(acc + i, n), a, vmul(vload_n(acc2 + i, n), b)), n);
     }
     l[r] = l[r] * keep + l2[r] * take;
@@ -377,8 +377,8 @@ static void attn_merge(int64_t count, int64_t head_dim, float* m, float* l, floa
   }
 }
 
-static void attn_finish(int64_t head_dim, float l, const float* acc, float* out) {
+static void attn_finish(int64_t v_dim, float l, const float* acc, float* out) {
   const Vf sum = vset(l);
-  for (int64_t i = 0; i < head_dim; i += kLanes)
-    vstore_n(out + i, vdiv(vload_n(acc + i, head_dim - i), sum), head_dim - i);
+  for (int64_t i = 0; i < v_dim; i += kLanes)
+    vstore_n(out + i, vdiv(vload_n(acc + i, v_dim - i), sum), v_dim - i);
 }

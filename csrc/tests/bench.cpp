@@ -66,10 +66,10 @@ void bench_weight(const KernelTable& t, WeightType type, bool float32, const Buf
 
 void bench_attention(const KernelTable& t, KvType type, int64_t block) {
   const int64_t heads = 16, kv_heads = 8, d = 128, length = 4096, group = heads / kv_heads;
-  const int64_t bytes = t.kv_block_bytes(type, block, kv_heads, d), blocks = length / block;
+  const int64_t bytes = t.kv_block_bytes(type, block, kv_heads, d, d), blocks = length / block;
   const int64_t sequences = std::max<int64_t>(2, kRotate / (blocks * bytes));
   Buffer cache(sequences * blocks * bytes);
-  KvLayer kv{type, int32_t(block), int32_t(kv_heads), int32_t(d), cache.data, bytes};
+  KvLayer kv{type, int32_t(block), int32_t(kv_heads), int32_t(d), int32_t(d), cache.data, bytes};
   Random random{2};
   std::vector<float> token(kv_heads * d);
   for (float& v : token) v = random.normal();
@@ -79,7 +79,7 @@ void bench_attention(const KernelTable& t, KvType type, int64_t block) {
   std::vector<int32_t> table(sequences * blocks);
   for (size_t i = 0; i < table.size(); ++i) table[i] = int32_t(i);
   for (size_t i = table.size() - 1; i > 0; --i) std::swap(table[i], table[random.below(i + 1)]);
-  const AttnShape shape{int32_t(heads), int32_t(kv_heads), int32_t(d), 0.088f, 0};
+  const AttnShape shape{int32_t(heads), int32_t(kv_heads), int32_t(d), int32_t(d), 0.088f, 0};
   const int64_t chunk = 64;
   std::vector<float> q(chunk * heads * d), m(chunk * group), l(chunk * group);
   std::vector<float> acc(chunk * group * d);

@@ -8,6 +8,8 @@ namespace {
 struct Shape {
   KvType type;
   int64_t block, heads, kv_heads, d, window, length;
+  int64_t dv = 0;  // width of V; 0: as wide as K
+  int64_t v() const { return dv ? dv : d; }
 };
 
 // A sequence in a paged cache whose unwritten slots hold NaN, with its own K, V and queries.
@@ -23,7 +25,7 @@ struct Sequence {
       : t(table_), s(shape), cache(cache_bytes(table_, shape)) {
     Random random{seed};
     k.resize(s.length * s.kv_heads * s.d);
-    v.resize(k.size());
+    v.resize(s.length * s.kv_heads * s.v());
     q.resize(s.length * s.heads * s.d);
     for (float& x : k) x = random.normal();
     for (float& x : v) x = random.normal();
@@ -33,49 +35,50 @@ struct Sequence {
     for (int64_t i = used - 1; i > 0; --i) std::swap(table[i], table[random.below(i + 1)]);
     // Blocks past the sequence must never be touched.
     for (int i = 0; i < 64; ++i) table.push_back(-1000000);
-    layer = {s.type, int32_t(s.block), int32_t(s.kv_heads), int32_t(s.d), cache.data,
-             t.kv_block_bytes(s.type, s.block, s.kv_heads, s.d)};
+    layer = {s.type, int32_t(s.block), int32_t(s.kv_heads), int32_t(s.d), int32_t(s.v()),
+             cache.data, t.kv_block_bytes(s.type, s.block, s.kv_heads, s.d, s.v())};
   }
   static int64_t cache_bytes(const KernelTable& t, const Shape& s) {
-    return (s.length / s.block + 3) * t.kv_block_bytes(s.type, s.block, s.kv_heads, s.d);
+    return (s.length / s.block + 3) * t.kv_block_bytes(s.type, s.block, s.kv_heads, s.d, s.v());
   }
   void write(int64_t pos) {
     t.kv_write(layer, table[pos / s.block], pos % s.block, &k[pos * s.kv_heads * s.d],
-               &v[pos * s.kv_heads * s.d]);
+               &v[pos * s.kv_heads * s.v()]);
   }
   AttnShape shape() const {
-    return {int32_t(s.heads), int32_t(s.kv_heads), int32_t(s.d), 1.0f / std::sqrt(float(s.d)),
-            s.window};
+    return {int32_t(s.heads), int32_t(s.kv_heads), int32_t(s.d), int32_t(s.v()),
+            1.0f / std::sqrt(float(s.d)), s.window};
   }
-  // Output [nq, heads, d] of the queries pos0 .. pos0 + nq, in one call per KV head and span.
+  // Output [nq, heads, dv] of the queries pos0 .. pos0 + nq, in one call per KV head and span.
   std::vector<float> attend(int64_t pos0, int64_t nq) const {
     const AttnShape a = shape();
-    const int64_t group = s.heads / s.kv_heads, rows = nq * group;
-    std::vector<float> out(nq * s.heads * s.d, NAN);
+    const int64_t group = s.heads / s.kv_heads, rows = nq * group, dv = s.v();
+    std::vector<float> out(nq * s.heads * dv, NAN);
     Buffer scratch(t.attn_scratch_bytes(a, nq));
     for (int64_t h = 0; h < s.kv_heads; ++h) {
-      std::vector<float> m(rows, -INFINITY), l(rows, 0), acc(rows * s.d, 0);
-      std::vector<float> m2(rows, NAN), l2(rows, NAN), acc2(rows * s.d, NAN);
+      std::vector<float> m(rows, -INFINITY), l(rows, 0), acc(rows * dv, 0);
+      std::vector<float> m2(rows, NAN), l2(rows, NAN), acc2(rows * dv, NAN);
       for (int64_t span = 0; span * kSpan < pos0 + nq; ++span) {
         scratch.poison();
         t.attn_span(a, layer, table.data(), &q[pos0 * s.heads * s.d], s.heads * s.d, nq, pos0, h,
                     span, m2.data(), l2.data(), acc2.data(), scratch.data);
-        t.attn_merge(rows, s.d, m.data(), l.data(), acc.data(), m2.data(), l2.data(), acc2.data());
+        t.attn_merge(rows, dv, m.data(), l.data(), acc.data(), m2.data(), l2.data(), acc2.data());
       }
       for (int64_t r = 0; r < rows; ++r)
-        t.attn_finish(s.d, l[r], &acc[r * s.d],
-                      &out[(r / group * s.heads + h * group + r % group) * s.d]);
+        t.attn_finish(dv, l[r], &acc[r * dv],
+                      &out[(r / group * s.heads + h * group + r % group) * dv]);
     }
     return out;
   }
   // One query's output in double precision from the values the cache holds.
   std::vector<double> reference(int64_t pos) const {
     const int64_t group = s.heads / s.kv_heads, row = s.kv_heads * s.d;
+    const int64_t dv = s.v(), v_row = s.kv_heads * dv;
     const int64_t lo = s.window ? std::max<int64_t>(0, pos - s.window + 1) : 0;
-    std::vector<float> kr((pos + 1) * row), vr((pos + 1) * row);
+    std::vector<float> kr((pos + 1) * row), vr((pos + 1) * v_row);
     for (int64_t i = lo; i <= pos; ++i)
-      t.kv_read(layer, table[i / s.block], i % s.block, &kr[i * row], &vr[i * row]);
-    std::vector<double> out(s.heads * s.d, 0.0);
+      t.kv_read(layer, table[i / s.block], i % s.block, &kr[i * row], &vr[i * v_row]);
+    std::vector<double> out(s.heads * dv, 0.0);
     for (int64_t h = 0; h < s.heads; ++h) {
       const float* query = &q[(pos * s.heads + h) * s.d];
       std::vector<double> score(pos + 1);
@@ -91,36 +94,38 @@ struct Sequence {
       }
       for (int64_t i = lo; i <= pos; ++i) sum += score[i] = std::exp(score[i] - best);
       for (int64_t i = lo; i <= pos; ++i)
-        for (int64_t j = 0; j < s.d; ++j)
-          out[h * s.d + j] += score[i] / sum * vr[i * row + h / group * s.d + j];
+        for (int64_t j = 0; j < dv; ++j)
+          out[h * dv + j] += score[i] / sum * vr[i * v_row + h / group * dv + j];
     }
     return out;
   }
 };
 
 void describe(char* what, size_t size, const Shape& s) {
-  std::snprintf(what, size, "attention %s block=%lld heads=%lld/%lld d=%lld window=%lld len=%lld",
+  std::snprintf(what, size, "attention %s block=%lld heads=%lld/%lld d=%lld/%lld window=%lld len=%lld",
                 name(s.type), (long long)s.block, (long long)s.heads, (long long)s.kv_heads,
-                (long long)s.d, (long long)s.window, (long long)s.length);
+                (long long)s.d, (long long)s.v(), (long long)s.window, (long long)s.length);
 }
 
 // Cached values stand for what was written, and export/import keeps their bits.
 void check_cache(Sequence& sequence, const char* what) {
   const KernelTable& t = sequence.t;
   const Shape& s = sequence.s;
-  const int64_t n = s.kv_heads * s.d, pos = s.length / 2;
-  std::vector<float> k(n), v(n), k2(n), v2(n), ks(s.kv_heads), vs(s.kv_heads);
-  std::vector<uint8_t> ek(n * 4), ev(n * 4);
+  const int64_t n = s.kv_heads * s.d, nv = s.kv_heads * s.v(), pos = s.length / 2;
+  std::vector<float> k(n), v(nv), k2(n), v2(nv), ks(s.kv_heads), vs(s.kv_heads);
+  std::vector<uint8_t> ek(n * 4), ev(nv * 4);
   const int64_t block = sequence.table[pos / s.block], slot = pos % s.block;
   t.kv_read(sequence.layer, block, slot, k.data(), v.data());
-  for (int64_t i = 0; i < n; ++i) {
-    const double allowed = s.type == KvType::F32 ? 0 : s.type == KvType::BF16 ? 0.016 : 0.015;
-    if (!(std::fabs(k[i] - sequence.k[pos * n + i]) <= allowed) ||
-        !(std::fabs(v[i] - sequence.v[pos * n + i]) <= allowed)) {
-      fail(t.isa, what, "cache holds %g for %g", k[i], sequence.k[pos * n + i]);
-      return;
-    }
-  }
+  const double allowed = s.type == KvType::F32 ? 0 : s.type == KvType::BF16 ? 0.016 : 0.015;
+  const auto holds = [&](const std::vector<float>& got, const float* wrote) {
+    for (size_t i = 0; i < got.size(); ++i)
+      if (!(std::fabs(got[i] - wrote[i]) <= allowed)) {
+        fail(t.isa, what, "cache holds %g for %g", got[i], wrote[i]);
+        return false;
+      }
+    return true;
+  };
+  if (!holds(k, &sequence.k[pos * n]) || !holds(v, &sequence.v[pos * nv])) return;
   t.kv_export(sequence.layer, block, slot, ek.data(), ev.data(), ks.data(), vs.data());
   t.kv_import(sequence.layer, 0, slot, ek.data(), ev.data(), ks.data(), vs.data());
   t.kv_read(sequence.layer, 0, slot, k2.data(), v2.data());
@@ -131,7 +136,7 @@ std::vector<float> run_shape(const KernelTable& t, const Shape& s) {
   char what[128];
   describe(what, sizeof what, s);
   Sequence sequence(t, s, 77);
-  const int64_t row = s.heads * s.d;
+  const int64_t row = s.heads * s.v();
   // Decode: each query when nothing after it has been written yet.
   std::vector<float> decoded;
   const bool sparse = s.length > 200;  // long sequences: a sample of the queries
@@ -200,6 +205,9 @@ void check_attention(const KernelTable& t) {
     run_shape(t, {type, 32, 14, 2, 64, 13, 100});
     run_shape(t, {type, 128, 32, 2, 16, 1, 40});
     run_shape(t, {type, 16, 3, 1, 20, 300, 1100});
+    run_shape(t, {type, 32, 5, 1, 50, 0, 600, 34});    // latents: V is narrower than K
+    run_shape(t, {type, 16, 80, 1, 96, 0, 45, 64});
+    run_shape(t, {type, 64, 6, 2, 24, 30, 70, 56});
     const std::vector<float> small = run_shape(t, {type, 16, 4, 2, 128, 0, 1060});
     for (int64_t block : {32, 64, 128})
       if (run_shape(t, {type, block, 4, 2, 128, 0, 1060}) != small)

@@ -87,6 +87,12 @@ _GROUPED_DELTA = {"linear_num_key_heads": 3, "linear_num_value_heads": 6,
 _HYBRID = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
 _OSS_ROPE = _rope("yarn", factor=4.0, original_max_position_embeddings=32, beta_fast=32.0,
                   beta_slow=1.0, truncate=False)  # fmt: skip
+_MLA: dict[str, Any] = {
+    "kv_lora_rank": 36, "qk_nope_head_dim": 20, "qk_rope_head_dim": 10, "v_head_dim": 18,
+    "moe_intermediate_size": 56, "n_shared_experts": 1,
+}  # fmt: skip
+_MLA_YARN = _rope("yarn", factor=4.0, original_max_position_embeddings=32, mscale=0.7,
+                  mscale_all_dim=1.2)  # fmt: skip
 _GPT: dict[str, Any] = {
     "vocab_size": VOCAB, "n_positions": 256, "n_layer": 3, "bos_token_id": 1, "eos_token_id": 2,
     "pad_token_id": 0,
@@ -451,6 +457,40 @@ CASES: list[Case] = [
                                     "num_experts_per_tok": 8}),
         quick=0,
     ),
+    *_family(
+        "DeepSeek-V2", "DeepseekV2",
+        ("3 heads, top 1 of 4", {**_MLA, "hidden_size": 72, "num_attention_heads": 3,
+                                 "q_lora_rank": None, "n_routed_experts": 4,
+                                 "num_experts_per_tok": 1, "first_k_dense_replace": 1}),
+        ("low-rank queries, 2 of 8 in 2 of 4 groups, yarn", {
+            **_MLA, **_MLA_YARN, "hidden_size": 100, "num_attention_heads": 5, "q_lora_rank": 38,
+            "kv_lora_rank": 42, "qk_nope_head_dim": 14, "qk_rope_head_dim": 6, "v_head_dim": 11,
+            "n_routed_experts": 8, "num_experts_per_tok": 2, "topk_method": "group_limited_greedy",
+            "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.7, "n_shared_experts": 2}),
+        ("7 heads, 8 of 16, biases", {
+            **_MLA, "hidden_size": 84, "num_attention_heads": 7, "q_lora_rank": 50,
+            "attention_bias": True, "n_routed_experts": 16, "num_experts_per_tok": 8}),
+    ),
+    *_family(
+        "DeepSeek-V3, R1, Kimi K2", "DeepseekV3",
+        ("3 heads, top 1 of 4, one group", {
+            **_MLA, "hidden_size": 72, "num_attention_heads": 3,
+            "num_key_value_heads": 3, "q_lora_rank": 34,
+            "n_routed_experts": 4, "num_experts_per_tok": 1, "n_group": 1, "topk_group": 1,
+            "first_k_dense_replace": 1}),
+        ("3 of 12 in 2 of 4 groups, yarn", {
+            **_MLA, **_MLA_YARN, "hidden_size": 100, "num_attention_heads": 5,
+            "num_key_value_heads": 5, "q_lora_rank": None,
+            "kv_lora_rank": 42, "qk_nope_head_dim": 14, "qk_rope_head_dim": 6, "v_head_dim": 23,
+            "n_routed_experts": 12, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
+            "first_k_dense_replace": 0}),
+        ("7 heads, 8 of 16, biases, tied", {
+            **_MLA, **_TIED, "hidden_size": 84, "num_attention_heads": 7,
+            "num_key_value_heads": 7, "q_lora_rank": 50,
+            "attention_bias": True, "norm_topk_prob": False, "n_routed_experts": 16,
+            "num_experts_per_tok": 8, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 2,
+            "n_shared_experts": 2}),
+    ),
 ]  # fmt: skip
 
 
@@ -483,6 +523,9 @@ def make_case(case: Case, folder: Path, seed: int = 0) -> Any:
                 parameter.normal_(0.0, 0.7)
             else:
                 parameter.normal_(0.0, 1.2 * parameter.shape[-1] ** -0.5)
+        for key, buffer in model.named_buffers():
+            if key.endswith("correction_bias"):  # as wide as what it corrects
+                buffer.uniform_(-0.3, 0.3)
         if not tied:
             model.get_output_embeddings().weight.normal_(0.0, 0.7)
     model.save_pretrained(folder)

@@ -226,7 +226,8 @@ class StepHandle(Protocol):
 
 @dataclass(slots=True)
 class ExportedBlocks:
-    """Blocks in a portable form: per layer K and V, [blocks, block_size, kv_heads, head_dim].
+    """Blocks in a portable form: per layer K [blocks, block_size, kv_heads, head_dim] and V
+    [blocks, block_size, kv_heads, v_dim].
 
     `kv_dtype` names the elements (bfloat16 as uint16 bits); int8 carries float32 `scales`,
     [blocks, block_size, kv_heads], per layer for K and V.

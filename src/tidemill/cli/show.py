@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from tidemill.cli import options
-from tidemill.models.spec import Mlp, Moe
+from tidemill.models.spec import Attention, Mlp, Moe
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -42,6 +42,13 @@ def _is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
+def _heads(mixer: Attention) -> str:
+    if mixer.latent is None:
+        return f"{mixer.heads} heads, {mixer.kv_heads} KV heads of {mixer.head_dim}"
+    latent = mixer.latent
+    return f"{mixer.heads} heads on latents of {latent.rank}, {latent.rope} values beside rotate"
+
+
 def _facts(opened: OpenedModel) -> Table:
     from rich.table import Table
 
@@ -63,7 +70,7 @@ def _facts(opened: OpenedModel) -> Table:
         ("layers", f"{len(spec.layers)} of width {spec.hidden_size}"),
         (
             "attention",
-            f"{attention.heads} heads, {attention.kv_heads} KV heads of {attention.head_dim}"
+            _heads(attention)
             + (", QK norm" if attention.qk_norm else "")
             + (", biases" if attention.q_bias else "")
             + (f", window {windows}" if windows else ""),

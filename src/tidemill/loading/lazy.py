@@ -11,7 +11,13 @@ import numpy as np
 from tidemill.base.errors import TidemillError, unsupported
 from tidemill.loading.places import Place, held_bytes
 from tidemill.models.blocks.repack import Inexact
-from tidemill.models.quantization import QUANTIZERS, convert, stored_type, to_float32
+from tidemill.models.quantization import (
+    QUANTIZERS,
+    convert,
+    stays_wide,
+    stored_type,
+    to_float32,
+)
 from tidemill.models.tensors import DeferredTensor, RawTensor, TensorHeader
 
 _MEASURED_ROWS = 64
@@ -64,7 +70,11 @@ class LazyTensors(Mapping[str, RawTensor]):
         for name, place in self.places.items():
             header = tensors.header(name)
             expanded = header.dtype == "F32" and place.dtype != "F32" and len(place.shape) > 1
-            if expanded and stored_type(name, header, holding.quantize) == "F32":
+            if (
+                expanded
+                and not stays_wide(name)
+                and stored_type(name, header, holding.quantize) == "F32"
+            ):
                 raise _refusal(place, f"no kernel multiplies {place.dtype} without loss")
         return tensors
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tidemill.loading.mapped import StoredTensor
 from tidemill.loading.places import Float32, Place, held_bytes
@@ -17,7 +18,7 @@ from tidemill.models.tensors import RawTensor
 @dataclass(frozen=True, slots=True)
 class Selected:
     """A `Place` seen through a `Source`. Rows move whole, so quantized ones keep their bytes; a
-    quantized matrix that is stored transposed is held as float32."""
+    quantized matrix whose axes are exchanged is held as float32."""
 
     place: Place
     source: Source
@@ -47,7 +48,8 @@ class Selected:
     def exact(self) -> str:
         """See `Place`."""
         exact = self.place.exact
-        if self.source.plus or (self.source.transposed and exact not in FLOAT_TYPES):
+        exchanged = self.source.transposed or self.source.turned
+        if self.source.plus or (exchanged and exact not in FLOAT_TYPES):
             return "F32"
         return exact
 
@@ -62,6 +64,8 @@ class Selected:
             values = values.reshape(-1)
         if source.rows is not None:
             values = values[source.rows]
+        if source.turned:
+            values = values.T
         return np.ascontiguousarray(values + np.float32(source.plus))
 
     def packed(self) -> RawTensor:
@@ -76,14 +80,21 @@ class Selected:
             raw = raw[source.expert * size : (source.expert + 1) * size]
             stored = stored[1:]
         if source.transposed:
-            item = held_bytes(exact, (1,))
-            raw = np.ascontiguousarray(raw.reshape(*stored, item).swapaxes(0, 1)).reshape(-1)
+            raw = _exchanged(raw, stored, exact)
             stored = stored[::-1]
         if source.flat:
             stored = (math.prod(stored),)
         if source.rows is not None:
             raw = np.ascontiguousarray(raw.reshape(stored[0], -1)[source.rows]).reshape(-1)
+        if source.turned:
+            raw = _exchanged(raw, shape[::-1], exact)
         return RawTensor(exact, shape, raw.data.cast("B"))
+
+
+def _exchanged(raw: NDArray[np.uint8], shape: tuple[int, ...], dtype: str) -> NDArray[np.uint8]:
+    """Bytes of a float matrix of this shape with its axes exchanged."""
+    item = held_bytes(dtype, (1,))
+    return np.ascontiguousarray(raw.reshape(*shape, item).swapaxes(0, 1)).reshape(-1)
 
 
 def select(place: Place, source: Source) -> Place:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tidemill.base.errors import model_file_error
 from tidemill.models import tensors as names
 from tidemill.models.sources import AS_NAMED, Conventions, Rows, Source, paired_order, pick
-from tidemill.models.spec import Attention, DecoderSpec, Recurrent
+from tidemill.models.spec import Attention, DecoderSpec, Latent, Recurrent
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,8 @@ class Fused:
         layout: ``stacked``: one part after the other; ``alternating``: a row of each in turn;
             ``grouped``: Q, K and V of one KV head after the other, Q with all heads that share it;
             ``heads``: each part's share of one head after the other; ``delta``: of a recurrent
-            mixer, Q, K, V and z of one key head after the other.
+            mixer, Q, K, V and z of one key head after the other; ``latents``: the matrices of one
+            head (``{h}``) after the other, from latents, those of K to be turned.
         transposed: weights are stored [in, out].
     """
 
@@ -149,14 +150,14 @@ def canonical_names(
         match = pattern.fullmatch(stored)
         if match is None:
             continue
-        fields = {"e": "{e}", **match.groupdict()}
+        fields = {"e": "{e}", "h": "{h}", **match.groupdict()}
         if isinstance(canonical, Fused):
             parts = tuple(part.format(**fields) for part in canonical.parts)
             held = dataclasses.replace(canonical, parts=parts)
         else:
             held = Fused(() if canonical is None else (canonical.format(**fields),))
         found = found or (True, held)
-        if expected is None or all(part.format(e=0) in expected for part in held.parts):
+        if expected is None or all(part.format(e=0, h=0) in expected for part in held.parts):
             return True, held
     return found or (False, Fused(()))
 
@@ -191,10 +192,14 @@ def match_tensors(
         if any("{e}" in part for part in held.parts):
             experts = range(shape[0] if len(shape) > 1 else 0)
         for expert in experts:
-            parts = tuple(part.format(e=expert) for part in held.parts)
+            parts = tuple(part.format(e=expert, h="{h}") for part in held.parts)
+            if held.layout == "latents":
+                parts = _of_heads(spec, parts)
             if not parts or any(part not in expected for part in parts):
                 # An output projection stored beside tied embeddings is a copy of them.
-                if not known or (parts and parts[0] not in (names.LM_HEAD, ROPE_FACTORS)):
+                drafts = conventions.draft_layers and _behind(spec, parts)
+                copied = not parts or parts[0] in (names.LM_HEAD, ROPE_FACTORS)
+                if not known or not (copied or drafts):
                     unexpected.append(name)
                 continue
             for part, rows in _split(spec, parts, held.layout, expected):
@@ -202,14 +207,18 @@ def match_tensors(
                     raise model_file_error(
                         f"tensors {found[part].stored!r} and {name!r} are the same"
                     )
-                source = Source(name, expert, held.transposed, rows)
+                turned = held.layout == "latents" and ".k_up." in part
+                source = Source(name, expert, held.transposed, rows, turned=turned)
                 flat = shape
                 axes = next((n for end, n in _FLATTENED.items() if part.endswith(end)), 0)
                 if len(shape) == axes:
                     source = dataclasses.replace(source, flat=True)
                     flat = (math.prod(shape),)
                 found[part] = _source(spec, part, source, conventions)
-                _check_shape(found[part], flat, expected[part], parts, expected)
+                if held.layout == "latents":
+                    _check_heads(found[part], flat, parts, expected)
+                else:
+                    _check_shape(found[part], flat, expected[part], parts, expected)
     missing = [name for name in expected if name not in found]
     if missing:
         raise model_file_error(
@@ -222,6 +231,34 @@ def match_tensors(
             f"them {_some(unexpected)}; the config describes another model"
         )
     return found
+
+
+def _of_heads(spec: DecoderSpec, parts: tuple[str, ...]) -> tuple[str, ...]:
+    heads = range(1 if _behind(spec, parts) else _attention_of(spec, parts[0]).heads)
+    return tuple(part.format(h=head) for head in heads for part in parts)
+
+
+def _behind(spec: DecoderSpec, parts: tuple[str, ...]) -> bool:
+    """Whether the parts belong to a layer behind the last one."""
+    if not parts:
+        return False
+    first = parts[0].split(".")
+    return first[0] == "layers" and int(first[1]) >= len(spec.layers)
+
+
+def _check_heads(
+    source: Source,
+    stored: tuple[int, ...],
+    parts: tuple[str, ...],
+    expected: Mapping[str, tuple[int, ...]],
+) -> None:
+    rows = sum(expected[part][".k_up." in part] for part in parts)
+    full = (rows, expected[parts[-1]][1])
+    if stored != full:
+        raise model_file_error(
+            f"tensor {source.stored!r} has shape {list(stored)}, but the config says {list(full)}",
+            param=source.stored,
+        )
 
 
 def _check_shape(
@@ -260,6 +297,12 @@ def _split(
         for part in parts:
             yield part, slice(start, start + expected[part][0])
             start += expected[part][0]
+    elif layout == "latents":
+        start = 0
+        for part in parts:
+            taken = expected[part][".k_up." in part]
+            yield part, slice(start, start + taken)
+            start += taken
     elif layout == "alternating":
         for i, part in enumerate(parts):
             yield part, slice(i, None, len(parts))
@@ -331,6 +374,8 @@ def _source(
 def rope_order(mixer: Attention, part: str) -> NDArray[np.int64] | None:
     """Where the rows of an attention tensor (``q``, ``k_norm``, ...) in rotate-half order are in
     files of paired ropes; None where they are the same."""
+    if mixer.latent is not None:
+        return _latent_order(mixer, mixer.latent, part)
     heads = {"q": mixer.heads, "k": mixer.kv_heads}.get(part)
     if part in ("q_norm", "k_norm") and mixer.qk_norm is not None:
         heads = mixer.heads if part == "q_norm" else mixer.kv_heads
@@ -338,6 +383,15 @@ def rope_order(mixer: Attention, part: str) -> NDArray[np.int64] | None:
     if heads is None or mixer.rope is None:
         return None
     return paired_order(heads, mixer.head_dim, mixer.rope.dim)
+
+
+def _latent_order(mixer: Attention, latent: Latent, part: str) -> NDArray[np.int64] | None:
+    """What rotates is each query's end, and the end of [latent, key]."""
+    if part == "q":
+        return paired_order(mixer.heads, latent.nope + latent.rope, latent.rope, latent.nope)
+    if part == "kv_down":
+        return paired_order(1, latent.rank + latent.rope, latent.rope, latent.rank)
+    return None
 
 
 def _some(items: Iterable[str]) -> str:

@@ -42,6 +42,13 @@ def stored_type(name: str, tensor: RawTensor | TensorHeader, quantize: str) -> s
     return quantize.upper()
 
 
+def stays_wide(name: str) -> bool:
+    """Whether a matrix is held as float32 where nothing smaller keeps its every value, and then
+    multiplied so: the one that takes a head's queries to latents has its axes exchanged, which no
+    quantized type survives, and is a small part of a model."""
+    return ".attn.k_up." in name
+
+
 def _round_half_away(x: Float32) -> Float32:
     return np.trunc(x + np.copysign(np.float32(0.5), x))
 

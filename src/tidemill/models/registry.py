@@ -10,6 +10,7 @@ from tidemill.models.dense import Family
 from tidemill.models.families import (
     bloom,
     cohere,
+    deepseek,
     exaone4,
     falcon,
     gemma,
@@ -86,6 +87,8 @@ FAMILIES: tuple[Family, ...] = (
     granitemoe.FAMILY,
     granitemoe.SHARED,
     gpt_oss.FAMILY,
+    deepseek.FAMILY,
+    deepseek.V3,
 )
 
 _BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}

@@ -166,6 +166,17 @@ def _mscale(factor: float, weight: float = 1.0) -> float:
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
+def score_factor(config: ConfigReader) -> float:
+    """What DeepSeek's yarn multiplies scores with, beside cosines and sines."""
+    section, key = _rope_section(config)
+    if section.get("rope_type", section.get("type", "default")) == "default":
+        return 1.0
+    if not section.get("mscale_all_dim"):
+        return 1.0
+    number = _Numbers(section, key)
+    return _mscale(number("factor"), number("mscale_all_dim")) ** 2
+
+
 def _yarn(config: ConfigReader, section: Mapping[str, Any], key: str) -> RopeScaling:
     number = _Numbers(section, key)
     factor = number("factor")

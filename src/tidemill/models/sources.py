@@ -20,11 +20,14 @@ class Conventions:
         paired_rope: rope rotates neighbours (GPT-J), so that Q's and K's rows are stored in pairs;
             they are put into rotate-half order, which changes no score.
         position_offset: row of the first position's vector (OPT).
+        draft_layers: layers behind the last one draft tokens (multi-token prediction); they are
+            left out.
     """
 
     norms_less_one: bool = False
     paired_rope: bool = False
     position_offset: int = 0
+    draft_layers: bool = False
 
 
 AS_NAMED = Conventions()
@@ -41,6 +44,7 @@ class Source:
         rows: which rows, in which order; None for all.
         plus: is added to every value.
         flat: a stored matrix is read as a vector, before `rows` (Cohere's norms of heads).
+        turned: its two axes are exchanged, after `rows`.
     """
 
     stored: str
@@ -49,12 +53,13 @@ class Source:
     rows: Rows | None = None
     plus: float = 0.0
     flat: bool = False
+    turned: bool = False
 
     @property
     def plain(self) -> bool:
         """Whether it is the stored tensor as it is."""
-        changed = self.expert is not None or self.transposed or self.flat or self.plus != 0.0
-        return not changed and self.rows is None
+        changed = self.expert is not None or self.flat or self.plus != 0.0
+        return not (changed or self.transposed or self.turned) and self.rows is None
 
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         """The view's shape; `stored` has as many axes as the view needs."""
@@ -63,9 +68,9 @@ class Source:
             shape = shape[::-1]
         if self.flat:
             shape = (math.prod(shape),)
-        if self.rows is None:
-            return shape
-        return (selected(shape[0], self.rows), *shape[1:])
+        if self.rows is not None:
+            shape = (selected(shape[0], self.rows), *shape[1:])
+        return shape[::-1] if self.turned else shape
 
 
 def selected(count: int, rows: Rows) -> int:
@@ -82,8 +87,9 @@ def pick(rows: Rows | None, order: NDArray[np.int64]) -> NDArray[np.int64]:
     return rows[order]
 
 
-def paired_order(heads: int, head_dim: int, dim: int) -> NDArray[np.int64]:
-    """Where the rows of rotate-half order are when the first `dim` of each head are in pairs."""
+def paired_order(heads: int, head_dim: int, dim: int, first: int = 0) -> NDArray[np.int64]:
+    """Where the rows of rotate-half order are when the `dim` from `first` on of each head are in
+    pairs."""
     head = np.arange(head_dim)
-    head[:dim] = np.concatenate([np.arange(0, dim, 2), np.arange(1, dim, 2)])
+    head[first : first + dim] = first + np.concatenate([np.arange(0, dim, 2), np.arange(1, dim, 2)])
     return (np.arange(heads)[:, None] * head_dim + head).reshape(-1)

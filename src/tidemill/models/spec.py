@@ -13,8 +13,8 @@ from tidemill.models import tensors as names
 from tidemill.models.rope import Rope, RopeScaling, inverse_frequencies
 
 __all__ = [
-    "ACTIVATIONS", "Attention", "CacheGroup", "DecoderSpec", "Layer", "Mlp", "Moe", "Norm",
-    "QkNorm", "Recurrent", "Rope", "RopeScaling", "inverse_frequencies",
+    "ACTIVATIONS", "Attention", "CacheGroup", "DecoderSpec", "Latent", "Layer", "Mlp", "Moe",
+    "Norm", "QkNorm", "Recurrent", "Rope", "RopeScaling", "inverse_frequencies",
 ]  # fmt: skip
 
 
@@ -49,8 +49,36 @@ class QkNorm:
 
 
 @dataclass(frozen=True, slots=True)
+class Latent:
+    """Multi-head latent attention (DeepSeek-V2, section 2.1), in its absorbed form.
+
+    A token's K and V are made from one vector of `rank` values, its latent, and a rotated key that
+    all heads share. Both are what is cached: of the `Attention` around this, kv_heads is 1,
+    head_dim (K's width) rank + rope and v_dim rank. Queries are taken into the latents' space
+    (attn.k_up), head by head, and what they attend to is brought back from it (attn.v_up).
+
+    Attributes:
+        rank: of the latents.
+        rope: width of the key that rotates.
+        nope: width of a head's query beside its rotating part.
+        value: width of a head's output.
+        q_rank: queries are made from a vector of so many values, normed; None: from x.
+        down_bias: whether the projections to that vector and to [latent, key] have biases.
+        norm_eps: epsilon of the norms of latents and of low-rank queries.
+    """
+
+    rank: int
+    rope: int
+    nope: int
+    value: int
+    q_rank: int | None = None
+    down_bias: bool = False
+    norm_eps: float = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
-    """A layer's attention mixer (MHA or GQA).
+    """A layer's attention mixer (MHA, GQA or MLA).
 
     Attributes:
         heads, kv_heads, head_dim: heads is a multiple of kv_heads.
@@ -66,6 +94,7 @@ class Attention:
             empty for none.
         sinks: each head has a learned score of a key that has no value.
         gated: the heads' outputs are multiplied by the sigmoid of a projection of their width.
+        latent: see `Latent`; None for K and V of their own.
     """
 
     heads: int
@@ -84,6 +113,12 @@ class Attention:
     slopes: tuple[float, ...] = ()
     sinks: bool = False
     gated: bool = False
+    latent: Latent | None = None
+
+    @property
+    def v_dim(self) -> int:
+        """Width of a KV head's V."""
+        return self.head_dim if self.latent is None else self.latent.rank
 
     @property
     def score_scale(self) -> float:
@@ -314,12 +349,9 @@ class DecoderSpec:
         """
         total = 0
         for mixer in self.attentions().values():
-            vector = {
-                "float32": mixer.head_dim * 4,
-                "bfloat16": mixer.head_dim * 2,
-                "int8": mixer.head_dim + 4,
-            }[kv_dtype]
-            total += 2 * mixer.kv_heads * vector
+            values = mixer.head_dim + mixer.v_dim  # K and V
+            vectors = {"float32": values * 4, "bfloat16": values * 2, "int8": values + 2 * 4}
+            total += mixer.kv_heads * vectors[kv_dtype]
         return total
 
     def expected_tensors(self) -> dict[str, tuple[int, ...]]:
@@ -372,6 +404,8 @@ def _linear_shapes(name: str, rows: int, columns: int, bias: bool) -> dict[str, 
 
 
 def _attention_shapes(hidden: int, attn: Attention) -> dict[str, tuple[int, ...]]:
+    if attn.latent is not None:
+        return _latent_shapes(hidden, attn, attn.latent)
     q, kv = attn.heads * attn.head_dim, attn.kv_heads * attn.head_dim
     shapes = _linear_shapes("attn.q", q, hidden, attn.q_bias)
     shapes |= _linear_shapes("attn.k", kv, hidden, attn.k_bias)
@@ -407,6 +441,23 @@ def _recurrent_shapes(hidden: int, mixer: Recurrent) -> dict[str, tuple[int, ...
         parts = mixer.norm_groups if mixer.norm_shared else 1
         shapes["rec.norm.weight"] = (inner // parts,)
     return shapes
+
+
+def _latent_shapes(hidden: int, attn: Attention, latent: Latent) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    norm, source = Norm(), hidden
+    if latent.q_rank is not None:
+        source = latent.q_rank
+        shapes |= _linear_shapes("attn.q_down", source, hidden, latent.down_bias)
+        shapes |= _norm_shapes("attn.q_down_norm", norm, (source,))
+    width = latent.rank + latent.rope
+    shapes |= _linear_shapes("attn.q", attn.heads * (latent.nope + latent.rope), source, False)
+    shapes |= _linear_shapes("attn.kv_down", width, hidden, latent.down_bias)
+    shapes |= _norm_shapes("attn.kv_down_norm", norm, (latent.rank,))
+    for head in range(attn.heads):
+        shapes |= _linear_shapes(f"attn.k_up.{head}", latent.rank, latent.nope, False)
+        shapes |= _linear_shapes(f"attn.v_up.{head}", latent.value, latent.rank, False)
+    return shapes | _linear_shapes("attn.o", hidden, attn.heads * latent.value, attn.o_bias)
 
 
 def _mlp_shapes(name: str, hidden: int, mlp: Mlp) -> dict[str, tuple[int, ...]]:

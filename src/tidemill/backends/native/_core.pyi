@@ -67,10 +67,26 @@ class RecurrentConfig:
     time_max: float
     def __init__(self) -> None: ...
 
+class LatentConfig:
+    rank: int
+    rope: int
+    nope: int
+    value: int
+    norm_eps: float
+    q_down: LinearConfig
+    kv_down: LinearConfig
+    q_norm: NormConfig
+    kv_norm: NormConfig
+    k_up: list[LinearConfig]
+    v_up: list[LinearConfig]
+    def __init__(self) -> None: ...
+
 class LayerConfig:
     heads: int
     kv_heads: int
     head_dim: int
+    v_dim: int
+    latent: LatentConfig
     scale: float
     softcap: float
     clip: float

@@ -144,9 +144,9 @@ class NativeBackend:
         kv_dtype = self.options.kv_dtype
         out = ExportedBlocks(kv_dtype, [], [])
         for layer in self._groups[group].layers:
-            shape = self._portable_shape(layer, len(blocks))
-            keys, values = (np.empty(shape, _NUMPY_TYPES[kv_dtype]) for _ in range(2))
-            scale_shape = shape[:3] if kv_dtype == "int8" else (0,)
+            shapes = self._portable_shapes(layer, len(blocks))
+            keys, values = (np.empty(shape, _NUMPY_TYPES[kv_dtype]) for shape in shapes)
+            scale_shape = shapes[0][:3] if kv_dtype == "int8" else (0,)
             key_scales, value_scales = (np.empty(scale_shape, np.float32) for _ in range(2))
             self._core.export_layer(
                 layer, blocks, _bytes(keys), _bytes(values), key_scales.ravel(),
@@ -169,19 +169,24 @@ class NativeBackend:
         blocks = np.ascontiguousarray(blocks, dtype=np.int32)
         dtype, none = _NUMPY_TYPES[data.kv_dtype], np.zeros(0, np.float32)
         for i, layer in enumerate(self._groups[group].layers):
-            shape = self._portable_shape(layer, len(blocks))
+            shapes = self._portable_shapes(layer, len(blocks))
             arrays = [np.ascontiguousarray(a[i]) for a in (data.keys, data.values)]
-            if any(a.shape != shape or a.dtype != dtype for a in arrays):
-                raise bad_request("keys", f"layer {layer}: blocks must be {data.kv_dtype} {shape}")
+            for name, array, shape in zip(("keys", "values"), arrays, shapes, strict=True):
+                if array.shape != shape or array.dtype != dtype:
+                    raise bad_request(
+                        name, f"layer {layer}: blocks must be {data.kv_dtype} {shape}"
+                    )
             scales = [none, none]
             if data.kv_dtype == "int8":
                 pairs = (data.key_scales, data.value_scales)
                 scales = [np.ascontiguousarray(s[i], dtype=np.float32).ravel() for s in pairs]
             self._core.import_layer(layer, blocks, _bytes(arrays[0]), _bytes(arrays[1]), *scales)
 
-    def _portable_shape(self, layer: int, count: int) -> tuple[int, int, int, int]:
+    def _portable_shapes(self, layer: int, count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of K and of V."""
         mixer = self.spec.attentions()[layer]
-        return (count, self.options.block_size, mixer.kv_heads, mixer.head_dim)
+        common = (count, self.options.block_size, mixer.kv_heads)
+        return (*common, mixer.head_dim), (*common, mixer.v_dim)
 
     def progress(self) -> int:
         """See backends.base.Backend: tiles finished since the load."""

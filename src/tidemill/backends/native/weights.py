@@ -13,12 +13,13 @@ from tidemill.backends.base import BackendOptions, PackedWeights
 from tidemill.backends.native import _core
 from tidemill.base.errors import ErrorKind, TidemillError, model_file_error, unsupported
 from tidemill.models import tensors as names
-from tidemill.models.quantization import FLOAT_TYPES, stored_type
+from tidemill.models.quantization import FLOAT_TYPES, stays_wide, stored_type
 from tidemill.models.spec import (
     ACTIVATIONS,
     MAX_TAPS,
     Attention,
     DecoderSpec,
+    Latent,
     Mlp,
     Moe,
     Norm,
@@ -42,11 +43,13 @@ _SCORINGS = ("softmax", "sigmoid", "softmax_chosen", "sparse_mixer")
 def packed_type(name: str, tensor: RawTensor, options: BackendOptions) -> str:
     """Type a matrix is packed as.
 
-    Computing in bfloat16 turns float32 matrices into bfloat16. F16 stays F16, whose products are
-    computed in float32 either way, and so does BF16 when computing in float32.
+    Computing in bfloat16 turns float32 matrices into bfloat16 (but see `stays_wide`). F16 stays
+    F16, whose products are computed in float32 either way, and so does BF16 when computing in
+    float32.
     """
     stored = stored_type(name, tensor, options.quantize)
-    return "BF16" if stored == "F32" and options.dtype == "bfloat16" else stored
+    narrowed = stored == "F32" and options.dtype == "bfloat16" and not stays_wide(name)
+    return "BF16" if narrowed else stored
 
 
 def check_spec(spec: DecoderSpec) -> None:
@@ -309,7 +312,8 @@ class ModelBuilder:
 
     def _attention(self, index: int, mixer: Attention, config: _core.LayerConfig) -> None:
         config.heads, config.kv_heads = mixer.heads, mixer.kv_heads
-        config.head_dim, config.scale = mixer.head_dim, mixer.score_scale
+        config.head_dim, config.v_dim = mixer.head_dim, mixer.v_dim
+        config.scale = mixer.score_scale
         config.softcap, config.clip = mixer.softcap or 0.0, mixer.clip or 0.0
         config.window = mixer.window or 0
         if mixer.rope is not None:
@@ -318,10 +322,12 @@ class ModelBuilder:
             config.slopes = self._constant(mixer.slopes)
         if mixer.sinks:
             config.sinks = self._vector(layer_name(index, "attn.sinks"))
-        for part in ("q", "k", "v", "o"):
+        for part in ("q", "o") if mixer.latent else ("q", "k", "v", "o"):
             setattr(config, part, self._linear(layer_name(index, f"attn.{part}")))
         if mixer.gated:
             config.gate = self._linear(layer_name(index, "attn.gate"))
+        if mixer.latent is not None:
+            config.latent = self._latent(layer_name(index, "attn"), mixer, mixer.latent)
         qk = mixer.qk_norm
         if qk is None:
             return
@@ -351,6 +357,21 @@ class ModelBuilder:
         for part, tensor in vectors.items():
             if f"{name}.{tensor}" in self._tensors:
                 setattr(config, part, self._vector(f"{name}.{tensor}"))
+        return config
+
+    def _latent(self, name: str, mixer: Attention, latent: Latent) -> _core.LatentConfig:
+        config = _core.LatentConfig()
+        config.rank, config.rope = latent.rank, latent.rope
+        config.nope, config.value = latent.nope, latent.value
+        config.norm_eps = latent.norm_eps
+        if latent.q_rank is not None:
+            config.q_down = self._linear(f"{name}.q_down")
+            config.q_norm = self._norm(f"{name}.q_down_norm", Norm(), latent.q_rank)
+        config.kv_down = self._linear(f"{name}.kv_down")
+        config.kv_norm = self._norm(f"{name}.kv_down_norm", Norm(), latent.rank)
+        heads = range(mixer.heads)
+        config.k_up = [self._linear(f"{name}.k_up.{head}") for head in heads]
+        config.v_up = [self._linear(f"{name}.v_up.{head}") for head in heads]
         return config
 
     def _feed_forward(self, name: str, mlp: Mlp) -> _core.FeedForwardConfig:

@@ -28,7 +28,7 @@ from tidemill.backends.base import (
     StepOutputs,
     UInt8,
 )
-from tidemill.backends.torch import layers, recurrent, sampling
+from tidemill.backends.torch import latents, layers, recurrent, sampling
 from tidemill.backends.torch.cache import PagedCache
 from tidemill.base.clock import monotonic
 from tidemill.base.errors import ErrorKind, TidemillError, config_error
@@ -43,6 +43,7 @@ from tidemill.models.spec import (
     Norm,
     QkNorm,
     Recurrent,
+    Rope,
     inverse_frequencies,
 )
 from tidemill.models.tensors import RawTensor, TensorMap, layer_name
@@ -116,6 +117,7 @@ class TorchBackend:
         if self._device.type == "cpu":
             torch.set_num_threads(options.threads)
         self._weights = {name: self._load(name, tensor) for name, tensor in tensors.items()}
+        self._heads = latents.stack_heads(spec, self._weights)
         self._inverse = {
             index: torch.tensor(
                 inverse_frequencies(mixer.rope, options.max_positions),
@@ -142,7 +144,8 @@ class TorchBackend:
 
     def memory(self) -> BackendMemory:
         """See backends.base.Backend."""
-        weights = sum(t.numel() * t.element_size() for t in self._weights.values())
+        held = (*self._weights.values(), *self._heads.values())
+        weights = sum(t.numel() * t.element_size() for t in held)
         kv = self._cache.nbytes + self._states.nbytes if self._cache else 0
         isa = torch.backends.cpu.get_cpu_capability() if self._device.type == "cpu" else ""
         return BackendMemory(weights, kv, isa, str(self._device))
@@ -198,7 +201,7 @@ class TorchBackend:
         for handle in self._outstanding:
             handle.close()
         self._steps.shutdown(wait=True)
-        self._weights = {}
+        self._weights, self._heads = {}, {}
         self._cache = None
 
     # --- one step ------------------------------------------------------------------------------
@@ -368,7 +371,7 @@ class TorchBackend:
         q, k, v = self._project(index, mixer, x, positions)
         group = cache.group_of[index]
         cache.write(index, slots[group], k, v)
-        out = torch.empty_like(q)
+        out = q.new_empty(*q.shape[:2], mixer.v_dim)
         sinks = self._weights.get(layer_name(index, "attn.sinks"))
         for row, context in enumerate(contexts[group]):
             begin, end = int(inputs.row_start[row]), int(inputs.row_start[row + 1])
@@ -376,6 +379,8 @@ class TorchBackend:
             out[begin:end] = layers.attend(
                 mixer, q[begin:end], keys, values, positions[begin:end], sinks
             )
+        if mixer.latent is not None:
+            out = latents.leave(out, self._heads[layer_name(index, "attn.v_up")])
         heads = out.flatten(1)
         if mixer.gated:
             heads = heads * self._linear(x, layer_name(index, "attn.gate")).sigmoid()
@@ -402,10 +407,29 @@ class TorchBackend:
             self.spec.norm_eps,
         )
 
+    def _angles(
+        self, index: int, rope: Rope, positions: torch.Tensor, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        angles = positions.float()[:, None] * self._inverse[index][None, :]
+        scale = rope.attention_factor
+        return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
+
     def _project(
         self, index: int, mixer: Attention, x: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Q, K, V as [tokens, heads, head_dim], normed and rotated."""
+        if mixer.latent is not None:
+            name = layer_name(index, "attn")
+            angles = self._angles(index, mixer.rope, positions, x.dtype) if mixer.rope else None
+            return latents.project(
+                mixer,
+                mixer.latent,
+                x,
+                lambda values, part: self._linear(values, f"{name}.{part}"),
+                lambda part: self._weights[f"{name}.{part}"],
+                self._heads[f"{name}.k_up"],
+                angles,
+            )
         qk = mixer.qk_norm
         parts = []
         for name, heads in (("q", mixer.heads), ("k", mixer.kv_heads), ("v", mixer.kv_heads)):
@@ -417,9 +441,7 @@ class TorchBackend:
             parts.append(part.view(-1, heads, mixer.head_dim))
         q, k, v = parts
         if mixer.rope is not None:
-            angles = positions.float()[:, None] * self._inverse[index][None, :]
-            scale = mixer.rope.attention_factor
-            cos, sin = (angles.cos() * scale).to(q.dtype), (angles.sin() * scale).to(q.dtype)
+            cos, sin = self._angles(index, mixer.rope, positions, q.dtype)
             q, k = layers.rotate(q, cos, sin), layers.rotate(k, cos, sin)
         if qk is not None and qk.after_rope:
             q = self._qk_norm(index, "q", qk, mixer.heads, q.flatten(1)).view_as(q)

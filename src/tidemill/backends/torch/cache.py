@@ -59,9 +59,9 @@ class PagedCache:
         try:
             for layer, g in self.group_of.items():
                 mixer = mixers[layer]
-                size = (num_blocks[g] * block_size, mixer.kv_heads, mixer.head_dim)
-                self._keys[layer] = _Paged(*size, kv_dtype, device)
-                self._values[layer] = _Paged(*size, kv_dtype, device)
+                size = (num_blocks[g] * block_size, mixer.kv_heads)
+                self._keys[layer] = _Paged(*size, mixer.head_dim, kv_dtype, device)
+                self._values[layer] = _Paged(*size, mixer.v_dim, kv_dtype, device)
         except RuntimeError as error:  # torch reports exhausted memory so
             raise TidemillError(
                 ErrorKind.RESOURCE,
@@ -78,7 +78,7 @@ class PagedCache:
         return sum(t.numel() * t.element_size() for t in tensors)
 
     def write(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Store K and V ([count, kv_heads, head_dim]) of tokens at flat slots."""
+        """Store K and V ([count, kv_heads, their width]) of tokens at flat slots."""
         self._keys[layer].write(slots, k)
         self._values[layer].write(slots, v)
 

@@ -74,11 +74,12 @@ def attend(
 
     Args:
         mixer: the layer's attention.
-        q: [count, heads, dim]; keys, values: [context, kv_heads, dim]; positions: [count].
+        q: [count, heads, head_dim]; keys: [context, kv_heads, head_dim]; values: [context,
+            kv_heads, v_dim]; positions: [count].
         sinks: [heads] or None.
 
     Returns:
-        [count, heads, dim] in q's type.
+        [count, heads, v_dim] in q's type.
     """
     count, heads, dim = q.shape
     group = heads // mixer.kv_heads
@@ -100,7 +101,7 @@ def attend(
     weights = scores.softmax(dim=-1)
     if sinks is not None:
         weights = weights[..., 1:]
-    return torch.einsum("hgqk,khd->qhgd", weights, values).reshape(count, heads, dim).to(q.dtype)
+    return torch.einsum("hgqk,khd->qhgd", weights, values).reshape(count, heads, -1).to(q.dtype)
 
 
 def route(
@@ -129,7 +130,8 @@ def route(
     if moe.scoring == "softmax_chosen":
         weights = weights.softmax(dim=-1)
     elif moe.normalize:
-        weights = weights / weights.sum(dim=-1, keepdim=True)
+        least = 1e-20 if moe.scoring == "sigmoid" else 0.0
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + least)
     return chosen, weights * moe.scale
 
 

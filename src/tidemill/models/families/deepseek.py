@@ -1,0 +1,183 @@
+"""DeepSeek-V2 (DeepSeek-AI 2024), V3 and R1 (2024, 2025), and Kimi K2 (2025), which is a V3:
+attention to latents, one shared and many routed experts, of which a token reaches a few groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from tidemill.base.errors import model_file_error, unsupported
+from tidemill.models.config import MAX_LAYERS, ConfigReader
+from tidemill.models.dense import MAX_EXPERTS, MAX_HEAD_DIM, Family, dense_spec, read_top_k
+from tidemill.models.naming import HF_EXPERTS, HF_RULES, Fused, Rules
+from tidemill.models.rope_config import score_factor
+from tidemill.models.sources import Conventions
+from tidemill.models.spec import Attention, DecoderSpec, Latent, Layer, Mlp, Moe
+
+_ATTN, _MLP = "model.layers.{i}.self_attn.", "model.layers.{i}.mlp."
+KV_UP = Fused(
+    ("layers.{i}.attn.k_up.{h}.weight", "layers.{i}.attn.v_up.{h}.weight"), layout="latents"
+)
+# Of layers behind the last one, which draft tokens; their embedding and head are copies.
+_DRAFTS: Rules = (
+    ("model.layers.{i}.embed_tokens.weight", None),
+    ("model.layers.{i}.shared_head.{p}.weight", None),
+    ("model.layers.{i}.{p}norm.weight", "layers.{i}.draft.{p}.weight"),
+    ("model.layers.{i}.eh_proj.weight", "layers.{i}.draft.join.weight"),
+)
+
+RULES: Rules = (
+    (_ATTN + "q_a_proj.{t}", "layers.{i}.attn.q_down.{t}"),
+    (_ATTN + "q_a_layernorm.weight", "layers.{i}.attn.q_down_norm.weight"),
+    (_ATTN + "q_b_proj.weight", "layers.{i}.attn.q.weight"),
+    (_ATTN + "kv_a_proj_with_mqa.{t}", "layers.{i}.attn.kv_down.{t}"),
+    (_ATTN + "kv_a_layernorm.weight", "layers.{i}.attn.kv_down_norm.weight"),
+    (_ATTN + "kv_b_proj.weight", KV_UP),
+    (_MLP + "gate.e_score_correction_bias", "layers.{i}.mlp.correction"),
+    (_MLP + "shared_experts.{p}_proj.weight", "layers.{i}.mlp.shared.{p}.weight"),
+    *HF_EXPERTS,
+    *HF_RULES,
+    *_DRAFTS,
+)
+# What says how the model was trained or is spread over machines, or repeats other keys; and whose
+# code the checkpoint would bring, which computes no more than is read here.
+_IDLE = ("aux_loss_alpha", "seq_aux", "ep_size", "num_nextn_predict_layers", "num_mtp_layers",
+         "qk_head_dim", "auto_map")  # fmt: skip
+
+
+def spec2(config: Mapping[str, Any]) -> DecoderSpec:
+    """Read a DeepSeek-V2 config.
+
+    Keys as of V3, but topk_method greedy (all groups) or group_limited_greedy, scoring_func softmax
+    and norm_topk_prob false.
+    """
+    reader = _reader(config, "deepseek_v2")
+    reader.must_be("scoring_func", "softmax")
+    reader.must_be("norm_topk_prob", False)
+    reader.must_be("mlp_bias", False)
+    reader.must_be("topk_method", "greedy", "group_limited_greedy")
+    limited = reader.raw("topk_method") == "group_limited_greedy"
+    rule = _groups(reader) if limited else {}
+    if not limited:
+        for key in ("n_group", "topk_group"):
+            reader.raw(key)
+    return _spec(reader, "deepseek_v2", {**rule, "normalize": False}, scale=1.0)
+
+
+def spec3(config: Mapping[str, Any]) -> DecoderSpec:
+    """Read a DeepSeek-V3 config, or that of a model of its kind.
+
+    Keys beside the common ones: kv_lora_rank, q_lora_rank (null: queries come from x),
+    qk_nope_head_dim, qk_rope_head_dim, v_head_dim, attention_bias (on the projections to latents
+    and low-rank queries, and on O), first_k_dense_replace, n_routed_experts (null: none),
+    n_shared_experts, num_experts_per_tok, moe_intermediate_size, n_group, topk_group,
+    norm_topk_prob, routed_scaling_factor; and with one value each topk_method, scoring_func,
+    moe_layer_freq, rope_interleave.
+    """
+    reader = _reader(config, "deepseek_v3")
+    reader.must_be("scoring_func", "sigmoid")
+    reader.must_be("topk_method", "noaux_tc")
+    reader.must_be("rope_interleave", True)
+    normalize = reader.boolean("norm_topk_prob", True)
+    rule = {**_groups(reader), "scoring": "sigmoid", "correction": True, "normalize": normalize}
+    return _spec(reader, "deepseek_v3", rule, scale=2.5)
+
+
+def _reader(config: Mapping[str, Any], family: str) -> ConfigReader:
+    # What rotates is what transformers calls a head there; K and V come from what all heads share.
+    same = {
+        "head_dim": config.get("qk_rope_head_dim"),
+        "num_key_value_heads": config.get("num_attention_heads"),
+    }
+    reader = ConfigReader({**config, **same}, family)
+    for key in _IDLE:
+        reader.raw(key)
+    reader.must_be("moe_layer_freq", 1)
+    return reader
+
+
+def _groups(reader: ConfigReader) -> dict[str, Any]:
+    if reader.raw("n_routed_experts") is None:
+        return {}
+    experts = reader.integer("n_routed_experts", high=MAX_EXPERTS)
+    groups = reader.integer("n_group", 1, high=experts)
+    kept = reader.integer("topk_group", 1, high=groups)
+    top_k = reader.integer("num_experts_per_tok", 1, high=experts)
+    if experts % groups or experts // groups * kept < top_k:
+        raise model_file_error(
+            f"n_group ({groups}) must divide n_routed_experts ({experts}), and topk_group ({kept}) "
+            f"groups must hold num_experts_per_tok ({top_k}) experts",
+            param="n_group",
+        )
+    return {"groups": groups, "top_groups": kept}
+
+
+def _spec(
+    reader: ConfigReader, family: str, rule: Mapping[str, Any], *, scale: float
+) -> DecoderSpec:
+    bias = reader.boolean("attention_bias")
+    count = reader.integer("num_hidden_layers", high=MAX_LAYERS)
+    latent = _latent(reader, bias)
+    experts = _experts(reader, count, {**rule, "scale": scale})
+    spec = dense_spec(reader, family, moe=experts)
+
+    def layer(plain: Layer) -> Layer:
+        assert isinstance(plain.mixer, Attention)
+        heads = plain.mixer.heads
+        mixer = Attention(
+            heads, 1, latent.rank + latent.rope, plain.mixer.rope, o_bias=bias, latent=latent,
+            scale=(latent.nope + latent.rope) ** -0.5 * score_factor(reader),
+        )  # fmt: skip
+        return replace(plain, mixer=mixer)
+
+    return replace(spec, layers=tuple(layer(plain) for plain in spec.layers))
+
+
+def _latent(reader: ConfigReader, bias: bool) -> Latent:
+    latent = Latent(
+        rank=reader.integer("kv_lora_rank", high=MAX_HEAD_DIM),
+        rope=reader.integer("qk_rope_head_dim", high=MAX_HEAD_DIM),
+        nope=reader.integer("qk_nope_head_dim", high=MAX_HEAD_DIM),
+        value=reader.integer("v_head_dim", high=MAX_HEAD_DIM),
+        q_rank=reader.optional_integer("q_lora_rank"),
+        down_bias=bias,
+    )
+    if latent.rank % 2:
+        raise unsupported("kv_lora_rank", f"kv_lora_rank must be even, got {latent.rank}")
+    return latent
+
+
+def _experts(
+    reader: ConfigReader, count: int, rule: dict[str, Any]
+) -> Callable[[str], list[Moe | None]]:
+    """Activation -> each layer's experts; a model may have none at all."""
+    dense = reader.integer("first_k_dense_replace", 0, low=0, high=MAX_LAYERS)
+    keys = ("num_experts_per_tok", "moe_intermediate_size", "n_shared_experts", "n_group",
+            "topk_group")  # fmt: skip
+    scale = reader.number("routed_scaling_factor", rule["scale"])
+    if reader.raw("n_routed_experts") is None:
+        for key in keys:
+            reader.raw(key)
+        return lambda act: [None] * count
+    experts, top_k = read_top_k(reader, "n_routed_experts")
+    width = reader.integer("moe_intermediate_size")
+    shared = reader.integer("n_shared_experts", 0, low=0, high=MAX_EXPERTS) * width
+
+    def moe(act: str) -> list[Moe | None]:
+        common = Mlp(shared, act) if shared else None
+        routed = Moe(experts, top_k, Mlp(width, act), shared=common, **{**rule, "scale": scale})
+        return [None if i < dense else routed for i in range(count)]
+
+    return moe
+
+
+_STORED = Conventions(paired_rope=True, draft_layers=True)
+FAMILY = Family(
+    name="deepseek_v2", architectures=("DeepseekV2ForCausalLM",), spec=spec2, rules=RULES,
+    stored=_STORED,
+)  # fmt: skip
+V3 = Family(
+    name="deepseek_v3", architectures=("DeepseekV3ForCausalLM",), spec=spec3, rules=RULES,
+    stored=_STORED,
+)  # fmt: skip
