@@ -29,7 +29,7 @@ GGUF_CASES: list[Case] = [
     _of("Gemma3Text", "scaled global rope, 7 layers", 1, query_pre_attn_scalar=16,
         num_hidden_layers=7, layer_types=["sliding_attention"] * 5 + ["full_attention",
                                                                      "sliding_attention"]),
-    _of("Phi", "half rotates", intermediate_size=288),
+    _of("Phi", "half rotates", intermediate_size=288, num_key_value_heads=3),
     _of("Phi3", "no window", sliding_window=None),
     _of("Phi3", "longrope", 1),
     _of("Olmo", "clipped", 1),

@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from helpers.backend_driver import BackendDriver, options  # noqa: E402
+from helpers.disguised import DISGUISES, Disguise, make_disguised  # noqa: E402
 from helpers.family_cases import Case, make_case  # noqa: E402
 from helpers.gguf_cases import GGUF_CASES  # noqa: E402
 from helpers.references import prompt, reference_logits  # noqa: E402
@@ -90,8 +91,10 @@ def _same_tensors(ours: Path, theirs: Path) -> bool:
     )
 
 
-def _row(case: Case, folder: Path, python: Path, sources: Path) -> list[str]:
-    model = make_case(case, folder / "m")
+def _row(case: Case | Disguise, folder: Path, python: Path, sources: Path) -> list[str]:
+    make = make_disguised if isinstance(case, Disguise) else make_case
+    model = make(case, folder / "m")
+    case = case.case if isinstance(case, Disguise) else case
     ids = prompt(TOKENS)
     expected = reference_logits(model, ids)
     scale = float(expected.std())
@@ -100,13 +103,16 @@ def _row(case: Case, folder: Path, python: Path, sources: Path) -> list[str]:
     error = _convert(case, folder / "m", theirs, sources)
     mine = _own_logits(ours, ids)
     cells = [f"{np.abs(mine - expected).max() / scale:.0e}"]
-    cells.append("no: " + error if error else "yes" if _same_tensors(ours, theirs) else "**no**")
+    cells.append(
+        f"it fails ({error})" if error else "yes" if _same_tensors(ours, theirs) else "**no**"
+    )
     for path in (ours, theirs):
-        found = (
-            None if error and path is theirs else _llama_logits(python, path, ids, folder / "l.npy")
-        )
+        if error and path == theirs:
+            cells.append("-")
+            continue
+        found = _llama_logits(python, path, ids, folder / "l.npy")
         if found is None:
-            cells.append("does not load" if path is ours or not error else "-")
+            cells.append("does not load")
         else:
             cells.append(f"{np.abs(found - _own_logits(path, ids)).max() / scale:.0e}")
     return cells
@@ -116,7 +122,7 @@ def main() -> None:
     """Run all cases and write the table into the report."""
     python, sources = build_llama_cpp()
     rows = []
-    for case in GGUF_CASES:
+    for case in [*GGUF_CASES, *DISGUISES]:
         with tempfile.TemporaryDirectory() as name:
             rows.append([case.family, case.about, *_row(case, Path(name), python, sources)])
         print(" | ".join(rows[-1]), flush=True)

@@ -118,6 +118,7 @@ GGUF_EXPERTS: Rules = (
     *GGUF_RULES,
 )
 GGUF_QKV: Rules = (("blk.{i}.attn_qkv.{t}", QKV), *GGUF_RULES)
+GGUF_QKV_TOO: Rules = (*GGUF_RULES, ("blk.{i}.attn_qkv.{t}", QKV))  # only in early files
 GGUF_GATE_UP: Rules = (("blk.{i}.ffn_up.{t}", GATE_UP),)
 
 _FIELDS = {

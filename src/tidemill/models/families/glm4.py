@@ -8,7 +8,7 @@ from typing import Any
 from tidemill.models.config import ConfigReader
 from tidemill.models.dense import Biases, Family, dense_spec
 from tidemill.models.gguf_family import GgufFamily, GgufFile
-from tidemill.models.naming import GATE_UP, GGUF_GATE_UP, GGUF_QKV, HF_RULES, Rules
+from tidemill.models.naming import GATE_UP, GGUF_GATE_UP, GGUF_QKV_TOO, HF_RULES, Rules
 from tidemill.models.rope_config import read_rope
 from tidemill.models.sources import Conventions
 from tidemill.models.spec import DecoderSpec
@@ -64,7 +64,7 @@ FAMILY = Family(
     stored=Conventions(paired_rope=True),
     gguf=GgufFamily(
         arch="chatglm",
-        rules=(*GGUF_GATE_UP, *GGUF_QKV),
+        rules=(*GGUF_GATE_UP, *GGUF_QKV_TOO),
         stored=Conventions(paired_rope=True),
         implied=_gguf_bias,
     ),
@@ -77,7 +77,7 @@ GLM4 = Family(
     stored=Conventions(paired_rope=True),
     gguf=GgufFamily(
         arch="glm4",
-        rules=(*GGUF_GATE_UP, *GGUF_QKV),
+        rules=(*GGUF_GATE_UP, *GGUF_QKV_TOO),
         stored=Conventions(paired_rope=True),
         implied=_gguf_bias,
     ),

@@ -8,7 +8,7 @@ from typing import Any
 from tidemill.models.config import ConfigReader
 from tidemill.models.dense import LAYER_NORM, Biases, Family, dense_spec
 from tidemill.models.gguf_family import GgufFamily
-from tidemill.models.naming import GGUF_QKV, HF_RULES, Rules
+from tidemill.models.naming import GGUF_QKV_TOO, HF_RULES, Rules
 from tidemill.models.rope_config import read_rope
 from tidemill.models.spec import DecoderSpec, QkNorm
 
@@ -52,5 +52,5 @@ FAMILY = Family(
     architectures=("PhiForCausalLM",),
     spec=spec,
     rules=RULES,
-    gguf=GgufFamily(arch="phi2", rules=GGUF_QKV, names=_NAMES),
+    gguf=GgufFamily(arch="phi2", rules=GGUF_QKV_TOO, names=_NAMES),
 )
