@@ -92,6 +92,12 @@ class StoredTensor:
         """The bytes, still mapped."""
         return self.file.view[self.offset : self.offset + self.nbytes]
 
+    def member(self, index: int) -> StoredTensor:
+        """One entry of the first axis."""
+        size = self.nbytes // self.shape[0]
+        offset = self.offset + index * size
+        return StoredTensor(self.name, self.dtype, self.shape[1:], self.file, offset, size)
+
     def array(self) -> NDArray[np.generic]:
         """The values, still mapped, of a type that numpy has; MODEL_FILE for others."""
         dtype = _NUMPY.get(self.dtype)

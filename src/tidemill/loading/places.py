@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +60,15 @@ class Place(Protocol):
         (a scale beyond float16)."""
 
 
+@runtime_checkable
+class Stack(Protocol):
+    """A place whose first axis counts matrices (experts) that can be taken out one by one, so that
+    the others are not unpacked for each."""
+
+    def member(self, index: int) -> Place:
+        """One of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class OneTensor:
     """A weight that is one stored tensor."""
@@ -93,6 +102,10 @@ class OneTensor:
         if dtype in SMALL_FLOATS:
             return "BF16"
         return holder(dtype) or "F32"
+
+    def member(self, index: int) -> OneTensor:
+        """See `Stack`."""
+        return OneTensor(self.stored.member(index))
 
     def values(self) -> Float32:
         """See `Place`."""

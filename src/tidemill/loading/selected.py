@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.loading.mapped import StoredTensor
-from tidemill.loading.places import Float32, Place, held_bytes
+from tidemill.loading.places import Float32, Place, Stack, held_bytes
 from tidemill.models.quantization import FLOAT_TYPES
 from tidemill.models.sources import Source
 from tidemill.models.tensors import RawTensor
@@ -98,5 +98,7 @@ def _exchanged(raw: NDArray[np.uint8], shape: tuple[int, ...], dtype: str) -> ND
 
 
 def select(place: Place, source: Source) -> Place:
-    """The place itself where the source is the whole tensor."""
+    """The place itself where the source is the whole tensor; of stacks, the one that is meant."""
+    if source.expert is not None and isinstance(place, Stack):
+        place, source = place.member(source.expert), replace(source, expert=None)
     return place if source.plain else Selected(place, source)

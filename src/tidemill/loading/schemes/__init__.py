@@ -8,8 +8,8 @@ from typing import Any
 from tidemill.base.errors import model_file_error, unsupported
 from tidemill.loading.mapped import StoredTensor
 from tidemill.loading.places import Place, one_tensor
-from tidemill.loading.schemes import awq, compressed, gptq, nf4, scaled
-from tidemill.loading.schemes.base import Scheme, SchemeWeight, assemble
+from tidemill.loading.schemes import awq, compressed, gptq, mxfp4, nf4, scaled
+from tidemill.loading.schemes.base import Scheme, assemble
 
 # Where a config.json says how its weights are quantized; the second is an old spelling.
 QUANTIZATION_KEYS = ("quantization_config", "compression_config")
@@ -46,6 +46,7 @@ _METHODS: dict[str, _Reader] = {
     "fbgemm_fp8": lambda config: (scaled.fp8(config),),
     "compressed-tensors": compressed.schemes,
     "bitsandbytes": _bitsandbytes,
+    "mxfp4": lambda config: (mxfp4.scheme(config),),
     "auto-round": _auto_round,
     "intel/auto-round": _auto_round,
 }
@@ -76,12 +77,12 @@ def quantization_schemes(config: Mapping[str, Any]) -> tuple[Scheme, ...]:
 
 def place_weights(
     schemes: tuple[Scheme, ...], stored: Mapping[str, StoredTensor]
-) -> tuple[dict[str, StoredTensor | SchemeWeight], tuple[str, ...]]:
+) -> tuple[dict[str, StoredTensor | Place], tuple[str, ...]]:
     """Name -> place of a checkpoint's weights, quantized ones in one piece, and notes for people.
 
     Types are not checked here: a tensor that the model does not need may have any.
     """
-    found: dict[str, StoredTensor | SchemeWeight] = dict(stored)
+    found: dict[str, StoredTensor | Place] = dict(stored)
     ignored = 0
     for scheme in schemes:
         plain = {n: t for n, t in found.items() if isinstance(t, StoredTensor)}
@@ -98,6 +99,6 @@ def place_weights(
     return found, tuple(notes)
 
 
-def checked_place(place: StoredTensor | SchemeWeight) -> Place:
+def checked_place(place: StoredTensor | Place) -> Place:
     """A weight the model needs; UNSUPPORTED when its type is not read."""
     return one_tensor(place) if isinstance(place, StoredTensor) else place

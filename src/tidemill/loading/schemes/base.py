@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tidemill.base.errors import TidemillError, model_file_error, unsupported
 from tidemill.loading.mapped import StoredTensor
-from tidemill.loading.places import Float32
+from tidemill.loading.places import Float32, Place
 from tidemill.models.blocks.base import Blocks, Int, ones
 from tidemill.models.blocks.repack import PACKERS, Inexact
 from tidemill.models.small_floats import SMALL_FLOATS, bf16_bytes, e8m0
@@ -127,11 +127,11 @@ class Scheme:
 
     label: str
     suffixes: tuple[str, ...]
-    build: Callable[[str, Stored], SchemeWeight | None]
+    build: Callable[[str, Stored], Place | None]
     ignored: tuple[str, ...] = ()
 
 
-def assemble(scheme: Scheme, stored: Stored) -> tuple[dict[str, StoredTensor | SchemeWeight], int]:
+def assemble(scheme: Scheme, stored: Stored) -> tuple[dict[str, StoredTensor | Place], int]:
     """The tensors of a checkpoint with every quantized weight in one piece.
 
     Returns:
@@ -140,7 +140,7 @@ def assemble(scheme: Scheme, stored: Stored) -> tuple[dict[str, StoredTensor | S
     Raises:
         TidemillError: MODEL_FILE or UNSUPPORTED naming the weight whose tensors do not fit.
     """
-    found: dict[str, StoredTensor | SchemeWeight] = {}
+    found: dict[str, StoredTensor | Place] = {}
     used: set[str] = set()
     first = scheme.suffixes[0]
     for name in stored:

@@ -25,6 +25,10 @@ RULES: Rules = (
      Fused((_EXPERT + "gate.bias", _EXPERT + "up.bias"), "alternating")),
     ("model.layers.{i}.mlp.experts.down_proj",
      Fused((_EXPERT + "down.weight",), transposed=True)),
+    # Published checkpoints: MXFP4, whose blocks need rows that are inputs of one output.
+    ("model.layers.{i}.mlp.experts.gate_up_proj_blocks",
+     Fused((_EXPERT + "gate.weight", _EXPERT + "up.weight"), "alternating")),
+    ("model.layers.{i}.mlp.experts.down_proj_blocks", _EXPERT + "down.weight"),
     ("model.layers.{i}.mlp.experts.down_proj_bias", _EXPERT + "down.bias"),
     *HF_RULES,
 )  # fmt: skip

@@ -1,0 +1,120 @@
+"""MXFP4 as gpt-oss's checkpoints keep experts: blocks of 32 four-bit floats with a power of two.
+
+Definition: OCP Microscaling formats, section 5.3 (e2m1 elements, e8m0 scales). Of a tensor ``X``
+there are ``X_blocks``, uint8 [..., n, k / 32, 16], two neighbours to a byte, the first in its low
+half, and ``X_scales``, uint8 [..., n, k / 32].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.base.errors import model_file_error
+from tidemill.loading.mapped import StoredTensor
+from tidemill.loading.places import Float32
+from tidemill.loading.schemes.base import Scheme, Stored, check_shape, check_type, part
+from tidemill.models.blocks.repack import Inexact
+from tidemill.models.small_floats import e8m0
+from tidemill.models.tensors import RawTensor
+
+_BLOCK = 32
+# Twice the values of the 16 codes, which are integers: value = 2^(scale - 128) * this.
+_HALVES = (0, 1, 2, 3, 4, 6, 8, 12)
+_TWICE = np.array([*_HALVES, *(-h for h in _HALVES)], np.int8)
+
+
+def _pairs() -> NDArray[np.int8]:
+    """int8 [256, 2]: what a byte holds."""
+    codes = np.arange(256)
+    return np.stack([_TWICE[codes & 15], _TWICE[codes >> 4]], axis=1)
+
+
+_PAIRS = np.ascontiguousarray(_pairs()).view(np.uint16).reshape(256)
+_POWERS = e8m0()
+with np.errstate(over="ignore", under="ignore"):
+    _FLOAT16 = (_POWERS / 2).astype(np.float16)
+# Scales that float16 holds (subnormal ones included).
+_FITS = _FLOAT16.astype(np.float32) == _POWERS / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4Weight:
+    """A matrix, or a stack of them, in blocks and scales; see `places.Place`."""
+
+    name: str
+    blocks: StoredTensor
+    scales: StoredTensor
+
+    @property
+    def dtype(self) -> str:
+        return "MXFP4"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.blocks.shape[:-2], self.blocks.shape[-2] * _BLOCK)
+
+    @property
+    def nbytes(self) -> int:
+        return self.blocks.nbytes + self.scales.nbytes
+
+    @property
+    def parts(self) -> tuple[StoredTensor, ...]:
+        return (self.blocks, self.scales)
+
+    @property
+    def exact(self) -> str:
+        """Twice a value is an integer of five bits."""
+        return "Q8_0"
+
+    def member(self, index: int) -> Mxfp4Weight:
+        """One matrix of a stack; see `places.Stack`."""
+        return Mxfp4Weight(self.name, self.blocks.member(index), self.scales.member(index))
+
+    def values(self) -> Float32:
+        """See `places.Place`."""
+        q, codes = self._taken_apart()
+        scales = (_POWERS / np.float32(2))[codes]
+        return (q.view(np.int8).astype(np.float32) * scales[:, None]).reshape(self.shape)
+
+    def packed(self) -> RawTensor:
+        """See `places.Place`."""
+        q, codes = self._taken_apart()
+        if not _FITS[codes].all():
+            used = q.any(axis=1)  # a block of zeros may have any scale
+            lost = codes[used & ~_FITS[codes]]
+            if lost.size:
+                raise Inexact(f"its scale 2^{int(lost[0]) - 127} / 2 is no float16")
+        halves = np.where(_FITS, _FLOAT16, np.float16(0)).view(np.uint16)[codes]
+        out = np.empty((len(codes), 2 + _BLOCK), np.uint8)
+        out[:, :2] = halves.view(np.uint8).reshape(-1, 2)
+        out[:, 2:] = q
+        return RawTensor("Q8_0", self.shape, out.reshape(-1).data.cast("B"))
+
+    def _taken_apart(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """Twice the values as int8 bytes [blocks, 32], and the scales' codes [blocks]."""
+        q = _PAIRS[np.frombuffer(self.blocks.view, np.uint8)].view(np.uint8)
+        return q.reshape(-1, _BLOCK), np.frombuffer(self.scales.view, np.uint8)
+
+
+def scheme(_config: Mapping[str, Any]) -> Scheme:
+    """Read a ``quantization_config`` of method mxfp4. What is not in blocks is left alone."""
+    return Scheme("MXFP4", ("_blocks", "_scales"), _build)
+
+
+def _build(name: str, parts: Stored) -> Mxfp4Weight:
+    blocks, scales = parts["_blocks"], part(parts, "_scales")
+    check_type(blocks, "U8")
+    check_type(scales, "U8")
+    if len(blocks.shape) < 3 or blocks.shape[-1] != _BLOCK // 2 or not math.prod(blocks.shape):
+        raise model_file_error(
+            f"{blocks.name} has shape {list(blocks.shape)} where [..., rows, blocks, 16] is needed",
+            param=blocks.name,
+        )
+    check_shape(scales, blocks.shape[:-1])
+    return Mxfp4Weight(blocks.name, blocks, scales)
