@@ -15,7 +15,7 @@ MIXED_PREFILL_SHARE = 4
 # may take so long: hardly noticed by who reads along, and wide enough on a small machine for the
 # weights' reading to be shared. A large model whose streams alone take longer gets half as much
 # again for its prefill.
-MIXED_SECONDS = 0.120
+MIXED_SECONDS = 0.130
 MIXED_GROWTH = 1.5
 
 # A prompt within what its tenant is owed is read as if it were alone, if that takes no more than a
@@ -41,7 +41,7 @@ MIN_CHUNK = 8
 # layers in each step: reading a long context for a handful of tokens costs nearly as much as for
 # many. It is as long as lets so many layers fit into a step, within bounds.
 SLICE_BELOW = 64
-SLICE_LAYERS = 2
+SLICE_LAYERS = 3
 MAX_SLICE = 256
 
 # A stream that knows up to so many tokens it has not computed (jump-ahead) goes on like one that
