@@ -18,6 +18,13 @@ MIXED_PREFILL_SHARE = 4
 MIXED_SECONDS = 0.130
 MIXED_GROWTH = 1.5
 
+# While one tenant has the engine, its prompts that are soon read (alone in BRIEF_PROMPT_SECONDS)
+# may make a step so long: its streams see a longer gap now and then, and newcomers' first tokens do
+# not wait for many small chunks. Without this, short prompts one after another keep their streams
+# few: on a busy machine 4 of 16 ran at once, with first tokens after 15 s.
+BRIEF_SECONDS = 0.180
+BRIEF_PROMPT_SECONDS = 1.0
+
 # A prompt within what its tenant is owed is read as if it were alone, if that takes no more than a
 # few such steps; the others' streams see a long step, and get no more of it than so much.
 URGENT_SECONDS = 0.450
@@ -102,7 +109,9 @@ def decode_seconds(limits: Limits, *, urgent: bool, competing: bool) -> float | 
     return bound if limits.max_itl is None else min(bound, limits.max_itl)
 
 
-def step_seconds(limits: Limits, decode: float, *, urgent: bool, competing: bool) -> float:
+def step_seconds(
+    limits: Limits, decode: float, *, urgent: bool, competing: bool, brief: bool
+) -> float:
     """Seconds that a step may take with its prefill.
 
     Args:
@@ -110,6 +119,7 @@ def step_seconds(limits: Limits, decode: float, *, urgent: bool, competing: bool
         decode: predicted seconds of its streams' rows; 0 when none run.
         urgent: the prefill is within what its tenant is owed.
         competing: several tenants want the engine.
+        brief: the prompt is soon read, and nobody else's streams wait for it.
     """
     if decode == 0.0:
         return COMPETING_SECONDS if competing and not urgent else ALONE_SECONDS
@@ -117,7 +127,7 @@ def step_seconds(limits: Limits, decode: float, *, urgent: bool, competing: bool
         return limits.max_itl
     if urgent:
         return max(URGENT_SECONDS, URGENT_GROWTH * decode)
-    return max(MIXED_SECONDS, MIXED_GROWTH * decode)
+    return max(BRIEF_SECONDS if brief else MIXED_SECONDS, MIXED_GROWTH * decode)
 
 
 def admission_headroom(running: int) -> int:

@@ -10,6 +10,7 @@ from tidemill.sched.cost import Load
 from tidemill.sched.draft import Draft
 from tidemill.sched.fairness import QUANTUM
 from tidemill.sched.policy import (
+    BRIEF_PROMPT_SECONDS,
     MAX_SLICE,
     MIN_CHUNK,
     SLICE_BELOW,
@@ -43,6 +44,12 @@ def is_urgent(state: State, seq: Sequence) -> bool:
     return state.cost.bound(alone) <= URGENT_STEPS * URGENT_SECONDS
 
 
+def is_brief(state: State, seq: Sequence) -> bool:
+    """The whole prompt, but for what was cached of it, is soon read."""
+    cached = seq.owner.cached_tokens or 0
+    return state.cost.bound(Load().plus(cached, seq.known - cached)) <= BRIEF_PROMPT_SECONDS
+
+
 class Room:
     """How long the next chunk of a step may be.
 
@@ -70,7 +77,11 @@ class Room:
             return Chunk(max(0, min(most, self._tokens - (self._budget - draft.budget))))
         urgent = self._competing and is_urgent(self._state, seq)
         seconds = step_seconds(
-            self._state.limits, self._decode, urgent=urgent, competing=self._competing
+            self._state.limits,
+            self._decode,
+            urgent=urgent,
+            competing=self._competing,
+            brief=not self._competing and is_brief(self._state, seq),
         )
         alone = len(draft.rows) == self._streams
         if seq.slice is not None and not (self._state.limits.layers and seq.slice.tokens <= most):
