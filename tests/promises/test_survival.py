@@ -189,7 +189,7 @@ def _assembled(choices: list[Any]) -> dict[int, tuple[str, str | None, list[Any]
 
 def test_promise_10_sigterm_is_known_at_once_and_new_work_is_told() -> None:
     with RealServer(*FLAGS, "--drain-timeout", "30") as server:
-        body = {"prompt": "The", "max_tokens": 1000, "ignore_eos": True, "stream": True}
+        body = {"prompt": "The", "max_tokens": 3500, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as response:
             lines = response.iter_lines()
             first = next(lines)
