@@ -32,18 +32,25 @@ class Builder {
     DecoderLayer layer;
     if (c.recurrent.qkv.weight >= 0) {
       layer.recurrent = std::make_unique<Recurrent>(recurrent(c.recurrent));
-    } else {
+    } else if (c.heads > 0) {
       attention(c, layer);
+    } else {
+      layer.mixes = false;
     }
     layer.parallel = c.parallel;
     layer.attn_norm = norm(c.attn_norm, config_.hidden);
     layer.attn_post_norm = norm(c.attn_post_norm, config_.hidden);
     layer.mlp_norm = norm(c.mlp_norm, config_.hidden);
     layer.mlp_post_norm = norm(c.mlp_post_norm, config_.hidden);
-    if (c.moe.experts.empty()) {
+    if (!c.moe.experts.empty()) {
+      layer.experts = std::make_unique<Experts>(experts(c.moe));
+    } else if (c.mlp.up.weight >= 0) {
       layer.mlp = feed_forward(c.mlp);
     } else {
-      layer.experts = std::make_unique<Experts>(experts(c.moe));
+      layer.feeds = false;
+    }
+    if ((!layer.mixes || !layer.feeds) && (layer.parallel || layer.mixes == layer.feeds)) {
+      throw internal_error("a layer has no block, or one beside nothing");
     }
     return layer;
   }

@@ -31,7 +31,7 @@ struct ExpertsConfig {
   float scale = 1, jitter = 0;
 };
 
-// Its qkv.weight is -1 where the layer has attention.
+// Its qkv.weight is -1 where the layer has attention (then heads are given) or no mixer.
 struct RecurrentMixerConfig : RecurrentConfig {
   LinearConfig qkv, z, a, b, out;
   int conv = -1, conv_bias = -1, a_log = -1, a_bias = -1, skip = -1, norm = -1;

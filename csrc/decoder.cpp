@@ -50,7 +50,7 @@ Decoder::Decoder(const KernelTable& kernels, ThreadPool& pool, DecoderModel& mod
   used_acts_ = act_bit(model_.lm_head);
   for (const DecoderLayer& layer : model.layers) {
     measure(layer);
-    if (layer.recurrent) {
+    if (!layer.mixes || layer.recurrent) {
       layer_plan_.push_back(-1);
       continue;
     }
@@ -76,7 +76,7 @@ Decoder::Decoder(const KernelTable& kernels, ThreadPool& pool, DecoderModel& mod
 void Decoder::measure(const DecoderLayer& layer) {
   if (layer.recurrent) {
     measure_recurrent(*layer.recurrent);
-  } else {
+  } else if (layer.mixes) {
     const AttnShape& a = layer.attention;
     const int64_t q = int64_t{a.heads} * a.head_dim, kv = int64_t{a.kv_heads} * a.head_dim;
     qkv_width_ = std::max(qkv_width_, round_up(layer.latent ? q : q + 2 * kv, 16));
@@ -94,6 +94,7 @@ void Decoder::measure(const DecoderLayer& layer) {
     act_k_ = std::max(act_k_, mlp.up.weight->n);
     used_acts_ |= all_acts(mlp);
   };
+  if (!layer.feeds) return;
   if (!layer.experts) return block(layer.mlp);
   const Experts& moe = *layer.experts;
   used_acts_ |= act_bit(moe.router);
@@ -213,25 +214,15 @@ void Decoder::forward(const StepInput& step, const std::vector<int32_t>& token_i
 
 void Decoder::run_layer(size_t l, const StepInput& step, KvCache& cache) {
   const DecoderLayer& layer = model_.layers[l];
-  if (layer.recurrent) {
-    add_norm_pack(layer.attn_norm, recurrent_acts(*layer.recurrent));
-    recur(*layer.recurrent, step, cache.states());
-  } else {
-    const KvLayer& kv = cache.layer(static_cast<int>(l));
-    Attend& plan = *attends_[static_cast<size_t>(layer_plan_[l])];
-    if (layer.latent) {
-      attend_latent(layer, kv, plan);
-    } else {
-      attend(layer, kv, plan);
-    }
-  }
+  if (layer.mixes) mix(l, step, cache);
   const Delta attended{delta_.data(), layer.attn_post_norm};
   if (layer.parallel) {  // x stays what it was until both are done
     float* const out = delta2_.ensure(tokens_ * delta_stride_);
     feed_forward(layer, layer.mlp_norm ? layer.mlp_norm : layer.attn_norm, out);
     pending_ = {attended, {out, layer.mlp_post_norm}};
   } else {
-    pending_ = {attended};
+    if (layer.mixes) pending_ = {attended};
+    if (!layer.feeds) return;
     feed_forward(layer, layer.mlp_norm, delta_.data());
     pending_ = {{delta_.data(), layer.mlp_post_norm}};
   }
@@ -297,6 +288,18 @@ void Decoder::embed(const std::vector<int32_t>& token_ids) {
     }
     if (model_.embed_norm) normalise(model_.embed_norm, out, out);
   });
+}
+
+void Decoder::mix(size_t l, const StepInput& step, KvCache& cache) {
+  const DecoderLayer& layer = model_.layers[l];
+  if (layer.recurrent) {
+    add_norm_pack(layer.attn_norm, recurrent_acts(*layer.recurrent));
+    return recur(*layer.recurrent, step, cache.states());
+  }
+  const KvLayer& kv = cache.layer(static_cast<int>(l));
+  Attend& plan = *attends_[static_cast<size_t>(layer_plan_[l])];
+  if (layer.latent) return attend_latent(layer, kv, plan);
+  attend(layer, kv, plan);
 }
 
 void Decoder::attend(const DecoderLayer& layer, const KvLayer& kv, Attend& plan) {

@@ -72,6 +72,7 @@ struct DecoderLayer {
   FeedForward mlp;                  // without experts
   std::unique_ptr<Experts> experts;
   bool parallel = false;            // both blocks read the same x
+  bool mixes = true, feeds = true;  // a layer may be one block alone: its mixer or its feed-forward
 };
 
 // Where embedding rows come from: a packed matrix (tied, or requantized), or the file's bytes.
@@ -155,6 +156,8 @@ class Decoder {
   void prepare(const StepInput& step, const KvCache& cache);
   void prepare_tables(const StepInput& step, const KvCache& cache);
   void embed(const std::vector<int32_t>& token_ids);
+  // The mixer of layer l, into delta_.
+  void mix(size_t l, const StepInput& step, KvCache& cache);
   // Attention of the norm of x, into delta_.
   void attend(const DecoderLayer& layer, const KvLayer& kv, Attend& plan);
   // The other kind of mixer (decoder_recurrent.cpp).

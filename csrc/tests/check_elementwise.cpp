@@ -54,6 +54,7 @@ double reference_activation(Activation act, double x) {
     case Activation::Relu: return std::fmax(x, 0);
     case Activation::Relu2: return std::fmax(x, 0) * std::fmax(x, 0);
     case Activation::SwigluClamped: break;
+    case Activation::Sigmoid: return 1 / (1 + std::exp(-x));
   }
   return NAN;
 }
@@ -71,6 +72,10 @@ void activations_of(const KernelTable& t, int64_t n, Random& random) {
       close_to(t, "activate", 100 * act + i, out[i], want, 1e-6 * (1 + std::fabs(x[i])) *
                                                               (1 + std::fabs(want)));
     }
+  }
+  t.activate(Activation::Sigmoid, x.data(), y.data(), n, out.data());
+  for (int64_t i = 0; i < n; ++i) {
+    close_to(t, "sigmoid", i, out[i], reference_activation(Activation::Sigmoid, x[i]) * y[i], 6e-6);
   }
   t.activate(Activation::SwigluClamped, x.data(), y.data(), n, out.data());
   for (int64_t i = 0; i < n; ++i) {

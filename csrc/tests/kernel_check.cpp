@@ -41,6 +41,7 @@ int main(int argc, char** argv) {
     check::check_elementwise(table);
     check::check_gemm(table);
     check::check_attention(table);
+    check::check_recurrent(table);
     std::printf("%s checked, %d failures so far\n", *isa, check::failures);
   }
   return check::failures ? 1 : 0;

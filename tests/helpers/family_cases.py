@@ -85,6 +85,9 @@ _DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_he
 _GROUPED_DELTA = {"linear_num_key_heads": 3, "linear_num_value_heads": 6,
                   "linear_key_head_dim": 16, "linear_value_head_dim": 40}  # fmt: skip
 _HYBRID = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+_MAMBA = {"mamba_d_state": 20, "mamba_d_head": "auto"}
+_NEMOTRON = {"ssm_state_size": 20, "mamba_head_dim": 24, "moe_intermediate_size": 40,
+             "moe_shared_expert_intermediate_size": 56}  # fmt: skip
 _OSS_ROPE = _rope("yarn", factor=4.0, original_max_position_embeddings=32, beta_fast=32.0,
                   beta_slow=1.0, truncate=False)  # fmt: skip
 _MLA: dict[str, Any] = {
@@ -445,6 +448,49 @@ CASES: list[Case] = [
         ("top 8 of 16, tied", {**_C, **_TIED, "num_local_experts": 16, "num_experts_per_tok": 8,
                                "attention_multiplier": 0.2, "shared_intermediate_size": 104}),
         quick=0,
+    ),
+    *_family(
+        "Granite 4 hybrid", "GraniteMoeHybrid",
+        ("dense, one group", {**_A, **_MAMBA, **_HYBRID, "mamba_n_heads": 9, "num_local_experts": 0,
+                              "attention_multiplier": 0.2, "shared_intermediate_size": 104}),
+        ("top 2 of 8, rope, multipliers", {
+            **_B, **_MAMBA, **_HYBRID, "mamba_n_heads": 6, "mamba_n_groups": 3,
+            "num_local_experts": 8, "num_experts_per_tok": 2, "position_embedding_type": "rope",
+            "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.1,
+            "logits_scaling": 4.0, "shared_intermediate_size": 72}),
+        ("top 8 of 16, tied, biases, no convolution's", {
+            **_C, **_MAMBA, **_HYBRID, **_TIED, "mamba_n_heads": 4, "mamba_n_groups": 2,
+            "num_local_experts": 16, "num_experts_per_tok": 8, "mamba_proj_bias": True,
+            "mamba_conv_bias": False, "shared_intermediate_size": 40, "attention_multiplier": 0.2}),
+    ),
+    *_family(
+        "Bamba", "Bamba",
+        ("one group, MQA", {**_A, **_MAMBA, "mamba_n_heads": 9, "attn_layer_indices": [1],
+                            "num_attention_heads": 9}),
+        ("3 groups", {**_B, **_MAMBA, "mamba_n_heads": 6, "mamba_n_groups": 3,
+                      "attn_layer_indices": [0, 2]}),
+        ("tied, biases, 2 taps", {**_C, **_MAMBA, **_TIED, "mamba_n_heads": 4, "mamba_n_groups": 2,
+                                  "attn_layer_indices": [2], "mamba_proj_bias": True,
+                                  "attention_bias": True, "mlp_bias": True, "mamba_d_conv": 2}),
+        quick=0,
+    ),
+    *_family(
+        "Nemotron-H, Nemotron 3", "NemotronH",
+        ("no experts, 3 heads", {
+            **_A, **_NEMOTRON, "head_dim": 24, "mamba_num_heads": 6, "n_groups": 1,
+            "layers_block_type": ["linear_attention", "mlp", "linear_attention", "full_attention",
+                                  "mlp"]}),
+        ("top 2 of 8 in groups", {
+            **_B, **_NEMOTRON, "head_dim": 16, "mamba_num_heads": 4, "n_groups": 2,
+            "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2,
+            "routed_scaling_factor": 2.5,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe",
+                                  "linear_attention"]}),
+        ("all 4, biases", {
+            **_C, **_NEMOTRON, "head_dim": 20, "mamba_num_heads": 6, "n_groups": 3,
+            "n_routed_experts": 4, "num_experts_per_tok": 4, "use_bias": True,
+            "layers_block_type": ["full_attention", "moe", *["linear_attention"] * 2]}),
+        base={k: v for k, v in _BASE.items() if k != "num_hidden_layers"},
     ),
     *_family(
         "gpt-oss", "GptOss",

@@ -55,7 +55,8 @@ def _facts(opened: OpenedModel) -> Table:
     from tidemill.cli.machine import human_bytes
 
     files, spec, tokenizer = opened.files, opened.files.spec, opened.tokenizer
-    attentions, mlp = list(spec.attentions().values()), spec.layers[0].mlp
+    attentions = list(spec.attentions().values())
+    mlp = next(layer.mlp for layer in spec.layers if layer.mlp is not None)
     attention = attentions[0]
     windows = sorted({a.window for a in attentions if a.window is not None})
     rope = attention.rope

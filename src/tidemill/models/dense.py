@@ -129,6 +129,7 @@ def dense_spec(
     gated: bool = True,
     moe: Callable[[str], Sequence[Moe | None]] | None = None,
     recurrences: Sequence[Recurrent | None] | None = None,
+    intermediate: int | None = None,
     attention: Mapping[str, Any] | None = None,
     layer: Mapping[str, Any] | None = None,
     **model: Any,
@@ -149,6 +150,7 @@ def dense_spec(
         gated: see `Mlp`.
         moe: the spec's activation -> each layer's mixture of experts, None for a dense layer.
         recurrences: each layer's recurrent mixer, None for attention.
+        intermediate: width of dense layers; None for the config's intermediate_size.
         attention, layer: further fields of `Attention` and `Layer`, the same for all layers.
         model: further fields of `DecoderSpec`.
     """
@@ -160,7 +162,8 @@ def dense_spec(
     experts = moe(act) if moe else [None] * count
     config.raw("intermediate_size")
     if None in experts:
-        mlp = Mlp(config.integer("intermediate_size"), act, biases.mlp, gated)
+        width = intermediate or config.integer("intermediate_size")
+        mlp = Mlp(width, act, biases.mlp, gated)
     layers = []
     for i, window in enumerate(windows(count) if windows else [None] * count):
         # A window no shorter than the context hides nothing.

@@ -324,6 +324,7 @@ def _by_head(
 ) -> Iterator[tuple[str, Rows]]:
     mixer = spec.layers[int(parts[0].split(".")[1])].mixer
     if layout == "heads":  # (part, rows of one head), in order
+        assert mixer is not None
         heads = mixer.heads if isinstance(mixer, Attention) else mixer.key_heads
         pieces = [(part, expected[part][0] // heads) for part in parts]
     else:

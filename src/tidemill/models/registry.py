@@ -8,6 +8,7 @@ from typing import Any
 from tidemill.base.errors import model_file_error, unsupported
 from tidemill.models.dense import Family
 from tidemill.models.families import (
+    bamba,
     bloom,
     cohere,
     deepseek,
@@ -21,6 +22,7 @@ from tidemill.models.families import (
     gpt_oss,
     gptj,
     granite,
+    granite_hybrid,
     granitemoe,
     hunyuan,
     llama,
@@ -30,6 +32,7 @@ from tidemill.models.families import (
     mixtral,
     mpt,
     nemotron,
+    nemotron_h,
     olmo,
     olmo2,
     olmoe,
@@ -91,6 +94,9 @@ FAMILIES: tuple[Family, ...] = (
     phimoe.FAMILY,
     granitemoe.FAMILY,
     granitemoe.SHARED,
+    granite_hybrid.FAMILY,
+    bamba.FAMILY,
+    nemotron_h.FAMILY,
     gpt_oss.FAMILY,
     deepseek.FAMILY,
     deepseek.V3,

@@ -248,14 +248,14 @@ class Layer:
     """One decoder layer: x += post(mixer(pre(x))), then x += post(mlp(pre(x))).
 
     Attributes:
-        mixer, mlp: the blocks.
+        mixer, mlp: the blocks; a layer may have one of them alone.
         pre_norm, post_norm: which of the norms there are.
         parallel: both blocks read the same x, and both outputs are added to it.
         shared_norm: of parallel blocks with one norm for both (attn_norm).
     """
 
-    mixer: Attention | Recurrent
-    mlp: Mlp | Moe
+    mixer: Attention | Recurrent | None
+    mlp: Mlp | Moe | None
     pre_norm: bool = True
     post_norm: bool = False
     parallel: bool = False
@@ -379,18 +379,21 @@ class DecoderSpec:
     def _layer_shapes(self, layer: Layer) -> dict[str, tuple[int, ...]]:
         hidden = self.hidden_size
         shapes: dict[str, tuple[int, ...]] = {}
-        for part, alone in (("attn", True), ("mlp", not layer.shared_norm)):
-            if layer.pre_norm and alone:
+        blocks = {"attn": layer.mixer, "mlp": layer.mlp}
+        for part in (part for part, block in blocks.items() if block is not None):
+            if layer.pre_norm and not (part == "mlp" and layer.shared_norm):
                 shapes |= _norm_shapes(f"{part}_norm", self.norm, (hidden,))
             if layer.post_norm:
                 shapes |= _norm_shapes(f"{part}_post_norm", self.norm, (hidden,))
         if isinstance(layer.mixer, Recurrent):
             shapes |= _recurrent_shapes(hidden, layer.mixer)
-        else:
+        elif layer.mixer is not None:
             shapes |= _attention_shapes(hidden, layer.mixer)
         if isinstance(layer.mlp, Moe):
-            return shapes | _moe_shapes(hidden, layer.mlp)
-        return shapes | _mlp_shapes("mlp", hidden, layer.mlp)
+            shapes |= _moe_shapes(hidden, layer.mlp)
+        elif layer.mlp is not None:
+            shapes |= _mlp_shapes("mlp", hidden, layer.mlp)
+        return shapes
 
 
 def _norm_shapes(name: str, norm: Norm, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:

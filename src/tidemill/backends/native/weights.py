@@ -58,8 +58,11 @@ def check_spec(spec: DecoderSpec) -> None:
         raise unsupported("layers", "the native backend needs at least one layer with attention")
     for i, layer in enumerate(spec.layers):
         mlp = layer.mlp.expert if isinstance(layer.mlp, Moe) else layer.mlp
-        if mlp.activation not in ACTIVATIONS or (
-            mlp.activation == "swiglu_clamped" and not mlp.gated
+        if layer.parallel and (layer.mixer is None or mlp is None):
+            raise unsupported("layers", f"layer {i}: a single block has nothing beside it")
+        if mlp is not None and (
+            mlp.activation not in ACTIVATIONS
+            or (mlp.activation == "swiglu_clamped" and not mlp.gated)
         ):
             raise unsupported(
                 "activation", f"layer {i}: the native backend does not know {mlp.activation!r} here"
@@ -67,6 +70,7 @@ def check_spec(spec: DecoderSpec) -> None:
         mixer = layer.mixer
         if isinstance(mixer, Recurrent):
             _check_recurrent(i, mixer)
+        if not isinstance(mixer, Attention):
             continue
         if mixer.head_dim % 2 or mixer.heads % mixer.kv_heads:
             raise unsupported(
@@ -290,7 +294,8 @@ class ModelBuilder:
         layer = self._spec.layers[index]
         config = _core.LayerConfig()
         config.cache_group, config.parallel = cache_group, layer.parallel
-        for part in ("attn", "mlp"):
+        blocks = {"attn": layer.mixer, "mlp": layer.mlp}
+        for part in (part for part, block in blocks.items() if block is not None):
             present = {
                 "norm": layer.pre_norm and not (part == "mlp" and layer.shared_norm),
                 "post_norm": layer.post_norm,
@@ -302,11 +307,11 @@ class ModelBuilder:
                     setattr(config, f"{part}_{kind}", norm)
         if isinstance(layer.mixer, Recurrent):
             config.recurrent = self._recurrent(layer_name(index, "rec"), layer.mixer)
-        else:
+        elif layer.mixer is not None:
             self._attention(index, layer.mixer, config)
         if isinstance(layer.mlp, Moe):
             config.moe = self._experts(layer_name(index, "mlp"), layer.mlp)
-        else:
+        elif layer.mlp is not None:
             config.mlp = self._feed_forward(layer_name(index, "mlp"), layer.mlp)
         return config
 

@@ -37,7 +37,6 @@ from tidemill.models.quantization import QUANTIZED_TYPES, convert, stored_type, 
 from tidemill.models.spec import (
     Attention,
     DecoderSpec,
-    Layer,
     Mlp,
     Moe,
     Norm,
@@ -273,21 +272,25 @@ class TorchBackend:
         if spec.embed_norm:
             x = self._norm("embed_norm", spec.norm, x)
         for i, layer in enumerate(spec.layers):
-            h = self._block_norm(i, "attn_norm", layer.pre_norm, x)
-            if isinstance(layer.mixer, Recurrent):
-                attended = self._recurrent(i, layer.mixer, h, inputs)
-            else:
-                mixer = layer.mixer
-                attended = self._attention(i, mixer, h, positions, slots, contexts, inputs)
-            attended = self._block_norm(i, "attn_post_norm", layer.post_norm, attended)
-            attended = attended * spec.residual_scale
-            if not layer.parallel:
-                x = x + attended
-            if not layer.shared_norm:
-                h = self._block_norm(i, "mlp_norm", layer.pre_norm, x)
-            fed = self._block_norm(i, "mlp_post_norm", layer.post_norm, self._mlp(i, layer, h))
-            x = x + fed * spec.residual_scale
-            if layer.parallel:
+            h, attended = x, None
+            if layer.mixer is not None:
+                h = self._block_norm(i, "attn_norm", layer.pre_norm, x)
+                if isinstance(layer.mixer, Recurrent):
+                    attended = self._recurrent(i, layer.mixer, h, inputs)
+                else:
+                    mixer = layer.mixer
+                    attended = self._attention(i, mixer, h, positions, slots, contexts, inputs)
+                attended = self._block_norm(i, "attn_post_norm", layer.post_norm, attended)
+                attended = attended * spec.residual_scale
+                if not layer.parallel:
+                    x = x + attended
+            if layer.mlp is not None:
+                if not layer.shared_norm:
+                    h = self._block_norm(i, "mlp_norm", layer.pre_norm, x)
+                fed = self._mlp(i, layer.mlp, h)
+                fed = self._block_norm(i, "mlp_post_norm", layer.post_norm, fed)
+                x = x + fed * spec.residual_scale
+            if layer.parallel and attended is not None:
                 x = x + attended
             self._progress += 1
         return self._norm("final_norm", spec.norm, x)
@@ -328,11 +331,11 @@ class TorchBackend:
     def _linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
         return F.linear(x, self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias"))
 
-    def _mlp(self, index: int, layer: Layer, x: torch.Tensor) -> torch.Tensor:
+    def _mlp(self, index: int, mlp: Mlp | Moe, x: torch.Tensor) -> torch.Tensor:
         name = layer_name(index, "mlp")
-        if isinstance(layer.mlp, Moe):
-            return self._experts(name, layer.mlp, x)
-        return self._feed_forward(name, layer.mlp, x)
+        if isinstance(mlp, Moe):
+            return self._experts(name, mlp, x)
+        return self._feed_forward(name, mlp, x)
 
     def _feed_forward(self, name: str, mlp: Mlp, x: torch.Tensor) -> torch.Tensor:
         gate = self._linear(x, f"{name}.gate") if mlp.gated else None

@@ -65,6 +65,7 @@ def _as_float32(value: Any) -> Any:
 
 def _common(spec: DecoderSpec) -> dict[str, Any]:
     mixer, mlp = _first(spec), spec.layers[0].mlp
+    assert mlp is not None  # nor one of single blocks
     norm = "layer_norm_rms_epsilon" if spec.norm.kind == "rms" else "layer_norm_epsilon"
     return {
         "block_count": len(spec.layers),

@@ -1,0 +1,80 @@
+"""Granite 4 hybrid (IBM 2025): Mamba-2 layers, some of attention between them, dense or MoE."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tidemill.models.config import ConfigReader
+from tidemill.models.dense import Biases, Family, check_layer_types, dense_spec, read_top_k
+from tidemill.models.families.granite import multipliers
+from tidemill.models.families.granitemoe import RULES as MOE_RULES
+from tidemill.models.families.mamba import mixer_rules, read_mixer
+from tidemill.models.naming import Fused, Rules
+from tidemill.models.rope_config import read_rope
+from tidemill.models.spec import DecoderSpec, Mlp, Moe, Rope
+
+_RECURRENT = {
+    "mamba": True, "linear_attention": True, "attention": False, "full_attention": False
+}  # fmt: skip
+_SHARED = "model.layers.{i}.shared_mlp."
+
+RULES: Rules = (
+    *mixer_rules("model.layers.{i}.mamba."),
+    *MOE_RULES,
+    # Without experts, the shared one is all there is.
+    (_SHARED + "input_linear.weight",
+     Fused(("layers.{i}.mlp.gate.weight", "layers.{i}.mlp.up.weight"))),
+    (_SHARED + "output_linear.weight", "layers.{i}.mlp.down.weight"),
+)  # fmt: skip
+
+
+def spec(config: Mapping[str, Any]) -> DecoderSpec:
+    """Read a Granite 4 hybrid config.
+
+    Keys beside Granite's and `read_mixer`'s: layer_types (mamba or attention, in both spellings;
+    all Mamba-2 where absent), position_embedding_type (rope, else none), num_local_experts (0: a
+    dense model), num_experts_per_tok, shared_intermediate_size.
+    """
+    reader = ConfigReader(config, "granitemoehybrid")
+    layers = reader.integer("num_hidden_layers")
+    types = reader.raw("layer_types") or reader.raw("layers_block_type")
+    types = types or ["mamba"] * layers
+    check_layer_types(types, layers, _RECURRENT)
+    mixer = read_mixer(reader)
+    bias = reader.boolean("attention_bias")
+    reader.must_be("position_embedding_type", "rope", "nope")
+    rotates = reader.raw("position_embedding_type") == "rope"
+    shared = reader.integer("shared_intermediate_size", 1024)
+    moe = None
+    reader.raw("num_experts_per_tok")
+    if reader.integer("num_local_experts", 8, low=0):
+        experts, top_k = read_top_k(reader, "num_local_experts")
+        width = reader.integer("intermediate_size")
+
+        def moe(act: str) -> list[Moe | None]:
+            common = Mlp(shared, act)
+            return [Moe(experts, top_k, Mlp(width, act), "softmax_chosen", shared=common)] * layers
+
+    def ropes(layers: int, head_dim: int) -> list[Rope | None]:
+        rope = read_rope(reader, head_dim)
+        return [rope if rotates else None] * layers
+
+    return dense_spec(
+        reader,
+        "granitemoehybrid",
+        biases=Biases(q=bias, k=bias, v=bias, o=bias),
+        ropes=ropes,
+        moe=moe,
+        intermediate=shared,
+        recurrences=[mixer if _RECURRENT[kind] else None for kind in types],
+        **multipliers(reader),
+    )
+
+
+FAMILY = Family(
+    name="granitemoehybrid",
+    architectures=("GraniteMoeHybridForCausalLM",),
+    spec=spec,
+    rules=RULES,
+)

@@ -1,0 +1,103 @@
+"""What families with Mamba-2 layers (Dao & Gu 2024) have in common: their config keys and names."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tidemill.base.errors import model_file_error
+from tidemill.models.config import ConfigReader, checked_integer
+from tidemill.models.dense import MAX_HEADS
+from tidemill.models.naming import Fused, Rules
+from tidemill.models.spec import MAX_TAPS, Recurrent
+
+_OURS = "layers.{i}.rec."
+
+
+def mixer_rules(prefix: str) -> Rules:
+    """Names of a mixer's tensors that begin with `prefix`."""
+    parts = (_OURS + "z.{t}", _OURS + "qkv.{t}", _OURS + "a.{t}")
+    return (
+        (prefix + "in_proj.{t}", Fused(parts)),
+        (prefix + "out_proj.{t}", _OURS + "out.{t}"),
+        (prefix + "conv1d.{t}", _OURS + "conv.{t}"),
+        (prefix + "norm.weight", _OURS + "norm.weight"),
+        (prefix + "A_log", _OURS + "a_log"),
+        (prefix + "dt_bias", _OURS + "a_bias"),
+        (prefix + "D", _OURS + "skip"),
+    )
+
+
+def read_mixer(reader: ConfigReader) -> Recurrent:
+    """The mixer of a config with these keys: mamba_n_heads, mamba_d_head (absent or "auto": as
+    mamba_expand says), mamba_n_groups, mamba_d_state, mamba_d_conv, mamba_conv_bias,
+    mamba_proj_bias, mamba_expand, time_step_limit. mamba_chunk_size changes no result."""
+    reader.must_be("hidden_act", "silu")
+    reader.raw("mamba_chunk_size")
+    heads = reader.integer("mamba_n_heads", 128, high=MAX_HEADS)
+    inner = reader.integer("mamba_expand", 2) * reader.integer("hidden_size")
+    given = reader.raw("mamba_d_head")
+    if given is None or given == "auto":
+        given = inner // heads
+    head_dim = checked_integer("mamba_d_head", given, 1, inner)
+    if heads * head_dim != inner:
+        raise model_file_error(
+            f"mamba_n_heads ({heads}) heads of {head_dim} are not mamba_expand times hidden_size "
+            f"({inner})",
+            param="mamba_n_heads",
+        )
+    return mamba2(
+        reader,
+        heads,
+        head_dim,
+        groups=reader.integer("mamba_n_groups", 1, high=MAX_HEADS),
+        state=reader.integer("mamba_d_state", 256),
+        taps=reader.integer("mamba_d_conv", 4, high=MAX_TAPS),
+        bias=reader.boolean("mamba_proj_bias"),
+        conv_bias=reader.boolean("mamba_conv_bias", True),
+    )
+
+
+def mamba2(
+    reader: ConfigReader,
+    heads: int,
+    head_dim: int,
+    *,
+    groups: int,
+    state: int,
+    taps: int,
+    bias: bool,
+    conv_bias: bool,
+) -> Recurrent:
+    """The mixer of these sizes, its output gated and then normed in its groups."""
+    if heads % groups:
+        raise model_file_error(f"{heads} Mamba heads are no multiple of {groups} groups")
+    return Recurrent(
+        "ssd",
+        groups,
+        heads,
+        state,
+        head_dim,
+        taps=taps,
+        bias=bias,
+        conv_bias=conv_bias,
+        skip=True,
+        norm_groups=groups,
+        gate_first=True,
+        time_limits=_time_limits(reader.raw("time_step_limit")),
+    )
+
+
+def _time_limits(value: Any) -> tuple[float, float]:
+    if value is None:
+        return 0.0, math.inf
+    if isinstance(value, list) and len(value) == 2:
+        # transformers 5 writes numbers that JSON does not have as objects.
+        numbers: list[Any] = [v.get("__float__") if isinstance(v, dict) else v for v in value]
+        try:
+            low, high = (float(v) for v in numbers)
+        except (TypeError, ValueError):
+            low = math.nan
+        if 0.0 <= low < high:
+            return low, high
+    raise model_file_error("time_step_limit must be two ascending numbers", param="time_step_limit")

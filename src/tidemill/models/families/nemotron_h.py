@@ -1,0 +1,154 @@
+"""Nemotron-H and Nemotron 3 (NVIDIA 2025): layers of one block each, Mamba-2, attention, or a
+feed-forward one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from tidemill.base.errors import model_file_error
+from tidemill.models.config import MAX_LAYERS, ConfigReader
+from tidemill.models.dense import (
+    MAX_HEADS,
+    Biases,
+    Family,
+    check_layer_types,
+    dense_spec,
+    read_top_k,
+)
+from tidemill.models.families.mamba import mamba2, mixer_rules
+from tidemill.models.naming import Rules
+from tidemill.models.spec import MAX_TAPS, DecoderSpec, Layer, Mlp, Moe
+
+_PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+_KINDS = {
+    **{name: name for name in _PATTERN.values()},
+    "linear_attention": "mamba", "full_attention": "attention",
+}  # fmt: skip
+# Keys that say how it is trained, computed or extended, and nothing of the result.
+_SILENT = (
+    "chunk_size", "expand", "num_logits_to_keep", "time_step_min", "time_step_max",
+    "time_step_floor", "use_mamba_kernels", "mamba_ssm_cache_dtype", "rescale_prenorm_residual",
+    "residual_in_fp32", "moe_shared_expert_overlap", "mtp_layers_block_type",
+    "mtp_hybrid_override_pattern", "mamba_proj_bias", "n_shared_experts", "num_hidden_layers",
+    "intermediate_size", "attention_bias",
+)  # fmt: skip
+# Keys of experts, which a model without any may name.
+_OF_EXPERTS = (
+    "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "n_group", "topk_group",
+    "moe_shared_expert_intermediate_size", "norm_topk_prob", "routed_scaling_factor",
+)  # fmt: skip
+
+_BLOCK = "backbone.layers.{i}."
+_MIXER = _BLOCK + "mixer."
+RULES: Rules = (
+    ("backbone.embeddings.weight", "embed.weight"),
+    ("backbone.norm_f.weight", "final_norm.weight"),
+    ("lm_head.weight", "lm_head.weight"),
+    # A layer has one of both.
+    (_BLOCK + "norm.weight", "layers.{i}.attn_norm.weight"),
+    (_BLOCK + "norm.weight", "layers.{i}.mlp_norm.weight"),
+    *mixer_rules(_MIXER),
+    (_MIXER + "gate.weight", "layers.{i}.mlp.router.weight"),
+    (_MIXER + "gate.e_score_correction_bias", "layers.{i}.mlp.correction"),
+    (_MIXER + "experts.{e}.{p}_proj.weight", "layers.{i}.mlp.experts.{e}.{p}.weight"),
+    (_MIXER + "shared_experts.{p}_proj.weight", "layers.{i}.mlp.shared.{p}.weight"),
+    (_MIXER + "{p}_proj.{t}", "layers.{i}.attn.{p}.{t}"),
+    (_MIXER + "{p}_proj.{t}", "layers.{i}.mlp.{p}.{t}"),
+)
+
+
+def spec(config: Mapping[str, Any]) -> DecoderSpec:
+    """Read a Nemotron-H config.
+
+    Keys beside the common ones: layers_block_type (or hybrid_override_pattern), mlp_hidden_act,
+    mlp_bias, mamba_num_heads, mamba_head_dim, n_groups, ssm_state_size, conv_kernel, use_bias,
+    use_conv_bias, time_step_limit, layer_norm_epsilon, n_routed_experts, num_experts_per_tok,
+    moe_intermediate_size, moe_shared_expert_intermediate_size, n_group, topk_group,
+    norm_topk_prob, routed_scaling_factor. Attention has neither rope nor biases.
+
+    transformers raises time steps to time_step_min at least when it reads a prompt, and not when it
+    generates; here, as in the model's training, time_step_limit alone bounds them.
+    """
+    kinds = _kinds(config)
+    names = {"hidden_act": "mlp_hidden_act", "rms_norm_eps": "layer_norm_epsilon"}
+    given = {**config, "num_hidden_layers": len(kinds)}
+    given.setdefault("head_dim", 128)
+    reader = ConfigReader(given, "nemotron_h", names)
+    sources = ("layers_block_type", "layer_types", "hybrid_override_pattern")
+    for key in (*_SILENT, *sources, *_OF_EXPERTS):
+        reader.raw(key)
+    reader.must_be("mamba_hidden_act", "silu")
+    reader.must_be("moe_latent_size", None)
+    reader.must_be("num_nextn_predict_layers", 0)
+    reader.must_be("sliding_window", None)
+    reader.must_be("tie_word_embeddings", False)  # which no implementation ties
+    mixer = mamba2(
+        reader,
+        reader.integer("mamba_num_heads", 128, high=MAX_HEADS),
+        reader.integer("mamba_head_dim", 64),
+        groups=reader.integer("n_groups", 8, high=MAX_HEADS),
+        state=reader.integer("ssm_state_size", 128),
+        taps=reader.integer("conv_kernel", 4, high=MAX_TAPS),
+        bias=reader.boolean("use_bias"),
+        conv_bias=reader.boolean("use_conv_bias", True),
+    )
+    whole = dense_spec(
+        reader,
+        "nemotron_h",
+        biases=Biases(mlp=reader.boolean("mlp_bias")),
+        norm_eps=1e-5,
+        ropes=lambda layers, head_dim: [None] * layers,
+        activation="relu2",
+        gated=False,
+        moe=_experts(reader, kinds) if "moe" in kinds else None,
+        recurrences=[mixer if kind == "mamba" else None for kind in kinds],
+    )
+    layers = [_one_block(layer, kind) for layer, kind in zip(whole.layers, kinds, strict=True)]
+    return dataclasses.replace(whole, layers=tuple(layers))
+
+
+def _one_block(layer: Layer, kind: str) -> Layer:
+    if kind in ("mamba", "attention"):
+        return dataclasses.replace(layer, mlp=None)
+    return dataclasses.replace(layer, mixer=None)
+
+
+def _kinds(config: Mapping[str, Any]) -> list[str]:
+    types = config.get("layers_block_type") or config.get("layer_types")
+    pattern = config.get("hybrid_override_pattern")
+    if types is None and isinstance(pattern, str) and set(pattern) <= set(_PATTERN):
+        types = [_PATTERN[letter] for letter in pattern]
+    if not isinstance(types, list) or not 1 <= len(types) <= MAX_LAYERS:
+        raise model_file_error(
+            "layers_block_type must list each layer's kind", param="layers_block_type"
+        )
+    check_layer_types(types, len(types), _KINDS)
+    return [_KINDS[kind] for kind in types]
+
+
+def _experts(reader: ConfigReader, kinds: list[str]) -> Any:
+    experts, top_k = read_top_k(reader, "n_routed_experts")
+    groups = reader.integer("n_group", 1, high=experts)
+    layer: dict[str, Any] = {
+        "scoring": "sigmoid",
+        "normalize": reader.boolean("norm_topk_prob", True),
+        "scale": reader.number("routed_scaling_factor", 1.0),
+        "correction": True,
+        "groups": groups,
+        "top_groups": reader.integer("topk_group", 1, high=groups),
+    }
+    width = reader.integer("moe_intermediate_size")
+    shared = reader.integer("moe_shared_expert_intermediate_size")
+
+    def moe(act: str) -> list[Moe | None]:
+        each = Mlp(width, act, gated=False)
+        common = Mlp(shared, act, gated=False)
+        made = Moe(experts, top_k, each, shared=common, **layer)
+        return [made if kind == "moe" else None for kind in kinds]
+
+    return moe
+
+
+FAMILY = Family(name="nemotron_h", architectures=("NemotronHForCausalLM",), spec=spec, rules=RULES)
