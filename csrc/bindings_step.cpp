@@ -115,11 +115,17 @@ StepInput read_step(nb::handle inputs) {
                   nb::cast<int64_t>(slice.attr("end"))};
   }
   step.return_logits = nb::cast<bool>(inputs.attr("return_logits"));
+  if (!inputs.attr("hidden").is_none()) step.hidden = read<uint8_t>(inputs, "hidden");
   return step;
 }
 
 nb::tuple write_output(StepOutput&& out, int64_t vocab) {
   const size_t sampled = out.sampled.size();
+  const auto hidden_rows = static_cast<size_t>(out.hidden_rows);
+  const nb::object hidden =
+      hidden_rows == 0 ? nb::none()
+                       : to_numpy(std::move(out.hidden),
+                                  {hidden_rows, out.hidden.size() / hidden_rows});
   const nb::object logits =
       out.logit_rows == 0
           ? nb::none()
@@ -128,7 +134,7 @@ nb::tuple write_output(StepOutput&& out, int64_t vocab) {
   return nb::make_tuple(
       to_numpy(std::move(out.sampled), {sampled}), to_tuple(std::move(out.logprobs)),
       to_tuple(std::move(out.targets)), logits,
-      nb::make_tuple(out.seconds[0], out.seconds[1], out.seconds[2], out.seconds[3]));
+      nb::make_tuple(out.seconds[0], out.seconds[1], out.seconds[2], out.seconds[3]), hidden);
 }
 
 }  // namespace tidemill

@@ -230,7 +230,9 @@ DecoderModel build_model(const WeightStore& weights, const ModelConfig& config,
   }
   m.embed_norm = builder.norm(config.embed_norm, m.hidden);
   m.final_norm = builder.norm(config.final_norm, m.hidden);
-  m.lm_head = builder.linear(config.lm_head, m.vocab, m.hidden);
+  if (config.lm_head.weight >= 0) {
+    m.lm_head = builder.linear(config.lm_head, m.vocab, m.hidden);
+  }
   return m;
 }
 

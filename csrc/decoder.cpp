@@ -47,7 +47,7 @@ Decoder::Decoder(const KernelTable& kernels, ThreadPool& pool, DecoderModel& mod
     : kernels_(kernels), pool_(pool), model_(model), cancelled_(std::move(cancelled)) {
   act_k_ = model.hidden;
   delta_stride_ = round_up(model.hidden, 16);
-  used_acts_ = act_bit(model_.lm_head);
+  if (model_.lm_head.weight != nullptr) used_acts_ = act_bit(model_.lm_head);
   for (const DecoderLayer& layer : model.layers) {
     measure(layer);
     if (!layer.mixes || layer.recurrent) {
@@ -516,8 +516,21 @@ void Decoder::multiply(const Product* products, size_t count, Acts& acts) {
   });
 }
 
+void Decoder::hidden(const int64_t* tokens, int64_t count, float* out) {
+  each_token(count, [&](int64_t i, int) {
+    const float* x = x_.data() + tokens[i] * model_.hidden;
+    float* to = out + i * model_.hidden;
+    if (model_.final_norm) {
+      normalise(model_.final_norm, x, to);
+    } else {
+      std::memcpy(to, x, static_cast<size_t>(model_.hidden) * sizeof(float));
+    }
+  });
+}
+
 void Decoder::logits(const int64_t* tokens, int64_t count, float* out) {
   check_cancelled();
+  if (model_.lm_head.weight == nullptr) throw internal_error("the model has no output layer");
   const unsigned acts = act_bit(model_.lm_head);
   each_token(count, [&](int64_t i, int thread) {
     float* normed = scratch_.data() + thread * scratch_width_;

@@ -107,6 +107,8 @@ class Decoder {
 
   // Computes all tokens of the step (token_ids are real ids), writing K and V into `cache`.
   void forward(const StepInput& step, const std::vector<int32_t>& token_ids, KvCache& cache);
+  // Hidden states of `count` tokens behind the last norm: out [count, hidden].
+  void hidden(const int64_t* tokens, int64_t count, float* out);
   // Logits of `count` tokens (indices into the last forward's tokens): out [count, vocab].
   void logits(const int64_t* tokens, int64_t count, float* out);
 

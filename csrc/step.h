@@ -7,6 +7,7 @@
 namespace tidemill {
 
 enum : uint8_t { kLogitsNone = 0, kLogitsLast = 1, kLogitsAll = 2 };
+enum : uint8_t { kHiddenNone = 0, kHiddenLast = 1, kHiddenAll = 2 };
 
 // Codes in StepOutput::sampled for a row without a token.
 constexpr int32_t kNoTokenLeft = -1;      // a mask or bans left nothing
@@ -51,6 +52,7 @@ struct StepInput {
   SamplingInput sampling;
   LayerSlice slice;
   bool return_logits = false;
+  std::vector<uint8_t> hidden;  // per row; empty: none is wanted
 
   int64_t rows() const { return static_cast<int64_t>(context_len.size()); }
   int64_t tokens() const { return static_cast<int64_t>(token_ids.size()); }
@@ -70,6 +72,8 @@ struct StepOutput {
   Logprobs logprobs, targets;
   int64_t logit_rows = 0;
   std::vector<float> logits;
+  int64_t hidden_rows = 0;
+  std::vector<float> hidden;
   double seconds[4] = {0, 0, 0, 0};  // queued, forward, sampling, total
 };
 

@@ -38,6 +38,8 @@ void check_rows(const StepInput& step) {
   require_size(step.await_mask, rows, "await_mask");
   require_size(step.target_ids, tokens, "target_ids");
   require_size(step.target_logprobs, rows, "target_logprobs");
+  if (!step.hidden.empty()) require_size(step.hidden, rows, "hidden");
+  for (const uint8_t wanted : step.hidden) require(wanted <= kHiddenAll, "hidden", "unknown value");
   for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
     require(step.row_start[r] < step.row_start[r + 1], "row_start", "a row computes no token");
     require(step.logits[r] <= kLogitsAll, "logits", "unknown value");

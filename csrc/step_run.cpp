@@ -49,6 +49,7 @@ StepOutput StepRunner::run(const StepInput& step, KvCache& cache, MaskBoard& mas
   cache.states().begin(step);
   decoder_.forward(step, token_ids_, cache);
   cache.states().commit(step);
+  compute_hidden(step, out);
   compute_others(step, out);
   plan_sampling(step);
   const auto count = static_cast<int64_t>(pending_.size());
@@ -99,6 +100,22 @@ void StepRunner::plan_sampling(const StepInput& step) {
     const bool future = step.token_ids[last] < 0;
     pending_.push_back({static_cast<int64_t>(r), future ? token_ids_[last] : -1, inherited_[r]});
   }
+}
+
+// Hidden states behind the last norm, as rows want them.
+void StepRunner::compute_hidden(const StepInput& step, StepOutput& out) {
+  std::vector<int64_t> tokens;
+  for (size_t r = 0; r < step.hidden.size(); ++r) {
+    const int64_t begin = step.row_start[r], end = step.row_start[r + 1];
+    if (step.hidden[r] == kHiddenNone) continue;
+    for (int64_t t = step.hidden[r] == kHiddenAll ? begin : end - 1; t < end; ++t) {
+      tokens.push_back(t);
+    }
+  }
+  if (tokens.empty()) return;
+  out.hidden_rows = static_cast<int64_t>(tokens.size());
+  out.hidden.resize(tokens.size() * static_cast<size_t>(model_.hidden));
+  decoder_.hidden(tokens.data(), out.hidden_rows, out.hidden.data());
 }
 
 // Targets of prompts, and logits to return: computed a chunk at a time.

@@ -36,6 +36,7 @@ class StepRunner {
 
   void resolve(const StepInput& step);
   void plan_sampling(const StepInput& step);
+  void compute_hidden(const StepInput& step, StepOutput& out);
   void compute_others(const StepInput& step, StepOutput& out);
   void sample_all(const StepInput& step, MaskBoard& masks, StepOutput& out);
   void sample_ready(const StepInput& step, StepOutput& out);

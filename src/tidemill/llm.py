@@ -26,6 +26,7 @@ from tidemill.contract.sampling import SamplingParams
 from tidemill.contract.wire import EngineInfo, EngineStats
 from tidemill.engine.offline import InprocEngine
 from tidemill.grammar.schema import prepared
+from tidemill.offline_vectors import run_vectors
 from tidemill.opened import OpenedModel
 from tidemill.outputs import Completion, RequestOutput, Running, ToolCall
 from tidemill.text.answer import NOTHING, Found
@@ -43,6 +44,19 @@ from tidemill.text.answering import (
 from tidemill.text.constraints import FIELDS as CONSTRAINT_FIELDS
 from tidemill.text.conversation import check_complete, check_kwargs, check_messages
 from tidemill.text.tools import ToolUse, tool_use
+from tidemill.text.vectors import (
+    Float32,
+    Input,
+    check_dimensions,
+    embedding_pooling,
+    finish_embedding,
+    finish_score,
+    pair_input,
+    prompted,
+    score_pooling,
+    side_prompts,
+    similarity,
+)
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -84,6 +98,7 @@ class LLM:
         self.tokenizer = opened.tokenizer
         self.template = opened.template
         self.defaults = opened.defaults
+        self.vectors = opened.files.vectors
         self.chat_side = ChatSide.of(self.tokenizer, self.template, prepared)
         self._engine = InprocEngine.open(config, progress)
 
@@ -219,6 +234,54 @@ class LLM:
             raise bad_request("n", "stream gives one answer; use generate for several")
         return self._parts(request, asked[1], at_start=at_start)
 
+    def embed(
+        self,
+        inputs: Prompt | Sequence[Prompt],
+        *,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
+    ) -> list[Float32]:
+        """The vector of one input or of many.
+
+        Args:
+            inputs: a text, a sequence of token ids, or a sequence of either.
+            dimensions: keep so many of each vector's numbers, and their length.
+            prompt_name: which of the model's own prompts is put before each text.
+
+        Returns:
+            float32 [size] each, in order.
+
+        Raises:
+            TidemillError: BAD_REQUEST naming the field, or what the engine said.
+        """
+        data = self.vectors
+        pooling = embedding_pooling(data)
+        check_dimensions(dimensions, self.info.hidden_size)
+        items = [
+            prompted(p, data, prompt_name) if isinstance(p, str) and p else p
+            for p in _as_list(inputs)
+        ]
+        found = run_vectors(self._engine, [Input(self._encode(p)) for p in items], pooling)
+        return [finish_embedding(pooled, data, dimensions) for pooled in found]
+
+    def score(self, first: str, seconds: str | Sequence[str]) -> list[float]:
+        """How well each of the second texts fits the first: a cross-encoder's score, or the cosine
+        of the vectors.
+
+        Raises:
+            TidemillError: BAD_REQUEST naming the field, or what the engine said.
+        """
+        data, texts = self.vectors, [seconds] if isinstance(seconds, str) else list(seconds)
+        if data.head == "score":
+            inputs = [pair_input(self.tokenizer, self.template, data, first, t) for t in texts]
+            found = run_vectors(self._engine, inputs, score_pooling(data))
+            return [finish_score(pooled, data) for pooled in found]
+        query, document = side_prompts(data)
+        sides = [prompted(first, data, query), *(prompted(t, data, document) for t in texts)]
+        inputs = [Input(self._encode(text)) for text in sides]
+        found = run_vectors(self._engine, inputs, embedding_pooling(data))
+        return [similarity(found[0], pooled) for pooled in found[1:]]
+
     def close(self) -> None:
         """Stop the engine and free the model."""
         self._engine.close()
@@ -281,6 +344,8 @@ class LLM:
 
     def _requests(self, asked: Sequence[_Asked], params: Params) -> list[EngineRequest]:
         info = self.info
+        if not info.generates:
+            raise bad_request("model", "this model generates no text: it has no output layer")
         return [
             EngineRequest(
                 request_id=new_id("llm"),

@@ -7,6 +7,8 @@ import hashlib
 import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
 
+import numpy as np
+
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.contract.request import (
     ChoiceOutput,
@@ -44,8 +46,17 @@ def fake_info(**changes: object) -> EngineInfo:
         "max_step_tokens": 512,
         "prefix_caching": True,
         "eos_token_ids": (EOS,),
+        "hidden_size": 8,
     }
     return EngineInfo(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def hashed_vector(request: EngineRequest) -> np.ndarray:
+    """float32: eight numbers (or one, of a head) that depend on what is read alone."""
+    seed = hashlib.sha256(str(request.prompt_token_ids).encode()).digest()[:8]
+    rng = np.random.default_rng(int.from_bytes(seed, "little"))
+    size = 1 if request.pooling is not None and request.pooling.head else 8
+    return rng.standard_normal(size).astype(np.float32)
 
 
 def hashed_letters(request: EngineRequest, choice: int) -> list[int]:
@@ -153,6 +164,14 @@ class ScriptedEngine:
     def _output(
         self, request: EngineRequest, choice: int, script: Sequence[int], step: int
     ) -> ChoiceOutput:
+        if request.pooling is not None:
+            return ChoiceOutput(
+                request.request_id,
+                choice,
+                finish_reason=FinishReason.STOP,
+                cached_tokens=self.cached_tokens,
+                pooled=hashed_vector(request).tobytes(),
+            )
         sampling = request.sampling
         token = script[step] if step < len(script) else ord("z")
         ends = {*sampling.stop_token_ids}

@@ -93,7 +93,7 @@ def test_an_encoded_body_is_refused(base_url: str) -> None:
 
 @pytest.mark.parametrize(("method", "status"), [("GET", 405), ("POST", 404)])
 def test_a_wrong_route_names_the_right_ones(base_url: str, method: str, status: int) -> None:
-    path = "/v1/completions" if status == 405 else "/v1/embeddings"
+    path = "/v1/completions" if status == 405 else "/v1/images"
     answer = httpx.request(method, base_url + path, json={})
     message = answer.json()["error"]["message"]
     assert answer.status_code == status

@@ -325,6 +325,7 @@ SMALL = Limits(
     max_stop_chars=5,
     max_stop_token_ids=2,
     max_prompts=2,
+    max_inputs=2,
 )
 MESSAGE = {"role": "user", "content": "x"}
 DEEP: dict[str, Any] = {"a": {"b": {"c": {"d": {}}}}}
@@ -339,6 +340,9 @@ TOO_MUCH: list[tuple[str, dict[str, Any], str | None, tuple[str, ...]]] = [
     ("completions", {"prompt": [[] for _ in range(60)]}, None, ("50 objects",)),
     ("completions", {"prompt": [1] * 200}, None, ("100 values",)),
     ("completions", {"prompt": ["a"] * 3}, "prompt", ("2", "3")),
+    ("embeddings", {"input": ["a"] * 3}, "input", ("2", "3")),
+    ("rerank", {"query": "a", "documents": ["a"] * 3}, "documents", ("2", "3")),
+    ("score", {"text_1": "a", "text_2": ["a"] * 3}, "text_2", ("2", "3")),
     ("completions", {"prompt": "a", "n": 3}, "n", ("2", "3")),
     ("completions", {"prompt": "a", "logprobs": 4}, "logprobs", ("3", "4")),
     (

@@ -180,7 +180,6 @@ def test_what_no_executor_does_is_refused_by_name() -> None:
         "position_axes": ((0,), (0,)),
         "embedding_overrides": (EmbeddingOverride(0, b"", b""),),
         "hidden_states": ("final",),
-        "pooled": "mean",
     }
     runner = _runner()
     news = tuple(new(i, [1, 2]) for i in range(len(cases) + 1))

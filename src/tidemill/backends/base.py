@@ -25,6 +25,7 @@ UInt8 = NDArray[np.uint8]
 Checksum = Callable[[UInt8], int]
 
 LOGITS_NONE, LOGITS_LAST, LOGITS_ALL = 0, 1, 2
+HIDDEN_NONE, HIDDEN_LAST, HIDDEN_ALL = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +159,8 @@ class StepInputs:
             another writes. A step that fails has changed no state that any row reads.
         slice: which layers of the last row are computed; None: all, as of all others.
         return_logits: also return the float32 logits of all rows that have any (tests).
+        hidden: uint8 [R]; HIDDEN_NONE, HIDDEN_LAST or HIDDEN_ALL: of which tokens the hidden states
+            behind the last norm are returned. None: of none.
     """
 
     step_id: int
@@ -175,6 +178,7 @@ class StepInputs:
     states: Int32 = field(default_factory=lambda: np.zeros((0, 2), np.int32))
     slice: LayerSlice | None = None
     return_logits: bool = False
+    hidden: UInt8 | None = None
 
 
 @dataclass(slots=True)
@@ -197,6 +201,7 @@ class StepOutputs:
         targets: over all positions of LOGITS_ALL rows with a target, in order, or None.
         logits: float32 [L, vocab] when `return_logits`, in row order (LAST: one, ALL: each token).
         seconds: (queued, forward, sampling, total).
+        hidden: float32 [H, hidden_size], in row order (LAST: one, ALL: each token), or None.
     """
 
     sampled: Int32
@@ -204,6 +209,7 @@ class StepOutputs:
     targets: LogprobArrays | None = None
     logits: Float32 | None = None
     seconds: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    hidden: Float32 | None = None
 
 
 class StepHandle(Protocol):

@@ -189,7 +189,11 @@ def _load_text(
     )
     if opened.template.exists:
         _say(chat.described())
-    return TextSide(opened.tokenizer, opened.template, opened.defaults, chat)
+    vectors = opened.files.vectors
+    if vectors.source or vectors.head:
+        made = "scores of pairs" if vectors.head == "score" else f"vectors by {vectors.pooling}"
+        _say(f"made for {made} ({vectors.source or 'config.json'})")
+    return TextSide(opened.tokenizer, opened.template, opened.defaults, chat, vectors)
 
 
 def _say(line: str) -> None:

@@ -15,7 +15,7 @@ from enum import StrEnum
 import msgspec
 
 from tidemill.contract.program import OutputProgram
-from tidemill.contract.request import TokenLogprob
+from tidemill.contract.request import Pooling, TokenLogprob
 from tidemill.contract.sampling import SamplingParams
 
 
@@ -40,6 +40,8 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             (end tokens and stop ids) cannot be sampled.
         program: what the output must obey.
         adapter: adapter name or None.
+        pooling: its vector is returned with the row that computes its last token; it samples
+            nothing.
     """
 
     seq_id: int
@@ -51,6 +53,7 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     banned_until: tuple[int, ...] = ()
     program: OutputProgram = OutputProgram()
     adapter: str | None = None
+    pooling: Pooling | None = None
 
 
 class EmbeddingOverride(msgspec.Struct, frozen=True):
@@ -99,7 +102,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         position_axes: multi-axis rope positions, [axes][count], empty for plain text.
         embedding_overrides: see `EmbeddingOverride`.
         hidden_states: names of hidden states to return (for instance ``final``).
-        pooled: name of the pooling to return (``mean``, ``last``, ``cls``), or empty.
     """
 
     seq_id: int
@@ -118,7 +120,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     position_axes: tuple[tuple[int, ...], ...] = ()
     embedding_overrides: tuple[EmbeddingOverride, ...] = ()
     hidden_states: tuple[str, ...] = ()
-    pooled: str = ""
 
 
 class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
@@ -164,6 +165,7 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         prompt_logprobs: for a row with logits ALL: for each of its computed positions p whose
             next token is known, the logprob of the token at p + 1, in order of p.
         hidden_states: name -> float32 bytes, row-major [count, hidden_size].
+        pooled: float32 bytes: the vector of a sequence with `pooling`, once it is whole.
         error: the row failed alone; the sequence ends with it.
         error_kind, error_param: the kind (`ErrorKind`) and field of that error.
     """
@@ -173,6 +175,7 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     logprobs: tuple[TokenLogprob, ...] | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     hidden_states: dict[str, bytes] = {}
+    pooled: bytes = b""
     error: str | None = None
     error_kind: str = "internal"
     error_param: str | None = None

@@ -36,6 +36,22 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
+class Pooling(msgspec.Struct, frozen=True, array_like=True):
+    """What a request that generates nothing wants: one vector for its whole input.
+
+    Attributes:
+        kind: ``last``, ``mean`` or ``cls`` (the first token): which of the hidden states behind the
+            last norm make it.
+        head: the model's classification head is applied to it; the vector is that of its logits.
+    """
+
+    kind: str
+    head: bool = False
+
+
+POOLINGS = ("last", "mean", "cls")
+
+
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Everything the engine is told about a request, once.
 
@@ -54,6 +70,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         tenant: whose request it is; tenants share the engine by weight, whatever each of them asks.
         weight: of the tenant; twice the weight is twice the share.
         start_by: wall-clock seconds by which its first token must be under computation, or None.
+        pooling: the prompt is read and a vector of it returned; nothing is generated.
     """
 
     request_id: str
@@ -70,6 +87,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     tenant: str = ""
     weight: float = 1.0
     start_by: float | None = None
+    pooling: Pooling | None = None
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -120,6 +138,7 @@ class ChoiceOutput(msgspec.Struct, frozen=True, omit_defaults=True):
         cached_tokens: prompt tokens found in the prefix cache (in the first message).
         error: what went wrong, when finish_reason is ERROR.
         timings: in the choice's last message.
+        pooled: float32, little endian: the vector of a request with `pooling`, in its only message.
     """
 
     request_id: str
@@ -132,3 +151,4 @@ class ChoiceOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     cached_tokens: int | None = None
     error: RequestError | None = None
     timings: RequestTimings | None = None
+    pooled: bytes = b""

@@ -32,6 +32,20 @@ def check_prompt(prompt_tokens: int, max_model_len: int, *, param: str) -> None:
         )
 
 
+def check_input(tokens: int, most: int, *, param: str) -> None:
+    """Raise unless an input of so many tokens, behind which nothing is generated, fits.
+
+    Raises:
+        TidemillError: kind BAD_REQUEST naming `param`.
+    """
+    if tokens == 0:
+        raise bad_request(param, f"{param} is empty; the model needs at least one token")
+    if tokens > most:
+        raise ContextLengthError(
+            param, f"{param} has {tokens} tokens; at most {most} are taken: shorten it"
+        )
+
+
 def resolve(
     params: SamplingParams,
     *,

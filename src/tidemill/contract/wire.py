@@ -47,6 +47,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         notes: human-readable lines: what was chosen and why.
         identity: digest of the weights and of how they compute; engines of equal identity (and
             equal sizes) answer alike.
+        hidden_size: length of the vectors that a model's requests with `pooling` get.
+        labels: logits of the model's classification head; 0 without one.
+        generates: it has an output layer; else it only gives vectors.
     """
 
     model: str
@@ -70,6 +73,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
     identity: str = ""
+    hidden_size: int = 0
+    labels: int = 0
+    generates: bool = True
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):

@@ -531,6 +531,7 @@ def make_core(
         vocab_size=info.vocab_size,
         depth=depth,
         jump_ahead=jump_ahead,
+        generates=info.generates,
         max_itl=None if config.max_itl_ms is None else config.max_itl_ms / 1000,
         layers=opened.sliced_layers,
     )

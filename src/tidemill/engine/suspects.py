@@ -24,7 +24,13 @@ MAX_CONVICTS = 1024
 def fingerprint(request: EngineRequest) -> str:
     """Names a prompt with its settings; the seed and the request's id do not count."""
     sampling = msgspec.structs.replace(request.sampling, seed=None)
-    parts = (request.prompt_token_ids, sampling, request.program, request.adapter)
+    parts = (
+        request.prompt_token_ids,
+        sampling,
+        request.program,
+        request.adapter,
+        request.pooling,
+    )
     return hashlib.sha256(msgspec.msgpack.encode(parts, order="deterministic")).hexdigest()[:24]
 
 

@@ -7,13 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tidemill.base.errors import TidemillError, model_file_error
+from tidemill.base.errors import TidemillError, model_file_error, unsupported
 from tidemill.base.tokenizer_data import TokenizerData
+from tidemill.base.vector_data import VectorData
 from tidemill.loading import safetensors, sharded, spm_file, torch_files
+from tidemill.loading.heads import MakeHead, dense_head, linear_head, no_head, token_head
 from tidemill.loading.jsonfile import read_bytes, read_object, read_optional_object
 from tidemill.loading.lazy import LazyTensors
 from tidemill.loading.mapped import StoredTensor
 from tidemill.loading.parts import GenerationDefaults, ModelFiles
+from tidemill.loading.places import Place
 from tidemill.loading.schemes import (
     QUANTIZATION_KEYS,
     checked_place,
@@ -21,8 +24,16 @@ from tidemill.loading.schemes import (
     quantization_schemes,
 )
 from tidemill.loading.selected import select
-from tidemill.models.naming import match_tensors
-from tidemill.models.registry import family_for_config
+from tidemill.loading.sentence import (
+    VECTOR_KEYS,
+    SentenceFiles,
+    labels_of,
+    read_sentence_files,
+)
+from tidemill.models import tensors as names
+from tidemill.models.naming import match_tensors, with_prefix
+from tidemill.models.registry import family_for_config, kind_of
+from tidemill.models.spec import DecoderSpec
 
 _ROLES = (
     "bos_token",
@@ -45,16 +56,25 @@ def open_folder(folder: Path) -> ModelFiles:
         raise model_file_error(f"{folder}: holds no config.json; is it a model's folder?")
     config = read_object(folder / "config.json")
     family = family_for_config(config)
+    sentence = read_sentence_files(folder, config)
+    kind = kind_of(config)
+    if sentence.pooled and kind == "generate":
+        kind = "vectors"  # trained to embed: what its output layer would say means nothing
     try:
         schemes = quantization_schemes(config)
         # Whoever reads the scheme has read its section: families see a float model.
-        spec = family.spec({k: v for k, v in config.items() if k not in QUANTIZATION_KEYS})
+        read = (*QUANTIZATION_KEYS, *VECTOR_KEYS)
+        spec = family.spec({k: v for k, v in config.items() if k not in read})
+        if kind != "generate":
+            spec = dataclasses.replace(spec, generates=False, tied_embeddings=False)
     except TidemillError as error:
         raise TidemillError(
             error.kind, f"{folder.name}/config.json: {error.message}", param=error.param
         ) from error
     stored = read_tensors(folder)
     weights, scheme_notes = place_weights(schemes, stored)
+    weights = with_prefix(family.rules, weights)
+    own = {name: weights.pop(name) for name in list(weights) if name.startswith("score.")}
     shapes = {name: tensor.shape for name, tensor in weights.items()}
     sources = match_tensors(spec, family.rules, shapes, family.stored)
     places = {
@@ -62,6 +82,7 @@ def open_folder(folder: Path) -> ModelFiles:
         for canonical, source in sources.items()
     }
     tensors = LazyTensors(places)
+    vectors, head = _head(sentence, kind, config, spec, tensors, own)
     generation = read_optional_object(folder / "generation_config.json")
     defaults, notes = generation_defaults(generation)
     eos = generation.get("eos_token_id")
@@ -78,8 +99,33 @@ def open_folder(folder: Path) -> ModelFiles:
         generation=defaults,
         notes=notes + scheme_notes,
         tokenizer=read_tokenizer(folder),
+        vectors=vectors,
+        head=head,
         files=tuple({id(t.file): t.file for t in stored.values()}.values()),
     )
+
+
+def _head(
+    sentence: SentenceFiles,
+    kind: str,
+    config: Mapping[str, Any],
+    spec: DecoderSpec,
+    tensors: LazyTensors,
+    own: Mapping[str, StoredTensor | Place],
+) -> tuple[VectorData, MakeHead]:
+    """What is behind the pooled vector, and what to call it."""
+    vectors, hidden = sentence.vectors, spec.hidden_size
+    if kind == "classify":
+        labels = labels_of(config)
+        places = {name: checked_place(place) for name, place in own.items()}
+        vectors = dataclasses.replace(vectors, head="score", labels=labels)
+        return vectors, linear_head(places, "score", hidden, labels)
+    if sentence.score_tokens is not None:
+        name = names.EMBED if spec.tied_embeddings else names.LM_HEAD
+        if name not in tensors or spec.logit_softcap is not None:
+            raise unsupported("modules.json", "the score's tokens need a plain output layer")
+        return vectors, token_head(lambda: tensors[name], sentence.score_tokens, spec.logit_scale)
+    return vectors, dense_head(sentence.dense, hidden) if sentence.dense else no_head
 
 
 def read_tensors(folder: Path) -> dict[str, StoredTensor]:

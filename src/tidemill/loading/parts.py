@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tidemill.base.tokenizer_data import TokenizerData
+from tidemill.base.vector_data import NOTHING_SAID, VectorData
 from tidemill.loading.lazy import LazyTensors
 from tidemill.loading.mapped import MappedFile
+from tidemill.models.head import Head
 from tidemill.models.spec import DecoderSpec
 
 
@@ -41,6 +43,8 @@ class ModelFiles:
         tokenizer: the text side.
         files: the mapped weight files.
         notes: what a person should know about how the files were read; empty if nothing.
+        vectors: how vectors and scores are made.
+        head: makes the layers behind the pooled vector; they are read when it is called.
     """
 
     path: Path
@@ -54,6 +58,8 @@ class ModelFiles:
     tokenizer: TokenizerData
     files: tuple[MappedFile, ...] = field(repr=False, default=())
     notes: tuple[str, ...] = ()
+    vectors: VectorData = NOTHING_SAID
+    head: Callable[[], Head] = field(repr=False, default=tuple)
 
     @property
     def file_bytes(self) -> int:

@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,6 +122,8 @@ GGUF_QKV: Rules = (("blk.{i}.attn_qkv.{t}", QKV), *GGUF_RULES)
 GGUF_QKV_TOO: Rules = (*GGUF_RULES, ("blk.{i}.attn_qkv.{t}", QKV))  # only in early files
 GGUF_GATE_UP: Rules = (("blk.{i}.ffn_up.{t}", GATE_UP),)
 
+_T = TypeVar("_T")
+
 _FIELDS = {
     "{i}": r"(?P<i>0|[1-9][0-9]{0,5})",
     "{e}": r"(?P<e>0|[1-9][0-9]{0,5})",
@@ -161,6 +164,17 @@ def canonical_names(
         if expected is None or all(part.format(e=0, h=0) in expected for part in held.parts):
             return True, held
     return found or (False, Fused(()))
+
+
+def with_prefix(rules: Rules, stored: Mapping[str, _T]) -> dict[str, _T]:
+    """Stored names as a causal model has them: a checkpoint of the layers alone leaves the name of
+    what holds them (``model.``) out."""
+    first = next((pattern for pattern, name in rules if name == names.EMBED), "")
+    prefix, dot, rest = first.partition(".")
+    if not dot or rest not in stored or any(name.startswith(prefix + dot) for name in stored):
+        return dict(stored)
+    heads = ("lm_head.", "score.")
+    return {n if n.startswith(heads) else prefix + dot + n: t for n, t in stored.items()}
 
 
 def match_tensors(

@@ -110,6 +110,35 @@ _BY_GGUF = {
 }
 
 
+# Checkpoints of a family without its output layer: what stands in for a causal model's name.
+_HEADLESS = ("ForSequenceClassification", "Model")
+_CAUSAL = ("ForCausalLM", "LMHeadModel")
+
+
+def _causal_name(name: object) -> tuple[str, str]:
+    """The name of the architecture as a causal language model, and what it has instead of one's
+    output layer: empty, or an entry of `_HEADLESS`."""
+    text = name if isinstance(name, str) else ""
+    if text in _BY_ARCHITECTURE:
+        return text, ""
+    for suffix in _HEADLESS:
+        for causal in _CAUSAL:
+            whole = text.removesuffix(suffix) + causal
+            if text.endswith(suffix) and whole in _BY_ARCHITECTURE:
+                return whole, suffix
+    return text, ""
+
+
+def kind_of(config: Mapping[str, Any]) -> str:
+    """What a config.json's architecture ends in: ``generate``, ``classify``, or ``vectors`` (no
+    head at all)."""
+    for name in config.get("architectures") or ():
+        known, suffix = _causal_name(name)
+        if known in _BY_ARCHITECTURE:
+            return {"": "generate", "Model": "vectors"}.get(suffix, "classify")
+    return "generate"
+
+
 def family_for_config(config: Mapping[str, Any]) -> Family:
     """The family named by a config.json's ``architectures``.
 
@@ -123,8 +152,9 @@ def family_for_config(config: Mapping[str, Any]) -> Family:
             param="architectures",
         )
     for name in architectures:
-        if isinstance(name, str) and name in _BY_ARCHITECTURE:
-            return _BY_ARCHITECTURE[name]
+        known, _ = _causal_name(name)
+        if known in _BY_ARCHITECTURE:
+            return _BY_ARCHITECTURE[known]
     raise unsupported(
         "architectures",
         f"architecture {str(architectures[0])[:80]!r} is not supported; "

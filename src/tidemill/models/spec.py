@@ -296,6 +296,7 @@ class DecoderSpec:
         logit_scale: multiplies the logits.
         logit_softcap: logits l become softcap * tanh(l / softcap), after the scale.
         head_bias: the output projection has a bias.
+        generates: it has an output projection; without one it only gives hidden states.
     """
 
     family: str
@@ -314,6 +315,7 @@ class DecoderSpec:
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     head_bias: bool = False
+    generates: bool = True
 
     def attentions(self) -> dict[int, Attention]:
         """Layer -> its mixer, where that is attention."""
@@ -363,9 +365,9 @@ class DecoderSpec:
         if self.embed_norm:
             shapes |= _norm_shapes("embed_norm", self.norm, width)
         shapes |= _norm_shapes("final_norm", self.norm, width)
-        if not self.tied_embeddings:
+        if self.generates and not self.tied_embeddings:
             shapes[names.LM_HEAD] = (self.vocab_size, self.hidden_size)
-        if self.head_bias:
+        if self.generates and self.head_bias:
             shapes[names.LM_HEAD_BIAS] = (self.vocab_size,)
         for i, layer in enumerate(self.layers):
             for tensor, shape in self._layer_shapes(layer).items():

@@ -42,6 +42,8 @@ def commit_row(state: State, flight: Flight, result: RowResult) -> Emission | No
     state.forced += len(accepted) - len(result.token_ids) if reason is None else 0
     if flight.epoch == seq.epoch:
         _publish(state, seq)
+    if result.pooled:
+        return finish(state, seq, FinishReason.STOP, result=result)
     if flight.sample:
         release_held(state, seq)
     if reason is not None:
@@ -192,6 +194,7 @@ def _output(
         cached_tokens=owner.cached_tokens if first else None,
         error=error,
         timings=timings,
+        pooled=b"" if result is None else result.pooled,
     )
 
 

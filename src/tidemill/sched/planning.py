@@ -148,7 +148,8 @@ def _add_row(
     start = seq.planned
     (count, layers), total = chunk, state.limits.layers
     done = layers is None or layers.end == total
-    sample = done and count == seq.remaining
+    last = done and count == seq.remaining
+    sample = last and seq.owner.request.pooling is None
     logits = LogitsWanted.LAST if sample else LogitsWanted.NONE
     if done and start + 1 < seq.prompt_len and seq.wants_prompt_logprobs:
         logits = LogitsWanted.ALL
@@ -218,6 +219,7 @@ def _static_data(seq: Sequence) -> NewSequence:
         banned_until=seq.banned,
         program=request.program,
         adapter=request.adapter,
+        pooling=request.pooling,
     )
 
 
@@ -350,7 +352,7 @@ def _blocks_promised(state: State, seq: Sequence) -> int:
 def _found(state: State, seq: Sequence) -> list[tuple[int, ...]]:
     """Blocks of its prefix in the index; never the last known token's, which is to be computed."""
     memory = state.memory
-    if seq.lease is not None or not memory.prefix_caching or seq.wants_prompt_logprobs:
+    if seq.lease is not None or not memory.prefix_caching or seq.wants_every_position:
         return []
     full = (len(seq.tokens) - 1) // memory.block_size
     return memory.find(seq.keys_up_to(full, memory.block_size))

@@ -70,6 +70,8 @@ class Limits:
             the same either way.
         max_itl: seconds a step beside streams may take by prediction; None: as above.
         layers: of the model, if the executor can compute a row's layers in several steps; else 0.
+        whole_prompts: a prompt is computed in one step (its tokens see those behind them).
+        generates: the model has an output layer.
     """
 
     max_num_seqs: int
@@ -80,6 +82,8 @@ class Limits:
     jump_ahead: bool = True
     max_itl: float | None = None
     layers: int = 0
+    whole_prompts: bool = False
+    generates: bool = True
 
 
 def order_key(request: EngineRequest, receipt: int, choice: int) -> OrderKey:

@@ -71,6 +71,8 @@ class Room:
 
     def chunk(self, seq: Sequence, start: int) -> Chunk:
         """A sequence's next row behind `start`; `FULL`: the step is."""
+        if self._state.limits.whole_prompts:
+            return Chunk(self._whole(seq, start))
         draft, cost = self._draft, self._state.cost
         most = min(seq.known - start, draft.budget)
         if not cost.ready:
@@ -96,6 +98,20 @@ class Room:
             return Chunk(max(count, min(most, MIN_CHUNK)))
         # A last sliver would cost a row and bring its prompt no nearer to its first token.
         return Chunk(count) if count >= min(most, MIN_CHUNK) else FULL
+
+    def _whole(self, seq: Sequence, start: int) -> int:
+        """All or nothing: the first row is in any case, others while they fit."""
+        draft, cost = self._draft, self._state.cost
+        count = seq.known - start
+        if not draft.rows:
+            return count
+        if count > draft.budget:
+            return 0
+        seconds = step_seconds(
+            self._state.limits, 0.0, urgent=False, competing=self._competing, brief=False
+        )
+        late = cost.ready and cost.bound(draft.load.plus(start, count)) > seconds
+        return 0 if late else count
 
     def _may_slice(self) -> bool:
         """Somebody waits for the step's end, and no other row is between its layers."""

@@ -20,9 +20,11 @@ from tidemill.base.errors import ErrorKind, TidemillError, bad_request, unsuppor
 from tidemill.base.log import get_logger
 from tidemill.contract.plan import StepPlan, StepResult
 from tidemill.contract.request import (
+    POOLINGS,
     ChoiceOutput,
     EngineRequest,
     FinishReason,
+    Pooling,
     RequestError,
 )
 from tidemill.contract.sampling import MAX_CHOICES
@@ -193,7 +195,11 @@ class Scheduler:
         vocab = self.limits.vocab_size
         if vocab is not None and not (min(prompt) >= 0 and max(prompt) < vocab):
             raise bad_request("prompt", f"prompt token ids must be between 0 and {vocab - 1}")
-        if len(prompt) + 1 > self.max_len:
+        if request.pooling is not None:
+            self._validate_pooling(request, request.pooling)
+        elif not self.limits.generates:
+            raise bad_request("model", "this model does not generate: it has no output layer")
+        elif len(prompt) + 1 > self.max_len:
             raise bad_request(
                 "prompt",
                 f"the prompt has {len(prompt)} tokens; with at least one token of output that "
@@ -205,6 +211,20 @@ class Scheduler:
             raise bad_request(
                 "resume", f"resume has {len(request.resume)} entries for {sampling.n} choices"
             )
+
+    def _validate_pooling(self, request: EngineRequest, pooling: Pooling) -> None:
+        prompt, most = request.prompt_token_ids, self.max_len
+        if self.limits.whole_prompts:
+            most = min(most, self.limits.max_step_tokens)
+        if len(prompt) > most:
+            raise bad_request(
+                "input", f"the input has {len(prompt)} tokens; at most {most} are taken: shorten it"
+            )
+        if pooling.kind not in POOLINGS:
+            raise bad_request("pooling", f"pooling must be one of {', '.join(POOLINGS)}")
+        sampling = request.sampling
+        if sampling.n != 1 or sampling.prompt_logprobs is not None or not request.program.free:
+            raise bad_request("pooling", "a request with pooling generates nothing")
 
     def _open(self, request: EngineRequest, client: int) -> RequestState:
         weights, kv_dtype = self._identity
@@ -221,6 +241,8 @@ class Scheduler:
             owner.prompt_logprobs = [None] * len(prompt)
         stops = self.ends_of(request)
         room = self.max_len if sampling.max_tokens is None else len(prompt) + sampling.max_tokens
+        if request.pooling is not None:
+            room = len(prompt) + 1  # never reached: its last token is computed like any other
         for choice in range(sampling.n):
             resumed = request.resume[choice] if request.resume else ()
             owner.choices.append(
@@ -231,7 +253,7 @@ class Scheduler:
                     order=order_key(request, self._receipts, choice),
                     tokens=[*prompt, *resumed],
                     prompt_len=len(prompt),
-                    max_len=min(self.max_len, room),
+                    max_len=room if request.pooling is not None else min(self.max_len, room),
                     stop_ids=stops,
                     banned=tuple(sorted(stops)) if sampling.min_tokens else (),
                 )

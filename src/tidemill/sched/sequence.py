@@ -148,6 +148,12 @@ class Sequence:
         logprobs = self.owner.prompt_logprobs
         return len(logprobs) > 1 and self.generated == 0 and None in logprobs[1:]
 
+    @property
+    def wants_every_position(self) -> bool:
+        """Positions found in the cache would be missing: each is to be computed for itself."""
+        pooling = self.owner.request.pooling
+        return self.wants_prompt_logprobs or (pooling is not None and pooling.kind != "last")
+
     def move_to(self, status: Status) -> None:
         """Change state.
 

@@ -22,7 +22,7 @@ from tidemill.server.auth import Door, principal_of, require
 from tidemill.server.context import ServerContext
 from tidemill.server.errors import Refusal, problem_of
 from tidemill.server.keys import Role
-from tidemill.server.openai import chat, completions, models, schema
+from tidemill.server.openai import chat, completions, embeddings, models, rerank, schema
 from tidemill.server.openapi import describe_bodies, responses_of
 from tidemill.server.security import Security
 
@@ -36,6 +36,10 @@ _METERS = frozenset({Role.ADMIN, Role.METRICS})
 _ROUTES: tuple[tuple[str, str, Handler, type[pydantic.BaseModel] | None, frozenset[Role]], ...] = (
     ("POST", "/v1/chat/completions", chat.chat_completions, schema.ChatRequest, _USERS),
     ("POST", "/v1/completions", completions.completions, schema.CompletionRequest, _USERS),
+    ("POST", "/v1/embeddings", embeddings.embeddings, schema.EmbeddingRequest, _USERS),
+    ("POST", "/v1/rerank", rerank.rerank, schema.RerankRequest, _USERS),
+    ("POST", "/rerank", rerank.rerank, schema.RerankRequest, _USERS),
+    ("POST", "/v1/score", rerank.score, schema.ScoreRequest, _USERS),
     ("GET", "/v1/models", models.list_models, None, _USERS),
     ("GET", "/v1/models/{model:path}", models.get_model, None, _USERS),
     ("POST", "/tokenize", models.tokenize, schema.TokenizeRequest, _USERS),

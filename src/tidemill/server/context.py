@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tidemill.base.clock import wall
+from tidemill.base.vector_data import NOTHING_SAID, VectorData
 from tidemill.grammar.schema import prepared
 from tidemill.metrics.admission import AdmissionMetrics
 from tidemill.metrics.registry import ServerMetrics
@@ -43,6 +44,7 @@ class ServerContext:
         created: when the model was made available, for /v1/models.
         chat_side: what the model's text side can do in a chat; None finds it out.
         chat: the same, found out.
+        vectors: how the model's vectors and scores are made.
         admission_options: how much may wait, and how long.
         admission: what is under way, and whether more may come.
     """
@@ -60,6 +62,7 @@ class ServerContext:
     admission: Admission = field(init=False)
     chat_side: ChatSide | None = None
     chat: ChatSide = field(init=False)
+    vectors: VectorData = NOTHING_SAID
 
     def __post_init__(self) -> None:
         self.chat = self.chat_side or ChatSide.of(self.tokenizer, self.template, prepared)
@@ -85,6 +88,23 @@ class ServerContext:
             f"{info.dtype}\0{info.quantization}\0{info.kv_dtype}"
         )
         return "fp_" + hashlib.sha256(parts.encode()).hexdigest()[:12]
+
+    @property
+    def max_input(self) -> int:
+        """Tokens an input may have behind which nothing is generated."""
+        return self.info.max_model_len
+
+    def check_generates(self) -> None:
+        """Raise a 400 unless the model can answer in words."""
+        if not self.info.generates:
+            does = "/v1/rerank and /v1/score" if self.vectors.head == "score" else "/v1/embeddings"
+            raise refuse(
+                400,
+                f"the model {self.info.model!r} generates no text: it has no output layer; "
+                f"{does} are for it",
+                param="model",
+                code="unsupported",
+            )
 
     def check_model(self, name: str | None) -> None:
         """Raise a 404 unless `name` is absent or the served model."""

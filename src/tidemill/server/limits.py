@@ -41,6 +41,7 @@ class Limits:
         max_messages, max_tools: of one request.
         max_schema_bytes, max_schema_depth: of one JSON schema or grammar.
         max_prompts: prompts of one completions request.
+        max_inputs: inputs of one embeddings request, documents or texts of one rerank or score.
         max_n, max_logprobs, max_logit_bias, max_stop, max_stop_chars, max_stop_token_ids: of one
             request; the defaults are also the most that can be set.
         max_active_choices: choices being generated at once over all requests, else 429.
@@ -65,6 +66,7 @@ class Limits:
     max_schema_bytes: int = 256 * 2**10
     max_schema_depth: int = 48
     max_prompts: int = 256
+    max_inputs: int = 2048
     max_n: int = MAX_CHOICES
     max_logprobs: int = MAX_LOGPROBS
     max_logit_bias: int = MAX_LOGIT_BIAS

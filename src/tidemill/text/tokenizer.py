@@ -227,11 +227,17 @@ class Tokenizer:
                 )
         return prefix, suffix
 
+    @classmethod
+    def _encode(cls, backend: tokenizers.Tokenizer, text: str, add_special: bool) -> list[int]:
+        return cls._encoding(backend, text, add_special).ids
+
     @staticmethod
-    def _encode(backend: tokenizers.Tokenizer, text: str, add_special: bool) -> list[int]:
+    def _encoding(
+        backend: tokenizers.Tokenizer, text: str | tuple[str, str], add_special: bool
+    ) -> tokenizers.Encoding:
         # Unlike `encode`, the batch call releases the GIL while it works.
         try:
-            return backend.encode_batch_fast([text], add_special_tokens=add_special)[0].ids
+            return backend.encode_batch_fast([text], add_special_tokens=add_special)[0]
         except (TypeError, UnicodeEncodeError) as error:
             raise bad_request(
                 None, "the text holds a lone surrogate (U+D800 to U+DFFF), which is not a character"
@@ -243,8 +249,8 @@ class Tokenizer:
                 raise
             raise bad_request(
                 None,
-                f"the model's tokenizer gave up on this text of {len(text)} characters ({error}); "
-                "very long runs of one character do that: send it in smaller parts",
+                f"the model's tokenizer gave up on this text of {_length(text)} characters "
+                f"({error}); very long runs of one character do that: send it in smaller parts",
             ) from error
 
     def only_literally(self) -> Tokenizer:
@@ -276,6 +282,16 @@ class Tokenizer:
         """
         ids = self._encode(self._backend if parse_special else self._without_special(), text, False)
         return [*self._prefix, *ids, *self._suffix] if add_special else ids
+
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
+        """Token ids of two texts as one input, with the tokenizer's own special tokens around them,
+        and each token's type (0, or 1 where the tokenizer marks the second text).
+
+        Raises:
+            TidemillError: kind BAD_REQUEST if a text is not valid Unicode.
+        """
+        encoding = self._encoding(self._backend, (first, second), True)
+        return encoding.ids, encoding.type_ids
 
     async def encode_async(
         self, text: str, *, add_special: bool = True, parse_special: bool = True
@@ -358,3 +374,7 @@ def _decoder_of(backend: tokenizers.Tokenizer) -> dict[str, Any] | None:
     state = decoder.__getstate__()
     parsed: dict[str, Any] = json.loads(state)
     return parsed
+
+
+def _length(text: str | tuple[str, str]) -> int:
+    return len(text) if isinstance(text, str) else sum(map(len, text))

@@ -16,6 +16,8 @@ from tidemill.backends.base import (
     StepInputs,
 )
 from tidemill.contract.plan import LogitsWanted, Row, RowResult, StepPlan
+from tidemill.contract.request import Pooling
+from tidemill.worker.pooling import hidden_wanted
 from tidemill.worker.sequences import SequenceSlots
 from tidemill.worker.states import StateTable
 
@@ -34,7 +36,6 @@ _REFUSED = {
     "position_axes": "multi-axis positions",
     "embedding_overrides": "embedding overrides",
     "hidden_states": "hidden-state outputs",
-    "pooled": "pooled outputs",
 }
 
 
@@ -49,6 +50,7 @@ class PreparedStep:
         slots, ends: int32 [R]: slot, and position after the last computed token.
         sampling: indices of the sampling rows.
         blocks_before: table lengths before the plan, for `undo`.
+        poolings: of rows whose sequences want a vector, by index.
     """
 
     plan: StepPlan
@@ -59,6 +61,7 @@ class PreparedStep:
     ends: Int32
     sampling: NDArray[np.intp]
     blocks_before: Int32
+    poolings: dict[int, Pooling]
 
 
 class InputBuilder:
@@ -70,11 +73,19 @@ class InputBuilder:
         block_size: tokens per KV block.
         slots: sequences there is room for at first.
         states: of a recurrent model, how many sequences may hold states; 0 for other models.
+        layers: of the model.
     """
 
     def __init__(
-        self, groups: int, max_len: int, block_size: int, slots: int = 64, states: int = 0
+        self,
+        groups: int,
+        max_len: int,
+        block_size: int,
+        slots: int = 64,
+        states: int = 0,
+        layers: int = 0,
     ) -> None:
+        self._layers = layers
         self.sequences = SequenceSlots(groups, max_len, block_size, slots)
         self._groups = groups
         self._states = StateTable(states) if states else None
@@ -126,9 +137,35 @@ class InputBuilder:
         sample = np.fromiter((row.sample for row in rows), np.uint8, len(rows))
         sampling = np.flatnonzero(sample)
         inputs = self._inputs(plan, rows, slots, starts, counts, sample, sampling)
+        ends = starts + counts
+        poolings = self._poolings(rows, slots)
+        if poolings:
+            inputs.hidden = self._hidden(slots, starts, ends, poolings)
         return PreparedStep(
-            plan, inputs, rows, refused, slots, starts + counts, sampling, blocks_before
+            plan, inputs, rows, refused, slots, ends, sampling, blocks_before, poolings
         )
+
+    def _poolings(self, rows: list[Row], slots: Int32) -> dict[int, Pooling]:
+        """Of rows that wanted vectors are made of, by index; one whose last layer comes in a later
+        step brings nothing yet."""
+        known = self.sequences.pooling
+        if not known:
+            return {}
+        return {
+            i: known[slot]
+            for i, (row, slot) in enumerate(zip(rows, slots.tolist(), strict=True))
+            if slot in known and (row.layers is None or row.layers.end == self._layers)
+        }
+
+    def _hidden(
+        self, slots: Int32, starts: Int32, ends: Int32, poolings: dict[int, Pooling]
+    ) -> NDArray[np.uint8]:
+        """Which hidden states each row returns."""
+        found = np.zeros(len(slots), np.uint8)
+        for i, pooling in poolings.items():
+            length = int(self.sequences.prompt_len[slots[i]])
+            found[i] = hidden_wanted(pooling, int(starts[i]), int(ends[i]), length)
+        return found
 
     def _inputs(
         self,

@@ -102,7 +102,9 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
     lost = tensors.error_note() or (packed.note if packed is not None else None)
     eos = _known(files.eos_token_ids, spec)
     narrowed = (
-        check_kv(backend, dtype, kv_dtype, eos[0] if eos else 0) if kv_dtype == "int8" else ""
+        check_kv(backend, dtype, kv_dtype, eos[0] if eos else 0)
+        if kv_dtype == "int8" and spec.generates
+        else ""
     )
     free = available_memory() - backend.memory().mapped_bytes
     cache = plan_cache(config, spec, kv_dtype, max(0, free))
@@ -120,6 +122,7 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
     )
     for note in notes:
         progress(note)
+    head, hidden = files.head(), spec.hidden_size
     identity = f"{weights.hex()} {config.backend} {memory.isa} {dtype} {config.quantize}"
     info = EngineInfo(
         model=config.served_name,
@@ -140,6 +143,9 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
         max_num_seqs=cache.max_num_seqs,
         max_step_tokens=config.max_step_tokens,
         prefix_caching=prefix_caching,
+        hidden_size=head[-1].weight.shape[0] if head and not files.vectors.labels else hidden,
+        labels=files.vectors.labels,
+        generates=spec.generates,
         eos_token_ids=eos,
         notes=notes,
         identity=identity,
@@ -148,6 +154,7 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
         backend,
         cache.max_model_len,
         slots=min(config.max_num_seqs, 64),
+        head=head,
         states=cache.max_num_seqs if spec.state_bytes else 0,
     )
     return LoadedWorker(runner, info, identity, files.tokenizer)

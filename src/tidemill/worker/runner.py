@@ -5,10 +5,20 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.backends.base import Backend, LogprobArrays, StepHandle, StepOutputs
+from tidemill.backends.base import (
+    HIDDEN_ALL,
+    HIDDEN_LAST,
+    HIDDEN_NONE,
+    Backend,
+    LogprobArrays,
+    StepHandle,
+    StepOutputs,
+)
 from tidemill.contract.plan import RowResult, StepPlan, StepResult, StepTimings
 from tidemill.contract.request import TokenLogprob
+from tidemill.models.head import Head
 from tidemill.worker.inputs import InputBuilder, PreparedStep
+from tidemill.worker.pooling import Pooler
 
 MAX_OUTSTANDING = 2
 
@@ -58,8 +68,10 @@ class RunnerHandle:
             TidemillError: the step failed. `Runner.rollback` is called next, newest plan first.
         """
         outputs = self._handle.result()
-        self._runner.inputs.accept(self.step, outputs.sampled)
-        return _result(self.step, outputs)
+        runner = self._runner
+        runner.inputs.accept(self.step, outputs.sampled)
+        pooled = runner.pooled(self.step, outputs) if self.step.poolings else {}
+        return _result(self.step, outputs, pooled)
 
 
 class Runner:
@@ -70,16 +82,23 @@ class Runner:
         max_len: positions a sequence may have.
         slots: sequences there is room for at first.
         states: of a recurrent model, how many sequences may hold states (two each).
+        head: the model's classification head; empty without one.
     """
 
-    def __init__(self, backend: Backend, max_len: int, slots: int = 64, states: int = 0) -> None:
+    def __init__(
+        self, backend: Backend, max_len: int, slots: int = 64, states: int = 0, head: Head = ()
+    ) -> None:
         self.backend = backend
+        self._pooler = Pooler(head)
         groups = len(backend.spec.cache_groups())
-        self.inputs = InputBuilder(groups, max_len, backend.options.block_size, slots, states)
+        spec, size = backend.spec, backend.options.block_size
+        layers = len(spec.layers)
+        self.inputs = InputBuilder(groups, max_len, size, slots, states, layers)
         self._steps: dict[int, PreparedStep] = {}
 
     def submit(self, plan: StepPlan) -> RunnerHandle:
         """Prepare and queue a plan. At most two are outstanding."""
+        self._pooler.forget(plan.finished)
         try:
             step = self.inputs.prepare(plan)
         except Exception:
@@ -90,6 +109,23 @@ class Runner:
             del self._steps[next(iter(self._steps))]
         self._steps[plan.step_id] = step
         return RunnerHandle(self, step, self.backend.submit(step.inputs))
+
+    def pooled(self, step: PreparedStep, outputs: StepOutputs) -> dict[int, bytes]:
+        """By row, what its hidden states bring to the vectors of the sequences that want one."""
+        found, at = {}, 0
+        wanted, inputs = step.inputs.hidden, step.inputs
+        assert wanted is not None
+        none = np.zeros((0, self.backend.spec.hidden_size), np.float32)
+        for i, kind in enumerate(wanted.tolist()):
+            start, end = int(inputs.context_len[i]), int(step.ends[i])
+            count = {HIDDEN_NONE: 0, HIDDEN_LAST: 1, HIDDEN_ALL: end - start}[kind]
+            hidden = none if outputs.hidden is None else outputs.hidden[at : at + count]
+            at += count
+            if i in step.poolings:
+                length = int(self.inputs.sequences.prompt_len[step.slots[i]])
+                pooling, seq_id = step.poolings[i], step.rows[i].seq_id
+                found[i] = self._pooler.take(seq_id, pooling, start, end, length, hidden)
+        return found
 
     def rollback(self, plan: StepPlan) -> None:
         """Undo what a failed plan changed here; the newest one first."""
@@ -102,7 +138,7 @@ class Runner:
         self.backend.close()
 
 
-def _result(step: PreparedStep, outputs: StepOutputs) -> StepResult:
+def _result(step: PreparedStep, outputs: StepOutputs, pooled: dict[int, bytes]) -> StepResult:
     sampled = dict(zip(step.sampling.tolist(), outputs.sampled.tolist(), strict=True))
     order = {index: s for s, index in enumerate(sampled)}
     prompt = _prompt_logprobs(step, outputs.targets)
@@ -114,6 +150,11 @@ def _result(step: PreparedStep, outputs: StepOutputs) -> StepResult:
             message, kind = _SAMPLING_ERRORS.get(token, _UNKNOWN_ERROR)
             computed[row.seq_id] = RowResult(seq_id=row.seq_id, error=message, error_kind=kind)
             continue
+        vector = pooled.get(i, b"")
+        if vector and not np.isfinite(np.frombuffer(vector, np.float32)).all():
+            message, kind = _SAMPLING_ERRORS[-2]
+            computed[row.seq_id] = RowResult(seq_id=row.seq_id, error=message, error_kind=kind)
+            continue
         logprobs = None
         if token is not None and outputs.logprobs is not None and wanted[order[i]] >= 0:
             s = order[i]
@@ -123,6 +164,7 @@ def _result(step: PreparedStep, outputs: StepOutputs) -> StepResult:
             token_ids=() if token is None else (token,),
             logprobs=logprobs,
             prompt_logprobs=prompt.get(i),
+            pooled=vector,
         )
     rows = tuple(step.refused.get(row.seq_id) or computed[row.seq_id] for row in step.plan.rows)
     return StepResult(step_id=step.plan.step_id, rows=rows, timings=StepTimings(*outputs.seconds))

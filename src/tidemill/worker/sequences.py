@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.contract.plan import NewSequence
+from tidemill.contract.request import Pooling
 
 _NEG_INF = np.float32(-np.inf)
 # Below it float32 may know only zero; all so small keep the likeliest token and no other.
@@ -47,6 +48,7 @@ class SequenceSlots:
         self.biased = np.zeros(slots, bool)
         self.bias: dict[int, tuple[NDArray[np.int32], NDArray[np.float32]]] = {}
         self.banned: dict[int, NDArray[np.int32]] = {}
+        self.pooling: dict[int, Pooling] = {}
         self._slot: dict[int, int] = {}
         self._free = list(range(slots - 1, -1, -1))
 
@@ -89,6 +91,8 @@ class SequenceSlots:
         self.prompt_logprobs[slot] = -1 if s.prompt_logprobs is None else s.prompt_logprobs
         self.penalized[slot] = s.penalized
         self._add_bias(slot, new)
+        if new.pooling is not None:
+            self.pooling[slot] = new.pooling
         return slot
 
     def _add_bias(self, slot: int, new: NewSequence) -> None:
@@ -140,6 +144,7 @@ class SequenceSlots:
         self.seq_id[slot] = -1
         self.bias.pop(slot, None)
         self.banned.pop(slot, None)
+        self.pooling.pop(slot, None)
         self._free.append(slot)
 
     def _double(self) -> None:

@@ -150,6 +150,7 @@ class Handle:
         _Logprobs | None,
         _Float32 | None,
         tuple[float, float, float, float],
+        _Float32 | None,
     ]: ...
 
 class Executor:

@@ -46,13 +46,14 @@ class NativeHandle:
         """See backends.base.StepHandle. `sampled` holds -1 where a mask or bans left no token,
         and -2 where the logits are not finite."""
         if self._outputs is None:
-            sampled, logprobs, targets, logits, seconds = self._core.result()
+            sampled, logprobs, targets, logits, seconds, hidden = self._core.result()
             self._outputs = StepOutputs(
                 sampled,
                 None if logprobs is None else LogprobArrays(*logprobs),
                 None if targets is None else LogprobArrays(*targets),
                 logits,
                 seconds,
+                hidden,
             )
         return self._outputs
 

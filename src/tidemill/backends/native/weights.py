@@ -197,9 +197,10 @@ class ModelBuilder:
         if spec.embed_norm:
             config.embed_norm = self._norm("embed_norm", spec.norm, spec.hidden_size)
         config.final_norm = self._norm("final_norm", spec.norm, spec.hidden_size)
-        config.lm_head = _core.LinearConfig()
-        config.lm_head.weight = self._matrix(self._head)
-        if spec.head_bias:
+        if spec.generates:
+            config.lm_head = _core.LinearConfig()
+            config.lm_head.weight = self._matrix(self._head)
+        if spec.generates and spec.head_bias:
             config.lm_head.bias = self._vector(names.LM_HEAD_BIAS)
         self._embedding(config)
         self._core.build(config, self._source)

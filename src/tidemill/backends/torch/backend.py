@@ -17,6 +17,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from tidemill.backends.base import (
+    HIDDEN_ALL,
+    HIDDEN_LAST,
+    HIDDEN_NONE,
     LOGITS_ALL,
     LOGITS_NONE,
     BackendMemory,
@@ -247,6 +250,7 @@ class TorchBackend:
         rows = self._logits(hidden, inputs)
         forward = monotonic()
         outputs = self._sample(handle, rows, pending)
+        outputs.hidden = _hidden(hidden, inputs)
         handle.sampled = outputs.sampled
         end = monotonic()
         outputs.seconds = (0.0, forward - start, end - forward, end - start)
@@ -468,7 +472,7 @@ class TorchBackend:
 
     def _logits(self, hidden: torch.Tensor, inputs: StepInputs) -> list[NDArray[np.float32]]:
         """Per row float32 [wanted, vocab] (an empty array for rows that want none)."""
-        head = self._weights[names.EMBED if self.spec.tied_embeddings else names.LM_HEAD]
+        head = names.EMBED if self.spec.tied_embeddings else names.LM_HEAD
         rows = []
         for row, wanted in enumerate(inputs.logits.tolist()):
             begin, end = int(inputs.row_start[row]), int(inputs.row_start[row + 1])
@@ -476,7 +480,8 @@ class TorchBackend:
                 rows.append(np.empty((0, self.spec.vocab_size), np.float32))
                 continue
             chosen = hidden[begin:end] if wanted == LOGITS_ALL else hidden[end - 1 : end]
-            values = F.linear(chosen, head, self._weights.get(names.LM_HEAD_BIAS)).float()
+            bias = self._weights.get(names.LM_HEAD_BIAS)
+            values = F.linear(chosen, self._weights[head], bias).float()
             values = values * self.spec.logit_scale
             if self.spec.logit_softcap is not None:
                 values = layers.softcap(values, self.spec.logit_softcap)
@@ -520,6 +525,18 @@ class TorchBackend:
                     logits.append(values)
                     widths.append(int(inputs.target_logprobs[row]))
         return targets, logits, widths
+
+
+def _hidden(hidden: torch.Tensor, inputs: StepInputs) -> NDArray[np.float32] | None:
+    """The final hidden states that rows want, float32 [wanted, hidden]."""
+    if inputs.hidden is None or not inputs.hidden.any():
+        return None
+    parts = []
+    for row, wanted in enumerate(inputs.hidden.tolist()):
+        begin, end = int(inputs.row_start[row]), int(inputs.row_start[row + 1])
+        first = {HIDDEN_NONE: end, HIDDEN_LAST: end - 1, HIDDEN_ALL: begin}[wanted]
+        parts.append(hidden[first:end])
+    return torch.cat(parts).float().cpu().numpy()
 
 
 def _logprobs(

@@ -45,6 +45,7 @@ async def chat_completions(context: ServerContext, request: Request) -> Response
     arrival = wall()
     body = await read_model(schema.ChatRequest, request, context.limits)
     context.check_model(body.model)
+    context.check_generates()
     caller = caller_of(request, body.timeout, arrival, cache_salt=body.cache_salt)
     include_usage = check_stream_options(body)
     max_tokens, max_tokens_param = chat_max_tokens(body)

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from tidemill.base.clock import wall
 from tidemill.base.errors import bad_request
 from tidemill.base.ids import new_id
-from tidemill.contract.resolve import check_prompt
+from tidemill.contract.resolve import check_input, check_prompt
 from tidemill.server.body import read_model
 from tidemill.server.caller import caller_of
 from tidemill.server.context import ServerContext
@@ -33,7 +33,7 @@ from tidemill.text.tokenizer import Tokenizer
 Source = str | list[int]
 
 
-def split_prompts(prompt: object, limit: int) -> list[Source]:
+def split_prompts(prompt: object, limit: int, *, param: str = "prompt") -> list[Source]:
     """The prompts of a request: one string, one list of ids, or a list of either.
 
     Raises:
@@ -45,23 +45,40 @@ def split_prompts(prompt: object, limit: int) -> list[Source]:
     if isinstance(prompt[0], int):
         return [prompt]
     if len(prompt) > limit:
-        raise bad_request("prompt", f"at most {limit} prompts at once, got {len(prompt)}")
+        raise bad_request(param, f"at most {limit} at once are taken as {param}, got {len(prompt)}")
     return prompt
 
 
-async def _encode(context: ServerContext, source: Source, param: str) -> tuple[int, ...]:
+async def encode_source(
+    context: ServerContext, source: Source, param: str, *, room: int = 1
+) -> tuple[int, ...]:
+    """Token ids of one prompt, checked.
+
+    Args:
+        param: names it in errors.
+        room: tokens of output the context must hold beside it.
+    """
     if not source:
         # A model's own start token alone would do, but an empty string is a client's mistake.
         raise bad_request(param, f"{param} is empty")
     if isinstance(source, str):
-        return await encode_prompt(context, source, param=param, add_special=True)
+        ids = await encode_prompt(context, source, param=param, add_special=True)
+        _check_length(context, len(ids), param, room)
+        return ids
     # Before the ids are looked at: there may be millions.
-    check_prompt(len(source), context.info.max_model_len, param=param)
+    _check_length(context, len(source), param, room)
     vocab = context.info.vocab_size
     wrong = next((t for t in source if not 0 <= t < vocab), None)
     if wrong is not None:
         raise bad_request(param, f"{param} holds the token id {wrong}; ids are 0 to {vocab - 1}")
     return tuple(source)
+
+
+def _check_length(context: ServerContext, count: int, param: str, room: int) -> None:
+    if room:
+        check_prompt(count, context.info.max_model_len, param=param)
+    else:
+        check_input(count, context.max_input, param=param)
 
 
 def echo_prompt(
@@ -104,6 +121,7 @@ async def completions(context: ServerContext, request: Request) -> Response:
     arrival = wall()
     body = await read_model(schema.CompletionRequest, request, context.limits)
     context.check_model(body.model)
+    context.check_generates()
     caller = caller_of(request, body.timeout, arrival, cache_salt=body.cache_salt)
     include_usage = check_stream_options(body)
     if body.best_of is not None and body.best_of != (body.n or 1):
@@ -123,9 +141,7 @@ async def completions(context: ServerContext, request: Request) -> Response:
     names = ["prompt"] if len(sources) == 1 else [f"prompt[{i}]" for i in range(len(sources))]
     prompts = []
     for source, name in zip(sources, names, strict=True):
-        prompts.append(await _encode(context, source, name))
-        # Before the next one is encoded: the first offender is named, and nothing is wasted.
-        check_prompt(len(prompts[-1]), context.info.max_model_len, param=name)
+        prompts.append(await encode_source(context, source, name))
     sampling = resolve_all(
         params, prompts, context, prompt_param="prompt", max_tokens_param="max_tokens"
     )

@@ -40,7 +40,15 @@ def _card(context: ServerContext) -> dict[str, Any]:
         "dtype": info.dtype,
         "quantization": info.quantization,
         "kv_dtype": info.kv_dtype,
+        "tasks": list(_tasks(context)),
+        "embedding_size": info.hidden_size if context.vectors.head != "score" else None,
     }
+
+
+def _tasks(context: ServerContext) -> tuple[str, ...]:
+    """What the model answers: `generate`, `embed`, `score`."""
+    generates = ("generate",) if context.info.generates else ()
+    return (*generates, *(("score",) if context.vectors.head == "score" else ("embed", "score")))
 
 
 async def list_models(context: ServerContext, request: Request) -> Response:

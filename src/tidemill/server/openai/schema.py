@@ -335,3 +335,57 @@ class DetokenizeRequest(Body):
     model: str | None = None
     tokens: list[int]
     skip_special_tokens: bool | None = None
+
+
+class VectorBody(Body):
+    """What the requests that generate nothing have in common.
+
+    Attributes:
+        user, metadata: accepted because clients send them and because they cannot change an answer.
+        timeout, cache_salt: as in `Generation`.
+    """
+
+    model: str | None = None
+    timeout: float | None = None
+    cache_salt: str | None = None
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+
+
+class EmbeddingRequest(VectorBody):
+    """Body of POST /v1/embeddings.
+
+    Attributes:
+        prompt_name: an extension: which of the model's own prompts is put before each text.
+    """
+
+    input: Prompt
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    prompt_name: str | None = None
+
+
+class Document(Body):
+    """A document of a rerank request in its longer form."""
+
+    text: str
+
+
+class RerankRequest(VectorBody):
+    """Body of POST /v1/rerank and /rerank.
+
+    Attributes:
+        return_documents: repeat each document in the answer (default false).
+    """
+
+    query: str
+    documents: list[str | Document]
+    top_n: int | None = None
+    return_documents: bool | None = None
+
+
+class ScoreRequest(VectorBody):
+    """Body of POST /v1/score."""
+
+    text_1: str | list[str]
+    text_2: str | list[str]

@@ -1,0 +1,119 @@
+"""The layers behind the pooled vector, from a checkpoint's tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.base.errors import model_file_error
+from tidemill.loading import safetensors
+from tidemill.loading.places import Place
+from tidemill.loading.schemes import checked_place
+from tidemill.loading.sentence import DenseModule
+from tidemill.models.head import Head, HeadLayer
+from tidemill.models.quantization import to_float32
+from tidemill.models.tensors import RawTensor, expected_nbytes
+
+Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
+MakeHead = Callable[[], Head]
+
+
+def no_head() -> Head:
+    """A model without one."""
+    return ()
+
+
+def _values(places: Mapping[str, Place], name: str, shape: tuple[int, ...]) -> Float32:
+    place = places[name]
+    if place.shape != shape:
+        raise model_file_error(
+            f"tensor {name!r} has shape {list(place.shape)}, but the config says {list(shape)}",
+            param=name,
+        )
+    return np.ascontiguousarray(place.values(), np.float32)
+
+
+def linear_head(places: Mapping[str, Place], name: str, hidden: int, labels: int) -> MakeHead:
+    """One layer under `name`: weight [labels, hidden] and perhaps a bias.
+
+    Raises:
+        TidemillError: MODEL_FILE when there is no such weight.
+    """
+    if f"{name}.weight" not in places:
+        raise model_file_error(
+            f"the model lacks {name}.weight, its classification head", param=f"{name}.weight"
+        )
+
+    def make() -> Head:
+        bias = f"{name}.bias"
+        return (
+            HeadLayer(
+                _values(places, f"{name}.weight", (labels, hidden)),
+                _values(places, bias, (labels,)) if bias in places else None,
+            ),
+        )
+
+    return make
+
+
+def dense_head(modules: Sequence[DenseModule], hidden: int) -> MakeHead:
+    """sentence-transformers' Dense modules, each with a file of its own."""
+
+    def make() -> Head:
+        layers, width = [], hidden
+        for module in modules:
+            files = safetensors.read_folder(module.folder)
+            places = {name: checked_place(tensor) for name, tensor in files.items()}
+            if "linear.weight" not in places or len(places["linear.weight"].shape) != 2:
+                raise model_file_error(
+                    f"{module.folder.name}: lacks linear.weight", param="linear.weight"
+                )
+            out = places["linear.weight"].shape[0]
+            bias = "linear.bias"
+            layers.append(
+                HeadLayer(
+                    _values(places, "linear.weight", (out, width)),
+                    _values(places, bias, (out,)) if bias in places else None,
+                    module.activation,
+                )
+            )
+            width = out
+        return tuple(layers)
+
+    return make
+
+
+def token_head(
+    embedding: Callable[[], RawTensor], tokens: tuple[int, int | None], scale: float
+) -> MakeHead:
+    """The difference of two tokens' logits as a head of one label; one token's logit alone where
+    there is no second.
+
+    Args:
+        embedding: the output projection [vocab, hidden].
+        tokens: (positive, negative or None).
+        scale: multiplies logits.
+    """
+
+    def make() -> Head:
+        matrix = embedding()
+        for token in tokens:
+            if token is not None and not 0 <= token < matrix.shape[0]:
+                raise model_file_error(f"the score's token {token} is not in the vocabulary")
+        row = _row(matrix, tokens[0])
+        if tokens[1] is not None:
+            row = row - _row(matrix, tokens[1])
+        return (HeadLayer(np.ascontiguousarray(row * scale, np.float32)[None, :]),)
+
+    return make
+
+
+def _row(matrix: RawTensor, index: int) -> Float64:
+    columns = matrix.shape[1]
+    size = expected_nbytes(matrix.dtype, (columns,))
+    data = matrix.data[index * size : (index + 1) * size]
+    row: Float64 = to_float32(RawTensor(matrix.dtype, (1, columns), data))[0].astype(np.float64)
+    return row

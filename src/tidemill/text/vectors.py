@@ -1,0 +1,153 @@
+"""Between texts and vectors: what is put around an input, and what a pooled vector becomes."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.base.errors import bad_request
+from tidemill.base.vector_data import VectorData
+from tidemill.contract.request import Pooling
+from tidemill.text.template import ChatTemplate
+from tidemill.text.tokenizer import Tokenizer
+
+Float32 = NDArray[np.float32]
+
+# The names that models' makers give to the prompts of the two sides of a search.
+_QUERY_NAMES = ("query",)
+_DOCUMENT_NAMES = ("document", "passage", "corpus")
+_ROLES = ("query", "document")
+
+
+class Input(NamedTuple):
+    """A text or a pair as the model reads it: its ids, and where the second text's types begin (0:
+    there are none)."""
+
+    token_ids: tuple[int, ...]
+    second: int = 0
+
+
+def embedding_pooling(data: VectorData) -> Pooling:
+    """What an embedding asks of the engine.
+
+    Raises:
+        TidemillError: kind BAD_REQUEST: the model scores pairs and embeds nothing.
+    """
+    if data.head == "score":
+        raise bad_request(
+            "model", "this model scores pairs of texts (/v1/rerank, /v1/score); it embeds nothing"
+        )
+    return Pooling(data.pooling, head=data.head == "embed")
+
+
+def score_pooling(data: VectorData) -> Pooling:
+    """What a cross-encoder's score asks of the engine.
+
+    Raises:
+        TidemillError: kind BAD_REQUEST: its head is no score.
+    """
+    if data.labels != 1:
+        raise bad_request(
+            "model", f"this model's head gives {data.labels} labels; a score needs one that has one"
+        )
+    return Pooling(data.pooling, head=True)
+
+
+def finish_embedding(pooled: bytes, data: VectorData, dimensions: int | None) -> Float32:
+    """An embedding: cut to its first `dimensions` (Kusupati et al. 2022, Matryoshka) and divided by
+    its length, as the model's files say; one that was cut is always of the length it had."""
+    vector = np.frombuffer(pooled, np.float32).astype(np.float64)
+    if dimensions is not None:
+        vector = vector[:dimensions]
+    if data.normalize:
+        length = float(np.sqrt(np.sum(vector * vector)))
+        vector = vector / length if length > 0.0 else vector
+    return vector.astype(np.float32)
+
+
+def finish_score(pooled: bytes, data: VectorData) -> float:
+    """A score from the logit of a cross-encoder's head."""
+    logit = float(np.frombuffer(pooled, np.float32)[0])
+    if not data.sigmoid:
+        return logit
+    # Of the two ways to write it, the one whose exponential does not overflow.
+    small = float(np.exp(-abs(logit)))
+    return 1.0 / (1.0 + small) if logit >= 0 else small / (1.0 + small)
+
+
+def similarity(a: bytes, b: bytes) -> float:
+    """The cosine of two pooled vectors."""
+    x, y = (np.frombuffer(v, np.float32).astype(np.float64) for v in (a, b))
+    length = float(np.sqrt(np.sum(x * x)) * np.sqrt(np.sum(y * y)))
+    return float(np.sum(x * y)) / length if length > 0.0 else 0.0
+
+
+def prompted(text: str, data: VectorData, name: str | None) -> str:
+    """An input with the prompt of that name (None: the model's default one) before it.
+
+    Raises:
+        TidemillError: kind BAD_REQUEST naming `prompt_name` where there is no such prompt.
+    """
+    name = data.default_prompt if name is None else name
+    if name is None:
+        return text
+    if name not in data.prompts:
+        known = ", ".join(data.prompts) or "it has none"
+        raise bad_request(
+            "prompt_name", f"the model has no prompt {name[:64]!r}; there is: {known}"
+        )
+    return data.prompts[name] + text
+
+
+def side_prompts(data: VectorData) -> tuple[str | None, str | None]:
+    """Names of the prompts of a query and of a document, where the model has them."""
+
+    def known(names: tuple[str, ...]) -> str | None:
+        return next((name for name in names if name in data.prompts), None)
+
+    return known(_QUERY_NAMES), known(_DOCUMENT_NAMES)
+
+
+def pair_input(
+    tokenizer: Tokenizer, template: ChatTemplate, data: VectorData, query: str, document: str
+) -> Input:
+    """A query and a document as one input of a cross-encoder.
+
+    Raises:
+        TidemillError: kind BAD_REQUEST: the model does not say how, or a text is refused.
+    """
+    if data.pair == "special":
+        ids, types = tokenizer.encode_pair(query, document)
+        return Input(tuple(ids), types.index(1) if 1 in types else 0)
+    source = template.source or ""
+    if all(f"'{role}'" in source or f'"{role}"' in source for role in _ROLES):
+        messages = [
+            {"role": r, "content": t} for r, t in zip(_ROLES, (query, document), strict=True)
+        ]
+        text = template.render(messages)
+    elif data.pair_template is not None:
+        text = _filled(data.pair_template, {"{query}": query, "{document}": document})
+    else:
+        raise bad_request(
+            "model",
+            "the model's files do not say how a query and a document become a prompt: its chat "
+            "template knows no roles query and document",
+        )
+    return Input(tuple(tokenizer.encode(text, add_special=False)))
+
+
+def _filled(template: str, values: dict[str, str]) -> str:
+    """The template with its marks replaced; what is put in is not looked at for marks."""
+    marks = "|".join(map(re.escape, values))
+    return re.sub(marks, lambda match: values[match[0]], template)
+
+
+def check_dimensions(dimensions: int | None, size: int) -> None:
+    """Raise BAD_REQUEST unless an embedding of `size` numbers can be cut so."""
+    if dimensions is not None and not 1 <= dimensions <= size:
+        raise bad_request(
+            "dimensions", f"dimensions must be between 1 and {size} here, got {dimensions}"
+        )
