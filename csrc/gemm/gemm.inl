@@ -272,7 +272,7 @@ static void gemm(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride,
   }
 #ifdef TIDEMILL_AMX
   if (w.act == ActType::I8) {
-    if (auto* tiles = tiles_i8(w.type, m_rows)) run = tiles;
+    if (auto* tiles = tiles_i8(w.type, m_rows, w.k)) run = tiles;
   }
 #endif
   run(w, acts, act_stride, m_rows, p0, p1, bias, out, ldo);

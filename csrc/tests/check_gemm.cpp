@@ -314,6 +314,7 @@ void check_gemm(const KernelTable& t) {
     for (W from : {W::F32, W::F16, W::BF16})
       if (from != to) run_case(t, {from, to, false, 45, quantized ? 128 : 101}, random);
   }
+  run_case(t, {W::Q4_0, W::Q4_0, false, 3, 8224}, random);  // beyond what tiles spread at once
   run_extremes(t);
   for (W type : {W::Q4_K, W::Q5_K, W::Q6_K}) {
     run_case(t, {type, type, false, 1, 256}, random);
