@@ -109,6 +109,7 @@ StepInput read_step(nb::handle inputs) {
   step.target_logprobs = read<int32_t>(inputs, "target_logprobs");
   step.copies = read_tables(inputs, "copies");
   step.states = read_table(inputs.attr("states"), "states");
+  step.snapshots = read_table(inputs.attr("snapshots"), "snapshots");
   step.sampling = read_sampling(inputs.attr("sampling"));
   if (const nb::object slice = inputs.attr("slice"); !slice.is_none()) {
     step.slice = {nb::cast<int64_t>(slice.attr("sequence")), nb::cast<int64_t>(slice.attr("begin")),

@@ -150,6 +150,7 @@ void Decoder::prepare(const StepInput& step, const KvCache& cache) {
   prepare_tables(step, cache);
   positions_.resize(static_cast<size_t>(step.tokens()));
   row_of_.resize(static_cast<size_t>(step.tokens()));
+  if (cache.states().needed()) state_runs_ = StatePool::runs(step);
   writes_.clear();
   int64_t last = 0;
   for (int64_t r = 0; r < step.rows(); ++r) {

@@ -170,9 +170,10 @@ class Decoder {
   const float* tail_row(const Recurrent& mixer, const StepInput& step, const StatePool& states,
                         int64_t r, int64_t back) const;
   void convolve(const Recurrent& mixer, const StepInput& step, const StatePool& states, int64_t t);
-  void keep_tail(const Recurrent& mixer, const StepInput& step, StatePool& states, int64_t r);
+  void keep_tail(const Recurrent& mixer, const StepInput& step, StatePool& states, int64_t r,
+                 const StatePool::Run& run);
   void scan(const Recurrent& mixer, const StepInput& step, StatePool& states, int64_t r,
-            int64_t head);
+            int64_t head, const StatePool::Run& run);
   void gate_row(const Recurrent& mixer, int64_t t);
   void write_kv(const DecoderLayer& layer, const KvLayer& kv);
   // Runs body(token, position, block) for every token; no two threads have tokens of one block, so
@@ -246,6 +247,7 @@ class Decoder {
   int64_t mix_width_ = 0;
   std::vector<float> no_tail_;     // zeros
   std::vector<int64_t> row_of_;    // per token, the step's row
+  std::vector<std::vector<StatePool::Run>> state_runs_;  // per row
   int64_t act_k_ = 0;  // widest input of any matrix
   std::vector<int64_t> positions_;
   std::vector<std::vector<int32_t>> tables_;       // per group: padded block tables

@@ -61,8 +61,10 @@ void Decoder::recur(const Recurrent& mixer, const StepInput& step, StatePool& st
   const int64_t heads = mixer.shape.value_heads;
   pool_.run(step.rows() * heads, 1, [&](int64_t begin, int64_t end, int) {
     for (int64_t i = begin; i < end; ++i) {
-      if (i % heads == 0) keep_tail(mixer, step, states, i / heads);
-      scan(mixer, step, states, i / heads, i % heads);
+      for (const StatePool::Run& run : state_runs_[static_cast<size_t>(i / heads)]) {
+        if (i % heads == 0) keep_tail(mixer, step, states, i / heads, run);
+        scan(mixer, step, states, i / heads, i % heads, run);
+      }
     }
   });
   each_token(tokens_, [&](int64_t t, int) { gate_row(mixer, t); });
@@ -110,31 +112,36 @@ void Decoder::convolve(const Recurrent& mixer, const StepInput& step, const Stat
   }
 }
 
-// The state written by row r gets the inputs that the next tokens' convolutions reach back to.
+// The state that a run of row r writes gets the inputs that the next tokens' convolutions reach back
+// to.
 void Decoder::keep_tail(const Recurrent& mixer, const StepInput& step, StatePool& states,
-                        int64_t r) {
-  const auto i = static_cast<size_t>(r);
-  const int64_t end = step.row_start[i + 1], count = end - step.row_start[i];
+                        int64_t r, const StatePool::Run& run) {
+  const int64_t count = run.first + run.count;
+  const int64_t end = step.row_start[static_cast<size_t>(r)] + count;
   const int64_t channels = mixer.channels(), kept = mixer.shape.taps - 1;
   for (int64_t back = kept; back >= 1; --back) {
     const float* from = back <= count ? mix_.data() + (end - back) * mix_width_
                                       : tail_row(mixer, step, states, r, back - count);
-    std::memcpy(states.at(step.states.values[2 * i + 1], mixer.state_at + (kept - back) * channels),
-                from, static_cast<size_t>(channels) * sizeof(float));
+    std::memcpy(states.at(run.to, mixer.state_at + (kept - back) * channels), from,
+                static_cast<size_t>(channels) * sizeof(float));
   }
 }
 
 void Decoder::scan(const Recurrent& mixer, const StepInput& step, StatePool& states, int64_t r,
-                   int64_t head) {
+                   int64_t head, const StatePool::Run& run) {
   const RecurrentConfig& c = mixer.shape;
   const MixLayout at(mixer);
-  const auto i = static_cast<size_t>(r);
   const int64_t key_head = head / (c.value_heads / c.key_heads);
   const int64_t state_at = mixer.state_at + mixer.tail_floats() + head * mixer.head_floats();
-  const int32_t from = step.states.values[2 * i], to = step.states.values[2 * i + 1];
-  float* const row = mix_.data() + step.row_start[i] * mix_width_;
+  if (run.count == 0) {
+    std::memcpy(states.at(run.to, state_at), states.at(run.from, state_at),
+                static_cast<size_t>(mixer.head_floats()) * sizeof(float));
+    return;
+  }
+  const int64_t first = step.row_start[static_cast<size_t>(r)] + run.first;
+  float* const row = mix_.data() + first * mix_width_;
   const float* const mixed = row + at.mixed;
-  kernels_.scan({step.row_start[i + 1] - step.row_start[i],
+  kernels_.scan({run.count,
                  c.key_dim,
                  c.value_dim,
                  c.delta,
@@ -146,8 +153,8 @@ void Decoder::scan(const Recurrent& mixer, const StepInput& step, StatePool& sta
                  row + at.out + head * c.value_dim,
                  mix_width_,
                  mixer.skip == nullptr ? 0.0f : mixer.skip[head],
-                 from < 0 ? nullptr : states.at(from, state_at),
-                 states.at(to, state_at)});
+                 run.from < 0 ? nullptr : states.at(run.from, state_at),
+                 states.at(run.to, state_at)});
 }
 
 // The output gated and normed, packed for the last product.

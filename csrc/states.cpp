@@ -18,6 +18,21 @@ int32_t written_by(const StepInput& step, int64_t row) {
   return step.states.values[static_cast<size_t>(2 * row + 1)];
 }
 
+struct Snapshot {
+  int64_t row, tokens;
+  int32_t state;
+};
+
+Snapshot snapshot_of(const StepInput& step, int64_t i) {
+  const int32_t* const values = step.snapshots.values.data() + 3 * i;
+  return {values[0], values[1], values[2]};
+}
+
+int64_t tokens_of(const StepInput& step, int64_t row) {
+  const auto i = static_cast<size_t>(row);
+  return step.row_start[i + 1] - step.row_start[i];
+}
+
 }  // namespace
 
 void StatePool::allocate(int64_t count) {
@@ -46,9 +61,9 @@ void StatePool::check(const StepInput& step) const {
                          "states");
   }
   std::vector<bool> taken(covers_.size(), false);
+  const auto known = [&](int32_t id) { return id >= 0 && id < count(); };
   for (int64_t r = 0; r < rows; ++r) {
     const int32_t from = read_of(step, r), to = written_by(step, r);
-    const auto known = [&](int32_t id) { return id >= 0 && id < count(); };
     const bool fresh = step.context_len[static_cast<size_t>(r)] == 0;
     if (!known(to) || (fresh ? from != -1 : !known(from)) || from == to) {
       throw internal_error("states: row " + std::to_string(r) + " reads " + std::to_string(from) +
@@ -59,11 +74,49 @@ void StatePool::check(const StepInput& step) const {
     }
     taken[static_cast<size_t>(to)] = true;
   }
+  check_snapshots(step, taken);
   for (int64_t r = 0; r < rows; ++r) {
     if (read_of(step, r) >= 0 && taken[static_cast<size_t>(read_of(step, r))]) {
       throw internal_error("states: a row reads what another writes", "states");
     }
   }
+}
+
+void StatePool::check_snapshots(const StepInput& step, std::vector<bool>& taken) const {
+  const Int32Table& table = step.snapshots;
+  for (int64_t i = 0; i < table.rows; ++i) {
+    if (table.columns != 3) throw internal_error("snapshots: have three columns", "snapshots");
+    const Snapshot s = snapshot_of(step, i);
+    bool good = s.row >= 0 && s.row < step.rows() && s.state >= 0 && s.state < count() &&
+                !taken[static_cast<size_t>(s.state)];
+    good = good && s.tokens > 0 && s.tokens <= tokens_of(step, s.row);
+    if (good && i > 0) {  // by rows, and by tokens within a row
+      const Snapshot before = snapshot_of(step, i - 1);
+      good = before.row < s.row || (before.row == s.row && before.tokens < s.tokens);
+    }
+    if (!good) {
+      throw internal_error("snapshots: row " + std::to_string(s.row) + " cannot leave state " +
+                               std::to_string(s.state) + " after " + std::to_string(s.tokens) +
+                               " tokens", "snapshots");
+    }
+    taken[static_cast<size_t>(s.state)] = true;
+  }
+}
+
+std::vector<std::vector<StatePool::Run>> StatePool::runs(const StepInput& step) {
+  std::vector<std::vector<Run>> all(static_cast<size_t>(step.rows()));
+  const auto extend = [&](int64_t row, int64_t end, int32_t to) {
+    std::vector<Run>& mine = all[static_cast<size_t>(row)];
+    const bool first = mine.empty();
+    const int64_t begin = first ? 0 : mine.back().first + mine.back().count;
+    mine.push_back({begin, end - begin, first ? read_of(step, row) : mine.back().to, to});
+  };
+  for (int64_t i = 0; i < step.snapshots.rows; ++i) {
+    const Snapshot s = snapshot_of(step, i);
+    extend(s.row, s.tokens, s.state);
+  }
+  for (int64_t r = 0; r < step.rows(); ++r) extend(r, tokens_of(step, r), written_by(step, r));
+  return all;
 }
 
 void StatePool::begin(const StepInput& step) {
@@ -80,14 +133,21 @@ void StatePool::begin(const StepInput& step) {
   for (int64_t r = 0; r < step.rows(); ++r) {
     covers_[static_cast<size_t>(written_by(step, r))] = kNothing;
   }
+  for (int64_t i = 0; i < step.snapshots.rows; ++i) {
+    covers_[static_cast<size_t>(snapshot_of(step, i).state)] = kNothing;
+  }
 }
 
 void StatePool::commit(const StepInput& step) {
   if (!needed()) return;
   for (int64_t r = 0; r < step.rows(); ++r) {
-    const auto i = static_cast<size_t>(r);
     covers_[static_cast<size_t>(written_by(step, r))] =
-        step.context_len[i] + step.row_start[i + 1] - step.row_start[i];
+        step.context_len[static_cast<size_t>(r)] + tokens_of(step, r);
+  }
+  for (int64_t i = 0; i < step.snapshots.rows; ++i) {
+    const Snapshot s = snapshot_of(step, i);
+    covers_[static_cast<size_t>(s.state)] =
+        step.context_len[static_cast<size_t>(s.row)] + s.tokens;
   }
 }
 

@@ -27,15 +27,25 @@ class StatePool {
   const float* at(int32_t id, int64_t offset) const { return data(id) + offset; }
   float* at(int32_t id, int64_t offset) { return const_cast<float*>(data(id)) + offset; }
 
-  // Error (Internal) unless each row reads a state of its own (-1: the empty beginning) and writes
-  // another that no other row touches.
+  // Error (Internal) unless each row reads a state (-1: the empty beginning), and all that is
+  // written, snapshots included, is read by none and written once.
   void check(const StepInput& step) const;
   // Before the layers run: what rows read covers exactly what stands before them, else Error
   // (Internal); what they write holds nothing until `commit`.
   void begin(const StepInput& step);
   void commit(const StepInput& step);
 
+  // Tokens first .. first + count of a row, from one state to the next. A row's last run may be
+  // empty: what it writes is then what it reads.
+  struct Run {
+    int64_t first, count;
+    int32_t from, to;
+  };
+  // Per row the runs between its snapshots, in order.
+  static std::vector<std::vector<Run>> runs(const StepInput& step);
+
  private:
+  void check_snapshots(const StepInput& step, std::vector<bool>& taken) const;
   int64_t stride() const { return round_up(floats_, 16); }
   const float* data(int32_t id) const {
     return reinterpret_cast<const float*>(region_.data()) + id * stride();

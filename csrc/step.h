@@ -48,7 +48,8 @@ struct StepInput {
   std::vector<uint8_t> logits, sample, await_mask;
   std::vector<int32_t> target_ids, target_logprobs;
   std::vector<Int32Table> copies;  // per cache group, columns = 2
-  Int32Table states;               // [rows, 2] of models with recurrent layers: read, written
+  Int32Table states;     // [rows, 2] of models with recurrent layers: read, written
+  Int32Table snapshots;  // [any, 3]: row, how many of its tokens, the state then written
   SamplingInput sampling;
   LayerSlice slice;
   bool return_logits = false;

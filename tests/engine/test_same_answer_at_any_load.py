@@ -98,6 +98,7 @@ CONDITIONS: dict[str, dict[str, object]] = {
     "chunk-16": {"max_step_tokens": 16},
     "chunk-64": {"max_step_tokens": 64},
     "preempted": {"num_blocks": 24},
+    "few-snapshots": {"snapshots": 2, "max_step_tokens": 64},
     "two-in-flight": {"depth": 2},
     "two-in-flight-preempted": {"depth": 2, "num_blocks": 24, "max_step_tokens": 64},
     "two-threads": {"threads": 2},
@@ -125,10 +126,10 @@ def test_native(
     assert all(want[key] == answer for key, answer in again.items())
     if "preempted" in condition:
         assert stats.preemptions > 0
-    if "layer" in condition:
+    if "layer" in condition and numbers.name != "recurrent":  # whose layers are not parted
         assert stats.steps > 300, "no prompt was computed a layer a step"
     if condition == "together":
-        assert (stats.cached_tokens > 0) == (numbers.name != "recurrent")
+        assert stats.cached_tokens > 0
         assert stats.steps < 24 * 8, "requests did not share steps"
 
 

@@ -33,15 +33,18 @@ def real_engine(
     threads: int = 1,
     depth: int = 1,
     recurrent: bool = False,
+    snapshots: int = 12,
 ) -> InprocEngine:
     """Close it when done."""
     spec = make_spec(vocab=VOCAB, hidden=64, heads=4, kv_heads=2, head_dim=16, layers=2)
     if recurrent:
-        spec, prefix_caching = with_recurrence(spec), False
+        spec = with_recurrence(spec)
     options = BackendOptions(dtype, quantize, kv_dtype, block_size, MAX_LEN, threads)
     load = import_module(f"tidemill.backends.{backend}").load
     loaded = load(spec, make_tensors(spec, stored), options)
-    loaded.allocate_cache((num_blocks,) * len(spec.cache_groups()), states=2 * max_num_seqs)
+    loaded.allocate_cache(
+        (num_blocks,) * len(spec.cache_groups()), states=2 * max_num_seqs + snapshots
+    )
     config = EngineConfig(
         model="random", served_name="random", prefix_caching=prefix_caching, block_size=block_size
     )
@@ -72,6 +75,12 @@ def real_engine(
     groups = len(spec.cache_groups())
     layers = len(spec.layers) if loaded.slices_layers and not recurrent else 0
     opened = OpenedExecutor(
-        executor, info, "random", groups, recurrent=recurrent, sliced_layers=layers
+        executor,
+        info,
+        "random",
+        groups,
+        recurrent=recurrent,
+        snapshots=snapshots,
+        sliced_layers=layers,
     )
     return InprocEngine(make_core(opened, config, depth=depth).start())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers.random_model import make_spec, make_tensors
+from helpers.random_model import make_spec, make_tensors, with_recurrence
 
 from tidemill.backends.base import BackendOptions
 from tidemill.base.errors import ErrorKind, TidemillError
@@ -105,3 +105,20 @@ def test_cgroup_limits(tmp_path: Path) -> None:
     assert available_memory(tmp_path) == 650000
     (tmp_path / "memory.max").write_text("max\n")
     assert available_memory(tmp_path) > 650000
+
+
+def test_recurrent_states_take_their_share() -> None:
+    spec = with_recurrence(make_spec(layers=1))
+    state = spec.state_bytes
+    free = config(max_num_seqs=8, max_model_len=320, kv_memory=GIB)
+    plan = plan_cache(free, spec, "float32", GIB)
+    assert (plan.max_num_seqs, plan.snapshots, plan.states) == (8, 16, 32)
+    assert any("8 sequences at once and 16 beginnings" in note for note in plan.notes)
+    plan = plan_cache(config(max_num_seqs=8, kv_memory=24 * state), spec, "float32", GIB)
+    assert (plan.max_num_seqs, plan.snapshots) == (3, 6)
+    off = config(max_num_seqs=8, kv_memory=24 * state, prefix_caching=False)
+    plan = plan_cache(off, spec, "float32", GIB)
+    assert (plan.max_num_seqs, plan.snapshots, plan.states) == (6, 0, 12)
+    plan = plan_cache(config(kv_memory=6 * state), spec, "float32", GIB)
+    assert (plan.max_num_seqs, plan.snapshots) == (1, 1)
+    assert plan_cache(config(), SPEC, "float32", GIB).states == 2 * 256

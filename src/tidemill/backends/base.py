@@ -157,6 +157,8 @@ class StepInputs:
         states: int32 [R, 2] for models with recurrent layers, else empty: the state each row reads
             (-1 at position 0, where it is empty) and the one it writes. No row reads or writes what
             another writes. A step that fails has changed no state that any row reads.
+        snapshots: int32 [N, 3]: row, how many of its tokens, and the state that is written after
+            these as well; by row and tokens, ascending.
         slice: which layers of the last row are computed; None: all, as of all others.
         return_logits: also return the float32 logits of all rows that have any (tests).
         hidden: uint8 [R]; HIDDEN_NONE, HIDDEN_LAST or HIDDEN_ALL: of which tokens the hidden states
@@ -176,6 +178,7 @@ class StepInputs:
     copies: tuple[Int32, ...]
     sampling: SamplingInputs
     states: Int32 = field(default_factory=lambda: np.zeros((0, 2), np.int32))
+    snapshots: Int32 = field(default_factory=lambda: np.zeros((0, 3), np.int32))
     slice: LayerSlice | None = None
     return_logits: bool = False
     hidden: UInt8 | None = None

@@ -95,6 +95,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             step (a row of the same sequence, start and count) has no logits and no result but its
             errors. Only a plan's last row may be cut like this, and one sequence at a time.
         draft_token_ids: draft tokens verified after the known ones.
+        state_from: of a recurrent model, the snapshot that the row starts from, where its sequence
+            has no state yet; -1 for none.
+        snapshots: positions within the row (behind its first token), ascending, at which the state
+            is kept, and the snapshot each goes to.
         logits: which logits are computed. Any row that samples has LAST; prompt logprobs take ALL.
         sample: the row's last logits are sampled and the token becomes known.
         mask_announced: sampling waits for `handle.set_mask` of this row.
@@ -113,6 +117,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     input_from: int | None = None
     layers: LayerRange | None = None
     draft_token_ids: tuple[int, ...] = ()
+    state_from: int = -1
+    snapshots: tuple[tuple[int, int], ...] = ()
     logits: LogitsWanted = LogitsWanted.NONE
     sample: bool = False
     mask_announced: bool = False

@@ -523,6 +523,7 @@ def make_core(
         info.block_size,
         prefix_caching=info.prefix_caching,
         recurrent=opened.recurrent,
+        snapshots=opened.snapshots,
     )
     limits = Limits(
         max_num_seqs=info.max_num_seqs,

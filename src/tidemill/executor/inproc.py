@@ -50,6 +50,7 @@ class OpenedExecutor:
         num_groups: cache groups of the model.
         tokenizer: the model's text side, for constrained output; None: there is none.
         recurrent: some of the model's layers are.
+        snapshots: states of it that can be kept for later prompts.
         sliced_layers: the model's layers, if a row's can be computed in several steps; else 0.
     """
 
@@ -59,6 +60,7 @@ class OpenedExecutor:
     num_groups: int
     tokenizer: TokenizerData | None = None
     recurrent: bool = False
+    snapshots: int = 0
     sliced_layers: int = 0
 
 
@@ -77,5 +79,6 @@ def open_inproc(config: EngineConfig, progress: Callable[[str], None]) -> Opened
         len(spec.cache_groups()),
         loaded.tokenizer,
         recurrent=recurrent,
+        snapshots=loaded.snapshots,
         sliced_layers=len(spec.layers) if backend.slices_layers and not recurrent else 0,
     )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from tidemill.contract.plan import BlockCopy
 from tidemill.memory.pool import BlockPool
 from tidemill.memory.prefix import BlockKey, PrefixIndex
+from tidemill.memory.snapshots import SnapshotIndex
 
 
 class Growth(NamedTuple):
@@ -32,7 +34,12 @@ class KVMemory:
         num_blocks: per cache group.
         block_size: tokens per block.
         prefix_caching: find full blocks again.
-        recurrent: blocks alone are not all that a sequence's past is.
+        recurrent: blocks alone are not all that a sequence's past is: a prefix is found up to a
+            boundary whose state is there.
+        snapshots: states of a recurrent model that can be kept.
+
+    Attributes:
+        snapshots: which are kept, of a recurrent model with prefix caching.
     """
 
     def __init__(
@@ -42,16 +49,23 @@ class KVMemory:
         *,
         prefix_caching: bool = True,
         recurrent: bool = False,
+        snapshots: int = 0,
     ) -> None:
         self.block_size = block_size
-        self.prefix_caching = prefix_caching
+        self.prefix_caching = prefix_caching and (snapshots > 0 or not recurrent)
         self.recurrent = recurrent
+        self.snapshots = SnapshotIndex(snapshots) if recurrent and self.prefix_caching else None
         self._indices = tuple(PrefixIndex() for _ in num_blocks)
         self._pools = tuple(
-            BlockPool(count, index.forget)
+            BlockPool(count, partial(self._forget, index))
             for count, index in zip(num_blocks, self._indices, strict=True)
         )
         self._leases: dict[int, Lease] = {}
+
+    def _forget(self, index: PrefixIndex, block: int) -> None:
+        key = index.forget(block)
+        if key is not None and self.snapshots is not None:
+            self.snapshots.forget(key)
 
     @property
     def num_groups(self) -> int:
@@ -83,11 +97,20 @@ class KVMemory:
         return -(-tokens // self.block_size)
 
     def find(self, keys: Sequence[BlockKey]) -> list[tuple[int, ...]]:
-        """The longest run of blocks from the start of `keys` that every group still has.
+        """The longest prefix of `keys` that a sequence can start behind: blocks that every group
+        still has, of a recurrent model up to the last boundary whose state is kept.
 
         Returns:
             Per found key, the block of each group. Nothing is referenced yet.
         """
+        found = self.held(keys)
+        if self.snapshots is not None:
+            while found and keys[len(found) - 1] not in self.snapshots:
+                found.pop()
+        return found
+
+    def held(self, keys: Sequence[BlockKey]) -> list[tuple[int, ...]]:
+        """The longest run of blocks from the start of `keys` that every group still has."""
         found: list[tuple[int, ...]] = []
         if not self.prefix_caching:
             return found
@@ -125,6 +148,8 @@ class KVMemory:
         Raises:
             AssertionError: something does not add up (a defect of ours).
         """
+        if self.snapshots is not None:
+            self.snapshots.check()
         for group, (pool, index) in enumerate(zip(self._pools, self._indices, strict=True)):
             pool.check()
             index.check()

@@ -96,11 +96,12 @@ class PrefixIndex:
         self._keys[block] = key
         return True
 
-    def forget(self, block: int) -> None:
-        """The block's content is about to go; unknown blocks are ignored."""
+    def forget(self, block: int) -> BlockKey | None:
+        """The block's content is about to go: what it was. Unknown blocks are ignored."""
         key = self._keys.pop(block, None)
         if key is not None:
             del self._blocks[key.digest]
+        return key
 
     def check(self) -> None:
         """Verify the invariant.

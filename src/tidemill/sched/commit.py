@@ -12,6 +12,7 @@ from tidemill.contract.request import (
     RequestTimings,
     Status,
 )
+from tidemill.sched import snapshots
 from tidemill.sched.draft import Flight
 from tidemill.sched.sequence import Emission, Sequence
 from tidemill.sched.state import State
@@ -26,6 +27,8 @@ def commit_row(state: State, flight: Flight, result: RowResult) -> Emission | No
     """
     seq = flight.seq
     seq.pending -= flight.sample
+    good = result.error is None and flight.epoch == seq.epoch
+    snapshots.settle(state, flight, good=good and seq.status is not Status.FINISHED)
     if seq.status is Status.FINISHED:
         return None
     if result.error is not None:

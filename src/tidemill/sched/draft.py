@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tidemill.contract.plan import BlockCopy, NewSequence, Row, StepPlan
+from tidemill.memory.prefix import BlockKey
 from tidemill.sched.cost import Load
 from tidemill.sched.sequence import Sequence, Slice
 
@@ -21,6 +22,8 @@ class Flight:
         blocks_before: blocks its lease held before.
         charged_before: positions its tenant had paid for before.
         told_before: tokens the executor knew before.
+        keeps: boundaries whose states the step keeps.
+        source: the snapshot it starts from, or -1.
         admitted: the sequence was admitted by this plan.
         introduced: the executor learns of it in this plan.
     """
@@ -36,6 +39,8 @@ class Flight:
     told_before: int
     admitted: bool
     introduced: bool
+    keeps: tuple[BlockKey, ...] = ()
+    source: int = -1
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from tidemill.contract.plan import LogitsWanted, NewSequence, Row
 from tidemill.contract.request import Status
 from tidemill.memory.lease import Growth
+from tidemill.sched import snapshots
 from tidemill.sched.cost import Load
 from tidemill.sched.draft import Draft, Flight
 from tidemill.sched.policy import admission_headroom, decode_seconds, streams
@@ -144,6 +145,7 @@ def _add_row(
     *,
     input_from: int | None = None,
     admitted: bool = False,
+    source: int = -1,
 ) -> None:
     start = seq.planned
     (count, layers), total = chunk, state.limits.layers
@@ -153,6 +155,7 @@ def _add_row(
     logits = LogitsWanted.LAST if sample else LogitsWanted.NONE
     if done and start + 1 < seq.prompt_len and seq.wants_prompt_logprobs:
         logits = LogitsWanted.ALL
+    kept = snapshots.reserve(state, snapshots.to_keep(state, seq, start, count))
     introduced = not seq.on_worker
     untold = () if introduced else tuple(seq.tokens[seq.told :])
     draft.rows.append(
@@ -165,6 +168,8 @@ def _add_row(
             new_token_start=seq.told if untold else 0,
             input_from=input_from,
             layers=layers,
+            state_from=source,
+            snapshots=tuple((position, slot) for position, (_, slot) in kept.items()),
             logits=logits,
             sample=sample,
             mask_announced=sample and seq.constraint is not None and seq.constraint.masked,
@@ -182,6 +187,8 @@ def _add_row(
         seq.told,
         admitted,
         introduced,
+        tuple(key for key, _ in kept.values()),
+        source,
     )
     seq.told = len(seq.tokens)
     draft.flights.append(flight)
@@ -335,11 +342,12 @@ def _admit(
         seq.computed = seq.planned = len(found) * state.memory.block_size
         seq.published = len(found)
         state.note_hit(seq, seq.computed)
+    source = snapshots.start_behind(state, seq)
     state.queue.remove(seq)
     state.start(seq)
     growth: Growth = seq.lease.grow(seq.planned + chunk.tokens)
     tables = tuple(tuple(table) for table in seq.lease.tables)
-    _add_row(state, draft, seq, chunk, tables, 0, admitted=True)
+    _add_row(state, draft, seq, chunk, tables, 0, admitted=True, source=source)
     draft.copies.extend(growth.copies)
 
 
@@ -383,6 +391,7 @@ def undo(state: State, flights: list[Flight]) -> None:
     """Take a failed plan's rows back; the newest outstanding plan is undone first."""
     for flight in reversed(flights):
         seq = flight.seq
+        snapshots.settle(state, flight, good=False)
         seq.pending -= flight.sample
         _charge(state, flight, -1)
         seq.told = min(seq.told, flight.told_before)

@@ -87,6 +87,8 @@ class Sequence:
         epoch: counts preemptions and undone admissions: what was planned in an earlier epoch says
             nothing about the blocks held now.
         keys: identities of its full blocks, as far as they were needed.
+        marks: positions where its state is kept for other prompts, of a recurrent model.
+        trail: the last boundary of its own output whose state is kept.
         published: how many of its blocks were offered to the prefix index.
         on_worker: the executor knows it.
         told: of its tokens, how many the executor knows (sampled ones it knows by itself).
@@ -115,6 +117,8 @@ class Sequence:
     pending: int = 0
     epoch: int = 0
     keys: list[BlockKey] = field(default_factory=list)
+    marks: tuple[int, ...] = ()
+    trail: BlockKey | None = None
     published: int = 0
     on_worker: bool = False
     told: int = 0

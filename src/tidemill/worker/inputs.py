@@ -203,6 +203,7 @@ class InputBuilder:
             copies=self._copies(plan),
             sampling=self._sampling(slots[sampling], (starts + counts)[sampling], future[sampling]),
             states=self._advance_states(rows),
+            snapshots=self._snapshots(rows),
             slice=_slice_of(rows[-1]) if rows else None,
         )
 
@@ -210,8 +211,21 @@ class InputBuilder:
         pairs = []
         if self._states is not None:
             advance = self._states.advance
-            pairs = [advance(row.seq_id, row.start, row.start + row.count) for row in rows]
+            pairs = [
+                advance(row.seq_id, row.start, row.start + row.count, row.state_from)
+                for row in rows
+            ]
         return np.array(pairs, np.int32).reshape(-1, 2)
+
+    def _snapshots(self, rows: list[Row]) -> Int32:
+        found = []
+        if self._states is not None:
+            for i, row in enumerate(rows):
+                for position, number in row.snapshots:
+                    # A row computed in parts has those of all of it.
+                    if row.start < position <= row.start + row.count:
+                        found.append((i, position - row.start, self._states.snapshot(number)))
+        return np.array(found, np.int32).reshape(-1, 3)
 
     def _fill_futures(
         self, rows: list[Row], token_ids: Int32, row_start: Int32

@@ -20,12 +20,7 @@ from tidemill.worker.kv_check import check_kv
 from tidemill.worker.machine import available_memory, usable_cpus
 from tidemill.worker.packed import kept_weights
 from tidemill.worker.runner import Runner
-from tidemill.worker.sizing import (
-    STATES_PER_SEQUENCE,
-    check_weights_fit,
-    plan_cache,
-    weight_bytes,
-)
+from tidemill.worker.sizing import check_weights_fit, plan_cache, weight_bytes
 
 # Backends are imported when they are chosen: torch may not be installed.
 _BACKENDS = {"native": "tidemill.backends.native", "torch": "tidemill.backends.torch"}
@@ -33,8 +28,8 @@ _BACKENDS = {"native": "tidemill.backends.native", "torch": "tidemill.backends.t
 Progress = Callable[[str], None]
 
 _NO_PREFIXES = (
-    "prefix caching: off, since this model has recurrent layers, whose states are kept for running "
-    "sequences alone"
+    "prefix caching: off, since the cache has no memory to keep states of this model's recurrent "
+    "layers; give more --kv-memory"
 )
 
 
@@ -45,6 +40,7 @@ class LoadedWorker:
     Attributes:
         runner: takes the plans.
         info: what was resolved.
+        snapshots: of a recurrent model, states that can be kept for later prompts.
         identity: digest of the weights and of how they compute, part of every block's identity.
         tokenizer: the model's text side.
     """
@@ -53,6 +49,7 @@ class LoadedWorker:
     info: EngineInfo
     identity: str
     tokenizer: TokenizerData
+    snapshots: int = 0
 
 
 def load_worker(config: EngineConfig, progress: Progress = lambda line: None) -> LoadedWorker:
@@ -108,9 +105,8 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
     )
     free = available_memory() - backend.memory().mapped_bytes
     cache = plan_cache(config, spec, kv_dtype, max(0, free))
-    states = STATES_PER_SEQUENCE * cache.max_num_seqs
-    backend.allocate_cache((cache.num_blocks,) * len(spec.cache_groups()), states=states)
-    prefix_caching = config.prefix_caching and not spec.state_bytes
+    backend.allocate_cache((cache.num_blocks,) * len(spec.cache_groups()), states=cache.states)
+    prefix_caching = config.prefix_caching and (cache.snapshots > 0 or not spec.state_bytes)
     memory = backend.memory()
     quantization = _quantization(config, files)
     notes = (
@@ -157,7 +153,7 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
         head=head,
         states=cache.max_num_seqs if spec.state_bytes else 0,
     )
-    return LoadedWorker(runner, info, identity, files.tokenizer)
+    return LoadedWorker(runner, info, identity, files.tokenizer, cache.snapshots)
 
 
 def resolve_dtype(dtype: str, files: ModelFiles) -> str:

@@ -11,6 +11,7 @@ from tidemill.contract.config import EngineConfig
 from tidemill.models.quantization import stored_type
 from tidemill.models.spec import DecoderSpec
 from tidemill.models.tensors import TensorHeader, expected_nbytes
+from tidemill.worker.states import STATES_PER_SEQUENCE
 
 _GIB = 2**30
 # Left alone: the step's activations and logits, the interpreter, and the rest of the machine.
@@ -24,9 +25,9 @@ CACHE_SHARE = 0.6
 TYPICAL_TOKENS = 2048
 FULL_CONTEXTS = 4
 
-# Of a recurrent model: a step reads one state of a sequence and writes the other. At most this
-# share of the cache's memory is theirs; sequences beyond that wait.
-STATES_PER_SEQUENCE = 2
+# Of a recurrent model: a running sequence has a pair of states, and beside it a prompt keeps two.
+# At most this share of the cache's memory is theirs; sequences beyond that wait.
+SNAPSHOTS_PER_SEQUENCE = 2
 STATE_SHARE = 0.5
 
 _FLOAT_BYTES = {"float32": 4, "bfloat16": 2}
@@ -81,13 +82,20 @@ class CachePlan:
         num_blocks: per cache group.
         max_model_len: positions a request may use.
         max_num_seqs: sequences that may run at once.
+        snapshots: of a recurrent model, states that can be kept for later prompts.
         notes: what was chosen and why, a line each.
     """
 
     num_blocks: int
     max_model_len: int
     max_num_seqs: int
+    snapshots: int
     notes: tuple[str, ...]
+
+    @property
+    def states(self) -> int:
+        """Recurrent states in all."""
+        return STATES_PER_SEQUENCE * self.max_num_seqs + self.snapshots
 
 
 def plan_cache(config: EngineConfig, spec: DecoderSpec, kv_dtype: str, free: int) -> CachePlan:
@@ -111,8 +119,8 @@ def plan_cache(config: EngineConfig, spec: DecoderSpec, kv_dtype: str, free: int
     else:
         budget = int(max(0, free - RESERVE_BYTES) * CACHE_SHARE)
         why = f"{CACHE_SHARE:.0%} of the {free / _GIB:.1f} GiB free less a reserve"
-    sequences = _stateful_sequences(config, spec, budget)
-    state_bytes = STATES_PER_SEQUENCE * sequences * spec.state_bytes
+    sequences, snapshots = _states(config, spec, budget)
+    state_bytes = (STATES_PER_SEQUENCE * sequences + snapshots) * spec.state_bytes
     budget -= state_bytes
     blocks = budget // per_block
     useful, what = _useful_blocks(config, wanted)
@@ -132,7 +140,8 @@ def plan_cache(config: EngineConfig, spec: DecoderSpec, kv_dtype: str, free: int
     ]
     if state_bytes:
         notes.append(
-            f"recurrent states: {state_bytes / _GIB:.2f} GiB, for {sequences} sequences at once"
+            f"recurrent states: {state_bytes / _GIB:.2f} GiB, for {sequences} sequences at once "
+            f"and {snapshots} beginnings of prompts"
         )
     if capacity < wanted:
         if config.max_model_len is not None:
@@ -148,17 +157,22 @@ def plan_cache(config: EngineConfig, spec: DecoderSpec, kv_dtype: str, free: int
     else:
         whose = "the model's" if config.max_model_len is None else "as set by --max-model-len"
         notes.append(f"context: {wanted} tokens, {whose}")
-    return CachePlan(int(blocks), min(wanted, capacity), sequences, tuple(notes))
+    return CachePlan(int(blocks), min(wanted, capacity), sequences, snapshots, tuple(notes))
 
 
-def _stateful_sequences(config: EngineConfig, spec: DecoderSpec, budget: int) -> int:
-    """Sequences that run at once: what is set, of a recurrent model fewer where their states would
-    take more than their share of the memory. At least one, for which blocks may then be too few.
+def _states(config: EngineConfig, spec: DecoderSpec, budget: int) -> tuple[int, int]:
+    """Sequences that run at once, and snapshots.
+
+    As many sequences as are set, of a recurrent model fewer where states would take more than their
+    share of the memory. At least one, for which blocks may then be too few.
     """
     if not spec.state_bytes:
-        return config.max_num_seqs
-    fitting = int(budget * STATE_SHARE) // (STATES_PER_SEQUENCE * spec.state_bytes)
-    return max(1, min(config.max_num_seqs, fitting))
+        return config.max_num_seqs, 0
+    each = SNAPSHOTS_PER_SEQUENCE if config.prefix_caching else 0
+    fitting = int(budget * STATE_SHARE) // spec.state_bytes
+    sequences = max(1, min(config.max_num_seqs, fitting // (STATES_PER_SEQUENCE + each)))
+    spare = max(0, fitting - STATES_PER_SEQUENCE * sequences)
+    return sequences, min(spare, each * sequences)
 
 
 def _useful_blocks(config: EngineConfig, wanted: int) -> tuple[int, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 EMPTY = -1
+STATES_PER_SEQUENCE = 2
 
 
 class StateTable:
@@ -11,11 +12,14 @@ class StateTable:
     A step that fails leaves what it read, so that nothing has to be undone: a row that comes again
     at an earlier position finds the state that covers it.
 
+    Behind the sequences' states lie the snapshots, which control numbers from 0.
+
     Args:
         sequences: how many may hold states at once.
     """
 
     def __init__(self, sequences: int) -> None:
+        self._snapshots = STATES_PER_SEQUENCE * sequences
         self._free = list(range(sequences - 1, -1, -1))
         self._pair: dict[int, int] = {}
         self._covers: dict[int, list[int]] = {}
@@ -23,8 +27,13 @@ class StateTable:
     def __len__(self) -> int:
         return len(self._pair)
 
-    def advance(self, seq_id: int, start: int, end: int) -> tuple[int, int]:
-        """(state read, state written) of a row that computes positions start .. end - 1.
+    def snapshot(self, number: int) -> int:
+        """The state that a snapshot is."""
+        return self._snapshots + number
+
+    def advance(self, seq_id: int, start: int, end: int, source: int = EMPTY) -> tuple[int, int]:
+        """(state read, state written) of a row that computes positions start .. end - 1; `source`
+        is the snapshot of what stands before it, read where no state of its own covers that.
 
         Raises:
             RuntimeError: no state covers what stands before the row, or too many sequences run (a
@@ -35,10 +44,13 @@ class StateTable:
                 raise RuntimeError("more sequences run than there are recurrent states")
             self._pair[seq_id] = self._free.pop()
             self._covers[seq_id] = [EMPTY, EMPTY]
-        first, covers = 2 * self._pair[seq_id], self._covers[seq_id]
+        first, covers = STATES_PER_SEQUENCE * self._pair[seq_id], self._covers[seq_id]
         if start == 0:
             covers[:] = [end, EMPTY]
             return EMPTY, first
+        if start not in covers and source != EMPTY:
+            covers[:] = [end, EMPTY]
+            return self.snapshot(source), first
         if start not in covers:
             raise RuntimeError(f"no recurrent state of sequence {seq_id} covers {start} tokens")
         read = covers.index(start)

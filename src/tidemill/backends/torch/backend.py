@@ -400,9 +400,11 @@ class TorchBackend:
         own = {k.removeprefix(name): w for k, w in self._weights.items() if k.startswith(name)}
         starts = inputs.row_start.tolist()
         rows = [
-            (begin, end, *states)
+            recurrent.Row(begin, end, *states)
             for begin, end, states in zip(starts, starts[1:], inputs.states.tolist(), strict=False)
         ]
+        for row, count, state in inputs.snapshots.tolist():
+            rows[row].snapshots[count] = state
         return recurrent.mix(
             index,
             mixer,

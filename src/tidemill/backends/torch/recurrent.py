@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +37,18 @@ class States:
         return sum(4 * t.numel() for t in (*self.tails.values(), *self.matrices.values()))
 
 
+@dataclass(slots=True)
+class Row:
+    """Tokens begin .. end - 1 of a step; the state read (-1: empty) and written; how many tokens ->
+    the state that is written after these as well."""
+
+    begin: int
+    end: int
+    read: int
+    write: int
+    snapshots: dict[int, int] = field(default_factory=dict)
+
+
 def mix(
     layer: int,
     mixer: Recurrent,
@@ -43,7 +56,7 @@ def mix(
     linear: Linear,
     weights: Mapping[str, torch.Tensor],
     states: States,
-    rows: list[tuple[int, int, int, int]],
+    rows: list[Row],
     eps: float,
 ) -> torch.Tensor:
     """The mixer of all tokens of a step; see `Recurrent` for what it computes.
@@ -55,7 +68,7 @@ def mix(
         linear: (input, name of a projection) -> output.
         weights: the layer's tensors, by their names after ``rec.``.
         states: read and written.
-        rows: per row first token, end, state read (-1: empty), state written.
+        rows: the step's.
         eps: of the norm.
     """
     inputs, z, a = (linear(x, part).float() for part in ("qkv", "z", "a"))
@@ -66,15 +79,15 @@ def mix(
         time = gain = time.clamp(*mixer.time_limits)
     decay = torch.exp(-weights["a_log"].float().exp() * time)
     out = x.new_empty(len(x), mixer.inner, dtype=torch.float32)
-    for begin, end, read, write in rows:
-        tail, matrix = states.tails[layer], states.matrices[layer]
-        before = tail[read] if read >= 0 else torch.zeros_like(tail[0])
-        state = matrix[read] if read >= 0 else torch.zeros_like(matrix[0])
-        seen = torch.cat([before, inputs[begin:end]])
+    tail, matrix, kept = states.tails[layer], states.matrices[layer], mixer.taps - 1
+    for row in rows:
+        before = tail[row.read] if row.read >= 0 else torch.zeros_like(tail[0])
+        state = matrix[row.read] if row.read >= 0 else torch.zeros_like(matrix[0])
+        seen = torch.cat([before, inputs[row.begin : row.end]])
         mixed = _convolve(mixer, seen, weights)
         q, k, v = _heads(mixer, mixed)
-        for t in range(begin, end):
-            i = t - begin
+        for t in range(row.begin, row.end):
+            i = t - row.begin
             state = state * decay[t, :, None, None]
             value = v[i]
             if mixer.rule == "delta":
@@ -84,8 +97,11 @@ def mix(
             if mixer.skip:
                 found = found + weights["skip"].float()[:, None] * v[i]
             out[t] = found.flatten()
-        matrix[write] = state
-        tail[write] = seen[len(seen) - (mixer.taps - 1) :]
+            if i + 1 in row.snapshots:
+                matrix[row.snapshots[i + 1]] = state
+                tail[row.snapshots[i + 1]] = seen[i + 1 : i + 1 + kept]
+        matrix[row.write] = state
+        tail[row.write] = seen[len(seen) - kept :]
     return linear(_gate(mixer, out, z, weights, eps).to(x.dtype), "out")
 
 
