@@ -122,3 +122,22 @@ def test_recurrent_states_take_their_share() -> None:
     plan = plan_cache(config(kv_memory=6 * state), spec, "float32", GIB)
     assert (plan.max_num_seqs, plan.snapshots) == (1, 1)
     assert plan_cache(config(), SPEC, "float32", GIB).states == 2 * 256
+
+
+@pytest.mark.parametrize("memory", [None, 24, 6, 400])
+def test_an_engine_in_anothers_place_chooses_the_same(memory: int | None) -> None:
+    spec = with_recurrence(make_spec(layers=1))
+    kv_memory = None if memory is None else memory * spec.state_bytes
+    first = config(kv_memory=kv_memory, max_num_seqs=40)
+    plan = plan_cache(first, spec, "float32", GIB)
+    per_token = spec.kv_bytes_per_token("float32")
+    again = config(
+        kv_memory=plan.num_blocks * first.block_size * per_token,
+        max_num_seqs=40,
+        recurrent_sequences=plan.max_num_seqs,
+        recurrent_snapshots=plan.snapshots,
+    )
+    other = plan_cache(again, spec, "float32", GIB // 2)
+    assert (other.num_blocks, other.states, other.max_num_seqs) == (
+        plan.num_blocks, plan.states, plan.max_num_seqs
+    )  # fmt: skip

@@ -55,6 +55,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             ``portable``); None: the best there is.
         packed_cache: folder where weights are kept as they were packed, for the next start;
             ``auto`` is `tidemill/packed` under the user's cache directory, ``off`` is nowhere.
+        recurrent_sequences, recurrent_snapshots: of a recurrent model, sequences that have states
+            and snapshots of states, for which memory is taken beside `kv_memory`; None: part of
+            the cache's memory, chosen. Set where an engine takes another's place.
     """
 
     model: str
@@ -74,6 +77,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     isa: str | None = None
     max_itl_ms: float | None = None
     packed_cache: str = "auto"
+    recurrent_sequences: int | None = None
+    recurrent_snapshots: int | None = None
 
     def validate(self) -> EngineConfig:
         """Return self if every setting is known and in range.

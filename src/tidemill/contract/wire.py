@@ -43,6 +43,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         kv_bytes, weight_bytes: bytes held.
         max_num_seqs, max_step_tokens: scheduler bounds.
         prefix_caching: whether finished blocks are found again.
+        recurrent_sequences, recurrent_snapshots: of a recurrent model, how many sequences have
+            states, and how many snapshots of states there are.
         eos_token_ids: end tokens of the model.
         notes: human-readable lines: what was chosen and why.
         identity: digest of the weights and of how they compute; engines of equal identity (and
@@ -76,6 +78,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     hidden_size: int = 0
     labels: int = 0
     generates: bool = True
+    recurrent_sequences: int | None = None
+    recurrent_snapshots: int | None = None
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):

@@ -490,6 +490,8 @@ def resolved(config: EngineConfig, info: EngineInfo) -> EngineConfig:
     return msgspec.structs.replace(
         config,
         kv_memory=info.num_blocks * info.block_size * info.kv_bytes_per_token,
+        recurrent_sequences=info.recurrent_sequences,
+        recurrent_snapshots=info.recurrent_snapshots,
         threads=info.threads,
         isa=info.isa if config.backend == "native" else config.isa,
     )

@@ -102,7 +102,8 @@ def plan_cache(config: EngineConfig, spec: DecoderSpec, kv_dtype: str, free: int
     """Size the KV cache.
 
     Args:
-        config: its `kv_memory`, `max_model_len`, `max_num_seqs` and `block_size` count.
+        config: its `kv_memory`, `max_model_len`, `max_num_seqs`, `block_size` and what it says of
+            recurrent states count.
         spec: the model.
         kv_dtype: element type of the cache.
         free: bytes of memory free now, with the weights loaded.
@@ -121,7 +122,8 @@ def plan_cache(config: EngineConfig, spec: DecoderSpec, kv_dtype: str, free: int
         why = f"{CACHE_SHARE:.0%} of the {free / _GIB:.1f} GiB free less a reserve"
     sequences, snapshots = _states(config, spec, budget)
     state_bytes = (STATES_PER_SEQUENCE * sequences + snapshots) * spec.state_bytes
-    budget -= state_bytes
+    if config.recurrent_sequences is None:
+        budget -= state_bytes
     blocks = budget // per_block
     useful, what = _useful_blocks(config, wanted)
     if blocks > useful:
@@ -168,6 +170,8 @@ def _states(config: EngineConfig, spec: DecoderSpec, budget: int) -> tuple[int, 
     """
     if not spec.state_bytes:
         return config.max_num_seqs, 0
+    if config.recurrent_sequences is not None:
+        return config.recurrent_sequences, config.recurrent_snapshots or 0
     each = SNAPSHOTS_PER_SEQUENCE if config.prefix_caching else 0
     fitting = int(budget * STATE_SHARE) // spec.state_bytes
     sequences = max(1, min(config.max_num_seqs, fitting // (STATES_PER_SEQUENCE + each)))
