@@ -23,7 +23,14 @@ def quantize(
     out: Path = OUT,
     type: str = typer.Option(
         ...,
-        help="q8_0, q4_0, q4_k or q6_k (GGUF); int8, int4-g32, int4-g64 or int4-g128 (a folder).",
+        help="q8_0, q4_0, q4_k or q6_k (GGUF); int8, int4-g32, int4-g64 or int4-g128 (a folder); "
+        "with --calibrate also gptq or awq with -g32, -g64 or -g128.",
+    ),
+    calibrate: Path | None = typer.Option(
+        None, help="A text file to calibrate on, of the kind that the model is used for."
+    ),
+    act_order: bool = typer.Option(
+        False, "--act-order", help="Of gptq: columns of the largest inputs first."
     ),
     check: Path | None = typer.Option(
         None, help="A text file: compare perplexity and distributions with the source on it."
@@ -32,16 +39,29 @@ def quantize(
 ) -> None:
     """Write a model with its matrices rounded to fewer bits; an interrupted run is taken up."""
     from tidemill.base.errors import config_error
+    from tidemill.loading.calibrate.model import METHODS
     from tidemill.loading.write.integers import TYPES
     from tidemill.loading.write.plan import GGUF_TYPES
 
     gguf = out.suffix == ".gguf"
-    if type not in (GGUF_TYPES if gguf else TYPES):
-        known = ", ".join(GGUF_TYPES if gguf else TYPES)
+    if type not in (GGUF_TYPES if gguf else {**TYPES, **METHODS}):
+        known = ", ".join(GGUF_TYPES if gguf else (*TYPES, *METHODS))
         what = "a GGUF file" if gguf else "a folder (for GGUF end its name in .gguf)"
         raise config_error("type", f"--type {type!r} is not known for {what}; it is {known}")
-    text = None if check is None else _text(check)
-    source = _write(model, out, type, overwrite)
+    if (calibrate is not None) != (type in METHODS):
+        which = ", ".join(METHODS)
+        raise config_error("calibrate", f"--calibrate TEXT belongs to the types {which}, and they "
+                           "need it")  # fmt: skip
+    if act_order and not type.startswith("gptq"):
+        raise config_error("act_order", "--act-order belongs to the gptq types")
+    text = None if check is None else _text(check, "check")
+    if calibrate is None:
+        source = _write(model, out, type, overwrite)
+    else:
+        from tidemill.cli.calibrate import write_calibrated
+
+        sample = _text(calibrate, "calibrate")
+        source = write_calibrated(model, out, type, sample, act_order, overwrite)
     if text is not None:
         _compare(source, out, text)
 
@@ -51,13 +71,13 @@ def convert(model: str = MODEL, out: Path = OUT, overwrite: bool = OVERWRITE) ->
     _write(model, out, None, overwrite)
 
 
-def _text(path: Path) -> str:
+def _text(path: Path, option: str) -> str:
     from tidemill.base.errors import config_error
 
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise config_error("check", f"--check {path} cannot be read as text: {error}") from error
+        raise config_error(option, f"--{option} {path} cannot be read as text: {error}") from error
 
 
 def _write(model: str, out: Path, kind: str | None, overwrite: bool) -> Path:
@@ -134,7 +154,7 @@ def _save_gguf(
 ) -> None:
     from tidemill.loading.write.gguf_out import write_gguf
 
-    with _Bar(tensors) as bar:
+    with Bar(tensors) as bar:
         write_gguf(out, metadata, tensors, identity, bar.tell)
 
 
@@ -145,12 +165,7 @@ _SIDE_FILES = (
 
 
 def _to_folder(source: Path, out: Path, kind: str | None, loss: Loss) -> None:
-    import json
-    import shutil
-
     from tidemill.loading.checkpoint import open_model
-    from tidemill.loading.jsonfile import read_object
-    from tidemill.loading.schemes import QUANTIZATION_KEYS
     from tidemill.loading.write.integers import TYPES
     from tidemill.loading.write.plan import to_folder
     from tidemill.loading.write.safetensors_out import write_safetensors
@@ -159,13 +174,26 @@ def _to_folder(source: Path, out: Path, kind: str | None, loss: Loss) -> None:
     integers = None if kind is None else TYPES[kind]
     tensors, left = to_folder(files, integers, loss)
     out.mkdir(exist_ok=True)
-    with _Bar(tensors) as bar:
+    with Bar(tensors) as bar:
         write_safetensors(out, tensors, f"{files.digest().hex()} {kind}", bar.tell)
-    config = read_object(source / "config.json")
+    section = None
     if integers is not None:
-        config = {k: v for k, v in config.items() if k not in QUANTIZATION_KEYS}
         section = integers.config()
         section["ignore"] += left
+    copy_side(source, out, section)
+
+
+def copy_side(source: Path, out: Path, section: dict[str, Any] | None) -> None:
+    """config.json, with a ``quantization_config`` if there is one, and the text side."""
+    import json
+    import shutil
+
+    from tidemill.loading.jsonfile import read_object
+    from tidemill.loading.schemes import QUANTIZATION_KEYS
+
+    config = read_object(source / "config.json")
+    if section is not None:
+        config = {k: v for k, v in config.items() if k not in QUANTIZATION_KEYS}
         config["quantization_config"] = section
     (out / "config.json").write_text(json.dumps(config, indent=2))
     for name in _SIDE_FILES:
@@ -173,7 +201,7 @@ def _to_folder(source: Path, out: Path, kind: str | None, loss: Loss) -> None:
             shutil.copyfile(source / name, out / name)
 
 
-class _Bar:
+class Bar:
     """A progress bar over bytes, on a terminal."""
 
     def __init__(self, tensors: list[OutTensor]) -> None:
@@ -187,7 +215,7 @@ class _Bar:
         )  # fmt: skip
         self._task = self._bar.add_task("", total=sum(t.nbytes for t in tensors))
 
-    def __enter__(self) -> _Bar:
+    def __enter__(self) -> Bar:
         self._bar.start()
         return self
 

@@ -1,0 +1,85 @@
+"""`tidemill quantize --calibrate`: GPTQ and AWQ."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from pathlib import Path
+
+import typer
+
+SEQUENCE, SEQUENCES = 512, 128
+
+
+def write_calibrated(
+    model: str, out: Path, kind: str, text: str, act_order: bool, overwrite: bool
+) -> Path:
+    """Quantize a folder into a folder; returns the source's path."""
+    import shutil
+
+    import numpy as np
+
+    from tidemill.base.errors import bad_request, unsupported
+    from tidemill.cli.quantize import Bar, copy_side
+    from tidemill.llm import OpenedModel
+    from tidemill.loading.calibrate.model import METHODS, Quantizer
+    from tidemill.loading.named import locate
+    from tidemill.loading.write.calibrated_out import calibrated_tensors, stored_name
+    from tidemill.loading.write.out import check_target
+    from tidemill.loading.write.safetensors_out import write_safetensors
+
+    source, _ = locate(model)
+    if not source.is_dir():
+        raise unsupported("model", "a folder is quantized with a calibration text, no GGUF file")
+    check_target(out, source, overwrite)
+    opened = OpenedModel.open(source)
+    files = opened.files
+    for place in files.tensors.places.values():
+        stored_name(place)
+    length = min(SEQUENCE, files.spec.max_positions)
+    ids = np.array(opened.tokenizer.encode(text)[: length * SEQUENCES], np.int64)
+    if len(ids) < length:
+        raise bad_request("calibrate", f"the text has {len(ids)} tokens; at least {length} are "
+                          "needed, and some ten thousand do well")  # fmt: skip
+    sequences = list(ids[: len(ids) // length * length].reshape(-1, length))
+    method = dataclasses.replace(METHODS[kind], act_order=act_order)
+    digest = hashlib.sha256(ids.tobytes()).hexdigest()
+    identity = f"{files.digest().hex()} {method} {digest}"
+    out.mkdir(exist_ok=True)
+    scratch = out / "calibration.part"
+    quantizer = Quantizer(files, method, sequences, scratch, identity)
+    with Layers(len(files.spec.layers)) as bar:
+        quantizer.run(bar.tell)
+    tensors = calibrated_tensors(files, quantizer)
+    with Bar(tensors) as writing:
+        write_safetensors(out, tensors, identity, writing.tell)
+    copy_side(source, out, method.config())
+    shutil.rmtree(scratch)
+    typer.echo(f"{out} written, calibrated on {len(sequences)} times {length} tokens")
+    return source
+
+
+class Layers:
+    """A progress bar over layers, on a terminal."""
+
+    def __init__(self, count: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+        console = Console(stderr=True)
+        self._bar = Progress(
+            "layers", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console,
+            disable=not console.is_terminal,
+        )  # fmt: skip
+        self._task = self._bar.add_task("", total=count)
+
+    def __enter__(self) -> Layers:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self._bar.stop()
+
+    def tell(self, count: int) -> None:
+        """So many more are done."""
+        self._bar.advance(self._task, count)

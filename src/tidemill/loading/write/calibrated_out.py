@@ -1,0 +1,91 @@
+"""The tensors of a model that was quantized with a calibration text, as a folder has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.base.errors import unsupported
+from tidemill.loading.calibrate.model import Arrays, Quantizer, stored_values
+from tidemill.loading.parts import ModelFiles
+from tidemill.loading.places import Place
+from tidemill.loading.selected import Selected
+from tidemill.loading.write.out import Buffer, OutTensor
+from tidemill.models.quantization import FLOAT_TYPES
+from tidemill.models.small_floats import bf16_bytes
+
+_TYPES = {"int32": "I32", "float16": "F16", "float32": "F32"}
+
+
+def stored_name(place: Place) -> str:
+    """The tensor's name; UNSUPPORTED where a tensor of ours is no tensor of the folder's."""
+    changed = isinstance(place, Selected) and (
+        place.source.rows is not None or place.source.transposed or place.source.expert is not None
+    )
+    if changed or not set(part.dtype for part in place.parts) <= set(FLOAT_TYPES):
+        raise unsupported(
+            place.name,
+            f"{place.name} is stored fused, transposed, in another order than it is computed with "
+            "or quantized: such folders are not quantized with a calibration text",
+        )
+    return place.name
+
+
+def calibrated_tensors(files: ModelFiles, quantizer: Quantizer) -> list[OutTensor]:
+    """Every tensor of the folder; `quantizer` has run."""
+    out: list[OutTensor] = []
+    finished: dict[int, Arrays] = {}
+    for canonical, place in files.tensors.places.items():
+        name = stored_name(place)
+        parts = canonical.split(".")
+        if parts[0] != "layers":
+            out.append(_copied(place))
+            continue
+        index, rest = int(parts[1]), canonical.split(".", 2)[2]
+        if index not in finished:
+            finished = {index: quantizer.layer(index)}
+        arrays, stem = finished[index], rest.removesuffix(".weight")
+        endings = {k.removeprefix(stem): v for k, v in arrays.items() if k.startswith(stem + ".q")}
+        if endings and rest.endswith(".weight"):
+            endings |= {e: arrays[stem + e] for e in (".scales", ".g_idx") if stem + e in arrays}
+            for ending, array in endings.items():
+                full = f"{stem}{ending}"
+                out.append(_array(name.removesuffix(".weight") + ending, array, quantizer, index,
+                                  full))  # fmt: skip
+        elif rest in arrays:
+            out.append(_changed(name, place, quantizer, index, rest))
+        else:
+            out.append(_copied(place))
+    return out
+
+
+def _copied(place: Place) -> OutTensor:
+    stored = place.parts[0]
+    return OutTensor(place.name, stored.dtype, stored.shape, stored.nbytes,
+                     lambda: iter([stored.view]))  # fmt: skip
+
+
+def _array(name: str, array: NDArray[Any], quantizer: Quantizer, index: int, key: str) -> OutTensor:
+    def pieces() -> Iterator[Buffer]:
+        yield np.ascontiguousarray(quantizer.layer(index)[key]).reshape(-1).view(np.uint8).data
+
+    return OutTensor(name, _TYPES[array.dtype.name], array.shape, array.nbytes, pieces)
+
+
+def _changed(name: str, place: Place, quantizer: Quantizer, index: int, key: str) -> OutTensor:
+    """A tensor in its own type."""
+    stored = place.parts[0]
+    added = np.float32(place.source.plus if isinstance(place, Selected) else 0.0)
+
+    def pieces() -> Iterator[Buffer]:
+        values = stored_values(quantizer.layer(index)[key].reshape(-1) - added, stored.dtype)
+        if stored.dtype == "BF16":
+            yield bf16_bytes(values)
+        else:
+            kind = np.float16 if stored.dtype == "F16" else np.float32
+            yield values.astype(kind).view(np.uint8).data
+
+    return OutTensor(name, stored.dtype, stored.shape, stored.nbytes, pieces)
