@@ -138,13 +138,16 @@ def _cases() -> list[Disguise]:
     plain = {k: v for k, v in llama[2].values.items()
              if k not in ("rope_parameters", "attention_bias", "mlp_bias")}  # fmt: skip
     mha = Case(llama[2].family, "Llama", "", plain)
+    # llama.cpp tells 7B by its number of layers.
+    deep = Case(mha.family, "Llama", "", {**plain, "num_hidden_layers": 32})
     bias = {"bias": False}
     return [
         Disguise("InternLM2", "MQA, 3 heads", llama[0], "InternLM2ForCausalLM",
                  lambda values: _config(values) | bias, _internlm2),
         Disguise("InternLM2", "MHA, 5 heads", mha, "InternLM2ForCausalLM",
                  lambda values: _config(values) | bias, _internlm2),
-        Disguise("Baichuan 7B", "5 heads", mha, "BaichuanForCausalLM", _config, _baichuan),
+        Disguise("Baichuan 7B", "5 heads, 32 layers", deep, "BaichuanForCausalLM", _config,
+                 _baichuan),
         Disguise("MiniCPM 1, 2", "multipliers", scaled, "MiniCPMForCausalLM", _minicpm,
                  lambda tensors, values: tensors),
         Disguise("EXAONE 3", "MQA, 3 heads", llama[0], "ExaoneForCausalLM", _exaone,

@@ -14,7 +14,8 @@ from loading.test_gguf_families import write_without_vocabulary
 from tidemill.backends import native
 from tidemill.base.errors import TidemillError
 from tidemill.loading import open_model
-from tidemill.models.families.llama_likes import baichuan
+from tidemill.models.families.llama_likes import BAICHUAN, baichuan
+from tidemill.models.gguf_config import config_from_gguf
 
 
 @pytest.mark.parametrize("disguise", DISGUISES, ids=lambda d: f"{d.family}-{d.about}")
@@ -36,3 +37,8 @@ def test_baichuan_2_and_13b_are_refused_by_name() -> None:
         baichuan({**values, "vocab_size": 125696})
     with pytest.raises(TidemillError, match="13B"):
         baichuan({"hidden_size": 8, "vocab_size": 8})
+    own = {"block_count": 40, "context_length": 64, "attention.layer_norm_rms_epsilon": 1e-6}
+    metadata = {f"baichuan.{key}": value for key, value in own.items()}
+    assert BAICHUAN.gguf is not None
+    with pytest.raises(TidemillError, match="13B"):
+        baichuan({**config_from_gguf(metadata, {}, BAICHUAN.gguf), "vocab_size": 8})

@@ -125,6 +125,12 @@ def _scales(file: GgufFile) -> dict[str, Any]:
     return {"scale_depth": depth * layers**0.5, "dim_model_base": hidden / base}
 
 
+def _no_13b(file: GgufFile) -> dict[str, Any]:
+    """Files say neither rope nor ALiBi: 13B is told by its 40 layers."""
+    deep = file.config.get("num_hidden_layers") == 40
+    return {"max_position_embeddings": None} if deep else {}
+
+
 INTERNLM2 = Family(
     name="internlm2",
     architectures=("InternLM2ForCausalLM",),
@@ -142,7 +148,7 @@ BAICHUAN = Family(
     architectures=("BaiChuanForCausalLM", "BaichuanForCausalLM"),
     spec=baichuan,
     rules=BAICHUAN_RULES,
-    gguf=GgufFamily(arch="baichuan", rules=GGUF_RULES, stored=_PAIRED),
+    gguf=GgufFamily(arch="baichuan", rules=GGUF_RULES, stored=_PAIRED, implied=_no_13b),
 )
 MINICPM = Family(
     name="minicpm",
