@@ -52,7 +52,7 @@ void Attend::add_row_tiles(int64_t row, const AttendRow& r) {
   for (int64_t q0 = 0; q0 < r.count; q0 += tile_queries_) {
     const int64_t count = std::min(tile_queries_, r.count - q0);
     const int64_t first = r.pos0 + q0, last = first + count - 1;
-    const int64_t oldest = shape_.window > 0 ? std::max<int64_t>(0, first - shape_.window + 1) : 0;
+    const int64_t oldest = shape_.oldest(first);
     for (int32_t h = 0; h < shape_.kv_heads; ++h) {
       tiles_.push_back({static_cast<int32_t>(row), h, q0, count, oldest / kSpan, last / kSpan + 1,
                         0});
@@ -73,7 +73,7 @@ void Attend::visible(const Tile& tile, int64_t span, int64_t* begin, int64_t* en
   *begin = std::clamp<int64_t>(span_first - first, 0, tile.count);
   *end = tile.count;
   if (shape_.window > 0) {
-    *end = std::clamp<int64_t>(span_last + shape_.window - first, 0, tile.count);
+    *end = std::clamp<int64_t>(shape_.last_seer(span_last) - first, 0, tile.count);
   }
 }
 

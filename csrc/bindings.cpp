@@ -118,7 +118,7 @@ void bind_parts(nb::module_& m) {
 #define FIELD(name) moe.def_rw(#name, &ExpertsConfig::name)
   FIELD(experts); FIELD(router); FIELD(shared_gate); FIELD(shared); FIELD(correction);
   FIELD(top_k); FIELD(scoring); FIELD(groups); FIELD(top_groups); FIELD(normalize); FIELD(scale);
-  FIELD(jitter);
+  FIELD(jitter); FIELD(scale_inputs);
 #undef FIELD
   nb::class_<LatentConfig> latent(m, "LatentConfig");
   latent.def(nb::init<>());
@@ -134,7 +134,7 @@ void bind_config(nb::module_& m) {
   layer.def(nb::init<>());
 #define FIELD(name) layer.def_rw(#name, &LayerConfig::name)
   FIELD(heads); FIELD(kv_heads); FIELD(head_dim); FIELD(v_dim); FIELD(latent); FIELD(scale);
-  FIELD(softcap); FIELD(clip);
+  FIELD(softcap); FIELD(clip); FIELD(chunked); FIELD(tuning_scale); FIELD(tuning_floor);
   FIELD(window); FIELD(rope); FIELD(cache_group); FIELD(slopes); FIELD(sinks); FIELD(q); FIELD(k);
   FIELD(v); FIELD(o); FIELD(gate); FIELD(recurrent); FIELD(attn_norm); FIELD(attn_post_norm); FIELD(mlp_norm);
   FIELD(mlp_post_norm); FIELD(q_norm); FIELD(k_norm); FIELD(qk_scope); FIELD(qk_layer_norm);

@@ -60,11 +60,13 @@ class Builder {
     check(c);
     const int64_t q = int64_t{c.heads} * c.head_dim, kv = int64_t{c.kv_heads} * c.head_dim;
     layer.attention = {c.heads,  c.kv_heads, c.head_dim, c.v_dim,
-                       c.scale,  c.window,   c.softcap,  vector(c.slopes, c.heads)};
+                       c.scale,  c.window,   c.softcap,  vector(c.slopes, c.heads),
+                       c.chunked};
     layer.sinks = vector(c.sinks, c.heads);
     layer.rope = c.rope;
     layer.cache_group = c.cache_group;
     layer.clip = c.clip;
+    layer.tuning = {c.tuning_scale, c.tuning_floor};
     if (c.latent.rank > 0) return latent(c, layer);
     layer.q = linear(c.q, q, config_.hidden);
     layer.k = linear(c.k, kv, config_.hidden);
@@ -176,6 +178,7 @@ class Builder {
     Experts moe;
     moe.routing = {count, c.top_k, static_cast<Scoring>(c.scoring), c.normalize, c.scale,
                    vector(c.correction, count), c.groups, c.top_groups, c.jitter};
+    moe.scale_inputs = c.scale_inputs;
     moe.router = linear(c.router, count, config_.hidden);
     for (const FeedForwardConfig& expert : c.experts) moe.experts.push_back(feed_forward(expert));
     if (c.shared.up.weight >= 0) moe.shared = feed_forward(c.shared);

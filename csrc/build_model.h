@@ -27,7 +27,7 @@ struct ExpertsConfig {
   LinearConfig router, shared_gate;
   FeedForwardConfig shared;
   int correction = -1, top_k = 0, scoring = 0, groups = 1, top_groups = 1;
-  bool normalize = true;
+  bool normalize = true, scale_inputs = false;
   float scale = 1, jitter = 0;
 };
 
@@ -48,8 +48,9 @@ struct LatentConfig {
 
 struct LayerConfig {
   int32_t heads = 0, kv_heads = 0, head_dim = 0, v_dim = 0;
-  float scale = 0, softcap = 0, clip = 0;
+  float scale = 0, softcap = 0, clip = 0, tuning_scale = 0, tuning_floor = 0;
   int64_t window = 0;
+  bool chunked = false;
   int rope = -1;
   int cache_group = 0;
   int slopes = -1, sinks = -1;

@@ -25,7 +25,7 @@ int64_t panels_of(const PackedMatrix& w) { return (w.n + kPanel - 1) / kPanel; }
 bool same_shape(const AttnShape& a, const AttnShape& b) {
   return a.heads == b.heads && a.kv_heads == b.kv_heads && a.head_dim == b.head_dim &&
          a.v_dim == b.v_dim && a.scale == b.scale && a.window == b.window &&
-         a.softcap == b.softcap && a.slopes == b.slopes;
+         a.softcap == b.softcap && a.slopes == b.slopes && a.chunked == b.chunked;
 }
 
 // Types of activations that a block's first products read.
@@ -367,6 +367,7 @@ void Decoder::shape_heads(const DecoderLayer& layer, int64_t position, float* qk
     kernels_.rope(k, a.kv_heads, a.head_dim, rope.dim(), cos_sin);
   }
   if (layer.qk_norm.after_rope) norm_heads(layer, q, k);
+  if (layer.tuning.floor > 0) kernels_.scale(q, layer.tuning.at(position), q_width);
 }
 
 void Decoder::norm_heads(const DecoderLayer& layer, float* q, float* k) const {
@@ -400,7 +401,7 @@ void Decoder::feed_forward(const DecoderLayer& layer, const Norm& norm, float* o
   for (const FeedForward& expert : moe.experts) acts |= input_acts(expert);
   if (moe.shared.up.weight != nullptr) acts |= input_acts(moe.shared);
   if (moe.shared_gate.weight != nullptr) acts |= act_bit(moe.shared_gate);
-  add_norm_pack(norm, acts);
+  add_norm_pack(norm, acts, moe.scale_inputs ? normed_.ensure(tokens_ * model_.hidden) : nullptr);
   mix_experts(moe, out);
 }
 
@@ -451,7 +452,7 @@ void Decoder::settle(int64_t token, float* scratch) {
   }
 }
 
-void Decoder::add_norm_pack(const Norm& norm, unsigned acts) {
+void Decoder::add_norm_pack(const Norm& norm, unsigned acts, float* keep) {
   each_token(tokens_, [&](int64_t t, int thread) {
     const float* x = x_.data() + t * model_.hidden;
     float* scratch = scratch_.data() + thread * scratch_width_;
@@ -461,6 +462,7 @@ void Decoder::add_norm_pack(const Norm& norm, unsigned acts) {
       x = scratch;
     }
     pack_row(acts, x, model_.hidden, t, acts_);
+    if (keep != nullptr) std::copy_n(x, model_.hidden, keep + t * model_.hidden);
   });
   pending_.clear();
 }

@@ -1,6 +1,7 @@
 // The decoder: any DecoderSpec's layers over a ragged batch of tokens.
 #pragma once
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -41,6 +42,7 @@ struct Experts {
   std::vector<FeedForward> experts;
   FeedForward shared;  // up.weight null: none
   Linear shared_gate;  // null: its output is added as it is
+  bool scale_inputs = false;  // weights multiply what experts read, not what they make
 };
 
 // Multi-head latent attention (DeepSeek-V2, section 2.1), absorbed: every head reads the same
@@ -57,12 +59,21 @@ struct Latent {
   int64_t query() const { return nope + rope; }
 };
 
+// Queries far into a text are multiplied by a number that grows with their position (Llama 4).
+struct Tuning {
+  float scale = 0, floor = 0;  // floor 0: none
+  float at(int64_t position) const {
+    return std::log1p(std::floor((static_cast<float>(position) + 1) / floor)) * scale + 1;
+  }
+};
+
 struct DecoderLayer {
   AttnShape attention{};
   int rope = -1;  // index of its table, -1 for none
   int cache_group = 0;
   const float* sinks = nullptr;
   float clip = 0;  // of Q, K and V; 0: none
+  Tuning tuning;
   Linear q, k, v, o;             // k and v are null of latent attention
   Linear gate;  // of the heads' outputs, by its sigmoid; or none
   std::unique_ptr<Latent> latent;
@@ -195,8 +206,8 @@ class Decoder {
   void mix_some(const Experts& moe, int64_t first, int64_t count, float* out);
   void send_to_experts(const Experts& moe, int64_t first, int64_t count);
   void run_experts(const Experts& moe, int64_t slots);
-  // x += what is pending, norm, and pack for the consumers of the result.
-  void add_norm_pack(const Norm& norm, unsigned acts);
+  // x += what is pending, norm, and pack for the consumers of the result; `keep` gets it as well.
+  void add_norm_pack(const Norm& norm, unsigned acts, float* keep = nullptr);
   void settle(int64_t token, float* scratch);
   void settle_all();
   void normalise(const Norm& norm, const float* x, float* out) const;
@@ -263,11 +274,12 @@ class Decoder {
   Acts head_acts_;
   int64_t wide_width_ = 0, low_width_ = 0, latent_width_ = 0, head_k_ = 0;
   // Of experts: a slot is one token at one expert, ordered by expert.
-  Buffer<float> router_, slot_out_, shared_out_, shared_gate_;
+  Buffer<float> router_, slot_out_, shared_out_, shared_gate_, normed_;
   std::vector<int32_t> chosen_;      // [tokens, top_k]
   std::vector<float> shares_;        // [tokens, top_k]
   std::vector<int64_t> slot_of_;     // [tokens, top_k]
   std::vector<int64_t> slot_token_;
+  std::vector<float> slot_share_;
   std::vector<int64_t> expert_slot_;  // first slot of each expert, and the end
   std::vector<Product> products_;
   std::vector<std::vector<float>> route_scratch_;  // per thread

@@ -58,8 +58,13 @@ void Decoder::mix_some(const Experts& moe, int64_t first, int64_t count, float* 
     std::fill_n(row, model_.hidden, 0.0f);
     for (int64_t n = 0; n < k; ++n) {  // in the order of their ranks
       const int64_t slot = slot_of_[static_cast<size_t>(t * k + n)];
-      kernels_.add_scaled(row, slot_out_.data() + slot * delta_stride_,
-                          shares_[static_cast<size_t>((first + t) * k + n)], model_.hidden);
+      const float* made = slot_out_.data() + slot * delta_stride_;
+      if (moe.scale_inputs) {
+        kernels_.add(row, made, model_.hidden);
+      } else {
+        kernels_.add_scaled(row, made, shares_[static_cast<size_t>((first + t) * k + n)],
+                            model_.hidden);
+      }
     }
   });
 }
@@ -75,10 +80,12 @@ void Decoder::send_to_experts(const Experts& moe, int64_t first, int64_t count) 
   std::vector<int64_t> next(expert_slot_.begin(), expert_slot_.end() - 1);
   slot_of_.resize(static_cast<size_t>(slots));
   slot_token_.resize(static_cast<size_t>(slots));
+  slot_share_.resize(static_cast<size_t>(slots));
   for (int64_t i = 0; i < slots; ++i) {
     const int64_t slot = next[static_cast<size_t>(chosen[i])]++;
     slot_of_[static_cast<size_t>(i)] = slot;
     slot_token_[static_cast<size_t>(slot)] = first + i / k;
+    slot_share_[static_cast<size_t>(slot)] = shares_[static_cast<size_t>(first * k + i)];
   }
   unsigned acts = 0;
   for (const FeedForward& e : moe.experts) {
@@ -89,6 +96,16 @@ void Decoder::send_to_experts(const Experts& moe, int64_t first, int64_t count) 
       sent_acts_.ensure(act, slots);
       slot_acts_.ensure(act, slots);
     }
+  }
+  if (moe.scale_inputs) {
+    each_token(slots, [&](int64_t slot, int thread) {
+      const auto s = static_cast<size_t>(slot);
+      float* row = scratch_.data() + thread * scratch_width_;
+      std::copy_n(normed_.data() + slot_token_[s] * model_.hidden, model_.hidden, row);
+      kernels_.scale(row, slot_share_[s], model_.hidden);
+      pack_row(acts, row, model_.hidden, slot, sent_acts_);
+    });
+    return;
   }
   each_token(slots, [&](int64_t slot, int) {
     for (int act = 0; act < 3; ++act) {

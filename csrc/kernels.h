@@ -47,6 +47,18 @@ struct AttnShape {
   int64_t window;      // 0: full attention; else query at p sees positions > p - window
   float softcap = 0;   // 0: none; else scores s become softcap * tanh(s / softcap)
   const float* slopes = nullptr;  // per head, subtracted from scores per token of distance
+  bool chunked = false;           // the window does not slide: it begins at its own multiples
+
+  // First position that the query at `pos` sees.
+  int64_t oldest(int64_t pos) const {
+    if (window <= 0) return 0;
+    if (chunked) return pos / window * window;
+    return pos < window ? 0 : pos - window + 1;
+  }
+  // The query behind the last one that sees position `pos`, were there no end.
+  int64_t last_seer(int64_t pos) const {
+    return chunked ? (pos / window + 1) * window : pos + window;
+  }
 };
 
 // What a feed-forward block does between its products.

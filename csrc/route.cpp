@@ -19,6 +19,8 @@ void softmax(float* x, int64_t count) {
   for (int64_t i = 0; i < count; ++i) x[i] /= sum;
 }
 
+float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
+
 // The best of `count` values that is not taken yet, of equal ones the first.
 int64_t best_of(const float* x, const float* taken, int64_t count) {
   int64_t best = -1;
@@ -86,7 +88,7 @@ void route(const Routing& r, const float* logits, std::vector<float>& scratch, i
   std::copy_n(logits, count, score);
   if (r.scoring == Scoring::Softmax) softmax(score, r.experts);
   if (r.scoring == Scoring::Sigmoid) {
-    for (size_t i = 0; i < count; ++i) score[i] = 1.0f / (1.0f + std::exp(-score[i]));
+    for (size_t i = 0; i < count; ++i) score[i] = sigmoid(score[i]);
   }
   for (size_t i = 0; i < count; ++i) choice[i] = score[i] + (r.correction ? r.correction[i] : 0.0f);
   if (r.groups > 1) leave_groups(r, choice, taken);
@@ -97,6 +99,9 @@ void route(const Routing& r, const float* logits, std::vector<float>& scratch, i
     taken[best] = 1;
   }
   if (r.scoring == Scoring::SoftmaxChosen) softmax(weights, r.top_k);
+  if (r.scoring == Scoring::SigmoidChosen) {
+    for (int64_t n = 0; n < r.top_k; ++n) weights[n] = sigmoid(weights[n]);
+  }
   // Sigmoids may all be next to nothing: DeepSeek-V3's own code adds the same.
   float sum = r.scoring == Scoring::Sigmoid ? 1e-20f : 0.0f;
   for (int64_t n = 0; n < r.top_k; ++n) sum += weights[n];

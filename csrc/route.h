@@ -5,7 +5,7 @@
 
 namespace tidemill {
 
-enum class Scoring : int { Softmax, Sigmoid, SoftmaxChosen, SparseMixer };
+enum class Scoring : int { Softmax, Sigmoid, SoftmaxChosen, SparseMixer, SigmoidChosen };
 
 // See Moe in models/spec.py.
 struct Routing {

@@ -42,6 +42,12 @@ SPECS = {
         mixer={"heads": 5, "kv_heads": 1, "head_dim": 96, "rope": Rope(10000.0, 32),
                "latent": Latent(rank=64, rope=32, nope=32, value=64, q_rank=64)},
     ),
+    "chunks": _with(
+        Moe(8, 2, Mlp(64), scoring="sigmoid_chosen", normalize=False, scale_inputs=True,
+            shared=Mlp(96)),
+        mixer={"window": 100, "chunked": True, "tuning": (0.3, 64.0),
+               "qk_norm": QkNorm(Norm(weight=False), after_rope=True)},
+    ),
     "parallel": replace(
         _with(Mlp(96, "gelu", gated=False), parallel=True, post_norm=True),
         norm=Norm("layer", bias=True), residual_scale=0.5, logit_scale=0.3, logit_softcap=3.0,

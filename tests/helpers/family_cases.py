@@ -90,6 +90,8 @@ _NEMOTRON = {"ssm_state_size": 20, "mamba_head_dim": 24, "moe_intermediate_size"
              "moe_shared_expert_intermediate_size": 56}  # fmt: skip
 _OSS_ROPE = _rope("yarn", factor=4.0, original_max_position_embeddings=32, beta_fast=32.0,
                   beta_slow=1.0, truncate=False)  # fmt: skip
+_LLAMA4: dict[str, Any] = {"num_hidden_layers": 4, "intermediate_size": 56,
+                            "intermediate_size_mlp": 104}  # fmt: skip
 _MLA: dict[str, Any] = {
     "kv_lora_rank": 36, "qk_nope_head_dim": 20, "qk_rope_head_dim": 10, "v_head_dim": 18,
     "moe_intermediate_size": 56, "n_shared_experts": 1,
@@ -536,6 +538,21 @@ CASES: list[Case] = [
             "attention_bias": True, "norm_topk_prob": False, "n_routed_experts": 16,
             "num_experts_per_tok": 8, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 2,
             "n_shared_experts": 2}),
+    ),
+    *_family(
+        "Llama 4 (text)", "Llama4Text",
+        ("chunks of 16, top 1 of 4", {
+            **_A, **_LLAMA4, "head_dim": 24, "attention_chunk_size": 16, "num_local_experts": 4,
+            "interleave_moe_layer_step": 2}),
+        ("chunks of 24, tuned from 10 on, top 2 of 8, llama3 rope", {
+            **_B, **_LLAMA4, **_LLAMA3, **_TIED, "head_dim": 16, "attention_chunk_size": 24,
+            "num_local_experts": 8, "num_experts_per_tok": 2, "floor_scale": 10,
+            "attn_scale": 0.3, "no_rope_layer_interval": 2}),
+        ("no QK norm, biases, 8 of 16", {
+            **_C, **_LLAMA4, "head_dim": 16, "attention_chunk_size": 19, "attention_bias": True,
+            "num_local_experts": 16, "num_experts_per_tok": 8, "use_qk_norm": False,
+            "attn_temperature_tuning": False}),
+        model="Llama4ForCausalLM",
     ),
 ]  # fmt: skip
 

@@ -127,7 +127,7 @@ def test_biases() -> None:
         ),
         (
             "llama",
-            {"rope_parameters": {"rope_type": "llama3", **LLAMA3, "low_freq_factor": 4.0}},
+            {"rope_parameters": {"rope_type": "llama3", **LLAMA3, "low_freq_factor": 4.5}},
             ErrorKind.MODEL_FILE,
             "low_freq_factor",
         ),

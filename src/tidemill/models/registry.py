@@ -26,6 +26,7 @@ from tidemill.models.families import (
     granitemoe,
     hunyuan,
     llama,
+    llama4,
     llama_likes,
     ministral,
     mistral,
@@ -100,6 +101,7 @@ FAMILIES: tuple[Family, ...] = (
     gpt_oss.FAMILY,
     deepseek.FAMILY,
     deepseek.V3,
+    llama4.FAMILY,
 )
 
 _BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}

@@ -94,7 +94,7 @@ def _llama3(frequency: float, s: RopeScaling) -> float:
     wavelength = 2.0 * math.pi / frequency
     if wavelength > s.original_context / s.low_freq_factor:
         return frequency / s.factor
-    if wavelength < s.original_context / s.high_freq_factor:
+    if wavelength <= s.original_context / s.high_freq_factor:
         return frequency
     smooth = (s.original_context / wavelength - s.low_freq_factor) / (
         s.high_freq_factor - s.low_freq_factor

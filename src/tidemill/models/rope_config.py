@@ -129,9 +129,9 @@ def _scaling(
         return RopeScaling("linear", number("factor"))
     if kind == "llama3":
         low, high = number("low_freq_factor"), number("high_freq_factor")
-        if low >= high:
+        if low > high:  # Llama 4 has no frequencies between
             raise model_file_error(
-                f"{key}.low_freq_factor ({low:g}) must be below high_freq_factor ({high:g})",
+                f"{key}.low_freq_factor ({low:g}) must not exceed high_freq_factor ({high:g})",
                 param=key,
             )
         context = _original(config, section, key)

@@ -86,6 +86,10 @@ class Attention:
         q_bias, k_bias, v_bias, o_bias: whether the projections have biases.
         qk_norm: see `QkNorm`; None for none.
         window: sliding window in tokens, or None for full attention.
+        chunked: the window does not slide: a query sees its own chunk of so many tokens, up to
+            itself.
+        tuning: (scale, floor): queries are multiplied by log(1 + floor((position + 1) / floor)) *
+            scale + 1 (Nakanishi 2025), after norms and rotation.
         scale: multiplies the scores; None is head_dim ** -0.5.
         clip: Q, K and V are clamped to [-clip, clip] after their projections, and norms if these
             come before the rotation.
@@ -107,6 +111,8 @@ class Attention:
     o_bias: bool = False
     qk_norm: QkNorm | None = None
     window: int | None = None
+    chunked: bool = False
+    tuning: tuple[float, float] | None = None
     scale: float | None = None
     clip: float | None = None
     softcap: float | None = None
@@ -216,9 +222,11 @@ class Moe:
         top_k: how many a token is sent to: those of the highest scores, of equal ones the first.
         expert: each one's shape.
         scoring: ``softmax`` or ``sigmoid`` of the router's logits; ``softmax_chosen``: softmax over
-            the chosen logits alone; ``sparse_mixer``: Phi-3.5-MoE's rule (see csrc/route.cpp).
+            the chosen logits alone; ``sigmoid_chosen``: sigmoid of those; ``sparse_mixer``:
+            Phi-3.5-MoE's rule (see csrc/route.cpp).
         normalize: the chosen weights are divided by their sum.
         scale: multiplies the weights.
+        scale_inputs: the weights multiply what the experts read instead of what they make.
         router_bias: the router is affine.
         correction: a learned vector is added to the scores for choosing, not for weighing.
         groups, top_groups: experts are chosen among the top_groups of `groups` equal parts, rated
@@ -234,6 +242,7 @@ class Moe:
     scoring: str = "softmax"
     normalize: bool = True
     scale: float = 1.0
+    scale_inputs: bool = False
     router_bias: bool = False
     correction: bool = False
     groups: int = 1

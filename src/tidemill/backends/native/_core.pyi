@@ -40,6 +40,7 @@ class ExpertsConfig:
     normalize: bool
     scale: float
     jitter: float
+    scale_inputs: bool
     def __init__(self) -> None: ...
 
 class RecurrentConfig:
@@ -90,6 +91,9 @@ class LayerConfig:
     scale: float
     softcap: float
     clip: float
+    chunked: bool
+    tuning_scale: float
+    tuning_floor: float
     window: int
     rope: int
     cache_group: int

@@ -37,7 +37,7 @@ KV_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2}
 
 _QK_SCOPES = ("head", "heads", "full")
 _RULES = ("delta", "ssd")
-_SCORINGS = ("softmax", "sigmoid", "softmax_chosen", "sparse_mixer")
+_SCORINGS = ("softmax", "sigmoid", "softmax_chosen", "sparse_mixer", "sigmoid_chosen")
 
 
 def packed_type(name: str, tensor: RawTensor, options: BackendOptions) -> str:
@@ -321,7 +321,9 @@ class ModelBuilder:
         config.head_dim, config.v_dim = mixer.head_dim, mixer.v_dim
         config.scale = mixer.score_scale
         config.softcap, config.clip = mixer.softcap or 0.0, mixer.clip or 0.0
-        config.window = mixer.window or 0
+        config.window, config.chunked = mixer.window or 0, mixer.chunked
+        if mixer.tuning is not None:
+            config.tuning_scale, config.tuning_floor = mixer.tuning
         if mixer.rope is not None:
             config.rope = self._ropes.setdefault(mixer.rope, len(self._ropes))
         if mixer.slopes:
@@ -393,6 +395,7 @@ class ModelBuilder:
         config.top_k, config.scoring = moe.top_k, _SCORINGS.index(moe.scoring)
         config.groups, config.top_groups = moe.groups, moe.top_groups
         config.normalize, config.scale, config.jitter = moe.normalize, moe.scale, moe.jitter
+        config.scale_inputs = moe.scale_inputs
         config.router = self._linear(f"{name}.router")
         if moe.correction:
             config.correction = self._vector(f"{name}.correction")

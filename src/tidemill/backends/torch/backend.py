@@ -353,7 +353,12 @@ class TorchBackend:
         parts = x.new_zeros(*chosen.shape, x.shape[-1])
         for expert in torch.unique(chosen).tolist():
             at = (chosen == expert).nonzero(as_tuple=True)
-            parts[at] = self._feed_forward(f"{name}.experts.{expert}", moe.expert, x[at[0]])
+            sent = x[at[0]]
+            if moe.scale_inputs:
+                sent = sent * weights[at][:, None].to(x.dtype)
+            parts[at] = self._feed_forward(f"{name}.experts.{expert}", moe.expert, sent)
+        if moe.scale_inputs:
+            weights = torch.ones_like(weights)
         out = torch.zeros_like(x)
         for rank in range(moe.top_k):
             out = out + parts[:, rank] * weights[:, rank, None].to(x.dtype)
@@ -455,6 +460,8 @@ class TorchBackend:
         if qk is not None and qk.after_rope:
             q = self._qk_norm(index, "q", qk, mixer.heads, q.flatten(1)).view_as(q)
             k = self._qk_norm(index, "k", qk, mixer.kv_heads, k.flatten(1)).view_as(k)
+        if mixer.tuning is not None:
+            q = q * layers.tuning(mixer.tuning, positions)[:, None, None].to(q.dtype)
         return q, k, v
 
     def _qk_norm(

@@ -43,6 +43,12 @@ def softcap(x: torch.Tensor, cap: float) -> torch.Tensor:
     return torch.tanh(x / cap) * cap
 
 
+def tuning(rule: tuple[float, float], positions: torch.Tensor) -> torch.Tensor:
+    """What queries at [positions] are multiplied with; see `Attention.tuning`."""
+    scale, floor = rule
+    return torch.log1p(((positions.float() + 1.0) / floor).floor()) * scale + 1.0
+
+
 _UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
@@ -93,7 +99,10 @@ def attend(
         scores = scores + slopes * (at[None, :] - positions[:, None]).float()
     hidden = at[None, :] > positions[:, None]
     if mixer.window is not None:
-        hidden |= at[None, :] <= positions[:, None] - mixer.window
+        oldest = positions - mixer.window + 1
+        if mixer.chunked:
+            oldest = positions // mixer.window * mixer.window
+        hidden |= at[None, :] < oldest[:, None]
     scores = scores.masked_fill(hidden, float("-inf"))
     if sinks is not None:
         sink = sinks.float().view(mixer.kv_heads, group, 1, 1).expand(-1, -1, count, 1)
@@ -129,7 +138,9 @@ def route(
     weights = scores.gather(-1, chosen)
     if moe.scoring == "softmax_chosen":
         weights = weights.softmax(dim=-1)
-    elif moe.normalize:
+    elif moe.scoring == "sigmoid_chosen":
+        weights = weights.sigmoid()
+    if moe.normalize and moe.scoring != "softmax_chosen":
         least = 1e-20 if moe.scoring == "sigmoid" else 0.0
         weights = weights / (weights.sum(dim=-1, keepdim=True) + least)
     return chosen, weights * moe.scale
