@@ -40,7 +40,7 @@ for part in $what; do
       LD_PRELOAD="$preload" TIDEMILL_SANITIZED_CORE="$core" PYTHONPATH=tests PYTHONMALLOC=malloc \
         "$python" -m pytest -q -p helpers.sanitized_core -p no:cacheprovider \
         tests/backends/test_native_steps.py tests/backends/test_native_sampling.py \
-        tests/backends/test_native_reference.py \
+        tests/backends/test_native_reference.py tests/backends/test_native_slices.py \
         --deselect tests/backends/test_native_steps.py::test_a_step_that_runs_out_of_memory_fails_with_those_after_it
       ;;
     threads)
