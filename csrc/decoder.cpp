@@ -104,7 +104,7 @@ void Decoder::measure(const DecoderLayer& layer) {
 }
 
 void Decoder::set_strides(Acts& acts, int64_t k) const {
-  for (int act = 0; act < 3; ++act) {
+  for (int act = 0; act < kActTypes; ++act) {
     acts.stride[act] = kernels_.act_row_bytes(static_cast<ActType>(act), k);
   }
 }
@@ -119,7 +119,7 @@ void Decoder::size_buffers(int64_t tokens) {
   qkv_.ensure(tokens * qkv_width_);
   heads_.ensure(tokens * heads_width_);
   mlp_.ensure(tokens * mlp_width_);
-  for (int act = 0; act < 3; ++act) {
+  for (int act = 0; act < kActTypes; ++act) {
     if (used_acts_ >> act & 1u) acts_.ensure(act, tokens);
   }
 }
@@ -475,7 +475,7 @@ void Decoder::pack_rows(const float* rows, int64_t stride, const Linear& to) {
 }
 
 void Decoder::pack_row(unsigned types, const float* row, int64_t k, int64_t index, Acts& acts) {
-  for (int act = 0; act < 3; ++act) {
+  for (int act = 0; act < kActTypes; ++act) {
     if (types >> act & 1u) {
       kernels_.pack_act(static_cast<ActType>(act), row, k, acts.row(act, index));
     }

@@ -138,8 +138,8 @@ class Decoder {
   };
   // Packed rows, per activation type.
   struct Acts {
-    Buffer<uint8_t> rows[3];
-    int64_t stride[3] = {0, 0, 0};
+    Buffer<uint8_t> rows[kActTypes];
+    int64_t stride[kActTypes] = {};
     uint8_t* row(int act, int64_t index) const { return rows[act].data() + index * stride[act]; }
     void ensure(int act, int64_t count) { rows[act].ensure(count * stride[act]); }
   };

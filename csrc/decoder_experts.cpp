@@ -91,7 +91,7 @@ void Decoder::send_to_experts(const Experts& moe, int64_t first, int64_t count) 
   for (const FeedForward& e : moe.experts) {
     acts |= act_bit(e.up) | (e.gated() ? act_bit(e.gate) : 0u) | act_bit(e.down);
   }
-  for (int act = 0; act < 3; ++act) {
+  for (int act = 0; act < kActTypes; ++act) {
     if (acts >> act & 1u) {
       sent_acts_.ensure(act, slots);
       slot_acts_.ensure(act, slots);
@@ -108,7 +108,7 @@ void Decoder::send_to_experts(const Experts& moe, int64_t first, int64_t count) 
     return;
   }
   each_token(slots, [&](int64_t slot, int) {
-    for (int act = 0; act < 3; ++act) {
+    for (int act = 0; act < kActTypes; ++act) {
       if ((acts >> act & 1u) == 0) continue;
       std::memcpy(sent_acts_.row(act, slot),
                   acts_.row(act, slot_token_[static_cast<size_t>(slot)]),

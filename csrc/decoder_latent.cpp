@@ -88,7 +88,7 @@ void Decoder::lift_queries(const DecoderLayer& layer) {
   for (int64_t h = 0; h < a.heads; ++h) {
     acts |= act_bit(l.k_up[static_cast<size_t>(h)]) | act_bit(l.v_up[static_cast<size_t>(h)]);
   }
-  for (int act = 0; act < 3; ++act) {
+  for (int act = 0; act < kActTypes; ++act) {
     if (acts >> act & 1u) head_acts_.ensure(act, tokens_ * a.heads);
   }
   each_token(tokens_, [&](int64_t t, int) {

@@ -13,10 +13,13 @@ namespace tidemill {
 
 // Storage of a source matrix (a row is contiguous) and of a packed one.
 enum class WeightType : int {
-  F32 = 0, F16 = 1, BF16 = 2, Q8_0 = 3, Q4_0 = 4, Q4_K = 5, Q5_K = 6, Q6_K = 7
+  F32 = 0, F16 = 1, BF16 = 2, Q8_0 = 3, Q4_0 = 4, Q4_K = 5, Q5_K = 6, Q6_K = 7,
+  I8 = 8  // a row: its float scale, then k int8
 };
 // What activations are turned into before a matrix product.
-enum class ActType : int { F32 = 0, BF16 = 1, I8 = 2 };  // I8: a float scale per 32 values
+// I8: a float scale per 32 values; I8Row: one for the row.
+enum class ActType : int { F32 = 0, BF16 = 1, I8 = 2, I8Row = 3 };
+constexpr int kActTypes = 4;
 enum class KvType : int { F32 = 0, BF16 = 1, I8 = 2 };   // I8: a float scale per token and head
 
 constexpr int64_t kPanel = 32;     // output rows (n) per packed panel
@@ -88,7 +91,8 @@ struct KernelTable {
   // Pack kPanel rows starting at row n0 (zero rows past n) from `source`, whose rows have type
   // `from`, into `panel`. from == to, or from is F32/F16/BF16 and to any type (quantizing) but
   // the K types, which are packed from themselves alone.
-  // Quantization follows GGUF's reference rule (Q8_0: d = max|x|/127; Q4_0: d = x_absmax/-8).
+  // Quantization follows GGUF's reference rule (Q8_0: d = max|x|/127; Q4_0: d = x_absmax/-8);
+  // I8 does as Q8_0 with the whole row for a group.
   void (*pack_panel)(WeightType from, const void* source, WeightType to, ActType act,
                      int64_t n0, int64_t n, int64_t k, uint8_t* panel);
   // Multiple of 64. The layout of packed activations (and of panels) is this table's own: rows

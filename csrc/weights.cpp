@@ -22,6 +22,7 @@ Storage storage_of(WeightType type) {
     case WeightType::Q4_K: return {144, 256};
     case WeightType::Q5_K: return {176, 256};
     case WeightType::Q6_K: return {210, 256};
+    case WeightType::I8: break;  // a row has a head
   }
   throw internal_error("unknown weight type");
 }
@@ -29,6 +30,7 @@ Storage storage_of(WeightType type) {
 }  // namespace
 
 int64_t source_row_bytes(WeightType type, int64_t k) {
+  if (type == WeightType::I8) return 4 + k;
   const Storage storage = storage_of(type);
   if (k < 1 || k % storage.values != 0) {
     throw Error(ErrorKind::ModelFile, "a row of " + std::to_string(k) + " values is no multiple of " +

@@ -3,6 +3,7 @@
 //   BF16  k values rounded to nearest even, zeros up to a line; 2 bytes each where the machine
 //         multiplies bf16 pairs, else as floats
 //   I8    per group of 32: ActGroup, 48 bytes
+//   I8Row see channel.inl
 
 // What the sums serve: where weights are stored with an offset, the accumulator starts from a
 // correction, since sum (q + zero) * a = sum q * a + zero * sum a. Q8_0's is there ready, Q4_0's
@@ -24,6 +25,8 @@ static int64_t act_row_bytes(ActType act, int64_t k) {
       return round_up(k * (kBf16Pairs ? 2 : 4), 64);
     case ActType::I8:
       return round_up(k / kGroup * int64_t(sizeof(ActGroup)), 64);
+    case ActType::I8Row:
+      return channel_act_bytes(k);
   }
   return 0;
 }
@@ -71,6 +74,7 @@ static inline void pack_bf16(const float* x, int64_t k, uint8_t* out) {
 #endif
 
 static void pack_act(ActType act, const float* x, int64_t k, uint8_t* out) {
+  if (act == ActType::I8Row) return pack_act_channel(x, k, out);
   if (act == ActType::I8) {
     ActGroup* groups = reinterpret_cast<ActGroup*>(out);
     for (int64_t g = 0; g < k / kGroup; ++g) pack_act_i8(x + g * kGroup, groups + g);

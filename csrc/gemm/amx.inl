@@ -246,12 +246,43 @@ struct SpreadTilesI8 : TilesI8<SpreadWeights<Weights>> {
   }
 };
 
-// --- bf16 ---
+// --- products that are summed in a tile over all of k ---
 
-struct TilesBf16 {
+// bf16: what the tile unit sums is the sum.
+struct Bf16Products {
+  static constexpr int64_t kPanelHead = 0, kActHead = 0, kDepth = 32;
+
+  template <int C, int A, int B>
+  static TIDEMILL_INLINE void dot() {
+    tile_dot_bf16<C, A, B>();
+  }
+  // Sums of row r from `lane` on.
+  static TIDEMILL_INLINE Vf sum(const TileInput&, const float* sums, int64_t, int64_t) {
+    return vload(sums);
+  }
+};
+
+// int8 with a scale per row on both sides: ChannelWeights' own arithmetic after exact sums.
+struct ChannelProducts {
+  static constexpr int64_t kPanelHead = kChannelScales, kActHead = offsetof(ActRow, q),
+                           kDepth = kTileDepthI8;
+
+  template <int C, int A, int B>
+  static TIDEMILL_INLINE void dot() {
+    tile_dot_i8<C, A, B>();
+  }
+  static TIDEMILL_INLINE Vf sum(const TileInput& in, const float* sums, int64_t r, int64_t lane) {
+    const Vf scale = vset(load_as<float>(in.act + r * in.act_stride));
+    return vmul(vconvert(iload(sums)),
+                vmul(vload(reinterpret_cast<const float*>(in.panel) + lane), scale));
+  }
+};
+
+template <class Products>
+struct DeepTiles {
   using Source = PanelItself;
   static constexpr int64_t kRows = 2 * kTileRows;
-  static constexpr int64_t kBlockBytes = 16 * kPanel * 4;  // one tile's depth: 16 pairs
+  static constexpr int64_t kBlockBytes = 16 * kPanel * 4;  // one tile's depth
 
   static inline void configure(int64_t rows) {
     const int64_t upper = min64(rows, kTileRows), lower = rows - upper;
@@ -269,23 +300,24 @@ struct TilesBf16 {
 
   template <bool kLower>
   static inline void multiply(const TileInput& in, float* sums) {
-    const int64_t blocks = (in.k + 31) / 32;
+    const int64_t blocks = (in.k + Products::kDepth - 1) / Products::kDepth;
     tile_zero<0>();
     tile_zero<1>();
     if (kLower) tile_zero<2>(), tile_zero<3>();
-    const uint8_t* lower = in.act + kTileRows * in.act_stride;
+    const uint8_t* upper = in.act + Products::kActHead;
+    const uint8_t* lower = upper + kTileRows * in.act_stride;
     for (int64_t b = 0; b < blocks; ++b) {
-      prefetch_block(in, b * kBlockBytes);
-      const uint8_t* weights = in.panel + b * kBlockBytes;
-      tile_load<6>(weights, kPanel * 4);
-      tile_load<7>(weights + 64, kPanel * 4);
-      tile_load<4>(in.act + b * 64, in.act_stride);
-      tile_dot_bf16<0, 4, 6>();
-      tile_dot_bf16<1, 4, 7>();
+      const int64_t at = Products::kPanelHead + b * kBlockBytes;
+      prefetch_block(in, at);
+      tile_load<6>(in.panel + at, kPanel * 4);
+      tile_load<7>(in.panel + at + 64, kPanel * 4);
+      tile_load<4>(upper + b * 64, in.act_stride);
+      Products::template dot<0, 4, 6>();
+      Products::template dot<1, 4, 7>();
       if (kLower) {
         tile_load<5>(lower + b * 64, in.act_stride);
-        tile_dot_bf16<2, 5, 6>();
-        tile_dot_bf16<3, 5, 7>();
+        Products::template dot<2, 5, 6>();
+        Products::template dot<3, 5, 7>();
       }
     }
     tile_store<0>(sums, kPanel * 4);
@@ -306,7 +338,7 @@ struct TilesBf16 {
     }
     for (int64_t r = 0; r < count; ++r) {
       for (int64_t lane = 0; lane < min64(kPanel, valid); lane += kLanes) {
-        const Vf sum = vload(sums + r * kPanel + lane);
+        const Vf sum = Products::sum(in, sums + r * kPanel + lane, r, lane);
         vstore_n(out + r * ldo + lane, bias ? vadd(sum, vload_n(bias + lane, valid - lane)) : sum,
                  valid - lane);
       }
@@ -345,7 +377,7 @@ static void gemm_tiles(const PackedMatrix& w, const uint8_t* acts, int64_t act_s
 // By how many rows on tiles are faster than vectors, measured: what a tile saves is spent on
 // storing its sums, once per group of 32, and on spreading weights of fewer bits than eight.
 // nullptr: by vectors.
-using GemmTiles = decltype(&gemm_tiles<TilesBf16>);
+using GemmTiles = decltype(&gemm_tiles<DeepTiles<Bf16Products>>);
 
 template <class Weights>
 static GemmTiles spread_tiles_i8(int64_t m_rows, int64_t k) {

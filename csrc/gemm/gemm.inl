@@ -120,6 +120,51 @@ struct QuantizedWeights {
 
 #include "gemm/kquants.inl"
 
+// int8 with a scale per output row; see channel.inl.
+struct ChannelWeights {
+  static constexpr int kRows = kI8Rows, kVecs = kI8Vecs;
+  static constexpr int64_t kPrefetchRows = 1;
+  static constexpr int64_t kBlockBytes = kTileDepthI8 * kPanel;
+
+  template <int R, int V>
+  static TIDEMILL_INLINE void accumulate(const TileInput& in, Vf (&sum)[R][V]) {
+    Vi dot[R][V];
+    TIDEMILL_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const uint8_t* act = in.act + r * in.act_stride;
+      const Vi start = kQ8Offset ? ibroadcast(act + offsetof(ActRow, correction_q8)) : iset(0);
+      TIDEMILL_UNROLL
+      for (int v = 0; v < V; ++v) dot[r][v] = start;
+    }
+    const uint8_t* block = in.panel + kChannelScales;
+    const uint8_t* act = in.act + offsetof(ActRow, q);
+    for (int64_t k0 = 0; k0 < in.k; k0 += kTileDepthI8, act += kTileDepthI8) {
+      prefetch_block(in, block - in.panel);
+      TIDEMILL_UNROLL
+      for (int quad = 0; quad < kTileDepthI8 / 4; ++quad) {
+        Vi w[V];
+        TIDEMILL_UNROLL
+        for (int v = 0; v < V; ++v) w[v] = iload(block + quad * 128 + (in.lane + v * kLanes) * 4);
+        TIDEMILL_UNROLL
+        for (int r = 0; r < R; ++r) {
+          const Vi a = ibroadcast(act + r * in.act_stride + quad * 4);
+          TIDEMILL_UNROLL
+          for (int v = 0; v < V; ++v) dot[r][v] = dot_q8(dot[r][v], w[v], a);
+        }
+      }
+      block += kBlockBytes;
+    }
+    const float* scales = reinterpret_cast<const float*>(in.panel) + in.lane;
+    TIDEMILL_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const Vf scale = vset(load_as<float>(in.act + r * in.act_stride));
+      TIDEMILL_UNROLL
+      for (int v = 0; v < V; ++v)
+        sum[r][v] = vmul(vconvert(dot[r][v]), vmul(vload(scales + v * kLanes), scale));
+    }
+  }
+};
+
 // Float weights. kType names the panel; kPairs: bf16 activations against bf16 weights. bf16 and
 // f16 weights against float activations are widened, which is exact.
 template <WeightType kType, bool kPairs>
@@ -261,16 +306,18 @@ static void gemm(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride,
   if (w.type == WeightType::Q4_K) run = &gemm_panels<KWeights<WeightType::Q4_K>>;
   if (w.type == WeightType::Q5_K) run = &gemm_panels<KWeights<WeightType::Q5_K>>;
   if (w.type == WeightType::Q6_K) run = &gemm_panels<KWeights<WeightType::Q6_K>>;
+  if (w.type == WeightType::I8) run = &gemm_panels<ChannelWeights>;
   if (w.type == WeightType::F16) run = &gemm_panels<FloatWeights<WeightType::F16, false>>;
   if (w.type == WeightType::BF16) {
     run = &gemm_panels<FloatWeights<WeightType::BF16, false>>;
 #if defined(TIDEMILL_AMX)
-    if (w.act == ActType::BF16) run = &gemm_tiles<TilesBf16>;
+    if (w.act == ActType::BF16) run = &gemm_tiles<DeepTiles<Bf16Products>>;
 #elif defined(TIDEMILL_BF16_DOT)
     if (w.act == ActType::BF16) run = &gemm_panels<FloatWeights<WeightType::BF16, true>>;
 #endif
   }
 #ifdef TIDEMILL_AMX
+  if (w.type == WeightType::I8 && m_rows >= kLeastTileRows) run = &gemm_tiles<DeepTiles<ChannelProducts>>;
   if (w.act == ActType::I8) {
     if (auto* tiles = tiles_i8(w.type, m_rows, w.k)) run = tiles;
   }

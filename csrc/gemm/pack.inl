@@ -7,6 +7,7 @@
 //   Q4_0  per group:    32 half scales, then 4 x 32 rows x 4 bytes; byte b of part c holds
 //                       q + 8 of k = 4c + b (low nibble) and 16 + 4c + b (high), GGUF's own order
 //   K types       see kpack.inl
+//   I8            see channel.inl
 
 // Vectors multiply unsigned weights, q + 128; tiles signed ones.
 #ifdef TIDEMILL_AMX
@@ -17,6 +18,8 @@ constexpr uint32_t kQ8Flip = 0x80808080u;
 constexpr int64_t kQ8GroupBytes = 64 + 1024;
 constexpr int64_t kQ4GroupBytes = 64 + 512;
 
+static inline int64_t channel_panel_bytes(int64_t k);
+
 static ActType act_type(WeightType weight, bool float32_compute) {
   switch (weight) {
     case WeightType::Q8_0:
@@ -25,6 +28,8 @@ static ActType act_type(WeightType weight, bool float32_compute) {
     case WeightType::Q5_K:
     case WeightType::Q6_K:
       return ActType::I8;
+    case WeightType::I8:
+      return ActType::I8Row;
     case WeightType::BF16:
       return float32_compute ? ActType::F32 : ActType::BF16;
     default:
@@ -51,6 +56,8 @@ static int64_t panel_bytes(WeightType weight, [[maybe_unused]] ActType act, int6
     case WeightType::Q5_K:
     case WeightType::Q6_K:
       return k_panel_bytes(weight, k);
+    case WeightType::I8:
+      return channel_panel_bytes(k);
   }
   return 0;
 }
@@ -59,6 +66,8 @@ static inline int64_t source_bytes(WeightType type, int64_t count) {
   switch (type) {
     case WeightType::F32:
       return count * 4;
+    case WeightType::I8:
+      return 4 + count;
     case WeightType::Q8_0:
       return count / 32 * 34;
     case WeightType::Q4_0:
@@ -72,6 +81,14 @@ static inline int64_t source_bytes(WeightType type, int64_t count) {
   }
 }
 
+static inline int8_t round_half_away(float x) {
+  const int whole = int(x);
+  const float rest = x - float(whole);
+  return int8_t(whole + int(rest >= 0.5f) - int(rest <= -0.5f));
+}
+
+#include "gemm/channel.inl"
+
 // GGUF's reference rule: d = max|x| / 127, q = x / d rounded half away from zero.
 static inline uint16_t quantize_q8(const float* x, int8_t* q) {
   float largest = 0.0f;
@@ -81,12 +98,7 @@ static inline uint16_t quantize_q8(const float* x, int8_t* q) {
   }
   const float d = largest / 127.0f;
   const float inverse = d != 0.0f ? 1.0f / d : 0.0f;
-  for (int i = 0; i < 32; ++i) {
-    const float scaled = x[i] * inverse;
-    const int whole = int(scaled);
-    const float rest = scaled - float(whole);
-    q[i] = int8_t(whole + int(rest >= 0.5f) - int(rest <= -0.5f));
-  }
+  for (int i = 0; i < 32; ++i) q[i] = round_half_away(x[i] * inverse);
   return float_to_half(d);
 }
 
@@ -177,6 +189,7 @@ static void pack_panel(WeightType from, const void* source, WeightType to, ActTy
   const int64_t row_bytes = source_bytes(from, k);
   const uint8_t* first = static_cast<const uint8_t*>(source) + n0 * row_bytes;
   if (is_k_type(to)) return pack_k_panel(to, first, row_bytes, rows, k, panel);
+  if (to == WeightType::I8) return pack_channel_panel(from, first, row_bytes, rows, k, panel);
   const bool quantized = to == WeightType::Q8_0 || to == WeightType::Q4_0;
   const int64_t group_bytes = to == WeightType::Q8_0 ? kQ8GroupBytes : kQ4GroupBytes;
   if (!quantized && (rows < kPanel || k % 32))
@@ -204,6 +217,7 @@ static void unpack_row(const PackedMatrix& w, int64_t row, float* out) {
   const uint8_t* panel = w.data + row / kPanel * w.panel_bytes;
   const int64_t j = row % kPanel;
   if (is_k_type(w.type)) return unpack_k_row(w.type, panel, j, w.k, out);
+  if (w.type == WeightType::I8) return unpack_channel_row(panel, j, w.k, out);
   for (int64_t k = 0; k < w.k; ++k) {
     const int64_t g = k / kGroup, i = k % kGroup;
     switch (w.type) {

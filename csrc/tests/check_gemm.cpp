@@ -119,8 +119,26 @@ void random_k_block(WeightType type, Random& random, bool zero, bool largest, So
   append(out.bytes, low.data(), 128);
 }
 
-Source make_source(WeightType type, const std::vector<float>& x, Random& random) {
+// A row of int8 behind its float scale.
+void quantize_row(const float* x, int64_t k, Source& out) {
+  float largest = 0;
+  for (int64_t i = 0; i < k; ++i) largest = std::fmax(largest, std::fabs(x[i]));
+  const float d = largest / 127.0f, inverse = d ? 1.0f / d : 0.0f;
+  append(out.bytes, &d, 4);
+  for (int64_t i = 0; i < k; ++i) {
+    const int8_t q = int8_t(std::round(x[i] * inverse));
+    append(out.bytes, &q, 1);
+    out.values.push_back(double(d * float(q)));
+  }
+}
+
+Source make_source(WeightType type, const std::vector<float>& x, int64_t k, Random& random) {
   Source out{type, {}, {}, {}};
+  if (type == WeightType::I8) {
+    for (size_t i = 0; i < x.size(); i += size_t(k)) quantize_row(&x[i], k, out);
+    for (double v : out.values) out.sizes.push_back(std::fabs(v));
+    return out;
+  }
   if (k_type(type)) {
     for (size_t i = 0; i < x.size(); i += 256)
       random_k_block(type, random, random.below(8) == 0, false, out);
@@ -147,11 +165,12 @@ Source make_source(WeightType type, const std::vector<float>& x, Random& random)
 std::vector<double> rounded_act(ActType act, const float* x, int64_t k) {
   std::vector<double> out(k);
   for (int64_t i = 0; i < k; ++i) out[i] = act == ActType::BF16 ? bf16_rounded(x[i]) : x[i];
-  if (act != ActType::I8) return out;
-  for (int64_t g = 0; g < k; g += 32) {
+  if (act != ActType::I8 && act != ActType::I8Row) return out;
+  const int64_t group = act == ActType::I8 ? 32 : k;
+  for (int64_t g = 0; g < k; g += group) {
     float bound = 0;
-    for (int i = 0; i < 32; ++i) bound = std::fmax(bound, std::fabs(x[g + i]));
-    for (int i = 0; i < 32; ++i)
+    for (int64_t i = 0; i < group; ++i) bound = std::fmax(bound, std::fabs(x[g + i]));
+    for (int64_t i = 0; i < group; ++i)
       out[g + i] = bound ? std::nearbyint(x[g + i] * (127.0f / bound)) * double(bound / 127.0f) : 0;
   }
   return out;
@@ -171,11 +190,11 @@ void run_case(const KernelTable& t, const Case& c, Random& random) {
   for (float& v : x) v = random.normal();
   if (c.k >= 64)
     for (int i = 0; i < 32; ++i) x[32 + i] = 0;  // a group without any value
-  const Source source = make_source(c.from, x, random);
+  const Source source = make_source(c.from, x, c.k, random);
   Source target = source;
   if (c.to != c.from) {
     std::vector<float> values(source.values.begin(), source.values.end());
-    target = make_source(c.to, values, random);
+    target = make_source(c.to, values, c.k, random);
   }
   const ActType act = t.act_type(c.to, c.float32);
   const int64_t panels = (c.n + kPanel - 1) / kPanel, bytes = t.panel_bytes(c.to, act, c.k);
@@ -273,6 +292,34 @@ void run_extremes(const KernelTable& t) {
   }
 }
 
+// The same of int8 with a scale per row: sums near what 32 bits hold.
+void run_channel_extremes(const KernelTable& t) {
+  constexpr int64_t k = 131072, n = 32, rows = 16;
+  const float one = 1.0f;
+  std::vector<uint8_t> bytes;
+  for (int64_t row = 0; row < n; ++row) {
+    append(bytes, &one, 4);
+    bytes.resize(bytes.size() + size_t(k), uint8_t(row % 2 ? 127 : -127));
+  }
+  const int64_t size = t.panel_bytes(WeightType::I8, ActType::I8Row, k);
+  const int64_t stride = t.act_row_bytes(ActType::I8Row, k);
+  Buffer packed(size), act(stride * rows);
+  t.pack_panel(WeightType::I8, bytes.data(), WeightType::I8, ActType::I8Row, 0, n, k, packed.data);
+  const PackedMatrix w{WeightType::I8, ActType::I8Row, n, k, size, packed.data};
+  for (int sign : {-1, 1}) {
+    std::vector<float> x(k, 127.0f * sign), out(n * rows);
+    for (int64_t m = 0; m < rows; ++m)
+      t.pack_act(ActType::I8Row, x.data(), k, act.data + m * stride);
+    for (int64_t count : {int64_t(1), rows}) {
+      t.gemm(w, act.data, stride, count, 0, 1, nullptr, out.data(), n);
+      for (int64_t i = 0; i < n * count; ++i) {
+        const float want = float(sign * (i % 2 ? 1 : -1) * 127.0 * 127.0 * double(k));
+        if (out[i] != want) fail(t.isa, "I8 extremes", "%g for %g", out[i], want);
+      }
+    }
+  }
+}
+
 // The same of the K types, whose products are largest in one group.
 void run_k_extremes(const KernelTable& t, WeightType type) {
   constexpr int64_t k = 256, n = 32;
@@ -303,7 +350,7 @@ void run_k_extremes(const KernelTable& t, WeightType type) {
 void check_gemm(const KernelTable& t) {
   using W = WeightType;
   Random random{5};
-  for (W to : {W::F32, W::F16, W::BF16, W::Q8_0, W::Q4_0}) {
+  for (W to : {W::F32, W::F16, W::BF16, W::Q8_0, W::Q4_0, W::I8}) {
     const bool quantized = to == W::Q8_0 || to == W::Q4_0;
     for (bool float32 : {true, false}) {
       run_case(t, {to, to, float32, 1, quantized ? 32 : 1}, random);
@@ -316,6 +363,7 @@ void check_gemm(const KernelTable& t) {
   }
   run_case(t, {W::Q4_0, W::Q4_0, false, 3, 8224}, random);  // beyond what tiles spread at once
   run_extremes(t);
+  run_channel_extremes(t);
   for (W type : {W::Q4_K, W::Q5_K, W::Q6_K}) {
     run_case(t, {type, type, false, 1, 256}, random);
     run_case(t, {type, type, false, 33, 512}, random);

@@ -100,8 +100,9 @@ constexpr Peak kPeaks[] = {
 
 double register_peak(const char* isa, ActType act) {
 #if defined(__x86_64__)
+  const ActType kind = act == ActType::I8Row ? ActType::I8 : act;
   for (const Peak& p : kPeaks)
-    if (std::strcmp(p.isa, isa) == 0 && p.act == act) return p.measure();
+    if (std::strcmp(p.isa, isa) == 0 && p.act == kind) return p.measure();
 #endif
   (void)isa, (void)act;
   return 0;

@@ -58,6 +58,7 @@ TYPES = [
     ("F32", "float32", "float32"),
     ("BF16", "bfloat16", "bfloat16"),
     ("Q8_0", "bfloat16", "int8"),
+    ("INT8", "bfloat16", "bfloat16"),
 ]
 
 

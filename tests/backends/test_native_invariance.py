@@ -55,6 +55,7 @@ TYPES = [
     ("Q8_0", "bfloat16", "float32"),
     ("Q8_0", "bfloat16", "bfloat16"),
     ("Q8_0", "bfloat16", "int8"),
+    ("INT8", "bfloat16", "bfloat16"),
     ("Q4_0", "bfloat16", "float32"),
     ("Q4_0", "bfloat16", "bfloat16"),
     ("Q4_0", "bfloat16", "int8"),

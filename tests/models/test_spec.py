@@ -88,6 +88,19 @@ def test_quantization_equals_the_gguf_package(dtype: str) -> None:
     np.testing.assert_array_equal(to_float32(ours), gguf.quants.dequantize(theirs, kind))
 
 
+def test_int8_has_a_scale_per_row() -> None:
+    x = np.random.default_rng(0).normal(size=(7, 77)).astype(np.float32)
+    x[3] = 0.0
+    ours = convert(RawTensor("F32", x.shape, x.data.cast("B")), "INT8")
+    assert ours.nbytes == expected_nbytes("INT8", x.shape) == 7 * 81
+    values, steps = to_float32(ours), np.abs(x).max(axis=1, keepdims=True) / 127
+    assert (np.abs(values - x) <= 0.5001 * steps).all()
+    # Every value is a whole number of steps, and the largest is there itself.
+    whole = np.divide(values, steps, out=np.zeros_like(x), where=steps > 0)
+    np.testing.assert_allclose(whole, np.round(whole), atol=1e-4)
+    np.testing.assert_allclose(np.abs(values).max(axis=1), np.abs(x).max(axis=1), rtol=1e-6)
+
+
 def test_stored_type_policy() -> None:
     def tensor(*shape: int, dtype: str = "BF16") -> RawTensor:
         return RawTensor(dtype, shape, memoryview(b""))
@@ -96,5 +109,6 @@ def test_stored_type_policy() -> None:
     assert stored_type("x", tensor(8, 64), "q4_0") == "Q4_0"
     assert stored_type(EMBED, tensor(8, 64), "q4_0") == "Q8_0"
     assert stored_type("x", tensor(8, 72), "q8_0") == "BF16"  # rows are no whole blocks
+    assert stored_type("x", tensor(8, 72), "int8") == "INT8"
     assert stored_type("x", tensor(64), "q8_0") == "BF16"  # a norm
     assert stored_type("x", tensor(8, 64, dtype="Q4_0"), "q8_0") == "Q4_0"  # never twice

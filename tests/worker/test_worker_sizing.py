@@ -71,7 +71,7 @@ def test_a_model_larger_than_memory_names_both_numbers() -> None:
         *(
             (kind, quantize)
             for kind in ("F32", "BF16", "F16")
-            for quantize in ("none", "q8_0", "q4_0")
+            for quantize in ("none", "q8_0", "q4_0", "int8")
         ),
         ("Q8_0", "none"),
         ("Q4_0", "none"),

@@ -34,7 +34,7 @@ class BackendOptions:
 
     Attributes:
         dtype: computing type, ``float32`` or ``bfloat16``.
-        quantize: requantize float matrices at load: ``none``, ``q8_0`` or ``q4_0``. Norms and
+        quantize: requantize float matrices at load: ``none``, ``q8_0``, ``q4_0`` or ``int8``. Norms and
             biases stay float. A matrix whose rows are no multiple of 32 stays float.
         kv_dtype: ``float32``, ``bfloat16`` or ``int8``.
         block_size: tokens per KV block.

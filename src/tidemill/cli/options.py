@@ -22,7 +22,7 @@ MODEL = typer.Argument(
 BACKEND = typer.Option("native", help="native (C++) or torch.")
 DEVICE = typer.Option("cpu", help="cpu, or a torch device for the torch backend.")
 DTYPE = typer.Option("auto", help="Computing type: auto, float32 or bfloat16.")
-QUANTIZE = typer.Option("none", help="Quantize float weights at load: none, q8_0 or q4_0.")
+QUANTIZE = typer.Option("none", help="Quantize float weights at load: none, q8_0, q4_0 or int8.")
 KV_DTYPE = typer.Option("auto", help="Type of the KV cache: auto, float32, bfloat16 or int8.")
 BLOCK_SIZE = typer.Option(32, help="Tokens per KV block: 16, 32, 64 or 128.")
 MAX_MODEL_LEN = typer.Option(

@@ -16,7 +16,7 @@ from tidemill.base.errors import config_error
 
 BACKENDS = ("native", "torch")
 DTYPES = ("auto", "float32", "bfloat16")
-QUANTIZATIONS = ("none", "q8_0", "q4_0")
+QUANTIZATIONS = ("none", "q8_0", "q4_0", "int8")
 KV_DTYPES = ("auto", "float32", "bfloat16", "int8")
 BLOCK_SIZES = (16, 32, 64, 128)
 

@@ -6,6 +6,10 @@ is a whole number of blocks of 32 values:
 - Q8_0, 34 bytes: float16 d, then 32 int8 q; value = d * q, with d = max|x| / 127.
 - Q4_0, 18 bytes: float16 d, then 16 bytes; byte j holds q[j] in its low and q[j + 16] in its high
   nibble; value = d * (q - 8), with d = x / -8 for the x of largest magnitude.
+
+INT8 is not GGUF's: a row is its float32 scale d, then k int8 q; value = d * q, with d = max|x| / 127
+over the row (an output channel). What it multiplies is rounded to int8 too, with one scale per token
+(the W8A8 scheme of Dettmers et al., LLM.int8(), 2022, section 2.1, without its outlier columns).
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from tidemill.models.tensors import RawTensor, TensorHeader
 
 BLOCK = 32
 FLOAT_TYPES = ("F32", "F16", "BF16")
-QUANTIZED_TYPES = ("Q8_0", "Q4_0")
+QUANTIZED_TYPES = ("Q8_0", "Q4_0", "INT8")
 
 Float32 = NDArray[np.float32]
 UInt8 = NDArray[np.uint8]
@@ -33,7 +37,8 @@ def stored_type(name: str, tensor: RawTensor | TensorHeader, quantize: str) -> s
     experts or positions: they are small, and much hangs on them. Under ``q4_0`` the embedding
     and the output projection take Q8_0: they are the most sensitive and the least of the bytes.
     """
-    matrix = len(tensor.shape) == 2 and tensor.shape[1] % BLOCK == 0
+    block = 1 if quantize == "int8" else BLOCK
+    matrix = len(tensor.shape) == 2 and tensor.shape[1] % block == 0
     kept = name == names.POSITIONS or name.endswith((".router.weight", ".shared_gate.weight"))
     if quantize == "none" or tensor.dtype not in FLOAT_TYPES or not matrix or kept:
         return tensor.dtype
@@ -75,6 +80,19 @@ def quantize_q4_0(x: Float32) -> UInt8:
     return packed.reshape(*x.shape[:-1], -1)
 
 
+def quantize_int8(x: Float32) -> UInt8:
+    """float32 [n, k] to uint8 [n, 4 + k]."""
+    d = np.abs(x).max(axis=1, keepdims=True) / np.float32(127)
+    inverse = np.divide(np.float32(1), d, out=np.zeros_like(d), where=d != 0)
+    q = _round_half_away(x * inverse).astype(np.int8)
+    return np.concatenate([d.astype(np.float32).view(np.uint8), q.view(np.uint8)], axis=1)
+
+
+def _int8_values(raw: UInt8, rows: int) -> Float32:
+    stored = raw.reshape(rows, -1)
+    return stored[:, :4].copy().view(np.float32) * stored[:, 4:].view(np.int8)
+
+
 def to_float32(tensor: RawTensor) -> Float32:
     """Any tensor's values as float32 [shape] (exact: every stored type embeds in float32)."""
     raw = np.frombuffer(tensor.data, dtype=np.uint8)
@@ -84,6 +102,8 @@ def to_float32(tensor: RawTensor) -> Float32:
         values = raw.view(np.float16).astype(np.float32)
     elif tensor.dtype == "BF16":
         values = (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    elif tensor.dtype == "INT8":
+        values = _int8_values(raw, tensor.shape[0])
     elif tensor.dtype in DECODERS:
         values = dequantize(tensor.dtype, raw)
     else:
@@ -96,6 +116,7 @@ QUANTIZERS = {
     "Q4_0": quantize_q4_0,
     "Q4_K": quantize_q4_k,
     "Q6_K": quantize_q6_k,
+    "INT8": quantize_int8,
 }
 
 

@@ -15,7 +15,10 @@ DTYPE_BLOCKS: dict[str, tuple[int, int]] = {
     "Q4_K": (144, 256),
     "Q5_K": (176, 256),
     "Q6_K": (210, 256),
+    "INT8": (1, 1),
 }
+# Bytes before a row's values: the float32 scale of int8 with one per output channel.
+ROW_HEADS = {"INT8": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +88,10 @@ def expected_nbytes(dtype: str, shape: tuple[int, ...]) -> int:
         return size
     if shape[-1] % values:
         raise ValueError(f"a row of {shape[-1]} values is no multiple of {dtype}'s {values}")
-    count = 1
-    for extent in shape:
-        count *= extent
-    return count // values * size
+    rows = 1
+    for extent in shape[:-1]:
+        rows *= extent
+    return rows * (ROW_HEADS.get(dtype, 0) + shape[-1] // values * size)
 
 
 # Canonical names. A checkpoint's names are mapped onto these by its family. What a model has

@@ -41,7 +41,7 @@ def weight_bytes(
     Args:
         tensors: every tensor under its canonical name.
         dtype: computing type.
-        quantize: ``none``, ``q8_0`` or ``q4_0``.
+        quantize: ``none``, ``q8_0``, ``q4_0`` or ``int8``.
         backend: ``native`` keeps quantized and 16-bit matrices as small as they are stored,
             ``torch`` expands them to the computing type.
     """

@@ -27,11 +27,18 @@ from tidemill.models.spec import (
     Rope,
     inverse_frequencies,
 )
-from tidemill.models.tensors import RawTensor, TensorMap, expected_nbytes, layer_name
+from tidemill.models.tensors import (
+    ROW_HEADS,
+    RawTensor,
+    TensorMap,
+    expected_nbytes,
+    layer_name,
+)
 
 # Codes of csrc/kernels.h.
 WEIGHT_TYPES = {
     "F32": 0, "F16": 1, "BF16": 2, "Q8_0": 3, "Q4_0": 4, "Q4_K": 5, "Q5_K": 6, "Q6_K": 7,
+    "INT8": 8,
 }  # fmt: skip
 KV_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2}
 
@@ -140,7 +147,7 @@ def _check_memory(need: int) -> None:
         raise TidemillError(
             ErrorKind.RESOURCE,
             f"the weights need {need / 2**30:.1f} GiB and {available / 2**30:.1f} GiB of "
-            "memory are free: use --quantize q8_0 or q4_0, or a smaller model",
+            "memory are free: use --quantize int8, q8_0 or q4_0, or a smaller model",
             param="quantize",
         )
 
@@ -223,7 +230,8 @@ class ModelBuilder:
     def _is_mapped(self, name: str) -> bool:
         tensor = self._tensors[name]
         same = stored_type(name, tensor, self._options.quantize) == tensor.dtype
-        return name == names.EMBED and not self._spec.tied_embeddings and same
+        untied = name == names.EMBED and not self._spec.tied_embeddings
+        return untied and same and tensor.dtype not in ROW_HEADS
 
     def _provide(self) -> str:
         """Memory for the matrices, packed already where they were kept; returns their layout."""
