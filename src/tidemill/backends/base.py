@@ -34,8 +34,8 @@ class BackendOptions:
 
     Attributes:
         dtype: computing type, ``float32`` or ``bfloat16``.
-        quantize: requantize float matrices at load: ``none``, ``q8_0``, ``q4_0`` or ``int8``. Norms and
-            biases stay float. A matrix whose rows are no multiple of 32 stays float.
+        quantize: requantize float matrices at load: ``none``, ``q8_0``, ``q4_0`` or ``int8``. Norms
+            and biases stay float, and so does a matrix whose rows are no whole blocks.
         kv_dtype: ``float32``, ``bfloat16`` or ``int8``.
         block_size: tokens per KV block.
         max_positions: positions that rope tables must cover.

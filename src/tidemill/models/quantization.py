@@ -7,9 +7,10 @@ is a whole number of blocks of 32 values:
 - Q4_0, 18 bytes: float16 d, then 16 bytes; byte j holds q[j] in its low and q[j + 16] in its high
   nibble; value = d * (q - 8), with d = x / -8 for the x of largest magnitude.
 
-INT8 is not GGUF's: a row is its float32 scale d, then k int8 q; value = d * q, with d = max|x| / 127
-over the row (an output channel). What it multiplies is rounded to int8 too, with one scale per token
-(the W8A8 scheme of Dettmers et al., LLM.int8(), 2022, section 2.1, without its outlier columns).
+INT8 is not GGUF's: a row is its float32 scale d, then k int8 q; value = d * q, with
+d = max|x| / 127 over the row, an output channel. What it multiplies is rounded to int8 too, with a
+scale per token (vector-wise quantization: Dettmers et al., LLM.int8(), 2022, section 3, without
+its outliers).
 """
 
 from __future__ import annotations
