@@ -148,6 +148,7 @@ void bind_config(nb::module_& m) {
   FIELD(layers); FIELD(ropes); FIELD(rope_scales); FIELD(group_windows); FIELD(kv_type);
   FIELD(block_size); FIELD(embedding); FIELD(embedding_type); FIELD(positions);
   FIELD(embed_norm); FIELD(final_norm); FIELD(lm_head);
+  FIELD(types); FIELD(causal); FIELD(norm_sums);
 #undef FIELD
 }
 

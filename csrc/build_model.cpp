@@ -61,7 +61,7 @@ class Builder {
     const int64_t q = int64_t{c.heads} * c.head_dim, kv = int64_t{c.kv_heads} * c.head_dim;
     layer.attention = {c.heads,  c.kv_heads, c.head_dim, c.v_dim,
                        c.scale,  c.window,   c.softcap,  vector(c.slopes, c.heads),
-                       c.chunked};
+                       c.chunked, config_.causal};
     layer.sinks = vector(c.sinks, c.heads);
     layer.rope = c.rope;
     layer.cache_group = c.cache_group;
@@ -231,6 +231,9 @@ DecoderModel build_model(const WeightStore& weights, const ModelConfig& config,
     m.positions = &weights.matrix(config.positions);
     if (m.positions->n < m.max_positions) throw internal_error("positions without a vector");
   }
+  m.causal = config.causal;
+  m.norm_sums = config.norm_sums;
+  if (config.types >= 0) m.types = &weights.matrix(config.types);
   m.embed_norm = builder.norm(config.embed_norm, m.hidden);
   m.final_norm = builder.norm(config.final_norm, m.hidden);
   if (config.lm_head.weight >= 0) {

@@ -77,6 +77,8 @@ struct ModelConfig {
   int embedding = -1;                     // a matrix, or -1: the source given beside
   int embedding_type = 0;
   int positions = -1;
+  int types = -1;
+  bool causal = true, norm_sums = false;
   NormConfig embed_norm, final_norm;
   LinearConfig lm_head;
 };

@@ -25,7 +25,8 @@ int64_t panels_of(const PackedMatrix& w) { return (w.n + kPanel - 1) / kPanel; }
 bool same_shape(const AttnShape& a, const AttnShape& b) {
   return a.heads == b.heads && a.kv_heads == b.kv_heads && a.head_dim == b.head_dim &&
          a.v_dim == b.v_dim && a.scale == b.scale && a.window == b.window &&
-         a.softcap == b.softcap && a.slopes == b.slopes && a.chunked == b.chunked;
+         a.softcap == b.softcap && a.slopes == b.slopes && a.chunked == b.chunked &&
+         a.causal == b.causal;
 }
 
 // Types of activations that a block's first products read.
@@ -287,6 +288,11 @@ void Decoder::embed(const std::vector<int32_t>& token_ids) {
       kernels_.unpack_row(*model_.positions, positions_[static_cast<size_t>(t)], row);
       kernels_.add(out, row, model_.hidden);
     }
+    if (model_.types != nullptr) {
+      float* row = scratch_.data() + thread * scratch_width_;
+      kernels_.unpack_row(*model_.types, 0, row);
+      kernels_.add(out, row, model_.hidden);
+    }
     if (model_.embed_norm) normalise(model_.embed_norm, out, out);
   });
 }
@@ -440,7 +446,7 @@ void Decoder::settle(int64_t token, float* scratch) {
   float* x = x_.data() + token * model_.hidden;
   for (const Delta& delta : pending_) {
     const float* values = delta.values + token * delta_stride_;
-    if (delta.post) {
+    if (delta.post && !model_.norm_sums) {
       normalise(delta.post, values, scratch);
       values = scratch;
     }
@@ -449,6 +455,7 @@ void Decoder::settle(int64_t token, float* scratch) {
     } else {
       kernels_.add_scaled(x, values, model_.residual_scale, model_.hidden);
     }
+    if (delta.post && model_.norm_sums) normalise(delta.post, x, x);
   }
 }
 

@@ -106,6 +106,9 @@ struct DecoderModel {
   Embedding embedding;
   const PackedMatrix* positions = nullptr;  // a vector per position, or null
   Norm embed_norm, final_norm;
+  const PackedMatrix* types = nullptr;  // its first row is added to every embedding, or null
+  bool causal = true;      // else a row holds its whole input, all of which its tokens see
+  bool norm_sums = false;  // norms behind the blocks are of x with their output
   Linear lm_head;
 };
 

@@ -51,6 +51,8 @@ struct AttnShape {
   float softcap = 0;   // 0: none; else scores s become softcap * tanh(s / softcap)
   const float* slopes = nullptr;  // per head, subtracted from scores per token of distance
   bool chunked = false;           // the window does not slide: it begins at its own multiples
+  bool causal = true;
+  int64_t seen_to = 0;            // where not causal: every query sees the positions below it
 
   // First position that the query at `pos` sees.
   int64_t oldest(int64_t pos) const {
@@ -62,6 +64,8 @@ struct AttnShape {
   int64_t last_seer(int64_t pos) const {
     return chunked ? (pos / window + 1) * window : pos + window;
   }
+  // The position behind the last one that the query at `pos` sees.
+  int64_t end(int64_t pos) const { return causal ? pos + 1 : seen_to; }
 };
 
 // What a feed-forward block does between its products.

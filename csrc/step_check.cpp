@@ -81,6 +81,7 @@ void check_blocks(const StepInput& step, const StepLimits& limits) {
     const auto i = static_cast<size_t>(r);
     const int64_t first = step.context_len[i];
     const int64_t end = first + step.row_start[i + 1] - step.row_start[i];
+    require(limits.causal || first == 0, "context_len", "an encoder's input is computed whole");
     require(first >= 0 && end <= limits.max_positions, "context_len",
             "row " + std::to_string(r) + " reaches position " + std::to_string(end - 1) +
                 ", the backend was loaded for " + std::to_string(limits.max_positions));

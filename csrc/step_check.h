@@ -13,6 +13,7 @@ struct StepLimits {
   int64_t vocab;
   int64_t max_positions;
   int64_t layers;
+  bool causal;
   const KvCache& cache;
   // Which rows of the previous submitted step sample; null when there is none.
   const std::vector<uint8_t>* previous_samples;

@@ -29,7 +29,7 @@ struct SpanJob {
 static inline Visible visible(const SpanJob& job, int64_t row) {
   const int64_t pos = job.pos0 + row / job.group;
   const int64_t lo = max64(job.shape.oldest(pos), job.base) - job.base;
-  const int64_t hi = min64(pos + 1, job.base + kSpan) - job.base;
+  const int64_t hi = min64(job.shape.end(pos), job.base + kSpan) - job.base;
   return hi > lo ? Visible{lo, hi} : Visible{0, 0};
 }
 

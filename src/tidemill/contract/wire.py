@@ -52,6 +52,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         hidden_size: length of the vectors that a model's requests with `pooling` get.
         labels: logits of the model's classification head; 0 without one.
         generates: it has an output layer; else it only gives vectors.
+        whole_prompts: an encoder, whose inputs are computed in one step each.
     """
 
     model: str
@@ -80,6 +81,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     generates: bool = True
     recurrent_sequences: int | None = None
     recurrent_snapshots: int | None = None
+    whole_prompts: bool = False
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):

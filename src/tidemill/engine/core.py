@@ -533,6 +533,7 @@ def make_core(
         depth=depth,
         jump_ahead=jump_ahead,
         generates=info.generates,
+        whole_prompts=info.whole_prompts,
         max_itl=None if config.max_itl_ms is None else config.max_itl_ms / 1000,
         layers=opened.sliced_layers,
     )

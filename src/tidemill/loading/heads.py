@@ -59,6 +59,25 @@ def linear_head(places: Mapping[str, Place], name: str, hidden: int, labels: int
     return make
 
 
+def classifier_head(places: Mapping[str, Place], hidden: int, labels: int) -> MakeHead:
+    """RoBERTa's: a layer of the model's width with tanh, then the labels."""
+    for part in ("classifier.dense", "classifier.out_proj"):
+        if f"{part}.weight" not in places or f"{part}.bias" not in places:
+            raise model_file_error(
+                f"the model lacks {part}, of its classification head", param=f"{part}.weight"
+            )
+
+    def make() -> Head:
+        found = []
+        for part, width, act in (("dense", hidden, "tanh"), ("out_proj", labels, "none")):
+            name = f"classifier.{part}"
+            weight = _values(places, f"{name}.weight", (width, hidden))
+            found.append(HeadLayer(weight, _values(places, f"{name}.bias", (width,)), act))
+        return tuple(found)
+
+    return make
+
+
 def dense_head(modules: Sequence[DenseModule], hidden: int) -> MakeHead:
     """sentence-transformers' Dense modules, each with a file of its own."""
 

@@ -11,7 +11,14 @@ from tidemill.base.errors import TidemillError, model_file_error, unsupported
 from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.base.vector_data import VectorData
 from tidemill.loading import safetensors, sharded, spm_file, torch_files
-from tidemill.loading.heads import MakeHead, dense_head, linear_head, no_head, token_head
+from tidemill.loading.heads import (
+    MakeHead,
+    classifier_head,
+    dense_head,
+    linear_head,
+    no_head,
+    token_head,
+)
 from tidemill.loading.jsonfile import read_bytes, read_object, read_optional_object
 from tidemill.loading.lazy import LazyTensors
 from tidemill.loading.mapped import StoredTensor
@@ -74,7 +81,11 @@ def open_folder(folder: Path) -> ModelFiles:
     stored = read_tensors(folder)
     weights, scheme_notes = place_weights(schemes, stored)
     weights = with_prefix(family.rules, weights)
-    own = {name: weights.pop(name) for name in list(weights) if name.startswith("score.")}
+    own = {
+        name: weights.pop(name)
+        for name in list(weights)
+        if name.startswith(("score.", "classifier."))
+    }
     shapes = {name: tensor.shape for name, tensor in weights.items()}
     sources = match_tensors(spec, family.rules, shapes, family.stored)
     places = {
@@ -115,10 +126,15 @@ def _head(
 ) -> tuple[VectorData, MakeHead]:
     """What is behind the pooled vector, and what to call it."""
     vectors, hidden = sentence.vectors, spec.hidden_size
+    if not spec.causal and not sentence.pooled:
+        vectors = dataclasses.replace(vectors, pooling="cls")  # what BERT was trained to put there
     if kind == "classify":
         labels = labels_of(config)
         places = {name: checked_place(place) for name, place in own.items()}
         vectors = dataclasses.replace(vectors, head="score", labels=labels)
+        if not spec.causal:
+            vectors = dataclasses.replace(vectors, pooling="cls")
+            return vectors, classifier_head(places, hidden, labels)
         return vectors, linear_head(places, "score", hidden, labels)
     if sentence.score_tokens is not None:
         name = names.EMBED if spec.tied_embeddings else names.LM_HEAD

@@ -9,6 +9,7 @@ from tidemill.base.errors import model_file_error, unsupported
 from tidemill.models.dense import Family
 from tidemill.models.families import (
     bamba,
+    bert,
     bloom,
     cohere,
     deepseek,
@@ -104,7 +105,12 @@ FAMILIES: tuple[Family, ...] = (
     llama4.FAMILY,
 )
 
-_BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}
+# Models that give vectors and generate nothing.
+ENCODERS: tuple[Family, ...] = (bert.FAMILY, bert.ROBERTA)
+
+_BY_ARCHITECTURE = {
+    name: family for family in (*FAMILIES, *ENCODERS) for name in family.architectures
+}
 _BY_GGUF = {
     (family.gguf.arch, family.gguf.experts): family
     for family in FAMILIES
@@ -137,7 +143,9 @@ def kind_of(config: Mapping[str, Any]) -> str:
     for name in config.get("architectures") or ():
         known, suffix = _causal_name(name)
         if known in _BY_ARCHITECTURE:
-            return {"": "generate", "Model": "vectors"}.get(suffix, "classify")
+            if known.endswith(_HEADLESS[0]) or suffix == _HEADLESS[0]:
+                return "classify"
+            return "vectors" if suffix or _BY_ARCHITECTURE[known] in ENCODERS else "generate"
     return "generate"
 
 

@@ -261,6 +261,8 @@ class Layer:
         pre_norm, post_norm: which of the norms there are.
         parallel: both blocks read the same x, and both outputs are added to it.
         shared_norm: of parallel blocks with one norm for both (attn_norm).
+        sum_norm: the post norms are of x with the block's output: x = post(x + block(x)), as in the
+            first transformer (Vaswani et al. 2017); the same in all layers.
     """
 
     mixer: Attention | Recurrent | None
@@ -269,6 +271,7 @@ class Layer:
     post_norm: bool = False
     parallel: bool = False
     shared_norm: bool = False
+    sum_norm: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +309,10 @@ class DecoderSpec:
         logit_softcap: logits l become softcap * tanh(l / softcap), after the scale.
         head_bias: the output projection has a bias.
         generates: it has an output projection; without one it only gives hidden states.
+        causal: a token sees those before it and itself; else it sees its whole input.
+        token_types: vectors for kinds of texts, the first of which is added to every embedding; 0
+            without them.
+        last_norm: there is a norm behind the last layer.
     """
 
     family: str
@@ -325,6 +332,9 @@ class DecoderSpec:
     logit_softcap: float | None = None
     head_bias: bool = False
     generates: bool = True
+    causal: bool = True
+    token_types: int = 0
+    last_norm: bool = True
 
     def attentions(self) -> dict[int, Attention]:
         """Layer -> its mixer, where that is attention."""
@@ -373,7 +383,10 @@ class DecoderSpec:
             shapes[names.POSITIONS] = (self.max_positions, self.hidden_size)
         if self.embed_norm:
             shapes |= _norm_shapes("embed_norm", self.norm, width)
-        shapes |= _norm_shapes("final_norm", self.norm, width)
+        if self.token_types:
+            shapes[names.TYPES] = (self.token_types, self.hidden_size)
+        if self.last_norm:
+            shapes |= _norm_shapes("final_norm", self.norm, width)
         if self.generates and not self.tied_embeddings:
             shapes[names.LM_HEAD] = (self.vocab_size, self.hidden_size)
         if self.generates and self.head_bias:

@@ -106,7 +106,8 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
     free = available_memory() - backend.memory().mapped_bytes
     cache = plan_cache(config, spec, kv_dtype, max(0, free))
     backend.allocate_cache((cache.num_blocks,) * len(spec.cache_groups()), states=cache.states)
-    prefix_caching = config.prefix_caching and (cache.snapshots > 0 or not spec.state_bytes)
+    kept = cache.snapshots > 0 or not spec.state_bytes
+    prefix_caching = config.prefix_caching and kept and spec.causal
     memory = backend.memory()
     quantization = _quantization(config, files)
     notes = (
@@ -114,7 +115,7 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
         f"{memory.weight_bytes / 2**30:.2f} GiB; KV cache {kv_dtype}",
         *(note for note in (lost, narrowed) if note),
         *cache.notes,
-        *([_NO_PREFIXES] if prefix_caching != config.prefix_caching else []),
+        *([_NO_PREFIXES] if config.prefix_caching and not kept else []),
     )
     for note in notes:
         progress(note)
@@ -137,13 +138,14 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
         kv_bytes=memory.kv_bytes,
         weight_bytes=memory.weight_bytes,
         max_num_seqs=cache.max_num_seqs,
-        max_step_tokens=config.max_step_tokens,
+        max_step_tokens=max(config.max_step_tokens, 0 if spec.causal else cache.max_model_len),
         prefix_caching=prefix_caching,
         hidden_size=head[-1].weight.shape[0] if head and not files.vectors.labels else hidden,
         labels=files.vectors.labels,
         generates=spec.generates,
         recurrent_sequences=cache.max_num_seqs if spec.state_bytes else None,
         recurrent_snapshots=cache.snapshots if spec.state_bytes else None,
+        whole_prompts=not spec.causal,
         eos_token_ids=eos,
         notes=notes,
         identity=identity,

@@ -141,6 +141,9 @@ class ModelConfig:
     embed_norm: NormConfig
     final_norm: NormConfig
     lm_head: LinearConfig
+    types: int
+    causal: bool
+    norm_sums: bool
     def __init__(self) -> None: ...
 
 class Handle:

@@ -203,7 +203,12 @@ class ModelBuilder:
             config.positions = self._matrix(names.POSITIONS)
         if spec.embed_norm:
             config.embed_norm = self._norm("embed_norm", spec.norm, spec.hidden_size)
-        config.final_norm = self._norm("final_norm", spec.norm, spec.hidden_size)
+        if spec.token_types:
+            config.types = self._matrix(names.TYPES)
+        config.causal = spec.causal
+        config.norm_sums = spec.layers[0].sum_norm
+        if spec.last_norm:
+            config.final_norm = self._norm("final_norm", spec.norm, spec.hidden_size)
         if spec.generates:
             config.lm_head = _core.LinearConfig()
             config.lm_head.weight = self._matrix(self._head)

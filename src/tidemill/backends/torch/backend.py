@@ -273,6 +273,8 @@ class TorchBackend:
         x = weights[names.EMBED][tokens] * spec.embed_scale
         if spec.learned_positions:
             x = x + weights[names.POSITIONS][positions]
+        if spec.token_types:
+            x = x + weights[names.TYPES][0]
         if spec.embed_norm:
             x = self._norm("embed_norm", spec.norm, x)
         for i, layer in enumerate(spec.layers):
@@ -284,20 +286,22 @@ class TorchBackend:
                 else:
                     mixer = layer.mixer
                     attended = self._attention(i, mixer, h, positions, slots, contexts, inputs)
-                attended = self._block_norm(i, "attn_post_norm", layer.post_norm, attended)
+                behind = layer.post_norm and not layer.sum_norm
+                attended = self._block_norm(i, "attn_post_norm", behind, attended)
                 attended = attended * spec.residual_scale
                 if not layer.parallel:
-                    x = x + attended
+                    x = self._block_norm(i, "attn_post_norm", layer.sum_norm, x + attended)
             if layer.mlp is not None:
                 if not layer.shared_norm:
                     h = self._block_norm(i, "mlp_norm", layer.pre_norm, x)
                 fed = self._mlp(i, layer.mlp, h)
-                fed = self._block_norm(i, "mlp_post_norm", layer.post_norm, fed)
-                x = x + fed * spec.residual_scale
+                behind = layer.post_norm and not layer.sum_norm
+                fed = self._block_norm(i, "mlp_post_norm", behind, fed) * spec.residual_scale
+                x = self._block_norm(i, "mlp_post_norm", layer.sum_norm, x + fed)
             if layer.parallel and attended is not None:
                 x = x + attended
             self._progress += 1
-        return self._norm("final_norm", spec.norm, x)
+        return self._norm("final_norm", spec.norm, x) if spec.last_norm else x
 
     def _norm(self, name: str, kind: Norm, x: torch.Tensor) -> torch.Tensor:
         weight, bias = self._weights.get(f"{name}.weight"), self._weights.get(f"{name}.bias")
@@ -385,11 +389,12 @@ class TorchBackend:
         cache.write(index, slots[group], k, v)
         out = q.new_empty(*q.shape[:2], mixer.v_dim)
         sinks = self._weights.get(layer_name(index, "attn.sinks"))
+        seen = positions if self.spec.causal else self._ends(inputs, positions)
         for row, context in enumerate(contexts[group]):
             begin, end = int(inputs.row_start[row]), int(inputs.row_start[row + 1])
             keys, values = cache.read(index, context)
             out[begin:end] = layers.attend(
-                mixer, q[begin:end], keys, values, positions[begin:end], sinks
+                mixer, q[begin:end], keys, values, seen[begin:end], sinks
             )
         if mixer.latent is not None:
             out = latents.leave(out, self._heads[layer_name(index, "attn.v_up")])
@@ -427,6 +432,13 @@ class TorchBackend:
         angles = positions.float()[:, None] * self._inverse[index][None, :]
         scale = rope.attention_factor
         return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
+
+    def _ends(self, inputs: StepInputs, positions: torch.Tensor) -> torch.Tensor:
+        """The last position of each token's row: what it sees where nothing is causal."""
+        if inputs.context_len.any():
+            raise TidemillError(ErrorKind.INTERNAL, "an encoder's input is computed whole")
+        counts = np.diff(inputs.row_start)
+        return torch.from_numpy(np.repeat(counts - 1, counts)).to(positions)
 
     def _project(
         self, index: int, mixer: Attention, x: torch.Tensor, positions: torch.Tensor
