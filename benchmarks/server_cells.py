@@ -1,7 +1,8 @@
 """Cells over HTTP: the same requests to every server in turn; peers that wait are stopped.
 
-Servers: `tidemill serve` with Q8_0 weights, llama-server with the Q8_0 file, vLLM with int8 weights
-and activations (its output layer in bfloat16, ours in Q8_0).
+Servers: `tidemill serve` with Q8_0 weights beside llama-server with the same file, and with the
+source weights in int8 (`--quantize int8`: a scale per output channel and per token) beside vLLM with
+int8 weights and activations (its output layer in bfloat16, ours in int8).
 """
 
 from __future__ import annotations
@@ -24,7 +25,13 @@ from tidemill.bench.load import run_bench
 from tidemill.bench.options import BenchOptions, PointReport
 
 SHAPE = "qwen3-0.6b"
-NAMES = {OURS: "Tidemill Q8_0", "llama_cpp": "llama-server Q8_0", "vllm": "vLLM int8"}
+OURS_INT8 = f"{OURS}_int8"
+NAMES = {
+    OURS: "Tidemill Q8_0", OURS_INT8: "Tidemill int8", "llama_cpp": "llama-server Q8_0",
+    "vllm": "vLLM int8",
+}  # fmt: skip
+# Whose figure of ours stands beside a peer's: the type nearest to its own.
+BESIDE = {"llama_cpp": OURS, "vllm": OURS_INT8}
 
 
 def ours(*flags: str) -> contextlib.AbstractContextManager[Server]:
@@ -32,6 +39,13 @@ def ours(*flags: str) -> contextlib.AbstractContextManager[Server]:
     log = LOGS / "tidemill-serve.log"
     path = models.gguf_file(SHAPE, "q8_0")
     return harness.tidemill(path, "--log-level", "warning", *flags, log=log)
+
+
+def ours_int8(*flags: str) -> contextlib.AbstractContextManager[Server]:
+    """Tidemill with int8 weights and activations, of the same source as vLLM's."""
+    log = LOGS / "tidemill-serve-int8.log"
+    path = harness.make_model(SHAPE)
+    return harness.tidemill(path, "--quantize", "int8", "--log-level", "warning", *flags, log=log)
 
 
 def llama_server(slots: int, context: int) -> contextlib.AbstractContextManager[Server]:
@@ -84,7 +98,7 @@ def contenders(
             except (peers.PeerMissing, SystemExit) as error:
                 up.missing[name] = str(error)
                 continue
-            if name != OURS:
+            if not name.startswith(OURS):
                 server.pause()
             up.servers[name] = server
         yield up
@@ -112,7 +126,7 @@ def turns(
                 how = {"token_ids": True, "seed": 100 + repetition, **options(repetition)}
                 point = run_bench(BenchOptions(base_url=server.url, **how)).points[0]
             finally:
-                if name != OURS:
+                if not name.startswith(OURS):
                     server.pause()
             points[name].append(point)
             rates[name].values.append(point.output_throughput)
@@ -155,6 +169,7 @@ def http(how: How, concurrency: int) -> Outcome:
     requests = (8 if concurrency == 1 else 64) // (4 if how.quick else 1)
     starts = {
         OURS: lambda: ours("--kv-memory", "2GiB"),
+        OURS_INT8: lambda: ours_int8("--kv-memory", "2GiB"),
         "llama_cpp": lambda: llama_server(concurrency, 512),
         "vllm": lambda: vllm_server(max(concurrency, 16), 4096),
     }
@@ -172,7 +187,7 @@ def http(how: How, concurrency: int) -> Outcome:
 
     rows = []
     for peer, what, unit, target in _HTTP[concurrency]:
-        mine, theirs = value(OURS, what), value(peer, what)
+        mine, theirs = value(BESIDE[peer], what), value(peer, what)
         label = "output" if what == "output" else what.upper().replace("P", "p", 1)
         label = {"tpot p50": "TPOT p50"}.get(what, label)
         text = f"{theirs:.4g} {unit}" if peer in points else f"missing: {up.missing[peer]}"[:200]
@@ -180,7 +195,7 @@ def http(how: How, concurrency: int) -> Outcome:
             f"http-{concurrency}-{peer}-{what.replace(' ', '-')}",
             f"HTTP, concurrency {concurrency}, 200 + 64 tokens: {label} against {NAMES[peer]}",
             f"{mine:.4g} {unit}", text, mine / theirs, target, "",
-            rates[OURS].read if OURS in rates else 0.0,
+            rates[BESIDE[peer]].read if BESIDE[peer] in rates else 0.0,
         ))  # fmt: skip
     return Outcome(rows, {**_measured(points, rates), "missing": up.missing})
 
