@@ -1,8 +1,8 @@
 """Cells over HTTP: the same requests to every server in turn; peers that wait are stopped.
 
 Servers: `tidemill serve` with Q8_0 weights beside llama-server with the same file, and with the
-source weights in int8 (`--quantize int8`: a scale per output channel and per token) beside vLLM with
-int8 weights and activations (its output layer in bfloat16, ours in int8).
+source weights in int8 (`--quantize int8`: a scale per output channel and per token) beside vLLM
+with int8 weights and activations (its output layer in bfloat16, ours in int8).
 """
 
 from __future__ import annotations
