@@ -30,7 +30,7 @@ NAMES = {
     OURS: "Tidemill Q8_0", OURS_INT8: "Tidemill int8", "llama_cpp": "llama-server Q8_0",
     "vllm": "vLLM int8",
 }  # fmt: skip
-# Whose figure of ours stands beside a peer's: the type nearest to its own.
+# The peers, and whose figure of ours stands beside each: the type nearest to its own.
 BESIDE = {"llama_cpp": OURS, "vllm": OURS_INT8}
 
 
@@ -98,7 +98,7 @@ def contenders(
             except (peers.PeerMissing, SystemExit) as error:
                 up.missing[name] = str(error)
                 continue
-            if not name.startswith(OURS):
+            if name in BESIDE:
                 server.pause()
             up.servers[name] = server
         yield up
@@ -126,7 +126,7 @@ def turns(
                 how = {"token_ids": True, "seed": 100 + repetition, **options(repetition)}
                 point = run_bench(BenchOptions(base_url=server.url, **how)).points[0]
             finally:
-                if not name.startswith(OURS):
+                if name in BESIDE:
                     server.pause()
             points[name].append(point)
             rates[name].values.append(point.output_throughput)

@@ -398,6 +398,8 @@ static GemmTiles tiles_i8(WeightType type, int64_t m_rows, int64_t k) {
       return spread_tiles_i8<KWeights<WeightType::Q5_K>>(m_rows, k);
     case WeightType::Q6_K:
       return spread_tiles_i8<KWeights<WeightType::Q6_K>>(m_rows, k);
+    case WeightType::I8:
+      return m_rows >= kLeastTileRows ? &gemm_tiles<DeepTiles<ChannelProducts>> : nullptr;
     default:
       return nullptr;
   }

@@ -317,10 +317,7 @@ static void gemm(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride,
 #endif
   }
 #ifdef TIDEMILL_AMX
-  if (w.type == WeightType::I8 && m_rows >= kLeastTileRows) run = &gemm_tiles<DeepTiles<ChannelProducts>>;
-  if (w.act == ActType::I8) {
-    if (auto* tiles = tiles_i8(w.type, m_rows, w.k)) run = tiles;
-  }
+  if (auto* tiles = tiles_i8(w.type, m_rows, w.k)) run = tiles;
 #endif
   run(w, acts, act_stride, m_rows, p0, p1, bias, out, ldo);
 }

@@ -20,7 +20,7 @@ def write_calibrated(
     import numpy as np
 
     from tidemill.base.errors import bad_request, unsupported
-    from tidemill.cli.quantize import Bar, copy_side
+    from tidemill.cli.quantize import Bar, copy_side, writing_bar
     from tidemill.llm import OpenedModel
     from tidemill.loading.calibrate.model import METHODS, Quantizer
     from tidemill.loading.named import locate
@@ -48,38 +48,12 @@ def write_calibrated(
     out.mkdir(exist_ok=True)
     scratch = out / "calibration.part"
     quantizer = Quantizer(files, method, sequences, scratch, identity)
-    with Layers(len(files.spec.layers)) as bar:
+    with Bar("layers", len(files.spec.layers)) as bar:
         quantizer.run(bar.tell)
     tensors = calibrated_tensors(files, quantizer)
-    with Bar(tensors) as writing:
+    with writing_bar(tensors) as writing:
         write_safetensors(out, tensors, identity, writing.tell)
     copy_side(source, out, method.config())
     shutil.rmtree(scratch)
     typer.echo(f"{out} written, calibrated on {len(sequences)} times {length} tokens")
     return source
-
-
-class Layers:
-    """A progress bar over layers, on a terminal."""
-
-    def __init__(self, count: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-        console = Console(stderr=True)
-        self._bar = Progress(
-            "layers", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console,
-            disable=not console.is_terminal,
-        )  # fmt: skip
-        self._task = self._bar.add_task("", total=count)
-
-    def __enter__(self) -> Layers:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *args: object) -> None:
-        self._bar.stop()
-
-    def tell(self, count: int) -> None:
-        """So many more are done."""
-        self._bar.advance(self._task, count)

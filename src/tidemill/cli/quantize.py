@@ -154,7 +154,7 @@ def _save_gguf(
 ) -> None:
     from tidemill.loading.write.gguf_out import write_gguf
 
-    with Bar(tensors) as bar:
+    with writing_bar(tensors) as bar:
         write_gguf(out, metadata, tensors, identity, bar.tell)
 
 
@@ -174,7 +174,7 @@ def _to_folder(source: Path, out: Path, kind: str | None, loss: Loss) -> None:
     integers = None if kind is None else TYPES[kind]
     tensors, left = to_folder(files, integers, loss)
     out.mkdir(exist_ok=True)
-    with Bar(tensors) as bar:
+    with writing_bar(tensors) as bar:
         write_safetensors(out, tensors, f"{files.digest().hex()} {kind}", bar.tell)
     section = None
     if integers is not None:
@@ -202,18 +202,30 @@ def copy_side(source: Path, out: Path, section: dict[str, Any] | None) -> None:
 
 
 class Bar:
-    """A progress bar over bytes, on a terminal."""
+    """A progress bar on a terminal.
 
-    def __init__(self, tensors: list[OutTensor]) -> None:
+    Args:
+        title: what is done.
+        total: how much of it there is.
+        sizes: it is bytes, and shown so.
+    """
+
+    def __init__(self, title: str, total: int, *, sizes: bool = False) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            MofNCompleteColumn,
+            Progress,
+            TimeRemainingColumn,
+        )
 
         console = Console(stderr=True)
         self._bar = Progress(
-            "writing", BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=console,
-            disable=not console.is_terminal,
+            title, BarColumn(), DownloadColumn() if sizes else MofNCompleteColumn(),
+            TimeRemainingColumn(), console=console, disable=not console.is_terminal,
         )  # fmt: skip
-        self._task = self._bar.add_task("", total=sum(t.nbytes for t in tensors))
+        self._task = self._bar.add_task("", total=total)
 
     def __enter__(self) -> Bar:
         self._bar.start()
@@ -223,7 +235,13 @@ class Bar:
         self._bar.stop()
 
     def tell(self, count: int) -> None:
+        """So much more is done."""
         self._bar.advance(self._task, count)
+
+
+def writing_bar(tensors: list[OutTensor]) -> Bar:
+    """Over the bytes of what is written."""
+    return Bar("writing", sum(t.nbytes for t in tensors), sizes=True)
 
 
 def _compare(source: Path, out: Path, text: str) -> None:
