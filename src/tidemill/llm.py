@@ -88,7 +88,7 @@ class LLM:
         progress: Callable[[str], None] = lambda line: None,
         **settings: Any,
     ) -> None:
-        opened = OpenedModel.open(model)
+        opened = OpenedModel.open(model, str(settings.get("backend", "auto")))
         settings.setdefault("served_name", opened.name)
         unknown = sorted(set(settings) - set(EngineConfig.__struct_fields__))
         if unknown or "model" in settings:

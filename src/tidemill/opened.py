@@ -30,14 +30,16 @@ class OpenedModel:
     defaults: dict[str, float | int]
 
     @classmethod
-    def open(cls, model: str | Path | None = None) -> OpenedModel:
+    def open(cls, model: str | Path | None = None, backend: str | None = None) -> OpenedModel:
         """Open a folder, a GGUF file, a hub id or a bundled name; None is the bundled model.
+
+        `backend` is what will run it, if anything; see `loading.checkpoint.open_model`.
 
         Raises:
             TidemillError: NOT_FOUND, MODEL_FILE, UNSUPPORTED; CONFIG without a bundled model.
         """
         path, name = locate(model)
-        files = open_model(path)
+        files = open_model(path, backend)
         tokenizer = Tokenizer(files.tokenizer)
         template = ChatTemplate(files.tokenizer.chat_template, tokenizer.special)
         stated = {k: v for k, v in asdict(files.generation).items() if v is not None}

@@ -19,8 +19,12 @@ MODEL = typer.Argument(
     help="A Hugging Face folder, a .gguf file, or a hub id (owner/name). Default: the bundled one.",
     show_default=False,
 )
-BACKEND = typer.Option("native", help="native (C++) or torch.")
-DEVICE = typer.Option("cpu", help="cpu, or a torch device for the torch backend.")
+BACKEND = typer.Option(
+    "auto",
+    help="native (C++), torch, or transformers (slow; for models without a family here); auto: "
+    "native, or transformers where a model needs it.",
+)
+DEVICE = typer.Option("cpu", help="cpu, or a torch device for the backends torch and transformers.")
 DTYPE = typer.Option("auto", help="Computing type: auto, float32 or bfloat16.")
 QUANTIZE = typer.Option("none", help="Quantize float weights at load: none, q8_0, q4_0 or int8.")
 KV_DTYPE = typer.Option("auto", help="Type of the KV cache: auto, float32, bfloat16 or int8.")
@@ -71,8 +75,10 @@ def packed_cache(text: str) -> str:
     return str(Path(text).absolute())
 
 
-def open_model(model: str | None, chat_template: str | None = None) -> OpenedModel:
-    """Open a model's files, with another chat template if one is named.
+def open_model(
+    model: str | None, chat_template: str | None = None, backend: str = "auto"
+) -> OpenedModel:
+    """Open a model's files for a backend, with another chat template if one is named.
 
     Raises:
         TidemillError: the model or the template cannot be used.
@@ -81,7 +87,7 @@ def open_model(model: str | None, chat_template: str | None = None) -> OpenedMod
 
     from tidemill.opened import OpenedModel
 
-    opened = OpenedModel.open(model)
+    opened = OpenedModel.open(model, backend)
     if chat_template is None:
         return opened
     return replace(opened, template=template_from(chat_template, opened.tokenizer.special))

@@ -133,7 +133,7 @@ def serve(
     code = run_server(
         ServeOptions(
             config,
-            lambda: _load_text(str(path), chat_template, tool_format, reasoning_format),
+            lambda: _load_text(str(path), chat_template, tool_format, reasoning_format, backend),
             log_level,
             limits=limits,
             security=security,
@@ -165,14 +165,14 @@ def _limits(settings: Sequence[str]) -> Limits:
 
 
 def _load_text(
-    model: str, chat_template: str | None, tool_format: str, reasoning_format: str
+    model: str, chat_template: str | None, tool_format: str, reasoning_format: str, backend: str
 ) -> TextSide:
     """The text side, and what a person should know about it."""
     from tidemill.grammar.schema import prepared
     from tidemill.server.run import TextSide
     from tidemill.text.answering import ChatSide
 
-    opened = options.open_model(model, chat_template)
+    opened = options.open_model(model, chat_template, backend)
     for note in (*opened.files.notes, *opened.tokenizer.notes):
         _say(note)
     if opened.defaults:

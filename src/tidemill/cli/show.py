@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING
 
 import typer
 
 from tidemill.cli import options
-from tidemill.models.spec import Attention, Mlp, Moe
+from tidemill.models.foreign import Foreign
+from tidemill.models.spec import Attention, DecoderSpec, Mlp, Moe
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,7 +34,7 @@ def show(
     console.print(_kv_table(opened))
     console.print()
     console.print(_tensor_table(opened, grouped=not tensors))
-    for note in opened.tokenizer.notes:
+    for note in (*opened.files.notes, *opened.tokenizer.notes):
         console.print(f"note: {note}")
 
 
@@ -55,29 +57,12 @@ def _facts(opened: OpenedModel) -> Table:
     from tidemill.cli.machine import human_bytes
 
     files, spec, tokenizer = opened.files, opened.files.spec, opened.tokenizer
-    attentions = list(spec.attentions().values())
-    mlp = next(layer.mlp for layer in spec.layers if layer.mlp is not None)
-    attention = attentions[0]
-    windows = sorted({a.window for a in attentions if a.window is not None})
-    rope = attention.rope
-    scaling = f", {rope.scaling.kind} scaling" if rope and rope.scaling else ""
     eos = ", ".join(f"{i} {tokenizer.id_to_token(i)!r}" for i in files.eos_token_ids) or "none"
     defaults = ", ".join(f"{k} {v:g}" for k, v in opened.defaults.items()) or "none stated"
     rows = [
         ("model", f"{opened.name} ({files.format}, {files.path})"),
-        ("family", spec.family),
-        ("parameters", f"{spec.parameters():,}"),
         ("weights", f"{human_bytes(files.file_bytes)}, mostly {spec.weights_dtype}"),
-        ("layers", f"{len(spec.layers)} of width {spec.hidden_size}"),
-        (
-            "attention",
-            _heads(attention)
-            + (", QK norm" if attention.qk_norm else "")
-            + (", biases" if attention.q_bias else "")
-            + (f", window {windows}" if windows else ""),
-        ),
-        ("rope", f"theta {rope.theta:g}{scaling}" if rope else "none"),
-        ("feed-forward", _feed_forward(mlp)),
+        *(_shape(spec) if spec.foreign is None else _foreign(opened, spec.foreign)),
         ("context", f"{spec.max_positions:,} tokens"),
         (
             "vocabulary",
@@ -92,6 +77,41 @@ def _facts(opened: OpenedModel) -> Table:
     for name, value in rows:
         table.add_row(f"[bold]{name}[/bold]", _escaped(value))
     return table
+
+
+def _shape(spec: DecoderSpec) -> list[tuple[str, str]]:
+    """What a family says of a model."""
+    attentions = list(spec.attentions().values())
+    mlp = next(layer.mlp for layer in spec.layers if layer.mlp is not None)
+    attention = attentions[0]
+    windows = sorted({a.window for a in attentions if a.window is not None})
+    rope = attention.rope
+    scaling = f", {rope.scaling.kind} scaling" if rope and rope.scaling else ""
+    return [
+        ("family", spec.family),
+        ("parameters", f"{spec.parameters():,}"),
+        ("layers", f"{len(spec.layers)} of width {spec.hidden_size}"),
+        (
+            "attention",
+            _heads(attention)
+            + (", QK norm" if attention.qk_norm else "")
+            + (", biases" if attention.q_bias else "")
+            + (f", window {windows}" if windows else ""),
+        ),
+        ("rope", f"theta {rope.theta:g}{scaling}" if rope else "none"),
+        ("feed-forward", _feed_forward(mlp)),
+    ]
+
+
+def _foreign(opened: OpenedModel, foreign: Foreign) -> list[tuple[str, str]]:
+    """What is known of a model that no family describes."""
+    places = opened.files.tensors.places.values()
+    stored = sum(math.prod(place.shape) for place in places)
+    return [
+        ("architecture", f"{foreign.architecture}, which no family describes"),
+        ("backend", "transformers: slow, and KV sizes are estimates until it is loaded"),
+        ("parameters", f"{stored:,}, as stored"),
+    ]
 
 
 def _feed_forward(mlp: Mlp | Moe) -> str:
@@ -117,7 +137,7 @@ def _kv_table(opened: OpenedModel) -> Table:
     table.add_column("type")
     table.add_column("bytes per token", justify="right")
     table.add_column("full context", justify="right")
-    for kv_dtype in _KV_DTYPES:
+    for kv_dtype in _KV_DTYPES if spec.foreign is None else _KV_DTYPES[:1]:
         size = spec.kv_bytes_per_token(kv_dtype)
         table.add_row(kv_dtype, f"{size:,}", human_bytes(size * spec.max_positions))
     return table

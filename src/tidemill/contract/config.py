@@ -14,7 +14,7 @@ import msgspec
 
 from tidemill.base.errors import config_error
 
-BACKENDS = ("native", "torch")
+BACKENDS = ("auto", "native", "torch", "transformers")
 DTYPES = ("auto", "float32", "bfloat16")
 QUANTIZATIONS = ("none", "q8_0", "q4_0", "int8")
 KV_DTYPES = ("auto", "float32", "bfloat16", "int8")
@@ -37,9 +37,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         model: path of a Hugging Face folder or a GGUF file.
         served_name: the name clients use.
-        backend: ``native`` or ``torch``.
-        device: ``cpu``, or for torch any torch device.
-        dtype: computing type; ``auto`` is bfloat16 unless the weights are float32.
+        backend: ``native``, ``torch`` or ``transformers``; ``auto`` is native, or transformers for
+            a model that no family describes.
+        device: ``cpu``, or for torch and transformers any torch device.
+        dtype: computing type; ``auto`` is bfloat16 unless the weights are float32 or transformers
+            computes.
         quantize: requantize float weights at load.
         kv_dtype: type of the KV cache; ``auto`` is the computing type.
         block_size: tokens per KV block.
@@ -62,7 +64,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     served_name: str
-    backend: str = "native"
+    backend: str = "auto"
     device: str = "cpu"
     dtype: str = "auto"
     quantize: str = "none"

@@ -493,7 +493,7 @@ def resolved(config: EngineConfig, info: EngineInfo) -> EngineConfig:
         recurrent_sequences=info.recurrent_sequences,
         recurrent_snapshots=info.recurrent_snapshots,
         threads=info.threads,
-        isa=info.isa if config.backend == "native" else config.isa,
+        isa=info.isa if info.backend == "native" else config.isa,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidemill.base.errors import model_file_error
+from tidemill.base.errors import model_file_error, unsupported
 from tidemill.loading import gguf_model, huggingface
 from tidemill.loading.gguf import MAGIC
 from tidemill.loading.hub import resolve
@@ -13,12 +13,14 @@ from tidemill.loading.parts import ModelFiles
 from tidemill.models.spec import DecoderSpec
 
 
-def open_model(model: str | Path) -> ModelFiles:
+def open_model(model: str | Path, backend: str | None = None) -> ModelFiles:
     """Open a model; no tensor data is read before it is asked for.
 
     Args:
         model: a checkpoint folder, a GGUF file, or a hub id such as ``Qwen/Qwen3-0.6B`` (for a
             GGUF file on the hub: ``owner/name/file.gguf``). What exists locally wins.
+        backend: what it is opened for, None for no backend; ``auto`` and ``transformers`` also
+            take folders that no family describes, see `huggingface.open_folder`.
 
     Raises:
         TidemillError: NOT_FOUND when there is no such model, MODEL_FILE or UNSUPPORTED when its
@@ -26,8 +28,10 @@ def open_model(model: str | Path) -> ModelFiles:
     """
     path = resolve(model)
     if path.is_dir():
-        return huggingface.open_folder(path)
+        return huggingface.open_folder(path, backend)
     if path.suffix == ".gguf" or _is_gguf(path):
+        if backend == "transformers":
+            raise unsupported("backend", "the transformers backend reads folders, no GGUF files")
         return gguf_model.open_file(path)
     raise model_file_error(
         f"{path}: neither a model's folder nor a GGUF file; for safetensors give the folder "

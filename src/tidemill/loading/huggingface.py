@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tidemill.base.errors import TidemillError, model_file_error, unsupported
+from tidemill.base.errors import ErrorKind, TidemillError, model_file_error, unsupported
 from tidemill.base.tokenizer_data import TokenizerData
-from tidemill.base.vector_data import VectorData
+from tidemill.base.vector_data import NOTHING_SAID, VectorData
 from tidemill.loading import safetensors, sharded, spm_file, torch_files
 from tidemill.loading.heads import (
     MakeHead,
@@ -23,13 +23,14 @@ from tidemill.loading.jsonfile import read_bytes, read_object, read_optional_obj
 from tidemill.loading.lazy import LazyTensors
 from tidemill.loading.mapped import StoredTensor
 from tidemill.loading.parts import GenerationDefaults, ModelFiles
-from tidemill.loading.places import Place
+from tidemill.loading.places import READ_TYPES, Place
 from tidemill.loading.schemes import (
     QUANTIZATION_KEYS,
     checked_place,
     place_weights,
     quantization_schemes,
 )
+from tidemill.loading.schemes.base import Scheme
 from tidemill.loading.selected import select
 from tidemill.loading.sentence import (
     VECTOR_KEYS,
@@ -38,6 +39,8 @@ from tidemill.loading.sentence import (
     read_sentence_files,
 )
 from tidemill.models import tensors as names
+from tidemill.models.dense import Family
+from tidemill.models.foreign import read_foreign
 from tidemill.models.naming import match_tensors, with_prefix
 from tidemill.models.registry import family_for_config, kind_of
 from tidemill.models.spec import DecoderSpec
@@ -53,8 +56,13 @@ _ROLES = (
 )
 
 
-def open_folder(folder: Path) -> ModelFiles:
+def open_folder(folder: Path, backend: str | None = None) -> ModelFiles:
     """Open a checkpoint folder; only headers and small files are read.
+
+    Args:
+        folder: holds config.json.
+        backend: ``auto``: what no family describes is opened for transformers; ``transformers``:
+            so is everything; any other, or None for no backend: it is refused.
 
     Raises:
         TidemillError: MODEL_FILE or UNSUPPORTED; the message names file and key or tensor.
@@ -62,22 +70,77 @@ def open_folder(folder: Path) -> ModelFiles:
     if not (folder / "config.json").is_file():
         raise model_file_error(f"{folder}: holds no config.json; is it a model's folder?")
     config = read_object(folder / "config.json")
-    family = family_for_config(config)
+    if backend == "transformers":
+        return _foreign_files(folder, config)
+    try:
+        return _family_files(folder, config)
+    except Undescribed as undescribed:
+        refusal = undescribed.refusal
+        if backend is None:
+            raise refusal from None
+        if backend != "auto":
+            message = f"{refusal.message}; --backend transformers may run it"
+            raise TidemillError(refusal.kind, message, param=refusal.param) from None
+        try:
+            return _foreign_files(folder, config, str(refusal))
+        except TidemillError:
+            raise refusal from None
+
+
+class Undescribed(Exception):
+    """No family reads a config.json; `refusal` says what of it."""
+
+    def __init__(self, refusal: TidemillError) -> None:
+        super().__init__(str(refusal))
+        self.refusal = refusal
+
+
+def _described(
+    folder: Path, config: Mapping[str, Any]
+) -> tuple[Family, tuple[Scheme, ...], DecoderSpec]:
+    """The family that reads a config.json, its quantization schemes and its spec.
+
+    Raises:
+        Undescribed: no family knows the architecture or a key.
+        TidemillError: MODEL_FILE: a value is broken.
+    """
+    try:
+        family = family_for_config(config)
+    except TidemillError as error:
+        raise _sorted(error) from None
+    schemes = _schemes(folder, config)
+    try:
+        # Whoever reads the scheme has read its section: families see a float model.
+        read = (*QUANTIZATION_KEYS, *VECTOR_KEYS)
+        return family, schemes, family.spec({k: v for k, v in config.items() if k not in read})
+    except TidemillError as error:
+        raise _sorted(_in_config(folder, error)) from error
+
+
+def _schemes(folder: Path, config: Mapping[str, Any]) -> tuple[Scheme, ...]:
+    try:
+        return quantization_schemes(config)
+    except TidemillError as error:
+        raise _in_config(folder, error) from error
+
+
+def _in_config(folder: Path, error: TidemillError) -> TidemillError:
+    message = f"{folder.name}/config.json: {error.message}"
+    return TidemillError(error.kind, message, param=error.param)
+
+
+def _sorted(error: TidemillError) -> Exception:
+    return Undescribed(error) if error.kind is ErrorKind.UNSUPPORTED else error
+
+
+def _family_files(folder: Path, config: Mapping[str, Any]) -> ModelFiles:
+    family, schemes, spec = _described(folder, config)
     sentence = read_sentence_files(folder, config)
     kind = kind_of(config)
     if sentence.pooled and kind == "generate":
         kind = "vectors"  # trained to embed: what its output layer would say means nothing
-    try:
-        schemes = quantization_schemes(config)
-        # Whoever reads the scheme has read its section: families see a float model.
-        read = (*QUANTIZATION_KEYS, *VECTOR_KEYS)
-        spec = family.spec({k: v for k, v in config.items() if k not in read})
-        if kind != "generate":
-            spec = dataclasses.replace(spec, generates=False, tied_embeddings=False)
-    except TidemillError as error:
-        raise TidemillError(
-            error.kind, f"{folder.name}/config.json: {error.message}", param=error.param
-        ) from error
+    if kind != "generate":
+        spec = dataclasses.replace(spec, generates=False, tied_embeddings=False)
     stored = read_tensors(folder)
     weights, scheme_notes = place_weights(schemes, stored)
     weights = with_prefix(family.rules, weights)
@@ -94,8 +157,52 @@ def open_folder(folder: Path) -> ModelFiles:
     }
     tensors = LazyTensors(places)
     vectors, head = _head(sentence, kind, config, spec, tensors, own)
+    return _files(folder, config, spec, tensors, stored, scheme_notes, vectors, head)
+
+
+def _foreign_files(folder: Path, config: Mapping[str, Any], why: str = "") -> ModelFiles:
+    """The folder for transformers: its tensors by their own names. `why`: what no family reads."""
+    try:
+        foreign, sizes = read_foreign(config)
+    except TidemillError as error:
+        raise _in_config(folder, error) from error
+    stored = read_tensors(folder)
+    weights, notes = place_weights(_schemes(folder, config), stored)
+    # Buffers of other types (masks, position numbers) are made by the model's code.
+    places = {
+        name: checked_place(place)
+        for name, place in weights.items()
+        if not isinstance(place, StoredTensor) or place.dtype in READ_TYPES
+    }
+    if not places:
+        raise model_file_error(f"{folder}: holds no weights")
+    spec = DecoderSpec(
+        family=f"{foreign.architecture} (by transformers)",
+        vocab_size=sizes.vocab_size,
+        hidden_size=sizes.hidden_size,
+        max_positions=sizes.max_positions,
+        layers=(),
+        norm_eps=0.0,
+        tied_embeddings=sizes.tied_embeddings,
+        foreign=foreign,
+    )
+    if why:
+        notes = (f"no family of Tidemill's reads this model: {why}", *notes)
+    return _files(folder, config, spec, LazyTensors(places), stored, notes)
+
+
+def _files(
+    folder: Path,
+    config: Mapping[str, Any],
+    spec: DecoderSpec,
+    tensors: LazyTensors,
+    stored: Mapping[str, StoredTensor],
+    notes: tuple[str, ...],
+    vectors: VectorData = NOTHING_SAID,
+    head: MakeHead = tuple,
+) -> ModelFiles:
     generation = read_optional_object(folder / "generation_config.json")
-    defaults, notes = generation_defaults(generation)
+    defaults, generation_notes = generation_defaults(generation)
     eos = generation.get("eos_token_id")
     eos = config.get("eos_token_id") if eos is None else eos
     vocab = spec.vocab_size
@@ -108,7 +215,7 @@ def open_folder(folder: Path) -> ModelFiles:
         bos_token_id=_first(token_ids(config.get("bos_token_id"), "bos_token_id", vocab)),
         eos_token_ids=token_ids(eos, "eos_token_id", vocab),
         generation=defaults,
-        notes=notes + scheme_notes,
+        notes=generation_notes + notes,
         tokenizer=read_tokenizer(folder),
         vectors=vectors,
         head=head,

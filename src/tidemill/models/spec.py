@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 from tidemill.models import tensors as names
+from tidemill.models.foreign import Foreign
 from tidemill.models.rope import Rope, RopeScaling, inverse_frequencies
 
 __all__ = [
@@ -313,6 +314,7 @@ class DecoderSpec:
         token_types: vectors for kinds of texts, the first of which is added to every embedding; 0
             without them.
         last_norm: there is a norm behind the last layer.
+        foreign: no family describes the model, and it has no layers here: see `Foreign`.
     """
 
     family: str
@@ -335,6 +337,7 @@ class DecoderSpec:
     causal: bool = True
     token_types: int = 0
     last_norm: bool = True
+    foreign: Foreign | None = None
 
     def attentions(self) -> dict[int, Attention]:
         """Layer -> its mixer, where that is attention."""
@@ -348,11 +351,22 @@ class DecoderSpec:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of one state of all recurrent layers; 0 where there are none."""
+        """Bytes of one state of all recurrent layers; 0 where there are none.
+
+        A foreign model's state is the whole of what a sequence leaves, and half of the two states
+        that a sequence has: one of them is always empty.
+        """
+        if self.foreign is not None:
+            return max(1, -(-self.foreign.fixed_bytes // 2))
         return sum(4 * mixer.state_values for mixer in self.recurrences().values())
 
     def cache_groups(self) -> tuple[CacheGroup, ...]:
-        """The cache groups of the model, in the order block tables are given."""
+        """The cache groups of the model, in the order block tables are given.
+
+        A foreign model's one group has no layers: its blocks count tokens, and hold nothing.
+        """
+        if self.foreign is not None:
+            return (CacheGroup("full", ()),)
         full: list[int] = []
         windows: dict[int, list[int]] = {}
         for i, mixer in self.attentions().items():
@@ -366,8 +380,10 @@ class DecoderSpec:
 
         Args:
             kv_dtype: ``float32``, ``bfloat16`` or ``int8`` (which adds a float32 scale per token
-                and KV head, for K and for V).
+                and KV head, for K and for V). A foreign model's are as it keeps them.
         """
+        if self.foreign is not None:
+            return max(1, self.foreign.token_bytes)
         total = 0
         for mixer in self.attentions().values():
             values = mixer.head_dim + mixer.v_dim  # K and V
@@ -376,7 +392,10 @@ class DecoderSpec:
         return total
 
     def expected_tensors(self) -> dict[str, tuple[int, ...]]:
-        """Canonical name -> shape of every tensor the model must have, no more and no less."""
+        """Canonical name -> shape of every tensor the model must have, no more and no less; of a
+        foreign model, none."""
+        if self.foreign is not None:
+            return {}
         width = (self.hidden_size,)
         shapes: dict[str, tuple[int, ...]] = {names.EMBED: (self.vocab_size, self.hidden_size)}
         if self.learned_positions:

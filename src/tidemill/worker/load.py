@@ -20,16 +20,24 @@ from tidemill.worker.kv_check import check_kv
 from tidemill.worker.machine import available_memory, usable_cpus
 from tidemill.worker.packed import kept_weights
 from tidemill.worker.runner import Runner
-from tidemill.worker.sizing import check_weights_fit, plan_cache, weight_bytes
+from tidemill.worker.sizing import check_weights_fit, plan_cache, wanted_len, weight_bytes
 
 # Backends are imported when they are chosen: torch may not be installed.
-_BACKENDS = {"native": "tidemill.backends.native", "torch": "tidemill.backends.torch"}
+_BACKENDS = {
+    "native": "tidemill.backends.native",
+    "torch": "tidemill.backends.torch",
+    "transformers": "tidemill.backends.transformers",
+}
 
 Progress = Callable[[str], None]
 
 _NO_PREFIXES = (
     "prefix caching: off, since the cache has no memory to keep states of this model's recurrent "
     "layers; give more --kv-memory"
+)
+_NO_SHARING = (
+    "prefix caching: off, since transformers keeps what a sequence leaves in one piece that no "
+    "other can share"
 )
 
 
@@ -64,8 +72,11 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
             settings, RESOURCE when memory does not suffice (found before loading).
     """
     config.validate()
-    files = open_model(config.model)
+    files = open_model(config.model, config.backend)
     spec = files.spec
+    name = config.backend
+    if name == "auto":
+        name = "native" if spec.foreign is None else "transformers"
     dtype = resolve_dtype(config.dtype, files)
     kv_dtype = config.kv_dtype if config.kv_dtype != "auto" else dtype
     threads = config.threads or usable_cpus()
@@ -79,20 +90,24 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
         isa=config.isa,
         device=config.device,
     )
-    wide = dtype == "float32" or config.backend == "torch"
+    wide = dtype == "float32" or name != "native"
     tensors = files.tensors.held(Holding(wide, config.quantize))
     if config.device == "cpu":
         stored = {name: tensors.header(name) for name in tensors}
-        need = weight_bytes(stored, dtype, config.quantize, config.backend)
+        need = weight_bytes(stored, dtype, config.quantize, name)
         check_weights_fit(need, available_memory(), config.served_name)
     # Refuses a context the model does not have before minutes are spent on loading it.
-    plan_cache(config, spec, kv_dtype, available_memory())
+    if spec.foreign is None:
+        plan_cache(config, spec, kv_dtype, available_memory())
+    else:
+        wanted_len(config, spec)  # what its tokens take is not known yet
     progress(f"loading {config.served_name} ({files.file_bytes / 2**30:.2f} GiB)")
     started = monotonic()
-    factory = cast(BackendFactory, import_module(_BACKENDS[config.backend]).load)
+    factory = cast(BackendFactory, import_module(_BACKENDS[name]).load)
     weights = files.digest()
     packed = kept_weights(config, files, weights, threads, tensors.error_note, progress)
     backend = factory(spec, tensors, options, packed)
+    spec = backend.spec  # a foreign model's sizes are known now
     for file in files.files:
         file.let_go()  # it is packed: what is read in place comes back when it is used
     progress(f"weights loaded in {monotonic() - started:.1f} s")
@@ -106,6 +121,7 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
     free = available_memory() - backend.memory().mapped_bytes
     cache = plan_cache(config, spec, kv_dtype, max(0, free))
     backend.allocate_cache((cache.num_blocks,) * len(spec.cache_groups()), states=cache.states)
+    foreign = spec.foreign
     kept = cache.snapshots > 0 or not spec.state_bytes
     prefix_caching = config.prefix_caching and kept and spec.causal
     memory = backend.memory()
@@ -114,16 +130,18 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
         f"computing in {dtype} on {memory.isa} with {threads} threads; weights {quantization}, "
         f"{memory.weight_bytes / 2**30:.2f} GiB; KV cache {kv_dtype}",
         *(note for note in (lost, narrowed) if note),
+        *getattr(backend, "notes", ()),
         *cache.notes,
-        *([_NO_PREFIXES] if config.prefix_caching and not kept else []),
+        *([_NO_SHARING if foreign else _NO_PREFIXES] if config.prefix_caching and not kept else []),
     )
     for note in notes:
         progress(note)
     head, hidden = files.head(), spec.hidden_size
-    identity = f"{weights.hex()} {config.backend} {memory.isa} {dtype} {config.quantize}"
+    whole = not spec.causal or (foreign is not None and not foreign.in_pieces)
+    identity = f"{weights.hex()} {name} {memory.isa} {dtype} {config.quantize}"
     info = EngineInfo(
         model=config.served_name,
-        backend=config.backend,
+        backend=name,
         isa=memory.isa,
         device=memory.device,
         dtype=dtype,
@@ -138,14 +156,14 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
         kv_bytes=memory.kv_bytes,
         weight_bytes=memory.weight_bytes,
         max_num_seqs=cache.max_num_seqs,
-        max_step_tokens=max(config.max_step_tokens, 0 if spec.causal else cache.max_model_len),
+        max_step_tokens=max(config.max_step_tokens, cache.max_model_len if whole else 0),
         prefix_caching=prefix_caching,
         hidden_size=head[-1].weight.shape[0] if head and not files.vectors.labels else hidden,
         labels=files.vectors.labels,
         generates=spec.generates,
         recurrent_sequences=cache.max_num_seqs if spec.state_bytes else None,
         recurrent_snapshots=cache.snapshots if spec.state_bytes else None,
-        whole_prompts=not spec.causal,
+        whole_prompts=whole,
         eos_token_ids=eos,
         notes=notes,
         identity=identity,
@@ -161,9 +179,11 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
 
 
 def resolve_dtype(dtype: str, files: ModelFiles) -> str:
-    """``auto`` is bfloat16 unless the weights are float32."""
+    """``auto`` is bfloat16 unless the weights are float32 or transformers computes."""
     if dtype != "auto":
         return dtype
+    if files.spec.foreign is not None:
+        return "float32"
     return "float32" if files.tensors.prevailing_dtype() == "F32" else "bfloat16"
 
 

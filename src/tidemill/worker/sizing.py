@@ -43,7 +43,7 @@ def weight_bytes(
         dtype: computing type.
         quantize: ``none``, ``q8_0``, ``q4_0`` or ``int8``.
         backend: ``native`` keeps quantized and 16-bit matrices as small as they are stored,
-            ``torch`` expands them to the computing type.
+            ``torch`` and ``transformers`` expand them to the computing type.
     """
     total = 0
     for name, tensor in tensors.items():
@@ -51,7 +51,7 @@ def weight_bytes(
         kind = stored_type(name, tensor, quantize)
         if len(tensor.shape) < 2:
             total += count * _FLOAT_BYTES["float32"]
-        elif backend == "torch" or kind == "F32":
+        elif backend != "native" or kind == "F32":
             total += count * _FLOAT_BYTES[dtype]
         else:
             total += expected_nbytes(kind, tensor.shape)
@@ -112,7 +112,7 @@ def plan_cache(config: EngineConfig, spec: DecoderSpec, kv_dtype: str, free: int
         TidemillError: CONFIG when the context asked for exceeds the model's, RESOURCE when it (or
             a single block) does not fit.
     """
-    wanted = _wanted_len(config, spec)
+    wanted = wanted_len(config, spec)
     per_token = spec.kv_bytes_per_token(kv_dtype)
     per_block = per_token * config.block_size
     if config.kv_memory is not None:
@@ -140,7 +140,7 @@ def plan_cache(config: EngineConfig, spec: DecoderSpec, kv_dtype: str, free: int
         f"KV cache: {blocks * per_block / _GIB:.2f} GiB, {blocks} blocks of {config.block_size} "
         f"tokens ({capacity} tokens): {why}"
     ]
-    if state_bytes:
+    if state_bytes and spec.foreign is None:
         notes.append(
             f"recurrent states: {state_bytes / _GIB:.2f} GiB, for {sequences} sequences at once "
             f"and {snapshots} beginnings of prompts"
@@ -172,7 +172,8 @@ def _states(config: EngineConfig, spec: DecoderSpec, budget: int) -> tuple[int, 
         return config.max_num_seqs, 0
     if config.recurrent_sequences is not None:
         return config.recurrent_sequences, config.recurrent_snapshots or 0
-    each = SNAPSHOTS_PER_SEQUENCE if config.prefix_caching else 0
+    keeps = config.prefix_caching and spec.foreign is None
+    each = SNAPSHOTS_PER_SEQUENCE if keeps else 0
     fitting = int(budget * STATE_SHARE) // spec.state_bytes
     sequences = max(1, min(config.max_num_seqs, fitting // (STATES_PER_SEQUENCE + each)))
     spare = max(0, fitting - STATES_PER_SEQUENCE * sequences)
@@ -192,7 +193,8 @@ def _useful_blocks(config: EngineConfig, wanted: int) -> tuple[int, str]:
     return count, f"{config.max_num_seqs} sequences of {typical} tokens"
 
 
-def _wanted_len(config: EngineConfig, spec: DecoderSpec) -> int:
+def wanted_len(config: EngineConfig, spec: DecoderSpec) -> int:
+    """Positions a request may use if memory allows it; CONFIG error beyond the model's."""
     wanted = config.max_model_len
     if wanted is None:
         return spec.max_positions

@@ -8,9 +8,6 @@ products choose their kernels by shape.
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -26,14 +23,11 @@ from tidemill.backends.base import (
     BackendOptions,
     ExportedBlocks,
     Int32,
-    LogprobArrays,
     StepInputs,
-    StepOutputs,
-    UInt8,
 )
-from tidemill.backends.torch import latents, layers, recurrent, sampling
+from tidemill.backends.torch import latents, layers, recurrent
 from tidemill.backends.torch.cache import PagedCache
-from tidemill.base.clock import monotonic
+from tidemill.backends.torch.steps import Computed, Handle, StepThread
 from tidemill.base.errors import ErrorKind, TidemillError, config_error
 from tidemill.models import tensors as names
 from tidemill.models.quantization import QUANTIZED_TYPES, convert, stored_type, to_float32
@@ -51,7 +45,6 @@ from tidemill.models.spec import (
 from tidemill.models.tensors import RawTensor, TensorMap, layer_name
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_MAX_OUTSTANDING = 2
 
 
 def _to_torch(tensor: RawTensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -59,47 +52,6 @@ def _to_torch(tensor: RawTensor, dtype: torch.dtype, device: torch.device) -> to
     # A mapped file is read-only memory, which torch does not take.
     owned = values if values.flags.writeable else values.copy()
     return torch.from_numpy(owned).to(device=device, dtype=dtype)
-
-
-class _Handle:
-    """A submitted step."""
-
-    def __init__(self, inputs: StepInputs, previous: _Handle | None) -> None:
-        self.inputs = inputs
-        self.previous = previous
-        self.future: Future[StepOutputs] = Future()
-        self.sampled: Int32 | None = None
-        self.masks: dict[int, UInt8] = {}
-        self.closed = False
-        self._changed = threading.Condition()
-
-    def set_mask(self, row: int, draft: int, bits: UInt8) -> None:
-        """See backends.base.StepHandle."""
-        if draft != 0:
-            raise TidemillError(ErrorKind.UNSUPPORTED, "the torch backend verifies no drafts")
-        with self._changed:
-            self.masks[row] = np.array(bits, dtype=np.uint8)
-            self._changed.notify_all()
-
-    def wait_mask(self, row: int, vocab: int) -> NDArray[np.bool_]:
-        with self._changed:
-            self._changed.wait_for(lambda: row in self.masks or self.closed)
-            if row not in self.masks:
-                raise TidemillError(ErrorKind.CANCELLED, "the backend was closed")
-            return np.unpackbits(self.masks[row], bitorder="little")[:vocab].astype(bool)
-
-    def close(self) -> None:
-        with self._changed:
-            self.closed = True
-            self._changed.notify_all()
-
-    def done(self, seconds: float = 0.0) -> bool:
-        if seconds > 0:
-            wait((self.future,), timeout=seconds)
-        return self.future.done()
-
-    def result(self) -> StepOutputs:
-        return self.future.result()
 
 
 class TorchBackend:
@@ -131,11 +83,8 @@ class TorchBackend:
         }
         self._cache: PagedCache | None = None
         self._states = recurrent.States(spec, 0, str(self._device))
-        self._steps = ThreadPoolExecutor(1, "torch-step")
-        self._outstanding: list[_Handle] = []
-        self._last: _Handle | None = None  # its tokens may be the next step's input
+        self._steps = StepThread(self._compute, lambda: spec.vocab_size)
         self._progress = 0
-        self._closed = False
 
     def _load(self, name: str, tensor: RawTensor) -> torch.Tensor:
         kind = stored_type(name, tensor, self.options.quantize)
@@ -163,23 +112,10 @@ class TorchBackend:
         )
         self._states = recurrent.States(self.spec, states, str(self._device))
 
-    def submit(self, inputs: StepInputs) -> _Handle:
+    def submit(self, inputs: StepInputs) -> Handle:
         """See backends.base.Backend."""
-        if self._closed or self._cache is None:
-            raise TidemillError(ErrorKind.INTERNAL, "the backend is closed or has no cache yet")
-        if inputs.slice is not None:
-            raise TidemillError(
-                ErrorKind.INTERNAL, "the backend computes all layers of a row at once"
-            )
-        self._outstanding = [h for h in self._outstanding if not h.done()]
-        if len(self._outstanding) >= _MAX_OUTSTANDING:
-            raise TidemillError(ErrorKind.INTERNAL, "two steps are outstanding already")
-        previous = self._last if inputs.token_ids.size and inputs.token_ids.min() < 0 else None
-        handle = _Handle(inputs, self._outstanding[-1] if self._outstanding else previous)
-        self._last = handle
-        self._outstanding.append(handle)
-        self._steps.submit(self._run, handle)
-        return handle
+        self._ready_cache()
+        return self._steps.submit(inputs)
 
     def copy_blocks(self, group: int, pairs: Int32) -> None:
         """See backends.base.Backend."""
@@ -199,10 +135,7 @@ class TorchBackend:
 
     def close(self) -> None:
         """See backends.base.Backend."""
-        self._closed = True
-        for handle in self._outstanding:
-            handle.close()
-        self._steps.shutdown(wait=True)
+        self._steps.close()
         self._weights, self._heads = {}, {}
         self._cache = None
 
@@ -210,61 +143,16 @@ class TorchBackend:
 
     def _ready_cache(self) -> PagedCache:
         if self._cache is None:
-            raise TidemillError(ErrorKind.INTERNAL, "allocate_cache has not been called")
+            raise TidemillError(ErrorKind.INTERNAL, "the backend is closed or has no cache yet")
         return self._cache
 
-    def _run(self, handle: _Handle) -> None:
-        previous, handle.previous = handle.previous, None
-        try:
-            if previous is not None and previous.future.exception() is not None:
-                raise TidemillError(ErrorKind.INTERNAL, "an earlier step failed; this one is void")
-            with torch.inference_mode():
-                outputs = self._step(handle, previous)
-            handle.future.set_result(outputs)
-        except TidemillError as error:
-            handle.future.set_exception(error)
-        except torch.OutOfMemoryError as error:
-            failure = TidemillError(ErrorKind.RESOURCE, f"out of memory in a step: {error}")
-            handle.future.set_exception(failure)
-        except Exception as error:  # a defect must end this step, not the thread
-            failure = TidemillError(ErrorKind.INTERNAL, f"step failed: {error!r}")
-            failure.__cause__ = error
-            handle.future.set_exception(failure)
-
-    def _step(self, handle: _Handle, previous: _Handle | None) -> StepOutputs:
-        start = monotonic()
-        inputs = handle.inputs
+    def _compute(self, tokens: Int32, inputs: StepInputs) -> Computed:
         for group, pairs in enumerate(inputs.copies):
             self._ready_cache().copy(group, pairs)
         if not inputs.context_len.size:  # a step may do nothing but copy
-            handle.sampled = np.empty(0, np.int32)
-            return StepOutputs(sampled=handle.sampled)
-        tokens = inputs.token_ids.copy()
-        future = np.flatnonzero(tokens < 0)
-        pending: dict[int, int] = {}
-        for t in future.tolist():
-            tokens[t] = self._resolve(-1 - int(tokens[t]), previous)
-            row = int(np.searchsorted(inputs.row_start, t, side="right")) - 1
-            pending[row] = int(tokens[t])
+            return Computed()
         hidden = self._forward(torch.from_numpy(tokens).long().to(self._device), inputs)
-        rows = self._logits(hidden, inputs)
-        forward = monotonic()
-        outputs = self._sample(handle, rows, pending)
-        outputs.hidden = _hidden(hidden, inputs)
-        handle.sampled = outputs.sampled
-        end = monotonic()
-        outputs.seconds = (0.0, forward - start, end - forward, end - start)
-        return outputs
-
-    def _resolve(self, row: int, previous: _Handle | None) -> int:
-        """The token that row `row` of the previous step sampled."""
-        if previous is None or previous.sampled is None:
-            raise TidemillError(ErrorKind.INTERNAL, "a future token names no earlier step")
-        index = int(previous.inputs.sample[:row].sum())
-        token = int(previous.sampled[index])
-        if not previous.inputs.sample[row] or token < 0:
-            raise TidemillError(ErrorKind.INTERNAL, f"row {row} of the step before has no token")
-        return token
+        return Computed(self._logits(hidden, inputs), _hidden(hidden, inputs))
 
     def _forward(self, tokens: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
         """Final hidden states [tokens, hidden] of all rows, the KV cache written."""
@@ -509,44 +397,6 @@ class TorchBackend:
             rows.append(values.cpu().numpy())
         return rows
 
-    def _sample(
-        self, handle: _Handle, rows: list[NDArray[np.float32]], pending: dict[int, int]
-    ) -> StepOutputs:
-        inputs = handle.inputs
-        sampled: list[int] = []
-        chosen_rows: list[NDArray[np.float32]] = []
-        for row in np.flatnonzero(inputs.sample).tolist():
-            mask = handle.wait_mask(row, self.spec.vocab_size) if inputs.await_mask[row] else None
-            token = sampling.sample(
-                rows[row][-1], len(sampled), inputs.sampling, mask, pending.get(row)
-            )
-            sampled.append(token)
-            chosen_rows.append(rows[row][-1])
-        widths = inputs.sampling.num_logprobs.tolist()
-        targets, target_rows, target_widths = self._targets(inputs, rows)
-        return StepOutputs(
-            sampled=np.array(sampled, np.int32),
-            logprobs=_logprobs(sampled, chosen_rows, widths),
-            targets=_logprobs(targets, target_rows, target_widths),
-            logits=np.concatenate(rows) if inputs.return_logits else None,
-        )
-
-    def _targets(
-        self, inputs: StepInputs, rows: list[NDArray[np.float32]]
-    ) -> tuple[list[int], list[NDArray[np.float32]], list[int]]:
-        targets: list[int] = []
-        logits: list[NDArray[np.float32]] = []
-        widths: list[int] = []
-        for row in np.flatnonzero(inputs.logits == LOGITS_ALL).tolist():
-            begin = int(inputs.row_start[row])
-            for offset, values in enumerate(rows[row]):
-                target = int(inputs.target_ids[begin + offset])
-                if target >= 0:
-                    targets.append(target)
-                    logits.append(values)
-                    widths.append(int(inputs.target_logprobs[row]))
-        return targets, logits, widths
-
 
 def _hidden(hidden: torch.Tensor, inputs: StepInputs) -> NDArray[np.float32] | None:
     """The final hidden states that rows want, float32 [wanted, hidden]."""
@@ -558,26 +408,3 @@ def _hidden(hidden: torch.Tensor, inputs: StepInputs) -> NDArray[np.float32] | N
         first = {HIDDEN_NONE: end, HIDDEN_LAST: end - 1, HIDDEN_ALL: begin}[wanted]
         parts.append(hidden[first:end])
     return torch.cat(parts).float().cpu().numpy()
-
-
-def _logprobs(
-    chosen: list[int], logits: list[NDArray[np.float32]], widths: list[int]
-) -> LogprobArrays | None:
-    """Log-probabilities of chosen tokens; a width of -1 asks for none, k for k alternatives."""
-    if not any(w >= 0 for w in widths):
-        return None
-    most = max(widths)
-    out = LogprobArrays(
-        chosen=np.full(len(chosen), np.nan, np.float32),
-        top_ids=np.full((len(chosen), most), -1, np.int32),
-        top_values=np.full((len(chosen), most), np.nan, np.float32),
-    )
-    for i, (token, values, width) in enumerate(zip(chosen, logits, widths, strict=True)):
-        if width < 0 or token < 0:
-            continue
-        logprobs = sampling.log_softmax(values)
-        top = sampling.best(values, width)
-        out.chosen[i] = logprobs[token]
-        out.top_ids[i, :width] = top
-        out.top_values[i, :width] = logprobs[top]
-    return out

@@ -1,0 +1,239 @@
+"""Steps in order on one thread, and the tokens sampled from what they compute.
+
+What the torch backends share: masks may arrive while the layers run, and a row's input may be what
+the step before samples.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tidemill.backends.base import (
+    LOGITS_ALL,
+    Float32,
+    Int32,
+    LogprobArrays,
+    StepInputs,
+    StepOutputs,
+    UInt8,
+)
+from tidemill.backends.torch import sampling
+from tidemill.base.clock import monotonic
+from tidemill.base.errors import ErrorKind, TidemillError
+
+_MAX_OUTSTANDING = 2
+
+
+class Handle:
+    """A submitted step."""
+
+    def __init__(self, inputs: StepInputs, previous: Handle | None) -> None:
+        self.inputs = inputs
+        self.previous = previous
+        self.future: Future[StepOutputs] = Future()
+        self.sampled: Int32 | None = None
+        self.masks: dict[int, UInt8] = {}
+        self.closed = False
+        self._changed = threading.Condition()
+
+    def set_mask(self, row: int, draft: int, bits: UInt8) -> None:
+        """See backends.base.StepHandle."""
+        if draft != 0:
+            raise TidemillError(ErrorKind.UNSUPPORTED, "this backend verifies no drafts")
+        with self._changed:
+            self.masks[row] = np.array(bits, dtype=np.uint8)
+            self._changed.notify_all()
+
+    def wait_mask(self, row: int, vocab: int) -> NDArray[np.bool_]:
+        with self._changed:
+            self._changed.wait_for(lambda: row in self.masks or self.closed)
+            if row not in self.masks:
+                raise TidemillError(ErrorKind.CANCELLED, "the backend was closed")
+            return np.unpackbits(self.masks[row], bitorder="little")[:vocab].astype(bool)
+
+    def close(self) -> None:
+        with self._changed:
+            self.closed = True
+            self._changed.notify_all()
+
+    def done(self, seconds: float = 0.0) -> bool:
+        if seconds > 0:
+            wait((self.future,), timeout=seconds)
+        return self.future.done()
+
+    def result(self) -> StepOutputs:
+        return self.future.result()
+
+
+@dataclass(slots=True)
+class Computed:
+    """What the layers of a step give.
+
+    Attributes:
+        rows: per row float32 [wanted, vocab]: the logits of its last token, of all, or of none.
+        hidden: float32 [H, hidden_size], see `StepOutputs`; None: of no token.
+    """
+
+    rows: list[Float32] = field(default_factory=list)
+    hidden: Float32 | None = None
+
+
+Compute = Callable[[Int32, StepInputs], Computed]
+
+
+class StepThread:
+    """Runs steps in order, two outstanding at most.
+
+    Args:
+        compute: (token ids int32 [T] with every future token known, the step's inputs) -> what its
+            rows want. Called in inference mode, also for a step without rows.
+        vocab_size: called when a mask is applied.
+    """
+
+    def __init__(self, compute: Compute, vocab_size: Callable[[], int]) -> None:
+        self._compute = compute
+        self._vocab_size = vocab_size
+        self._steps = ThreadPoolExecutor(1, "torch-step")
+        self._outstanding: list[Handle] = []
+        self._last: Handle | None = None  # its tokens may be the next step's input
+        self._closed = False
+
+    def submit(self, inputs: StepInputs) -> Handle:
+        """See backends.base.Backend."""
+        if self._closed:
+            raise TidemillError(ErrorKind.INTERNAL, "the backend is closed")
+        if inputs.slice is not None:
+            raise TidemillError(
+                ErrorKind.INTERNAL, "the backend computes all layers of a row at once"
+            )
+        self._outstanding = [h for h in self._outstanding if not h.done()]
+        if len(self._outstanding) >= _MAX_OUTSTANDING:
+            raise TidemillError(ErrorKind.INTERNAL, "two steps are outstanding already")
+        previous = self._last if inputs.token_ids.size and inputs.token_ids.min() < 0 else None
+        handle = Handle(inputs, self._outstanding[-1] if self._outstanding else previous)
+        self._last = handle
+        self._outstanding.append(handle)
+        self._steps.submit(self._run, handle)
+        return handle
+
+    def close(self) -> None:
+        """Outstanding steps fail; returns when the thread has ended."""
+        self._closed = True
+        for handle in self._outstanding:
+            handle.close()
+        self._steps.shutdown(wait=True)
+
+    def _run(self, handle: Handle) -> None:
+        previous, handle.previous = handle.previous, None
+        try:
+            if previous is not None and previous.future.exception() is not None:
+                raise TidemillError(ErrorKind.INTERNAL, "an earlier step failed; this one is void")
+            with torch.inference_mode():
+                outputs = self._step(handle, previous)
+            handle.future.set_result(outputs)
+        except TidemillError as error:
+            handle.future.set_exception(error)
+        except torch.OutOfMemoryError as error:
+            failure = TidemillError(ErrorKind.RESOURCE, f"out of memory in a step: {error}")
+            handle.future.set_exception(failure)
+        except Exception as error:  # a defect must end this step, not the thread
+            failure = TidemillError(ErrorKind.INTERNAL, f"step failed: {error!r}")
+            failure.__cause__ = error
+            handle.future.set_exception(failure)
+
+    def _step(self, handle: Handle, previous: Handle | None) -> StepOutputs:
+        start = monotonic()
+        inputs = handle.inputs
+        tokens = inputs.token_ids.copy()
+        future = np.flatnonzero(tokens < 0)
+        pending: dict[int, int] = {}
+        for t in future.tolist():
+            tokens[t] = self._resolve(-1 - int(tokens[t]), previous)
+            row = int(np.searchsorted(inputs.row_start, t, side="right")) - 1
+            pending[row] = int(tokens[t])
+        computed = self._compute(tokens, inputs)
+        forward = monotonic()
+        outputs = self._sample(handle, computed.rows, pending)
+        outputs.hidden = computed.hidden
+        handle.sampled = outputs.sampled
+        end = monotonic()
+        outputs.seconds = (0.0, forward - start, end - forward, end - start)
+        return outputs
+
+    def _resolve(self, row: int, previous: Handle | None) -> int:
+        """The token that row `row` of the previous step sampled."""
+        if previous is None or previous.sampled is None:
+            raise TidemillError(ErrorKind.INTERNAL, "a future token names no earlier step")
+        index = int(previous.inputs.sample[:row].sum())
+        token = int(previous.sampled[index])
+        if not previous.inputs.sample[row] or token < 0:
+            raise TidemillError(ErrorKind.INTERNAL, f"row {row} of the step before has no token")
+        return token
+
+    def _sample(
+        self, handle: Handle, rows: list[NDArray[np.float32]], pending: dict[int, int]
+    ) -> StepOutputs:
+        inputs = handle.inputs
+        sampled: list[int] = []
+        chosen_rows: list[NDArray[np.float32]] = []
+        for row in np.flatnonzero(inputs.sample).tolist():
+            mask = handle.wait_mask(row, self._vocab_size()) if inputs.await_mask[row] else None
+            token = sampling.sample(
+                rows[row][-1], len(sampled), inputs.sampling, mask, pending.get(row)
+            )
+            sampled.append(token)
+            chosen_rows.append(rows[row][-1])
+        widths = inputs.sampling.num_logprobs.tolist()
+        targets, target_rows, target_widths = self._targets(inputs, rows)
+        return StepOutputs(
+            sampled=np.array(sampled, np.int32),
+            logprobs=_logprobs(sampled, chosen_rows, widths),
+            targets=_logprobs(targets, target_rows, target_widths),
+            logits=np.concatenate(rows) if inputs.return_logits and rows else None,
+        )
+
+    def _targets(
+        self, inputs: StepInputs, rows: list[NDArray[np.float32]]
+    ) -> tuple[list[int], list[NDArray[np.float32]], list[int]]:
+        targets: list[int] = []
+        logits: list[NDArray[np.float32]] = []
+        widths: list[int] = []
+        for row in np.flatnonzero(inputs.logits == LOGITS_ALL).tolist():
+            begin = int(inputs.row_start[row])
+            for offset, values in enumerate(rows[row]):
+                target = int(inputs.target_ids[begin + offset])
+                if target >= 0:
+                    targets.append(target)
+                    logits.append(values)
+                    widths.append(int(inputs.target_logprobs[row]))
+        return targets, logits, widths
+
+
+def _logprobs(
+    chosen: list[int], logits: list[NDArray[np.float32]], widths: list[int]
+) -> LogprobArrays | None:
+    """Log-probabilities of chosen tokens; a width of -1 asks for none, k for k alternatives."""
+    if not any(w >= 0 for w in widths):
+        return None
+    most = max(widths)
+    out = LogprobArrays(
+        chosen=np.full(len(chosen), np.nan, np.float32),
+        top_ids=np.full((len(chosen), most), -1, np.int32),
+        top_values=np.full((len(chosen), most), np.nan, np.float32),
+    )
+    for i, (token, values, width) in enumerate(zip(chosen, logits, widths, strict=True)):
+        if width < 0 or token < 0:
+            continue
+        logprobs = sampling.log_softmax(values)
+        top = sampling.best(values, width)
+        out.chosen[i] = logprobs[token]
+        out.top_ids[i, :width] = top
+        out.top_values[i, :width] = logprobs[top]
+    return out

@@ -1,0 +1,35 @@
+"""Any causal language model that transformers can load, run as transformers runs it."""
+
+from __future__ import annotations
+
+from tidemill.backends.base import Backend, BackendOptions, PackedWeights
+from tidemill.base.errors import config_error
+from tidemill.models.spec import DecoderSpec
+from tidemill.models.tensors import TensorMap
+
+
+def load(
+    spec: DecoderSpec,
+    tensors: TensorMap,
+    options: BackendOptions,
+    packed: PackedWeights | None = None,
+) -> Backend:
+    """Load a model into a new transformers backend. It packs nothing, so `packed` is not used.
+
+    Raises TidemillError: CONFIG when torch or transformers is not installed or the device does not
+    exist, UNSUPPORTED for a model that transformers does not know, MODEL_FILE for weights that are
+    not the model's, RESOURCE when memory does not suffice.
+    """
+    try:
+        from tidemill.backends.transformers.backend import TransformersBackend
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "transformers"):
+            raise
+        foreign = spec.foreign
+        what = f"architecture {foreign.architecture!r}" if foreign else "the model"
+        raise config_error(
+            "backend",
+            f"Tidemill has no family for {what}; transformers may run it, and {error.name} is not "
+            "installed: pip install 'tidemill[torch]'",
+        ) from error
+    return TransformersBackend(spec, tensors, options)

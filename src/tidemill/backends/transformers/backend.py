@@ -1,0 +1,242 @@
+"""TransformersBackend: models that no family describes, computed by transformers.
+
+Each row is computed by itself, behind a cache object of transformers' own. So a sequence's past is
+a state, as that of a recurrent model is: blocks count its tokens, hold nothing, and cannot be
+shared. It is the slowest backend, and the one that runs the most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from tidemill.backends.base import (
+    HIDDEN_ALL,
+    HIDDEN_NONE,
+    LOGITS_ALL,
+    LOGITS_NONE,
+    BackendMemory,
+    BackendOptions,
+    ExportedBlocks,
+    Float32,
+    Int32,
+    StepInputs,
+)
+from tidemill.backends.torch.steps import Computed, Handle, StepThread
+from tidemill.backends.transformers.building import build
+from tidemill.backends.transformers.past import NOTHING, Manner, Past, Stepper, find_manner
+from tidemill.base.errors import ErrorKind, TidemillError, config_error, unsupported
+from tidemill.models.foreign import UNSTATED_POSITIONS, Foreign
+from tidemill.models.spec import DecoderSpec
+from tidemill.models.tensors import TensorMap
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_MEASURED = (8, 24)
+_NOBODY = -1
+STATES_OF_A_SEQUENCE = 2
+"""States 2p and 2p + 1 are one sequence's; see worker.states."""
+
+
+class TransformersBackend:
+    """See backends.base.Backend.
+
+    Attributes:
+        notes: what a person should know of how the model runs.
+    """
+
+    slices_layers = False
+
+    def __init__(self, spec: DecoderSpec, tensors: TensorMap, options: BackendOptions) -> None:
+        foreign = spec.foreign
+        if foreign is None:
+            raise TidemillError(ErrorKind.INTERNAL, "the model was not opened for transformers")
+        _check(options)
+        self.options = options
+        dtype = _DTYPES[options.dtype]
+        try:
+            self._device = torch.device(options.device)
+            torch.zeros(1, device=self._device)
+        except (RuntimeError, AssertionError) as error:
+            raise config_error("device", f"device {options.device!r}: {error}") from error
+        if self._device.type == "cpu":
+            torch.set_num_threads(options.threads)
+        model, notes = build(foreign, tensors, dtype, self._device)
+        self._progress = 0
+        for module in model.modules():
+            module.register_forward_hook(self._advance)
+        self._pasts: list[Past] = []
+        # Which sequence (a pair of states) had a block last, and which blocks each had.
+        self._owner: Int32 = np.zeros(0, np.int32)
+        self._held: dict[int, Int32] = {}
+        try:
+            with torch.inference_mode():
+                manner = find_manner(model, spec.vocab_size, dtype)
+                self._stepper = Stepper(model, manner)
+                self.spec = self._measured(spec, foreign)
+        except TidemillError:
+            raise
+        except Exception as error:  # of any model's code
+            raise unsupported(
+                "architectures", f"transformers cannot run {foreign.architecture}: {error!r}"
+            ) from error
+        self.notes = (*_described(foreign, manner, spec.max_positions), *notes)
+        self._steps = StepThread(self._compute, lambda: self.spec.vocab_size)
+
+    def _advance(self, *_: object) -> None:
+        self._progress += 1
+
+    def _measured(self, spec: DecoderSpec, foreign: Foreign) -> DecoderSpec:
+        """The spec with the sizes that the model turns out to have."""
+        stepper, sizes = self._stepper, []
+        for count in _MEASURED:
+            tokens = np.zeros(count, np.int32)
+            logits, past = stepper.logits(Past(NOTHING.tokens), tokens, every=False)
+            sizes.append(past.nbytes)
+        hidden, _ = stepper.hidden(Past(NOTHING.tokens), np.zeros(2, np.int32))
+        each = max(0, sizes[1] - sizes[0]) // (_MEASURED[1] - _MEASURED[0])
+        fixed = max(0, sizes[0] - each * _MEASURED[0])
+        found = replace(
+            foreign,
+            token_bytes=each,
+            fixed_bytes=fixed,
+            in_pieces=stepper.manner is Manner.PIECES,
+        )
+        return replace(
+            spec, vocab_size=logits.shape[-1], hidden_size=hidden.shape[-1], foreign=found
+        )
+
+    # --- the interface -------------------------------------------------------------------------
+
+    def memory(self) -> BackendMemory:
+        """See backends.base.Backend; of the cache, what it may grow to."""
+        foreign = self.spec.foreign
+        assert foreign is not None
+        held = {t.data_ptr(): t for t in self._stepper.model.parameters()}
+        weights = sum(t.numel() * t.element_size() for t in held.values())
+        kv = len(self._owner) * self.options.block_size * foreign.token_bytes
+        kv += len(self._pasts) // STATES_OF_A_SEQUENCE * foreign.fixed_bytes
+        isa = torch.backends.cpu.get_cpu_capability() if self._device.type == "cpu" else ""
+        return BackendMemory(weights, kv, isa, str(self._device))
+
+    def allocate_cache(
+        self, num_blocks: tuple[int, ...], kv_dtype: str | None = None, states: int = 2
+    ) -> None:
+        """See backends.base.Backend."""
+        self._pasts = [NOTHING] * states
+        self._owner = np.full(num_blocks[0], _NOBODY, np.int32)
+        self._held = {}
+
+    def submit(self, inputs: StepInputs) -> Handle:
+        """See backends.base.Backend."""
+        return self._steps.submit(inputs)
+
+    def copy_blocks(self, group: int, pairs: Int32) -> None:
+        """See backends.base.Backend; blocks hold nothing."""
+
+    def export_blocks(self, group: int, blocks: Int32) -> ExportedBlocks:
+        """See backends.base.Backend; UNSUPPORTED."""
+        raise unsupported("backend", "the transformers backend's blocks hold nothing to export")
+
+    def import_blocks(self, group: int, blocks: Int32, data: ExportedBlocks) -> None:
+        """See backends.base.Backend; UNSUPPORTED."""
+        raise unsupported("backend", "the transformers backend's blocks take nothing in")
+
+    def progress(self) -> int:
+        """Modules computed so far."""
+        return self._progress
+
+    def close(self) -> None:
+        """See backends.base.Backend."""
+        self._steps.close()
+        self._pasts = []
+
+    # --- one step ------------------------------------------------------------------------------
+
+    def _compute(self, tokens: Int32, inputs: StepInputs) -> Computed:
+        rows: list[Float32] = []
+        hidden: list[torch.Tensor] = []
+        wanted = inputs.hidden
+        for row, (read, write) in enumerate(inputs.states.tolist()):
+            begin, end = int(inputs.row_start[row]), int(inputs.row_start[row + 1])
+            self._take_blocks(inputs, row, end - begin, write)
+            past = self._past(read, int(inputs.context_len[row]))
+            kind = HIDDEN_NONE if wanted is None else int(wanted[row])
+            asked = int(inputs.logits[row])
+            if kind != HIDDEN_NONE:
+                states, past = self._stepper.hidden(past, tokens[begin:end])
+                hidden.append(states if kind == HIDDEN_ALL else states[-1:])
+                rows.append(np.empty((0, self.spec.vocab_size), np.float32))
+            else:
+                logits, past = self._stepper.logits(
+                    past, tokens[begin:end], every=asked == LOGITS_ALL
+                )
+                # inference tensors: numpy takes what is copied to the CPU
+                found = logits[: 0 if asked == LOGITS_NONE else None]
+                rows.append(np.ascontiguousarray(found.cpu().numpy()))
+            self._pasts[write] = past
+        return Computed(rows, torch.cat(hidden).cpu().numpy() if hidden else None)
+
+    def _past(self, read: int, count: int) -> Past:
+        """What stands before a row. Its cache is taken out of the state, which keeps the tokens:
+        the row may come again."""
+        if read < 0:
+            return Past(NOTHING.tokens)
+        kept = self._pasts[read]
+        if len(kept.tokens) != count:
+            raise TidemillError(
+                ErrorKind.INTERNAL, f"a state of {len(kept.tokens)} tokens, where {count} are read"
+            )
+        past, self._pasts[read] = kept, Past(kept.tokens)
+        if past.cache is None and count and self._stepper.manner is not Manner.ANEW:
+            _, past = self._stepper.logits(Past(NOTHING.tokens), kept.tokens, every=False)
+        return past
+
+    def _take_blocks(self, inputs: StepInputs, row: int, count: int, write: int) -> None:
+        """The row's blocks are its own: what another sequence that had them left is dropped, since
+        no later step reads it."""
+        used = -(-(int(inputs.context_len[row]) + count) // self.options.block_size)
+        blocks = inputs.block_tables[0][row, :used]
+        pair = write // STATES_OF_A_SEQUENCE
+        for other in set(self._owner[blocks].tolist()) - {pair, _NOBODY}:
+            first = other * STATES_OF_A_SEQUENCE
+            self._pasts[first : first + STATES_OF_A_SEQUENCE] = [NOTHING] * STATES_OF_A_SEQUENCE
+        held = self._held.get(pair)
+        if held is not None:
+            mine = held[self._owner[held] == pair]
+            self._owner[mine] = _NOBODY
+        self._owner[blocks] = pair
+        self._held[pair] = blocks.copy()
+
+
+def _check(options: BackendOptions) -> None:
+    if options.quantize != "none":
+        raise config_error(
+            "quantize", "the transformers backend quantizes nothing: leave --quantize out"
+        )
+    if options.kv_dtype != options.dtype:
+        raise config_error(
+            "kv_dtype",
+            f"the transformers backend keeps its cache in the computing type, {options.dtype}: "
+            "leave --kv-dtype out",
+        )
+
+
+def _described(foreign: Foreign, manner: Manner, positions: int) -> tuple[str, ...]:
+    """How the model runs, for the log."""
+    import transformers
+
+    lines = [
+        f"{foreign.architecture} is run by transformers {transformers.__version__}, sequence by "
+        "sequence: slower than a model that Tidemill has a family for"
+    ]
+    if positions == UNSTATED_POSITIONS:
+        lines.append(f"config.json states no context: up to {positions} tokens are taken")
+    if manner is Manner.TOKENS:
+        lines.append("the model takes a prompt whole or token by token: prompts are not cut")
+    if manner is Manner.ANEW:
+        lines.append(
+            "the model keeps nothing between two tokens: each one computes all before it again"
+        )
+    return tuple(lines)
