@@ -36,14 +36,13 @@ from tidemill.text.answering import (
     PLAIN,
     AnswerRules,
     ChatSide,
-    check_tools,
     read_wishes,
     rules_of,
     text_rules,
 )
 from tidemill.text.constraints import FIELDS as CONSTRAINT_FIELDS
-from tidemill.text.conversation import check_complete, check_kwargs, check_messages
-from tidemill.text.tools import ToolUse, tool_use
+from tidemill.text.prompt import PromptOptions, render_prompt
+from tidemill.text.tools import tool_use
 from tidemill.text.vectors import (
     Float32,
     Input,
@@ -172,7 +171,8 @@ class LLM:
             tools: what the model may call, in OpenAI's layout.
             **options: the server's fields of the same names: ``tool_choice``,
                 ``parallel_tool_calls``, ``response_format`` and the other constraints,
-                ``enable_thinking``, ``reasoning_effort``, ``thinking_token_budget``; anything else
+                ``enable_thinking``, ``reasoning_effort``, ``thinking_token_budget``,
+                ``add_generation_prompt``, ``continue_final_message``, ``documents``; anything else
                 is a variable of the chat template.
         """
         first = messages[0] if isinstance(messages, list | tuple) and messages else None
@@ -182,7 +182,8 @@ class LLM:
             self._ask(c, sampling, {"tools": tools, **options})
             for c, sampling in zip(conversations, samplings, strict=True)
         ]
-        return self._complete(asked, params, at_start=True, progress=progress)
+        at_start = not options.get("continue_final_message")
+        return self._complete(asked, params, at_start=at_start, progress=progress)
 
     def chat_tokens(
         self,
@@ -192,7 +193,9 @@ class LLM:
         **template_kwargs: Any,
     ) -> tuple[int, ...]:
         """The prompt's token ids for a conversation, by the model's chat template."""
-        text = self._render(messages, tool_use(tools), template_kwargs)
+        kwargs = {k: v for k, v in template_kwargs.items() if k not in _OF_THE_PROMPT}
+        options = _prompt_options(template_kwargs, kwargs)
+        text = render_prompt(self.template, self.chat_side, messages, options, tool_use(tools))
         return tuple(self.tokenizer.encode(text, add_special=False))
 
     def stream(
@@ -223,7 +226,8 @@ class LLM:
         conversation = not isinstance(prompt, str) and bool(prompt)
         if conversation and isinstance(prompt[0], Mapping):
             [sampling] = self._samplings([prompt], params)
-            asked, at_start = self._ask(prompt, sampling, options), True
+            asked = self._ask(prompt, sampling, options)
+            at_start = not options.get("continue_final_message")
         else:
             if options:
                 name = next(iter(options))
@@ -307,26 +311,17 @@ class LLM:
             raise bad_request("prompt", f"{wrong} is no token id of this model (0 to {vocab - 1})")
         return ids
 
-    def _render(
-        self, messages: Any, use: ToolUse, kwargs: Mapping[str, Any], **variables: Any
-    ) -> str:
-        source = self.template.source or ""
-        plain = check_messages(messages, self.chat_side.abilities, source)
-        check_kwargs(kwargs, source)
-        check_tools(use, self.chat_side)
-        text = self.template.render(plain, use.shown or None, **{**kwargs, **variables})
-        check_complete(plain, text)
-        return text
-
     def _ask(self, messages: Any, sampling: SamplingParams, options: Mapping[str, Any]) -> _Asked:
         """A conversation as tokens, with the rules of its answer."""
-        fields = {k: v for k, v in options.items() if k in ANSWER_FIELDS}
-        kwargs = {k: v for k, v in options.items() if k not in ANSWER_FIELDS}
+        fields = {k: v for k, v in options.items() if k in ANSWER_FIELDS or k in _OF_THE_PROMPT}
+        kwargs = {k: v for k, v in options.items() if k not in fields}
         fields["chat_template_kwargs"] = kwargs
         wishes = read_wishes(self.chat_side, {**fields, **_cuts(sampling)})
-        text = self._render(messages, wishes.use, kwargs, **wishes.thinking.variables)
+        asked = _prompt_options(options, kwargs, wishes.thinking.variables)
+        text = render_prompt(self.template, self.chat_side, messages, asked, wishes.use)
         ids = tuple(self.tokenizer.encode(text, add_special=False))
-        return ids, rules_of(self.chat_side, wishes, text)
+        continued = bool(asked.continue_final_message)
+        return ids, rules_of(self.chat_side, wishes, text, continued=continued)
 
     def _samplings(self, prompts: Sequence[Any], params: Params) -> list[SamplingParams]:
         """The parameters of each prompt."""
@@ -462,3 +457,19 @@ __all__ = [
     "TidemillError",
     "ToolCall",
 ]
+
+
+_OF_THE_PROMPT = ("add_generation_prompt", "continue_final_message", "documents")
+
+
+def _prompt_options(
+    given: Mapping[str, Any],
+    kwargs: Mapping[str, Any],
+    variables: Mapping[str, Any] | None = None,
+) -> PromptOptions:
+    """What a call says of its prompt."""
+    for name in _OF_THE_PROMPT[:2]:
+        if not isinstance(given.get(name), bool | None):
+            raise bad_request(name, f"{name} must be True or False, got {given[name]!r}")
+    own = {name: given.get(name) for name in _OF_THE_PROMPT}
+    return PromptOptions(**own, kwargs=kwargs, variables=variables)

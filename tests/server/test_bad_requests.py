@@ -72,6 +72,7 @@ CHAT_ONLY: dict[str, list[Any]] = {
     "top_logprobs": [1, -1, 21, "1", True, 1.5],
     "chat_template_kwargs": ["x", [], {"messages": []}, {"unused_by_the_template": 1}, {"a b": 1}],
     "add_generation_prompt": [1, "x"],
+    "documents": ["x", {}, ["x"], [{"text": "unread"}]],
     "continue_final_message": [1, "x", True],
     "tools": [[{"type": "function", "function": {"name": "f"}}], {}, "x"],
     "tool_choice": ["auto", "required", {"type": "function"}, "any", 1],

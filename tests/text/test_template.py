@@ -258,10 +258,6 @@ def test_a_broken_template_is_a_model_file_error(source: str) -> None:
     assert caught.value.kind is ErrorKind.MODEL_FILE
 
 
-async def test_render_async() -> None:
-    assert await ChatTemplate("{{ messages|length }}").render_async([{}, {}]) == "2"
-
-
 GROW = "{{% set ns = namespace(x={start}) %}}{{% for i in range(80) %}}{{% set ns.x = {step} %}}"
 GROW += "{{% endfor %}}{{{{ ns.x }}}}"
 BIG = "'a' * 1000000"

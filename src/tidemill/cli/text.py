@@ -41,7 +41,6 @@ def render(
     model: str | None = options.MODEL, chat_template: str | None = options.CHAT_TEMPLATE
 ) -> None:
     """Print the prompt that the chat request (JSON) on standard input becomes."""
-    import asyncio
     import sys
 
     from tidemill.base.errors import bad_request
@@ -50,9 +49,10 @@ def render(
     from tidemill.server.body import parse_body
     from tidemill.server.errors import Refusal
     from tidemill.server.limits import Limits
-    from tidemill.server.openai.prompting import rendered
+    from tidemill.server.openai.prompting import prompt_options, said
     from tidemill.server.openai.schema import ChatRequest
     from tidemill.text.answering import ChatSide, read_wishes
+    from tidemill.text.prompt import render_prompt
     from tidemill.text.template import ChatTemplate
     from tidemill.text.tokenizer import Tokenizer
 
@@ -67,16 +67,11 @@ def render(
     except Refusal as refusal:
         raise bad_request(refusal.problem.param, refusal.problem.message) from refusal
     wishes = read_wishes(chat, {name: getattr(body, name) for name in ChatRequest.model_fields})
-    text = asyncio.run(
-        rendered(
-            template,
-            chat,
-            body.messages,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            kwargs=body.chat_template_kwargs or {},
-            variables=wishes.thinking.variables,
-            use=wishes.use,
-        )
+    text = render_prompt(
+        template,
+        chat,
+        said(body.messages),
+        prompt_options(body, wishes.thinking.variables),
+        wishes.use,
     )
     sys.stdout.write(text)

@@ -246,16 +246,45 @@ def check_kwargs(kwargs: Mapping[str, Any], source: str) -> None:
             raise bad_request(param, f"{param} is not used by the model's chat template")
 
 
-def check_complete(messages: Sequence[Mapping[str, Any]], prompt: str) -> None:
+def check_documents(documents: object, source: str) -> None:
+    """Raise unless documents are a list of objects and the template reads them.
+
+    Raises:
+        TidemillError: kind BAD_REQUEST naming ``documents``, and which of them.
+    """
+    if isinstance(documents, str | bytes | Mapping) or not isinstance(documents, Sequence):
+        raise bad_request("documents", "documents must be a list of objects (title, text, ...)")
+    for index, document in enumerate(documents):
+        if not isinstance(document, Mapping) or not all(isinstance(k, str) for k in document):
+            param = f"documents[{index}]"
+            raise bad_request(param, f"{param} must be an object, with title and text for example")
+    if not _mentions(source, "documents"):
+        raise bad_request(
+            "documents",
+            "documents: the model's chat template reads none; put their text into a message",
+        )
+
+
+def check_complete(
+    messages: Sequence[Mapping[str, Any]],
+    prompt: str,
+    documents: Sequence[Mapping[str, Any]] = (),
+) -> None:
     """Raise if the template left out what somebody said.
 
     Args:
         messages: as they were given to the template; contents are strings.
         prompt: what it made of them.
+        documents: that were given to it as well; of these the member `text` must be there.
 
     Raises:
-        TidemillError: kind BAD_REQUEST naming the message.
+        TidemillError: kind BAD_REQUEST naming the message or document.
     """
+    for index, document in enumerate(documents):
+        text = document.get("text")
+        if isinstance(text, str) and not _appears(text.strip(), prompt):
+            param = f"documents[{index}]"
+            raise bad_request(param, f"the model's chat template drops {param}")
     for index, message in enumerate(messages):
         if message["role"] in _MUST_APPEAR and not _appears(message["content"].strip(), prompt):
             raise bad_request(

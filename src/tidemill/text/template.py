@@ -8,7 +8,6 @@ loop controls and `generation` blocks. They come from model files and are not tr
 
 from __future__ import annotations
 
-import asyncio
 import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -71,6 +70,7 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        documents: Sequence[Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ) -> str:
         """Render a conversation.
@@ -80,6 +80,7 @@ class ChatTemplate:
                 whatever else the template reads.
             tools: the tools' JSON descriptions, or None.
             add_generation_prompt: end with the opening of the assistant's turn.
+            documents: for templates that read them, or None.
             **kwargs: further variables of the template (``enable_thinking``).
 
         Raises:
@@ -93,6 +94,7 @@ class ChatTemplate:
             **kwargs,
             "messages": [_plain_message(index, m) for index, m in enumerate(messages)],
             "tools": copy.deepcopy(list(tools)) if tools else None,
+            "documents": copy.deepcopy(list(documents)) if documents else None,
             "add_generation_prompt": add_generation_prompt,
         }
         try:
@@ -108,18 +110,6 @@ class ChatTemplate:
             raise bad_request(
                 "messages", f"the model's chat template refused these messages: {reason}"
             ) from error
-
-    async def render_async(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        **kwargs: Any,
-    ) -> str:
-        """`render` in a thread: a template may take up to its time bound."""
-        return await asyncio.to_thread(
-            self.render, messages, tools, add_generation_prompt, **kwargs
-        )
 
 
 def _plain_message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:

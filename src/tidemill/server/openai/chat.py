@@ -17,7 +17,7 @@ from tidemill.server.generation import Generation
 from tidemill.server.openai import schema
 from tidemill.server.openai.assemble import Envelope
 from tidemill.server.openai.chat_format import ChatFormat
-from tidemill.server.openai.prompting import chat_prompt
+from tidemill.server.openai.prompting import chat_prompt, prompt_options
 from tidemill.server.openai.resolve import (
     chat_logprobs,
     chat_max_tokens,
@@ -61,11 +61,8 @@ async def chat_completions(context: ServerContext, request: Request) -> Response
     prompt = await chat_prompt(
         context,
         body.messages,
-        add_generation_prompt=body.add_generation_prompt,
-        continue_final_message=body.continue_final_message,
-        kwargs=body.chat_template_kwargs or {},
-        variables=wishes.thinking.variables,
-        use=wishes.use,
+        prompt_options(body, wishes.thinking.variables),
+        wishes.use,
     )
     rules = rules_of(context.chat, wishes, prompt.text, continued=bool(body.continue_final_message))
     ids = prompt.token_ids

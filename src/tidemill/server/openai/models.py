@@ -13,7 +13,7 @@ from tidemill.server.body import read_model
 from tidemill.server.context import ServerContext
 from tidemill.server.errors import JSON
 from tidemill.server.openai import schema
-from tidemill.server.openai.prompting import chat_prompt
+from tidemill.server.openai.prompting import chat_prompt, prompt_options
 from tidemill.text.tools import tool_use
 
 MAX_TOKENIZE_CHARS = 2**20
@@ -86,16 +86,12 @@ async def _token_ids(context: ServerContext, body: schema.TokenizeRequest) -> tu
                 "add_special_tokens", "the chat template writes the special tokens of messages"
             )
         prompt = await chat_prompt(
-            context,
-            body.messages,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            kwargs=body.chat_template_kwargs or {},
-            use=tool_use(body.tools),
+            context, body.messages, prompt_options(body), tool_use(body.tools)
         )
         return prompt.token_ids
     for name in (
         *("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools"),
+        "documents",
     ):
         if getattr(body, name) is not None:
             raise bad_request(name, f"{name} needs messages")

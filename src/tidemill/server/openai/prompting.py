@@ -1,18 +1,16 @@
-"""Messages to a prompt, and the checks that nothing in them is dropped on the way (promise 2)."""
+"""A body's conversation or text to the prompt's tokens."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tidemill.base.errors import bad_request
 from tidemill.contract.resolve import ContextLengthError
 from tidemill.server.context import ServerContext
 from tidemill.server.openai import schema
-from tidemill.text.answering import ChatSide, check_tools
-from tidemill.text.conversation import check_complete, check_kwargs, check_messages
-from tidemill.text.template import ChatTemplate
+from tidemill.text.prompt import PromptOptions, render_prompt
 from tidemill.text.tools import NO_TOOLS, ToolUse
 
 HEAD_CHARS = 2**15
@@ -35,80 +33,34 @@ class ChatPrompt:
 async def chat_prompt(
     context: ServerContext,
     messages: Sequence[schema.Message],
-    *,
-    add_generation_prompt: bool | None,
-    continue_final_message: bool | None,
-    kwargs: Mapping[str, Any],
-    variables: Mapping[str, Any] | None = None,
+    options: PromptOptions,
     use: ToolUse = NO_TOOLS,
 ) -> ChatPrompt:
-    """A conversation by the model's chat template.
-
-    See `rendered`.
-    """
-    text = await rendered(
-        context.template,
-        context.chat,
-        messages,
-        add_generation_prompt=add_generation_prompt,
-        continue_final_message=continue_final_message,
-        kwargs=kwargs,
-        variables=variables,
-        use=use,
+    """A conversation by the model's chat template; see `render_prompt`."""
+    # In a thread: a template may take up to its time bound.
+    text = await asyncio.to_thread(
+        render_prompt, context.template, context.chat, said(messages), options, use
     )
     ids = await encode_prompt(context, text, param="messages", add_special=False)
     return ChatPrompt(ids, text)
 
 
-async def rendered(
-    template: ChatTemplate,
-    chat: ChatSide,
-    messages: Sequence[schema.Message],
-    *,
-    add_generation_prompt: bool | None,
-    continue_final_message: bool | None,
-    kwargs: Mapping[str, Any],
-    variables: Mapping[str, Any] | None = None,
-    use: ToolUse = NO_TOOLS,
-) -> str:
-    """What a model's template makes of a conversation.
+def said(messages: Sequence[schema.Message]) -> list[dict[str, Any]]:
+    """Messages as `render_prompt` takes them."""
+    return [m.model_dump(exclude_none=True) for m in messages]
 
-    Args:
-        kwargs: the request's `chat_template_kwargs`.
-        variables: what the server itself has to tell the template.
-        use: the tools to show.
 
-    Raises:
-        TidemillError: kind BAD_REQUEST naming the field.
-    """
-    source = template.source or ""
-    abilities = chat.abilities
-    check_tools(use, chat)
-    said = [m.model_dump(exclude_none=True) for m in messages]
-    plain = check_messages(said, abilities, source)
-    check_kwargs(kwargs, source)
-    generate = (
-        not continue_final_message if add_generation_prompt is None else add_generation_prompt
+def prompt_options(
+    body: schema.ChatRequest | schema.TokenizeRequest, variables: Mapping[str, Any] | None = None
+) -> PromptOptions:
+    """What a body says of its prompt."""
+    return PromptOptions(
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        documents=body.documents,
+        kwargs=body.chat_template_kwargs,
+        variables=variables,
     )
-    if continue_final_message:
-        _check_continued(plain[-1], generate)
-    text = await template.render_async(
-        plain, use.shown or None, add_generation_prompt=generate, **{**kwargs, **(variables or {})}
-    )
-    check_complete(plain, text)
-    if continue_final_message:
-        text = _cut_after(text, str(plain[-1]["content"]))
-    return text
-
-
-def _check_continued(final: Mapping[str, Any], generate: bool) -> None:
-    name = "continue_final_message"
-    if generate:
-        raise bad_request(name, f"{name} and add_generation_prompt exclude each other")
-    if final["role"] != "assistant":
-        raise bad_request(name, f"{name} needs the final message to be the assistant's")
-    if final.get("tool_calls"):
-        raise bad_request(name, f"{name}: the final message ends with tool calls, not with text")
 
 
 async def encode_prompt(
@@ -134,14 +86,3 @@ async def encode_prompt(
             )
         size *= 4
     return tuple(await context.tokenizer.encode_async(text, add_special=add_special))
-
-
-def _cut_after(prompt: str, content: str) -> str:
-    """The prompt up to the end of its final message's content, to be continued from there."""
-    for text in (content, content.strip()):
-        if text and text in prompt:
-            return prompt[: prompt.rindex(text) + len(text)]
-    raise bad_request(
-        "continue_final_message",
-        "the model's chat template rewrites the final message, so it cannot be continued",
-    )

@@ -281,6 +281,7 @@ class ChatRequest(Generation):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    documents: list[dict[str, Any]] | None = None
     tools: Annotated[Any, _schema(described.TOOLS)] = None
     tool_choice: Annotated[Any, _schema(described.TOOL_CHOICE)] = None
     parallel_tool_calls: bool | None = None
@@ -324,6 +325,7 @@ class TokenizeRequest(Body):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    documents: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Annotated[Any, _schema(described.TOOLS)] = None
     return_token_strs: bool | None = None

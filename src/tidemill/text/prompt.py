@@ -1,0 +1,105 @@
+"""A conversation to the prompt's text: by the template, ended as the request says, nothing lost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tidemill.base.errors import bad_request
+from tidemill.text.answering import ChatSide, check_tools
+from tidemill.text.conversation import (
+    check_complete,
+    check_documents,
+    check_kwargs,
+    check_messages,
+)
+from tidemill.text.template import ChatTemplate
+from tidemill.text.tools import NO_TOOLS, ToolUse
+
+_CONTINUED = "continue_final_message"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptOptions:
+    """What a request says of its prompt beside messages and tools.
+
+    Attributes:
+        add_generation_prompt: end with the opening of the assistant's turn; None: unless the final
+            message is continued.
+        continue_final_message: end within the final message, which is the assistant's, right behind
+            its content.
+        documents: for templates that read them: objects, mostly with `title` and `text`.
+        kwargs: the request's `chat_template_kwargs`.
+        variables: what the server itself has to tell the template.
+    """
+
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    documents: Sequence[Mapping[str, Any]] | None = None
+    kwargs: Mapping[str, Any] | None = None
+    variables: Mapping[str, Any] | None = None
+
+
+def render_prompt(
+    template: ChatTemplate,
+    chat: ChatSide,
+    messages: Sequence[Mapping[str, Any]],
+    options: PromptOptions,
+    use: ToolUse = NO_TOOLS,
+) -> str:
+    """What a model's template makes of a conversation, as transformers' `apply_chat_template` does.
+
+    Args:
+        template: the model's.
+        chat: what is known of the model.
+        messages: see `check_messages`.
+        options: see `PromptOptions`.
+        use: the tools to show.
+
+    Raises:
+        TidemillError: kind BAD_REQUEST naming the field.
+    """
+    source = template.source or ""
+    check_tools(use, chat)
+    plain = check_messages(messages, chat.abilities, source)
+    kwargs, documents = options.kwargs or {}, options.documents
+    check_kwargs(kwargs, source)
+    if documents is not None:
+        check_documents(documents, source)
+    continued, generate = bool(options.continue_final_message), options.add_generation_prompt
+    if generate is None:
+        generate = not continued
+    if continued:
+        _check_continued(plain[-1], generate)
+    text = template.render(
+        plain,
+        use.shown or None,
+        add_generation_prompt=generate,
+        documents=documents,
+        **{**kwargs, **(options.variables or {})},
+    )
+    check_complete(plain, text, documents or ())
+    return _cut_after(text, str(plain[-1]["content"])) if continued else text
+
+
+def _check_continued(final: Mapping[str, Any], generate: bool) -> None:
+    if generate:
+        raise bad_request(_CONTINUED, f"{_CONTINUED} and add_generation_prompt exclude each other")
+    if final["role"] != "assistant":
+        raise bad_request(_CONTINUED, f"{_CONTINUED} needs the final message to be the assistant's")
+    if final.get("tool_calls"):
+        raise bad_request(
+            _CONTINUED, f"{_CONTINUED}: the final message ends with tool calls, not with text"
+        )
+
+
+def _cut_after(prompt: str, content: str) -> str:
+    """The prompt up to the end of its final message's content, to be continued from there."""
+    for text in (content, content.lstrip(), content.strip()):
+        if text and text in prompt:
+            return prompt[: prompt.rindex(text) + len(text)]
+    raise bad_request(
+        _CONTINUED,
+        "the model's chat template rewrites the final message, so it cannot be continued",
+    )
