@@ -10,7 +10,7 @@ from typing import Any
 from tidemill.base.errors import ErrorKind, TidemillError, model_file_error, unsupported
 from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.base.vector_data import NOTHING_SAID, VectorData
-from tidemill.loading import safetensors, sharded, spm_file, torch_files
+from tidemill.loading import safetensors, sharded, spm_file, tiktoken_file, torch_files
 from tidemill.loading.heads import (
     MakeHead,
     classifier_head,
@@ -318,16 +318,19 @@ def generation_defaults(
 
 def read_tokenizer(folder: Path) -> TokenizerData:
     """The text side of a checkpoint folder; its vocabulary is its tokenizer.json, else its
-    tokenizer.model (SentencePiece)."""
+    tokenizer.model (SentencePiece), else its file of tiktoken ranks."""
     settings = read_optional_object(folder / "tokenizer_config.json")
     special_map = read_optional_object(folder / "special_tokens_map.json")
     templates = _templates(folder, settings)
     json_path = folder / "tokenizer.json"
     pieces = folder / "tokenizer.model"
-    sentencepiece = pieces.is_file() and not json_path.is_file()
+    ranks = None if json_path.is_file() or pieces.is_file() else tiktoken_file.find_ranks(folder)
+    gguf = tiktoken_file.read_ranks(ranks, settings) if ranks is not None else None
+    if pieces.is_file() and not json_path.is_file():
+        gguf = _with_flags(spm_file.read_file(pieces), settings)
     return TokenizerData(
         tokenizer_json=read_bytes(json_path) if json_path.is_file() else None,
-        gguf=_with_flags(spm_file.read_file(pieces), settings) if sentencepiece else None,
+        gguf=gguf,
         chat_template=templates.pop("default", None),
         special=_special(special_map) | _special(settings),
         add_bos=_flag(settings, "add_bos_token"),

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
+from tidemill.base.byte_alphabet import byte_level_alphabet as byte_level_alphabet
 from tidemill.base.errors import TidemillError, bad_request, model_file_error, unsupported
 from tidemill.text.detokenizer import Detokenizer
 
@@ -27,19 +28,6 @@ SHORT_TEXT_CHARS = 1024
 """Up to here encoding in the event loop (about 0.2 ms) is cheaper than a thread's hand-over."""
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-
-
-def byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins for the 256 bytes: character -> byte.
-
-    Source: the byte encoder of Radford et al. 2019; bytes that are printable Latin-1 stand for
-    themselves, the others are numbered from U+0100 in order.
-    """
-    kept = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    alphabet = {chr(byte): byte for byte in kept}
-    moved = (byte for byte in range(256) if byte not in set(kept))
-    alphabet.update({chr(0x100 + i): byte for i, byte in enumerate(moved)})
-    return alphabet
 
 
 class PieceTable(dict[int, bytes]):

@@ -63,6 +63,17 @@ _BAILING_WORDS = (
 )  # fmt: skip
 _SEED_WORDS = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_BLANKS}"
 
+# OpenAI's later rule without Chinese characters, which are words of their own.
+_KIMI_WORDS = "|".join([
+    r"[\p{Han}]+",
+    *(
+        rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}&&[^\p{{Han}}]]{upper}"
+        rf"[{_LOWER}&&[^\p{{Han}}]]{lower}{_CONTRACTIONS}?"
+        for upper, lower in (("*", "+"), ("+", "*"))
+    ),
+    r"\p{N}{1,3}", _SIGNS, _BLANKS,
+])  # fmt: skip
+
 _GPT2 = WordRule((_GPT2_WORDS,))
 _LLAMA3 = WordRule((_modern(r"\p{N}{1,3}"),), whole_words=True, add_bos=True)
 _THREE_DIGITS = WordRule((_modern(r"\p{N}{1,3}"),))
@@ -101,6 +112,10 @@ _BY_RULE: tuple[tuple[WordRule, str], ...] = (
     (WordRule(_DEEPSEEK_CODER), "deepseek-coder"),
     (_DEEPSEEK3, "deepseek-v3 hunyuan-dense joyai-llm hy_v4"),
     (WordRule(_FALCON), "falcon"),
+    (WordRule((_KIMI_WORDS,), whole_words=True), "kimi-k2"),
+    # As their ranks files are read: whatever is a token is taken whole.
+    (WordRule(_QWEN2.patterns, whole_words=True, nfc=True), "qwen"),
+    (WordRule(_GPT4O.patterns, whole_words=True), "o200k"),
     (_BLOOM, "bloom gpt3-finnish poro-chat"),
     (WordRule((_BLOOM_WORDS, r"\p{N}")), "viking"),
     (_BAILING, "bailingmoe bailingmoe2 llada-moe"),
