@@ -160,7 +160,8 @@ def _save_gguf(
 
 _SIDE_FILES = (
     "generation_config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json",
-    "special_tokens_map.json", "chat_template.jinja", "chat_template.json",
+    "special_tokens_map.json", "chat_template.jinja", "chat_template.json", "tiktoken.model",
+    "qwen.tiktoken", "o200k_base.tiktoken",
 )  # fmt: skip
 
 

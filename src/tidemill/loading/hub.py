@@ -16,6 +16,8 @@ FILE_PATTERNS = (
     "*.safetensors.index.json",
     "tokenizer.json",
     "tokenizer.model",
+    "tiktoken.model",
+    "*.tiktoken",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
