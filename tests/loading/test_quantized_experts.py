@@ -26,6 +26,7 @@ from tidemill.loading import open_model
 from tidemill.loading.lazy import Holding
 from tidemill.loading.mapped import MappedFile, StoredTensor
 from tidemill.loading.places import one_tensor
+from tidemill.loading.recent import Recent
 from tidemill.loading.selected import select
 from tidemill.models.blocks import DECODERS
 from tidemill.models.quantization import to_float32
@@ -160,7 +161,7 @@ def test_an_expert_of_a_stack_is_unpacked_alone(tmp_path: Path) -> None:
     file = MappedFile(tmp_path / "file")
     whole = one_tensor(StoredTensor("x", "Q5_0", (3, 4, 64), file, 4, data.size))
     for expert in range(3):
-        alone = select(whole, Source("x", expert=expert, rows=slice(1, 4, 2)))
+        alone = select(whole, Source("x", expert=expert, rows=slice(1, 4, 2)), Recent())
         assert (alone.shape, alone.exact, alone.nbytes) == ((2, 64), "Q8_0", data.size // 6)
         assert [part.nbytes for part in alone.parts] == [data.size // 3]
         expected = whole.values()[expert, 1::2]

@@ -139,6 +139,63 @@ def test_compressed_tensors_int8_and_kv_scales(tmp_path: Path) -> None:
     assert any("activations" in note for note in open_model(tmp_path).notes)
 
 
+_EIGHT = {"num_bits": 8, "type": "int", "symmetric": True}
+_PER_TOKEN = {**_EIGHT, "strategy": "token", "dynamic": True}
+
+
+def w8(*inputs: dict[str, Any] | None) -> dict[str, Any]:
+    """A group of int8 weights for each way of rounding activations."""
+    weights = {**_EIGHT, "strategy": "channel"}
+    groups = {
+        f"group_{i}": {"targets": ["Linear"], "weights": weights, "input_activations": given}
+        for i, given in enumerate(inputs)
+    }
+    return {
+        "quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": groups,
+    }  # fmt: skip
+
+
+def wide_int8_rows(value: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
+    """int8 with scales that are no float16, and -128 among the integers."""
+    parts, _ = packers.int8_rows(value)
+    q, scale = parts[".weight"], parts[".weight_scale"].astype(np.float32) * np.float32(1.0001)
+    q[:, 3] = -128
+    return {".weight": q, ".weight_scale": scale}, scale * q.astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "given", [{"strategy": "token", "dynamic": True}, {**_PER_TOKEN, "actorder": None}]
+)
+def test_int8_weights_for_int8_activations_per_token(given: dict[str, Any], tmp_path: Path) -> None:
+    check(tmp_path, wide_int8_rows, w8(given), "INT8")
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_int8_with_one_scale_for_all(shape: tuple[int, ...], tmp_path: Path) -> None:
+    def pack(value: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
+        q = np.rint(value * 500).clip(-127, 127).astype(np.int8)
+        scale = np.full(shape, 0.00173, np.float32)
+        return {".weight": q, ".weight_scale": scale}, q * np.float32(0.00173)
+
+    check(tmp_path, pack, w8(_PER_TOKEN), "INT8")
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        (None,),
+        ({**_PER_TOKEN, "dynamic": False},),
+        ({**_PER_TOKEN, "strategy": "tensor"},),
+        ({**_PER_TOKEN, "symmetric": False},),
+        ({**_PER_TOKEN, "num_bits": 4},),
+        ({**_PER_TOKEN, "type": "float"},),
+        (_PER_TOKEN, None),
+    ],
+)
+def test_int8_weights_for_other_activations(inputs: tuple[Any, ...], tmp_path: Path) -> None:
+    check(tmp_path, packers.int8_rows, w8(*inputs), "Q8_0")
+
+
 def fp8(scale_ending: str, blocks: tuple[int, int] | None, rows: bool = False) -> Packer:
     def pack(value: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
         n, k = value.shape

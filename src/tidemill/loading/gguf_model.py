@@ -16,6 +16,7 @@ from tidemill.loading.lazy import LazyTensors
 from tidemill.loading.mapped import StoredTensor, in_file
 from tidemill.loading.parts import GenerationDefaults, ModelFiles
 from tidemill.loading.places import one_tensor
+from tidemill.loading.recent import Recent
 from tidemill.loading.selected import select
 from tidemill.models.gguf_config import config_from_gguf
 from tidemill.models.naming import match_tensors
@@ -53,11 +54,13 @@ def _open(file: gguf.GgufFile) -> ModelFiles:
     config = config_from_gguf(metadata, shapes, family.gguf)
     spec = with_rope_factors(family.spec(config), metadata, stored)
     sources = match_tensors(spec, family.gguf.rules, shapes, family.gguf.stored)
+    whole = {s.stored: one_tensor(stored[s.stored]) for s in sources.values()}
+    recent = Recent()
     places = {
-        canonical: select(one_tensor(stored[source.stored]), source)
+        canonical: select(whole[source.stored], source, recent)
         for canonical, source in sources.items()
     }
-    tensors = LazyTensors(places)
+    tensors = LazyTensors(places, recent=recent)
     return ModelFiles(
         path=file.path,
         format="gguf",

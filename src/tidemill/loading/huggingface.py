@@ -24,6 +24,7 @@ from tidemill.loading.lazy import LazyTensors
 from tidemill.loading.mapped import StoredTensor
 from tidemill.loading.parts import GenerationDefaults, ModelFiles
 from tidemill.loading.places import READ_TYPES, Place
+from tidemill.loading.recent import Recent
 from tidemill.loading.schemes import (
     QUANTIZATION_KEYS,
     checked_place,
@@ -151,11 +152,13 @@ def _family_files(folder: Path, config: Mapping[str, Any]) -> ModelFiles:
     }
     shapes = {name: tensor.shape for name, tensor in weights.items()}
     sources = match_tensors(spec, family.rules, shapes, family.stored)
+    whole = {s.stored: checked_place(weights[s.stored]) for s in sources.values()}
+    recent = Recent()
     places = {
-        canonical: select(checked_place(weights[source.stored]), source)
+        canonical: select(whole[source.stored], source, recent)
         for canonical, source in sources.items()
     }
-    tensors = LazyTensors(places)
+    tensors = LazyTensors(places, recent=recent)
     vectors, head = _head(sentence, kind, config, spec, tensors, own)
     return _files(folder, config, spec, tensors, stored, scheme_notes, vectors, head)
 

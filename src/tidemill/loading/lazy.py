@@ -10,6 +10,7 @@ import numpy as np
 
 from tidemill.base.errors import TidemillError, unsupported
 from tidemill.loading.places import Place, held_bytes
+from tidemill.loading.recent import Recent
 from tidemill.models.blocks.repack import Inexact
 from tidemill.models.quantization import (
     QUANTIZERS,
@@ -42,6 +43,7 @@ class LazyTensors(Mapping[str, RawTensor]):
     Args:
         places: canonical name -> place.
         holding: see `Holding`.
+        recent: what the places share to unpack once what they are parts of.
 
     Attributes:
         errors: canonical name -> relative error (root mean square) of each weight that was
@@ -52,10 +54,12 @@ class LazyTensors(Mapping[str, RawTensor]):
         self,
         places: Mapping[str, Place],
         holding: Holding = Holding(),
+        recent: Recent | None = None,
     ) -> None:
         self.places = dict(places)
         self.errors: dict[str, float] = {}
         self._holding = holding
+        self._recent = recent or Recent()
 
     def held(self, holding: Holding) -> LazyTensors:
         """The same weights, held otherwise.
@@ -64,7 +68,7 @@ class LazyTensors(Mapping[str, RawTensor]):
             TidemillError: UNSUPPORTED naming a weight that would have to be requantized, its
                 scheme, and the remedies.
         """
-        tensors = LazyTensors(self.places, holding)
+        tensors = LazyTensors(self.places, holding, self._recent)
         if holding.wide:
             return tensors
         for name, place in self.places.items():
@@ -84,7 +88,17 @@ class LazyTensors(Mapping[str, RawTensor]):
         return TensorHeader(place.exact, place.shape, held_bytes(place.exact, place.shape))
 
     def __getitem__(self, name: str) -> RawTensor:
-        return DeferredTensor(self.header(name), lambda: self._read(name))
+        return DeferredTensor(
+            self.header(name), lambda: self._read(name), lambda: self._release(name)
+        )
+
+    def _release(self, name: str) -> None:
+        for part in self.places[name].parts:
+            part.file.let_go(part.offset, part.nbytes)
+
+    def forget(self) -> None:
+        """Hold nothing that was made for several weights; told when all have been taken over."""
+        self._recent.forget()
 
     def _read(self, name: str) -> RawTensor:
         place = self.places[name]

@@ -47,10 +47,13 @@ class MappedFile:
             raise model_file_error(f"{path}: cannot be read: {error.strerror}") from error
         self.view = memoryview(self._map)
 
-    def let_go(self) -> None:
-        """Give its pages back to the page cache; what is used again is mapped again."""
+    def let_go(self, offset: int = 0, nbytes: int | None = None) -> None:
+        """Give its pages, or those that a part of it touches, back to the page cache; what is used
+        again is mapped again."""
         if hasattr(mmap, "MADV_DONTNEED"):
-            self._map.madvise(mmap.MADV_DONTNEED)
+            begin = offset // mmap.PAGESIZE * mmap.PAGESIZE
+            end = self.size if nbytes is None else min(self.size, offset + nbytes)
+            self._map.madvise(mmap.MADV_DONTNEED, begin, max(0, end - begin))
 
 
 def file_stamp(path: Path, descriptor: int) -> tuple[int, ...]:

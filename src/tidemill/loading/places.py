@@ -20,7 +20,7 @@ from tidemill.loading.mapped import StoredTensor
 from tidemill.models.blocks import DECODERS, decode, dequantize
 from tidemill.models.blocks.repack import PACKERS, holder
 from tidemill.models.small_floats import SMALL_FLOATS, bf16_bytes
-from tidemill.models.tensors import DTYPE_BLOCKS, RawTensor
+from tidemill.models.tensors import DTYPE_BLOCKS, ROW_HEADS, RawTensor
 
 Float32 = NDArray[np.float32]
 _PIECE = 2**21  # values repacked at once
@@ -166,4 +166,4 @@ def one_tensor(stored: StoredTensor) -> OneTensor:
 def held_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     """Bytes of a tensor held in one of `DTYPE_BLOCKS`; rows must be whole blocks."""
     size, count = DTYPE_BLOCKS[dtype]
-    return math.prod(shape) // count * size
+    return math.prod(shape) // count * size + math.prod(shape[:-1]) * ROW_HEADS.get(dtype, 0)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.loading.mapped import StoredTensor
 from tidemill.loading.places import Float32, Place, Stack, held_bytes
+from tidemill.loading.recent import Recent
 from tidemill.models.quantization import FLOAT_TYPES
 from tidemill.models.sources import Source
 from tidemill.models.tensors import RawTensor
@@ -18,10 +19,16 @@ from tidemill.models.tensors import RawTensor
 @dataclass(frozen=True, slots=True)
 class Selected:
     """A `Place` seen through a `Source`. Rows move whole, so quantized ones keep their bytes; a
-    quantized matrix whose axes are exchanged is held as float32."""
+    quantized matrix whose axes are exchanged is held as float32.
+
+    Attributes:
+        recent: shared by all that are parts of one place, which is unpacked once for those that
+            are read one after another.
+    """
 
     place: Place
     source: Source
+    recent: Recent = field(default_factory=Recent, repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -55,7 +62,7 @@ class Selected:
 
     def values(self) -> Float32:
         """See `Place`."""
-        source, values = self.source, self.place.values()
+        source, values = self.source, self.recent.get(self.place, _values)
         if source.expert is not None:
             values = values[source.expert]
         if source.transposed:
@@ -73,7 +80,7 @@ class Selected:
         source, exact, shape = self.source, self.exact, self.shape
         if source.plus or exact != self.place.exact:
             return RawTensor("F32", shape, self.values().reshape(-1).data.cast("B"))
-        raw = np.frombuffer(self.place.packed().data, np.uint8)
+        raw = np.frombuffer(self.recent.get(self.place, _packed).data, np.uint8)
         stored = self.place.shape
         if source.expert is not None:
             size = raw.size // stored[0]
@@ -91,14 +98,22 @@ class Selected:
         return RawTensor(exact, shape, raw.data.cast("B"))
 
 
+def _values(place: Place) -> Float32:
+    return place.values()
+
+
+def _packed(place: Place) -> RawTensor:
+    return place.packed()
+
+
 def _exchanged(raw: NDArray[np.uint8], shape: tuple[int, ...], dtype: str) -> NDArray[np.uint8]:
     """Bytes of a float matrix of this shape with its axes exchanged."""
     item = held_bytes(dtype, (1,))
     return np.ascontiguousarray(raw.reshape(*shape, item).swapaxes(0, 1)).reshape(-1)
 
 
-def select(place: Place, source: Source) -> Place:
+def select(place: Place, source: Source, recent: Recent) -> Place:
     """The place itself where the source is the whole tensor; of stacks, the one that is meant."""
     if source.expert is not None and isinstance(place, Stack):
         place, source = place.member(source.expert), replace(source, expert=None)
-    return place if source.plain else Selected(place, source)
+    return place if source.plain else Selected(place, source, recent)

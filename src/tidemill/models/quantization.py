@@ -15,6 +15,8 @@ its outliers).
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -85,8 +87,13 @@ def quantize_int8(x: Float32) -> UInt8:
     """float32 [n, k] to uint8 [n, 4 + k]."""
     d = np.abs(x).max(axis=1, keepdims=True) / np.float32(127)
     inverse = np.divide(np.float32(1), d, out=np.zeros_like(d), where=d != 0)
-    q = _round_half_away(x * inverse).astype(np.int8)
-    return np.concatenate([d.astype(np.float32).view(np.uint8), q.view(np.uint8)], axis=1)
+    return int8_rows(d, _round_half_away(x * inverse))
+
+
+def int8_rows(d: Float32, q: NDArray[Any]) -> UInt8:
+    """Scales float32 [n, 1] and integers [n, k] from -128 to 127 as INT8's uint8 [n, 4 + k]."""
+    heads = np.ascontiguousarray(d, np.float32).view(np.uint8)
+    return np.concatenate([heads, q.astype(np.int8).view(np.uint8)], axis=1)
 
 
 def _int8_values(raw: UInt8, rows: int) -> Float32:

@@ -49,6 +49,10 @@ class RawTensor:
         """Size of the data in bytes."""
         return self.data.nbytes
 
+    def let_go(self) -> None:
+        """Told once the data have been taken over: the memory they lie in may be given back, until
+        they are asked for again."""
+
 
 class DeferredTensor(RawTensor):
     """A tensor whose bytes are made when `data` is asked for, each time anew, and not kept.
@@ -56,15 +60,19 @@ class DeferredTensor(RawTensor):
     Args:
         header: its type, shape and size.
         read: makes the bytes.
+        release: see `let_go`.
     """
 
-    __slots__ = ("_read", "_size")
+    __slots__ = ("_read", "_release", "_size")
     _read: Callable[[], RawTensor]
+    _release: Callable[[], None]
     _size: int
 
-    def __init__(self, header: TensorHeader, read: Callable[[], RawTensor]) -> None:
+    def __init__(
+        self, header: TensorHeader, read: Callable[[], RawTensor], release: Callable[[], None]
+    ) -> None:
         values = {"dtype": header.dtype, "shape": header.shape, "_size": header.nbytes}
-        for field, value in {**values, "_read": read}.items():
+        for field, value in {**values, "_read": read, "_release": release}.items():
             object.__setattr__(self, field, value)  # the base is frozen
 
     @property
@@ -76,6 +84,10 @@ class DeferredTensor(RawTensor):
     def nbytes(self) -> int:
         """Size of the data in bytes; nothing is read for it."""
         return self._size
+
+    def let_go(self) -> None:
+        """See `RawTensor`."""
+        self._release()
 
 
 def expected_nbytes(dtype: str, shape: tuple[int, ...]) -> int:

@@ -108,6 +108,7 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
     packed = kept_weights(config, files, weights, threads, tensors.error_note, progress)
     backend = factory(spec, tensors, options, packed)
     spec = backend.spec  # a foreign model's sizes are known now
+    tensors.forget()
     for file in files.files:
         file.let_go()  # it is packed: what is read in place comes back when it is used
     progress(f"weights loaded in {monotonic() - started:.1f} s")

@@ -194,6 +194,12 @@ class ModelBuilder:
         config.embed_scale, config.residual_scale = spec.embed_scale, spec.residual_scale
         config.logit_scale, config.logit_softcap = spec.logit_scale, spec.logit_softcap or 0.0
         config.group_windows = [group.window or 0 for group in groups]
+        # The largest matrices first, while little is packed: theirs is the most that lies in memory
+        # both as stored and packed.
+        if spec.generates:
+            config.lm_head = _core.LinearConfig()
+            config.lm_head.weight = self._matrix(self._head)
+        self._embedding(config)
         group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
         config.layers = [self._layer(i, group_of.get(i, 0)) for i in range(len(spec.layers))]
         context = options.max_positions
@@ -209,12 +215,8 @@ class ModelBuilder:
         config.norm_sums = spec.layers[0].sum_norm
         if spec.last_norm:
             config.final_norm = self._norm("final_norm", spec.norm, spec.hidden_size)
-        if spec.generates:
-            config.lm_head = _core.LinearConfig()
-            config.lm_head.weight = self._matrix(self._head)
         if spec.generates and spec.head_bias:
             config.lm_head.bias = self._vector(names.LM_HEAD_BIAS)
-        self._embedding(config)
         self._core.build(config, self._source)
         if self._packed is not None and not self._found:
             self._packed.keep(layout, self._core.packed(), lambda data: _core.checksum(data, 1))
@@ -270,7 +272,9 @@ class ModelBuilder:
         if self._found:
             return self._core.add_packed(name, target, n, k)
         source = WEIGHT_TYPES[tensor.dtype]
-        return self._core.add_matrix(name, source, target, n, k, as_bytes(tensor))
+        added = self._core.add_matrix(name, source, target, n, k, as_bytes(tensor))
+        tensor.let_go()  # what is packed is not held twice
+        return added
 
     def _vector(self, name: str) -> int:
         tensor = self._tensors[name]

@@ -19,6 +19,7 @@ from tidemill.loading.mapped import StoredTensor
 from tidemill.loading.places import Float32, Place
 from tidemill.models.blocks.base import Blocks, Int, ones
 from tidemill.models.blocks.repack import PACKERS, Inexact
+from tidemill.models.quantization import int8_rows
 from tidemill.models.small_floats import SMALL_FLOATS, bf16_bytes, e8m0
 from tidemill.models.tensors import RawTensor
 
@@ -49,7 +50,10 @@ class Integers:
         return (grouped * self.scales[:, :, None]).reshape(n, k)
 
     def packed(self, dtype: str) -> NDArray[np.uint8]:
-        """The same numbers as blocks; raises Inexact when they do not fit."""
+        """The same numbers as blocks, or as rows with a scale each (INT8); raises Inexact when
+        they do not fit."""
+        if dtype == "INT8":
+            return int8_rows(self.scales, self.q)
         if self.group_of is not None:
             raise Inexact("its columns belong to groups in no order (act-order)")
         n, k = self.q.shape
@@ -96,7 +100,7 @@ class SchemeWeight:
     def packed(self) -> RawTensor:
         """See `places.Place`."""
         found = self.read()
-        if isinstance(found, Integers) and self.exact in PACKERS:
+        if isinstance(found, Integers) and self.exact in (*PACKERS, "INT8"):
             data = found.packed(self.exact)
             return RawTensor(self.exact, self.shape, data.reshape(-1).data.cast("B"))
         values = found.values() if isinstance(found, Integers) else found

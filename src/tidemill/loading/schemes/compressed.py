@@ -8,8 +8,9 @@ Layouts, from the library's format description:
 - int-quantized: weight int8 [n, k], weight_scale, weight_zero_point;
 - float-quantized: weight fp8 [n, k], weight_scale.
 
-How activations are quantized is noted by the checkpoint and not followed: they are computed in
-more bits.
+Where int8 weights with a scale per output channel are meant for activations in int8 with a scale
+per token, found as they come, they are multiplied so. Other ways of quantizing activations are
+noted by the checkpoint and not followed: they are computed in more bits.
 """
 
 from __future__ import annotations
@@ -45,6 +46,9 @@ _IGNORED = (
     ".input_scale", ".input_zero_point", ".output_scale", ".k_scale", ".v_scale", ".q_scale",
     ".input_observer.min_val", ".input_observer.max_val",
 )  # fmt: skip
+# What the library takes for granted, and what the kernel of one scale per row does.
+_INPUT_DEFAULTS = {"num_bits": 8, "type": "int", "symmetric": True}
+_PER_TOKEN = {**_INPUT_DEFAULTS, "strategy": "token", "dynamic": True}
 _SUFFIXES = (".weight_scale", ".weight", ".weight_zero_point")
 _PACKED_SUFFIXES = (
     ".weight_packed", ".weight_scale", ".weight_shape", ".weight_zero_point", ".weight_g_idx",
@@ -67,6 +71,7 @@ def schemes(config: Mapping[str, Any]) -> tuple[Scheme, ...]:
             "quantization_config.sparsity_config", "sparse compressed-tensors weights are not read"
         )
     blocks = _block_structure(config)
+    rounded = _rounds_inputs(config)
 
     def plain(name: str, parts: Stored) -> SchemeWeight | None:
         weight, scale = parts.get(".weight"), parts[".weight_scale"]
@@ -76,7 +81,7 @@ def schemes(config: Mapping[str, Any]) -> tuple[Scheme, ...]:
         if weight.dtype in SMALL_FLOATS:
             by_block = blocks if _is_blocked(weight, scale, blocks) else None
             return fp8_weight(name, weight, scale, by_block, whole)
-        return int8_rows(name, weight, scale, parts.get(".weight_zero_point"), whole)
+        return int8_rows(name, weight, scale, parts.get(".weight_zero_point"), whole, rounded)
 
     label = f"compressed-tensors ({layout})"
     return (
@@ -85,11 +90,32 @@ def schemes(config: Mapping[str, Any]) -> tuple[Scheme, ...]:
     )
 
 
+def _groups(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    groups = config.get("config_groups")
+    found = groups.values() if isinstance(groups, dict) else ()
+    return [group for group in found if isinstance(group, dict)]
+
+
+def _rounds_inputs(config: Mapping[str, Any]) -> bool:
+    """Whether every group of int8 weights is meant for int8 activations with a scale per token that
+    is found as they come. Which modules a group means is told by expressions, which are not read:
+    where groups differ, none is followed."""
+    inputs = [
+        group.get("input_activations")
+        for group in _groups(config)
+        if isinstance(group.get("weights"), dict)
+        and (group["weights"].get("num_bits"), group["weights"].get("type", "int")) == (8, "int")
+    ]
+    return bool(inputs) and all(
+        isinstance(given, dict) and {**_INPUT_DEFAULTS, **given}.items() >= _PER_TOKEN.items()
+        for given in inputs
+    )
+
+
 def _block_structure(config: Mapping[str, Any]) -> tuple[int, int] | None:
     """The blocks of the first group whose weights have a scale per block."""
-    groups = config.get("config_groups")
-    for group in groups.values() if isinstance(groups, dict) else ():
-        weights = group.get("weights") if isinstance(group, dict) else None
+    for group in _groups(config):
+        weights = group.get("weights")
         shape = weights.get("block_structure") if isinstance(weights, dict) else None
         if isinstance(shape, list) and len(shape) == 2 and all(
             isinstance(s, int) and 0 < s < 2**20 for s in shape

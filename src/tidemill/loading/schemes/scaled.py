@@ -112,8 +112,13 @@ def int8_rows(
     scale: StoredTensor,
     zero: StoredTensor | None,
     parts: tuple[StoredTensor, ...],
+    rounded_inputs: bool,
 ) -> SchemeWeight:
-    """int8 [n, k] with a scale (and zero point) for all, per row, or per group of columns."""
+    """int8 [n, k] with a scale (and zero point) for all, per row, or per group of columns.
+
+    `rounded_inputs`: it was made to multiply activations in int8 with a scale per token, as the
+    kernel of one scale per row does.
+    """
     check_type(weight, "I8")
     if len(weight.shape) != 2:
         raise model_file_error(f"{weight.name} has shape {list(weight.shape)}")
@@ -136,4 +141,6 @@ def int8_rows(
         return Integers(q.reshape(n, k), factors)
 
     exact = "F32" if k // groups % 32 else "Q8_0"
+    if rounded_inputs and groups == 1 and zero is None:
+        exact = "INT8"
     return SchemeWeight(name, "INT8", (n, k), parts, exact, read)

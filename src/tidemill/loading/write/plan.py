@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator
 from functools import partial
@@ -14,11 +15,13 @@ from tidemill.base.errors import TidemillError, unsupported
 from tidemill.loading.gguf import GgufFile
 from tidemill.loading.parts import ModelFiles
 from tidemill.loading.places import OneTensor, Place, held_bytes, one_tensor
+from tidemill.loading.schemes.base import SchemeWeight
 from tidemill.loading.selected import Selected
 from tidemill.loading.write.gguf_names import GgufTensor, layout, row_order
 from tidemill.loading.write.gguf_shape import gguf_family, rope_tensors
 from tidemill.loading.write.integers import IntegerType, as_integers
 from tidemill.loading.write.out import Buffer, Loss, OutTensor, as_type
+from tidemill.models.blocks.repack import Inexact
 from tidemill.models.quantization import FLOAT_TYPES
 from tidemill.models.tensors import DTYPE_BLOCKS
 
@@ -74,13 +77,23 @@ def to_gguf(files: ModelFiles, kind: str | None, loss: Loss) -> Iterator[OutTens
         raw = factors.tobytes()
         yield OutTensor(name, "F32", factors.shape, len(raw), partial(iter, [raw]))
     for tensor in layout(files.spec, family):
-        places = [files.tensors.places[part] for part in tensor.parts]
+        places = [_in_blocks(files.tensors.places[part]) for part in tensor.parts]
         dtype = _gguf_dtype(tensor, places, kind)
         pieces = []
         for part, place in zip(tensor.parts, places, strict=True):
             order = row_order(files.spec, family, part)
             pieces.append(_reordered(_one(place, tensor.name, dtype, loss), order))
         yield joined(tensor.name, dtype, tensor.shape, pieces)
+
+
+def _in_blocks(place: Place) -> Place:
+    """INT8 is no type of GGUF; blocks of Q8_0 hold its weights, and say nothing of activations."""
+    if place.exact != "INT8":
+        return place
+    if isinstance(place, Selected):
+        return dataclasses.replace(place, place=_in_blocks(place.place))
+    assert isinstance(place, SchemeWeight)
+    return dataclasses.replace(place, exact="F32" if place.shape[-1] % 32 else "Q8_0")
 
 
 def _gguf_dtype(tensor: GgufTensor, places: list[Place], kind: str | None) -> str:
@@ -103,8 +116,18 @@ def _gguf_dtype(tensor: GgufTensor, places: list[Place], kind: str | None) -> st
 def _one(place: Place, name: str, dtype: str, loss: Loss) -> OutTensor:
     if isinstance(place, OneTensor) or dtype != place.exact:
         return as_type(place, name, dtype, loss)
-    size = held_bytes(dtype, place.shape)
-    return OutTensor(name, dtype, place.shape, size, lambda: iter([place.packed().data]))
+
+    def pieces() -> Iterator[Buffer]:
+        try:
+            yield place.packed().data
+        except Inexact as error:
+            raise unsupported(
+                place.name,
+                f"{place.name} is stored as {place.dtype}, and {error}, which {dtype} needs: use "
+                "`tidemill quantize` with a --type",
+            ) from error
+
+    return OutTensor(name, dtype, place.shape, held_bytes(dtype, place.shape), pieces)
 
 
 def _reordered(tensor: OutTensor, order: NDArray[np.int64] | None) -> OutTensor:
