@@ -11,6 +11,7 @@ import json
 import math
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ from numpy.typing import NDArray
 
 from tidemill.loading import gguf, open_model
 from tidemill.models import quantization
+
+# Stored name, or ending of one -> type and bytes.
+Parts = dict[str, tuple[str, NDArray[Any]]]
 
 KINDS = ("bf16", "q8_0", "q4_0", "q4_k_m")
 
@@ -52,11 +56,12 @@ def tensor_bytes(path: Path) -> int:
     return sum(t.nbytes for t in gguf.read_file(path).tensors.values())
 
 
-def w8a8_folder(shape: str) -> Path:
-    """The shape as compressed-tensors int8: a scale per output channel, activations quantized per
-    token as they come; embeddings, the output layer and norms stay bfloat16."""
+def quantized_folder(shape: str, scheme: str) -> Path:
+    """The shape with its layers' matrices in one of `SCHEMES`; embeddings, the output layer and
+    norms stay bfloat16."""
+    pack, section = SCHEMES[scheme]
     source = harness.make_model(shape)
-    folder = harness.MODELS / f"{shape}-w8a8"
+    folder = harness.MODELS / f"{shape}-{scheme}"
     if (folder / "config.json").exists():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -64,24 +69,53 @@ def w8a8_folder(shape: str) -> Path:
     config = json.loads((source / "config.json").read_text())
     family = make_model.family_for_config(config)
     stored = make_model.stored_names(family.rules, files.spec)
-    parts: dict[str, tuple[str, NDArray[Any]]] = {}
+    parts: Parts = {}
     for canonical, tensor in files.tensors.items():
         values, name = quantization.to_float32(tensor), stored[canonical]
         if values.ndim == 2 and canonical.startswith("layers."):
-            scale = np.maximum(np.abs(values).max(axis=1, keepdims=True), 1e-8) / 127
-            parts[name] = ("I8", np.rint(values / scale).astype(np.int8))
-            parts[f"{name}_scale"] = ("BF16", make_model.to_bfloat16(scale.astype(np.float32)))
+            stem = name.removesuffix(".weight")
+            parts |= {stem + ending: part for ending, part in pack(values).items()}
         else:
             parts[name] = ("BF16", make_model.to_bfloat16(values))
     _write_safetensors(folder / "model.safetensors", parts)
     for side in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         shutil.copy(source / side, folder / side)
-    config["quantization_config"] = _w8a8()
+    config["quantization_config"] = section
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     return folder
 
 
+def _int8_rows(values: NDArray[np.float32]) -> Parts:
+    """compressed-tensors int8: a scale per output channel."""
+    scale = np.maximum(np.abs(values).max(axis=1, keepdims=True), 1e-8) / 127
+    return {
+        ".weight": ("I8", np.rint(values / scale).astype(np.int8)),
+        ".weight_scale": ("BF16", make_model.to_bfloat16(scale.astype(np.float32))),
+    }
+
+
+def _gptq(values: NDArray[np.float32]) -> Parts:
+    """GPTQ, 4 bits in symmetric groups of 128: any bits, with scales of about the right size."""
+    n, k = values.shape
+    words = np.random.default_rng(k).integers(-(2**31), 2**31, (k // 8, n), np.int32)
+    return {
+        ".qweight": ("I32", words),
+        ".qzeros": ("I32", np.full((k // 128, n // 8), 0x77777777, np.int32)),
+        ".scales": ("F16", np.full((k // 128, n), make_model.WEIGHT_STD / 4, np.float16)),
+        ".g_idx": ("I32", np.arange(k, dtype=np.int32) // 128),
+    }
+
+
+def _fp8(values: NDArray[np.float32]) -> Parts:
+    """fp8 with a float scale per block of 128 x 128: any bits but those of NaN, small scales."""
+    n, k = values.shape
+    codes = np.random.default_rng(n).integers(0, 256, (n, k), np.uint8) & 0xBF  # below 2
+    scales = np.full((-(-n // 128), -(-k // 128)), make_model.WEIGHT_STD, np.float32)
+    return {".weight": ("F8_E4M3", codes), ".weight_scale_inv": ("F32", scales)}
+
+
 def _w8a8() -> dict[str, Any]:
+    """Activations are quantized per token as they come."""
     shared = {"num_bits": 8, "type": "int", "symmetric": True}
     scheme = {
         "targets": ["Linear"],
@@ -97,7 +131,17 @@ def _w8a8() -> dict[str, Any]:
     }
 
 
-def _write_safetensors(path: Path, parts: dict[str, tuple[str, NDArray[Any]]]) -> None:
+SCHEMES: dict[str, tuple[Callable[[NDArray[np.float32]], Parts], dict[str, Any]]] = {
+    "w8a8": (_int8_rows, _w8a8()),
+    "gptq": (
+        _gptq,
+        {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False},
+    ),
+    "fp8": (_fp8, {"quant_method": "fp8", "weight_block_size": [128, 128]}),
+}
+
+
+def _write_safetensors(path: Path, parts: Parts) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, (dtype, values) in parts.items():

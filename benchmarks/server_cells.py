@@ -66,7 +66,7 @@ def vllm_server(slots: int, context: int) -> contextlib.AbstractContextManager[S
     """vLLM with int8 weights and activations."""
     peer = peers.get("vllm")
     command = [
-        peer.tools / "vllm", "serve", models.w8a8_folder(SHAPE), "--port", "{port}",
+        peer.tools / "vllm", "serve", models.quantized_folder(SHAPE, "w8a8"), "--port", "{port}",
         "--max-model-len", context, "--max-num-seqs", slots,
     ]  # fmt: skip
     return harness.serving(
