@@ -17,6 +17,7 @@ from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.loading import open_model
 from tidemill.loading.lazy import Holding
 from tidemill.models.quantization import to_float32
+from tidemill.models.tensors import RawTensor
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "head_dim": 16}
 Packer = Callable[[np.ndarray], tuple[dict[str, Any], np.ndarray]]
@@ -381,3 +382,23 @@ def test_groups_that_are_not_there(tmp_path: Path) -> None:
     write(tmp_path, damaged(".g_idx", lambda a: a + 1), config)
     with pytest.raises(TidemillError, match="g_idx names group 2 of 2"):
         read(tmp_path)["model.layers.0.self_attn.q_proj.weight"].values()
+
+
+def test_int8_rows_become_blocks_in_gguf(tmp_path: Path) -> None:
+    """GGUF has no type of one scale per row; Q8_0 keeps the weights where float16 has the scale."""
+    from tidemill.loading.write.out import Loss
+    from tidemill.loading.write.plan import to_gguf
+
+    expected = write(tmp_path / "half", packers.int8_rows, w8(_PER_TOKEN))
+    out = {t.name: t for t in to_gguf(open_model(tmp_path / "half"), None, Loss())}
+    tensor = out["blk.1.ffn_up.weight"]
+    data = b"".join(bytes(piece) for piece in tensor.pieces())
+    assert tensor.dtype == "Q8_0" and len(data) == tensor.nbytes
+    np.testing.assert_array_equal(
+        to_float32(RawTensor("Q8_0", tensor.shape, memoryview(data))),
+        expected["model.layers.1.mlp.up_proj.weight"],
+    )
+    write(tmp_path / "wide", wide_int8_rows, w8(_PER_TOKEN))
+    out = {t.name: t for t in to_gguf(open_model(tmp_path / "wide"), None, Loss())}
+    with pytest.raises(TidemillError, match="tidemill quantize"):
+        list(out["blk.1.ffn_up.weight"].pieces())
