@@ -26,6 +26,7 @@ from tidemill.backends import native
 
 RESULT = harness.WORK / "overload.json"
 ONE, OTHER = "127.0.0.1", "127.0.0.2"
+STREAM_TOKENS = 1024
 
 
 @dataclass
@@ -120,9 +121,13 @@ async def fairness(url: str, count: int) -> dict[str, float]:
 
 
 async def long_prompt(url: str, length: int, limit: float) -> dict[str, float]:
-    """Gaps of eight streams while a long prompt is read, for at most `limit` seconds of it."""
+    """Gaps of eight streams while a long prompt is read, for at most `limit` seconds of it.
+
+    The streams are long answers (STREAM_TOKENS). They are not replaced when they end: what is asked
+    is what one prompt does to streams, not what newcomers do.
+    """
     streams = [Answer() for _ in range(8)]
-    jobs = [ask(url, prompt(100, i), 6000, into=answer) for i, answer in enumerate(streams)]
+    jobs = [ask(url, prompt(100, i), STREAM_TOKENS, into=s) for i, s in enumerate(streams)]
     async with background(*jobs):
         await asyncio.sleep(4)
         begun = time.monotonic()

@@ -10,6 +10,9 @@ namespace tidemill {
 
 namespace {
 
+// Of smaller caches pages are taken soon enough by the steps themselves.
+constexpr int64_t kPrefaultFrom = int64_t{64} << 20;
+
 int64_t element_bytes(KvType type) {
   return type == KvType::F32 ? 4 : type == KvType::BF16 ? 2 : 1;
 }
@@ -65,7 +68,9 @@ void KvCache::allocate(const std::vector<int64_t>& num_blocks, int64_t states) {
   states_.allocate(states);
   Region region(static_cast<size_t>(total), "the KV cache");
   uint8_t* at = region.data();
+  std::vector<Prefault::Group> pages(groups_.size());
   for (size_t g = 0; g < groups_.size(); ++g) {
+    pages[g].blocks = num_blocks[g];
     for (int l : groups_[g].layers) {
       const CacheLayerShape& shape = layer_shapes_[static_cast<size_t>(l)];
       const int64_t stride = round_up(
@@ -73,15 +78,19 @@ void KvCache::allocate(const std::vector<int64_t>& num_blocks, int64_t states) {
           static_cast<int64_t>(kAlign));
       kv_[static_cast<size_t>(l)] = {type_,       block_size_, shape.kv_heads, shape.head_dim,
                                      shape.v_dim, at,          stride};
+      pages[g].arrays.push_back({at, stride});
       at += stride * num_blocks[g];
     }
   }
+  ahead_.reset();
   region_ = std::move(region);
+  if (total >= kPrefaultFrom) ahead_ = std::make_unique<Prefault>(std::move(pages));
   num_blocks_ = num_blocks;
   bytes_ = total;
 }
 
 void KvCache::free() {
+  ahead_.reset();
   region_ = Region();
   states_.free();
   num_blocks_.assign(groups_.size(), 0);

@@ -2,10 +2,12 @@
 // it, the states of recurrent layers.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "kernels.h"
 #include "memory.h"
+#include "prefault.h"
 #include "states.h"
 #include "threadpool.h"
 
@@ -55,6 +57,10 @@ class KvCache {
   void import_layer(int layer, const int32_t* blocks, int64_t count, const void* keys,
                     const void* values, const float* key_scales, const float* value_scales,
                     ThreadPool& pool);
+  // A step is about to use blocks of group g up to this one.
+  void reached(int64_t g, int64_t block) const {
+    if (ahead_) ahead_->reached(g, block);
+  }
   // Error (Internal) unless every id is a block of group g.
   void check_blocks(int64_t g, const int32_t* blocks, int64_t count) const;
 
@@ -67,6 +73,7 @@ class KvCache {
   std::vector<int64_t> num_blocks_;
   std::vector<KvLayer> kv_;
   Region region_;
+  std::unique_ptr<Prefault> ahead_;  // ends before the region does
   int64_t bytes_ = 0;
   StatePool states_;
 };

@@ -143,6 +143,10 @@ void Decoder::prepare_tables(const StepInput& step, const KvCache& cache) {
             std::max(0, table.values[static_cast<size_t>(r * table.columns + b)]);
       }
     }
+    if (!table.values.empty()) {
+      cache.reached(static_cast<int64_t>(g),
+                    *std::max_element(table.values.begin(), table.values.end()));
+    }
   }
 }
 

@@ -3,6 +3,10 @@
 // A row's bits depend only on its query and on the positions it sees: scores of unseen positions
 // are replaced before anything is computed from them, and steps of V are skipped, not zeroed.
 
+// Floats from one row's scores to the next: a line more than a span, so that all rows' scores of a
+// position do not compete for the same few places of the first-level cache.
+constexpr int64_t kScoreRow = kSpan + 16;
+
 // Positions of the span one row sees: [lo, hi), relative to the span's start; {0, 0} when none.
 struct Visible {
   int64_t lo, hi;
@@ -20,9 +24,8 @@ struct SpanJob {
   int64_t steps;       // depth of a score
   int64_t vectors;     // vectors of a V
   int64_t acc_row;     // floats per accumulator row, whole vectors
-  bool once;           // all rows fit one tile: K and V are read once, from memory
   uint8_t* q;          // packed queries
-  float* scores;       // [kScoreRows][kSpan], then probabilities in place
+  float* scores;       // [kScoreRows][kScoreRow], then probabilities in place
   float* acc;          // [kScoreRows][acc_row]
 };
 
@@ -74,11 +77,12 @@ static inline void chunk_keys(const SpanJob& job, int64_t t, Visible range,
   if (!seen[1]) half[1] = half[0];
 }
 
-// What to bring closer while chunk t is scored: K two chunks on, then the first of V.
+// What to bring closer while chunk t is scored: K two chunks on, then the first of V. The first
+// rows' tile reads both from memory, the others find them near.
 template <class Cache>
-static inline Ahead chunk_ahead(const SpanJob& job, int64_t t, Visible range) {
+static inline Ahead chunk_ahead(const SpanJob& job, int64_t row0, int64_t t, Visible range) {
   Ahead ahead{{nullptr, nullptr}, 0};
-  if (!job.once) return ahead;
+  if (row0 > 0) return ahead;
   const int64_t end = round_up(range.hi, kChunk), next = t + 2 * kChunk;
   const bool keys = next < end;
   const int64_t first = keys ? next : max64(range.lo / kChunk * kChunk, next - end);
@@ -108,7 +112,7 @@ static inline void score_chunk(const SpanJob& job, int64_t row0, int64_t t, Visi
   chunk_keys<Cache>(job, t, range, half);
   const int64_t k_step = job.kv.block_size * Cache::kLaneBytes;
   const int64_t q_row = job.steps * Cache::kQueryBytes;
-  const Ahead ahead = chunk_ahead<Cache>(job, t, range);
+  const Ahead ahead = chunk_ahead<Cache>(job, row0, t, range);
   for (int64_t vec = 0; vec < kChunk / kLanes; vec += V) {
     const uint8_t* k[V];
     Vf scale[V];
@@ -129,7 +133,7 @@ static inline void score_chunk(const SpanJob& job, int64_t row0, int64_t t, Visi
       TIDEMILL_UNROLL
       for (int v = 0; v < V; ++v) {
         const int64_t at = t + (vec + v) * kLanes;
-        vstore(job.scores + r * kSpan + at,
+        vstore(job.scores + r * kScoreRow + at,
                keep_range(vmul(s[r][v], scale[v]), at, see.lo, see.hi, -kInfinity));
       }
     }
@@ -184,7 +188,8 @@ static inline void softmax_row(const SpanJob& job, float* row, Visible see, floa
 #ifdef TIDEMILL_BF16_DOT
   if (Cache::kDepth != 2) return;
   // Pairs are written at half the distance they are read from, so never over unread values.
-  for (int64_t t = begin; t < end; t += 2 * kLanes) istore(row + t / 2, load_pairs(row + t));
+  for (int64_t t = begin; t < end; t += 2 * kLanes)
+    istore(row + t / 2, round_bf16_pair(vload(row + t), vload(row + t + kLanes)));
 #endif
 }
 
@@ -201,7 +206,7 @@ static inline const uint8_t* value_row(const SpanJob& job, int64_t s) {
 template <class Cache>
 static inline void value_alone(const SpanJob& job, int64_t r, Visible see, int64_t from,
                                int64_t to) {
-  const uint8_t* p = reinterpret_cast<const uint8_t*>(job.scores + r * kSpan);
+  const uint8_t* p = reinterpret_cast<const uint8_t*>(job.scores + r * kScoreRow);
   for (int64_t s = from; s < to; ++s) {
     uint32_t mask = 0xffffffffu;
     if (Cache::kDepth == 2 && 2 * s < see.lo) mask &= 0xffff0000u;
@@ -237,13 +242,13 @@ static void value_rows(const SpanJob& job, int64_t row0) {
     int64_t count = 0;
     for (int64_t s = from; s < to;) {
       const int64_t end = min64(to, (s * D / kHalf + 1) * kHalf / D);
-      const bool more = job.once && s * D + kRange < all.hi;
+      const bool more = row0 == 0 && s * D + kRange < all.hi;
       runs[count++] = {value_row<Cache>(job, s),
                        reinterpret_cast<const uint8_t*>(job.scores) + s * Cache::kQueryBytes,
                        more ? value_row<Cache>(job, s + kRange / D) : nullptr, end - s};
       s = end;
     }
-    value_vectors<Cache, R, V>(runs, count, job.shape.v_dim * Cache::kLaneBytes, kSpan * 4, job.acc,
+    value_vectors<Cache, R, V>(runs, count, job.shape.v_dim * Cache::kLaneBytes, kScoreRow * 4, job.acc,
                                job.acc_row, 0, job.vectors);
     for (int r = 0; r < R; ++r)
       value_alone<Cache>(job, r, see[r], split,
@@ -258,9 +263,9 @@ static void span_rows(const SpanJob& job, int64_t row0, float* m, float* l, floa
     score_chunk<Cache, R>(job, row0, t, all);
   if (reshapes(job))
     for (int r = 0; r < R; ++r)
-      reshape_row(job, row0 + r, job.scores + r * kSpan, visible(job, row0 + r));
+      reshape_row(job, row0 + r, job.scores + r * kScoreRow, visible(job, row0 + r));
   for (int r = 0; r < R; ++r)
-    softmax_row<Cache>(job, job.scores + r * kSpan, visible(job, row0 + r), m + row0 + r,
+    softmax_row<Cache>(job, job.scores + r * kScoreRow, visible(job, row0 + r), m + row0 + r,
                        l + row0 + r);
   value_rows<Cache, R>(job, row0);
   const int64_t d = job.shape.v_dim;
@@ -286,10 +291,10 @@ static void span_all(const SpanJob& job, const float* q, int64_t q_stride, int64
     const float* source =
         q + row / job.group * q_stride + (job.kv_head * job.group + row % job.group) * d;
     uint8_t* out = job.q + row * job.steps * Cache::kQueryBytes;
-    if (Cache::kQueryBytes == 4 * Cache::kDepth) {
+    if constexpr (Cache::kQueryBytes == 4 * Cache::kDepth) {
       __builtin_memcpy(out, source, size_t(d) * 4);
     } else {
-      for (int64_t i = 0; i < d; ++i) store_as(out + 2 * i, float_to_bf16(source[i]));
+      pack_bf16(source, d, out);
     }
   }
   const int64_t rows = nq * job.group;
@@ -311,7 +316,7 @@ static inline ScratchLayout scratch_layout(const AttnShape& shape, int64_t nq) {
   ScratchLayout s;
   s.acc_row = round_up(shape.v_dim, 16);
   s.scores = round_up(rows * d * 4, 64);
-  s.acc = s.scores + kScoreRows * kSpan * 4;
+  s.acc = s.scores + kScoreRows * kScoreRow * 4;
   s.total = s.acc + round_up(kScoreRows * s.acc_row * 4, 64);
   return s;
 }
@@ -337,7 +342,6 @@ static void attn_span(const AttnShape& shape, const KvLayer& kv, const int32_t* 
                     kv.type == KvType::BF16 ? d / 2 : d,
                     (shape.v_dim + kLanes - 1) / kLanes,
                     at.acc_row,
-                    nq * (shape.heads / shape.kv_heads) <= kScoreRows,
                     bytes,
                     reinterpret_cast<float*>(bytes + at.scores),
                     reinterpret_cast<float*>(bytes + at.acc)};

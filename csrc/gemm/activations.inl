@@ -62,7 +62,8 @@ static inline void pack_act_i8(const float* x, ActGroup* out) {
 #ifdef TIDEMILL_BF16_PAIRS
 static inline void pack_bf16(const float* x, int64_t k, uint8_t* out) {
   int64_t i = 0;
-  for (; i + 2 * kLanes <= k; i += 2 * kLanes) istore(out + i * 2, load_pairs(x + i));
+  for (; i + 2 * kLanes <= k; i += 2 * kLanes) 
+    istore(out + i * 2, round_bf16_pair(vload(x + i), vload(x + i + kLanes)));
   for (; i < k; ++i) store_as(out + i * 2, float_to_bf16(x[i]));
 }
 #else

@@ -138,9 +138,8 @@ static inline Vi load_pairs(const float* p) {
   return pair_bf16(_mm512_permutex2var_ps(a, even_index, b),
                    _mm512_permutex2var_ps(a, odd_index, b));
 }
-#endif
-#ifdef TIDEMILL_AMX
-// 16 values of each rounded to bf16, in order. Subnormals become zero, as the tiles read them.
+// 16 values of each rounded to bf16, in order. Subnormals become zero, which is how dot products
+// of bf16 pairs and tiles read them.
 static inline Vi round_bf16_pair(Vf a, Vf b) {
   return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(b, a));
 }

@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "error.h"
+#include "memory.h"
+#include "prefault.h"
 #include "step_queue.h"
 #include "threadpool.h"
 
@@ -140,6 +142,30 @@ void check_close(int rounds) {
   }
 }
 
+// Pages are taken ahead of whoever writes them, and what was written stays.
+void check_prefault(int rounds) {
+  constexpr int64_t kLayers = 3, kStride = 3 << 16, kBlocks = 200;
+  for (int round = 0; round < rounds; ++round) {
+    const tidemill::Region region(kLayers * kBlocks * kStride, "a test");
+    std::vector<tidemill::Prefault::Array> arrays;
+    for (int64_t l = 0; l < kLayers; ++l)
+      arrays.push_back({region.data() + l * kBlocks * kStride, kStride});
+    tidemill::Prefault ahead({{arrays, kBlocks}});
+    for (int64_t block = 0; block < kBlocks; block += 1 + round % 7) {
+      ahead.reached(0, block);
+      for (const auto& array : arrays)
+        for (int64_t i = 0; i < kStride; i += 1024) array.base[block * kStride + i] = uint8_t(block);
+      if (round == 0 && block == 50)
+        while (ahead.taken(0) <= 60) std::this_thread::yield();  // or this never ends
+    }
+    for (int64_t block = 0; block < kBlocks; block += 1 + round % 7)
+      for (const auto& array : arrays)
+        for (int64_t i = 0; i < kStride; i += 1024)
+          if (array.base[block * kStride + i] != uint8_t(block))
+            return expect(false, "taking a page changes nothing in it");
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -147,6 +173,7 @@ int main(int argc, char** argv) {
   for (int threads : {1, 2, 4}) check_pool(threads, rounds);
   check_queue(rounds);
   check_close(50);
+  check_prefault(20);
   std::printf("threads checked, %d failures\n", failures);
   return failures ? 1 : 0;
 }

@@ -15,7 +15,7 @@ MIXED_PREFILL_SHARE = 4
 # may take so long: hardly noticed by who reads along, and wide enough on a small machine for the
 # weights' reading to be shared. A large model whose streams alone take longer gets half as much
 # again for its prefill.
-MIXED_SECONDS = 0.130
+MIXED_SECONDS = 0.120
 MIXED_GROWTH = 1.5
 
 # While one tenant has the engine, its prompts that are soon read (alone in BRIEF_PROMPT_SECONDS)
