@@ -16,6 +16,9 @@ import torch
 from transformers import DynamicCache
 
 from tidemill.backends.base import Int32
+from tidemill.base.log import get_logger
+
+_log = get_logger(__name__)
 
 # Where models return what they keep, which is also where they take it.
 _CACHES = ("past_key_values", "cache_params", "state")
@@ -166,7 +169,8 @@ def find_manner(model: Any, vocab_size: int, dtype: torch.dtype) -> Manner:
                 if past.cache is None:
                     return Manner.ANEW
                 parts.append(found)
-        except Exception:  # it cannot: that is what is asked
+        except Exception as error:  # it cannot: that is what is asked
+            _log.debug("the model does not go on in %s: %s", manner.name.lower(), error)
             continue
         apart = float((torch.cat(parts) - whole).abs().max())
         if apart <= _TOLERANCE[dtype] * spread:
