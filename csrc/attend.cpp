@@ -52,13 +52,19 @@ void Attend::add_row_tiles(int64_t row, const AttendRow& r) {
   for (int64_t q0 = 0; q0 < r.count; q0 += tile_queries_) {
     const int64_t count = std::min(tile_queries_, r.count - q0);
     const int64_t first = r.pos0 + q0;
-    const int64_t last = (shape_.causal ? first + count : r.pos0 + r.count) - 1;
+    const int64_t last = shape_of(r).end(first + count - 1) - 1;
     const int64_t oldest = shape_.oldest(first);
     for (int32_t h = 0; h < shape_.kv_heads; ++h) {
       tiles_.push_back({static_cast<int32_t>(row), h, q0, count, oldest / kSpan, last / kSpan + 1,
                         0});
     }
   }
+}
+
+AttnShape Attend::shape_of(const AttendRow& row) const {
+  AttnShape shape = shape_;
+  if (!shape.causal) shape.seen_to = row.pos0 + row.count;
+  return shape;
 }
 
 Attend::State Attend::state_at(float* base) const {
@@ -71,7 +77,7 @@ Attend::State Attend::state_at(float* base) const {
 void Attend::visible(const Tile& tile, int64_t span, int64_t* begin, int64_t* end) const {
   const int64_t first = (*rows_)[static_cast<size_t>(tile.row)].pos0 + tile.q0;
   const int64_t span_first = span * kSpan, span_last = span_first + kSpan - 1;
-  *begin = shape_.causal ? std::clamp<int64_t>(span_first - first, 0, tile.count) : 0;
+  *begin = std::clamp<int64_t>(shape_.first_seer(span_first) - first, 0, tile.count);
   *end = tile.count;
   if (shape_.window > 0) {
     *end = std::clamp<int64_t>(shape_.last_seer(span_last) - first, 0, tile.count);
@@ -83,9 +89,7 @@ void Attend::compute_span(const KvLayer& kv, const float* q, int64_t q_stride, c
                           uint8_t* scratch) const {
   const AttendRow& row = (*rows_)[static_cast<size_t>(tile.row)];
   const int64_t first = tile.q0 + begin;
-  AttnShape shape = shape_;
-  if (!shape.causal) shape.seen_to = row.pos0 + row.count;
-  kernels_.attn_span(shape, kv, row.block_table, q + (row.first_token + first) * q_stride,
+  kernels_.attn_span(shape_of(row), kv, row.block_table, q + (row.first_token + first) * q_stride,
                      q_stride, end - begin, row.pos0 + first, tile.kv_head, span, into.m, into.l,
                      into.acc, scratch);
 }

@@ -54,6 +54,7 @@ class Attend {
   State state_at(float* base) const;
   void add_row_tiles(int64_t row, const AttendRow& r);
   void visible(const Tile& tile, int64_t span, int64_t* begin, int64_t* end) const;
+  AttnShape shape_of(const AttendRow& row) const;  // with what its queries see, where not causal
   void compute_span(const KvLayer& kv, const float* q, int64_t q_stride, const Tile& tile,
                     int64_t begin, int64_t end, int64_t span, const State& into,
                     uint8_t* scratch) const;

@@ -135,6 +135,7 @@ void bind_config(nb::module_& m) {
 #define FIELD(name) layer.def_rw(#name, &LayerConfig::name)
   FIELD(heads); FIELD(kv_heads); FIELD(head_dim); FIELD(v_dim); FIELD(latent); FIELD(scale);
   FIELD(softcap); FIELD(clip); FIELD(chunked); FIELD(tuning_scale); FIELD(tuning_floor);
+  FIELD(tuning_shift);
   FIELD(window); FIELD(rope); FIELD(cache_group); FIELD(slopes); FIELD(sinks); FIELD(q); FIELD(k);
   FIELD(v); FIELD(o); FIELD(gate); FIELD(recurrent); FIELD(attn_norm); FIELD(attn_post_norm); FIELD(mlp_norm);
   FIELD(mlp_post_norm); FIELD(q_norm); FIELD(k_norm); FIELD(qk_scope); FIELD(qk_layer_norm);

@@ -117,6 +117,7 @@ StepInput read_step(nb::handle inputs) {
   }
   step.return_logits = nb::cast<bool>(inputs.attr("return_logits"));
   if (!inputs.attr("hidden").is_none()) step.hidden = read<uint8_t>(inputs, "hidden");
+  if (!inputs.attr("second").is_none()) step.second = read<int32_t>(inputs, "second");
   return step;
 }
 

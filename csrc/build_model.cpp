@@ -66,7 +66,7 @@ class Builder {
     layer.rope = c.rope;
     layer.cache_group = c.cache_group;
     layer.clip = c.clip;
-    layer.tuning = {c.tuning_scale, c.tuning_floor};
+    layer.tuning = {c.tuning_scale, c.tuning_floor, c.tuning_shift};
     if (c.latent.rank > 0) return latent(c, layer);
     layer.q = linear(c.q, q, config_.hidden);
     layer.k = linear(c.k, kv, config_.hidden);

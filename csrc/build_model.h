@@ -49,6 +49,7 @@ struct LatentConfig {
 struct LayerConfig {
   int32_t heads = 0, kv_heads = 0, head_dim = 0, v_dim = 0;
   float scale = 0, softcap = 0, clip = 0, tuning_scale = 0, tuning_floor = 0;
+  int tuning_shift = 1;
   int64_t window = 0;
   bool chunked = false;
   int rope = -1;

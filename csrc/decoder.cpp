@@ -200,7 +200,7 @@ void Decoder::forward(const StepInput& step, const std::vector<int32_t>& token_i
   const LayerSlice slice = step.slice ? step.slice : LayerSlice{-1, 0, layers};
   prepare(step, cache);
   compute_rows(step, step.rows() - (slice.begin > 0));
-  embed(token_ids);
+  embed(step, token_ids);
   pending_.clear();
   for (int64_t l = 0; l < layers; ++l) {
     check_cancelled();
@@ -275,11 +275,12 @@ void Decoder::put_down(const StepInput& step) {
   left.sequence = step.slice.sequence;
 }
 
-void Decoder::embed(const std::vector<int32_t>& token_ids) {
+void Decoder::embed(const StepInput& step, const std::vector<int32_t>& token_ids) {
   if (tokens_ == 0) return;
   const Embedding& e = model_.embedding;
   each_token(tokens_, [&](int64_t t, int thread) {
-    const int64_t id = token_ids[static_cast<size_t>(t)];
+    const auto at = static_cast<size_t>(t);
+    const int64_t id = token_ids[at];
     float* out = x_.data() + t * model_.hidden;
     if (e.packed != nullptr) {
       kernels_.unpack_row(*e.packed, id, out);
@@ -289,12 +290,14 @@ void Decoder::embed(const std::vector<int32_t>& token_ids) {
     if (model_.embed_scale != 1.0f) kernels_.scale(out, model_.embed_scale, model_.hidden);
     if (model_.positions != nullptr) {
       float* row = scratch_.data() + thread * scratch_width_;
-      kernels_.unpack_row(*model_.positions, positions_[static_cast<size_t>(t)], row);
+      kernels_.unpack_row(*model_.positions, positions_[at], row);
       kernels_.add(out, row, model_.hidden);
     }
     if (model_.types != nullptr) {
       float* row = scratch_.data() + thread * scratch_width_;
-      kernels_.unpack_row(*model_.types, 0, row);
+      const auto of_row = static_cast<size_t>(row_of_[at]);
+      const int64_t second = step.second.empty() ? 0 : step.second[of_row];
+      kernels_.unpack_row(*model_.types, second > 0 && positions_[at] >= second, row);
       kernels_.add(out, row, model_.hidden);
     }
     if (model_.embed_norm) normalise(model_.embed_norm, out, out);

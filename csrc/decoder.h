@@ -62,8 +62,9 @@ struct Latent {
 // Queries far into a text are multiplied by a number that grows with their position (Llama 4).
 struct Tuning {
   float scale = 0, floor = 0;  // floor 0: none
+  int shift = 1;               // what the first position counts as
   float at(int64_t position) const {
-    return std::log1p(std::floor((static_cast<float>(position) + 1) / floor)) * scale + 1;
+    return std::log1p(std::floor(static_cast<float>(position + shift) / floor)) * scale + 1;
   }
 };
 
@@ -106,7 +107,7 @@ struct DecoderModel {
   Embedding embedding;
   const PackedMatrix* positions = nullptr;  // a vector per position, or null
   Norm embed_norm, final_norm;
-  const PackedMatrix* types = nullptr;  // its first row is added to every embedding, or null
+  const PackedMatrix* types = nullptr;  // a row per type, added to its tokens' embeddings, or null
   bool causal = true;      // else a row holds its whole input, all of which its tokens see
   bool norm_sums = false;  // norms behind the blocks are of x with their output
   Linear lm_head;
@@ -171,7 +172,7 @@ class Decoder {
   void put_down(const StepInput& step);
   void prepare(const StepInput& step, const KvCache& cache);
   void prepare_tables(const StepInput& step, const KvCache& cache);
-  void embed(const std::vector<int32_t>& token_ids);
+  void embed(const StepInput& step, const std::vector<int32_t>& token_ids);
   // The mixer of layer l, into delta_.
   void mix(size_t l, const StepInput& step, KvCache& cache);
   // Attention of the norm of x, into delta_.

@@ -47,7 +47,8 @@ struct KvLayer {
 struct AttnShape {
   int32_t heads, kv_heads, head_dim, v_dim;
   float scale;
-  int64_t window;      // 0: full attention; else query at p sees positions > p - window
+  int64_t window;      // 0: full attention; else query at p sees positions > p - window, and where
+                       // not causal those < p + window
   float softcap = 0;   // 0: none; else scores s become softcap * tanh(s / softcap)
   const float* slopes = nullptr;  // per head, subtracted from scores per token of distance
   bool chunked = false;           // the window does not slide: it begins at its own multiples
@@ -64,8 +65,16 @@ struct AttnShape {
   int64_t last_seer(int64_t pos) const {
     return chunked ? (pos / window + 1) * window : pos + window;
   }
+  // The first query that sees position `pos`, were there no beginning.
+  int64_t first_seer(int64_t pos) const {
+    if (causal) return pos;
+    return window > 0 ? pos - window + 1 : 0;
+  }
   // The position behind the last one that the query at `pos` sees.
-  int64_t end(int64_t pos) const { return causal ? pos + 1 : seen_to; }
+  int64_t end(int64_t pos) const {
+    if (causal) return pos + 1;
+    return window > 0 && pos + window < seen_to ? pos + window : seen_to;
+  }
 };
 
 // What a feed-forward block does between its products.

@@ -54,6 +54,7 @@ struct StepInput {
   LayerSlice slice;
   bool return_logits = false;
   std::vector<uint8_t> hidden;  // per row; empty: none is wanted
+  std::vector<int32_t> second;  // per row: where tokens of type 1 begin, 0: nowhere; empty: none do
 
   int64_t rows() const { return static_cast<int64_t>(context_len.size()); }
   int64_t tokens() const { return static_cast<int64_t>(token_ids.size()); }

@@ -49,6 +49,14 @@ void check_rows(const StepInput& step) {
   }
 }
 
+void check_types(const StepInput& step, const StepLimits& limits) {
+  if (step.second.empty()) return;
+  require_size(step.second, step.rows(), "second");
+  for (const int32_t second : step.second) {
+    require(second == 0 || (second > 0 && limits.types > 1), "second", "no such type of tokens");
+  }
+}
+
 void check_tokens(const StepInput& step, const StepLimits& limits) {
   for (const int32_t token : step.token_ids) {
     require(token < limits.vocab, "token_ids",
@@ -162,6 +170,7 @@ void check_sampling(const StepInput& step, int64_t vocab) {
 
 void check_step(const StepInput& step, const StepLimits& limits) {
   check_rows(step);
+  check_types(step, limits);
   check_tokens(step, limits);
   check_blocks(step, limits);
   limits.cache.states().check(step);

@@ -13,6 +13,7 @@ struct StepLimits {
   int64_t vocab;
   int64_t max_positions;
   int64_t layers;
+  int64_t types;  // kinds of texts that tokens may be of, 0: tokens have no types
   bool causal;
   const KvCache& cache;
   // Which rows of the previous submitted step sample; null when there is none.

@@ -12,7 +12,7 @@ from tidemill.contract.resolve import check_input
 from tidemill.contract.sampling import SamplingParams
 from tidemill.engine.offline import InprocEngine
 from tidemill.engine.streams import raise_error
-from tidemill.text.vectors import Input
+from tidemill.text.vectors import Input, pooling_of
 
 _NOTHING = SamplingParams(max_tokens=1, seed=0)
 
@@ -32,7 +32,7 @@ def run_vectors(engine: InprocEngine, inputs: Sequence[Input], pooling: Pooling)
                 prompt_token_ids=item.token_ids,
                 sampling=_NOTHING,
                 arrival=wall(),
-                pooling=pooling,
+                pooling=pooling_of(item, pooling),
             )
         )
     found: dict[str, bytes] = {}

@@ -45,7 +45,7 @@ SPECS = {
     "chunks": _with(
         Moe(8, 2, Mlp(64), scoring="sigmoid_chosen", normalize=False, scale_inputs=True,
             shared=Mlp(96)),
-        mixer={"window": 100, "chunked": True, "tuning": (0.3, 64.0),
+        mixer={"window": 100, "chunked": True, "tuning": (0.3, 64.0, 1),
                "qk_norm": QkNorm(Norm(weight=False), after_rope=True)},
     ),
     "parallel": replace(

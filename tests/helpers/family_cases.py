@@ -34,6 +34,11 @@ class Case:
     model: str = ""
     quick: bool = False
 
+    @property
+    def tied(self) -> bool:
+        """Whether the output layer is the embedding."""
+        return bool(self.values.get("tie_word_embeddings", self.prefix.startswith("Gemma")))
+
 
 _BASE: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -128,6 +133,20 @@ CASES: list[Case] = [
         ("all slide, tied, yarn", {
             **_C, "head_dim": 20, **_TIED, **_YARN, "sliding_window": 33, "layer_types": [
             "sliding_attention"] * 3}),
+        quick=0,
+    ),
+    *_family(
+        "Ministral 3", "Ministral3",
+        ("queries grow every 16, window 19, yarn", {
+            **_A, **_rope("yarn", factor=4.0, original_max_position_embeddings=16, mscale=1.0,
+                          mscale_all_dim=1.0, llama_4_scaling_beta=0.4),
+            "head_dim": 24, "sliding_window": 19}),
+        ("queries grow every 32, tied", {
+            **_B, **_TIED, **_rope("yarn", factor=4.0, original_max_position_embeddings=32,
+                                   llama_4_scaling_beta=0.1), "head_dim": 20}),
+        ("MHA, grows every 64, window 33", {
+            **_C, **_rope("yarn", factor=2.0, original_max_position_embeddings=64,
+                          llama_4_scaling_beta=0.2), "head_dim": 16, "sliding_window": 33}),
         quick=0,
     ),
     *_family(
@@ -555,6 +574,56 @@ CASES: list[Case] = [
         model="Llama4ForCausalLM",
     ),
 ]  # fmt: skip
+
+_PATCHES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "intermediate_size": 40, "image_size": 28, "patch_size": 14}  # fmt: skip
+_QWEN_PATCHES = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 40}
+# The file as it is published -> the text decoder in it, whose shapes it is tried with; the vision
+# part's config, which names the decoder's width for some.
+_WHOLES: list[tuple[str, str, str, dict[str, Any], str]] = [
+    ("Gemma 3", "Gemma3", "Gemma 3 (text)", _PATCHES, ""),
+    ("Llama 4", "Llama4", "Llama 4 (text)",
+     {**_PATCHES, "vision_output_dim": 48, "projector_input_dim": 48, "projector_output_dim": 48,
+      "intermediate_size": 128}, ""),
+    ("Mistral Small 3.1", "Mistral3", "Mistral", {**_PATCHES, "head_dim": 16}, "mistral"),
+    ("Ministral 3", "Mistral3", "Ministral 3", {**_PATCHES, "head_dim": 16}, "ministral3"),
+    ("LLaVA", "Llava", "Llama 1 to 3", _PATCHES, "llama"),
+    ("Qwen2-VL", "Qwen2VL", "Qwen2, Qwen2.5", {"depth": 1, "embed_dim": 32, "num_heads": 2},
+     "qwen2_vl_text"),
+    ("Qwen2.5-VL", "Qwen2_5_VL", "Qwen2, Qwen2.5", _QWEN_PATCHES, "qwen2_5_vl_text"),
+    ("Qwen3-VL", "Qwen3VL", "Qwen3", {**_QWEN_PATCHES, "deepstack_visual_indexes": [0]},
+     "qwen3_vl_text"),
+    ("Qwen3.5", "Qwen3_5", "Qwen3.5 (text)", _QWEN_PATCHES, ""),
+    ("Qwen3.5-MoE", "Qwen3_5Moe", "Qwen3.5-MoE (text)", _QWEN_PATCHES, ""),
+]  # fmt: skip
+_OUT_WIDTH = {"Qwen2VL": "hidden_size", "Qwen2_5_VL": "out_hidden_size", "Qwen3VL":
+              "out_hidden_size", "Qwen3_5": "out_hidden_size",
+              "Qwen3_5Moe": "out_hidden_size"}  # fmt: skip
+
+
+def _whole(name: str, prefix: str, text: Case, vision: dict[str, Any], kind: str) -> Case:
+    """The case of a text decoder inside a file that holds a vision part too."""
+    values = {**text.values, **({"model_type": kind} if kind else {})}
+    if prefix in ("Qwen2VL", "Qwen2_5_VL"):  # positions of pictures on three axes
+        pairs = values["hidden_size"] // values["num_attention_heads"] // 2
+        rope = values.get("rope_parameters", {"rope_type": "default", "rope_theta": 10000.0})
+        axes = [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]
+        values["rope_parameters"] = {**rope, "mrope_section": axes}
+    if prefix == "Gemma3":  # transformers' model with a vision part reads a cap and applies none
+        values["final_logit_softcapping"] = None
+    width = {_OUT_WIDTH[prefix]: values["hidden_size"]} if prefix in _OUT_WIDTH else {}
+    tied = {"tie_word_embeddings": text.tied}
+    parts = {"text_config": {**values, **tied}, "vision_config": {**vision, **width}, **tied}
+    return Case(f"{name}, with a vision part", prefix, text.about, parts,
+                f"{prefix}ForConditionalGeneration", text.quick)  # fmt: skip
+
+
+CASES += [
+    _whole(name, prefix, case, vision, kind)
+    for name, prefix, text, vision, kind in _WHOLES
+    for case in list(CASES)
+    if case.family == text
+]
 
 
 def make_case(case: Case, folder: Path, seed: int = 0) -> Any:

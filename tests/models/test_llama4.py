@@ -39,7 +39,7 @@ def test_layers() -> None:
     assert without == [3, 7]
     assert [i for i, m in enumerate(attention) if m.window is None] == without
     assert all(m.chunked == (m.window == 8192) for m in attention)
-    assert [m.tuning for m in attention] == [(0.1, 8192.0) if i in without else None
+    assert [m.tuning for m in attention] == [(0.1, 8192.0, 1) if i in without else None
                                              for i in range(8)]  # fmt: skip
     assert [i for i, layer in enumerate(layers) if isinstance(layer.mlp, Moe)] == [1, 3, 5, 7]
     dense = layers[0].mlp

@@ -1,7 +1,8 @@
-"""BERT, RoBERTa and XLM-R beside transformers, in float32, on both executors."""
+"""Encoders beside transformers, in float32, on both executors."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,14 @@ def tiny(kind: str, shape: str, **more: Any) -> Any:
     values = {"vocab_size": 280, "intermediate_size": 104, "max_position_embeddings": 602}
     if family != "Bert":
         values["pad_token_id"] = 1
+    if family == "ModernBert":
+        values |= {"bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3}
     config = getattr(transformers, family + "Config")(**values, **SHAPES[shape], **more)
     torch.manual_seed(4)
     model = getattr(transformers, kind)(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "LayerNorm.weight" in name:
+            if "norm" in name.lower() and name.endswith("weight"):
                 parameter.uniform_(0.5, 1.5)
             elif parameter.dim() > 1:
                 parameter.normal_(0.0, 1.2 * parameter.shape[1] ** -0.5)
@@ -44,14 +47,27 @@ CASES = [
     ("BertModel", "small", "mean"), ("BertModel", "wide", "cls"), ("BertModel", "deep", "last"),
     ("RobertaModel", "small", "cls"), ("RobertaModel", "wide", "mean"),
     ("XLMRobertaModel", "deep", "mean"),
+    ("NomicBertModel", "small", "mean"), ("NomicBertModel", "wide", "cls"),
+    ("NomicBertModel", "deep", "mean"),
+    ("ModernBertModel", "small", "mean"), ("ModernBertModel", "wide", "cls"),
+    ("ModernBertModel", "deep", "last"),
 ]  # fmt: skip
+# Neighbourhoods shorter than the texts, in one shape than a span and in another longer.
+MORE: dict[tuple[str, str], dict[str, Any]] = {
+    ("NomicBertModel", "wide"): {"rope_parameters": {"rope_type": "default", "rope_theta": 5e4}},
+    ("ModernBertModel", "small"): {"local_attention": 10},
+    ("ModernBertModel", "wide"): {
+        "local_attention": 128, "norm_bias": True, "attention_bias": True, "mlp_bias": True},
+    ("ModernBertModel", "deep"): {
+        "local_attention": 1030, "layer_types": ["sliding_attention"] * 4 + ["full_attention"]},
+}  # fmt: skip
 KEYS = {"mean": "mean_tokens", "cls": "cls_token", "last": "lasttoken"}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("kind", "shape", "pooling"), CASES)
 def test_encoders(tmp_path: Path, backend: str, kind: str, shape: str, pooling: str) -> None:
-    model = tiny(kind, shape)
+    model = tiny(kind, shape, **MORE.get((kind, shape), {}))
     folder = write(
         tmp_path, model, modules=modules("Transformer", "Pooling", "Normalize"),
         **{"1_Pooling__config": {f"pooling_mode_{KEYS[pooling]}": True}},
@@ -92,19 +108,45 @@ def test_narrow_types_and_company(tmp_path: Path, kv_dtype: str) -> None:
             np.testing.assert_array_equal(llm.embed(text)[0], vector)
 
 
+# Of the head, ModernBERT's own keys.
+_HEADS: list[tuple[str, dict[str, Any]]] = [
+    ("Roberta", {}), ("XLMRoberta", {}), ("Bert", {}),
+    ("ModernBert", {"local_attention": 8, "classifier_bias": True, "norm_bias": True}),
+    ("ModernBert", {"classifier_pooling": "mean", "classifier_activation": "silu"}),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("family", ["Roberta", "XLMRoberta"])
-def test_cross_encoders(tmp_path: Path, backend: str, family: str) -> None:
-    model = tiny(f"{family}ForSequenceClassification", "small", num_labels=1)
-    with opened(write(tmp_path, model), backend) as llm:
-        found = llm.score("query", ["a document", "another"])
-        for document, score in zip(["a document", "another"], found, strict=True):
-            ids = torch.tensor([llm.tokenizer.encode_pair("query", document)[0]])
+@pytest.mark.parametrize(("family", "more"), _HEADS, ids=lambda value: str(value)[:14])
+def test_cross_encoders(tmp_path: Path, backend: str, family: str, more: dict[str, Any]) -> None:
+    model = tiny(f"{family}ForSequenceClassification", "small", num_labels=1, **more)
+    folder = write(tmp_path, model)
+    _mark_pairs(folder)
+    documents = ["a document", "another", "d" * 300]
+    with opened(folder, backend) as llm:
+        found = llm.score("query", documents)
+        for document, score in zip(documents, found, strict=True):
+            tokens, types = llm.tokenizer.encode_pair("query", document)
+            assert 0 < types.index(1) < len(types)
+            ids = torch.tensor([tokens])
+            said: dict[str, Any] = {"attention_mask": torch.ones_like(ids)}
+            if family != "ModernBert":
+                said["token_type_ids"] = torch.tensor([types])
             with torch.no_grad():
-                logit = model(ids, attention_mask=torch.ones_like(ids)).logits[0, 0]
+                logit = model(ids, **said).logits[0, 0]
             assert score == pytest.approx(float(torch.sigmoid(logit)), abs=2e-6)
+            assert llm.score("query", document) == [score]  # alone or in company
 
 
-def test_what_is_not_built_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TidemillError, match="BertForSequenceClassification"):
-        opened(write(tmp_path, tiny("BertForSequenceClassification", "small")), "native")
+def _mark_pairs(folder: Path) -> None:
+    """The tokenizer puts a mark between two texts, and calls the second's tokens another type."""
+    path = folder / "tokenizer.json"
+    data = json.loads(path.read_text())
+    sequence = [{"Sequence": {"id": name, "type_id": i}} for i, name in enumerate("AB")]
+    mark = {"SpecialToken": {"id": "<|end|>", "type_id": 0}}
+    data["post_processor"] = {
+        "type": "TemplateProcessing", "single": sequence[:1],
+        "pair": [sequence[0], mark, sequence[1], {"SpecialToken": {"id": "<|end|>", "type_id": 1}}],
+        "special_tokens": {"<|end|>": {"id": "<|end|>", "ids": [257], "tokens": ["<|end|>"]}},
+    }  # fmt: skip
+    path.write_text(json.dumps(data))

@@ -163,6 +163,8 @@ class StepInputs:
         return_logits: also return the float32 logits of all rows that have any (tests).
         hidden: uint8 [R]; HIDDEN_NONE, HIDDEN_LAST or HIDDEN_ALL: of which tokens the hidden states
             behind the last norm are returned. None: of none.
+        second: int32 [R]: position from which a row's tokens are of type 1; 0 where none are. None:
+            of no row.
     """
 
     step_id: int
@@ -182,6 +184,7 @@ class StepInputs:
     slice: LayerSlice | None = None
     return_logits: bool = False
     hidden: UInt8 | None = None
+    second: Int32 | None = None
 
 
 @dataclass(slots=True)

@@ -24,6 +24,7 @@ class VectorData:
         sigmoid: a score is the sigmoid of its logit, else the logit itself.
         pair: how a query and a document become one input: ``special`` (the tokenizer's own way, or
             one after the other), or ``template`` (the chat template, with these two as roles).
+        types: the second text's tokens are of another type than the first one's (BERT).
         pair_template: the text of a pair with {query} and {document}, where the model has one.
         source: where the files say so, for the log; empty when it is the default.
     """
@@ -36,6 +37,7 @@ class VectorData:
     labels: int = 0
     sigmoid: bool = True
     pair: str = "special"
+    types: bool = False
     pair_template: str | None = None
     source: str = ""
 

@@ -43,10 +43,13 @@ class Pooling(msgspec.Struct, frozen=True, array_like=True):
         kind: ``last``, ``mean`` or ``cls`` (the first token): which of the hidden states behind the
             last norm make it.
         head: the model's classification head is applied to it; the vector is that of its logits.
+        second: position from which the tokens are of the second kind of text (BERT's token type 1);
+            0: all are of the first.
     """
 
     kind: str
     head: bool = False
+    second: int = 0
 
 
 POOLINGS = ("last", "mean", "cls")

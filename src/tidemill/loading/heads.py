@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.base.errors import model_file_error
+from tidemill.base.errors import model_file_error, unsupported
 from tidemill.loading import safetensors
 from tidemill.loading.places import Place
 from tidemill.loading.schemes import checked_place
 from tidemill.loading.sentence import DenseModule
-from tidemill.models.head import Head, HeadLayer
+from tidemill.models.dense import HeadPart
+from tidemill.models.head import HEAD_ACTIVATIONS, Head, HeadLayer
 from tidemill.models.quantization import to_float32
 from tidemill.models.tensors import RawTensor, expected_nbytes
 
@@ -36,46 +38,49 @@ def _values(places: Mapping[str, Place], name: str, shape: tuple[int, ...]) -> F
     return np.ascontiguousarray(place.values(), np.float32)
 
 
-def linear_head(places: Mapping[str, Place], name: str, hidden: int, labels: int) -> MakeHead:
-    """One layer under `name`: weight [labels, hidden] and perhaps a bias.
+def classifier_head(
+    places: Mapping[str, Place],
+    parts: Sequence[HeadPart],
+    config: Mapping[str, Any],
+    hidden: int,
+    labels: int,
+    norm_eps: float,
+) -> MakeHead:
+    """A family's classification head: its layers one after the other, biases where there are any.
 
     Raises:
-        TidemillError: MODEL_FILE when there is no such weight.
+        TidemillError: MODEL_FILE when a layer's weight is not there, UNSUPPORTED for an activation.
     """
-    if f"{name}.weight" not in places:
-        raise model_file_error(
-            f"the model lacks {name}.weight, its classification head", param=f"{name}.weight"
-        )
-
-    def make() -> Head:
-        bias = f"{name}.bias"
-        return (
-            HeadLayer(
-                _values(places, f"{name}.weight", (labels, hidden)),
-                _values(places, bias, (labels,)) if bias in places else None,
-            ),
-        )
-
-    return make
-
-
-def classifier_head(places: Mapping[str, Place], hidden: int, labels: int) -> MakeHead:
-    """RoBERTa's: a layer of the model's width with tanh, then the labels."""
-    for part in ("classifier.dense", "classifier.out_proj"):
-        if f"{part}.weight" not in places or f"{part}.bias" not in places:
+    activations = [_activation(part, config) for part in parts]
+    for name in (name for part in parts for name in (part.name, part.norm) if name):
+        if f"{name}.weight" not in places:
             raise model_file_error(
-                f"the model lacks {part}, of its classification head", param=f"{part}.weight"
+                f"the model lacks {name}.weight, of its classification head",
+                param=f"{name}.weight",
             )
 
-    def make() -> Head:
-        found = []
-        for part, width, act in (("dense", hidden, "tanh"), ("out_proj", labels, "none")):
-            name = f"classifier.{part}"
-            weight = _values(places, f"{name}.weight", (width, hidden))
-            found.append(HeadLayer(weight, _values(places, f"{name}.bias", (width,)), act))
-        return tuple(found)
+    def optional(name: str, width: int) -> Float32 | None:
+        return _values(places, name, (width,)) if name in places else None
 
-    return make
+    def layer(part: HeadPart, activation: str) -> HeadLayer:
+        width, norm = labels if part.labels else hidden, None
+        if part.norm:
+            weight = _values(places, f"{part.norm}.weight", (width,))
+            norm = (weight, optional(f"{part.norm}.bias", width))
+        weight = _values(places, f"{part.name}.weight", (width, hidden))
+        bias = optional(f"{part.name}.bias", width)
+        return HeadLayer(weight, bias, activation, norm, norm_eps)
+
+    return lambda: tuple(map(layer, parts, activations))
+
+
+def _activation(part: HeadPart, config: Mapping[str, Any]) -> str:
+    key = part.activation_key
+    name = (config.get(key) if key else None) or part.activation
+    if name not in HEAD_ACTIVATIONS:
+        known = ", ".join(HEAD_ACTIVATIONS)
+        raise unsupported(key, f"config key {key!r} is {str(name)[:40]!r}; known are {known}")
+    return str(name)
 
 
 def dense_head(modules: Sequence[DenseModule], hidden: int) -> MakeHead:

@@ -15,7 +15,6 @@ from tidemill.loading.heads import (
     MakeHead,
     classifier_head,
     dense_head,
-    linear_head,
     no_head,
     token_head,
 )
@@ -36,12 +35,14 @@ from tidemill.loading.selected import select
 from tidemill.loading.sentence import (
     VECTOR_KEYS,
     SentenceFiles,
+    classifier_pooling,
     labels_of,
     read_sentence_files,
 )
 from tidemill.models import tensors as names
-from tidemill.models.dense import Family
+from tidemill.models.dense import Family, HeadPart
 from tidemill.models.foreign import read_foreign
+from tidemill.models.multimodal import LEFT_OUT, text_config, text_tensors
 from tidemill.models.naming import match_tensors, with_prefix
 from tidemill.models.registry import family_for_config, kind_of
 from tidemill.models.spec import DecoderSpec
@@ -134,7 +135,17 @@ def _sorted(error: TidemillError) -> Exception:
     return Undescribed(error) if error.kind is ErrorKind.UNSUPPORTED else error
 
 
-def _family_files(folder: Path, config: Mapping[str, Any]) -> ModelFiles:
+def _text_side(folder: Path, published: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The text decoder's config where the files hold a vision part as well."""
+    try:
+        return text_config(published, lambda: read_tensors(folder))
+    except TidemillError as error:
+        raise _sorted(_in_config(folder, error)) from error
+
+
+def _family_files(folder: Path, published: Mapping[str, Any]) -> ModelFiles:
+    text = _text_side(folder, published)
+    config = published if text is None else text
     family, schemes, spec = _described(folder, config)
     sentence = read_sentence_files(folder, config)
     kind = kind_of(config)
@@ -144,11 +155,15 @@ def _family_files(folder: Path, config: Mapping[str, Any]) -> ModelFiles:
         spec = dataclasses.replace(spec, generates=False, tied_embeddings=False)
     stored = read_tensors(folder)
     weights, scheme_notes = place_weights(schemes, stored)
+    if text is not None:
+        weights, scheme_notes = text_tensors(weights), (LEFT_OUT, *scheme_notes)
     weights = with_prefix(family.rules, weights)
+    parts = family.classifier
+    own_names = tuple(f"{name}." for part in parts for name in (part.name, part.norm) if name)
     own = {
         name: weights.pop(name)
         for name in list(weights)
-        if name.startswith(("score.", "classifier."))
+        if name.startswith((*own_names, "score.", "classifier."))
     }
     shapes = {name: tensor.shape for name, tensor in weights.items()}
     sources = match_tensors(spec, family.rules, shapes, family.stored)
@@ -159,7 +174,7 @@ def _family_files(folder: Path, config: Mapping[str, Any]) -> ModelFiles:
         for canonical, source in sources.items()
     }
     tensors = LazyTensors(places, recent=recent)
-    vectors, head = _head(sentence, kind, config, spec, tensors, own)
+    vectors, head = _head(sentence, kind, config, spec, tensors, (parts, own))
     return _files(folder, config, spec, tensors, stored, scheme_notes, vectors, head)
 
 
@@ -232,20 +247,21 @@ def _head(
     config: Mapping[str, Any],
     spec: DecoderSpec,
     tensors: LazyTensors,
-    own: Mapping[str, StoredTensor | Place],
+    classifier: tuple[tuple[HeadPart, ...], Mapping[str, StoredTensor | Place]],
 ) -> tuple[VectorData, MakeHead]:
     """What is behind the pooled vector, and what to call it."""
     vectors, hidden = sentence.vectors, spec.hidden_size
+    vectors = dataclasses.replace(vectors, types=spec.token_types > 1)
     if not spec.causal and not sentence.pooled:
         vectors = dataclasses.replace(vectors, pooling="cls")  # what BERT was trained to put there
     if kind == "classify":
         labels = labels_of(config)
+        parts, own = classifier
         places = {name: checked_place(place) for name, place in own.items()}
         vectors = dataclasses.replace(vectors, head="score", labels=labels)
         if not spec.causal:
-            vectors = dataclasses.replace(vectors, pooling="cls")
-            return vectors, classifier_head(places, hidden, labels)
-        return vectors, linear_head(places, "score", hidden, labels)
+            vectors = dataclasses.replace(vectors, pooling=classifier_pooling(config))
+        return vectors, classifier_head(places, parts, config, hidden, labels, spec.norm_eps)
     if sentence.score_tokens is not None:
         name = names.EMBED if spec.tied_embeddings else names.LM_HEAD
         if name not in tensors or spec.logit_softcap is not None:

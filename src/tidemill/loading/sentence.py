@@ -20,7 +20,7 @@ from tidemill.loading.jsonfile import read_bytes, read_object, read_optional_obj
 # Keys of config.json that are read here; families need not know them.
 VECTOR_KEYS = (
     *("num_labels", "classifier_from_token", "sentence_transformers", "method"),
-    *("classifier_activation", "problem_type"),
+    *("classifier_activation", "classifier_pooling", "classifier_bias", "problem_type"),
 )
 MAX_LABELS = 2**16
 
@@ -225,6 +225,17 @@ def _ids_of(folder: Path, tokens: list[str]) -> list[int]:
             )
         ids.append(found)
     return ids
+
+
+def classifier_pooling(config: Mapping[str, Any]) -> str:
+    """What an encoder's classification head reads: ``cls``, or what ModernBERT's config says."""
+    pooling = config.get("classifier_pooling", "cls")
+    if pooling not in ("cls", "mean"):
+        raise unsupported(
+            "classifier_pooling",
+            f"classifier_pooling is {str(pooling)[:40]!r}; cls or mean are read",
+        )
+    return str(pooling)
 
 
 def labels_of(config: Mapping[str, Any]) -> int:

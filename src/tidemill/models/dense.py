@@ -30,6 +30,24 @@ MAX_HEAD_DIM = 4096
 
 
 @dataclass(frozen=True, slots=True)
+class HeadPart:
+    """A layer of a classification head.
+
+    Attributes:
+        name: of its tensors.
+        activation: one of head.HEAD_ACTIVATIONS, where the config has none under `activation_key`.
+        norm: name of the layer norm behind it; empty for none.
+        labels: its width is the number of labels, not the model's.
+    """
+
+    name: str
+    activation: str = "none"
+    norm: str = ""
+    labels: bool = False
+    activation_key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Family:
     """One family: names, the way from a config to a spec, tensor names.
 
@@ -40,6 +58,7 @@ class Family:
         rules: tensor names in Hugging Face checkpoints.
         gguf: None when GGUF files of the family go by another family's name.
         stored: how Hugging Face checkpoints of it differ from our names' order and meaning.
+        classifier: layers of its classification head, behind the pooled vector.
     """
 
     name: str
@@ -48,6 +67,7 @@ class Family:
     rules: Rules
     gguf: GgufFamily | None = None
     stored: Conventions = AS_NAMED
+    classifier: tuple[HeadPart, ...] = (HeadPart("score", labels=True),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,6 +202,8 @@ def match_tensors(
     found: dict[str, Source] = {}
     unexpected: list[str] = []
     for name, shape in stored.items():
+        if name.startswith(conventions.left_out):
+            continue
         known, held = canonical_names(rules, name, expected)
         experts: Iterable[int | None] = (None,)
         if any("{e}" in part for part in held.parts):

@@ -30,11 +30,14 @@ from tidemill.models.families import (
     llama4,
     llama_likes,
     ministral,
+    ministral3,
     mistral,
     mixtral,
+    modernbert,
     mpt,
     nemotron,
     nemotron_h,
+    nomic_bert,
     olmo,
     olmo2,
     olmoe,
@@ -50,11 +53,13 @@ from tidemill.models.families import (
     stablelm,
     starcoder2,
 )
+from tidemill.models.multimodal import ARCHITECTURES as MULTIMODAL
 
 FAMILIES: tuple[Family, ...] = (
     llama.FAMILY,
     mistral.FAMILY,
     ministral.FAMILY,
+    ministral3.FAMILY,
     qwen2.FAMILY,
     qwen3.FAMILY,
     gemma.FAMILY,
@@ -106,7 +111,12 @@ FAMILIES: tuple[Family, ...] = (
 )
 
 # Models that give vectors and generate nothing.
-ENCODERS: tuple[Family, ...] = (bert.FAMILY, bert.ROBERTA)
+ENCODERS: tuple[Family, ...] = (
+    bert.FAMILY,
+    bert.ROBERTA,
+    modernbert.FAMILY,
+    nomic_bert.FAMILY,
+)
 
 _BY_ARCHITECTURE = {
     name: family for family in (*FAMILIES, *ENCODERS) for name in family.architectures
@@ -168,7 +178,7 @@ def family_for_config(config: Mapping[str, Any]) -> Family:
     raise unsupported(
         "architectures",
         f"architecture {str(architectures[0])[:80]!r} is not supported; "
-        f"supported are {', '.join(_BY_ARCHITECTURE)}",
+        f"supported are {', '.join((*_BY_ARCHITECTURE, *MULTIMODAL))}",
     )
 
 

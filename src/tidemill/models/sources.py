@@ -22,12 +22,14 @@ class Conventions:
         position_offset: row of the first position's vector (OPT).
         draft_layers: layers behind the last one draft tokens (multi-token prediction); they are
             left out.
+        left_out: what names of tensors that are left out as well begin with.
     """
 
     norms_less_one: bool = False
     paired_rope: bool = False
     position_offset: int = 0
     draft_layers: bool = False
+    left_out: tuple[str, ...] = ()
 
 
 AS_NAMED = Conventions()

@@ -86,11 +86,12 @@ class Attention:
         rope: None for no rotation.
         q_bias, k_bias, v_bias, o_bias: whether the projections have biases.
         qk_norm: see `QkNorm`; None for none.
-        window: sliding window in tokens, or None for full attention.
+        window: sliding window in tokens, or None for full attention. A query sees so many tokens up
+            to itself, and where nothing is causal as many from itself on.
         chunked: the window does not slide: a query sees its own chunk of so many tokens, up to
             itself.
-        tuning: (scale, floor): queries are multiplied by log(1 + floor((position + 1) / floor)) *
-            scale + 1 (Nakanishi 2025), after norms and rotation.
+        tuning: (scale, floor, shift): queries are multiplied by log(1 + floor((position + shift) /
+            floor)) * scale + 1 (Nakanishi 2025), after norms and rotation.
         scale: multiplies the scores; None is head_dim ** -0.5.
         clip: Q, K and V are clamped to [-clip, clip] after their projections, and norms if these
             come before the rotation.
@@ -113,7 +114,7 @@ class Attention:
     qk_norm: QkNorm | None = None
     window: int | None = None
     chunked: bool = False
-    tuning: tuple[float, float] | None = None
+    tuning: tuple[float, float, int] | None = None
     scale: float | None = None
     clip: float | None = None
     softcap: float | None = None
@@ -262,6 +263,7 @@ class Layer:
         pre_norm, post_norm: which of the norms there are.
         parallel: both blocks read the same x, and both outputs are added to it.
         shared_norm: of parallel blocks with one norm for both (attn_norm).
+        bare_mixer: there is no norm before the mixer, whatever pre_norm says.
         sum_norm: the post norms are of x with the block's output: x = post(x + block(x)), as in the
             first transformer (Vaswani et al. 2017); the same in all layers.
     """
@@ -272,7 +274,13 @@ class Layer:
     post_norm: bool = False
     parallel: bool = False
     shared_norm: bool = False
+    bare_mixer: bool = False
     sum_norm: bool = False
+
+    def has_norm(self, part: str) -> bool:
+        """Whether there is a norm of its own before the block ``attn`` or ``mlp``."""
+        left_out = self.shared_norm if part == "mlp" else self.bare_mixer
+        return self.pre_norm and not left_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,8 +319,8 @@ class DecoderSpec:
         head_bias: the output projection has a bias.
         generates: it has an output projection; without one it only gives hidden states.
         causal: a token sees those before it and itself; else it sees its whole input.
-        token_types: vectors for kinds of texts, the first of which is added to every embedding; 0
-            without them.
+        token_types: vectors for kinds of texts, one of which is added to every embedding; 0 without
+            them.
         last_norm: there is a norm behind the last layer.
         foreign: no family describes the model, and it has no layers here: see `Foreign`.
     """
@@ -370,7 +378,10 @@ class DecoderSpec:
         full: list[int] = []
         windows: dict[int, list[int]] = {}
         for i, mixer in self.attentions().items():
-            (full if mixer.window is None else windows.setdefault(mixer.window, [])).append(i)
+            if mixer.window is None or not self.causal:  # an encoder's input is kept whole
+                full.append(i)
+            else:
+                windows.setdefault(mixer.window, []).append(i)
         groups = [CacheGroup("full", tuple(full))] if full else []
         groups += [CacheGroup("window", tuple(ls), w) for w, ls in sorted(windows.items())]
         return tuple(groups)
@@ -424,7 +435,7 @@ class DecoderSpec:
         shapes: dict[str, tuple[int, ...]] = {}
         blocks = {"attn": layer.mixer, "mlp": layer.mlp}
         for part in (part for part, block in blocks.items() if block is not None):
-            if layer.pre_norm and not (part == "mlp" and layer.shared_norm):
+            if layer.has_norm(part):
                 shapes |= _norm_shapes(f"{part}_norm", self.norm, (hidden,))
             if layer.post_norm:
                 shapes |= _norm_shapes(f"{part}_post_norm", self.norm, (hidden,))

@@ -111,7 +111,7 @@ def expected_nbytes(dtype: str, shape: tuple[int, ...]) -> int:
 EMBED = "embed.weight"  # [vocab, hidden]
 POSITIONS = "positions.weight"  # [max_positions, hidden]
 FINAL_NORM = "final_norm.weight"  # [hidden]
-TYPES = "token_types.weight"  # [kinds of texts, hidden]; the first row is every text's
+TYPES = "token_types.weight"  # [kinds of texts, hidden]
 LM_HEAD = "lm_head.weight"  # [vocab, hidden]; absent when tied to EMBED
 LM_HEAD_BIAS = "lm_head.bias"  # [vocab]
 

@@ -222,6 +222,8 @@ class Scheduler:
             )
         if pooling.kind not in POOLINGS:
             raise bad_request("pooling", f"pooling must be one of {', '.join(POOLINGS)}")
+        if not 0 <= pooling.second < max(len(prompt), 1):
+            raise bad_request("pooling", "the second text begins outside of the input")
         sampling = request.sampling
         if sampling.n != 1 or sampling.prompt_logprobs is not None or not request.program.free:
             raise bad_request("pooling", "a request with pooling generates nothing")

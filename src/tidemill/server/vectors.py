@@ -15,7 +15,7 @@ from tidemill.server.admission import Caller
 from tidemill.server.context import ServerContext
 from tidemill.server.errors import engine_error, problem_of
 from tidemill.server.stream import while_connected
-from tidemill.text.vectors import Input
+from tidemill.text.vectors import Input, pooling_of
 
 # Nothing is sampled; one token stands for the work behind the prompt in the admission's books.
 _NOTHING = SamplingParams(max_tokens=1, seed=0)
@@ -96,7 +96,7 @@ class Vectors:
                 cache_salt=caller.cache_salt,
                 tenant=caller.client,
                 weight=caller.weight,
-                pooling=self._pooling,
+                pooling=pooling_of(item, self._pooling),
             )
         )
         self._open[request_id] = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -41,6 +42,11 @@ def embedding_pooling(data: VectorData) -> Pooling:
             "model", "this model scores pairs of texts (/v1/rerank, /v1/score); it embeds nothing"
         )
     return Pooling(data.pooling, head=data.head == "embed")
+
+
+def pooling_of(item: Input, pooling: Pooling) -> Pooling:
+    """What one input of several that are pooled alike asks of the engine."""
+    return msgspec.structs.replace(pooling, second=item.second) if item.second else pooling
 
 
 def score_pooling(data: VectorData) -> Pooling:
@@ -121,7 +127,7 @@ def pair_input(
     """
     if data.pair == "special":
         ids, types = tokenizer.encode_pair(query, document)
-        return Input(tuple(ids), types.index(1) if 1 in types else 0)
+        return Input(tuple(ids), types.index(1) if data.types and 1 in types else 0)
     source = template.source or ""
     if all(f"'{role}'" in source or f'"{role}"' in source for role in _ROLES):
         messages = [

@@ -141,6 +141,7 @@ class InputBuilder:
         poolings = self._poolings(rows, slots)
         if poolings:
             inputs.hidden = self._hidden(slots, starts, ends, poolings)
+        inputs.second = self._second(slots)
         return PreparedStep(
             plan, inputs, rows, refused, slots, ends, sampling, blocks_before, poolings
         )
@@ -156,6 +157,12 @@ class InputBuilder:
             for i, (row, slot) in enumerate(zip(rows, slots.tolist(), strict=True))
             if slot in known and (row.layers is None or row.layers.end == self._layers)
         }
+
+    def _second(self, slots: Int32) -> Int32 | None:
+        """Where each row's tokens of type 1 begin; None where no row has any."""
+        known = self.sequences.pooling
+        found = [known[slot].second if slot in known else 0 for slot in slots.tolist()]
+        return np.array(found, np.int32) if any(found) else None
 
     def _hidden(
         self, slots: Int32, starts: Int32, ends: Int32, poolings: dict[int, Pooling]

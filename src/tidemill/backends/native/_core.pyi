@@ -94,6 +94,7 @@ class LayerConfig:
     chunked: bool
     tuning_scale: float
     tuning_floor: float
+    tuning_shift: int
     window: int
     rope: int
     cache_group: int

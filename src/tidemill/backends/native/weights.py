@@ -315,7 +315,7 @@ class ModelBuilder:
         blocks = {"attn": layer.mixer, "mlp": layer.mlp}
         for part in (part for part, block in blocks.items() if block is not None):
             present = {
-                "norm": layer.pre_norm and not (part == "mlp" and layer.shared_norm),
+                "norm": layer.has_norm(part),
                 "post_norm": layer.post_norm,
             }
             for kind, there in present.items():
@@ -340,7 +340,7 @@ class ModelBuilder:
         config.softcap, config.clip = mixer.softcap or 0.0, mixer.clip or 0.0
         config.window, config.chunked = mixer.window or 0, mixer.chunked
         if mixer.tuning is not None:
-            config.tuning_scale, config.tuning_floor = mixer.tuning
+            config.tuning_scale, config.tuning_floor, config.tuning_shift = mixer.tuning
         if mixer.rope is not None:
             config.rope = self._ropes.setdefault(mixer.rope, len(self._ropes))
         if mixer.slopes:

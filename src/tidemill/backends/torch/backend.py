@@ -162,13 +162,13 @@ class TorchBackend:
         if spec.learned_positions:
             x = x + weights[names.POSITIONS][positions]
         if spec.token_types:
-            x = x + weights[names.TYPES][0]
+            x = x + weights[names.TYPES][self._types(inputs, positions)]
         if spec.embed_norm:
             x = self._norm("embed_norm", spec.norm, x)
         for i, layer in enumerate(spec.layers):
             h, attended = x, None
             if layer.mixer is not None:
-                h = self._block_norm(i, "attn_norm", layer.pre_norm, x)
+                h = self._block_norm(i, "attn_norm", layer.has_norm("attn"), x)
                 if isinstance(layer.mixer, Recurrent):
                     attended = self._recurrent(i, layer.mixer, h, inputs)
                 else:
@@ -277,13 +277,16 @@ class TorchBackend:
         cache.write(index, slots[group], k, v)
         out = q.new_empty(*q.shape[:2], mixer.v_dim)
         sinks = self._weights.get(layer_name(index, "attn.sinks"))
-        seen = positions if self.spec.causal else self._ends(inputs, positions)
+        seen = positions
+        if not self.spec.causal:
+            seen = self._ends(inputs, positions)
+            if mixer.window is not None:
+                seen = seen.minimum(positions + mixer.window - 1)
         for row, context in enumerate(contexts[group]):
             begin, end = int(inputs.row_start[row]), int(inputs.row_start[row + 1])
             keys, values = cache.read(index, context)
-            out[begin:end] = layers.attend(
-                mixer, q[begin:end], keys, values, seen[begin:end], sinks
-            )
+            at = slice(begin, end)
+            out[at] = layers.attend(mixer, q[at], keys, values, positions[at], seen[at], sinks)
         if mixer.latent is not None:
             out = latents.leave(out, self._heads[layer_name(index, "attn.v_up")])
         heads = out.flatten(1)
@@ -320,6 +323,14 @@ class TorchBackend:
         angles = positions.float()[:, None] * self._inverse[index][None, :]
         scale = rope.attention_factor
         return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
+
+    def _types(self, inputs: StepInputs, positions: torch.Tensor) -> torch.Tensor:
+        """The type of each token: 1 from where its row's second text begins."""
+        if inputs.second is None:
+            return torch.zeros_like(positions)
+        second = np.repeat(inputs.second, np.diff(inputs.row_start))
+        begins = torch.from_numpy(np.where(second > 0, second, np.iinfo(np.int32).max))
+        return (positions >= begins.to(positions)).long()
 
     def _ends(self, inputs: StepInputs, positions: torch.Tensor) -> torch.Tensor:
         """The last position of each token's row: what it sees where nothing is causal."""

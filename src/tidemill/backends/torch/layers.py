@@ -43,10 +43,10 @@ def softcap(x: torch.Tensor, cap: float) -> torch.Tensor:
     return torch.tanh(x / cap) * cap
 
 
-def tuning(rule: tuple[float, float], positions: torch.Tensor) -> torch.Tensor:
+def tuning(rule: tuple[float, float, int], positions: torch.Tensor) -> torch.Tensor:
     """What queries at [positions] are multiplied with; see `Attention.tuning`."""
-    scale, floor = rule
-    return torch.log1p(((positions.float() + 1.0) / floor).floor()) * scale + 1.0
+    scale, floor, shift = rule
+    return torch.log1p(((positions.float() + shift) / floor).floor()) * scale + 1.0
 
 
 _UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -74,14 +74,16 @@ def attend(
     keys: torch.Tensor,
     values: torch.Tensor,
     positions: torch.Tensor,
+    last: torch.Tensor,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Causal attention of one row in float32.
+    """Attention of one row in float32.
 
     Args:
         mixer: the layer's attention.
         q: [count, heads, head_dim]; keys: [context, kv_heads, head_dim]; values: [context,
             kv_heads, v_dim]; positions: [count].
+        last: [count]: the last position each query sees; its own where attention is causal.
         sinks: [heads] or None.
 
     Returns:
@@ -97,7 +99,7 @@ def attend(
     if mixer.slopes:
         slopes = torch.tensor(mixer.slopes, device=q.device).view(mixer.kv_heads, group, 1, 1)
         scores = scores + slopes * (at[None, :] - positions[:, None]).float()
-    hidden = at[None, :] > positions[:, None]
+    hidden = at[None, :] > last[:, None]
     if mixer.window is not None:
         oldest = positions - mixer.window + 1
         if mixer.chunked:

@@ -1,7 +1,7 @@
 """BERT (Devlin et al. 2019), RoBERTa (Liu et al. 2019) and XLM-R (Conneau et al. 2020): encoders.
 
-Every token sees its whole input; norms are of the sums; positions are learned. Of the vectors for
-kinds of texts the first is added to every token: what a second text's tokens get is not built.
+Every token sees its whole input; norms are of the sums; positions are learned. In BERT a vector is
+added to every token that says which of two texts it is of.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from tidemill.base.errors import model_file_error, unsupported
 from tidemill.models import tensors as names
 from tidemill.models.config import ConfigReader
-from tidemill.models.dense import LAYER_NORM, Biases, Family, dense_spec
+from tidemill.models.dense import LAYER_NORM, Biases, Family, HeadPart, dense_spec
 from tidemill.models.naming import Rules
 from tidemill.models.sources import Conventions
 from tidemill.models.spec import DecoderSpec
@@ -116,9 +116,10 @@ def roberta(config: Mapping[str, Any]) -> DecoderSpec:
 
 FAMILY = Family(
     name="bert",
-    architectures=("BertModel", "BertForMaskedLM"),
+    architectures=("BertModel", "BertForMaskedLM", "BertForSequenceClassification"),
     spec=bert,
     rules=_rules("bert."),
+    classifier=(HeadPart("bert.pooler.dense", "tanh"), HeadPart("classifier", labels=True)),
 )
 ROBERTA = Family(
     name="roberta",
@@ -129,4 +130,5 @@ ROBERTA = Family(
     spec=roberta,
     rules=_rules("roberta."),
     stored=Conventions(position_offset=_OFFSET),
+    classifier=(HeadPart("classifier.dense", "tanh"), HeadPart("classifier.out_proj", labels=True)),
 )

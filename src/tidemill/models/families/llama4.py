@@ -122,10 +122,10 @@ def _sparse(reader: ConfigReader, count: int) -> set[int]:
     return set(listed)
 
 
-def _tuning(reader: ConfigReader) -> tuple[float, float] | None:
+def _tuning(reader: ConfigReader) -> tuple[float, float, int] | None:
     scale, floor = reader.number("attn_scale", 0.1), reader.number("floor_scale", 8192.0)
     on = reader.raw("attn_temperature_tuning")  # a number in published configs
-    return (scale, floor) if on is None or on else None
+    return (scale, floor, 1) if on is None or on else None
 
 
 FAMILY = Family(

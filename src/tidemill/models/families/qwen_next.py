@@ -10,6 +10,7 @@ from tidemill.models.config import ConfigReader
 from tidemill.models.dense import MAX_HEADS, Biases, Family, check_layer_types, dense_spec
 from tidemill.models.families.qwen_moe import RULES as MOE_RULES
 from tidemill.models.families.qwen_moe import read_experts
+from tidemill.models.multimodal import without_axes
 from tidemill.models.naming import HF_RULES, Fused, Rules
 from tidemill.models.rope_config import read_rope
 from tidemill.models.sources import Conventions
@@ -17,8 +18,8 @@ from tidemill.models.spec import MAX_TAPS, DecoderSpec, QkNorm, Recurrent, Rope
 
 _DEFAULTS = {"head_dim": 256, "num_key_value_heads": 2}
 _INTERVAL, _ROTATING = 4, 0.25
-# Sections of positions on several axes, which are all the same one for text.
-_AXES = ("mrope_section", "mrope_interleaved")
+# Of the layers that draft tokens (multi-token prediction), which are left out.
+_DRAFTS = ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
 
 _MIXER = "model.layers.{i}.linear_attn."
 _OURS = "layers.{i}.rec."
@@ -79,8 +80,13 @@ def _reader(config: Mapping[str, Any], family: str) -> ConfigReader:
     plain = {**_DEFAULTS, **{k: v for k, v in config.items() if v is not None}}
     for key in ("rope_parameters", "rope_scaling"):
         if isinstance(plain.get(key), dict):
-            plain[key] = {k: v for k, v in plain[key].items() if k not in _AXES}
-    return ConfigReader(plain, family)
+            plain[key] = without_axes(plain[key])
+    reader = ConfigReader(plain, family)
+    reader.must_be("attn_output_gate", True)
+    reader.must_be("mamba_ssm_dtype", "float32")
+    for key in _DRAFTS:
+        reader.raw(key)
+    return reader
 
 
 def _spec(reader: ConfigReader, family: str, **more: Any) -> DecoderSpec:
@@ -127,7 +133,7 @@ def _layer_types(reader: ConfigReader, layers: int) -> list[str]:
     return list(types)
 
 
-_STORED = Conventions(norms_less_one=True)
+_STORED = Conventions(norms_less_one=True, left_out=("mtp.",))
 FAMILY = Family("qwen3_next", ("Qwen3NextForCausalLM",), spec_next, RULES, stored=_STORED)
 QWEN3_5 = Family("qwen3_5", ("Qwen3_5ForCausalLM",), spec, DENSE_RULES, stored=_STORED)
 QWEN3_5_MOE = Family("qwen3_5_moe", ("Qwen3_5MoeForCausalLM",), spec_moe, RULES, stored=_STORED)
