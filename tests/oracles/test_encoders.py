@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from oracles.test_vectors import BACKENDS, TEXTS, modules, opened, write
+from safetensors import safe_open
 
 from tidemill import TidemillError
 
@@ -150,3 +151,60 @@ def _mark_pairs(folder: Path) -> None:
         "special_tokens": {"<|end|>": {"id": "<|end|>", "ids": [257], "tokens": ["<|end|>"]}},
     }  # fmt: skip
     path.write_text(json.dumps(data))
+
+
+# nomic-embed-text-v1.5's config.json but for the sizes: as it was, and what it has besides since
+# transformers knows the model.
+_NOMIC: dict[str, Any] = {
+    "activation_function": "swiglu", "architectures": ["NomicBertModel"], "attn_pdrop": 0.0,
+    "auto_map": {"AutoModel": "modeling_hf_nomic_bert.NomicBertModel"}, "bos_token_id": None,
+    "causal": False, "dense_seq_output": True, "embd_pdrop": 0.0, "eos_token_id": None,
+    "fused_bias_fc": True, "fused_dropout_add_ln": True, "initializer_range": 0.02,
+    "layer_norm_epsilon": 1e-12, "max_trained_positions": 602, "mlp_fc1_bias": False,
+    "mlp_fc2_bias": False, "model_type": "nomic_bert", "n_positions": 2400,
+    "pad_vocab_size_multiple": 64, "parallel_block": False, "parallel_block_tied_norm": False,
+    "prenorm": False, "qkv_proj_bias": False, "reorder_and_upcast_attn": False, "resid_pdrop": 0.0,
+    "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False,
+    "rotary_emb_scale_base": None, "rotary_scaling_factor": None,
+    "scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True,
+    "summary_activation": None, "summary_first_dropout": 0.0, "summary_proj_to_labels": True,
+    "summary_type": "cls_index", "summary_use_proj": True, "torch_dtype": "float32",
+    "transformers_version": "4.34.0", "type_vocab_size": 2, "use_cache": True,
+    "use_flash_attn": True, "use_rms_norm": False, "use_xentropy": True, "vocab_size": 280,
+}  # fmt: skip
+_SINCE = {
+    "max_position_embeddings": 602, "rope_parameters": {"rope_theta": 1000.0,
+                                                        "rope_type": "default"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("since", [{}, _SINCE], ids=["gpt-2's keys", "both"])
+def test_nomic_bert_as_it_is_published(tmp_path: Path, since: dict[str, Any]) -> None:
+    model = tiny("NomicBertModel", "wide")
+    folder = write(
+        tmp_path, model, modules=modules("Transformer", "Pooling", "Normalize"),
+        **{"1_Pooling__config": {"pooling_mode_mean_tokens": True}},
+    )  # fmt: skip
+    with safe_open(folder / "model.safetensors", "numpy") as stored:
+        names = set(stored.keys())
+    outer = ("embeddings.word_embeddings.weight", "embeddings.token_type_embeddings.weight",
+             "emb_ln.weight", "emb_ln.bias")  # fmt: skip
+    layer = ("attn.Wqkv.weight", "attn.out_proj.weight", "mlp.fc11.weight", "mlp.fc12.weight",
+             "mlp.fc2.weight", "norm1.weight", "norm1.bias", "norm2.weight",
+             "norm2.bias")  # fmt: skip
+    assert names == {*outer, *(f"encoder.layers.{i}.{name}" for i in range(2) for name in layer)}
+    sizes = {"n_embd": 96, "n_head": 6, "n_inner": 104, "n_layer": 2}
+    (folder / "config.json").write_text(json.dumps(_NOMIC | sizes | since))
+    text = "x" * 560
+    with opened(folder, "native") as llm:
+        [found] = llm.embed(text)
+        ids = torch.tensor([llm.tokenizer.encode(text)])
+        with torch.no_grad():
+            wanted = model(ids).last_hidden_state[0].mean(0).double().numpy()
+        np.testing.assert_allclose(found, wanted / np.linalg.norm(wanted), atol=3e-6)
+        with pytest.raises(TidemillError, match="602"):
+            llm.embed("x" * 700)
+    for change in ({"activation_function": "gelu"}, {"qkv_proj_bias": True}, {"num_experts": 8}):
+        (folder / "config.json").write_text(json.dumps(_NOMIC | sizes | change))
+        with pytest.raises(TidemillError, match=next(iter(change))):
+            opened(folder, "native")

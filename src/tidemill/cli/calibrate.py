@@ -34,6 +34,9 @@ def write_calibrated(
     check_target(out, source, overwrite)
     opened = OpenedModel.open(source)
     files = opened.files
+    if files.other_parts:
+        raise unsupported("model", "a model with a vision part is not quantized with a calibration "
+                          "text; --type int8 or int4-g32 keeps that part as it is")  # fmt: skip
     for place in files.tensors.places.values():
         stored_name(place)
     length = min(SEQUENCE, files.spec.max_positions)

@@ -146,6 +146,8 @@ def _to_gguf(source: Path, out: Path, kind: str | None, loss: Loss) -> None:
     text["tokenizer.ggml.add_eos_token"] = tokenizer.adds("eos_token")
     check_same(replace(data, add_bos=None, add_eos=None), read_tokenizer(text))
     identity = f"{files.digest().hex()} {kind}"
+    if files.other_parts:
+        typer.echo("the vision part is not written: GGUF has a file of its own for it")
     _save_gguf(out, metadata | text, list(to_gguf(files, kind, loss)), identity)
 
 
@@ -162,6 +164,7 @@ _SIDE_FILES = (
     "generation_config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json",
     "special_tokens_map.json", "chat_template.jinja", "chat_template.json", "tiktoken.model",
     "qwen.tiktoken", "o200k_base.tiktoken",
+    "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
 )  # fmt: skip
 
 

@@ -42,7 +42,7 @@ from tidemill.loading.sentence import (
 from tidemill.models import tensors as names
 from tidemill.models.dense import Family, HeadPart
 from tidemill.models.foreign import read_foreign
-from tidemill.models.multimodal import LEFT_OUT, text_config, text_tensors
+from tidemill.models.multimodal import LEFT_OUT, in_other_part, text_config, text_tensors
 from tidemill.models.naming import match_tensors, with_prefix
 from tidemill.models.registry import family_for_config, kind_of
 from tidemill.models.spec import DecoderSpec
@@ -175,7 +175,11 @@ def _family_files(folder: Path, published: Mapping[str, Any]) -> ModelFiles:
     }
     tensors = LazyTensors(places, recent=recent)
     vectors, head = _head(sentence, kind, config, spec, tensors, (parts, own))
-    return _files(folder, config, spec, tensors, stored, scheme_notes, vectors, head)
+    files = _files(folder, config, spec, tensors, stored, scheme_notes, vectors, head)
+    if text is None:
+        return files
+    others = {name: tensor for name, tensor in stored.items() if in_other_part(name)}
+    return dataclasses.replace(files, other_parts=others)
 
 
 def _foreign_files(folder: Path, config: Mapping[str, Any], why: str = "") -> ModelFiles:

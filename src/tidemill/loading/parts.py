@@ -11,7 +11,7 @@ from typing import Any
 from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.base.vector_data import NOTHING_SAID, VectorData
 from tidemill.loading.lazy import LazyTensors
-from tidemill.loading.mapped import MappedFile
+from tidemill.loading.mapped import MappedFile, StoredTensor
 from tidemill.models.head import Head
 from tidemill.models.spec import DecoderSpec
 
@@ -45,6 +45,7 @@ class ModelFiles:
         notes: what a person should know about how the files were read; empty if nothing.
         vectors: how vectors and scores are made.
         head: makes the layers behind the pooled vector; they are read when it is called.
+        other_parts: stored tensors of parts that are not loaded, by their own names.
     """
 
     path: Path
@@ -60,6 +61,7 @@ class ModelFiles:
     notes: tuple[str, ...] = ()
     vectors: VectorData = NOTHING_SAID
     head: Callable[[], Head] = field(repr=False, default=tuple)
+    other_parts: Mapping[str, StoredTensor] = field(repr=False, default_factory=dict)
 
     @property
     def file_bytes(self) -> int:

@@ -144,11 +144,16 @@ def without_axes(rope: Mapping[str, Any]) -> dict[str, Any]:
             for k, v in kept.items()}  # fmt: skip
 
 
+def in_other_part(name: str) -> bool:
+    """Whether a stored tensor is of a part that is not the text decoder."""
+    return name.removeprefix("model.").startswith(_PARTS)
+
+
 def text_tensors(stored: Mapping[str, _T]) -> dict[str, _T]:
     """The text decoder's tensors by the names that its family knows; the others are left out."""
     found = {}
     for name, tensor in stored.items():
-        if name.removeprefix("model.").startswith(_PARTS):
+        if in_other_part(name):
             continue
         prefix, ours = next((p for p in _PREFIXES if name.startswith(p[0])), ("", ""))
         found[ours + name.removeprefix(prefix)] = tensor

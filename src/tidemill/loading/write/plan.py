@@ -157,7 +157,7 @@ def to_folder(
     files: ModelFiles, kind: IntegerType | None, loss: Loss
 ) -> tuple[list[OutTensor], list[str]]:
     """The tensors of a Hugging Face folder under their own names, matrices of the layers as
-    integers, and the modules that were left out of that.
+    integers, and the modules that were left out of that (a vision part's among them).
 
     Raises:
         TidemillError: UNSUPPORTED for weights that safetensors cannot hold as they are.
@@ -181,6 +181,10 @@ def to_folder(
         if not isinstance(place, OneTensor) or place.dtype not in (*FLOAT_TYPES, *_SMALL):
             raise _not_plain(place)
         out.append(_copied(place.name, place.stored))
+    for name, stored in files.other_parts.items():
+        out.append(_copied(name, stored))
+        if len(stored.shape) > 1:
+            left.append(name.removesuffix(".weight"))
     return out, left
 
 
