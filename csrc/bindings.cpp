@@ -168,12 +168,13 @@ void check_portable(const KvCache& cache, int layer, const Blocks& blocks, const
   const KvLayer& kv = cache.layer(layer);
   const size_t tokens = blocks.size() * static_cast<size_t>(cache.block_size());
   const size_t heads = tokens * static_cast<size_t>(kv.kv_heads);
-  const size_t element = kv.type == KvType::F32 ? 4 : kv.type == KvType::BF16 ? 2 : 1;
+  const auto element = static_cast<size_t>(portable_bytes(kv.type));
   const size_t k_bytes = heads * static_cast<size_t>(kv.head_dim) * element;
   const size_t v_bytes = heads * static_cast<size_t>(kv.v_dim) * element;
-  const size_t scales = kv.type == KvType::I8 ? heads : 0;
-  if (keys.size() != k_bytes || values.size() != v_bytes || key_scales.size() != scales ||
-      value_scales.size() != scales) {
+  const size_t k_scales = heads * static_cast<size_t>(key_scales_per_head(kv.type, kv.head_dim));
+  const size_t v_scales = heads * static_cast<size_t>(value_scales_per_head(kv.type));
+  if (keys.size() != k_bytes || values.size() != v_bytes || key_scales.size() != k_scales ||
+      value_scales.size() != v_scales) {
     throw internal_error("exported blocks do not have this cache's shape and type");
   }
 }

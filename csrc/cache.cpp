@@ -8,13 +8,35 @@
 
 namespace tidemill {
 
+int64_t portable_bytes(KvType type) {
+  return type == KvType::F32 ? 4 : type == KvType::BF16 ? 2 : 1;
+}
+
+int64_t key_scales_per_head(KvType type, int64_t width) {
+  if (type == KvType::I4) return 2 * ((width + kKvGroup - 1) / kKvGroup);
+  return type == KvType::I8 ? 1 : 0;
+}
+
+int64_t value_scales_per_head(KvType type) {
+  return type == KvType::I4 ? 2 : type == KvType::I8 ? 1 : 0;
+}
+
 namespace {
 
 // Of smaller caches pages are taken soon enough by the steps themselves.
 constexpr int64_t kPrefaultFrom = int64_t{64} << 20;
 
-int64_t element_bytes(KvType type) {
-  return type == KvType::F32 ? 4 : type == KvType::BF16 ? 2 : 1;
+// Of one token.
+struct PortableSizes {
+  int64_t k_bytes, v_bytes;
+  int64_t k_scales, v_scales;  // floats
+};
+
+PortableSizes portable_sizes(const KvLayer& kv) {
+  const int64_t heads = kv.kv_heads, element = portable_bytes(kv.type);
+  return {heads * kv.head_dim * element, heads * kv.v_dim * element,
+          heads * key_scales_per_head(kv.type, kv.head_dim),
+          heads * value_scales_per_head(kv.type)};
 }
 
 }  // namespace
@@ -125,15 +147,14 @@ void KvCache::export_layer(int layer_index, const int32_t* blocks, int64_t count
                            void* values, float* key_scales, float* value_scales,
                            ThreadPool& pool) const {
   const KvLayer& kv = layer(layer_index);
-  const int64_t k_bytes = int64_t{kv.kv_heads} * kv.head_dim * element_bytes(type_);
-  const int64_t v_bytes = int64_t{kv.kv_heads} * kv.v_dim * element_bytes(type_);
+  const PortableSizes size = portable_sizes(kv);
   pool.run(count, 1, [&](int64_t begin, int64_t end, int) {
     for (int64_t i = begin * block_size_; i < end * block_size_; ++i) {
       kernels_.kv_export(kv, blocks[i / block_size_], i % block_size_,
-                         static_cast<uint8_t*>(keys) + i * k_bytes,
-                         static_cast<uint8_t*>(values) + i * v_bytes,
-                         key_scales == nullptr ? nullptr : key_scales + i * kv.kv_heads,
-                         value_scales == nullptr ? nullptr : value_scales + i * kv.kv_heads);
+                         static_cast<uint8_t*>(keys) + i * size.k_bytes,
+                         static_cast<uint8_t*>(values) + i * size.v_bytes,
+                         key_scales == nullptr ? nullptr : key_scales + i * size.k_scales,
+                         value_scales == nullptr ? nullptr : value_scales + i * size.v_scales);
     }
   });
 }
@@ -142,15 +163,14 @@ void KvCache::import_layer(int layer_index, const int32_t* blocks, int64_t count
                            const void* values, const float* key_scales, const float* value_scales,
                            ThreadPool& pool) {
   const KvLayer& kv = layer(layer_index);
-  const int64_t k_bytes = int64_t{kv.kv_heads} * kv.head_dim * element_bytes(type_);
-  const int64_t v_bytes = int64_t{kv.kv_heads} * kv.v_dim * element_bytes(type_);
+  const PortableSizes size = portable_sizes(kv);
   pool.run(count, 1, [&](int64_t begin, int64_t end, int) {
     for (int64_t i = begin * block_size_; i < end * block_size_; ++i) {
       kernels_.kv_import(kv, blocks[i / block_size_], i % block_size_,
-                         static_cast<const uint8_t*>(keys) + i * k_bytes,
-                         static_cast<const uint8_t*>(values) + i * v_bytes,
-                         key_scales == nullptr ? nullptr : key_scales + i * kv.kv_heads,
-                         value_scales == nullptr ? nullptr : value_scales + i * kv.kv_heads);
+                         static_cast<const uint8_t*>(keys) + i * size.k_bytes,
+                         static_cast<const uint8_t*>(values) + i * size.v_bytes,
+                         key_scales == nullptr ? nullptr : key_scales + i * size.k_scales,
+                         value_scales == nullptr ? nullptr : value_scales + i * size.v_scales);
     }
   });
 }

@@ -20,10 +20,13 @@ enum class WeightType : int {
 // I8: a float scale per 32 values; I8Row: one for the row.
 enum class ActType : int { F32 = 0, BF16 = 1, I8 = 2, I8Row = 3 };
 constexpr int kActTypes = 4;
-enum class KvType : int { F32 = 0, BF16 = 1, I8 = 2 };   // I8: a float scale per token and head
+// I8: a float scale per token and head. I4: a scale and a minimum, bfloat16 both, per token and
+// kKvGroup values of a head's K, and per token and head's V.
+enum class KvType : int { F32 = 0, BF16 = 1, I8 = 2, I4 = 3 };
 
 constexpr int64_t kPanel = 32;     // output rows (n) per packed panel
 constexpr int64_t kSpan = 512;     // absolute positions per attention span
+constexpr int64_t kKvGroup = 32;   // values of K under one scale of an I4 cache
 
 // A matrix [n, k] repacked into panels of kPanel output rows. Panel p starts at
 // data + p * panel_bytes; the last panel is padded with zero rows.
@@ -145,7 +148,8 @@ struct KernelTable {
   // Copy a token out as float (tests).
   void (*kv_read)(const KvLayer& kv, int64_t block, int64_t slot, float* k, float* v);
   // The same without loss, in the cache's own element type (F32: float; BF16: uint16 bits; I8: int8
-  // and one float scale per head, null otherwise), and back: moving blocks keeps their bits.
+  // and a float scale per head; I4: 0..15 in a byte, and per head and group (V has one) floats scale
+  // and minimum; scales are null otherwise), and back: moving blocks keeps their bits.
   void (*kv_export)(const KvLayer& kv, int64_t block, int64_t slot, void* k, void* v,
                     float* k_scale, float* v_scale);
   void (*kv_import)(const KvLayer& kv, int64_t block, int64_t slot, const void* k, const void* v,

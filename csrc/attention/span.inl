@@ -54,11 +54,22 @@ static inline const uint8_t* head_at(const SpanJob& job, int64_t t, int64_t* slo
   return head_base(job.kv, job.layout, block, job.kv_head);
 }
 
+// Scales of an I8 cache.
 static inline float* scales_at(const SpanJob& job, int64_t t, bool values) {
   int64_t slot;
   const uint8_t* head = head_at(job, t, &slot);
   const int64_t at = slot + (values ? job.kv.block_size : 0);
   return reinterpret_cast<float*>(const_cast<uint8_t*>(head) + job.layout.scale_offset) + at;
+}
+
+// Scales and minima of an I4 cache: of the first group of K, the next one's pair_step bytes on, or
+// of V.
+static inline int64_t pair_step(const SpanJob& job) { return int64_t(job.kv.block_size) * 4; }
+static inline const uint8_t* pairs_at(const SpanJob& job, int64_t t, bool values) {
+  int64_t slot;
+  const uint8_t* head = head_at(job, t, &slot);
+  const int64_t group = values ? key_groups(job.kv.head_dim) : 0;
+  return head + job.layout.scale_offset + group * pair_step(job) + slot * 4;
 }
 
 // Where the K of each 16-token half of chunk [t, t + 32) lies; a half nobody sees aliases the
@@ -93,10 +104,10 @@ static inline Ahead chunk_ahead(const SpanJob& job, int64_t row0, int64_t t, Vis
     const uint8_t* head = head_at(job, at, &slot);
     ahead.half[h] = keys ? head + slot * Cache::kLaneBytes
                          : head + job.layout.v_offset +
-                               slot / Cache::kDepth * job.shape.v_dim * Cache::kLaneBytes;
+                               slot / Cache::kDepth * Cache::row_bytes(job.shape.v_dim);
   }
-  // One line of V's rows per step covers them: a half of V has `steps` times kHalf lanes, where it is
-  // as wide as K. (Elsewhere some are left, or some lines behind it are fetched for nothing.)
+  // One line of V's rows per step covers them: a half of V has `steps` times kHalf bytes or lanes,
+  // where it is as wide as K. (Elsewhere some are left, or some lines behind it are fetched for nothing.)
   ahead.step = (keys ? job.kv.block_size : kHalf) * Cache::kLaneBytes;
   if (ahead.half[0] && ahead.half[1] == ahead.half[0] + kHalf * Cache::kLaneBytes &&
       kChunk * Cache::kLaneBytes <= 64)
@@ -107,14 +118,15 @@ static inline Ahead chunk_ahead(const SpanJob& job, int64_t row0, int64_t t, Vis
 // Scores of one chunk for R rows, scaled and masked.
 template <class Cache, int R>
 static inline void score_chunk(const SpanJob& job, int64_t row0, int64_t t, Visible range) {
+  using Keys = typename Cache::Keys;
   constexpr int V = kScoreVecs;
   const uint8_t* half[2];
   chunk_keys<Cache>(job, t, range, half);
-  const int64_t k_step = job.kv.block_size * Cache::kLaneBytes;
-  const int64_t q_row = job.steps * Cache::kQueryBytes;
+  const int64_t k_step = job.kv.block_size * Keys::kLaneBytes;
+  const int64_t q_row = job.steps * Keys::kQueryBytes;
   const Ahead ahead = chunk_ahead<Cache>(job, row0, t, range);
   for (int64_t vec = 0; vec < kChunk / kLanes; vec += V) {
-    const uint8_t* k[V];
+    const uint8_t *k[V], *pairs[V];
     Vf scale[V];
     for (int v = 0; v < V; ++v) {
       const int64_t h = (vec + v) / kVecsPerHalf;
@@ -124,9 +136,13 @@ static inline void score_chunk(const SpanJob& job, int64_t row0, int64_t t, Visi
       const bool seen = h == 0 ? range.lo < t + kHalf : range.hi > t + kHalf;
       if (job.kv.type == KvType::I8 && seen)
         scale[v] = vmul(scale[v], vload(scales_at(job, t + h * kHalf, false) + offset));
+      pairs[v] = nullptr;
+      if (job.kv.type == KvType::I4)
+        pairs[v] = pairs_at(job, t + (seen ? h : 1 - h) * kHalf, false) + offset * 4;
     }
     Vf s[R][V];
-    score_tile<Cache, R, V>(k, k_step, job.q + row0 * q_row, q_row, job.steps, ahead, s);
+    score_tile<Keys, R, V>(k, k_step, pairs, pair_step(job), job.q + row0 * q_row, q_row, job.steps,
+                           ahead, s);
     TIDEMILL_UNROLL
     for (int r = 0; r < R; ++r) {
       const Visible see = visible(job, row0 + r);
@@ -163,9 +179,12 @@ static void reshape_row(const SpanJob& job, int64_t row, float* scores, Visible 
 }
 
 // Scores to probabilities exp(s - m) in place (rounded to bf16 pairs where those are multiplied,
-// times the V scale for an int8 cache); writes the row's m and l.
+// times the V scale for an int8 or int4 cache); writes the row's m and l, and `base`: what the
+// minima of V come to, which every value of the output gets.
 template <class Cache>
-static inline void softmax_row(const SpanJob& job, float* row, Visible see, float* m, float* l) {
+static inline void softmax_row(const SpanJob& job, float* row, Visible see, float* m, float* l,
+                               float* base) {
+  *base = 0.0f;
   if (see.hi <= see.lo) {
     *m = -kInfinity;
     *l = 0.0f;
@@ -176,15 +195,21 @@ static inline void softmax_row(const SpanJob& job, float* row, Visible see, floa
   for (int64_t t = begin; t < end; t += kLanes) best = vmax(best, vload(row + t));
   *m = vreduce_max(best);
   const Vf largest = vset(*m);
-  Vf sum = vzero();
+  Vf sum = vzero(), minima = vzero();
   for (int64_t t = begin; t < end; t += kLanes) {
     Vf p = vexp(vsub(vload(row + t), largest));
     sum = vadd(sum, p);
     if (job.kv.type == KvType::I8 && t + kLanes > see.lo && t < see.hi)
       p = keep_range(vmul(p, vload(scales_at(job, t, true))), t, see.lo, see.hi, 0.0f);
+    if (job.kv.type == KvType::I4 && t + kLanes > see.lo && t < see.hi) {
+      const Vi pair = iload(pairs_at(job, t, true));
+      minima = vadd(minima, keep_range(vmul(p, pair_odd(pair)), t, see.lo, see.hi, 0.0f));
+      p = keep_range(vmul(p, pair_even(pair)), t, see.lo, see.hi, 0.0f);
+    }
     vstore(row + t, p);
   }
   *l = vreduce_add(sum);
+  if (job.kv.type == KvType::I4) *base = vreduce_add(minima);
 #ifdef TIDEMILL_BF16_DOT
   if (Cache::kDepth != 2) return;
   // Pairs are written at half the distance they are read from, so never over unread values.
@@ -196,7 +221,7 @@ static inline void softmax_row(const SpanJob& job, float* row, Visible see, floa
 // Row of V that holds step `s` of the span (a token, or a pair of tokens).
 template <class Cache>
 static inline const uint8_t* value_row(const SpanJob& job, int64_t s) {
-  const int64_t t = s * Cache::kDepth, row = job.shape.v_dim * Cache::kLaneBytes;
+  const int64_t t = s * Cache::kDepth, row = Cache::row_bytes(job.shape.v_dim);
   int64_t slot;
   const uint8_t* head = head_at(job, t, &slot);
   return head + job.layout.v_offset + slot / Cache::kDepth * row;
@@ -248,7 +273,7 @@ static void value_rows(const SpanJob& job, int64_t row0) {
                        more ? value_row<Cache>(job, s + kRange / D) : nullptr, end - s};
       s = end;
     }
-    value_vectors<Cache, R, V>(runs, count, job.shape.v_dim * Cache::kLaneBytes, kScoreRow * 4, job.acc,
+    value_vectors<Cache, R, V>(runs, count, Cache::row_bytes(job.shape.v_dim), kScoreRow * 4, job.acc,
                                job.acc_row, 0, job.vectors);
     for (int r = 0; r < R; ++r)
       value_alone<Cache>(job, r, see[r], split,
@@ -264,13 +289,18 @@ static void span_rows(const SpanJob& job, int64_t row0, float* m, float* l, floa
   if (reshapes(job))
     for (int r = 0; r < R; ++r)
       reshape_row(job, row0 + r, job.scores + r * kScoreRow, visible(job, row0 + r));
+  float base[R];
   for (int r = 0; r < R; ++r)
     softmax_row<Cache>(job, job.scores + r * kScoreRow, visible(job, row0 + r), m + row0 + r,
-                       l + row0 + r);
+                       l + row0 + r, base + r);
   value_rows<Cache, R>(job, row0);
   const int64_t d = job.shape.v_dim;
-  for (int r = 0; r < R; ++r)
-    __builtin_memcpy(acc + (row0 + r) * d, job.acc + r * job.acc_row, size_t(d) * 4);
+  for (int r = 0; r < R; ++r) {
+    float* out = acc + (row0 + r) * d;
+    __builtin_memcpy(out, job.acc + r * job.acc_row, size_t(d) * 4);
+    if (job.kv.type == KvType::I4)
+      for (int64_t i = 0; i < d; ++i) out[i] += base[r];
+  }
 }
 
 template <class Cache, int R>
@@ -290,8 +320,9 @@ static void span_all(const SpanJob& job, const float* q, int64_t q_stride, int64
   for (int64_t row = 0; row < nq * job.group; ++row) {
     const float* source =
         q + row / job.group * q_stride + (job.kv_head * job.group + row % job.group) * d;
-    uint8_t* out = job.q + row * job.steps * Cache::kQueryBytes;
-    if constexpr (Cache::kQueryBytes == 4 * Cache::kDepth) {
+    using Keys = typename Cache::Keys;
+    uint8_t* out = job.q + row * job.steps * Keys::kQueryBytes;
+    if constexpr (Keys::kQueryBytes == 4 * Keys::kDepth) {
       __builtin_memcpy(out, source, size_t(d) * 4);
     } else {
       pack_bf16(source, d, out);
@@ -339,7 +370,7 @@ static void attn_span(const AttnShape& shape, const KvLayer& kv, const int32_t* 
                     kv_head,
                     pos0,
                     shape.heads / shape.kv_heads,
-                    kv.type == KvType::BF16 ? d / 2 : d,
+                    kv.type == KvType::BF16 || kv.type == KvType::I4 ? d / 2 : d,
                     (shape.v_dim + kLanes - 1) / kLanes,
                     at.acc_row,
                     bytes,
@@ -354,6 +385,7 @@ static void attn_span(const AttnShape& shape, const KvLayer& kv, const int32_t* 
   if (kv.type == KvType::F32) span_all<FloatCache>(job, q, q_stride, nq, m, l, acc);
   if (kv.type == KvType::BF16) span_all<Bf16Cache>(job, q, q_stride, nq, m, l, acc);
   if (kv.type == KvType::I8) span_all<ByteCache>(job, q, q_stride, nq, m, l, acc);
+  if (kv.type == KvType::I4) span_all<NibbleCache>(job, q, q_stride, nq, m, l, acc);
 }
 
 static int64_t attn_scratch_bytes(const AttnShape& shape, int64_t nq) {

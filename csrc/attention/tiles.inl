@@ -1,41 +1,45 @@
-// Register tiles of attention, over four ways to hold K, V and what multiplies them. A step is one
+// Register tiles of attention, over five ways to hold K, V and what multiplies them. A step is one
 // depth of the dot products; kLaneBytes what a lane of K or V takes, kQueryBytes what a step takes
-// of a query or of probabilities.
+// of a query or of probabilities. Where keys are held in another way than values, Keys names it.
 
-struct FloatCache {  // float K and V
+// Keys without a scale of their own in the sum. kGroupSteps: steps under one scale.
+struct PlainKeys {
+  static constexpr int64_t kGroupSteps = int64_t(1) << 40;
+  struct Scale {};
+  static inline Scale scale(const uint8_t*) { return {}; }
+};
+
+// Vectors of a V that lie one behind the other.
+template <int kBytes>
+struct DenseRows {
+  static inline int64_t row_bytes(int64_t v_dim) { return v_dim * kBytes; }
+  static inline int64_t vector_at(int64_t v) { return v * kLanes * kBytes; }
+};
+
+struct FloatCache : PlainKeys, DenseRows<4> {  // float K and V
   static constexpr int kDepth = 1, kLaneBytes = 4, kQueryBytes = 4;
+  static constexpr int kVecsPerLine = 64 / (kLanes * kLaneBytes);
+  using Keys = FloatCache;
   using Stored = Vf;
   using Weight = Vf;
   static inline Stored load(const uint8_t* p) { return vload(reinterpret_cast<const float*>(p)); }
-  static inline Stored load_masked(const uint8_t* p, uint32_t) { return load(p); }
+  static inline Stored key(const uint8_t* p, Scale) { return load(p); }
+  static inline Stored value(const uint8_t* row, int64_t v) { return load(row + vector_at(v)); }
+  static inline Stored value_masked(const uint8_t* row, int64_t v, uint32_t) {
+    return value(row, v);
+  }
   static inline Weight broadcast(const uint8_t* p) { return vset(load_as<float>(p)); }
   static inline Vf mac(Vf acc, Stored a, Weight b) { return vfma(a, b, acc); }
-};
-
-struct ByteCache : FloatCache {  // int8; their scales join scores and probabilities
-  static constexpr int kLaneBytes = 1;
-  static inline Stored load(const uint8_t* p) {
-    return vload_s8(reinterpret_cast<const int8_t*>(p));
-  }
-  static inline Stored load_masked(const uint8_t* p, uint32_t) { return load(p); }
 };
 
 struct FloatPair {
   Vf even, odd;
 };
 
-struct WideCache {  // bf16 pairs, widened; float queries and probabilities
-  static constexpr int kDepth = 2, kLaneBytes = 4, kQueryBytes = 8;
+struct FloatPairs {  // what multiplies them
+  static constexpr int kDepth = 2, kQueryBytes = 8;
   using Stored = FloatPair;
   using Weight = FloatPair;
-  static inline Stored load_masked(const uint8_t* p, uint32_t mask) {
-    const Vi pair = iand(iload(p), iset(int32_t(mask)));
-    return {pair_even(pair), pair_odd(pair)};
-  }
-  static inline Stored load(const uint8_t* p) {
-    const Vi pair = iload(p);
-    return {pair_even(pair), pair_odd(pair)};
-  }
   static inline Weight broadcast(const uint8_t* p) {
     return {vset(load_as<float>(p)), vset(load_as<float>(p + 4))};
   }
@@ -44,14 +48,85 @@ struct WideCache {  // bf16 pairs, widened; float queries and probabilities
   }
 };
 
+
+struct ByteCache : FloatCache {  // int8; their scales join scores and probabilities
+  static constexpr int kLaneBytes = 1;
+  static constexpr int kVecsPerLine = 64 / kLanes;
+  using Keys = ByteCache;
+  static inline int64_t row_bytes(int64_t v_dim) { return v_dim; }
+  static inline int64_t vector_at(int64_t v) { return v * kLanes; }
+  static inline Stored load(const uint8_t* p) {
+    return vload_s8(reinterpret_cast<const int8_t*>(p));
+  }
+  static inline Stored key(const uint8_t* p, Scale) { return load(p); }
+  static inline Stored value(const uint8_t* row, int64_t v) { return load(row + vector_at(v)); }
+  static inline Stored value_masked(const uint8_t* row, int64_t v, uint32_t) {
+    return value(row, v);
+  }
+};
+
+struct NibbleKeys : FloatPairs {  // pairs of values in a byte, scaled as they are loaded
+  static constexpr int kLaneBytes = 1;
+  static constexpr int64_t kGroupSteps = kKvGroup / kDepth;
+  struct Scale {
+    Vf scale, minimum;
+  };
+  static inline Scale scale(const uint8_t* pairs) {
+    const Vi pair = iload(pairs);
+    return {pair_even(pair), pair_odd(pair)};
+  }
+  static inline Stored key(const uint8_t* p, const Scale& s) {
+    return {vfma(vload_low_nibbles(p), s.scale, s.minimum),
+            vfma(vload_high_nibbles(p), s.scale, s.minimum)};
+  }
+};
+
+// int4: a V's scale joins the probabilities, and what its minima come to is added in the end.
+struct NibbleCache : FloatCache {
+  static constexpr int kLaneBytes = 1;
+  static constexpr int kVecsPerLine = 2 * 64 / kLanes;
+  using Keys = NibbleKeys;
+  static inline int64_t row_bytes(int64_t v_dim) { return nibble_row(v_dim); }
+  static inline int64_t vector_at(int64_t v) { return v * kLanes / 32 * 16 + v * kLanes % 16; }
+  static inline Stored value(const uint8_t* row, int64_t v) {
+    const uint8_t* p = row + vector_at(v);
+    return v * kLanes & 16 ? vload_high_nibbles(p) : vload_low_nibbles(p);
+  }
+  static inline Stored value_masked(const uint8_t* row, int64_t v, uint32_t) {
+    return value(row, v);
+  }
+};
+
+struct WideCache : PlainKeys, FloatPairs, DenseRows<4> {  // bf16 pairs, widened
+  static constexpr int kLaneBytes = 4, kVecsPerLine = 64 / (kLanes * kLaneBytes);
+  using Keys = WideCache;
+  static inline Stored load_masked(const uint8_t* p, uint32_t mask) {
+    const Vi pair = iand(iload(p), iset(int32_t(mask)));
+    return {pair_even(pair), pair_odd(pair)};
+  }
+  static inline Stored load(const uint8_t* p) {
+    const Vi pair = iload(p);
+    return {pair_even(pair), pair_odd(pair)};
+  }
+  static inline Stored key(const uint8_t* p, Scale) { return load(p); }
+  static inline Stored value(const uint8_t* row, int64_t v) { return load(row + vector_at(v)); }
+  static inline Stored value_masked(const uint8_t* row, int64_t v, uint32_t mask) {
+    return load_masked(row + vector_at(v), mask);
+  }
+};
+
 #ifdef TIDEMILL_BF16_DOT
-struct PairCache {  // bf16 pairs against queries and probabilities rounded to bf16 pairs
+// bf16 pairs against queries and probabilities rounded to bf16 pairs.
+struct PairCache : PlainKeys, DenseRows<4> {
   static constexpr int kDepth = 2, kLaneBytes = 4, kQueryBytes = 4;
+  static constexpr int kVecsPerLine = 64 / (kLanes * kLaneBytes);
+  using Keys = PairCache;
   using Stored = Vi;
   using Weight = Vi;
-  static inline Stored load(const uint8_t* p) { return iload(p); }
-  static inline Stored load_masked(const uint8_t* p, uint32_t mask) {
-    return iand(iload(p), iset(int32_t(mask)));
+  static inline Stored key(const uint8_t* p, Scale) { return iload(p); }
+  static inline Stored value(const uint8_t* row, int64_t v) { return iload(row + vector_at(v)); }
+  static inline Stored value_masked(const uint8_t* row, int64_t v, uint32_t mask) {
+    return iand(value(row, v), iset(int32_t(mask)));
   }
   static inline Weight broadcast(const uint8_t* p) { return ibroadcast(p); }
   static inline Vf mac(Vf acc, Stored a, Weight b) { return dot_bf16(acc, a, b); }
@@ -72,26 +147,33 @@ struct Ahead {
   int64_t step;
 };
 
-// scores of R query rows against V vectors of tokens: sum over steps, ascending.
-template <class Cache, int R, int V>
-static inline void score_tile(const uint8_t* const* k, int64_t k_step, const uint8_t* q,
-                              int64_t q_row, int64_t steps, Ahead ahead, Vf (&s)[R][V]) {
+// scores of R query rows against V vectors of tokens: sum over steps, ascending. `pairs`: where the
+// scales of each vector's first group lie, the next group's pair_step bytes on (Keys that have any).
+template <class Keys, int R, int V>
+static inline void score_tile(const uint8_t* const* k, int64_t k_step, const uint8_t* const* pairs,
+                              int64_t pair_step, const uint8_t* q, int64_t q_row, int64_t steps,
+                              Ahead ahead, Vf (&s)[R][V]) {
   TIDEMILL_UNROLL
   for (int r = 0; r < R; ++r) {
     TIDEMILL_UNROLL
     for (int v = 0; v < V; ++v) s[r][v] = vzero();
   }
-  for (int64_t i = 0; i < steps; ++i) {
-    typename Cache::Stored key[V];
+  for (int64_t first = 0, group = 0; first < steps; first += Keys::kGroupSteps, ++group) {
+    typename Keys::Scale scale[V];
     TIDEMILL_UNROLL
-    for (int v = 0; v < V; ++v) key[v] = Cache::load(k[v] + i * k_step);
-    if (ahead.half[0]) prefetch(ahead.half[0] + i * ahead.step);
-    if (ahead.half[1]) prefetch(ahead.half[1] + i * ahead.step);
-    TIDEMILL_UNROLL
-    for (int r = 0; r < R; ++r) {
-      const auto query = Cache::broadcast(q + r * q_row + i * Cache::kQueryBytes);
+    for (int v = 0; v < V; ++v) scale[v] = Keys::scale(pairs[v] + group * pair_step);
+    for (int64_t i = first; i < min64(steps, first + Keys::kGroupSteps); ++i) {
+      typename Keys::Stored key[V];
       TIDEMILL_UNROLL
-      for (int v = 0; v < V; ++v) s[r][v] = Cache::mac(s[r][v], key[v], query);
+      for (int v = 0; v < V; ++v) key[v] = Keys::key(k[v] + i * k_step, scale[v]);
+      if (ahead.half[0]) prefetch(ahead.half[0] + i * ahead.step);
+      if (ahead.half[1]) prefetch(ahead.half[1] + i * ahead.step);
+      TIDEMILL_UNROLL
+      for (int r = 0; r < R; ++r) {
+        const auto query = Keys::broadcast(q + r * q_row + i * Keys::kQueryBytes);
+        TIDEMILL_UNROLL
+        for (int v = 0; v < V; ++v) s[r][v] = Keys::mac(s[r][v], key[v], query);
+      }
     }
   }
 }
@@ -105,10 +187,12 @@ struct ValueRun {
   int64_t steps;
 };
 
-// acc[r][lane ..] += p * V over the runs in order, V vectors of the head dimension at once.
+// acc[r][lane ..] += p * V over the runs in order: of the head dimension's vectors the `part`th V.
 template <class Cache, int R, int V>
 static inline void value_tile(const ValueRun* runs, int64_t count, int64_t v_step, int64_t p_row,
-                              float* acc, int64_t acc_row) {
+                              float* acc, int64_t acc_row, int64_t part) {
+  const int64_t first = part * V;
+  acc += first * kLanes;
   Vf sum[R][V];
   TIDEMILL_UNROLL
   for (int r = 0; r < R; ++r) {
@@ -121,14 +205,13 @@ static inline void value_tile(const ValueRun* runs, int64_t count, int64_t v_ste
     const int64_t ahead = runs[c].ahead ? runs[c].ahead - row : 0;
     for (int64_t i = 0; i < runs[c].steps; ++i, row += v_step, p += Cache::kQueryBytes) {
       if (ahead) {
-        constexpr int kVecsPerLine = 64 / (kLanes * Cache::kLaneBytes);
         TIDEMILL_UNROLL
-        for (int v = 0; v < V; v += kVecsPerLine)
-          prefetch(row + ahead + v * kLanes * Cache::kLaneBytes);
+        for (int v = 0; v < V; v += Cache::kVecsPerLine)
+          prefetch(row + ahead + Cache::vector_at(first + v));
       }
       typename Cache::Stored value[V];
       TIDEMILL_UNROLL
-      for (int v = 0; v < V; ++v) value[v] = Cache::load(row + v * kLanes * Cache::kLaneBytes);
+      for (int v = 0; v < V; ++v) value[v] = Cache::value(row, first + v);
       TIDEMILL_UNROLL
       for (int r = 0; r < R; ++r) {
         const auto weight = Cache::broadcast(p + r * p_row);
@@ -149,15 +232,8 @@ template <class Cache, int R, int V>
 static inline void value_vectors(const ValueRun* runs, int64_t count, int64_t v_step,
                                  int64_t p_row, float* acc, int64_t acc_row, int64_t first,
                                  int64_t vectors) {
-  ValueRun shifted[4];
-  for (; first + V <= vectors; first += V) {
-    for (int64_t c = 0; c < count; ++c) {
-      shifted[c] = runs[c];
-      shifted[c].v += first * kLanes * Cache::kLaneBytes;
-      if (shifted[c].ahead) shifted[c].ahead += first * kLanes * Cache::kLaneBytes;
-    }
-    value_tile<Cache, R, V>(shifted, count, v_step, p_row, acc + first * kLanes, acc_row);
-  }
+  for (; first + V <= vectors; first += V)
+    value_tile<Cache, R, V>(runs, count, v_step, p_row, acc, acc_row, first / V);
   if constexpr (V > 1)
     value_vectors<Cache, R, V / 2>(runs, count, v_step, p_row, acc, acc_row, first, vectors);
 }
@@ -169,7 +245,7 @@ static inline void value_edge(const uint8_t* row, const uint8_t* p, uint32_t mas
                               int64_t vectors) {
   const auto weight = Cache::broadcast(p);
   for (int64_t v = 0; v < vectors; ++v) {
-    const auto value = Cache::load_masked(row + v * kLanes * Cache::kLaneBytes, mask);
+    const auto value = Cache::value_masked(row, v, mask);
     vstore(acc + v * kLanes, Cache::mac(vload(acc + v * kLanes), value, weight));
   }
 }

@@ -100,6 +100,15 @@ static inline Vf vload_s8(const int8_t* p) {
   const __m128i b = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(b));
 }
+static inline __m256i load_bytes(const uint8_t* p) {
+  return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+}
+static inline Vf vload_low_nibbles(const uint8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_and_si256(load_bytes(p), _mm256_set1_epi32(15)));
+}
+static inline Vf vload_high_nibbles(const uint8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_srli_epi32(load_bytes(p), 4));
+}
 static inline void istore_s8(int8_t* p, Vi a) {
   const __m128i words =
       _mm_packs_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));

@@ -101,6 +101,18 @@ static inline Vf vload_s8(const int8_t* p) {
   const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(b));
 }
+static inline __m512i load_bytes(const uint8_t* p) {
+  return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+// A look-up sees the low four bits of its index alone.
+static inline Vf nibble_values(__m512i index) {
+  return _mm512_permutexvar_ps(
+      index, _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+}
+static inline Vf vload_low_nibbles(const uint8_t* p) { return nibble_values(load_bytes(p)); }
+static inline Vf vload_high_nibbles(const uint8_t* p) {
+  return nibble_values(_mm512_srli_epi32(load_bytes(p), 4));
+}
 static inline void istore_s8(int8_t* p, Vi a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(a));
 }

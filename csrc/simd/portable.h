@@ -134,6 +134,17 @@ static inline Vf vload_s8(const int8_t* p) {
   TIDEMILL_LANES r.v[i] = float(p[i]);
   return r;
 }
+// kLanes bytes' low or high halves, 0 to 15.
+static inline Vf vload_low_nibbles(const uint8_t* p) {
+  Vf r;
+  TIDEMILL_LANES r.v[i] = float(p[i] & 15);
+  return r;
+}
+static inline Vf vload_high_nibbles(const uint8_t* p) {
+  Vf r;
+  TIDEMILL_LANES r.v[i] = float(p[i] >> 4);
+  return r;
+}
 // Saturating store of one byte per lane.
 static inline void istore_s8(int8_t* p, Vi a) {
   TIDEMILL_LANES p[i] = int8_t(a.v[i] < -128 ? -128 : a.v[i] > 127 ? 127 : a.v[i]);

@@ -139,7 +139,7 @@ void bench(const KernelTable& t, const char* filter) {
         if (wanted(name(type)) && (!float32 || type == WeightType::BF16))
           bench_weight(t, type, float32, memory);
   }
-  for (KvType type : {KvType::BF16, KvType::I8, KvType::F32})
+  for (KvType type : {KvType::BF16, KvType::I8, KvType::I4, KvType::F32})
     if (wanted("attention") || wanted(type == KvType::BF16 ? "kv-bf16" : "kv"))
       for (int64_t block : {16, 32, 128}) bench_attention(t, type, block);
 }

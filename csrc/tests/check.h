@@ -72,7 +72,7 @@ inline const char* name(WeightType t) {
   return names[int(t)];
 }
 inline const char* name(KvType t) {
-  const char* names[] = {"F32", "BF16", "I8"};
+  const char* names[] = {"F32", "BF16", "I8", "I4"};
   return names[int(t)];
 }
 

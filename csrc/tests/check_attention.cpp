@@ -86,7 +86,8 @@ struct Sequence {
       for (int64_t i = lo; i <= pos; ++i) {
         double dot = 0;
         for (int64_t j = 0; j < s.d; ++j) {
-          const float x = s.type == KvType::F32 ? query[j] : bf16_rounded(query[j]);
+          const bool exact = s.type == KvType::F32 || s.type == KvType::I4;
+          const float x = exact ? query[j] : bf16_rounded(query[j]);
           dot += double(x) * kr[i * row + h / group * s.d + j];
         }
         score[i] = dot * shape().scale;
@@ -107,16 +108,37 @@ void describe(char* what, size_t size, const Shape& s) {
                 (long long)s.d, (long long)s.v(), (long long)s.window, (long long)s.length);
 }
 
+// Values of an I4 cache lie between the steps of their group's scale, none is cut off, and each is
+// the nearest step. `codes` and `pairs` as exported: per group of `width` values scale and minimum.
+bool nearest_steps(const std::vector<float>& got, const float* wrote,
+                   const std::vector<uint8_t>& codes, const std::vector<float>& pairs,
+                   int64_t head_width, int64_t width) {
+  const int64_t groups = (head_width + width - 1) / width;
+  for (size_t i = 0; i < got.size(); ++i) {
+    const size_t head = i / size_t(head_width), group = i % size_t(head_width) / size_t(width);
+    const float* pair = &pairs[(head * size_t(groups) + group) * 2];
+    const double scale = pair[0], minimum = pair[1];
+    if (codes[i] > 15 || float(codes[i] * scale + minimum) != got[i]) return false;
+    if (!(std::fabs(got[i] - wrote[i]) <= 0.5001 * scale + 1e-7)) return false;
+    if (scale > 0.5) return false;  // of Gaussian values
+  }
+  return true;
+}
+
 // Cached values stand for what was written, and export/import keeps their bits.
 void check_cache(Sequence& sequence, const char* what) {
   const KernelTable& t = sequence.t;
   const Shape& s = sequence.s;
   const int64_t n = s.kv_heads * s.d, nv = s.kv_heads * s.v(), pos = s.length / 2;
-  std::vector<float> k(n), v(nv), k2(n), v2(nv), ks(s.kv_heads), vs(s.kv_heads);
+  const int64_t groups = (s.d + kKvGroup - 1) / kKvGroup;
+  std::vector<float> k(n), v(nv), k2(n), v2(nv), ks(s.kv_heads * groups * 2), vs(s.kv_heads * 2);
   std::vector<uint8_t> ek(n * 4), ev(nv * 4);
   const int64_t block = sequence.table[pos / s.block], slot = pos % s.block;
   t.kv_read(sequence.layer, block, slot, k.data(), v.data());
-  const double allowed = s.type == KvType::F32 ? 0 : s.type == KvType::BF16 ? 0.016 : 0.015;
+  const double allowed = s.type == KvType::F32    ? 0
+                         : s.type == KvType::BF16 ? 0.016
+                         : s.type == KvType::I8   ? 0.015
+                                                  : 0.25;
   const auto holds = [&](const std::vector<float>& got, const float* wrote) {
     for (size_t i = 0; i < got.size(); ++i)
       if (!(std::fabs(got[i] - wrote[i]) <= allowed)) {
@@ -127,6 +149,9 @@ void check_cache(Sequence& sequence, const char* what) {
   };
   if (!holds(k, &sequence.k[pos * n]) || !holds(v, &sequence.v[pos * nv])) return;
   t.kv_export(sequence.layer, block, slot, ek.data(), ev.data(), ks.data(), vs.data());
+  if (s.type == KvType::I4 && (!nearest_steps(k, &sequence.k[pos * n], ek, ks, s.d, kKvGroup) ||
+                               !nearest_steps(v, &sequence.v[pos * nv], ev, vs, s.v(), s.v())))
+    fail(t.isa, what, "codes, scales and minima are not the nearest to what was written");
   t.kv_import(sequence.layer, 0, slot, ek.data(), ev.data(), ks.data(), vs.data());
   t.kv_read(sequence.layer, 0, slot, k2.data(), v2.data());
   if (k != k2 || v != v2) fail(t.isa, what, "export and import change values");
@@ -150,7 +175,7 @@ std::vector<float> run_shape(const KernelTable& t, const Shape& s) {
     sampled.push_back(pos);
   }
   check_cache(sequence, what);
-  const double tolerance = s.type == KvType::F32 ? 4e-6 : 8e-3;
+  const double tolerance = s.type == KvType::F32 ? 4e-6 : s.type == KvType::I4 ? 1e-5 : 8e-3;
   for (size_t i = 0; i < sampled.size(); i += 3) {
     const std::vector<double> want = sequence.reference(sampled[i]);
     for (int64_t j = 0; j < row; ++j)
@@ -182,7 +207,7 @@ std::vector<float> run_shape(const KernelTable& t, const Shape& s) {
 void run_infinite_future(const KernelTable& t, KvType type) {
   Sequence sequence(t, {type, 16, 6, 2, 32, 0, 40}, 3);
   const int64_t row = sequence.s.kv_heads * sequence.s.d;
-  if (type != KvType::I8)
+  if (type == KvType::F32 || type == KvType::BF16)
     for (int64_t i = 30 * row; i < 40 * row; ++i) sequence.k[i] = sequence.v[i] = INFINITY;
   for (int64_t pos = 0; pos < 40; ++pos) sequence.write(pos);
   const std::vector<float> together = sequence.attend(0, 40);
@@ -197,7 +222,7 @@ void run_infinite_future(const KernelTable& t, KvType type) {
 }  // namespace
 
 void check_attention(const KernelTable& t) {
-  for (KvType type : {KvType::F32, KvType::BF16, KvType::I8}) {
+  for (KvType type : {KvType::F32, KvType::BF16, KvType::I8, KvType::I4}) {
     run_shape(t, {type, 16, 1, 1, 2, 0, 35});
     run_shape(t, {type, 32, 6, 2, 24, 0, 71});
     run_shape(t, {type, 16, 7, 1, 80, 0, 50});

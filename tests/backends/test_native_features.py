@@ -58,6 +58,7 @@ TYPES = [
     ("F32", "float32", "float32"),
     ("BF16", "bfloat16", "bfloat16"),
     ("Q8_0", "bfloat16", "int8"),
+    ("Q4_0", "bfloat16", "int4"),
     ("INT8", "bfloat16", "bfloat16"),
 ]
 
@@ -92,7 +93,7 @@ def test_a_row_does_not_depend_on_its_company(name: str, kind: tuple[str, str, s
         used.backend.close()
 
 
-@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8", "int4"])
 @pytest.mark.parametrize("backend", [native, torch], ids=["native", "torch"])
 def test_latents_move_between_caches(backend: Any, kv_dtype: str) -> None:
     """K and V of unlike widths, exported and imported."""

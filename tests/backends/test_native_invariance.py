@@ -25,6 +25,7 @@ from tidemill.backends.base import (
     StepHandle,
     StepInputs,
 )
+from tidemill.models.kv_types import scales_shape
 from tidemill.models.spec import DecoderSpec, QkNorm
 from tidemill.models.tensors import RawTensor
 
@@ -61,6 +62,8 @@ TYPES = [
     ("Q4_0", "bfloat16", "int8"),
     ("Q4_K_M", "bfloat16", "bfloat16"),
     ("F32", "float32", "int8"),
+    ("F32", "float32", "int4"),
+    ("Q8_0", "bfloat16", "int4"),
 ]
 
 
@@ -118,7 +121,18 @@ def random_blocks(spec: DecoderSpec, kv_dtype: str) -> ExportedBlocks:
     chosen = rng.integers(0, 16, NUM_BLOCKS)
     out = ExportedBlocks(kv_dtype, [], [])
     for _ in spec.layers:
-        for arrays, scales in ((out.keys, out.key_scales), (out.values, out.value_scales)):
+        for key, arrays, scales in (
+            (True, out.keys, out.key_scales),
+            (False, out.values, out.value_scales),
+        ):
+            if kv_dtype == "int4":
+                arrays.append(rng.integers(0, 16, shape, dtype=np.uint8)[chosen])
+                groups = scales_shape(kv_dtype, mixer.head_dim, key=key)
+                assert groups is not None
+                scale = rng.uniform(0.2, 0.4, (*shape[:3], *groups)).astype(np.float32)
+                scale[..., 1] *= -8
+                scales.append((scale.view(np.uint32) & 0xFFFF0000).view(np.float32)[chosen])
+                continue
             if kv_dtype == "int8":
                 arrays.append(rng.integers(-127, 128, shape, dtype=np.int8)[chosen])
                 scales.append(rng.uniform(0.005, 0.02, shape[:3]).astype(np.float32)[chosen])

@@ -96,7 +96,7 @@ def test_k_types_equal_the_dequantized_reference(stored: str, tied: bool, isa: s
     assert error(got, expected) < 0.03
 
 
-@pytest.mark.parametrize(("kv_dtype", "limit"), [("bfloat16", 0.02), ("int8", 0.03)])
+@pytest.mark.parametrize(("kv_dtype", "limit"), [("bfloat16", 0.02), ("int8", 0.03), ("int4", 0.3)])
 @pytest.mark.parametrize("block_size", [16, 32, 64, 128])
 def test_kv_types(kv_dtype: str, limit: float, block_size: int) -> None:
     spec = make_spec(head_dim=32)
@@ -176,7 +176,7 @@ def test_damaged_tensors_are_named() -> None:
         ({"isa": "sse9"}, ErrorKind.CONFIG, "isa"),
         ({"threads": 0}, ErrorKind.CONFIG, "threads"),
         ({"dtype": "float16"}, ErrorKind.CONFIG, "dtype"),
-        ({"kv_dtype": "int4"}, ErrorKind.CONFIG, "kv_dtype"),
+        ({"kv_dtype": "int2"}, ErrorKind.CONFIG, "kv_dtype"),
         ({"device": "cuda"}, ErrorKind.UNSUPPORTED, "device"),
     ],
 )

@@ -52,7 +52,9 @@ def _logits(driver: BackendDriver, inputs: StepInputs) -> np.ndarray:
     return outputs.logits
 
 
-@pytest.mark.parametrize("kind", [("F32", "float32"), ("Q8_0", "int8"), ("BF16", "bfloat16")])
+@pytest.mark.parametrize(
+    "kind", [("F32", "float32"), ("Q8_0", "int8"), ("Q8_0", "int4"), ("BF16", "bfloat16")]
+)
 @pytest.mark.parametrize("name", sorted(SPECS))
 def test_layers_over_several_steps_give_the_same_bits(name: str, kind: tuple[str, str]) -> None:
     driver = _driver(SPECS[name], *kind)

@@ -329,7 +329,7 @@ def test_copies_run_before_the_rows(driver: BackendDriver) -> None:
     assert np.array_equal(driver.backend.submit(inputs).result().logits[0], expected)
 
 
-@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8", "int4"])
 def test_exported_blocks_restore_the_same_bits(kv_dtype: str) -> None:
     spec = with_windows(make_spec(vocab=101), [None, 24, None])
     tokens = np.random.default_rng(4).integers(0, 101, 50).tolist()
@@ -347,7 +347,7 @@ def test_exported_blocks_restore_the_same_bits(kv_dtype: str) -> None:
         data = source.backend.export_blocks(group, blocks)
         assert data.keys[0].shape == (len(blocks), 16, 2, 10)
         assert len(data.keys) == len(data.values) == (2, 1)[group]
-        assert len(data.key_scales) == (len(data.keys) if kv_dtype == "int8" else 0)
+        assert len(data.key_scales) == (len(data.keys) if kv_dtype in ("int8", "int4") else 0)
         target.backend.import_blocks(group, np.array(b.tables[group][::-1], np.int32), data)
         again = target.backend.export_blocks(group, np.array(b.tables[group][::-1], np.int32))
         assert all(np.array_equal(x, y) for x, y in zip(data.keys, again.keys, strict=True))

@@ -43,6 +43,7 @@ def test_float32_equals_the_reference(driver: BackendDriver) -> None:
         ({"dtype": "bfloat16", "kv_dtype": "bfloat16"}, 0.02),
         ({"kv_dtype": "bfloat16"}, 0.01),
         ({"kv_dtype": "int8"}, 0.02),
+        ({"kv_dtype": "int4"}, 0.3),
     ],
 )
 def test_narrow_types_stay_near(changes: dict, limit: float) -> None:
@@ -143,7 +144,7 @@ def test_logprobs_and_targets(driver: BackendDriver) -> None:
     np.testing.assert_array_equal(outputs.targets.top_ids[:, 0], expected[:6].argmax(axis=1))
 
 
-@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8", "int4"])
 def test_copied_and_exported_blocks_hold_the_same(kv_dtype: str) -> None:
     driver = make_driver(kv_dtype=kv_dtype)
     source = driver.sequence(TOKENS[:33])

@@ -36,6 +36,10 @@ NUMBERS = [
         "q8-int8kv",
         {"dtype": "bfloat16", "kv_dtype": "int8", "stored": "BF16", "quantize": "q8_0"},
     ),
+    Numbers(
+        "q8-int4kv",
+        {"dtype": "bfloat16", "kv_dtype": "int4", "stored": "BF16", "quantize": "q8_0"},
+    ),
     Numbers("recurrent", {"recurrent": True}),
 ]
 

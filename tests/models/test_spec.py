@@ -36,6 +36,8 @@ def test_qwen3_06b_sizes() -> None:
     assert model.parameters() == 596_049_920  # the published count
     assert model.kv_bytes_per_token("bfloat16") == 2 * 28 * 8 * 128 * 2
     assert model.kv_bytes_per_token("int8") == 2 * 28 * 8 * (128 + 4)
+    # 4 bits a value; K has a pair of bfloat16 per 32 values, V one for the head.
+    assert model.kv_bytes_per_token("int4") == 28 * 8 * (64 + 4 * 4 + 64 + 4)
     assert [g.kind for g in model.cache_groups()] == ["full"]
 
 

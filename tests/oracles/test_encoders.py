@@ -95,7 +95,7 @@ def test_encoders(tmp_path: Path, backend: str, kind: str, shape: str, pooling: 
                     np.testing.assert_array_equal(found[texts.index(text)], vector)
 
 
-@pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8", "int4"])
 def test_narrow_types_and_company(tmp_path: Path, kv_dtype: str) -> None:
     folder = write(tmp_path, tiny("BertModel", "deep"))  # heads of 32: whole AMX tiles
     texts = [*TEXTS, "x" * 560]

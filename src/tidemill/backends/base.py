@@ -36,7 +36,7 @@ class BackendOptions:
         dtype: computing type, ``float32`` or ``bfloat16``.
         quantize: requantize float matrices at load: ``none``, ``q8_0``, ``q4_0`` or ``int8``. Norms
             and biases stay float, and so does a matrix whose rows are no whole blocks.
-        kv_dtype: ``float32``, ``bfloat16`` or ``int8``.
+        kv_dtype: ``float32``, ``bfloat16``, ``int8`` or ``int4``.
         block_size: tokens per KV block.
         max_positions: positions that rope tables must cover.
         threads: compute threads.
@@ -241,8 +241,9 @@ class ExportedBlocks:
     """Blocks in a portable form: per layer K [blocks, block_size, kv_heads, head_dim] and V
     [blocks, block_size, kv_heads, v_dim].
 
-    `kv_dtype` names the elements (bfloat16 as uint16 bits); int8 carries float32 `scales`,
-    [blocks, block_size, kv_heads], per layer for K and V.
+    `kv_dtype` names the elements (bfloat16 as uint16 bits, int4 as a uint8 each); int8 and int4
+    carry float32 `scales`, [blocks, block_size, kv_heads, *scales_shape] (`models/kv_types.py`),
+    per layer for K and V.
     """
 
     kv_dtype: str

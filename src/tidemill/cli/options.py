@@ -27,7 +27,7 @@ BACKEND = typer.Option(
 DEVICE = typer.Option("cpu", help="cpu, or a torch device for the backends torch and transformers.")
 DTYPE = typer.Option("auto", help="Computing type: auto, float32 or bfloat16.")
 QUANTIZE = typer.Option("none", help="Quantize float weights at load: none, q8_0, q4_0 or int8.")
-KV_DTYPE = typer.Option("auto", help="Type of the KV cache: auto, float32, bfloat16 or int8.")
+KV_DTYPE = typer.Option("auto", help="Type of the KV cache: auto, float32, bfloat16, int8 or int4.")
 BLOCK_SIZE = typer.Option(32, help="Tokens per KV block: 16, 32, 64 or 128.")
 MAX_MODEL_LEN = typer.Option(
     None, help="Tokens a request may use; default: the model's, bounded by memory."

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tidemill.opened import OpenedModel
 
-_KV_DTYPES = ("float32", "bfloat16", "int8")
+_KV_DTYPES = ("float32", "bfloat16", "int8", "int4")
 
 
 def show(

@@ -17,7 +17,7 @@ from tidemill.base.errors import config_error
 BACKENDS = ("auto", "native", "torch", "transformers")
 DTYPES = ("auto", "float32", "bfloat16")
 QUANTIZATIONS = ("none", "q8_0", "q4_0", "int8")
-KV_DTYPES = ("auto", "float32", "bfloat16", "int8")
+KV_DTYPES = ("auto", "float32", "bfloat16", "int8", "int4")
 BLOCK_SIZES = (16, 32, 64, 128)
 
 # Beyond these a setting is a slip of the keyboard: its bookkeeping alone would eat the machine.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from tidemill.models import tensors as names
 from tidemill.models.foreign import Foreign
+from tidemill.models.kv_types import vector_bytes
 from tidemill.models.rope import Rope, RopeScaling, inverse_frequencies
 
 __all__ = [
@@ -390,17 +391,19 @@ class DecoderSpec:
         """Bytes of KV cache that one token takes over all layers.
 
         Args:
-            kv_dtype: ``float32``, ``bfloat16`` or ``int8`` (which adds a float32 scale per token
-                and KV head, for K and for V). A foreign model's are as it keeps them.
+            kv_dtype: ``float32``, ``bfloat16``, ``int8`` or ``int4`` (the latter two with scales).
+                A foreign model's are as it keeps them.
         """
         if self.foreign is not None:
             return max(1, self.foreign.token_bytes)
-        total = 0
-        for mixer in self.attentions().values():
-            values = mixer.head_dim + mixer.v_dim  # K and V
-            vectors = {"float32": values * 4, "bfloat16": values * 2, "int8": values + 2 * 4}
-            total += mixer.kv_heads * vectors[kv_dtype]
-        return total
+        return sum(
+            mixer.kv_heads
+            * (
+                vector_bytes(kv_dtype, mixer.head_dim, key=True)
+                + vector_bytes(kv_dtype, mixer.v_dim, key=False)
+            )
+            for mixer in self.attentions().values()
+        )
 
     def expected_tensors(self) -> dict[str, tuple[int, ...]]:
         """Canonical name -> shape of every tensor the model must have, no more and no less; of a

@@ -1,7 +1,8 @@
 """Before a model is served with a narrow KV cache: is it still the same model?
 
-Keys of some models have channels so large that eight bits for a whole head leave the others
-nothing (Qwen2's biases are known for it). Nothing in a file says so; a comparison does.
+Keys of some models have channels so large that eight bits for a whole head, or four for a part of
+one, leave the others nothing (Qwen2's biases are known for it). Nothing in a file says so; a
+comparison does.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from tidemill.backends.base import Backend
 from tidemill.base.clock import monotonic
 from tidemill.base.errors import config_error
 from tidemill.worker.text_steps import log_softmax, text_states, text_step
+
+# Types that are measured before they are used.
+NARROW = ("int8", "int4")
 
 # A text long enough that many positions attend to many, written within a second or so.
 TOKENS = 64

@@ -16,7 +16,7 @@ from tidemill.loading.checkpoint import open_model
 from tidemill.loading.lazy import Holding
 from tidemill.loading.parts import ModelFiles
 from tidemill.models.spec import DecoderSpec
-from tidemill.worker.kv_check import check_kv
+from tidemill.worker.kv_check import NARROW, check_kv
 from tidemill.worker.machine import available_memory, usable_cpus
 from tidemill.worker.packed import kept_weights
 from tidemill.worker.runner import Runner
@@ -116,7 +116,7 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
     eos = _known(files.eos_token_ids, spec)
     narrowed = (
         check_kv(backend, dtype, kv_dtype, eos[0] if eos else 0)
-        if kv_dtype == "int8" and spec.generates
+        if kv_dtype in NARROW and spec.generates
         else ""
     )
     free = available_memory() - backend.memory().mapped_bytes

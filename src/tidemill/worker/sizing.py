@@ -132,7 +132,7 @@ def plan_cache(config: EngineConfig, spec: DecoderSpec, kv_dtype: str, free: int
         raise TidemillError(
             ErrorKind.RESOURCE,
             f"one KV block takes {per_block} bytes and {budget} are there for the cache; free "
-            "memory, or try --kv-dtype int8 or a smaller --block-size",
+            "memory, or try --kv-dtype int8 (or int4) or a smaller --block-size",
             param="kv_memory",
         )
     capacity = blocks * config.block_size

@@ -20,10 +20,16 @@ from tidemill.backends.base import (
 from tidemill.backends.native import _core
 from tidemill.backends.native.weights import KV_TYPES, ModelBuilder, check_spec, check_tensors
 from tidemill.base.errors import ErrorKind, TidemillError, bad_request, config_error, unsupported
+from tidemill.models.kv_types import scales_shape
 from tidemill.models.spec import DecoderSpec
 from tidemill.models.tensors import TensorMap
 
-_NUMPY_TYPES = {"float32": np.float32, "bfloat16": np.uint16, "int8": np.int8}
+_NUMPY_TYPES = {
+    "float32": np.float32,
+    "bfloat16": np.uint16,
+    "int8": np.int8,
+    "int4": np.uint8,
+}
 _COMPUTE_TYPES = ("float32", "bfloat16")
 
 
@@ -122,7 +128,7 @@ class NativeBackend:
                 ErrorKind.RESOURCE,
                 f"the KV cache of {list(num_blocks)} blocks needs {need / 2**30:.2f} GiB and "
                 f"{free / 2**30:.2f} GiB of memory are free: give a smaller --kv-memory, or an "
-                "int8 cache by --kv-dtype",
+                "int8 or int4 cache by --kv-dtype",
                 param="kv_memory",
             )
         self._core.allocate_cache(list(num_blocks), states)
@@ -147,15 +153,15 @@ class NativeBackend:
         for layer in self._groups[group].layers:
             shapes = self._portable_shapes(layer, len(blocks))
             keys, values = (np.empty(shape, _NUMPY_TYPES[kv_dtype]) for shape in shapes)
-            scale_shape = shapes[0][:3] if kv_dtype == "int8" else (0,)
-            key_scales, value_scales = (np.empty(scale_shape, np.float32) for _ in range(2))
+            scale_shapes = self._scale_shapes(shapes)
+            key_scales, value_scales = (np.empty(s or (0,), np.float32) for s in scale_shapes)
             self._core.export_layer(
                 layer, blocks, _bytes(keys), _bytes(values), key_scales.ravel(),
                 value_scales.ravel(),
             )  # fmt: skip
             out.keys.append(keys)
             out.values.append(values)
-            if kv_dtype == "int8":
+            if scale_shapes[0] is not None:
                 out.key_scales.append(key_scales)
                 out.value_scales.append(value_scales)
         return out
@@ -178,7 +184,7 @@ class NativeBackend:
                         name, f"layer {layer}: blocks must be {data.kv_dtype} {shape}"
                     )
             scales = [none, none]
-            if data.kv_dtype == "int8":
+            if self._scale_shapes(shapes)[0] is not None:
                 pairs = (data.key_scales, data.value_scales)
                 scales = [np.ascontiguousarray(s[i], dtype=np.float32).ravel() for s in pairs]
             self._core.import_layer(layer, blocks, _bytes(arrays[0]), _bytes(arrays[1]), *scales)
@@ -188,6 +194,20 @@ class NativeBackend:
         mixer = self.spec.attentions()[layer]
         common = (count, self.options.block_size, mixer.kv_heads)
         return (*common, mixer.head_dim), (*common, mixer.v_dim)
+
+    def _scale_shapes(
+        self, shapes: tuple[tuple[int, ...], tuple[int, ...]]
+    ) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
+        """Of the scales of K and of V of such shapes; None where the type has none."""
+        kv_dtype = self.options.kv_dtype
+        key, value = (
+            scales_shape(kv_dtype, shape[-1], key=is_key)
+            for shape, is_key in zip(shapes, (True, False), strict=True)
+        )
+        return (
+            None if key is None else (*shapes[0][:3], *key),
+            None if value is None else (*shapes[1][:3], *value),
+        )
 
     def progress(self) -> int:
         """See backends.base.Backend: tiles finished since the load."""

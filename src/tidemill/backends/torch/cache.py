@@ -6,40 +6,33 @@ import numpy as np
 import torch
 
 from tidemill.backends.base import ExportedBlocks, Int32
+from tidemill.backends.torch.kv_codec import Codec, codec
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.models.spec import DecoderSpec
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
-
 
 class _Paged:
-    """K or V of one layer: [blocks * block_size, kv_heads, head_dim], with scales for int8.
+    """K or V of one layer: what its codec holds per slot and head."""
 
-    int8 values are round(x / scale) with scale = max|x| / 127 per token and head.
-    """
-
-    def __init__(self, slots: int, heads: int, dim: int, kv_dtype: str, device: str) -> None:
-        self.data = torch.zeros(slots, heads, dim, dtype=_DTYPES[kv_dtype], device=device)
+    def __init__(self, slots: int, heads: int, held: Codec, device: str) -> None:
+        self.codec = held
+        self.data = torch.zeros(slots, heads, held.held, dtype=held.dtype, device=device)
         self.scale = (
-            torch.zeros(slots, heads, dtype=torch.float32, device=device)
-            if kv_dtype == "int8"
-            else None
+            None
+            if held.scales is None
+            else torch.zeros(slots, heads, *held.scales, dtype=held.scale_dtype, device=device)
         )
 
     def write(self, slots: torch.Tensor, x: torch.Tensor) -> None:
-        if self.scale is None:
-            self.data[slots] = x.to(self.data.dtype)
-            return
-        values = x.float()
-        scale = values.abs().amax(dim=-1) / 127.0
-        inverse = torch.where(scale > 0, 1.0 / scale, torch.zeros_like(scale))
-        self.data[slots] = (values * inverse[..., None]).round().clamp(-127, 127).to(torch.int8)
-        self.scale[slots] = scale
+        self.data[slots], scale = self.codec.encode(x)
+        if self.scale is not None and scale is not None:
+            self.scale[slots] = scale
 
     def read(self, slots: torch.Tensor) -> torch.Tensor:
         """float32 [count, heads, dim]."""
-        values = self.data[slots].float()
-        return values if self.scale is None else values * self.scale[slots][..., None]
+        return self.codec.decode(
+            self.data[slots], None if self.scale is None else self.scale[slots]
+        )
 
 
 class PagedCache:
@@ -60,8 +53,11 @@ class PagedCache:
             for layer, g in self.group_of.items():
                 mixer = mixers[layer]
                 size = (num_blocks[g] * block_size, mixer.kv_heads)
-                self._keys[layer] = _Paged(*size, mixer.head_dim, kv_dtype, device)
-                self._values[layer] = _Paged(*size, mixer.v_dim, kv_dtype, device)
+                for paged, width, key in (
+                    (self._keys, mixer.head_dim, True),
+                    (self._values, mixer.v_dim, False),
+                ):
+                    paged[layer] = _Paged(*size, codec(kv_dtype, width, key=key), device)
         except RuntimeError as error:  # torch reports exhausted memory so
             raise TidemillError(
                 ErrorKind.RESOURCE,
@@ -113,11 +109,11 @@ class PagedCache:
             )
             for paged, data_out, scale_out in parts:
                 slots = self._slots(torch.as_tensor(blocks, device=paged.data.device).long())
-                data = paged.data[slots].cpu()
-                bits = data.view(torch.uint16) if data.dtype == torch.bfloat16 else data
-                data_out.append(bits.numpy().reshape(*shape, *data.shape[1:]))
+                data = paged.codec.portable(paged.data[slots].cpu())
+                data_out.append(data.numpy().reshape(*shape, *data.shape[1:]))
                 if paged.scale is not None:
-                    scale_out.append(paged.scale[slots].cpu().numpy().reshape(*shape, -1))
+                    scale = paged.scale[slots].float().cpu().numpy()
+                    scale_out.append(scale.reshape(*shape, *scale.shape[1:]))
         return exported
 
     def restore(self, group: int, blocks: Int32, data: ExportedBlocks) -> None:
@@ -139,8 +135,7 @@ class PagedCache:
                 device = paged.data.device
                 slots = self._slots(torch.as_tensor(blocks, device=device).long())
                 flat = torch.as_tensor(np.ascontiguousarray(arrays[i])).flatten(0, 1)
-                if paged.data.dtype == torch.bfloat16:
-                    flat = flat.view(torch.bfloat16)
-                paged.data[slots] = flat.to(device)
+                paged.data[slots] = paged.codec.packed(flat).to(device)
                 if paged.scale is not None:
-                    paged.scale[slots] = torch.as_tensor(scales[i]).flatten(0, 1).to(device)
+                    scale = torch.as_tensor(scales[i]).flatten(0, 1)
+                    paged.scale[slots] = scale.to(device, paged.scale.dtype)
