@@ -6,7 +6,8 @@ set(TIDEMILL_KERNEL_SOURCES
 
 # No contraction: a fused multiply-add appears only where it is written. Warning about ABI of
 # vector arguments (they never cross a translation unit), and gcc 12's about its own intrinsics.
-set(TIDEMILL_KERNEL_FLAGS -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math -Wno-psabi
+set(TIDEMILL_KERNEL_OPTIMIZE -O3 CACHE STRING "Optimization of the kernels, whatever the build type")
+set(TIDEMILL_KERNEL_FLAGS ${TIDEMILL_KERNEL_OPTIMIZE} -ffp-contract=off -fno-math-errno -fno-trapping-math -Wno-psabi
   -Wno-uninitialized -Wno-maybe-uninitialized)
 set(TIDEMILL_AVX2_FLAGS -mavx2 -mfma -mf16c)
 set(TIDEMILL_AVX512_FLAGS

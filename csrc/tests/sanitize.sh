@@ -17,7 +17,7 @@ build() { # folder, source, sanitizers, target, further options
   # At -O3, instrumented kernels take a compiler ten minutes each. Position independent all, so that
   # a compiler's cache has the kernels of one part for the other.
   cmake -S "$2" -B "$folder/$1" -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_FLAGS_RELEASE="-O1" \
-    -DCMAKE_POSITION_INDEPENDENT_CODE=ON \
+    -DTIDEMILL_KERNEL_OPTIMIZE=-O1 -DCMAKE_POSITION_INDEPENDENT_CODE=ON \
     -DCMAKE_CXX_FLAGS="-fsanitize=$3 -fno-omit-frame-pointer -g1" \
     -DCMAKE_EXE_LINKER_FLAGS="-fsanitize=$3" "${@:5}" >"$folder/$1.configured"
   cmake --build "$folder/$1" --target "$4" -j "$jobs" >"$folder/$1.built"
