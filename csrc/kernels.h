@@ -14,7 +14,8 @@ namespace tidemill {
 // Storage of a source matrix (a row is contiguous) and of a packed one.
 enum class WeightType : int {
   F32 = 0, F16 = 1, BF16 = 2, Q8_0 = 3, Q4_0 = 4, Q4_K = 5, Q5_K = 6, Q6_K = 7,
-  I8 = 8  // a row: its float scale, then k int8
+  I8 = 8,  // a row: its float scale, then k int8
+  MXFP4 = 9, IQ4_NL = 10
 };
 // What activations are turned into before a matrix product.
 // I8: a float scale per 32 values; I8Row: one for the row.
@@ -106,7 +107,7 @@ struct KernelTable {
   int64_t (*panel_bytes)(WeightType weight, ActType act, int64_t k);
   // Pack kPanel rows starting at row n0 (zero rows past n) from `source`, whose rows have type
   // `from`, into `panel`. from == to, or from is F32/F16/BF16 and to any type (quantizing) but
-  // the K types, which are packed from themselves alone.
+  // the K types, MXFP4 and IQ4_NL, which are packed from themselves alone.
   // Quantization follows GGUF's reference rule (Q8_0: d = max|x|/127; Q4_0: d = x_absmax/-8);
   // I8 does as Q8_0 with the whole row for a group.
   void (*pack_panel)(WeightType from, const void* source, WeightType to, ActType act,

@@ -19,6 +19,8 @@ Storage storage_of(WeightType type) {
     case WeightType::BF16: return {2, 1};
     case WeightType::Q8_0: return {34, 32};
     case WeightType::Q4_0: return {18, 32};
+    case WeightType::MXFP4: return {17, 32};
+    case WeightType::IQ4_NL: return {18, 32};
     case WeightType::Q4_K: return {144, 256};
     case WeightType::Q5_K: return {176, 256};
     case WeightType::Q6_K: return {210, 256};

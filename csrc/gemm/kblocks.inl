@@ -6,6 +6,8 @@
 //   Q6_K  210 bytes: 128 of nibbles, 64 of bit pairs, 16 int8 scales (one per 16 values), half d;
 //         value = d * scale * (q - 32)
 
+#include "gemm/codes.inl"
+
 constexpr int64_t kGroup = 32;   // values of an activation group, and of a weight group
 constexpr int64_t kBlock = 256;  // values of a block of a K type
 

@@ -6,6 +6,7 @@
 //   Q8_0  per group:    32 half scales, then 8 quads of k: 32 rows x 4 bytes q + 128
 //   Q4_0  per group:    32 half scales, then 4 x 32 rows x 4 bytes; byte b of part c holds
 //                       q + 8 of k = 4c + b (low nibble) and 16 + 4c + b (high), GGUF's own order
+//   MXFP4, IQ4_NL as Q4_0, nibbles as they are (codes.inl); the scales of MXFP4 are bfloat16
 //   K types       see kpack.inl
 //   I8            see channel.inl
 
@@ -24,6 +25,8 @@ static ActType act_type(WeightType weight, bool float32_compute) {
   switch (weight) {
     case WeightType::Q8_0:
     case WeightType::Q4_0:
+    case WeightType::MXFP4:
+    case WeightType::IQ4_NL:
     case WeightType::Q4_K:
     case WeightType::Q5_K:
     case WeightType::Q6_K:
@@ -51,6 +54,8 @@ static int64_t panel_bytes(WeightType weight, [[maybe_unused]] ActType act, int6
     case WeightType::Q8_0:
       return k / kGroup * kQ8GroupBytes;
     case WeightType::Q4_0:
+    case WeightType::MXFP4:
+    case WeightType::IQ4_NL:
       return k / kGroup * kQ4GroupBytes;
     case WeightType::Q4_K:
     case WeightType::Q5_K:
@@ -72,6 +77,9 @@ static inline int64_t source_bytes(WeightType type, int64_t count) {
       return count / 32 * 34;
     case WeightType::Q4_0:
       return count / 32 * 18;
+    case WeightType::MXFP4:
+    case WeightType::IQ4_NL:
+      return count / 32 * code_block_bytes(type);
     case WeightType::Q4_K:
     case WeightType::Q5_K:
     case WeightType::Q6_K:
@@ -157,6 +165,15 @@ static inline void pack_q4(WeightType from, const uint8_t* row, int64_t g, int64
     store_as(group + 64 + part * 128 + j * 4, load_as<uint32_t>(nibbles + 4 * part));
 }
 
+static inline void pack_codes(WeightType type, const uint8_t* row, int64_t g, int64_t j,
+                              uint8_t* group) {
+  const uint8_t* block = row + g * code_block_bytes(type);
+  const uint8_t* nibbles = block + code_block_bytes(type) - 16;
+  store_as(group + 2 * j, code_scale_bits(type, block));
+  for (int part = 0; part < 4; ++part)
+    store_as(group + 64 + part * 128 + j * 4, load_as<uint32_t>(nibbles + 4 * part));
+}
+
 // One row's k0 .. k0 + count of a float matrix into its panel.
 static inline void pack_float(WeightType from, const uint8_t* row, WeightType to, int64_t k0,
                               int64_t count, int64_t j, uint8_t* panel) {
@@ -190,7 +207,7 @@ static void pack_panel(WeightType from, const void* source, WeightType to, ActTy
   const uint8_t* first = static_cast<const uint8_t*>(source) + n0 * row_bytes;
   if (is_k_type(to)) return pack_k_panel(to, first, row_bytes, rows, k, panel);
   if (to == WeightType::I8) return pack_channel_panel(from, first, row_bytes, rows, k, panel);
-  const bool quantized = to == WeightType::Q8_0 || to == WeightType::Q4_0;
+  const bool quantized = to == WeightType::Q8_0 || to == WeightType::Q4_0 || is_code_type(to);
   const int64_t group_bytes = to == WeightType::Q8_0 ? kQ8GroupBytes : kQ4GroupBytes;
   if (!quantized && (rows < kPanel || k % 32))
     __builtin_memset(panel, 0, size_t(panel_bytes(to, act, k)));
@@ -206,6 +223,8 @@ static void pack_panel(WeightType from, const void* source, WeightType to, ActTy
         pack_q8(from, row, k0 / kGroup, j, group);
       } else if (to == WeightType::Q4_0) {
         pack_q4(from, row, k0 / kGroup, j, group);
+      } else if (is_code_type(to)) {
+        pack_codes(to, row, k0 / kGroup, j, group);
       } else {
         pack_float(from, row, to, k0, min64(kGroup, k - k0), j, panel);
       }
@@ -242,6 +261,15 @@ static void unpack_row(const PackedMatrix& w, int64_t row, float* out) {
         const int64_t low = i % 16;
         const uint8_t byte = group[64 + low / 4 * 128 + j * 4 + low % 4];
         out[k] = d * float(int(i < 16 ? byte & 15 : byte >> 4) - 8);
+        break;
+      }
+      case WeightType::MXFP4:
+      case WeightType::IQ4_NL: {
+        const uint8_t* group = panel + g * kQ4GroupBytes;
+        const float d = code_scale(w.type, load_as<uint16_t>(group + 2 * j));
+        const int64_t low = i % 16;
+        const uint8_t byte = group[64 + low / 4 * 128 + j * 4 + low % 4];
+        out[k] = d * float(code_values(w.type).at[i < 16 ? byte & 15 : byte >> 4]);
         break;
       }
       default:

@@ -50,6 +50,17 @@ static void to_float(WeightType from, const void* source, int64_t count, float* 
         for (int j = 0; j < 32; ++j) out[32 * b + j] = d * float(int8_t(bytes[2 + j]));
       }
       return;
+    case WeightType::MXFP4:
+    case WeightType::IQ4_NL:
+      for (int64_t b = 0; b < count / 32; ++b, bytes += code_block_bytes(from)) {
+        const float d = code_scale(from, code_scale_bits(from, bytes));
+        const uint8_t* nibbles = bytes + code_block_bytes(from) - 16;
+        for (int j = 0; j < 16; ++j) {
+          out[32 * b + j] = d * float(code_values(from).at[nibbles[j] & 15]);
+          out[32 * b + 16 + j] = d * float(code_values(from).at[nibbles[j] >> 4]);
+        }
+      }
+      return;
     case WeightType::Q4_0:
       for (int64_t b = 0; b < count / 32; ++b, bytes += 18) {
         const float d = half_to_float(load_as<uint16_t>(bytes));

@@ -141,6 +141,10 @@ static inline Vi nibble_low(Vi w) { return iand(w, _mm256_set1_epi32(0x0f0f0f0f)
 static inline Vi nibble_high(Vi w) {
   return iand(_mm256_srli_epi32(w, 4), _mm256_set1_epi32(0x0f0f0f0f));
 }
+static inline Vi itable(const void* p) {
+  return _mm256_broadcastsi128_si256(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+}
+static inline Vi ilook_up(Vi table, Vi index) { return _mm256_shuffle_epi8(table, index); }
 static inline Vi dot_q4(Vi acc, Vi w, Vi a) {
   const __m256i pairs = _mm256_maddubs_epi16(w, a);
   return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));

@@ -171,6 +171,10 @@ static inline Vi nibble_low(Vi w) { return iand(w, _mm512_set1_epi32(0x0f0f0f0f)
 static inline Vi nibble_high(Vi w) {
   return iand(_mm512_srli_epi32(w, 4), _mm512_set1_epi32(0x0f0f0f0f));
 }
+static inline Vi itable(const void* p) {
+  return _mm512_broadcast_i32x4(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+}
+static inline Vi ilook_up(Vi table, Vi index) { return _mm512_shuffle_epi8(table, index); }
 static inline Vi dot_q4(Vi acc, Vi w, Vi a) { return _mm512_dpbusd_epi32(acc, w, a); }
 static inline Vi dot_u6(Vi acc, Vi w, Vi a) { return _mm512_dpbusd_epi32(acc, w, a); }
 template <int kBits>

@@ -181,6 +181,20 @@ static inline Vi nibble_high(Vi w) {
   TIDEMILL_LANES w.v[i] = int32_t((uint32_t(w.v[i]) >> 4) & 0x0f0f0f0fu);
   return w;
 }
+// 16 bytes, and what they hold at the number, below 16, in each byte of `index`.
+static inline Vi itable(const void* p) {
+  Vi r = iset(0);
+  __builtin_memcpy(&r, p, 16);
+  return r;
+}
+static inline Vi ilook_up(Vi table, Vi index) {
+  uint8_t bytes[sizeof(Vi)];
+  __builtin_memcpy(bytes, &index, sizeof bytes);
+  const uint8_t* at = reinterpret_cast<const uint8_t*>(&table);
+  for (uint8_t& byte : bytes) byte = at[byte];
+  __builtin_memcpy(&index, bytes, sizeof bytes);
+  return index;
+}
 static inline Vi dot_q4(Vi acc, Vi w, Vi a) {
   const uint8_t* u = reinterpret_cast<const uint8_t*>(&w);
   const int8_t* s = reinterpret_cast<const int8_t*>(&a);

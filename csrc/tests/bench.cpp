@@ -133,7 +133,8 @@ void bench(const KernelTable& t, const char* filter) {
     Buffer memory(kRotate);
     // Small finite values in every weight type: f16 scales and floats alike.
     std::memset(memory.data, 0x1c, memory.size);
-    for (WeightType type : {WeightType::Q8_0, WeightType::Q4_0, WeightType::Q4_K, WeightType::Q5_K,
+    for (WeightType type : {WeightType::Q8_0, WeightType::Q4_0, WeightType::MXFP4,
+                            WeightType::IQ4_NL, WeightType::Q4_K, WeightType::Q5_K,
                             WeightType::Q6_K, WeightType::I8, WeightType::BF16, WeightType::F16, WeightType::F32})
       for (bool float32 : {false, true})
         if (wanted(name(type)) && (!float32 || type == WeightType::BF16))

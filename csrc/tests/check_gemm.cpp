@@ -119,6 +119,35 @@ void random_k_block(WeightType type, Random& random, bool zero, bool largest, So
   append(out.bytes, low.data(), 128);
 }
 
+bool code_type(WeightType type) { return type == WeightType::MXFP4 || type == WeightType::IQ4_NL; }
+
+// The value of an e2m1 number, from its definition: sign, two bits of exponent, one of mantissa.
+double e2m1(int code) {
+  const int exponent = code >> 1 & 3, mantissa = code & 1;
+  const double size = exponent ? std::ldexp(1 + 0.5 * mantissa, exponent - 1) : 0.5 * mantissa;
+  return code & 8 ? -size : size;
+}
+
+// A block of 32 random codes. Exponents of MXFP4 reach beyond what a half holds, both ways.
+void random_code_block(WeightType type, Random& random, Source& out) {
+  const int steps[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                         1,    13,   25,  38,  53,  69,  89,  113};
+  const bool mx = type == WeightType::MXFP4;
+  const uint8_t exponent = uint8_t(random.below(8) ? 100 + random.below(40) : 1 + random.below(160));
+  const uint16_t half = half_bits(random.uniform() * 0.1f);
+  if (mx) append(out.bytes, &exponent, 1);
+  if (!mx) append(out.bytes, &half, 2);
+  int codes[32];
+  for (int& code : codes) code = int(random.below(16));
+  for (int i = 0; i < 16; ++i) {
+    const uint8_t byte = uint8_t(codes[i] | codes[16 + i] << 4);
+    append(out.bytes, &byte, 1);
+  }
+  for (int code : codes)
+    out.values.push_back(mx ? std::ldexp(e2m1(code), exponent - 127)
+                            : double(half_value(half)) * steps[code]);
+}
+
 // A row of int8 behind its float scale.
 void quantize_row(const float* x, int64_t k, Source& out) {
   float largest = 0;
@@ -136,6 +165,11 @@ Source make_source(WeightType type, const std::vector<float>& x, int64_t k, Rand
   Source out{type, {}, {}, {}};
   if (type == WeightType::I8) {
     for (size_t i = 0; i < x.size(); i += size_t(k)) quantize_row(&x[i], k, out);
+    for (double v : out.values) out.sizes.push_back(std::fabs(v));
+    return out;
+  }
+  if (code_type(type)) {
+    for (size_t i = 0; i < x.size(); i += 32) random_code_block(type, random, out);
     for (double v : out.values) out.sizes.push_back(std::fabs(v));
     return out;
   }
@@ -364,6 +398,12 @@ void check_gemm(const KernelTable& t) {
   run_case(t, {W::Q4_0, W::Q4_0, false, 3, 8224}, random);  // beyond what tiles spread at once
   run_extremes(t);
   run_channel_extremes(t);
+  for (W type : {W::MXFP4, W::IQ4_NL}) {
+    run_case(t, {type, type, false, 1, 32}, random);
+    run_case(t, {type, type, false, 33, 96}, random);
+    run_case(t, {type, type, true, 77, 160}, random);
+    run_case(t, {type, type, false, 128, 576}, random);
+  }
   for (W type : {W::Q4_K, W::Q5_K, W::Q6_K}) {
     run_case(t, {type, type, false, 1, 256}, random);
     run_case(t, {type, type, false, 33, 512}, random);

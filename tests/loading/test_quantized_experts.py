@@ -102,7 +102,7 @@ def test_published_gpt_oss(tmp_path: Path) -> None:
     files = open_model(tmp_path)
     experts = {n: p for n, p in files.tensors.places.items() if ".mlp.experts." in n}
     matrices = {n: p for n, p in experts.items() if n.endswith("weight")}
-    assert {p.exact for p in matrices.values()} == {"Q8_0"} and len(matrices) == 2 * 3 * 3
+    assert {p.exact for p in matrices.values()} == {"MXFP4"} and len(matrices) == 2 * 3 * 3
     fused = dict(model.named_parameters())["model.layers.1.mlp.experts.gate_up_proj"]
     expected = fused[2].detach().numpy().T
     for first, part in enumerate(("gate", "up")):
@@ -113,20 +113,29 @@ def test_published_gpt_oss(tmp_path: Path) -> None:
     text = prompt(40)
     want = reference_logits(model, text)
     check_logits(tmp_path, text, want)
-    # As it is served: eight bits a value, and nothing is refused.
+    # As it is served: four bits a value, and nothing is refused.
     served = np.abs(logits(tmp_path, native, text, "bfloat16") - want).max(axis=1)
     assert np.median(served) < 0.1 * want.std()
 
 
-def test_scales_beyond_float16_are_refused_or_requantized(tmp_path: Path) -> None:
-    mxfp4_folder(tmp_path, (90, 95))
+@pytest.mark.parametrize("exponents", [(90, 95), (0, 3)])
+def test_scales_beyond_float16_are_held(tmp_path: Path, exponents: tuple[int, int]) -> None:
+    mxfp4_folder(tmp_path, exponents)
     tensors = open_model(tmp_path).tensors
     name = "layers.0.mlp.experts.0.down.weight"
+    place, held = tensors.places[name], tensors.held(Holding(wide=False))[name]
+    assert held.dtype == "MXFP4" and held.nbytes == 64 * 96 // 32 * 17
+    values = place.values()
+    assert 0 < np.abs(values).max() < 2.0**-14
+    np.testing.assert_array_equal(to_float32(place.packed()), values)
+
+
+def test_a_scale_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    mxfp4_folder(tmp_path, (255, 256))
+    tensors = open_model(tmp_path).tensors
     with pytest.raises(TidemillError) as caught:
-        _ = tensors.held(Holding(wide=False))[name].data
-    assert caught.value.kind is ErrorKind.UNSUPPORTED and "float16" in caught.value.message
-    asked = tensors.held(Holding(wide=False, quantize="q8_0"))
-    assert asked[name].nbytes == 64 * 96 // 32 * 34
+        _ = tensors.held(Holding(wide=False))["layers.0.mlp.experts.0.down.weight"].data
+    assert caught.value.kind is ErrorKind.UNSUPPORTED and "NaN" in caught.value.message
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ from tidemill.models.tensors import (
 # Codes of csrc/kernels.h.
 WEIGHT_TYPES = {
     "F32": 0, "F16": 1, "BF16": 2, "Q8_0": 3, "Q4_0": 4, "Q4_K": 5, "Q5_K": 6, "Q6_K": 7,
-    "INT8": 8,
+    "INT8": 8, "MXFP4": 9, "IQ4_NL": 10,
 }  # fmt: skip
 KV_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
 

@@ -27,20 +27,8 @@ _BLOCK = 32
 # Twice the values of the 16 codes, which are integers: value = 2^(scale - 128) * this.
 _HALVES = (0, 1, 2, 3, 4, 6, 8, 12)
 _TWICE = np.array([*_HALVES, *(-h for h in _HALVES)], np.int8)
-
-
-def _pairs() -> NDArray[np.int8]:
-    """int8 [256, 2]: what a byte holds."""
-    codes = np.arange(256)
-    return np.stack([_TWICE[codes & 15], _TWICE[codes >> 4]], axis=1)
-
-
-_PAIRS = np.ascontiguousarray(_pairs()).view(np.uint16).reshape(256)
 _POWERS = e8m0()
-with np.errstate(over="ignore", under="ignore"):
-    _FLOAT16 = (_POWERS / 2).astype(np.float16)
-# Scales that float16 holds (subnormal ones included).
-_FITS = _FLOAT16.astype(np.float32) == _POWERS / 2
+_NAN = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +57,8 @@ class Mxfp4Weight:
 
     @property
     def exact(self) -> str:
-        """Twice a value is an integer of five bits."""
-        return "Q8_0"
+        """The same numbers in GGUF's order."""
+        return "MXFP4"
 
     def member(self, index: int) -> Mxfp4Weight:
         """One matrix of a stack; see `places.Stack`."""
@@ -78,28 +66,30 @@ class Mxfp4Weight:
 
     def values(self) -> Float32:
         """See `places.Place`."""
-        q, codes = self._taken_apart()
-        scales = (_POWERS / np.float32(2))[codes]
-        return (q.view(np.int8).astype(np.float32) * scales[:, None]).reshape(self.shape)
+        low, high = self._codes()
+        pairs = np.stack([_TWICE[low], _TWICE[high]], axis=-1).reshape(-1, _BLOCK)
+        scales = (_POWERS / np.float32(2))[self._scales()]
+        return (pairs.astype(np.float32) * scales[:, None]).reshape(self.shape)
 
     def packed(self) -> RawTensor:
-        """See `places.Place`."""
-        q, codes = self._taken_apart()
-        if not _FITS[codes].all():
-            used = q.any(axis=1)  # a block of zeros may have any scale
-            lost = codes[used & ~_FITS[codes]]
-            if lost.size:
-                raise Inexact(f"its scale 2^{int(lost[0]) - 127} / 2 is no float16")
-        halves = np.where(_FITS, _FLOAT16, np.float16(0)).view(np.uint16)[codes]
-        out = np.empty((len(codes), 2 + _BLOCK), np.uint8)
-        out[:, :2] = halves.view(np.uint8).reshape(-1, 2)
-        out[:, 2:] = q
-        return RawTensor("Q8_0", self.shape, out.reshape(-1).data.cast("B"))
+        """See `places.Place`: a scale, then value j of 32 beside value 16 + j in a byte."""
+        low, high = self._codes()
+        scales = self._scales()
+        if (scales == _NAN).any():
+            raise Inexact("a scale is NaN")
+        out = np.empty((len(scales), 1 + _BLOCK // 2), np.uint8)
+        out[:, 0] = scales
+        out[:, 1::2] = low[:, :8] | low[:, 8:] << 4
+        out[:, 2::2] = high[:, :8] | high[:, 8:] << 4
+        return RawTensor("MXFP4", self.shape, out.reshape(-1).data.cast("B"))
 
-    def _taken_apart(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """Twice the values as int8 bytes [blocks, 32], and the scales' codes [blocks]."""
-        q = _PAIRS[np.frombuffer(self.blocks.view, np.uint8)].view(np.uint8)
-        return q.reshape(-1, _BLOCK), np.frombuffer(self.scales.view, np.uint8)
+    def _codes(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """Codes of even and of odd values, [blocks, 16] each."""
+        data = np.frombuffer(self.blocks.view, np.uint8).reshape(-1, _BLOCK // 2)
+        return data & np.uint8(15), data >> np.uint8(4)
+
+    def _scales(self) -> NDArray[np.uint8]:
+        return np.frombuffer(self.scales.view, np.uint8)
 
 
 def scheme(_config: Mapping[str, Any]) -> Scheme:

@@ -14,8 +14,6 @@ from tidemill.models.tensors import DTYPE_BLOCKS
 # smallest first.
 _HOLDERS: dict[str, tuple[str, ...]] = {
     "Q5_0": ("Q8_0",),
-    "IQ4_NL": ("Q8_0",),
-    "MXFP4": ("Q8_0",),
     "TQ1_0": ("Q4_0",),
     "TQ2_0": ("Q4_0",),
     "Q3_K": ("Q6_K",),
