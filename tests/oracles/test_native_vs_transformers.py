@@ -30,6 +30,7 @@ ROUNDED: dict[tuple[str, str, str], float] = {
     ("float32", "q8_0", "float32"): 2e-3,
     ("float32", "q4_0", "float32"): 2e-3,
     ("float32", "none", "int8"): 4e-4,
+    ("float32", "none", "int4"): 8e-2,
 }
 
 
