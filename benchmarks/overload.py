@@ -27,6 +27,7 @@ from tidemill.backends import native
 RESULT = harness.WORK / "overload.json"
 ONE, OTHER = "127.0.0.1", "127.0.0.2"
 STREAM_TOKENS = 1024
+QUIET_SECONDS = 10.0
 
 
 @dataclass
@@ -124,19 +125,27 @@ async def long_prompt(url: str, length: int, limit: float) -> dict[str, float]:
     """Gaps of eight streams while a long prompt is read, for at most `limit` seconds of it.
 
     The streams are long answers (STREAM_TOKENS). They are not replaced when they end: what is asked
-    is what one prompt does to streams, not what newcomers do.
+    is what one prompt does to streams, not what newcomers do. Their gaps before the prompt comes
+    say how steady the machine is.
     """
     streams = [Answer() for _ in range(8)]
     jobs = [ask(url, prompt(100, i), STREAM_TOKENS, into=s) for i, s in enumerate(streams)]
     async with background(*jobs):
-        await asyncio.sleep(4)
+        await asyncio.sleep(4 + QUIET_SECONDS)
         begun = time.monotonic()
         read = None
         with contextlib.suppress(TimeoutError):
             read = await asyncio.wait_for(ask(url, prompt(length, 77), 1), limit)
         end = time.monotonic()
-    gaps = [b - a for s in streams for a, b in pairwise(s.tokens) if begun < b < end]
+
+    def gaps_of(start: float, stop: float) -> list[float]:
+        return [b - a for s in streams for a, b in pairwise(s.tokens) if start < b < stop]
+
+    alone, gaps = gaps_of(begun - QUIET_SECONDS, begun), gaps_of(begun, end)
     return {
+        "alone_p50_ms": 1e3 * quantile(alone, 0.5),
+        "alone_p99_ms": 1e3 * quantile(alone, 0.99),
+        "alone_max_ms": 1e3 * max(alone),
         "prompt_tokens": length,
         "itl_p50_ms": 1e3 * quantile(gaps, 0.5),
         "itl_p99_ms": 1e3 * quantile(gaps, 0.99),
@@ -220,6 +229,10 @@ def table(results: dict[str, Any]) -> str:
             f"(its first token after {r['prompt_ttft_s']:.0f} s) | {r['itl_p50_ms']:.0f}, "
             f"{r['itl_p99_ms']:.0f}, {r['itl_max_ms']:.0f} ms | p99 at most 150 ms "
             f"| {r['read']:.1f} |"
+        )
+        lines.append(
+            f"| the same before the prompt came | {r['alone_p50_ms']:.0f}, "
+            f"{r['alone_p99_ms']:.0f}, {r['alone_max_ms']:.0f} ms | | |"
         )
     if r := results.get("goodput"):
         lines += [

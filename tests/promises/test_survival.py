@@ -208,11 +208,12 @@ def test_promise_10_sigterm_is_known_at_once_and_new_work_is_told() -> None:
 
 def test_promise_10_the_drain_survives_a_death_of_the_engine() -> None:
     with RealServer(*FLAGS, "--drain-timeout", "30") as server:
-        body = {"prompt": "The", "max_tokens": 800, "ignore_eos": True, "seed": 1}
+        body = {"prompt": "The", "max_tokens": 3500, "ignore_eos": True, "seed": 1}
         expected = _choices(_stream(server, body))
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(_stream, server, body)
             while not server.stats()["running"]:
+                assert not running.done(), "it ended before it was seen to run"
                 time.sleep(0.01)
             engine = server.engine()
             server.process.send_signal(signal.SIGTERM)

@@ -128,6 +128,67 @@ def test_goodput_when_nobody_comes_back() -> None:
     assert world.done["a"] >= 0.9 * 60 * RATE / (PROMPT + OUTPUT)
 
 
+@dataclass
+class Steps:
+    """An engine of 32 seats: in each step its streams have a token and the first prompt a piece, so
+    that what began together ends together."""
+
+    piece: int
+    unread: deque[Ticket] = field(default_factory=deque)
+    read: int = 0
+    streams: list[tuple[Ticket, int]] = field(default_factory=list)  # and the step it ends in
+    steps: int = 0
+
+    def step(self) -> float:
+        """Compute one; returns its seconds."""
+        self.steps += 1
+        rows, count = len(self.streams), 0
+        for ticket, end in self.streams:
+            ticket.progress(0, 1)
+            if end == self.steps:
+                ticket.close([OUTPUT])
+        self.streams = [stream for stream in self.streams if stream[1] > self.steps]
+        if self.unread and len(self.streams) < 32:
+            count = min(PROMPT - self.read, self.piece if rows else 512)
+            self.read += count
+            if self.read == PROMPT:
+                self.read = 0
+                ticket = self.unread.popleft()
+                ticket.progress(0, 1)
+                self.streams.append((ticket, self.steps + OUTPUT - 1))
+        return 0.02 + 0.001 * rows + (0.04 if rows else 0.0) + 0.002 * count
+
+
+@pytest.mark.parametrize("piece", [8, 16, 32, 512])
+def test_retry_after_is_honoured_when_many_begin_and_end_together(piece: int) -> None:
+    now = 0.0
+    admission = Admission(
+        AdmissionOptions(max_queue_tokens=1500),
+        lambda: fake_info(max_num_seqs=32, num_blocks=2048),
+        AdmissionMetrics(),
+        clock=lambda: now,
+    )
+    engine = Steps(piece)
+    requests = [(0.03 * i, i, False) for i in range(5000)]
+    kept: list[bool] = []
+    while now < 120.0:
+        while requests[0][0] <= now:
+            _, number, told = heapq.heappop(requests)
+            prompt = (number,) * PROMPT
+            try:
+                ticket = admission.admit(Caller(), [prompt], [SamplingParams(max_tokens=OUTPUT)])
+            except Refusal as refusal:
+                seconds = float(refusal.problem.headers["Retry-After"])
+                heapq.heappush(requests, (now + seconds, number, True))
+                kept += [False] * told
+            else:
+                engine.unread.append(ticket)
+                kept += [True] * told
+        now += engine.step()
+    assert len(kept) > 100
+    assert sum(kept) >= 0.9 * len(kept)
+
+
 def test_the_queue_is_bounded_in_tokens_and_empties() -> None:
     world = World(AdmissionOptions(max_queue_tokens=1000))
     for i in range(2000):
@@ -142,6 +203,7 @@ def test_the_queue_is_bounded_in_tokens_and_empties() -> None:
     world.now += 1e5
     admission._bookings._lapse(world.now)
     assert len(admission._bookings) == 0 and not admission._bookings._booked
+    assert admission._bookings.due(1e9) == 0
 
 
 def test_another_clients_flood_refuses_nobody_else() -> None:

@@ -2,8 +2,10 @@
 
 A request costs its prompt and the answer expected of it (a learned mean, capped by max_tokens). It
 is admitted when that fits into what the KV cache has room for plus a queue bounded in tokens, else
-refused with 429 and a Retry-After from the measured rate. No client is refused for another's queue
-while its own is within its share of the bound; in all, no more than twice the bound waits.
+refused with 429 and a Retry-After from the measured rate. Who comes back as told finds a place:
+newcomers leave what is kept for bookings that are due before them. No client is refused for
+another's queue while its own is within its share of the bound; in all, no more waits than the bound
+and once more the bound, or what runs where that is more (`_most`).
 
 Runs in the API process, on its event loop; nothing here blocks or takes long.
 """
@@ -28,9 +30,6 @@ QUEUE_SECONDS = 60.0
 
 FIRST_DRAIN_SECONDS = 10.0
 """Until the rate has been measured, a full queue is taken to drain in so long."""
-
-OVERDRAFT = 2
-"""Who comes back as told finds room up to so many times the queue's bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +134,7 @@ class Admission:
         self._waiting = 0
         self._unread = 0
         self._running = 0
+        self._started = 0
         self._lengths = AnswerLengths()
         self._rate = Throughput()
         self._reading = ReadingSpeed()
@@ -234,9 +234,10 @@ class Admission:
         total = self._waiting + cost
         fits = (
             self._waiting == 0
-            or total <= room + bound
-            or (mine + cost <= share * (room + bound) and total <= room + OVERDRAFT * bound)
-            or (claimed and total <= room + OVERDRAFT * bound)
+            # Under a flood few come so far as to have the bookings counted.
+            or (total <= room + bound and total + self._kept() <= room + bound)
+            or (mine + cost <= share * (room + bound) and total <= self._most(room, bound))
+            or (claimed and total <= self._most(room, bound))
         )
         if not fits:
             over = min(total, (mine + cost) / share) - room - bound
@@ -312,6 +313,7 @@ class Admission:
             part.started = True
             computed += part.prompt
             self._running += before
+            self._started += part.choices
             if len(ticket.parts) == 1:
                 self._reading.note(round(part.prompt + part.ahead), now - ticket.admitted)
             self._tell(ticket.caller.client)
@@ -325,6 +327,7 @@ class Admission:
         for part in ticket.parts:
             if part.started:
                 self._running -= part.cost
+                self._started -= part.choices
             else:
                 self._leave_queue(ticket, part)
         for length in lengths:
@@ -347,10 +350,24 @@ class Admission:
     # -- figures -----------------------------------------------------------------------------
 
     def _room(self) -> int:
-        """Tokens for which the cache has room beside what runs."""
-        if self.active >= self._info().max_num_seqs and self._running:
-            return 0
-        return max(0, self.capacity - self._running)
+        """Tokens for which the cache has room beside what runs: while there are more choices than
+        may run at once, no more than those of the waiting ones that have a seat."""
+        memory = max(0, self.capacity - self._running)
+        seats = max(0, self._info().max_num_seqs - self._started)
+        waiting = self.active - self._started
+        return memory if waiting < seats else min(memory, self._waiting * seats // max(1, waiting))
+
+    def _most(self, room: int, bound: int) -> int:
+        """Tokens that may wait at most, with those who were told to come.
+
+        What began together ends together: until then nothing leaves the queue, while as much may
+        have been told to come as runs.
+        """
+        return room + bound + max(bound, self._running)
+
+    def _kept(self) -> float:
+        """Tokens of bookings that are due before a newcomer's turn."""
+        return self._bookings.due(self._clock() + self._waiting / self._drain())
 
     def _share(self, caller: Caller) -> float:
         """The client's part of the queue while all who are there want theirs."""

@@ -6,15 +6,16 @@ request of the same client (equal prompts and lengths); nothing but waiting is a
 
 A client's next booking is due when all its earlier ones can have been served at its share of the
 measured rate. Many never come back, so what is booked counts by the measured part of bookings that
-were claimed.
+were claimed, also where newcomers leave room for what is due.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 MAX_BOOKINGS = 16384
 HORIZON_SECONDS = 3600.0
@@ -26,6 +27,7 @@ _LEAST_KEPT = 0.1
 _KEPT_RATE = 1 / 64
 
 Fingerprint = tuple[str, int]
+_K = TypeVar("_K", str, int)
 
 
 @dataclass(slots=True, order=True)
@@ -50,6 +52,7 @@ class Bookings:
         self._of: dict[Fingerprint, deque[Booking]] = {}
         self._by_end: list[Booking] = []
         self._booked: dict[str, int] = {}
+        self._due: Counter[int] = Counter()  # tokens by the second they are due in
         self._kept = 1.0
 
     def __len__(self) -> int:
@@ -72,6 +75,10 @@ class Bookings:
         self._lapse(now)
         queue = self._of.get(who)
         return max(0.0, queue[0].due - now) if queue else None
+
+    def due(self, time: float) -> float:
+        """Tokens of bookings that are due by then and are likely to be claimed."""
+        return self._kept * sum(n for second, n in self._due.items() if second <= time)
 
     def book(
         self, who: Fingerprint, now: float, *, cost: int, earliest: float, rate: float
@@ -96,6 +103,7 @@ class Bookings:
         due = now + seconds
         booking = Booking(due + max(LATE_SECONDS, seconds / 2), due, who, cost)
         self._booked[client] = booked + cost
+        self._due[int(due)] += cost
         self._of.setdefault(who, deque()).append(booking)
         heapq.heappush(self._by_end, booking)
         return float(seconds)
@@ -114,11 +122,15 @@ class Bookings:
         queue.remove(booking)
         if not queue:
             del self._of[booking.who]
-        client = booking.who[0]
-        self._booked[client] -= booking.cost
-        if self._booked[client] <= 0:
-            del self._booked[client]
+        _take(self._booked, booking.who[0], booking.cost)
+        _take(self._due, int(booking.due), booking.cost)
 
     def _note(self, kept: float) -> None:
         self._kept += _KEPT_RATE * (kept - self._kept)
         self._kept = max(_LEAST_KEPT, self._kept)
+
+
+def _take(counts: dict[_K, int], key: _K, amount: int) -> None:
+    counts[key] -= amount
+    if counts[key] <= 0:
+        del counts[key]
