@@ -12,7 +12,7 @@ JOBS ?= 2
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help install serve run test lint types check test-install brook parity families structured clients lm-eval schemathesis bench-serve bench-start bench-memory bench-overload bench-side-by-side kernels soak load audit sanitizers clean fuzz
+.PHONY: FORCE help install serve run test lint types check test-install brook parity families structured clients lm-eval schemathesis bench-serve bench-start bench-memory bench-overload bench-side-by-side kernels soak load audit sanitizers neon clean fuzz
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -118,6 +118,9 @@ audit: test-install ## known holes in what is installed (needs the network), and
 
 sanitizers: test-install ## the C++ core under address, undefined-behaviour and thread sanitizers
 	JOBS=$(JOBS) csrc/tests/sanitize.sh $(ARGS)
+
+neon: ## the kernels of aarch64, cross-compiled and checked in emulation (minutes; Debian packages)
+	JOBS=$(JOBS) csrc/tests/neon.sh
 
 clean: ## remove what was built (the environment stays)
 	rm -rf build dist .work

@@ -3,12 +3,21 @@
 
 #include "kernels.h"
 
-#if defined(__x86_64__) || defined(__i386__)
+#if (defined(__x86_64__) || defined(__i386__)) && !defined(TIDEMILL_PORTABLE)
 #include <cpuid.h>
 #define TIDEMILL_X86 1
 #ifdef __linux__
 #include <sys/syscall.h>
 #include <unistd.h>
+#endif
+#endif
+
+#ifdef __aarch64__
+#define TIDEMILL_ARM64 1
+#if defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 #endif
 
@@ -20,6 +29,10 @@ namespace avx2 { const KernelTable& kernel_table(); }
 namespace avx512 { const KernelTable& kernel_table(); }
 namespace avx512bf16 { const KernelTable& kernel_table(); }
 namespace amx { const KernelTable& kernel_table(); }
+#endif
+#ifdef TIDEMILL_ARM64
+namespace neon { const KernelTable& kernel_table(); }
+namespace i8mm { const KernelTable& kernel_table(); }
 #endif
 
 namespace {
@@ -75,6 +88,36 @@ CpuFeatures detect() {
 }
 #endif
 
+#ifdef TIDEMILL_ARM64
+struct CpuFeatures {
+  bool dotprod = false, i8mm = false, bf16 = false;
+};
+
+#ifdef __APPLE__
+bool reports(const char* name) {
+  int value = 0;
+  size_t size = sizeof value;
+  return sysctlbyname(name, &value, &size, nullptr, 0) == 0 && value != 0;
+}
+#endif
+
+CpuFeatures detect() {
+  CpuFeatures found;
+#if defined(__linux__)
+  // By number (arch/arm64/include/uapi/asm/hwcap.h): older headers do not name them all.
+  const unsigned long first = getauxval(AT_HWCAP), second = getauxval(AT_HWCAP2);
+  found.dotprod = (first >> 20) & 1;
+  found.i8mm = (second >> 13) & 1;
+  found.bf16 = (second >> 14) & 1;
+#elif defined(__APPLE__)
+  found.dotprod = reports("hw.optional.arm.FEAT_DotProd");
+  found.i8mm = reports("hw.optional.arm.FEAT_I8MM");
+  found.bf16 = reports("hw.optional.arm.FEAT_BF16");
+#endif
+  return found;
+}
+#endif
+
 // Tables that can run here, best first.
 struct Available {
   const KernelTable* tables[6] = {};
@@ -90,6 +133,11 @@ struct Available {
     if (cpu.avx512) tables[count++] = &avx512::kernel_table();
     if (cpu.bf16 && !cpu.amd) tables[count++] = &avx512bf16::kernel_table();
     if (cpu.avx2) tables[count++] = &avx2::kernel_table();
+#endif
+#ifdef TIDEMILL_ARM64
+    const CpuFeatures cpu = detect();
+    if (cpu.dotprod && cpu.i8mm && cpu.bf16) tables[count++] = &i8mm::kernel_table();
+    if (cpu.dotprod) tables[count++] = &neon::kernel_table();
 #endif
     tables[count++] = &portable::kernel_table();
     for (int i = 0; i < count; ++i) names[i] = tables[i]->isa;

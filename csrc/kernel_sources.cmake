@@ -7,14 +7,19 @@ set(TIDEMILL_KERNEL_SOURCES
 # No contraction: a fused multiply-add appears only where it is written. Warning about ABI of
 # vector arguments (they never cross a translation unit), and gcc 12's about its own intrinsics.
 set(TIDEMILL_KERNEL_OPTIMIZE -O3 CACHE STRING "Optimization of the kernels, whatever the build type")
-set(TIDEMILL_KERNEL_FLAGS ${TIDEMILL_KERNEL_OPTIMIZE} -ffp-contract=off -fno-math-errno -fno-trapping-math -Wno-psabi
-  -Wno-uninitialized -Wno-maybe-uninitialized)
+set(TIDEMILL_KERNEL_FLAGS ${TIDEMILL_KERNEL_OPTIMIZE} -ffp-contract=off -fno-math-errno
+  -fno-trapping-math -Wno-psabi -Wno-uninitialized -Wno-maybe-uninitialized)
+# The others take an instrumented build most of an hour.
+option(TIDEMILL_PORTABLE "Only the portable kernels" OFF)
 set(TIDEMILL_AVX2_FLAGS -mavx2 -mfma -mf16c)
 set(TIDEMILL_AVX512_FLAGS
   -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx2 -mfma -mf16c
   -mprefer-vector-width=512)
 
-if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64|i[3-6]86)$")
+if(TIDEMILL_PORTABLE)
+  set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/dispatch.cpp PROPERTIES
+    COMPILE_DEFINITIONS TIDEMILL_PORTABLE)
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64|i[3-6]86)$")
   list(APPEND TIDEMILL_KERNEL_SOURCES
     ${CMAKE_CURRENT_LIST_DIR}/kernels_avx2.cpp
     ${CMAKE_CURRENT_LIST_DIR}/kernels_avx512.cpp
@@ -29,6 +34,20 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64|i[3-6]86)$")
   # Tiles are reached through assembly alone, which needs no option of the compiler's.
   set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/kernels_amx.cpp PROPERTIES
     COMPILE_OPTIONS "${TIDEMILL_KERNEL_FLAGS};${TIDEMILL_AVX512_FLAGS};-mavx512bf16")
+endif()
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64|ARM64)$")
+  set(TIDEMILL_NEON_FLAGS ${TIDEMILL_KERNEL_FLAGS})
+  # GCC would move loads ahead before it gives out registers, and spill the sums of a tile for it.
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    list(APPEND TIDEMILL_NEON_FLAGS -fno-schedule-insns)
+  endif()
+  list(APPEND TIDEMILL_KERNEL_SOURCES
+    ${CMAKE_CURRENT_LIST_DIR}/kernels_neon.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/kernels_i8mm.cpp)
+  set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/kernels_neon.cpp PROPERTIES
+    COMPILE_OPTIONS "${TIDEMILL_NEON_FLAGS};-march=armv8.2-a+dotprod")
+  set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/kernels_i8mm.cpp PROPERTIES
+    COMPILE_OPTIONS "${TIDEMILL_NEON_FLAGS};-march=armv8.2-a+dotprod+i8mm+bf16")
 endif()
 set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/kernels_portable.cpp PROPERTIES
   COMPILE_OPTIONS "${TIDEMILL_KERNEL_FLAGS}")

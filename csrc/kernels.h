@@ -99,7 +99,7 @@ struct Scan {
 };
 
 struct KernelTable {
-  const char* isa;     // "avx512bf16", "avx512", "avx2", "portable"
+  const char* isa;     // its name, such as "avx2": what --isa takes
 
   // --- matrices ---
   // Activation type used for a weight type when computing in float32 / bfloat16.

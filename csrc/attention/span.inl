@@ -107,7 +107,8 @@ static inline Ahead chunk_ahead(const SpanJob& job, int64_t row0, int64_t t, Vis
                                slot / Cache::kDepth * Cache::row_bytes(job.shape.v_dim);
   }
   // One line of V's rows per step covers them: a half of V has `steps` times kHalf bytes or lanes,
-  // where it is as wide as K. (Elsewhere some are left, or some lines behind it are fetched for nothing.)
+  // where it is as wide as K. (Elsewhere some are left, or some lines behind it are fetched for
+  // nothing.)
   ahead.step = (keys ? job.kv.block_size : kHalf) * Cache::kLaneBytes;
   if (ahead.half[0] && ahead.half[1] == ahead.half[0] + kHalf * Cache::kLaneBytes &&
       kChunk * Cache::kLaneBytes <= 64)
@@ -273,8 +274,8 @@ static void value_rows(const SpanJob& job, int64_t row0) {
                        more ? value_row<Cache>(job, s + kRange / D) : nullptr, end - s};
       s = end;
     }
-    value_vectors<Cache, R, V>(runs, count, Cache::row_bytes(job.shape.v_dim), kScoreRow * 4, job.acc,
-                               job.acc_row, 0, job.vectors);
+    value_vectors<Cache, R, V>(runs, count, Cache::row_bytes(job.shape.v_dim), kScoreRow * 4,
+                               job.acc, job.acc_row, 0, job.vectors);
     for (int r = 0; r < R; ++r)
       value_alone<Cache>(job, r, see[r], split,
                          (min64(t + kRange, see[r].hi) + D - 1) / D);

@@ -9,25 +9,19 @@ struct PlainKeys {
   static inline Scale scale(const uint8_t*) { return {}; }
 };
 
-// Vectors of a V that lie one behind the other.
+// Vectors of a V that lie one behind the other, so many bytes a lane.
 template <int kBytes>
 struct DenseRows {
+  static constexpr int kLaneBytes = kBytes;
+  static constexpr int kVecsPerLine = 64 / (kLanes * kBytes);
   static inline int64_t row_bytes(int64_t v_dim) { return v_dim * kBytes; }
   static inline int64_t vector_at(int64_t v) { return v * kLanes * kBytes; }
 };
 
-struct FloatCache : PlainKeys, DenseRows<4> {  // float K and V
-  static constexpr int kDepth = 1, kLaneBytes = 4, kQueryBytes = 4;
-  static constexpr int kVecsPerLine = 64 / (kLanes * kLaneBytes);
-  using Keys = FloatCache;
+struct Floats {  // single values and what multiplies them
+  static constexpr int kDepth = 1, kQueryBytes = 4;
   using Stored = Vf;
   using Weight = Vf;
-  static inline Stored load(const uint8_t* p) { return vload(reinterpret_cast<const float*>(p)); }
-  static inline Stored key(const uint8_t* p, Scale) { return load(p); }
-  static inline Stored value(const uint8_t* row, int64_t v) { return load(row + vector_at(v)); }
-  static inline Stored value_masked(const uint8_t* row, int64_t v, uint32_t) {
-    return value(row, v);
-  }
   static inline Weight broadcast(const uint8_t* p) { return vset(load_as<float>(p)); }
   static inline Vf mac(Vf acc, Stored a, Weight b) { return vfma(a, b, acc); }
 };
@@ -36,7 +30,7 @@ struct FloatPair {
   Vf even, odd;
 };
 
-struct FloatPairs {  // what multiplies them
+struct FloatPairs {
   static constexpr int kDepth = 2, kQueryBytes = 8;
   using Stored = FloatPair;
   using Weight = FloatPair;
@@ -48,21 +42,21 @@ struct FloatPairs {  // what multiplies them
   }
 };
 
+struct FloatCache : PlainKeys, Floats, DenseRows<4> {  // float K and V
+  using Keys = FloatCache;
+  static inline Stored load(const uint8_t* p) { return vload(reinterpret_cast<const float*>(p)); }
+  static inline Stored key(const uint8_t* p, Scale) { return load(p); }
+  static inline Stored value(const uint8_t* row, int64_t v) { return load(row + vector_at(v)); }
+};
 
-struct ByteCache : FloatCache {  // int8; their scales join scores and probabilities
-  static constexpr int kLaneBytes = 1;
-  static constexpr int kVecsPerLine = 64 / kLanes;
+// int8; their scales join scores and probabilities.
+struct ByteCache : PlainKeys, Floats, DenseRows<1> {
   using Keys = ByteCache;
-  static inline int64_t row_bytes(int64_t v_dim) { return v_dim; }
-  static inline int64_t vector_at(int64_t v) { return v * kLanes; }
   static inline Stored load(const uint8_t* p) {
     return vload_s8(reinterpret_cast<const int8_t*>(p));
   }
   static inline Stored key(const uint8_t* p, Scale) { return load(p); }
   static inline Stored value(const uint8_t* row, int64_t v) { return load(row + vector_at(v)); }
-  static inline Stored value_masked(const uint8_t* row, int64_t v, uint32_t) {
-    return value(row, v);
-  }
 };
 
 struct NibbleKeys : FloatPairs {  // pairs of values in a byte, scaled as they are loaded
@@ -82,7 +76,7 @@ struct NibbleKeys : FloatPairs {  // pairs of values in a byte, scaled as they a
 };
 
 // int4: a V's scale joins the probabilities, and what its minima come to is added in the end.
-struct NibbleCache : FloatCache {
+struct NibbleCache : Floats {
   static constexpr int kLaneBytes = 1;
   static constexpr int kVecsPerLine = 2 * 64 / kLanes;
   using Keys = NibbleKeys;
@@ -92,13 +86,9 @@ struct NibbleCache : FloatCache {
     const uint8_t* p = row + vector_at(v);
     return v * kLanes & 16 ? vload_high_nibbles(p) : vload_low_nibbles(p);
   }
-  static inline Stored value_masked(const uint8_t* row, int64_t v, uint32_t) {
-    return value(row, v);
-  }
 };
 
 struct WideCache : PlainKeys, FloatPairs, DenseRows<4> {  // bf16 pairs, widened
-  static constexpr int kLaneBytes = 4, kVecsPerLine = 64 / (kLanes * kLaneBytes);
   using Keys = WideCache;
   static inline Stored load_masked(const uint8_t* p, uint32_t mask) {
     const Vi pair = iand(iload(p), iset(int32_t(mask)));
@@ -118,8 +108,7 @@ struct WideCache : PlainKeys, FloatPairs, DenseRows<4> {  // bf16 pairs, widened
 #ifdef TIDEMILL_BF16_DOT
 // bf16 pairs against queries and probabilities rounded to bf16 pairs.
 struct PairCache : PlainKeys, DenseRows<4> {
-  static constexpr int kDepth = 2, kLaneBytes = 4, kQueryBytes = 4;
-  static constexpr int kVecsPerLine = 64 / (kLanes * kLaneBytes);
+  static constexpr int kDepth = 2, kQueryBytes = 4;
   using Keys = PairCache;
   using Stored = Vi;
   using Weight = Vi;
@@ -245,7 +234,12 @@ static inline void value_edge(const uint8_t* row, const uint8_t* p, uint32_t mas
                               int64_t vectors) {
   const auto weight = Cache::broadcast(p);
   for (int64_t v = 0; v < vectors; ++v) {
-    const auto value = Cache::value_masked(row, v, mask);
+    typename Cache::Stored value;
+    if constexpr (Cache::kDepth == 2) {
+      value = Cache::value_masked(row, v, mask);
+    } else {
+      value = Cache::value(row, v);
+    }
     vstore(acc + v * kLanes, Cache::mac(vload(acc + v * kLanes), value, weight));
   }
 }

@@ -43,8 +43,8 @@ static inline void pack_act_i8(const float* x, ActGroup* out) {
   const Vf inverse = vset(bound > 0.0f ? 127.0f / bound : 0.0f);
   Vi sums[2] = {iset(0), iset(0)};
   for (int i = 0; i < kVecs; ++i) {
-    // A subnormal bound overflows the quotient; the clamp keeps q within +-127.
-    const Vf scaled = vmin(vset(127.0f), vmax(vset(-127.0f), vmul(v[i], inverse)));
+    // A subnormal bound overflows the quotient; the clamp keeps q within +-127, a NaN too.
+    const Vf scaled = vmin(vmax(vmul(v[i], inverse), vset(-127.0f)), vset(127.0f));
     const Vi q = vround(scaled);
     Vi& sum = sums[i * kLanes / 16];
     sum = iadd(sum, q);
@@ -62,7 +62,7 @@ static inline void pack_act_i8(const float* x, ActGroup* out) {
 #ifdef TIDEMILL_BF16_PAIRS
 static inline void pack_bf16(const float* x, int64_t k, uint8_t* out) {
   int64_t i = 0;
-  for (; i + 2 * kLanes <= k; i += 2 * kLanes) 
+  for (; i + 2 * kLanes <= k; i += 2 * kLanes)
     istore(out + i * 2, round_bf16_pair(vload(x + i), vload(x + i + kLanes)));
   for (; i < k; ++i) store_as(out + i * 2, float_to_bf16(x[i]));
 }

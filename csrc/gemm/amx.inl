@@ -272,9 +272,7 @@ struct ChannelProducts {
     tile_dot_i8<C, A, B>();
   }
   static TIDEMILL_INLINE Vf sum(const TileInput& in, const float* sums, int64_t r, int64_t lane) {
-    const Vf scale = vset(load_as<float>(in.act + r * in.act_stride));
-    return vmul(vconvert(iload(sums)),
-                vmul(vload(reinterpret_cast<const float*>(in.panel) + lane), scale));
+    return channel_value(in, r, lane, iload(sums));
   }
 };
 

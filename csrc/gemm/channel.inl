@@ -1,7 +1,7 @@
 // int8 weights with one scale per output row against int8 activations with one scale per row: the
 // sum over all of k is an exact integer, whatever multiplies and in whatever order, and only the end
 // is rounded, once. (Exact in 32 bits up to k = 133,000; what an offset adds wraps around and back.)
-//   panel        32 float scales, then per quad of k 32 rows x 4 bytes, whole tiles deep
+//   panel        32 float scales, then per kDotBytes of k 32 rows x as many bytes, a tile deep
 //   activations  ActRow, then k int8, zeros up to a line
 
 constexpr int64_t kTileDepthI8 = 64;  // values of k that one tile product sums over
@@ -32,8 +32,8 @@ static inline void pack_act_channel(const float* x, int64_t k, uint8_t* to) {
   Vi sum = iset(0);
   for (int64_t i = 0; i < round_up(k, kTileDepthI8); i += kLanes) {
     const Vf v = i < k ? vload_n(x + i, k - i) : vzero();
-    // A subnormal bound overflows the quotient; the clamp keeps q within +-127.
-    const Vi q = vround(vmin(vset(127.0f), vmax(vset(-127.0f), vmul(v, inverse))));
+    // As in pack_act_i8.
+    const Vi q = vround(vmin(vmax(vmul(v, inverse), vset(-127.0f)), vset(127.0f)));
     sum = iadd(sum, q);
     istore_s8(out->q + i, q);
   }
@@ -64,7 +64,7 @@ static inline void pack_channel_row(WeightType from, const uint8_t* row, int64_t
   }
   const float inverse = scale != 0.0f ? 1.0f / scale : 0.0f;
   store_as(panel + 4 * j, scale);
-  uint8_t* bytes = panel + kChannelScales + j * 4;
+  uint8_t* bytes = panel + kChannelScales;
   for (int64_t k0 = 0; k0 < k; k0 += kGroup) {
     const int64_t count = min64(kGroup, k - k0);
     if (from == WeightType::I8) {
@@ -74,8 +74,7 @@ static inline void pack_channel_row(WeightType from, const uint8_t* row, int64_t
       for (int64_t i = 0; i < count; ++i) q[i] = round_half_away(x[i] * inverse);
     }
     for (int64_t i = 0; i < count; ++i) {
-      const int64_t at = k0 + i;
-      bytes[at / 4 * kPanel * 4 + at % 4] = uint8_t(q[i]) ^ uint8_t(kQ8Flip);
+      bytes[byte_at(j, k0 + i)] = uint8_t(q[i]) ^ uint8_t(kQ8Flip);
     }
   }
 }
@@ -90,7 +89,7 @@ static void pack_channel_panel(WeightType from, const uint8_t* first, int64_t ro
 
 static void unpack_channel_row(const uint8_t* panel, int64_t j, int64_t k, float* out) {
   const float scale = load_as<float>(panel + 4 * j);
-  const uint8_t* bytes = panel + kChannelScales + j * 4;
+  const uint8_t* bytes = panel + kChannelScales;
   for (int64_t i = 0; i < k; ++i)
-    out[i] = scale * float(int8_t(bytes[i / 4 * kPanel * 4 + i % 4] ^ uint8_t(kQ8Flip)));
+    out[i] = scale * float(int8_t(bytes[byte_at(j, i)] ^ uint8_t(kQ8Flip)));
 }

@@ -5,6 +5,19 @@
 // Where a call would pass registers' worth of sums through memory.
 #define TIDEMILL_INLINE inline __attribute__((always_inline))
 
+// What an instruction set says of the functions that compute a tile.
+#ifndef TIDEMILL_TILE
+#define TIDEMILL_TILE
+#endif
+
+// Quad i of activation bytes for all lanes, as dot products take it.
+#ifndef TIDEMILL_QUAD_LANES
+using Quad = Vi;
+static TIDEMILL_INLINE Quad act_quad(const uint8_t* acts, int i) {
+  return ibroadcast(acts + 4 * i);
+}
+#endif
+
 // One panel seen by a tile: `lane` is the first of its output rows within the panel.
 struct TileInput {
   const uint8_t* panel;
@@ -115,8 +128,8 @@ struct QuantizedWeights {
         }
         TIDEMILL_UNROLL
         for (int r = 0; r < R; ++r) {
-          const Vi a = ibroadcast(act + r * in.act_stride + offsetof(ActGroup, q) + part * 4 +
-                                  half * 16);
+          const Quad a =
+              act_quad(act + r * in.act_stride + offsetof(ActGroup, q), part + half * 4);
           TIDEMILL_UNROLL
           for (int v = 0; v < V; ++v) {
             dot[r][v] = kSteps ? dot_q4(dot[r][v], u[v], a) : dot_q8(dot[r][v], u[v], a);
@@ -146,7 +159,12 @@ struct QuantizedWeights {
 
 #include "gemm/kquants.inl"
 
-// int8 with a scale per output row; see channel.inl.
+// int8 with a scale per output row; see channel.inl. The value of an exact sum over all of k:
+static TIDEMILL_INLINE Vf channel_value(const TileInput& in, int64_t r, int64_t lane, Vi dot) {
+  const Vf scale = vset(load_as<float>(in.act + r * in.act_stride));
+  return vmul(vconvert(dot), vmul(vload(reinterpret_cast<const float*>(in.panel) + lane), scale));
+}
+
 struct ChannelWeights {
   static constexpr int kRows = kI8Rows, kVecs = kI8Vecs;
   static constexpr int64_t kPrefetchRows = 1;
@@ -173,20 +191,18 @@ struct ChannelWeights {
         for (int v = 0; v < V; ++v) w[v] = iload(block + quad * 128 + (in.lane + v * kLanes) * 4);
         TIDEMILL_UNROLL
         for (int r = 0; r < R; ++r) {
-          const Vi a = ibroadcast(act + r * in.act_stride + quad * 4);
+          const Quad a = act_quad(act + r * in.act_stride, quad);
           TIDEMILL_UNROLL
           for (int v = 0; v < V; ++v) dot[r][v] = dot_q8(dot[r][v], w[v], a);
         }
       }
       block += kBlockBytes;
     }
-    const float* scales = reinterpret_cast<const float*>(in.panel) + in.lane;
     TIDEMILL_UNROLL
     for (int r = 0; r < R; ++r) {
-      const Vf scale = vset(load_as<float>(in.act + r * in.act_stride));
       TIDEMILL_UNROLL
       for (int v = 0; v < V; ++v)
-        sum[r][v] = vmul(vconvert(dot[r][v]), vmul(vload(scales + v * kLanes), scale));
+        sum[r][v] = channel_value(in, r, in.lane + v * kLanes, dot[r][v]);
     }
   }
 };
@@ -257,7 +273,8 @@ struct FloatWeights {
 
 // R rows of one panel: sums, bias, store (rows of the panel past n are not written).
 template <class Weights, int R>
-static void panel_rows(TileInput in, int64_t valid, const float* bias, float* out, int64_t ldo) {
+TIDEMILL_TILE static void panel_rows(TileInput in, int64_t valid, const float* bias, float* out,
+                                     int64_t ldo) {
   // Few rows leave registers free: then the whole panel at once, read as one stream.
   constexpr bool kDouble = 2 * R <= Weights::kRows && 2 * Weights::kVecs * kLanes <= kPanel;
   constexpr int V = kDouble ? 2 * Weights::kVecs : Weights::kVecs;
@@ -323,18 +340,31 @@ static void gemm_panels(const PackedMatrix& w, const uint8_t* acts, int64_t act_
 #ifdef TIDEMILL_AMX
 #include "gemm/amx.inl"
 #endif
+// What multiplies int8 panels, tiles aside.
+#ifdef TIDEMILL_I8MM
+#include "gemm/i8mm.inl"
+using Q8Product = QuantizedEights<false>;
+template <class Codes>
+using Q4Product = QuantizedEights<true, Codes>;
+using I8Product = ChannelEights;
+#else
+using Q8Product = QuantizedWeights<false>;
+template <class Codes>
+using Q4Product = QuantizedWeights<true, Codes>;
+using I8Product = ChannelWeights;
+#endif
 
 static void gemm(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride, int64_t m_rows,
                  int64_t p0, int64_t p1, const float* bias, float* out, int64_t ldo) {
   auto* run = &gemm_panels<FloatWeights<WeightType::F32, false>>;
-  if (w.type == WeightType::Q8_0) run = &gemm_panels<QuantizedWeights<false>>;
-  if (w.type == WeightType::Q4_0) run = &gemm_panels<QuantizedWeights<true>>;
-  if (w.type == WeightType::MXFP4) run = &gemm_panels<QuantizedWeights<true, Mxfp4Codes>>;
-  if (w.type == WeightType::IQ4_NL) run = &gemm_panels<QuantizedWeights<true, Iq4Codes>>;
+  if (w.type == WeightType::Q8_0) run = &gemm_panels<Q8Product>;
+  if (w.type == WeightType::Q4_0) run = &gemm_panels<Q4Product<EvenSteps>>;
+  if (w.type == WeightType::MXFP4) run = &gemm_panels<Q4Product<Mxfp4Codes>>;
+  if (w.type == WeightType::IQ4_NL) run = &gemm_panels<Q4Product<Iq4Codes>>;
   if (w.type == WeightType::Q4_K) run = &gemm_panels<KWeights<WeightType::Q4_K>>;
   if (w.type == WeightType::Q5_K) run = &gemm_panels<KWeights<WeightType::Q5_K>>;
   if (w.type == WeightType::Q6_K) run = &gemm_panels<KWeights<WeightType::Q6_K>>;
-  if (w.type == WeightType::I8) run = &gemm_panels<ChannelWeights>;
+  if (w.type == WeightType::I8) run = &gemm_panels<I8Product>;
   if (w.type == WeightType::F16) run = &gemm_panels<FloatWeights<WeightType::F16, false>>;
   if (w.type == WeightType::BF16) {
     run = &gemm_panels<FloatWeights<WeightType::BF16, false>>;

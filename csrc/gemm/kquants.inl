@@ -86,7 +86,7 @@ struct KWeights {
     for (int v = 0; v < V; ++v) w[v] = quad<T>(group, (in.lane + v * kLanes) * 4);
     TIDEMILL_UNROLL
     for (int r = 0; r < R; ++r) {
-      const Vi a = ibroadcast(act + r * in.act_stride + offsetof(ActGroup, q) + T * 4);
+      const Quad a = act_quad(act + r * in.act_stride + offsetof(ActGroup, q), T);
       TIDEMILL_UNROLL
       for (int v = 0; v < V; ++v) dot[r][v] = dot_u6(dot[r][v], w[v], a);
     }

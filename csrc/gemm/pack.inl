@@ -3,23 +3,25 @@
 //   F32   per k:        32 floats
 //   F16   per k:        32 halves
 //   BF16  per k pair:   32 rows x 2 values (an odd k is padded with zero)
-//   Q8_0  per group:    32 half scales, then 8 quads of k: 32 rows x 4 bytes q + 128
+//   Q8_0  per group:    32 half scales, then 8 quads of k: 32 rows x 4 bytes q + 128,
+//                       or q itself where signed bytes are multiplied (kQ8Flip)
 //   Q4_0  per group:    32 half scales, then 4 x 32 rows x 4 bytes; byte b of part c holds
 //                       q + 8 of k = 4c + b (low nibble) and 16 + 4c + b (high), GGUF's own order
 //   MXFP4, IQ4_NL as Q4_0, nibbles as they are (codes.inl); the scales of MXFP4 are bfloat16
 //   K types       see kpack.inl
 //   I8            see channel.inl
+// In Q8_0, I8 and the types of four bits a row's bytes lie kDotBytes side by side, four (above) or
+// eight.
 
-// Vectors multiply unsigned weights, q + 128; tiles signed ones.
-#ifdef TIDEMILL_AMX
-constexpr uint32_t kQ8Flip = 0;
-#else
-constexpr uint32_t kQ8Flip = 0x80808080u;
-#endif
 constexpr int64_t kQ8GroupBytes = 64 + 1024;
 constexpr int64_t kQ4GroupBytes = 64 + 512;
 
 static inline int64_t channel_panel_bytes(int64_t k);
+
+// Where byte i of row j lies in an int8 panel or group (of Q4_0: the byte whose low nibble is i).
+static inline int64_t byte_at(int64_t j, int64_t i) {
+  return i / kDotBytes * kPanel * kDotBytes + j * kDotBytes + i % kDotBytes;
+}
 
 static ActType act_type(WeightType weight, bool float32_compute) {
   switch (weight) {
@@ -145,7 +147,17 @@ static inline void pack_q8(WeightType from, const uint8_t* row, int64_t g, int64
   }
   store_as(group + 2 * j, scale);
   for (int quad = 0; quad < 8; ++quad)
-    store_as(group + 64 + quad * 128 + j * 4, load_as<uint32_t>(q + 4 * quad) ^ kQ8Flip);
+    store_as(group + 64 + byte_at(j, 4 * quad), load_as<uint32_t>(q + 4 * quad) ^ kQ8Flip);
+}
+
+// 16 bytes of nibbles of row j into its group, and value i of the group out of it.
+static inline void store_nibbles(const uint8_t* nibbles, int64_t j, uint8_t* group) {
+  for (int part = 0; part < 4; ++part)
+    store_as(group + 64 + byte_at(j, 4 * part), load_as<uint32_t>(nibbles + 4 * part));
+}
+static inline int nibble_of(const uint8_t* group, int64_t j, int64_t i) {
+  const uint8_t byte = group[64 + byte_at(j, i % 16)];
+  return i < 16 ? byte & 15 : byte >> 4;
 }
 
 static inline void pack_q4(WeightType from, const uint8_t* row, int64_t g, int64_t j,
@@ -161,17 +173,14 @@ static inline void pack_q4(WeightType from, const uint8_t* row, int64_t g, int64
     scale = quantize_q4(x, nibbles);
   }
   store_as(group + 2 * j, scale);
-  for (int part = 0; part < 4; ++part)
-    store_as(group + 64 + part * 128 + j * 4, load_as<uint32_t>(nibbles + 4 * part));
+  store_nibbles(nibbles, j, group);
 }
 
 static inline void pack_codes(WeightType type, const uint8_t* row, int64_t g, int64_t j,
                               uint8_t* group) {
   const uint8_t* block = row + g * code_block_bytes(type);
-  const uint8_t* nibbles = block + code_block_bytes(type) - 16;
   store_as(group + 2 * j, code_scale_bits(type, block));
-  for (int part = 0; part < 4; ++part)
-    store_as(group + 64 + part * 128 + j * 4, load_as<uint32_t>(nibbles + 4 * part));
+  store_nibbles(block + code_block_bytes(type) - 16, j, group);
 }
 
 // One row's k0 .. k0 + count of a float matrix into its panel.
@@ -252,24 +261,20 @@ static void unpack_row(const PackedMatrix& w, int64_t row, float* out) {
       case WeightType::Q8_0: {
         const uint8_t* group = panel + g * kQ8GroupBytes;
         const float d = half_to_float(load_as<uint16_t>(group + 2 * j));
-        out[k] = d * float(int8_t(group[64 + i / 4 * 128 + j * 4 + i % 4] ^ uint8_t(kQ8Flip)));
+        out[k] = d * float(int8_t(group[64 + byte_at(j, i)] ^ uint8_t(kQ8Flip)));
         break;
       }
       case WeightType::Q4_0: {
         const uint8_t* group = panel + g * kQ4GroupBytes;
         const float d = half_to_float(load_as<uint16_t>(group + 2 * j));
-        const int64_t low = i % 16;
-        const uint8_t byte = group[64 + low / 4 * 128 + j * 4 + low % 4];
-        out[k] = d * float(int(i < 16 ? byte & 15 : byte >> 4) - 8);
+        out[k] = d * float(nibble_of(group, j, i) - 8);
         break;
       }
       case WeightType::MXFP4:
       case WeightType::IQ4_NL: {
         const uint8_t* group = panel + g * kQ4GroupBytes;
         const float d = code_scale(w.type, load_as<uint16_t>(group + 2 * j));
-        const int64_t low = i % 16;
-        const uint8_t byte = group[64 + low / 4 * 128 + j * 4 + low % 4];
-        out[k] = d * float(code_values(w.type).at[i < 16 ? byte & 15 : byte >> 4]);
+        out[k] = d * float(code_values(w.type).at[nibble_of(group, j, i)]);
         break;
       }
       default:

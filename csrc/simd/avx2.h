@@ -10,6 +10,8 @@ namespace tidemill::avx2 {
 
 constexpr const char* kIsaName = "avx2";
 constexpr int kLanes = 8;
+constexpr int kDotBytes = 4;
+constexpr uint32_t kQ8Flip = 0x80808080u;
 constexpr bool kQ8Offset = false;  // the sign trick multiplies q itself
 constexpr bool kQ4Offset = true;
 constexpr bool kBf16Pairs = false;

@@ -24,15 +24,19 @@ namespace tidemill::TIDEMILL_AVX512 {
 
 #if defined(TIDEMILL_AMX)
 constexpr const char* kIsaName = "amx";
+constexpr uint32_t kQ8Flip = 0;  // tiles multiply signed bytes
 constexpr bool kBf16Pairs = true;
 #elif defined(TIDEMILL_BF16_DOT)
 constexpr const char* kIsaName = "avx512bf16";
+constexpr uint32_t kQ8Flip = 0x80808080u;
 constexpr bool kBf16Pairs = true;
 #else
 constexpr const char* kIsaName = "avx512";
+constexpr uint32_t kQ8Flip = 0x80808080u;
 constexpr bool kBf16Pairs = false;
 #endif
 constexpr int kLanes = 16;
+constexpr int kDotBytes = 4;
 constexpr bool kQ8Offset = true;  // vpdpbusd multiplies q + 128
 constexpr bool kQ4Offset = true;
 constexpr int kI8Vecs = 2, kI8Rows = 6;
@@ -134,22 +138,6 @@ static inline Vf vround_bf16(Vf a) {
       _mm512_and_si512(round_bf16(a), _mm512_set1_epi32(int32_t(0xffff0000u))));
 }
 #ifdef TIDEMILL_BF16_PAIRS
-static inline Vi pair_bf16(Vf even, Vf odd) {
-  const __m512i low = _mm512_srli_epi32(round_bf16(even), 16);
-  const __m512i high =
-      _mm512_and_si512(round_bf16(odd), _mm512_set1_epi32(int32_t(0xffff0000u)));
-  return _mm512_or_si512(low, high);
-}
-// Adjacent values rounded to bf16: 2 * kLanes floats to kLanes pairs, even element low.
-static inline Vi load_pairs(const float* p) {
-  const __m512i even_index =
-      _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-  const __m512i odd_index =
-      _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
-  const Vf a = vload(p), b = vload(p + 16);
-  return pair_bf16(_mm512_permutex2var_ps(a, even_index, b),
-                   _mm512_permutex2var_ps(a, odd_index, b));
-}
 // 16 values of each rounded to bf16, in order. Subnormals become zero, which is how dot products
 // of bf16 pairs and tiles read them.
 static inline Vi round_bf16_pair(Vf a, Vf b) {

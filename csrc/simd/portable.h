@@ -9,6 +9,10 @@ namespace tidemill::portable {
 
 constexpr const char* kIsaName = "portable";
 constexpr int kLanes = 8;
+// A row's bytes side by side in an int8 panel: the depth of a dot product.
+constexpr int kDotBytes = 4;
+// What is xor-ed to four weights of 8 bits in a panel: vectors multiply q + 128 as unsigned bytes.
+constexpr uint32_t kQ8Flip = 0x80808080u;
 // Zero point the int8 accumulator must be corrected for: the dot product subtracts it itself.
 constexpr bool kQ8Offset = false;
 constexpr bool kQ4Offset = false;

@@ -15,14 +15,20 @@ bool k_type(WeightType type) {
   return type == WeightType::Q4_K || type == WeightType::Q5_K || type == WeightType::Q6_K;
 }
 
+#ifdef __aarch64__
+using Half = __fp16;  // GCC 12 does not know the other name there in C++
+#else
+using Half = _Float16;
+#endif
+
 uint16_t half_bits(float x) {  // through the compiler's own conversion
-  const _Float16 h = _Float16(x);
+  const Half h = Half(x);
   uint16_t bits;
   std::memcpy(&bits, &h, 2);
   return bits;
 }
 float half_value(uint16_t bits) {
-  _Float16 h;
+  Half h;
   std::memcpy(&h, &bits, 2);
   return float(h);
 }

@@ -2,6 +2,8 @@
 # The C++ core under sanitizers, in a build folder of its own (`make sanitizers`):
 #   address,undefined: every kernel of every instruction set, and steps driven from Python
 #   thread:            the thread pool and the queue of steps
+# and, where it is asked for (fuzz), hostile model files: INPUTS of them (20,000) are read as `make
+# fuzz` reads them, with the portable kernels instrumented.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 python="$PWD/.venv/bin/python"
@@ -23,6 +25,13 @@ build() { # folder, source, sanitizers, target, further options
   cmake --build "$folder/$1" --target "$4" -j "$jobs" >"$folder/$1.built"
 }
 
+preload_core() { # folder; sets core, the module, and preload, what must be there before Python
+  core="$(find "$folder/$1" -maxdepth 1 -name '_core*.so' | head -n 1)"
+  local compiler
+  compiler="$(sed -n 's/^CMAKE_CXX_COMPILER:[^=]*=//p' "$folder/$1/CMakeCache.txt")"
+  preload="$("$compiler" -print-file-name=libasan.so):$("$compiler" -print-file-name=libstdc++.so)"
+}
+
 mkdir -p "$folder"
 for part in $what; do
   case "$part" in
@@ -34,9 +43,7 @@ for part in $what; do
       # The module's name tells Python's stable ABI; the plugin loads it instead of the usual one.
       build steps . address,undefined _core -DPython_EXECUTABLE="$python" \
         -DSKBUILD_SABI_VERSION=3.11 -DTIDEMILL_SANITIZE=address,undefined
-      core="$(find "$folder/steps" -maxdepth 1 -name '_core*.so' | head -n 1)"
-      compiler="$(sed -n 's/^CMAKE_CXX_COMPILER:[^=]*=//p' "$folder/steps/CMakeCache.txt")"
-      preload="$("$compiler" -print-file-name=libasan.so):$("$compiler" -print-file-name=libstdc++.so)"
+      preload_core steps
       # One test lets memory run out, which the address sanitizer takes for the end of the world.
       # Leaks are not looked for: the interpreter itself keeps what it has at the end.
       LD_PRELOAD="$preload" TIDEMILL_SANITIZED_CORE="$core" PYTHONPATH=tests PYTHONMALLOC=malloc \
@@ -45,12 +52,20 @@ for part in $what; do
         tests/backends/test_native_reference.py tests/backends/test_native_slices.py \
         --deselect tests/backends/test_native_steps.py::test_a_step_that_runs_out_of_memory_fails_with_those_after_it
       ;;
+    fuzz)
+      build fuzz . address,undefined _core -DPython_EXECUTABLE="$python" \
+        -DSKBUILD_SABI_VERSION=3.11 -DTIDEMILL_SANITIZE=address,undefined -DTIDEMILL_PORTABLE=ON
+      preload_core fuzz
+      LD_PRELOAD="$preload" TIDEMILL_SANITIZED_CORE="$core" PYTHONPATH=tests PYTHONMALLOC=malloc \
+        "$python" -m fuzz.run --inputs "${INPUTS:-20000}" --seed "${SEED:-2}" --sanitized \
+        --report docs/fuzz.md
+      ;;
     threads)
       build threads csrc/tests thread thread_check
       "$folder/threads/thread_check"
       ;;
     *)
-      echo "unknown part $part; there are kernels, steps, threads" >&2
+      echo "unknown part $part; there are kernels, steps, threads, fuzz" >&2
       exit 2
       ;;
   esac

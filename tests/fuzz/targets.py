@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,13 +14,16 @@ from typing import Any
 
 import numpy as np
 from helpers import packers, tiny_folder
+from helpers.backend_driver import BackendDriver, options
 from safetensors.numpy import save
 
 from fuzz.mutate import mutate_bytes, mutate_json
+from tidemill.backends import native
 from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.loading import gguf_model, open_model, safetensors, spm_file, torch_files
 from tidemill.loading.bundled import bundled_models
 from tidemill.loading.gguf import read_file as read_gguf
+from tidemill.loading.parts import ModelFiles
 from tidemill.loading.places import one_tensor
 from tidemill.models.blocks.repack import Inexact
 from tidemill.text import template as templates
@@ -41,6 +45,7 @@ class Target:
         make: a mutated input.
         read: reads it from a folder that is its own; raises TidemillError or returns.
         bounded: Python's allocations are bounded by the file's size.
+        native: what is read as sound goes on into the C++ core.
     """
 
     name: str
@@ -48,6 +53,20 @@ class Target:
     make: Callable[[random.Random], bytes]
     read: Callable[[bytes, Path], None]
     bounded: bool = True
+    native: bool = False
+
+
+def _compute(files: ModelFiles) -> None:
+    """The model in the native core: weights packed, a prompt and a token behind it."""
+    spec = files.spec
+    if not spec.causal or not spec.generates:
+        return
+    loaded = native.load(spec, files.tensors, options(max_positions=min(64, spec.max_positions)))
+    try:
+        ids = [i % spec.vocab_size for i in range(min(5, spec.max_positions))]
+        BackendDriver(loaded, num_blocks=4).all_logits(ids, chunk=4)
+    finally:
+        loaded.close()
 
 
 def _write(folder: Path, name: str, data: bytes) -> Path:
@@ -143,9 +162,11 @@ def _gguf() -> Target:
         path = _write(folder, "m.gguf", data)
         file = read_gguf(path)
         _values(file.tensors)
-        open_model(path)
+        files = open_model(path)
+        if not tracemalloc.is_tracing():  # what is held then is no reading of headers
+            _compute(files)
 
-    return Target("GGUF headers", 0.2, _of_bytes(corpus), read)
+    return Target("GGUF headers", 0.2, _of_bytes(corpus), read, native=True)
 
 
 def _gguf_vocabulary() -> Target:
@@ -169,7 +190,7 @@ def _gguf_vocabulary() -> Target:
     documents = [
         base | {"tokenizer.ggml.model": kind, "tokenizer.ggml.pre": "gpt-2",
                 "tokenizer.ggml.merges": ["a b"], "tokenizer.chat_template": "{{ messages }}"}
-        for kind in ("gpt2", "llama", "t5", "bert")
+        for kind in ("gpt2", "gemma4", "llama", "t5", "bert")
     ]  # fmt: skip
 
     def read(data: bytes, folder: Path) -> None:
@@ -239,8 +260,9 @@ def _folder(
                     _ = tensor.data
             except Inexact:
                 continue
+        _compute(files)
 
-    return Target(name, share, _of_json(documents), read, bounded=False)
+    return Target(name, share, _of_json(documents), read, bounded=False, native=True)
 
 
 def _configs() -> Target:
@@ -267,6 +289,7 @@ def _quantized() -> Target:
         {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {}},
         {"quant_method": "fp8", "weight_block_size": [128, 128]},
         {"quant_method": "bitsandbytes"},
+        {"quant_method": "hqq"},
         {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4},
     ]
     documents = [{**tiny_folder.CONFIG, "quantization_config": s} for s in (section, *other)]

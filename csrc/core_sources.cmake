@@ -1,0 +1,27 @@
+# Sources of the core beside its kernels, none of which knows Python: TIDEMILL_CORE_SOURCES.
+set(TIDEMILL_CORE_SOURCES
+  bandwidth.cpp
+  checksum.cpp
+  memory.cpp
+  prefault.cpp
+  threadpool.cpp
+  weights.cpp
+  cache.cpp
+  rope.cpp
+  route.cpp
+  attend.cpp
+  build_model.cpp
+  decoder.cpp
+  decoder_experts.cpp
+  decoder_latent.cpp
+  decoder_recurrent.cpp
+  executor.cpp
+  states.cpp
+  step_check.cpp
+  step_run.cpp
+  step_queue.cpp
+  sample/exp_row.cpp
+  sample/filters.cpp
+  sample/logprobs.cpp
+  sample/sampler.cpp)
+list(TRANSFORM TIDEMILL_CORE_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)

@@ -1,0 +1,18 @@
+// All kernels for one instruction set. Nothing here may instantiate a shared inline function (see
+// simd/scalar.inl), so no standard library beyond plain types.
+#include "kernels.h"
+#include "simd/neon.h"
+
+namespace tidemill::TIDEMILL_NEON {
+#include "gemm/kblocks.inl"
+#include "norm_rope/elementwise.inl"
+#include "gemm/kpack.inl"
+#include "gemm/pack.inl"
+#include "gemm/activations.inl"
+#include "gemm/gemm.inl"
+#include "attention/cache.inl"
+#include "attention/tiles.inl"
+#include "attention/span.inl"
+#include "recurrent/scan.inl"
+#include "table.inl"
+}  // namespace tidemill::TIDEMILL_NEON
