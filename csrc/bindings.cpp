@@ -100,7 +100,7 @@ void bind_parts(nb::module_& m) {
   nb::class_<FeedForwardConfig> mlp(m, "FeedForwardConfig");
   mlp.def(nb::init<>());
 #define FIELD(name) mlp.def_rw(#name, &FeedForwardConfig::name)
-  FIELD(gate); FIELD(up); FIELD(down); FIELD(activation);
+  FIELD(gate); FIELD(up); FIELD(down); FIELD(activation); FIELD(gate_scale);
 #undef FIELD
   nb::class_<RecurrentMixerConfig> mixer(m, "RecurrentConfig");
   mixer.def(nb::init<>());
@@ -111,20 +111,27 @@ void bind_parts(nb::module_& m) {
 #define FIELD(name) mixer.def_rw(#name, &RecurrentConfig::name)
   FIELD(key_heads); FIELD(value_heads); FIELD(key_dim); FIELD(value_dim); FIELD(taps);
   FIELD(delta); FIELD(norm_groups); FIELD(norm_shared); FIELD(gate_first); FIELD(time_min);
-  FIELD(time_max);
+  FIELD(time_max); FIELD(z_scale); FIELD(x_scale); FIELD(b_scale); FIELD(c_scale); FIELD(a_scale);
 #undef FIELD
   nb::class_<ExpertsConfig> moe(m, "ExpertsConfig");
   moe.def(nb::init<>());
 #define FIELD(name) moe.def_rw(#name, &ExpertsConfig::name)
   FIELD(experts); FIELD(router); FIELD(shared_gate); FIELD(shared); FIELD(correction);
   FIELD(top_k); FIELD(scoring); FIELD(groups); FIELD(top_groups); FIELD(normalize); FIELD(scale);
-  FIELD(jitter); FIELD(scale_inputs);
+  FIELD(jitter); FIELD(scale_inputs); FIELD(router_norm); FIELD(experts_norm);
+  FIELD(experts_post); FIELD(shared_post); FIELD(expert_scales); FIELD(router_scale);
 #undef FIELD
   nb::class_<LatentConfig> latent(m, "LatentConfig");
   latent.def(nb::init<>());
 #define FIELD(name) latent.def_rw(#name, &LatentConfig::name)
   FIELD(rank); FIELD(rope); FIELD(nope); FIELD(value); FIELD(norm_eps); FIELD(q_down);
   FIELD(kv_down); FIELD(q_norm); FIELD(kv_norm); FIELD(k_up); FIELD(v_up);
+#undef FIELD
+  nb::class_<LayerInputsConfig> inputs(m, "LayerInputsConfig");
+  inputs.def(nb::init<>());
+#define FIELD(name) inputs.def_rw(#name, &LayerInputsConfig::name)
+  FIELD(width); FIELD(vocab); FIELD(activation); FIELD(embed_scale); FIELD(projection_scale);
+  FIELD(sum_scale); FIELD(embedding); FIELD(embedding_type); FIELD(projection); FIELD(norm);
 #undef FIELD
 }
 
@@ -139,7 +146,9 @@ void bind_config(nb::module_& m) {
   FIELD(window); FIELD(rope); FIELD(cache_group); FIELD(slopes); FIELD(sinks); FIELD(q); FIELD(k);
   FIELD(v); FIELD(o); FIELD(gate); FIELD(recurrent); FIELD(attn_norm); FIELD(attn_post_norm); FIELD(mlp_norm);
   FIELD(mlp_post_norm); FIELD(q_norm); FIELD(k_norm); FIELD(qk_scope); FIELD(qk_layer_norm);
-  FIELD(qk_after_rope); FIELD(parallel); FIELD(mlp); FIELD(moe);
+  FIELD(qk_after_rope); FIELD(parallel); FIELD(mlp); FIELD(moe); FIELD(kv_layer); FIELD(v_norm);
+  FIELD(mixer_scale); FIELD(beside_scale); FIELD(mlp_scale); FIELD(input_gate); FIELD(input_out);
+  FIELD(input_post); FIELD(scale_id);
 #undef FIELD
   nb::class_<ModelConfig> model(m, "ModelConfig");
   model.def(nb::init<>());
@@ -149,11 +158,15 @@ void bind_config(nb::module_& m) {
   FIELD(layers); FIELD(ropes); FIELD(rope_scales); FIELD(group_windows); FIELD(kv_type);
   FIELD(block_size); FIELD(embedding); FIELD(embedding_type); FIELD(positions);
   FIELD(embed_norm); FIELD(final_norm); FIELD(lm_head);
-  FIELD(types); FIELD(causal); FIELD(norm_sums);
+  FIELD(types); FIELD(causal); FIELD(norm_sums); FIELD(inputs);
 #undef FIELD
 }
 
 int64_t size_of(const Bytes& bytes) { return static_cast<int64_t>(bytes.size()); }
+
+EmbeddingSource source_of(const Bytes& bytes) {
+  return {bytes.size() == 0 ? nullptr : bytes.data(), size_of(bytes)};
+}
 
 // Arrays of one layer's blocks in their portable form, checked against the cache.
 template <class Data, class Scale>
@@ -165,16 +178,13 @@ void check_portable(const KvCache& cache, int layer, const Blocks& blocks, const
   }
   if (group < 0) throw internal_error("no layer " + std::to_string(layer));
   cache.check_blocks(group, blocks.data(), static_cast<int64_t>(blocks.size()));
-  const KvLayer& kv = cache.layer(layer);
   const size_t tokens = blocks.size() * static_cast<size_t>(cache.block_size());
-  const size_t heads = tokens * static_cast<size_t>(kv.kv_heads);
-  const auto element = static_cast<size_t>(portable_bytes(kv.type));
-  const size_t k_bytes = heads * static_cast<size_t>(kv.head_dim) * element;
-  const size_t v_bytes = heads * static_cast<size_t>(kv.v_dim) * element;
-  const size_t k_scales = heads * static_cast<size_t>(key_scales_per_head(kv.type, kv.head_dim));
-  const size_t v_scales = heads * static_cast<size_t>(value_scales_per_head(kv.type));
-  if (keys.size() != k_bytes || values.size() != v_bytes || key_scales.size() != k_scales ||
-      value_scales.size() != v_scales) {
+  const PortableSizes size = portable_sizes(cache.layer(layer));
+  const auto fits = [&](const auto& array, int64_t per_token) {
+    return array.size() == tokens * static_cast<size_t>(per_token);
+  };
+  if (!fits(keys, size.k_bytes) || !fits(values, size.v_bytes) ||
+      !fits(key_scales, size.k_scales) || !fits(value_scales, size.v_scales)) {
     throw internal_error("exported blocks do not have this cache's shape and type");
   }
 }
@@ -243,9 +253,8 @@ void bind_executor(nb::module_& m) {
                                            source.data(), size_of(source));
            })
       .def("build",
-           [](Executor& e, const ModelConfig& config, const Bytes& embedding) {
-             e.build(config, embedding.size() == 0 ? nullptr : embedding.data(),
-                     size_of(embedding));
+           [](Executor& e, const ModelConfig& config, const Bytes& embedding, const Bytes& inputs) {
+             e.build(config, source_of(embedding), source_of(inputs));
            })
       .def("weight_bytes", &Executor::weight_bytes)
       .def("kv_bytes", &Executor::kv_bytes)

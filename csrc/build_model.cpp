@@ -32,11 +32,9 @@ class Builder {
     DecoderLayer layer;
     if (c.recurrent.qkv.weight >= 0) {
       layer.recurrent = std::make_unique<Recurrent>(recurrent(c.recurrent));
-    } else if (c.heads > 0) {
-      attention(c, layer);
-    } else {
-      layer.mixes = false;
     }
+    layer.attends = c.heads > 0;
+    if (layer.attends) attention(c, layer);
     layer.parallel = c.parallel;
     layer.attn_norm = norm(c.attn_norm, config_.hidden);
     layer.attn_post_norm = norm(c.attn_post_norm, config_.hidden);
@@ -49,10 +47,52 @@ class Builder {
     } else {
       layer.feeds = false;
     }
-    if ((!layer.mixes || !layer.feeds) && (layer.parallel || layer.mixes == layer.feeds)) {
+    const bool mixes = layer.mixes();
+    if ((!mixes || !layer.feeds) && (layer.parallel || mixes == layer.feeds)) {
       throw internal_error("a layer has no block, or one beside nothing");
     }
+    if (layer.parallel && layer.attends && layer.recurrent) {
+      throw internal_error("a layer has three blocks beside each other");
+    }
+    layer.mixer_scale = c.mixer_scale;
+    layer.beside_scale = c.beside_scale;
+    layer.mlp_scale = c.mlp_scale;
+    if (config_.inputs.width > 0) {
+      layer.input_gate = linear(c.input_gate, config_.inputs.width, config_.hidden);
+      layer.input_out = linear(c.input_out, config_.hidden, config_.inputs.width);
+      layer.input_post = norm(c.input_post, config_.hidden);
+    }
+    if (c.scale_id >= 0) layer.scale = *weights_.vector(c.scale_id, 1);
     return layer;
+  }
+
+  // Rows of an embedding: of a packed matrix (id >= 0), or of what lies in the file.
+  Embedding embedding(int id, int type_code, int64_t rows, int64_t width, EmbeddingSource source,
+                      const char* name) const {
+    if (id >= 0) return {linear({id, -1}, rows, width).weight};
+    const auto type = static_cast<WeightType>(type_code);
+    const int64_t row = source_row_bytes(type, width);
+    if (source.data == nullptr || source.bytes != row * rows) {
+      throw Error(ErrorKind::ModelFile, "the embedding's bytes contradict its shape", name);
+    }
+    return {nullptr, type, source.data, row};
+  }
+
+  LayerInputs layer_inputs(const LayerInputsConfig& c, int64_t layers,
+                           EmbeddingSource source) const {
+    LayerInputs in;
+    if (c.width < 1) return in;
+    in.width = c.width;
+    in.activation = static_cast<Activation>(c.activation);
+    in.embed_scale = c.embed_scale;
+    in.projection_scale = c.projection_scale;
+    in.sum_scale = c.sum_scale;
+    in.embedding = embedding(c.embedding, c.embedding_type, c.vocab, layers * c.width, source,
+                             "layer_inputs.embed.weight");
+    in.projection = linear(c.projection, layers * c.width, config_.hidden);
+    in.norm = norm(c.norm, c.width);
+    if (c.vocab < config_.vocab) throw internal_error("tokens without an input of the layers");
+    return in;
   }
 
  private:
@@ -68,15 +108,16 @@ class Builder {
     layer.clip = c.clip;
     layer.tuning = {c.tuning_scale, c.tuning_floor, c.tuning_shift};
     if (c.latent.rank > 0) return latent(c, layer);
+    layer.kv_layer = c.kv_layer;
     layer.q = linear(c.q, q, config_.hidden);
-    layer.k = linear(c.k, kv, config_.hidden);
-    layer.v = linear(c.v, kv, config_.hidden);
+    if (c.kv_layer < 0) layer.k = linear(c.k, kv, config_.hidden);
+    if (c.v.weight >= 0) layer.v = linear(c.v, kv, config_.hidden);
     layer.o = linear(c.o, config_.hidden, q);
     if (c.gate.weight >= 0) layer.gate = linear(c.gate, q, config_.hidden);
     const auto scope = static_cast<NormScope>(c.qk_scope);
     const bool head = scope == NormScope::Head;
     layer.qk_norm = {norm(c.q_norm, head ? c.head_dim : q), norm(c.k_norm, head ? c.head_dim : kv),
-                     scope, c.qk_layer_norm, c.qk_after_rope};
+                     norm(c.v_norm, c.head_dim), scope, c.qk_layer_norm, c.qk_after_rope};
   }
 
   Recurrent recurrent(const RecurrentMixerConfig& c) const {
@@ -98,7 +139,10 @@ class Builder {
     m.out = linear(c.out, hidden, inner);
     const float* const conv = weights_.vector(c.conv, channels * c.taps);  // [channels][taps]
     for (int64_t j = 0; j < c.taps; ++j) {
-      for (int64_t i = 0; i < channels; ++i) m.conv.push_back(conv[i * c.taps + j]);
+      for (int64_t i = 0; i < channels; ++i) {
+        const float scale = i < inner ? c.x_scale : i < m.query_at() ? c.b_scale : c.c_scale;
+        m.conv.push_back(conv[i * c.taps + j] * (c.delta ? 1.0f : scale));
+      }
     }
     m.conv_bias = vector(c.conv_bias, channels);
     const float* const a_log = weights_.vector(c.a_log, c.value_heads);
@@ -162,6 +206,7 @@ class Builder {
     const int64_t width = weights_.matrix(c.up.weight).n, hidden = config_.hidden;
     FeedForward mlp;
     mlp.activation = static_cast<Activation>(c.activation);
+    mlp.gate_scale = c.gate_scale;
     if (c.gate.weight >= 0) mlp.gate = linear(c.gate, width, hidden);
     mlp.up = linear(c.up, width, hidden);
     mlp.down = linear(c.down, hidden, width);
@@ -177,12 +222,21 @@ class Builder {
     }
     Experts moe;
     moe.routing = {count, c.top_k, static_cast<Scoring>(c.scoring), c.normalize, c.scale,
-                   vector(c.correction, count), c.groups, c.top_groups, c.jitter};
+                   vector(c.correction, count), c.groups, c.top_groups, c.jitter, c.router_scale,
+                   vector(c.expert_scales, count)};
     moe.scale_inputs = c.scale_inputs;
     moe.router = linear(c.router, count, config_.hidden);
     for (const FeedForwardConfig& expert : c.experts) moe.experts.push_back(feed_forward(expert));
     if (c.shared.up.weight >= 0) moe.shared = feed_forward(c.shared);
     if (c.shared_gate.weight >= 0) moe.shared_gate = linear(c.shared_gate, 1, config_.hidden);
+    moe.router_norm = norm(c.router_norm, config_.hidden);
+    moe.experts_norm = norm(c.experts_norm, config_.hidden);
+    moe.experts_post = norm(c.experts_post, config_.hidden);
+    moe.shared_post = norm(c.shared_post, config_.hidden);
+    if (moe.apart() && (!moe.experts_norm || !moe.experts_post || !moe.shared_post ||
+                        moe.shared.up.weight == nullptr || moe.shared_gate)) {
+      throw internal_error("experts apart lack a norm or the shared one");
+    }
     return moe;
   }
 
@@ -193,7 +247,7 @@ class Builder {
 }  // namespace
 
 DecoderModel build_model(const WeightStore& weights, const ModelConfig& config,
-                         const uint8_t* embedding_source, int64_t source_bytes) {
+                         EmbeddingSource embedding, EmbeddingSource inputs) {
   const Builder builder(weights, config);
   DecoderModel m;
   m.vocab = config.vocab;
@@ -216,17 +270,21 @@ DecoderModel build_model(const WeightStore& weights, const ModelConfig& config,
   for (size_t i = 0; i < config.ropes.size(); ++i) {
     m.ropes.emplace_back(config.ropes[i], config.rope_scales[i]);
   }
-  if (config.embedding >= 0) {
-    m.embedding.packed = builder.linear({config.embedding, -1}, m.vocab, m.hidden).weight;
-  } else {
-    const auto type = static_cast<WeightType>(config.embedding_type);
-    const int64_t row = source_row_bytes(type, m.hidden);
-    if (embedding_source == nullptr || source_bytes != row * m.vocab) {
-      throw Error(ErrorKind::ModelFile, "the embedding's bytes contradict its shape",
-                  "embed.weight");
+  for (size_t l = 0; l < m.layers.size(); ++l) {
+    const DecoderLayer& layer = m.layers[l];
+    if (layer.kv_layer < 0) continue;
+    const bool known = layer.kv_layer < static_cast<int>(l);
+    const DecoderLayer& source = m.layers[known ? static_cast<size_t>(layer.kv_layer) : l];
+    const AttnShape &a = layer.attention, &b = source.attention;
+    if (!known || !source.attends || source.latent || source.kv_layer >= 0 ||
+        source.cache_group != layer.cache_group || a.kv_heads != b.kv_heads ||
+        a.head_dim != b.head_dim || a.v_dim != b.v_dim || a.window != b.window) {
+      throw internal_error("layer " + std::to_string(l) + " reads K and V that are not there");
     }
-    m.embedding = {nullptr, type, embedding_source, row};
   }
+  m.embedding = builder.embedding(config.embedding, config.embedding_type, m.vocab, m.hidden,
+                                  embedding, "embed.weight");
+  m.inputs = builder.layer_inputs(config.inputs, static_cast<int64_t>(m.layers.size()), inputs);
   if (config.positions >= 0) {
     m.positions = &weights.matrix(config.positions);
     if (m.positions->n < m.max_positions) throw internal_error("positions without a vector");

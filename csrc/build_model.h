@@ -20,18 +20,22 @@ struct LinearConfig {
 struct FeedForwardConfig {
   LinearConfig gate, up, down;
   int activation = 0;
+  float gate_scale = 1;
 };
 
 struct ExpertsConfig {
   std::vector<FeedForwardConfig> experts;  // empty: the layer has none
   LinearConfig router, shared_gate;
   FeedForwardConfig shared;
+  NormConfig router_norm, experts_norm, experts_post, shared_post;  // all, or none
+  int expert_scales = -1;
+  float router_scale = 1;
   int correction = -1, top_k = 0, scoring = 0, groups = 1, top_groups = 1;
   bool normalize = true, scale_inputs = false;
   float scale = 1, jitter = 0;
 };
 
-// Its qkv.weight is -1 where the layer has attention (then heads are given) or no mixer.
+// Its qkv.weight is -1 where the layer has none.
 struct RecurrentMixerConfig : RecurrentConfig {
   LinearConfig qkv, z, a, b, out;
   int conv = -1, conv_bias = -1, a_log = -1, a_bias = -1, skip = -1, norm = -1;
@@ -54,15 +58,36 @@ struct LayerConfig {
   bool chunked = false;
   int rope = -1;
   int cache_group = 0;
+  int kv_layer = -1;  // an earlier layer, whose K and V this one reads; -1: its own
   int slopes = -1, sinks = -1;
   LinearConfig q, k, v, o, gate;
   RecurrentMixerConfig recurrent;
   LatentConfig latent;
-  NormConfig attn_norm, attn_post_norm, mlp_norm, mlp_post_norm, q_norm, k_norm;
+  NormConfig attn_norm, attn_post_norm, mlp_norm, mlp_post_norm, q_norm, k_norm, v_norm;
   int qk_scope = 0;
   bool qk_layer_norm = false, qk_after_rope = false, parallel = false;
   FeedForwardConfig mlp;
   ExpertsConfig moe;
+  float mixer_scale = 1, beside_scale = 1, mlp_scale = 1;
+  LinearConfig input_gate, input_out;
+  NormConfig input_post;
+  int scale_id = -1;  // a vector of one number, or none
+};
+
+// See LayerInputs in decoder.h.
+struct LayerInputsConfig {
+  int64_t width = 0, vocab = 0;
+  int activation = 0;
+  float embed_scale = 1, projection_scale = 1, sum_scale = 1;
+  int embedding = -1, embedding_type = 0;
+  LinearConfig projection;
+  NormConfig norm;
+};
+
+// Rows of an embedding that lie in their file.
+struct EmbeddingSource {
+  const uint8_t* data = nullptr;
+  int64_t bytes = 0;
 };
 
 struct ModelConfig {
@@ -82,11 +107,13 @@ struct ModelConfig {
   bool causal = true, norm_sums = false;
   NormConfig embed_norm, final_norm;
   LinearConfig lm_head;
+  LayerInputsConfig inputs;
 };
 
 // Error (Internal) where sizes contradict each other, (Unsupported) for shapes the kernels refuse,
-// (ModelFile) for an embedding source (rows of embedding_type) of the wrong size.
+// (ModelFile) for an embedding's source (rows of its type) of the wrong size. `inputs`: the layers'
+// own embedding's.
 DecoderModel build_model(const WeightStore& weights, const ModelConfig& config,
-                         const uint8_t* embedding_source, int64_t source_bytes);
+                         EmbeddingSource embedding, EmbeddingSource inputs);
 
 }  // namespace tidemill

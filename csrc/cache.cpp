@@ -8,38 +8,24 @@
 
 namespace tidemill {
 
-int64_t portable_bytes(KvType type) {
-  return type == KvType::F32 ? 4 : type == KvType::BF16 ? 2 : 1;
-}
-
-int64_t key_scales_per_head(KvType type, int64_t width) {
-  if (type == KvType::I4) return 2 * ((width + kKvGroup - 1) / kKvGroup);
-  return type == KvType::I8 ? 1 : 0;
-}
-
-int64_t value_scales_per_head(KvType type) {
-  return type == KvType::I4 ? 2 : type == KvType::I8 ? 1 : 0;
-}
-
 namespace {
 
 // Of smaller caches pages are taken soon enough by the steps themselves.
 constexpr int64_t kPrefaultFrom = int64_t{64} << 20;
 
-// Of one token.
-struct PortableSizes {
-  int64_t k_bytes, v_bytes;
-  int64_t k_scales, v_scales;  // floats
-};
+}  // namespace
 
 PortableSizes portable_sizes(const KvLayer& kv) {
-  const int64_t heads = kv.kv_heads, element = portable_bytes(kv.type);
-  return {heads * kv.head_dim * element, heads * kv.v_dim * element,
-          heads * key_scales_per_head(kv.type, kv.head_dim),
-          heads * value_scales_per_head(kv.type)};
+  const int64_t heads = kv.kv_heads;
+  const int64_t element = kv.type == KvType::F32 ? 4 : kv.type == KvType::BF16 ? 2 : 1;
+  int64_t k_scales = kv.type == KvType::I8, v_scales = k_scales;  // per head
+  if (kv.type == KvType::I4) {  // a scale and a minimum each
+    k_scales = 2 * ((kv.head_dim + kKvGroup - 1) / kKvGroup);
+    v_scales = 2;
+  }
+  return {heads * kv.head_dim * element, heads * kv.v_dim * element, heads * k_scales,
+          heads * v_scales};
 }
-
-}  // namespace
 
 KvCache::KvCache(const KernelTable& kernels, KvType type, int block_size,
                  std::vector<CacheGroupShape> groups, std::vector<CacheLayerShape> layers,

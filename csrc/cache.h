@@ -22,11 +22,12 @@ struct CacheLayerShape {
   int32_t kv_heads, head_dim, v_dim;
 };
 
-// The portable form of blocks: bytes of a value, and floats of scales that a token's K or V of
-// `width` values has per head.
-int64_t portable_bytes(KvType type);
-int64_t key_scales_per_head(KvType type, int64_t width);
-int64_t value_scales_per_head(KvType type);
+// What one token's K and V take in the portable form of a layer's blocks.
+struct PortableSizes {
+  int64_t k_bytes, v_bytes;
+  int64_t k_scales, v_scales;  // floats
+};
+PortableSizes portable_sizes(const KvLayer& kv);
 
 class KvCache {
  public:
@@ -56,8 +57,8 @@ class KvCache {
   // Copies blocks pairs[2 i] -> pairs[2 i + 1] in order.
   void copy(int64_t g, const int32_t* pairs, int64_t count);
   // Portable form of `count` blocks of one layer: K [count, block_size, kv_heads, head_dim] and V
-  // [count, block_size, kv_heads, v_dim] of the cache's type (bfloat16 as its bits, int4 a byte each),
-  // with scales [count, block_size, kv_heads, as many as there are per head].
+  // [count, block_size, kv_heads, v_dim] of the cache's type (bfloat16 as its bits, int4 a byte
+  // each), with scales [count, block_size, kv_heads, as many as there are per head].
   void export_layer(int layer, const int32_t* blocks, int64_t count, void* keys, void* values,
                     float* key_scales, float* value_scales, ThreadPool& pool) const;
   void import_layer(int layer, const int32_t* blocks, int64_t count, const void* keys,

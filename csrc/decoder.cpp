@@ -35,8 +35,11 @@ unsigned input_acts(const FeedForward& mlp) {
 }
 
 unsigned attention_acts(const DecoderLayer& layer) {
-  const unsigned acts = act_bit(layer.q) | act_bit(layer.k) | act_bit(layer.v);
-  return layer.gate ? acts | act_bit(layer.gate) : acts;
+  unsigned acts = act_bit(layer.q);
+  for (const Linear* part : {&layer.k, &layer.v, &layer.gate}) {
+    if (*part) acts |= act_bit(*part);
+  }
+  return acts;
 }
 
 unsigned all_acts(const FeedForward& mlp) { return input_acts(mlp) | act_bit(mlp.down); }
@@ -51,7 +54,7 @@ Decoder::Decoder(const KernelTable& kernels, ThreadPool& pool, DecoderModel& mod
   if (model_.lm_head.weight != nullptr) used_acts_ = act_bit(model_.lm_head);
   for (const DecoderLayer& layer : model.layers) {
     measure(layer);
-    if (!layer.mixes || layer.recurrent) {
+    if (!layer.attends) {
       layer_plan_.push_back(-1);
       continue;
     }
@@ -67,7 +70,16 @@ Decoder::Decoder(const KernelTable& kernels, ThreadPool& pool, DecoderModel& mod
     }
     layer_plan_.push_back(static_cast<int>(p));
   }
-  scratch_width_ = round_up(act_k_, 16);
+  if (const LayerInputs& in = model.inputs; in.width > 0) {
+    mlp_width_ = std::max(mlp_width_, round_up(2 * in.width, 32));
+    act_k_ = std::max(act_k_, in.width);
+    used_acts_ |= act_bit(in.projection);
+    for (const DecoderLayer& layer : model.layers) {
+      used_acts_ |= act_bit(layer.input_gate) | act_bit(layer.input_out);
+    }
+    scratch_width_ = in.projection.weight->n;
+  }
+  scratch_width_ = round_up(std::max(scratch_width_, act_k_), 16);
   for (Acts* acts : {&acts_, &sent_acts_, &slot_acts_}) set_strides(*acts, act_k_);
   set_strides(head_acts_, head_k_);
   scratch_.ensure(scratch_width_ * pool.threads());
@@ -75,9 +87,8 @@ Decoder::Decoder(const KernelTable& kernels, ThreadPool& pool, DecoderModel& mod
 
 // Widths and activation types that the layer needs of the buffers.
 void Decoder::measure(const DecoderLayer& layer) {
-  if (layer.recurrent) {
-    measure_recurrent(*layer.recurrent);
-  } else if (layer.mixes) {
+  if (layer.recurrent) measure_recurrent(*layer.recurrent);
+  if (layer.attends) {
     const AttnShape& a = layer.attention;
     const int64_t q = int64_t{a.heads} * a.head_dim, kv = int64_t{a.kv_heads} * a.head_dim;
     qkv_width_ = std::max(qkv_width_, round_up(layer.latent ? q : q + 2 * kv, 16));
@@ -137,16 +148,16 @@ void Decoder::prepare_tables(const StepInput& step, const KvCache& cache) {
     const int64_t stride = table.columns + kTablePadding;
     table_stride_[g] = stride;
     tables_[g].assign(static_cast<size_t>(step.rows() * stride), 0);
+    int32_t highest = 0;
     for (int64_t r = 0; r < step.rows(); ++r) {
       for (int64_t b = 0; b < table.columns; ++b) {
-        tables_[g][static_cast<size_t>(r * stride + b)] =
+        const int32_t block =
             std::max(0, table.values[static_cast<size_t>(r * table.columns + b)]);
+        tables_[g][static_cast<size_t>(r * stride + b)] = block;
+        highest = std::max(highest, block);
       }
     }
-    if (!table.values.empty()) {
-      cache.reached(static_cast<int64_t>(g),
-                    *std::max_element(table.values.begin(), table.values.end()));
-    }
+    cache.reached(static_cast<int64_t>(g), highest);
   }
 }
 
@@ -199,8 +210,13 @@ void Decoder::forward(const StepInput& step, const std::vector<int32_t>& token_i
   const auto layers = static_cast<int64_t>(model_.layers.size());
   const LayerSlice slice = step.slice ? step.slice : LayerSlice{-1, 0, layers};
   prepare(step, cache);
-  compute_rows(step, step.rows() - (slice.begin > 0));
+  const int64_t rows = step.rows() - (slice.begin > 0);  // that begin with the first layer
+  compute_rows(step, model_.inputs.width > 0 ? step.rows() : rows);
   embed(step, token_ids);
+  if (model_.inputs.width > 0) {
+    embed_inputs(token_ids);
+    compute_rows(step, rows);
+  }
   pending_.clear();
   for (int64_t l = 0; l < layers; ++l) {
     check_cancelled();
@@ -220,18 +236,22 @@ void Decoder::forward(const StepInput& step, const std::vector<int32_t>& token_i
 
 void Decoder::run_layer(size_t l, const StepInput& step, KvCache& cache) {
   const DecoderLayer& layer = model_.layers[l];
-  if (layer.mixes) mix(l, step, cache);
-  const Delta attended{delta_.data(), layer.attn_post_norm};
   if (layer.parallel) {  // x stays what it was until both are done
+    mix(l, step, cache);
+    const Delta mixed = pending_.front();
+    pending_.clear();
     float* const out = delta2_.ensure(tokens_ * delta_stride_);
     feed_forward(layer, layer.mlp_norm ? layer.mlp_norm : layer.attn_norm, out);
-    pending_ = {attended, {out, layer.mlp_post_norm}};
+    pending_ = {mixed, {out, layer.mlp_post_norm, layer.mlp_scale}};
   } else {
-    if (layer.mixes) pending_ = {attended};
-    if (!layer.feeds) return;
-    feed_forward(layer, layer.mlp_norm, delta_.data());
-    pending_ = {{delta_.data(), layer.mlp_post_norm}};
+    if (layer.mixes()) mix(l, step, cache);
+    if (layer.feeds) {
+      feed_forward(layer, layer.mlp_norm, delta_.data());
+      pending_ = {{delta_.data(), layer.mlp_post_norm, layer.mlp_scale}};
+    }
   }
+  if (layer.input_gate) take_input(l);
+  pending_.back().after = layer.scale;
 }
 
 // x takes what is pending. When it does so changes no sum.
@@ -277,16 +297,10 @@ void Decoder::put_down(const StepInput& step) {
 
 void Decoder::embed(const StepInput& step, const std::vector<int32_t>& token_ids) {
   if (tokens_ == 0) return;
-  const Embedding& e = model_.embedding;
   each_token(tokens_, [&](int64_t t, int thread) {
     const auto at = static_cast<size_t>(t);
-    const int64_t id = token_ids[at];
     float* out = x_.data() + t * model_.hidden;
-    if (e.packed != nullptr) {
-      kernels_.unpack_row(*e.packed, id, out);
-    } else {
-      kernels_.to_float(e.type, e.source + id * e.row_bytes, model_.hidden, out);
-    }
+    embedding_row(model_.embedding, token_ids[at], model_.hidden, out);
     if (model_.embed_scale != 1.0f) kernels_.scale(out, model_.embed_scale, model_.hidden);
     if (model_.positions != nullptr) {
       float* row = scratch_.data() + thread * scratch_width_;
@@ -304,25 +318,79 @@ void Decoder::embed(const StepInput& step, const std::vector<int32_t>& token_ids
   });
 }
 
+void Decoder::embedding_row(const Embedding& from, int64_t id, int64_t width, float* out) const {
+  if (from.packed != nullptr) {
+    kernels_.unpack_row(*from.packed, id, out);
+  } else {
+    kernels_.to_float(from.type, from.source + id * from.row_bytes, width, out);
+  }
+}
+
+void Decoder::embed_inputs(const std::vector<int32_t>& token_ids) {
+  if (tokens_ == 0) return;
+  const LayerInputs& in = model_.inputs;
+  const int64_t total = in.projection.weight->n;
+  float* const inputs = inputs_.ensure(tokens_ * total);
+  pack_rows(x_.data(), model_.hidden, in.projection);
+  multiply({{&in.projection, inputs, total, 0, tokens_}});
+  each_token(tokens_, [&](int64_t t, int thread) {
+    float *const row = inputs + t * total, *const own = scratch_.data() + thread * scratch_width_;
+    embedding_row(in.embedding, token_ids[static_cast<size_t>(t)], total, own);
+    kernels_.scale(row, in.projection_scale, total);
+    for (int64_t at = 0; at < total; at += in.width) {
+      kernels_.rms_norm(row + at, in.norm.weight, model_.norm_eps, in.width, row + at);
+    }
+    kernels_.add_scaled(row, own, in.embed_scale, total);
+    kernels_.scale(row, in.sum_scale, total);
+  });
+}
+
+void Decoder::take_input(size_t l) {
+  const DecoderLayer& layer = model_.layers[l];
+  const LayerInputs& in = model_.inputs;
+  const int64_t total = in.projection.weight->n;
+  add_norm_pack({}, act_bit(layer.input_gate));
+  multiply({{&layer.input_gate, mlp_.data(), mlp_width_, 0, tokens_}});
+  const float* const inputs = inputs_.data() + static_cast<int64_t>(l) * in.width;
+  each_token(tokens_, [&](int64_t t, int thread) {
+    float* const out = scratch_.data() + thread * scratch_width_;
+    kernels_.activate(in.activation, mlp_.data() + t * mlp_width_, inputs + t * total, in.width,
+                      out);
+    pack_row(act_bit(layer.input_out), out, in.width, t, acts_);
+  });
+  multiply({{&layer.input_out, delta_.data(), delta_stride_, 0, tokens_}});
+  pending_ = {{delta_.data(), layer.input_post}};
+}
+
 void Decoder::mix(size_t l, const StepInput& step, KvCache& cache) {
   const DecoderLayer& layer = model_.layers[l];
-  if (layer.recurrent) {
-    add_norm_pack(layer.attn_norm, recurrent_acts(*layer.recurrent));
-    return recur(*layer.recurrent, step, cache.states());
+  Delta attended{delta_.data(), layer.attn_post_norm, layer.mixer_scale};
+  Delta recurred = attended;
+  if (layer.attends) {
+    const KvLayer& kv = cache.layer(layer.kv_layer < 0 ? static_cast<int>(l) : layer.kv_layer);
+    Attend& plan = *attends_[static_cast<size_t>(layer_plan_[l])];
+    layer.latent ? attend_latent(layer, kv, plan) : attend(layer, kv, plan);
+    recurred.scale = layer.beside_scale;
   }
-  const KvLayer& kv = cache.layer(static_cast<int>(l));
-  Attend& plan = *attends_[static_cast<size_t>(layer_plan_[l])];
-  if (layer.latent) return attend_latent(layer, kv, plan);
-  attend(layer, kv, plan);
+  if (layer.recurrent) {
+    float* const out = layer.attends ? delta2_.ensure(tokens_ * delta_stride_) : delta_.data();
+    add_norm_pack(layer.attn_norm, recurrent_acts(*layer.recurrent));
+    recur(*layer.recurrent, step, cache.states(), out);
+    recurred.values = out;
+  }
+  pending_.clear();
+  if (layer.attends) pending_.push_back(attended);
+  if (layer.recurrent) pending_.push_back(recurred);
 }
 
 void Decoder::attend(const DecoderLayer& layer, const KvLayer& kv, Attend& plan) {
   const AttnShape& a = layer.attention;
   const int64_t q = int64_t{a.heads} * a.head_dim, k = int64_t{a.kv_heads} * a.head_dim;
   add_norm_pack(layer.attn_norm, attention_acts(layer));
-  multiply({{&layer.q, qkv_.data(), qkv_width_, 0, tokens_},
-            {&layer.k, qkv_.data() + q, qkv_width_, 0, tokens_},
-            {&layer.v, qkv_.data() + q + k, qkv_width_, 0, tokens_}});
+  const Product products[] = {{&layer.q, qkv_.data(), qkv_width_, 0, tokens_},
+                              {&layer.k, qkv_.data() + q, qkv_width_, 0, tokens_},
+                              {&layer.v, qkv_.data() + q + k, qkv_width_, 0, tokens_}};
+  multiply(products, layer.v ? 3 : layer.k ? 2 : 1, acts_);
   if (layer.gate) {
     multiply({{&layer.gate, gate_.ensure(tokens_ * heads_width_), heads_width_, 0, tokens_}});
   }
@@ -338,8 +406,13 @@ void Decoder::attend(const DecoderLayer& layer, const KvLayer& kv, Attend& plan)
   multiply({{&layer.o, delta_.data(), delta_stride_, 0, tokens_}});
 }
 
-// Q and K get their norms and rope, K and V go to the cache.
+// Q and K get their norms and rope, K and V go to the cache, unless they are another layer's.
 void Decoder::write_kv(const DecoderLayer& layer, const KvLayer& kv) {
+  if (!layer.k) {
+    return each_token(tokens_, [&](int64_t t, int) {
+      shape_heads(layer, positions_[static_cast<size_t>(t)], qkv_.data() + t * qkv_width_);
+    });
+  }
   const AttnShape& a = layer.attention;
   const int64_t q_width = int64_t{a.heads} * a.head_dim, k_width = int64_t{a.kv_heads} * a.head_dim;
   each_write(layer, kv, [&](int64_t token, int64_t position, int64_t block) {
@@ -370,14 +443,22 @@ void Decoder::each_write(const DecoderLayer& layer, const KvLayer& kv,
 void Decoder::shape_heads(const DecoderLayer& layer, int64_t position, float* qkv) const {
   const AttnShape& a = layer.attention;
   const int64_t q_width = int64_t{a.heads} * a.head_dim, k_width = int64_t{a.kv_heads} * a.head_dim;
-  float *const q = qkv, *const k = qkv + q_width;
+  const bool own = layer.kv_layer < 0;
+  float *const q = qkv, *const k = own ? qkv + q_width : nullptr;
+  if (own) {
+    float* const v = k + k_width;
+    if (!layer.v) std::copy_n(k, k_width, v);
+    for (int64_t at = 0; layer.qk_norm.v && at < k_width; at += a.head_dim) {
+      kernels_.rms_norm(v + at, layer.qk_norm.v.weight, model_.norm_eps, a.head_dim, v + at);
+    }
+  }
   if (!layer.qk_norm.after_rope) norm_heads(layer, q, k);
-  if (layer.clip > 0) kernels_.clamp(qkv, layer.clip, q_width + 2 * k_width);
+  if (layer.clip > 0) kernels_.clamp(qkv, layer.clip, q_width + (own ? 2 * k_width : 0));
   if (layer.rope >= 0) {
     const RopeTable& rope = model_.ropes[static_cast<size_t>(layer.rope)];
     const float* cos_sin = rope.at(position);
     kernels_.rope(q, a.heads, a.head_dim, rope.dim(), cos_sin);
-    kernels_.rope(k, a.kv_heads, a.head_dim, rope.dim(), cos_sin);
+    if (own) kernels_.rope(k, a.kv_heads, a.head_dim, rope.dim(), cos_sin);
   }
   if (layer.qk_norm.after_rope) norm_heads(layer, q, k);
   if (layer.tuning.floor > 0) kernels_.scale(q, layer.tuning.at(position), q_width);
@@ -401,7 +482,7 @@ void Decoder::norm_heads(const DecoderLayer& layer, float* q, float* k) const {
     }
   };
   each(n.q, a.heads, q);
-  each(n.k, a.kv_heads, k);
+  if (k != nullptr) each(n.k, a.kv_heads, k);
 }
 
 void Decoder::feed_forward(const DecoderLayer& layer, const Norm& norm, float* out) {
@@ -410,6 +491,7 @@ void Decoder::feed_forward(const DecoderLayer& layer, const Norm& norm, float* o
     return dense(layer.mlp, tokens_, out);
   }
   const Experts& moe = *layer.experts;
+  if (moe.apart()) return mix_apart(moe, norm, out);
   unsigned acts = act_bit(moe.router);
   for (const FeedForward& expert : moe.experts) acts |= input_acts(expert);
   if (moe.shared.up.weight != nullptr) acts |= input_acts(moe.shared);
@@ -431,9 +513,11 @@ void Decoder::dense(const FeedForward& mlp, int64_t rows, float* out) {
 
 void Decoder::activate_row(const FeedForward& mlp, int64_t t, int thread, Acts& acts) {
   const int64_t width = mlp.up.weight->n;
-  const float *gate = mlp_.data() + t * mlp_width_, *up = gate + mlp_width_ / 2;
+  float* const gate = mlp_.data() + t * mlp_width_;
+  const float* const up = gate + mlp_width_ / 2;
   float* out = scratch_.data() + thread * scratch_width_;
   if (mlp.gated()) {
+    if (mlp.gate_scale != 1.0f) kernels_.scale(gate, mlp.gate_scale, width);
     kernels_.activate(mlp.activation, gate, up, width, out);
   } else {
     kernels_.activate(mlp.activation, up, nullptr, width, out);
@@ -457,12 +541,14 @@ void Decoder::settle(int64_t token, float* scratch) {
       normalise(delta.post, values, scratch);
       values = scratch;
     }
-    if (model_.residual_scale == 1.0f) {
+    const float scale = model_.residual_scale * delta.scale;
+    if (scale == 1.0f) {
       kernels_.add(x, values, model_.hidden);
     } else {
-      kernels_.add_scaled(x, values, model_.residual_scale, model_.hidden);
+      kernels_.add_scaled(x, values, scale, model_.hidden);
     }
     if (delta.post && model_.norm_sums) normalise(delta.post, x, x);
+    if (delta.after != 1.0f) kernels_.scale(x, delta.after, model_.hidden);
   }
 }
 

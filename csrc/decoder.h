@@ -25,6 +25,7 @@ enum class NormScope : int { Head, Heads, Full };  // of Q and K: see models/spe
 
 struct QkNorm {
   Norm q, k;
+  Norm v;  // of each head, whatever the scope
   NormScope scope = NormScope::Head;
   bool layer_norm = false, after_rope = false;
 };
@@ -33,6 +34,7 @@ struct QkNorm {
 struct FeedForward {
   Linear gate, up, down;
   Activation activation = Activation::Silu;
+  float gate_scale = 1;
   bool gated() const { return gate.weight != nullptr; }
 };
 
@@ -43,6 +45,10 @@ struct Experts {
   FeedForward shared;  // up.weight null: none
   Linear shared_gate;  // null: its output is added as it is
   bool scale_inputs = false;  // weights multiply what experts read, not what they make
+  // With them, the router, the experts and the shared one read x by norms of their own, and what
+  // both make is normed before it is added; without, all read the same.
+  Norm router_norm, experts_norm, experts_post, shared_post;
+  bool apart() const { return static_cast<bool>(router_norm); }
 };
 
 // Multi-head latent attention (DeepSeek-V2, section 2.1), absorbed: every head reads the same
@@ -72,19 +78,28 @@ struct DecoderLayer {
   AttnShape attention{};
   int rope = -1;  // index of its table, -1 for none
   int cache_group = 0;
+  int kv_layer = -1;  // whose K and V are attended to; -1: its own
   const float* sinks = nullptr;
   float clip = 0;  // of Q, K and V; 0: none
   Tuning tuning;
-  Linear q, k, v, o;             // k and v are null of latent attention
+  // k and v are null of latent attention and where K and V are another layer's; v alone where V is
+  // what K is before its norm and rope.
+  Linear q, k, v, o;
   Linear gate;  // of the heads' outputs, by its sigmoid; or none
   std::unique_ptr<Latent> latent;
   QkNorm qk_norm;
   Norm attn_norm, attn_post_norm, mlp_norm, mlp_post_norm;
-  std::unique_ptr<Recurrent> recurrent;  // instead of attention
+  std::unique_ptr<Recurrent> recurrent;  // instead of attention, or beside it
   FeedForward mlp;                  // without experts
   std::unique_ptr<Experts> experts;
   bool parallel = false;            // both blocks read the same x
-  bool mixes = true, feeds = true;  // a layer may be one block alone: its mixer or its feed-forward
+  bool attends = true, feeds = true;  // a layer may be one block alone: its mixer or its feed-forward
+  bool mixes() const { return attends || recurrent != nullptr; }
+  float mixer_scale = 1, beside_scale = 1, mlp_scale = 1;  // of the blocks' outputs
+  // Of a layer with an input of its own (LayerInputs): x += norm(out(act(gate(x)) * input)).
+  Linear input_gate, input_out;
+  Norm input_post;
+  float scale = 1;  // of x behind the blocks
 };
 
 // Where embedding rows come from: a packed matrix (tied, or requantized), or the file's bytes.
@@ -93,6 +108,16 @@ struct Embedding {
   WeightType type = WeightType::F32;
   const uint8_t* source = nullptr;
   int64_t row_bytes = 0;
+};
+
+// Inputs of each layer's own (see models/layers.py).
+struct LayerInputs {
+  int64_t width = 0;  // of a layer's; 0: none
+  Activation activation = Activation::GeluTanh;
+  float embed_scale = 1, projection_scale = 1, sum_scale = 1;
+  Embedding embedding;
+  Linear projection;
+  Norm norm;
 };
 
 struct DecoderModel {
@@ -105,6 +130,7 @@ struct DecoderModel {
   int64_t state_floats = 0;  // of a state of all recurrent layers
   std::vector<RopeTable> ropes;
   Embedding embedding;
+  LayerInputs inputs;
   const PackedMatrix* positions = nullptr;  // a vector per position, or null
   Norm embed_norm, final_norm;
   const PackedMatrix* types = nullptr;  // a row per type, added to its tokens' embeddings, or null
@@ -139,6 +165,8 @@ class Decoder {
   struct Delta {
     const float* values;  // [tokens, delta_stride_]
     Norm post;
+    float scale = 1;
+    float after = 1;  // x is multiplied by it then
   };
   // Packed rows, per activation type.
   struct Acts {
@@ -173,7 +201,12 @@ class Decoder {
   void prepare(const StepInput& step, const KvCache& cache);
   void prepare_tables(const StepInput& step, const KvCache& cache);
   void embed(const StepInput& step, const std::vector<int32_t>& token_ids);
-  // The mixer of layer l, into delta_.
+  void embedding_row(const Embedding& from, int64_t id, int64_t width, float* out) const;
+  // Fills inputs_ from the embedded tokens in x_.
+  void embed_inputs(const std::vector<int32_t>& token_ids);
+  // The block by which layer l takes its own input, pending.
+  void take_input(size_t l);
+  // The mixers of layer l, pending; their outputs lie in delta_ and delta2_.
   void mix(size_t l, const StepInput& step, KvCache& cache);
   // Attention of the norm of x, into delta_.
   void attend(const DecoderLayer& layer, const KvLayer& kv, Attend& plan);
@@ -181,7 +214,7 @@ class Decoder {
   struct MixLayout;
   void measure_recurrent(const Recurrent& mixer);
   static unsigned recurrent_acts(const Recurrent& mixer);
-  void recur(const Recurrent& mixer, const StepInput& step, StatePool& states);
+  void recur(const Recurrent& mixer, const StepInput& step, StatePool& states, float* out);
   const float* tail_row(const Recurrent& mixer, const StepInput& step, const StatePool& states,
                         int64_t r, int64_t back) const;
   void convolve(const Recurrent& mixer, const StepInput& step, const StatePool& states, int64_t t);
@@ -206,7 +239,10 @@ class Decoder {
   void dense(const FeedForward& mlp, int64_t rows, float* out);
   // act(gate) * up of row t of mlp_, packed for `down` as row t of `acts`.
   void activate_row(const FeedForward& mlp, int64_t t, int thread, Acts& acts);
+  void choose_experts(const Experts& moe);
   void mix_experts(const Experts& moe, float* out);
+  void mix_apart(const Experts& moe, const Norm& norm, float* out);
+  void mix_all(const Experts& moe, float* out);
   void mix_some(const Experts& moe, int64_t first, int64_t count, float* out);
   void send_to_experts(const Experts& moe, int64_t first, int64_t count);
   void run_experts(const Experts& moe, int64_t slots);
@@ -272,6 +308,7 @@ class Decoder {
   LeftRow left_[2];
   size_t picked_ = 0;  // which one this step went on from
   Buffer<float> x_, qkv_, heads_, gate_, mix_, delta_, delta2_, mlp_, scratch_;
+  Buffer<float> inputs_;  // [tokens, layers * width]
   Acts acts_, sent_acts_, slot_acts_;
   // Of latent attention: queries (later outputs), low-rank queries, [latent, key]; head rows.
   Buffer<float> wide_, low_, latents_;

@@ -14,16 +14,13 @@ namespace {
 constexpr int64_t kMixTokens = 512;
 }  // namespace
 
-void Decoder::mix_experts(const Experts& moe, float* out) {
+// Chooses the experts of the tokens whose rows are packed.
+void Decoder::choose_experts(const Experts& moe) {
   const auto assigned = static_cast<size_t>(tokens_ * moe.routing.top_k);
   chosen_.resize(assigned);
   shares_.resize(assigned);
   float* const scores = router_.ensure(tokens_ * moe.routing.experts);
   multiply({{&moe.router, scores, moe.routing.experts, 0, tokens_}});
-  if (moe.shared_gate.weight != nullptr) {
-    shared_gate_.ensure(tokens_);
-    multiply({{&moe.shared_gate, shared_gate_.data(), 1, 0, tokens_}});
-  }
   route_scratch_.resize(static_cast<size_t>(pool_.threads()));
   each_token(tokens_, [&](int64_t t, int thread) {
     const int64_t k = moe.routing.top_k;
@@ -31,9 +28,21 @@ void Decoder::mix_experts(const Experts& moe, float* out) {
           route_scratch_[static_cast<size_t>(thread)], chosen_.data() + t * k,
           shares_.data() + t * k);
   });
+}
+
+void Decoder::mix_all(const Experts& moe, float* out) {
   for (int64_t first = 0; first < tokens_; first += kMixTokens) {
     mix_some(moe, first, std::min(kMixTokens, tokens_ - first), out);
   }
+}
+
+void Decoder::mix_experts(const Experts& moe, float* out) {
+  choose_experts(moe);
+  if (moe.shared_gate.weight != nullptr) {
+    shared_gate_.ensure(tokens_);
+    multiply({{&moe.shared_gate, shared_gate_.data(), 1, 0, tokens_}});
+  }
+  mix_all(moe, out);
   if (moe.shared.up.weight == nullptr) return;
   // acts_ still holds what the experts were sent copies of.
   dense(moe.shared, tokens_, shared_out_.ensure(tokens_ * delta_stride_));
@@ -46,6 +55,27 @@ void Decoder::mix_experts(const Experts& moe, float* out) {
       const float open = 1.0f / (1.0f + std::exp(-shared_gate_.data()[t]));
       kernels_.add_scaled(row, shared, open, model_.hidden);
     }
+  });
+}
+
+// Of experts apart from the shared one: each reads x by a norm of its own (`norm` the shared one's).
+void Decoder::mix_apart(const Experts& moe, const Norm& norm, float* out) {
+  add_norm_pack(norm, act_bit(moe.shared.up) | (moe.shared.gated() ? act_bit(moe.shared.gate) : 0u));
+  dense(moe.shared, tokens_, shared_out_.ensure(tokens_ * delta_stride_));
+  add_norm_pack(moe.router_norm, act_bit(moe.router));
+  choose_experts(moe);
+  unsigned acts = 0;
+  for (const FeedForward& e : moe.experts) {
+    acts |= act_bit(e.up) | (e.gated() ? act_bit(e.gate) : 0u);
+  }
+  float* const keep = moe.scale_inputs ? normed_.ensure(tokens_ * model_.hidden) : nullptr;
+  add_norm_pack(moe.experts_norm, acts, keep);
+  mix_all(moe, out);
+  each_token(tokens_, [&](int64_t t, int) {
+    float *const row = out + t * delta_stride_, *const shared = shared_out_.data() + t * delta_stride_;
+    normalise(moe.experts_post, row, row);
+    normalise(moe.shared_post, shared, shared);
+    kernels_.add(row, shared, model_.hidden);
   });
 }
 

@@ -48,8 +48,8 @@ unsigned Decoder::recurrent_acts(const Recurrent& mixer) {
   return mixer.b ? acts | act_bit(mixer.b) : acts;
 }
 
-// The mixer of the packed rows, into delta_.
-void Decoder::recur(const Recurrent& mixer, const StepInput& step, StatePool& states) {
+// The mixer of the packed rows, into `out`.
+void Decoder::recur(const Recurrent& mixer, const StepInput& step, StatePool& states, float* out) {
   const MixLayout at(mixer);
   float* const mix = mix_.ensure(tokens_ * mix_width_);
   const Product products[] = {{&mixer.qkv, mix + at.raw, mix_width_, 0, tokens_},
@@ -68,7 +68,7 @@ void Decoder::recur(const Recurrent& mixer, const StepInput& step, StatePool& st
     }
   });
   each_token(tokens_, [&](int64_t t, int) { gate_row(mixer, t); });
-  multiply({{&mixer.out, delta_.data(), delta_stride_, 0, tokens_}});
+  multiply({{&mixer.out, out, delta_stride_, 0, tokens_}});
 }
 
 // Input of the convolution `back` tokens before the first of row r; zeros before the sequence.
@@ -105,7 +105,7 @@ void Decoder::convolve(const Recurrent& mixer, const StepInput& step, const Stat
   }
   for (int64_t h = 0; h < c.value_heads; ++h) {
     float &decay = row[at.decay + h], &gain = row[at.gain + h];
-    double time = softplus(static_cast<double>(decay) + mixer.a_bias[h]);
+    double time = softplus(static_cast<double>(c.a_scale * decay) + mixer.a_bias[h]);
     if (!c.delta) time = std::min<double>(std::max<double>(time, c.time_min), c.time_max);
     decay = static_cast<float>(std::exp(mixer.rate[static_cast<size_t>(h)] * time));
     gain = static_cast<float>(c.delta ? sigmoid(gain) : time);
@@ -161,9 +161,10 @@ void Decoder::scan(const Recurrent& mixer, const StepInput& step, StatePool& sta
 void Decoder::gate_row(const Recurrent& mixer, int64_t t) {
   const RecurrentConfig& c = mixer.shape;
   const MixLayout at(mixer);
-  const float* const z = mix_.data() + t * mix_width_ + at.z;
+  float* const z = mix_.data() + t * mix_width_ + at.z;
   float* const out = mix_.data() + t * mix_width_ + at.out;
   const int64_t inner = mixer.inner();
+  if (c.z_scale != 1.0f) kernels_.scale(z, c.z_scale, inner);
   const auto gate = [&] { kernels_.activate(Activation::Silu, z, out, inner, out); };
   if (c.gate_first) gate();
   const int64_t width = c.norm_groups > 0 ? inner / c.norm_groups : 0;

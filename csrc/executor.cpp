@@ -27,19 +27,19 @@ const KernelTable& kernels_named(const std::string& isa) {
 Executor::Executor(int threads, const std::string& isa, bool float32_compute)
     : kernels_(kernels_named(isa)), pool_(threads), weights_(kernels_, pool_, float32_compute) {}
 
-void Executor::build(const ModelConfig& config, const uint8_t* embedding_source,
-                     int64_t source_bytes) {
+void Executor::build(const ModelConfig& config, EmbeddingSource embedding, EmbeddingSource inputs) {
   if (runner_) throw internal_error("the model is built already");
-  model_ = build_model(weights_, config, embedding_source, source_bytes);
+  model_ = build_model(weights_, config, embedding, inputs);
   const DecoderModel& m = model_;
-  if (m.embedding.source != nullptr) weights_.count_mapped(source_bytes);
+  if (m.embedding.source != nullptr) weights_.count_mapped(embedding.bytes);
+  if (m.inputs.embedding.source != nullptr) weights_.count_mapped(inputs.bytes);
 
   std::vector<CacheGroupShape> groups;
   for (const int64_t window : config.group_windows) groups.push_back({window, {}});
   std::vector<CacheLayerShape> shapes;
   for (size_t l = 0; l < m.layers.size(); ++l) {
     const DecoderLayer& layer = m.layers[l];
-    if (layer.mixes && !layer.recurrent) {
+    if (layer.attends && layer.kv_layer < 0) {
       groups[static_cast<size_t>(layer.cache_group)].layers.push_back(static_cast<int>(l));
     }
     const AttnShape& a = layer.attention;

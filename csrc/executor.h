@@ -29,7 +29,7 @@ class Executor {
   WeightStore& weights() { return weights_; }
   // Describes the model once its weights are in. `embedding_source` (rows of embedding_type) must
   // stay valid while the executor lives.
-  void build(const ModelConfig& config, const uint8_t* embedding_source, int64_t source_bytes);
+  void build(const ModelConfig& config, EmbeddingSource embedding, EmbeddingSource inputs);
 
   int64_t weight_bytes() const { return weights_.bytes(); }
   int64_t kv_bytes() const;

@@ -16,12 +16,13 @@ struct RecurrentConfig {
   bool norm_shared = false;  // with the same weights for each part
   bool gate_first = false;   // gated before the norm, not after it
   float time_min = 0, time_max = 0;
+  float z_scale = 1, x_scale = 1, b_scale = 1, c_scale = 1, a_scale = 1;  // of Mamba-2's projections
 };
 
 struct Recurrent {
   RecurrentConfig shape;
   Linear qkv, z, a, b, out;            // b: of the delta rule alone
-  std::vector<float> conv;             // [taps][channels]
+  std::vector<float> conv;             // [taps][channels], with what scales the channels
   const float* conv_bias = nullptr;    // or null
   std::vector<float> rate;             // -exp(a_log), per value head
   const float* a_bias = nullptr;

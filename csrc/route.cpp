@@ -85,7 +85,7 @@ void route(const Routing& r, const float* logits, std::vector<float>& scratch, i
   const auto count = static_cast<size_t>(r.experts);
   scratch.assign(3 * count, 0.0f);
   float *score = scratch.data(), *choice = score + count, *taken = choice + count;
-  std::copy_n(logits, count, score);
+  for (size_t i = 0; i < count; ++i) score[i] = r.logit_scale * logits[i];
   if (r.scoring == Scoring::Softmax) softmax(score, r.experts);
   if (r.scoring == Scoring::Sigmoid) {
     for (size_t i = 0; i < count; ++i) score[i] = sigmoid(score[i]);
@@ -106,7 +106,10 @@ void route(const Routing& r, const float* logits, std::vector<float>& scratch, i
   float sum = r.scoring == Scoring::Sigmoid ? 1e-20f : 0.0f;
   for (int64_t n = 0; n < r.top_k; ++n) sum += weights[n];
   const float factor = r.normalize && r.scoring != Scoring::SoftmaxChosen ? r.scale / sum : r.scale;
-  for (int64_t n = 0; n < r.top_k; ++n) weights[n] *= factor;
+  for (int64_t n = 0; n < r.top_k; ++n) {
+    weights[n] *= factor;
+    if (r.expert_scales != nullptr) weights[n] *= r.expert_scales[chosen[n]];
+  }
 }
 
 }  // namespace tidemill

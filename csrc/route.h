@@ -16,6 +16,8 @@ struct Routing {
   const float* correction = nullptr;
   int64_t groups = 1, top_groups = 1;
   float jitter = 0;  // of SparseMixer
+  float logit_scale = 1;
+  const float* expert_scales = nullptr;  // multiply the chosen experts' weights, or null
 };
 
 // Chooses for one token: `chosen` and `weights` [top_k], best first, of equal scores the lowest id.

@@ -65,6 +65,8 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 # One prompt of a batch: its tokens, its text where it was a conversation, and how it is answered.
 _Asked = tuple[tuple[int, ...], AnswerRules]
 
+_OF_THE_PROMPT = ("add_generation_prompt", "continue_final_message", "documents")
+
 
 class LLM:
     """A model loaded into this process.
@@ -448,20 +450,6 @@ class _Bar:
             self._bar.advance(self._task)
 
 
-__all__ = [
-    "LLM",
-    "Completion",
-    "OpenedModel",
-    "RequestOutput",
-    "SamplingParams",
-    "TidemillError",
-    "ToolCall",
-]
-
-
-_OF_THE_PROMPT = ("add_generation_prompt", "continue_final_message", "documents")
-
-
 def _prompt_options(
     given: Mapping[str, Any],
     kwargs: Mapping[str, Any],
@@ -473,3 +461,14 @@ def _prompt_options(
             raise bad_request(name, f"{name} must be True or False, got {given[name]!r}")
     own = {name: given.get(name) for name in _OF_THE_PROMPT}
     return PromptOptions(**own, kwargs=kwargs, variables=variables)
+
+
+__all__ = [
+    "LLM",
+    "Completion",
+    "OpenedModel",
+    "RequestOutput",
+    "SamplingParams",
+    "TidemillError",
+    "ToolCall",
+]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.backend_driver import BackendDriver, options
-from helpers.random_model import make_spec, make_tensors, with_recurrence
+from helpers.random_model import MODELS, make_spec, make_tensors
 
 from tidemill.backends import native, torch
 from tidemill.models.alibi import slopes
@@ -35,7 +35,7 @@ SPECS = {
         Moe(8, 3, Mlp(64, bias=True), scoring="sigmoid", correction=True, groups=4, top_groups=2)
     ),
     "cap-alibi": _with(mixer={"softcap": 2.0, "slopes": slopes(6), "rope": None}),
-    "recurrent": with_recurrence(_BASE),
+    **{name: make(_BASE) for name, make in MODELS.items() if name != "plain"},
     "sinks-window": _with(mixer={"sinks": True, "window": 100, "clip": 0.7}),
     "latent": _with(
         Moe(8, 2, Mlp(64), scoring="sigmoid", correction=True, groups=4, top_groups=2),

@@ -29,19 +29,27 @@ def _ask(engine: InprocEngine, name: str, prompt: list[int]) -> tuple[list[int],
     return tokens, logprobs, engine.stats.cached_tokens - before
 
 
-@pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize(
+    ("backend", "model"),
+    [
+        ("native", "recurrent"),
+        ("native", "state alone"),
+        ("native", "mixers beside"),
+        ("torch", "recurrent"),
+    ],
+)
 @pytest.mark.parametrize("step", [512, 24])
-def test_prompts_start_where_others_parted(backend: str, step: int) -> None:
+def test_prompts_start_where_others_parted(backend: str, model: str, step: int) -> None:
     system = _tokens(70, 1)
     prompts = [system + _tokens(30, seed) for seed in (2, 3, 4)]
-    plain = real_engine(backend, recurrent=True, prefix_caching=False)
+    plain = real_engine(backend, model=model, prefix_caching=False)
     want = [_ask(plain, f"r{i}", prompt) for i, prompt in enumerate(prompts)]
     turn = prompts[2] + want[2][0] + _tokens(5, 9)
     want.append(_ask(plain, "turn", turn))
     want.append(_ask(plain, "again", turn))
     plain.close()
     assert [cached for *_, cached in want] == [0] * 5
-    engine = real_engine(backend, recurrent=True, max_step_tokens=step)
+    engine = real_engine(backend, model=model, max_step_tokens=step)
     got = [_ask(engine, f"r{i}", prompt) for i, prompt in enumerate(prompts)]
     got += [_ask(engine, "turn", turn), _ask(engine, "again", turn)]
     engine.close()
@@ -57,10 +65,10 @@ def test_prompts_start_where_others_parted(backend: str, step: int) -> None:
 
 def test_few_snapshots_are_bounded_and_right() -> None:
     prompts = [_tokens(40 + i, 20 + i) for i in range(8)]
-    plain = real_engine("native", recurrent=True, prefix_caching=False)
+    plain = real_engine("native", model="recurrent", prefix_caching=False)
     want = [_ask(plain, f"r{i}", prompt)[:2] for i, prompt in enumerate(prompts)]
     plain.close()
-    engine = real_engine("native", recurrent=True, snapshots=1, num_blocks=24)
+    engine = real_engine("native", model="recurrent", snapshots=1, num_blocks=24)
     for turn in range(2):
         got = [_ask(engine, f"{turn}-{i}", prompt)[:2] for i, prompt in enumerate(prompts)]
         assert got == want

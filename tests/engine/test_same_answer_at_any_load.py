@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 from helpers.drive import request
+from helpers.random_model import MODELS
 from helpers.real_engine import VOCAB, real_engine
 
 from tidemill.contract.request import EngineRequest, FinishReason, TokenLogprob
@@ -40,8 +41,11 @@ NUMBERS = [
         "q8-int4kv",
         {"dtype": "bfloat16", "kv_dtype": "int4", "stored": "BF16", "quantize": "q8_0"},
     ),
-    Numbers("recurrent", {"recurrent": True}),
+    *(Numbers(model, {"model": model}) for model in MODELS if model != "plain"),
 ]
+
+
+_STATES = ("recurrent", "state alone", "mixers beside")  # that sequences hold
 
 
 def requests() -> list[EngineRequest]:
@@ -130,7 +134,7 @@ def test_native(
     assert all(want[key] == answer for key, answer in again.items())
     if "preempted" in condition:
         assert stats.preemptions > 0
-    if "layer" in condition and numbers.name != "recurrent":  # whose layers are not parted
+    if "layer" in condition and numbers.name not in _STATES:  # with states they are not parted
         assert stats.steps > 300, "no prompt was computed a layer a step"
     if condition == "together":
         assert stats.cached_tokens > 0
@@ -150,14 +154,14 @@ def test_torch_serves_the_same_engine() -> None:
     assert {k: v[0] for k, v in together.items()} == {k: v[0] for k, v in alone.items()}
 
 
-@pytest.mark.parametrize("recurrent", [False, True])
-def test_torch_and_native_agree(recurrent: bool) -> None:
+@pytest.mark.parametrize("model", sorted(MODELS))
+def test_torch_and_native_agree(model: str) -> None:
     """The two executors are two implementations of one definition."""
     pytest.importorskip("torch")
     batch = [r for r in requests() if r.sampling.temperature == 0][:12]
     found = []
     for backend in ("torch", "native"):
-        engine = real_engine(backend, recurrent=recurrent)
+        engine = real_engine(backend, model=model)
         found.append({k: v[0] for k, v in answers(engine, batch).items()})
         engine.close()
     assert found[0] == found[1]

@@ -83,6 +83,11 @@ def _family(name: str, prefix: str, *shapes: tuple[str, dict[str, Any]], model: 
     ]
 
 
+_GEMMA4: dict[str, Any] = {
+    "num_hidden_layers": 6, "vocab_size_per_layer_input": VOCAB, "layer_types": [
+        "sliding_attention", "full_attention", "sliding_attention", "sliding_attention",
+        "full_attention", "full_attention"],
+}  # fmt: skip
 _SMALL_EXPERTS = {"moe_intermediate_size": 56}
 _EXPERTS = {**_SMALL_EXPERTS, "shared_expert_intermediate_size": 72}
 _DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 24,
@@ -192,6 +197,32 @@ CASES: list[Case] = [
                           "final_logit_softcapping": 4.0,
                           "layer_types": ["sliding_attention"] * 3}),
         model="Gemma3ForCausalLM",
+    ),
+    *_family(
+        "Gemma 4 (text)", "Gemma4Text",
+        ("window 19, K is V on wide full layers, a cap", {
+            **_A, **_GEMMA4, "head_dim": 24, "global_head_dim": 40, "sliding_window": 19,
+            "hidden_size_per_layer_input": 0, "attention_k_eq_v": True,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "num_global_key_value_heads": 1,
+            "final_logit_softcapping": 4.0}),
+        ("inputs of 12 per layer, 3 layers share K and V and are wide", {
+            **_B, **_GEMMA4, "head_dim": 16, "global_head_dim": 32, "sliding_window": 33,
+            "hidden_size_per_layer_input": 12, "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True}),
+        ("top 2 of 8 beside the dense MLP, K is V", {
+            **_C, **_GEMMA4, "head_dim": 20, "global_head_dim": 36, "sliding_window": 13,
+            "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "enable_moe_block": True,
+            "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 56}),
+        ("all of it, biases, untied, other ropes", {
+            **_B, **_GEMMA4, **_UNTIED, "head_dim": 24, "global_head_dim": 24,
+            "sliding_window": 19, "hidden_size_per_layer_input": 20, "num_kv_shared_layers": 2,
+            "attention_k_eq_v": True, "enable_moe_block": True, "num_experts": 4,
+            "top_k_experts": 1, "moe_intermediate_size": 40, "attention_bias": True,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "proportional", "rope_theta": 1e4, "factor": 2.0,
+                                   "partial_rotary_factor": 0.6},
+                "sliding_attention": {"rope_type": "linear", "rope_theta": 1e3, "factor": 4.0}}}),
+        model="Gemma4ForCausalLM", quick=3,
     ),
     *_family(
         "Phi-1, 1.5, 2", "Phi",
@@ -514,6 +545,35 @@ CASES: list[Case] = [
         base={k: v for k, v in _BASE.items() if k != "num_hidden_layers"},
     ),
     *_family(
+        "Falcon-H1", "FalconH1",
+        ("one group, no norm, multipliers", {
+            **_A, **_MAMBA, "mamba_d_ssm": 120, "mamba_n_heads": 5, "embedding_multiplier": 3.0,
+            "lm_head_multiplier": 0.4, "key_multiplier": 0.7, "attention_in_multiplier": 1.3,
+            "attention_out_multiplier": 0.6, "ssm_in_multiplier": 1.2, "ssm_out_multiplier": 0.5,
+            "ssm_multipliers": [0.9, 0.7, 1.4, 0.8, 1.1], "mlp_multipliers": [1.5, 0.6]}),
+        ("3 groups, gated and normed, 2 taps", {
+            **_B, **_MAMBA, "mamba_d_ssm": None, "mamba_n_heads": 6, "mamba_n_groups": 3,
+            "mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_d_conv": 2,
+            "ssm_multipliers": [0.5, 1.6, 0.6, 1.2, 0.8]}),
+        ("normed and gated, tied, biases, yarn", {
+            **_C, **_MAMBA, **_TIED, **_YARN, "mamba_d_ssm": 96, "mamba_n_heads": 4,
+            "mamba_n_groups": 2, "mamba_rms_norm": True, "mamba_proj_bias": True,
+            "projectors_bias": True, "attention_bias": True, "mlp_bias": True,
+            "mamba_conv_bias": False, "key_multiplier": 0.5, "attention_out_multiplier": 1.4}),
+    ),
+    *_family(
+        "Mamba-2", "Mamba2",
+        ("one group", {"hidden_size": 72, "num_heads": 6, "head_dim": 24, "n_groups": 1}),
+        ("3 groups, tied, biases", {
+            "hidden_size": 96, "num_heads": 6, "head_dim": 32, "n_groups": 3, **_TIED,
+            "use_bias": True}),
+        ("2 taps without bias, time limits", {
+            "hidden_size": 80, "num_heads": 8, "head_dim": 20, "n_groups": 2, "conv_kernel": 2,
+            "use_conv_bias": False}),
+        base={"vocab_size": VOCAB, "num_hidden_layers": 3, "state_size": 20, "bos_token_id": 1,
+              "eos_token_id": 2, "pad_token_id": 0},
+    ),
+    *_family(
         "gpt-oss", "GptOss",
         ("top 1 of 4, window 19", {**_A, **_OSS_ROPE, "head_dim": 24, "sliding_window": 19,
                                    "num_local_experts": 4, "num_experts_per_tok": 1}),
@@ -582,6 +642,7 @@ _QWEN_PATCHES = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_si
 # part's config, which names the decoder's width for some.
 _WHOLES: list[tuple[str, str, str, dict[str, Any], str]] = [
     ("Gemma 3", "Gemma3", "Gemma 3 (text)", _PATCHES, ""),
+    ("Gemma 4", "Gemma4", "Gemma 4 (text)", {**_PATCHES, "head_dim": 16}, ""),
     ("Llama 4", "Llama4", "Llama 4 (text)",
      {**_PATCHES, "vision_output_dim": 48, "projector_input_dim": 48, "projector_output_dim": 48,
       "intermediate_size": 128}, ""),
@@ -593,11 +654,13 @@ _WHOLES: list[tuple[str, str, str, dict[str, Any], str]] = [
     ("Qwen2.5-VL", "Qwen2_5_VL", "Qwen2, Qwen2.5", _QWEN_PATCHES, "qwen2_5_vl_text"),
     ("Qwen3-VL", "Qwen3VL", "Qwen3", {**_QWEN_PATCHES, "deepstack_visual_indexes": [0]},
      "qwen3_vl_text"),
+    ("Qwen3-VL-MoE", "Qwen3VLMoe", "Qwen3-MoE",
+     {**_QWEN_PATCHES, "deepstack_visual_indexes": [0]}, "qwen3_vl_moe_text"),
     ("Qwen3.5", "Qwen3_5", "Qwen3.5 (text)", _QWEN_PATCHES, ""),
     ("Qwen3.5-MoE", "Qwen3_5Moe", "Qwen3.5-MoE (text)", _QWEN_PATCHES, ""),
 ]  # fmt: skip
 _OUT_WIDTH = {"Qwen2VL": "hidden_size", "Qwen2_5_VL": "out_hidden_size", "Qwen3VL":
-              "out_hidden_size", "Qwen3_5": "out_hidden_size",
+              "out_hidden_size", "Qwen3VLMoe": "out_hidden_size", "Qwen3_5": "out_hidden_size",
               "Qwen3_5Moe": "out_hidden_size"}  # fmt: skip
 
 
@@ -658,6 +721,8 @@ def make_case(case: Case, folder: Path, seed: int = 0) -> Any:
         for key, buffer in model.named_buffers():
             if key.endswith("correction_bias"):  # as wide as what it corrects
                 buffer.uniform_(-0.3, 0.3)
+            elif key.endswith("layer_scalar"):
+                buffer.uniform_(0.6, 1.3)
         if not tied:
             model.get_output_embeddings().weight.normal_(0.0, 0.7)
     model.save_pretrained(folder)

@@ -16,6 +16,10 @@ def _of(prefix: str, about: str, index: int = 0, **values: Any) -> Case:
     return dataclasses.replace(case, about=about, values={**case.values, **values})
 
 
+# As published: with both weights the same, which is what files can say.
+_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "mscale": 0.7,
+         "mscale_all_dim": 0.7, "original_max_position_embeddings": 32}  # fmt: skip
+
 GGUF_CASES: list[Case] = [
     _of("Llama", "llama3 rope, tied", 1),
     _of("Llama", "biases, yarn", 2),
@@ -63,5 +67,10 @@ GGUF_CASES: list[Case] = [
     _of("Olmoe", "top 8 of 16", 2, norm_topk_prob=False),
     _of("GraniteMoe", "multipliers", 1),
     _of("GraniteMoeShared", "top 1 of 4"),
+    _of("DeepseekV2", "3 heads, top 1 of 4"),
+    _of("DeepseekV2", "low-rank queries, yarn", 1, topk_method="greedy", n_group=1, topk_group=1,
+        rope_parameters=_YARN, routed_scaling_factor=1.5),
+    _of("DeepseekV3", "3 heads, top 1 of 4"),
+    _of("DeepseekV3", "3 of 12 in 2 of 4 groups, yarn", 1, rope_parameters=_YARN),
     _of("GptOss", "top 1 of 4, window 19"),
 ]  # fmt: skip

@@ -151,3 +151,54 @@ def nf4(values: Float32, block: int = 64, nested: bool = False) -> tuple[Tensors
     text = json.dumps(state).encode()
     tensors[".weight.quant_state.bitsandbytes__nf4"] = np.frombuffer(text, np.uint8)
     return tensors, (NF4[picked] * absmax[:, None]).reshape(n, k)
+
+
+# HQQ's packings: a word's type, the places of its fields.
+_HQQ = {
+    8: ("8bit_u8", np.uint8, (0,)),
+    4: ("4bit_u8", np.uint8, (4, 0)),
+    3: ("3bit_32", np.int32, (27, 24, 21, 18, 15, 12, 9, 6, 3, 0)),
+    2: ("2bit_u8", np.uint8, (6, 4, 2, 0)),
+    1: ("1bit_u8", np.uint8, (7, 6, 5, 4, 3, 2, 1, 0)),
+}
+
+
+def hqq(
+    values: Float32, bits: int, group: int, axis: int, dtype: str, view_as_float: bool = False
+) -> tuple[dict[str, Any], Float32]:
+    """Zero points between integers, as HQQ's search leaves them; arithmetic by torch."""
+    import torch
+
+    packing, word, places = _HQQ[bits]
+    grouped = values.reshape(-1, group) if axis == 1 else values.reshape(group, -1)
+    low, high = grouped.min(axis, keepdims=True), grouped.max(axis, keepdims=True)
+    kind = getattr(torch, dtype)
+    scale = torch.from_numpy((high - low) / (2**bits - 1)).to(kind)
+    zero = torch.from_numpy(-low / scale.float().numpy()).to(kind)
+    steps = np.rint(grouped / scale.float().numpy() + zero.float().numpy())
+    codes = steps.clip(0, 2**bits - 1).astype(np.int64)
+    held = -(-len(codes) // len(places))
+    padded = np.concatenate([codes, np.zeros((held * len(places) - len(codes), codes.shape[1]))])
+    parts = padded.astype(np.int64).reshape(len(places), held, -1)
+    words = sum(part << place for part, place in zip(parts, places, strict=True))
+    stored = torch.from_numpy(np.asarray(words).astype(word))
+    exact = ((torch.from_numpy(codes).to(kind) - zero) * scale).reshape(values.shape)
+
+    def text(value: str) -> Any:
+        return torch.tensor(list(value.encode()), dtype=torch.uint8)
+
+    def number(value: int, kind: Any = torch.int32) -> Any:
+        return torch.tensor(value, dtype=kind)
+
+    tensors = {
+        ".W_q": stored.view(kind) if view_as_float else stored, ".scale": scale, ".zero": zero,
+        ".nbits": number(bits), ".group_size": number(group), ".axis": number(axis),
+        ".shape": torch.tensor(values.shape), ".packing": text(packing),
+        ".compute_dtype": text(f"torch.{dtype}"), ".unpack_view_dtype": text("torch.uint8"),
+        **{f".{flag}": number(1, torch.uint8) for flag in
+           ("channel_wise", "optimize", "encoded_state_dict", "stores_quant_config")},
+        **{f".{flag}": number(0, torch.uint8) for flag in
+           ("quant_scale", "quant_zero", "offload_meta", "round_zero")},
+        ".view_as_float": number(view_as_float, torch.uint8),
+    }  # fmt: skip
+    return tensors, exact.float().numpy()

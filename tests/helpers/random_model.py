@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +14,9 @@ from tidemill.models.spec import (
     Attention,
     DecoderSpec,
     Layer,
+    LayerInputs,
     Mlp,
+    Moe,
     Recurrent,
     Rope,
     inverse_frequencies,
@@ -58,6 +60,49 @@ def with_recurrence(spec: DecoderSpec) -> DecoderSpec:
     return replace(spec, layers=tuple(replace(first, mixer=mixer) for mixer in mixers))
 
 
+_SSD = Recurrent("ssd", 2, 4, 16, 40, conv_bias=True, skip=True, norm_groups=2, gate_first=True)
+
+
+def state_alone(spec: DecoderSpec) -> DecoderSpec:
+    """Layers of Mamba-2 alone: nothing in the cache."""
+    return replace(spec, layers=(Layer(_SSD, None),) * len(spec.layers))
+
+
+def mixers_beside(spec: DecoderSpec) -> DecoderSpec:
+    """The spec with Mamba-2 beside its attention, everything scaled."""
+    mixer = replace(_SSD, norm_groups=0, gate_first=False, scales=(0.8, 1.2, 0.7, 1.1, 0.9))
+    scaled = {"mixer_scale": 0.7, "beside_scale": 1.2, "mlp_scale": 0.9}
+    return replace(
+        spec,
+        layers=tuple(
+            replace(layer, beside=mixer, mlp=replace(layer.mlp, gate_scale=1.3), **scaled)
+            for layer in spec.layers
+        ),
+    )
+
+
+def with_shared_kv(spec: DecoderSpec) -> DecoderSpec:
+    """The spec's first layer and two more that read its K and V, all with an input of their own and
+    experts beside the dense block."""
+    first = spec.layers[0]
+    assert isinstance(first.mlp, Mlp)
+    experts = Moe(4, 2, Mlp(64), shared=first.mlp, apart=True, router_scale=0.2, expert_scales=True)
+    first = replace(first, mlp=experts, post_norm=True, scaled=True)
+    own = replace(first.mixer, v_norm=True, v_from_k=True, scale=1.0)
+    reads = replace(first, mixer=replace(own, v_from_k=False, kv_layer=0))
+    inputs = LayerInputs(32, spec.vocab_size, "gelu_tanh", 3.0, 0.1, 0.7)
+    return replace(spec, layers=(replace(first, mixer=own), reads, reads), layer_inputs=inputs)
+
+
+MODELS: dict[str, Callable[[DecoderSpec], DecoderSpec]] = {
+    "plain": lambda spec: spec,
+    "recurrent": with_recurrence,
+    "state alone": state_alone,
+    "mixers beside": mixers_beside,
+    "shared KV": with_shared_kv,
+}
+
+
 def with_windows(spec: DecoderSpec, windows: Sequence[int | None]) -> DecoderSpec:
     """The spec with these windows, layer by layer."""
     layers = tuple(
@@ -98,7 +143,8 @@ def make_tensors(spec: DecoderSpec, dtype: str = "F32", seed: int = 0) -> dict[s
         if len(shape) == 2:
             tensors[name] = raw(values / np.float32(np.sqrt(shape[1])), dtype)
         else:
-            tensors[name] = raw(values * np.float32(0.1) + np.float32("norm" in name))
+            around = np.float32("norm" in name or name.endswith("scale"))
+            tensors[name] = raw(values * np.float32(0.1) + around)
     return tensors
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from helpers.random_model import make_spec, make_tensors, with_recurrence
+from helpers.random_model import MODELS, make_spec, make_tensors
 
 from tidemill.backends.base import BackendOptions
 from tidemill.contract.config import EngineConfig
@@ -32,13 +32,13 @@ def real_engine(
     prefix_caching: bool = True,
     threads: int = 1,
     depth: int = 1,
-    recurrent: bool = False,
+    model: str = "plain",
     snapshots: int = 12,
 ) -> InprocEngine:
-    """Close it when done."""
+    """Close it when done. `model`: one of `MODELS`."""
     spec = make_spec(vocab=VOCAB, hidden=64, heads=4, kv_heads=2, head_dim=16, layers=2)
-    if recurrent:
-        spec = with_recurrence(spec)
+    spec = MODELS[model](spec)
+    recurrent = spec.state_bytes > 0
     options = BackendOptions(dtype, quantize, kv_dtype, block_size, MAX_LEN, threads)
     load = import_module(f"tidemill.backends.{backend}").load
     loaded = load(spec, make_tensors(spec, stored), options)

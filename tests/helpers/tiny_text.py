@@ -5,8 +5,8 @@ from __future__ import annotations
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
+from tidemill.base.byte_alphabet import byte_level_alphabet
 from tidemill.base.tokenizer_data import TokenizerData
-from tidemill.text.tokenizer import byte_level_alphabet
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"

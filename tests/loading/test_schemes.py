@@ -326,18 +326,87 @@ def test_llm_loads_and_says_it(tmp_path: Path) -> None:
         engine.close()
 
 
+# --- HQQ ---
+
+HQQ = {"quant_method": "hqq", "quant_config": {}, "skip_modules": ["lm_head"]}
+
+
+@pytest.mark.parametrize(
+    ("bits", "group", "axis", "dtype", "held"),
+    [
+        (4, 64, 1, "float16", "F16"), (4, 32, 0, "bfloat16", "BF16"),
+        (8, 32, 1, "bfloat16", "BF16"), (3, 64, 1, "float16", "F16"),
+        (3, 32, 0, "float16", "F16"), (2, 64, 1, "float32", "F32"), (1, 32, 0, "float16", "F16"),
+    ],
+)  # fmt: skip
+def test_hqq(bits: int, group: int, axis: int, dtype: str, held: str, tmp_path: Path) -> None:
+    check(tmp_path, lambda value: packers.hqq(value, bits, group, axis, dtype), HQQ, held)
+
+
+def test_hqq_viewed_as_floats(tmp_path: Path) -> None:
+    check(tmp_path, lambda value: packers.hqq(value, 4, 64, 1, "float16", True), HQQ, "F16")
+
+
+@pytest.mark.parametrize(
+    ("ending", "value", "named"),
+    [
+        (".W_q", torch.zeros(3, 3, dtype=torch.uint8), "9 bytes"),
+        (".scale", torch.zeros(3), "scale has shape"),
+        (".shape", torch.tensor([64, -64]), "between 1 and"),
+        (".group_size", torch.tensor(33, dtype=torch.int32), "groups of 33 do not divide"),
+        (".axis", torch.tensor(2, dtype=torch.int32), "axis"),
+        (".packing", torch.tensor(list(b"5bit"), dtype=torch.uint8), "'5bit'"),
+        (".compute_dtype", torch.tensor(list(b"exec()"), dtype=torch.uint8), r"'exec\(\)'"),
+        (".quant_zero", torch.tensor(1, dtype=torch.uint8), "quantized or offloaded"),
+        (".nbits", None, None),
+        (".shape", None, "shape is missing"),
+    ],
+)
+def test_damaged_hqq_is_named(ending: str, value: Any, named: str | None, tmp_path: Path) -> None:
+    def pack(weight: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
+        parts, values = packers.hqq(weight, 4, 64, 1, "float16")
+        parts[ending] = None if value is None else value.clone()
+        return {e: p for e, p in parts.items() if p is not None}, values
+
+    write(tmp_path, pack, HQQ)
+    if named is None:  # the packing says it
+        open_model(tmp_path)
+        return
+    with pytest.raises(TidemillError, match=named) as caught:
+        open_model(tmp_path)
+    assert caught.value.kind in (ErrorKind.MODEL_FILE, ErrorKind.UNSUPPORTED)
+
+
+def test_gptq_with_settings_by_module(tmp_path: Path) -> None:
+    """GPTQModel's `dynamic`: bits and groups that differ are what the shapes say."""
+    turn = iter(range(100))
+
+    def pack(weight: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
+        bits, group = ((4, 32), (8, 64), (3, -1))[next(turn) % 3]
+        return packers.gptq(weight, bits, group)
+
+    dynamic = {r"+:.*\.0\..*": {"bits": 8, "group_size": 64}, "-:lm_head": {}}
+    expected = write(tmp_path, pack, {**GPTQ, "bits": 4, "group_size": 32, "dynamic": dynamic})
+    places = read(tmp_path)
+    for name, values in expected.items():
+        np.testing.assert_array_equal(places[name].values(), values, err_msg=name)
+        np.testing.assert_array_equal(to_float32(places[name].packed()), values, err_msg=name)
+    assert {places[name].exact for name in expected} == {"Q4_0", "Q8_0"}
+
+
 # --- mistakes ---
 
 
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        ({"quant_method": "hqq"}, "'hqq'.*--quantize"),
+        ({"quant_method": "aqlm"}, "'aqlm'.*--quantize"),
         ({"quant_method": 7}, "quant_method|7"),
         ("nf4", "must be an object"),
         ({**GPTQ, "bits": 5}, "bits is 5"),
         ({**GPTQ, "bits": 4, "checkpoint_format": "marlin"}, "marlin"),
-        ({**GPTQ, "bits": 4, "dynamic": {"-:x": {}}}, "differ by module"),
+        ({**GPTQ, "bits": 4, "dynamic": {"x": {"sym": False}}}, "dynamic sets sym to False"),
+        ({**GPTQ, "bits": 4, "dynamic": {"x": {"rotation": "h"}}}, "dynamic sets 'rotation'"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "gemv"),
         ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "marlin-24"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size"),

@@ -214,7 +214,6 @@ def test_interrupted_shards_are_taken_up(tmp_path: Path) -> None:
     [
         ("window", "o.gguf", None, r"do not say \(window\)"),
         ("plain", "o.gguf", None, "no byte-level BPE"),
-        ("gguf", "folder", None, "only GGUF is written"),
         ("llama", "m", None, "is there already"),
         ("llama", "no/such/o.gguf", None, "no such folder"),
     ],
@@ -229,9 +228,6 @@ def test_what_cannot_be_written_is_said(
         (folder / "config.json").write_text(json.dumps(settings))
     elif source == "plain":
         (folder / "tokenizer.json").unlink()
-    elif source == "gguf":
-        run(folder, tmp_path / "g.gguf")
-        folder = tmp_path / "g.gguf"
     with pytest.raises(TidemillError, match=named) as caught:
         run(folder, tmp_path / out, kind)
     assert caught.value.kind in (ErrorKind.UNSUPPORTED, ErrorKind.CONFIG)

@@ -8,6 +8,7 @@ import pytest
 
 from tidemill import TidemillError
 from tidemill.models.multimodal import text_config, text_tensors
+from tidemill.models.naming import match_tensors
 from tidemill.models.registry import family_for_config
 from tidemill.models.spec import Attention, DecoderSpec
 
@@ -103,6 +104,39 @@ def test_what_is_not_understood_is_refused(change: dict[str, Any], param: str) -
     with pytest.raises(TidemillError) as raised:
         spec_of({**GEMMA3, **change})
     assert raised.value.param == param
+
+
+def test_stacked_experts_lie_as_their_shape_says() -> None:
+    config = {
+        "architectures": ["Qwen3VLMoeForConditionalGeneration"], "tie_word_embeddings": True,
+        "text_config": {
+            "model_type": "qwen3_vl_moe_text", "vocab_size": 64, "hidden_size": 32, "head_dim": 8,
+            "intermediate_size": 48, "moe_intermediate_size": 12, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "num_hidden_layers": 1, "max_position_embeddings": 64,
+            "num_experts": 3, "num_experts_per_tok": 2, "rope_scaling": {
+                "rope_type": "default", "mrope_section": [2, 1, 1], "mrope_interleaved": True},
+        },
+        "vision_config": {"depth": 1},
+    }  # fmt: skip
+    spec = spec_of(config)
+    text = text_config(config, tuple)
+    assert text is not None
+    family = family_for_config(text)
+    norms = {f"{p}_layernorm": (32,) for p in ("input", "post_attention")}
+    parts = {"q_proj": (32, 32), "k_proj": (16, 32), "v_proj": (16, 32), "o_proj": (32, 32)}
+    parts |= {"q_norm": (8,), "k_norm": (8,)}
+    layer = {f"self_attn.{name}.weight": shape for name, shape in parts.items()}
+    layer |= {f"{name}.weight": shape for name, shape in norms.items()}
+    layer |= {"mlp.gate.weight": (3, 32)}
+    stored = {"model.embed_tokens.weight": (64, 32), "model.norm.weight": (32,)}
+    stored |= {f"model.layers.0.{name}": shape for name, shape in layer.items()}
+    for shapes, turned in (((24, 32), (32, 12)), False), (((32, 24), (12, 32)), True):
+        both = dict(zip(("gate_up_proj", "down_proj"), shapes, strict=True))
+        experts = {f"model.layers.0.mlp.experts.{n}": (3, *s) for n, s in both.items()}
+        sources = match_tensors(spec, family.rules, stored | experts)
+        for part in ("gate", "up", "down"):
+            source = sources[f"layers.0.mlp.experts.2.{part}.weight"]
+            assert (source.expert, source.transposed) == (2, turned)
 
 
 def test_other_checkpoints_are_left_alone() -> None:

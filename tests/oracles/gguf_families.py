@@ -43,6 +43,7 @@ _EXTRA: dict[str, dict[str, Any]] = {
     "Mpt": {"architectures": ["MPTForCausalLM"]},
     "Glm": {"seq_length": 256},
     "Bloom": {"seq_length": 256},
+    "DeepseekV3": {"scoring_func": "sigmoid"},
 }
 
 

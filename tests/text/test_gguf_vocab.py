@@ -6,14 +6,15 @@ import hashlib
 import io
 import json
 import random
+import time
 from pathlib import Path
 from typing import Any
 
 import gguf
 import pytest
 import sentencepiece
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Library
-from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.base.tokenizer_data import TokenizerData
@@ -25,6 +26,7 @@ from tidemill.text.word_rules import WORD_RULES
 
 from .conftest import byte_level, sample_texts
 
+BYTE_LEVEL = [name for name, rule in WORD_RULES.items() if not rule.raw]
 SEPARATOR = "\n__ggml_vocab_test__\n"
 
 
@@ -155,7 +157,7 @@ def test_start_and_end_tokens_follow_the_metadata() -> None:
 
 def test_every_word_rule_keeps_the_text() -> None:
     text = sample_texts(1, seed=6)[0]
-    for name in WORD_RULES:
+    for name in BYTE_LEVEL:
         tokenizer = Tokenizer(TokenizerData(gguf=byte_level_metadata(name)))
         assert tokenizer.decode(tokenizer.encode(text)) == text
         assert tokenizer.notes == []
@@ -295,8 +297,74 @@ def test_word_rules_cut_as_they_did() -> None:
     """Compared with llama.cpp once, kimi-k2, qwen and o200k with tiktoken (docs/model-files.md); a
     change of any rule shows here."""
     digest, metadata = hashlib.blake2b(digest_size=8), byte_level_metadata()
-    for name in sorted(WORD_RULES):
+    for name in sorted(BYTE_LEVEL):
         backend, _ = tokenizer_from_gguf(metadata | {"tokenizer.ggml.pre": name})
         cut = [backend.pre_tokenizer.pre_tokenize_str(text) for text in varied(20)]
         digest.update(repr([name, [[span for _, span in words] for words in cut]]).encode())
-    assert digest.hexdigest() == "8bcea64f282a6784"
+    assert digest.hexdigest() == "98a23d478f6af97a"
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "own"),
+    [
+        ("tiny_aya", 2, [r"\d{1,3}(?=(?:\d{3})*\b)"]),
+        ("superbpe", 2, [r"\p{N}+", r"(?=(\d{3})+(?!\d))"]),
+        ("afmoe", 2, [r"\p{N}+", r"(?=(\p{N}{3})+(?!\p{N}))"]),
+    ],
+)
+def test_digits_are_grouped_as_by_the_tokenizers_own_expressions(
+    name: str, count: int, own: list[str]
+) -> None:
+    """Theirs take the square of a number's length; ours must not, a prompt may be one number."""
+
+    def cutter(patterns: list[str]) -> pre_tokenizers.PreTokenizer:
+        return pre_tokenizers.Sequence(
+            [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+        )
+
+    ours, theirs = cutter(list(WORD_RULES[name].patterns[:count])), cutter(own)
+    rng = random.Random(7)
+    for _ in range(3000):
+        text = "".join(rng.choice("1234567890012345678٣½Ⅳa_ .\n") for _ in range(rng.randrange(30)))
+        assert ours.pre_tokenize_str(text) == theirs.pre_tokenize_str(text), text
+    for tail in ("", "a", "½"):
+        started = time.process_time()
+        ours.pre_tokenize_str("1" * 100_000 + tail)
+        assert time.process_time() - started < 5  # the expressions above take minutes
+
+
+def gemma_metadata() -> tuple[Library, dict[str, Any]]:
+    """A tokenizer made as Gemma's is, and what a converter writes of it."""
+    library = Library(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    library.normalizer = normalizers.Replace(" ", "▁")
+    library.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    special = ["<pad>", "<eos>", "<bos>", "<unk>"]
+    names = [*special, *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=names, show_progress=False)
+    library.train_from_iterator([t.replace("🦙", "") for t in sample_texts(300)], trainer)
+    state = json.loads(library.to_str())
+    state["added_tokens"] = [t for t in state["added_tokens"] if t["content"] in special]
+    library = Library.from_str(json.dumps(state))
+    tokens = [library.id_to_token(i) for i in range(library.get_vocab_size())]
+    return library, {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [
+            3 if t in special else 6 if t in names else 1 for t in tokens
+        ],
+        "tokenizer.ggml.merges": [" ".join(m) for m in state["model"]["merges"]],
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 3,
+    }
+
+
+def test_merges_over_characters_equal_the_tokenizer_they_came_from() -> None:
+    library, metadata = gemma_metadata()
+    tokenizer = Tokenizer(TokenizerData(gguf=metadata))
+    named = metadata | {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gemma4"}
+    other = Tokenizer(TokenizerData(gguf=named))
+    for text in [*sample_texts(100, seed=4), *varied(20), "", "a<eos> b", "\n\n\n x"]:
+        ids = library.encode(text).ids
+        assert tokenizer.encode(text, add_special=False) == ids, text
+        assert tokenizer.encode(text) == other.encode(text) == [2, *ids]
+        assert "<eos>" in text or tokenizer.decode(ids) == text

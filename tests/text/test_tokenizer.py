@@ -11,9 +11,10 @@ from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from tidemill.base.byte_alphabet import byte_level_alphabet
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.base.tokenizer_data import TokenizerData
-from tidemill.text.tokenizer import SHORT_TEXT_CHARS, Tokenizer, byte_level_alphabet
+from tidemill.text.tokenizer import SHORT_TEXT_CHARS, Tokenizer
 
 from .conftest import byte_level, load, sample_texts
 

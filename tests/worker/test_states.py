@@ -110,10 +110,10 @@ def _answers(engine: InprocEngine) -> dict[tuple[str, int], list[int]]:
 
 @pytest.mark.parametrize("backend", ["native", "torch"])
 def test_steps_that_fail_do_not_advance_states(backend: str) -> None:
-    plain = real_engine(backend, recurrent=True)
+    plain = real_engine(backend, model="recurrent")
     want = _answers(plain)
     plain.close()
-    engine = real_engine(backend, recurrent=True, max_step_tokens=64)
+    engine = real_engine(backend, model="recurrent", max_step_tokens=64)
     executor = engine._core._executor  # type: ignore[attr-defined]
     real = executor._runner.backend
     submit, failures = real.submit, 0

@@ -40,7 +40,9 @@ PREFIX_CACHING = typer.Option(
     True, "--prefix-caching/--no-prefix-caching", help="Find blocks of earlier prompts again."
 )
 ISA = typer.Option(
-    None, help="Force an instruction set: amx, avx512, avx512bf16, avx2 or portable."
+    None,
+    help="Force an instruction set: amx, avx512, avx512bf16 or avx2 (x86), i8mm or neon (Arm), "
+    "portable; `tidemill doctor` shows which run here.",
 )
 PACKED_CACHE = typer.Option(
     "auto",

@@ -66,9 +66,24 @@ def quantize(
         _compare(source, out, text)
 
 
-def convert(model: str = MODEL, out: Path = OUT, overwrite: bool = OVERWRITE) -> None:
+def convert(
+    model: str = MODEL,
+    out: Path = OUT,
+    overwrite: bool = OVERWRITE,
+    dequantize: str | None = typer.Option(
+        None,
+        help="From GGUF to a folder: write quantized weights as f32 (exact), bf16 or f16; they are "
+        "refused without it.",
+    ),
+) -> None:
     """Write a model in another container, every value kept."""
-    _write(model, out, None, overwrite)
+    from tidemill.base.errors import config_error
+    from tidemill.cli.to_folder import FLOATS
+
+    if dequantize is not None and dequantize not in FLOATS:
+        known = ", ".join(FLOATS)
+        raise config_error("dequantize", f"--dequantize {dequantize!r} is not known; it is {known}")
+    _write(model, out, None, overwrite, dequantize)
 
 
 def _text(path: Path, option: str) -> str:
@@ -80,15 +95,29 @@ def _text(path: Path, option: str) -> str:
         raise config_error(option, f"--{option} {path} cannot be read as text: {error}") from error
 
 
-def _write(model: str, out: Path, kind: str | None, overwrite: bool) -> Path:
+def _write(
+    model: str, out: Path, kind: str | None, overwrite: bool, dequantize: str | None = None
+) -> Path:
     """Write and say what was lost; returns the source's path."""
+    from tidemill.base.errors import config_error, unsupported
+    from tidemill.cli.to_folder import gguf_to_folder
     from tidemill.loading.named import locate
     from tidemill.loading.write.out import Loss, check_target
 
     source, _ = locate(model)
     check_target(out, source, overwrite)
     loss = Loss()
-    if source.is_file():
+    back = source.is_file() and out.suffix != ".gguf"
+    if dequantize is not None and not back:
+        raise config_error("dequantize", "--dequantize belongs to a GGUF file written as a folder")
+    if back:
+        if kind is not None:
+            raise unsupported(
+                "out",
+                "a quantized folder is made from a folder: convert the GGUF file to one first",
+            )
+        gguf_to_folder(source, out, dequantize)
+    elif source.is_file():
         _from_gguf(source, out, kind, loss)
     elif out.suffix == ".gguf":
         _to_gguf(source, out, kind, loss)
@@ -105,12 +134,9 @@ def _write(model: str, out: Path, kind: str | None, overwrite: bool) -> Path:
 
 
 def _from_gguf(source: Path, out: Path, kind: str | None, loss: Loss) -> None:
-    from tidemill.base.errors import unsupported
     from tidemill.loading.gguf_split import read_model
     from tidemill.loading.write.plan import from_gguf
 
-    if out.suffix != ".gguf":
-        raise unsupported("out", "from a GGUF file only GGUF is written; end OUT in .gguf")
     file = read_model(source)
     metadata = {k: v for k, v in file.metadata.items() if not k.startswith("split.")}
     _save_gguf(out, metadata, list(from_gguf(file, kind, loss)), _identity(file, kind))
@@ -144,7 +170,12 @@ def _to_gguf(source: Path, out: Path, kind: str | None, loss: Loss) -> None:
             text.setdefault(f"tokenizer.ggml.{key}_token_id", token)
     text["tokenizer.ggml.add_bos_token"] = tokenizer.adds("bos_token")
     text["tokenizer.ggml.add_eos_token"] = tokenizer.adds("eos_token")
-    check_same(replace(data, add_bos=None, add_eos=None), read_tokenizer(text))
+    check_same(
+        replace(data, add_bos=None, add_eos=None),
+        read_tokenizer(text),
+        "the vocabulary written to GGUF would give other token ids than the model's own; give a "
+        "folder as OUT",
+    )
     identity = f"{files.digest().hex()} {kind}"
     if files.other_parts:
         typer.echo("the vision part is not written: GGUF has a file of its own for it")

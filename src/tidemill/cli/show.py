@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from tidemill.cli import options
+from tidemill.contract.config import KV_DTYPES
 from tidemill.models.foreign import Foreign
 from tidemill.models.spec import Attention, DecoderSpec, Mlp, Moe
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from tidemill.opened import OpenedModel
 
-_KV_DTYPES = ("float32", "bfloat16", "int8", "int4")
+_KV_DTYPES = KV_DTYPES[1:]  # all but auto
 
 
 def show(
@@ -82,10 +83,10 @@ def _facts(opened: OpenedModel) -> Table:
 def _shape(spec: DecoderSpec) -> list[tuple[str, str]]:
     """What a family says of a model."""
     attentions = list(spec.attentions().values())
-    mlp = next(layer.mlp for layer in spec.layers if layer.mlp is not None)
-    attention = attentions[0]
+    mlp = next((layer.mlp for layer in spec.layers if layer.mlp is not None), None)
+    attention = attentions[0] if attentions else None
     windows = sorted({a.window for a in attentions if a.window is not None})
-    rope = attention.rope
+    rope = attention.rope if attention else None
     scaling = f", {rope.scaling.kind} scaling" if rope and rope.scaling else ""
     return [
         ("family", spec.family),
@@ -93,13 +94,15 @@ def _shape(spec: DecoderSpec) -> list[tuple[str, str]]:
         ("layers", f"{len(spec.layers)} of width {spec.hidden_size}"),
         (
             "attention",
-            _heads(attention)
+            "none"
+            if attention is None
+            else _heads(attention)
             + (", QK norm" if attention.qk_norm else "")
             + (", biases" if attention.q_bias else "")
             + (f", window {windows}" if windows else ""),
         ),
         ("rope", f"theta {rope.theta:g}{scaling}" if rope else "none"),
-        ("feed-forward", _feed_forward(mlp)),
+        ("feed-forward", "none" if mlp is None else _feed_forward(mlp)),
     ]
 
 
@@ -138,7 +141,8 @@ def _kv_table(opened: OpenedModel) -> Table:
     table.add_column("bytes per token", justify="right")
     table.add_column("full context", justify="right")
     for kv_dtype in _KV_DTYPES if spec.foreign is None else _KV_DTYPES[:1]:
-        size = spec.kv_bytes_per_token(kv_dtype)
+        keeps = spec.foreign is not None or spec.cached()
+        size = spec.kv_bytes_per_token(kv_dtype) if keeps else 0
         table.add_row(kv_dtype, f"{size:,}", human_bytes(size * spec.max_positions))
     return table
 

@@ -37,7 +37,7 @@ def find_rule(data: TokenizerData) -> str | None:
     whole = bool(getattr(library.model, "ignore_merges", False))
     wanted = [_words(library.pre_tokenizer, text) for text in texts()]
     for name, rule in WORD_RULES.items():
-        if rule.whole_words != whole:
+        if rule.raw or rule.whole_words != whole:
             continue
         cutter = splitter(rule)
         if all(_words(cutter, t) == w for t, w in zip(texts(), wanted, strict=True)):
@@ -49,14 +49,10 @@ def _words(cutter: tokenizers.pre_tokenizers.PreTokenizer, text: str) -> list[st
     return [word for word, _ in cutter.pre_tokenize_str(text)]
 
 
-def check_same(before: TokenizerData, after: TokenizerData) -> None:
-    """UNSUPPORTED unless both give the same ids: a vocabulary that could not be written exactly is
-    not written at all."""
+def check_same(before: TokenizerData, after: TokenizerData, refusal: str) -> None:
+    """UNSUPPORTED, saying `refusal`, unless both give the same ids: a vocabulary that could not be
+    written exactly is not written at all."""
     old, new = Tokenizer(before), Tokenizer(after)
     for text in texts():
         if old.encode(text) != new.encode(text):
-            raise unsupported(
-                "out",
-                "the vocabulary written to GGUF would give other token ids than the model's own; "
-                "give a folder as OUT",
-            )
+            raise unsupported("out", refusal)

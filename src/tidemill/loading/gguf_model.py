@@ -52,7 +52,9 @@ def _open(file: gguf.GgufFile) -> ModelFiles:
     assert family.gguf is not None
     shapes = {name: tensor.shape for name, tensor in stored.items()}
     config = config_from_gguf(metadata, shapes, family.gguf)
-    spec = with_rope_factors(family.spec(config), metadata, stored)
+    spec = family.spec(config)
+    factored = _full_layers(config) if family.gguf.full_factors else None
+    spec = with_rope_factors(spec, metadata, stored, factored)
     sources = match_tensors(spec, family.gguf.rules, shapes, family.gguf.stored)
     whole = {s.stored: one_tensor(stored[s.stored]) for s in sources.values()}
     recent = Recent()
@@ -73,6 +75,11 @@ def _open(file: gguf.GgufFile) -> ModelFiles:
         tokenizer=read_tokenizer(metadata),
         files=tuple({id(t.file): t.file for t in stored.values()}.values()),
     )
+
+
+def _full_layers(config: Mapping[str, Any]) -> set[int]:
+    types = config.get("layer_types") or ()
+    return {i for i, kind in enumerate(types) if kind == "full_attention"}
 
 
 def _as_matrix(name: str, tensor: StoredTensor) -> StoredTensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,24 +21,29 @@ ORIGINAL, ATTENTION = "rope.scaling.original_context_length", "rope.scaling.attn
 
 
 def with_rope_factors(
-    spec: DecoderSpec, metadata: Mapping[str, Any], stored: Mapping[str, StoredTensor]
+    spec: DecoderSpec,
+    metadata: Mapping[str, Any],
+    stored: Mapping[str, StoredTensor],
+    layers: Container[int] | None = None,
 ) -> DecoderSpec:
-    """The spec with the scaling that tensors express, on every layer that rotates.
+    """The spec with the scaling that tensors express, on every layer that rotates, or on those of
+    `layers` that do.
 
     Raises:
         TidemillError: MODEL_FILE naming the tensor or key that is wrong.
     """
     if not any(name in stored for name in (DIVISORS, LONG, SHORT)):
         return spec
-    layers = []
-    for layer in spec.layers:
+    made = []
+    for i, layer in enumerate(spec.layers):
         mixer = layer.mixer
-        if isinstance(mixer, Attention) and mixer.rope is not None:
+        chosen = layers is None or i in layers
+        if chosen and isinstance(mixer, Attention) and mixer.rope is not None:
             scaling = _scaling(spec, mixer.rope, metadata, stored)
             rope = dataclasses.replace(mixer.rope, scaling=scaling)
             layer = dataclasses.replace(layer, mixer=dataclasses.replace(mixer, rope=rope))
-        layers.append(layer)
-    return dataclasses.replace(spec, layers=tuple(layers))
+        made.append(layer)
+    return dataclasses.replace(spec, layers=tuple(made))
 
 
 def _scaling(

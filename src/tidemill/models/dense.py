@@ -9,6 +9,7 @@ from typing import Any
 from tidemill.base.errors import model_file_error
 from tidemill.models.config import MAX_LAYERS, MAX_POSITIONS, ConfigReader
 from tidemill.models.gguf_family import GgufFamily
+from tidemill.models.layers import RMS
 from tidemill.models.naming import Rules
 from tidemill.models.rope_config import read_rope
 from tidemill.models.sources import AS_NAMED, Conventions
@@ -92,7 +93,6 @@ ACTIVATION_NAMES = {
     "relu": "relu",
     "relu2": "relu2",
 }
-RMS = Norm()
 LAYER_NORM = Norm("layer", bias=True)
 PLAIN_LAYER_NORM = Norm("layer")
 

@@ -76,7 +76,16 @@ def config_from_gguf(
     own = {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)}
     _check_known(own, family, prefix)
     known = {**_KEYS, **family.keys}
-    config = {known[key]: _uniform(prefix + key, v) for key, v in own.items() if key in known}
+    lists = {
+        known[key]: value
+        for key, value in own.items()
+        if key in family.by_layer and isinstance(value, list)
+    }
+    config = {
+        known[key]: _uniform(prefix + key, v)
+        for key, v in own.items()
+        if key in known and known[key] not in lists
+    }
     embedding = tensors.get("token_embd.weight")
     if embedding:
         config.setdefault("vocab_size", embedding[0])
@@ -88,15 +97,17 @@ def config_from_gguf(
             f"GGUF keys {prefix}attention.layer_norm_rms_epsilon and "
             f"{prefix}attention.layer_norm_epsilon are both missing"
         )
-    _check_head_dim(own, config, prefix)
+    if not family.latent:
+        _check_head_dim(own, config, prefix)
     if family.rope:
         config.setdefault("rope_theta", _THETA)
-        _add_rotated(own, config, prefix)
+        if not family.latent:
+            _add_rotated(own, config, prefix)
         _add_scaling(own, config, prefix)
     if family.period is not None:
         _add_windows(own, config, family.period, prefix)
     if family.implied is not None:
-        config |= family.implied(GgufFile(own, tensors, config))
+        config |= family.implied(GgufFile(own, tensors, config, lists))
     return {family.names.get(key, key): value for key, value in config.items()}
 
 

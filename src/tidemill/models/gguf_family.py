@@ -18,11 +18,13 @@ class GgufFile:
         keys: its keys under the architecture's prefix, without it.
         tensors: stored name -> shape.
         config: the config so far.
+        lists: of the keys whose lists are by layer: config key -> a value per layer.
     """
 
     keys: Mapping[str, Any]
     tensors: Mapping[str, tuple[int, ...]]
     config: Mapping[str, Any]
+    lists: Mapping[str, list[Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,12 @@ class GgufFamily:
             where the file does not list them; None for families without.
         implied: config keys that follow from the architecture, or from other keys and tensors.
         experts: whether it is the one with experts of two families of an architecture.
+        by_layer: keys whose lists may differ between layers; `implied` says what they mean.
+        full_factors: rope divisors in tensors are those of layers without a window alone.
+        latent: attention is to latents, whose widths are keys of their own: what the common keys
+            say of heads does not hold.
+        gating: of families of one architecture, which rule of scoring experts is this one's
+            (expert_gating_func; 1 where a file names none); None for any.
     """
 
     arch: str
@@ -56,6 +64,10 @@ class GgufFamily:
     period: int | None = None
     implied: Callable[[GgufFile], dict[str, Any]] | None = None
     experts: bool = False
+    by_layer: frozenset[str] = frozenset()
+    full_factors: bool = False
+    latent: bool = False
+    gating: int | None = None
 
 
 WINDOW = {"attention.sliding_window": "sliding_window"}

@@ -19,13 +19,14 @@ LEFT_OUT = "the vision part of this file is not loaded: images are refused"
 # Keys that say how pictures and sounds are read, which no text meets.
 _UNREAD = (
     "vision_", "image_", "video_", "audio_", "projector_", "multimodal_", "mm_", "boi_", "eoi_",
-    "spatial_merge_size", "ignore_index",
+    "boa_", "eoa_", "spatial_merge_size", "ignore_index",
 )  # fmt: skip
 # Sections of positions on several axes, which are all the same one for text.
 AXES = ("mrope_section", "mrope_interleaved")
 _PARTS = (
     "visual.", "vision_tower.", "vision_model.", "vision_encoder.", "vision_projection.",
     "vision_language_adapter.", "patch_merger.", "multi_modal_projector.",
+    "audio_tower.", "embed_vision.", "embed_audio.", "vision_embedder.",
 )  # fmt: skip
 # What text decoders' names begin with, and what our families' do.
 _PREFIXES = (
@@ -49,6 +50,11 @@ _GEMMA3 = (
     ("num_hidden_layers", 26), ("num_attention_heads", 8), ("num_key_value_heads", 4),
     ("max_position_embeddings", 131072),
 )  # fmt: skip
+_GEMMA4 = (
+    ("vocab_size", 262144), ("hidden_size", 2304), ("intermediate_size", 9216),
+    ("num_hidden_layers", 30), ("num_attention_heads", 8), ("num_key_value_heads", 4),
+    ("max_position_embeddings", 131072),
+)  # fmt: skip
 _LLAMA = (
     ("vocab_size", 32000), ("hidden_size", 4096), ("intermediate_size", 11008),
     ("num_hidden_layers", 32), ("num_attention_heads", 32), ("max_position_embeddings", 2048),
@@ -57,6 +63,10 @@ _QWEN2 = Text("Qwen2ForCausalLM", (("rope_theta", 1000000.0), ("rms_norm_eps", 1
 # text_config's model_type -> its decoder
 _TEXTS: dict[str, Text] = {
     "gemma3_text": Text("Gemma3ForCausalLM", _GEMMA3),
+    "gemma4_text": Text("Gemma4ForCausalLM", _GEMMA4),
+    "gemma4_unified_text": Text(
+        "Gemma4UnifiedForCausalLM", (*_GEMMA4[:-1], ("max_position_embeddings", 262144))
+    ),
     "llama": Text("LlamaForCausalLM", _LLAMA),
     "llama4_text": Text("Llama4ForCausalLM"),
     "ministral3": Text("Ministral3ForCausalLM"),
@@ -66,18 +76,24 @@ _TEXTS: dict[str, Text] = {
     "qwen2_5_vl_text": _QWEN2,
     "qwen3": Text("Qwen3ForCausalLM"),
     "qwen3_vl_text": Text("Qwen3ForCausalLM", (("rope_theta", 500000.0),)),
+    "qwen3_vl_moe_text": Text(
+        "Qwen3MoeForCausalLM", (("rope_theta", 500000.0), ("norm_topk_prob", True))
+    ),
     "qwen3_5_text": Text("Qwen3_5ForCausalLM"),
     "qwen3_5_moe_text": Text("Qwen3_5MoeForCausalLM"),
 }
 # Architecture -> its decoder's model_type where the config names none.
 _WHOLES: dict[str, str] = {
     "Gemma3ForConditionalGeneration": "gemma3_text",
+    "Gemma4ForConditionalGeneration": "gemma4_text",
+    "Gemma4UnifiedForConditionalGeneration": "gemma4_unified_text",
     "Llama4ForConditionalGeneration": "llama4_text",
     "LlavaForConditionalGeneration": "llama",
     "Mistral3ForConditionalGeneration": "mistral",
     "Qwen2VLForConditionalGeneration": "qwen2_vl_text",
     "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl_text",
     "Qwen3VLForConditionalGeneration": "qwen3_vl_text",
+    "Qwen3VLMoeForConditionalGeneration": "qwen3_vl_moe_text",
     "Qwen3_5ForConditionalGeneration": "qwen3_5_text",
     "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe_text",
 }

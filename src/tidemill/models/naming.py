@@ -4,7 +4,7 @@ A rule is (pattern, canonical). ``{i}`` stands for a layer's index, ``{e}`` for 
 for a word, ``{t}`` for weight or bias. The first rule that matches decides (of several, the first
 whose tensors the model has); None as canonical marks a tensor that is known and not needed, `Fused`
 one that is several of ours. Where only the canonical name has ``{e}``, the stored tensor's first
-axis counts the experts.
+axis counts the experts; ``{h}``, which no stored name has, the heads.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Fused:
             ``heads``: each part's share of one head after the other; ``delta``: of a recurrent
             mixer, Q, K, V and z of one key head after the other; ``latents``: the matrices of one
             head (``{h}``) after the other, from latents, those of K to be turned.
-        transposed: weights are stored [in, out].
+        transposed: weights are stored [in, out]; None: where their shape says so.
     """
 
     parts: tuple[str, ...]
     layout: str = "stacked"
-    transposed: bool = False
+    transposed: bool | None = False
 
 
 Rules = tuple[tuple[str, str | Fused | None], ...]
@@ -82,6 +82,13 @@ HF_EXPERTS: Rules = (
         "layers.{i}.mlp.experts.{e}.{p}.weight",
     ),
 )
+_EXPERT = "layers.{i}.mlp.experts.{e}."
+# Experts in one tensor, as transformers 5 writes them for some families.
+STACKED_EXPERTS: tuple[tuple[str, Fused], ...] = (
+    ("model.layers.{i}.mlp.experts.gate_up_proj",
+     Fused((_EXPERT + "gate.weight", _EXPERT + "up.weight"))),
+    ("model.layers.{i}.mlp.experts.down_proj", Fused((_EXPERT + "down.weight",))),
+)  # fmt: skip
 _SPARSE = "model.layers.{i}.block_sparse_moe."
 MIXTRAL_EXPERTS: Rules = (
     (_SPARSE + "gate.weight", "layers.{i}.mlp.router.weight"),
@@ -206,26 +213,33 @@ def match_tensors(
             continue
         known, held = canonical_names(rules, name, expected)
         experts: Iterable[int | None] = (None,)
-        if any("{e}" in part for part in held.parts):
+        heads = held.layout == "stacked" and any("{h}" in part for part in held.parts)
+        if heads or any("{e}" in part for part in held.parts):
             experts = range(shape[0] if len(shape) > 1 else 0)
         for expert in experts:
-            parts = tuple(part.format(e=expert, h="{h}") for part in held.parts)
+            head = expert if heads else "{h}"
+            parts = tuple(part.format(e=expert, h=head) for part in held.parts)
             if held.layout == "latents":
                 parts = _of_heads(spec, parts)
             if not parts or any(part not in expected for part in parts):
                 # An output projection stored beside tied embeddings is a copy of them.
                 drafts = conventions.draft_layers and _behind(spec, parts)
                 copied = not parts or parts[0] in (names.LM_HEAD, ROPE_FACTORS)
-                if not known or not (copied or drafts):
+                unread = _of_shared_kv(spec, parts)
+                if not known or not (copied or drafts or unread):
                     unexpected.append(name)
                 continue
+            transposed = held.transposed
+            if transposed is None:
+                rows_of = sum(expected[part][0] for part in parts)
+                transposed = shape[-2:] == (expected[parts[0]][1], rows_of)
             for part, rows in _split(spec, parts, held.layout, expected):
                 if part in found:
                     raise model_file_error(
                         f"tensors {found[part].stored!r} and {name!r} are the same"
                     )
                 turned = held.layout == "latents" and ".k_up." in part
-                source = Source(name, expert, held.transposed, rows, turned=turned)
+                source = Source(name, expert, transposed, rows, turned=turned)
                 flat = shape
                 axes = next((n for end, n in _FLATTENED.items() if part.endswith(end)), 0)
                 if len(shape) == axes:
@@ -261,6 +275,13 @@ def _behind(spec: DecoderSpec, parts: tuple[str, ...]) -> bool:
         return False
     first = parts[0].split(".")
     return first[0] == "layers" and int(first[1]) >= len(spec.layers)
+
+
+def _of_shared_kv(spec: DecoderSpec, parts: tuple[str, ...]) -> bool:
+    """Whether the parts would make K and V of a layer that reads another's."""
+    match = re.match(r"layers\.(\d+)\.attn\.[kv](_norm)?\.", parts[0] if parts else "")
+    mixer = spec.attentions().get(int(match[1])) if match else None
+    return mixer is not None and mixer.kv_layer is not None
 
 
 def _check_heads(

@@ -15,8 +15,10 @@ from tidemill.models.families import (
     deepseek,
     exaone4,
     falcon,
+    falcon_h1,
     gemma,
     gemma2,
+    gemma4,
     glm4,
     gpt2,
     gpt_neox,
@@ -29,6 +31,7 @@ from tidemill.models.families import (
     llama,
     llama4,
     llama_likes,
+    mamba2,
     ministral,
     ministral3,
     mistral,
@@ -65,6 +68,8 @@ FAMILIES: tuple[Family, ...] = (
     gemma.FAMILY,
     gemma2.FAMILY,
     gemma2.GEMMA3,
+    gemma4.FAMILY,
+    gemma4.UNIFIED,
     phi.FAMILY,
     phi3.FAMILY,
     olmo.FAMILY,
@@ -104,6 +109,8 @@ FAMILIES: tuple[Family, ...] = (
     granite_hybrid.FAMILY,
     bamba.FAMILY,
     nemotron_h.FAMILY,
+    falcon_h1.FAMILY,
+    mamba2.FAMILY,
     gpt_oss.FAMILY,
     deepseek.FAMILY,
     deepseek.V3,
@@ -122,7 +129,7 @@ _BY_ARCHITECTURE = {
     name: family for family in (*FAMILIES, *ENCODERS) for name in family.architectures
 }
 _BY_GGUF = {
-    (family.gguf.arch, family.gguf.experts): family
+    (family.gguf.arch, family.gguf.experts, family.gguf.gating): family
     for family in FAMILIES
     if family.gguf is not None
 }
@@ -192,10 +199,12 @@ def family_for_gguf(metadata: Mapping[str, Any]) -> Family:
     if not isinstance(architecture, str):
         raise model_file_error("the GGUF file has no general.architecture")
     experts = bool(metadata.get(f"{architecture}.expert_count"))
-    for key in ((architecture, experts), (architecture, False), (architecture, True)):
-        if key in _BY_GGUF:
-            return _BY_GGUF[key]
-    known = ", ".join(sorted({name for name, _ in _BY_GGUF}))
+    gating = metadata.get(f"{architecture}.expert_gating_func", 1)
+    for wanted in (experts, False, True):
+        for rule in (None, gating if isinstance(gating, int) else None):
+            if (architecture, wanted, rule) in _BY_GGUF:
+                return _BY_GGUF[architecture, wanted, rule]
+    known = ", ".join(sorted({name for name, _, _ in _BY_GGUF}))
     raise unsupported(
         "general.architecture",
         f"GGUF architecture {architecture[:80]!r} is not supported; supported are {known}",

@@ -31,6 +31,8 @@ _KEYS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
         frozenset({_ORIGINAL, "attention_factor", "beta_fast", "beta_slow", "mscale",
                    "mscale_all_dim", "truncate"}),
     ),
+    # Frequencies are those of the whole head, of which the first share rotates (Gemma 4).
+    "proportional": (frozenset(), frozenset({"factor"})),
     "longrope": (
         frozenset({"short_factor", "long_factor"}),
         frozenset({_ORIGINAL, "factor", "attention_factor"}),
@@ -78,6 +80,8 @@ def read_rope(
         f"{key}.partial_rotary_factor", section.pop("partial_rotary_factor", None) or partial
     )
     dim = int(head_dim * partial)
+    if kind == "proportional":
+        dim -= dim % 2
     if partial > 1.0 or dim < 2 or dim % 2:
         raise model_file_error(
             f"partial_rotary_factor {partial:g} of head_dim {head_dim} must be an even number of "
@@ -85,7 +89,18 @@ def read_rope(
             param="partial_rotary_factor",
         )
     _check_keys(section, kind, key)
+    if kind == "proportional":  # pairs are as far apart as if all rotated
+        factor = _Numbers(section, key)("factor", 1.0)
+        return Rope(theta, head_dim, proportional(dim // 2, head_dim // 2, factor))
     return Rope(theta, dim, _scaling(config, kind, section, key, dim // 2))
+
+
+def proportional(rotating: int, pairs: int, factor: float = 1.0) -> RopeScaling | None:
+    """The scaling of a rope of so many pairs, of which the first ones rotate and no others."""
+    if rotating == pairs and factor == 1.0:
+        return None
+    divisors = (factor,) * rotating + (math.inf,) * (pairs - rotating)
+    return RopeScaling("factors", factors=divisors)
 
 
 def _check_keys(section: Mapping[str, Any], kind: str, key: str) -> None:

@@ -41,3 +41,11 @@ def bf16_bytes(values: Float32) -> memoryview:
     """float32 values that bfloat16 holds exactly (or infinite, or NaN), as its bytes."""
     bits = np.ascontiguousarray(values).reshape(-1).view(np.uint32) >> 16
     return bits.astype(np.uint16).data.cast("B")
+
+
+def rounded_bf16(values: Float32) -> Float32:
+    """float32 values rounded to bfloat16, ties to even; a NaN stays one."""
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    rounded = (bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) & np.uint32(0xFFFF0000)
+    found: Float32 = np.where(np.isnan(values), values, rounded.view(np.float32))
+    return found

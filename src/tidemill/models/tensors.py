@@ -116,6 +116,7 @@ FINAL_NORM = "final_norm.weight"  # [hidden]
 TYPES = "token_types.weight"  # [kinds of texts, hidden]
 LM_HEAD = "lm_head.weight"  # [vocab, hidden]; absent when tied to EMBED
 LM_HEAD_BIAS = "lm_head.bias"  # [vocab]
+LAYER_INPUTS = "layer_inputs.embed.weight"  # [vocab, layers * width]
 
 
 def layer_name(layer: int, tensor: str) -> str:

@@ -1,9 +1,9 @@
 """The vocabulary in a GGUF file's metadata, as a tokenizer of the `tokenizers` library.
 
-Four kinds are read: ``gpt2`` (byte-level BPE with merges; ``tokenizer.ggml.pre`` names the rule
-that cuts text into words), ``llama`` (SentencePiece BPE: pieces with scores and byte fallback),
-``t5`` (SentencePiece unigram) and ``bert`` (WordPiece). Format: the GGUF specification, section
-"Tokenizer".
+Five kinds are read: ``gpt2`` (byte-level BPE with merges; ``tokenizer.ggml.pre`` names the rule
+that cuts text into words), ``gemma4`` (BPE with merges over characters, with byte fallback),
+``llama`` (SentencePiece BPE: pieces with scores and byte fallback), ``t5`` (SentencePiece unigram)
+and ``bert`` (WordPiece). Format: the GGUF specification, section "Tokenizer".
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ def tokenizer_from_gguf(gguf: Mapping[str, Any]) -> tuple[Tokenizer, list[str]]:
     """
     kind = gguf.get(_PREFIX + "model")
     builders = {
-        "gpt2": _byte_level, "llama": _sentencepiece, "t5": _unigram, "bert": _wordpiece,
+        "gpt2": _merged, "gemma4": _merged, "llama": _sentencepiece, "t5": _unigram,
+        "bert": _wordpiece,
     }  # fmt: skip
     if not isinstance(kind, str) or kind not in builders:
         raise unsupported(
@@ -151,10 +152,12 @@ def _array(gguf: Mapping[str, Any], name: str, length: int | None = None) -> lis
     return values
 
 
-def _byte_level(
+def _merged(
     gguf: Mapping[str, Any], tokens: list[str], vocab: dict[str, int], notes: list[str]
 ) -> tuple[Tokenizer, Affixes]:
-    name = str(gguf.get(_PREFIX + "pre", "default"))
+    """BPE with merges, by a word rule."""
+    kind = gguf[_PREFIX + "model"]
+    name = "gemma4" if kind == "gemma4" else str(gguf.get(_PREFIX + "pre", "default"))
     rule = WORD_RULES.get(name)
     if name == "default":
         rule = WORD_RULES["gpt-2"]
@@ -176,12 +179,26 @@ def _byte_level(
                 param=_PREFIX + "merges",
             )
         merges.append((left, right))
+    if rule.raw:
+        return _raw(vocab, merges, special_tokens(gguf).get("unk_token")), Affixes(bos=rule.add_bos)
     tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=rule.whole_words))
     if rule.nfc:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = splitter(rule)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer, Affixes(bos=rule.add_bos)
+
+
+def _raw(vocab: dict[str, int], merges: list[tuple[str, str]], unknown: str | None) -> Tokenizer:
+    """Merges over the characters of the whole text, as Gemma's tokenizer.json has them."""
+    tokenizer = Tokenizer(
+        models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    )
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    return tokenizer
 
 
 def splitter(rule: WordRule) -> pre_tokenizers.PreTokenizer:

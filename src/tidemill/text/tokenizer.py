@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
-from tidemill.base.byte_alphabet import byte_level_alphabet as byte_level_alphabet
+from tidemill.base.byte_alphabet import byte_level_alphabet
 from tidemill.base.errors import TidemillError, bad_request, model_file_error, unsupported
 from tidemill.text.detokenizer import Detokenizer
 

@@ -161,6 +161,8 @@ class InputBuilder:
     def _second(self, slots: Int32) -> Int32 | None:
         """Where each row's tokens of type 1 begin; None where no row has any."""
         known = self.sequences.pooling
+        if not known:
+            return None
         found = [known[slot].second if slot in known else 0 for slot in slots.tolist()]
         return np.array(found, np.int32) if any(found) else None
 

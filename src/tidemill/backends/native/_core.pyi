@@ -25,6 +25,7 @@ class FeedForwardConfig:
     up: LinearConfig
     down: LinearConfig
     activation: int
+    gate_scale: float
     def __init__(self) -> None: ...
 
 class ExpertsConfig:
@@ -41,6 +42,12 @@ class ExpertsConfig:
     scale: float
     jitter: float
     scale_inputs: bool
+    router_norm: NormConfig
+    experts_norm: NormConfig
+    experts_post: NormConfig
+    shared_post: NormConfig
+    expert_scales: int
+    router_scale: float
     def __init__(self) -> None: ...
 
 class RecurrentConfig:
@@ -66,6 +73,11 @@ class RecurrentConfig:
     gate_first: bool
     time_min: float
     time_max: float
+    z_scale: float
+    x_scale: float
+    b_scale: float
+    c_scale: float
+    a_scale: float
     def __init__(self) -> None: ...
 
 class LatentConfig:
@@ -80,6 +92,19 @@ class LatentConfig:
     kv_norm: NormConfig
     k_up: list[LinearConfig]
     v_up: list[LinearConfig]
+    def __init__(self) -> None: ...
+
+class LayerInputsConfig:
+    width: int
+    vocab: int
+    activation: int
+    embed_scale: float
+    projection_scale: float
+    sum_scale: float
+    embedding: int
+    embedding_type: int
+    projection: LinearConfig
+    norm: NormConfig
     def __init__(self) -> None: ...
 
 class LayerConfig:
@@ -118,6 +143,15 @@ class LayerConfig:
     parallel: bool
     mlp: FeedForwardConfig
     moe: ExpertsConfig
+    kv_layer: int
+    v_norm: NormConfig
+    mixer_scale: float
+    beside_scale: float
+    mlp_scale: float
+    input_gate: LinearConfig
+    input_out: LinearConfig
+    input_post: NormConfig
+    scale_id: int
     def __init__(self) -> None: ...
 
 class ModelConfig:
@@ -145,6 +179,7 @@ class ModelConfig:
     types: int
     causal: bool
     norm_sums: bool
+    inputs: LayerInputsConfig
     def __init__(self) -> None: ...
 
 class Handle:
@@ -176,7 +211,7 @@ class Executor:
         self, name: str, source_type: int, target_type: int, n: int, k: int, source: _Bytes
     ) -> int: ...
     def add_vector(self, name: str, source_type: int, count: int, source: _Bytes) -> int: ...
-    def build(self, config: ModelConfig, embedding: _Bytes) -> None: ...
+    def build(self, config: ModelConfig, embedding: _Bytes, inputs: _Bytes) -> None: ...
     def weight_bytes(self) -> int: ...
     def kv_bytes(self) -> int: ...
     def block_bytes(self, group: int) -> int: ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,14 @@ from tidemill.backends.native import _core
 from tidemill.base.errors import ErrorKind, TidemillError, model_file_error, unsupported
 from tidemill.models import tensors as names
 from tidemill.models.quantization import FLOAT_TYPES, stays_wide, stored_type
+from tidemill.models.shapes import APART_NORMS
 from tidemill.models.spec import (
     ACTIVATIONS,
     MAX_TAPS,
     Attention,
     DecoderSpec,
     Latent,
+    LayerInputs,
     Mlp,
     Moe,
     Norm,
@@ -61,8 +64,6 @@ def packed_type(name: str, tensor: RawTensor, options: BackendOptions) -> str:
 
 def check_spec(spec: DecoderSpec) -> None:
     """Raise TidemillError UNSUPPORTED, naming the feature, for a spec the core does not run."""
-    if not spec.attentions():
-        raise unsupported("layers", "the native backend needs at least one layer with attention")
     for i, layer in enumerate(spec.layers):
         mlp = layer.mlp.expert if isinstance(layer.mlp, Moe) else layer.mlp
         if layer.parallel and (layer.mixer is None or mlp is None):
@@ -74,10 +75,12 @@ def check_spec(spec: DecoderSpec) -> None:
             raise unsupported(
                 "activation", f"layer {i}: the native backend does not know {mlp.activation!r} here"
             )
-        mixer = layer.mixer
-        if isinstance(mixer, Recurrent):
-            _check_recurrent(i, mixer)
-        if not isinstance(mixer, Attention):
+        if layer.recurrent is not None:
+            _check_recurrent(i, layer.recurrent)
+        if layer.beside is not None and (layer.parallel or layer.post_norm):
+            raise unsupported("layers", f"layer {i}: mixers beside each other have no norm behind")
+        mixer = layer.attention
+        if mixer is None:
             continue
         if mixer.head_dim % 2 or mixer.heads % mixer.kv_heads:
             raise unsupported(
@@ -176,7 +179,8 @@ class ModelBuilder:
         self._ropes: dict[Rope, int] = {}
         self._constants: dict[tuple[float, ...], int] = {}
         self._head = names.EMBED if spec.tied_embeddings else names.LM_HEAD
-        self._source = np.zeros(0, np.uint8)
+        # Rows of embeddings that lie in the file.
+        self._sources = {name: np.zeros(0, np.uint8) for name in (names.EMBED, names.LAYER_INPUTS)}
         self.mapped: tuple[NDArray[np.uint8], ...] = ()
 
     def build(self) -> None:
@@ -199,9 +203,13 @@ class ModelBuilder:
         if spec.generates:
             config.lm_head = _core.LinearConfig()
             config.lm_head.weight = self._matrix(self._head)
-        self._embedding(config)
+        config.embedding_type = WEIGHT_TYPES[self._tensors[names.EMBED].dtype]
+        tied = spec.tied_embeddings
+        config.embedding = config.lm_head.weight if tied else self._embedding(names.EMBED)
+        if spec.layer_inputs is not None:
+            config.inputs = self._layer_inputs(spec.layer_inputs)
         group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
-        config.layers = [self._layer(i, group_of.get(i, 0)) for i in range(len(spec.layers))]
+        config.layers = [self._layer(i, group_of) for i in range(len(spec.layers))]
         context = options.max_positions
         config.ropes = [inverse_frequencies(rope, context) for rope in self._ropes]
         config.rope_scales = [rope.attention_factor for rope in self._ropes]
@@ -217,28 +225,37 @@ class ModelBuilder:
             config.final_norm = self._norm("final_norm", spec.norm, spec.hidden_size)
         if spec.generates and spec.head_bias:
             config.lm_head.bias = self._vector(names.LM_HEAD_BIAS)
-        self._core.build(config, self._source)
+        self._core.build(config, self._sources[names.EMBED], self._sources[names.LAYER_INPUTS])
         if self._packed is not None and not self._found:
             self._packed.keep(layout, self._core.packed(), lambda data: _core.checksum(data, 1))
 
-    def _embedding(self, config: _core.ModelConfig) -> None:
-        # A tied matrix serves both; an untied float one is read from the file's own bytes, since
-        # a step touches only a few of its rows.
-        config.embedding_type = WEIGHT_TYPES[self._tensors[names.EMBED].dtype]
-        if self._spec.tied_embeddings:
-            config.embedding = config.lm_head.weight
-        elif self._is_mapped(names.EMBED):
-            config.embedding = -1
-            self._source = as_bytes(self._tensors[names.EMBED])
-            self.mapped += (self._source,)
-        else:
-            config.embedding = self._matrix(names.EMBED)
+    def _embedding(self, name: str) -> int:
+        """Id of the packed matrix; -1 where rows are read from the file's own bytes, since a step
+        touches only a few of them."""
+        if not self._is_mapped(name):
+            return self._matrix(name)
+        self._sources[name] = as_bytes(self._tensors[name])
+        self.mapped += (self._sources[name],)
+        return -1
 
     def _is_mapped(self, name: str) -> bool:
         tensor = self._tensors[name]
         same = stored_type(name, tensor, self._options.quantize) == tensor.dtype
-        untied = name == names.EMBED and not self._spec.tied_embeddings
-        return untied and same and tensor.dtype not in ROW_HEADS
+        # A tied matrix serves both.
+        rows = name in self._sources and not (name == self._head == names.EMBED)
+        return rows and same and tensor.dtype not in ROW_HEADS
+
+    def _layer_inputs(self, inputs: LayerInputs) -> _core.LayerInputsConfig:
+        config = _core.LayerInputsConfig()
+        config.width, config.vocab = inputs.width, inputs.vocab
+        config.activation = ACTIVATIONS.index(inputs.activation)
+        config.embed_scale, config.sum_scale = inputs.embed_scale, inputs.sum_scale
+        config.projection_scale = inputs.projection_scale
+        config.embedding_type = WEIGHT_TYPES[self._tensors[names.LAYER_INPUTS].dtype]
+        config.embedding = self._embedding(names.LAYER_INPUTS)
+        config.projection = self._linear("layer_inputs.projection")
+        config.norm = self._norm("layer_inputs.norm", self._spec.norm, inputs.width)
+        return config
 
     def _provide(self) -> str:
         """Memory for the matrices, packed already where they were kept; returns their layout."""
@@ -308,10 +325,12 @@ class ModelBuilder:
             config.bias = self._vector(f"{name}.bias")
         return config
 
-    def _layer(self, index: int, cache_group: int) -> _core.LayerConfig:
+    def _layer(self, index: int, group_of: Mapping[int, int]) -> _core.LayerConfig:
         layer = self._spec.layers[index]
         config = _core.LayerConfig()
-        config.cache_group, config.parallel = cache_group, layer.parallel
+        config.parallel = layer.parallel
+        config.mixer_scale, config.beside_scale = layer.mixer_scale, layer.beside_scale
+        config.mlp_scale = layer.mlp_scale
         blocks = {"attn": layer.mixer, "mlp": layer.mlp}
         for part in (part for part, block in blocks.items() if block is not None):
             present = {
@@ -323,14 +342,24 @@ class ModelBuilder:
                     name = layer_name(index, f"{part}_{kind}")
                     norm = self._norm(name, self._spec.norm, self._spec.hidden_size)
                     setattr(config, f"{part}_{kind}", norm)
-        if isinstance(layer.mixer, Recurrent):
-            config.recurrent = self._recurrent(layer_name(index, "rec"), layer.mixer)
-        elif layer.mixer is not None:
-            self._attention(index, layer.mixer, config)
+        if layer.recurrent is not None:
+            config.recurrent = self._recurrent(layer_name(index, "rec"), layer.recurrent)
+        if (attention := layer.attention) is not None:
+            source = index if attention.kv_layer is None else attention.kv_layer
+            config.cache_group = group_of[source]
+            self._attention(index, attention, config)
         if isinstance(layer.mlp, Moe):
             config.moe = self._experts(layer_name(index, "mlp"), layer.mlp)
         elif layer.mlp is not None:
             config.mlp = self._feed_forward(layer_name(index, "mlp"), layer.mlp)
+        if self._spec.layer_inputs is not None:
+            for part in ("gate", "out"):
+                linear = self._linear(layer_name(index, f"inputs.{part}"))
+                setattr(config, f"input_{part}", linear)
+            name, width = layer_name(index, "inputs_post_norm"), self._spec.hidden_size
+            config.input_post = self._norm(name, self._spec.norm, width)
+        if layer.scaled:
+            config.scale_id = self._vector(layer_name(index, "scale"))
         return config
 
     def _attention(self, index: int, mixer: Attention, config: _core.LayerConfig) -> None:
@@ -347,8 +376,14 @@ class ModelBuilder:
             config.slopes = self._constant(mixer.slopes)
         if mixer.sinks:
             config.sinks = self._vector(layer_name(index, "attn.sinks"))
-        for part in ("q", "o") if mixer.latent else ("q", "k", "v", "o"):
-            setattr(config, part, self._linear(layer_name(index, f"attn.{part}")))
+        if mixer.kv_layer is not None:
+            config.kv_layer = mixer.kv_layer
+        for part in ("q", "k", "v", "o"):
+            name = layer_name(index, f"attn.{part}")
+            if f"{name}.weight" in self._tensors:
+                setattr(config, part, self._linear(name))
+        if mixer.v_norm and mixer.kv_layer is None:
+            config.v_norm = self._norm("", Norm(weight=False), mixer.head_dim)
         if mixer.gated:
             config.gate = self._linear(layer_name(index, "attn.gate"))
         if mixer.latent is not None:
@@ -358,7 +393,8 @@ class ModelBuilder:
             return
         config.qk_scope, config.qk_after_rope = _QK_SCOPES.index(qk.scope), qk.after_rope
         config.qk_layer_norm = qk.norm.kind == "layer"
-        for part, heads in (("q", mixer.heads), ("k", mixer.kv_heads)):
+        normed = (("q", mixer.heads), ("k", mixer.kv_heads))
+        for part, heads in normed if mixer.kv_layer is None else normed[:1]:
             width = mixer.head_dim * (1 if qk.scope == "head" else heads)
             norm = self._norm(layer_name(index, f"attn.{part}_norm"), qk.norm, width)
             setattr(config, f"{part}_norm", norm)
@@ -371,6 +407,8 @@ class ModelBuilder:
         config.norm_groups, config.norm_shared = mixer.norm_groups, mixer.norm_shared
         config.gate_first = mixer.gate_first
         config.time_min, config.time_max = mixer.time_limits
+        (config.z_scale, config.x_scale, config.b_scale, config.c_scale,
+         config.a_scale) = mixer.scales  # fmt: skip
         for part in ("qkv", "z", "a", "out"):
             setattr(config, part, self._linear(f"{name}.{part}"))
         if config.delta:
@@ -402,6 +440,7 @@ class ModelBuilder:
     def _feed_forward(self, name: str, mlp: Mlp) -> _core.FeedForwardConfig:
         config = _core.FeedForwardConfig()
         config.activation = ACTIVATIONS.index(mlp.activation)
+        config.gate_scale = mlp.gate_scale
         if mlp.gated:
             config.gate = self._linear(f"{name}.gate")
         config.up, config.down = self._linear(f"{name}.up"), self._linear(f"{name}.down")
@@ -423,4 +462,12 @@ class ModelBuilder:
             config.shared = self._feed_forward(f"{name}.shared", moe.shared)
         if moe.shared_gate:
             config.shared_gate = self._linear(f"{name}.shared_gate")
+        config.router_scale = moe.router_scale
+        if moe.expert_scales:
+            config.expert_scales = self._vector(f"{name}.expert_scales")
+        if moe.apart:
+            hidden = self._spec.hidden_size
+            for part in APART_NORMS:
+                norm = self._norm(f"{name}.{part}", self._spec.norm, hidden)
+                setattr(config, part.replace("_post_norm", "_post"), norm)
         return config

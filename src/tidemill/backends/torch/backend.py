@@ -27,13 +27,16 @@ from tidemill.backends.base import (
 )
 from tidemill.backends.torch import latents, layers, recurrent
 from tidemill.backends.torch.cache import PagedCache
+from tidemill.backends.torch.place import DTYPES, open_device, to_torch
 from tidemill.backends.torch.steps import Computed, Handle, StepThread
-from tidemill.base.errors import ErrorKind, TidemillError, config_error
+from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.models import tensors as names
-from tidemill.models.quantization import QUANTIZED_TYPES, convert, stored_type, to_float32
+from tidemill.models.quantization import QUANTIZED_TYPES, convert, stored_type
 from tidemill.models.spec import (
     Attention,
     DecoderSpec,
+    Layer,
+    LayerInputs,
     Mlp,
     Moe,
     Norm,
@@ -44,15 +47,6 @@ from tidemill.models.spec import (
 )
 from tidemill.models.tensors import RawTensor, TensorMap, layer_name
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-def _to_torch(tensor: RawTensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    values = to_float32(tensor)
-    # A mapped file is read-only memory, which torch does not take.
-    owned = values if values.flags.writeable else values.copy()
-    return torch.from_numpy(owned).to(device=device, dtype=dtype)
-
 
 class TorchBackend:
     """See backends.base.Backend."""
@@ -62,14 +56,8 @@ class TorchBackend:
     def __init__(self, spec: DecoderSpec, tensors: TensorMap, options: BackendOptions) -> None:
         self.spec = spec
         self.options = options
-        self._dtype = _DTYPES[options.dtype]
-        try:
-            self._device = torch.device(options.device)
-            torch.zeros(1, device=self._device)
-        except (RuntimeError, AssertionError) as error:
-            raise config_error("device", f"device {options.device!r}: {error}") from error
-        if self._device.type == "cpu":
-            torch.set_num_threads(options.threads)
+        self._dtype = DTYPES[options.dtype]
+        self._device = open_device(options)
         self._weights = {name: self._load(name, tensor) for name, tensor in tensors.items()}
         self._heads = latents.stack_heads(spec, self._weights)
         self._inverse = {
@@ -89,7 +77,7 @@ class TorchBackend:
     def _load(self, name: str, tensor: RawTensor) -> torch.Tensor:
         kind = stored_type(name, tensor, self.options.quantize)
         stored = convert(tensor, kind) if kind in QUANTIZED_TYPES else tensor
-        return _to_torch(stored, self._dtype, self._device)
+        return to_torch(stored, self._dtype, self._device)
 
     # --- the interface -------------------------------------------------------------------------
 
@@ -165,31 +153,69 @@ class TorchBackend:
             x = x + weights[names.TYPES][self._types(inputs, positions)]
         if spec.embed_norm:
             x = self._norm("embed_norm", spec.norm, x)
+        own = None if spec.layer_inputs is None else self._own_inputs(spec.layer_inputs, tokens, x)
         for i, layer in enumerate(spec.layers):
             h, attended = x, None
             if layer.mixer is not None:
                 h = self._block_norm(i, "attn_norm", layer.has_norm("attn"), x)
-                if isinstance(layer.mixer, Recurrent):
-                    attended = self._recurrent(i, layer.mixer, h, inputs)
-                else:
-                    mixer = layer.mixer
-                    attended = self._attention(i, mixer, h, positions, slots, contexts, inputs)
-                behind = layer.post_norm and not layer.sum_norm
-                attended = self._block_norm(i, "attn_post_norm", behind, attended)
+                attended = self._mix(i, layer, h, positions, slots, contexts, inputs)
                 attended = attended * spec.residual_scale
                 if not layer.parallel:
                     x = self._block_norm(i, "attn_post_norm", layer.sum_norm, x + attended)
             if layer.mlp is not None:
                 if not layer.shared_norm:
                     h = self._block_norm(i, "mlp_norm", layer.pre_norm, x)
-                fed = self._mlp(i, layer.mlp, h)
+                fed = self._mlp(i, layer.mlp, h, x)
                 behind = layer.post_norm and not layer.sum_norm
-                fed = self._block_norm(i, "mlp_post_norm", behind, fed) * spec.residual_scale
+                fed = self._block_norm(i, "mlp_post_norm", behind, fed)
+                fed = fed * (spec.residual_scale * layer.mlp_scale)
                 x = self._block_norm(i, "mlp_post_norm", layer.sum_norm, x + fed)
             if layer.parallel and attended is not None:
                 x = x + attended
+            if own is not None and spec.layer_inputs is not None:
+                gate = self._linear(x, layer_name(i, "inputs.gate"))
+                taken = layers.activate(spec.layer_inputs.activation, gate, own[:, i])
+                taken = self._linear(taken, layer_name(i, "inputs.out"))
+                x = x + self._block_norm(i, "inputs_post_norm", True, taken)
+            if layer.scaled:
+                x = x * weights[layer_name(i, "scale")]
             self._progress += 1
         return self._norm("final_norm", spec.norm, x) if spec.last_norm else x
+
+    def _own_inputs(
+        self, inputs: LayerInputs, tokens: torch.Tensor, x: torch.Tensor
+    ) -> torch.Tensor:
+        """What each layer takes beside x, [tokens, layers, width]; x is the embedded tokens."""
+        shape = (len(tokens), -1, inputs.width)
+        projected = self._linear(x, "layer_inputs.projection") * inputs.projection_scale
+        normed = self._norm("layer_inputs.norm", self.spec.norm, projected.view(shape))
+        looked_up = self._weights[names.LAYER_INPUTS][tokens].view(shape) * inputs.embed_scale
+        return (normed + looked_up) * inputs.sum_scale
+
+    def _mix(
+        self,
+        index: int,
+        layer: Layer,
+        h: torch.Tensor,
+        positions: torch.Tensor,
+        slots: list[torch.Tensor],
+        contexts: list[list[torch.Tensor]],
+        inputs: StepInputs,
+    ) -> torch.Tensor:
+        """What the layer's mixer makes, normed behind it and scaled, or both of two do."""
+        behind, scales = layer.post_norm and not layer.sum_norm, [layer.mixer_scale]
+        made = []
+        if layer.attention is not None:
+            made.append(
+                self._attention(index, layer.attention, h, positions, slots, contexts, inputs)
+            )
+            scales.append(layer.beside_scale)
+        if layer.recurrent is not None:
+            made.append(self._recurrent(index, layer.recurrent, h, inputs))
+        found = torch.zeros_like(h)
+        for scale, part in zip(scales, made, strict=False):
+            found = found + self._block_norm(index, "attn_post_norm", behind, part) * scale
+        return found
 
     def _norm(self, name: str, kind: Norm, x: torch.Tensor) -> torch.Tensor:
         weight, bias = self._weights.get(f"{name}.weight"), self._weights.get(f"{name}.bias")
@@ -227,25 +253,33 @@ class TorchBackend:
     def _linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
         return F.linear(x, self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias"))
 
-    def _mlp(self, index: int, mlp: Mlp | Moe, x: torch.Tensor) -> torch.Tensor:
+    def _mlp(self, index: int, mlp: Mlp | Moe, h: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """The feed-forward block of h, the norm of x."""
         name = layer_name(index, "mlp")
         if isinstance(mlp, Moe):
-            return self._experts(name, mlp, x)
-        return self._feed_forward(name, mlp, x)
+            return self._experts(name, mlp, h, x)
+        return self._feed_forward(name, mlp, h)
 
     def _feed_forward(self, name: str, mlp: Mlp, x: torch.Tensor) -> torch.Tensor:
         gate = self._linear(x, f"{name}.gate") if mlp.gated else None
+        if gate is not None:
+            gate = gate * mlp.gate_scale
         inner = layers.activate(mlp.activation, gate, self._linear(x, f"{name}.up"))
         return self._linear(inner, f"{name}.down")
 
-    def _experts(self, name: str, moe: Moe, x: torch.Tensor) -> torch.Tensor:
-        logits = self._linear(x, f"{name}.router").float()
+    def _experts(self, name: str, moe: Moe, h: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        norm = self.spec.norm
+        routed = self._norm(f"{name}.router_norm", norm, x) if moe.apart else h
+        logits = self._linear(routed, f"{name}.router").float() * moe.router_scale
         correction = self._weights.get(f"{name}.correction")
         chosen, weights = layers.route(moe, logits, correction)
+        if moe.expert_scales:
+            weights = weights * self._weights[f"{name}.expert_scales"].float()[chosen]
+        read = self._norm(f"{name}.experts_norm", norm, x) if moe.apart else h
         parts = x.new_zeros(*chosen.shape, x.shape[-1])
         for expert in torch.unique(chosen).tolist():
             at = (chosen == expert).nonzero(as_tuple=True)
-            sent = x[at[0]]
+            sent = read[at[0]]
             if moe.scale_inputs:
                 sent = sent * weights[at][:, None].to(x.dtype)
             parts[at] = self._feed_forward(f"{name}.experts.{expert}", moe.expert, sent)
@@ -256,9 +290,12 @@ class TorchBackend:
             out = out + parts[:, rank] * weights[:, rank, None].to(x.dtype)
         if moe.shared is None:
             return out
-        shared = self._feed_forward(f"{name}.shared", moe.shared, x)
+        shared = self._feed_forward(f"{name}.shared", moe.shared, h)
         if moe.shared_gate:
-            shared = shared * self._linear(x, f"{name}.shared_gate").sigmoid()
+            shared = shared * self._linear(h, f"{name}.shared_gate").sigmoid()
+        if moe.apart:
+            out = self._norm(f"{name}.experts_post_norm", norm, out)
+            shared = self._norm(f"{name}.shared_post_norm", norm, shared)
         return out + shared
 
     def _attention(
@@ -272,9 +309,11 @@ class TorchBackend:
         inputs: StepInputs,
     ) -> torch.Tensor:
         cache = self._ready_cache()
-        q, k, v = self._project(index, mixer, x, positions)
-        group = cache.group_of[index]
-        cache.write(index, slots[group], k, v)
+        q, *own = self._project(index, mixer, x, positions)
+        source = index if mixer.kv_layer is None else mixer.kv_layer
+        group = cache.group_of[source]
+        if own:
+            cache.write(index, slots[group], *own)
         out = q.new_empty(*q.shape[:2], mixer.v_dim)
         sinks = self._weights.get(layer_name(index, "attn.sinks"))
         seen = positions
@@ -284,7 +323,7 @@ class TorchBackend:
                 seen = seen.minimum(positions + mixer.window - 1)
         for row, context in enumerate(contexts[group]):
             begin, end = int(inputs.row_start[row]), int(inputs.row_start[row + 1])
-            keys, values = cache.read(index, context)
+            keys, values = cache.read(source, context)
             at = slice(begin, end)
             out[at] = layers.attend(mixer, q[at], keys, values, positions[at], seen[at], sinks)
         if mixer.latent is not None:
@@ -341,8 +380,9 @@ class TorchBackend:
 
     def _project(
         self, index: int, mixer: Attention, x: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Q, K, V as [tokens, heads, head_dim], normed and rotated."""
+    ) -> tuple[torch.Tensor, ...]:
+        """Q, K, V as [tokens, heads, head_dim], normed and rotated; Q alone where K and V are
+        another layer's."""
         if mixer.latent is not None:
             name = layer_name(index, "attn")
             angles = self._angles(index, mixer.rope, positions, x.dtype) if mixer.rope else None
@@ -356,24 +396,30 @@ class TorchBackend:
                 angles,
             )
         qk = mixer.qk_norm
-        parts = []
-        for name, heads in (("q", mixer.heads), ("k", mixer.kv_heads), ("v", mixer.kv_heads)):
-            part = self._linear(x, layer_name(index, f"attn.{name}"))
+        names_of = {"q": "q", "k": "k", "v": "k" if mixer.v_from_k else "v"}
+        parts = {}
+        for name in "qkv" if mixer.kv_layer is None else "q":
+            part = self._linear(x, layer_name(index, f"attn.{names_of[name]}"))
+            heads = mixer.heads if name == "q" else mixer.kv_heads
             if qk is not None and not qk.after_rope and name != "v":
                 part = self._qk_norm(index, name, qk, heads, part)
+            part = part.view(-1, heads, mixer.head_dim)
+            if name == "v" and mixer.v_norm:
+                part = layers.norm(part, "rms", None, None, self.spec.norm_eps)
             if mixer.clip is not None:
                 part = part.clamp(-mixer.clip, mixer.clip)
-            parts.append(part.view(-1, heads, mixer.head_dim))
-        q, k, v = parts
-        if mixer.rope is not None:
-            cos, sin = self._angles(index, mixer.rope, positions, q.dtype)
-            q, k = layers.rotate(q, cos, sin), layers.rotate(k, cos, sin)
-        if qk is not None and qk.after_rope:
-            q = self._qk_norm(index, "q", qk, mixer.heads, q.flatten(1)).view_as(q)
-            k = self._qk_norm(index, "k", qk, mixer.kv_heads, k.flatten(1)).view_as(k)
+            parts[name] = part
+        for name in [n for n in parts if n != "v"]:
+            part = parts[name]
+            if mixer.rope is not None:
+                part = layers.rotate(part, *self._angles(index, mixer.rope, positions, part.dtype))
+            if qk is not None and qk.after_rope:
+                part = self._qk_norm(index, name, qk, part.shape[1], part.flatten(1)).view_as(part)
+            parts[name] = part
         if mixer.tuning is not None:
-            q = q * layers.tuning(mixer.tuning, positions)[:, None, None].to(q.dtype)
-        return q, k, v
+            tuning = layers.tuning(mixer.tuning, positions)[:, None, None]
+            parts["q"] = parts["q"] * tuning.to(parts["q"].dtype)
+        return tuple(parts.values())
 
     def _qk_norm(
         self, index: int, part: str, qk: QkNorm, heads: int, x: torch.Tensor

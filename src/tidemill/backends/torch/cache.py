@@ -48,7 +48,7 @@ class PagedCache:
         self.group_of = {layer: g for g, group in enumerate(self.groups) for layer in group.layers}
         self._keys: dict[int, _Paged] = {}
         self._values: dict[int, _Paged] = {}
-        mixers = spec.attentions()
+        mixers = spec.cached()
         try:
             for layer, g in self.group_of.items():
                 mixer = mixers[layer]

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import torch
 
+from tidemill.backends.torch.place import DTYPES
 from tidemill.models.kv_types import INT4_GROUP
 
 
@@ -161,4 +162,4 @@ def codec(kv_dtype: str, width: int, *, key: bool) -> Codec:
         return Int4Codec(width, key=key)
     if kv_dtype == "int8":
         return Int8Codec(width)
-    return FloatCodec({"float32": torch.float32, "bfloat16": torch.bfloat16}[kv_dtype], width)
+    return FloatCodec(DTYPES[kv_dtype], width)

@@ -72,6 +72,7 @@ def mix(
         eps: of the norm.
     """
     inputs, z, a = (linear(x, part).float() for part in ("qkv", "z", "a"))
+    z, a = z * mixer.scales[0], a * mixer.scales[4]
     time = F.softplus(a + weights["a_bias"].float())
     if mixer.rule == "delta":
         gain = linear(x, "b").float().sigmoid()
@@ -109,6 +110,11 @@ def _convolve(
     mixer: Recurrent, seen: torch.Tensor, weights: Mapping[str, torch.Tensor]
 ) -> torch.Tensor:
     kernel = weights["conv.weight"].float().view(mixer.channels, 1, mixer.taps)
+    if mixer.rule == "ssd":  # of what is convolved, not of its bias
+        keys = mixer.key_heads * mixer.key_dim
+        widths = torch.tensor([mixer.inner, keys, keys])
+        scales = torch.tensor(mixer.scales[1:4]).repeat_interleave(widths)
+        kernel = kernel * scales.to(kernel)[:, None, None]
     bias = weights["conv.bias"].float() if mixer.conv_bias else None
     return F.silu(F.conv1d(seen.T[None], kernel, bias, groups=mixer.channels))[0].T
 

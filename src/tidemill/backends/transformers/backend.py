@@ -24,6 +24,7 @@ from tidemill.backends.base import (
     Int32,
     StepInputs,
 )
+from tidemill.backends.torch.place import DTYPES, open_device
 from tidemill.backends.torch.steps import Computed, Handle, StepThread
 from tidemill.backends.transformers.building import build
 from tidemill.backends.transformers.past import NOTHING, Manner, Past, Stepper, find_manner
@@ -32,7 +33,6 @@ from tidemill.models.foreign import UNSTATED_POSITIONS, Foreign
 from tidemill.models.spec import DecoderSpec
 from tidemill.models.tensors import TensorMap
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _MEASURED = (8, 24)
 _NOBODY = -1
 STATES_OF_A_SEQUENCE = 2
@@ -54,14 +54,8 @@ class TransformersBackend:
             raise TidemillError(ErrorKind.INTERNAL, "the model was not opened for transformers")
         _check(options)
         self.options = options
-        dtype = _DTYPES[options.dtype]
-        try:
-            self._device = torch.device(options.device)
-            torch.zeros(1, device=self._device)
-        except (RuntimeError, AssertionError) as error:
-            raise config_error("device", f"device {options.device!r}: {error}") from error
-        if self._device.type == "cpu":
-            torch.set_num_threads(options.threads)
+        dtype = DTYPES[options.dtype]
+        self._device = open_device(options)
         model, notes = build(foreign, tensors, dtype, self._device)
         self._progress = 0
         for module in model.modules():
@@ -188,10 +182,8 @@ class TransformersBackend:
             raise TidemillError(
                 ErrorKind.INTERNAL, f"a state of {len(kept.tokens)} tokens, where {count} are read"
             )
-        past, self._pasts[read] = kept, Past(kept.tokens)
-        if past.cache is None and count and self._stepper.manner is not Manner.ANEW:
-            _, past = self._stepper.logits(Past(NOTHING.tokens), kept.tokens, every=False)
-        return past
+        self._pasts[read] = Past(kept.tokens)
+        return kept
 
     def _take_blocks(self, inputs: StepInputs, row: int, count: int, write: int) -> None:
         """The row's blocks are its own: what another sequence that had them left is dropped, since

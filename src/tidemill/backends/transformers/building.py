@@ -19,9 +19,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
+from tidemill.backends.torch.place import to_torch
 from tidemill.base.errors import ErrorKind, TidemillError, model_file_error, unsupported
 from tidemill.models.foreign import Foreign
-from tidemill.models.quantization import to_float32
 from tidemill.models.tensors import TensorMap
 
 _SHOWN = 3
@@ -47,7 +47,7 @@ def build(
     quiet.disable_progress_bar()
     config = _config(foreign)
     kind = _class_of(foreign, config)
-    state = {name: _to_torch(tensors, name, dtype) for name in tensors}
+    state = {name: to_torch(tensors[name], dtype) for name in tensors}
     try:
         model, report = kind.from_pretrained(
             None,
@@ -113,12 +113,6 @@ def _class_of(foreign: Foreign, config: Any) -> Any:
             f"{kind.__name__}, which is another model",
         )
     return kind
-
-
-def _to_torch(tensors: TensorMap, name: str, dtype: torch.dtype) -> torch.Tensor:
-    values = to_float32(tensors[name])
-    owned = values if values.flags.writeable else values.copy()
-    return torch.from_numpy(owned).to(dtype)
 
 
 def _check(foreign: Foreign, report: dict[str, Any]) -> None:

@@ -22,6 +22,11 @@ Tap = Callable[[str, Float32], None]
 
 def check_supported(spec: DecoderSpec) -> None:
     """UNSUPPORTED naming what this reading of a layer does not compute."""
+    if spec.layer_inputs is not None:
+        raise unsupported(
+            "type", "models whose layers have inputs of their own are not calibrated; use a type "
+            "without calibration"
+        )  # fmt: skip
     for layer in spec.layers:
         mixer = layer.mixer
         what = None
@@ -31,6 +36,10 @@ def check_supported(spec: DecoderSpec) -> None:
             what = "mixtures of experts"
         elif mixer.latent is not None:
             what = "attention to latents"
+        elif mixer.v_norm or mixer.v_from_k or mixer.kv_layer is not None:
+            what = "K and V made or shared in ways of their own"
+        elif layer.beside or layer.scaled or layer.mlp.gate_scale != 1.0:
+            what = "blocks beside each other or scaled"
         elif mixer.sinks or layer.mlp.activation == "swiglu_clamped":
             what = "attention sinks and clamped activations"
         if what is not None:

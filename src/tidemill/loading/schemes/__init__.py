@@ -8,7 +8,7 @@ from typing import Any
 from tidemill.base.errors import model_file_error, unsupported
 from tidemill.loading.mapped import StoredTensor
 from tidemill.loading.places import Place, one_tensor
-from tidemill.loading.schemes import awq, compressed, gptq, mxfp4, nf4, scaled
+from tidemill.loading.schemes import awq, compressed, gptq, hqq, mxfp4, nf4, scaled
 from tidemill.loading.schemes.base import Scheme, assemble
 
 # Where a config.json says how its weights are quantized; the second is an old spelling.
@@ -47,6 +47,7 @@ _METHODS: dict[str, _Reader] = {
     "compressed-tensors": compressed.schemes,
     "bitsandbytes": _bitsandbytes,
     "mxfp4": lambda config: (mxfp4.scheme(config),),
+    "hqq": lambda config: (hqq.scheme(),),
     "auto-round": _auto_round,
     "intel/auto-round": _auto_round,
 }

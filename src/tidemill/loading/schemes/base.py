@@ -106,6 +106,9 @@ class SchemeWeight:
         values = found.values() if isinstance(found, Integers) else found
         if self.exact == "BF16":
             return RawTensor("BF16", self.shape, bf16_bytes(values))
+        if self.exact == "F16":
+            halves = np.ascontiguousarray(values, np.float16)
+            return RawTensor("F16", self.shape, halves.reshape(-1).data.cast("B"))
         flat = np.ascontiguousarray(values).reshape(-1)
         return RawTensor("F32", self.shape, flat.data.cast("B"))
 

@@ -27,29 +27,66 @@ from tidemill.loading.schemes.base import (
     unpack,
 )
 
+_BITS = (2, 3, 4, 8)
 _FORMATS = {"gptq": 1, "gptq_v2": 0}  # what is added to a stored zero point
 
 
 def scheme(config: Mapping[str, Any]) -> Scheme:
     """Read a ``quantization_config`` of method gptq."""
-    bits = bits_of(config, (2, 3, 4, 8), "bits")
+    bits = bits_of(config, _BITS, "bits")
     name = config.get("checkpoint_format") or "gptq"
     if name not in _FORMATS:
         raise unsupported(
             "quantization_config.checkpoint_format",
             f"GPTQ checkpoint_format {name!r} is not read; {' and '.join(_FORMATS)} are",
         )
-    if config.get("dynamic"):
-        raise unsupported(
-            "quantization_config.dynamic", "GPTQ settings that differ by module are not read"
-        )
     added, sym = _FORMATS[name], config.get("sym") is not False
     act_order = bool(config.get("desc_act"))
+    by_module = _check_modules(config.get("dynamic"), {"sym": sym, "desc_act": act_order})
 
     def build(weight: str, parts: Stored) -> SchemeWeight:
-        return _weight(weight, parts, bits, added, sym, act_order)
+        own = _stored_bits(parts) if by_module else bits
+        return _weight(weight, parts, own, added, sym, act_order)
 
     return Scheme(f"GPTQ {bits}-bit", (".qweight", ".qzeros", ".scales", ".g_idx"), build)
+
+
+def _check_modules(dynamic: object, common: Mapping[str, bool]) -> bool:
+    """Whether modules have settings of their own, which are patterns of names in GPTQModel's
+    configs. They are not matched: what may differ is what the tensors' shapes say."""
+    key = "quantization_config.dynamic"
+    if not dynamic:
+        return False
+    if not isinstance(dynamic, dict) or not all(
+        isinstance(own, dict) or own is None for own in dynamic.values()
+    ):
+        raise model_file_error(f"{key} must map patterns to objects", param=key)
+    for own in dynamic.values():
+        for name, value in (own or {}).items():
+            if name in common and value is not common[name]:
+                raise unsupported(
+                    key, f"{key} sets {name} to {value!r} for some modules and not for all: bits "
+                    "and group_size alone may differ",
+                )  # fmt: skip
+            if name not in (*common, "bits", "group_size", *_MAKING):
+                raise unsupported(key, f"{key} sets {str(name)[:40]!r}, which is not known")
+    return True
+
+
+# How a module was quantized, beyond what it became.
+_MAKING = ("mse", "damp_percent", "static_groups", "act_group_aware")
+
+
+def _stored_bits(parts: Stored) -> int:
+    qzeros, scales = part(parts, ".qzeros"), part(parts, ".scales")
+    bits = qzeros.shape[-1] * 32 / scales.shape[-1] if qzeros.shape and scales.nbytes else 0
+    if bits not in _BITS:
+        raise model_file_error(
+            f"{qzeros.name} has shape {list(qzeros.shape)} for scales of {list(scales.shape)}: "
+            f"zero points of {', '.join(map(str, _BITS))} bits are read",
+            param=qzeros.name,
+        )
+    return int(bits)
 
 
 def _weight(

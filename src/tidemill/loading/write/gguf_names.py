@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,14 +11,29 @@ from numpy.typing import NDArray
 
 from tidemill.base.errors import unsupported
 from tidemill.models.dense import Family
-from tidemill.models.naming import Fused, canonical_names, rope_order
+from tidemill.models.naming import Fused, Rules, canonical_names, rope_order
 from tidemill.models.spec import DecoderSpec
 
 _FIELDS = {
     "{i}": r"(?P<i>\d+)",
     "{e}": r"(?P<e>\d+)",
+    "{h}": r"(?P<h>\d+)",
     "{p}": r"(?P<p>[a-z]+)",
     "{t}": r"(?P<t>weight|bias)",
+}
+
+
+_LOW_RANK = "layers.0.attn.q_down.weight"
+# Family -> (tensor, name, its other name): where a model has the tensor, files have the other name.
+_RENAMED = {
+    "falcon": (("layers.0.mlp_norm.weight", "input_layernorm", "ln_attn"),),
+    **dict.fromkeys(
+        ("deepseek_v2", "deepseek_v3"),
+        (
+            (_LOW_RANK, "self_attn.q_proj", "self_attn.q_b_proj"),
+            (_LOW_RANK, ".attn_q.", ".attn_q_b."),
+        ),
+    ),
 }
 
 
@@ -46,25 +62,53 @@ def layout(spec: DecoderSpec, family: Family) -> list[GgufTensor]:
     expected = spec.expected_tensors()
     found: dict[str, GgufTensor] = {}
     for canonical in expected:
-        name, held = _stored(family, canonical, expected)
-        if name in found:
-            continue
-        per_expert = any("{e}" in part for part in held.parts)
-        parts = _of_experts(held.parts, expected) if per_expert else held.parts
-        shape = expected[parts[0]]
-        if per_expert:
-            shape = (len(parts), *shape)
-        elif len(parts) > 1:
-            shape = (sum(expected[part][0] for part in parts), *shape[1:])
-        found[name] = GgufTensor(name, _folded(spec, canonical, shape), parts)
+        stored = stored_name(family.gguf.rules, canonical, expected)
+        if stored is None:
+            raise unsupported(
+                "out", f"{canonical} has no name in GGUF files of {family.name} models"
+            )
+        name, held = stored
+        name = usual_name(family, name, expected)
+        if name not in found:
+            found[name] = GgufTensor(name, *whole_shape(spec, canonical, held, expected))
     return list(found.values())
 
 
-def _of_experts(parts: tuple[str, ...], expected: dict[str, tuple[int, ...]]) -> tuple[str, ...]:
+def usual_name(family: Family, name: str, expected: Container[str]) -> str:
+    """The name that this model's tensor has, of several that a family's rules read."""
+    for sign, one, other in _RENAMED.get(family.name, ()):
+        if sign in expected:
+            name = name.replace(one, other)
+    return name
+
+
+def whole_shape(
+    spec: DecoderSpec, canonical: str, held: Fused, expected: Mapping[str, tuple[int, ...]]
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Shape and parts of the stored tensor that holds `canonical`, its axes as ours."""
+    many = any("{e}" in part or "{h}" in part for part in held.parts)
+    parts = _each(held.parts, expected) if many else held.parts
+    shape = expected[parts[0]]
+    if held.layout == "latents":
+        key, value = (expected[part] for part in parts[:2])
+        return (len(parts) // 2 * (key[1] + value[0]), value[1]), parts
+    if len(held.parts) > 1:
+        rows = sum(expected[part.format(e=0, h=0)][0] for part in held.parts)
+        shape = (rows, *shape[1:])
+    if many:
+        shape = (len(parts) // len(held.parts), *shape)
+    return _folded(spec, canonical, shape), parts
+
+
+def _each(parts: tuple[str, ...], expected: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
+    """The parts of all experts, or of all heads."""
     found: list[str] = []
-    while parts[0].format(e=len(found) // len(parts)) in expected:
-        found += [part.format(e=len(found) // len(parts)) for part in parts]
-    return tuple(found)
+    while True:
+        at = len(found) // len(parts)
+        named = [part.format(e=at, h=at) for part in parts]
+        if named[0] not in expected:
+            return tuple(found)
+        found += named
 
 
 def _folded(spec: DecoderSpec, canonical: str, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -76,14 +120,17 @@ def _folded(spec: DecoderSpec, canonical: str, shape: tuple[int, ...]) -> tuple[
     return shape
 
 
-def _stored(
-    family: Family, canonical: str, expected: dict[str, tuple[int, ...]]
-) -> tuple[str, Fused]:
-    assert family.gguf is not None
-    rules = family.gguf.rules
+def stored_name(
+    rules: Rules, canonical: str, expected: Mapping[str, tuple[int, ...]], *, anyhow: bool = False
+) -> tuple[str, Fused] | None:
+    """Name of the stored tensor that holds one of ours, and what it holds; None without one.
+
+    Args:
+        anyhow: also one that is transposed, or whose parts do not simply follow one another.
+    """
     for pattern, wanted in rules:
         held = wanted if isinstance(wanted, Fused) else Fused((wanted,) if wanted else ())
-        if held.layout != "stacked" or held.transposed:
+        if not anyhow and (held.layout != "stacked" or held.transposed):
             continue
         for part in held.parts:
             expression = re.escape(part).replace(r"\{", "{").replace(r"\}", "}")
@@ -93,11 +140,11 @@ def _stored(
             if match is None:
                 continue
             name = pattern.format(**match.groupdict())
-            parts = canonical_names(rules, name, expected)[1].parts
-            expert = match.groupdict().get("e")
-            if canonical in [p.format(e=expert) for p in parts]:
-                return name, Fused(parts)
-    raise unsupported("out", f"{canonical} has no name in GGUF files of {family.name} models")
+            found = canonical_names(rules, name, expected)[1]
+            fields = {"e": None, "h": None, **match.groupdict()}
+            if canonical in [p.format(**fields) for p in found.parts]:
+                return name, found
+    return None
 
 
 def row_order(spec: DecoderSpec, family: Family, canonical: str) -> NDArray[np.int64] | None:

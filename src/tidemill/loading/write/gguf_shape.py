@@ -7,6 +7,7 @@ GGUF files, and what comes out must be the same decoder.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,7 +22,7 @@ from tidemill.models.dense import Family
 from tidemill.models.gguf_config import config_from_gguf
 from tidemill.models.registry import FAMILIES
 from tidemill.models.rope import Rope, inverse_frequencies
-from tidemill.models.spec import Attention, DecoderSpec, Moe
+from tidemill.models.spec import Attention, DecoderSpec, Latent, Moe
 
 # Families whose GGUF files go by another's name.
 _SPOKEN_FOR = {"mistral": "llama", "granitemoe": "granitemoeshared"}
@@ -47,7 +48,7 @@ def shape_metadata(files: ModelFiles, family: Family) -> dict[str, Any]:
     """
     assert family.gguf is not None
     spec, arch = files.spec, family.gguf.arch
-    own = _common(spec) | _rope(spec) | _windows(spec, family.gguf.period)
+    own = _common(spec) | _rope(spec) | _windows(spec, family.gguf.period) | _latent(spec)
     for key, config_key in family.gguf.keys.items():
         value = _FURTHER[key](spec) if key in _FURTHER else None
         if value is not None:
@@ -75,7 +76,7 @@ def _common(spec: DecoderSpec) -> dict[str, Any]:
         "attention.head_count": mixer.heads,
         "attention.head_count_kv": mixer.kv_heads,
         "attention.key_length": mixer.head_dim,
-        "attention.value_length": mixer.head_dim,
+        "attention.value_length": mixer.v_dim,
         f"attention.{norm}": spec.norm_eps,
         "vocab_size": spec.vocab_size,
     }
@@ -105,6 +106,27 @@ def _rope(spec: DecoderSpec) -> dict[str, Any]:
             "rope.scaling.yarn_beta_fast": scaling.beta_fast,
             "rope.scaling.yarn_beta_slow": scaling.beta_slow,
         }
+    return own
+
+
+def _latent(spec: DecoderSpec) -> dict[str, Any]:
+    """What is said of heads beside latents, and of yarn what their scores are multiplied with."""
+    mixer, moe = _first(spec), _moe(spec)
+    latent = mixer.latent
+    if latent is None:
+        return {}
+    width = latent.nope + latent.rope
+    own: dict[str, Any] = {
+        "attention.key_length_mla": width,
+        "attention.value_length_mla": latent.value,
+    }
+    if moe is not None:
+        own["expert_gating_func"] = 2 if moe.scoring == "sigmoid" else 1
+    scaling = mixer.rope.scaling if mixer.rope is not None else None
+    if scaling is not None and scaling.kind == "yarn" and scaling.factor > 1:
+        raised = math.sqrt(mixer.score_scale * math.sqrt(width)) - 1
+        if raised > _ROUNDING:
+            own["rope.scaling.yarn_log_multiplier"] = raised / math.log(scaling.factor)
     return own
 
 
@@ -143,6 +165,19 @@ def _first(spec: DecoderSpec) -> Attention:
     return spec.attentions()[0]
 
 
+def _of_latent(value: Callable[[Latent], Any]) -> Callable[[DecoderSpec], Any]:
+    def of_spec(spec: DecoderSpec) -> Any:
+        latent = _first(spec).latent
+        return None if latent is None else value(latent)
+
+    return of_spec
+
+
+def _leading_dense(spec: DecoderSpec) -> int:
+    sparse = [i for i, layer in enumerate(spec.layers) if isinstance(layer.mlp, Moe)]
+    return sparse[0] if sparse else len(spec.layers)
+
+
 # Keys that some families have -> what they say of a spec; None for nothing.
 _FURTHER: dict[str, Callable[[DecoderSpec], Any]] = {
     "attention.sliding_window": lambda s: next(
@@ -162,6 +197,16 @@ _FURTHER: dict[str, Callable[[DecoderSpec], Any]] = {
     "expert_used_count": _of_moe(lambda moe: moe.top_k),
     "expert_feed_forward_length": _of_moe(lambda moe: moe.expert.intermediate),
     "expert_shared_feed_forward_length": _of_moe(_shared_width),
+    "expert_shared_count": _of_moe(
+        lambda moe: (_shared_width(moe) or 0) // moe.expert.intermediate
+    ),
+    "expert_weights_scale": _of_moe(lambda moe: moe.scale),
+    "expert_weights_norm": _of_moe(lambda moe: moe.normalize),
+    "expert_group_count": _of_moe(lambda moe: moe.groups),
+    "expert_group_used_count": _of_moe(lambda moe: moe.top_groups),
+    "leading_dense_block_count": _leading_dense,
+    "attention.q_lora_rank": _of_latent(lambda latent: latent.q_rank),
+    "attention.kv_lora_rank": _of_latent(lambda latent: latent.rank),
 }
 
 
@@ -173,7 +218,7 @@ def _check_spec(files: ModelFiles, family: Family, metadata: Mapping[str, Any]) 
     except TidemillError as error:
         message = f"this model cannot be said in GGUF ({error.message}); give a folder as OUT"
         raise unsupported("out", message) from error
-    if (field := _difference(_plain(read), _plain(files.spec), "")) is not None:
+    if (field := difference(plain_spec(read), plain_spec(files.spec), "")) is not None:
         raise unsupported(
             "out",
             f"this model needs something that GGUF files of its family do not say ({field}); give "
@@ -181,23 +226,23 @@ def _check_spec(files: ModelFiles, family: Family, metadata: Mapping[str, Any]) 
         )
 
 
-def _difference(a: Any, b: Any, field: str) -> str | None:
+def difference(a: Any, b: Any, field: str) -> str | None:
     """Name of a field in which they differ by more than rounding; None for none."""
     if isinstance(a, float) and isinstance(b, float):
         return None if np.isclose(a, b, rtol=_ROUNDING, atol=0) else field
     if dataclasses.is_dataclass(a) and type(a) is type(b):
         for one in dataclasses.fields(a):
-            found = _difference(getattr(a, one.name), getattr(b, one.name), one.name)
+            found = difference(getattr(a, one.name), getattr(b, one.name), one.name)
             if found is not None:
                 return found
         return None
     if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
-        differences = (_difference(x, y, field) for x, y in zip(a, b, strict=True))
+        differences = (difference(x, y, field) for x, y in zip(a, b, strict=True))
         return next((d for d in differences if d is not None), None)
     return None if a == b else field
 
 
-def _plain(spec: DecoderSpec) -> DecoderSpec:
+def plain_spec(spec: DecoderSpec) -> DecoderSpec:
     """The spec without what files say in other ways: names, types, rope factors."""
     layers = []
     for layer in spec.layers:

@@ -7,10 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from tidemill.base.errors import model_file_error, unsupported
 from tidemill.models.config import MAX_LAYERS, ConfigReader
 from tidemill.models.dense import MAX_EXPERTS, MAX_HEAD_DIM, Family, dense_spec, read_top_k
-from tidemill.models.naming import HF_EXPERTS, HF_RULES, Fused, Rules
+from tidemill.models.gguf_family import EXPERTS, GgufFamily, GgufFile
+from tidemill.models.naming import GGUF_EXPERTS, HF_EXPERTS, HF_RULES, Fused, Rules
 from tidemill.models.rope_config import score_factor
 from tidemill.models.sources import Conventions
 from tidemill.models.spec import Attention, DecoderSpec, Latent, Layer, Mlp, Moe
@@ -30,7 +33,6 @@ _DRAFTS: Rules = (
 RULES: Rules = (
     (_ATTN + "q_a_proj.{t}", "layers.{i}.attn.q_down.{t}"),
     (_ATTN + "q_a_layernorm.weight", "layers.{i}.attn.q_down_norm.weight"),
-    (_ATTN + "q_b_proj.weight", "layers.{i}.attn.q.weight"),
     (_ATTN + "kv_a_proj_with_mqa.{t}", "layers.{i}.attn.kv_down.{t}"),
     (_ATTN + "kv_a_layernorm.weight", "layers.{i}.attn.kv_down_norm.weight"),
     (_ATTN + "kv_b_proj.weight", KV_UP),
@@ -38,7 +40,21 @@ RULES: Rules = (
     (_MLP + "shared_experts.{p}_proj.weight", "layers.{i}.mlp.shared.{p}.weight"),
     *HF_EXPERTS,
     *HF_RULES,
+    (_ATTN + "q_b_proj.weight", "layers.{i}.attn.q.weight"),  # of low-rank queries
     *_DRAFTS,
+)
+_BLK = "blk.{i}.attn_"
+GGUF_RULES_OF_LATENTS: Rules = (
+    (_BLK + "q_a.weight", "layers.{i}.attn.q_down.weight"),
+    (_BLK + "q_a_norm.weight", "layers.{i}.attn.q_down_norm.weight"),
+    (_BLK + "kv_a_mqa.weight", "layers.{i}.attn.kv_down.weight"),
+    (_BLK + "kv_a_norm.weight", "layers.{i}.attn.kv_down_norm.weight"),
+    (_BLK + "k_b.weight", "layers.{i}.attn.k_up.{h}.weight"),
+    (_BLK + "v_b.weight", "layers.{i}.attn.v_up.{h}.weight"),
+    (_BLK + "kv_b.weight", KV_UP),  # of early files
+    ("blk.{i}.exp_probs_b.bias", "layers.{i}.mlp.correction"),
+    *GGUF_EXPERTS,
+    (_BLK + "q_b.weight", "layers.{i}.attn.q.weight"),  # of low-rank queries
 )
 # What says how the model was trained or is spread over machines, or repeats other keys; and whose
 # code the checkpoint would bring, which computes no more than is read here.
@@ -173,11 +189,72 @@ def _experts(
 
 
 _STORED = Conventions(paired_rope=True, draft_layers=True)
+_GGUF_KEYS = {
+    **EXPERTS,
+    "expert_count": "n_routed_experts",
+    "expert_shared_count": "n_shared_experts",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_weights_scale": "routed_scaling_factor",
+    "expert_weights_norm": "norm_topk_prob",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+    "leading_dense_block_count": "first_k_dense_replace",
+    "attention.q_lora_rank": "q_lora_rank",
+    "attention.kv_lora_rank": "kv_lora_rank",
+}
+_LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
+# Read below.
+_GGUF_READ = frozenset((
+    "attention.key_length_mla", "attention.value_length_mla", "expert_gating_func",
+    _LOG_MULTIPLIER,
+))  # fmt: skip
+
+
+def _of_gguf(file: GgufFile) -> dict[str, Any]:
+    """Widths of heads: with the queries absorbed into latents, or (early files) as they are. yarn's
+    two weights are one there, as in every model published."""
+    keys, config = file.keys, file.config
+    found: dict[str, Any] = {"routed_scaling_factor": config.get("routed_scaling_factor") or 1.0}
+    for key in ("q_lora_rank", "n_routed_experts"):  # null where there are none
+        found[key] = config.get(key)
+    rope = keys.get("rope.dimension_count")
+    whole = keys.get("attention.key_length_mla", keys.get("attention.key_length"))
+    found["v_head_dim"] = keys.get("attention.value_length_mla", keys.get("attention.value_length"))
+    if isinstance(rope, int) and isinstance(whole, int):
+        found |= {"qk_rope_head_dim": rope, "qk_nope_head_dim": whole - rope, "head_dim": rope}
+    found["num_key_value_heads"] = config.get("num_attention_heads")
+    section, log = config.get("rope_scaling"), keys.get(_LOG_MULTIPLIER)
+    if section and isinstance(log, int | float) and log > 0:
+        weight = float(np.float32(log) / np.float32(0.1))
+        section = {**section, "mscale": weight, "mscale_all_dim": weight}
+        found["rope_scaling"] = section
+    return found
+
+
+def _of_gguf2(file: GgufFile) -> dict[str, Any]:
+    groups = file.config.get("n_group") or 1
+    limited = isinstance(groups, int) and groups > 1
+    found = {"topk_method": "group_limited_greedy" if limited else "greedy"}
+    return {**_of_gguf(file), **found, "norm_topk_prob": file.config.get("norm_topk_prob", False)}
+
+
+def _of_gguf3(file: GgufFile) -> dict[str, Any]:
+    return {**_of_gguf(file), "norm_topk_prob": file.config.get("norm_topk_prob", False)}
+
+
+def _gguf(gating: int, implied: Callable[[GgufFile], dict[str, Any]]) -> GgufFamily:
+    return GgufFamily(
+        arch="deepseek2", rules=GGUF_RULES_OF_LATENTS, stored=Conventions(paired_rope=True),
+        keys=_GGUF_KEYS, unused=_GGUF_READ, implied=implied, experts=True, latent=True,
+        gating=gating,
+    )  # fmt: skip
+
+
 FAMILY = Family(
     name="deepseek_v2", architectures=("DeepseekV2ForCausalLM",), spec=spec2, rules=RULES,
-    stored=_STORED,
+    stored=_STORED, gguf=_gguf(1, _of_gguf2),
 )  # fmt: skip
 V3 = Family(
     name="deepseek_v3", architectures=("DeepseekV3ForCausalLM",), spec=spec3, rules=RULES,
-    stored=_STORED,
+    stored=_STORED, gguf=_gguf(2, _of_gguf3),
 )  # fmt: skip

@@ -28,22 +28,24 @@ def mixer_rules(prefix: str) -> Rules:
     )
 
 
-def read_mixer(reader: ConfigReader) -> Recurrent:
+def read_mixer(reader: ConfigReader, width: int | None = None) -> Recurrent:
     """The mixer of a config with these keys: mamba_n_heads, mamba_d_head (absent or "auto": as
     mamba_expand says), mamba_n_groups, mamba_d_state, mamba_d_conv, mamba_conv_bias,
-    mamba_proj_bias, mamba_expand, time_step_limit. mamba_chunk_size changes no result."""
+    mamba_proj_bias, mamba_expand, time_step_limit. mamba_chunk_size changes no result. `width`:
+    of the mixer, where it is not mamba_expand times hidden_size."""
     reader.must_be("hidden_act", "silu")
     reader.raw("mamba_chunk_size")
     heads = reader.integer("mamba_n_heads", 128, high=MAX_HEADS)
     inner = reader.integer("mamba_expand", 2) * reader.integer("hidden_size")
+    what = "mamba_expand times hidden_size" if width is None else "mamba_d_ssm"
+    inner = width or inner
     given = reader.raw("mamba_d_head")
     if given is None or given == "auto":
         given = inner // heads
     head_dim = checked_integer("mamba_d_head", given, 1, inner)
     if heads * head_dim != inner:
         raise model_file_error(
-            f"mamba_n_heads ({heads}) heads of {head_dim} are not mamba_expand times hidden_size "
-            f"({inner})",
+            f"mamba_n_heads ({heads}) heads of {head_dim} are not {what} ({inner})",
             param="mamba_n_heads",
         )
     return mamba2(
@@ -71,7 +73,9 @@ def mamba2(
 ) -> Recurrent:
     """The mixer of these sizes, its output gated and then normed in its groups."""
     if heads % groups:
-        raise model_file_error(f"{heads} Mamba heads are no multiple of {groups} groups")
+        raise model_file_error(
+            f"{heads} Mamba heads are no multiple of {groups} groups", param="n_groups"
+        )
     return Recurrent(
         "ssd",
         groups,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ from tidemill.base.errors import model_file_error
 from tidemill.models.config import ConfigReader
 from tidemill.models.dense import Biases, Family, dense_spec, layer_windows, read_top_k
 from tidemill.models.gguf_family import EXPERTS, GgufFamily
-from tidemill.models.naming import GGUF_EXPERTS, HF_EXPERTS, HF_RULES, Rules
+from tidemill.models.naming import GGUF_EXPERTS, HF_EXPERTS, HF_RULES, STACKED_EXPERTS, Rules
 from tidemill.models.spec import DecoderSpec, Mlp, Moe, QkNorm
 
 _HEAD_DIM = 128
@@ -19,6 +20,12 @@ RULES: Rules = (
     ("model.layers.{i}.mlp.shared_expert.{p}_proj.weight", "layers.{i}.mlp.shared.{p}.weight"),
     *HF_EXPERTS,
     *HF_RULES,
+)
+# Qwen3-VL's files have the experts in one tensor: as published [in, out], as transformers 5 writes
+# new ones [out, in].
+QWEN3_RULES: Rules = (
+    *RULES,
+    *((name, dataclasses.replace(held, transposed=None)) for name, held in STACKED_EXPERTS),
 )
 
 
@@ -116,7 +123,7 @@ QWEN3 = Family(
     name="qwen3_moe",
     architectures=("Qwen3MoeForCausalLM",),
     spec=spec3,
-    rules=RULES,
+    rules=QWEN3_RULES,
     gguf=GgufFamily(
         arch="qwen3moe",
         rules=GGUF_EXPERTS,

@@ -11,7 +11,7 @@ from tidemill.models.dense import MAX_HEADS, Biases, Family, check_layer_types, 
 from tidemill.models.families.qwen_moe import RULES as MOE_RULES
 from tidemill.models.families.qwen_moe import read_experts
 from tidemill.models.multimodal import without_axes
-from tidemill.models.naming import HF_RULES, Fused, Rules
+from tidemill.models.naming import HF_RULES, STACKED_EXPERTS, Fused, Rules
 from tidemill.models.rope_config import read_rope
 from tidemill.models.sources import Conventions
 from tidemill.models.spec import MAX_TAPS, DecoderSpec, QkNorm, Recurrent, Rope
@@ -35,14 +35,7 @@ _MIXER_RULES: Rules = (
     (_MIXER + "A_log", _OURS + "a_log"),
     (_MIXER + "dt_bias", _OURS + "a_bias"),
 )  # fmt: skip
-_EXPERT = "layers.{i}.mlp.experts.{e}."
-# Experts in one tensor, as transformers 5 writes them for some of these.
-_STACKED: Rules = (
-    ("model.layers.{i}.mlp.experts.gate_up_proj",
-     Fused((_EXPERT + "gate.weight", _EXPERT + "up.weight"))),
-    ("model.layers.{i}.mlp.experts.down_proj", _EXPERT + "down.weight"),
-)  # fmt: skip
-RULES: Rules = (*_MIXER_RULES, *_STACKED, *MOE_RULES)
+RULES: Rules = (*_MIXER_RULES, *STACKED_EXPERTS, *MOE_RULES)
 DENSE_RULES: Rules = (*_MIXER_RULES, *HF_RULES)
 
 

@@ -1,0 +1,157 @@
+"""A model's tensors under the names, and in the shapes and orders, of its family's Hugging Face
+checkpoints: the way back from what is read."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.base.errors import unsupported
+from tidemill.loading.lazy import LazyTensors
+from tidemill.loading.places import Place, held_bytes
+from tidemill.loading.write.gguf_names import stored_name, usual_name, whole_shape
+from tidemill.loading.write.out import Buffer, OutTensor
+from tidemill.models.dense import Family
+from tidemill.models.naming import match_tensors
+from tidemill.models.quantization import FLOAT_TYPES, to_float32
+from tidemill.models.small_floats import bf16_bytes, rounded_bf16
+from tidemill.models.sources import Source
+from tidemill.models.spec import DecoderSpec
+from tidemill.models.tensors import RawTensor
+
+_ITEMS: dict[str, type[np.unsignedinteger[Any]]] = {
+    "F32": np.uint32, "F16": np.uint16, "BF16": np.uint16,
+}  # fmt: skip
+Bits = NDArray[Any]
+
+
+def folder_tensors(
+    spec: DecoderSpec, family: Family, tensors: LazyTensors, widen: str | None = None
+) -> list[OutTensor]:
+    """The checkpoint's tensors, every value kept.
+
+    A vector in float32 whose every value the type of most matrices holds takes that type: GGUF
+    keeps vectors in float32 whatever they were.
+
+    Args:
+        widen: the float type that quantized weights are written in; None refuses them.
+
+    Raises:
+        TidemillError: UNSUPPORTED naming a quantized weight, or one that the family's checkpoints
+            have no name for.
+    """
+    if family.stored.position_offset:
+        raise unsupported("out", f"folders of {family.name} models are not written from GGUF")
+    sources = match_tensors(spec, family.rules, _shapes(spec, family), family.stored)
+    by_name: dict[str, list[tuple[Source, Place]]] = defaultdict(list)
+    for canonical, source in sources.items():
+        by_name[source.stored].append((source, tensors.places[canonical]))
+    prevailing = _prevailing(tensors, widen)
+    shapes = _shapes(spec, family)
+    return [_whole(name, shapes[name], parts, prevailing, widen) for name, parts in by_name.items()]
+
+
+def _prevailing(tensors: LazyTensors, widen: str | None) -> str:
+    found = tensors.prevailing_dtype()
+    return found if found in FLOAT_TYPES else widen or "F32"
+
+
+def _shapes(spec: DecoderSpec, family: Family) -> dict[str, tuple[int, ...]]:
+    expected = spec.expected_tensors()
+    found: dict[str, tuple[int, ...]] = {}
+    for canonical in expected:
+        stored = stored_name(family.rules, canonical, expected, anyhow=True)
+        if stored is None:
+            raise unsupported("out", f"{canonical} has no name in {family.name} checkpoints")
+        name, held = stored
+        name = usual_name(family, name, expected)
+        if name in found:
+            continue
+        shape, _ = whole_shape(spec, canonical, held, expected)
+        turned = held.transposed and canonical.endswith(".weight")
+        if turned and len(shape) > 1:
+            shape = (*shape[:-2], shape[-1], shape[-2])
+        found[name] = shape
+    return found
+
+
+def _whole(
+    name: str,
+    shape: tuple[int, ...],
+    parts: list[tuple[Source, Place]],
+    prevailing: str,
+    widen: str | None,
+) -> OutTensor:
+    quantized = next((place for _, place in parts if place.dtype not in FLOAT_TYPES), None)
+    if quantized is not None and widen is None:
+        raise unsupported(
+            quantized.name,
+            f"{quantized.name} is stored as {quantized.dtype}: a folder holds float weights; give "
+            "--dequantize f32 (exact), bf16 or f16 to write them so, or a name that ends in .gguf "
+            "as OUT",
+        )
+    types = {place.dtype for _, place in parts}
+    if quantized is not None:
+        assert widen is not None
+        dtype = widen
+    elif len(types) > 1:
+        dtype = "F32"
+    else:
+        dtype = types.pop()
+        if dtype == "F32" and len(shape) < 2 and _fits(parts, prevailing):
+            dtype = prevailing
+    pieces = partial(_pieces, shape, parts, dtype)
+    return OutTensor(name, dtype, shape, held_bytes(dtype, shape), pieces)
+
+
+def _fits(parts: list[tuple[Source, Place]], dtype: str) -> bool:
+    """Whether float32 vectors are the same in a narrower type."""
+    for source, place in parts:
+        values = place.values() - np.float32(source.plus)
+        raw = RawTensor(dtype, values.shape, memoryview(narrowed(values, dtype).tobytes()))
+        if not np.array_equal(to_float32(raw), values):
+            return False
+    return True
+
+
+def _pieces(
+    shape: tuple[int, ...], parts: list[tuple[Source, Place]], dtype: str
+) -> Iterator[Buffer]:
+    whole = np.zeros(shape, _ITEMS[dtype])
+    for source, place in parts:
+        _put(whole, source, _bits(place, source.plus, dtype))
+    yield whole.reshape(-1).view(np.uint8).data
+
+
+def _bits(place: Place, plus: float, dtype: str) -> Bits:
+    if place.dtype == dtype and not plus:
+        raw: Bits = np.frombuffer(place.packed().data, _ITEMS[dtype]).reshape(place.shape)
+        return raw
+    return narrowed(place.values() - np.float32(plus), dtype)
+
+
+def narrowed(values: NDArray[np.float32], dtype: str) -> Bits:
+    """The bits of float32 values in a float type, to the nearest, ties to even."""
+    if dtype == "F32":
+        return np.ascontiguousarray(values).view(np.uint32)
+    if dtype == "F16":
+        with np.errstate(over="ignore"):
+            return values.astype(np.float16).view(np.uint16)
+    return np.frombuffer(bf16_bytes(rounded_bf16(values)), np.uint16).reshape(values.shape)
+
+
+def _put(whole: Bits, source: Source, value: Bits) -> None:
+    """Write a tensor where `Source` would read it."""
+    view = whole if source.expert is None else whole[source.expert]
+    if source.transposed:
+        view = view.T
+    if source.flat:
+        view = view.reshape(-1)
+    if source.turned:
+        value = value.T
+    view[slice(None) if source.rows is None else source.rows] = value

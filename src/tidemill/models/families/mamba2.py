@@ -1,0 +1,79 @@
+"""Mamba-2 (Dao & Gu 2024): layers of its mixer alone, without attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tidemill.base.errors import model_file_error
+from tidemill.models import tensors as names
+from tidemill.models.config import MAX_LAYERS, ConfigReader
+from tidemill.models.dense import MAX_HEADS, Family
+from tidemill.models.families.mamba import mamba2, mixer_rules
+from tidemill.models.naming import Rules
+from tidemill.models.spec import MAX_TAPS, DecoderSpec, Layer
+
+# Configs name no context: nothing in the model ends anywhere.
+_POSITIONS = 2**20
+# How weights were drawn, how a step is cut, and the type of sums that are float32 here anyway.
+_HARMLESS = (
+    "time_step_rank", "time_step_min", "time_step_max", "time_step_floor", "time_step_scale",
+    "time_step_init_scheme", "rescale_prenorm_residual", "residual_in_fp32", "chunk_size",
+    "norm_before_gate", "layer_types", "layers_block_type",
+)  # fmt: skip
+
+RULES: Rules = (
+    ("backbone.embeddings.weight", names.EMBED),
+    ("backbone.norm_f.weight", names.FINAL_NORM),
+    ("lm_head.weight", names.LM_HEAD),
+    ("backbone.layers.{i}.norm.weight", "layers.{i}.attn_norm.weight"),
+    *mixer_rules("backbone.layers.{i}.mixer."),
+)
+
+
+def spec(config: Mapping[str, Any]) -> DecoderSpec:
+    """Read a Mamba-2 config: vocab_size, hidden_size, num_hidden_layers, num_heads, head_dim,
+    expand, state_size, n_groups, conv_kernel, use_bias, use_conv_bias, time_step_limit,
+    layer_norm_epsilon, tie_word_embeddings, max_position_embeddings (1048576 when absent). The
+    output is gated, then normed, as in transformers, whatever norm_before_gate says."""
+    reader = ConfigReader(config, "mamba2")
+    for key in _HARMLESS:
+        reader.raw(key)
+    reader.must_be("hidden_act", "silu")
+    reader.must_be("rms_norm", True)
+    hidden, expand = reader.integer("hidden_size", 4096), reader.integer("expand", 2)
+    heads, head_dim = (
+        reader.integer("num_heads", 128, high=MAX_HEADS),
+        reader.integer("head_dim", 64),
+    )
+    inner = reader.optional_integer("intermediate_size")
+    if heads * head_dim != expand * hidden or inner not in (None, expand * hidden):
+        raise model_file_error(
+            f"num_heads ({heads}) heads of {head_dim} are not expand times hidden_size "
+            f"({expand * hidden})",
+            param="num_heads",
+        )
+    mixer = mamba2(
+        reader,
+        heads,
+        head_dim,
+        groups=reader.integer("n_groups", 8, high=MAX_HEADS),
+        state=reader.integer("state_size", 128),
+        taps=reader.integer("conv_kernel", 4, high=MAX_TAPS),
+        bias=reader.boolean("use_bias"),
+        conv_bias=reader.boolean("use_conv_bias", True),
+    )
+    found = DecoderSpec(
+        family="mamba2",
+        vocab_size=reader.integer("vocab_size", 32768),
+        hidden_size=hidden,
+        max_positions=reader.integer("max_position_embeddings", _POSITIONS),
+        layers=(Layer(mixer, None),) * reader.integer("num_hidden_layers", 64, high=MAX_LAYERS),
+        norm_eps=reader.number("layer_norm_epsilon", 1e-5),
+        tied_embeddings=reader.boolean("tie_word_embeddings"),
+    )
+    reader.finish()
+    return found
+
+
+FAMILY = Family(name="mamba2", architectures=("Mamba2ForCausalLM",), spec=spec, rules=RULES)
