@@ -3,8 +3,8 @@
 Every cell measures both sides in turn in one run, at least three times, beside the machine's read
 bandwidth, and takes medians; a peer's figure is its fastest setting's (`engines.SETTINGS`). Peers
 are installed on first use (peers.py), models made (models.py). Finished cells are kept in
-.work/side_by_side.json, so that a run can be interrupted; the table goes into docs/benchmarks.md,
-the plots beside it.
+docs/side_by_side/, a file for each kind of machine, so that a run can be interrupted and every
+figure looked up; the table goes into docs/benchmarks.md, the plots beside it.
 
     .venv/bin/python benchmarks/side_by_side.py [--only decode,http-16] [--fresh] [--quick]
 """
@@ -30,7 +30,7 @@ from rows import Outcome, Row, markdown
 
 from tidemill.backends import native
 
-RESULT = harness.WORK / "side_by_side.json"
+RESULT = harness.DOC.parent / "side_by_side" / f"{native.available_isas()[0]}.json"
 SECTION = "side_by_side"
 _DECODE = {"bf16": 1.0, "q8_0": 1.15, "q4_0": 1.35, "q4_k_m": 1.35}
 _PREFILL = {
@@ -191,6 +191,7 @@ def main() -> None:
         print(f"{name}: {result['seconds']:.0f} s", flush=True)
         if not args.quick:
             results[name] = result
+            RESULT.parent.mkdir(exist_ok=True)
             RESULT.write_text(json.dumps(results, indent=1))
     if not args.quick:
         harness.write_section(SECTION, table(results))
