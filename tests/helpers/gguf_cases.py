@@ -74,3 +74,10 @@ GGUF_CASES: list[Case] = [
     _of("DeepseekV3", "3 of 12 in 2 of 4 groups, yarn", 1, rope_parameters=_YARN),
     _of("GptOss", "top 1 of 4, window 19"),
 ]  # fmt: skip
+# Those of models with recurrent layers, which do not become folders again.
+RECURRENT_CASES: list[Case] = [
+    _of("Mamba2", "one group"),
+    _of("Mamba2", "2 groups, 2 taps without bias", 2),
+    _of("FalconH1", "one group, no norm, multipliers", head_dim=24),
+    _of("FalconH1", "3 groups, gated and normed, 2 taps", 1, head_dim=16, mamba_d_ssm=192),
+]

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,16 +14,28 @@ from typing import Any
 import gguf as package
 import numpy as np
 import pytest
-from helpers.family_cases import Case, make_case
-from helpers.gguf_cases import GGUF_CASES
+from helpers.backend_driver import BackendDriver, options
+from helpers.family_cases import CASES, Case, make_case
+from helpers.gguf_cases import GGUF_CASES, RECURRENT_CASES
+from helpers.references import prompt, reference_logits
 
+from tidemill.backends import native
+from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.loading import open_model, safetensors
 from tidemill.loading.write.gguf_out import write_gguf
-from tidemill.loading.write.gguf_shape import difference, gguf_family, shape_metadata
+from tidemill.loading.write.gguf_shape import (
+    difference,
+    gguf_family,
+    plain_spec,
+    shape_metadata,
+)
+from tidemill.loading.write.gguf_values import folded_factors, folded_spec
 from tidemill.loading.write.out import Loss, OutTensor
 from tidemill.loading.write.plan import to_gguf
 from tidemill.models.quantization import to_float32
 from tidemill.models.spec import DecoderSpec, inverse_frequencies
+
+_WITHOUT_SUFFIX = ("ssm_a", "ssm_d", "ffn_norm")  # the latter in Falcon-H1's files alone
 
 
 def write_without_vocabulary(folder: Path, out: Path, kind: str | None = None) -> Path:
@@ -35,28 +49,46 @@ def write_without_vocabulary(folder: Path, out: Path, kind: str | None = None) -
 def ropes(spec: DecoderSpec) -> list[Any]:
     """What the layers' positions do, whichever way a file says it."""
     found = []
-    for layer in spec.layers:
-        rope = layer.mixer.rope
+    for mixer in spec.attentions().values():
+        rope = mixer.rope
         if rope is not None:
             rates = [inverse_frequencies(rope, context) for context in (8, None)]
             found.append(np.array([*rates[0], *rates[1], rope.attention_factor]))
     return found
 
 
-@pytest.mark.parametrize("case", GGUF_CASES, ids=lambda c: f"{c.prefix}-{c.about}")
+@pytest.mark.parametrize(
+    "case", [*GGUF_CASES, *RECURRENT_CASES], ids=lambda c: f"{c.prefix}-{c.about}"
+)
 def test_written_and_read_back(case: Case, tmp_path: Path) -> None:
     make_case(case, tmp_path / "m")
     out = write_without_vocabulary(tmp_path / "m", tmp_path / "m.gguf")
     before, after = open_model(tmp_path / "m"), open_model(out)
-    assert [x.mlp for x in before.spec.layers] == [x.mlp for x in after.spec.layers]
-    for a, b in zip(before.spec.layers, after.spec.layers, strict=True):
-        assert difference(a.mixer.score_scale, b.mixer.score_scale, "scale") is None
-        assert (a.mixer.window, a.mixer.rope is None) == (b.mixer.window, b.mixer.rope is None)
+    family = gguf_family(before)
+    described = folded_spec(before, family)
+    assert difference(plain_spec(after.spec), plain_spec(described), "") is None
     np.testing.assert_allclose(ropes(after.spec), ropes(before.spec), rtol=1e-6)
     assert set(before.tensors) == set(after.tensors)
+    multiplied = folded_factors(before, family)
     for name, tensor in before.tensors.items():
-        np.testing.assert_array_equal(to_float32(after.tensors[name]), to_float32(tensor), name)
+        found, wanted = to_float32(after.tensors[name]), to_float32(tensor)
+        if name.endswith("rec.a_log"):
+            np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
+        elif name.split(".", 2 * name.startswith("layers."))[-1] not in multiplied:
+            np.testing.assert_array_equal(found, wanted, name)
     _check_names(out)
+
+
+@pytest.mark.parametrize("case", RECURRENT_CASES, ids=lambda c: f"{c.prefix}-{c.about}")
+def test_recurrent_files_compute_as_transformers(case: Case, tmp_path: Path) -> None:
+    model = make_case(case, tmp_path / "m")
+    files = open_model(write_without_vocabulary(tmp_path / "m", tmp_path / "m.gguf"))
+    text = prompt(75)
+    expected = reference_logits(model, text)
+    loaded = native.load(files.spec, files.tensors, options(threads=2, max_positions=256))
+    found = BackendDriver(loaded).all_logits(text, 20)
+    loaded.close()
+    assert np.abs(found - expected).max() <= 1e-4 * expected.std()
 
 
 def _check_names(out: Path) -> None:
@@ -66,8 +98,11 @@ def _check_names(out: Path) -> None:
     names = {package.TENSOR_NAMES[kind] for kind in package.MODEL_TENSORS[number]}
     for tensor in reader.tensors:
         name, _, suffix = tensor.name.rpartition(".")
+        if suffix in _WITHOUT_SUFFIX:
+            name = tensor.name
+        else:
+            assert suffix in ("weight", "bias"), tensor.name
         layer = name.split(".")[1] if name.startswith("blk.") else "0"
-        assert suffix in ("weight", "bias")
         assert name.replace(f"blk.{layer}.", "blk.{bid}.") in names, tensor.name
     keys = _known_keys(arch)
     for key in reader.fields:
@@ -80,13 +115,69 @@ def _known_keys(arch: str) -> set[str]:
     return {value.replace("{arch}", arch) for value in values}
 
 
-@pytest.mark.parametrize("prefix", ["Phi3", "Mixtral", "Falcon"])
+@pytest.mark.parametrize(
+    ("prefix", "index", "named"),
+    [
+        ("Mamba2", 1, "rec.qkv.bias"),  # biases of projections
+        ("FalconH1", 2, "rec.qkv.bias"),
+    ],
+)
+def test_what_files_cannot_say_is_refused(
+    prefix: str, index: int, named: str, tmp_path: Path
+) -> None:
+    make_case([c for c in CASES if c.prefix == prefix][index], tmp_path / "m")
+    files = open_model(tmp_path / "m")
+    with pytest.raises(TidemillError, match=named) as raised:
+        shape_metadata(files, gguf_family(files))
+    assert (raised.value.kind, raised.value.param) == (ErrorKind.UNSUPPORTED, "out")
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"mamba_norm_before_gate": True}, "gate_first"),
+        ({"time_step_limit": [0.01, 0.5]}, "time_limits"),
+        ({"tie_word_embeddings": True, "lm_head_multiplier": 0.4}, "multipliers differ"),
+    ],
+)
+def test_falcon_h1_that_files_cannot_say(
+    change: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    case = next(c for c in RECURRENT_CASES if "gated and normed" in c.about)
+    make_case(case, tmp_path / "m")
+    config = tmp_path / "m" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), **change}))
+    files = open_model(tmp_path / "m")
+    with pytest.raises(TidemillError, match=named):
+        shape_metadata(files, gguf_family(files))
+        list(to_gguf(files, None, Loss()))
+
+
+def test_decays_must_be_below_zero(tmp_path: Path) -> None:
+    make_case(RECURRENT_CASES[0], tmp_path / "m")
+    files = open_model(tmp_path / "m")
+    metadata = shape_metadata(files, gguf_family(files))
+    metadata["tokenizer.ggml.model"] = "no_vocab"
+    tensors = [
+        replace(t, pieces=partial(iter, [bytes(t.nbytes)])) if t.name == "blk.1.ssm_a" else t
+        for t in to_gguf(files, None, Loss())
+    ]
+    write_gguf(tmp_path / "m.gguf", metadata, tensors, "")
+    after = open_model(tmp_path / "m.gguf")
+    with pytest.raises(TidemillError, match="below 0") as raised:
+        to_float32(after.tensors["layers.1.rec.a_log"])
+    assert raised.value.param == "blk.1.ssm_a"
+
+
+@pytest.mark.parametrize("prefix", ["Phi3", "Mixtral", "Falcon", "Mamba2"])
 def test_quantized_and_read_back(prefix: str, tmp_path: Path) -> None:
     """Rows of fused tensors and of experts are quantized part by part."""
-    case = next(c for c in GGUF_CASES if c.prefix == prefix)
+    case = next(c for c in [*GGUF_CASES, *RECURRENT_CASES] if c.prefix == prefix)
     values = {**case.values, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 96}
     if prefix == "Falcon":
         del values["intermediate_size"]
+    if prefix == "Mamba2":
+        values = {**case.values, "hidden_size": 64, "num_heads": 4, "head_dim": 32}
     make_case(Case(case.family, prefix, "", values), tmp_path / "m")
     out = write_without_vocabulary(tmp_path / "m", tmp_path / "m.gguf", "q8_0")
     before, after = open_model(tmp_path / "m"), open_model(out)

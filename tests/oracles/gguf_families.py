@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from helpers.backend_driver import BackendDriver, options  # noqa: E402
 from helpers.disguised import DISGUISES, Disguise, make_disguised  # noqa: E402
 from helpers.family_cases import Case, make_case  # noqa: E402
-from helpers.gguf_cases import GGUF_CASES  # noqa: E402
+from helpers.gguf_cases import GGUF_CASES, RECURRENT_CASES  # noqa: E402
 from helpers.references import prompt, reference_logits  # noqa: E402
 from loading.test_gguf_families import write_without_vocabulary  # noqa: E402
 from oracles.parity import TOOLS, build_llama_cpp  # noqa: E402
@@ -123,7 +123,7 @@ def main() -> None:
     """Run all cases and write the table into the report."""
     python, sources = build_llama_cpp()
     rows = []
-    for case in [*GGUF_CASES, *DISGUISES]:
+    for case in [*GGUF_CASES, *RECURRENT_CASES, *DISGUISES]:
         with tempfile.TemporaryDirectory() as name:
             rows.append([case.family, case.about, *_row(case, Path(name), python, sources)])
         print(" | ".join(rows[-1]), flush=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.base.errors import model_file_error
 from tidemill.loading.mapped import StoredTensor
 from tidemill.loading.places import Float32, Place, Stack, held_bytes
 from tidemill.loading.recent import Recent
@@ -56,7 +57,7 @@ class Selected:
         """See `Place`."""
         exact = self.place.exact
         exchanged = self.source.transposed or self.source.turned
-        if self.source.plus or (exchanged and exact not in FLOAT_TYPES):
+        if self.source.computed or (exchanged and exact not in FLOAT_TYPES):
             return "F32"
         return exact
 
@@ -73,12 +74,22 @@ class Selected:
             values = values[source.rows]
         if source.turned:
             values = values.T
+        if source.decay:
+            return self._logarithms(values)
         return np.ascontiguousarray(values + np.float32(source.plus))
+
+    def _logarithms(self, values: Float32) -> Float32:
+        """a of the stored -exp(a)."""
+        if not (values < 0).all() or not np.isfinite(values).all():
+            raise model_file_error(
+                f"tensor {self.name!r} must hold numbers below 0 alone", param=self.name
+            )
+        return np.log(-values.astype(np.float64)).astype(np.float32)
 
     def packed(self) -> RawTensor:
         """See `Place`."""
         source, exact, shape = self.source, self.exact, self.shape
-        if source.plus or exact != self.place.exact:
+        if source.computed or exact != self.place.exact:
             return RawTensor("F32", shape, self.values().reshape(-1).data.cast("B"))
         raw = np.frombuffer(self.recent.get(self.place, _packed).data, np.uint8)
         stored = self.place.shape

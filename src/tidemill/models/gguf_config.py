@@ -75,7 +75,7 @@ def config_from_gguf(
     prefix = family.arch + "."
     own = {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)}
     _check_known(own, family, prefix)
-    known = {**_KEYS, **family.keys}
+    known = {k: v for k, v in {**_KEYS, **family.keys}.items() if k not in family.unused}
     lists = {
         known[key]: value
         for key, value in own.items()
@@ -91,7 +91,7 @@ def config_from_gguf(
         config.setdefault("vocab_size", embedding[0])
     config["tie_word_embeddings"] = "output.weight" not in tensors
     for key, tensor in (family.biases or {}).items():
-        config[key] = tensor in tensors
+        config[key] = _is_there(tensor, tensors)
     if "rms_norm_eps" not in config:
         raise model_file_error(
             f"GGUF keys {prefix}attention.layer_norm_rms_epsilon and "
@@ -109,6 +109,14 @@ def config_from_gguf(
     if family.implied is not None:
         config |= family.implied(GgufFile(own, tensors, config, lists))
     return {family.names.get(key, key): value for key, value in config.items()}
+
+
+def _is_there(tensor: str, tensors: Mapping[str, Any]) -> bool:
+    """Whether a file has a tensor, or one of that name with any number for ``{i}``."""
+    first, any_layer, last = tensor.partition("{i}")
+    if not any_layer:
+        return tensor in tensors
+    return any(name.startswith(first) and name.endswith(last) for name in tensors)
 
 
 def _check_known(own: Mapping[str, Any], family: GgufFamily, prefix: str) -> None:

@@ -6,8 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tidemill.models.naming import Rules
 from tidemill.models.sources import AS_NAMED, Conventions
+from tidemill.models.spec import DecoderSpec
+
+Factors = tuple[float | NDArray[np.float32], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +34,20 @@ class GgufFile:
 
 
 @dataclass(frozen=True, slots=True)
+class Folding:
+    """Numbers of a config that files have no keys for: their tensors are multiplied by them.
+
+    Attributes:
+        keys: of the config.
+        factors: (config, spec) -> canonical name, of layers without ``layers.N.``, -> numbers or
+            vectors (one per row) that the tensor is multiplied by, one after another.
+    """
+
+    keys: tuple[str, ...]
+    factors: Callable[[Mapping[str, Any], DecoderSpec], dict[str, Factors]]
+
+
+@dataclass(frozen=True, slots=True)
 class GgufFamily:
     """How a family appears in GGUF files.
 
@@ -36,9 +56,11 @@ class GgufFamily:
         rules: tensor names. Where several apply, the first whose tensor the model has.
         stored: see `Conventions`. (A converter may write Q and K for a rope on neighbours, and adds
             one to norms itself.)
-        biases: config key -> tensor whose presence says true (GGUF has no key for it).
+        biases: config key -> tensor whose presence says true (GGUF has no key for it); ``{i}`` is
+            any layer.
         keys: further keys, without the architecture's prefix -> config key.
-        unused: keys that say nothing that tensors do not say better.
+        unused: keys that say nothing that tensors do not say better, or that `implied` reads; the
+            common ones among them do not become config keys.
         names: common config key -> the family's own name of it, as its `ConfigReader` has them.
         rope: whether the layers rotate.
         period: of families with sliding windows on some layers: every so many-th layer is full
@@ -51,6 +73,7 @@ class GgufFamily:
             say of heads does not hold.
         gating: of families of one architecture, which rule of scoring experts is this one's
             (expert_gating_func; 1 where a file names none); None for any.
+        folding: see `Folding`; None where files say every number.
     """
 
     arch: str
@@ -68,7 +91,9 @@ class GgufFamily:
     full_factors: bool = False
     latent: bool = False
     gating: int | None = None
+    folding: Folding | None = None
 
 
+INNER = "ssm.inner_size"  # width of a recurrent mixer
 WINDOW = {"attention.sliding_window": "sliding_window"}
 EXPERTS = {"expert_used_count": "num_experts_per_tok"}

@@ -49,8 +49,11 @@ Rules = tuple[tuple[str, str | Fused | None], ...]
 
 # Canonical name of the vector of rope divisors that GGUF files carry (not a weight of the spec).
 ROPE_FACTORS = "rope_factors"
-# Vectors of ours that are stored with more axes: how many.
-_FLATTENED = {"_norm.weight": 2, "rec.conv.weight": 3}
+# Vectors of ours that may be stored with more axes: how many.
+_FLATTENED = {
+    "_norm.weight": (2,), "rec.conv.weight": (2, 3), "rec.norm.weight": (2,), "rec.a_log": (2,),
+    "rec.skip": (2,),
+}  # fmt: skip
 
 HF_RULES: Rules = (
     ("model.embed_tokens.weight", names.EMBED),
@@ -241,8 +244,8 @@ def match_tensors(
                 turned = held.layout == "latents" and ".k_up." in part
                 source = Source(name, expert, transposed, rows, turned=turned)
                 flat = shape
-                axes = next((n for end, n in _FLATTENED.items() if part.endswith(end)), 0)
-                if len(shape) == axes:
+                axes = next((n for end, n in _FLATTENED.items() if part.endswith(end)), ())
+                if len(shape) in axes:
                     source = dataclasses.replace(source, flat=True)
                     flat = (math.prod(shape),)
                 found[part] = _source(spec, part, source, conventions)
@@ -407,6 +410,7 @@ def _source(
         transposed=source.transposed and parts[-1] == "weight",
         rows=rows,
         plus=1.0 if conventions.norms_less_one and norm else 0.0,
+        decay=conventions.decays and canonical.endswith(".rec.a_log"),
     )
 
 

@@ -19,6 +19,7 @@ class Conventions:
         norms_less_one: norm weights are stored less one (Gemma); never those of a recurrent mixer.
         paired_rope: rope rotates neighbours (GPT-J), so that Q's and K's rows are stored in pairs;
             they are put into rotate-half order, which changes no score.
+        decays: a_log of recurrent mixers is stored as -exp(a_log).
         position_offset: row of the first position's vector (OPT).
         draft_layers: layers behind the last one draft tokens (multi-token prediction); they are
             left out.
@@ -27,6 +28,7 @@ class Conventions:
 
     norms_less_one: bool = False
     paired_rope: bool = False
+    decays: bool = False
     position_offset: int = 0
     draft_layers: bool = False
     left_out: tuple[str, ...] = ()
@@ -45,7 +47,9 @@ class Source:
         transposed: its last two axes are exchanged, after `expert` and before `rows`.
         rows: which rows, in which order; None for all.
         plus: is added to every value.
-        flat: a stored matrix is read as a vector, before `rows` (Cohere's norms of heads).
+        decay: the stored values are -exp of ours.
+        flat: a stored tensor of more axes is read as a vector, before `rows` (Cohere's norms of
+            heads).
         turned: its two axes are exchanged, after `rows`.
     """
 
@@ -54,14 +58,20 @@ class Source:
     transposed: bool = False
     rows: Rows | None = None
     plus: float = 0.0
+    decay: bool = False
     flat: bool = False
     turned: bool = False
 
     @property
     def plain(self) -> bool:
         """Whether it is the stored tensor as it is."""
-        changed = self.expert is not None or self.flat or self.plus != 0.0
+        changed = self.expert is not None or self.flat or self.computed
         return not (changed or self.transposed or self.turned) and self.rows is None
+
+    @property
+    def computed(self) -> bool:
+        """Whether its values are other numbers than the stored ones."""
+        return self.plus != 0.0 or self.decay
 
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         """The view's shape; `stored` has as many axes as the view needs."""

@@ -45,7 +45,7 @@ def folder_tensors(
         TidemillError: UNSUPPORTED naming a quantized weight, or one that the family's checkpoints
             have no name for.
     """
-    if family.stored.position_offset:
+    if family.stored.position_offset or spec.recurrences():
         raise unsupported("out", f"folders of {family.name} models are not written from GGUF")
     sources = match_tensors(spec, family.rules, _shapes(spec, family), family.stored)
     by_name: dict[str, list[tuple[Source, Place]]] = defaultdict(list)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tidemill.base.errors import unsupported
 from tidemill.models.dense import Family
 from tidemill.models.naming import Fused, Rules, canonical_names, rope_order
-from tidemill.models.spec import DecoderSpec
+from tidemill.models.spec import DecoderSpec, Recurrent
 
 _FIELDS = {
     "{i}": r"(?P<i>\d+)",
@@ -112,12 +112,29 @@ def _each(parts: tuple[str, ...], expected: Mapping[str, tuple[int, ...]]) -> tu
 
 
 def _folded(spec: DecoderSpec, canonical: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Norms of heads with weights of their own are stored as a matrix."""
-    match = re.fullmatch(r"layers\.(\d+)\.attn\.[qk]_norm\.weight", canonical)
-    mixer = spec.attentions()[int(match[1])] if match else None
-    if mixer is not None and mixer.qk_norm is not None and mixer.qk_norm.scope == "heads":
-        return (shape[0] // mixer.head_dim, mixer.head_dim)
-    return shape
+    """Some vectors are stored as a matrix: norms of heads with weights of their own, and what
+    Mamba-2 has per channel, head and group."""
+    match = re.fullmatch(r"layers\.(\d+)\.(attn|rec)\.(.+)", canonical)
+    if match is None:
+        return shape
+    layer, width = spec.layers[int(match[1])], None
+    if match[2] == "rec":
+        width = _matrix_widths(layer.recurrent).get(match[3])
+    elif match[3] in ("q_norm.weight", "k_norm.weight"):
+        mixer = layer.attention
+        if mixer is not None and mixer.qk_norm is not None and mixer.qk_norm.scope == "heads":
+            width = mixer.head_dim
+    return shape if width is None else (shape[0] // width, width)
+
+
+def _matrix_widths(mixer: Recurrent | None) -> dict[str, int]:
+    assert mixer is not None
+    widths = {"conv.weight": mixer.taps}
+    if mixer.rule == "ssd":
+        widths |= {"a_log": 1, "skip": 1}
+        if mixer.norm_groups:
+            widths["norm.weight"] = mixer.inner // mixer.norm_groups
+    return widths
 
 
 def stored_name(

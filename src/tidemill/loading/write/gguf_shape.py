@@ -18,11 +18,13 @@ from tidemill.base.errors import TidemillError, unsupported
 from tidemill.loading.gguf_rope import ATTENTION, DIVISORS, LONG, ORIGINAL, SHORT
 from tidemill.loading.parts import ModelFiles
 from tidemill.loading.write.gguf_names import layout
+from tidemill.loading.write.gguf_values import folded_spec
 from tidemill.models.dense import Family
 from tidemill.models.gguf_config import config_from_gguf
+from tidemill.models.gguf_family import INNER, GgufFamily
 from tidemill.models.registry import FAMILIES
 from tidemill.models.rope import Rope, inverse_frequencies
-from tidemill.models.spec import Attention, DecoderSpec, Latent, Moe
+from tidemill.models.spec import Attention, DecoderSpec, Latent, Mlp, Moe, Recurrent
 
 # Families whose GGUF files go by another's name.
 _SPOKEN_FOR = {"mistral": "llama", "granitemoe": "granitemoeshared"}
@@ -35,7 +37,7 @@ def gguf_family(files: ModelFiles) -> Family:
     """The family that reads this model's GGUF file; UNSUPPORTED without one."""
     name = _SPOKEN_FOR.get(files.spec.family, files.spec.family)
     own = next(f for f in FAMILIES if f.name == name)
-    if own.gguf is None or files.spec.recurrences():
+    if own.gguf is None:
         raise unsupported("out", f"GGUF files of {own.name} models are not written; give a folder")
     return own
 
@@ -48,7 +50,8 @@ def shape_metadata(files: ModelFiles, family: Family) -> dict[str, Any]:
     """
     assert family.gguf is not None
     spec, arch = files.spec, family.gguf.arch
-    own = _common(spec) | _rope(spec) | _windows(spec, family.gguf.period) | _latent(spec)
+    own = _common(spec, family.gguf) | _rope(spec) | _windows(spec, family.gguf.period)
+    own |= _latent(spec) | _recurrent(spec)
     for key, config_key in family.gguf.keys.items():
         value = _FURTHER[key](spec) if key in _FURTHER else None
         if value is not None:
@@ -64,21 +67,60 @@ def _as_float32(value: Any) -> Any:
     return float(np.float32(value)) if isinstance(value, float) else value
 
 
-def _common(spec: DecoderSpec) -> dict[str, Any]:
-    mixer, mlp = _first(spec), spec.layers[0].mlp
-    assert mlp is not None  # nor one of single blocks
+def _common(spec: DecoderSpec, gguf: GgufFamily) -> dict[str, Any]:
     norm = "layer_norm_rms_epsilon" if spec.norm.kind == "rms" else "layer_norm_epsilon"
-    return {
+    own = {
         "block_count": len(spec.layers),
         "context_length": spec.max_positions,
         "embedding_length": spec.hidden_size,
-        "feed_forward_length": (mlp.expert if isinstance(mlp, Moe) else mlp).intermediate,
-        "attention.head_count": mixer.heads,
-        "attention.head_count_kv": mixer.kv_heads,
-        "attention.key_length": mixer.head_dim,
-        "attention.value_length": mixer.v_dim,
+        "feed_forward_length": _widths(spec, "feed_forward_length" in gguf.by_layer),
+        "attention.head_count": 0,
         f"attention.{norm}": spec.norm_eps,
         "vocab_size": spec.vocab_size,
+    }
+    mixer = _first(spec)
+    if mixer is not None:
+        own |= {
+            "attention.head_count": mixer.heads,
+            "attention.head_count_kv": _kv_heads(spec, "attention.head_count_kv" in gguf.by_layer),
+            "attention.key_length": mixer.head_dim,
+            "attention.value_length": mixer.v_dim,
+        }
+    return own
+
+
+def _widths(spec: DecoderSpec, listed: bool) -> int | list[int]:
+    """Of feed-forward blocks, of each layer's where they differ and may be listed (0 for none);
+    else the dense ones', failing that the experts'."""
+    widths = {i: _width(layer.mlp) for i, layer in enumerate(spec.layers) if layer.mlp is not None}
+    every = [widths.get(i, 0) for i in range(len(spec.layers))]
+    if listed and len(set(every)) > 1:
+        return every
+    dense = [widths[i] for i in widths if isinstance(spec.layers[i].mlp, Mlp)]
+    return next(iter([*dense, *widths.values()]), 0)
+
+
+def _width(mlp: Mlp | Moe) -> int:
+    return (mlp.expert if isinstance(mlp, Moe) else mlp).intermediate
+
+
+def _kv_heads(spec: DecoderSpec, listed: bool) -> int | list[int]:
+    """Of each layer where they differ and may be listed (0 for none), else of the first."""
+    heads = {i: mixer.kv_heads for i, mixer in spec.attentions().items()}
+    every = [heads.get(i, 0) for i in range(len(spec.layers))]
+    return every if listed and len(set(every)) > 1 else next(iter(heads.values()))
+
+
+def _recurrent(spec: DecoderSpec) -> dict[str, Any]:
+    mixer = next(iter(spec.recurrences().values()), None)
+    if mixer is None:
+        return {}
+    return {
+        "ssm.conv_kernel": mixer.taps,
+        INNER: mixer.inner,
+        "ssm.state_size": mixer.key_dim,
+        "ssm.time_step_rank": mixer.value_heads,
+        "ssm.group_count": mixer.key_heads,
     }
 
 
@@ -112,9 +154,9 @@ def _rope(spec: DecoderSpec) -> dict[str, Any]:
 def _latent(spec: DecoderSpec) -> dict[str, Any]:
     """What is said of heads beside latents, and of yarn what their scores are multiplied with."""
     mixer, moe = _first(spec), _moe(spec)
-    latent = mixer.latent
-    if latent is None:
+    if mixer is None or mixer.latent is None:
         return {}
+    latent = mixer.latent
     width = latent.nope + latent.rope
     own: dict[str, Any] = {
         "attention.key_length_mla": width,
@@ -161,16 +203,20 @@ def _local_theta(spec: DecoderSpec) -> float | None:
     return next((m.rope.theta for m in mixers if m.window is not None and m.rope), None)
 
 
-def _first(spec: DecoderSpec) -> Attention:
-    return spec.attentions()[0]
+def _first(spec: DecoderSpec) -> Attention | None:
+    return next(iter(spec.attentions().values()), None)
+
+
+def _of_attention(value: Callable[[Attention], Any]) -> Callable[[DecoderSpec], Any]:
+    def of_spec(spec: DecoderSpec) -> Any:
+        mixer = _first(spec)
+        return None if mixer is None else value(mixer)
+
+    return of_spec
 
 
 def _of_latent(value: Callable[[Latent], Any]) -> Callable[[DecoderSpec], Any]:
-    def of_spec(spec: DecoderSpec) -> Any:
-        latent = _first(spec).latent
-        return None if latent is None else value(latent)
-
-    return of_spec
+    return _of_attention(lambda mixer: None if mixer.latent is None else value(mixer.latent))
 
 
 def _leading_dense(spec: DecoderSpec) -> int:
@@ -184,11 +230,11 @@ _FURTHER: dict[str, Callable[[DecoderSpec], Any]] = {
         (m.window for m in s.attentions().values() if m.window is not None), None
     ),
     "rope.freq_base_swa": _local_theta,
-    "attn_logit_softcapping": lambda s: _first(s).softcap,
+    "attn_logit_softcapping": _of_attention(lambda mixer: mixer.softcap),
     "final_logit_softcapping": lambda s: s.logit_softcap,
-    "attention.clamp_kqv": lambda s: _first(s).clip,
+    "attention.clamp_kqv": _of_attention(lambda mixer: mixer.clip),
     "attention.max_alibi_bias": lambda s: 8.0,
-    "attention.scale": lambda s: _first(s).score_scale,
+    "attention.scale": _of_attention(lambda mixer: mixer.score_scale),
     "embedding_scale": lambda s: s.embed_scale,
     "residual_scale": lambda s: s.residual_scale,
     "logit_scale": lambda s: s.logit_scale,
@@ -215,10 +261,11 @@ def _check_spec(files: ModelFiles, family: Family, metadata: Mapping[str, Any]) 
     try:
         shapes = {t.name: t.shape for t in layout(files.spec, family)}
         read = family.spec(config_from_gguf(metadata, shapes, family.gguf))
+        expected = folded_spec(files, family)
     except TidemillError as error:
         message = f"this model cannot be said in GGUF ({error.message}); give a folder as OUT"
         raise unsupported("out", message) from error
-    if (field := difference(plain_spec(read), plain_spec(files.spec), "")) is not None:
+    if (field := difference(plain_spec(read), plain_spec(expected), "")) is not None:
         raise unsupported(
             "out",
             f"this model needs something that GGUF files of its family do not say ({field}); give "
@@ -246,13 +293,23 @@ def plain_spec(spec: DecoderSpec) -> DecoderSpec:
     """The spec without what files say in other ways: names, types, rope factors."""
     layers = []
     for layer in spec.layers:
-        assert isinstance(layer.mixer, Attention)  # no recurrent model has got here
-        rope = layer.mixer.rope
-        if rope is not None and rope.scaling is not None and rope.scaling.kind in _IN_TENSORS:
-            rope = dataclasses.replace(rope, scaling=None)
-        mixer = dataclasses.replace(layer.mixer, rope=rope, scale=layer.mixer.score_scale)
-        layers.append(dataclasses.replace(layer, mixer=mixer))
+        mixer, beside = layer.mixer, layer.beside
+        if isinstance(mixer, Attention):
+            rope = mixer.rope
+            if rope is not None and rope.scaling is not None and rope.scaling.kind in _IN_TENSORS:
+                rope = dataclasses.replace(rope, scaling=None)
+            mixer = dataclasses.replace(mixer, rope=rope, scale=mixer.score_scale)
+        elif mixer is not None:
+            mixer = _plain_recurrent(mixer)
+        if beside is not None:
+            beside = _plain_recurrent(beside)
+        layers.append(dataclasses.replace(layer, mixer=mixer, beside=beside))
     return dataclasses.replace(spec, family="", weights_dtype="", layers=tuple(layers))
+
+
+def _plain_recurrent(mixer: Recurrent) -> Recurrent:
+    """Without a norm, when it is gated says nothing."""
+    return mixer if mixer.norm_groups else dataclasses.replace(mixer, gate_first=True)
 
 
 def rope_tensors(spec: DecoderSpec) -> dict[str, NDArray[np.float32]]:

@@ -19,6 +19,7 @@ from tidemill.loading.schemes.base import SchemeWeight
 from tidemill.loading.selected import Selected
 from tidemill.loading.write.gguf_names import GgufTensor, layout, row_order
 from tidemill.loading.write.gguf_shape import gguf_family, rope_tensors
+from tidemill.loading.write.gguf_values import as_written, folded_factors
 from tidemill.loading.write.integers import IntegerType, as_integers
 from tidemill.loading.write.out import Buffer, Loss, OutTensor, as_type
 from tidemill.models.blocks.repack import Inexact
@@ -34,7 +35,9 @@ GGUF_TYPES = {
 }
 _ENDS = re.compile(r"(token_embd|output)\.weight")
 # Small, and decisive: routers, convolutions, positions, norms.
-_KEPT = re.compile(r".*(norm|ffn_gate_inp|conv1d|ssm_|rope_|position_|token_types).*")
+_KEPT = re.compile(r".*(norm|ffn_gate_inp|conv1d|ssm_(?!in\.|out\.)|rope_|position_|token_types).*")
+# Vectors in the shape of a matrix.
+_VECTORS = re.compile(r".*\.ssm_(a|d|norm\.weight|conv1d\.weight)")
 
 
 def gguf_type(name: str, shape: tuple[int, ...], dtype: str, kind: str | None) -> str:
@@ -45,7 +48,7 @@ def gguf_type(name: str, shape: tuple[int, ...], dtype: str, kind: str | None) -
         dtype: of the source.
         kind: a key of `GGUF_TYPES`; None keeps types.
     """
-    if len(shape) < 2 or name.endswith(".bias"):
+    if len(shape) < 2 or name.endswith(".bias") or _VECTORS.fullmatch(name):
         return "F32" if dtype in FLOAT_TYPES else dtype
     if kind is None or not name.endswith(".weight") or _KEPT.fullmatch(name):
         return dtype
@@ -73,11 +76,15 @@ def _copied(name: str, stored: Any) -> OutTensor:
 def to_gguf(files: ModelFiles, kind: str | None, loss: Loss) -> Iterator[OutTensor]:
     """The tensors of a Hugging Face folder under GGUF's names, in its row order."""
     family = gguf_family(files)
+    multipliers = folded_factors(files, family)
     for name, factors in rope_tensors(files.spec).items():
         raw = factors.tobytes()
         yield OutTensor(name, "F32", factors.shape, len(raw), partial(iter, [raw]))
     for tensor in layout(files.spec, family):
-        places = [_in_blocks(files.tensors.places[part]) for part in tensor.parts]
+        places = [
+            as_written(part, _in_blocks(files.tensors.places[part]), family, multipliers)
+            for part in tensor.parts
+        ]
         dtype = _gguf_dtype(tensor, places, kind)
         pieces = []
         for part, place in zip(tensor.parts, places, strict=True):

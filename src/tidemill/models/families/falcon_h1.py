@@ -6,11 +6,21 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from tidemill.base.errors import model_file_error, unsupported
 from tidemill.models.config import ConfigReader, checked_number
 from tidemill.models.dense import Biases, Family, dense_spec
 from tidemill.models.families.bamba import RULES
-from tidemill.models.families.mamba import read_mixer
+from tidemill.models.families.mamba import (
+    GGUF_CONV_BIAS,
+    GGUF_KEYS,
+    GGUF_MIXER,
+    GGUF_STORED,
+    read_mixer,
+)
+from tidemill.models.gguf_family import INNER, Factors, Folding, GgufFamily
+from tidemill.models.naming import GGUF_RULES
 from tidemill.models.spec import DecoderSpec, Mlp
 
 
@@ -92,4 +102,66 @@ def _numbers(reader: ConfigReader, key: str, count: int) -> tuple[float, ...]:
     return tuple(checked_number(key, number) for number in value)
 
 
-FAMILY = Family(name="falcon_h1", architectures=("FalconH1ForCausalLM",), spec=spec, rules=RULES)
+def _factors(config: Mapping[str, Any], spec: DecoderSpec) -> dict[str, Factors]:
+    """What the multipliers are of, in transformers' order (in float32, so that it shows)."""
+    reader = ConfigReader(config, "falcon_h1")
+    mixer = spec.recurrences()[0]
+    entering = reader.number("attention_in_multiplier", 1.0)
+    into_mixer = reader.number("ssm_in_multiplier", 1.0)
+    z, *of_channels, dt = _numbers(reader, "ssm_multipliers", 5)
+    keys = mixer.key_heads * mixer.key_dim
+    channels = np.repeat(np.array(of_channels, np.float32), [mixer.inner, keys, keys])
+    gate, down = _numbers(reader, "mlp_multipliers", 2)
+    key = reader.number("key_multiplier", 1.0)
+    out = reader.number("attention_out_multiplier", 1.0)
+    return {
+        "embed.weight": (reader.number("embedding_multiplier", 1.0),),
+        "lm_head.weight": (reader.number("lm_head_multiplier", 1.0),),
+        "attn.q.weight": (entering,),
+        "attn.k.weight": (key, entering),
+        "attn.k.bias": (key,),
+        "attn.v.weight": (entering,),
+        "attn.o.weight": (out,),
+        "attn.o.bias": (out,),
+        "mlp.gate.weight": (gate,),
+        "mlp.gate.bias": (gate,),
+        "mlp.down.weight": (down,),
+        "mlp.down.bias": (down,),
+        "rec.z.weight": (into_mixer, z),
+        "rec.qkv.weight": (into_mixer, channels),
+        "rec.a.weight": (into_mixer, dt),
+        "rec.out.weight": (reader.number("ssm_out_multiplier", 1.0),),
+    }
+
+
+FAMILY = Family(
+    name="falcon_h1",
+    architectures=("FalconH1ForCausalLM",),
+    spec=spec,
+    rules=RULES,
+    gguf=GgufFamily(
+        arch="falcon-h1",
+        rules=(
+            *GGUF_MIXER,
+            ("blk.{i}.ffn_norm", "layers.{i}.mlp_norm.weight"),  # so in these files
+            *GGUF_RULES,
+        ),
+        stored=GGUF_STORED,
+        biases={
+            "mamba_conv_bias": GGUF_CONV_BIAS,
+            "mamba_rms_norm": "blk.{i}.ssm_norm.weight",
+            "attention_bias": "blk.{i}.attn_q.bias",
+            "mlp_bias": "blk.{i}.ffn_up.bias",
+        },
+        keys={**GGUF_KEYS, INNER: "mamba_d_ssm"},
+        implied=lambda file: {"mamba_norm_before_gate": False},
+        folding=Folding(
+            keys=(
+                "embedding_multiplier", "lm_head_multiplier", "key_multiplier",
+                "attention_in_multiplier", "attention_out_multiplier", "ssm_in_multiplier",
+                "ssm_out_multiplier", "ssm_multipliers", "mlp_multipliers",
+            ),
+            factors=_factors,
+        ),
+    ),
+)  # fmt: skip

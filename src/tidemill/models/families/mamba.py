@@ -1,4 +1,5 @@
-"""What families with Mamba-2 layers (Dao & Gu 2024) have in common: their config keys and names."""
+"""What families with Mamba-2 layers (Dao & Gu 2024) have in common: their config keys and names, in
+Hugging Face's folders and in GGUF files."""
 
 from __future__ import annotations
 
@@ -8,17 +9,39 @@ from typing import Any
 from tidemill.base.errors import model_file_error
 from tidemill.models.config import ConfigReader, checked_integer
 from tidemill.models.dense import MAX_HEADS
+from tidemill.models.gguf_family import INNER, GgufFile
 from tidemill.models.naming import Fused, Rules
+from tidemill.models.sources import Conventions
 from tidemill.models.spec import MAX_TAPS, Recurrent
 
 _OURS = "layers.{i}.rec."
+_PARTS = ("z", "qkv", "a")
+
+# Names in GGUF files. None has a bias of a projection.
+GGUF_MIXER: Rules = (
+    ("blk.{i}.ssm_in.weight", Fused(tuple(f"{_OURS}{part}.weight" for part in _PARTS))),
+    ("blk.{i}.ssm_out.weight", _OURS + "out.weight"),
+    ("blk.{i}.ssm_conv1d.{t}", _OURS + "conv.{t}"),
+    ("blk.{i}.ssm_norm.weight", _OURS + "norm.weight"),
+    ("blk.{i}.ssm_dt.bias", _OURS + "a_bias"),
+    ("blk.{i}.ssm_a", _OURS + "a_log"),
+    ("blk.{i}.ssm_d", _OURS + "skip"),
+)
+GGUF_STORED = Conventions(decays=True)
+GGUF_CONV_BIAS = "blk.{i}.ssm_conv1d.bias"
+# Their keys, as `read_mixer` names them; the remaining one is `INNER`.
+GGUF_KEYS = {
+    "ssm.conv_kernel": "mamba_d_conv",
+    "ssm.state_size": "mamba_d_state",
+    "ssm.time_step_rank": "mamba_n_heads",
+    "ssm.group_count": "mamba_n_groups",
+}
 
 
 def mixer_rules(prefix: str) -> Rules:
     """Names of a mixer's tensors that begin with `prefix`."""
-    parts = (_OURS + "z.{t}", _OURS + "qkv.{t}", _OURS + "a.{t}")
     return (
-        (prefix + "in_proj.{t}", Fused(parts)),
+        (prefix + "in_proj.{t}", Fused(tuple(f"{_OURS}{part}.{{t}}" for part in _PARTS))),
         (prefix + "out_proj.{t}", _OURS + "out.{t}"),
         (prefix + "conv1d.{t}", _OURS + "conv.{t}"),
         (prefix + "norm.weight", _OURS + "norm.weight"),
@@ -26,6 +49,23 @@ def mixer_rules(prefix: str) -> Rules:
         (prefix + "dt_bias", _OURS + "a_bias"),
         (prefix + "D", _OURS + "skip"),
     )
+
+
+def gguf_widths(file: GgufFile) -> tuple[int | None, int | None]:
+    """(width of a mixer, width of its heads) by a file's keys; None where they do not say it.
+
+    Raises:
+        TidemillError: MODEL_FILE when the heads are no equal parts of the whole.
+    """
+    inner, heads = file.keys.get(INNER), file.keys.get("ssm.time_step_rank")
+    if type(inner) is not int or type(heads) is not int or heads < 1:
+        return None, None  # refused with the number of heads
+    if inner % heads:
+        raise model_file_error(
+            f"GGUF key {INNER} ({inner}) is no multiple of ssm.time_step_rank ({heads})",
+            param=INNER,
+        )
+    return inner, inner // heads
 
 
 def read_mixer(reader: ConfigReader, width: int | None = None) -> Recurrent:

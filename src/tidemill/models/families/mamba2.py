@@ -9,8 +9,16 @@ from tidemill.base.errors import model_file_error
 from tidemill.models import tensors as names
 from tidemill.models.config import MAX_LAYERS, ConfigReader
 from tidemill.models.dense import MAX_HEADS, Family
-from tidemill.models.families.mamba import mamba2, mixer_rules
-from tidemill.models.naming import Rules
+from tidemill.models.families.mamba import (
+    GGUF_CONV_BIAS,
+    GGUF_MIXER,
+    GGUF_STORED,
+    gguf_widths,
+    mamba2,
+    mixer_rules,
+)
+from tidemill.models.gguf_family import INNER, GgufFamily, GgufFile
+from tidemill.models.naming import GGUF_RULES, Rules
 from tidemill.models.spec import MAX_TAPS, DecoderSpec, Layer
 
 # Configs name no context: nothing in the model ends anywhere.
@@ -76,4 +84,34 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
     return found
 
 
-FAMILY = Family(name="mamba2", architectures=("Mamba2ForCausalLM",), spec=spec, rules=RULES)
+def _of_gguf(file: GgufFile) -> dict[str, Any]:
+    inner, head_dim = gguf_widths(file)
+    hidden = file.config.get("hidden_size")
+    found: dict[str, Any] = {"intermediate_size": inner, "head_dim": head_dim}
+    if isinstance(hidden, int) and hidden > 0 and inner is not None:
+        found["expand"] = inner // hidden  # refused with the heads unless it is whole
+    return found
+
+
+FAMILY = Family(
+    name="mamba2",
+    architectures=("Mamba2ForCausalLM",),
+    spec=spec,
+    rules=RULES,
+    gguf=GgufFamily(
+        arch="mamba2",
+        rules=(*GGUF_MIXER, *GGUF_RULES),
+        stored=GGUF_STORED,
+        biases={"use_conv_bias": GGUF_CONV_BIAS},
+        keys={
+            "ssm.conv_kernel": "conv_kernel",
+            "ssm.state_size": "state_size",
+            "ssm.time_step_rank": "num_heads",
+            "ssm.group_count": "n_groups",
+        },
+        unused=frozenset({INNER, "attention.head_count", "feed_forward_length"}),  # both are 0
+        names={"rms_norm_eps": "layer_norm_epsilon"},
+        rope=False,
+        implied=_of_gguf,
+    ),
+)
