@@ -27,6 +27,14 @@ BUILD = harness.WORK / "kernels" / "build"
 ROWS = (1, 2, 4, 8, 16, 32, 64, 512)
 MEMORY_BOUND = 8  # rows up to which a matrix product waits for memory rather than arithmetic
 
+# Types of 4 to 8 bits -> the type of that width whose rate theirs is held against; at least so much
+# of its rate at 16 rows, and of the plain read at one.
+SAME_WIDTH = {
+    "Q8_0": "Q8_0", "I8": "Q8_0", "Q6_K": "Q8_0", "Q5_K": "Q8_0",
+    "Q4_0": "Q4_0", "Q4_K": "Q4_0", "MXFP4": "Q4_0", "IQ4_NL": "Q4_0",
+}  # fmt: skip
+RATE_AT_16, READ_AT_1 = 0.6, 0.8
+
 Line = dict[str, Any]
 
 
@@ -82,6 +90,27 @@ def _attention(lines: list[Line], kernel: str, column: str) -> list[Line]:
     ]
 
 
+def _rule(gemm: list[Line]) -> list[str]:
+    """Which types of 4 to 8 bits are as fast as their width allows, by the best instruction set."""
+    best = gemm[0]["isa"]
+    at = {(x["type"], x["rows"]): x for x in gemm if x["isa"] == best}
+    text = [
+        "",
+        f"Types of 4 to 8 bits by {best}: at least {RATE_AT_16:.0%} of the rate of Q8_0 or Q4_0, "
+        f"whichever has their width, at 16 rows, and {READ_AT_1:.0%} of the read at one.",
+        "",
+        "| weights | beside | GOP/s at 16 rows | of its rate | of the read at 1 row | kept |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, other in SAME_WIDTH.items():
+        many, one = at[name, 16], at[name, 1]
+        rate = many["gops"] / at[other, 16]["gops"]
+        read = one["gbs"] / one["read"]
+        kept = "yes" if rate >= RATE_AT_16 and read >= READ_AT_1 else "**no**"
+        text.append(f"| {name} | {other} | {many['gops']:.0f} | {rate:.0%} | {read:.0%} | {kept} |")
+    return text
+
+
 def table(lines: list[Line]) -> str:
     """The Markdown of all lines."""
     gemm = [{**x, "label": x["type"], "column": x["rows"]} for x in lines if x["kernel"] == "gemm"]
@@ -100,6 +129,7 @@ def table(lines: list[Line]) -> str:
         "",
         "Register-only peaks of the same runs, GOP/s: "
         + "; ".join(f"{isa}: {', '.join(of)}" for isa, of in peaks.items()) + ".",
+        *_rule(gemm),
         "",
         "Decode attention over 4096 positions (16 heads, 8 KV heads of 128): share of the read "
         "beside it, by block size.",
