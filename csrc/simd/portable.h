@@ -244,7 +244,8 @@ static inline Vf keep_range(Vf a, int64_t first, int64_t lo, int64_t hi, float f
   TIDEMILL_LANES a.v[i] = first + i >= lo && first + i < hi ? a.v[i] : fill;
   return a;
 }
-static inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
+// No instruction is everywhere, and what no table chooses for its speed needs none.
+static inline void prefetch(const void*) {}
 
 #undef TIDEMILL_LANES
 }  // namespace tidemill::portable
