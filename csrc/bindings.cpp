@@ -110,8 +110,9 @@ void bind_parts(nb::module_& m) {
 #undef FIELD
 #define FIELD(name) mixer.def_rw(#name, &RecurrentConfig::name)
   FIELD(key_heads); FIELD(value_heads); FIELD(key_dim); FIELD(value_dim); FIELD(taps);
-  FIELD(delta); FIELD(norm_groups); FIELD(norm_shared); FIELD(gate_first); FIELD(time_min);
-  FIELD(time_max); FIELD(z_scale); FIELD(x_scale); FIELD(b_scale); FIELD(c_scale); FIELD(a_scale);
+  FIELD(delta); FIELD(norm_groups); FIELD(norm_shared); FIELD(gate_first); FIELD(tiled);
+  FIELD(time_min); FIELD(time_max); FIELD(z_scale); FIELD(x_scale); FIELD(b_scale);
+  FIELD(c_scale); FIELD(a_scale);
 #undef FIELD
   nb::class_<ExpertsConfig> moe(m, "ExpertsConfig");
   moe.def(nb::init<>());

@@ -131,7 +131,7 @@ void Decoder::scan(const Recurrent& mixer, const StepInput& step, StatePool& sta
                    int64_t head, const StatePool::Run& run) {
   const RecurrentConfig& c = mixer.shape;
   const MixLayout at(mixer);
-  const int64_t key_head = head / (c.value_heads / c.key_heads);
+  const int64_t key_head = mixer.key_head_of(head);
   const int64_t state_at = mixer.state_at + mixer.tail_floats() + head * mixer.head_floats();
   if (run.count == 0) {
     std::memcpy(states.at(run.to, state_at), states.at(run.from, state_at),

@@ -15,6 +15,7 @@ struct RecurrentConfig {
   int64_t norm_groups = 0;   // parts the output is normed in; 0: no norm
   bool norm_shared = false;  // with the same weights for each part
   bool gate_first = false;   // gated before the norm, not after it
+  bool tiled = false;        // value head h goes with key head h % key_heads
   float time_min = 0, time_max = 0;
   float z_scale = 1, x_scale = 1, b_scale = 1, c_scale = 1, a_scale = 1;  // of Mamba-2's projections
 };
@@ -33,6 +34,10 @@ struct Recurrent {
 
   int64_t channels() const {
     return 2 * shape.key_heads * shape.key_dim + inner();
+  }
+  int64_t key_head_of(int64_t value_head) const {
+    return shape.tiled ? value_head % shape.key_heads
+                       : value_head / (shape.value_heads / shape.key_heads);
   }
   int64_t inner() const { return shape.value_heads * shape.value_dim; }
   // Where queries, keys and values begin among the channels: Q, K, V; or x, B, C.

@@ -73,11 +73,38 @@ GGUF_CASES: list[Case] = [
     _of("DeepseekV3", "3 heads, top 1 of 4"),
     _of("DeepseekV3", "3 of 12 in 2 of 4 groups, yarn", 1, rope_parameters=_YARN),
     _of("GptOss", "top 1 of 4, window 19"),
+    _of("Llama4Text", "top 1 of 4, chunks beyond the context", attention_chunk_size=8192),
+    _of("Llama4Text", "top 2 of 8, llama3 rope, tied", 1, attention_chunk_size=8192,
+        floor_scale=8192, attn_scale=0.1, no_rope_layer_interval=4,
+        max_position_embeddings=10240),
 ]  # fmt: skip
-# Those of models with recurrent layers, which do not become folders again.
+# Those of models with recurrent layers.
 RECURRENT_CASES: list[Case] = [
     _of("Mamba2", "one group"),
     _of("Mamba2", "2 groups, 2 taps without bias", 2),
     _of("FalconH1", "one group, no norm, multipliers", head_dim=24),
     _of("FalconH1", "3 groups, gated and normed, 2 taps", 1, head_dim=16, mamba_d_ssm=192),
+    _of("GraniteMoeHybrid", "dense, one group"),
+    _of("GraniteMoeHybrid", "top 2 of 8, rope, multipliers", 1),
+    _of("GraniteMoeHybrid", "top 8 of 16, tied, no convolution's bias", 2, mamba_proj_bias=False),
+    # The converter takes heads of 64 alone.
+    _of("NemotronH", "no experts, 3 heads", mamba_head_dim=64),
+    _of("NemotronH", "top 2 of 8 in groups", 1, mamba_head_dim=64),
+    _of("NemotronH", "all 4", 2, mamba_head_dim=64, use_bias=False),
+    # llama.cpp takes heads of one width alone.
+    _of("Qwen3Next", "top 1 of 4, 4 layers", linear_value_head_dim=24),
+    _of("Qwen3Next", "top 2 of 8, 2 value heads a key head", 1, linear_key_head_dim=40,
+        mlp_only_layers=[], norm_topk_prob=True),
+    _of("Qwen3Next", "top 8 of 16, tied, 2 taps, wide values", 2, norm_topk_prob=True,
+        layer_types=["full_attention", "linear_attention", "linear_attention"]),
+    _of("Qwen3_5Text", "3 heads, 4 layers", linear_value_head_dim=24),
+    _of("Qwen3_5Text", "2 value heads a key head, tied", 1, linear_key_head_dim=40),
+    _of("Qwen3_5MoeText", "top 2 of 8, 2 value heads a key head", 1, linear_key_head_dim=40),
+]  # fmt: skip
+# Those that do not become folders again.
+ONE_WAY_CASES: list[Case] = [
+    *RECURRENT_CASES,
+    _of("Gemma4Text", "window 19, K is V on wide full layers, a cap"),
+    _of("Gemma4Text", "inputs of 12 per layer, 3 layers share K and V and are wide", 1),
+    _of("Gemma4Text", "top 2 of 8 beside the dense MLP, K is V", 2),
 ]

@@ -12,12 +12,12 @@ import pytest
 from helpers.backend_driver import BackendDriver, options
 from helpers.family_cases import CASES, Case, make_case
 from helpers.references import prompt, reference_logits
+from loading.test_gguf_families import write_without_vocabulary
 from safetensors.numpy import load_file
 
 from tidemill.backends import native
-from tidemill.base.errors import ErrorKind, TidemillError
-from tidemill.loading import open_model
-from tidemill.loading.write.gguf_shape import gguf_family, shape_metadata
+from tidemill.base.errors import TidemillError
+from tidemill.loading import gguf, open_model
 
 # The last one's ropes have no keys.
 GEMMA4 = [case for case in CASES if case.family == "Gemma 4 (text)"][:3]
@@ -104,12 +104,16 @@ def test_reads_as_transformers_computes(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", GEMMA4, ids=lambda c: c.about)
-def test_writing_is_refused(case: Case, tmp_path: Path) -> None:
+def test_written_as_the_package_names_it(case: Case, tmp_path: Path) -> None:
     make_case(case, tmp_path / "m")
-    files = open_model(tmp_path / "m")
-    with pytest.raises(TidemillError) as raised:
-        shape_metadata(files, gguf_family(files))
-    assert raised.value.kind is ErrorKind.UNSUPPORTED and raised.value.param == "out"
+    theirs = gguf.read_file(write(case, tmp_path / "m", tmp_path / "theirs.gguf"))
+    ours = gguf.read_file(write_without_vocabulary(tmp_path / "m", tmp_path / "ours.gguf"))
+    assert set(ours.tensors) == set(theirs.tensors)
+    for name, tensor in ours.tensors.items():
+        assert tensor.shape == theirs.tensors[name].shape, name
+        assert bytes(tensor.view) == bytes(theirs.tensors[name].view), name
+    for key, value in theirs.metadata.items():
+        assert key.startswith("GGUF.") or ours.metadata[key] == value, key
 
 
 @pytest.mark.parametrize(

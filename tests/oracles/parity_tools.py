@@ -41,6 +41,7 @@ def convert_bare(source: str, folder: str, out: str) -> None:
 
     class Bare(family):  # type: ignore[misc, valid-type]
         model_arch = family.model_arch
+        no_mtp = True  # some converters look for layers that draft tokens
 
         def set_vocab(self) -> None:
             self.gguf_writer.add_tokenizer_model("no_vocab")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.base.errors import model_file_error
 from tidemill.models.naming import Rules
 from tidemill.models.sources import AS_NAMED, Conventions
 from tidemill.models.spec import DecoderSpec
@@ -92,6 +93,22 @@ class GgufFamily:
     latent: bool = False
     gating: int | None = None
     folding: Folding | None = None
+
+
+def by_layer(file: GgufFile, key: str) -> list[int]:
+    """Of a config key that files may give as a list, each layer's value.
+
+    Raises:
+        TidemillError: MODEL_FILE when the list has another length than the model, or holds anything
+            but numbers.
+    """
+    layers = file.config.get("num_hidden_layers")
+    if type(layers) is not int or not 0 < layers < 2**16:
+        return []  # refused with the number of layers
+    values = file.lists.get(key, [file.config.get(key, 0)] * layers)
+    if len(values) != layers or not all(type(value) is int and value >= 0 for value in values):
+        raise model_file_error(f"the GGUF list of {key} must hold a number for each layer")
+    return values
 
 
 INNER = "ssm.inner_size"  # width of a recurrent mixer

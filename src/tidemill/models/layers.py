@@ -162,6 +162,8 @@ class Recurrent:
         gate_first: the output is multiplied by SiLU of a projection before it is normed, not after.
         time_limits: of t.
         scales: of ``ssd``: what the projections to z, x, B, C and a are multiplied by.
+        tiled: value head h goes with key head h % key_heads, instead of those of a key head
+            following one another.
     """
 
     rule: str
@@ -178,6 +180,7 @@ class Recurrent:
     gate_first: bool = False
     time_limits: tuple[float, float] = (0.0, math.inf)
     scales: tuple[float, float, float, float, float] = (1.0, 1.0, 1.0, 1.0, 1.0)
+    tiled: bool = False
 
     @property
     def inner(self) -> int:

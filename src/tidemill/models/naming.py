@@ -236,7 +236,7 @@ def match_tensors(
             if transposed is None:
                 rows_of = sum(expected[part][0] for part in parts)
                 transposed = shape[-2:] == (expected[parts[0]][1], rows_of)
-            for part, rows in _split(spec, parts, held.layout, expected):
+            for part, rows in split_rows(spec, dataclasses.replace(held, parts=parts), expected):
                 if part in found:
                     raise model_file_error(
                         f"tensors {found[part].stored!r} and {name!r} are the same"
@@ -324,13 +324,11 @@ def _check_shape(
     )
 
 
-def _split(
-    spec: DecoderSpec,
-    parts: tuple[str, ...],
-    layout: str,
-    expected: Mapping[str, tuple[int, ...]],
+def split_rows(
+    spec: DecoderSpec, held: Fused, expected: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[str, Rows | None]]:
-    """Each part with its rows of the stored tensor."""
+    """Each part with its rows of the stored tensor; None for all of them."""
+    parts, layout = held.parts, held.layout
     if len(parts) == 1:
         yield parts[0], None
     elif layout == "stacked":

@@ -109,6 +109,7 @@ FAMILIES: tuple[Family, ...] = (
     granite_hybrid.FAMILY,
     bamba.FAMILY,
     nemotron_h.FAMILY,
+    nemotron_h.WITH_EXPERTS,
     falcon_h1.FAMILY,
     mamba2.FAMILY,
     gpt_oss.FAMILY,

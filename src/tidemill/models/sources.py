@@ -19,6 +19,8 @@ class Conventions:
         norms_less_one: norm weights are stored less one (Gemma); never those of a recurrent mixer.
         paired_rope: rope rotates neighbours (GPT-J), so that Q's and K's rows are stored in pairs;
             they are put into rotate-half order, which changes no score.
+        tiled_values: value heads of recurrent mixers that share key heads are stored in turns: the
+            first one of each key head, then the second. They are left so: see `Recurrent`.
         decays: a_log of recurrent mixers is stored as -exp(a_log).
         position_offset: row of the first position's vector (OPT).
         draft_layers: layers behind the last one draft tokens (multi-token prediction); they are
@@ -29,6 +31,7 @@ class Conventions:
     norms_less_one: bool = False
     paired_rope: bool = False
     decays: bool = False
+    tiled_values: bool = False
     position_offset: int = 0
     draft_layers: bool = False
     left_out: tuple[str, ...] = ()

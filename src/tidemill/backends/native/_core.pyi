@@ -71,6 +71,7 @@ class RecurrentConfig:
     norm_groups: int
     norm_shared: bool
     gate_first: bool
+    tiled: bool
     time_min: float
     time_max: float
     z_scale: float

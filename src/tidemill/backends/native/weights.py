@@ -405,7 +405,7 @@ class ModelBuilder:
         config.key_dim, config.value_dim = mixer.key_dim, mixer.value_dim
         config.taps, config.delta = mixer.taps, mixer.rule == "delta"
         config.norm_groups, config.norm_shared = mixer.norm_groups, mixer.norm_shared
-        config.gate_first = mixer.gate_first
+        config.gate_first, config.tiled = mixer.gate_first, mixer.tiled
         config.time_min, config.time_max = mixer.time_limits
         (config.z_scale, config.x_scale, config.b_scale, config.c_scale,
          config.a_scale) = mixer.scales  # fmt: skip

@@ -133,7 +133,10 @@ def _heads(
     if mixer.rule == "delta":
         q, k = (p * torch.rsqrt((p * p).sum(-1, keepdim=True) + _UNIT_EPSILON) for p in (q, k))
         q = q * mixer.key_dim**-0.5
-    q, k = (part.repeat_interleave(repeats, dim=1) for part in (q, k))
+    if mixer.tiled:
+        q, k = (part.repeat(1, repeats, 1) for part in (q, k))
+    else:
+        q, k = (part.repeat_interleave(repeats, dim=1) for part in (q, k))
     return q, k, v.reshape(count, mixer.value_heads, mixer.value_dim)
 
 

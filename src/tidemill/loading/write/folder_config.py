@@ -21,6 +21,7 @@ from tidemill.models.spec import Attention, DecoderSpec
 # transformers' model_type where it is not our family's name.
 _MODEL_TYPES = {
     "gemma3": "gemma3_text",
+    "llama4": "llama4_text",
     "hunyuan": "hunyuan_v1_dense",
 }
 # Keys that transformers derives for a family, and takes from nobody.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tidemill.base.errors import unsupported
 from tidemill.models.dense import Family
-from tidemill.models.naming import Fused, Rules, canonical_names, rope_order
+from tidemill.models.naming import Fused, Rules, canonical_names, rope_order, split_rows
 from tidemill.models.spec import DecoderSpec, Recurrent
 
 _FIELDS = {
@@ -45,11 +45,13 @@ class GgufTensor:
         name: as stored.
         shape: outermost axis first.
         parts: canonical names; their rows follow one another.
+        order: which of those rows the file has, in its order; None for all as they follow.
     """
 
     name: str
     shape: tuple[int, ...]
     parts: tuple[str, ...]
+    order: NDArray[np.int64] | None = None
 
 
 def layout(spec: DecoderSpec, family: Family) -> list[GgufTensor]:
@@ -70,7 +72,12 @@ def layout(spec: DecoderSpec, family: Family) -> list[GgufTensor]:
         name, held = stored
         name = usual_name(family, name, expected)
         if name not in found:
-            found[name] = GgufTensor(name, *whole_shape(spec, canonical, held, expected))
+            whole = whole_shape(spec, canonical, held, expected)
+            order = None
+            if held.layout == "heads":
+                rows = [np.asarray(rows) for _, rows in split_rows(spec, held, expected)]
+                order = np.argsort(np.concatenate(rows))
+            found[name] = GgufTensor(name, *whole, order)
     return list(found.values())
 
 
@@ -143,11 +150,11 @@ def stored_name(
     """Name of the stored tensor that holds one of ours, and what it holds; None without one.
 
     Args:
-        anyhow: also one that is transposed, or whose parts do not simply follow one another.
+        anyhow: also one that is transposed, or of any layout (else whole parts or heads' shares).
     """
     for pattern, wanted in rules:
         held = wanted if isinstance(wanted, Fused) else Fused((wanted,) if wanted else ())
-        if not anyhow and (held.layout != "stacked" or held.transposed):
+        if not anyhow and (held.layout not in ("stacked", "heads") or held.transposed):
             continue
         for part in held.parts:
             expression = re.escape(part).replace(r"\{", "{").replace(r"\}", "}")
@@ -167,8 +174,28 @@ def stored_name(
 def row_order(spec: DecoderSpec, family: Family, canonical: str) -> NDArray[np.int64] | None:
     """Which of a tensor's rows the file has, in its order; None for all as they are."""
     assert family.gguf is not None
-    match = re.fullmatch(r"layers\.(\d+)\.attn\.(\w+)\.(weight|bias)", canonical)
-    if match is None or not family.gguf.stored.paired_rope:
+    match = re.fullmatch(r"layers\.(\d+)\.(attn|rec)\.([a-z_]+)(\.weight|\.bias|)", canonical)
+    if match is None:
         return None
-    order = rope_order(spec.attentions()[int(match[1])], match[2])
+    layer, part = spec.layers[int(match[1])], match[3]
+    if layer.recurrent is not None and match[2] == "rec":
+        return tiled_rows(layer.recurrent, part) if family.gguf.stored.tiled_values else None
+    if layer.attention is None or not family.gguf.stored.paired_rope:
+        return None
+    order = rope_order(layer.attention, part)
     return None if order is None else np.argsort(order)
+
+
+def tiled_rows(mixer: Recurrent, part: str) -> NDArray[np.int64] | None:
+    """The rows of a mixer's tensor, or of its output projection the columns, with value heads in
+    turns; None where they are as ours."""
+    shared = mixer.value_heads // mixer.key_heads
+    if shared == 1 or mixer.tiled:
+        return None
+    heads = np.arange(mixer.value_heads).reshape(mixer.key_heads, shared).T.reshape(-1)
+    values = (heads[:, None] * mixer.value_dim + np.arange(mixer.value_dim)).reshape(-1)
+    before = mixer.channels - mixer.inner  # queries and keys
+    channels = np.concatenate([np.arange(before), before + values])
+    taps = (channels[:, None] * mixer.taps + np.arange(mixer.taps)).reshape(-1)
+    rows = {"qkv": channels, "conv": taps, "z": values, "out": values}
+    return heads if part in ("a", "b", "a_log", "a_bias") else rows.get(part)

@@ -26,16 +26,17 @@ from tidemill.models.registry import FAMILIES
 from tidemill.models.rope import Rope, inverse_frequencies
 from tidemill.models.spec import Attention, DecoderSpec, Latent, Mlp, Moe, Recurrent
 
-# Families whose GGUF files go by another's name.
-_SPOKEN_FOR = {"mistral": "llama", "granitemoe": "granitemoeshared"}
 _ROUNDING = 1e-6  # relative: numbers are float32 in GGUF
 # Scalings that tensors say; the others are keys.
 _IN_TENSORS = ("llama3", "factors", "longrope")
+_NO_ROTATION = 1e30  # divides the frequencies of pairs that do not rotate
 
 
 def gguf_family(files: ModelFiles) -> Family:
     """The family that reads this model's GGUF file; UNSUPPORTED without one."""
-    name = _SPOKEN_FOR.get(files.spec.family, files.spec.family)
+    spec = files.spec
+    others = (other for which, other in _SPOKEN_FOR.get(spec.family, ()) if which(spec))
+    name = next(others, spec.family)
     own = next(f for f in FAMILIES if f.name == name)
     if own.gguf is None:
         raise unsupported("out", f"GGUF files of {own.name} models are not written; give a folder")
@@ -50,13 +51,14 @@ def shape_metadata(files: ModelFiles, family: Family) -> dict[str, Any]:
     """
     assert family.gguf is not None
     spec, arch = files.spec, family.gguf.arch
-    own = _common(spec, family.gguf) | _rope(spec) | _windows(spec, family.gguf.period)
+    own = _common(spec, family.gguf) | _rope(spec) | _windows(spec, family.gguf)
     own |= _latent(spec) | _recurrent(spec)
-    for key, config_key in family.gguf.keys.items():
+    for key in (*family.gguf.keys, *family.gguf.unused):
         value = _FURTHER[key](spec) if key in _FURTHER else None
         if value is not None:
             # Granite divides the logits by the number that Cohere multiplies them with.
-            own[key] = 1.0 / value if config_key == "logits_scaling" else value
+            divides = family.gguf.keys.get(key) == "logits_scaling"
+            own[key] = 1.0 / value if divides else value
     metadata: dict[str, Any] = {"general.architecture": arch, "general.name": files.path.name}
     metadata |= {f"{arch}.{key}": _as_float32(value) for key, value in own.items()}
     _check_spec(files, family, metadata)
@@ -78,7 +80,7 @@ def _common(spec: DecoderSpec, gguf: GgufFamily) -> dict[str, Any]:
         f"attention.{norm}": spec.norm_eps,
         "vocab_size": spec.vocab_size,
     }
-    mixer = _first(spec)
+    mixer = next((m for m in spec.attentions().values() if m.window is None), _first(spec))
     if mixer is not None:
         own |= {
             "attention.head_count": mixer.heads,
@@ -101,7 +103,10 @@ def _widths(spec: DecoderSpec, listed: bool) -> int | list[int]:
 
 
 def _width(mlp: Mlp | Moe) -> int:
-    return (mlp.expert if isinstance(mlp, Moe) else mlp).intermediate
+    """Of experts, where the shared one beside them is not the dense block that takes its place."""
+    if isinstance(mlp, Moe):
+        mlp = mlp.shared if mlp.apart and mlp.shared is not None else mlp.expert
+    return mlp.intermediate
 
 
 def _kv_heads(spec: DecoderSpec, listed: bool) -> int | list[int]:
@@ -172,12 +177,13 @@ def _latent(spec: DecoderSpec) -> dict[str, Any]:
     return own
 
 
-def _windows(spec: DecoderSpec, period: int | None) -> dict[str, Any]:
+def _windows(spec: DecoderSpec, gguf: GgufFamily) -> dict[str, Any]:
+    period = gguf.period
     if period is None:
         return {}
     slides = [mixer.window is not None for mixer in spec.attentions().values()]
     usual = [i % period < period - 1 for i in range(len(slides))]
-    if slides == usual or not any(slides):
+    if not gguf.full_factors and (slides == usual or not any(slides)):
         return {}
     return {"attention.sliding_window_pattern": slides}
 
@@ -198,9 +204,31 @@ def _shared_width(moe: Moe) -> int | None:
     return None if moe.shared is None else moe.shared.intermediate
 
 
-def _local_theta(spec: DecoderSpec) -> float | None:
-    mixers = spec.attentions().values()
-    return next((m.rope.theta for m in mixers if m.window is not None and m.rope), None)
+def _of_local(value: Callable[[Attention], Any]) -> Callable[[DecoderSpec], Any]:
+    def of_spec(spec: DecoderSpec) -> Any:
+        local = (mixer for mixer in spec.attentions().values() if mixer.window is not None)
+        found = next(local, None)
+        return None if found is None else value(found)
+
+    return of_spec
+
+
+def _recurrent_layers(spec: DecoderSpec) -> list[bool]:
+    return [layer.recurrent is not None for layer in spec.layers]
+
+
+def _interval(spec: DecoderSpec) -> int | None:
+    """Every so many-th layer has attention alone, and no other one; None where that is not so."""
+    kinds = _recurrent_layers(spec)
+    every = kinds.index(False) + 1 if False in kinds else len(kinds) + 1
+    return every if kinds == [(i + 1) % every > 0 for i in range(len(kinds))] else None
+
+
+def _moe_step(spec: DecoderSpec) -> int | None:
+    """Every so many-th layer has experts."""
+    sparse = (i for i, layer in enumerate(spec.layers) if isinstance(layer.mlp, Moe))
+    first = next(sparse, None)
+    return None if first is None else first + 1
 
 
 def _first(spec: DecoderSpec) -> Attention | None:
@@ -219,6 +247,30 @@ def _of_latent(value: Callable[[Latent], Any]) -> Callable[[DecoderSpec], Any]:
     return _of_attention(lambda mixer: None if mixer.latent is None else value(mixer.latent))
 
 
+def _thirds(spec: DecoderSpec) -> list[int] | None:
+    """Of a rope whose pairs belong to three axes in turns, how many each one has; text has the same
+    position on all."""
+    rope = _plain_rope(spec)
+    pairs = 0 if rope is None else rope.dim // 2
+    return [(pairs + 2) // 3, (pairs + 1) // 3, pairs // 3, 0]
+
+
+def _has_experts(spec: DecoderSpec) -> bool:
+    return _moe(spec) is not None
+
+
+# Families of which some models' GGUF files go by another's name: (which ones, whose).
+_SPOKEN_FOR: dict[str, tuple[tuple[Callable[[DecoderSpec], bool], str], ...]] = {
+    "mistral": ((lambda spec: True, "llama"),),
+    "granitemoe": ((lambda spec: True, "granitemoeshared"),),
+    "granitemoehybrid": (
+        (lambda spec: not spec.recurrences() and _has_experts(spec), "granitemoeshared"),
+        (lambda spec: not spec.recurrences(), "granite"),
+    ),
+    "nemotron_h": ((_has_experts, "nemotron_h_moe"),),
+}
+
+
 def _leading_dense(spec: DecoderSpec) -> int:
     sparse = [i for i, layer in enumerate(spec.layers) if isinstance(layer.mlp, Moe)]
     return sparse[0] if sparse else len(spec.layers)
@@ -226,10 +278,14 @@ def _leading_dense(spec: DecoderSpec) -> int:
 
 # Keys that some families have -> what they say of a spec; None for nothing.
 _FURTHER: dict[str, Callable[[DecoderSpec], Any]] = {
-    "attention.sliding_window": lambda s: next(
-        (m.window for m in s.attentions().values() if m.window is not None), None
-    ),
-    "rope.freq_base_swa": _local_theta,
+    "attention.sliding_window": _of_local(lambda mixer: mixer.window),
+    "attention.key_length_swa": _of_local(lambda mixer: mixer.head_dim),
+    "attention.value_length_swa": _of_local(lambda mixer: mixer.head_dim),
+    "attention.shared_kv_layers": lambda s: len(s.attentions()) - len(s.cached()),
+    "embedding_length_per_layer_input": lambda s: s.layer_inputs.width if s.layer_inputs else 0,
+    "interleave_moe_layer_step": _moe_step,
+    "rope.dimension_count_swa": _of_local(lambda mixer: mixer.rope.dim if mixer.rope else None),
+    "rope.freq_base_swa": _of_local(lambda mixer: mixer.rope.theta if mixer.rope else None),
     "attn_logit_softcapping": _of_attention(lambda mixer: mixer.softcap),
     "final_logit_softcapping": lambda s: s.logit_softcap,
     "attention.clamp_kqv": _of_attention(lambda mixer: mixer.clip),
@@ -238,6 +294,11 @@ _FURTHER: dict[str, Callable[[DecoderSpec], Any]] = {
     "embedding_scale": lambda s: s.embed_scale,
     "residual_scale": lambda s: s.residual_scale,
     "logit_scale": lambda s: s.logit_scale,
+    "attention.layer_norm_epsilon": lambda s: s.norm_eps,
+    "attention.recurrent_layers": lambda s: None if _interval(s) else _recurrent_layers(s),
+    "full_attention_interval": _interval,
+    "rope.dimension_sections": _thirds,
+    "rope.scaling.finetuned": lambda s: _plain_rope(s) is not None,
     "use_parallel_residual": lambda s: s.layers[0].parallel,
     "expert_count": _of_moe(lambda moe: moe.experts),
     "expert_used_count": _of_moe(lambda moe: moe.top_k),
@@ -308,24 +369,30 @@ def plain_spec(spec: DecoderSpec) -> DecoderSpec:
 
 
 def _plain_recurrent(mixer: Recurrent) -> Recurrent:
-    """Without a norm, when it is gated says nothing."""
-    return mixer if mixer.norm_groups else dataclasses.replace(mixer, gate_first=True)
+    """Without a norm, when it is gated says nothing; value heads are put into the file's order."""
+    gate_first = mixer.gate_first or not mixer.norm_groups
+    return dataclasses.replace(mixer, gate_first=gate_first, tiled=False)
 
 
-def rope_tensors(spec: DecoderSpec) -> dict[str, NDArray[np.float32]]:
+def rope_tensors(spec: DecoderSpec, *, full: bool = False) -> dict[str, NDArray[np.float32]]:
     """Stored name -> float32 [dim / 2]: what the frequencies are divided by, where no key says it.
+
+    Args:
+        full: they are those of layers without a window alone.
 
     Raises:
         TidemillError: UNSUPPORTED where layers differ, which tensors cannot say.
     """
-    rope = _plain_rope(spec)
+    rope, mixers = _plain_rope(spec), spec.attentions().values()
     if rope is None or rope.scaling is None or rope.scaling.kind not in _IN_TENSORS:
         return {}
-    if any(mixer.rope not in (rope, None) for mixer in spec.attentions().values()):
+    chosen = [m for m in mixers if m.window is None or not full]
+    if any(mixer.rope not in (rope, None) for mixer in chosen):
         raise unsupported("out", "layers with rope factors of their own are not written to GGUF")
     if rope.scaling.kind == "longrope":
         lists = {LONG: rope.scaling.factors, SHORT: rope.scaling.short_factors}
         return {name: np.array(values, np.float32) for name, values in lists.items()}
     plain = inverse_frequencies(dataclasses.replace(rope, scaling=None))
-    divisors: NDArray[np.float64] = np.array(plain) / np.array(inverse_frequencies(rope))
-    return {DIVISORS: divisors.astype(np.float32)}
+    with np.errstate(divide="ignore"):  # of pairs that do not rotate
+        divisors: NDArray[np.float64] = np.array(plain) / np.array(inverse_frequencies(rope))
+    return {DIVISORS: np.minimum(divisors, _NO_ROTATION).astype(np.float32)}

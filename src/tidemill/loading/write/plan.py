@@ -24,6 +24,7 @@ from tidemill.loading.write.integers import IntegerType, as_integers
 from tidemill.loading.write.out import Buffer, Loss, OutTensor, as_type
 from tidemill.models.blocks.repack import Inexact
 from tidemill.models.quantization import FLOAT_TYPES
+from tidemill.models.sources import Source
 from tidemill.models.tensors import DTYPE_BLOCKS
 
 # --type -> (type of matrices, type of the embedding and the output projection).
@@ -77,20 +78,33 @@ def to_gguf(files: ModelFiles, kind: str | None, loss: Loss) -> Iterator[OutTens
     """The tensors of a Hugging Face folder under GGUF's names, in its row order."""
     family = gguf_family(files)
     multipliers = folded_factors(files, family)
-    for name, factors in rope_tensors(files.spec).items():
+    assert family.gguf is not None
+    for name, factors in rope_tensors(files.spec, full=family.gguf.full_factors).items():
         raw = factors.tobytes()
         yield OutTensor(name, "F32", factors.shape, len(raw), partial(iter, [raw]))
     for tensor in layout(files.spec, family):
-        places = [
-            as_written(part, _in_blocks(files.tensors.places[part]), family, multipliers)
-            for part in tensor.parts
-        ]
+        places = []
+        for part in tensor.parts:
+            place = _in_blocks(files.tensors.places[part])
+            if part.endswith(_COLUMNS):
+                place = _with_columns(place, row_order(files.spec, family, part))
+            places.append(as_written(part, place, family, multipliers))
         dtype = _gguf_dtype(tensor, places, kind)
         pieces = []
         for part, place in zip(tensor.parts, places, strict=True):
-            order = row_order(files.spec, family, part)
+            order = None if part.endswith(_COLUMNS) else row_order(files.spec, family, part)
             pieces.append(_reordered(_one(place, tensor.name, dtype, loss), order))
-        yield joined(tensor.name, dtype, tensor.shape, pieces)
+        yield _reordered(joined(tensor.name, dtype, tensor.shape, pieces), tensor.order)
+
+
+# The order is that of its columns, which are a recurrent mixer's values.
+_COLUMNS = ".rec.out.weight"
+
+
+def _with_columns(place: Place, order: NDArray[np.int64] | None) -> Place:
+    if order is None:
+        return place
+    return Selected(place, Source(place.name, transposed=True, rows=order, turned=True))
 
 
 def _in_blocks(place: Place) -> Place:

@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tidemill.base.errors import unsupported
 from tidemill.models.config import ConfigReader
 from tidemill.models.dense import Biases, Family, check_layer_types, dense_spec, read_top_k
-from tidemill.models.families.granite import multipliers
+from tidemill.models.families.granite import GGUF_KEYS as GRANITE_KEYS
+from tidemill.models.families.granite import gguf_scale, multipliers
 from tidemill.models.families.granitemoe import RULES as MOE_RULES
-from tidemill.models.families.mamba import mixer_rules, read_mixer
-from tidemill.models.naming import Fused, Rules
+from tidemill.models.families.mamba import (
+    GGUF_CONV_BIAS,
+    GGUF_KEYS,
+    GGUF_MIXER,
+    gguf_widths,
+    mixer_rules,
+    read_mixer,
+)
+from tidemill.models.gguf_family import EXPERTS, INNER, GgufFamily, GgufFile, by_layer
+from tidemill.models.naming import GGUF_EXPERTS, Fused, Rules
 from tidemill.models.rope_config import read_rope
+from tidemill.models.sources import Conventions
 from tidemill.models.spec import DecoderSpec, Mlp, Moe, Rope
 
 _RECURRENT = {
@@ -72,9 +83,58 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
     )
 
 
+_POSITIONS = "position_embedding_type"
+_PARTIAL = "partial_rotary_factor"
+
+
+def _of_gguf(file: GgufFile) -> dict[str, Any]:
+    """A layer without KV heads is a recurrent one; rope is there unless a file says that it is not.
+
+    Bamba's files, which go by the same name, rotate half of each head: their Q and K are stored in
+    an order of their own.
+    """
+    config, rotates = file.config, file.config.get(_POSITIONS, True)
+    if rotates and config.get(_PARTIAL, 1.0) != 1.0:
+        key = "granitehybrid.rope.dimension_count"
+        raise unsupported(key, f"GGUF key {key!r}: heads that rotate in part are not supported")
+    inner, head_dim = gguf_widths(file)
+    hidden, heads = config.get("hidden_size"), by_layer(file, "num_key_value_heads")
+    found: dict[str, Any] = {
+        **gguf_scale(file),
+        _POSITIONS: "rope" if rotates else "nope",
+        _PARTIAL: None,
+        "mamba_d_head": head_dim,
+        "layer_types": ["attention" if count else "mamba" for count in heads],
+        "num_key_value_heads": max(heads, default=0),
+    }
+    if isinstance(hidden, int) and hidden > 0 and inner is not None:
+        found["mamba_expand"] = inner // hidden  # refused with the heads unless it is whole
+    if not config.get("num_local_experts"):
+        width = config.get("intermediate_size")
+        found |= {"num_local_experts": 0, "shared_intermediate_size": width}
+    return found
+
+
 FAMILY = Family(
     name="granitemoehybrid",
     architectures=("GraniteMoeHybridForCausalLM",),
     spec=spec,
     rules=RULES,
+    gguf=GgufFamily(
+        arch="granitehybrid",
+        rules=(*GGUF_MIXER, *GGUF_EXPERTS),
+        stored=Conventions(paired_rope=True, decays=True),
+        biases={"mamba_conv_bias": GGUF_CONV_BIAS, "attention_bias": "blk.{i}.attn_q.bias"},
+        keys={
+            **GRANITE_KEYS,
+            **EXPERTS,
+            **GGUF_KEYS,
+            "expert_count": "num_local_experts",
+            "expert_shared_feed_forward_length": "shared_intermediate_size",
+            "rope.scaling.finetuned": _POSITIONS,
+        },
+        unused=frozenset({INNER}),
+        implied=_of_gguf,
+        by_layer=frozenset({"attention.head_count_kv"}),
+    ),
 )

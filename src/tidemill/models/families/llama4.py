@@ -9,7 +9,8 @@ from typing import Any
 from tidemill.base.errors import model_file_error
 from tidemill.models.config import MAX_LAYERS, MAX_POSITIONS, ConfigReader
 from tidemill.models.dense import Biases, Family, check_layer_types, dense_spec, read_top_k
-from tidemill.models.naming import HF_RULES, Fused, Rules
+from tidemill.models.gguf_family import EXPERTS, GgufFamily, GgufFile
+from tidemill.models.naming import GGUF_EXPERTS, HF_RULES, Fused, Rules
 from tidemill.models.rope_config import read_rope
 from tidemill.models.sources import Conventions
 from tidemill.models.spec import Attention, DecoderSpec, Layer, Mlp, Moe, Norm, QkNorm, Rope
@@ -128,7 +129,42 @@ def _tuning(reader: ConfigReader) -> tuple[float, float, int] | None:
     return (scale, floor, 1) if on is None or on else None
 
 
+_CHUNK, _PLAIN_EXPERTS = 8192, 128
+
+
+def _of_gguf(file: GgufFile) -> dict[str, Any]:
+    """What files say of no model: chunks and tuning are as in all that were published, whose
+    largest one does without a norm of Q and K. A window of 0 means neither chunks nor layers
+    without rope."""
+    layers = file.config.get("num_hidden_layers")
+    found: dict[str, Any] = {"attention_chunk_size": _CHUNK}
+    if file.keys.get(_WINDOW) == 0 and isinstance(layers, int) and 0 < layers <= MAX_LAYERS:
+        found = {"attention_chunk_size": None, "no_rope_layers": [1] * layers}
+    experts = file.config.get("num_local_experts")
+    return {**found, "use_qk_norm": experts != _PLAIN_EXPERTS}
+
+
+_WINDOW = "attention.sliding_window"
+_STORED_PAIRS = Conventions(paired_rope=True)
 FAMILY = Family(
-    name="llama4", architectures=("Llama4ForCausalLM",), spec=spec, rules=RULES,
-    stored=Conventions(paired_rope=True),
-)  # fmt: skip
+    name="llama4",
+    architectures=("Llama4ForCausalLM",),
+    spec=spec,
+    rules=RULES,
+    stored=_STORED_PAIRS,
+    gguf=GgufFamily(
+        arch="llama4",
+        rules=GGUF_EXPERTS,
+        stored=_STORED_PAIRS,
+        biases={"attention_bias": "blk.0.attn_q.bias"},
+        keys={
+            **EXPERTS,
+            "expert_count": "num_local_experts",
+            "expert_feed_forward_length": "intermediate_size",
+            "feed_forward_length": "intermediate_size_mlp",
+            "interleave_moe_layer_step": "interleave_moe_layer_step",
+        },
+        unused=frozenset({_WINDOW}),
+        implied=_of_gguf,
+    ),
+)

@@ -17,8 +17,16 @@ from tidemill.models.dense import (
     dense_spec,
     read_top_k,
 )
-from tidemill.models.families.mamba import mamba2, mixer_rules
-from tidemill.models.naming import Rules
+from tidemill.models.families.mamba import (
+    GGUF_CONV_BIAS,
+    GGUF_MIXER,
+    GGUF_STORED,
+    gguf_widths,
+    mamba2,
+    mixer_rules,
+)
+from tidemill.models.gguf_family import EXPERTS, INNER, GgufFamily, GgufFile, by_layer
+from tidemill.models.naming import GGUF_EXPERTS, Rules
 from tidemill.models.spec import MAX_TAPS, DecoderSpec, Layer, Mlp, Moe
 
 _PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
@@ -151,4 +159,72 @@ def _experts(reader: ConfigReader, kinds: list[str]) -> Any:
     return moe
 
 
-FAMILY = Family(name="nemotron_h", architectures=("NemotronHForCausalLM",), spec=spec, rules=RULES)
+def _of_gguf(file: GgufFile) -> dict[str, Any]:
+    """A layer with KV heads has attention, one with a width is a feed-forward one."""
+    heads, widths = by_layer(file, "num_key_value_heads"), by_layer(file, "intermediate_size")
+    dense = "moe" if file.config.get("n_routed_experts") else "mlp"
+    kinds = [
+        "attention" if count else dense if width else "mamba"
+        for count, width in zip(heads, widths, strict=True)
+    ]
+    found: dict[str, Any] = {
+        "layers_block_type": kinds,
+        "mamba_head_dim": gguf_widths(file)[1],
+        "num_key_value_heads": max(heads, default=0),
+        "intermediate_size": max(widths, default=0) or None,
+    }
+    if dense == "moe":
+        found["norm_topk_prob"] = file.config.get("norm_topk_prob", False)
+    return found
+
+
+_GGUF = GgufFamily(
+    arch="nemotron_h",
+    rules=(
+        *GGUF_MIXER,
+        # A layer has one of both.
+        ("blk.{i}.attn_norm.weight", "layers.{i}.attn_norm.weight"),
+        ("blk.{i}.attn_norm.weight", "layers.{i}.mlp_norm.weight"),
+        ("blk.{i}.exp_probs_b.bias", "layers.{i}.mlp.correction"),
+        *GGUF_EXPERTS,
+    ),
+    stored=GGUF_STORED,
+    biases={"use_conv_bias": GGUF_CONV_BIAS, "mlp_bias": "blk.{i}.ffn_up.bias"},
+    keys={
+        "ssm.conv_kernel": "conv_kernel",
+        "ssm.state_size": "ssm_state_size",
+        "ssm.time_step_rank": "mamba_num_heads",
+        "ssm.group_count": "n_groups",
+        "attention.layer_norm_epsilon": "rms_norm_eps",  # llama.cpp wants both
+    },
+    unused=frozenset({INNER, "rope.freq_base"}),
+    names={"rms_norm_eps": "layer_norm_epsilon"},
+    rope=False,
+    implied=_of_gguf,
+    by_layer=frozenset({"attention.head_count_kv", "feed_forward_length"}),
+)
+FAMILY = Family(
+    name="nemotron_h", architectures=("NemotronHForCausalLM",), spec=spec, rules=RULES, gguf=_GGUF
+)
+# Whose GGUF files go by a name of their own.
+WITH_EXPERTS = dataclasses.replace(
+    FAMILY,
+    name="nemotron_h_moe",
+    architectures=(),
+    gguf=dataclasses.replace(
+        _GGUF,
+        arch="nemotron_h_moe",
+        keys={
+            **_GGUF.keys,
+            **EXPERTS,
+            "expert_count": "n_routed_experts",
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
+            "expert_weights_norm": "norm_topk_prob",
+            "expert_weights_scale": "routed_scaling_factor",
+            "expert_group_count": "n_group",
+            "expert_group_used_count": "topk_group",
+        },
+        unused=_GGUF.unused | {"expert_shared_count"},
+    ),
+)

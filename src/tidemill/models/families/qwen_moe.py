@@ -101,7 +101,7 @@ def read_experts(
     return moe
 
 
-_KEYS = {
+GGUF_KEYS = {
     **EXPERTS,
     "expert_count": "num_experts",
     "expert_feed_forward_length": "moe_intermediate_size",
@@ -115,7 +115,7 @@ FAMILY = Family(
         arch="qwen2moe",
         rules=GGUF_EXPERTS,
         biases={"qkv_bias": "blk.0.attn_q.bias"},
-        keys={**_KEYS, "expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+        keys={**GGUF_KEYS, "expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
         implied=lambda file: {"norm_topk_prob": False},
     ),
 )
@@ -128,7 +128,7 @@ QWEN3 = Family(
         arch="qwen3moe",
         rules=GGUF_EXPERTS,
         biases={"attention_bias": "blk.0.attn_q.bias"},
-        keys=_KEYS,
+        keys=GGUF_KEYS,
         implied=lambda file: {"norm_topk_prob": True},
     ),
 )

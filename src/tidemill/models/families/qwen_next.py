@@ -3,15 +3,27 @@ layer of gated attention."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
+from tidemill.base.errors import model_file_error
 from tidemill.models.config import ConfigReader
 from tidemill.models.dense import MAX_HEADS, Biases, Family, check_layer_types, dense_spec
+from tidemill.models.families.mamba import gguf_widths
+from tidemill.models.families.qwen_moe import GGUF_KEYS as MOE_KEYS
 from tidemill.models.families.qwen_moe import RULES as MOE_RULES
 from tidemill.models.families.qwen_moe import read_experts
+from tidemill.models.gguf_family import INNER, GgufFamily, GgufFile
 from tidemill.models.multimodal import without_axes
-from tidemill.models.naming import HF_RULES, STACKED_EXPERTS, Fused, Rules
+from tidemill.models.naming import (
+    GGUF_EXPERTS,
+    GGUF_RULES,
+    HF_RULES,
+    STACKED_EXPERTS,
+    Fused,
+    Rules,
+)
 from tidemill.models.rope_config import read_rope
 from tidemill.models.sources import Conventions
 from tidemill.models.spec import MAX_TAPS, DecoderSpec, QkNorm, Recurrent, Rope
@@ -23,11 +35,13 @@ _DRAFTS = ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
 
 _MIXER = "model.layers.{i}.linear_attn."
 _OURS = "layers.{i}.rec."
+_QUERIES = Fused(("layers.{i}.attn.q.{t}", "layers.{i}.attn.gate.{t}"), "heads")
+_QKVZ = Fused((_OURS + "qkv.weight", _OURS + "z.weight"), "delta")
+_BA = Fused((_OURS + "b.weight", _OURS + "a.weight"), "heads")
 _MIXER_RULES: Rules = (
-    ("model.layers.{i}.self_attn.q_proj.{t}",
-     Fused(("layers.{i}.attn.q.{t}", "layers.{i}.attn.gate.{t}"), "heads")),
-    (_MIXER + "in_proj_qkvz.weight", Fused((_OURS + "qkv.weight", _OURS + "z.weight"), "delta")),
-    (_MIXER + "in_proj_ba.weight", Fused((_OURS + "b.weight", _OURS + "a.weight"), "heads")),
+    ("model.layers.{i}.self_attn.q_proj.{t}", _QUERIES),
+    (_MIXER + "in_proj_qkvz.weight", _QKVZ),
+    (_MIXER + "in_proj_ba.weight", _BA),
     (_MIXER + "in_proj_{p}.weight", _OURS + "{p}.weight"),
     (_MIXER + "out_proj.weight", _OURS + "out.weight"),
     (_MIXER + "conv1d.weight", _OURS + "conv.weight"),
@@ -37,6 +51,29 @@ _MIXER_RULES: Rules = (
 )  # fmt: skip
 RULES: Rules = (*_MIXER_RULES, *STACKED_EXPERTS, *MOE_RULES)
 DENSE_RULES: Rules = (*_MIXER_RULES, *HF_RULES)
+_GGUF_MIXER: Rules = (
+    ("blk.{i}.attn_q.{t}", _QUERIES),
+    ("blk.{i}.attn_qkv.weight", _OURS + "qkv.weight"),
+    ("blk.{i}.attn_gate.weight", _OURS + "z.weight"),
+    ("blk.{i}.ssm_in.weight", _QKVZ),  # of early files
+    ("blk.{i}.ssm_conv1d.weight", _OURS + "conv.weight"),
+    ("blk.{i}.ssm_norm.weight", _OURS + "norm.weight"),
+    ("blk.{i}.ssm_out.weight", _OURS + "out.weight"),
+    ("blk.{i}.ssm_dt.bias", _OURS + "a_bias"),
+    ("blk.{i}.ssm_a", _OURS + "a_log"),
+    ("blk.{i}.post_attention_norm.weight", "layers.{i}.mlp_norm.weight"),
+    # Of layers behind the last one, which draft tokens.
+    *((f"blk.{{i}}.nextn.{name}.weight", None) for name in (
+        "eh_proj", "embed_tokens", "enorm", "hnorm", "shared_head_head", "shared_head_norm")),
+)  # fmt: skip
+_FUSED_BA: Rules = (("blk.{i}.ssm_ba.weight", _BA),)
+_APART: Rules = (
+    ("blk.{i}.ssm_beta.weight", _OURS + "b.weight"),
+    ("blk.{i}.ssm_alpha.weight", _OURS + "a.weight"),
+)
+# Experts' gates and projections may be one tensor.
+_GATE_UP: Rules = (("blk.{i}.ffn_gate_up_exps.weight", STACKED_EXPERTS[0][1]),)
+_TILED = "_tiled_value_heads"
 
 
 def spec_next(config: Mapping[str, Any]) -> DecoderSpec:
@@ -113,6 +150,7 @@ def _mixer(reader: ConfigReader) -> Recurrent:
         taps=reader.integer("linear_conv_kernel_dim", 4, high=MAX_TAPS),
         norm_groups=heads,
         norm_shared=True,
+        tiled=reader.boolean(_TILED),
     )
 
 
@@ -126,7 +164,74 @@ def _layer_types(reader: ConfigReader, layers: int) -> list[str]:
     return list(types)
 
 
+_KINDS, _DRAFT_LAYERS = "attention.recurrent_layers", "nextn_predict_layers"
+
+
+def _of_gguf(file: GgufFile) -> dict[str, Any]:
+    """Which layers are recurrent; those that draft tokens are counted with the others there."""
+    layers, drafts = file.config.get("num_hidden_layers"), file.keys.get(_DRAFT_LAYERS, 0)
+    found: dict[str, Any] = {"linear_value_head_dim": gguf_widths(file)[1]}
+    if type(layers) is not int or type(drafts) is not int:
+        return found  # refused with the number of layers
+    kinds = file.lists.get("layer_types")
+    if kinds is not None:
+        if len(kinds) != layers or not all(isinstance(kind, bool) for kind in kinds):
+            raise model_file_error(f"GGUF key {_KINDS} must say yes or no for each layer")
+        names = {True: "linear_attention", False: "full_attention"}
+        found["layer_types"] = [names[kind] for kind in kinds[: layers - drafts]]
+    return {**found, "num_hidden_layers": layers - drafts}
+
+
+def _of_gguf_with_experts(file: GgufFile) -> dict[str, Any]:
+    return {**_of_gguf(file), "norm_topk_prob": True}
+
+
+def _tiled(implied: Callable[[GgufFile], dict[str, Any]]) -> Callable[[GgufFile], dict[str, Any]]:
+    """Qwen3.5's files have value heads in turns: the first of each key head, then the second ..."""
+    return lambda file: {**implied(file), _TILED: True}
+
+
+def _gguf(arch: str, rules: Rules, keys: Mapping[str, str], **more: Any) -> GgufFamily:
+    return GgufFamily(
+        arch=arch,
+        rules=(*_GGUF_MIXER, *rules),
+        biases={"attention_bias": "blk.{i}.attn_q.bias"},
+        keys={
+            "ssm.conv_kernel": "linear_conv_kernel_dim",
+            "ssm.state_size": "linear_key_head_dim",
+            "ssm.time_step_rank": "linear_num_value_heads",
+            "ssm.group_count": "linear_num_key_heads",
+            "full_attention_interval": "full_attention_interval",
+            _KINDS: "layer_types",
+            **keys,
+        },
+        by_layer=frozenset({_KINDS}),
+        **more,
+    )
+
+
+_EXPERT_RULES: Rules = (*GGUF_EXPERTS, *_GATE_UP)
+_EXPERT_KEYS = {
+    **MOE_KEYS, "expert_shared_feed_forward_length": "shared_expert_intermediate_size"
+}  # fmt: skip
+_READ = frozenset({INNER, _DRAFT_LAYERS})
+_SECTIONS = frozenset({"rope.dimension_sections"})  # which tell the axes of pictures
+_FILES = Conventions(decays=True, draft_layers=True)
+_TILES = replace(_FILES, tiled_values=True)
+
 _STORED = Conventions(norms_less_one=True, left_out=("mtp.",))
-FAMILY = Family("qwen3_next", ("Qwen3NextForCausalLM",), spec_next, RULES, stored=_STORED)
-QWEN3_5 = Family("qwen3_5", ("Qwen3_5ForCausalLM",), spec, DENSE_RULES, stored=_STORED)
-QWEN3_5_MOE = Family("qwen3_5_moe", ("Qwen3_5MoeForCausalLM",), spec_moe, RULES, stored=_STORED)
+FAMILY = Family(
+    "qwen3_next", ("Qwen3NextForCausalLM",), spec_next, RULES, stored=_STORED,
+    gguf=_gguf("qwen3next", (*_FUSED_BA, *_EXPERT_RULES), _EXPERT_KEYS, stored=_FILES,
+               unused=_READ, implied=_of_gguf_with_experts),
+)  # fmt: skip
+QWEN3_5 = Family(
+    "qwen3_5", ("Qwen3_5ForCausalLM",), spec, DENSE_RULES, stored=_STORED,
+    gguf=_gguf("qwen35", (*_APART, *GGUF_RULES), {}, stored=_TILES, unused=_READ | _SECTIONS,
+               implied=_tiled(_of_gguf)),
+)  # fmt: skip
+QWEN3_5_MOE = Family(
+    "qwen3_5_moe", ("Qwen3_5MoeForCausalLM",), spec_moe, RULES, stored=_STORED,
+    gguf=_gguf("qwen35moe", (*_APART, *_EXPERT_RULES), _EXPERT_KEYS, stored=_TILES,
+               unused=_READ | _SECTIONS, implied=_tiled(_of_gguf_with_experts)),
+)  # fmt: skip
