@@ -73,6 +73,7 @@ GGUF_CASES: list[Case] = [
     _of("DeepseekV3", "3 heads, top 1 of 4"),
     _of("DeepseekV3", "3 of 12 in 2 of 4 groups, yarn", 1, rope_parameters=_YARN),
     _of("GptOss", "top 1 of 4, window 19"),
+    _of("Phimoe", "2 of 8, biases", 1, router_jitter_noise=0.01),
     _of("Llama4Text", "top 1 of 4, chunks beyond the context", attention_chunk_size=8192),
     _of("Llama4Text", "top 2 of 8, llama3 rope, tied", 1, attention_chunk_size=8192,
         floor_scale=8192, attn_scale=0.1, no_rope_layer_interval=4,

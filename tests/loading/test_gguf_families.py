@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -181,6 +182,35 @@ def test_decays_must_be_below_zero(tmp_path: Path) -> None:
     with pytest.raises(TidemillError, match="below 0") as raised:
         to_float32(after.tensors["layers.1.rec.a_log"])
     assert raised.value.param == "blk.1.ssm_a"
+
+
+def test_layers_that_draft_tokens_are_left_out(tmp_path: Path) -> None:
+    """A file counts them with the others, and says of each whether it is recurrent."""
+    case = next(c for c in RECURRENT_CASES if c.prefix == "Qwen3_5Text")
+    make_case(case, tmp_path / "m")
+    files = open_model(tmp_path / "m")
+    tensors = list(to_gguf(files, None, Loss()))
+    tensors += [
+        replace(t, name=t.name.replace("blk.3.", "blk.4."))
+        for t in tensors
+        if t.name.startswith("blk.3.")
+    ]
+    for name, shape in (("eh_proj", (72, 144)), ("enorm", (72,)), ("shared_head_norm", (72,))):
+        size = 4 * math.prod(shape)
+        stored = f"blk.4.nextn.{name}.weight"
+        tensors.append(OutTensor(stored, "F32", shape, size, partial(iter, [bytes(size)])))
+    metadata = shape_metadata(files, gguf_family(files))
+    del metadata["qwen35.full_attention_interval"]
+    metadata |= {
+        "qwen35.block_count": 5,
+        "qwen35.nextn_predict_layers": 1,
+        "qwen35.attention.recurrent_layers": [True, True, True, False, False],
+        "tokenizer.ggml.model": "no_vocab",
+    }
+    write_gguf(tmp_path / "m.gguf", metadata, tensors, "")
+    after = open_model(tmp_path / "m.gguf")
+    assert difference(plain_spec(after.spec), plain_spec(files.spec), "") is None
+    assert set(after.tensors) == set(files.tensors)
 
 
 @pytest.mark.parametrize("prefix", ["Phi3", "Mixtral", "Falcon", "Mamba2"])

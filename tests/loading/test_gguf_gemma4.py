@@ -13,11 +13,15 @@ from helpers.backend_driver import BackendDriver, options
 from helpers.family_cases import CASES, Case, make_case
 from helpers.references import prompt, reference_logits
 from loading.test_gguf_families import write_without_vocabulary
+from loading.test_write import run
 from safetensors.numpy import load_file
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from tidemill.backends import native
 from tidemill.base.errors import TidemillError
 from tidemill.loading import gguf, open_model
+from tidemill.text import tokenizer as text_tokenizer
 
 # The last one's ropes have no keys.
 GEMMA4 = [case for case in CASES if case.family == "Gemma 4 (text)"][:3]
@@ -114,6 +118,36 @@ def test_written_as_the_package_names_it(case: Case, tmp_path: Path) -> None:
         assert bytes(tensor.view) == bytes(theirs.tensors[name].view), name
     for key, value in theirs.metadata.items():
         assert key.startswith("GGUF.") or ours.metadata[key] == value, key
+
+
+def test_vocabulary_is_written(tmp_path: Path) -> None:
+    make_case(GEMMA4[0], tmp_path / "m")
+    tokens = ["<pad>", "<eos>", "<bos>", "<unk>", "<turn|>", *(f"<0x{i:02X}>" for i in range(256))]
+    tokens += [*"abcdeo\u2581\n", "\u2581a", "bc", "\u2581abc", "\n\n"]
+    merges = [("\u2581", "a"), ("b", "c"), ("\u2581a", "bc"), ("\n", "\n")]
+    tokenizer = Tokenizer(
+        models.BPE({token: i for i, token in enumerate(tokens)}, merges, unk_token="<unk>",
+                   fuse_unk=True, byte_fallback=True)
+    )  # fmt: skip
+    tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    tokenizer.add_special_tokens(["<pad>", "<eos>", "<bos>", "<unk>", "<turn|>"])
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<eos>", unk_token="<unk>",
+        pad_token="<pad>",
+    ).save_pretrained(tmp_path / "m")  # fmt: skip
+    run(tmp_path / "m", tmp_path / "m.gguf")
+    files = open_model(tmp_path / "m.gguf")
+    assert files.tokenizer.gguf is not None
+    assert files.tokenizer.gguf["tokenizer.ggml.model"] == "gemma4"
+    assert files.tokenizer.gguf["tokenizer.ggml.token_type"][:8] == [3] * 5 + [6] * 3
+    ours = text_tokenizer.Tokenizer(files.tokenizer)
+    for words in (" abc abc\n\ncab", "Gemma <turn|> \u00e9 abc"):
+        wanted = tokenizer.encode(words, add_special_tokens=False).ids
+        assert ours.encode(words, add_special=False) == wanted
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from tidemill.base.errors import unsupported
@@ -11,6 +12,8 @@ from tidemill.loading.parts import ModelFiles
 
 ROPE_TENSOR = "rope_freqs.weight"
 _PREFIX = "tokenizer.ggml."
+_SHOWN_SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+_BYTE, _BYTE_TOKEN = 6, re.compile(r"<0x[0-9A-F]{2}>")
 
 
 def vocabulary(data: TokenizerData, files: ModelFiles, pre: str | None) -> dict[str, Any]:
@@ -20,12 +23,13 @@ def vocabulary(data: TokenizerData, files: ModelFiles, pre: str | None) -> dict[
         pre: name of the word rule (tokenizer.ggml.pre).
 
     Raises:
-        TidemillError: UNSUPPORTED for a tokenizer that is not byte-level BPE (and no SentencePiece
-            file).
+        TidemillError: UNSUPPORTED for a tokenizer that is neither byte-level BPE nor one of
+            characters as Gemma 4's is (and no SentencePiece file).
     """
     found: dict[str, Any] = dict(data.gguf or {})
     if not found:
-        found = _byte_level(json.loads(data.tokenizer_json or b"{}"), pre)
+        document = json.loads(data.tokenizer_json or b"{}")
+        found = _of_characters(document) or _byte_level(document, pre)
     if data.chat_template is not None:
         found["tokenizer.chat_template"] = data.chat_template
     if files.bos_token_id is not None:
@@ -59,16 +63,31 @@ def _byte_level(document: dict[str, Any], pre: str | None) -> dict[str, Any]:
             "pre", "no known word rule cuts text as this tokenizer does: its vocabulary is not "
             "written to GGUF; give a folder as OUT",
         )  # fmt: skip
+    return {_PREFIX + "model": "gpt2", _PREFIX + "pre": pre, **_merged(document)}
+
+
+def _of_characters(document: dict[str, Any]) -> dict[str, Any]:
+    """BPE over the characters of the whole text, spaces shown, bytes where there is no character;
+    nothing for any other."""
+    model, spaces = document.get("model") or {}, document.get("normalizer")
+    if model.get("type") != "BPE" or not model.get("byte_fallback") or spaces != _SHOWN_SPACES:
+        return {}
+    return {_PREFIX + "model": "gemma4", **_merged(document)}
+
+
+def _merged(document: dict[str, Any]) -> dict[str, Any]:
+    """Tokens, their types, and merges."""
+    model = document["model"]
     tokens = {index: token for token, index in model["vocab"].items()}
     types = dict.fromkeys(tokens, 1)
+    if model.get("byte_fallback"):
+        types |= {i: _BYTE for i, token in tokens.items() if _BYTE_TOKEN.fullmatch(token)}
     for added in document.get("added_tokens", []):
         tokens[added["id"]] = added["content"]
         types[added["id"]] = 3 if added.get("special") else 4
     count = max(tokens) + 1
     merges = [m if isinstance(m, str) else " ".join(m) for m in model.get("merges", [])]
     return {
-        _PREFIX + "model": "gpt2",
-        _PREFIX + "pre": pre,
         _PREFIX + "tokens": [tokens.get(i, f"[PAD{i}]") for i in range(count)],
         _PREFIX + "token_type": [types.get(i, 5) for i in range(count)],
         _PREFIX + "merges": merges,

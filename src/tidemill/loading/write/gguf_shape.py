@@ -295,6 +295,7 @@ _FURTHER: dict[str, Callable[[DecoderSpec], Any]] = {
     "residual_scale": lambda s: s.residual_scale,
     "logit_scale": lambda s: s.logit_scale,
     "attention.layer_norm_epsilon": lambda s: s.norm_eps,
+    "attention.layer_norm_rms_epsilon": lambda s: s.norm_eps,
     "attention.recurrent_layers": lambda s: None if _interval(s) else _recurrent_layers(s),
     "full_attention_interval": _interval,
     "rope.dimension_sections": _thirds,

@@ -30,7 +30,7 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
     return dense_spec(reader, "phi3", windows=lambda layers: [window] * layers, norm_eps=1e-5)
 
 
-def _window(file: GgufFile) -> dict[str, Any]:
+def gguf_window(file: GgufFile) -> dict[str, Any]:
     """Files say 0 for none. (llama.cpp ignores windows, and differs past them.)"""
     return {"sliding_window": file.config.get("sliding_window") or None}
 
@@ -40,5 +40,7 @@ FAMILY = Family(
     architectures=("Phi3ForCausalLM",),
     spec=spec,
     rules=RULES,
-    gguf=GgufFamily(arch="phi3", rules=(*GGUF_GATE_UP, *GGUF_QKV), keys=WINDOW, implied=_window),
+    gguf=GgufFamily(
+        arch="phi3", rules=(*GGUF_GATE_UP, *GGUF_QKV), keys=WINDOW, implied=gguf_window
+    ),
 )

@@ -7,7 +7,9 @@ from typing import Any
 
 from tidemill.models.config import MAX_POSITIONS, ConfigReader
 from tidemill.models.dense import LAYER_NORM, Biases, Family, dense_spec, read_top_k
-from tidemill.models.naming import HF_NORM_RULES, HF_RULES, MIXTRAL_EXPERTS
+from tidemill.models.families.phi3 import gguf_window
+from tidemill.models.gguf_family import EXPERTS, WINDOW, GgufFamily
+from tidemill.models.naming import GGUF_EXPERTS, HF_NORM_RULES, HF_RULES, MIXTRAL_EXPERTS
 from tidemill.models.rope_config import read_rope
 from tidemill.models.spec import DecoderSpec, Mlp, Moe
 
@@ -53,4 +55,16 @@ FAMILY = Family(
     architectures=("PhimoeForCausalLM", "PhiMoEForCausalLM"),
     spec=spec,
     rules=(*MIXTRAL_EXPERTS, *HF_NORM_RULES, *HF_RULES),
+    gguf=GgufFamily(
+        arch="phimoe",
+        rules=GGUF_EXPERTS,
+        biases={"attention_bias": "blk.0.attn_q.bias", "lm_head_bias": "output.bias"},
+        keys={
+            **WINDOW,
+            **EXPERTS,
+            "expert_count": "num_local_experts",
+            "attention.layer_norm_rms_epsilon": "rms_norm_eps",  # so in these files
+        },
+        implied=gguf_window,
+    ),
 )
