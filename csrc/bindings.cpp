@@ -8,6 +8,7 @@
 #include <cstring>
 #include <new>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bandwidth.h"
@@ -32,16 +33,24 @@ using Scales = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::c
 using WritableBytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using WritableFloats = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
+constexpr std::pair<ErrorKind, const char*> kKinds[] = {
+    {ErrorKind::Internal, "internal"},       {ErrorKind::Resource, "resource"},
+    {ErrorKind::Unsupported, "unsupported"}, {ErrorKind::ModelFile, "model_file"},
+    {ErrorKind::Config, "config"},           {ErrorKind::Unavailable, "unavailable"},
+};
+
 const char* kind_name(ErrorKind kind) {
-  switch (kind) {
-    case ErrorKind::Internal: return "internal";
-    case ErrorKind::Resource: return "resource";
-    case ErrorKind::Unsupported: return "unsupported";
-    case ErrorKind::ModelFile: return "model_file";
-    case ErrorKind::Config: return "config";
-    case ErrorKind::Unavailable: return "unavailable";
+  for (const auto& [known, name] : kKinds) {
+    if (known == kind) return name;
   }
-  return "internal";
+  return kKinds[0].second;
+}
+
+ErrorKind kind_named(const std::string& name) {
+  for (const auto& [kind, known] : kKinds) {
+    if (name == known) return kind;
+  }
+  return ErrorKind::Internal;
 }
 
 void raise(ErrorKind kind, const char* message, const std::string& param) {
@@ -230,24 +239,29 @@ void bind_executor(nb::module_& m) {
            [](Executor& e, const Bytes& packed) {
              e.weights().adopt(packed.data(), size_of(packed));
            })
-      .def("add_packed",
+      .def("add_matrix",
            [](Executor& e, const std::string& name, int type, int64_t n, int64_t k) {
-             return e.weights().add_packed(name, static_cast<WeightType>(type), n, k);
+             return e.weights().add_matrix(name, static_cast<WeightType>(type), n, k);
            })
       .def("packed",
            [](nb::handle self) {
              const WeightStore& weights = nb::cast<Executor&>(self).weights();
              return nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>(
-                 weights.packed(), {static_cast<size_t>(weights.packed_bytes())}, self);
+                 weights.data(), {static_cast<size_t>(weights.data_bytes())}, self);
            })
-      .def("add_matrix",
-           [](Executor& e, const std::string& name, int from, int to, int64_t n, int64_t k,
-              const Bytes& source) {
+      .def("pack",
+           [](Executor& e, const std::string& name, int id, int from, const Bytes& source,
+              int64_t first, int64_t last) {
              nb::gil_scoped_release release;
-             return e.weights().add_matrix(name, static_cast<WeightType>(from),
-                                           static_cast<WeightType>(to), n, k, source.data(),
-                                           size_of(source));
+             e.weights().pack(name, id, static_cast<WeightType>(from), source.data(),
+                              size_of(source), first, last);
            })
+      .def("fail",
+           [](Executor& e, const std::string& kind, const std::string& message,
+              const std::string& param) {
+             e.weights().fail(Error(kind_named(kind), message, param));
+           })
+      .def("unpacked_bytes", [](Executor& e) { return e.weights().unpacked_bytes(); })
       .def("add_vector",
            [](Executor& e, const std::string& name, int from, int64_t count, const Bytes& source) {
              return e.weights().add_vector(name, static_cast<WeightType>(from), count,
@@ -311,6 +325,7 @@ NB_MODULE(_core, m) {
   nb::register_exception_translator(translate);
   bind_config(m);
   bind_executor(m);
+  m.attr("PANEL_ROWS") = kPanel;
   m.def("sample_rows", &sample_rows, "logits"_a, "sampling"_a, "masks"_a);
   m.def("uniform", &uniform, "seed"_a, "choice"_a, "position"_a, "draw"_a);
   m.def("philox4x32", [](std::vector<uint32_t> counter, std::vector<uint32_t> key) {

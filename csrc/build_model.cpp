@@ -1,7 +1,9 @@
 #include "build_model.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include "error.h"
 
@@ -14,8 +16,16 @@ class Builder {
   Builder(const WeightStore& weights, const ModelConfig& config)
       : weights_(weights), config_(config) {}
 
-  Linear linear(const LinearConfig& c, int64_t n, int64_t k) const {
-    const PackedMatrix& weight = weights_.matrix(c.weight);
+  const PackedMatrix& matrix(int id) {
+    reached_ = std::max<int64_t>(reached_, id + 1);
+    return weights_.matrix(id);
+  }
+
+  // How many matrices must be packed for what was built since the last call.
+  int64_t needed() { return std::exchange(reached_, 0); }
+
+  Linear linear(const LinearConfig& c, int64_t n, int64_t k) {
+    const PackedMatrix& weight = matrix(c.weight);
     if (weight.n != n || weight.k != k) {
       throw internal_error("a matrix is [" + std::to_string(weight.n) + ", " +
                            std::to_string(weight.k) + "] where [" + std::to_string(n) + ", " +
@@ -28,7 +38,7 @@ class Builder {
     return {vector(c.weight, width), vector(c.bias, width)};
   }
 
-  DecoderLayer layer(const LayerConfig& c) const {
+  DecoderLayer layer(const LayerConfig& c) {
     DecoderLayer layer;
     if (c.recurrent.qkv.weight >= 0) {
       layer.recurrent = std::make_unique<Recurrent>(recurrent(c.recurrent));
@@ -63,12 +73,13 @@ class Builder {
       layer.input_post = norm(c.input_post, config_.hidden);
     }
     if (c.scale_id >= 0) layer.scale = *weights_.vector(c.scale_id, 1);
+    layer.needs = needed();
     return layer;
   }
 
   // Rows of an embedding: of a packed matrix (id >= 0), or of what lies in the file.
   Embedding embedding(int id, int type_code, int64_t rows, int64_t width, EmbeddingSource source,
-                      const char* name) const {
+                      const char* name) {
     if (id >= 0) return {linear({id, -1}, rows, width).weight};
     const auto type = static_cast<WeightType>(type_code);
     const int64_t row = source_row_bytes(type, width);
@@ -78,8 +89,7 @@ class Builder {
     return {nullptr, type, source.data, row};
   }
 
-  LayerInputs layer_inputs(const LayerInputsConfig& c, int64_t layers,
-                           EmbeddingSource source) const {
+  LayerInputs layer_inputs(const LayerInputsConfig& c, int64_t layers, EmbeddingSource source) {
     LayerInputs in;
     if (c.width < 1) return in;
     in.width = c.width;
@@ -96,7 +106,7 @@ class Builder {
   }
 
  private:
-  void attention(const LayerConfig& c, DecoderLayer& layer) const {
+  void attention(const LayerConfig& c, DecoderLayer& layer) {
     check(c);
     const int64_t q = int64_t{c.heads} * c.head_dim, kv = int64_t{c.kv_heads} * c.head_dim;
     layer.attention = {c.heads,  c.kv_heads, c.head_dim, c.v_dim,
@@ -120,7 +130,7 @@ class Builder {
                      norm(c.v_norm, c.head_dim), scope, c.qk_layer_norm, c.qk_after_rope};
   }
 
-  Recurrent recurrent(const RecurrentMixerConfig& c) const {
+  Recurrent recurrent(const RecurrentMixerConfig& c) {
     const RecurrentConfig& shape = c;
     if (c.key_heads < 1 || c.value_heads < 1 || c.value_heads % c.key_heads != 0 ||
         c.key_dim < 1 || c.value_dim < 1 || c.taps < 1 || c.taps > kMaxTaps) {
@@ -163,7 +173,7 @@ class Builder {
     return id < 0 ? nullptr : weights_.vector(id, count);
   }
 
-  void latent(const LayerConfig& c, DecoderLayer& layer) const {
+  void latent(const LayerConfig& c, DecoderLayer& layer) {
     const LatentConfig& l = c.latent;
     const auto heads = static_cast<size_t>(c.heads);
     if (c.kv_heads != 1 || c.head_dim != l.rank + l.rope || c.v_dim != l.rank ||
@@ -202,7 +212,7 @@ class Builder {
     }
   }
 
-  FeedForward feed_forward(const FeedForwardConfig& c) const {
+  FeedForward feed_forward(const FeedForwardConfig& c) {
     const int64_t width = weights_.matrix(c.up.weight).n, hidden = config_.hidden;
     FeedForward mlp;
     mlp.activation = static_cast<Activation>(c.activation);
@@ -213,7 +223,7 @@ class Builder {
     return mlp;
   }
 
-  Experts experts(const ExpertsConfig& c) const {
+  Experts experts(const ExpertsConfig& c) {
     const auto count = static_cast<int64_t>(c.experts.size());
     if (c.top_k < 1 || c.top_k > count || c.groups < 1 || count % c.groups != 0 ||
         c.top_groups < 1 || c.top_groups > c.groups ||
@@ -242,13 +252,14 @@ class Builder {
 
   const WeightStore& weights_;
   const ModelConfig& config_;
+  int64_t reached_ = 0;
 };
 
 }  // namespace
 
 DecoderModel build_model(const WeightStore& weights, const ModelConfig& config,
                          EmbeddingSource embedding, EmbeddingSource inputs) {
-  const Builder builder(weights, config);
+  Builder builder(weights, config);
   DecoderModel m;
   m.vocab = config.vocab;
   m.hidden = config.hidden;
@@ -286,16 +297,18 @@ DecoderModel build_model(const WeightStore& weights, const ModelConfig& config,
                                   embedding, "embed.weight");
   m.inputs = builder.layer_inputs(config.inputs, static_cast<int64_t>(m.layers.size()), inputs);
   if (config.positions >= 0) {
-    m.positions = &weights.matrix(config.positions);
+    m.positions = &builder.matrix(config.positions);
     if (m.positions->n < m.max_positions) throw internal_error("positions without a vector");
   }
   m.causal = config.causal;
   m.norm_sums = config.norm_sums;
-  if (config.types >= 0) m.types = &weights.matrix(config.types);
+  if (config.types >= 0) m.types = &builder.matrix(config.types);
+  m.embedding_needs = builder.needed();
   m.embed_norm = builder.norm(config.embed_norm, m.hidden);
   m.final_norm = builder.norm(config.final_norm, m.hidden);
   if (config.lm_head.weight >= 0) {
     m.lm_head = builder.linear(config.lm_head, m.vocab, m.hidden);
+    m.head_needs = builder.needed();
   }
   return m;
 }

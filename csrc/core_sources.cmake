@@ -2,6 +2,7 @@
 set(TIDEMILL_CORE_SOURCES
   bandwidth.cpp
   checksum.cpp
+  latch.cpp
   memory.cpp
   prefault.cpp
   threadpool.cpp

@@ -1,6 +1,7 @@
 #include "decoder.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <limits>
 
@@ -46,9 +47,13 @@ unsigned all_acts(const FeedForward& mlp) { return input_acts(mlp) | act_bit(mlp
 
 }  // namespace
 
-Decoder::Decoder(const KernelTable& kernels, ThreadPool& pool, DecoderModel& model,
+Decoder::Decoder(const KernelTable& kernels, ThreadPool& pool, DecoderModel& model, Latch& packed,
                  std::function<bool()> cancelled)
-    : kernels_(kernels), pool_(pool), model_(model), cancelled_(std::move(cancelled)) {
+    : kernels_(kernels),
+      pool_(pool),
+      model_(model),
+      packed_(packed),
+      cancelled_(std::move(cancelled)) {
   act_k_ = model.hidden;
   delta_stride_ = round_up(model.hidden, 16);
   if (model_.lm_head.weight != nullptr) used_acts_ = act_bit(model_.lm_head);
@@ -123,6 +128,13 @@ void Decoder::set_strides(Acts& acts, int64_t k) const {
 
 void Decoder::check_cancelled() const {
   if (cancelled_()) throw Error(ErrorKind::Unavailable, "the backend was closed during the step");
+}
+
+void Decoder::await_packed(int64_t count) {
+  if (packed_.count() >= count) return;
+  const auto start = std::chrono::steady_clock::now();
+  packed_.await(count);
+  waited_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 void Decoder::size_buffers(int64_t tokens) {
@@ -210,6 +222,7 @@ void Decoder::forward(const StepInput& step, const std::vector<int32_t>& token_i
   const auto layers = static_cast<int64_t>(model_.layers.size());
   const LayerSlice slice = step.slice ? step.slice : LayerSlice{-1, 0, layers};
   prepare(step, cache);
+  await_packed(model_.embedding_needs);
   const int64_t rows = step.rows() - (slice.begin > 0);  // that begin with the first layer
   compute_rows(step, model_.inputs.width > 0 ? step.rows() : rows);
   embed(step, token_ids);
@@ -236,6 +249,7 @@ void Decoder::forward(const StepInput& step, const std::vector<int32_t>& token_i
 
 void Decoder::run_layer(size_t l, const StepInput& step, KvCache& cache) {
   const DecoderLayer& layer = model_.layers[l];
+  await_packed(layer.needs);
   if (layer.parallel) {  // x stays what it was until both are done
     mix(l, step, cache);
     const Delta mixed = pending_.front();
@@ -634,6 +648,7 @@ void Decoder::hidden(const int64_t* tokens, int64_t count, float* out) {
 void Decoder::logits(const int64_t* tokens, int64_t count, float* out) {
   check_cancelled();
   if (model_.lm_head.weight == nullptr) throw internal_error("the model has no output layer");
+  await_packed(model_.head_needs);
   const unsigned acts = act_bit(model_.lm_head);
   each_token(count, [&](int64_t i, int thread) {
     float* normed = scratch_.data() + thread * scratch_width_;

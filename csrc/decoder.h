@@ -11,6 +11,7 @@
 #include "attend.h"
 #include "cache.h"
 #include "kernels.h"
+#include "latch.h"
 #include "linear.h"
 #include "memory.h"
 #include "recurrent.h"
@@ -100,6 +101,7 @@ struct DecoderLayer {
   Linear input_gate, input_out;
   Norm input_post;
   float scale = 1;  // of x behind the blocks
+  int64_t needs = 0;  // how many matrices must be packed when a step reaches it
 };
 
 // Where embedding rows come from: a packed matrix (tied, or requantized), or the file's bytes.
@@ -137,15 +139,19 @@ struct DecoderModel {
   bool causal = true;      // else a row holds its whole input, all of which its tokens see
   bool norm_sums = false;  // norms behind the blocks are of x with their output
   Linear lm_head;
+  int64_t embedding_needs = 0, head_needs = 0;  // see DecoderLayer
 };
 
 // Runs the layers. One step at a time; keeps its buffers from step to step.
 class Decoder {
  public:
-  // `cancelled` is asked between phases; when it says true the step ends with Error (Unavailable).
-  Decoder(const KernelTable& kernels, ThreadPool& pool, DecoderModel& model,
+  // `packed` counts the matrices that are packed. `cancelled` is asked between phases; when it says
+  // true the step ends with Error (Unavailable).
+  Decoder(const KernelTable& kernels, ThreadPool& pool, DecoderModel& model, Latch& packed,
           std::function<bool()> cancelled);
 
+  // Seconds that were spent waiting for matrices to be packed, ever.
+  double waited() const { return waited_; }
   // Computes all tokens of the step (token_ids are real ids), writing K and V into `cache`.
   void forward(const StepInput& step, const std::vector<int32_t>& token_ids, KvCache& cache);
   // Hidden states of `count` tokens behind the last norm: out [count, hidden].
@@ -269,11 +275,14 @@ class Decoder {
     });
   }
   void check_cancelled() const;
+  void await_packed(int64_t count);
 
   const KernelTable& kernels_;
   ThreadPool& pool_;
   DecoderModel& model_;
+  Latch& packed_;
   std::function<bool()> cancelled_;
+  double waited_ = 0;
   std::vector<std::unique_ptr<Attend>> attends_;  // one per geometry and group
   struct Plan {
     AttnShape shape;

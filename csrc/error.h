@@ -25,4 +25,8 @@ inline Error internal_error(const std::string& message, std::string param = "") 
   return Error(ErrorKind::Internal, message, std::move(param));
 }
 
+inline Error closed_error() {
+  return Error(ErrorKind::Unavailable, "the native backend is closed");
+}
+
 }  // namespace tidemill

@@ -47,7 +47,8 @@ void Executor::build(const ModelConfig& config, EmbeddingSource embedding, Embed
   }
   cache_.emplace(kernels_, static_cast<KvType>(config.kv_type), config.block_size,
                  std::move(groups), std::move(shapes), m.state_floats);
-  runner_ = std::make_unique<StepRunner>(kernels_, pool_, model_, [this] { return closed_.load(); });
+  runner_ = std::make_unique<StepRunner>(kernels_, pool_, model_, weights_.packed(),
+                                         [this] { return closed_.load(); });
   queue_ = std::make_unique<StepQueue>([this](Step& step) {
     std::lock_guard lock(running_);
     return runner_->run(step.input, *cache_, step.masks);
@@ -60,7 +61,7 @@ KvCache& Executor::cache() const {
 }
 
 void Executor::check_open() const {
-  if (closed_) throw Error(ErrorKind::Unavailable, "the native backend is closed");
+  if (closed_) throw closed_error();
 }
 
 int64_t Executor::kv_bytes() const { return cache_ ? cache_->bytes() : 0; }
@@ -94,6 +95,7 @@ void Executor::copy_blocks(int64_t group, const int32_t* pairs, int64_t count) {
 
 void Executor::close() {
   closed_ = true;
+  weights_.close();
   if (queue_) queue_->close();
   std::lock_guard lock(running_);
   if (cache_) cache_->free();

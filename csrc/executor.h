@@ -27,7 +27,8 @@ class Executor {
 
   const char* isa() const { return kernels_.isa; }
   WeightStore& weights() { return weights_; }
-  // Describes the model once its weights are in. `embedding_source` (rows of embedding_type) must
+  // Describes the model once its matrices have their places. Steps wait until those that they reach
+  // are packed. `embedding_source` (rows of embedding_type) must
   // stay valid while the executor lives.
   void build(const ModelConfig& config, EmbeddingSource embedding, EmbeddingSource inputs);
 
@@ -53,7 +54,8 @@ class Executor {
   }
   uint64_t progress() const { return pool_.progress(); }
   int threads() const { return pool_.threads(); }
-  // Ends the running step, fails the queued ones, and frees weights and cache. Idempotent.
+  // Ends packing and the running step, fails the queued ones, and frees weights and cache.
+  // Idempotent.
   void close();
 
  private:

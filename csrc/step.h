@@ -76,7 +76,8 @@ struct StepOutput {
   std::vector<float> logits;
   int64_t hidden_rows = 0;
   std::vector<float> hidden;
-  double seconds[4] = {0, 0, 0, 0};  // queued, forward, sampling, total
+  // Queued, forward (without the wait for matrices to be packed), sampling, total.
+  double seconds[4] = {0, 0, 0, 0};
 };
 
 }  // namespace tidemill

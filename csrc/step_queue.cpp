@@ -8,10 +8,6 @@ namespace tidemill {
 
 namespace {
 constexpr size_t kMaxOutstanding = 2;
-
-Error closed_error() {
-  return Error(ErrorKind::Unavailable, "the native backend is closed");
-}
 }  // namespace
 
 bool Step::wait(double seconds) {

@@ -28,11 +28,11 @@ bool wants_target(const StepInput& step, size_t row, int64_t token) {
 }  // namespace
 
 StepRunner::StepRunner(const KernelTable& kernels, ThreadPool& pool, DecoderModel& model,
-                       std::function<bool()> cancelled)
+                       Latch& packed, std::function<bool()> cancelled)
     : kernels_(kernels),
       pool_(pool),
       model_(model),
-      decoder_(kernels, pool, model, std::move(cancelled)) {
+      decoder_(kernels, pool, model, packed, std::move(cancelled)) {
   for (int t = 0; t < pool.threads(); ++t) {
     samplers_.push_back(std::make_unique<Sampler>(model.vocab));
   }
@@ -40,6 +40,7 @@ StepRunner::StepRunner(const KernelTable& kernels, ThreadPool& pool, DecoderMode
 
 StepOutput StepRunner::run(const StepInput& step, KvCache& cache, MaskBoard& masks) {
   const auto start = std::chrono::steady_clock::now();
+  const double waited = decoder_.waited();
   StepOutput out;
   resolve(step);
   previous_.clear();
@@ -60,10 +61,12 @@ StepOutput StepRunner::run(const StepInput& step, KvCache& cache, MaskBoard& mas
     }
     decoder_.logits(tokens.data(), count, sample_logits_.ensure(count * model_.vocab));
   }
-  out.seconds[1] = seconds_since(start);
+  const double computing = seconds_since(start);
   sample_all(step, masks, out);
   out.seconds[3] = seconds_since(start);
-  out.seconds[2] = out.seconds[3] - out.seconds[1];
+  out.seconds[2] = out.seconds[3] - computing;
+  // Packing is no part of what such a step costs.
+  out.seconds[1] = computing - (decoder_.waited() - waited);
 
   previous_.assign(static_cast<size_t>(step.rows()), kNothing);
   for (size_t s = 0; s < pending_.size(); ++s) {

@@ -18,7 +18,8 @@ namespace tidemill {
 
 class StepRunner {
  public:
-  StepRunner(const KernelTable& kernels, ThreadPool& pool, DecoderModel& model,
+  // See Decoder.
+  StepRunner(const KernelTable& kernels, ThreadPool& pool, DecoderModel& model, Latch& packed,
              std::function<bool()> cancelled);
 
   // Computes the step. Remembers what its rows sampled for the next one; after an exception there

@@ -82,6 +82,7 @@ void ThreadPool::run_erased(int64_t items, int64_t grain, Function function, voi
   if (items <= 0) return;
   grain = std::max<int64_t>(1, grain);
   const int64_t chunks = (items + grain - 1) / grain;
+  std::lock_guard turn(turn_);
   if (chunks == 1 || workers_.empty()) return run_inline(items, grain, function, context);
   if (chunks >= kClosed) throw internal_error("a parallel loop has too many chunks");
 

@@ -29,8 +29,8 @@ class ThreadPool {
 
   // Calls body(begin, end, thread) for consecutive ranges of at most `grain` items that together
   // cover [0, items), and returns when all have run. thread is in [0, threads()) and no two
-  // concurrent calls share one. The first exception of a body is rethrown here. One caller at a
-  // time; a body must not call run().
+  // concurrent calls share one. The first exception of a body is rethrown here. Callers from
+  // several threads take turns; a body must not call run().
   template <class Body>
   void run(int64_t items, int64_t grain, Body&& body) {
     using Plain = std::remove_reference_t<Body>;
@@ -57,6 +57,7 @@ class ThreadPool {
   // older loop's fields.
   alignas(64) std::atomic<uint64_t> ticket_;
   alignas(64) std::atomic<uint64_t> completed_{0};
+  std::mutex turn_;  // of the loop's caller
   // The loop's fields. Written only while the ticket is closed.
   alignas(64) std::atomic<Function> function_{nullptr};
   std::atomic<void*> context_{nullptr};

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "error.h"
-
 namespace tidemill {
 
 namespace {
@@ -75,35 +73,60 @@ const uint8_t* WeightStore::place(const std::string& name, int64_t bytes) {
   return data;
 }
 
-int WeightStore::add_packed(const std::string& name, WeightType type, int64_t n, int64_t k) {
+int WeightStore::add_matrix(const std::string& name, WeightType type, int64_t n, int64_t k) {
+  if (n < 1 || k < 1) throw internal_error("a matrix without values", name);
   const ActType act = kernels_.act_type(type, float32_compute_);
-  const uint8_t* const data = place(name, matrix_bytes(type, n, k));
+  const int64_t bytes = matrix_bytes(type, n, k);
+  const uint8_t* const data = place(name, bytes);
   matrices_.push_back({type, act, n, k, kernels_.panel_bytes(type, act, k), data});
-  return static_cast<int>(matrices_.size()) - 1;
+  const auto count = static_cast<int64_t>(matrices_.size());
+  if (region_.data() == nullptr) {
+    packed_.raise(count);
+  } else {
+    unpacked_ += bytes;
+  }
+  return static_cast<int>(count) - 1;
 }
 
-int WeightStore::add_matrix(const std::string& name, WeightType from, WeightType to, int64_t n,
-                            int64_t k, const uint8_t* source, int64_t source_bytes) {
-  const int64_t row_bytes = source_row_bytes(from, k);
-  if (n < 1 || source_bytes != n * row_bytes) {
+void WeightStore::pack(const std::string& name, int id, WeightType from, const uint8_t* source,
+                       int64_t source_bytes, int64_t first, int64_t last) {
+  const PackedMatrix& m = matrix(id);
+  const int64_t row_bytes = source_row_bytes(from, m.k);
+  if (source_bytes != m.n * row_bytes) {
     throw Error(ErrorKind::ModelFile,
                 name + " has " + std::to_string(source_bytes) + " bytes where its shape [" +
-                    std::to_string(n) + ", " + std::to_string(k) + "] needs " +
-                    std::to_string(n * row_bytes) + ": the file is damaged or truncated",
+                    std::to_string(m.n) + ", " + std::to_string(m.k) + "] needs " +
+                    std::to_string(m.n * row_bytes) + ": the file is damaged or truncated",
                 name);
   }
-  if (region_.data() == nullptr) throw internal_error("adopted weights are packed already", name);
-  const ActType act = kernels_.act_type(to, float32_compute_);
-  const int64_t panel_bytes = kernels_.panel_bytes(to, act, k);
-  uint8_t* const data = region_.data() + (place(name, matrix_bytes(to, n, k)) - region_.data());
-  const int64_t panels = (n + kPanel - 1) / kPanel;
+  std::lock_guard lock(packing_);
+  if (closed_) throw closed_error();
+  if (id != packed_.count() || first != next_row_ || last <= first || last > m.n ||
+      (last != m.n && last % kPanel != 0)) {
+    throw internal_error("matrices are packed in the order of their ids, by whole panels", name);
+  }
+  uint8_t* const data = region_.data() + (m.data - region_.data());
+  const int64_t first_panel = first / kPanel, panels = (last - first + kPanel - 1) / kPanel;
   pool_.run(panels, 1, [&](int64_t begin, int64_t end, int) {
-    for (int64_t p = begin; p < end; ++p) {
-      kernels_.pack_panel(from, source, to, act, p * kPanel, n, k, data + p * panel_bytes);
+    for (int64_t p = first_panel + begin; p < first_panel + end; ++p) {
+      kernels_.pack_panel(from, source, m.type, m.act, p * kPanel, m.n, m.k,
+                          data + p * m.panel_bytes);
     }
   });
-  matrices_.push_back({to, act, n, k, panel_bytes, data});
-  return static_cast<int>(matrices_.size()) - 1;
+  next_row_ = last;
+  unpacked_ -= panels * m.panel_bytes;
+  if (last < m.n) return;
+  next_row_ = 0;
+  if (id + 1 == static_cast<int>(matrices_.size())) unpacked_ = 0;  // with what aligns matrices
+  packed_.raise(id + 1);
+}
+
+void WeightStore::fail(const Error& error) { packed_.fail(std::make_exception_ptr(error)); }
+
+void WeightStore::close() {
+  fail(closed_error());
+  std::lock_guard lock(packing_);
+  closed_ = true;
 }
 
 int WeightStore::add_vector(const std::string& name, WeightType from, int64_t count,
@@ -125,7 +148,7 @@ void WeightStore::free() {
   region_ = Region();
   data_ = nullptr;
   size_ = used_ = 0;
-  bytes_ = 0;
+  bytes_ = unpacked_ = 0;
 }
 
 const PackedMatrix& WeightStore::matrix(int id) const {

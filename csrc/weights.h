@@ -1,11 +1,15 @@
 // A model's weights in memory: matrices repacked into the kernels' panels, vectors as float.
 #pragma once
+#include <atomic>
 #include <cstdint>
 #include <deque>
+#include <mutex>
 #include <string>
 #include <vector>
 
+#include "error.h"
 #include "kernels.h"
+#include "latch.h"
 #include "memory.h"
 #include "threadpool.h"
 
@@ -24,18 +28,29 @@ class WeightStore {
   // Reserves the memory of all matrices at once; Error (Resource) when refused.
   void reserve(int64_t bytes);
   // Instead of `reserve`: the matrices lie packed at `data`, which must be aligned to kAlign and
-  // outlive this store. `add_packed` finds them there.
+  // outlive this store.
   void adopt(const uint8_t* data, int64_t bytes);
-  // Packs a matrix [n, k] of `source_bytes` bytes, in parallel; returns its id.
-  // Error (ModelFile, param = name) when the size contradicts the shape.
-  int add_matrix(const std::string& name, WeightType from, WeightType to, int64_t n, int64_t k,
-                 const uint8_t* source, int64_t source_bytes);
-  // The next matrix of an adopted memory, where `add_matrix` would have put it; returns its id.
-  int add_packed(const std::string& name, WeightType type, int64_t n, int64_t k);
+  // Places the next matrix [n, k]; returns its id, one more than the last. It may be used once
+  // `packed()` counts it: in adopted memory at once, in reserved memory when `pack` was there.
+  int add_matrix(const std::string& name, WeightType type, int64_t n, int64_t k);
+  // Packs rows [first, last) of a matrix, in parallel; `first` begins a panel. `source` is all of it,
+  // as stored. Matrices are packed one after the other, in the order of their ids, and their rows in
+  // ascending order. From any thread, beside steps; the pool's progress counts it.
+  // Error (ModelFile, param = name) when the size contradicts the shape, (Unavailable) when closed.
+  void pack(const std::string& name, int id, WeightType from, const uint8_t* source,
+            int64_t source_bytes, int64_t first, int64_t last);
+  // What is not packed never will be: steps that need it fail with this.
+  void fail(const Error& error);
+  // How many matrices are packed. Steps wait here.
+  Latch& packed() { return packed_; }
+  // Bytes that are reserved and not written yet.
+  int64_t unpacked_bytes() const { return unpacked_.load(std::memory_order_relaxed); }
   // Keeps a vector of `count` values as float, padded with zeros to whole panels; returns its id.
   int add_vector(const std::string& name, WeightType from, int64_t count, const uint8_t* source,
                  int64_t source_bytes);
-  // Gives the matrices' memory back; nothing may use them any more.
+  // Ends packing, and the wait of steps for it.
+  void close();
+  // Gives the matrices' memory back; closed, and nothing may use them any more.
   void free();
   // Counts memory that is used in place (a mapped embedding).
   void count_mapped(int64_t bytes) { bytes_ += bytes; }
@@ -44,8 +59,8 @@ class WeightStore {
   const float* vector(int id, int64_t count) const;  // checks that it has `count` values
   int64_t bytes() const { return bytes_; }
   // All matrices as they lie in memory, in the order they were added.
-  const uint8_t* packed() const { return data_; }
-  int64_t packed_bytes() const { return used_; }
+  const uint8_t* data() const { return data_; }
+  int64_t data_bytes() const { return used_; }
 
  private:
   struct Vector {
@@ -65,6 +80,11 @@ class WeightStore {
   int64_t bytes_ = 0;
   std::deque<PackedMatrix> matrices_;  // a deque: references stay valid
   std::deque<Vector> vectors_;
+  Latch packed_;
+  std::atomic<int64_t> unpacked_{0};
+  std::mutex packing_;  // held while rows are packed
+  bool closed_ = false;
+  int64_t next_row_ = 0;  // of the matrix that is being packed
 };
 
 }  // namespace tidemill

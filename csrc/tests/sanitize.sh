@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The C++ core under sanitizers, in a build folder of its own (`make sanitizers`):
 #   address,undefined: every kernel of every instruction set, and steps driven from Python
-#   thread:            the thread pool and the queue of steps
+#   thread:            the thread pool, the queue of steps, and packing beside them
 # and, where it is asked for (fuzz), hostile model files: INPUTS of them (20,000) are read as `make
 # fuzz` reads them, with the portable kernels instrumented.
 set -euo pipefail

@@ -1,4 +1,5 @@
-// thread_check [rounds]: the thread pool and the queue of steps, driven hard from several threads.
+// thread_check [rounds]: the thread pool, the queue of steps and the latch at which they wait for
+// weights, driven hard from several threads.
 // Meant for the thread sanitizer (`make sanitizers`); its own checks are of results and order.
 #include <atomic>
 #include <cstdio>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "error.h"
+#include "latch.h"
 #include "memory.h"
 #include "prefault.h"
 #include "step_queue.h"
@@ -57,6 +59,73 @@ void check_pool(int threads, int rounds) {
   }
   watching = false;
   watcher.join();
+}
+
+// Callers from several threads take turns, each with all of its items.
+void check_turns(int rounds) {
+  tidemill::ThreadPool pool(3);
+  const auto call = [&](int64_t items) {
+    for (int round = 0; round < rounds; ++round) {
+      std::vector<int> seen(size_t(items), 0);
+      pool.run(items, 1, [&](int64_t begin, int64_t, int) { ++seen[size_t(begin)]; });
+      for (int count : seen) expect(count == 1, "an item of a caller's loop ran once");
+    }
+  };
+  std::thread other([&] { call(5); });
+  call(1);
+  call(16);
+  other.join();
+}
+
+// Steps read, in the order of layers, what another thread packs: through one pool, and never before
+// it is there. Some packers give up in the middle, some are closed by a third thread.
+void check_packing(int rounds) {
+  constexpr int64_t kLayers = 12, kValues = 64;
+  for (int round = 0; round < rounds; ++round) {
+    tidemill::ThreadPool pool(1 + round % 3);
+    tidemill::Latch packed;
+    std::vector<int> values(kLayers * kValues, -1);  // plain: read too early, they are a race
+    const int64_t last = round % 4 == 3 ? round % kLayers : kLayers;  // where packing gives up
+    const auto give_up = [&](const char* why) {
+      packed.fail(std::make_exception_ptr(tidemill::internal_error(why)));
+    };
+    std::thread packer([&] {
+      for (int64_t layer = 0; layer < last; ++layer) {
+        int* const into = values.data() + layer * kValues;
+        pool.run(kValues, 8, [&](int64_t begin, int64_t end, int) {
+          for (int64_t i = begin; i < end; ++i) into[i] = int(layer);
+        });
+        packed.raise(layer + 1);
+        if (round % 5 == 0) std::this_thread::sleep_for(std::chrono::microseconds(50));
+      }
+      if (last < kLayers) give_up("the file is damaged");
+    });
+    std::thread closer([&] {
+      if (round % 6 != 5) return;
+      std::this_thread::sleep_for(std::chrono::microseconds(20 * (round % 10)));
+      give_up("closed");
+    });
+    const auto step = [&] {
+      for (int64_t layer = 0; layer < kLayers; ++layer) {
+        try {
+          packed.await(layer + 1);
+        } catch (const tidemill::Error&) {
+          expect(last < kLayers || round % 6 == 5, "nobody waits in vain for what comes");
+          return;
+        }
+        std::atomic<int64_t> sum{0};
+        pool.run(kValues, 8, [&](int64_t begin, int64_t end, int) {
+          for (int64_t i = begin; i < end; ++i) sum += values[size_t(layer * kValues + i)];
+        });
+        expect(sum == layer * kValues, "what is packed is whole");
+      }
+      expect(last == kLayers, "a step ends when all that it needs was packed");
+    };
+    step();
+    step();
+    packer.join();
+    closer.join();
+  }
 }
 
 tidemill::StepInput input_of(int64_t id) {
@@ -171,6 +240,8 @@ void check_prefault(int rounds) {
 int main(int argc, char** argv) {
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 2000;
   for (int threads : {1, 2, 4}) check_pool(threads, rounds);
+  check_turns(rounds);
+  check_packing(rounds / 10);
   check_queue(rounds);
   check_close(50);
   check_prefault(20);

@@ -19,6 +19,7 @@ from helpers.random_model import make_spec, make_tensors, with_windows
 
 from tidemill.backends import native
 from tidemill.backends.base import LOGITS_ALL, LOGITS_LAST, LOGITS_NONE, Backend, StepInputs
+from tidemill.backends.native.backend import NativeBackend
 from tidemill.base.errors import ErrorKind, TidemillError
 
 SPEC = make_spec(vocab=101)
@@ -471,10 +472,12 @@ def test_a_row_with_a_nan_fails_alone() -> None:
 
 
 def test_it_closes_when_collected() -> None:
+    before = threading.active_count()
     for _ in range(3):
         loaded = native.load(SPEC, TENSORS, options(threads=2))
         loaded.allocate_cache((4,))
-        before = threading.active_count()
+        assert isinstance(loaded, NativeBackend)
+        loaded._packing.wait()
         del loaded
         gc.collect()
         assert threading.active_count() == before

@@ -6,6 +6,7 @@ builds `StepInputs` for any mix of prefill chunks and single tokens.
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -20,6 +21,7 @@ from tidemill.backends.base import (
     StepInputs,
     StepOutputs,
 )
+from tidemill.base.errors import TidemillError
 from tidemill.worker.states import StateTable
 
 _SEQUENCES = 40  # that may hold recurrent states at once
@@ -77,6 +79,13 @@ class DrivenSequence:
     tokens: list[int]
     computed: int = 0
     tables: list[list[int]] = field(default_factory=list)
+
+
+def wait_loaded(backend: Backend, seconds: float = 60.0) -> TidemillError | None:
+    """Wait until a backend's weights are loaded; returns why they are not."""
+    ended: queue.SimpleQueue[TidemillError | None] = queue.SimpleQueue()
+    backend.when_loaded(ended.put)
+    return ended.get(timeout=seconds)
 
 
 class BackendDriver:

@@ -23,7 +23,7 @@ from tidemill.backends.base import (
     StepInputs,
     StepOutputs,
 )
-from tidemill.base.errors import ErrorKind, TidemillError
+from tidemill.base.errors import ErrorKind, TidemillError, Told
 from tidemill.models.spec import Attention, DecoderSpec, Layer, Mlp
 
 UNWRITTEN = -7
@@ -153,6 +153,14 @@ class FakeBackend:
         self._queue: list[FakeHandle] = []
         self._previous: dict[int, int] = {}
         self._lock = threading.Lock()
+
+    def when_loaded(self, told: Told) -> bool:
+        """It has no weights to wait for."""
+        told(None)
+        return True
+
+    def stop_loading(self) -> None:
+        """See backends.base.Backend: there is nothing to stop."""
 
     def memory(self) -> BackendMemory:
         return BackendMemory(0, sum(c.nbytes for c in self._caches), "fake", "cpu")

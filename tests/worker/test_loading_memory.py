@@ -20,15 +20,20 @@ _MIB = 2**20
 
 # In a process of its own, where the peak can be set back and nothing else allocates.
 _SCRIPT = """
+import queue
 import sys
 from pathlib import Path
 from tidemill.contract.config import EngineConfig
 from tidemill.worker.load import load_worker
 
 def load(folder, quantize):
-    return load_worker(EngineConfig(
+    worker = load_worker(EngineConfig(
         model=folder, served_name="m", quantize=quantize, dtype="bfloat16", kv_memory=2**22,
         max_model_len=64, packed_cache="off", threads=2))
+    loaded = queue.SimpleQueue()
+    worker.runner.backend.when_loaded(loaded.put)
+    assert loaded.get() is None
+    return worker
 
 def resident(field):
     text = Path("/proc/self/status").read_text()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.backend_driver import BackendDriver, options
+from helpers.backend_driver import BackendDriver, options, wait_loaded
 from helpers.random_model import make_spec, make_tensors
 
 from tidemill.backends import native
@@ -79,6 +79,7 @@ def logits(backend: Backend) -> np.ndarray:
 def start(weights: KeptWeights, **changes: object) -> tuple[bool, np.ndarray]:
     """A start that lasts until its weights are kept: was it mapped, and what it computes."""
     backend = load(weights, **changes)
+    assert wait_loaded(backend) is None
     weights.wait()
     result = mapped(backend), logits(backend)
     backend.close()
@@ -195,6 +196,7 @@ def test_closing_ends_keeping_at_once(kept: Callable[..., KeptWeights], tmp_path
     weights = kept()
     weights._delay = 60
     backend = load(weights)
+    assert wait_loaded(backend) is None
     backend.close()
     weights.wait()
     assert not list((tmp_path / "packed").glob("*.packed"))

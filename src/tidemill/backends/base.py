@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.base.errors import Told
 from tidemill.models.spec import DecoderSpec
 from tidemill.models.tensors import TensorMap
 
@@ -65,6 +66,7 @@ class BackendMemory:
         device: where it computes.
         mapped_bytes: of `weight_bytes`, what lies in the system's page cache: the system counts it
             as free although it is needed.
+        promised_bytes: of `weight_bytes`, what is reserved and not written yet: the same.
     """
 
     weight_bytes: int
@@ -72,6 +74,7 @@ class BackendMemory:
     isa: str
     device: str
     mapped_bytes: int = 0
+    promised_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -206,7 +209,8 @@ class StepOutputs:
         logprobs: over the S sampling rows (rows that asked for none hold NaN), or None.
         targets: over all positions of LOGITS_ALL rows with a target, in order, or None.
         logits: float32 [L, vocab] when `return_logits`, in row order (LAST: one, ALL: each token).
-        seconds: (queued, forward, sampling, total).
+        seconds: (queued, forward, sampling, total); forward without the wait for weights that are
+            not loaded yet.
         hidden: float32 [H, hidden_size], in row order (LAST: one, ALL: each token), or None.
     """
 
@@ -266,6 +270,19 @@ class Backend(Protocol):
     options: BackendOptions
     slices_layers: bool
 
+    def when_loaded(self, told: Told) -> bool:
+        """Have `told` called once: with None when all weights are held in the backend's own form,
+        or with the error for which they never will be; from another thread, or at once where that
+        is so already (True is returned then). It is not called when the backend is closed before.
+
+        Steps may be submitted sooner: they wait for the weights that they reach, and fail with the
+        error when those do not come.
+        """
+
+    def stop_loading(self) -> None:
+        """Give up what is still being loaded: steps that need it fail as UNAVAILABLE, those that
+        wait for it now included, and nobody is told. Returns at once; idempotent."""
+
     def memory(self) -> BackendMemory:
         """What is held now."""
 
@@ -297,7 +314,7 @@ class Backend(Protocol):
         """A counter that advances while a step computes, so that slow differs from stalled."""
 
     def close(self) -> None:
-        """Free everything; outstanding steps fail."""
+        """Free everything; outstanding steps fail, and what is being loaded is given up."""
 
 
 class PackedWeights(Protocol):

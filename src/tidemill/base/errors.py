@@ -6,6 +6,7 @@ reads it at night (it names the field or file and the remedy), and whether tryin
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 
 
@@ -49,6 +50,10 @@ class TidemillError(Exception):
         self.message = message
         self.param = param
         self.retryable = retryable
+
+
+# Called once something done beside has ended: with None, or with the error it ended with.
+Told = Callable[[TidemillError | None], object]
 
 
 def bad_request(param: str | None, message: str) -> TidemillError:

@@ -12,7 +12,7 @@ import struct
 
 import msgspec
 
-from tidemill.contract.request import ChoiceOutput, EngineRequest
+from tidemill.contract.request import ChoiceOutput, EngineRequest, RequestError
 
 PROTOCOL_VERSION = 1
 MAX_MESSAGE_BYTES = 256 * 2**20
@@ -151,6 +151,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         predicted_seconds, measured_seconds: counters: over the steps whose time was predicted,
             what was predicted and what they took.
         last_predicted_seconds: of the latest such step; 0 when it was not predicted.
+        loading: weights are still being packed: steps wait for those that they reach.
     """
 
     queued: int = 0
@@ -182,6 +183,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     predicted_seconds: float = 0.0
     measured_seconds: float = 0.0
     last_predicted_seconds: float = 0.0
+    loading: bool = False
 
 
 class Stats(msgspec.Struct, frozen=True, tag="stats"):
@@ -192,9 +194,16 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
 
 
 class Fatal(msgspec.Struct, frozen=True, tag="fatal"):
-    """The engine cannot go on; it exits after sending this."""
+    """The engine cannot go on; it exits after sending this.
+
+    Attributes:
+        message: why.
+        error: what another engine would meet as well (the model's file is damaged): none is started
+            in its place.
+    """
 
     message: str
+    error: RequestError | None = None
 
 
 ToEngine = Hello | Submit | Cancel | StatsRequest

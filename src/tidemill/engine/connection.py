@@ -9,6 +9,7 @@ from typing import cast
 from tidemill.base.build import build_id
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.base.log import get_logger
+from tidemill.contract.request import RequestError
 from tidemill.contract.wire import (
     PROTOCOL_VERSION,
     EngineInfo,
@@ -43,6 +44,7 @@ class EngineConnection(asyncio.Protocol):
 
     Attributes:
         reason: why it is lost, or will have been.
+        fatal: what ended the engine, where another one would meet it as well.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class EngineConnection(asyncio.Protocol):
     ) -> None:
         loop = asyncio.get_running_loop()
         self.reason = "the engine process has gone; send the request again"
+        self.fatal: RequestError | None = None
         self._hello = hello
         self._on_outputs = on_outputs
         self._on_lost = on_lost
@@ -201,4 +204,5 @@ class EngineConnection(asyncio.Protocol):
         elif isinstance(message, Refused):
             self.reason = message.message
         elif isinstance(message, Fatal):
+            self.fatal = message.error
             self.abort(message.message)

@@ -99,10 +99,15 @@ class EngineCore:
         self._busy = threading.Event()
         self._log: FlightLog | None = None
         self._beside: set[int] = set()
+        self._loading = False
+        self._unloadable: TidemillError | None = None
+        self._farewell: Fatal | None = None
         self._thread = threading.Thread(target=self._run, name="tidemill-engine", daemon=True)
 
     def start(self) -> EngineCore:
-        """Start the step loop."""
+        """Start the step loop; steps wait for weights that are not loaded yet."""
+        self._loading = True
+        self._executor.when_loaded(self._loaded)
         self._thread.start()
         _running.add(self)
         return self
@@ -110,10 +115,14 @@ class EngineCore:
     # -- called by clients, from any thread --------------------------------------------------
 
     def connect(self, sink: Sink) -> int:
-        """A client comes; returns its id, the namespace of its request ids."""
+        """A client comes; returns its id, the namespace of its request ids. One that comes too late
+        is told at once why the engine has ended."""
         with self._wake:
             client = next(self._client_ids)
             self._sinks[client] = sink
+            farewell = self._farewell
+        if farewell is not None:
+            sink(farewell)
         return client
 
     def disconnect(self, client: int) -> None:
@@ -150,6 +159,8 @@ class EngineCore:
             return emissions
 
         if not self._post(command):
+            if self._unloadable is not None:
+                raise self._unloadable
             raise TidemillError(ErrorKind.UNAVAILABLE, "the engine has stopped", retryable=True)
 
     def cancel(
@@ -196,8 +207,21 @@ class EngineCore:
             self._closing = True
             self._busy.set()
             self._wake.notify()
+        if self._loading:
+            self._executor.stop_loading()  # what the step that runs may be waiting for
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
+
+    def _loaded(self, error: TidemillError | None) -> None:
+        """The weights are there; or they never will be, and the engine ends."""
+        self._loading = False
+        self._unloadable = error
+        if error is not None:
+            self._post(self._give_up)
+
+    def _give_up(self) -> list[Emission]:
+        assert self._unloadable is not None
+        raise self._unloadable
 
     def _post(self, command: _Command) -> bool:
         """Put a command into the inbox; False when the engine has stopped."""
@@ -218,9 +242,12 @@ class EngineCore:
             emissions = self._untold + emissions
             self._deliver(emissions + self._end_all(FinishReason.CANCELLED, None))
         except Exception as error:
-            _log.exception("the engine stops: its books do not add up")
             self._stop()
-            self._fatal(f"the engine met a defect of its own and stops: {error!r}")
+            if self._unloadable is not None:
+                self._fatal(f"the model cannot be loaded: {self._unloadable.message}")
+            else:
+                _log.exception("the engine stops: its books do not add up")
+                self._fatal(f"the engine met a defect of its own and stops: {error!r}")
         finally:
             self._executor.close()
             if self._grammars is not None:
@@ -374,6 +401,8 @@ class EngineCore:
             error: what the executor raised.
             unsent: the plan it did not take, when it failed at that.
         """
+        if self._unloadable is not None:
+            raise self._unloadable
         emissions: list[Emission] = []
         if unsent is not None:
             self._executor.rollback(unsent)
@@ -483,6 +512,8 @@ class EngineCore:
         self._stats = self._scheduler.stats(
             step_seconds=total, compute_seconds=compute, last_step_seconds=last
         )
+        if self._loading:
+            self._stats = msgspec.structs.replace(self._stats, loading=True)
         if self._grammars is not None and self._grammars.used:
             self._stats = msgspec.structs.replace(self._stats, **self._grammars.figures())
         return self._stats
@@ -499,9 +530,16 @@ class EngineCore:
         return self._scheduler.end_all(reason, error)
 
     def _fatal(self, message: str) -> None:
-        for sink in list(self._sinks.values()):
+        told = None
+        if (lasting := self._unloadable) is not None:
+            told = RequestError(lasting.kind, lasting.message, lasting.param, lasting.retryable)
+            _log.error("the engine stops: %s", message)
+        with self._wake:
+            farewell = self._farewell = Fatal(message, told)
+            sinks = list(self._sinks.values())
+        for sink in sinks:
             try:
-                sink(Fatal(message))
+                sink(farewell)
             except Exception:
                 _log.exception("a client could not be told that the engine stops")
 

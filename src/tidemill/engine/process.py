@@ -1,9 +1,9 @@
 """The engine's own process: `python -m tidemill.engine.process --socket PATH`.
 
 The configuration comes as one line of JSON on stdin, which stays open: when it closes, the parent
-is gone and so is the engine. Until it listens, the engine reports on stdout, one JSON `Report` a
-line; afterwards everything goes over the socket. Several clients may connect; the engine exits when
-the connection of its owner closes, and on SIGTERM.
+is gone and so is the engine. Until it listens, and until its weights are loaded, the engine reports
+on stdout, one JSON `Report` a line; everything else goes over the socket. Several clients may
+connect; the engine exits when the connection of its owner closes, and on SIGTERM.
 """
 
 from __future__ import annotations
@@ -51,6 +51,9 @@ _log = get_logger(__name__)
 # A client that lets so much pile up does not read any more.
 MAX_UNREAD_BYTES = 64 * 2**20
 
+# An engine that ends before its owner has connected waits so long for it.
+OWNER_SECONDS = 10.0
+
 EXIT_OK, EXIT_START_FAILED, EXIT_FATAL = 0, 2, 3
 
 
@@ -67,6 +70,7 @@ class EngineServer:
         self.config_digest = config_digest
         self.loop = asyncio.get_running_loop()
         self.exit_code: asyncio.Future[int] = self.loop.create_future()
+        self._owned = self._over = False
         core.connect(self._watch)
 
     def stop(self, code: int = EXIT_OK) -> None:
@@ -76,7 +80,18 @@ class EngineServer:
 
     def _watch(self, message: Outputs | Stats | Fatal) -> None:
         if isinstance(message, Fatal):
-            self.loop.call_soon_threadsafe(self.stop, EXIT_FATAL)
+            self.loop.call_soon_threadsafe(self._end)
+
+    def _end(self) -> None:
+        # The owner may be about to connect, and is to be told why.
+        self._over = True
+        self.loop.call_later(0 if self._owned else OWNER_SECONDS, self.stop, EXIT_FATAL)
+
+    def owned(self) -> None:
+        """The owner is connected."""
+        self._owned = True
+        if self._over:
+            self.loop.call_soon(self.stop, EXIT_FATAL)
 
 
 class _Connection(asyncio.Protocol):
@@ -140,6 +155,8 @@ class _Connection(asyncio.Protocol):
             self._client = server.core.connect(self._sink)
             self._owner = hello.owner
         self._write(frame(Welcome(*ours, server.core.info)))
+        if self._owner:
+            server.owned()
 
     def _sink(self, message: Outputs | Stats | Fatal) -> None:
         # On the engine's thread: encode here, so that the event loop only writes.
@@ -204,7 +221,6 @@ async def _main(path: str, config: EngineConfig, reports: IO[bytes], log: Flight
         heartbeat.follow(core.pulse, core.wait_busy)
     server, engine = await serve_core(core, path, config.digest())
     report(Report(ready=True))
-    reports.close()
     await asyncio.wait([engine.exit_code, *ended], return_when=asyncio.FIRST_COMPLETED)
     server.close()
     if heartbeat is not None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.base.errors import Told
 from tidemill.contract.plan import StepPlan, StepResult
 from tidemill.engine.flightlog import FlightLog, request_key
 from tidemill.executor.base import Executor, PlanHandle
@@ -69,6 +70,14 @@ class RecordingExecutor:
     def rollback(self, plan: StepPlan) -> None:
         """See Executor."""
         self._executor.rollback(plan)
+
+    def when_loaded(self, told: Told) -> bool:
+        """See Executor."""
+        return self._executor.when_loaded(told)
+
+    def stop_loading(self) -> None:
+        """See Executor."""
+        self._executor.stop_loading()
 
     def progress(self) -> int:
         """See Executor."""

@@ -11,7 +11,8 @@ FOLDER_PREFIX = "tidemill-"
 
 
 class Report(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line on stdout while the engine starts: exactly one of the three is set.
+    """A line on stdout while the engine starts, or loads when it listens already: exactly one of
+    the three is set.
 
     Attributes:
         progress: what is being done.

@@ -107,6 +107,19 @@ class EngineProcess:
         self.pid = process.pid
         self.socket_path = home.socket_path
         self.log = home.log
+        self._following: asyncio.Task[None] | None = None
+
+    def follow(self, progress: Callable[[str], None]) -> None:
+        """Tell `progress` what the engine, which is ready, goes on to report."""
+
+        async def follow() -> None:
+            assert self._process.stdout is not None
+            async for line in self._process.stdout:
+                report = msgspec.json.decode(line, type=Report)
+                if report.progress is not None:
+                    progress(report.progress)
+
+        self._following = asyncio.create_task(follow(), name="tidemill-reports")
 
     @property
     def exit_code(self) -> int | None:
@@ -151,7 +164,7 @@ async def start_engine(
     Args:
         config: what it serves.
         home: where; no other engine lives there.
-        progress: told in a line each what it is doing.
+        progress: told in a line each what it is doing, of its weights also once it is ready.
         log_level: of its log, which goes to stderr.
         owns_home: the home is closed when the process has ended.
 
@@ -169,6 +182,7 @@ async def start_engine(
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(config) + b"\n")
         await _wait_ready(process, progress)
+        engine.follow(progress)
     except BaseException:
         await engine.kill()
         raise

@@ -14,6 +14,7 @@ Everything happens on the client's event loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -333,6 +334,15 @@ class SupervisedEngine:
 
     async def _recover(self, cause: str) -> None:
         began = monotonic()
+        if cause == "crash":  # what it said last may still be on its way
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(EXIT_SECONDS):
+                    await self._connection.wait_lost()
+        if (fatal := self._connection.fatal) is not None:
+            self._problem = self._connection.reason
+            await self._end_process(kill=False)
+            self._give_up(f"the model cannot be loaded: {fatal.message}")
+            return
         timeout = self._supervision.stall_timeout
         what = f"has made no progress for {timeout:g} s" if cause == "stall" else "has ended"
         self._problem = f"the engine process {what} and is being replaced"

@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.base.errors import Told
 from tidemill.contract.plan import StepPlan, StepResult
 
 
@@ -36,6 +37,12 @@ class Executor(Protocol):
 
     def rollback(self, plan: StepPlan) -> None:
         """Forget what an outstanding plan that failed changed; unknown plans are ignored."""
+
+    def when_loaded(self, told: Told) -> bool:
+        """See `backends.base.Backend`."""
+
+    def stop_loading(self) -> None:
+        """See `backends.base.Backend`."""
 
     def progress(self) -> int:
         """A counter that advances while a step computes, so that slow differs from stalled."""

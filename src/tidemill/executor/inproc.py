@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tidemill.base.errors import Told
 from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.plan import StepPlan
@@ -29,6 +30,14 @@ class InprocExecutor:
     def rollback(self, plan: StepPlan) -> None:
         """See Executor."""
         self._runner.rollback(plan)
+
+    def when_loaded(self, told: Told) -> bool:
+        """See Executor."""
+        return self._runner.backend.when_loaded(told)
+
+    def stop_loading(self) -> None:
+        """See Executor."""
+        self._runner.backend.stop_loading()
 
     def progress(self) -> int:
         """See Executor."""

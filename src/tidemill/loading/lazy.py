@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tidemill.base.errors import TidemillError, unsupported
-from tidemill.loading.places import Place, held_bytes
+from tidemill.loading.places import OneTensor, Place, held_bytes
 from tidemill.loading.recent import Recent
 from tidemill.models.blocks.repack import Inexact
 from tidemill.models.quantization import (
@@ -89,12 +89,18 @@ class LazyTensors(Mapping[str, RawTensor]):
 
     def __getitem__(self, name: str) -> RawTensor:
         return DeferredTensor(
-            self.header(name), lambda: self._read(name), lambda: self._release(name)
+            self.header(name),
+            lambda: self._read(name),
+            lambda begin, end: self._release(name, begin, end),
         )
 
-    def _release(self, name: str) -> None:
-        for part in self.places[name].parts:
-            part.file.let_go(part.offset, part.nbytes)
+    def _release(self, name: str, begin: int, end: int) -> None:
+        place = self.places[name]
+        if isinstance(place, OneTensor) and place.exact == place.dtype:  # read where they lie
+            place.stored.file.let_go(place.stored.offset + begin, end - begin)
+        elif end == self.header(name).nbytes:
+            for part in place.parts:
+                part.file.let_go(part.offset, part.nbytes)
 
     def forget(self) -> None:
         """Hold nothing that was made for several weights; told when all have been taken over."""

@@ -36,6 +36,7 @@ _ENGINE_GAUGES = {
     "last_predicted_seconds": ("step_predicted_seconds_last", "What it was predicted to compute"),
     "waiting_tokens": ("engine_queue_tokens", "Known tokens of sequences that wait in the engine"),
     "tenants": ("tenants", "Tenants with a request in the engine"),
+    "loading": ("loading", "1 while weights are being packed, which steps then wait for"),
 }
 _ENGINE_COUNTERS = {
     "steps": ("steps", "Steps run"),

@@ -51,9 +51,9 @@ class RawTensor:
         """Size of the data in bytes."""
         return self.data.nbytes
 
-    def let_go(self) -> None:
-        """Told once the data have been taken over: the memory they lie in may be given back, until
-        they are asked for again."""
+    def let_go(self, begin: int, end: int) -> None:
+        """Told once bytes `begin` to `end` of the data have been taken over, in ascending order:
+        the memory they lie in may be given back, until they are asked for again."""
 
 
 class DeferredTensor(RawTensor):
@@ -62,16 +62,19 @@ class DeferredTensor(RawTensor):
     Args:
         header: its type, shape and size.
         read: makes the bytes.
-        release: see `let_go`.
+        release: what `let_go` does.
     """
 
     __slots__ = ("_read", "_release", "_size")
     _read: Callable[[], RawTensor]
-    _release: Callable[[], None]
+    _release: Callable[[int, int], None]
     _size: int
 
     def __init__(
-        self, header: TensorHeader, read: Callable[[], RawTensor], release: Callable[[], None]
+        self,
+        header: TensorHeader,
+        read: Callable[[], RawTensor],
+        release: Callable[[int, int], None],
     ) -> None:
         values = {"dtype": header.dtype, "shape": header.shape, "_size": header.nbytes}
         for field, value in {**values, "_read": read, "_release": release}.items():
@@ -87,9 +90,9 @@ class DeferredTensor(RawTensor):
         """Size of the data in bytes; nothing is read for it."""
         return self._size
 
-    def let_go(self) -> None:
+    def let_go(self, begin: int, end: int) -> None:
         """See `RawTensor`."""
-        self._release()
+        self._release(begin, end)
 
 
 def expected_nbytes(dtype: str, shape: tuple[int, ...]) -> int:

@@ -9,6 +9,7 @@ from typing import cast
 
 from tidemill.backends.base import BackendFactory, BackendOptions
 from tidemill.base.clock import monotonic
+from tidemill.base.errors import TidemillError
 from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.wire import EngineInfo
@@ -65,11 +66,13 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
 
     Args:
         config: validated here.
-        progress: told in a line each what is being done.
+        progress: told in a line each what is being done; of weights that are packed beside the
+            first steps also later, from another thread.
 
     Raises:
         TidemillError: NOT_FOUND, MODEL_FILE or UNSUPPORTED for the model's files, CONFIG for the
-            settings, RESOURCE when memory does not suffice (found before loading).
+            settings, RESOURCE when memory does not suffice (found before loading). What only the
+            weights' bytes show comes later where they are packed later: `Backend.when_loaded`.
     """
     config.validate()
     files = open_model(config.model, config.backend)
@@ -106,20 +109,31 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
     factory = cast(BackendFactory, import_module(_BACKENDS[name]).load)
     weights = files.digest()
     packed = kept_weights(config, files, weights, threads, tensors.error_note, progress)
+    head = files.head()  # before: while weights are packed nobody else reads them
     backend = factory(spec, tensors, options, packed)
     spec = backend.spec  # a foreign model's sizes are known now
-    tensors.forget()
-    for file in files.files:
-        file.let_go()  # it is packed: what is read in place comes back when it is used
-    progress(f"weights loaded in {monotonic() - started:.1f} s")
-    lost = tensors.error_note() or (packed.note if packed is not None else None)
+    lost: list[str] = []
+
+    def loaded(error: TidemillError | None) -> None:
+        tensors.forget()
+        for file in files.files:
+            file.let_go()  # what is read in place comes back when it is used
+        if error is None:
+            progress(f"weights loaded in {monotonic() - started:.1f} s")
+            if note := tensors.error_note() or (packed.note if packed is not None else None):
+                lost.append(note)
+                progress(note)
+
+    if not backend.when_loaded(loaded):
+        progress("weights are packed while requests are taken; a step waits for those it reaches")
     eos = _known(files.eos_token_ids, spec)
     narrowed = (
         check_kv(backend, dtype, kv_dtype, eos[0] if eos else 0)
         if kv_dtype in NARROW and spec.generates
         else ""
     )
-    free = available_memory() - backend.memory().mapped_bytes
+    memory = backend.memory()
+    free = available_memory() - memory.mapped_bytes - memory.promised_bytes
     cache = plan_cache(config, spec, kv_dtype, max(0, free))
     backend.allocate_cache((cache.num_blocks,) * len(spec.cache_groups()), states=cache.states)
     foreign = spec.foreign
@@ -130,14 +144,16 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
     notes = (
         f"computing in {dtype} on {memory.isa} with {threads} threads; weights {quantization}, "
         f"{memory.weight_bytes / 2**30:.2f} GiB; KV cache {kv_dtype}",
-        *(note for note in (lost, narrowed) if note),
+        *lost,
+        *([narrowed] if narrowed else []),
         *getattr(backend, "notes", ()),
         *cache.notes,
         *([_NO_SHARING if foreign else _NO_PREFIXES] if config.prefix_caching and not kept else []),
     )
     for note in notes:
-        progress(note)
-    head, hidden = files.head(), spec.hidden_size
+        if note not in lost:
+            progress(note)
+    hidden = spec.hidden_size
     whole = not spec.causal or (foreign is not None and not foreign.in_pieces)
     identity = f"{weights.hex()} {name} {memory.isa} {dtype} {config.quantize}"
     info = EngineInfo(

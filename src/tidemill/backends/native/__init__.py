@@ -19,8 +19,8 @@ def load(
     options: BackendOptions,
     packed: PackedWeights | None = None,
 ) -> Backend:
-    """Load a model into a new native backend: repack its weights in memory, or map them as they
-    were packed at an earlier start.
+    """Load a model into a new native backend: map its weights as they were packed at an earlier
+    start, or check them and begin to repack them in memory (`Backend.when_loaded`).
 
     Raises TidemillError: UNSUPPORTED for a spec this backend does not run, MODEL_FILE for tensors
     that contradict the spec, CONFIG for an instruction set this machine lacks, RESOURCE when

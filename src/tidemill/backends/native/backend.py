@@ -18,8 +18,16 @@ from tidemill.backends.base import (
     UInt8,
 )
 from tidemill.backends.native import _core
+from tidemill.backends.native.packing import Packing
 from tidemill.backends.native.weights import KV_TYPES, ModelBuilder, check_spec, check_tensors
-from tidemill.base.errors import ErrorKind, TidemillError, bad_request, config_error, unsupported
+from tidemill.base.errors import (
+    ErrorKind,
+    TidemillError,
+    Told,
+    bad_request,
+    config_error,
+    unsupported,
+)
 from tidemill.models.kv_types import scales_shape
 from tidemill.models.spec import DecoderSpec
 from tidemill.models.tensors import TensorMap
@@ -98,13 +106,27 @@ class NativeBackend:
         builder = ModelBuilder(self._core, spec, tensors, options, packed)
         builder.build()
         self._mapped = builder.mapped
+        self._packing = Packing(self._core, builder.unpacked)
+        self._packing.when_loaded(lambda error: builder.keep() if error is None else None)
         self._groups = spec.cache_groups()
+
+    def stop_loading(self) -> None:
+        """See backends.base.Backend."""
+        self._packing.stop()
 
     def memory(self) -> BackendMemory:
         """See backends.base.Backend. An embedding read from its file counts as weight bytes."""
         core = self._core
         mapped = sum(array.nbytes for array in self._mapped)
-        return BackendMemory(core.weight_bytes(), core.kv_bytes(), core.isa, "cpu", mapped)
+        return BackendMemory(
+            *(core.weight_bytes(), core.kv_bytes(), core.isa, "cpu"),
+            mapped_bytes=mapped,
+            promised_bytes=core.unpacked_bytes(),
+        )
+
+    def when_loaded(self, told: Told) -> bool:
+        """See backends.base.Backend. Weights are packed from the start on, in the order of need."""
+        return self._packing.when_loaded(told)
 
     def allocate_cache(
         self, num_blocks: tuple[int, ...], kv_dtype: str | None = None, states: int = 2
@@ -122,7 +144,8 @@ class NativeBackend:
             )
         need = sum(n * self._core.block_bytes(g) for g, n in enumerate(num_blocks))
         need += states * self._core.state_bytes()
-        free = psutil.virtual_memory().available + self._core.kv_bytes()
+        promised = self._core.unpacked_bytes()
+        free = psutil.virtual_memory().available - promised + self._core.kv_bytes()
         if need > free:
             raise TidemillError(
                 ErrorKind.RESOURCE,
@@ -210,11 +233,13 @@ class NativeBackend:
         )
 
     def progress(self) -> int:
-        """See backends.base.Backend: tiles finished since the load."""
-        return self._core.progress()
+        """See backends.base.Backend: tiles finished since the start, of packing and of steps."""
+        return self._core.progress() + self._packing.progress()
 
     def close(self) -> None:
-        """See backends.base.Backend. Returns when the step that runs has ended."""
+        """See backends.base.Backend. Returns when the step that runs and packing have ended."""
+        self._packing.stop()
+        self._packing.wait()
         if self._packed is not None:
             self._packed.close()
         self._core.close()

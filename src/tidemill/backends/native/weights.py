@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tidemill.backends.base import BackendOptions, PackedWeights
 from tidemill.backends.native import _core
+from tidemill.backends.native.packing import Matrix, as_bytes
 from tidemill.base.errors import ErrorKind, TidemillError, model_file_error, unsupported
 from tidemill.models import tensors as names
 from tidemill.models.quantization import FLOAT_TYPES, stays_wide, stored_type
@@ -139,11 +140,6 @@ def check_tensors(spec: DecoderSpec, tensors: TensorMap) -> None:
             )
 
 
-def as_bytes(tensor: RawTensor) -> NDArray[np.uint8]:
-    """The tensor's bytes, not copied."""
-    return np.frombuffer(tensor.data, dtype=np.uint8)
-
-
 def _check_memory(need: int) -> None:
     available = psutil.virtual_memory().available
     if need > available:
@@ -156,10 +152,11 @@ def _check_memory(need: int) -> None:
 
 
 class ModelBuilder:
-    """Packs a model's tensors into a core Executor and describes its layers.
+    """Describes a model to a core Executor, with a place in memory for each of its matrices.
 
     After `build`, `mapped` holds the arrays that the core reads in place and that must outlive it:
-    the file's own embedding, the packed matrices of an earlier start.
+    the file's own embedding, the packed matrices of an earlier start. `unpacked` are the matrices
+    that are still to be packed, in the order a step needs them.
     """
 
     def __init__(
@@ -175,17 +172,20 @@ class ModelBuilder:
         self._tensors = tensors
         self._options = options
         self._packed = packed
+        self._layout = ""
         self._found = False
         self._ropes: dict[Rope, int] = {}
         self._constants: dict[tuple[float, ...], int] = {}
-        self._head = names.EMBED if spec.tied_embeddings else names.LM_HEAD
         # Rows of embeddings that lie in the file.
         self._sources = {name: np.zeros(0, np.uint8) for name in (names.EMBED, names.LAYER_INPUTS)}
         self.mapped: tuple[NDArray[np.uint8], ...] = ()
+        self.unpacked: list[Matrix] = []
 
     def build(self) -> None:
-        """Pack everything. Raises TidemillError RESOURCE when memory does not suffice."""
-        layout = self._provide()
+        """Reserve the memory of all matrices, read the vectors and describe the layers.
+
+        Raises TidemillError RESOURCE when memory does not suffice."""
+        self._layout = self._provide()
         config = _core.ModelConfig()
         spec, options = self._spec, self._options
         config.vocab, config.hidden = spec.vocab_size, spec.hidden_size
@@ -198,14 +198,13 @@ class ModelBuilder:
         config.embed_scale, config.residual_scale = spec.embed_scale, spec.residual_scale
         config.logit_scale, config.logit_softcap = spec.logit_scale, spec.logit_softcap or 0.0
         config.group_windows = [group.window or 0 for group in groups]
-        # The largest matrices first, while little is packed: theirs is the most that lies in memory
-        # both as stored and packed.
-        if spec.generates:
-            config.lm_head = _core.LinearConfig()
-            config.lm_head.weight = self._matrix(self._head)
+        # Matrices get their places, and are packed, in the order a step comes to them.
         config.embedding_type = WEIGHT_TYPES[self._tensors[names.EMBED].dtype]
-        tied = spec.tied_embeddings
-        config.embedding = config.lm_head.weight if tied else self._embedding(names.EMBED)
+        config.embedding = self._embedding(names.EMBED)
+        if spec.learned_positions:
+            config.positions = self._matrix(names.POSITIONS)
+        if spec.token_types:
+            config.types = self._matrix(names.TYPES)
         if spec.layer_inputs is not None:
             config.inputs = self._layer_inputs(spec.layer_inputs)
         group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
@@ -213,21 +212,25 @@ class ModelBuilder:
         context = options.max_positions
         config.ropes = [inverse_frequencies(rope, context) for rope in self._ropes]
         config.rope_scales = [rope.attention_factor for rope in self._ropes]
-        if spec.learned_positions:
-            config.positions = self._matrix(names.POSITIONS)
         if spec.embed_norm:
             config.embed_norm = self._norm("embed_norm", spec.norm, spec.hidden_size)
-        if spec.token_types:
-            config.types = self._matrix(names.TYPES)
         config.causal = spec.causal
         config.norm_sums = spec.layers[0].sum_norm
         if spec.last_norm:
             config.final_norm = self._norm("final_norm", spec.norm, spec.hidden_size)
-        if spec.generates and spec.head_bias:
-            config.lm_head.bias = self._vector(names.LM_HEAD_BIAS)
+        if spec.generates:
+            tied = spec.tied_embeddings
+            config.lm_head = _core.LinearConfig()
+            config.lm_head.weight = config.embedding if tied else self._matrix(names.LM_HEAD)
+            if spec.head_bias:
+                config.lm_head.bias = self._vector(names.LM_HEAD_BIAS)
         self._core.build(config, self._sources[names.EMBED], self._sources[names.LAYER_INPUTS])
+
+    def keep(self) -> None:
+        """Have the packed matrices kept for the next start; all are packed."""
         if self._packed is not None and not self._found:
-            self._packed.keep(layout, self._core.packed(), lambda data: _core.checksum(data, 1))
+            data = self._core.packed()
+            self._packed.keep(self._layout, data, lambda data: _core.checksum(data, 1))
 
     def _embedding(self, name: str) -> int:
         """Id of the packed matrix; -1 where rows are read from the file's own bytes, since a step
@@ -242,7 +245,7 @@ class ModelBuilder:
         tensor = self._tensors[name]
         same = stored_type(name, tensor, self._options.quantize) == tensor.dtype
         # A tied matrix serves both.
-        rows = name in self._sources and not (name == self._head == names.EMBED)
+        rows = name in self._sources and not (name == names.EMBED and self._spec.tied_embeddings)
         return rows and same and tensor.dtype not in ROW_HEADS
 
     def _layer_inputs(self, inputs: LayerInputs) -> _core.LayerInputsConfig:
@@ -285,13 +288,9 @@ class ModelBuilder:
     def _matrix(self, name: str) -> int:
         tensor = self._tensors[name]
         target = WEIGHT_TYPES[packed_type(name, tensor, self._options)]
-        n, k = tensor.shape
-        if self._found:
-            return self._core.add_packed(name, target, n, k)
-        source = WEIGHT_TYPES[tensor.dtype]
-        added = self._core.add_matrix(name, source, target, n, k, as_bytes(tensor))
-        tensor.let_go()  # what is packed is not held twice
-        return added
+        if not self._found:
+            self.unpacked.append(Matrix(name, tensor, WEIGHT_TYPES[tensor.dtype]))
+        return self._core.add_matrix(name, target, *tensor.shape)
 
     def _vector(self, name: str) -> int:
         tensor = self._tensors[name]

@@ -29,7 +29,7 @@ from tidemill.backends.torch import latents, layers, recurrent
 from tidemill.backends.torch.cache import PagedCache
 from tidemill.backends.torch.place import DTYPES, open_device, to_torch
 from tidemill.backends.torch.steps import Computed, Handle, StepThread
-from tidemill.base.errors import ErrorKind, TidemillError
+from tidemill.base.errors import ErrorKind, TidemillError, Told
 from tidemill.models import tensors as names
 from tidemill.models.quantization import QUANTIZED_TYPES, convert, stored_type
 from tidemill.models.spec import (
@@ -80,6 +80,14 @@ class TorchBackend:
         return to_torch(stored, self._dtype, self._device)
 
     # --- the interface -------------------------------------------------------------------------
+
+    def when_loaded(self, told: Told) -> bool:
+        """See backends.base.Backend: the weights are loaded when it is made."""
+        told(None)
+        return True
+
+    def stop_loading(self) -> None:
+        """See backends.base.Backend: there is nothing to stop."""
 
     def memory(self) -> BackendMemory:
         """See backends.base.Backend."""

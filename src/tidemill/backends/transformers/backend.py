@@ -28,7 +28,7 @@ from tidemill.backends.torch.place import DTYPES, open_device
 from tidemill.backends.torch.steps import Computed, Handle, StepThread
 from tidemill.backends.transformers.building import build
 from tidemill.backends.transformers.past import NOTHING, Manner, Past, Stepper, find_manner
-from tidemill.base.errors import ErrorKind, TidemillError, config_error, unsupported
+from tidemill.base.errors import ErrorKind, TidemillError, Told, config_error, unsupported
 from tidemill.models.foreign import UNSTATED_POSITIONS, Foreign
 from tidemill.models.spec import DecoderSpec
 from tidemill.models.tensors import TensorMap
@@ -102,6 +102,14 @@ class TransformersBackend:
         )
 
     # --- the interface -------------------------------------------------------------------------
+
+    def when_loaded(self, told: Told) -> bool:
+        """See backends.base.Backend: the weights are loaded when it is made."""
+        told(None)
+        return True
+
+    def stop_loading(self) -> None:
+        """See backends.base.Backend: there is nothing to stop."""
 
     def memory(self) -> BackendMemory:
         """See backends.base.Backend; of the cache, what it may grow to."""

@@ -1,0 +1,175 @@
+"""Packs a model's matrices beside what is done next, in the order a step needs them."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.backends.native import _core
+from tidemill.base.errors import ErrorKind, TidemillError, Told
+from tidemill.base.log import get_logger
+from tidemill.models.tensors import RawTensor
+
+_log = get_logger(__name__)
+
+# Stored bytes that are packed at a time, and then given back: little beside any matrix, some
+# milliseconds of work.
+_PIECE_BYTES = 8 * 2**20
+
+# What is being packed. When Python ends it ends daemon threads where they next want the GIL, and
+# one in native code cannot be unwound: all are stopped before that.
+_running: weakref.WeakSet[Packing] = weakref.WeakSet()
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A matrix that has its place.
+
+    Attributes:
+        name: canonical.
+        tensor: its bytes, as stored.
+        source: code of the type it is stored in.
+    """
+
+    name: str
+    tensor: RawTensor
+    source: int
+
+
+class Packing:
+    """Packs all matrices of a core, in a thread of its own; steps wait for those that they reach.
+
+    Nothing else reads the tensors meanwhile.
+
+    Args:
+        core: with every matrix in its place and the model described.
+        matrices: in the order of their ids; none where all were found packed.
+    """
+
+    def __init__(self, core: _core.Executor, matrices: Sequence[Matrix]) -> None:
+        self._core = core
+        self._matrices = list(matrices)
+        self._lock = threading.Lock()
+        self._told: list[Told] = []
+        self._ended = False
+        self._error: TidemillError | None = None
+        self._stopping = False
+        self._reading = False
+        self._beats = 0
+        self._thread = threading.Thread(target=self._run, name="tidemill-packing", daemon=True)
+        if not self._matrices:
+            self._ended = True
+            return
+        _running.add(self)
+        self._thread.start()
+
+    def when_loaded(self, told: Told) -> bool:
+        """See backends.base.Backend."""
+        with self._lock:
+            if not self._ended:
+                self._told.append(told)
+                return False
+        told(self._error)
+        return True
+
+    def progress(self) -> int:
+        """A number that changes with every call while a matrix is being read or unpacked: that is
+        Python's work, which counts no tiles; that its thread gets on is what can be said."""
+        if self._reading:
+            self._beats += 1
+        return self._beats
+
+    def stop(self) -> None:
+        """See backends.base.Backend.stop_loading."""
+        self._stopping = True
+        self._core.fail(ErrorKind.UNAVAILABLE, "the native backend is closed", "")
+
+    def wait(self) -> None:
+        """Return when the thread has ended."""
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        error: TidemillError | None = None
+        try:
+            for index, matrix in enumerate(self._matrices):
+                try:
+                    self._pack(index, matrix)
+                except Exception as failure:
+                    error = _named(failure, matrix.name)
+                    break
+                if self._stopping:
+                    return
+            self._end(error)
+        finally:
+            _running.discard(self)
+
+    def _pack(self, index: int, matrix: Matrix) -> None:
+        """Pack one, a piece after the other; what is packed of a piece is not held as stored."""
+        tensor = matrix.tensor
+        self._reading = True
+        try:
+            data = as_bytes(tensor)
+        finally:
+            self._reading = False
+        count = tensor.shape[0]
+        row_bytes = max(1, data.nbytes // count)
+        panels = max(1, _PIECE_BYTES // (row_bytes * _core.PANEL_ROWS))
+        for first in range(0, count, panels * _core.PANEL_ROWS):
+            if self._stopping:
+                return
+            last = min(count, first + panels * _core.PANEL_ROWS)
+            self._core.pack(matrix.name, index, matrix.source, data, first, last)
+            tensor.let_go(first * row_bytes, last * row_bytes)
+
+    def _end(self, error: TidemillError | None) -> None:
+        self._matrices.clear()
+        if self._stopping:
+            return
+        while True:  # before steps fail: whoever has them computed knows why then
+            with self._lock:
+                told, self._told = self._told, []
+                if not told:
+                    self._ended, self._error = True, error
+                    break
+            for each in told:
+                try:
+                    each(error)
+                except Exception:
+                    _log.exception("what was to be done once the weights are packed has failed")
+        if error is not None:
+            self._core.fail(error.kind, error.message, error.param or "")
+
+
+def as_bytes(tensor: RawTensor) -> NDArray[np.uint8]:
+    """The tensor's bytes, not copied."""
+    return np.frombuffer(tensor.data, dtype=np.uint8)
+
+
+def _named(error: Exception, name: str) -> TidemillError:
+    """The error that packing a tensor met, with the tensor's name."""
+    if isinstance(error, TidemillError):
+        message = error.message if name in error.message else f"{name}: {error.message}"
+        return TidemillError(error.kind, message, param=error.param or name)
+    if isinstance(error, MemoryError):
+        return TidemillError(
+            ErrorKind.RESOURCE,
+            f"{name}: memory does not suffice to pack it: give a smaller --kv-memory, or use a "
+            "smaller model",
+            param=name,
+        )
+    _log.error("%s could not be packed", name, exc_info=error)
+    return TidemillError(ErrorKind.INTERNAL, f"{name} could not be packed: {error!r}", param=name)
+
+
+@atexit.register
+def _stop_all() -> None:
+    for packing in list(_running):
+        packing.stop()
+        packing.wait()
