@@ -117,6 +117,7 @@ audit: test-install ## known holes in what is installed (needs the network), and
 	$(BIN)/python .ci/audit.py
 
 sanitizers: test-install ## the C++ core under address, undefined-behaviour and thread sanitizers
+	$(PIP) install 'nanobind>=3.1'
 	JOBS=$(JOBS) csrc/tests/sanitize.sh $(ARGS)
 
 neon: ## the kernels of aarch64, cross-compiled and checked in emulation (minutes; Debian packages)
