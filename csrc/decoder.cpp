@@ -14,9 +14,9 @@ namespace {
 // Rows of activations a product works on at a time, so that they stay in the L2 cache while the
 // panels pass.
 constexpr int64_t kActBlockBytes = 1 << 20;
-// A chunk of panels read by one thread: long enough for a sequential stream, and several panels,
-// since a product prefetches the next one.
-constexpr int64_t kPanelChunkBytes = 192 << 10;
+// A chunk of panels read by one thread: long enough for a sequential stream (with 192 KiB one row
+// took 8 to 18 % longer), and several panels, since a product prefetches the next one.
+constexpr int64_t kPanelChunkBytes = 1 << 20;
 constexpr int64_t kPanelChunk = 4;
 // Entries past a row's last block, so that a kernel may look ahead in the table.
 constexpr int64_t kTablePadding = 32;
