@@ -45,6 +45,14 @@ _EXTRA: dict[str, dict[str, Any]] = {
     "Glm": {"seq_length": 256},
     "Bloom": {"seq_length": 256},
     "DeepseekV3": {"scoring_func": "sigmoid"},
+    "Phimoe": {
+        "architectures": ["PhiMoEForCausalLM"],
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e6,
+            "original_max_position_embeddings": 256,
+        },
+    },
     "GraniteMoeHybrid": {"layer_types": ["mamba", "attention", "mamba"]},
 }
 # Letters of Nemotron-H's layers, by transformers' names: the converter overlooks dense ones else.
