@@ -15,6 +15,7 @@ from tidemill.models.families.mamba import (
     GGUF_CONV_BIAS,
     GGUF_KEYS,
     GGUF_MIXER,
+    gguf_expand,
     gguf_widths,
     mixer_rules,
     read_mixer,
@@ -97,18 +98,16 @@ def _of_gguf(file: GgufFile) -> dict[str, Any]:
     if rotates and config.get(_PARTIAL, 1.0) != 1.0:
         key = "granitehybrid.rope.dimension_count"
         raise unsupported(key, f"GGUF key {key!r}: heads that rotate in part are not supported")
-    inner, head_dim = gguf_widths(file)
-    hidden, heads = config.get("hidden_size"), by_layer(file, "num_key_value_heads")
+    heads = by_layer(file, "num_key_value_heads")
     found: dict[str, Any] = {
         **gguf_scale(file),
+        **gguf_expand(file, "mamba_expand"),
         _POSITIONS: "rope" if rotates else "nope",
         _PARTIAL: None,
-        "mamba_d_head": head_dim,
+        "mamba_d_head": gguf_widths(file)[1],
         "layer_types": ["attention" if count else "mamba" for count in heads],
         "num_key_value_heads": max(heads, default=0),
     }
-    if isinstance(hidden, int) and hidden > 0 and inner is not None:
-        found["mamba_expand"] = inner // hidden  # refused with the heads unless it is whole
     if not config.get("num_local_experts"):
         width = config.get("intermediate_size")
         found |= {"num_local_experts": 0, "shared_intermediate_size": width}

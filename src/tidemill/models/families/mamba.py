@@ -68,6 +68,16 @@ def gguf_widths(file: GgufFile) -> tuple[int | None, int | None]:
     return inner, inner // heads
 
 
+def gguf_expand(file: GgufFile, key: str) -> dict[str, Any]:
+    """How many times hidden_size the mixer is wide, as `key`, by a file's keys; nothing where they
+    do not say it. Rounded down: what is not whole is refused with the heads."""
+    inner, _ = gguf_widths(file)
+    hidden = file.config.get("hidden_size")
+    if inner is None or not isinstance(hidden, int) or hidden < 1:
+        return {}
+    return {key: inner // hidden}
+
+
 def read_mixer(reader: ConfigReader, width: int | None = None) -> Recurrent:
     """The mixer of a config with these keys: mamba_n_heads, mamba_d_head (absent or "auto": as
     mamba_expand says), mamba_n_groups, mamba_d_state, mamba_d_conv, mamba_conv_bias,

@@ -13,6 +13,7 @@ from tidemill.models.families.mamba import (
     GGUF_CONV_BIAS,
     GGUF_MIXER,
     GGUF_STORED,
+    gguf_expand,
     gguf_widths,
     mamba2,
     mixer_rules,
@@ -86,11 +87,7 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
 
 def _of_gguf(file: GgufFile) -> dict[str, Any]:
     inner, head_dim = gguf_widths(file)
-    hidden = file.config.get("hidden_size")
-    found: dict[str, Any] = {"intermediate_size": inner, "head_dim": head_dim}
-    if isinstance(hidden, int) and hidden > 0 and inner is not None:
-        found["expand"] = inner // hidden  # refused with the heads unless it is whole
-    return found
+    return {"intermediate_size": inner, "head_dim": head_dim, **gguf_expand(file, "expand")}
 
 
 FAMILY = Family(
