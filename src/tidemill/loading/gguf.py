@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from tidemill.base.errors import TidemillError, model_file_error
+from tidemill.loading.gguf_texts import Texts
 from tidemill.loading.mapped import MappedFile, StoredTensor, in_file
 
 MAGIC = b"GGUF"
@@ -66,7 +67,7 @@ class GgufFile:
     Attributes:
         path: where it lies.
         version: 2 or 3.
-        metadata: key -> number, bool, string, or list of them.
+        metadata: key -> number, bool, string, list of them, or `Texts`.
         tensors: stored name -> place; shapes are outermost axis first (GGUF stores them innermost
             first).
     """
@@ -80,8 +81,9 @@ class GgufFile:
 class _Cursor:
     """Reads values in order; running past the end is a MODEL_FILE error."""
 
-    def __init__(self, view: memoryview) -> None:
+    def __init__(self, view: memoryview, path: Path) -> None:
         self._view = view
+        self._path = path
         self.position = 0
         self._items = 0
         self._memory = _MEMORY_FACTOR * len(view) + _MEMORY_AT_LEAST
@@ -112,24 +114,9 @@ class _Cursor:
         except UnicodeDecodeError as error:
             raise model_file_error(f"a string before byte {self.position} is no UTF-8") from error
 
-    def strings(self, count: int) -> list[str]:
-        """`count` strings; the loop that reads vocabularies, so it calls as little as it can."""
-        view, position, end = self._view, self.position, len(self._view)
-        length_at = struct.Struct("<Q").unpack_from
-        found: list[str] = []
-        try:
-            for _ in range(count):
-                (length,) = length_at(view, position)
-                position += 8
-                if length > end - position:
-                    raise model_file_error(f"a string at byte {position} leaves the file")
-                found.append(str(view[position : position + length], "utf-8"))
-                position += length
-        except struct.error as error:
-            raise model_file_error(f"truncated at byte {end}; fetch it again") from error
-        except UnicodeDecodeError as error:
-            raise model_file_error(f"a string at byte {position} is no UTF-8") from error
-        self.position = position
+    def texts(self, count: int) -> Texts:
+        found = Texts(self._view, self.position, count, self._path)
+        self.position = found.end
         return found
 
     def spend(self, nbytes: int) -> None:
@@ -168,7 +155,7 @@ def read_file(path: Path) -> GgufFile:
 
 
 def _parse(file: MappedFile) -> GgufFile:
-    cursor = _Cursor(file.view)
+    cursor = _Cursor(file.view, file.path)
     if file.size < 24 or bytes(cursor.take(4)) != MAGIC:
         raise model_file_error("not a GGUF file, or truncated in its header")
     version = int(cursor.scalar("I"))
@@ -212,7 +199,7 @@ def _value(cursor: _Cursor, kind: int, depth: int) -> Any:
         raw = np.frombuffer(cursor.take(count * size), np.dtype(code).newbyteorder("<"))
         return raw.tolist()
     if inner == _STRING:
-        return cursor.strings(cursor.count(8, _TEXT_BYTES))
+        return cursor.texts(cursor.count(8, _TEXT_BYTES))
     count = cursor.count(12, _TEXT_BYTES)
     return [_value(cursor, inner, depth + 1) for _ in range(count)]
 

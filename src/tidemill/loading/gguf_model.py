@@ -11,6 +11,7 @@ from tidemill.base.errors import TidemillError, model_file_error
 from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.loading import gguf, gguf_split
 from tidemill.loading.gguf_rope import with_rope_factors
+from tidemill.loading.gguf_texts import Texts
 from tidemill.loading.huggingface import token_ids
 from tidemill.loading.lazy import LazyTensors
 from tidemill.loading.mapped import StoredTensor, in_file
@@ -99,15 +100,15 @@ def _end_tokens(metadata: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]
     named = [i for key in _EOS_KEYS for i in _ids(metadata, key, vocab_size)]
     tokens = metadata.get("tokenizer.ggml.tokens")
     types = metadata.get("tokenizer.ggml.token_type")
-    if not isinstance(tokens, list) or not isinstance(types, list):
+    if not isinstance(tokens, Texts) or not isinstance(types, list):
         return tuple(dict.fromkeys(named))
     if len(tokens) > vocab_size:
         raise model_file_error(
             f"the vocabulary has {len(tokens)} tokens and the embedding {vocab_size} rows",
             param="tokenizer.ggml.tokens",
         )
-    pairs = enumerate(zip(tokens, types, strict=False))
-    known = [i for i, (text, kind) in pairs if kind == _CONTROL and str(text) in _END_TEXTS]
+    control = [i for i, kind in enumerate(types[: len(tokens)]) if kind == _CONTROL]
+    known = [i for i in control if tokens[i] in _END_TEXTS]
     return tuple(dict.fromkeys(named + known))
 
 
@@ -119,9 +120,9 @@ def read_tokenizer(metadata: Mapping[str, Any]) -> TokenizerData:
     special = {}
     for role in ("bos", "eos", "unknown", "padding"):
         index = vocabulary.get(f"tokenizer.ggml.{role}_token_id")
-        if isinstance(tokens, list) and isinstance(index, int) and 0 <= index < len(tokens):
+        if isinstance(tokens, Texts) and isinstance(index, int) and 0 <= index < len(tokens):
             name = {"unknown": "unk", "padding": "pad"}.get(role, role)
-            special[f"{name}_token"] = str(tokens[index])
+            special[f"{name}_token"] = tokens[index]
     add_bos = vocabulary.get("tokenizer.ggml.add_bos_token")
     add_eos = vocabulary.get("tokenizer.ggml.add_eos_token")
     return TokenizerData(

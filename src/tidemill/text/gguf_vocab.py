@@ -30,7 +30,9 @@ _PREFIX = "tokenizer.ggml."
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 MAX_PIECE_CHARS = 512
 # What an array's entries are; texts where nothing is said.
-_ENTRIES: dict[str, Any] = {"token_type": int, "scores": (int, float), "precompiled_charsmap": int}
+_ENTRIES: dict[str, set[type]] = {
+    "token_type": {int}, "scores": {int, float}, "precompiled_charsmap": {int},
+}  # fmt: skip
 _SPECIAL_TYPES = frozenset({_UNKNOWN, _CONTROL})
 
 # The specification's key -> the role's name in tokenizer_config.json.
@@ -68,7 +70,7 @@ def special_tokens(gguf: Mapping[str, Any]) -> dict[str, str]:
     Raises:
         TidemillError: kind MODEL_FILE if an id is not in the vocabulary.
     """
-    tokens = _array(gguf, "tokens")
+    tokens = _stored(gguf, "tokens") or ()
     found: dict[str, str] = {}
     for key, role in _ROLES.items():
         value = gguf.get(_PREFIX + key)
@@ -126,9 +128,17 @@ def tokenizer_from_gguf(gguf: Mapping[str, Any]) -> tuple[Tokenizer, list[str]]:
     return tokenizer, notes
 
 
+def _stored(gguf: Mapping[str, Any], name: str) -> Sequence[Any] | None:
+    """A list of the metadata as it is there; None without one."""
+    value = gguf.get(_PREFIX + name)
+    if value is not None and (not isinstance(value, Sequence) or isinstance(value, str | bytes)):
+        raise model_file_error(f"{_PREFIX}{name} is no list", param=_PREFIX + name)
+    return value
+
+
 def _array(gguf: Mapping[str, Any], name: str, length: int | None = None) -> list[Any]:
     """An array of the metadata as a list; empty if it is absent and `length` is given."""
-    value = gguf.get(_PREFIX + name)
+    value = _stored(gguf, name)
     if value is None:
         if length is not None:
             return []
@@ -137,15 +147,12 @@ def _array(gguf: Mapping[str, Any], name: str, length: int | None = None) -> lis
             "use a file made with its tokenizer",
             param=_PREFIX + name,
         )
-    if not isinstance(value, list):
-        raise model_file_error(f"{_PREFIX}{name} is no list", param=_PREFIX + name)
     values = list(value)
     if length is not None and len(values) != length:
         raise model_file_error(
             f"{_PREFIX}{name} has {len(values)} entries for {length} tokens", param=_PREFIX + name
         )
-    wanted = _ENTRIES.get(name, str)
-    if any(isinstance(v, bool) or not isinstance(v, wanted) for v in values):
+    if not set(map(type, values)) <= _ENTRIES.get(name, {str}):
         raise model_file_error(
             f"{_PREFIX}{name} holds entries of another type than it should", param=_PREFIX + name
         )
@@ -168,20 +175,16 @@ def _merged(
             f"the GGUF file cuts words by the rule {name!r}, which is not known here; "
             f"known are {', '.join(sorted(WORD_RULES))}",
         )
-    merges: list[tuple[str, str]] = []
-    for line in _array(gguf, "merges"):
-        # The space between the halves is never the first character of a line.
-        cut = line.find(" ", 1)
-        left, right = line[:cut], line[cut + 1 :]
-        if cut < 0 or left not in vocab or right not in vocab or left + right not in vocab:
-            raise model_file_error(
-                f"{_PREFIX}merges holds {line!r}, whose parts or result are not in the vocabulary",
-                param=_PREFIX + "merges",
-            )
-        merges.append((left, right))
+    # The space between the halves is never the first character of a line.
+    lines = _array(gguf, "merges")
+    cuts = [line.find(" ", 1) for line in lines]
+    if -1 in cuts:
+        raise _no_merge(lines[cuts.index(-1)])
+    merges = [(line[:cut], line[cut + 1 :]) for line, cut in zip(lines, cuts, strict=True)]
     if rule.raw:
-        return _raw(vocab, merges, special_tokens(gguf).get("unk_token")), Affixes(bos=rule.add_bos)
-    tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=rule.whole_words))
+        unknown = special_tokens(gguf).get("unk_token")
+        return _raw(vocab, merges, unknown), Affixes(bos=rule.add_bos)
+    tokenizer = Tokenizer(_bpe(vocab, merges, ignore_merges=rule.whole_words))
     if rule.nfc:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = splitter(rule)
@@ -189,11 +192,28 @@ def _merged(
     return tokenizer, Affixes(bos=rule.add_bos)
 
 
+def _bpe(vocab: dict[str, int], merges: list[tuple[str, str]], **settings: Any) -> models.BPE:
+    """The library's own model, which looks every merge's parts and result up; where it refuses
+    one, it is named."""
+    try:
+        return models.BPE(vocab, merges, **settings)
+    except Exception:  # the library raises bare Exception
+        for left, right in merges:
+            if not (left in vocab and right in vocab and left + right in vocab):
+                raise _no_merge(f"{left} {right}") from None
+        raise
+
+
+def _no_merge(line: str) -> TidemillError:
+    return model_file_error(
+        f"{_PREFIX}merges holds {line!r}, whose parts or result are not in the vocabulary",
+        param=_PREFIX + "merges",
+    )
+
+
 def _raw(vocab: dict[str, int], merges: list[tuple[str, str]], unknown: str | None) -> Tokenizer:
     """Merges over the characters of the whole text, as Gemma's tokenizer.json has them."""
-    tokenizer = Tokenizer(
-        models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
-    )
+    tokenizer = Tokenizer(_bpe(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]

@@ -8,6 +8,7 @@ from typing import Any
 
 from tidemill.base.errors import unsupported
 from tidemill.base.tokenizer_data import TokenizerData
+from tidemill.loading.gguf_texts import Texts
 from tidemill.loading.parts import ModelFiles
 
 ROPE_TENSOR = "rope_freqs.weight"
@@ -26,7 +27,8 @@ def vocabulary(data: TokenizerData, files: ModelFiles, pre: str | None) -> dict[
         TidemillError: UNSUPPORTED for a tokenizer that is neither byte-level BPE nor one of
             characters as Gemma 4's is (and no SentencePiece file).
     """
-    found: dict[str, Any] = dict(data.gguf or {})
+    given = data.gguf or {}
+    found = {key: list(v) if isinstance(v, Texts) else v for key, v in given.items()}
     if not found:
         document = json.loads(data.tokenizer_json or b"{}")
         found = _of_characters(document) or _byte_level(document, pre)

@@ -14,6 +14,7 @@ import numpy as np
 
 from tidemill.base.errors import unsupported
 from tidemill.loading.gguf import DEFAULT_ALIGNMENT, MAGIC, MAX_NAME_BYTES, TENSOR_TYPES
+from tidemill.loading.gguf_texts import Texts
 from tidemill.loading.write.out import OutTensor, Progress, ResumableFile
 
 _NUMBERS = {name: number for number, (name, _, _) in TENSOR_TYPES.items()}
@@ -54,7 +55,7 @@ def _string(text: str) -> bytes:
 
 
 def _value(key: str, value: Any) -> bytes:
-    if isinstance(value, list):
+    if isinstance(value, list | Texts):
         return struct.pack("<I", 9) + _array(key, value)
     if isinstance(value, str):
         return struct.pack("<I", 8) + _string(value)
@@ -71,7 +72,7 @@ def _value(key: str, value: Any) -> bytes:
     raise unsupported(key, f"GGUF key {key!r} cannot hold a {type(value).__name__}")
 
 
-def _array(key: str, values: list[Any]) -> bytes:
+def _array(key: str, values: Sequence[Any]) -> bytes:
     if values and all(isinstance(v, str) for v in values):
         return struct.pack("<IQ", 8, len(values)) + b"".join(map(_string, values))
     kind = type(values[0]) if values else int

@@ -1,0 +1,96 @@
+"""Lists of texts in a GGUF file's metadata, read from the mapped file when they are asked for."""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import overload
+
+from tidemill.base.errors import model_file_error
+
+_LENGTH = struct.Struct("<Q")
+
+
+class Texts(Sequence[str]):
+    """A list of texts that stays in the file: an engine never looks at a vocabulary of 300,000
+    tokens and merges, which would take a tenth of a second and tens of megabytes there.
+
+    Args:
+        view: the whole file.
+        start: where the first text's length stands.
+        count: of the texts.
+        path: of the file, for errors.
+
+    Attributes:
+        end: the byte behind the last one.
+
+    Raises:
+        TidemillError: MODEL_FILE, here when a text leaves the file, when asked for a text that is
+            no UTF-8.
+    """
+
+    def __init__(self, view: memoryview, start: int, count: int, path: Path) -> None:
+        self._view, self._start, self._path = view, start, path
+        self._ends = array("Q")
+        size, position = len(view), start
+        length_at, add = _LENGTH.unpack_from, self._ends.append
+        try:
+            # The loop that reads vocabularies, so it calls as little as it can.
+            for _ in range(count):
+                position += 8 + length_at(view, position)[0]
+                add(position)
+        except (struct.error, OverflowError) as error:
+            # The place of a length lies behind the end, or beyond what can be counted.
+            raise model_file_error(
+                f"truncated at byte {size}, or corrupt in a list of {count} texts at byte {start}; "
+                "fetch it again"
+            ) from error
+        if position > size:
+            raise model_file_error(f"truncated at byte {size}, within a text; fetch it again")
+        self.end = position
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        place = range(len(self))[index]
+        begin = (self._ends[place - 1] if place else self._start) + 8
+        try:
+            return str(self._view[begin : self._ends[place]], "utf-8")
+        except UnicodeDecodeError as error:
+            raise self._no_text(begin) from error
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} texts>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, list | Texts) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _all(self) -> list[str]:
+        first = self._start
+        data = bytes(self._view[first : self.end])
+        found: list[str] = []
+        begin = 8
+        try:
+            for end in self._ends:
+                found.append(data[begin : end - first].decode())
+                begin = end - first + 8
+        except UnicodeDecodeError as error:
+            raise self._no_text(first + begin) from error
+        return found
+
+    def _no_text(self, position: int) -> Exception:
+        return model_file_error(f"{self._path}: the text at byte {position} is no UTF-8")
