@@ -17,9 +17,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from fastapi import FastAPI
 from helpers.live_server import fake_context, serving
 from helpers.scripted_engine import ScriptedEngine
+from starlette.applications import Starlette
 
 from tidemill.base.errors import TidemillError
 from tidemill.base.log import describe_exception, set_up_logging
@@ -69,9 +69,9 @@ def _bearer(key: str) -> dict[str, str]:
 
 
 def _routes(app: Any) -> list[tuple[str, str]]:
-    while not isinstance(app, FastAPI):
+    while not isinstance(app, Starlette):
         app = app.app
-    found = [(m, r.path) for r in app.routes for m in r.methods]  # type: ignore[attr-defined]
+    found = [(m, r.path) for r in app.routes for m in sorted(r.methods)]  # type: ignore[attr-defined]
     assert len(found) >= 10
     return found
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Awaitable, Callable
+from functools import cache
+from inspect import getdoc
 from typing import Any
 
 import pydantic
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from tidemill.base.errors import TidemillError
@@ -23,7 +25,7 @@ from tidemill.server.context import ServerContext
 from tidemill.server.errors import Refusal, problem_of
 from tidemill.server.keys import Role
 from tidemill.server.openai import chat, completions, embeddings, models, rerank, schema
-from tidemill.server.openapi import describe_bodies, responses_of
+from tidemill.server.openapi import Described, document_of
 from tidemill.server.security import Security
 
 Handler = Callable[[ServerContext, Request], Awaitable[Response]]
@@ -33,7 +35,8 @@ _USERS = frozenset({Role.ADMIN, Role.USER})
 _METERS = frozenset({Role.ADMIN, Role.METRICS})
 
 # method, path, handler, body, who may (none named: everyone, even without a key)
-_ROUTES: tuple[tuple[str, str, Handler, type[pydantic.BaseModel] | None, frozenset[Role]], ...] = (
+_Route = tuple[str, str, Handler, type[pydantic.BaseModel] | None, frozenset[Role]]
+_ROUTES: tuple[_Route, ...] = (
     ("POST", "/v1/chat/completions", chat.chat_completions, schema.ChatRequest, _USERS),
     ("POST", "/v1/completions", completions.completions, schema.CompletionRequest, _USERS),
     ("POST", "/v1/embeddings", embeddings.embeddings, schema.EmbeddingRequest, _USERS),
@@ -59,25 +62,36 @@ def build_app(context: ServerContext, security: Security | None = None) -> ASGIA
     content network, which would not work offline.
     """
     security = security or Security()
-    app = FastAPI(
-        title="Tidemill",
-        version=context.build or "0",
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
-        redirect_slashes=False,
-    )
-    for method, path, handler, body, roles in _ROUTES:
-        _add_route(app, context, method, path, handler, body, roles)
 
     async def openapi(context: ServerContext, request: Request) -> Response:
         """This description."""
-        return JSONResponse(app.openapi())
+        return JSONResponse(document())
 
-    _add_route(app, context, "GET", "/openapi.json", openapi, None, _USERS)
-    for kind in (TidemillError, Refusal, HTTPException, Exception):
-        app.add_exception_handler(kind, _answer_error)
-    describe_bodies(app, [body for _, _, _, body, _ in _ROUTES if body is not None])
+    @cache
+    def document() -> dict[str, Any]:
+        return document_of(
+            context.build or "0",
+            [
+                Described(
+                    *(method, path, handler.__name__, getdoc(handler) or "", body),
+                    locked=bool(roles),
+                    stream=body in _STREAMED,
+                )
+                for method, path, handler, body, roles in routes
+            ],
+        )
+
+    routes = (*_ROUTES, ("GET", "/openapi.json", openapi, None, _USERS))
+    app = Starlette(
+        routes=[
+            Route(path, _endpoint(context, path, handler, roles), methods=[method])
+            for method, path, handler, _, roles in routes
+        ],
+        exception_handlers=dict.fromkeys(
+            (TidemillError, Refusal, HTTPException, Exception), _answer_error
+        ),
+    )
+    app.router.redirect_slashes = False
     door: ASGIApp = Door(
         app,
         security.keys,
@@ -96,15 +110,9 @@ def build_app(context: ServerContext, security: Security | None = None) -> ASGIA
     return Entrance(door, context.metrics)
 
 
-def _add_route(
-    app: FastAPI,
-    context: ServerContext,
-    method: str,
-    path: str,
-    handler: Handler,
-    body: type[pydantic.BaseModel] | None,
-    roles: frozenset[Role],
-) -> None:
+def _endpoint(
+    context: ServerContext, path: str, handler: Handler, roles: frozenset[Role]
+) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         request.state.route = path
         try:
@@ -116,32 +124,7 @@ def _add_route(
             context.metrics.requests.labels(problem.code or "error").inc()
             return problem.response()
 
-    extra: dict[str, Any] = {}
-    if body is not None:
-        reference = {"$ref": f"#/components/schemas/{body.__name__}"}
-        extra["requestBody"] = {
-            "required": True,
-            "content": {"application/json": {"schema": reference}},
-        }
-    if names := re.findall(r"\{(\w+)", path):
-        # Handlers read the path themselves, so the framework does not see its parameters.
-        extra["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            for name in names
-        ]
-    app.add_api_route(
-        path,
-        endpoint,
-        methods=[method],
-        name=handler.__name__,
-        description=handler.__doc__,
-        openapi_extra=extra,
-        responses=responses_of(
-            path, body=body is not None, locked=bool(roles), stream=body in _STREAMED
-        ),
-        response_model=None,
-        response_class=Response,
-    )
+    return endpoint
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

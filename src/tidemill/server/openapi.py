@@ -1,11 +1,16 @@
-"""What the OpenAPI document says beyond the routes: bodies, and every status they can answer."""
+"""The OpenAPI document: routes, their bodies, and every status they can answer.
+
+Format: the OpenAPI specification 3.1.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pydantic
-from fastapi import FastAPI
 
 ERROR = "Error"
 
@@ -48,50 +53,80 @@ _NAMED_MODEL = {404: "There is no such model"}
 _OF_PATHS = {"/v1/models/{model:path}": _NAMED_MODEL}
 
 
-def responses_of(path: str, *, body: bool, locked: bool, stream: bool) -> dict[int | str, Any]:
-    """The statuses of a route, for the framework's `responses`.
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A route for the document.
 
-    Args:
-        path: of the route.
-        body: it takes a JSON body.
+    Attributes:
+        method, path: as routed; a path's parameters are texts, `{name}` or `{name:path}`.
+        name: of what answers; unique together with the path.
+        text: what it does.
+        body: the JSON body it takes, or None.
         locked: it asks for a key.
         stream: its answer can be a stream of server-sent events.
     """
-    problems = {
-        **_ANY,
-        **(_LOCKED if locked else {}),
-        **(_WITH_BODY if body else {}),
-        **_OF_PATHS.get(path, {}),
+
+    method: str
+    path: str
+    name: str
+    text: str
+    body: type[pydantic.BaseModel] | None
+    locked: bool
+    stream: bool
+
+
+def document_of(version: str, routes: Sequence[Described]) -> dict[str, Any]:
+    """The document for an API of these routes."""
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        path = re.sub(r":\w+\}", "}", route.path)
+        paths.setdefault(path, {})[route.method.lower()] = _operation(route, path)
+    _, definitions = pydantic.json_schema.models_json_schema(
+        [(body, "validation") for body in {r.body: None for r in routes} if body is not None],
+        ref_template="#/components/schemas/{model}",
+    )
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Tidemill", "version": version},
+        "paths": paths,
+        "components": {"schemas": {**definitions["$defs"], ERROR: _ERROR_SCHEMA}},
     }
-    reference = {"application/json": {"schema": {"$ref": f"#/components/schemas/{ERROR}"}}}
-    found: dict[int | str, Any] = {
-        status: {"description": text, "content": reference}
-        for status, text in sorted(problems.items())
+
+
+def _operation(route: Described, path: str) -> dict[str, Any]:
+    method = route.method.lower()
+    found: dict[str, Any] = {
+        "summary": route.name.replace("_", " ").title(),
+        "description": route.text,
+        "operationId": re.sub(r"\W", "_", route.name + path) + "_" + method,
+        "responses": _responses(route),
     }
-    if stream:
-        answer = {"application/json": {}, "text/event-stream": {"schema": {"type": "string"}}}
-        found[200] = {"description": "The answer, whole or as events", "content": answer}
+    if route.body is not None:
+        reference = {"$ref": f"#/components/schemas/{route.body.__name__}"}
+        found["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": reference}},
+        }
+    if names := re.findall(r"\{(\w+)", path):
+        found["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in names
+        ]
     return found
 
 
-def describe_bodies(app: FastAPI, bodies: list[type[pydantic.BaseModel]]) -> None:
-    """Put the schemas of request bodies and errors into the document.
-
-    Handlers read bodies themselves (bounds, one parse, our errors), so the framework does not know
-    their schemas.
-    """
-    generate = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            document = generate()
-            _, definitions = pydantic.json_schema.models_json_schema(
-                [(body, "validation") for body in bodies],
-                ref_template="#/components/schemas/{model}",
-            )
-            schemas = {**definitions["$defs"], ERROR: _ERROR_SCHEMA}
-            document.setdefault("components", {})["schemas"] = schemas
-            app.openapi_schema = document
-        return app.openapi_schema
-
-    app.openapi = openapi  # type: ignore[method-assign]
+def _responses(route: Described) -> dict[str, Any]:
+    problems = {
+        **_ANY,
+        **(_LOCKED if route.locked else {}),
+        **(_WITH_BODY if route.body is not None else {}),
+        **_OF_PATHS.get(route.path, {}),
+    }
+    reference = {"application/json": {"schema": {"$ref": f"#/components/schemas/{ERROR}"}}}
+    found: dict[str, Any] = {"200": {"description": "Successful Response"}}
+    if route.stream:
+        answer = {"application/json": {}, "text/event-stream": {"schema": {"type": "string"}}}
+        found["200"] = {"description": "The answer, whole or as events", "content": answer}
+    for status, text in sorted(problems.items()):
+        found[str(status)] = {"description": text, "content": reference}
+    return found
