@@ -30,6 +30,7 @@ $(VENV)/.modules: FORCE | $(BIN)/python
 $(VENV)/.installed: $(BIN)/python pyproject.toml CMakeLists.txt $(NATIVE) $(VENV)/.modules
 	@echo "building and installing tidemill (a minute or two the first time) ..."
 	$(PIP) install -e .
+	@$(BIN)/python -m compileall -q src/tidemill  # as pip does for a package that is no editable one
 	@touch $@
 
 install: $(VENV)/.installed ## create .venv, build the native core, install the package

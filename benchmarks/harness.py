@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import compileall
 import contextlib
 import os
 import platform
@@ -31,6 +32,12 @@ def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])
+
+
+def compiled() -> None:
+    """Keep the package's bytecode, as pip does where a package is installed: a start that is
+    measured reads it also where PYTHONDONTWRITEBYTECODE is set."""
+    compileall.compile_dir(ROOT / "src" / "tidemill", quiet=1)
 
 
 def threads() -> int:

@@ -133,6 +133,7 @@ def _start(cache: Path, until_kept: bool) -> float:
 def start(how: How) -> Outcome:
     """`serve` to first token with the file in the page cache; first: nothing packed is kept yet."""
     LOGS.mkdir(parents=True, exist_ok=True)
+    harness.compiled()
     cache = harness.WORK / "start-cache"
     first, second = [], []
     models.gguf_file(SHAPE, "q8_0").read_bytes()

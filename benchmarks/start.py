@@ -27,6 +27,7 @@ from pathlib import Path
 from harness import (
     MODEL,
     TIDEMILL,
+    compiled,
     free_port,
     machine_line,
     make_model,
@@ -145,6 +146,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
     make_model()
+    compiled()
     with open(MODEL / "model.safetensors", "rb") as file:  # into the page cache
         while file.read(2**24):
             pass

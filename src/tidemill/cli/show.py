@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING
 import typer
 
 from tidemill.cli import options
-from tidemill.contract.config import KV_DTYPES
-from tidemill.models.foreign import Foreign
-from tidemill.models.spec import Attention, DecoderSpec, Mlp, Moe
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from tidemill.models.foreign import Foreign
+    from tidemill.models.spec import Attention, DecoderSpec, Mlp, Moe
     from tidemill.opened import OpenedModel
-
-_KV_DTYPES = KV_DTYPES[1:]  # all but auto
 
 
 def show(
@@ -118,6 +115,8 @@ def _foreign(opened: OpenedModel, foreign: Foreign) -> list[tuple[str, str]]:
 
 
 def _feed_forward(mlp: Mlp | Moe) -> str:
+    from tidemill.models.spec import Moe
+
     if isinstance(mlp, Moe):
         shared = ", and a shared one" if mlp.shared else ""
         return f"{mlp.top_k} of {mlp.experts} experts{shared}; each {_feed_forward(mlp.expert)}"
@@ -134,13 +133,15 @@ def _kv_table(opened: OpenedModel) -> Table:
     from rich.table import Table
 
     from tidemill.cli.machine import human_bytes
+    from tidemill.contract.config import KV_DTYPES
 
     spec = opened.files.spec
+    kinds = KV_DTYPES[1:]  # all but auto
     table = Table(title="KV cache", title_justify="left", box=None)
     table.add_column("type")
     table.add_column("bytes per token", justify="right")
     table.add_column("full context", justify="right")
-    for kv_dtype in _KV_DTYPES if spec.foreign is None else _KV_DTYPES[:1]:
+    for kv_dtype in kinds if spec.foreign is None else kinds[:1]:
         keeps = spec.foreign is not None or spec.cached()
         size = spec.kv_bytes_per_token(kv_dtype) if keeps else 0
         table.add_row(kv_dtype, f"{size:,}", human_bytes(size * spec.max_positions))

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from tidemill.base.errors import ErrorKind, TidemillError, config_error
 from tidemill.base.log import get_logger, log_format
@@ -308,6 +307,8 @@ async def _watch_load(engine: EngineProcess) -> None:
 
 
 def _signs_of_life(engine: EngineProcess) -> tuple[object, ...]:
+    import psutil  # takes a while to import, and a start is over before this is called
+
     try:
         process = psutil.Process(engine.pid)
         return engine.log.pulse, process.cpu_times(), process.memory_info().rss
