@@ -291,7 +291,7 @@ class EngineCore:
                 if not (self._inbox or self._closing):
                     self._scheduler.check()
                     if self._grammars is not None:
-                        self._grammars.warm()
+                        self._grammars.warm(self.info.weight_bytes)
                     while not (self._inbox or self._closing):
                         self._rest()
             if self._closing:

@@ -26,6 +26,12 @@ _log = get_logger(__name__)
 MAX_PHASES = 64
 COMPILE_THREADS = 2
 
+# A vocabulary takes about so many bytes per token, in a tokenizer and in llguidance's table (127
+# MiB for 152,000 tokens), and a second to read. It is read before somebody asks for it where that
+# is at most this share of the weights.
+TOKEN_BYTES = 800
+WARM_SHARE = 0.05
+
 Done = Callable[[list[ProgramState], TidemillError | None], None]
 
 
@@ -96,8 +102,11 @@ class GrammarService:
                 give_back()  # what reading the vocabulary took and freed
             return self._compiler
 
-    def warm(self) -> None:
-        """Read the vocabulary in a thread, before somebody waits for it; once."""
+    def warm(self, weight_bytes: int) -> None:
+        """Read the vocabulary in a thread, before somebody waits for it; once, and only beside so
+        many bytes of weights that what it takes is little."""
+        if self._source[1] * TOKEN_BYTES > WARM_SHARE * weight_bytes:
+            return
         with self._lock:
             if self._warmed or self._compiler is not None:
                 return
