@@ -23,6 +23,7 @@ from soak.injector import NOTICE_SECONDS, Injector, hostile_requests
 from soak.machine import Machine, SmallDisk
 from soak.report import Report
 from soak.streams import KnownStreams
+from tidemill.base.heap import GIVE_BACK_SECONDS
 
 RSS_GROWTH = 0.03
 
@@ -138,9 +139,9 @@ class Run:
                 self._note_recoveries(await machine.metrics())
 
     async def _settled(self, machine: Machine) -> dict[str, int]:
-        """Figures when connections have been closed."""
+        """Figures when connections have been closed and freed memory has been given back."""
         await machine.idle()
-        await asyncio.sleep(2)
+        await asyncio.sleep(GIVE_BACK_SECONDS + 2)
         return machine.figures()
 
     async def _main(

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+
+GIVE_BACK_SECONDS = 10.0
+"""How long what was freed may be kept for more of the same."""
+
 
 def give_back() -> None:
     """Return freed memory to the system; for the moment after something large was read.
@@ -14,3 +20,28 @@ def give_back() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+class Giver:
+    """Gives freed memory back some seconds after something was done, and not again before.
+
+    What a burst took would else stay with the process: the C library keeps it, and a burst of
+    another shape takes more.
+
+    Args:
+        seconds: between what was done and the giving back.
+    """
+
+    def __init__(self, seconds: float = GIVE_BACK_SECONDS) -> None:
+        self._seconds = seconds
+        self._due: asyncio.TimerHandle | None = None
+
+    def done(self) -> None:
+        """Something that took memory is over; in a running event loop."""
+        if self._due is None:
+            self._due = asyncio.get_running_loop().call_later(self._seconds, self._give)
+
+    def _give(self) -> None:
+        self._due = None
+        with contextlib.suppress(RuntimeError):  # the loop ends and takes no more work
+            asyncio.get_running_loop().run_in_executor(None, give_back)
