@@ -15,7 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from itertools import count
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 import numpy as np
@@ -32,12 +32,14 @@ from tidemill.engine.flightlog import FlightLog, request_key
 from tidemill.engine.recorder import BEAT_SECONDS, RecordingExecutor
 from tidemill.executor.base import Executor, PlanHandle
 from tidemill.executor.inproc import OpenedExecutor, open_inproc
-from tidemill.grammar.phases import ProgramState
 from tidemill.grammar.service import GrammarService
 from tidemill.memory.lease import KVMemory
 from tidemill.sched.policy import Limits
 from tidemill.sched.scheduler import Scheduler
 from tidemill.sched.sequence import Emission
+
+if TYPE_CHECKING:
+    from tidemill.grammar.phases import ProgramState
 
 _log = get_logger(__name__)
 
@@ -386,7 +388,7 @@ class EngineCore:
         assert self._grammars is not None
         states = [self._scheduler.constraint(plan.rows[i].seq_id) for i in waiting]
         try:
-            masks = self._grammars.masks([cast(ProgramState, state) for state in states])
+            masks = self._grammars.masks([cast("ProgramState", state) for state in states])
         except Exception:
             # The step waits for them; rows without any token allowed end with an error.
             _log.exception("the masks of step %d could not be computed", plan.step_id)

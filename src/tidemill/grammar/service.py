@@ -1,4 +1,8 @@
-"""Programs compiled beside the step loop, and masks computed while a step runs."""
+"""Programs compiled beside the step loop, and masks computed while a step runs.
+
+What reads vocabularies and grammars is imported when the first program comes: an engine starts
+sooner without.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,9 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
+from typing import TYPE_CHECKING
 
 import numpy as np
-from llguidance import LLExecutor
-from llguidance.numpy import fill_next_token_bitmask_par
 
 from tidemill.base.clock import monotonic
 from tidemill.base.errors import TidemillError, bad_request
@@ -17,9 +20,12 @@ from tidemill.base.heap import give_back
 from tidemill.base.log import get_logger
 from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.contract.program import Forced, FreeText, Grammar, OutputProgram
-from tidemill.grammar.compiler import Compiler, CompileStats
-from tidemill.grammar.phases import CompiledProgram, Mask, ProgramState
-from tidemill.grammar.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from llguidance import LLExecutor
+
+    from tidemill.grammar.compiler import Compiler
+    from tidemill.grammar.phases import CompiledProgram, Mask, ProgramState
 
 _log = get_logger(__name__)
 
@@ -32,7 +38,7 @@ COMPILE_THREADS = 2
 TOKEN_BYTES = 800
 WARM_SHARE = 0.05
 
-Done = Callable[[list[ProgramState], TidemillError | None], None]
+Done = Callable[["list[ProgramState]", TidemillError | None], None]
 
 
 class GrammarService:
@@ -90,6 +96,8 @@ class GrammarService:
         Raises:
             TidemillError: kind BAD_REQUEST naming the field that cannot be honoured.
         """
+        from tidemill.grammar.phases import CompiledProgram
+
         compiler = self._ready()
         _check(program, compiler.vocabulary.size)
         matchers = [compiler.matcher(p) for p in program.phases if isinstance(p, Grammar)]
@@ -98,6 +106,9 @@ class GrammarService:
     def _ready(self) -> Compiler:
         with self._lock:
             if self._compiler is None:
+                from tidemill.grammar.compiler import Compiler
+                from tidemill.grammar.vocabulary import Vocabulary
+
                 self._compiler = Compiler(Vocabulary(*self._source))
                 give_back()  # what reading the vocabulary took and freed
             return self._compiler
@@ -120,12 +131,12 @@ class GrammarService:
 
     def figures(self) -> dict[str, float]:
         """Counters, under their names in `EngineStats`."""
-        stats = CompileStats() if self._compiler is None else self._compiler.stats
+        stats = None if self._compiler is None else self._compiler.stats
         return {
-            "grammars_compiled": stats.compiled,
-            "grammars_reused": stats.reused,
-            "grammars_refused": stats.refused,
-            "grammar_seconds": stats.seconds,
+            "grammars_compiled": stats.compiled if stats else 0,
+            "grammars_reused": stats.reused if stats else 0,
+            "grammars_refused": stats.refused if stats else 0,
+            "grammar_seconds": stats.seconds if stats else 0.0,
             "mask_seconds": self._mask_seconds,
         }
 
@@ -133,6 +144,9 @@ class GrammarService:
 
     def masks(self, states: Sequence[ProgramState]) -> list[Mask]:
         """Masks of the next token of each choice; several languages are asked in parallel."""
+        from llguidance import LLExecutor
+        from llguidance.numpy import fill_next_token_bitmask_par
+
         begun = monotonic()
         found: list[Mask | None] = [state.fixed_mask() for state in states]
         asked = [i for i, mask in enumerate(found) if mask is None]
