@@ -228,6 +228,21 @@ static inline const uint8_t* value_row(const SpanJob& job, int64_t s) {
   return head + job.layout.v_offset + slot / Cache::kDepth * row;
 }
 
+// What to bring closer beside V of position t: V so many positions on, and behind the last of the
+// span the next one's K, which would else be read from memory. A block's K is as large as its V
+// where they are as wide, so a run of V's rows covers a part of it that begins at its slot's share.
+template <class Cache>
+static inline const uint8_t* value_ahead(const SpanJob& job, int64_t t, int64_t positions,
+                                         Visible all, int64_t last_row) {
+  const int64_t next = t + positions;
+  if (next < all.hi) return value_row<Cache>(job, next / Cache::kDepth);
+  if (next < kSpan || job.base + next >= job.shape.end(job.pos0 + last_row / job.group))
+    return nullptr;
+  int64_t slot;
+  const uint8_t* head = head_at(job, next, &slot);
+  return head + job.layout.v_offset * slot / job.kv.block_size;
+}
+
 // Steps [from, to) of one row alone.
 template <class Cache>
 static inline void value_alone(const SpanJob& job, int64_t r, Visible see, int64_t from,
@@ -268,10 +283,10 @@ static void value_rows(const SpanJob& job, int64_t row0) {
     int64_t count = 0;
     for (int64_t s = from; s < to;) {
       const int64_t end = min64(to, (s * D / kHalf + 1) * kHalf / D);
-      const bool more = row0 == 0 && s * D + kRange < all.hi;
       runs[count++] = {value_row<Cache>(job, s),
                        reinterpret_cast<const uint8_t*>(job.scores) + s * Cache::kQueryBytes,
-                       more ? value_row<Cache>(job, s + kRange / D) : nullptr, end - s};
+                       row0 == 0 ? value_ahead<Cache>(job, s * D, kRange, all, R - 1) : nullptr,
+                       end - s};
       s = end;
     }
     value_vectors<Cache, R, V>(runs, count, Cache::row_bytes(job.shape.v_dim), kScoreRow * 4,
