@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
+import kernels
 import models
 from engines import (
     OURS,
@@ -164,6 +165,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS = (1024, 2048, 4096, 8192, 16384, 32768)
 # A share of the roofline that falls by more than this from one point to the next is a knee.
 KNEE = 0.75
+Q8_BYTES = 34 / 32  # of a weight of Q8_0
 
 
 def growth(how: How) -> Outcome:
@@ -171,6 +173,7 @@ def growth(how: How) -> Outcome:
     shape, kind, steps = "qwen3-0.6b", "q8_0", 4 if how.quick else 10
     path = models.gguf_file(shape, kind)
     weights = models.tensor_bytes(path)
+    program = kernels.build()
     points: dict[str, list[dict[str, float]]] = {"batch": [], "context": []}
     sweeps = {
         "batch": [(b, SHORT) for b in BATCHES],
@@ -183,7 +186,10 @@ def growth(how: How) -> Outcome:
         ) as (engine, said):  # fmt: skip
             engine.call("prepare", sequences=widest, depth=deepest)
             for sequences, at in sweep:
-                points[name].append(_point(engine, how, sequences, at, steps, weights, said))
+                point = _point(engine, how, sequences, at, steps, weights, said)
+                computing = 2 * sequences * weights / Q8_BYTES / kernels.int8_peak(program)
+                point["roofline"] = max(point["roofline"], computing)
+                points[name].append(point)
     rows = []
     for name, of in points.items():
         shares = [p["roofline"] / p["seconds"] for p in of]

@@ -56,6 +56,13 @@ def measure(program: str, isa: str, what: str) -> list[Line]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+def int8_peak(program: str) -> float:
+    """Operations per second of all threads that multiply int8 in registers alone, by one's rate."""
+    isa = native.available_isas()[0]
+    done = subprocess.run([program, "peak", isa], check=True, capture_output=True, text=True)
+    return float(done.stdout) * 1e9 * harness.threads()
+
+
 def _unique(lines: Iterable[Line], key: str) -> list[str]:
     return list(dict.fromkeys(line[key] for line in lines))
 

@@ -1,9 +1,11 @@
 // kernel_check [isa]: every kernel of every instruction set this machine runs against a double
 // precision reference, and the bitwise invariances of promise 6. Exit status 1 on any failure.
 // kernel_check bench [isa [filter]]: rates beside a plain read taken in turn with them.
+// kernel_check peak isa: GOP/s of one thread multiplying int8 in registers alone.
 #include <cstdarg>
 
 #include "check.h"
+#include "peaks.h"
 
 namespace tidemill::check {
 
@@ -23,6 +25,10 @@ void fail(const char* isa, const char* what, const char* format, ...) {
 
 int main(int argc, char** argv) {
   using namespace tidemill;
+  if (argc == 3 && std::strcmp(argv[1], "peak") == 0) {
+    std::printf("%.1f\n", check::register_peak(argv[2], ActType::I8));
+    return 0;
+  }
   const bool benching = argc > 1 && std::strcmp(argv[1], "bench") == 0;
   const char* only = argc > 1 + benching ? argv[1 + benching] : nullptr;
   const char* filter = argc > 2 + benching ? argv[2 + benching] : "";
