@@ -135,6 +135,18 @@ def test_bad_tokenizers_are_clear_errors() -> None:
     assert caught.value.kind is ErrorKind.UNSUPPORTED
 
 
+def test_a_panic_of_the_library_is_a_clear_error() -> None:
+    # Found by the fuzzer: the prefix said to begin follow-up pieces is longer than they are.
+    model = {
+        "type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]],
+        "continuing_subword_prefix": "longer",
+    }  # fmt: skip
+    data = TokenizerData(tokenizer_json=json.dumps({"version": "1.0", "model": model}).encode())
+    with pytest.raises(TidemillError, match=r"tokenizer\.json cannot be read: range end") as caught:
+        Tokenizer(data)
+    assert caught.value.kind is ErrorKind.MODEL_FILE and caught.value.param == "tokenizer.json"
+
+
 def test_lone_surrogate_is_a_bad_request(tokenizer: Tokenizer) -> None:
     with pytest.raises(TidemillError, match="surrogate") as caught:
         tokenizer.encode("a\ud800b")

@@ -10,9 +10,10 @@ library's byte fallback replaces each byte of the whole run of byte tokens aroun
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tokenizers
@@ -168,25 +169,13 @@ class Tokenizer:
 
     def _build(self, data: TokenizerData) -> tokenizers.Tokenizer:
         if data.tokenizer_json is not None:
-            try:
+            with _reading("tokenizer.json", "tokenizer.json"):
                 return tokenizers.Tokenizer.from_str(data.tokenizer_json.decode())
-            except TidemillError:
-                raise
-            except Exception as error:  # the library raises bare Exception
-                raise model_file_error(
-                    f"tokenizer.json cannot be read: {error}", param="tokenizer.json"
-                ) from error
         if data.gguf is not None:
             from tidemill.text.gguf_vocab import tokenizer_from_gguf
 
-            try:
+            with _reading("the vocabulary", "tokenizer.ggml.tokens"):
                 backend, self.notes = tokenizer_from_gguf(data.gguf)
-            except TidemillError:
-                raise
-            except Exception as error:  # the library raises bare Exception
-                raise model_file_error(
-                    f"the vocabulary cannot be read: {error}", param="tokenizer.ggml.tokens"
-                ) from error
             return backend
         raise model_file_error(
             "the model has no tokenizer: put its tokenizer.json into the model's folder",
@@ -231,9 +220,7 @@ class Tokenizer:
                 None, "the text holds a lone surrogate (U+D800 to U+DFFF), which is not a character"
             ) from error
         except BaseException as error:
-            # A panic of the library's Rust code is no Exception, and its class cannot be imported;
-            # its errors are bare ones.
-            if type(error).__name__ != "PanicException" and type(error) is not Exception:
+            if not _is_panic(error) and type(error) is not Exception:  # its errors are bare ones
                 raise
             raise bad_request(
                 None,
@@ -352,6 +339,24 @@ class Tokenizer:
         """True when the ids already begin with what `add_special` would put in front."""
         prefix = self._prefix
         return bool(prefix) and list(token_ids[: len(prefix)]) == prefix
+
+
+def _is_panic(error: BaseException) -> bool:
+    """A panic of the library's Rust code, which is no Exception; its class cannot be imported."""
+    return type(error).__name__ == "PanicException"
+
+
+@contextlib.contextmanager
+def _reading(what: str, param: str) -> Iterator[None]:
+    """The library gives up on a model's file: an error of ours, and no end of the process."""
+    try:
+        yield
+    except TidemillError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and not _is_panic(error):
+            raise
+        raise model_file_error(f"{what} cannot be read: {error}", param=param) from error
 
 
 def _decoder_of(backend: tokenizers.Tokenizer) -> dict[str, Any] | None:
