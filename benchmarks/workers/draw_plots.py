@@ -56,9 +56,13 @@ def growth(points: dict[str, list[dict[str, float]]], folder: Path) -> None:
         of = points[name]
         xs = [p["x"] for p in of]
         axes.plot(xs, [1e3 * p["seconds"] for p in of], "o-", ms=4, label="a step")
-        axes.plot(xs, [1e3 * p["roofline"] for p in of], "k--", lw=1, label="reading its bytes")
+        limits = [1e3 * p["roofline"] for p in of]
+        axes.plot(xs, limits, "k--", lw=1, label="the machine: reading or multiplying")
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
+        axes.set_xticks(xs, [f"{x / 1024:.0f}k" if x >= 1024 else f"{x:.0f}" for x in xs])
+        axes.set_yticks([20, 50, 100, 200, 500], ["20", "50", "100", "200", "500"])
+        axes.minorticks_off()
         axes.set_xlabel(label)
         axes.set_ylabel("ms")
         axes.grid(alpha=0.3, which="both")
