@@ -119,9 +119,9 @@ _START = (
     "vocabulary (0.4 s, half of it in the library). Both need 2.2 s of two processors."
 )
 _GROWTH = (
-    "at worst between 2 and 4 sequences (in two runs before, whose limit swung with the read beside "
-    "each point, elsewhere); from 8 on arithmetic is the limit, which the products alone come "
-    "closer to (684 of 934 GOP/s at 16 rows) than a step does. Neither has been profiled."
+    "at worst between 2 and 4 sequences; from 8 on arithmetic is the limit, which the products "
+    "alone come closer to (684 of 934 GOP/s at 16 rows) than a step does. Neither has been "
+    "profiled."
 )
 # Best instruction set of the machine -> beginning of a row's key -> why its target is missed, as
 # far as it is known; the last that fits.
