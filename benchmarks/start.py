@@ -49,8 +49,7 @@ class Start:
     Attributes:
         seconds: from the start of the process to its first token.
         pss: proportional bytes of its processes then.
-        idle_pss: proportional bytes when it has been idle for a while, with the vocabulary for
-            constrained output read; 0 when not looked at.
+        idle_pss: proportional bytes when it has been idle for a while; 0 when not looked at.
         idle_cpu: processor seconds per second while idle.
     """
 
@@ -155,7 +154,7 @@ def main() -> None:
         "",
         "| weights | first start, s | second start, s (median of "
         f"{args.starts}, range) | packed, MiB | beside it, MiB: first start | second start "
-        "| idle, vocabulary read | idle, share of a core |",
+        "| idle | idle, share of a core |",
         "|---|---|---|---|---|---|---|---|",
     ]
     lines += [measure(kind, args.starts, args.verbose) for kind in args.types.split(",")]

@@ -144,13 +144,13 @@ class GrammarService:
 
     def masks(self, states: Sequence[ProgramState]) -> list[Mask]:
         """Masks of the next token of each choice; several languages are asked in parallel."""
-        from llguidance import LLExecutor
-        from llguidance.numpy import fill_next_token_bitmask_par
-
         begun = monotonic()
         found: list[Mask | None] = [state.fixed_mask() for state in states]
         asked = [i for i, mask in enumerate(found) if mask is None]
         if asked:
+            from llguidance import LLExecutor
+            from llguidance.numpy import fill_next_token_bitmask_par
+
             vocabulary = self._ready().vocabulary
             table = np.zeros((len(asked), -(-vocabulary.size // 32)), np.int32)
             if self._masks is None:

@@ -70,7 +70,7 @@ def special_tokens(gguf: Mapping[str, Any]) -> dict[str, str]:
     Raises:
         TidemillError: kind MODEL_FILE if an id is not in the vocabulary.
     """
-    tokens = _stored(gguf, "tokens") or ()
+    tokens = _stored(gguf, "tokens")
     found: dict[str, str] = {}
     for key, role in _ROLES.items():
         value = gguf.get(_PREFIX + key)
@@ -128,26 +128,25 @@ def tokenizer_from_gguf(gguf: Mapping[str, Any]) -> tuple[Tokenizer, list[str]]:
     return tokenizer, notes
 
 
-def _stored(gguf: Mapping[str, Any], name: str) -> Sequence[Any] | None:
-    """A list of the metadata as it is there; None without one."""
+def _stored(gguf: Mapping[str, Any], name: str) -> Sequence[Any]:
+    """A list that a vocabulary needs, as the metadata have it."""
     value = gguf.get(_PREFIX + name)
-    if value is not None and (not isinstance(value, Sequence) or isinstance(value, str | bytes)):
+    if value is None:
+        raise model_file_error(
+            f"the GGUF file has no {_PREFIX}{name}: it carries no vocabulary; "
+            "use a file made with its tokenizer",
+            param=_PREFIX + name,
+        )
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise model_file_error(f"{_PREFIX}{name} is no list", param=_PREFIX + name)
     return value
 
 
 def _array(gguf: Mapping[str, Any], name: str, length: int | None = None) -> list[Any]:
     """An array of the metadata as a list; empty if it is absent and `length` is given."""
-    value = _stored(gguf, name)
-    if value is None:
-        if length is not None:
-            return []
-        raise model_file_error(
-            f"the GGUF file has no {_PREFIX}{name}: it carries no vocabulary; "
-            "use a file made with its tokenizer",
-            param=_PREFIX + name,
-        )
-    values = list(value)
+    if length is not None and gguf.get(_PREFIX + name) is None:
+        return []
+    values = list(_stored(gguf, name))
     if length is not None and len(values) != length:
         raise model_file_error(
             f"{_PREFIX}{name} has {len(values)} entries for {length} tokens", param=_PREFIX + name
