@@ -188,6 +188,7 @@ def test_unnamed_word_rule_is_said() -> None:
         ({"tokens": []}, ErrorKind.MODEL_FILE, "empty"),
         ({"merges": None}, ErrorKind.MODEL_FILE, "tokenizer.ggml.merges"),
         ({"merges": ["a nosuchtoken"]}, ErrorKind.MODEL_FILE, "nosuchtoken"),
+        ({"merges": ["q q"]}, ErrorKind.MODEL_FILE, "'q q', whose parts or result"),
         ({"merges": ["ab"]}, ErrorKind.MODEL_FILE, "'ab'"),
         ({"token_type": [1]}, ErrorKind.MODEL_FILE, "1 entries"),
         ({"bos_token_id": 10**6}, ErrorKind.MODEL_FILE, "1000000"),
