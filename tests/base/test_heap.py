@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import platform
+import subprocess
+import sys
 
 import pytest
 
@@ -35,3 +39,40 @@ def test_a_loop_that_ends_is_no_error(capfd: pytest.CaptureFixture[str]) -> None
 
     asyncio.run(work())
     assert "Traceback" not in capfd.readouterr().err
+
+
+# Heaps of threads begin at multiples of 64 MiB; the main one is called [heap].
+COUNT_ARENAS = """
+import re, threading
+from tidemill.base import heap
+if {few}:
+    heap.use_few_arenas()
+def hold():
+    kept.append(bytes(50_000))
+    both.wait()
+kept, both = [], threading.Barrier(7)
+threads = [threading.Thread(target=hold) for _ in range(6)]
+for thread in threads:
+    thread.start()
+maps = open("/proc/self/maps").read()
+starts = [int(start, 16) for start in re.findall(r"^([0-9a-f]+)-\\S+ rw-p \\S+ 00:00 0\\s*$", maps, re.M)]
+print(sum(start % (64 << 20) == 0 for start in starts))
+both.wait()
+"""
+
+
+def arenas(*, few: bool, **env: str) -> int:
+    inherited = {k: v for k, v in os.environ.items() if k not in ("MALLOC_ARENA_MAX",)}
+    code = COUNT_ARENAS.format(few=few)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=inherited | env, capture_output=True, check=True
+    )
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is another one")
+def test_threads_share_a_few_heaps_unless_an_operator_chose() -> None:
+    plain = arenas(few=False)
+    assert plain > heap.ARENAS
+    assert arenas(few=True) < heap.ARENAS  # the main one is none of those counted
+    assert arenas(few=True, MALLOC_ARENA_MAX="16") == plain

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tidemill.base.build import build_id
 from tidemill.base.clock import monotonic
-from tidemill.base.heap import give_back
+from tidemill.base.heap import give_back, use_few_arenas
 from tidemill.base.log import get_logger
 from tidemill.base.vector_data import NOTHING_SAID, VectorData
 from tidemill.contract.config import EngineConfig
@@ -102,6 +102,7 @@ def serve(options: ServeOptions, listener: socket.socket, *, say: Say = lambda l
     """
     import uvloop
 
+    use_few_arenas()
     # What is made while starting stays: looking through it for garbage, now or later, finds none.
     gc.disable()
     return uvloop.run(_run(options, listener, say))
