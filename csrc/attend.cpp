@@ -11,6 +11,8 @@ constexpr int64_t kTileHeads = 128;
 constexpr int64_t kMaxTileQueries = 64;
 // At least so many queries, or of heads that share a latent as many as these query-heads are.
 constexpr int64_t kMinTileQueries = 8, kMinTileHeads = 256;
+// Shares of the tiles that a thread takes at least: what follows within a share is known.
+constexpr int64_t kSharesPerThread = 16;
 }  // namespace
 
 void Attend::plan(const AttnShape& shape, const std::vector<AttendRow>& rows) {
@@ -84,14 +86,22 @@ void Attend::visible(const Tile& tile, int64_t span, int64_t* begin, int64_t* en
   }
 }
 
+// What the tile sees from the span on.
+AttnNext Attend::keys_from(const Tile& tile, int64_t span) const {
+  const AttendRow& row = (*rows_)[static_cast<size_t>(tile.row)];
+  const int64_t first = row.pos0 + tile.q0;
+  return {row.block_table, tile.kv_head, std::max(shape_.oldest(first), span * kSpan),
+          shape_of(row).end(first + tile.count - 1)};
+}
+
 void Attend::compute_span(const KvLayer& kv, const float* q, int64_t q_stride, const Tile& tile,
-                          int64_t begin, int64_t end, int64_t span, const State& into,
-                          uint8_t* scratch) const {
+                          int64_t begin, int64_t end, int64_t span, const AttnNext& next,
+                          const State& into, uint8_t* scratch) const {
   const AttendRow& row = (*rows_)[static_cast<size_t>(tile.row)];
   const int64_t first = tile.q0 + begin;
   kernels_.attn_span(shape_of(row), kv, row.block_table, q + (row.first_token + first) * q_stride,
-                     q_stride, end - begin, row.pos0 + first, tile.kv_head, span, into.m, into.l,
-                     into.acc, scratch);
+                     q_stride, end - begin, row.pos0 + first, tile.kv_head, span, next, into.m,
+                     into.l, into.acc, scratch);
 }
 
 void Attend::merge(int64_t begin, int64_t end, const State& running, const State& span) const {
@@ -138,7 +148,9 @@ void Attend::run(const KvLayer& kv, const float* q, int64_t q_stride, const floa
 
 void Attend::run_whole(const KvLayer& kv, const float* q, int64_t q_stride, float* out,
                        int64_t out_stride) {
-  pool_.run(static_cast<int64_t>(tiles_.size()), 1, [&](int64_t t0, int64_t t1, int thread) {
+  const int64_t tiles = static_cast<int64_t>(tiles_.size());
+  const int64_t grain = std::max<int64_t>(1, tiles / (pool_.threads() * kSharesPerThread));
+  pool_.run(tiles, grain, [&](int64_t t0, int64_t t1, int thread) {
     float* base = states_.data() + thread * 2 * state_floats();
     const State running = state_at(base), span = state_at(base + state_floats());
     uint8_t* scratch = scratch_.data() + thread * scratch_bytes_;
@@ -149,7 +161,14 @@ void Attend::run_whole(const KvLayer& kv, const float* q, int64_t q_stride, floa
         int64_t begin, end;
         visible(tile, s, &begin, &end);
         if (begin >= end) continue;
-        compute_span(kv, q, q_stride, tile, begin, end, s, span, scratch);
+        AttnNext next;
+        if (s + 1 < tile.span1) {
+          next = keys_from(tile, s + 1);
+        } else if (t + 1 < t1) {
+          const Tile& after = tiles_[static_cast<size_t>(t + 1)];
+          next = keys_from(after, after.span0);
+        }
+        compute_span(kv, q, q_stride, tile, begin, end, s, next, span, scratch);
         merge(begin, end, running, span);
       }
       finish(tile, running, out, out_stride);
@@ -166,7 +185,7 @@ void Attend::run_spread(const KvLayer& kv, const float* q, int64_t q_stride, flo
       int64_t begin, end;
       visible(tile, item.span, &begin, &end);
       if (begin >= end) continue;
-      compute_span(kv, q, q_stride, tile, begin, end, item.span,
+      compute_span(kv, q, q_stride, tile, begin, end, item.span, AttnNext{},
                    state_at(partials_.data() + i * state_floats()),
                    scratch_.data() + thread * scratch_bytes_);
     }

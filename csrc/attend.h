@@ -55,9 +55,10 @@ class Attend {
   void add_row_tiles(int64_t row, const AttendRow& r);
   void visible(const Tile& tile, int64_t span, int64_t* begin, int64_t* end) const;
   AttnShape shape_of(const AttendRow& row) const;  // with what its queries see, where not causal
+  AttnNext keys_from(const Tile& tile, int64_t span) const;
   void compute_span(const KvLayer& kv, const float* q, int64_t q_stride, const Tile& tile,
-                    int64_t begin, int64_t end, int64_t span, const State& into,
-                    uint8_t* scratch) const;
+                    int64_t begin, int64_t end, int64_t span, const AttnNext& next,
+                    const State& into, uint8_t* scratch) const;
   void merge(int64_t begin, int64_t end, const State& running, const State& span) const;
   void clear(const Tile& tile, const State& state) const;
   void finish(const Tile& tile, const State& state, float* out, int64_t out_stride) const;

@@ -81,6 +81,12 @@ struct AttnShape {
   }
 };
 
+// What a thread attends to after a span: positions [from, to) of a KV head; none without a table.
+struct AttnNext {
+  const int32_t* block_table = nullptr;
+  int64_t kv_head = 0, from = 0, to = 0;
+};
+
 // What a feed-forward block does between its products.
 // (Sigmoid gates attention alone.)
 enum class Activation : int { Silu, Gelu, GeluTanh, Relu, Relu2, SwigluClamped, Sigmoid };
@@ -163,9 +169,11 @@ struct KernelTable {
   // query may see. Writes, for query i and head-in-group g, at index i * group + g: the running
   // maximum m, the sum l and the unnormalised accumulator acc[v_dim]. A query that sees no
   // position of the span gets m = -inf, l = 0, acc = 0.
+  // `next` is brought closer beside the last positions.
   void (*attn_span)(const AttnShape& shape, const KvLayer& kv, const int32_t* block_table,
                     const float* q, int64_t q_stride, int64_t nq, int64_t pos0, int64_t kv_head,
-                    int64_t span, float* m, float* l, float* acc, void* scratch);
+                    int64_t span, const AttnNext& next, float* m, float* l, float* acc,
+                    void* scratch);
   // Merge one later span's (m, l, acc) of `count` query-heads into the running one; spans are
   // merged in ascending order, starting from m = -inf, l = 0, acc = 0.
   void (*attn_merge)(int64_t count, int64_t v_dim, float* m, float* l, float* acc,

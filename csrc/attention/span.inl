@@ -27,6 +27,7 @@ struct SpanJob {
   uint8_t* q;          // packed queries
   float* scores;       // [kScoreRows][kScoreRow], then probabilities in place
   float* acc;          // [kScoreRows][acc_row]
+  const AttnNext& next;
 };
 
 static inline Visible visible(const SpanJob& job, int64_t row) {
@@ -228,19 +229,21 @@ static inline const uint8_t* value_row(const SpanJob& job, int64_t s) {
   return head + job.layout.v_offset + slot / Cache::kDepth * row;
 }
 
-// What to bring closer beside V of position t: V so many positions on, and behind the last of the
-// span the next one's K, which would else be read from memory. A block's K is as large as its V
+// What to bring closer beside V of position t: V so many positions on, and behind the last of them
+// the K that comes next, which would else be read from memory. A block's K is as large as its V
 // where they are as wide, so a run of V's rows covers a part of it that begins at its slot's share.
 template <class Cache>
 static inline const uint8_t* value_ahead(const SpanJob& job, int64_t t, int64_t positions,
-                                         Visible all, int64_t last_row) {
-  const int64_t next = t + positions;
-  if (next < all.hi) return value_row<Cache>(job, next / Cache::kDepth);
-  if (next < kSpan || job.base + next >= job.shape.end(job.pos0 + last_row / job.group))
-    return nullptr;
-  int64_t slot;
-  const uint8_t* head = head_at(job, next, &slot);
-  return head + job.layout.v_offset * slot / job.kv.block_size;
+                                         Visible all) {
+  const int64_t ahead = t + positions;
+  if (ahead < all.hi) return value_row<Cache>(job, ahead / Cache::kDepth);
+  const AttnNext& next = job.next;
+  const int64_t seen = max64(round_up(all.hi, kHalf), all.lo / kHalf * kHalf + positions);
+  const int64_t position = next.from / kHalf * kHalf + ahead - seen;
+  if (next.block_table == nullptr || position >= next.to) return nullptr;
+  const int64_t block = next.block_table[position / job.kv.block_size];
+  return head_base(job.kv, job.layout, block, next.kv_head) +
+         job.layout.v_offset * (position % job.kv.block_size) / job.kv.block_size;
 }
 
 // Steps [from, to) of one row alone.
@@ -285,7 +288,7 @@ static void value_rows(const SpanJob& job, int64_t row0) {
       const int64_t end = min64(to, (s * D / kHalf + 1) * kHalf / D);
       runs[count++] = {value_row<Cache>(job, s),
                        reinterpret_cast<const uint8_t*>(job.scores) + s * Cache::kQueryBytes,
-                       row0 == 0 ? value_ahead<Cache>(job, s * D, kRange, all, R - 1) : nullptr,
+                       row0 == 0 ? value_ahead<Cache>(job, s * D, kRange, all) : nullptr,
                        end - s};
       s = end;
     }
@@ -374,7 +377,8 @@ static inline ScratchLayout scratch_layout(const AttnShape& shape, int64_t nq) {
 
 static void attn_span(const AttnShape& shape, const KvLayer& kv, const int32_t* block_table,
                       const float* q, int64_t q_stride, int64_t nq, int64_t pos0, int64_t kv_head,
-                      int64_t span, float* m, float* l, float* acc, void* scratch) {
+                      int64_t span, const AttnNext& next, float* m, float* l, float* acc,
+                      void* scratch) {
   const ScratchLayout at = scratch_layout(shape, nq);
   uint8_t* bytes = static_cast<uint8_t*>(scratch);
   const int64_t d = shape.head_dim;
@@ -391,7 +395,8 @@ static void attn_span(const AttnShape& shape, const KvLayer& kv, const int32_t* 
                     at.acc_row,
                     bytes,
                     reinterpret_cast<float*>(bytes + at.scores),
-                    reinterpret_cast<float*>(bytes + at.acc)};
+                    reinterpret_cast<float*>(bytes + at.acc),
+                    next};
 #ifdef TIDEMILL_AMX
   if (kv.type == KvType::BF16 && d % kTileDepth == 0 && shape.v_dim % kTileDepth == 0) {
     span_tiles(job, q, q_stride, nq, m, l, acc, bytes + at.total);

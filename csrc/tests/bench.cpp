@@ -86,10 +86,11 @@ void bench_attention(const KernelTable& t, KvType type, int64_t block) {
   for (float& v : q) v = random.normal();
   Buffer scratch(t.attn_scratch_bytes(shape, chunk));
   const auto run = [&](const int32_t* blocks_of, int64_t pos0, int64_t nq) {
-    for (int64_t span = 0; span * kSpan < pos0 + nq; ++span)
-      for (int64_t h = 0; h < kv_heads; ++h)
-        t.attn_span(shape, kv, blocks_of, q.data(), heads * d, nq, pos0, h, span, m.data(),
-                    l.data(), acc.data(), scratch.data);
+    for (int64_t h = 0; h < kv_heads; ++h)
+      for (int64_t span = 0; span * kSpan < pos0 + nq; ++span)
+        t.attn_span(shape, kv, blocks_of, q.data(), heads * d, nq, pos0, h, span,
+                    AttnNext{blocks_of, h, (span + 1) * kSpan, pos0 + nq}, m.data(), l.data(),
+                    acc.data(), scratch.data);
   };
   for (int64_t nq : {1, 4, 8, 16, 32, 64}) {  // the last ones of `length` positions
     std::vector<double> times, reads;

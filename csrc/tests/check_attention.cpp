@@ -61,7 +61,8 @@ struct Sequence {
       for (int64_t span = 0; span * kSpan < pos0 + nq; ++span) {
         scratch.poison();
         t.attn_span(a, layer, table.data(), &q[pos0 * s.heads * s.d], s.heads * s.d, nq, pos0, h,
-                    span, m2.data(), l2.data(), acc2.data(), scratch.data);
+                    span, AttnNext{table.data(), h, pos0, pos0 + nq}, m2.data(), l2.data(),
+                    acc2.data(), scratch.data);
         t.attn_merge(rows, dv, m.data(), l.data(), acc.data(), m2.data(), l2.data(), acc2.data());
       }
       for (int64_t r = 0; r < rows; ++r)
