@@ -220,10 +220,8 @@ def shared_prompt(how: How) -> Outcome:
             hits.append(_median(hit[OURS], "ttft", "p50"))
     share = statistics.median(hits) / statistics.median(misses)
     together = {**load, "concurrency": (clients,), "requests": clients}
-    # Ours counts what waits in tokens, each prompt whole: all of them are to be let in.
-    waiting = str(2 * clients * (system + OWN + ANSWER))
     starts = {
-        OURS: lambda: ours("--kv-memory", "2GiB", "--max-queue-tokens", waiting),
+        OURS: lambda: ours("--kv-memory", "2GiB"),
         "llama_cpp": lambda: llama_server(clients, system + OWN + ANSWER + 32),
     }
     with contenders(starts) as up:

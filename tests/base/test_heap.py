@@ -54,8 +54,9 @@ kept, both = [], threading.Barrier(7)
 threads = [threading.Thread(target=hold) for _ in range(6)]
 for thread in threads:
     thread.start()
-maps = open("/proc/self/maps").read()
-starts = [int(start, 16) for start in re.findall(r"^([0-9a-f]+)-\\S+ rw-p \\S+ 00:00 0\\s*$", maps, re.M)]
+anonymous = r"^([0-9a-f]+)-\\S+ rw-p \\S+ 00:00 0\\s*$"
+found = re.findall(anonymous, open("/proc/self/maps").read(), re.M)
+starts = [int(start, 16) for start in found]
 print(sum(start % (64 << 20) == 0 for start in starts))
 both.wait()
 """

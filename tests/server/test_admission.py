@@ -232,6 +232,28 @@ def test_an_idle_server_takes_what_exceeds_every_bound() -> None:
         world.admission.admit(Caller("a"), prompts * 18, [params] * 540)
 
 
+def test_a_prompt_that_many_share_is_counted_once() -> None:
+    admission = Admission(
+        AdmissionOptions(max_queue_tokens=100),
+        lambda: fake_info(max_num_seqs=64),
+        AdmissionMetrics(),
+    )
+    system, params = (7,) * 1500, SamplingParams(max_tokens=1)
+    shared = 1500 // 64 * 64
+    rest = 1501 - shared + 1
+    tickets = [admission.admit(Caller("a"), [(*system, i)], [params]) for i in range(15)]
+    assert admission.waiting_tokens == shared + 15 * rest
+    with pytest.raises(Refusal):  # another key's cache is another one
+        admission.admit(Caller("a", cache_salt="b"), [(*system, 1)], [params])
+    tickets.pop(0).close()
+    assert admission._room() == CAPACITY - shared
+    for ticket in tickets:
+        ticket.progress(0, 1)
+        ticket.close([1])
+    assert admission._running == admission.waiting_tokens == 0
+    assert admission._room() == CAPACITY
+
+
 def test_the_objective_refuses_what_would_come_too_late() -> None:
     world = World(AdmissionOptions(ttft_objective=2.0))
     overload(world, 60.0, 3.0)

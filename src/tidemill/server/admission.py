@@ -1,7 +1,8 @@
 """Admission: what may start or wait, counted in tokens, and when the rest may come back.
 
-A request costs its prompt and the answer expected of it (a learned mean, capped by max_tokens). It
-is admitted when that fits into what the KV cache has room for plus a queue bounded in tokens, else
+A request costs its prompt and the answer expected of it (a learned mean, capped by max_tokens);
+what it begins with like one under way is counted once, as it is computed and held once. It is
+admitted when that fits into what the KV cache has room for plus a queue bounded in tokens, else
 refused with 429 and a Retry-After from the measured rate. Who comes back as told finds a place:
 newcomers leave what is kept for bookings that are due before them. No client is refused for
 another's queue while its own is within its share of the bound; in all, no more waits than the bound
@@ -24,6 +25,7 @@ from tidemill.server.admission_options import AdmissionOptions
 from tidemill.server.bookings import Bookings, Fingerprint
 from tidemill.server.errors import Problem, Refusal
 from tidemill.server.estimates import AnswerLengths, ReadingSpeed, Throughput
+from tidemill.server.prefixes import Held, Prefixes
 
 QUEUE_SECONDS = 60.0
 """Without --max-queue-tokens: no more waits than is computed in so long, or the cache holds."""
@@ -63,7 +65,7 @@ class _Client:
 
 @dataclass(slots=True)
 class _Part:
-    """One prompt of a ticket."""
+    """One prompt of a ticket. `prompt`: its tokens, without those that it shares."""
 
     prompt: int
     choices: int
@@ -84,6 +86,7 @@ class Ticket:
 
     caller: Caller
     parts: list[_Part]
+    held: list[Held]
     admitted: float
     _admission: Admission = field(repr=False)
 
@@ -139,6 +142,7 @@ class Admission:
         self._rate = Throughput()
         self._reading = ReadingSpeed()
         self._bookings = Bookings()
+        self._prefixes = Prefixes()
 
     # -- bounds ------------------------------------------------------------------------------
 
@@ -195,9 +199,14 @@ class Admission:
             TidemillError: kind BAD_REQUEST when there are more choices than may ever be.
         """
         now = self._clock()
+        shared = self._info().prefix_caching
+        held = self._prefixes.look_up(caller.cache_salt, prompts) if shared else []
+        tokens = [len(prompt) for prompt in prompts]
+        for i, part in enumerate(held):
+            tokens[i] -= part.shared_tokens
         parts = [
-            _Part(len(p), s.n, self._lengths.expected(caller.client, s.max_tokens or 1), 0.0)
-            for p, s in zip(prompts, sampling, strict=True)
+            _Part(t, s.n, self._lengths.expected(caller.client, s.max_tokens or 1), 0.0)
+            for t, s in zip(tokens, sampling, strict=True)
         ]
         choices = sum(part.choices for part in parts)
         self._check_choices(caller, choices)
@@ -207,7 +216,7 @@ class Admission:
         reason, earliest = self._judge(caller, parts, cost, claimed=claimed)
         if reason is not None:
             self._refuse(caller, who, reason, cost, earliest, now)
-        return self._enter(caller, parts, cost, now)
+        return self._enter(caller, parts, held, cost, now)
 
     def _check_choices(self, caller: Caller, choices: int) -> None:
         bound = self._max_choices
@@ -286,7 +295,9 @@ class Admission:
             why = f"{self._waiting} tokens wait and the queue is full"
         raise _refusal(f"the server is busy: {why}; try again in {seconds:.0f} s", seconds)
 
-    def _enter(self, caller: Caller, parts: list[_Part], cost: int, now: float) -> Ticket:
+    def _enter(
+        self, caller: Caller, parts: list[_Part], held: list[Held], cost: int, now: float
+    ) -> Ticket:
         prompt = sum(part.prompt for part in parts)
         ahead = self._unread_ahead(caller, prompt)
         for part in parts:
@@ -298,7 +309,9 @@ class Admission:
         client.tickets += 1
         self._waiting += cost
         self._unread += prompt
-        ticket = Ticket(caller, parts, now, self)
+        for prefix in held:
+            self._prefixes.hold(prefix)
+        ticket = Ticket(caller, parts, held, now, self)
         self.active += ticket.choices
         self._rate.begin(now)
         self._tell(caller.client)
@@ -330,6 +343,8 @@ class Admission:
                 self._started -= part.choices
             else:
                 self._leave_queue(ticket, part)
+        for prefix in ticket.held:
+            self._prefixes.release(prefix)
         for length in lengths:
             self._lengths.note(name, length)
         client.tickets -= 1
@@ -352,7 +367,7 @@ class Admission:
     def _room(self) -> int:
         """Tokens for which the cache has room beside what runs: while there are more choices than
         may run at once, no more than those of the waiting ones that have a seat."""
-        memory = max(0, self.capacity - self._running)
+        memory = max(0, self.capacity - self._running - self._prefixes.unpaid)
         seats = max(0, self._info().max_num_seqs - self._started)
         waiting = self.active - self._started
         return memory if waiting < seats else min(memory, self._waiting * seats // max(1, waiting))

@@ -1,0 +1,79 @@
+"""Prefixes that prompts under way have in common: computed and held once for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+PIECE_TOKENS = 64
+"""Prefixes are compared in pieces of so many tokens; what is left of a prompt is nobody else's."""
+
+
+@dataclass(slots=True)
+class _Piece:
+    holders: int = 0
+    paid: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A prompt's pieces, from its beginning on; the first `shared` of them others brought."""
+
+    pieces: tuple[int, ...]
+    shared: int
+
+    @property
+    def shared_tokens(self) -> int:
+        """Tokens that others brought."""
+        return self.shared * PIECE_TOKENS
+
+
+class Prefixes:
+    """The prompts under way, as far as they may share what is computed of them.
+
+    Whoever brings a piece pays for its tokens. They are `unpaid` once that request has ended while
+    others still have the piece.
+
+    Attributes:
+        unpaid: tokens.
+    """
+
+    def __init__(self) -> None:
+        self.unpaid = 0
+        self._pieces: dict[int, _Piece] = {}
+
+    def look_up(self, salt: str, prompts: Sequence[tuple[int, ...]]) -> list[Held]:
+        """What each prompt would share with those under way, and with those before it.
+
+        Args:
+            salt: prompts under another one share nothing with these.
+            prompts: token ids.
+        """
+        found, brought = [], set[int]()
+        for prompt in prompts:
+            pieces, last = [], hash(salt)
+            for end in range(PIECE_TOKENS, len(prompt) + 1, PIECE_TOKENS):
+                last = hash((last, prompt[end - PIECE_TOKENS : end]))
+                pieces.append(last)
+            there = (piece in self._pieces or piece in brought for piece in pieces)
+            shared = next((i for i, known in enumerate(there) if not known), len(pieces))
+            brought.update(pieces[shared:])
+            found.append(Held(tuple(pieces), shared))
+        return found
+
+    def hold(self, held: Held) -> None:
+        """The prompt is under way; in the order in which they were looked up, and at once."""
+        for piece in held.pieces:
+            self._pieces.setdefault(piece, _Piece()).holders += 1
+
+    def release(self, held: Held) -> None:
+        """The prompt's request has ended."""
+        for i, name in enumerate(held.pieces):
+            piece = self._pieces[name]
+            piece.holders -= 1
+            if i >= held.shared:
+                piece.paid = False
+                self.unpaid += PIECE_TOKENS
+            if not piece.holders:
+                del self._pieces[name]
+                self.unpaid -= 0 if piece.paid else PIECE_TOKENS
