@@ -40,6 +40,18 @@ def test_two_deaths_alone_without_a_token_between_convict() -> None:
     assert not docket.death_alone("b", 0)
 
 
+def test_who_ended_an_engine_alone_is_tried_again_after_the_others() -> None:
+    docket = Docket()
+    for _ in range(2):
+        docket.death(["a", "b", "c"])
+    assert not docket.death_alone("a", 0)
+    assert docket.suspects() == ["b", "c", "a"]
+    docket.clear("b")
+    assert not docket.death_alone("c", 0)
+    assert docket.suspects() == ["a", "c"]
+    assert docket.death_alone("a", 0)
+
+
 def test_who_has_ended_is_forgotten() -> None:
     docket = Docket()
     docket.death(["a", "b"])

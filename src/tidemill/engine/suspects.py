@@ -2,7 +2,8 @@
 
 A request is under suspicion once it had a row in the last step of two engines. Suspects are
 computed alone, one after the other: who gets on alone is cleared, and who ends two engines alone,
-with no new token between, is convicted.
+with no new token between, is convicted. Between these two the other suspects are tried, so that what
+ends engines at their start, or by chance, does not meet the same one twice.
 """
 
 from __future__ import annotations
@@ -63,8 +64,10 @@ class Docket:
         return deaths >= DEATHS_FOR_CONVICTION
 
     def suspects(self) -> list[str]:
-        """Ids of those to be tried, in the order in which they came under suspicion."""
-        return [id_ for id_, deaths in self._deaths.items() if deaths >= DEATHS_FOR_SUSPICION]
+        """Ids of those to be tried: those that have ended no engine alone first, and else in the
+        order in which they came under suspicion."""
+        found = [id_ for id_, deaths in self._deaths.items() if deaths >= DEATHS_FOR_SUSPICION]
+        return sorted(found, key=lambda id_: self._alone.get(id_, (0, 0))[0])
 
     def retain(self, request_ids: Container[str]) -> None:
         """Forget what is known of all others: they have ended."""
