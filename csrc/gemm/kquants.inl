@@ -9,7 +9,8 @@ struct KWeights {
   static constexpr int kHalves = Layout::kMins ? 1 : 2;  // integer sums per group
   static constexpr int kRows = kHalves == 2 ? kHalvesRows : kI8Rows;
   static constexpr int kVecs = kHalves == 2 ? kHalvesVecs : kI8Vecs;
-  static constexpr int64_t kPrefetchRows = 1, kNearRows = kHalves;
+  static constexpr int64_t kPrefetchRows = 1;
+  static constexpr int64_t kNearRows = Layout::kHighBits == 1 ? 0 : kHalves;  // measured
   static constexpr int64_t kBlockBytes = Layout::kGroupBytes;  // what a tile prefetches at once
 
   static TIDEMILL_INLINE const uint8_t* group_at(const uint8_t* panel, int64_t g) {
