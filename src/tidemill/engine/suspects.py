@@ -2,8 +2,8 @@
 
 A request is under suspicion once it had a row in the last step of two engines. Suspects are
 computed alone, one after the other: who gets on alone is cleared, and who ends two engines alone,
-with no new token between, is convicted. Between these two the other suspects are tried, so that what
-ends engines at their start, or by chance, does not meet the same one twice.
+with no new token between, is convicted. Between these two the other suspects are tried, so that
+what ends engines at their start, or by chance, does not meet the same one twice.
 """
 
 from __future__ import annotations
