@@ -433,6 +433,7 @@ def test_cache_calls_while_a_step_waits(driver: BackendDriver) -> None:
 
 
 def test_progress_advances_and_times_are_reported(driver: BackendDriver) -> None:
+    driver.run([(driver.sequence([1]), 1)])  # waits for weights to be packed, which does not count
     before = driver.backend.progress()
     out = driver.run([(driver.sequence(list(range(40))), 40)], sample=True)
     assert driver.backend.progress() > before + 20
