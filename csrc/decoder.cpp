@@ -18,7 +18,6 @@ constexpr int64_t kActBlockBytes = 1 << 20;
 // took 8 to 18 % longer), and several panels, since a product prefetches the next one.
 constexpr int64_t kPanelChunkBytes = 1 << 20;
 constexpr int64_t kPanelChunk = 4;
-constexpr int64_t kLeastPanelBytes = 16 << 10;
 // Entries past a row's last block, so that a kernel may look ahead in the table.
 constexpr int64_t kTablePadding = 32;
 
@@ -597,48 +596,39 @@ void Decoder::pack_row(unsigned types, const float* row, int64_t k, int64_t inde
   }
 }
 
-// Smaller and smaller pieces, so that threads end together. A thread's next piece is a part of what is
-// left, whoever has taken the others.
-void Decoder::cut(const Product* products, size_t count) {
-  cuts_.clear();
-  const auto row_block = [&](const PackedMatrix& w) {
-    return std::max<int64_t>(16, kActBlockBytes / kernels_.act_row_bytes(w.act, w.k) / 16 * 16);
-  };
-  int64_t left = 0;
-  for (const Product* product = products; product < products + count; ++product) {
-    const PackedMatrix& w = *product->linear->weight;
-    left += panels_of(w) * ((product->rows + row_block(w) - 1) / row_block(w));
-  }
-  for (const Product* product = products; product < products + count; ++product) {
-    const PackedMatrix& w = *product->linear->weight;
-    const int64_t rows = row_block(w), panels = panels_of(w);
-    const int64_t least = std::max<int64_t>(1, kLeastPanelBytes / w.panel_bytes);
-    const int64_t most = std::max<int64_t>(kPanelChunk, kPanelChunkBytes / w.panel_bytes);
-    for (int64_t m0 = 0; m0 < product->rows; m0 += rows) {
-      for (int64_t p0 = 0; p0 < panels;) {
-        const int64_t piece = std::clamp(left / (2 * pool_.threads()), least, std::max(least, most));
-        const int64_t p1 = std::min(p0 + piece, panels);
-        cuts_.push_back({product, m0, std::min(m0 + rows, product->rows), p0, p1});
-        left -= p1 - p0;
-        p0 = p1;
-      }
-    }
-  }
-}
-
-// All products of a phase share one loop. Cutting changes no result, since a row's sums depend on
-// nothing but the row.
+// All products of a phase share one loop. An item is a block of activation rows times a chunk of
+// panels; cutting changes no result, since a row's sums depend on nothing but the row.
 void Decoder::multiply(const Product* products, size_t count, Acts& acts) {
-  cut(products, count);
-  pool_.run(static_cast<int64_t>(cuts_.size()), 1, [&](int64_t begin, int64_t end, int) {
+  cuts_.clear();
+  int64_t items = 0;
+  for (const Product* product = products; product < products + count; ++product) {
+    const PackedMatrix& w = *product->linear->weight;
+    const int64_t act_bytes = kernels_.act_row_bytes(w.act, w.k);
+    const int64_t row_block = std::max<int64_t>(16, kActBlockBytes / act_bytes / 16 * 16);
+    const int64_t panels = panels_of(w);
+    const int64_t row_blocks = (product->rows + row_block - 1) / row_block;
+    // At least four items a thread, so that threads end together; else a long sequential stream.
+    const int64_t fair = std::max<int64_t>(1, panels * row_blocks / (4 * pool_.threads()));
+    const int64_t chunk =
+        std::min(fair, std::max<int64_t>(kPanelChunk, kPanelChunkBytes / w.panel_bytes));
+    const int64_t chunks = (panels + chunk - 1) / chunk;
+    cuts_.push_back({product, items, chunks, row_block, chunk});
+    items += chunks * row_blocks;
+  }
+  pool_.run(items, 1, [&](int64_t begin, int64_t end, int) {
     for (int64_t i = begin; i < end; ++i) {
-      const Cut& piece = cuts_[static_cast<size_t>(i)];
-      const Product& product = *piece.product;
+      const auto after = std::upper_bound(cuts_.begin(), cuts_.end(), i,
+                                          [](int64_t at, const Cut& c) { return at < c.first; });
+      const Cut& cut = *(after - 1);
+      const Product& product = *cut.product;
       const PackedMatrix& w = *product.linear->weight;
+      const int64_t m0 = (i - cut.first) / cut.chunks * cut.row_block;
+      const int64_t p0 = (i - cut.first) % cut.chunks * cut.panel_chunk;
       const int act = static_cast<int>(w.act);
-      kernels_.gemm(w, acts.row(act, product.first_row + piece.m0), acts.stride[act],
-                    piece.m1 - piece.m0, piece.p0, piece.p1, product.linear->bias,
-                    product.out + piece.m0 * product.ldo, product.ldo);
+      kernels_.gemm(w, acts.row(act, product.first_row + m0), acts.stride[act],
+                    std::min(cut.row_block, product.rows - m0), p0,
+                    std::min(p0 + cut.panel_chunk, panels_of(w)), product.linear->bias,
+                    product.out + m0 * product.ldo, product.ldo);
     }
   });
 }

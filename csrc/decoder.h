@@ -260,7 +260,6 @@ class Decoder {
   // Packs rows [tokens, n] at `rows`, `stride` floats apart, for `to`.
   void pack_rows(const float* rows, int64_t stride, const Linear& to);
   void multiply(const Product* products, size_t count, Acts& acts);
-  void cut(const Product* products, size_t count);
   void multiply(std::initializer_list<Product> products) {
     multiply(products.begin(), products.size(), acts_);
   }
@@ -292,10 +291,10 @@ class Decoder {
   std::vector<Plan> plans_;
   std::vector<int> layer_plan_;
 
-  // What a thread computes at a time of `multiply`: rows [m0, m1), panels [p0, p1).
+  // A product's share of the items of `multiply`.
   struct Cut {
     const Product* product;
-    int64_t m0, m1, p0, p1;
+    int64_t first, chunks, row_block, panel_chunk;
   };
   std::vector<Cut> cuts_;
   std::vector<Delta> pending_;
