@@ -63,7 +63,7 @@ both.wait()
 
 
 def arenas(*, few: bool, **env: str) -> int:
-    inherited = {k: v for k, v in os.environ.items() if k not in ("MALLOC_ARENA_MAX",)}
+    inherited = {k: v for k, v in os.environ.items() if k != "MALLOC_ARENA_MAX"}
     code = COUNT_ARENAS.format(few=few)
     done = subprocess.run(
         [sys.executable, "-c", code], env=inherited | env, capture_output=True, check=True
