@@ -2,7 +2,9 @@
 // simd/scalar.inl), so no standard library beyond plain types.
 #include "kernels.h"
 #include "simd/avx512.h"
-#ifdef TIDEMILL_AMX
+#if defined(TIDEMILL_AMX_EMULATED)
+#include "tests/amx_emulated.h"
+#elif defined(TIDEMILL_AMX)
 #include "simd/amx.h"
 #endif
 

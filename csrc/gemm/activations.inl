@@ -4,18 +4,26 @@
 //         multiplies bf16 pairs, else as floats
 //   I8    per group of 32: ActGroup, 48 bytes
 //   I8Row see channel.inl
+//   I8Block  per block of 256, as K types have them: ActBlock, 352 bytes
 
 // What the sums serve: where weights are stored with an offset, the accumulator starts from a
 // correction, since sum (q + zero) * a = sum q * a + zero * sum a. Q8_0's is there ready, Q4_0's
-// and Q6_K's are one instruction away from the sums by halves.
+// is one instruction away from the sums by halves.
 struct ActGroup {
   float scale;
   int32_t correction_q8;  // -128 * sum of q
-  float minus_total;      // minus the sum of q: what minima are multiplied with
   int16_t half_sums[2];   // sums of q over 0..15 and 16..31
-  int8_t q[32];
+  alignas(16) int8_t q[kGroup];
 };
 static_assert(sizeof(ActGroup) == 48, "layout shared by pack_act and gemm");
+
+struct alignas(32) ActBlock {
+  int8_t q[kBlock];
+  int32_t q6_starts[kBlock / 16];       // -32 * sum of 16 q: where Q6_K's accumulators start
+  int16_t minus_sums[kBlock / kGroup];  // minus the sums of 32 q: what minima are multiplied with
+  float scale;
+};
+static_assert(sizeof(ActBlock) == 352, "layout shared by pack_act and gemm");
 
 static int64_t act_row_bytes(ActType act, int64_t k) {
   switch (act) {
@@ -27,36 +35,47 @@ static int64_t act_row_bytes(ActType act, int64_t k) {
       return round_up(k / kGroup * int64_t(sizeof(ActGroup)), 64);
     case ActType::I8Row:
       return channel_act_bytes(k);
+    case ActType::I8Block:
+      return round_up(k / kBlock * int64_t(sizeof(ActBlock)), 64);
   }
   return 0;
 }
 
-static inline void pack_act_i8(const float* x, ActGroup* out) {
-  constexpr int kVecs = 32 / kLanes;
-  Vf v[kVecs];
+// kCount values rounded to int8 by one scale, which it returns; the sums of each 16 of them.
+template <int kCount>
+static inline float quantize_act(const float* x, int8_t* out, int32_t (&sums)[kCount / 16]) {
   Vf largest = vzero();
-  for (int i = 0; i < kVecs; ++i) {
-    v[i] = vload(x + i * kLanes);
-    largest = vmax(largest, vabs(v[i]));
-  }
+  for (int i = 0; i < kCount; i += kLanes) largest = vmax(largest, vabs(vload(x + i)));
   const float bound = vreduce_max(largest);
   const Vf inverse = vset(bound > 0.0f ? 127.0f / bound : 0.0f);
-  Vi sums[2] = {iset(0), iset(0)};
-  for (int i = 0; i < kVecs; ++i) {
-    // A subnormal bound overflows the quotient; the clamp keeps q within +-127, a NaN too.
-    const Vf scaled = vmin(vmax(vmul(v[i], inverse), vset(-127.0f)), vset(127.0f));
-    const Vi q = vround(scaled);
-    Vi& sum = sums[i * kLanes / 16];
-    sum = iadd(sum, q);
-    istore_s8(out->q + i * kLanes, q);
+  for (int part = 0; part < kCount / 16; ++part) {
+    Vi sum = iset(0);
+    for (int i = part * 16; i < part * 16 + 16; i += kLanes) {
+      // A subnormal bound overflows the quotient; the clamp keeps q within +-127, a NaN too.
+      const Vf scaled = vmin(vmax(vmul(vload(x + i), inverse), vset(-127.0f)), vset(127.0f));
+      const Vi q = vround(scaled);
+      sum = iadd(sum, q);
+      istore_s8(out + i, q);
+    }
+    sums[part] = ireduce_add(sum);
   }
-  const int32_t lower = ireduce_add(sums[0]), upper = ireduce_add(sums[1]);
-  const int32_t total = lower + upper;
-  out->scale = bound / 127.0f;
-  out->correction_q8 = -128 * total;
-  out->minus_total = float(-total);
-  out->half_sums[0] = int16_t(lower);
-  out->half_sums[1] = int16_t(upper);
+  return bound / 127.0f;
+}
+
+static inline void pack_act_group(const float* x, ActGroup* out) {
+  int32_t sums[2];
+  out->scale = quantize_act<kGroup>(x, out->q, sums);
+  out->correction_q8 = -128 * (sums[0] + sums[1]);
+  out->half_sums[0] = int16_t(sums[0]);
+  out->half_sums[1] = int16_t(sums[1]);
+}
+
+static inline void pack_act_block(const float* x, ActBlock* out) {
+  int32_t sums[kBlock / 16];
+  out->scale = quantize_act<kBlock>(x, out->q, sums);
+  for (int i = 0; i < kBlock / 16; ++i) out->q6_starts[i] = -32 * sums[i];
+  for (int i = 0; i < kBlock / kGroup; ++i)
+    out->minus_sums[i] = int16_t(-(sums[2 * i] + sums[2 * i + 1]));
 }
 
 #ifdef TIDEMILL_BF16_PAIRS
@@ -78,7 +97,12 @@ static void pack_act(ActType act, const float* x, int64_t k, uint8_t* out) {
   if (act == ActType::I8Row) return pack_act_channel(x, k, out);
   if (act == ActType::I8) {
     ActGroup* groups = reinterpret_cast<ActGroup*>(out);
-    for (int64_t g = 0; g < k / kGroup; ++g) pack_act_i8(x + g * kGroup, groups + g);
+    for (int64_t g = 0; g < k / kGroup; ++g) pack_act_group(x + g * kGroup, groups + g);
+    return;
+  }
+  if (act == ActType::I8Block) {
+    ActBlock* blocks = reinterpret_cast<ActBlock*>(out);
+    for (int64_t b = 0; b < k / kBlock; ++b) pack_act_block(x + b * kBlock, blocks + b);
     return;
   }
   const int64_t row = act_row_bytes(act, k);

@@ -1,8 +1,8 @@
 // Matrix products by AMX tiles. A tile multiplies up to 16 activation rows with 16 output rows of a
 // panel, whose layout is a tile's already (32 rows side by side, depth after depth).
 //
-// int8: the sums over a group of 32 are exact, and what follows (correction, scales, one fma) is
-// QuantizedWeights' own arithmetic, so both give the same bits and few rows may take either.
+// int8: the sums over a group of 32 are exact, and what follows (their scales) is the arithmetic of
+// QuantizedWeights and KWeights itself, so both give the same bits and few rows may take either.
 // bf16: the products are summed by the tile unit, so every product goes through it, one row too.
 
 constexpr int64_t kTileRows = 16;
@@ -29,9 +29,11 @@ constexpr bool kSpread = true;
 template <>
 constexpr bool kSpread<QuantizedWeights<false>> = false;
 
+constexpr int64_t kSpreadBytes = kGroup * kPanel;  // of a group
+
 template <class Weights>
-static TIDEMILL_INLINE const uint8_t* tile_bytes(Weights, const uint8_t* panel, int64_t g) {
-  return Weights::group_at(panel, g) + 64;
+static TIDEMILL_INLINE const uint8_t* tile_bytes(Weights, const TileInput& in, int64_t g) {
+  return Weights::group_at(in.panel, g) + 64;
 }
 
 static TIDEMILL_INLINE void spread(QuantizedWeights<false>, const uint8_t*, uint8_t*) {}
@@ -62,47 +64,22 @@ static TIDEMILL_INLINE void spread(KWeights<kType>, const uint8_t* group, uint8_
   spread_quads<kType, 0>(group, bytes);
 }
 
-// A panel whose groups are spread and whose scales are widened, once for all tiles of rows: tiles
-// and sums get the same bytes and factors as without, so the same bits.
+// A panel whose groups are spread once for all tiles of rows: tiles get the same bytes as without,
+// so the same bits.
 template <class Weights>
-struct SpreadWeights {
-  static constexpr int kHalves = Weights::kHalves;
-  static constexpr int64_t kBlockBytes = Weights::kBlockBytes;  // of what is prefetched
-
-  struct Group {
-    alignas(64) uint8_t bytes[kGroup * kPanel];
-    typename Weights::template Factors<2> factors;
-  };
-
-  static TIDEMILL_INLINE const uint8_t* group_at(const uint8_t* panel, int64_t g) {
-    return panel + g * int64_t(sizeof(Group));
-  }
-  static TIDEMILL_INLINE void prefetch_group(const TileInput& in, int64_t g) {
-    Weights::prefetch_group(in, g);
-  }
-
-  template <int V>
-  struct Factors : Weights::template Factors<V> {
-    TIDEMILL_INLINE void load(const uint8_t* panel, int64_t g, int64_t) {
-      static_cast<typename Weights::template Factors<V>&>(*this) =
-          reinterpret_cast<const Group*>(group_at(panel, g))->factors;
-    }
-  };
-
-  static void fill(const uint8_t* panel, int64_t groups, Group* to) {
-    for (int64_t g = 0; g < groups; ++g) {
-      spread(Weights{}, Weights::group_at(panel, g), to[g].bytes);
-      to[g].factors.load(panel, g, 0);
-    }
+struct SpreadWeights : Weights {
+  static void fill(const uint8_t* panel, int64_t groups, uint8_t* to) {
+    for (int64_t g = 0; g < groups; ++g)
+      spread(Weights{}, Weights::group_at(panel, g), to + g * kSpreadBytes);
   }
 };
 template <class Weights>
 constexpr bool kSpread<SpreadWeights<Weights>> = false;
 
 template <class Weights>
-static TIDEMILL_INLINE const uint8_t* tile_bytes(SpreadWeights<Weights> w, const uint8_t* panel,
+static TIDEMILL_INLINE const uint8_t* tile_bytes(SpreadWeights<Weights>, const TileInput& in,
                                                  int64_t g) {
-  return w.group_at(panel, g);
+  return in.spread + g * kSpreadBytes;
 }
 
 // R rows of a panel, its 32 columns at once. A tile reads what was just stored only when the stores
@@ -112,27 +89,27 @@ static TIDEMILL_INLINE const uint8_t* tile_bytes(SpreadWeights<Weights> w, const
 template <class Weights, int R>
 struct TileRows {
   static constexpr int kHalves = Weights::kHalves;
-  static constexpr int64_t kAhead = 4, kGroupBytes = kGroup * kPanel, kTile = R * kLanes;
+  static constexpr int64_t kAhead = 4, kTile = R * kLanes;
 
   const TileInput& in;
   const int64_t groups;
   alignas(64) int32_t dots[2][kHalves * 2 * kTile];
-  alignas(64) uint8_t bytes[kSpread<Weights> ? kAhead * kGroupBytes : 64];
+  alignas(64) uint8_t bytes[kSpread<Weights> ? kAhead * kSpreadBytes : 64];
 
   explicit TileRows(const TileInput& input) : in(input), groups(input.k / kGroup) {}
 
   TIDEMILL_INLINE void prepare(int64_t g) {
     if constexpr (kSpread<Weights>) {
       if (g < groups)
-        spread(Weights{}, Weights::group_at(in.panel, g), bytes + g % kAhead * kGroupBytes);
+        spread(Weights{}, Weights::group_at(in.panel, g), bytes + g % kAhead * kSpreadBytes);
     }
   }
 
   // The integer sums of group g, [half][column][row][lane].
   TIDEMILL_INLINE void multiply(int64_t g, int32_t* to) {
-    const uint8_t* weights = kSpread<Weights> ? bytes + g % kAhead * kGroupBytes
-                                              : tile_bytes(Weights{}, in.panel, g);
-    const uint8_t* act = in.act + g * int64_t(sizeof(ActGroup)) + offsetof(ActGroup, q);
+    const uint8_t* weights = kSpread<Weights> ? bytes + g % kAhead * kSpreadBytes
+                                              : tile_bytes(Weights{}, in, g);
+    const uint8_t* act = Weights::act_at(in.act, g);
     tile_load<6>(act, in.act_stride);
     tile_load<4>(weights, kPanel * 4);
     tile_zero<0>();
@@ -142,10 +119,10 @@ struct TileRows {
     tile_dot_i8<1, 6, 5>();
     if constexpr (kHalves == 2) {
       tile_load<7>(act + kGroup / 2, in.act_stride);
-      tile_load<4>(weights + kGroupBytes / 2, kPanel * 4);
+      tile_load<4>(weights + kSpreadBytes / 2, kPanel * 4);
       tile_zero<2>();
       tile_dot_i8<2, 7, 4>();
-      tile_load<5>(weights + kGroupBytes / 2 + 64, kPanel * 4);
+      tile_load<5>(weights + kSpreadBytes / 2 + 64, kPanel * 4);
       tile_zero<3>();
       tile_dot_i8<3, 7, 5>();
     }
@@ -163,12 +140,13 @@ struct TileRows {
     for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = vzero();
     for (int64_t g = 0; g < kAhead - 1; ++g) prepare(g);
     multiply(0, dots[0]);
+    typename Weights::template Scaled<R, 2> scaled;
     for (int64_t g = 0; g < groups; ++g) {
       prepare(g + kAhead - 1);
       if (g + 1 < groups) multiply(g + 1, dots[(g + 1) & 1]);
       Weights::prefetch_group(in, g);
-      typename Weights::template Factors<2> factors;
-      factors.load(in.panel, g, 0);
+      if (g % Weights::kScaledGroups == 0) scaled.open();
+      scaled.load(in, g);
       TIDEMILL_UNROLL
       for (int r = 0; r < R; ++r) {
         TIDEMILL_UNROLL
@@ -176,9 +154,10 @@ struct TileRows {
           const int32_t* at = dots[g & 1] + v * kTile + r * kLanes;
           Vi dot[kHalves];
           for (int half = 0; half < kHalves; ++half) dot[half] = iload(at + half * 2 * kTile);
-          sum[r][v] = factors.add(v, act_group(in, r, g), dot, sum[r][v]);
+          scaled.add(in, g, r, v, dot, sum);
         }
       }
+      if ((g + 1) % Weights::kScaledGroups == 0) scaled.close(in, g / Weights::kScaledGroups, sum);
     }
     TIDEMILL_UNROLL
     for (int v = 0; v < 2; ++v) {
@@ -207,9 +186,9 @@ static inline void dispatch_tile_i8(int64_t rows, const TileInput& in, int64_t v
   }
 }
 
-// What tiles read of a panel: the panel itself.
+// What tiles read beside a panel: nothing.
 struct PanelItself {
-  const uint8_t* take(const uint8_t* panel, int64_t) { return panel; }
+  const uint8_t* take(const uint8_t*, int64_t) { return nullptr; }
 };
 
 template <class Weights>
@@ -230,14 +209,14 @@ struct TilesI8 {
 template <class Weights>
 struct SpreadTilesI8 : TilesI8<SpreadWeights<Weights>> {
   static constexpr int64_t kLeastRows = 3 * kTileRows + 1;
-  static constexpr int64_t kMostGroups = 256;  // 320 KiB of the L2 cache, and of the stack
+  static constexpr int64_t kMostGroups = 256;  // 256 KiB of the L2 cache, and of the stack
 
   struct Source {
-    typename SpreadWeights<Weights>::Group groups[kMostGroups];
+    alignas(64) uint8_t bytes[kMostGroups * kSpreadBytes];
 
     const uint8_t* take(const uint8_t* panel, int64_t k) {
-      SpreadWeights<Weights>::fill(panel, k / kGroup, groups);
-      return groups[0].bytes;
+      SpreadWeights<Weights>::fill(panel, k / kGroup, bytes);
+      return bytes;
     }
   };
 
@@ -355,7 +334,7 @@ static void gemm_tiles(const PackedMatrix& w, const uint8_t* acts, int64_t act_s
   int64_t configured = 0;
   for (int64_t p = p0; p < p1; ++p) {
     const uint8_t* panel = w.data + p * w.panel_bytes;
-    TileInput in{source.take(panel, w.k), acts, act_stride, w.k, 0, nullptr, 0, 0};
+    TileInput in{panel, source.take(panel, w.k), acts, act_stride, w.k, 0, nullptr, 0, 0};
     const int64_t n0 = p * kPanel;
     if (p + 1 < p1) in.next = panel + w.panel_bytes;
     int64_t m = 0;

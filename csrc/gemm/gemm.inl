@@ -18,9 +18,17 @@ static TIDEMILL_INLINE Quad act_quad(const uint8_t* acts, int i) {
 }
 #endif
 
+// An address the compiler takes for another one, so that it reads anew what it would keep in
+// registers, which are better used for sums.
+static TIDEMILL_INLINE const uint8_t* afresh(const uint8_t* p) {
+  asm("" : "+r"(p));
+  return p;
+}
+
 // One panel seen by a tile: `lane` is the first of its output rows within the panel.
 struct TileInput {
   const uint8_t* panel;
+  const uint8_t* spread;  // its weights as signed bytes, where they were spread for several tiles
   const uint8_t* act;
   int64_t act_stride;
   int64_t k;
@@ -80,27 +88,37 @@ struct QuantizedWeights {
   static constexpr int64_t kNearRows = 0;
   static constexpr int64_t kBlockBytes = kFour ? kQ4GroupBytes : kQ8GroupBytes;
   static constexpr int kHalves = 1;  // integer sums per group
+  static constexpr int64_t kScaledGroups = 1;
 
   static TIDEMILL_INLINE const uint8_t* group_at(const uint8_t* panel, int64_t g) {
     return panel + g * kBlockBytes;
+  }
+  static TIDEMILL_INLINE const uint8_t* act_at(const uint8_t* row, int64_t g) {
+    return row + g * int64_t(sizeof(ActGroup)) + offsetof(ActGroup, q);
   }
   static TIDEMILL_INLINE void prefetch_group(const TileInput& in, int64_t g) {
     prefetch_block(in, g * kBlockBytes);
   }
 
-  // Factors of a group's integer sums, for V vectors of output rows from `lane` on.
-  template <int V>
-  struct Factors {
+  // What becomes of a tile's integer sums: `load` a group's scales, `add` its sums; around every
+  // kScaledGroups groups `open` and `close`.
+  template <int R, int V>
+  struct Scaled {
     Vf scale[V];
 
-    TIDEMILL_INLINE void load(const uint8_t* panel, int64_t g, int64_t lane) {
-      const uint16_t* scales = reinterpret_cast<const uint16_t*>(group_at(panel, g) + lane * 2);
+    TIDEMILL_INLINE void open() {}
+    TIDEMILL_INLINE void load(const TileInput& in, int64_t g) {
+      const uint16_t* scales =
+          reinterpret_cast<const uint16_t*>(group_at(in.panel, g) + in.lane * 2);
       TIDEMILL_UNROLL
       for (int v = 0; v < V; ++v) scale[v] = Codes::scales(scales + v * kLanes);
     }
-    TIDEMILL_INLINE Vf add(int v, const ActGroup* act, const Vi (&dot)[1], Vf sum) const {
-      return vfma(vconvert(dot[0]), vmul(scale[v], vset(act->scale)), sum);
+    TIDEMILL_INLINE void add(const TileInput& in, int64_t g, int r, int v, const Vi (&dot)[1],
+                             Vf (&sum)[R][V]) const {
+      const Vf both = vmul(scale[v], vset(act_group(in, r, g)->scale));
+      sum[r][v] = vfma(vconvert(dot[0]), both, sum[r][v]);
     }
+    TIDEMILL_INLINE void close(const TileInput&, int64_t, Vf (&)[R][V]) const {}
   };
 
   template <int R, int V>
@@ -150,13 +168,12 @@ struct QuantizedWeights {
       prefetch_group(in, g);
       Vi dot[R][V];
       group<R, V>(in, g, dot);
-      Factors<V> factors;
-      factors.load(in.panel, g, in.lane);
+      Scaled<R, V> scaled;
+      scaled.load(in, g);
       TIDEMILL_UNROLL
       for (int r = 0; r < R; ++r) {
-        const ActGroup* act = act_group(in, r, g);
         TIDEMILL_UNROLL
-        for (int v = 0; v < V; ++v) sum[r][v] = factors.add(v, act, {dot[r][v]}, sum[r][v]);
+        for (int v = 0; v < V; ++v) scaled.add(in, g, r, v, {dot[r][v]}, sum);
       }
     }
   }
@@ -326,7 +343,7 @@ static void gemm_panels(const PackedMatrix& w, const uint8_t* acts, int64_t act_
                         int64_t m_rows, int64_t p0, int64_t p1, const float* bias, float* out,
                         int64_t ldo) {
   for (int64_t p = p0; p < p1; ++p) {
-    TileInput in{w.data + p * w.panel_bytes, acts, act_stride, w.k, 0, nullptr, 0, 0};
+    TileInput in{w.data + p * w.panel_bytes, nullptr, acts, act_stride, w.k, 0, nullptr, 0, 0};
     const int64_t n0 = p * kPanel;
     const int64_t tiles = (m_rows + Weights::kRows - 1) / Weights::kRows;
     if (m_rows <= Weights::kNearRows) {

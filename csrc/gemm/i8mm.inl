@@ -101,13 +101,12 @@ struct QuantizedEights : QuantizedWeights<kFour, Codes> {
       Vectors::prefetch_group(in, g);
       PairSums<R, V> dot;
       group<R, V>(in, g, dot);
-      typename Vectors::template Factors<V> factors;
-      factors.load(in.panel, g, in.lane);
+      typename Vectors::template Scaled<R, V> scaled;
+      scaled.load(in, g);
       TIDEMILL_UNROLL
       for (int r = 0; r < R; ++r) {
-        const ActGroup* act = act_group(in, r, g);
         TIDEMILL_UNROLL
-        for (int v = 0; v < V; ++v) sum[r][v] = factors.add(v, act, {dot.sums(r, v)}, sum[r][v]);
+        for (int v = 0; v < V; ++v) scaled.add(in, g, r, v, {dot.sums(r, v)}, sum);
       }
     }
   }

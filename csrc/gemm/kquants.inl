@@ -1,20 +1,26 @@
-// K types against int8 activations: exact integer sums per group of 32 (Q6_K: per half of it, which
-// has a scale of its own), then float arithmetic that vectors and tiles share, so that both give
-// the same bits: the group's value is (d * scale) * sum(q * a) - (dmin * minimum) * sum(a), or for
-// Q6_K the two halves' (d * scale) * sum((q - 32) * a) added, and enters the row's sum with one fma
-// by the activations' scale.
+// K types against int8 activations in blocks of 256, as their scales are: sums per group of 32
+// (Q6_K: per half of it) are multiplied with the group's integer scale and added up as integers, so
+// that a whole block is exact until d, dmin and the activations' scale enter, once per block:
+//   (d * sum(scale * sum(q * a)) - dmin * sum(minimum * sum(a))) * activations' scale
+// where Q6_K has q - 32 instead of minima. The largest sum of a block needs 28 bits.
 template <WeightType kType>
 struct KWeights {
   using Layout = KLayout<kType>;
   static constexpr int kHalves = Layout::kMins ? 1 : 2;  // integer sums per group
-  static constexpr int kRows = kHalves == 2 ? kHalvesRows : kI8Rows;
-  static constexpr int kVecs = kHalves == 2 ? kHalvesVecs : kI8Vecs;
+  static constexpr int kRows = kBlockRows, kVecs = kBlockVecs;
   static constexpr int64_t kPrefetchRows = 1;
   static constexpr int64_t kNearRows = Layout::kHighBits == 1 ? 0 : kHalves;  // measured
   static constexpr int64_t kBlockBytes = Layout::kGroupBytes;  // what a tile prefetches at once
+  static constexpr int64_t kScaledGroups = kBlock / kGroup;    // that have a float scale in common
 
   static TIDEMILL_INLINE const uint8_t* group_at(const uint8_t* panel, int64_t g) {
     return panel + Layout::group_offset(g);
+  }
+  static TIDEMILL_INLINE const uint8_t* act_at(const uint8_t* row, int64_t g) {
+    return row + g / kScaledGroups * int64_t(sizeof(ActBlock)) + g % kScaledGroups * kGroup;
+  }
+  static TIDEMILL_INLINE const ActBlock* act_block(const TileInput& in, int64_t row, int64_t b) {
+    return reinterpret_cast<const ActBlock*>(in.act + row * in.act_stride) + b;
   }
 
   static TIDEMILL_INLINE void prefetch_group(const TileInput& in, int64_t g) {
@@ -24,43 +30,73 @@ struct KWeights {
         prefetch(in.next + g / 8 * Layout::kBlockBytes + line);
   }
 
-  // Factors of a group's integer sums, for V vectors of output rows from `lane` on.
-  template <int V>
-  struct Factors {
-    Vf first[V];   // d * scale; Q6_K: of k 0..15
-    Vf second[V];  // dmin * minimum; Q6_K: d * scale of k 16..31
+  // What becomes of a tile's integer sums.
+  template <int R, int V>
+  struct Scaled {
+    Vi block[R][V];  // sums of scale * dot
+    Vi scale[kHalves][V];
 
-    TIDEMILL_INLINE void load(const uint8_t* panel, int64_t g, int64_t lane) {
-      const uint8_t* header = panel + g / 8 * Layout::kBlockBytes + lane * 2;
-      const int8_t* scales = reinterpret_cast<const int8_t*>(group_at(panel, g) + lane);
+    TIDEMILL_INLINE void open() {
+      TIDEMILL_UNROLL
+      for (int r = 0; r < R; ++r) {
+        TIDEMILL_UNROLL
+        for (int v = 0; v < V; ++v) block[r][v] = iset(0);
+      }
+    }
+    TIDEMILL_INLINE void load(const TileInput& in, int64_t g) {
+      const int8_t* scales = reinterpret_cast<const int8_t*>(group_at(in.panel, g) + in.lane);
+      TIDEMILL_UNROLL
+      for (int half = 0; half < kHalves; ++half) {
+        TIDEMILL_UNROLL
+        for (int v = 0; v < V; ++v)
+          scale[half][v] = iload_s8(scales + half * kPanel + v * kLanes);
+      }
+    }
+    template <int kHalf>
+    TIDEMILL_INLINE void add_half(int r, int v, Vi dot) {
+      block[r][v] = imul_add(block[r][v], dot, scale[kHalf][v]);
+      ikeep(block[r][v]);
+    }
+    TIDEMILL_INLINE void add(const TileInput&, int64_t, int r, int v, const Vi (&dot)[kHalves],
+                             Vf (&)[R][V]) {
+      add_half<0>(r, v, dot[0]);
+      if constexpr (kHalves == 2) add_half<1>(r, v, dot[1]);
+    }
+
+    // Minima of groups 2i and 2i + 1, as pairs of 16 bits.
+    static TIDEMILL_INLINE Vi minima(const uint8_t* groups, int i, int64_t lane) {
+      const int8_t* at =
+          reinterpret_cast<const int8_t*>(groups + 2 * i * Layout::kGroupBytes + kPanel + lane);
+      return iadd(iload_s8(at), ishift_left<16>(iload_s8(at + Layout::kGroupBytes)));
+    }
+
+    TIDEMILL_INLINE void close(const TileInput& in, int64_t b, Vf (&sum)[R][V]) const {
+      const uint8_t* header = in.panel + b * Layout::kBlockBytes;
       TIDEMILL_UNROLL
       for (int v = 0; v < V; ++v) {
-        const Vf d = vload_half(reinterpret_cast<const uint16_t*>(header) + v * kLanes);
-        first[v] = vmul(d, vload_s8(scales + v * kLanes));
-        Vf other = d;
-        if constexpr (Layout::kMins)
-          other = vload_half(reinterpret_cast<const uint16_t*>(header + 64) + v * kLanes);
-        second[v] = vmul(other, vload_s8(scales + 32 + v * kLanes));
+        const int64_t lane = in.lane + v * kLanes;
+        const Vf d = vload_half(reinterpret_cast<const uint16_t*>(header) + lane);
+        Vf dmin = vzero();
+        Vi pairs[4];
+        if constexpr (Layout::kMins) {
+          dmin = vload_half(reinterpret_cast<const uint16_t*>(header + 64) + lane);
+          TIDEMILL_UNROLL
+          for (int i = 0; i < 4; ++i) pairs[i] = minima(header + Layout::kHeaderBytes, i, lane);
+        }
+        TIDEMILL_UNROLL
+        for (int r = 0; r < R; ++r) {
+          const ActBlock* act = act_block(in, r, b);
+          Vf value = vmul(vconvert(block[r][v]), d);
+          if constexpr (Layout::kMins) {
+            Vi offset = imadd_pairs(pairs[0], ibroadcast(act->minus_sums));
+            TIDEMILL_UNROLL
+            for (int i = 1; i < 4; ++i)
+              offset = iadd(offset, imadd_pairs(pairs[i], ibroadcast(act->minus_sums + 2 * i)));
+            value = vfma(vconvert(offset), dmin, value);
+          }
+          sum[r][v] = vfma(value, vset(act->scale), sum[r][v]);
+        }
       }
-    }
-
-    // The group's value for one activation row, before the activations' scale.
-    TIDEMILL_INLINE Vf scaled(int v, const ActGroup* act, Vi dot) const {
-      return vfma(vset(act->minus_total), second[v], vmul(vconvert(dot), first[v]));
-    }
-    TIDEMILL_INLINE Vf scaled(int v, Vf lower, Vi upper) const {
-      return vfma(vconvert(upper), second[v], lower);
-    }
-    TIDEMILL_INLINE Vf lower(int v, Vi dot) const { return vmul(vconvert(dot), first[v]); }
-
-    TIDEMILL_INLINE Vf add(int v, const ActGroup* act, const Vi (&dot)[kHalves], Vf sum) const {
-      Vf value;
-      if constexpr (kHalves == 1) {
-        value = scaled(v, act, dot[0]);
-      } else {
-        value = scaled(v, lower(v, dot[0]), dot[1]);
-      }
-      return vfma(value, vset(act->scale), sum);
     }
   };
 
@@ -80,75 +116,68 @@ struct KWeights {
   }
 
   template <int T, int R, int V>
-  static TIDEMILL_INLINE void dot_quad(const TileInput& in, const uint8_t* group, const uint8_t* act,
-                              Vi (&dot)[R][V]) {
+  static TIDEMILL_INLINE void dot_quad(const TileInput& in, const uint8_t* group,
+                                       const uint8_t* act, Vi (&dot)[R][V]) {
     Vi w[V];
     TIDEMILL_UNROLL
     for (int v = 0; v < V; ++v) w[v] = quad<T>(group, (in.lane + v * kLanes) * 4);
     TIDEMILL_UNROLL
     for (int r = 0; r < R; ++r) {
-      const Quad a = act_quad(act + r * in.act_stride + offsetof(ActGroup, q), T);
+      const Quad a = act_quad(act + r * in.act_stride, T);
       TIDEMILL_UNROLL
       for (int v = 0; v < V; ++v) dot[r][v] = dot_u6(dot[r][v], w[v], a);
     }
   }
 
-  // The integer sums of a group, or of half kHalf of it, where q - 32 is what counts.
+  // The integer sums of a group of the block, or of half kHalf of it.
   template <int kHalf, int R, int V>
   static TIDEMILL_INLINE void dots(const TileInput& in, const uint8_t* group, const uint8_t* act,
-                          Vi (&dot)[R][V]) {
+                                   int64_t g, Vi (&dot)[R][V]) {
+    const uint8_t* starts = act + offsetof(ActBlock, q6_starts) + (2 * g + kHalf) * 4;
     TIDEMILL_UNROLL
     for (int r = 0; r < R; ++r) {
-      Vi start = iset(0);
-      if (kHalves == 2)
-        start = imadd_pairs(ibroadcast(act + r * in.act_stride + offsetof(ActGroup, half_sums)),
-                            iset(kHalf ? int32_t(0xffe00000u) : 0xffe0));
+      const Vi start = kHalves == 2 ? ibroadcast(starts + r * in.act_stride) : iset(0);
       TIDEMILL_UNROLL
       for (int v = 0; v < V; ++v) dot[r][v] = start;
     }
+    const uint8_t* q = act + g * kGroup;
     if constexpr (kHalves == 1) {  // both nibbles of a vector while it is there
-      dot_quad<0>(in, group, act, dot), dot_quad<4>(in, group, act, dot);
-      dot_quad<1>(in, group, act, dot), dot_quad<5>(in, group, act, dot);
-      dot_quad<2>(in, group, act, dot), dot_quad<6>(in, group, act, dot);
-      dot_quad<3>(in, group, act, dot), dot_quad<7>(in, group, act, dot);
+      dot_quad<0>(in, group, q, dot), dot_quad<4>(in, group, q, dot);
+      dot_quad<1>(in, group, q, dot), dot_quad<5>(in, group, q, dot);
+      dot_quad<2>(in, group, q, dot), dot_quad<6>(in, group, q, dot);
+      dot_quad<3>(in, group, q, dot), dot_quad<7>(in, group, q, dot);
     } else {
-      dot_quad<4 * kHalf>(in, group, act, dot), dot_quad<4 * kHalf + 1>(in, group, act, dot);
-      dot_quad<4 * kHalf + 2>(in, group, act, dot), dot_quad<4 * kHalf + 3>(in, group, act, dot);
+      dot_quad<4 * kHalf>(in, group, q, dot), dot_quad<4 * kHalf + 1>(in, group, q, dot);
+      dot_quad<4 * kHalf + 2>(in, group, q, dot), dot_quad<4 * kHalf + 3>(in, group, q, dot);
+    }
+  }
+
+  template <int kHalf, int R, int V>
+  static TIDEMILL_INLINE void half_group(const TileInput& in, const uint8_t* group,
+                                         const uint8_t* act, int64_t g, Scaled<R, V>& scaled) {
+    Vi dot[R][V];
+    dots<kHalf>(in, group, act, g, dot);
+    TIDEMILL_UNROLL
+    for (int r = 0; r < R; ++r) {
+      TIDEMILL_UNROLL
+      for (int v = 0; v < V; ++v) scaled.template add_half<kHalf>(r, v, dot[r][v]);
     }
   }
 
   template <int R, int V>
   static TIDEMILL_INLINE void accumulate(const TileInput& in, Vf (&sum)[R][V]) {
-    for (int64_t g = 0; g < in.k / kGroup; ++g) {
-      prefetch_group(in, g);
-      const uint8_t* group = group_at(in.panel, g);
-      const uint8_t* act = in.act + g * int64_t(sizeof(ActGroup));
-      Factors<V> factors;
-      Vi dot[R][V];
-      Vf value[R][V];
-      dots<0>(in, group, act, dot);
-      factors.load(in.panel, g, in.lane);
-      TIDEMILL_UNROLL
-      for (int r = 0; r < R; ++r) {
-        TIDEMILL_UNROLL
-        for (int v = 0; v < V; ++v)
-          value[r][v] = kHalves == 1 ? factors.scaled(v, act_group(in, r, g), dot[r][v])
-                                     : factors.lower(v, dot[r][v]);
+    for (int64_t b = 0; b < in.k / kBlock; ++b) {
+      const uint8_t* act = in.act + b * int64_t(sizeof(ActBlock));
+      Scaled<R, V> scaled;
+      scaled.open();
+      for (int64_t g = 0; g < kScaledGroups; ++g) {
+        prefetch_group(in, b * kScaledGroups + g);
+        const uint8_t* group = group_at(in.panel, b * kScaledGroups + g);
+        scaled.load(in, b * kScaledGroups + g);
+        half_group<0>(in, group, act, g, scaled);
+        if constexpr (kHalves == 2) half_group<1>(in, afresh(group), act, g, scaled);
       }
-      if constexpr (kHalves == 2) {
-        dots<1>(in, group, act, dot);
-        TIDEMILL_UNROLL
-        for (int r = 0; r < R; ++r) {
-          TIDEMILL_UNROLL
-          for (int v = 0; v < V; ++v) value[r][v] = factors.scaled(v, value[r][v], dot[r][v]);
-        }
-      }
-      TIDEMILL_UNROLL
-      for (int r = 0; r < R; ++r) {
-        TIDEMILL_UNROLL
-        for (int v = 0; v < V; ++v)
-          sum[r][v] = vfma(value[r][v], vset(act_group(in, r, g)->scale), sum[r][v]);
-      }
+      scaled.close(in, b, sum);
     }
   }
 };

@@ -29,10 +29,11 @@ static ActType act_type(WeightType weight, bool float32_compute) {
     case WeightType::Q4_0:
     case WeightType::MXFP4:
     case WeightType::IQ4_NL:
+      return ActType::I8;
     case WeightType::Q4_K:
     case WeightType::Q5_K:
     case WeightType::Q6_K:
-      return ActType::I8;
+      return ActType::I8Block;
     case WeightType::I8:
       return ActType::I8Row;
     case WeightType::BF16:

@@ -79,6 +79,8 @@ static void to_float(WeightType from, const void* source, int64_t count, float* 
         for (int i = 0; i < kBlock; ++i) out[kBlock * b + i] = block.value(from, i);
       }
       return;
+    case WeightType::I8:  // scales are by row: unpack_row's
+      return;
   }
 }
 

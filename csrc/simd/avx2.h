@@ -16,7 +16,7 @@ constexpr bool kQ8Offset = false;  // the sign trick multiplies q itself
 constexpr bool kQ4Offset = true;
 constexpr bool kBf16Pairs = false;
 constexpr int kI8Vecs = 2, kI8Rows = 3;
-constexpr int kHalvesVecs = 1, kHalvesRows = 3;
+constexpr int kBlockVecs = 2, kBlockRows = 3;
 constexpr int kFloatVecs = 2, kFloatRows = 6;
 constexpr int kScoreVecs = 2, kScoreRows = 6;
 constexpr int kAccRegisters = 12;
@@ -98,10 +98,10 @@ static inline Vf vload_bf16(const uint16_t* p) {
   const __m128i h = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
 }
-static inline Vf vload_s8(const int8_t* p) {
-  const __m128i b = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
-  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(b));
+static inline Vi iload_s8(const int8_t* p) {
+  return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
 }
+static inline Vf vload_s8(const int8_t* p) { return _mm256_cvtepi32_ps(iload_s8(p)); }
 static inline __m256i load_bytes(const uint8_t* p) {
   return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
 }
@@ -158,6 +158,10 @@ static inline Vi ishift_left(Vi a) {
 }
 static inline Vi imerge(Vi a, Vi b, Vi mask) { return _mm256_or_si256(a, iand(b, mask)); }
 static inline Vi imadd_pairs(Vi a, Vi b) { return _mm256_madd_epi16(a, b); }
+static inline void ikeep(Vi& a) { asm("" : "+x"(a)); }
+static inline Vi imul_add(Vi acc, Vi a, Vi b) {
+  return _mm256_add_epi32(acc, _mm256_mullo_epi32(a, b));
+}
 static inline Vf keep_range(Vf a, int64_t first, int64_t lo, int64_t hi, float fill) {
   const __m256i keep = _mm256_andnot_si256(first_lanes(lo - first), first_lanes(hi - first));
   return _mm256_blendv_ps(_mm256_set1_ps(fill), a, _mm256_castsi256_ps(keep));

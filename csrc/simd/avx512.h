@@ -8,7 +8,9 @@
 #include <cstdint>
 
 // With TIDEMILL_AMX matrix products of int8 and bf16 run in tile registers.
-#if defined(TIDEMILL_AMX)
+#if defined(TIDEMILL_AMX_EMULATED)
+#define TIDEMILL_AVX512 amx_emulated
+#elif defined(TIDEMILL_AMX)
 #define TIDEMILL_AVX512 amx
 #elif defined(TIDEMILL_BF16_DOT)
 #define TIDEMILL_AVX512 avx512bf16
@@ -23,7 +25,11 @@ namespace tidemill::TIDEMILL_AVX512 {
 #include "simd/scalar.inl"
 
 #if defined(TIDEMILL_AMX)
+#ifdef TIDEMILL_AMX_EMULATED
+constexpr const char* kIsaName = "amx-emulated";
+#else
 constexpr const char* kIsaName = "amx";
+#endif
 constexpr uint32_t kQ8Flip = 0;  // tiles multiply signed bytes
 constexpr bool kBf16Pairs = true;
 #elif defined(TIDEMILL_BF16_DOT)
@@ -40,7 +46,7 @@ constexpr int kDotBytes = 4;
 constexpr bool kQ8Offset = true;  // vpdpbusd multiplies q + 128
 constexpr bool kQ4Offset = true;
 constexpr int kI8Vecs = 2, kI8Rows = 6;
-constexpr int kHalvesVecs = 1, kHalvesRows = 8;
+constexpr int kBlockVecs = 2, kBlockRows = 6;
 constexpr int kFloatVecs = 2, kFloatRows = 12;
 constexpr int kScoreVecs = 2, kScoreRows = 12;
 constexpr int kAccRegisters = 24;
@@ -101,10 +107,10 @@ static inline Vf vload_bf16(const uint16_t* p) {
   const __m256i h = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
 }
-static inline Vf vload_s8(const int8_t* p) {
-  const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(b));
+static inline Vi iload_s8(const int8_t* p) {
+  return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
+static inline Vf vload_s8(const int8_t* p) { return _mm512_cvtepi32_ps(iload_s8(p)); }
 static inline __m512i load_bytes(const uint8_t* p) {
   return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
@@ -173,6 +179,10 @@ static inline Vi imerge(Vi a, Vi b, Vi mask) {
   return _mm512_ternarylogic_epi32(a, b, mask, 0xf8);
 }
 static inline Vi imadd_pairs(Vi a, Vi b) { return _mm512_madd_epi16(a, b); }
+static inline void ikeep(Vi& a) { asm("" : "+v"(a)); }
+static inline Vi imul_add(Vi acc, Vi a, Vi b) {
+  return _mm512_add_epi32(acc, _mm512_mullo_epi32(a, b));
+}
 static inline Vf keep_range(Vf a, int64_t first, int64_t lo, int64_t hi, float fill) {
   const __mmask16 keep = first_lanes(hi - first) & __mmask16(~first_lanes(lo - first));
   return _mm512_mask_blend_ps(keep, _mm512_set1_ps(fill), a);

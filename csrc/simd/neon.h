@@ -33,7 +33,7 @@ constexpr bool kQ8Offset = false;
 constexpr bool kQ4Offset = true;   // cheaper, once a row, than taking 8 off every nibble
 // 32 registers: sums, integer sums beside them and a vector of weights or two.
 constexpr int kI8Vecs = 4, kI8Rows = 3;
-constexpr int kHalvesVecs = 2, kHalvesRows = 4;
+constexpr int kBlockVecs = 4, kBlockRows = 3;
 constexpr int kFloatVecs = 4, kFloatRows = 5;
 constexpr int kScoreVecs = 4, kScoreRows = 5;
 constexpr int kAccRegisters = 20;
@@ -104,10 +104,11 @@ static inline Vf vload_half(const uint16_t* p) {
 static inline Vf vload_bf16(const uint16_t* p) {
   return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16));
 }
-static inline Vf vload_s8(const int8_t* p) {
+static inline Vi iload_s8(const int8_t* p) {
   const int8x8_t bytes = vcreate_s8(load_as<uint32_t>(p));
-  return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(bytes))));
+  return vmovl_s16(vget_low_s16(vmovl_s8(bytes)));
 }
+static inline Vf vload_s8(const int8_t* p) { return vcvtq_f32_s32(iload_s8(p)); }
 static inline Vf vload_low_nibbles(const uint8_t* p) {
   const uint8x8_t bytes = vand_u8(vcreate_u8(load_as<uint32_t>(p)), vdup_n_u8(15));
   return vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(bytes))));
@@ -188,6 +189,8 @@ static inline Vi imadd_pairs(Vi a, Vi b) {
   const int16x8_t x = vreinterpretq_s16_s32(a), y = vreinterpretq_s16_s32(b);
   return vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y));
 }
+static inline void ikeep(Vi& a) { asm("" : "+w"(a)); }
+static inline Vi imul_add(Vi acc, Vi a, Vi b) { return vmlaq_s32(acc, a, b); }
 static inline Vf keep_range(Vf a, int64_t first, int64_t lo, int64_t hi, float fill) {
   const auto lanes = [](int64_t n) { return iset(int32_t(n < 0 ? 0 : n > kLanes ? kLanes : n)); };
   const int32_t numbers[kLanes] = {0, 1, 2, 3};

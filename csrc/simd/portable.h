@@ -22,7 +22,7 @@ constexpr bool kBf16Pairs = false;
 // Register tiles: vectors per panel pass and rows, by kernel.
 constexpr int kI8Vecs = 2, kI8Rows = 2;
 // Where a group of 32 has a scale per half, so that its sums are kept by halves.
-constexpr int kHalvesVecs = 1, kHalvesRows = 2;
+constexpr int kBlockVecs = 1, kBlockRows = 2;
 constexpr int kFloatVecs = 2, kFloatRows = 4;
 constexpr int kScoreVecs = 2, kScoreRows = 4;
 constexpr int kAccRegisters = 12;
@@ -133,11 +133,13 @@ static inline Vf vload_bf16(const uint16_t* p) {
   TIDEMILL_LANES r.v[i] = bf16_to_float(p[i]);
   return r;
 }
-static inline Vf vload_s8(const int8_t* p) {
-  Vf r;
-  TIDEMILL_LANES r.v[i] = float(p[i]);
+// kLanes signed bytes.
+static inline Vi iload_s8(const int8_t* p) {
+  Vi r;
+  TIDEMILL_LANES r.v[i] = p[i];
   return r;
 }
+static inline Vf vload_s8(const int8_t* p) { return vconvert(iload_s8(p)); }
 // kLanes bytes' low or high halves, 0 to 15.
 static inline Vf vload_low_nibbles(const uint8_t* p) {
   Vf r;
@@ -238,6 +240,12 @@ static inline Vi imerge(Vi a, Vi b, Vi mask) {
 static inline Vi imadd_pairs(Vi a, Vi b) {
   TIDEMILL_LANES a.v[i] = int16_t(a.v[i]) * int16_t(b.v[i]) + (a.v[i] >> 16) * (b.v[i] >> 16);
   return a;
+}
+// The sum as it is now: the compiler does not defer what it is made of.
+static inline void ikeep(Vi&) {}
+static inline Vi imul_add(Vi acc, Vi a, Vi b) {
+  TIDEMILL_LANES acc.v[i] += a.v[i] * b.v[i];
+  return acc;
 }
 // Lane i holds index `first + i`; lanes outside [lo, hi) are replaced by `fill`.
 static inline Vf keep_range(Vf a, int64_t first, int64_t lo, int64_t hi, float fill) {

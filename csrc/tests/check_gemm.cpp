@@ -70,7 +70,7 @@ void quantize_group(WeightType type, const float* x, Source& out) {
 
 // A block of a K type with random scales, minima and values, laid out from the format's
 // description; zero: d and dmin are, as a quantizer leaves them for zeros; largest: all integers at
-// their ends, in one group alone, so that its sum is exact.
+// their ends, so that a block's sum is a multiple of 256 and exact.
 void random_k_block(WeightType type, Random& random, bool zero, bool largest, Source& out) {
   const bool six = type == WeightType::Q6_K;
   const uint16_t d = half_bits(zero ? 0 : largest ? 1.0f : random.uniform() * 0.01f);
@@ -82,9 +82,9 @@ void random_k_block(WeightType type, Random& random, bool zero, bool largest, So
   for (int i = 0; i < 16; ++i) {
     const int most = six ? 256 : 64;
     scale[i] = int(random.below(most)) - (six ? 128 : 0);
-    if (largest) scale[i] = i > int(six) ? 0 : six ? -128 : 63;
+    if (largest) scale[i] = six ? -128 : 63;
   }
-  for (int i = 0; i < 8; ++i) minimum[i] = largest ? (i ? 0 : 63) : int(random.below(64));
+  for (int i = 0; i < 8; ++i) minimum[i] = largest ? 63 : int(random.below(64));
   for (int i = 0; i < 256; ++i) {
     const float f = half_value(d) * float(scale[six ? i / 16 : i / 32]);
     const float product = f * float(six ? q[i] - 32 : q[i]);
@@ -205,8 +205,8 @@ Source make_source(WeightType type, const std::vector<float>& x, int64_t k, Rand
 std::vector<double> rounded_act(ActType act, const float* x, int64_t k) {
   std::vector<double> out(k);
   for (int64_t i = 0; i < k; ++i) out[i] = act == ActType::BF16 ? bf16_rounded(x[i]) : x[i];
-  if (act != ActType::I8 && act != ActType::I8Row) return out;
-  const int64_t group = act == ActType::I8 ? 32 : k;
+  if (act == ActType::F32 || act == ActType::BF16) return out;
+  const int64_t group = act == ActType::I8 ? 32 : act == ActType::I8Block ? 256 : k;
   for (int64_t g = 0; g < k; g += group) {
     float bound = 0;
     for (int64_t i = 0; i < group; ++i) bound = std::fmax(bound, std::fabs(x[g + i]));
@@ -360,27 +360,28 @@ void run_channel_extremes(const KernelTable& t) {
   }
 }
 
-// The same of the K types, whose products are largest in one group.
+// The same of the K types: a block's sums at their largest.
 void run_k_extremes(const KernelTable& t, WeightType type) {
   constexpr int64_t k = 256, n = 32;
   Random random{1};
   Source source{type, {}, {}, {}};
   for (int64_t row = 0; row < n; ++row) random_k_block(type, random, false, true, source);
-  const int64_t size = t.panel_bytes(type, ActType::I8, k);
-  Buffer packed(size), act(t.act_row_bytes(ActType::I8, k) * 16);
-  t.pack_panel(type, source.bytes.data(), type, ActType::I8, 0, n, k, packed.data);
-  const PackedMatrix w{type, ActType::I8, n, k, size, packed.data};
+  constexpr ActType kAct = ActType::I8Block;
+  const int64_t size = t.panel_bytes(type, kAct, k), stride = t.act_row_bytes(kAct, k);
+  Buffer packed(size), act(stride * 16);
+  t.pack_panel(type, source.bytes.data(), type, kAct, 0, n, k, packed.data);
+  const PackedMatrix w{type, kAct, n, k, size, packed.data};
   for (int sign : {-1, 1}) {
     std::vector<float> x(k, 127.0f * sign), out(n * 16);
     for (int64_t m = 0; m < 16; ++m)
-      t.pack_act(ActType::I8, x.data(), k, act.data + m * t.act_row_bytes(ActType::I8, k));
+      t.pack_act(kAct, x.data(), k, act.data + m * stride);
     for (int64_t rows : {1, 16}) {
-      t.gemm(w, act.data, t.act_row_bytes(ActType::I8, k), rows, 0, 1, nullptr, out.data(), n);
+      t.gemm(w, act.data, stride, rows, 0, 1, nullptr, out.data(), n);
       const double each = type == WeightType::Q6_K   ? 128 * 32
                           : type == WeightType::Q5_K ? 63 * (31 - 1)
                                                      : 63 * (15 - 1);
       for (int64_t i = 0; i < n * rows; ++i)
-        if (out[i] != sign * 127 * 32 * each) fail(t.isa, "K extremes", "%s %g", name(type), out[i]);
+        if (out[i] != sign * 127 * 256 * each) fail(t.isa, "K extremes", "%s %g", name(type), out[i]);
     }
   }
 }

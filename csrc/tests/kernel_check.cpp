@@ -1,5 +1,6 @@
 // kernel_check [isa]: every kernel of every instruction set this machine runs against a double
-// precision reference, and the bitwise invariances of promise 6. Exit status 1 on any failure.
+// precision reference, and the bitwise invariances of promise 6; the kernels for AMX with tiles in
+// plain C++ as well. Exit status 1 on any failure.
 // kernel_check bench [isa [filter]]: rates beside a plain read taken in turn with them.
 // kernel_check peak isa: GOP/s of one thread multiplying int8 in registers alone.
 #include <cstdarg>
@@ -21,7 +22,19 @@ void fail(const char* isa, const char* what, const char* format, ...) {
   std::printf("\n");
 }
 
+void check_table(const KernelTable& table) {
+  check_elementwise(table);
+  check_gemm(table);
+  check_attention(table);
+  check_recurrent(table);
+  std::printf("%s checked, %d failures so far\n", table.isa, failures);
+}
+
 }  // namespace tidemill::check
+
+#ifdef TIDEMILL_AMX_EMULATED_TABLE
+namespace tidemill::amx_emulated { const KernelTable& kernel_table(); }
+#endif
 
 int main(int argc, char** argv) {
   using namespace tidemill;
@@ -44,11 +57,12 @@ int main(int argc, char** argv) {
       if (!only) break;
       continue;
     }
-    check::check_elementwise(table);
-    check::check_gemm(table);
-    check::check_attention(table);
-    check::check_recurrent(table);
-    std::printf("%s checked, %d failures so far\n", *isa, check::failures);
+    check::check_table(table);
   }
+#ifdef TIDEMILL_AMX_EMULATED_TABLE
+  // What surrounds the tiles are the instructions of another table.
+  if (!only && !benching && select_kernels("avx512bf16"))
+    check::check_table(amx_emulated::kernel_table());
+#endif
   return check::failures ? 1 : 0;
 }
