@@ -9,7 +9,7 @@ struct KWeights {
   static constexpr int kHalves = Layout::kMins ? 1 : 2;  // integer sums per group
   static constexpr int kRows = kBlockRows, kVecs = kBlockVecs;
   static constexpr int64_t kPrefetchRows = 1;
-  static constexpr int64_t kNearRows = Layout::kHighBits == 1 ? 0 : kHalves;  // measured
+  static constexpr int64_t kNearRows = Layout::kHighBits == 1 ? 1 : 2;  // measured
   static constexpr int64_t kBlockBytes = Layout::kGroupBytes;  // what a tile prefetches at once
   static constexpr int64_t kScaledGroups = kBlock / kGroup;    // that have a float scale in common
 
@@ -129,10 +129,9 @@ struct KWeights {
     }
   }
 
-  // The integer sums of a group of the block, or of half kHalf of it.
   template <int kHalf, int R, int V>
-  static TIDEMILL_INLINE void dots(const TileInput& in, const uint8_t* group, const uint8_t* act,
-                                   int64_t g, Vi (&dot)[R][V]) {
+  static TIDEMILL_INLINE void start_dots(const TileInput& in, const uint8_t* act, int64_t g,
+                                         Vi (&dot)[R][V]) {
     const uint8_t* starts = act + offsetof(ActBlock, q6_starts) + (2 * g + kHalf) * 4;
     TIDEMILL_UNROLL
     for (int r = 0; r < R; ++r) {
@@ -140,28 +139,42 @@ struct KWeights {
       TIDEMILL_UNROLL
       for (int v = 0; v < V; ++v) dot[r][v] = start;
     }
-    const uint8_t* q = act + g * kGroup;
-    if constexpr (kHalves == 1) {  // both nibbles of a vector while it is there
-      dot_quad<0>(in, group, q, dot), dot_quad<4>(in, group, q, dot);
-      dot_quad<1>(in, group, q, dot), dot_quad<5>(in, group, q, dot);
-      dot_quad<2>(in, group, q, dot), dot_quad<6>(in, group, q, dot);
-      dot_quad<3>(in, group, q, dot), dot_quad<7>(in, group, q, dot);
-    } else {
-      dot_quad<4 * kHalf>(in, group, q, dot), dot_quad<4 * kHalf + 1>(in, group, q, dot);
-      dot_quad<4 * kHalf + 2>(in, group, q, dot), dot_quad<4 * kHalf + 3>(in, group, q, dot);
-    }
   }
 
   template <int kHalf, int R, int V>
-  static TIDEMILL_INLINE void half_group(const TileInput& in, const uint8_t* group,
-                                         const uint8_t* act, int64_t g, Scaled<R, V>& scaled) {
-    Vi dot[R][V];
-    dots<kHalf>(in, group, act, g, dot);
+  static TIDEMILL_INLINE void add_dots(const Vi (&dot)[R][V], Scaled<R, V>& scaled) {
     TIDEMILL_UNROLL
     for (int r = 0; r < R; ++r) {
       TIDEMILL_UNROLL
       for (int v = 0; v < V; ++v) scaled.template add_half<kHalf>(r, v, dot[r][v]);
     }
+  }
+
+  // A group of the block, both nibbles of a vector while it is there.
+  template <int R, int V>
+  static TIDEMILL_INLINE void whole_group(const TileInput& in, const uint8_t* group,
+                                          const uint8_t* act, int64_t g, Scaled<R, V>& scaled) {
+    Vi dot[R][V];
+    start_dots<0>(in, act, g, dot);
+    const uint8_t* q = act + g * kGroup;
+    dot_quad<0>(in, group, q, dot), dot_quad<4>(in, group, q, dot);
+    dot_quad<1>(in, group, q, dot), dot_quad<5>(in, group, q, dot);
+    dot_quad<2>(in, group, q, dot), dot_quad<6>(in, group, q, dot);
+    dot_quad<3>(in, group, q, dot), dot_quad<7>(in, group, q, dot);
+    add_dots<0>(dot, scaled);
+  }
+
+  // One half of it: the sums of both at once take more registers than there are, and at one row,
+  // where there are enough, 1.2 times as long.
+  template <int kHalf, int R, int V>
+  static TIDEMILL_INLINE void half_group(const TileInput& in, const uint8_t* group,
+                                         const uint8_t* act, int64_t g, Scaled<R, V>& scaled) {
+    Vi dot[R][V];
+    start_dots<kHalf>(in, act, g, dot);
+    const uint8_t* q = act + g * kGroup;
+    dot_quad<4 * kHalf>(in, group, q, dot), dot_quad<4 * kHalf + 1>(in, group, q, dot);
+    dot_quad<4 * kHalf + 2>(in, group, q, dot), dot_quad<4 * kHalf + 3>(in, group, q, dot);
+    add_dots<kHalf>(dot, scaled);
   }
 
   template <int R, int V>
@@ -174,8 +187,12 @@ struct KWeights {
         prefetch_group(in, b * kScaledGroups + g);
         const uint8_t* group = group_at(in.panel, b * kScaledGroups + g);
         scaled.load(in, b * kScaledGroups + g);
-        half_group<0>(in, group, act, g, scaled);
-        if constexpr (kHalves == 2) half_group<1>(in, afresh(group), act, g, scaled);
+        if constexpr (kHalves == 1) {
+          whole_group(in, group, act, g, scaled);
+        } else {
+          half_group<0>(in, group, act, g, scaled);
+          half_group<1>(in, afresh(group), act, g, scaled);
+        }
       }
       scaled.close(in, b, sum);
     }
