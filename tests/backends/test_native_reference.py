@@ -85,7 +85,7 @@ def test_weight_types_equal_the_dequantized_reference(stored: str, dtype: str, i
 
 
 # ``Q4_K_M`` has its embedding, output projection and some layers in Q6_K. The limit is that of Q8_0
-# and Q4_0 times what a scale per 256 activations instead of 32 costs normally distributed ones.
+# and Q4_0, and half of it again: a scale per 256 activations, where these have one per 32.
 @pytest.mark.parametrize("isa", native.available_isas())
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("stored", ["Q4_K", "Q5_K", "Q6_K", "Q4_K_M"])
@@ -94,7 +94,7 @@ def test_k_types_equal_the_dequantized_reference(stored: str, tied: bool, isa: s
     tensors = make_tensors(spec, stored)
     expected = ReferenceDecoder(spec, tensors).logits(tokens_of(spec))
     got = logits_of(spec, tensors, dtype="bfloat16", isa=isa, threads=2)
-    assert error(got, expected) < 0.042
+    assert error(got, expected) < 0.045
 
 
 @pytest.mark.parametrize(("kv_dtype", "limit"), [("bfloat16", 0.02), ("int8", 0.03), ("int4", 0.3)])
