@@ -36,14 +36,10 @@ struct TileInput {
   // Each tile of a panel brings its share of the next panel's lines closer while it computes:
   // lines [line0, line1) of every block of the panel. From how many rows on this pays depends on
   // how much is computed per line (kPrefetchRows); below that the hardware's own prefetching of
-  // one sequential stream is better. Where so much is computed per line that it falls behind, what
-  // comes next in the stream is brought closer instead (up to kNearRows).
+  // one sequential stream is better.
   const uint8_t* next;
   int64_t line0, line1;
 };
-
-// How far ahead in the same stream. Measured: 512 to 1536 alike, 4096 worse than nothing.
-constexpr int64_t kNearBytes = 1024;
 
 static inline void prefetch_block(const TileInput& in, int64_t block_offset) {
   if (!in.next) return;
@@ -85,7 +81,6 @@ struct QuantizedWeights {
   static constexpr bool kSteps = kFour && !Codes::kLookedUp;  // else int8
   static constexpr int kRows = kI8Rows, kVecs = kI8Vecs;
   static constexpr int64_t kPrefetchRows = kFour ? 3 : 5;  // measured: with fewer it costs
-  static constexpr int64_t kNearRows = 0;
   static constexpr int64_t kBlockBytes = kFour ? kQ4GroupBytes : kQ8GroupBytes;
   static constexpr int kHalves = 1;  // integer sums per group
   static constexpr int64_t kScaledGroups = 1;
@@ -190,7 +185,6 @@ static TIDEMILL_INLINE Vf channel_value(const TileInput& in, int64_t r, int64_t 
 struct ChannelWeights {
   static constexpr int kRows = kI8Rows, kVecs = kI8Vecs;
   static constexpr int64_t kPrefetchRows = 5;  // as Q8_0
-  static constexpr int64_t kNearRows = 0;
   static constexpr int64_t kBlockBytes = kTileDepthI8 * kPanel;
 
   template <int R, int V>
@@ -236,7 +230,6 @@ template <WeightType kType, bool kPairs>
 struct FloatWeights {
   static constexpr int kRows = kFloatRows, kVecs = kFloatVecs;
   static constexpr int64_t kPrefetchRows = 7;  // measured: with fewer it costs
-  static constexpr int64_t kNearRows = 0;
   static constexpr bool kWiden = kType == WeightType::BF16 && !kPairs;
   static constexpr int64_t kStepBytes = kType == WeightType::F16 ? kPanel * 2 : kPanel * 4;
 
@@ -346,11 +339,7 @@ static void gemm_panels(const PackedMatrix& w, const uint8_t* acts, int64_t act_
     TileInput in{w.data + p * w.panel_bytes, nullptr, acts, act_stride, w.k, 0, nullptr, 0, 0};
     const int64_t n0 = p * kPanel;
     const int64_t tiles = (m_rows + Weights::kRows - 1) / Weights::kRows;
-    if (m_rows <= Weights::kNearRows) {
-      in.next = in.panel + kNearBytes;
-    } else if (m_rows >= Weights::kPrefetchRows && p + 1 < p1) {
-      in.next = in.panel + w.panel_bytes;
-    }
+    if (m_rows >= Weights::kPrefetchRows && p + 1 < p1) in.next = in.panel + w.panel_bytes;
     constexpr int64_t kLines = Weights::kBlockBytes / 64;
     int64_t m = 0;
     for (int64_t tile = 0; tile < tiles; ++tile) {

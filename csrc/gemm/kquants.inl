@@ -8,8 +8,7 @@ struct KWeights {
   using Layout = KLayout<kType>;
   static constexpr int kHalves = Layout::kMins ? 1 : 2;  // integer sums per group
   static constexpr int kRows = kBlockRows, kVecs = kBlockVecs;
-  static constexpr int64_t kPrefetchRows = 1;
-  static constexpr int64_t kNearRows = Layout::kHighBits == 1 ? 1 : 2;  // measured
+  static constexpr int64_t kPrefetchRows = 3;  // measured: with fewer it costs
   static constexpr int64_t kBlockBytes = Layout::kGroupBytes;  // what a tile prefetches at once
   static constexpr int64_t kScaledGroups = kBlock / kGroup;    // that have a float scale in common
 
@@ -26,8 +25,8 @@ struct KWeights {
   static TIDEMILL_INLINE void prefetch_group(const TileInput& in, int64_t g) {
     prefetch_block(in, Layout::group_offset(g));
     if (in.next && in.line0 == 0 && g % 8 == 0)
-      for (int64_t line = 0; line < Layout::kHeaderBytes; line += 64)
-        prefetch(in.next + g / 8 * Layout::kBlockBytes + line);
+      for (int64_t line = 0; line < Layout::kFooterBytes; line += 64)
+        prefetch(in.next + g / 8 * Layout::kBlockBytes + Layout::kFooter + line);
   }
 
   // What becomes of a tile's integer sums.
@@ -71,17 +70,18 @@ struct KWeights {
     }
 
     TIDEMILL_INLINE void close(const TileInput& in, int64_t b, Vf (&sum)[R][V]) const {
-      const uint8_t* header = in.panel + b * Layout::kBlockBytes;
+      const uint8_t* groups = in.panel + b * Layout::kBlockBytes;
+      const uint8_t* footer = groups + Layout::kFooter;
       TIDEMILL_UNROLL
       for (int v = 0; v < V; ++v) {
         const int64_t lane = in.lane + v * kLanes;
-        const Vf d = vload_half(reinterpret_cast<const uint16_t*>(header) + lane);
+        const Vf d = vload_half(reinterpret_cast<const uint16_t*>(footer) + lane);
         Vf dmin = vzero();
         Vi pairs[4];
         if constexpr (Layout::kMins) {
-          dmin = vload_half(reinterpret_cast<const uint16_t*>(header + 64) + lane);
+          dmin = vload_half(reinterpret_cast<const uint16_t*>(footer + 64) + lane);
           TIDEMILL_UNROLL
-          for (int i = 0; i < 4; ++i) pairs[i] = minima(header + Layout::kHeaderBytes, i, lane);
+          for (int i = 0; i < 4; ++i) pairs[i] = minima(groups, i, lane);
         }
         TIDEMILL_UNROLL
         for (int r = 0; r < R; ++r) {
