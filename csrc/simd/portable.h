@@ -21,7 +21,7 @@ constexpr bool kQ4Offset = false;
 constexpr bool kBf16Pairs = false;
 // Register tiles: vectors per panel pass and rows, by kernel.
 constexpr int kI8Vecs = 2, kI8Rows = 2;
-// Where a group of 32 has a scale per half, so that its sums are kept by halves.
+// Of K types, which keep the sums of a group and of its block.
 constexpr int kBlockVecs = 1, kBlockRows = 2;
 constexpr int kFloatVecs = 2, kFloatRows = 4;
 constexpr int kScoreVecs = 2, kScoreRows = 4;
