@@ -2,21 +2,9 @@
 // compile time, so these are macros' worth of inline assembly; "memory" keeps the compiler from
 // moving ordinary loads and stores across them.
 #pragma once
+#include "simd/tile_shapes.h"
 
 namespace tidemill::TIDEMILL_AVX512 {
-
-// Rows and bytes per row of the eight registers (Intel SDM, LDTILECFG, palette 1).
-struct alignas(64) TileShapes {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t bytes[16] = {};
-  uint8_t rows[16] = {};
-
-  void set(int tile, int64_t row_count, int64_t row_bytes) {
-    rows[tile] = uint8_t(row_count);
-    bytes[tile] = uint16_t(row_bytes);
-  }
-};
-static_assert(sizeof(TileShapes) == 64, "as LDTILECFG reads it");
 
 // Also clears all registers.
 static inline void tiles_configure(const TileShapes& shapes) {

@@ -5,18 +5,9 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "simd/tile_shapes.h"
+
 namespace tidemill::TIDEMILL_AVX512 {
-
-struct alignas(64) TileShapes {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t bytes[16] = {};
-  uint8_t rows[16] = {};
-
-  void set(int tile, int64_t row_count, int64_t row_bytes) {
-    rows[tile] = uint8_t(row_count);
-    bytes[tile] = uint16_t(row_bytes);
-  }
-};
 
 struct EmulatedTiles {
   TileShapes shapes;

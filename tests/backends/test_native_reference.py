@@ -84,17 +84,21 @@ def test_weight_types_equal_the_dequantized_reference(stored: str, dtype: str, i
     assert error(got, expected) < TOLERANCES[stored, dtype]
 
 
-# ``Q4_K_M`` has its embedding, output projection and some layers in Q6_K. The limit is that of Q8_0
-# and Q4_0, and half of it again: a scale per 256 activations, where these have one per 32.
+# ``Q4_K_M`` has its embedding, output projection and some layers in Q6_K. Limits are those of Q8_0 and
+# Q4_0; with Q6_K half of it again: a scale per 256 activations, where these have one per 32.
 @pytest.mark.parametrize("isa", native.available_isas())
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("stored", ["Q4_K", "Q5_K", "Q6_K", "Q4_K_M"])
-def test_k_types_equal_the_dequantized_reference(stored: str, tied: bool, isa: str) -> None:
+@pytest.mark.parametrize(
+    ("stored", "limit"), [("Q4_K", 0.03), ("Q5_K", 0.03), ("Q6_K", 0.045), ("Q4_K_M", 0.045)]
+)
+def test_k_types_equal_the_dequantized_reference(
+    stored: str, limit: float, tied: bool, isa: str
+) -> None:
     spec = make_spec(hidden=256, heads=8, head_dim=32, intermediate=512, tied=tied)
     tensors = make_tensors(spec, stored)
     expected = ReferenceDecoder(spec, tensors).logits(tokens_of(spec))
     got = logits_of(spec, tensors, dtype="bfloat16", isa=isa, threads=2)
-    assert error(got, expected) < 0.045
+    assert error(got, expected) < limit
 
 
 @pytest.mark.parametrize(("kv_dtype", "limit"), [("bfloat16", 0.02), ("int8", 0.03), ("int4", 0.3)])
