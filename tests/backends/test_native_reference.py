@@ -84,8 +84,8 @@ def test_weight_types_equal_the_dequantized_reference(stored: str, dtype: str, i
     assert error(got, expected) < TOLERANCES[stored, dtype]
 
 
-# ``Q4_K_M`` has its embedding, output projection and some layers in Q6_K. Limits are those of Q8_0 and
-# Q4_0; with Q6_K half of it again: a scale per 256 activations, where these have one per 32.
+# ``Q4_K_M`` has its embedding, output projection and some layers in Q6_K. Limits are those of Q8_0
+# and Q4_0; with Q6_K half of it again: a scale per 256 activations, where these have one per 32.
 @pytest.mark.parametrize("isa", native.available_isas())
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(
