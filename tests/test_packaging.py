@@ -36,3 +36,20 @@ def test_serving_imports_no_torch() -> None:
         "sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_the_api_process_opens_text_alone() -> None:
+    """Numpy and what describes weights would cost every start a quarter of a second, and memory."""
+    code = (
+        "import sys, tidemill.server.run, tidemill.server.http, tidemill.opened_text;"
+        "from tidemill.base.build import build_id;"
+        "from tidemill.text.answering import ChatSide;"
+        "from tidemill.grammar.schema import prepared;"
+        "opened = tidemill.opened_text.OpenedText.open();"
+        "ChatSide.of(opened.tokenizer, opened.template, prepared);"
+        "build_id();"
+        "found = {'numpy', 'tidemill.models.spec', 'tidemill.backends'} & set(sys.modules);"
+        "sys.exit(', '.join(found) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

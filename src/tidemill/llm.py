@@ -27,7 +27,7 @@ from tidemill.contract.wire import EngineInfo, EngineStats
 from tidemill.engine.offline import InprocEngine
 from tidemill.grammar.schema import prepared
 from tidemill.offline_vectors import run_vectors
-from tidemill.opened import OpenedModel
+from tidemill.opened_text import OpenedText
 from tidemill.outputs import Completion, RequestOutput, Running, ToolCall
 from tidemill.text.answer import NOTHING, Found
 from tidemill.text.answering import (
@@ -41,20 +41,17 @@ from tidemill.text.answering import (
     text_rules,
 )
 from tidemill.text.constraints import FIELDS as CONSTRAINT_FIELDS
+from tidemill.text.pooled import Float32, finish_embedding, finish_score, similarity
 from tidemill.text.prompt import PromptOptions, render_prompt
 from tidemill.text.tools import tool_use
 from tidemill.text.vectors import (
-    Float32,
     Input,
     check_dimensions,
     embedding_pooling,
-    finish_embedding,
-    finish_score,
     pair_input,
     prompted,
     score_pooling,
     side_prompts,
-    similarity,
 )
 
 Prompt = str | Sequence[int]
@@ -89,19 +86,19 @@ class LLM:
         progress: Callable[[str], None] = lambda line: None,
         **settings: Any,
     ) -> None:
-        opened = OpenedModel.open(model, str(settings.get("backend", "auto")))
+        opened = OpenedText.open(model, whole=True)
         settings.setdefault("served_name", opened.name)
         unknown = sorted(set(settings) - set(EngineConfig.__struct_fields__))
         if unknown or "model" in settings:
             name = unknown[0] if unknown else "model"
             raise config_error(name, f"LLM() knows no setting {name!r}; see EngineConfig")
-        config = EngineConfig(model=str(opened.files.path), **settings).validate()
+        config = EngineConfig(model=str(opened.path), **settings).validate()
         self.tokenizer = opened.tokenizer
         self.template = opened.template
         self.defaults = opened.defaults
-        self.vectors = opened.files.vectors
         self.chat_side = ChatSide.of(self.tokenizer, self.template, prepared)
         self._engine = InprocEngine.open(config, progress)
+        self.vectors = self._engine.info.vectors
 
     @property
     def info(self) -> EngineInfo:
@@ -466,7 +463,6 @@ def _prompt_options(
 __all__ = [
     "LLM",
     "Completion",
-    "OpenedModel",
     "RequestOutput",
     "SamplingParams",
     "TidemillError",

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.llm import OpenedModel
 from tidemill.loading.text_side import open_text
+from tidemill.opened_text import OpenedText
 from tidemill.text.tokenizer import Tokenizer
 
 
@@ -23,7 +23,7 @@ def tidemill(*args: str, stdin: bytes = b"") -> subprocess.CompletedProcess[byte
 def test_tokenize_prints_one_line_of_ids(shared_vocab: Path) -> None:
     path = shared_vocab / "ggml-vocab-llama-spm.gguf"
     text = "Hello\n wörld \U0001f999\r\n"
-    tokenizer = Tokenizer(open_text(path))
+    tokenizer = Tokenizer(open_text(path).tokenizer)
     for flag, special in ((), True), (("--no-special",), False):
         done = tidemill("tokenize", str(path), *flag, stdin=text.encode())
         assert done.returncode == 0, done.stderr
@@ -33,10 +33,10 @@ def test_tokenize_prints_one_line_of_ids(shared_vocab: Path) -> None:
 
 
 def test_every_kind_of_tokenizer_file(tmp_path: Path) -> None:
-    folder = OpenedModel.open().files.path
-    expected = OpenedModel.open().tokenizer.encode("Who are you?")
+    folder = OpenedText.open().path
+    expected = OpenedText.open().tokenizer.encode("Who are you?")
     for source in (None, folder, folder / "tokenizer.json"):
-        assert Tokenizer(open_text(source)).encode("Who are you?") == expected
+        assert Tokenizer(open_text(source).tokenizer).encode("Who are you?") == expected
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_render_is_what_the_server_would_read() -> None:
     body = json.dumps({"messages": messages, "tools": tools})
     done = tidemill("render", stdin=body.encode())
     assert done.returncode == 0, done.stderr
-    template = OpenedModel.open().template
+    template = OpenedText.open().template
     assert done.stdout.decode() == template.render(messages, tools)
     continued = [*messages, {"role": "assistant", "content": "It"}]
     body = json.dumps({"messages": continued, "continue_final_message": True})

@@ -20,7 +20,7 @@ from safetensors.numpy import save
 from fuzz.mutate import mutate_bytes, mutate_json
 from tidemill.backends import native
 from tidemill.base.tokenizer_data import TokenizerData
-from tidemill.loading import gguf_model, open_model, safetensors, spm_file, torch_files
+from tidemill.loading import gguf_text_side, open_model, safetensors, spm_file, torch_files
 from tidemill.loading.bundled import bundled_models
 from tidemill.loading.gguf import read_file as read_gguf
 from tidemill.loading.parts import ModelFiles
@@ -199,7 +199,7 @@ def _gguf_vocabulary() -> Target:
         except ValueError:
             return
         if isinstance(document, dict):
-            Tokenizer(gguf_model.read_tokenizer(document)).encode("ab a")
+            Tokenizer(gguf_text_side.read_tokenizer(document)).encode("ab a")
 
     return Target("GGUF vocabularies", 0.05, _of_json(documents), read, bounded=False)
 

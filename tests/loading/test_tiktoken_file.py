@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tidemill.base.errors import TidemillError
-from tidemill.loading.huggingface import read_tokenizer
+from tidemill.loading.folder_text import read_tokenizer
 from tidemill.text.tokenizer import Tokenizer
 
 tiktoken = pytest.importorskip("tiktoken")

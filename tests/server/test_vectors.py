@@ -93,9 +93,9 @@ def test_what_is_wrong_is_named(body: dict[str, Any], param: str) -> None:
 
 
 def test_prompts_of_the_models_makers_are_put_before_texts() -> None:
-    engine = ScriptedEngine()
     data = VectorData(prompts={"query": "Q: ", "doc": "D: "}, default_prompt="doc")
-    with serving(fake_context(engine, vectors=data)) as url:
+    engine = ScriptedEngine(info=fake_info(vectors=data))
+    with serving(fake_context(engine)) as url:
         for more in ({}, {"prompt_name": "query"}):
             httpx.post(f"{url}/v1/embeddings", json={"input": "a", **more})
         wrong = {"input": [97], "prompt_name": "query"}
@@ -123,16 +123,17 @@ def test_rerank_by_cosine(http: httpx.Client, engine: ScriptedEngine) -> None:
 
 
 def test_sides_of_a_search_get_their_prompts() -> None:
-    engine = ScriptedEngine()
-    with serving(fake_context(engine, vectors=PROMPTED)) as url:
+    engine = ScriptedEngine(info=fake_info(vectors=PROMPTED))
+    with serving(fake_context(engine)) as url:
         httpx.post(f"{url}/v1/rerank", json={"query": "q", "documents": ["d"]})
     texts = ["".join(map(chr, r.prompt_token_ids[1:])) for r in engine.requests]
     assert texts == ["Q: q", "d"]
 
 
 def test_a_cross_encoder_reads_pairs_and_nothing_else() -> None:
-    engine = ScriptedEngine(info=fake_info(generates=False, labels=1))
-    with serving(fake_context(engine, vectors=VectorData(head="score", labels=1))) as url:
+    data = VectorData(head="score", labels=1)
+    engine = ScriptedEngine(info=fake_info(generates=False, vectors=data))
+    with serving(fake_context(engine)) as url:
         body = {"text_1": "q", "text_2": ["a", "b"]}
         answer = httpx.post(f"{url}/v1/score", json=body).json()
         assert [r.prompt_token_ids for r in engine.requests] == [(256, 113, 97), (256, 113, 98)]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from functools import cache
-from importlib import metadata, util
+from importlib import metadata
 from pathlib import Path
 
+_FOLDER = Path(__file__).parent.parent / "backends" / "native"
 _NATIVE = "tidemill.backends.native._core"
 
 
@@ -20,11 +22,16 @@ def build_id() -> str:
         version = metadata.version("tidemill")
     except metadata.PackageNotFoundError:
         version = "source"
-    try:
-        found = util.find_spec(_NATIVE)
-    except ModuleNotFoundError:
-        found = None
-    if found is None or found.origin is None:
+    core = _native_core()
+    if core is None:
         return version
-    digest = hashlib.blake2b(Path(found.origin).read_bytes(), digest_size=6)
-    return f"{version}+{digest.hexdigest()}"
+    return f"{version}+{hashlib.sha256(core.read_bytes()).hexdigest()[:12]}"
+
+
+def _native_core() -> Path | None:
+    """The file of the native core. `util.find_spec` would import the rooms around it."""
+    for finder in sys.meta_path:
+        found = finder.find_spec(_NATIVE, [str(_FOLDER)])
+        if found is not None and found.origin is not None:
+            return Path(found.origin)
+    return None

@@ -21,12 +21,12 @@ def write_calibrated(
 
     from tidemill.base.errors import bad_request, unsupported
     from tidemill.cli.quantize import Bar, copy_side, writing_bar
-    from tidemill.llm import OpenedModel
     from tidemill.loading.calibrate.model import METHODS, Quantizer
     from tidemill.loading.named import locate
     from tidemill.loading.write.calibrated_out import calibrated_tensors, stored_name
     from tidemill.loading.write.out import check_target
     from tidemill.loading.write.safetensors_out import write_safetensors
+    from tidemill.opened import OpenedModel
 
     source, _ = locate(model)
     if not source.is_dir():
@@ -40,7 +40,7 @@ def write_calibrated(
     for place in files.tensors.places.values():
         stored_name(place)
     length = min(SEQUENCE, files.spec.max_positions)
-    ids = np.array(opened.tokenizer.encode(text)[: length * SEQUENCES], np.int64)
+    ids = np.array(opened.text.tokenizer.encode(text)[: length * SEQUENCES], np.int64)
     if len(ids) < length:
         raise bad_request("calibrate", f"the text has {len(ids)} tokens; at least {length} are "
                           "needed, and some ten thousand do well")  # fmt: skip

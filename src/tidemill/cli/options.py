@@ -11,7 +11,7 @@ from tidemill.cli.machine import parse_bytes as parse_bytes
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tidemill.opened import OpenedModel
+    from tidemill.opened_text import OpenedText
     from tidemill.text.template import ChatTemplate
 
 MODEL = typer.Argument(
@@ -77,19 +77,17 @@ def packed_cache(text: str) -> str:
     return str(Path(text).absolute())
 
 
-def open_model(
-    model: str | None, chat_template: str | None = None, backend: str = "auto"
-) -> OpenedModel:
-    """Open a model's files for a backend, with another chat template if one is named.
+def open_text(model: str | None, chat_template: str | None = None) -> OpenedText:
+    """Open a model's text side, with another chat template if one is named.
 
     Raises:
         TidemillError: the model or the template cannot be used.
     """
     from dataclasses import replace
 
-    from tidemill.opened import OpenedModel
+    from tidemill.opened_text import OpenedText
 
-    opened = OpenedModel.open(model, backend)
+    opened = OpenedText.open(model)
     if chat_template is None:
         return opened
     return replace(opened, template=template_from(chat_template, opened.tokenizer.special))

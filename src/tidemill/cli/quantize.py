@@ -153,7 +153,7 @@ def _to_gguf(source: Path, out: Path, kind: str | None, loss: Loss) -> None:
 
     from tidemill.cli.word_rule import check_same, find_rule
     from tidemill.loading.checkpoint import open_model
-    from tidemill.loading.gguf_model import read_tokenizer
+    from tidemill.loading.gguf_text_side import read_tokenizer
     from tidemill.loading.write.gguf_metadata import vocabulary
     from tidemill.loading.write.gguf_shape import gguf_family, shape_metadata
     from tidemill.loading.write.plan import to_gguf
@@ -283,12 +283,12 @@ def _compare(source: Path, out: Path, text: str) -> None:
     import tempfile
 
     from tidemill.base.errors import bad_request
-    from tidemill.llm import OpenedModel
+    from tidemill.opened import OpenedModel
     from tidemill.worker.compare import compare
 
     opened = OpenedModel.open(source)
     limit = min(CHECK_TOKENS, opened.files.spec.max_positions)
-    tokens = opened.tokenizer.encode(text[: 16 * limit])[:limit]
+    tokens = opened.text.tokenizer.encode(text[: 16 * limit])[:limit]
     if len(tokens) < 2:
         raise bad_request("check", "the text to compare on has fewer than two tokens")
     with tempfile.TemporaryDirectory(dir=out.parent) as folder:

@@ -77,6 +77,7 @@ def serve(
     from tidemill.base.errors import config_error
     from tidemill.base.log import FORMATS, set_up_logging
     from tidemill.contract.config import EngineConfig
+    from tidemill.loading.kind import check_model
     from tidemill.loading.named import locate
     from tidemill.server.admission_options import AdmissionOptions
     from tidemill.server.listen import bind
@@ -109,6 +110,7 @@ def serve(
         *(cors_origin, allowed_host, trusted_proxy, insecure),
     ).open(host, _say)
     path, name = locate(model)
+    check_model(path)
     config = EngineConfig(
         model=str(path),
         served_name=served_name or name,
@@ -133,7 +135,7 @@ def serve(
     code = run_server(
         ServeOptions(
             config,
-            lambda: _load_text(str(path), chat_template, tool_format, reasoning_format, backend),
+            lambda: _load_text(str(path), chat_template, tool_format, reasoning_format),
             log_level,
             limits=limits,
             security=security,
@@ -165,15 +167,15 @@ def _limits(settings: Sequence[str]) -> Limits:
 
 
 def _load_text(
-    model: str, chat_template: str | None, tool_format: str, reasoning_format: str, backend: str
+    model: str, chat_template: str | None, tool_format: str, reasoning_format: str
 ) -> TextSide:
     """The text side, and what a person should know about it."""
     from tidemill.grammar.schema import prepared
     from tidemill.server.run import TextSide
     from tidemill.text.answering import ChatSide
 
-    opened = options.open_model(model, chat_template, backend)
-    for note in (*opened.files.notes, *opened.tokenizer.notes):
+    opened = options.open_text(model, chat_template)
+    for note in opened.tokenizer.notes:
         _say(note)
     if opened.defaults:
         chosen = ", ".join(f"{k} {v:g}" for k, v in opened.defaults.items())
@@ -189,11 +191,7 @@ def _load_text(
     )
     if opened.template.exists:
         _say(chat.described())
-    vectors = opened.files.vectors
-    if vectors.source or vectors.head:
-        made = "scores of pairs" if vectors.head == "score" else f"vectors by {vectors.pooling}"
-        _say(f"made for {made} ({vectors.source or 'config.json'})")
-    return TextSide(opened.tokenizer, opened.template, opened.defaults, chat, vectors)
+    return TextSide(opened.tokenizer, opened.template, opened.defaults, chat)
 
 
 def _say(line: str) -> None:

@@ -25,14 +25,16 @@ def show(
     """Show a model: its shape, tensors, tokenizer, and the memory its context takes."""
     from rich.console import Console
 
-    opened = options.open_model(model)
+    from tidemill.opened import OpenedModel
+
+    opened = OpenedModel.open(model, "auto")
     console = Console(width=None if _is_terminal() else 120, highlight=False)
     console.print(_facts(opened))
     console.print()
     console.print(_kv_table(opened))
     console.print()
     console.print(_tensor_table(opened, grouped=not tensors))
-    for note in (*opened.files.notes, *opened.tokenizer.notes):
+    for note in (*opened.files.notes, *opened.text.tokenizer.notes):
         console.print(f"note: {note}")
 
 
@@ -54,11 +56,12 @@ def _facts(opened: OpenedModel) -> Table:
 
     from tidemill.cli.machine import human_bytes
 
-    files, spec, tokenizer = opened.files, opened.files.spec, opened.tokenizer
+    files, spec, text = opened.files, opened.files.spec, opened.text
+    tokenizer = text.tokenizer
     eos = ", ".join(f"{i} {tokenizer.id_to_token(i)!r}" for i in files.eos_token_ids) or "none"
-    defaults = ", ".join(f"{k} {v:g}" for k, v in opened.defaults.items()) or "none stated"
+    defaults = ", ".join(f"{k} {v:g}" for k, v in text.defaults.items()) or "none stated"
     rows = [
-        ("model", f"{opened.name} ({files.format}, {files.path})"),
+        ("model", f"{text.name} ({files.format}, {files.path})"),
         ("weights", f"{human_bytes(files.file_bytes)}, mostly {spec.weights_dtype}"),
         *(_shape(spec) if spec.foreign is None else _foreign(opened, spec.foreign)),
         ("context", f"{spec.max_positions:,} tokens"),
@@ -68,7 +71,7 @@ def _facts(opened: OpenedModel) -> Table:
             + (", tied" if spec.tied_embeddings else ""),
         ),
         ("end tokens", eos),
-        ("chat template", "present" if opened.template.exists else "none"),
+        ("chat template", "present" if text.template.exists else "none"),
         ("sampling defaults", defaults),
     ]
     table = Table(show_header=False, box=None)

@@ -27,7 +27,7 @@ def tokenize(
     from tidemill.loading.text_side import open_text
     from tidemill.text.tokenizer import Tokenizer
 
-    tokenizer = Tokenizer(open_text(file))
+    tokenizer = Tokenizer(open_text(file).tokenizer)
     try:
         text = sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
@@ -45,7 +45,6 @@ def render(
 
     from tidemill.base.errors import bad_request
     from tidemill.grammar.schema import prepared
-    from tidemill.loading.text_side import open_text
     from tidemill.server.body import parse_body
     from tidemill.server.errors import Refusal
     from tidemill.server.limits import Limits
@@ -53,14 +52,9 @@ def render(
     from tidemill.server.openai.schema import ChatRequest
     from tidemill.text.answering import ChatSide, read_wishes
     from tidemill.text.prompt import render_prompt
-    from tidemill.text.template import ChatTemplate
-    from tidemill.text.tokenizer import Tokenizer
 
-    data = open_text(model)
-    tokenizer = Tokenizer(data)
-    template = ChatTemplate(data.chat_template, tokenizer.special)
-    if chat_template is not None:
-        template = options.template_from(chat_template, tokenizer.special)
+    opened = options.open_text(model, chat_template)
+    tokenizer, template = opened.tokenizer, opened.template
     chat = ChatSide.of(tokenizer, template, prepared)
     try:
         body = parse_body(ChatRequest, sys.stdin.buffer.read(), Limits())

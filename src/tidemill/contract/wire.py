@@ -12,6 +12,7 @@ import struct
 
 import msgspec
 
+from tidemill.base.vector_data import NOTHING_SAID, VectorData
 from tidemill.contract.request import ChoiceOutput, EngineRequest, RequestError
 
 PROTOCOL_VERSION = 1
@@ -50,7 +51,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         identity: digest of the weights and of how they compute; engines of equal identity (and
             equal sizes) answer alike.
         hidden_size: length of the vectors that a model's requests with `pooling` get.
-        labels: logits of the model's classification head; 0 without one.
+        vectors: how the model's vectors and scores are made, as its files say.
         generates: it has an output layer; else it only gives vectors.
         whole_prompts: an encoder, whose inputs are computed in one step each.
     """
@@ -77,7 +78,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     identity: str = ""
     hidden_size: int = 0
-    labels: int = 0
+    vectors: VectorData = NOTHING_SAID
     generates: bool = True
     recurrent_sequences: int | None = None
     recurrent_snapshots: int | None = None

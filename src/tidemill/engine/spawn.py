@@ -254,11 +254,15 @@ async def _start(home: EngineHome, log_level: str) -> Process:
         *("--log-level", log_level, "--log-format", log_format()),
         *("--flight-log", f"{descriptor}:{home.log.capacity}"),
     )
+    # numpy's BLAS would start a thread for each processor, which spins for work that never comes:
+    # what an engine computes, its own kernels (or torch's) do.
+    environment = {"OPENBLAS_NUM_THREADS": "1", **os.environ}
     try:
         return await asyncio.create_subprocess_exec(
             sys.executable,
             *command,
             *flags,
+            env=environment,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             pass_fds=(descriptor,),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tidemill.loading.checkpoint import TensorLine as TensorLine
     from tidemill.loading.checkpoint import inspect_model as inspect_model
     from tidemill.loading.checkpoint import open_model as open_model
-    from tidemill.loading.parts import GenerationDefaults as GenerationDefaults
+    from tidemill.loading.generation import GenerationDefaults as GenerationDefaults
     from tidemill.loading.parts import ModelFiles as ModelFiles
 
 _EXPORTS = {
@@ -25,7 +25,7 @@ _EXPORTS = {
     "TensorLine": "checkpoint",
     "inspect_model": "checkpoint",
     "open_model": "checkpoint",
-    "GenerationDefaults": "parts",
+    "GenerationDefaults": "generation",
     "ModelFiles": "parts",
 }
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidemill.base.errors import model_file_error, unsupported
-from tidemill.loading import gguf_model, huggingface
-from tidemill.loading.gguf import MAGIC
+from tidemill.base.errors import unsupported
 from tidemill.loading.hub import resolve
+from tidemill.loading.kind import check_model
 from tidemill.loading.parts import ModelFiles
 from tidemill.models.spec import DecoderSpec
 
@@ -27,24 +26,17 @@ def open_model(model: str | Path, backend: str | None = None) -> ModelFiles:
             files cannot be used; the message says what to do.
     """
     path = resolve(model)
+    check_model(path)
+    # A start waits for what is imported: of the two only the one that is needed.
     if path.is_dir():
+        from tidemill.loading import huggingface
+
         return huggingface.open_folder(path, backend)
-    if path.suffix == ".gguf" or _is_gguf(path):
-        if backend == "transformers":
-            raise unsupported("backend", "the transformers backend reads folders, no GGUF files")
-        return gguf_model.open_file(path)
-    raise model_file_error(
-        f"{path}: neither a model's folder nor a GGUF file; for safetensors give the folder "
-        "that also holds config.json"
-    )
+    if backend == "transformers":
+        raise unsupported("backend", "the transformers backend reads folders, no GGUF files")
+    from tidemill.loading import gguf_model
 
-
-def _is_gguf(path: Path) -> bool:
-    try:
-        with open(path, "rb") as file:
-            return file.read(4) == MAGIC
-    except OSError as error:
-        raise model_file_error(f"{path}: cannot be read: {error.strerror}") from error
+    return gguf_model.open_file(path)
 
 
 @dataclass(frozen=True, slots=True)

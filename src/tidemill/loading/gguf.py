@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tidemill.base.errors import TidemillError, model_file_error
 from tidemill.loading.gguf_texts import Texts
 from tidemill.loading.mapped import MappedFile, StoredTensor, in_file
@@ -196,8 +194,7 @@ def _value(cursor: _Cursor, kind: int, depth: int) -> Any:
         code = _SCALARS[inner]
         size = struct.calcsize("<" + code)
         count = cursor.count(size, _NUMBER_BYTES)
-        raw = np.frombuffer(cursor.take(count * size), np.dtype(code).newbyteorder("<"))
-        return raw.tolist()
+        return list(struct.unpack(f"<{count}{code}", cursor.take(count * size)))
     if inner == _STRING:
         return cursor.texts(cursor.count(8, _TEXT_BYTES))
     count = cursor.count(12, _TEXT_BYTES)

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.base.errors import TidemillError, model_file_error
-from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.loading import gguf, gguf_split
+from tidemill.loading.generation import GenerationDefaults, token_ids
 from tidemill.loading.gguf_rope import with_rope_factors
+from tidemill.loading.gguf_text_side import read_tokenizer
 from tidemill.loading.gguf_texts import Texts
-from tidemill.loading.huggingface import token_ids
 from tidemill.loading.lazy import LazyTensors
 from tidemill.loading.mapped import StoredTensor, in_file
-from tidemill.loading.parts import GenerationDefaults, ModelFiles
+from tidemill.loading.parts import ModelFiles
 from tidemill.loading.places import one_tensor
 from tidemill.loading.recent import Recent
 from tidemill.loading.selected import select
@@ -28,8 +28,6 @@ _END_TEXTS = frozenset(
     ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>")
 )
 _CONTROL = 3  # in tokenizer.ggml.token_type
-_TEMPLATE = "tokenizer.chat_template"
-_TEMPLATES = "tokenizer.chat_template."
 
 
 def open_file(path: Path) -> ModelFiles:
@@ -110,30 +108,3 @@ def _end_tokens(metadata: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]
     control = [i for i, kind in enumerate(types[: len(tokens)]) if kind == _CONTROL]
     known = [i for i in control if tokens[i] in _END_TEXTS]
     return tuple(dict.fromkeys(named + known))
-
-
-def read_tokenizer(metadata: Mapping[str, Any]) -> TokenizerData:
-    """The text side that a file's metadata hold."""
-    vocabulary = {k: v for k, v in metadata.items() if k.startswith("tokenizer.")}
-    template = vocabulary.get(_TEMPLATE)
-    tokens = vocabulary.get("tokenizer.ggml.tokens")
-    special = {}
-    for role in ("bos", "eos", "unknown", "padding"):
-        index = vocabulary.get(f"tokenizer.ggml.{role}_token_id")
-        if isinstance(tokens, Texts) and isinstance(index, int) and 0 <= index < len(tokens):
-            name = {"unknown": "unk", "padding": "pad"}.get(role, role)
-            special[f"{name}_token"] = tokens[index]
-    add_bos = vocabulary.get("tokenizer.ggml.add_bos_token")
-    add_eos = vocabulary.get("tokenizer.ggml.add_eos_token")
-    return TokenizerData(
-        gguf=vocabulary if tokens else None,
-        chat_template=template if isinstance(template, str) else None,
-        special=special,
-        add_bos=add_bos if isinstance(add_bos, bool) else None,
-        add_eos=add_eos if isinstance(add_eos, bool) else None,
-        named_templates={
-            key.removeprefix(_TEMPLATES): value
-            for key, value in vocabulary.items()
-            if key.startswith(_TEMPLATES) and isinstance(value, str)
-        },
-    )

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.base.errors import ErrorKind, TidemillError, model_file_error, unsupported
-from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.base.vector_data import NOTHING_SAID, VectorData
-from tidemill.loading import safetensors, sharded, spm_file, tiktoken_file, torch_files
+from tidemill.loading import safetensors, sharded, torch_files
+from tidemill.loading.folder_text import read_tokenizer
+from tidemill.loading.generation import generation_defaults, token_ids
 from tidemill.loading.heads import (
     MakeHead,
     classifier_head,
@@ -18,10 +19,10 @@ from tidemill.loading.heads import (
     no_head,
     token_head,
 )
-from tidemill.loading.jsonfile import read_bytes, read_object, read_optional_object
+from tidemill.loading.jsonfile import read_object, read_optional_object
 from tidemill.loading.lazy import LazyTensors
 from tidemill.loading.mapped import StoredTensor
-from tidemill.loading.parts import GenerationDefaults, ModelFiles
+from tidemill.loading.parts import ModelFiles
 from tidemill.loading.places import READ_TYPES, Place
 from tidemill.loading.recent import Recent
 from tidemill.loading.schemes import (
@@ -46,16 +47,6 @@ from tidemill.models.multimodal import LEFT_OUT, in_other_part, text_config, tex
 from tidemill.models.naming import match_tensors, with_prefix
 from tidemill.models.registry import family_for_config, kind_of
 from tidemill.models.spec import DecoderSpec
-
-_ROLES = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "pad_token",
-    "sep_token",
-    "cls_token",
-    "mask_token",
-)
 
 
 def open_folder(folder: Path, backend: str | None = None) -> ModelFiles:
@@ -287,132 +278,3 @@ def read_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 def _first(ids: tuple[int, ...]) -> int | None:
     return ids[0] if ids else None
-
-
-def token_ids(value: Any, key: str, vocab_size: int) -> tuple[int, ...]:
-    """A token id, a list of them or null, as a tuple without repetitions."""
-    values = [] if value is None else value if isinstance(value, list) else [value]
-    for v in values:
-        if isinstance(v, bool) or not isinstance(v, int) or not 0 <= v < vocab_size:
-            raise model_file_error(
-                f"{key} must be a token id below vocab_size ({vocab_size}), or a list of them",
-                param=key,
-            )
-    return tuple(dict.fromkeys(values))
-
-
-# What a generation_config.json may preset, and between which values.
-_RANGES: dict[str, tuple[float, float]] = {
-    "temperature": (0.0, 100.0),
-    "top_p": (1e-6, 1.0),
-    "top_k": (0, 2**31 - 1),
-    "min_p": (0.0, 1.0),
-    "repetition_penalty": (1e-3, 100.0),
-}
-
-
-def generation_defaults(
-    generation: Mapping[str, Any],
-) -> tuple[GenerationDefaults, tuple[str, ...]]:
-    """Sampling values of a generation_config.json; with do_sample false, temperature 0.
-
-    A value that is no number or out of the sampling parameters' range counts as not given: a
-    default must never turn a client's good request into an error. The second of what is returned
-    says so, a line for each.
-    """
-    found: dict[str, Any] = {}
-    notes: list[str] = []
-    for key, (low, high) in _RANGES.items():
-        value = generation.get(key)
-        if value is None:
-            continue
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if number and low <= value <= high:
-            found[key] = int(value) if key == "top_k" else float(value)
-        else:
-            notes.append(
-                f"the model's generation_config.json sets {key} to {str(value)[:40]!r}, which is "
-                f"no number between {low:g} and {high:g}: left out"
-            )
-    if generation.get("do_sample") is False and "temperature" not in generation:
-        found["temperature"] = 0.0
-    return GenerationDefaults(**found), tuple(notes)
-
-
-def read_tokenizer(folder: Path) -> TokenizerData:
-    """The text side of a checkpoint folder; its vocabulary is its tokenizer.json, else its
-    tokenizer.model (SentencePiece), else its file of tiktoken ranks."""
-    settings = read_optional_object(folder / "tokenizer_config.json")
-    special_map = read_optional_object(folder / "special_tokens_map.json")
-    templates = _templates(folder, settings)
-    json_path = folder / "tokenizer.json"
-    pieces = folder / "tokenizer.model"
-    ranks = None if json_path.is_file() or pieces.is_file() else tiktoken_file.find_ranks(folder)
-    gguf = tiktoken_file.read_ranks(ranks, settings) if ranks is not None else None
-    if pieces.is_file() and not json_path.is_file():
-        gguf = _with_flags(spm_file.read_file(pieces), settings)
-    return TokenizerData(
-        tokenizer_json=read_bytes(json_path) if json_path.is_file() else None,
-        gguf=gguf,
-        chat_template=templates.pop("default", None),
-        special=_special(special_map) | _special(settings),
-        add_bos=_flag(settings, "add_bos_token"),
-        add_eos=_flag(settings, "add_eos_token"),
-        named_templates=templates,
-    )
-
-
-def _with_flags(vocabulary: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A SentencePiece vocabulary with the start and end tokens that tokenizer_config.json asks for.
-
-    Without a word of it, the model's own: transformers' Llama tokenizer adds the start token."""
-    bos, eos = _flag(settings, "add_bos_token"), _flag(settings, "add_eos_token")
-    unigram = vocabulary["tokenizer.ggml.model"] == "t5"
-    vocabulary["tokenizer.ggml.add_bos_token"] = (not unigram) if bos is None else bos
-    vocabulary["tokenizer.ggml.add_eos_token"] = unigram if eos is None else eos
-    return vocabulary
-
-
-def _special(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Special tokens by role; a token is a string or an object with its `content`."""
-    found = {}
-    for role in _ROLES:
-        value = settings.get(role)
-        content = value.get("content") if isinstance(value, dict) else value
-        if isinstance(content, str):
-            found[role] = content
-    return found
-
-
-def _flag(settings: Mapping[str, Any], key: str) -> bool | None:
-    value = settings.get(key)
-    return value if isinstance(value, bool) else None
-
-
-def _templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Chat templates by name. A template in a file of its own wins over tokenizer_config.json's,
-    as in transformers."""
-    found: dict[str, str] = {}
-    value = settings.get("chat_template")
-    if value is None:
-        value = read_optional_object(folder / "chat_template.json").get("chat_template")
-    if isinstance(value, str):
-        found["default"] = value
-    elif isinstance(value, list):
-        for entry in value:
-            if isinstance(entry, dict) and isinstance(entry.get("template"), str):
-                found[str(entry.get("name"))] = entry["template"]
-    elif isinstance(value, dict):
-        found |= {str(k): v for k, v in value.items() if isinstance(v, str)}
-    for path in sorted(folder.glob("additional_chat_templates/*.jinja")):
-        found[path.stem] = _text(path)
-    if (folder / "chat_template.jinja").is_file():
-        found["default"] = _text(folder / "chat_template.jinja")
-    return found
-
-
-def _text(path: Path) -> str:
-    try:
-        return read_bytes(path).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise model_file_error(f"{path.name}: not UTF-8") from error

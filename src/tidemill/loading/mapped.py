@@ -7,11 +7,13 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from tidemill.base.errors import TidemillError, model_file_error
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 # Types of files that numpy has too.
 _NUMPY = {
@@ -103,6 +105,9 @@ class StoredTensor:
 
     def array(self) -> NDArray[np.generic]:
         """The values, still mapped, of a type that numpy has; MODEL_FILE for others."""
+        # Whoever reads only a vocabulary does without it.
+        import numpy as np
+
         dtype = _NUMPY.get(self.dtype)
         if dtype is None:
             raise model_file_error(

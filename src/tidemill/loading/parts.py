@@ -10,21 +10,11 @@ from typing import Any
 
 from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.base.vector_data import NOTHING_SAID, VectorData
+from tidemill.loading.generation import GenerationDefaults
 from tidemill.loading.lazy import LazyTensors
 from tidemill.loading.mapped import MappedFile, StoredTensor
 from tidemill.models.head import Head
 from tidemill.models.spec import DecoderSpec
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationDefaults:
-    """Sampling values the model's makers recommend; None where they say nothing."""
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

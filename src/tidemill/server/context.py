@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tidemill.base.clock import wall
-from tidemill.base.vector_data import NOTHING_SAID, VectorData
+from tidemill.base.vector_data import VectorData
 from tidemill.grammar.schema import prepared
 from tidemill.metrics.admission import AdmissionMetrics
 from tidemill.metrics.registry import ServerMetrics
@@ -62,7 +62,6 @@ class ServerContext:
     admission: Admission = field(init=False)
     chat_side: ChatSide | None = None
     chat: ChatSide = field(init=False)
-    vectors: VectorData = NOTHING_SAID
 
     def __post_init__(self) -> None:
         self.chat = self.chat_side or ChatSide.of(self.tokenizer, self.template, prepared)
@@ -78,6 +77,11 @@ class ServerContext:
     def info(self) -> EngineInfo:
         """What the engine resolved at its start."""
         return self.client.info
+
+    @property
+    def vectors(self) -> VectorData:
+        """How the model's vectors and scores are made."""
+        return self.client.info.vectors
 
     @property
     def fingerprint(self) -> str:

@@ -15,7 +15,6 @@ from tidemill.base.build import build_id
 from tidemill.base.clock import monotonic
 from tidemill.base.heap import give_back, use_few_arenas
 from tidemill.base.log import get_logger
-from tidemill.base.vector_data import NOTHING_SAID, VectorData
 from tidemill.contract.config import EngineConfig
 from tidemill.engine.supervisor import SupervisedEngine, Supervision
 from tidemill.server.admission_options import AdmissionOptions
@@ -48,14 +47,12 @@ class TextSide:
 
     Attributes:
         chat: what the two can do in a chat; None finds it out.
-        vectors: how the model's vectors and scores are made.
     """
 
     tokenizer: Tokenizer
     template: ChatTemplate
     defaults: Mapping[str, float | int] = field(default_factory=dict)
     chat: ChatSide | None = None
-    vectors: VectorData = NOTHING_SAID
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +200,6 @@ def _make_context(options: ServeOptions, engine: SupervisedEngine, text: TextSid
         template=text.template,
         defaults=text.defaults,
         chat_side=text.chat,
-        vectors=text.vectors,
         limits=options.limits,
         admission_options=options.admission,
         build=build_id(),

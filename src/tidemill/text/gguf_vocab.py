@@ -8,8 +8,8 @@ and ``bert`` (WordPiece). Format: the GGUF specification, section "Tokenizer".
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import Any, NamedTuple
 
 from tokenizers import (
@@ -111,7 +111,7 @@ def tokenizer_from_gguf(gguf: Mapping[str, Any]) -> tuple[Tokenizer, list[str]]:
         raise model_file_error("the GGUF file's vocabulary is empty", param=_PREFIX + "tokens")
     types = _array(gguf, "token_type", len(tokens)) or [1] * len(tokens)
     notes: list[str] = []
-    vocab = {token: index for index, token in enumerate(tokens)}
+    vocab = dict(zip(tokens, range(len(tokens)), strict=True))
     if len(vocab) < len(tokens):
         notes.append(
             f"{len(tokens) - len(vocab)} tokens of the GGUF vocabulary repeat another one's text; "
@@ -175,11 +175,11 @@ def _merged(
             f"the GGUF file cuts words by the rule {name!r}, which is not known here; "
             f"known are {', '.join(sorted(WORD_RULES))}",
         )
-    merges = _merges(_array(gguf, "merges"), vocab)
+    merges = _array(gguf, "merges")
     if rule.raw:
         unknown = special_tokens(gguf).get("unk_token")
         return _raw(vocab, merges, unknown), Affixes(bos=rule.add_bos)
-    tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=rule.whole_words))
+    tokenizer = Tokenizer(_bpe(merges, vocab, ignore_merges=rule.whole_words))
     if rule.nfc:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = splitter(rule)
@@ -187,29 +187,30 @@ def _merged(
     return tokenizer, Affixes(bos=rule.add_bos)
 
 
-def _merges(lines: list[str], vocab: dict[str, int]) -> list[tuple[str, str]]:
-    """Both parts of each merge. They and its result are in the vocabulary: the library would panic
-    over one that is not. (Hundreds of thousands: looked for one by one only when there is one.)"""
+def _bpe(lines: list[str], vocab: dict[str, int], **options: Any) -> models.BPE:
+    """The library's model of these merges, whose parts and results are in the vocabulary.
+
+    There are hundreds of thousands, and a start waits for them: the library says when a part is
+    missing, would panic over a result, and which it is is only looked for then.
+    """
     # The space between the halves is never the first character of a line.
     cuts = [line.find(" ", 1) for line in lines]
     merges = [(line[:cut], line[cut + 1 :]) for line, cut in zip(lines, cuts, strict=True)]
-    pieces = chain(chain.from_iterable(merges), map("".join, merges))
-    if -1 in cuts or not all(map(vocab.__contains__, pieces)):
-        for line, cut, (left, right) in zip(lines, cuts, merges, strict=True):
-            if cut < 0 or left not in vocab or right not in vocab or left + right not in vocab:
-                raise model_file_error(
-                    f"{_PREFIX}merges holds {line!r}, whose parts or result are not in the "
-                    "vocabulary",
-                    param=_PREFIX + "merges",
-                )
-    return merges
+    if -1 not in cuts and all(map(vocab.__contains__, map("".join, merges))):
+        with contextlib.suppress(Exception):  # the library raises bare ones
+            return models.BPE(vocab, merges, **options)
+    for line, cut, (left, right) in zip(lines, cuts, merges, strict=True):
+        if cut < 0 or left not in vocab or right not in vocab or left + right not in vocab:
+            raise model_file_error(
+                f"{_PREFIX}merges holds {line!r}, whose parts or result are not in the vocabulary",
+                param=_PREFIX + "merges",
+            )
+    return models.BPE(vocab, merges, **options)
 
 
-def _raw(vocab: dict[str, int], merges: list[tuple[str, str]], unknown: str | None) -> Tokenizer:
+def _raw(vocab: dict[str, int], merges: list[str], unknown: str | None) -> Tokenizer:
     """Merges over the characters of the whole text, as Gemma's tokenizer.json has them."""
-    tokenizer = Tokenizer(
-        models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
-    )
+    tokenizer = Tokenizer(_bpe(merges, vocab, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]

@@ -1,4 +1,4 @@
-"""Between texts and vectors: what is put around an input, and what a pooled vector becomes."""
+"""Between texts and vectors: what is put around an input, and what is asked of the engine."""
 
 from __future__ import annotations
 
@@ -6,16 +6,12 @@ import re
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from tidemill.base.errors import bad_request
 from tidemill.base.vector_data import VectorData
 from tidemill.contract.request import Pooling
 from tidemill.text.template import ChatTemplate
 from tidemill.text.tokenizer import Tokenizer
-
-Float32 = NDArray[np.float32]
 
 # The names that models' makers give to the prompts of the two sides of a search.
 _QUERY_NAMES = ("query",)
@@ -60,35 +56,6 @@ def score_pooling(data: VectorData) -> Pooling:
             "model", f"this model's head gives {data.labels} labels; a score needs one that has one"
         )
     return Pooling(data.pooling, head=True)
-
-
-def finish_embedding(pooled: bytes, data: VectorData, dimensions: int | None) -> Float32:
-    """An embedding: cut to its first `dimensions` (Kusupati et al. 2022, Matryoshka) and divided by
-    its length, as the model's files say; one that was cut is always of the length it had."""
-    vector = np.frombuffer(pooled, np.float32).astype(np.float64)
-    if dimensions is not None:
-        vector = vector[:dimensions]
-    if data.normalize:
-        length = float(np.sqrt(np.sum(vector * vector)))
-        vector = vector / length if length > 0.0 else vector
-    return vector.astype(np.float32)
-
-
-def finish_score(pooled: bytes, data: VectorData) -> float:
-    """A score from the logit of a cross-encoder's head."""
-    logit = float(np.frombuffer(pooled, np.float32)[0])
-    if not data.sigmoid:
-        return logit
-    # Of the two ways to write it, the one whose exponential does not overflow.
-    small = float(np.exp(-abs(logit)))
-    return 1.0 / (1.0 + small) if logit >= 0 else small / (1.0 + small)
-
-
-def similarity(a: bytes, b: bytes) -> float:
-    """The cosine of two pooled vectors."""
-    x, y = (np.frombuffer(v, np.float32).astype(np.float64) for v in (a, b))
-    length = float(np.sqrt(np.sum(x * x)) * np.sqrt(np.sum(y * y)))
-    return float(np.sum(x * y)) / length if length > 0.0 else 0.0
 
 
 def prompted(text: str, data: VectorData, name: str | None) -> str:

@@ -11,6 +11,7 @@ from tidemill.backends.base import BackendFactory, BackendOptions
 from tidemill.base.clock import monotonic
 from tidemill.base.errors import TidemillError
 from tidemill.base.tokenizer_data import TokenizerData
+from tidemill.base.vector_data import VectorData
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.wire import EngineInfo
 from tidemill.loading.checkpoint import open_model
@@ -144,6 +145,8 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
     notes = (
         f"computing in {dtype} on {memory.isa} with {threads} threads; weights {quantization}, "
         f"{memory.weight_bytes / 2**30:.2f} GiB; KV cache {kv_dtype}",
+        *files.notes,
+        *_made_for(files.vectors),
         *lost,
         *([narrowed] if narrowed else []),
         *getattr(backend, "notes", ()),
@@ -176,7 +179,7 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
         max_step_tokens=max(config.max_step_tokens, cache.max_model_len if whole else 0),
         prefix_caching=prefix_caching,
         hidden_size=head[-1].weight.shape[0] if head and not files.vectors.labels else hidden,
-        labels=files.vectors.labels,
+        vectors=files.vectors,
         generates=spec.generates,
         recurrent_sequences=cache.max_num_seqs if spec.state_bytes else None,
         recurrent_snapshots=cache.snapshots if spec.state_bytes else None,
@@ -209,6 +212,14 @@ def _quantization(config: EngineConfig, files: ModelFiles) -> str:
     if stored in ("f32", "f16", "bf16"):
         return config.quantize
     return stored
+
+
+def _made_for(vectors: VectorData) -> list[str]:
+    """What to say of a model that is there for more than text."""
+    if not vectors.source and not vectors.head:
+        return []
+    made = "scores of pairs" if vectors.head == "score" else f"vectors by {vectors.pooling}"
+    return [f"made for {made} ({vectors.source or 'config.json'})"]
 
 
 def _known(eos: tuple[int, ...], spec: DecoderSpec) -> tuple[int, ...]:

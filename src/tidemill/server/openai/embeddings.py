@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,14 +17,10 @@ from tidemill.server.openai import schema
 from tidemill.server.openai.completions import Source, encode_source, split_prompts
 from tidemill.server.openai.models import json_response
 from tidemill.server.vectors import VectorAnswer, Vectors
-from tidemill.text.vectors import (
-    Float32,
-    Input,
-    check_dimensions,
-    embedding_pooling,
-    finish_embedding,
-    prompted,
-)
+from tidemill.text.vectors import Input, check_dimensions, embedding_pooling, prompted
+
+if TYPE_CHECKING:
+    from tidemill.text.pooled import Float32
 
 
 async def embeddings(context: ServerContext, request: Request) -> Response:
@@ -44,6 +40,8 @@ async def embeddings(context: ServerContext, request: Request) -> Response:
     run = Vectors(context, inputs, pooling, arrival=arrival, caller=caller)
 
     async def work() -> Response:
+        from tidemill.text.pooled import finish_embedding  # numpy, see there
+
         found = await run.run()
         vectors = [finish_embedding(v, context.vectors, body.dimensions) for v in found]
         encoded = body.encoding_format == "base64"

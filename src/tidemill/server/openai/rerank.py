@@ -29,12 +29,10 @@ from tidemill.server.vectors import VectorAnswer, Vectors
 from tidemill.text.vectors import (
     Input,
     embedding_pooling,
-    finish_score,
     pair_input,
     prompted,
     score_pooling,
     side_prompts,
-    similarity,
 )
 
 Pair = tuple[int, int]
@@ -102,6 +100,8 @@ class _Scores:
 
     def of(self, found: Sequence[bytes]) -> list[float]:
         """The pairs' scores, from what the engine gave."""
+        from tidemill.text.pooled import finish_score, similarity  # numpy, see there
+
         if self._cross:
             return [finish_score(pooled, self._context.vectors) for pooled in found]
         count = len(self._texts[0])

@@ -1,0 +1,101 @@
+"""The text side of a checkpoint folder: its vocabulary, special tokens and chat templates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tidemill.base.errors import model_file_error
+from tidemill.base.tokenizer_data import TokenizerData
+from tidemill.loading import spm_file, tiktoken_file
+from tidemill.loading.jsonfile import read_bytes, read_optional_object
+
+_ROLES = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "pad_token",
+    "sep_token",
+    "cls_token",
+    "mask_token",
+)
+
+
+def read_tokenizer(folder: Path) -> TokenizerData:
+    """The text side of a checkpoint folder; its vocabulary is its tokenizer.json, else its
+    tokenizer.model (SentencePiece), else its file of tiktoken ranks."""
+    settings = read_optional_object(folder / "tokenizer_config.json")
+    special_map = read_optional_object(folder / "special_tokens_map.json")
+    templates = _templates(folder, settings)
+    json_path = folder / "tokenizer.json"
+    pieces = folder / "tokenizer.model"
+    ranks = None if json_path.is_file() or pieces.is_file() else tiktoken_file.find_ranks(folder)
+    gguf = tiktoken_file.read_ranks(ranks, settings) if ranks is not None else None
+    if pieces.is_file() and not json_path.is_file():
+        gguf = _with_flags(spm_file.read_file(pieces), settings)
+    return TokenizerData(
+        tokenizer_json=read_bytes(json_path) if json_path.is_file() else None,
+        gguf=gguf,
+        chat_template=templates.pop("default", None),
+        special=_special(special_map) | _special(settings),
+        add_bos=_flag(settings, "add_bos_token"),
+        add_eos=_flag(settings, "add_eos_token"),
+        named_templates=templates,
+    )
+
+
+def _with_flags(vocabulary: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A SentencePiece vocabulary with the start and end tokens that tokenizer_config.json asks for.
+
+    Without a word of it, the model's own: transformers' Llama tokenizer adds the start token."""
+    bos, eos = _flag(settings, "add_bos_token"), _flag(settings, "add_eos_token")
+    unigram = vocabulary["tokenizer.ggml.model"] == "t5"
+    vocabulary["tokenizer.ggml.add_bos_token"] = (not unigram) if bos is None else bos
+    vocabulary["tokenizer.ggml.add_eos_token"] = unigram if eos is None else eos
+    return vocabulary
+
+
+def _special(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Special tokens by role; a token is a string or an object with its `content`."""
+    found = {}
+    for role in _ROLES:
+        value = settings.get(role)
+        content = value.get("content") if isinstance(value, dict) else value
+        if isinstance(content, str):
+            found[role] = content
+    return found
+
+
+def _flag(settings: Mapping[str, Any], key: str) -> bool | None:
+    value = settings.get(key)
+    return value if isinstance(value, bool) else None
+
+
+def _templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Chat templates by name. A template in a file of its own wins over tokenizer_config.json's,
+    as in transformers."""
+    found: dict[str, str] = {}
+    value = settings.get("chat_template")
+    if value is None:
+        value = read_optional_object(folder / "chat_template.json").get("chat_template")
+    if isinstance(value, str):
+        found["default"] = value
+    elif isinstance(value, list):
+        for entry in value:
+            if isinstance(entry, dict) and isinstance(entry.get("template"), str):
+                found[str(entry.get("name"))] = entry["template"]
+    elif isinstance(value, dict):
+        found |= {str(k): v for k, v in value.items() if isinstance(v, str)}
+    for path in sorted(folder.glob("additional_chat_templates/*.jinja")):
+        found[path.stem] = _text(path)
+    if (folder / "chat_template.jinja").is_file():
+        found["default"] = _text(folder / "chat_template.jinja")
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_bytes(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise model_file_error(f"{path.name}: not UTF-8") from error

@@ -1,0 +1,52 @@
+"""A model's text side, ready for use: all that the API side of a server has of a model."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tidemill.base.tokenizer_data import TokenizerData
+from tidemill.loading.generation import GenerationDefaults
+from tidemill.loading.text_side import open_text
+from tidemill.text.template import ChatTemplate
+from tidemill.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedText:
+    """A model's text side.
+
+    Attributes:
+        path: the model's folder or file.
+        name: the name it is served under unless another is given.
+        tokenizer, template: what its files hold.
+        defaults: sampling values the model's makers recommend, only those they state.
+    """
+
+    path: Path
+    name: str
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    defaults: dict[str, float | int]
+
+    @classmethod
+    def open(cls, model: str | Path | None = None, *, whole: bool = False) -> OpenedText:
+        """Open the text side of a folder, a GGUF file, a hub id or a bundled name, or of a
+        tokenizer's file unless it must be a `whole` model; None is the bundled model. Weights and
+        their config are not looked at.
+
+        Raises:
+            TidemillError: NOT_FOUND, MODEL_FILE, UNSUPPORTED; CONFIG without a bundled model.
+        """
+        files = open_text(model, whole=whole)
+        return cls.of(files.path, files.name, files.tokenizer, files.generation)
+
+    @classmethod
+    def of(
+        cls, path: Path, name: str, data: TokenizerData, generation: GenerationDefaults
+    ) -> OpenedText:
+        """The same, from what has been read."""
+        tokenizer = Tokenizer(data)
+        template = ChatTemplate(data.chat_template, tokenizer.special)
+        stated = {k: v for k, v in asdict(generation).items() if v is not None}
+        return cls(path, name, tokenizer, template, stated)
