@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import struct
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import overload
 
+from tidemill.base import _texts
 from tidemill.base.errors import model_file_error
-
-_LENGTH = struct.Struct("<Q")
 
 
 class Texts(Sequence[str]):
@@ -33,23 +31,13 @@ class Texts(Sequence[str]):
 
     def __init__(self, view: memoryview, start: int, count: int, path: Path) -> None:
         self._view, self._start, self._path = view, start, path
-        self._ends = array("Q")
-        size, position = len(view), start
-        length_at, add = _LENGTH.unpack_from, self._ends.append
-        try:
-            # The loop that reads vocabularies, so it calls as little as it can.
-            for _ in range(count):
-                position += 8 + length_at(view, position)[0]
-                add(position)
-        except (struct.error, OverflowError) as error:
-            # The place of a length lies behind the end, or beyond what can be counted.
+        self._ends = array("Q", bytes(8 * count))
+        if not _texts.find_ends(view, start, self._ends):
             raise model_file_error(
-                f"truncated at byte {size}, or corrupt in a list of {count} texts at byte {start}; "
-                "fetch it again"
-            ) from error
-        if position > size:
-            raise model_file_error(f"truncated at byte {size}, within a text; fetch it again")
-        self.end = position
+                f"truncated at byte {len(view)}, or corrupt in a list of {count} texts at byte "
+                f"{start}; fetch it again"
+            )
+        self.end = self._ends[-1] if count else start
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -80,17 +68,10 @@ class Texts(Sequence[str]):
     __hash__ = None  # type: ignore[assignment]
 
     def _all(self) -> list[str]:
-        first = self._start
-        data = bytes(self._view[first : self.end])
-        found: list[str] = []
-        begin = 8
         try:
-            for end in self._ends:
-                found.append(data[begin : end - first].decode())
-                begin = end - first + 8
-        except UnicodeDecodeError as error:
-            raise self._no_text(first + begin) from error
-        return found
+            return _texts.decode(self._view, self._start, self._ends)
+        except UnicodeDecodeError:
+            return [self[i] for i in range(len(self))]  # raises at the first that is none
 
     def _no_text(self, position: int) -> Exception:
         return model_file_error(f"{self._path}: the text at byte {position} is no UTF-8")

@@ -23,6 +23,7 @@ from tokenizers import (
     processors,
 )
 
+from tidemill.base import _texts
 from tidemill.base.errors import TidemillError, model_file_error, unsupported
 from tidemill.text.word_rules import WORD_RULES, WordRule
 
@@ -190,21 +191,23 @@ def _merged(
 def _bpe(lines: list[str], vocab: dict[str, int], **options: Any) -> models.BPE:
     """The library's model of these merges, whose parts and results are in the vocabulary.
 
-    There are hundreds of thousands, and a start waits for them: the library says when a part is
-    missing, would panic over a result, and which it is is only looked for then.
+    There are hundreds of thousands, and a start waits for them: they are looked at one by one only
+    where one is odd. The library says when a part is missing; over a result it would panic.
     """
-    # The space between the halves is never the first character of a line.
-    cuts = [line.find(" ", 1) for line in lines]
-    merges = [(line[:cut], line[cut + 1 :]) for line, cut in zip(lines, cuts, strict=True)]
-    if -1 not in cuts and all(map(vocab.__contains__, map("".join, merges))):
+    quick = _texts.merges(lines, vocab)
+    if quick is not None:
         with contextlib.suppress(Exception):  # the library raises bare ones
-            return models.BPE(vocab, merges, **options)
-    for line, cut, (left, right) in zip(lines, cuts, merges, strict=True):
+            return models.BPE(vocab, quick, **options)
+    merges: list[tuple[str, str]] = []
+    for line in lines:
+        cut = line.find(" ", 1)  # the first character of a line is never the one between halves
+        left, right = line[:cut], line[cut + 1 :]
         if cut < 0 or left not in vocab or right not in vocab or left + right not in vocab:
             raise model_file_error(
                 f"{_PREFIX}merges holds {line!r}, whose parts or result are not in the vocabulary",
                 param=_PREFIX + "merges",
             )
+        merges.append((left, right))
     return models.BPE(vocab, merges, **options)
 
 
