@@ -61,25 +61,44 @@ nb::list decode(const Bytes& data, uint64_t start, const Ends& ends) {
   return texts;
 }
 
-// Both halves of each line "left right" of which left + right is a key; None where one is not, or a
-// line has no blank behind its first character.
-nb::object merges(nb::list lines, nb::dict keys) {
+// The text that a key stands for: `texts[keys[key]]`, borrowed; null where it is no key.
+PyObject* known(PyObject* key, PyObject* keys, PyObject* texts) {
+  PyObject* index = PyDict_GetItemWithError(keys, key);
+  if (index == nullptr) {
+    if (PyErr_Occurred() != nullptr) nb::raise_python_error();
+    return nullptr;
+  }
+  const Py_ssize_t place = PyLong_AsSsize_t(index);
+  if (place == -1 && PyErr_Occurred() != nullptr) nb::raise_python_error();
+  PyObject* text = PyList_GetItem(texts, place);  // checks the place
+  if (text == nullptr) nb::raise_python_error();
+  return text;
+}
+
+// Both halves of each line "left right"; the place of the first line of which they or both together
+// are no keys, or that has no blank behind its first character. Halves are the texts themselves and lines are let go one
+// by one: half a million texts of their own would take 30 MiB for a moment.
+nb::object merges(nb::list lines, nb::dict keys, nb::list texts) {
   const Py_ssize_t count = PyList_Size(lines.ptr());
   nb::list found = nb::borrow<nb::list>(owned(PyList_New(count)));
   for (Py_ssize_t i = 0; i < count; ++i) {
-    PyObject* line = PyList_GetItem(lines.ptr(), i);  // borrowed
-    const Py_ssize_t length = PyUnicode_GetLength(line);
+    const nb::object line = nb::borrow(PyList_GetItem(lines.ptr(), i));
+    PyList_SetItem(lines.ptr(), i, nb::none().release().ptr());
+    const Py_ssize_t length = PyUnicode_GetLength(line.ptr());
     if (length < 0) nb::raise_python_error();
-    const Py_ssize_t cut = PyUnicode_FindChar(line, ' ', 1, length, 1);
-    if (cut == -1) return nb::none();
+    const Py_ssize_t cut = PyUnicode_FindChar(line.ptr(), ' ', 1, length, 1);
+    if (cut == -1) return nb::cast(i);
     if (cut < 0) nb::raise_python_error();
-    const nb::object left = owned(PyUnicode_Substring(line, 0, cut));
-    const nb::object right = owned(PyUnicode_Substring(line, cut + 1, length));
+    const nb::object left = owned(PyUnicode_Substring(line.ptr(), 0, cut));
+    const nb::object right = owned(PyUnicode_Substring(line.ptr(), cut + 1, length));
     const nb::object whole = owned(PyUnicode_Concat(left.ptr(), right.ptr()));
-    const int known = PyDict_Contains(keys.ptr(), whole.ptr());
-    if (known < 0) nb::raise_python_error();
-    if (known == 0) return nb::none();
-    PyObject* pair = PyTuple_Pack(2, left.ptr(), right.ptr());
+    PyObject* first = known(left.ptr(), keys.ptr(), texts.ptr());
+    PyObject* second = known(right.ptr(), keys.ptr(), texts.ptr());
+    if (first == nullptr || second == nullptr ||
+        known(whole.ptr(), keys.ptr(), texts.ptr()) == nullptr) {
+      return nb::cast(i);
+    }
+    PyObject* pair = PyTuple_Pack(2, first, second);
     if (pair == nullptr) nb::raise_python_error();
     PyList_SetItem(found.ptr(), i, pair);
   }
@@ -91,5 +110,5 @@ nb::object merges(nb::list lines, nb::dict keys) {
 NB_MODULE(_texts, module) {
   module.def("find_ends", &find_ends, "data"_a, "start"_a, "ends"_a);
   module.def("decode", &decode, "data"_a, "start"_a, "ends"_a);
-  module.def("merges", &merges, "lines"_a, "keys"_a);
+  module.def("merges", &merges, "lines"_a, "keys"_a, "texts"_a);
 }

@@ -25,8 +25,7 @@ build() { # folder, source, sanitizers, target, further options
   cmake --build "$folder/$1" --target "$4" -j "$jobs" >"$folder/$1.built"
 }
 
-preload_core() { # folder; sets core, the module, and preload, what must be there before Python
-  core="$(find "$folder/$1" -maxdepth 1 -name '_core*.so' | head -n 1)"
+preload_for() { # folder; sets preload, what must be there before Python
   local compiler
   compiler="$(sed -n 's/^CMAKE_CXX_COMPILER:[^=]*=//p' "$folder/$1/CMakeCache.txt")"
   preload="$("$compiler" -print-file-name=libasan.so):$("$compiler" -print-file-name=libstdc++.so)"
@@ -41,22 +40,22 @@ for part in $what; do
       ;;
     steps)
       # The module's name tells Python's stable ABI; the plugin loads it instead of the usual one.
-      build steps . address,undefined _core -DPython_EXECUTABLE="$python" \
+      build steps . address,undefined all -DPython_EXECUTABLE="$python" \
         -DSKBUILD_SABI_VERSION=3.11 -DTIDEMILL_SANITIZE=address,undefined
-      preload_core steps
+      preload_for steps
       # One test lets memory run out, which the address sanitizer takes for the end of the world.
       # Leaks are not looked for: the interpreter itself keeps what it has at the end.
-      LD_PRELOAD="$preload" TIDEMILL_SANITIZED_CORE="$core" PYTHONPATH=tests PYTHONMALLOC=malloc \
+      LD_PRELOAD="$preload" TIDEMILL_SANITIZED="$folder/steps" PYTHONPATH=tests PYTHONMALLOC=malloc \
         "$python" -m pytest -q -p helpers.sanitized_core -p no:cacheprovider \
-        tests/backends/test_native_steps.py tests/backends/test_native_sampling.py \
+        tests/base/test_texts.py tests/backends/test_native_steps.py tests/backends/test_native_sampling.py \
         tests/backends/test_native_reference.py tests/backends/test_native_slices.py \
         --deselect tests/backends/test_native_steps.py::test_a_step_that_runs_out_of_memory_fails_with_those_after_it
       ;;
     fuzz)
-      build fuzz . address,undefined _core -DPython_EXECUTABLE="$python" \
+      build fuzz . address,undefined all -DPython_EXECUTABLE="$python" \
         -DSKBUILD_SABI_VERSION=3.11 -DTIDEMILL_SANITIZE=address,undefined -DTIDEMILL_PORTABLE=ON
-      preload_core fuzz
-      LD_PRELOAD="$preload" TIDEMILL_SANITIZED_CORE="$core" PYTHONPATH=tests PYTHONMALLOC=malloc \
+      preload_for fuzz
+      LD_PRELOAD="$preload" TIDEMILL_SANITIZED="$folder/fuzz" PYTHONPATH=tests PYTHONMALLOC=malloc \
         "$python" -m fuzz.run --inputs "${INPUTS:-20000}" --seed "${SEED:-2}" --sanitized \
         --report docs/fuzz.md
       ;;

@@ -189,7 +189,7 @@ def sanitized_report(tally: Tally, seed: int, seconds: float, before: str) -> st
     section = f"""{_START}
 ## Under sanitizers
 
-`make sanitizers ARGS=fuzz` reads files of the kinds that reach C++ with a core that was built with
+`make sanitizers ARGS=fuzz` reads files of the kinds that reach C++ with native modules that were built with
 the address and undefined-behaviour sanitizers (portable kernels, memory of Python's own allocated
 by malloc): what is read as sound is packed and computes five tokens. The first word of a sanitizer
 ends the process, which is a failure with its input.
@@ -208,7 +208,7 @@ def main() -> int:
     parser.add_argument("--report", type=Path)
     parser.add_argument(
         "--sanitized", action="store_true",
-        help="the core of TIDEMILL_SANITIZED_CORE, and only what reaches it",
+        help="the modules of TIDEMILL_SANITIZED, and only what reaches it",
     )  # fmt: skip
     options = parser.parse_args()
     if options.sanitized:

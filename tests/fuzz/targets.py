@@ -201,7 +201,7 @@ def _gguf_vocabulary() -> Target:
         if isinstance(document, dict):
             Tokenizer(gguf_text_side.read_tokenizer(document)).encode("ab a")
 
-    return Target("GGUF vocabularies", 0.05, _of_json(documents), read, bounded=False)
+    return Target("GGUF vocabularies", 0.05, _of_json(documents), read, bounded=False, native=True)
 
 
 def _sentencepiece() -> Target:

@@ -1,4 +1,5 @@
-"""Pytest plugin: the native core from TIDEMILL_SANITIZED_CORE instead of the installed one."""
+"""Pytest plugin: the native modules of the build folder TIDEMILL_SANITIZED instead of the installed
+ones."""
 
 from __future__ import annotations
 
@@ -6,12 +7,14 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+from pathlib import Path
 
-NAME = "tidemill.backends.native._core"
+NAMES = ("tidemill.base._texts", "tidemill.backends.native._core")
 
-_path = os.environ["TIDEMILL_SANITIZED_CORE"]
-_loader = importlib.machinery.ExtensionFileLoader(NAME, _path)
-_spec = importlib.util.spec_from_file_location(NAME, _path, loader=_loader)
-assert _spec is not None
-sys.modules[NAME] = importlib.util.module_from_spec(_spec)
-_loader.exec_module(sys.modules[NAME])
+for _name in NAMES:
+    (_path,) = Path(os.environ["TIDEMILL_SANITIZED"]).glob(f"{_name.rpartition('.')[2]}*.so")
+    _loader = importlib.machinery.ExtensionFileLoader(_name, str(_path))
+    _spec = importlib.util.spec_from_file_location(_name, _path, loader=_loader)
+    assert _spec is not None
+    sys.modules[_name] = importlib.util.module_from_spec(_spec)
+    _loader.exec_module(sys.modules[_name])

@@ -19,10 +19,15 @@ def decode(data: memoryview, start: int, ends: array[int]) -> list[str]:
         UnicodeDecodeError: one is no UTF-8.
     """
 
-def merges(lines: list[str], keys: dict[str, int]) -> list[tuple[str, str]] | None:
-    """Both halves of each line ``left right``.
+def merges(lines: list[str], keys: dict[str, int], texts: list[str]) -> list[tuple[str, str]] | int:
+    """Both halves of each line ``left right``, as they are in `texts`.
+
+    Args:
+        lines: taken from the list one by one.
+        keys: places in `texts`.
+        texts: all that may be a half, or both together.
 
     Returns:
-        None where a line has no blank behind its first character, or its halves together are no
-        key.
+        The place of the first line that has no blank behind its first character, or whose halves or
+        both together are no key.
     """

@@ -15,7 +15,8 @@ class TokenizerData:
     """Source of a tokenizer and a chat template.
 
     Attributes:
-        tokenizer_json: content of a Hugging Face tokenizer.json, or None.
+        tokenizer_json: content of a Hugging Face tokenizer.json, or None; a view of the mapped file
+            where there is one, since an engine may never read it.
         gguf: the ``tokenizer.*`` metadata of a GGUF file, or None; one of the two is set for a
             model that has a vocabulary.
         chat_template: the default chat template's Jinja source, or None.
@@ -24,7 +25,7 @@ class TokenizerData:
         named_templates: further templates by name (``tool_use``), where a model has them.
     """
 
-    tokenizer_json: bytes | None = None
+    tokenizer_json: bytes | memoryview | None = None
     gguf: Mapping[str, Any] | None = None
     chat_template: str | None = None
     special: Mapping[str, str] = field(default_factory=dict)

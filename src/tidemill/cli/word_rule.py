@@ -31,7 +31,7 @@ def find_rule(data: TokenizerData) -> str | None:
     """The name of the rule that cuts as this tokenizer.json does; None without one."""
     if data.tokenizer_json is None:
         return None
-    library = tokenizers.Tokenizer.from_str(data.tokenizer_json.decode())
+    library = tokenizers.Tokenizer.from_buffer(bytes(data.tokenizer_json))
     if library.pre_tokenizer is None:
         return None
     whole = bool(getattr(library.model, "ignore_merges", False))

@@ -9,7 +9,7 @@ from typing import Any
 from tidemill.base.errors import model_file_error
 from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.loading import spm_file, tiktoken_file
-from tidemill.loading.jsonfile import read_bytes, read_optional_object
+from tidemill.loading.jsonfile import map_bytes, read_bytes, read_optional_object
 
 _ROLES = (
     "bos_token",
@@ -35,7 +35,7 @@ def read_tokenizer(folder: Path) -> TokenizerData:
     if pieces.is_file() and not json_path.is_file():
         gguf = _with_flags(spm_file.read_file(pieces), settings)
     return TokenizerData(
-        tokenizer_json=read_bytes(json_path) if json_path.is_file() else None,
+        tokenizer_json=map_bytes(json_path) if json_path.is_file() else None,
         gguf=gguf,
         chat_template=templates.pop("default", None),
         special=_special(special_map) | _special(settings),

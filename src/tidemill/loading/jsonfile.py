@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.base.errors import model_file_error
+from tidemill.loading.mapped import MappedFile
 
 MAX_JSON_BYTES = 256 * 2**20  # the largest real tokenizer.json is below 64 MiB
 
@@ -80,6 +81,14 @@ def read_bytes(path: Path) -> bytes:
     if len(data) > MAX_JSON_BYTES:
         raise model_file_error(f"{path}: larger than {MAX_JSON_BYTES} bytes")
     return data
+
+
+def map_bytes(path: Path) -> memoryview:
+    """The same, mapped: for a large file that may not be needed."""
+    view = MappedFile(path).view
+    if len(view) > MAX_JSON_BYTES:
+        raise model_file_error(f"{path}: larger than {MAX_JSON_BYTES} bytes")
+    return view
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from tidemill.base.errors import model_file_error
 from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.loading import folder_text, gguf_split, gguf_text_side, spm_file
 from tidemill.loading.generation import GenerationDefaults, generation_defaults
-from tidemill.loading.jsonfile import read_bytes, read_optional_object
+from tidemill.loading.jsonfile import map_bytes, read_optional_object
 from tidemill.loading.kind import check_model, is_gguf
 from tidemill.loading.named import locate
 
@@ -54,7 +54,7 @@ def open_text(model: str | Path | None, *, whole: bool = False) -> TextFiles:
 
 def _of_file(path: Path) -> TokenizerData:
     if path.suffix == ".json":
-        return TokenizerData(tokenizer_json=read_bytes(path))
+        return TokenizerData(tokenizer_json=map_bytes(path))
     if path.suffix == ".model":
         return TokenizerData(gguf=spm_file.read_file(path))
     if is_gguf(path):

@@ -181,13 +181,14 @@ class _Observed:
 
 
 async def _prepare(options: ServeOptions) -> TextSide:
-    # The web framework takes as long to import as the engine to start, and as a vocabulary to be
-    # read: side by side. The build is asked for when the engine is ready.
-    text, _, _ = await asyncio.gather(
-        asyncio.to_thread(options.load_text),
-        asyncio.to_thread(import_module, "tidemill.server.http"),
-        asyncio.to_thread(build_id),
-    )
+    # All while the engine starts. One after the other: both need the interpreter all the time, and
+    # what a vocabulary's reading frees lies in pieces where modules were imported beside it.
+    def open_both() -> TextSide:
+        import_module("tidemill.server.http")
+        return options.load_text()
+
+    # The build is asked for when the engine is ready.
+    text, _ = await asyncio.gather(asyncio.to_thread(open_both), asyncio.to_thread(build_id))
     return text
 
 

@@ -8,7 +8,6 @@ and ``bert`` (WordPiece). Format: the GGUF specification, section "Tokenizer".
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -176,11 +175,11 @@ def _merged(
             f"the GGUF file cuts words by the rule {name!r}, which is not known here; "
             f"known are {', '.join(sorted(WORD_RULES))}",
         )
-    merges = _array(gguf, "merges")
     if rule.raw:
         unknown = special_tokens(gguf).get("unk_token")
-        return _raw(vocab, merges, unknown), Affixes(bos=rule.add_bos)
-    tokenizer = Tokenizer(_bpe(merges, vocab, ignore_merges=rule.whole_words))
+        raw = _bpe(gguf, tokens, vocab, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+        return _raw(raw), Affixes(bos=rule.add_bos)
+    tokenizer = Tokenizer(_bpe(gguf, tokens, vocab, ignore_merges=rule.whole_words))
     if rule.nfc:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = splitter(rule)
@@ -188,32 +187,24 @@ def _merged(
     return tokenizer, Affixes(bos=rule.add_bos)
 
 
-def _bpe(lines: list[str], vocab: dict[str, int], **options: Any) -> models.BPE:
-    """The library's model of these merges, whose parts and results are in the vocabulary.
-
-    There are hundreds of thousands, and a start waits for them: they are looked at one by one only
-    where one is odd. The library says when a part is missing; over a result it would panic.
-    """
-    quick = _texts.merges(lines, vocab)
-    if quick is not None:
-        with contextlib.suppress(Exception):  # the library raises bare ones
-            return models.BPE(vocab, quick, **options)
-    merges: list[tuple[str, str]] = []
-    for line in lines:
-        cut = line.find(" ", 1)  # the first character of a line is never the one between halves
-        left, right = line[:cut], line[cut + 1 :]
-        if cut < 0 or left not in vocab or right not in vocab or left + right not in vocab:
-            raise model_file_error(
-                f"{_PREFIX}merges holds {line!r}, whose parts or result are not in the vocabulary",
-                param=_PREFIX + "merges",
-            )
-        merges.append((left, right))
+def _bpe(
+    gguf: Mapping[str, Any], tokens: list[str], vocab: dict[str, int], **options: Any
+) -> models.BPE:
+    """The library's model of the merges, whose parts and results are in the vocabulary: it would
+    panic over one that is not."""
+    merges = _texts.merges(_array(gguf, "merges"), vocab, tokens)
+    if isinstance(merges, int):
+        line = _array(gguf, "merges")[merges]
+        raise model_file_error(
+            f"{_PREFIX}merges holds {line!r}, whose parts or result are not in the vocabulary",
+            param=_PREFIX + "merges",
+        )
     return models.BPE(vocab, merges, **options)
 
 
-def _raw(vocab: dict[str, int], merges: list[str], unknown: str | None) -> Tokenizer:
+def _raw(model: models.BPE) -> Tokenizer:
     """Merges over the characters of the whole text, as Gemma's tokenizer.json has them."""
-    tokenizer = Tokenizer(_bpe(merges, vocab, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]

@@ -170,7 +170,7 @@ class Tokenizer:
     def _build(self, data: TokenizerData) -> tokenizers.Tokenizer:
         if data.tokenizer_json is not None:
             with _reading("tokenizer.json", "tokenizer.json"):
-                return tokenizers.Tokenizer.from_str(data.tokenizer_json.decode())
+                return tokenizers.Tokenizer.from_buffer(bytes(data.tokenizer_json))
         if data.gguf is not None:
             from tidemill.text.gguf_vocab import tokenizer_from_gguf
 

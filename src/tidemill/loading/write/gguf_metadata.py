@@ -30,7 +30,7 @@ def vocabulary(data: TokenizerData, files: ModelFiles, pre: str | None) -> dict[
     given = data.gguf or {}
     found = {key: list(v) if isinstance(v, Texts) else v for key, v in given.items()}
     if not found:
-        document = json.loads(data.tokenizer_json or b"{}")
+        document = json.loads(bytes(data.tokenizer_json or b"{}"))
         found = _of_characters(document) or _byte_level(document, pre)
     if data.chat_template is not None:
         found["tokenizer.chat_template"] = data.chat_template
