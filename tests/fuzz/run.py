@@ -189,10 +189,10 @@ def sanitized_report(tally: Tally, seed: int, seconds: float, before: str) -> st
     section = f"""{_START}
 ## Under sanitizers
 
-`make sanitizers ARGS=fuzz` reads files of the kinds that reach C++ with native modules that were built with
-the address and undefined-behaviour sanitizers (portable kernels, memory of Python's own allocated
-by malloc): what is read as sound is packed and computes five tokens. The first word of a sanitizer
-ends the process, which is a failure with its input.
+`make sanitizers ARGS=fuzz` reads files of the kinds that reach C++ with native modules that were
+built with the address and undefined-behaviour sanitizers (portable kernels, memory of Python's own
+allocated by malloc): what is read as sound is packed and computes five tokens. The first word of a
+sanitizer ends the process, which is a failure with its input.
 
 {_summary(tally, seed, seconds)}
 
