@@ -139,7 +139,6 @@ async def _run(options: ServeOptions, listener: socket.socket, say: Say) -> int:
         seconds = monotonic() - started
         url = url_of(listener, tls=options.security.certificates is not None)
         say(f"serving {engine.info.model} on {url} after {seconds:.1f} s")
-        await asyncio.to_thread(give_back)  # what reading the vocabulary took and freed
         return await _until_stopped(http, engine, signals, options.drain_timeout, say)
     finally:
         await engine.close()
@@ -182,10 +181,13 @@ class _Observed:
 
 async def _prepare(options: ServeOptions) -> TextSide:
     # All while the engine starts. One after the other: both need the interpreter all the time, and
-    # what a vocabulary's reading frees lies in pieces where modules were imported beside it.
+    # what reading a vocabulary took for a moment is free for modules then, and gone before the
+    # engine has its weights.
     def open_both() -> TextSide:
+        text = options.load_text()
+        give_back()
         import_module("tidemill.server.http")
-        return options.load_text()
+        return text
 
     # The build is asked for when the engine is ready.
     text, _ = await asyncio.gather(asyncio.to_thread(open_both), asyncio.to_thread(build_id))
