@@ -114,12 +114,6 @@ _DEPTH = (
     "everything brought twice as far ahead, and a part of V beside the softmax, it was less (60 "
     "where this gave 76 %, four runs of each in turn)."
 )
-_START = (
-    "by the order in which files are opened: the engine's process starts after 0.35 s and listens "
-    "after 1.1 s (0.3 s of imports, 0.4 s of opening the model and comparing the packed weights "
-    "with their checksum); the API process is busy all the time with imports (0.55 s) and the "
-    "vocabulary (0.4 s, half of it in the library). Both need 2.2 s of two processors."
-)
 _GROWTH = (
     "at worst between 2 and 4 sequences. Profiled: from 1 to 8 sequences the products take as long "
     "as the weights take to be read; attention doubles with each (1.0, 2.1, 4.4 and 7.7 ms beside "
@@ -145,7 +139,6 @@ REASONS: dict[str, dict[str, str]] = {
         "prefill": _SCALES,
         "batch": f"{_WAITING}.",
         "http": f"{_WAITING}; for the products see prefill.",
-        "start": _START,
         "growth-batch": _GROWTH,
     },
 }
