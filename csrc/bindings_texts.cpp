@@ -76,8 +76,8 @@ PyObject* known(PyObject* key, PyObject* keys, PyObject* texts) {
 }
 
 // Both halves of each line "left right"; the place of the first line of which they or both together
-// are no keys, or that has no blank behind its first character. Halves are the texts themselves and lines are let go one
-// by one: half a million texts of their own would take 30 MiB for a moment.
+// are no keys, or that has no blank behind its first character. Halves are the texts themselves and
+// lines are let go one by one: half a million texts of their own would take 30 MiB for a moment.
 nb::object merges(nb::list lines, nb::dict keys, nb::list texts) {
   const Py_ssize_t count = PyList_Size(lines.ptr());
   nb::list found = nb::borrow<nb::list>(owned(PyList_New(count)));

@@ -1,6 +1,8 @@
 // How tile registers are configured, whether they are the processor's or the check's own.
 #pragma once
 
+#include <cstdint>
+
 namespace tidemill::TIDEMILL_AVX512 {
 
 // Rows and bytes per row of the eight registers (Intel SDM, LDTILECFG, palette 1).

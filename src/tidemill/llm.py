@@ -26,6 +26,8 @@ from tidemill.contract.sampling import SamplingParams
 from tidemill.contract.wire import EngineInfo, EngineStats
 from tidemill.engine.offline import InprocEngine
 from tidemill.grammar.schema import prepared
+from tidemill.loading.kind import check_model
+from tidemill.loading.named import locate
 from tidemill.offline_vectors import run_vectors
 from tidemill.opened_text import OpenedText
 from tidemill.outputs import Completion, RequestOutput, Running, ToolCall
@@ -86,19 +88,25 @@ class LLM:
         progress: Callable[[str], None] = lambda line: None,
         **settings: Any,
     ) -> None:
-        opened = OpenedText.open(model, whole=True)
-        settings.setdefault("served_name", opened.name)
+        path, name = locate(model)
+        check_model(path)
+        settings.setdefault("served_name", name)
         unknown = sorted(set(settings) - set(EngineConfig.__struct_fields__))
         if unknown or "model" in settings:
             name = unknown[0] if unknown else "model"
             raise config_error(name, f"LLM() knows no setting {name!r}; see EngineConfig")
-        config = EngineConfig(model=str(opened.path), **settings).validate()
-        self.tokenizer = opened.tokenizer
-        self.template = opened.template
-        self.defaults = opened.defaults
-        self.chat_side = ChatSide.of(self.tokenizer, self.template, prepared)
+        config = EngineConfig(model=str(path), **settings).validate()
         self._engine = InprocEngine.open(config, progress)
-        self.vectors = self._engine.info.vectors
+        try:
+            opened = OpenedText.open(path)
+            self.tokenizer = opened.tokenizer
+            self.template = opened.template
+            self.defaults = opened.defaults
+            self.vectors = self._engine.info.vectors
+            self.chat_side = ChatSide.of(self.tokenizer, self.template, prepared)
+        except BaseException:
+            self._engine.close()
+            raise
 
     @property
     def info(self) -> EngineInfo:

@@ -30,15 +30,14 @@ class OpenedText:
     defaults: dict[str, float | int]
 
     @classmethod
-    def open(cls, model: str | Path | None = None, *, whole: bool = False) -> OpenedText:
+    def open(cls, model: str | Path | None = None) -> OpenedText:
         """Open the text side of a folder, a GGUF file, a hub id or a bundled name, or of a
-        tokenizer's file unless it must be a `whole` model; None is the bundled model. Weights and
-        their config are not looked at.
+        tokenizer's file; None is the bundled model. Weights and their config are not looked at.
 
         Raises:
             TidemillError: NOT_FOUND, MODEL_FILE, UNSUPPORTED; CONFIG without a bundled model.
         """
-        files = open_text(model, whole=whole)
+        files = open_text(model)
         return cls.of(files.path, files.name, files.tokenizer, files.generation)
 
     @classmethod

@@ -85,6 +85,10 @@ def test_list_finds_models_in_folders(tmp_path: Path) -> None:
     [
         (("serve", "--port", "0", "/no/such/model"), 2, "no such file"),
         (("serve", "--port", "0", "NOTES"), 2, "neither a model's folder nor a GGUF file"),
+        (("serve", "--port", "0", "EMPTY"), 2, "holds no config.json"),
+        (("serve", "--port", "0", "STRANGE"), 1, "architecture"),  # and not its missing vocabulary
+        (("run", "EMPTY", "hi"), 2, "holds no config.json"),
+        (("run", "STRANGE", "hi"), 1, "architecture"),
         (("serve", "--port", "99999"), 2, "between 0 and 65535"),
         (("serve", "--port", "0", "--kv-memory", "1KiB"), 1, "KV block"),
         (("serve", "--port", "0", "--kv-memory", "lots"), 2, "4GiB"),
@@ -106,7 +110,10 @@ def test_errors_are_one_line_with_a_remedy(
     args: tuple[str, ...], code: int, says: str, tmp_path: Path
 ) -> None:
     (tmp_path / "NOTES").write_text("not a model")
-    args = tuple(str(tmp_path / a) if a == "NOTES" else a for a in args)
+    (tmp_path / "EMPTY").mkdir()
+    (tmp_path / "STRANGE").mkdir()
+    (tmp_path / "STRANGE" / "config.json").write_text('{"architectures": ["Nobodys"]}')
+    args = tuple(str(tmp_path / a) if a.isupper() else a for a in args)
     done = tidemill(*args)
     assert done.returncode == code, done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith("error")]

@@ -53,15 +53,13 @@ def open_folder(folder: Path, backend: str | None = None) -> ModelFiles:
     """Open a checkpoint folder; only headers and small files are read.
 
     Args:
-        folder: holds config.json.
+        folder: holds config.json (`kind.check_model`).
         backend: ``auto``: what no family describes is opened for transformers; ``transformers``:
             so is everything; any other, or None for no backend: it is refused.
 
     Raises:
         TidemillError: MODEL_FILE or UNSUPPORTED; the message names file and key or tensor.
     """
-    if not (folder / "config.json").is_file():
-        raise model_file_error(f"{folder}: holds no config.json; is it a model's folder?")
     config = read_object(folder / "config.json")
     if backend == "transformers":
         return _foreign_files(folder, config)

@@ -9,8 +9,11 @@ from tidemill.loading.gguf import MAGIC
 
 
 def check_model(path: Path) -> None:
-    """Raise MODEL_FILE unless it is a folder or a GGUF file, or when it cannot be read."""
-    if not path.is_dir() and not is_gguf(path):
+    """Raise MODEL_FILE unless it is a folder with a config.json, or a GGUF file; or unreadable."""
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise model_file_error(f"{path}: holds no config.json; is it a model's folder?")
+    elif not is_gguf(path):
         raise model_file_error(
             f"{path}: neither a model's folder nor a GGUF file; for safetensors give the folder "
             "that also holds config.json"

@@ -10,7 +10,7 @@ from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.loading import folder_text, gguf_split, gguf_text_side, spm_file
 from tidemill.loading.generation import GenerationDefaults, generation_defaults
 from tidemill.loading.jsonfile import map_bytes, read_optional_object
-from tidemill.loading.kind import check_model, is_gguf
+from tidemill.loading.kind import is_gguf
 from tidemill.loading.named import locate
 
 
@@ -31,21 +31,18 @@ class TextFiles:
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
 
 
-def open_text(model: str | Path | None, *, whole: bool = False) -> TextFiles:
+def open_text(model: str | Path | None) -> TextFiles:
     """The vocabulary and templates of a tokenizer's file or of a model.
 
     Args:
         model: a tokenizer.json, a SentencePiece model (``.model``), a GGUF file (one of a
             vocabulary alone, too), a folder that holds one of these, or a model's name; None is
             the bundled model.
-        whole: only a model will do, no tokenizer's file.
 
     Raises:
         TidemillError: NOT_FOUND without such a file or model, MODEL_FILE when it cannot be read.
     """
     path, name = locate(model)
-    if whole:
-        check_model(path)
     if path.is_dir():
         defaults, _ = generation_defaults(read_optional_object(path / "generation_config.json"))
         return TextFiles(path, name, folder_text.read_tokenizer(path), defaults)

@@ -115,20 +115,19 @@ async def _run(options: ServeOptions, listener: socket.socket, say: Say) -> int:
         SupervisedEngine.open(options.config, say, log_level=level, supervision=supervision)
     )
     preparing = asyncio.ensure_future(_prepare(options))
-    ready = asyncio.gather(spawning, preparing)
+    # Both to their end: what the engine says of a model's files goes before what its text lacks.
+    ready = asyncio.gather(spawning, preparing, return_exceptions=True)
     stopping = asyncio.ensure_future(signals.first.wait())
     await asyncio.wait((ready, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
-    stopped = not ready.done()
-    if stopped or ready.exception() is not None:
+    if not ready.done():
         await _abandon(spawning, preparing)
-        if not stopped:
-            ready.result()
-        if not ready.cancelled():
-            ready.exception()  # looked at: how the halves ended is nobody's concern any more
         say("stopped while loading")
         return 0
-    engine, text = ready.result()
+    if failed := spawning.exception() or preparing.exception():
+        await _abandon(spawning, preparing)
+        raise failed
+    engine, text = spawning.result(), preparing.result()
     gc.freeze()
     gc.enable()
     try:
