@@ -277,10 +277,11 @@ async def test_an_engine_stopped_while_it_loads_is_no_endless_wait(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spawn, "LOAD_STALL_SECONDS", 2.0)
+    others = set(psutil.Process().children())  # servers of other tests
     starting = asyncio.ensure_future(_open(config))
-    while not (children := psutil.Process().children()):
+    while not (ours := set(psutil.Process().children()) - others):
         await asyncio.sleep(0.005)
-    children[0].suspend()
+    ours.pop().suspend()
     async with asyncio.timeout(30):
         with pytest.raises(TidemillError, match="ended with code -9") as caught:
             await starting
