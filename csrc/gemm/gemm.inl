@@ -36,7 +36,8 @@ struct TileInput {
   // Each tile of a panel brings its share of the next panel's lines closer while it computes:
   // lines [line0, line1) of every block of the panel. From how many rows on this pays depends on
   // how much is computed per line (kPrefetchRows); below that the hardware's own prefetching of
-  // one sequential stream is better.
+  // one sequential stream is better, which is only told in time where the stream goes on
+  // (`prefetch_ahead`).
   const uint8_t* next;
   int64_t line0, line1;
 };
@@ -45,6 +46,15 @@ static inline void prefetch_block(const TileInput& in, int64_t block_offset) {
   if (!in.next) return;
   for (int64_t line = in.line0; line < in.line1; ++line)
     prefetch(in.next + block_offset + line * 64);
+}
+
+// A few lines of the page that the stream comes to next. The hardware does not look beyond the page
+// of 4 KiB it is in, and would begin anew with every one.
+template <int64_t kBlockBytes>
+static inline void prefetch_ahead(const TileInput& in, int64_t block_offset) {
+  constexpr int64_t kAhead = 6144, kLines = kBlockBytes / 512;
+  for (int64_t line = 0; line < kLines; ++line)
+    prefetch(in.panel + block_offset + kAhead + line * 64);
 }
 
 static inline const ActGroup* act_group(const TileInput& in, int64_t row, int64_t g) {
@@ -92,7 +102,11 @@ struct QuantizedWeights {
     return row + g * int64_t(sizeof(ActGroup)) + offsetof(ActGroup, q);
   }
   static TIDEMILL_INLINE void prefetch_group(const TileInput& in, int64_t g) {
-    prefetch_block(in, g * kBlockBytes);
+    if (in.next) {
+      prefetch_block(in, g * kBlockBytes);
+    } else {
+      prefetch_ahead<kBlockBytes>(in, g * kBlockBytes);
+    }
   }
 
   // What becomes of a tile's integer sums: `load` a group's scales, `add` its sums; around every
