@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
-NATIVE := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cmake' -o -name '*.hpp' 2>/dev/null)
+NATIVE := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.inl' -o -name '*.cmake' -o -name '*.hpp' 2>/dev/null)
 JOBS ?= 2
 
 # Torch is pinned here for the tests alone; the code accepts 2.11 and later.
