@@ -103,8 +103,8 @@ _WAITING = (
     "ask for weights already, and asking cost them 1.4 to 5 %"
 )
 _NEAR_TARGET = (
-    "within what runs of one day differ by: others gave 80 and 90.2 % of the read (0.6B, Q8_0), "
-    "91.9 (Q4_0), 89.7 and 90.3 (Q4_K_M), and 101 (1B, Q4_K_M). Where the machine reads 44 to 50 "
+    "within what runs of one day differ by: others gave 80 to 90.2 % of the read (0.6B, Q8_0), "
+    "87.5 and 91.9 (Q4_0), 89.7 and 90.3 (Q4_K_M), and 101 (1B, Q4_K_M). Where the machine reads 44 to 50 "
     "GB/s instead of 28 to 36, what a step does beside its products (attention, the first panel of "
     "each piece, waiting for the other thread: 2 to 3 ms) weighs more."
 )
