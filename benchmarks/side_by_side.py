@@ -104,9 +104,9 @@ _WAITING = (
 )
 _NEAR_TARGET = (
     "within what runs of one day differ by: others gave 80 to 90.2 % of the read (0.6B, Q8_0), "
-    "87.5 and 91.9 (Q4_0), 89.7 and 90.3 (Q4_K_M), and 101 (1B, Q4_K_M). Where the machine reads 44 to 50 "
-    "GB/s instead of 28 to 36, what a step does beside its products (attention, the first panel of "
-    "each piece, waiting for the other thread: 2 to 3 ms) weighs more."
+    "87.5 and 91.9 (Q4_0), 89.7 and 90.3 (Q4_K_M), and 101 (1B, Q4_K_M). Where the machine reads "
+    "44 to 50 GB/s instead of 28 to 36, what a step does beside its products (attention, the first "
+    "panel of each piece, waiting for the other thread: 2 to 3 ms) weighs more."
 )
 _DEPTH = (
     "what is missing is that reading stops between the parts of a span of 512 positions. It was 62 "
