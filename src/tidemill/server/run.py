@@ -38,6 +38,9 @@ DRAIN_SECONDS = 10.0
 FAREWELL_SECONDS = 3
 """How long those that are ended have to be told so."""
 
+LOOK_SECONDS = 3.0
+"""How long an engine that is still loading may take to find a fault of its own."""
+
 Say = Callable[[str], None]
 
 
@@ -115,16 +118,16 @@ async def _run(options: ServeOptions, listener: socket.socket, say: Say) -> int:
         SupervisedEngine.open(options.config, say, log_level=level, supervision=supervision)
     )
     preparing = asyncio.ensure_future(_prepare(options))
-    # Both to their end: what the engine says of a model's files goes before what its text lacks.
-    ready = asyncio.gather(spawning, preparing, return_exceptions=True)
+    ready = asyncio.ensure_future(_ended(spawning, preparing))
     stopping = asyncio.ensure_future(signals.first.wait())
     await asyncio.wait((ready, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     if not ready.done():
+        ready.cancel()
         await _abandon(spawning, preparing)
         say("stopped while loading")
         return 0
-    if failed := spawning.exception() or preparing.exception():
+    if (failed := ready.result()) is not None:
         await _abandon(spawning, preparing)
         raise failed
     engine, text = spawning.result(), preparing.result()
@@ -141,6 +144,20 @@ async def _run(options: ServeOptions, listener: socket.socket, say: Say) -> int:
         return await _until_stopped(http, engine, signals, options.drain_timeout, say)
     finally:
         await engine.close()
+
+
+async def _ended(
+    spawning: asyncio.Future[SupervisedEngine], preparing: asyncio.Future[TextSide]
+) -> BaseException | None:
+    """Why a start failed, once that is clear; None when both halves are there.
+
+    What the engine says of a model's files goes before what its text lacks, so that a text's fault
+    is held back until the engine has looked at them.
+    """
+    halves = (spawning, preparing)
+    await asyncio.wait(halves, return_when=asyncio.FIRST_EXCEPTION)
+    await asyncio.wait((spawning,), timeout=LOOK_SECONDS)
+    return next((h.exception() for h in halves if h.done() and h.exception()), None)
 
 
 async def _abandon(
