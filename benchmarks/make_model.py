@@ -25,7 +25,8 @@ from tidemill.models import quantization
 from tidemill.models.naming import Rules
 from tidemill.models.registry import FAMILIES, family_for_config
 from tidemill.models.spec import DecoderSpec, Rope, inverse_frequencies
-from tidemill.text.gguf_vocab import special_tokens, tokenizer_from_gguf
+from tidemill.text.gguf_library import tokenizer_from_gguf
+from tidemill.text.gguf_vocab import special_tokens
 
 VOCABULARIES = Path(__file__).resolve().parents[2] / "shared" / "data" / "vocab"
 WEIGHT_STD = 0.02

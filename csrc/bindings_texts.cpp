@@ -1,12 +1,28 @@
-// The Python module _texts: what a start does to each of the hundreds of thousands of texts of a
-// vocabulary, where a loop of Python's would take a tenth of a second. A module of its own, so that
-// a process that opens a vocabulary alone does not load the core.
+// The Python module _texts: what is done to each of the hundreds of thousands of texts of a
+// vocabulary, and byte-level BPE. A module of its own, so that a process that opens a vocabulary
+// alone does not load the core.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "text/characters.h"
+#include "text/encoder.h"
+#include "text/json.h"
 
 namespace nb = nanobind;
+namespace text = tidemill::text;
 using namespace nb::literals;
 
 namespace {
@@ -105,10 +121,215 @@ nb::object merges(nb::list lines, nb::dict keys, nb::list texts) {
   return found;
 }
 
+// Calls `each` with the texts that `find_ends` found; false when it says so or one is no UTF-8.
+template <typename Each>
+bool each_text(const Bytes& data, uint64_t start, const Ends& ends, Each each) {
+  uint64_t begin = start;
+  for (size_t i = 0; i < ends.size(); ++i) {
+    const uint64_t end = ends.data()[i];
+    if (end > data.size() || end < kLength || begin > end - kLength) {
+      throw nb::index_error("ends of other data");
+    }
+    begin += kLength;
+    const std::string_view text(reinterpret_cast<const char*>(data.data() + begin), end - begin);
+    if (!text::is_utf8(text) || !each(text, static_cast<uint32_t>(i))) return false;
+    begin = end;
+  }
+  return true;
+}
+
+using Packed = std::tuple<Bytes, uint64_t, Ends>;  // data, start, ends
+
+std::string_view view_of(const Bytes& data) {
+  return {reinterpret_cast<const char*>(data.data()), data.size()};
+}
+
+// Reads merges of a vocabulary one by one: the parts' ids, and that of both together.
+class MergeReader {
+ public:
+  MergeReader(const text::Vocabulary& vocabulary, size_t most)
+      : vocabulary_(vocabulary), merges_(most) {}
+
+  bool add(std::string_view left, std::string_view right) {
+    whole_.assign(left).append(right);
+    const uint32_t first = vocabulary_.find(left), second = vocabulary_.find(right);
+    const uint32_t whole = vocabulary_.find(whole_);
+    if (first == text::kNone || second == text::kNone || whole == text::kNone) return false;
+    merges_.set(first, second, count_++, whole);
+    return true;
+  }
+  uint32_t count() const { return count_; }
+  text::Merges take() { return std::move(merges_); }
+
+ private:
+  const text::Vocabulary& vocabulary_;
+  text::Merges merges_;
+  std::string whole_;
+  uint32_t count_ = 0;
+};
+
+nb::object encoder_of_texts(const Packed& tokens, const Packed& lines, bool whole_words) {
+  const auto& [data, start, ends] = tokens;
+  const size_t count = ends.size();
+  const uint64_t bytes = count == 0 ? 0 : ends.data()[count - 1] - start;
+  text::Vocabulary vocabulary(count, std::min<uint64_t>(bytes, data.size()));
+  const bool sound = each_text(data, start, ends, [&](std::string_view text, uint32_t id) {
+    return vocabulary.add(text, id);
+  });
+  if (!sound) return nb::none();
+  const auto& [line_data, line_start, line_ends] = lines;
+  MergeReader reader(vocabulary, line_ends.size());
+  bool known = true;
+  const bool all = each_text(line_data, line_start, line_ends, [&](std::string_view line, uint32_t) {
+    const size_t first = line.empty() ? 0 : text::character_at(line, 0).size;
+    const size_t cut = line.find(' ', first);
+    known = cut != std::string_view::npos && reader.add(line.substr(0, cut), line.substr(cut + 1));
+    return known;
+  });
+  if (!all) return known ? nb::none() : nb::cast(reader.count());
+  text::Merges merges = reader.take();
+  return nb::cast(text::Encoder(std::move(vocabulary), std::move(merges), whole_words));
+}
+
+nb::object encoder_of_json(const Bytes& data, const text::ModelSpans& spans, bool whole_words) {
+  const std::string_view document = view_of(data);
+  const auto part = [&](const text::Span& span) {
+    return document.substr(span.begin, span.end - span.begin);
+  };
+  uint32_t last = 0;
+  size_t count = 0, bytes = 0;
+  bool sound = text::read_vocabulary(part(spans.vocabulary), [&](std::string_view text, uint32_t id) {
+    last = std::max(last, id), ++count, bytes += text.size();
+    return true;
+  });
+  if (!sound || last >= 2 * count + 1024) return nb::none();
+  text::Vocabulary vocabulary(size_t{last} + 1, bytes);
+  sound = text::read_vocabulary(part(spans.vocabulary), [&](std::string_view text, uint32_t id) {
+    return vocabulary.add(text, id);
+  });
+  size_t lines = 0;
+  sound = sound && text::read_merges(part(spans.merges), [&](std::string_view, std::string_view) {
+            return ++lines < text::kNone;
+          });
+  if (!sound) return nb::none();
+  MergeReader reader(vocabulary, lines);
+  sound = text::read_merges(part(spans.merges), [&](std::string_view left, std::string_view right) {
+    return reader.add(left, right);
+  });
+  if (!sound) return nb::none();
+  text::Merges merges = reader.take();
+  return nb::cast(text::Encoder(std::move(vocabulary), std::move(merges), whole_words));
+}
+
+nb::object find_model(const Bytes& data) {
+  const std::optional<text::ModelSpans> spans = text::find_model(view_of(data));
+  if (!spans) return nb::none();
+  return nb::cast(std::tuple(spans->vocabulary.begin, spans->vocabulary.end, spans->merges.begin,
+                             spans->merges.end));
+}
+
+std::string_view utf8_of(const nb::str& text) {
+  Py_ssize_t size = 0;
+  const char* bytes = PyUnicode_AsUTF8AndSize(text.ptr(), &size);
+  if (bytes == nullptr) nb::raise_python_error();
+  return {bytes, static_cast<size_t>(size)};
+}
+
+nb::object str_of(std::string_view text) {
+  return owned(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), nullptr));
+}
+
+// `normalized`: early marks have been looked for.
+nb::list encode(const text::Encoder& encoder, nb::str text, bool literally, bool normalized) {
+  const std::string_view bytes = utf8_of(text);
+  const auto stage = normalized ? text::Encoder::Stage::Late : text::Encoder::Stage::Early;
+  std::vector<uint32_t> ids;
+  {
+    nb::gil_scoped_release other_threads_run;
+    ids = encoder.encode(bytes, literally, stage);
+  }
+  nb::list found = nb::borrow<nb::list>(owned(PyList_New(static_cast<Py_ssize_t>(ids.size()))));
+  for (size_t i = 0; i < ids.size(); ++i) {
+    PyObject* id = PyLong_FromUnsignedLong(ids[i]);
+    if (id == nullptr) nb::raise_python_error();
+    PyList_SetItem(found.ptr(), static_cast<Py_ssize_t>(i), id);
+  }
+  return found;
+}
+
+nb::list split(const text::Encoder& encoder, nb::str text, bool literally) {
+  nb::list parts;
+  for (const auto& [part, id] : encoder.split(utf8_of(text), literally)) {
+    parts.append(part.empty() ? nb::cast(id) : str_of(part));
+  }
+  return parts;
+}
+
+bool set_cuts(text::Encoder& encoder, const std::vector<std::pair<std::string, bool>>& rules) {
+  std::vector<text::Cut> cuts;
+  for (const auto& [expression, gaps] : rules) {
+    std::optional<text::Pattern> pattern = text::Pattern::compile(expression);
+    if (!pattern) return false;
+    cuts.push_back({std::move(*pattern), gaps});
+  }
+  encoder.set_cuts(std::move(cuts));
+  return true;
+}
+
+using NamedMark = std::tuple<std::string, uint32_t, bool>;  // text, id, special
+
+std::vector<text::Mark> marks_of(const std::vector<NamedMark>& named) {
+  std::vector<text::Mark> marks;
+  for (const auto& [text, id, special] : named) {
+    if (text.empty()) throw nb::value_error("a mark without text");
+    marks.push_back({text, id, special});
+  }
+  return marks;
+}
+
+nb::object text_of(const text::Encoder& encoder, uint32_t id) {
+  const std::string_view text = encoder.vocabulary().text(id);
+  if (text.data() == nullptr) return nb::none();
+  return str_of(text);
+}
+
+nb::object id_of(const text::Encoder& encoder, std::string_view text) {
+  const uint32_t id = encoder.vocabulary().find(text);
+  return id == text::kNone ? nb::none() : nb::cast(id);
+}
+
 }  // namespace
 
 NB_MODULE(_texts, module) {
   module.def("find_ends", &find_ends, "data"_a, "start"_a, "ends"_a);
   module.def("decode", &decode, "data"_a, "start"_a, "ends"_a);
   module.def("merges", &merges, "lines"_a, "keys"_a, "texts"_a);
+  module.def("find_model", &find_model, "data"_a);
+  nb::class_<text::Encoder>(module, "Encoder")
+      .def_static("of_texts", &encoder_of_texts, "tokens"_a, "merges"_a, "whole_words"_a)
+      .def_static(
+          "of_json",
+          [](const Bytes& data, size_t vocabulary, size_t vocabulary_end, size_t merges,
+             size_t merges_end, bool whole_words) {
+            return encoder_of_json(
+                data, {{vocabulary, vocabulary_end}, {merges, merges_end}}, whole_words);
+          },
+          "data"_a, "vocabulary"_a, "vocabulary_end"_a, "merges"_a, "merges_end"_a,
+          "whole_words"_a)
+      .def("set_cuts", &set_cuts, "rules"_a)
+      .def("set_marks",
+           [](text::Encoder& encoder, const std::vector<NamedMark>& early,
+              const std::vector<NamedMark>& late) {
+             encoder.set_marks(marks_of(early), marks_of(late));
+           },
+           "early"_a, "late"_a)
+      .def("encode", &encode, "text"_a, "literally"_a, "normalized"_a = false)
+      .def("split", &split, "text"_a, "literally"_a)
+      .def("token_to_id",
+           [](const text::Encoder& encoder, const std::string& text) {
+             return id_of(encoder, text);
+           },
+           "text"_a)
+      .def("id_to_token", &text_of, "id"_a)
+      .def("__len__", [](const text::Encoder& encoder) { return encoder.vocabulary().size(); });
 }

@@ -26,3 +26,15 @@ set(TIDEMILL_CORE_SOURCES
   sample/logprobs.cpp
   sample/sampler.cpp)
 list(TRANSFORM TIDEMILL_CORE_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
+
+# What opens vocabularies and encodes text, a library of its own: TIDEMILL_TEXT_SOURCES.
+set(TIDEMILL_TEXT_SOURCES
+  text/characters.cpp
+  text/encoder.cpp
+  text/json.cpp
+  text/marks.cpp
+  text/merges.cpp
+  text/pattern.cpp
+  text/vocabulary.cpp
+)
+list(TRANSFORM TIDEMILL_TEXT_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)

@@ -1,4 +1,4 @@
-"""What C++ does to lists of texts; in files they are read by `loading.gguf_texts`."""
+"""What C++ does to lists of texts; in files they are read by `base.text_lists`."""
 
 from __future__ import annotations
 

@@ -93,7 +93,8 @@ def _tokenizer_files(files: ModelFiles) -> dict[str, str]:
 
     from tidemill.base.tokenizer_data import TokenizerData
     from tidemill.cli.word_rule import check_same
-    from tidemill.text.gguf_vocab import special_tokens, tokenizer_from_gguf
+    from tidemill.text.gguf_library import tokenizer_from_gguf
+    from tidemill.text.gguf_vocab import special_tokens
 
     data = files.tokenizer
     assert data.gguf is not None

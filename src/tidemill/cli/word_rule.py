@@ -8,7 +8,7 @@ import tokenizers
 
 from tidemill.base.errors import unsupported
 from tidemill.base.tokenizer_data import TokenizerData
-from tidemill.text.gguf_vocab import splitter
+from tidemill.text.gguf_library import splitter
 from tidemill.text.tokenizer import Tokenizer
 from tidemill.text.word_rules import WORD_RULES
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.base.errors import TidemillError, model_file_error
-from tidemill.loading.gguf_texts import Texts
+from tidemill.base.text_lists import Texts
 from tidemill.loading.mapped import MappedFile, StoredTensor, in_file
 
 MAGIC = b"GGUF"

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.base.errors import TidemillError, model_file_error
+from tidemill.base.text_lists import Texts
 from tidemill.loading import gguf, gguf_split
 from tidemill.loading.generation import GenerationDefaults, token_ids
 from tidemill.loading.gguf_rope import with_rope_factors
 from tidemill.loading.gguf_text_side import read_tokenizer
-from tidemill.loading.gguf_texts import Texts
 from tidemill.loading.lazy import LazyTensors
 from tidemill.loading.mapped import StoredTensor, in_file
 from tidemill.loading.parts import ModelFiles

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tidemill.base.text_lists import Texts
 from tidemill.base.tokenizer_data import TokenizerData
-from tidemill.loading.gguf_texts import Texts
 
 _TEMPLATE = "tokenizer.chat_template"
 _TEMPLATES = "tokenizer.chat_template."

@@ -1,6 +1,6 @@
 """Text to token ids and back, for any vocabulary the `tokenizers` library can express.
 
-Encoding is the library's, so that ids equal the original's. Decoding is our own: every token has
+Encoding is by a `Vocabulary`, with the ids of the original. Decoding is our own: every token has
 fixed bytes (`PieceTable`), which is what incremental detokenization, logprobs and token masks need.
 It equals the library's decoding except where the output is not valid UTF-8: there each maximal
 invalid part becomes one U+FFFD (the Unicode recommendation), for every family alike, while the
@@ -10,17 +10,15 @@ library's byte fallback replaces each byte of the whole run of byte tokens aroun
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import tokenizers
-
 from tidemill.base.byte_alphabet import byte_level_alphabet
-from tidemill.base.errors import TidemillError, bad_request, model_file_error, unsupported
+from tidemill.base.errors import unsupported
 from tidemill.text.detokenizer import Detokenizer
+from tidemill.text.merged_vocabulary import open_merged
+from tidemill.text.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from tidemill.base.tokenizer_data import TokenizerData
@@ -35,27 +33,20 @@ class PieceTable(dict[int, bytes]):
     """Token id -> the bytes it adds to the text, computed at first use; unknown ids add nothing.
 
     Args:
-        backend: the vocabulary.
+        vocabulary: whose ids they are.
         rules: how a token's string becomes bytes.
         skipped: ids that add nothing (special tokens, when they are not wanted).
     """
 
-    def __init__(
-        self, backend: tokenizers.Tokenizer, rules: DecodeRules, skipped: frozenset[int]
-    ) -> None:
+    def __init__(self, vocabulary: Vocabulary, rules: DecodeRules, skipped: frozenset[int]) -> None:
         super().__init__()
-        self._token = backend.id_to_token
+        self._token = vocabulary.id_to_token
         self._rules = rules
         self._skipped = skipped
 
     def __missing__(self, token_id: int) -> bytes:
         # Unknown ids are not stored: a hostile client must not be able to grow the table.
-        if token_id < 0 or token_id in self._skipped:
-            return b""
-        try:
-            token = self._token(token_id)
-        except OverflowError:
-            return b""
+        token = None if token_id in self._skipped else self._token(token_id)
         if token is None:
             return b""
         piece = self._rules.piece(token)
@@ -147,92 +138,41 @@ class Tokenizer:
     """
 
     def __init__(self, data: TokenizerData) -> None:
-        self.notes: list[str] = []
-        self._backend = self._build(data)
-        self._backend.no_truncation()  # nothing is dropped silently
-        self._backend.no_padding()
-        self._literal: tokenizers.Tokenizer | None = None
-        self.vocab_size = self._backend.get_vocab_size(with_added_tokens=True)
+        self._vocabulary = _open_vocabulary(data)
+        self.vocab_size = self._vocabulary.size
+        self.notes = list(self._vocabulary.notes)
         self.special = dict(data.special)
         if data.gguf is not None and data.tokenizer_json is None:
             from tidemill.text.gguf_vocab import special_tokens
 
             self.special = {**special_tokens(data.gguf), **self.special}
-        added = self._backend.get_added_tokens_decoder()
-        self.special_ids = frozenset(i for i, token in added.items() if token.special)
-        self._rules = DecodeRules(_decoder_of(self._backend))
+        self.special_ids = frozenset(i for i, special in self._vocabulary.added.items() if special)
+        self._rules = DecodeRules(self._vocabulary.decoder)
         self.strip = self._rules.strip
-        self._pieces = PieceTable(self._backend, self._rules, frozenset())
-        self._visible = PieceTable(self._backend, self._rules, self.special_ids)
+        self._pieces = PieceTable(self._vocabulary, self._rules, frozenset())
+        self._visible = PieceTable(self._vocabulary, self._rules, self.special_ids)
         self._keeping: dict[frozenset[int], PieceTable] = {}
-        self._prefix, self._suffix = self._affixes(data)
+        self._prefix, self._suffix = self._vocabulary.prefix, self._vocabulary.suffix
+        self._note_flags(data)
 
-    def _build(self, data: TokenizerData) -> tokenizers.Tokenizer:
-        if data.tokenizer_json is not None:
-            with _reading("tokenizer.json", "tokenizer.json"):
-                return tokenizers.Tokenizer.from_buffer(bytes(data.tokenizer_json))
-        if data.gguf is not None:
-            from tidemill.text.gguf_vocab import tokenizer_from_gguf
-
-            with _reading("the vocabulary", "tokenizer.ggml.tokens"):
-                backend, self.notes = tokenizer_from_gguf(data.gguf)
-            return backend
-        raise model_file_error(
-            "the model has no tokenizer: put its tokenizer.json into the model's folder",
-            param="tokenizer.json",
-        )
-
-    def _affixes(self, data: TokenizerData) -> tuple[list[int], list[int]]:
-        """Ids put before and after a text when special tokens are asked for.
-
-        They come from the post-processor. A tokenizer.json is the whole truth (transformers 5 reads
-        it so too): where tokenizer_config.json's `add_bos_token` and `add_eos_token` contradict it,
-        a note says that they are not followed. A GGUF file's flags already made its post-processor.
-        """
-        plain = self._encode(self._backend, "a", False)
-        full = self._encode(self._backend, "a", True)
-        start = next(
-            (i for i in range(len(full)) if full[i : i + len(plain)] == plain), 0 if full else None
-        )
-        prefix, suffix = ([], []) if start is None else (full[:start], full[start + len(plain) :])
-        for role, flag, ids in (("bos", data.add_bos, prefix), ("eos", data.add_eos, suffix)):
+    def _note_flags(self, data: TokenizerData) -> None:
+        """A tokenizer.json's post-processor is the whole truth of what stands around a text
+        (transformers 5 reads it so too): where tokenizer_config.json's `add_bos_token` and
+        `add_eos_token` contradict it, a note says that they are not followed. A GGUF file's flags
+        are in its vocabulary's prefix and suffix already."""
+        sides = (("bos", data.add_bos, self._prefix), ("eos", data.add_eos, self._suffix))
+        for role, flag, ids in sides:
             token = self.special_id(f"{role}_token")
             if flag is not None and token is not None and flag != (token in ids):
                 self.notes.append(
                     f"add_{role}_token is {str(flag).lower()} in tokenizer_config.json, but "
                     f"tokenizer.json does {'not ' * flag}add it; tokenizer.json is followed"
                 )
-        return prefix, suffix
-
-    @classmethod
-    def _encode(cls, backend: tokenizers.Tokenizer, text: str, add_special: bool) -> list[int]:
-        return cls._encoding(backend, text, add_special).ids
-
-    @staticmethod
-    def _encoding(
-        backend: tokenizers.Tokenizer, text: str | tuple[str, str], add_special: bool
-    ) -> tokenizers.Encoding:
-        # Unlike `encode`, the batch call releases the GIL while it works.
-        try:
-            return backend.encode_batch_fast([text], add_special_tokens=add_special)[0]
-        except (TypeError, UnicodeEncodeError) as error:
-            raise bad_request(
-                None, "the text holds a lone surrogate (U+D800 to U+DFFF), which is not a character"
-            ) from error
-        except BaseException as error:
-            if not _is_panic(error) and type(error) is not Exception:  # its errors are bare ones
-                raise
-            raise bad_request(
-                None,
-                f"the model's tokenizer gave up on this text of {_length(text)} characters "
-                f"({error}); very long runs of one character do that: send it in smaller parts",
-            ) from error
 
     def only_literally(self) -> Tokenizer:
         """This tokenizer, whose every text is taken literally from now on (`parse_special` counts
         no more): it needs no second instance for that."""
-        self._backend.encode_special_tokens = True
-        self._literal = self._backend
+        self._vocabulary.only_literally()
         return self
 
     def forget_pieces(self) -> None:
@@ -255,7 +195,7 @@ class Tokenizer:
         Raises:
             TidemillError: kind BAD_REQUEST if the text is not valid Unicode.
         """
-        ids = self._encode(self._backend if parse_special else self._without_special(), text, False)
+        ids = self._vocabulary.encode(text, literally=not parse_special)
         return [*self._prefix, *ids, *self._suffix] if add_special else ids
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
@@ -265,8 +205,7 @@ class Tokenizer:
         Raises:
             TidemillError: kind BAD_REQUEST if a text is not valid Unicode.
         """
-        encoding = self._encoding(self._backend, (first, second), True)
-        return encoding.ids, encoding.type_ids
+        return self._vocabulary.encode_pair(first, second)
 
     async def encode_async(
         self, text: str, *, add_special: bool = True, parse_special: bool = True
@@ -277,17 +216,6 @@ class Tokenizer:
         return await asyncio.to_thread(
             self.encode, text, add_special=add_special, parse_special=parse_special
         )
-
-    def _without_special(self) -> tokenizers.Tokenizer:
-        """A second instance that reads special tokens as text; made at first use.
-
-        The library keeps this as a property of the tokenizer, so one instance cannot serve both.
-        """
-        if self._literal is None:
-            literal = tokenizers.Tokenizer.from_str(self._backend.to_str())
-            literal.encode_special_tokens = True
-            self._literal = literal
-        return self._literal
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence of token ids; invalid UTF-8 becomes U+FFFD."""
@@ -310,7 +238,7 @@ class Tokenizer:
             return self._visible
         if kept not in self._keeping:
             skipped = self.special_ids - kept
-            self._keeping[kept] = PieceTable(self._backend, self._rules, skipped)
+            self._keeping[kept] = PieceTable(self._vocabulary, self._rules, skipped)
         return self._keeping[kept]
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -319,11 +247,11 @@ class Tokenizer:
 
     def id_to_token(self, token_id: int) -> str | None:
         """The vocabulary's own spelling of a token, or None."""
-        return self._backend.id_to_token(token_id) if 0 <= token_id < 2**31 else None
+        return self._vocabulary.id_to_token(token_id)
 
     def token_to_id(self, token: str) -> int | None:
         """Id of a token by the vocabulary's own spelling, or None."""
-        return self._backend.token_to_id(token)
+        return self._vocabulary.token_to_id(token)
 
     def special_id(self, name: str) -> int | None:
         """Id of the special token with a role, for instance ``eos_token``; None without one."""
@@ -341,33 +269,10 @@ class Tokenizer:
         return bool(prefix) and list(token_ids[: len(prefix)]) == prefix
 
 
-def _is_panic(error: BaseException) -> bool:
-    """A panic of the library's Rust code, which is no Exception; its class cannot be imported."""
-    return type(error).__name__ == "PanicException"
+def _open_vocabulary(data: TokenizerData) -> Vocabulary:
+    merged = open_merged(data)
+    if merged is not None:
+        return merged
+    from tidemill.text.library_vocabulary import LibraryVocabulary
 
-
-@contextlib.contextmanager
-def _reading(what: str, param: str) -> Iterator[None]:
-    """The library gives up on a model's file: an error of ours, and no end of the process."""
-    try:
-        yield
-    except TidemillError:
-        raise
-    except BaseException as error:
-        if not isinstance(error, Exception) and not _is_panic(error):
-            raise
-        raise model_file_error(f"{what} cannot be read: {error}", param=param) from error
-
-
-def _decoder_of(backend: tokenizers.Tokenizer) -> dict[str, Any] | None:
-    """The decoder's description. Pickling a component yields its JSON alone, not the vocabulary."""
-    decoder = backend.decoder
-    if decoder is None:
-        return None
-    state = decoder.__getstate__()
-    parsed: dict[str, Any] = json.loads(state)
-    return parsed
-
-
-def _length(text: str | tuple[str, str]) -> int:
-    return len(text) if isinstance(text, str) else sum(map(len, text))
+    return LibraryVocabulary(data)

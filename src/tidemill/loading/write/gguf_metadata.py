@@ -7,8 +7,8 @@ import re
 from typing import Any
 
 from tidemill.base.errors import unsupported
+from tidemill.base.text_lists import Texts
 from tidemill.base.tokenizer_data import TokenizerData
-from tidemill.loading.gguf_texts import Texts
 from tidemill.loading.parts import ModelFiles
 
 ROPE_TENSOR = "rope_freqs.weight"

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from tidemill.base.errors import unsupported
+from tidemill.base.text_lists import Texts
 from tidemill.loading.gguf import DEFAULT_ALIGNMENT, MAGIC, MAX_NAME_BYTES, TENSOR_TYPES
-from tidemill.loading.gguf_texts import Texts
 from tidemill.loading.write.out import OutTensor, Progress, ResumableFile
 
 _NUMBERS = {name: number for number, (name, _, _) in TENSOR_TYPES.items()}

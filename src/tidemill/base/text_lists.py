@@ -1,4 +1,4 @@
-"""Lists of texts in a GGUF file's metadata, read from the mapped file when they are asked for."""
+"""Lists of texts as a GGUF file has them, read from the mapped file when they are asked for."""
 
 from __future__ import annotations
 
@@ -38,6 +38,25 @@ class Texts(Sequence[str]):
                 f"{start}; fetch it again"
             )
         self.end = self._ends[-1] if count else start
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> Texts:
+        """A list of texts that is in memory, as one in a file.
+
+        Raises:
+            UnicodeEncodeError: a text holds a lone surrogate.
+        """
+        packed = bytearray()
+        for text in texts:
+            data = text.encode()
+            packed += len(data).to_bytes(8, "little")
+            packed += data
+        return cls(memoryview(packed), 0, len(texts), Path("a list in memory"))
+
+    @property
+    def packed(self) -> tuple[memoryview, int, array[int]]:
+        """The bytes they stand in, where the first length stands, and the byte behind each."""
+        return self._view, self._start, self._ends
 
     def __len__(self) -> int:
         return len(self._ends)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tidemill.base.errors import ErrorKind, TidemillError
-from tidemill.loading.gguf_texts import Texts
+from tidemill.base.text_lists import Texts
 
 PATH = Path("model.gguf")
 WORDS = ["", "a", "né", "漢字" * 200, "\x00", " b c", "end"]
