@@ -36,6 +36,10 @@ _MODEL_DEFAULTS: dict[str, tuple[Any, ...]] = {
     "end_of_word_suffix": (None, ""),
     "byte_fallback": (None, False),
 }
+_SECTIONS = {
+    "version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
+    "post_processor", "decoder", "model",
+}  # fmt: skip
 
 
 class Mark(NamedTuple):
@@ -225,28 +229,30 @@ def _parts_of_document(
 ) -> Parts | None:
     """The parts, from all of the document but texts and merges, and from where those stand."""
     model = document["model"]
-    if model.get("type") != "BPE" or any(
-        model.get(key) not in values for key, values in _MODEL_DEFAULTS.items()
-    ):
+    if set(document) != _SECTIONS or document["version"] != "1.0" or model.get("type") != "BPE":
         return None
-    cuts = _cuts(document.get("pre_tokenizer"))
-    normalizer = document.get("normalizer")
-    affixes = _template(document.get("post_processor"))
+    if document["truncation"] is not None or document["padding"] is not None:
+        return None
+    if any(model.get(key) not in values for key, values in _MODEL_DEFAULTS.items()):
+        return None
+    cuts = _cuts(document["pre_tokenizer"])
+    normalizer = document["normalizer"]
+    affixes = _template(document["post_processor"])
     if cuts is None or affixes is None or normalizer not in (None, {"type": "NFC"}):
         return None
     whole_words = model.get("ignore_merges", False)
     if not isinstance(whole_words, bool):
         return None
     encoder = _texts.Encoder.of_json(content, *spans, whole_words)
-    marks = None if encoder is None else _marks(document.get("added_tokens"), encoder)
+    marks = None if encoder is None else _marks(document["added_tokens"], encoder)
     if encoder is None or marks is None:
         return None
     late = [mark for mark, normalized in marks if normalized]
     if late and normalizer is not None:  # their own spelling would have to be normalized too
         return None
     early = [mark for mark, normalized in marks if not normalized]
-    decoder = document.get("decoder")
-    if not isinstance(decoder, dict) or decoder.get("type") != "ByteLevel":
+    decoder = document["decoder"]
+    if not _is_byte_level(decoder):
         return None
     return Parts(encoder, cuts, normalizer is not None, early, late, decoder, *affixes, [])
 
@@ -256,20 +262,26 @@ def _marks(added: Any, encoder: _texts.Encoder) -> list[tuple[Mark, bool]] | Non
     found: list[tuple[Mark, bool]] = []
     following = len(encoder)  # the id that the library gives to a token the vocabulary lacks
     texts = set()
-    for token in added or []:
+    for token in added:
         text, index = token.get("content"), token.get("id")
         if not isinstance(text, str) or not text or text in texts or type(index) is not int:
             return None
-        if any(token.get(flag) for flag in ("single_word", "lstrip", "rstrip")):
+        if any(token.get(flag) is not False for flag in ("single_word", "lstrip", "rstrip")):
+            return None
+        if any(type(token.get(flag)) is not bool for flag in ("normalized", "special")):
             return None
         known = encoder.token_to_id(text)
         if index != (following if known is None else known):
             return None
         following += known is None
         texts.add(text)
-        special = bool(token.get("special"))
-        found.append((Mark(text, index, special), bool(token.get("normalized"))))
+        found.append((Mark(text, index, token["special"]), token["normalized"]))
     return found
+
+
+def _is_byte_level(section: Mapping[str, Any]) -> bool:
+    flags = ("add_prefix_space", "trim_offsets", "use_regex")
+    return section.get("type") == "ByteLevel" and all(type(section.get(f)) is bool for f in flags)
 
 
 def _cuts(pre_tokenizer: Any) -> list[tuple[str, bool]] | None:
@@ -280,10 +292,10 @@ def _cuts(pre_tokenizer: Any) -> list[tuple[str, bool]] | None:
     if pre_tokenizer.get("type") == "Sequence":
         steps = pre_tokenizer.get("pretokenizers") or [{}]
     *splits, last = steps
-    if last.get("type") != "ByteLevel" or last.get("add_prefix_space", True):
+    if not _is_byte_level(last) or last["add_prefix_space"]:
         return None
     cuts = [_cut(step) for step in splits]
-    if last.get("use_regex", True):
+    if last["use_regex"]:
         cuts += [(pattern, True) for pattern in WORD_RULES["gpt-2"].patterns]
     known = [cut for cut in cuts if cut is not None]
     return known if len(known) == len(cuts) else None
@@ -292,11 +304,11 @@ def _cuts(pre_tokenizer: Any) -> list[tuple[str, bool]] | None:
 def _cut(step: Mapping[str, Any]) -> tuple[str, bool] | None:
     kind = step.get("type")
     if kind == "Digits":
-        return (r"\p{N}" if step.get("individual_digits") else r"\p{N}+"), True
+        return {True: (r"\p{N}", True), False: (r"\p{N}+", True)}[step["individual_digits"]]
     pattern = step.get("pattern")
     expression = pattern.get("Regex") if isinstance(pattern, dict) else None
     gaps = {("Isolated", False): True, ("Removed", True): False}.get(
-        (step.get("behavior", ""), step.get("invert", False))
+        (step["behavior"], step["invert"])
     )
     if kind != "Split" or not isinstance(expression, str) or gaps is None:
         return None
@@ -308,19 +320,36 @@ def _template(post_processor: Any) -> tuple[list[int], list[int]] | None:
     steps: Sequence[Any] = [post_processor]
     if isinstance(post_processor, dict) and post_processor.get("type") == "Sequence":
         steps = post_processor.get("processors") or [{}]
-    templates = [s for s in steps if s is not None and s.get("type") != "ByteLevel"]
+    templates = [s for s in steps if s is not None and not _is_byte_level(s)]
     if not templates:
         return [], []
     if len(templates) > 1 or templates[0].get("type") != "TemplateProcessing":
         return None
-    special = templates[0].get("special_tokens", {})
+    special: Mapping[str, Mapping[str, Any]] = templates[0]["special_tokens"]
+    if any(t.keys() != {"id", "ids", "tokens"} for t in special.values()):
+        return None
+    single = _sides(templates[0]["single"], special)
+    _sides(templates[0]["pair"], special)
+    return single
+
+
+def _sides(
+    template: Sequence[Mapping[str, Any]], special: Mapping[str, Mapping[str, Any]]
+) -> tuple[list[int], list[int]] | None:
+    """Ids before the first and behind the last text of a template; None without a single text.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is no template.
+    """
     before: list[int] = []
     after: list[int] = []
-    side, texts = before, 0
-    for item in templates[0].get("single", []):
-        if "Sequence" in item:
-            side, texts = after, texts + 1
+    texts = 0
+    for item in template:
+        ((kind, part),) = item.items()
+        name, _ = part["id"], int(part["type_id"])
+        if kind == "Sequence" and name in ("A", "B"):
+            texts += 1
         else:
-            side += special[item["SpecialToken"]["id"]]["ids"]
+            (after if texts else before).extend(special[{"SpecialToken": name}[kind]]["ids"])
     sound = all(type(i) is int and 0 <= i < 2**31 for i in (*before, *after))
     return (before, after) if sound and texts == 1 else None
