@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any, NamedTuple
 
 from tidemill.base import _texts
@@ -25,7 +24,7 @@ from tidemill.text.gguf_vocab import (
     unknown_merge,
     word_rule,
 )
-from tidemill.text.vocabulary import Vocabulary, gave_up, no_unicode
+from tidemill.text.vocabulary import gave_up, no_unicode
 from tidemill.text.word_rules import WORD_RULES
 
 # Settings of a tokenizer.json's model, and the values that are as if they were not there.
@@ -50,6 +49,32 @@ class Mark(NamedTuple):
     special: bool
 
 
+class Piece(NamedTuple):
+    """A part of what is made of one or two texts.
+
+    Attributes:
+        ids: what stands there; None for a text.
+        text: which one, 0 or 1.
+        type: of its tokens.
+    """
+
+    ids: list[int] | None
+    text: int
+    type: int
+
+
+class Frame(NamedTuple):
+    """What stands around one text, and around two."""
+
+    single: list[Piece]
+    pair: list[Piece]
+
+
+# Where nothing is said, and where it is said that nothing is put around texts.
+_NO_FRAME = Frame([Piece(None, 0, 0)], [Piece(None, 0, 0), Piece(None, 1, 0)])
+_BARE = Frame([Piece(None, 0, 0)], [Piece(None, 0, 0), Piece(None, 1, 1)])
+
+
 class Parts(NamedTuple):
     """A vocabulary, read.
 
@@ -59,7 +84,8 @@ class Parts(NamedTuple):
             stands between its matches is no word.
         nfc: text between marks is brought to normalization form C first.
         early, late: marks that are found before and after that.
-        decoder, prefix, suffix, notes: see `Vocabulary`.
+        frame: what stands around texts.
+        decoder, notes: see `Vocabulary`.
     """
 
     encoder: _texts.Encoder
@@ -67,9 +93,8 @@ class Parts(NamedTuple):
     nfc: bool
     early: list[Mark]
     late: list[Mark]
-    decoder: dict[str, Any] | None
-    prefix: list[int]
-    suffix: list[int]
+    frame: Frame
+    decoder: dict[str, Any]
     notes: list[str]
 
 
@@ -86,7 +111,7 @@ def open_merged(data: TokenizerData) -> MergedVocabulary | None:
         parts = _parts_of_gguf(data.gguf)
     if parts is None or not parts.encoder.set_cuts(parts.cuts):
         return None
-    return MergedVocabulary(parts, data)
+    return MergedVocabulary(parts)
 
 
 class MergedVocabulary:
@@ -94,23 +119,22 @@ class MergedVocabulary:
 
     Args:
         parts: whose cuts the encoder has.
-        data: where they come from, for what the library is needed for.
     """
 
-    def __init__(self, parts: Parts, data: TokenizerData) -> None:
+    def __init__(self, parts: Parts) -> None:
         self._encoder = parts.encoder
         self._encoder.set_marks(parts.early, parts.late)
         marks = [*parts.early, *parts.late]
         self._nfc = parts.nfc
-        self._data = data
+        self._pair = parts.frame.pair
         self._always_literally = False
         self._added = {mark.id: mark.text for mark in marks}
         self._added_ids = {mark.text: mark.id for mark in marks}
         missing = sum(self._encoder.token_to_id(text) is None for text in self._added_ids)
         self.size = len(self._encoder) + missing
         self.added = {mark.id: mark.special for mark in marks}
-        self.decoder = parts.decoder
-        self.prefix, self.suffix = parts.prefix, parts.suffix
+        self.decoder: dict[str, Any] | None = parts.decoder
+        self.prefix, self.suffix = _around(parts.frame.single)
         self.notes = parts.notes
 
     def encode(self, text: str, *, literally: bool) -> list[int]:
@@ -139,14 +163,15 @@ class MergedVocabulary:
         return ids
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
-        """See `Vocabulary`; which types the texts have only the library knows."""
-        return self._library.encode_pair(first, second)
-
-    @cached_property
-    def _library(self) -> Vocabulary:
-        from tidemill.text.library_vocabulary import LibraryVocabulary
-
-        return LibraryVocabulary(self._data)
+        """See `Vocabulary`."""
+        texts = [self.encode(text, literally=False) for text in (first, second)]
+        ids: list[int] = []
+        types: list[int] = []
+        for piece in self._pair:
+            part = texts[piece.text] if piece.ids is None else piece.ids
+            ids += part
+            types += [piece.type] * len(part)
+        return ids, types
 
     def only_literally(self) -> None:
         """See `Vocabulary`."""
@@ -189,13 +214,17 @@ def _parts_of_gguf(gguf: Mapping[str, Any]) -> Parts | None:
         for i, kind in enumerate(types)
         if kind != 1 and (kind in SPECIAL_TYPES or kind == USER_DEFINED) and tokens[i]
     ]
-    around = affix_tokens(gguf, Affixes(bos=rule.add_bos))
-    found = [[] if token is None else [encoder.token_to_id(token)] for token in around]
-    prefix, suffix = ([i for i in ids if i is not None] for ids in found)
+    before, after = affix_tokens(gguf, Affixes(bos=rule.add_bos))
+    frame = _framed(encoder, before, after)
     cuts = [(pattern, True) for pattern in rule.patterns]
-    return Parts(
-        encoder, cuts, rule.nfc, marks, [], {"type": "ByteLevel"}, prefix, suffix, notes
-    )  # fmt: skip
+    return Parts(encoder, cuts, rule.nfc, marks, [], frame, {"type": "ByteLevel"}, notes)
+
+
+def _framed(encoder: _texts.Encoder, before: str | None, after: str | None) -> Frame:
+    """One text between tokens, if there are any; two stand for themselves."""
+    ids = [None if token is None else encoder.token_to_id(token) for token in (before, after)]
+    first, last = ([] if i is None else [Piece([i], 0, 0)] for i in ids)
+    return Frame([*first, *_BARE.single, *last], _BARE.pair) if first or last else _NO_FRAME
 
 
 def _as_texts(gguf: Mapping[str, Any], name: str) -> Texts | None:
@@ -237,8 +266,8 @@ def _parts_of_document(
         return None
     cuts = _cuts(document["pre_tokenizer"])
     normalizer = document["normalizer"]
-    affixes = _template(document["post_processor"])
-    if cuts is None or affixes is None or normalizer not in (None, {"type": "NFC"}):
+    frame = _frame(document["post_processor"])
+    if cuts is None or frame is None or normalizer not in (None, {"type": "NFC"}):
         return None
     whole_words = model.get("ignore_merges", False)
     if not isinstance(whole_words, bool):
@@ -254,7 +283,7 @@ def _parts_of_document(
     decoder = document["decoder"]
     if not _is_byte_level(decoder):
         return None
-    return Parts(encoder, cuts, normalizer is not None, early, late, decoder, *affixes, [])
+    return Parts(encoder, cuts, normalizer is not None, early, late, frame, decoder, [])
 
 
 def _marks(added: Any, encoder: _texts.Encoder) -> list[tuple[Mark, bool]] | None:
@@ -315,41 +344,48 @@ def _cut(step: Mapping[str, Any]) -> tuple[str, bool] | None:
     return expression, gaps
 
 
-def _template(post_processor: Any) -> tuple[list[int], list[int]] | None:
-    """Ids before and after a text by a `post_processor` section; None where it is not known."""
+def _frame(post_processor: Any) -> Frame | None:
+    """What a `post_processor` section puts around texts; None where it is not known."""
     steps: Sequence[Any] = [post_processor]
     if isinstance(post_processor, dict) and post_processor.get("type") == "Sequence":
         steps = post_processor.get("processors") or [{}]
-    templates = [s for s in steps if s is not None and not _is_byte_level(s)]
+    if post_processor is None:
+        return _NO_FRAME
+    templates = [s for s in steps if not _is_byte_level(s)]
     if not templates:
-        return [], []
+        return _BARE
     if len(templates) > 1 or templates[0].get("type") != "TemplateProcessing":
         return None
     special: Mapping[str, Mapping[str, Any]] = templates[0]["special_tokens"]
     if any(t.keys() != {"id", "ids", "tokens"} for t in special.values()):
         return None
-    single = _sides(templates[0]["single"], special)
-    _sides(templates[0]["pair"], special)
-    return single
+    single, pair = (
+        [_piece(item, special) for item in templates[0][name]] for name in ("single", "pair")
+    )
+    sound = [p.text for p in single if p.ids is None] == [0]
+    return Frame(single, pair) if sound else None
 
 
-def _sides(
-    template: Sequence[Mapping[str, Any]], special: Mapping[str, Mapping[str, Any]]
-) -> tuple[list[int], list[int]] | None:
-    """Ids before the first and behind the last text of a template; None without a single text.
+def _piece(item: Mapping[str, Any], special: Mapping[str, Mapping[str, Any]]) -> Piece:
+    """An item of a template.
 
     Raises:
-        KeyError, TypeError, ValueError: it is no template.
+        AttributeError, KeyError, TypeError, ValueError: it is none.
     """
-    before: list[int] = []
-    after: list[int] = []
-    texts = 0
-    for item in template:
-        ((kind, part),) = item.items()
-        name, _ = part["id"], int(part["type_id"])
-        if kind == "Sequence" and name in ("A", "B"):
-            texts += 1
-        else:
-            (after if texts else before).extend(special[{"SpecialToken": name}[kind]]["ids"])
-    sound = all(type(i) is int and 0 <= i < 2**31 for i in (*before, *after))
-    return (before, after) if sound and texts == 1 else None
+    ((kind, part),) = item.items()
+    name, token_type = part["id"], int(part["type_id"])
+    if kind == "Sequence":
+        return Piece(None, ("A", "B").index(name), token_type)
+    ids = special[{"SpecialToken": name}[kind]]["ids"]
+    if not all(type(i) is int and 0 <= i < 2**31 for i in ids):
+        raise ValueError(name)
+    return Piece(list(ids), 0, token_type)
+
+
+def _around(single: list[Piece]) -> tuple[list[int], list[int]]:
+    """Ids before and behind the text."""
+    place = next(i for i, piece in enumerate(single) if piece.ids is None)
+    before, after = (
+        [i for piece in side for i in piece.ids or ()] for side in (single[:place], single[place:])
+    )
+    return before, after
