@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import mmap
 import os
 import threading
 import time
@@ -241,8 +242,10 @@ class KeptWeights:
     def _digest(self, descriptor: int, size: int, at: int) -> bytes:
         if self._stop.is_set():
             raise _Stopped
-        chunk = os.pread(descriptor, min(CHUNK, size - at), at)
-        return hashlib.blake2b(chunk, digest_size=32).digest()
+        # Pages of its own: the C library would keep what a thread had allocated and freed.
+        with mmap.mmap(-1, min(CHUNK, size - at)) as pages, memoryview(pages) as chunk:
+            count = os.preadv(descriptor, [chunk], at)
+            return hashlib.blake2b(chunk[:count], digest_size=32).digest()
 
 
 def kept_weights(
