@@ -115,10 +115,13 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
     spec = backend.spec  # a foreign model's sizes are known now
     lost: list[str] = []
 
-    def loaded(error: TidemillError | None) -> None:
-        tensors.forget()
+    def let_files_go() -> None:
         for file in files.files:
             file.let_go()  # what is read in place comes back when it is used
+
+    def loaded(error: TidemillError | None) -> None:
+        tensors.forget()
+        let_files_go()
         if error is None:
             progress(f"weights loaded in {monotonic() - started:.1f} s")
             if note := tensors.error_note() or (packed.note if packed is not None else None):
@@ -126,6 +129,7 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
                 progress(note)
 
     if not backend.when_loaded(loaded):
+        let_files_go()  # headers and vectors have been read
         progress("weights are packed while requests are taken; a step waits for those it reaches")
     eos = _known(files.eos_token_ids, spec)
     narrowed = (

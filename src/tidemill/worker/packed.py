@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import mmap
 import os
 import threading
 import time
@@ -42,6 +41,7 @@ _log = get_logger(__name__)
 
 # Smaller models are packed sooner than looked up.
 MIN_BYTES = 64 * 2**20
+_READ_BYTES = 2**20  # of a file at a time, while a digest is made
 # Keeping begins when the first requests have been answered.
 DELAY_SECONDS = 2.0
 # A file changed so shortly before it was opened could change again within its timestamp.
@@ -242,10 +242,12 @@ class KeptWeights:
     def _digest(self, descriptor: int, size: int, at: int) -> bytes:
         if self._stop.is_set():
             raise _Stopped
-        # Pages of its own: the C library would keep what a thread had allocated and freed.
-        with mmap.mmap(-1, min(CHUNK, size - at)) as pages, memoryview(pages) as chunk:
-            count = os.preadv(descriptor, [chunk], at)
-            return hashlib.blake2b(chunk[:count], digest_size=32).digest()
+        digest = hashlib.blake2b(digest_size=32)
+        buffer = memoryview(bytearray(min(_READ_BYTES, size - at)))
+        for begin in range(at, min(at + CHUNK, size), len(buffer)):
+            count = os.preadv(descriptor, [buffer], begin)
+            digest.update(buffer[: min(count, at + CHUNK - begin)])
+        return digest.digest()
 
 
 def kept_weights(
