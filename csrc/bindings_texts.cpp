@@ -39,11 +39,12 @@ nb::object owned(PyObject* object) {
   return nb::steal(object);
 }
 
-// Fills `ends` with the byte behind each text; false when one leaves the data.
-bool find_ends(const Bytes& data, uint64_t start, const WritableEnds& ends) {
+// Calls `each` with the byte behind each of `count` texts; false when one leaves the data.
+template <typename Each>
+bool each_end(const Bytes& data, uint64_t start, uint64_t count, Each each) {
   const uint64_t size = data.size();
   uint64_t position = start;
-  for (size_t i = 0; i < ends.size(); ++i) {
+  for (uint64_t i = 0; i < count; ++i) {
     if (position > size || size - position < kLength) return false;
     uint64_t length = 0;
     for (uint64_t b = 0; b < kLength; ++b) {
@@ -52,9 +53,22 @@ bool find_ends(const Bytes& data, uint64_t start, const WritableEnds& ends) {
     position += kLength;
     if (size - position < length) return false;
     position += length;
-    ends.data()[i] = position;
+    each(i, position);
   }
   return true;
+}
+
+// Fills `ends` with the byte behind each text; false when one leaves the data.
+bool find_ends(const Bytes& data, uint64_t start, const WritableEnds& ends) {
+  return each_end(data, start, ends.size(),
+                  [&](uint64_t i, uint64_t end) { ends.data()[i] = end; });
+}
+
+// The byte behind so many texts; none when one leaves the data.
+nb::object skip(const Bytes& data, uint64_t start, uint64_t count) {
+  uint64_t last = start;
+  const bool inside = each_end(data, start, count, [&](uint64_t, uint64_t end) { last = end; });
+  return inside ? nb::cast(last) : nb::none();
 }
 
 // The texts that `find_ends` found. Raises UnicodeDecodeError.
@@ -302,6 +316,7 @@ nb::object id_of(const text::Encoder& encoder, std::string_view text) {
 
 NB_MODULE(_texts, module) {
   module.def("find_ends", &find_ends, "data"_a, "start"_a, "ends"_a);
+  module.def("skip", &skip, "data"_a, "start"_a, "count"_a);
   module.def("decode", &decode, "data"_a, "start"_a, "ends"_a);
   module.def("merges", &merges, "lines"_a, "keys"_a, "texts"_a);
   module.def("find_model", &find_model, "data"_a);

@@ -42,7 +42,7 @@ uint64_t hash_pair(uint32_t first, uint32_t second) {
 }
 
 Vocabulary::Vocabulary(size_t ids, size_t bytes)
-    : begins_(ids, kNone), ends_(ids, kNone), slots_(ids + ids / 2 + 1, Slot{0, kNone}) {
+    : begins_(ids, kNone), ends_(ids, kNone), slots_(ids + ids / 4 + 1, Slot{0, kNone}) {
   bytes_.reserve(bytes);
 }
 

@@ -33,6 +33,21 @@ def test_they_are_a_sequence() -> None:
             texts[outside]
 
 
+def test_some_of_them_are_found_in_one_go() -> None:
+    texts = Texts(_stored(WORDS), 4, len(WORDS), PATH)
+    assert texts.at([0, 1, 3, 6]) == [WORDS[i] for i in (0, 1, 3, 6)]
+    assert texts.at([6]) == ["end"] and texts.at([2, 2]) == ["né", "né"] and texts.at([]) == []
+
+
+def test_a_list_in_memory_is_one_too() -> None:
+    texts = Texts.of(WORDS)
+    assert texts == WORDS and [texts[i] for i in range(len(WORDS))] == WORDS
+    view, start, ends = texts.packed
+    assert (start, len(ends), ends[-1]) == (0, len(WORDS), len(view))
+    with pytest.raises(UnicodeEncodeError):
+        Texts.of(["\ud800"])
+
+
 def test_none_are_an_empty_list() -> None:
     texts = Texts(_stored([]), 4, 0, PATH)
     assert not texts and list(texts) == [] and texts.end == 4

@@ -15,7 +15,7 @@ from helpers.tiny_folder import CONFIG, tensors, write_folder
 
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.cli import quantize as commands
-from tidemill.loading import gguf_split, open_model
+from tidemill.loading import gguf, gguf_split, open_model
 from tidemill.loading.bundled import bundled_models
 from tidemill.loading.write.gguf_out import write_gguf
 from tidemill.loading.write.out import OutTensor
@@ -172,6 +172,22 @@ def out_tensors(made: list[str], stop_at: int | None = None) -> list[OutTensor]:
         return OutTensor(f"t{i}", "F32", (2**19,), 2**21, pieces)
 
     return [tensor(i) for i in range(6)]
+
+
+def test_long_lists_of_numbers_come_back(tmp_path: Path) -> None:
+    lists = {
+        "types": [1 + i % 6 for i in range(5000)],
+        "scores": [-i / 8 for i in range(5000)],
+        "wide": [2**40 + i for i in range(5000)],
+        "flags": [i % 3 == 0 for i in range(5000)],
+        "texts": [f"t{i}" for i in range(5000)],
+    }
+    first, again = tmp_path / "a.gguf", tmp_path / "b.gguf"
+    write_gguf(first, lists, out_tensors([]), "x")
+    read = gguf.read_file(first).metadata
+    assert {key: list(read[key]) for key in lists} == lists
+    write_gguf(again, read, out_tensors([]), "x")
+    assert again.read_bytes() == first.read_bytes()
 
 
 def test_an_interrupted_file_is_taken_up(tmp_path: Path) -> None:

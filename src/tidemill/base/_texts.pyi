@@ -13,6 +13,9 @@ def find_ends(data: memoryview, start: int, ends: array[int]) -> bool:
         False when a text leaves the data.
     """
 
+def skip(data: memoryview, start: int, count: int) -> int | None:
+    """The byte behind so many of such texts; None when one leaves the data."""
+
 def decode(data: memoryview, start: int, ends: array[int]) -> list[str]:
     """The texts that `find_ends` found.
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import overload
 
@@ -30,14 +31,21 @@ class Texts(Sequence[str]):
     """
 
     def __init__(self, view: memoryview, start: int, count: int, path: Path) -> None:
-        self._view, self._start, self._path = view, start, path
-        self._ends = array("Q", bytes(8 * count))
-        if not _texts.find_ends(view, start, self._ends):
+        self._view, self._start, self._count, self._path = view, start, count, path
+        end = _texts.skip(view, start, count)
+        if end is None:
             raise model_file_error(
                 f"truncated at byte {len(view)}, or corrupt in a list of {count} texts at byte "
                 f"{start}; fetch it again"
             )
-        self.end = self._ends[-1] if count else start
+        self.end = end
+
+    @cached_property
+    def _ends(self) -> array[int]:
+        """The byte behind each; a megabyte for 150,000 texts, found when many are asked for."""
+        ends = array("Q", bytes(8 * self._count))
+        _texts.find_ends(self._view, self._start, ends)
+        return ends
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> Texts:
@@ -59,7 +67,7 @@ class Texts(Sequence[str]):
         return self._view, self._start, self._ends
 
     def __len__(self) -> int:
-        return len(self._ends)
+        return self._count
 
     @overload
     def __getitem__(self, index: int) -> str: ...
@@ -67,13 +75,36 @@ class Texts(Sequence[str]):
     def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
+            _ = self._ends
             return [self[i] for i in range(*index.indices(len(self)))]
-        place = range(len(self))[index]
-        begin = (self._ends[place - 1] if place else self._start) + 8
+        return self._text(self._behind(range(len(self))[index]))
+
+    def at(self, places: Iterable[int]) -> list[str]:
+        """Those at these places, which ascend; the list is gone through once."""
+        found, position, passed = [], self._start, 0
+        for place in places:
+            behind = _texts.skip(self._view, position, place - passed)
+            assert behind is not None
+            found.append(self._text(behind))
+            position, passed = behind, place
+        return found
+
+    def _text(self, position: int) -> str:
+        """The one whose length stands there."""
+        begin = position + 8
+        length = int.from_bytes(self._view[position:begin], "little")
         try:
-            return str(self._view[begin : self._ends[place]], "utf-8")
+            return str(self._view[begin : begin + length], "utf-8")
         except UnicodeDecodeError as error:
             raise self._no_text(begin) from error
+
+    def _behind(self, count: int) -> int:
+        """The byte behind so many of them, of which there are as many."""
+        if "_ends" in self.__dict__:
+            return self._ends[count - 1] if count else self._start
+        found = _texts.skip(self._view, self._start, count)
+        assert found is not None
+        return found
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._all())

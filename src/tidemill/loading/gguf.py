@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import struct
+from array import array
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ _SCALARS = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
 }  # fmt: skip
 _BOOL, _STRING, _ARRAY = 7, 8, 9
+_MANY = 4096  # numbers of a list; from here on they are not kept as objects
 
 # Tensor types by number: (name, bytes per block, values per block). Those we do not read are here
 # so that the error can name them.
@@ -194,7 +196,8 @@ def _value(cursor: _Cursor, kind: int, depth: int) -> Any:
         code = _SCALARS[inner]
         size = struct.calcsize("<" + code)
         count = cursor.count(size, _NUMBER_BYTES)
-        return list(struct.unpack(f"<{count}{code}", cursor.take(count * size)))
+        values = struct.unpack(f"<{count}{code}", cursor.take(count * size))
+        return list(values) if code == "?" or count < _MANY else array(code, values)
     if inner == _STRING:
         return cursor.texts(cursor.count(8, _TEXT_BYTES))
     count = cursor.count(12, _TEXT_BYTES)

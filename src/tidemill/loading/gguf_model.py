@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from array import array
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -98,7 +99,7 @@ def _end_tokens(metadata: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]
     named = [i for key in _EOS_KEYS for i in _ids(metadata, key, vocab_size)]
     tokens = metadata.get("tokenizer.ggml.tokens")
     types = metadata.get("tokenizer.ggml.token_type")
-    if not isinstance(tokens, Texts) or not isinstance(types, list):
+    if not isinstance(tokens, Texts) or not isinstance(types, list | array):
         return tuple(dict.fromkeys(named))
     if len(tokens) > vocab_size:
         raise model_file_error(
@@ -106,5 +107,5 @@ def _end_tokens(metadata: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]
             param="tokenizer.ggml.tokens",
         )
     control = [i for i, kind in enumerate(types[: len(tokens)]) if kind == _CONTROL]
-    known = [i for i in control if tokens[i] in _END_TEXTS]
+    known = [i for i, text in zip(control, tokens.at(control), strict=True) if text in _END_TEXTS]
     return tuple(dict.fromkeys(named + known))

@@ -6,7 +6,7 @@ import math
 import os
 from pathlib import Path
 
-import psutil
+from tidemill.base.free_memory import free_memory
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -25,7 +25,7 @@ def usable_cpus(root: Path = _CGROUP) -> int:
 
 def available_memory(root: Path = _CGROUP) -> int:
     """Bytes this process can still allocate: what is free or reclaimable, within the cgroup."""
-    free = psutil.virtual_memory().available
+    free = free_memory()
     limit = _word(root / "memory.max")
     used, stat = _word(root / "memory.current"), root / "memory.stat"
     if limit is None:

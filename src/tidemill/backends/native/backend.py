@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from tidemill.backends.base import (
@@ -28,6 +27,7 @@ from tidemill.base.errors import (
     config_error,
     unsupported,
 )
+from tidemill.base.free_memory import free_memory
 from tidemill.models.kv_types import scales_shape
 from tidemill.models.spec import DecoderSpec
 from tidemill.models.tensors import TensorMap
@@ -145,7 +145,7 @@ class NativeBackend:
         need = sum(n * self._core.block_bytes(g) for g, n in enumerate(num_blocks))
         need += states * self._core.state_bytes()
         promised = self._core.unpacked_bytes()
-        free = psutil.virtual_memory().available - promised + self._core.kv_bytes()
+        free = free_memory() - promised + self._core.kv_bytes()
         if need > free:
             raise TidemillError(
                 ErrorKind.RESOURCE,

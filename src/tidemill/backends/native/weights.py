@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from tidemill.backends.base import BackendOptions, PackedWeights
 from tidemill.backends.native import _core
 from tidemill.backends.native.packing import Matrix, as_bytes
 from tidemill.base.errors import ErrorKind, TidemillError, model_file_error, unsupported
+from tidemill.base.free_memory import free_memory
 from tidemill.models import tensors as names
 from tidemill.models.quantization import FLOAT_TYPES, stays_wide, stored_type
 from tidemill.models.shapes import APART_NORMS
@@ -141,7 +141,7 @@ def check_tensors(spec: DecoderSpec, tensors: TensorMap) -> None:
 
 
 def _check_memory(need: int) -> None:
-    available = psutil.virtual_memory().available
+    available = free_memory()
     if need > available:
         raise TidemillError(
             ErrorKind.RESOURCE,

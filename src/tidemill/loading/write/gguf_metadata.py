@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from array import array
 from typing import Any
 
 from tidemill.base.errors import unsupported
@@ -28,7 +29,7 @@ def vocabulary(data: TokenizerData, files: ModelFiles, pre: str | None) -> dict[
             characters as Gemma 4's is (and no SentencePiece file).
     """
     given = data.gguf or {}
-    found = {key: list(v) if isinstance(v, Texts) else v for key, v in given.items()}
+    found = {key: list(v) if isinstance(v, Texts | array) else v for key, v in given.items()}
     if not found:
         document = json.loads(bytes(data.tokenizer_json or b"{}"))
         found = _of_characters(document) or _byte_level(document, pre)

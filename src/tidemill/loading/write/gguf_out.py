@@ -6,6 +6,7 @@ Format: see `loading/gguf.py`; version 3, little endian, 32 bytes of alignment.
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def _string(text: str) -> bytes:
 
 
 def _value(key: str, value: Any) -> bytes:
-    if isinstance(value, list | Texts):
+    if isinstance(value, list | array | Texts):
         return struct.pack("<I", 9) + _array(key, value)
     if isinstance(value, str):
         return struct.pack("<I", 8) + _string(value)
