@@ -233,11 +233,8 @@ def test_memory_that_is_promised_is_not_given_to_the_cache(monkeypatch: pytest.M
     backend = load(source)
     assert source.arrived.wait(SECONDS)
     need = 4 * backend._core.block_bytes(0)
-
-    class Memory:
-        available = need + backend.memory().promised_bytes - 1
-
-    monkeypatch.setattr("psutil.virtual_memory", Memory)
+    left = need + backend.memory().promised_bytes - 1
+    monkeypatch.setattr("tidemill.backends.native.backend.free_memory", lambda: left)
     with pytest.raises(TidemillError, match="KV cache"):
         backend.allocate_cache((4,), states=0)
     source.go_on.set()
