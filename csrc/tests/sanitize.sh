@@ -47,8 +47,10 @@ for part in $what; do
       # Leaks are not looked for: the interpreter itself keeps what it has at the end.
       LD_PRELOAD="$preload" TIDEMILL_SANITIZED="$folder/steps" PYTHONPATH=tests PYTHONMALLOC=malloc \
         "$python" -m pytest -q -p helpers.sanitized_core -p no:cacheprovider \
-        tests/base/test_texts.py tests/backends/test_native_steps.py tests/backends/test_native_sampling.py \
+        tests/base/test_texts.py tests/base/test_text_lists.py tests/text/test_merged_vocabulary.py \
+        tests/backends/test_native_steps.py tests/backends/test_native_sampling.py \
         tests/backends/test_native_reference.py tests/backends/test_native_slices.py \
+        --deselect tests/text/test_merged_vocabulary.py::test_a_million_of_one_character_takes_no_second_and_no_giving_up \
         --deselect tests/backends/test_native_steps.py::test_a_step_that_runs_out_of_memory_fails_with_those_after_it
       ;;
     fuzz)

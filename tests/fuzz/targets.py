@@ -30,9 +30,12 @@ from tidemill.text import template as templates
 from tidemill.text.bounds import Budget
 from tidemill.text.template import ChatTemplate
 from tidemill.text.tokenizer import Tokenizer
+from tidemill.text.word_rules import WORD_RULES
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "gguf"
 MAX_VALUES = 2**16
+# Words, signs, numbers, line ends, what is not ASCII, a mark, and long runs for what backtracks.
+_TEXT = "ab a'S the tide 1234\r\n\té\u0301 漢字<s></s> " + "a" * 300 + " " * 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +202,7 @@ def _gguf_vocabulary() -> Target:
         except ValueError:
             return
         if isinstance(document, dict):
-            Tokenizer(gguf_text_side.read_tokenizer(document)).encode("ab a")
+            Tokenizer(gguf_text_side.read_tokenizer(document)).encode(_TEXT)
 
     return Target("GGUF vocabularies", 0.05, _of_json(documents), read, bounded=False, native=True)
 
@@ -232,9 +235,20 @@ def _tokenizer_json() -> Target:
     ][:50]  # fmt: skip
 
     def read(data: bytes, folder: Path) -> None:
-        Tokenizer(TokenizerData(tokenizer_json=data)).encode("the tide")
+        Tokenizer(TokenizerData(tokenizer_json=data)).encode(_TEXT)
 
-    return Target("tokenizer.json", 0.05, _of_json([brook]), read, bounded=False)
+    documents = [brook]
+    for name in ("llama-bpe", "gpt-4o", "exaone-moe"):  # their expressions, changed too
+        splits = [
+            {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated",
+             "invert": False}
+            for pattern in WORD_RULES[name].patterns
+        ]  # fmt: skip
+        last = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
+                "use_regex": False}  # fmt: skip
+        cutter = {"type": "Sequence", "pretokenizers": [*splits, last]}
+        documents.append(brook | {"pre_tokenizer": cutter})
+    return Target("tokenizer.json", 0.05, _of_json(documents), read, bounded=False, native=True)
 
 
 # --- folders ---
