@@ -176,9 +176,9 @@ Beyond {FACTOR} times its file an input took at most {max(tally.peak, 0) / 2**10
 process grew by {tally.growth / 2**20:.0f} MiB after the first 2,000 inputs.
 
 {_table(tally)}
-What this does not do: tokenizer.json goes to the `tokenizers` library, whose memory is not measured
-but for the growth above. A tokenizer.json may hold regular expressions of its own, whose time on
-long texts nothing bounds.
+What this does not do: a tokenizer.json that is no byte-level BPE goes to the `tokenizers` library,
+whose memory is not measured but for the growth above, and whose regular expressions may take any
+time on long texts. Ours are bounded by the text's length.
 
 {kept}{_END}
 """
