@@ -22,6 +22,10 @@ _NUMPY = {
 }  # fmt: skip
 
 
+# Linux maps pages around one that is touched, up to so many bytes: those before it with it.
+_MAPPED_AROUND = 2**16
+
+
 class MappedFile:
     """A file's content as a read-only memoryview; pages are read when touched.
 
@@ -53,7 +57,7 @@ class MappedFile:
         """Give its pages, or those that a part of it touches, back to the page cache; what is used
         again is mapped again."""
         if hasattr(mmap, "MADV_DONTNEED"):
-            begin = offset // mmap.PAGESIZE * mmap.PAGESIZE
+            begin = max(0, offset - _MAPPED_AROUND) // mmap.PAGESIZE * mmap.PAGESIZE
             end = self.size if nbytes is None else min(self.size, offset + nbytes)
             self._map.madvise(mmap.MADV_DONTNEED, begin, max(0, end - begin))
 
