@@ -169,7 +169,8 @@ class MergeReader {
     const uint32_t first = vocabulary_.find(left), second = vocabulary_.find(right);
     const uint32_t whole = vocabulary_.find(whole_);
     if (first == text::kNone || second == text::kNone || whole == text::kNone) return false;
-    merges_.set(first, second, count_++, whole);
+    merges_.add(first, second, whole);
+    ++count_;
     return true;
   }
   uint32_t count() const { return count_; }

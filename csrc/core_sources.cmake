@@ -31,6 +31,7 @@ list(TRANSFORM TIDEMILL_CORE_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
 set(TIDEMILL_TEXT_SOURCES
   text/characters.cpp
   text/encoder.cpp
+  text/index.cpp
   text/json.cpp
   text/marks.cpp
   text/merges.cpp

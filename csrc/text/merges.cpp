@@ -10,17 +10,12 @@ constexpr size_t kFew = 48;  // symbols up to which looking at all pairs is fast
 
 }  // namespace
 
-const Merges::Slot& Merges::find(uint32_t left, uint32_t right) const {
-  size_t place = place_of(hash_pair(left, right), slots_.size());
-  while (slots_[place].rank != kNone &&
-         (slots_[place].left != left || slots_[place].right != right)) {
-    place = place + 1 == slots_.size() ? 0 : place + 1;
-  }
-  return slots_[place];
-}
-
-void Merges::set(uint32_t left, uint32_t right, uint32_t rank, uint32_t whole) {
-  slots_[static_cast<size_t>(&find(left, right) - slots_.data())] = {left, right, rank, whole};
+void Merges::add(uint32_t left, uint32_t right, uint32_t whole) {
+  const auto next = static_cast<uint32_t>(pairs_.size());
+  pairs_.push_back({left, right, whole});
+  index_.put(hash_pair(left, right), next, [&](uint32_t other) {
+    return pairs_[other].left == left && pairs_[other].right == right;
+  });
 }
 
 void Merges::apply(std::vector<uint32_t>& symbols) const {
@@ -32,23 +27,23 @@ void Merges::apply(std::vector<uint32_t>& symbols) const {
 }
 
 void Merges::apply_to_few(std::vector<uint32_t>& symbols) const {
-  const Slot* pairs[kFew];  // of each symbol with the next one
+  uint32_t ranks[kFew];  // of each symbol with the next one
   size_t count = symbols.size();
-  for (size_t i = 0; i + 1 < count; ++i) pairs[i] = &find(symbols[i], symbols[i + 1]);
+  for (size_t i = 0; i + 1 < count; ++i) ranks[i] = rank(symbols[i], symbols[i + 1]);
   while (count > 1) {
     size_t best = 0;
     for (size_t i = 1; i + 1 < count; ++i) {
-      if (pairs[i]->rank < pairs[best]->rank) best = i;
+      if (ranks[i] < ranks[best]) best = i;
     }
-    if (pairs[best]->rank == kNone) break;
-    symbols[best] = pairs[best]->whole;
+    if (ranks[best] == kNone) break;
+    symbols[best] = pairs_[ranks[best]].whole;
     --count;
     for (size_t i = best + 1; i < count; ++i) {
       symbols[i] = symbols[i + 1];
-      pairs[i - 1] = pairs[i];
+      ranks[i - 1] = ranks[i];
     }
-    if (best > 0) pairs[best - 1] = &find(symbols[best - 1], symbols[best]);
-    if (best + 1 < count) pairs[best] = &find(symbols[best], symbols[best + 1]);
+    if (best > 0) ranks[best - 1] = rank(symbols[best - 1], symbols[best]);
+    if (best + 1 < count) ranks[best] = rank(symbols[best], symbols[best + 1]);
   }
   symbols.resize(count);
 }
@@ -70,8 +65,8 @@ void Merges::apply_to_many(std::vector<uint32_t>& symbols) const {
   const auto offer = [&](uint32_t at) {
     const uint32_t next = links[at].after;
     if (next >= count) return;
-    const Slot& pair = find(symbols[at], symbols[next]);
-    if (pair.rank != kNone) queue.push({pair.rank, at, symbols[at], symbols[next]});
+    const uint32_t found = rank(symbols[at], symbols[next]);
+    if (found != kNone) queue.push({found, at, symbols[at], symbols[next]});
   };
   for (uint32_t i = 0; i + 1 < count; ++i) offer(i);
   while (!queue.empty()) {
@@ -80,7 +75,7 @@ void Merges::apply_to_many(std::vector<uint32_t>& symbols) const {
     const uint32_t next = links[best.at].after;
     // One whose symbols have been joined with others meanwhile is past.
     if (symbols[best.at] != best.left || next >= count || symbols[next] != best.right) continue;
-    symbols[best.at] = find(best.left, best.right).whole;
+    symbols[best.at] = pairs_[best.rank].whole;
     symbols[next] = kNone;
     links[best.at].after = links[next].after;
     if (links[next].after < count) links[links[next].after].before = best.at;

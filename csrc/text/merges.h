@@ -3,35 +3,38 @@
 #include <cstdint>
 #include <vector>
 
-#include "text/vocabulary.h"
+#include "text/index.h"
 
 namespace tidemill::text {
 
 class Merges {
  public:
-  explicit Merges(size_t most) : slots_(most + most / 3 + 1, Slot{0, 0, kNone, 0}) {}
+  // Room for so many.
+  explicit Merges(size_t most) : index_(most) { pairs_.reserve(most); }
 
-  // The pair becomes `whole`; a lower rank goes first. A later one of the same pair takes its place.
-  // At most as many as were said.
-  void set(uint32_t left, uint32_t right, uint32_t rank, uint32_t whole);
+  // The pair becomes `whole`; earlier ones go first. One that is there already goes last from now on.
+  void add(uint32_t left, uint32_t right, uint32_t whole);
 
-  // Joins neighbours until none can be: always the pair of lowest rank, of equals the leftmost.
+  // Joins neighbours until none can be: always the pair that goes first, of equals the leftmost.
   // `symbols` [size] is shortened.
   void apply(std::vector<uint32_t>& symbols) const;
 
  private:
-  struct Slot {
-    uint32_t left, right;
-    uint32_t rank;  // kNone: empty
-    uint32_t whole;
+  struct Pair {
+    uint32_t left, right, whole;
   };
 
-  // The pair's slot, or the empty one where it would be.
-  const Slot& find(uint32_t left, uint32_t right) const;
+  // The rank of a pair, lower ones first, or kNone.
+  uint32_t rank(uint32_t left, uint32_t right) const {
+    return index_.find(hash_pair(left, right), [&](uint32_t other) {
+      return pairs_[other].left == left && pairs_[other].right == right;
+    });
+  }
   void apply_to_few(std::vector<uint32_t>& symbols) const;
   void apply_to_many(std::vector<uint32_t>& symbols) const;
 
-  std::vector<Slot> slots_;
+  std::vector<Pair> pairs_;  // by rank
+  Index index_;              // of ranks
 };
 
 }  // namespace tidemill::text
