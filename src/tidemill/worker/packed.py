@@ -41,7 +41,7 @@ _log = get_logger(__name__)
 
 # Smaller models are packed sooner than looked up.
 MIN_BYTES = 64 * 2**20
-_READ_BYTES = 2**20  # of a file at a time, while a digest is made
+_READ_BYTES = 2**17  # of a file at a time, while a digest is made
 # Keeping begins when the first requests have been answered.
 DELAY_SECONDS = 2.0
 # A file changed so shortly before it was opened could change again within its timestamp.
