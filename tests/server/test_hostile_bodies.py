@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import httpx
 import pytest
 
 from tidemill.server.openai.models import MAX_TOKENIZE_CHARS
 from tidemill.server.openai.prompting import HEAD_CHARS
+from tidemill.text import library_vocabulary
+from tidemill.text.merged_vocabulary import MergedVocabulary
 from tidemill.text.tokenizer import Tokenizer
 
 TEXT = "x " * (4 * 2**20)
@@ -57,16 +60,18 @@ def test_a_panic_of_the_tokenizer_is_a_bad_request(
             raise PanicException("retry-limit-in-match over")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Tokenizer, "_encode", _with_backend(Panicking()))
+        patch.setattr(MergedVocabulary, "encode", _with_backend(Panicking()))
         started = time.monotonic()
         answer = httpx.post(base_url + "/v1/completions", json={"prompt": "x"})
     assert answer.status_code == 400 and "smaller parts" in answer.json()["error"]["message"]
     assert time.monotonic() - started < 5
 
 
-def _with_backend(backend: object) -> staticmethod:
-    encode = Tokenizer._encode
-    return staticmethod(lambda _, text, add_special: encode(backend, text, add_special))
+def _with_backend(backend: object) -> Callable[..., list[int]]:
+    def encode(vocabulary: MergedVocabulary, text: str, *, literally: bool) -> list[int]:
+        return library_vocabulary._encoding(backend, text, literally).ids
+
+    return encode
 
 
 @pytest.mark.parametrize(
