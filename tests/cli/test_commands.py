@@ -13,8 +13,10 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
 
 from tidemill.base.errors import TidemillError
+from tidemill.cli import main
 from tidemill.cli.machine import human_bytes, parse_bytes
 from tidemill.loading.packed_store import Entry, PackedStore
 
@@ -34,6 +36,20 @@ def test_help_and_version() -> None:
     for command in ("serve", "run", "bench", "show", "list", "doctor"):
         assert re.search(rf"^  {command} ", text, re.MULTILINE), text
     assert tidemill("--version").stdout.startswith("tidemill ")
+
+
+def test_a_command_is_the_same_alone_and_among_all() -> None:
+    everything = typer.main.get_command(main._app([]))
+    assert list(everything.commands) == list(main._COMMANDS)
+    for name in main._COMMANDS:
+        alone = typer.main.get_command(main._app([name, "--help"]))
+        assert list(alone.commands) == [name]
+        texts = []
+        for command in (alone.commands[name], everything.commands[name]):
+            with command.make_context(name, [], resilient_parsing=True) as context:
+                texts.append(command.get_help(context))
+        assert texts[0] == texts[1] and "--help" in texts[0]
+    assert "Did you mean 'serve'" in tidemill("serv").stderr
 
 
 def test_packed_lists_and_clears(tmp_path: Path) -> None:

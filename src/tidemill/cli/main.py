@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from importlib import import_module
 
 import typer
 
 from tidemill.base.errors import ErrorKind, TidemillError
-from tidemill.cli import bench, doctor, library, packed, quantize, run, serve, show, text
 
-app = typer.Typer(
-    name="tidemill",
-    help="LLM inference and serving: one system from a laptop's CPU up.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-for command in (
-    *(serve.serve, run.run, bench.bench, show.show, library.list_models),
-    *(quantize.quantize, quantize.convert, text.tokenize, text.render),
-    *(packed.packed, doctor.doctor),
-):
-    app.command(command.__name__.removesuffix("_models"))(command)
+# Command -> its module and function, in the order of the help.
+_COMMANDS = {
+    "serve": ("serve", "serve"),
+    "run": ("run", "run"),
+    "bench": ("bench", "bench"),
+    "show": ("show", "show"),
+    "list": ("library", "list_models"),
+    "quantize": ("quantize", "quantize"),
+    "convert": ("quantize", "convert"),
+    "tokenize": ("text", "tokenize"),
+    "render": ("text", "render"),
+    "packed": ("packed", "packed"),
+    "doctor": ("doctor", "doctor"),
+}
 
 # What the user can mend by another argument or file exits with 2, everything else with 1.
 _USAGE = {ErrorKind.CONFIG, ErrorKind.BAD_REQUEST, ErrorKind.MODEL_FILE, ErrorKind.NOT_FOUND}
@@ -36,7 +37,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     version: bool = typer.Option(
         False, "--version", callback=_print_version, is_eager=True, help="Print the version."
@@ -45,10 +45,29 @@ def _root(
     """LLM inference and serving: one system from a laptop's CPU up."""
 
 
+def _app(arguments: Sequence[str]) -> typer.Typer:
+    """The command line for these arguments: where the first is a command's name, with that one
+    alone, since a server keeps what was made of all the others as long as it runs."""
+    app = typer.Typer(
+        name="tidemill",
+        help="LLM inference and serving: one system from a laptop's CPU up.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    app.callback()(_root)
+    named = arguments[0] if arguments else ""
+    for name in [named] if named in _COMMANDS else _COMMANDS:
+        module, function = _COMMANDS[name]
+        app.command(name)(getattr(import_module(f"tidemill.cli.{module}"), function))
+    return app
+
+
 def main() -> None:
     """Entry point: errors of ours are one line on stderr, never a traceback."""
     try:
-        app()
+        _app(sys.argv[1:])()
     except TidemillError as error:
         about = f" [{error.param}]" if error.param else ""
         _fail(f"{about}: {error.message}", 2 if error.kind in _USAGE else 1)

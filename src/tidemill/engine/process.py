@@ -22,6 +22,7 @@ import msgspec
 
 from tidemill.base.build import build_id
 from tidemill.base.errors import ErrorKind, TidemillError
+from tidemill.base.heap import use_few_arenas
 from tidemill.base.log import get_logger, set_up_logging
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.request import FinishReason, RequestError
@@ -274,6 +275,7 @@ def main() -> int:
     options = parser.parse_args()
     # Ctrl-C reaches the whole terminal group; the owner decides when the engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    use_few_arenas()
     set_up_logging("engine", options.log_level, options.log_format)
     reports = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints must not look like a report
