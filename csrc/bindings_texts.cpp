@@ -71,23 +71,36 @@ nb::object skip(const Bytes& data, uint64_t start, uint64_t count) {
   return inside ? nb::cast(last) : nb::none();
 }
 
-// The texts that `find_ends` found. Raises UnicodeDecodeError.
-nb::list decode(const Bytes& data, uint64_t start, const Ends& ends) {
-  const auto count = static_cast<Py_ssize_t>(ends.size());
-  nb::list texts = nb::borrow<nb::list>(owned(PyList_New(count)));
+// Calls `each` with the texts that `find_ends` found and their places, until it says false; whether
+// it never did.
+template <typename Each>
+bool each_text(const Bytes& data, uint64_t start, const Ends& ends, Each each) {
   uint64_t begin = start;
-  for (Py_ssize_t i = 0; i < count; ++i) {
+  for (size_t i = 0; i < ends.size(); ++i) {
     const uint64_t end = ends.data()[i];
     if (end > data.size() || end < kLength || begin > end - kLength) {
       throw nb::index_error("ends of other data");
     }
     begin += kLength;
-    const auto* text = reinterpret_cast<const char*>(data.data() + begin);
-    PyObject* decoded = PyUnicode_DecodeUTF8(text, static_cast<Py_ssize_t>(end - begin), nullptr);
-    if (decoded == nullptr) nb::raise_python_error();
-    PyList_SetItem(texts.ptr(), i, decoded);
+    const std::string_view text(reinterpret_cast<const char*>(data.data() + begin), end - begin);
+    if (!each(text, static_cast<uint32_t>(i))) return false;
     begin = end;
   }
+  return true;
+}
+
+// A text as Python has it. Raises UnicodeDecodeError.
+nb::object str_of(std::string_view text) {
+  return owned(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), nullptr));
+}
+
+// The texts that `find_ends` found. Raises UnicodeDecodeError.
+nb::list decode(const Bytes& data, uint64_t start, const Ends& ends) {
+  nb::list texts = nb::borrow<nb::list>(owned(PyList_New(static_cast<Py_ssize_t>(ends.size()))));
+  each_text(data, start, ends, [&](std::string_view text, uint32_t i) {
+    PyList_SetItem(texts.ptr(), static_cast<Py_ssize_t>(i), str_of(text).release().ptr());
+    return true;
+  });
   return texts;
 }
 
@@ -135,23 +148,6 @@ nb::object merges(nb::list lines, nb::dict keys, nb::list texts) {
   return found;
 }
 
-// Calls `each` with the texts that `find_ends` found; false when it says so or one is no UTF-8.
-template <typename Each>
-bool each_text(const Bytes& data, uint64_t start, const Ends& ends, Each each) {
-  uint64_t begin = start;
-  for (size_t i = 0; i < ends.size(); ++i) {
-    const uint64_t end = ends.data()[i];
-    if (end > data.size() || end < kLength || begin > end - kLength) {
-      throw nb::index_error("ends of other data");
-    }
-    begin += kLength;
-    const std::string_view text(reinterpret_cast<const char*>(data.data() + begin), end - begin);
-    if (!text::is_utf8(text) || !each(text, static_cast<uint32_t>(i))) return false;
-    begin = end;
-  }
-  return true;
-}
-
 using Packed = std::tuple<Bytes, uint64_t, Ends>;  // data, start, ends
 
 std::string_view view_of(const Bytes& data) {
@@ -189,13 +185,14 @@ nb::object encoder_of_texts(const Packed& tokens, const Packed& lines, bool whol
   const uint64_t bytes = count == 0 ? 0 : ends.data()[count - 1] - start;
   text::Vocabulary vocabulary(count, std::min<uint64_t>(bytes, data.size()));
   const bool sound = each_text(data, start, ends, [&](std::string_view text, uint32_t id) {
-    return vocabulary.add(text, id);
+    return text::is_utf8(text) && vocabulary.add(text, id);
   });
   if (!sound) return nb::none();
   const auto& [line_data, line_start, line_ends] = lines;
   MergeReader reader(vocabulary, line_ends.size());
   bool known = true;
   const bool all = each_text(line_data, line_start, line_ends, [&](std::string_view line, uint32_t) {
+    if (!text::is_utf8(line)) return false;
     const size_t first = line.empty() ? 0 : text::character_at(line, 0).size;
     const size_t cut = line.find(' ', first);
     known = cut != std::string_view::npos && reader.add(line.substr(0, cut), line.substr(cut + 1));
@@ -248,10 +245,6 @@ std::string_view utf8_of(const nb::str& text) {
   const char* bytes = PyUnicode_AsUTF8AndSize(text.ptr(), &size);
   if (bytes == nullptr) nb::raise_python_error();
   return {bytes, static_cast<size_t>(size)};
-}
-
-nb::object str_of(std::string_view text) {
-  return owned(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), nullptr));
 }
 
 // `normalized`: early marks have been looked for.

@@ -13,6 +13,15 @@ bool prints(uint32_t byte) {
   return (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
 }
 
+// The character that stands for a byte in byte-level vocabularies (GPT-2's alphabet): bytes that
+// print as themselves, others from U+0100 on in their order.
+uint32_t letter_of(uint8_t byte) {
+  if (prints(byte)) return byte;
+  uint32_t before = 0;
+  for (uint32_t other = 0; other < byte; ++other) before += !prints(other);
+  return 0x100 + before;
+}
+
 }  // namespace
 
 struct Encoder::Work {
@@ -20,13 +29,6 @@ struct Encoder::Work {
   std::string spelling;
   Pattern::Scratch scratch;
 };
-
-uint32_t letter_of(uint8_t byte) {
-  if (prints(byte)) return byte;
-  uint32_t before = 0;
-  for (uint32_t other = 0; other < byte; ++other) before += !prints(other);
-  return 0x100 + before;
-}
 
 Encoder::Encoder(Vocabulary vocabulary, Merges merges, bool whole_words)
     : vocabulary_(std::move(vocabulary)), merges_(std::move(merges)), whole_words_(whole_words) {

@@ -62,8 +62,4 @@ class Encoder {
   std::array<std::array<char, 2>, 256> spellings_;
 };
 
-// The character that stands for a byte in byte-level vocabularies (GPT-2's alphabet): bytes that
-// print as themselves, others from U+0100 on in their order.
-uint32_t letter_of(uint8_t byte);
-
 }  // namespace tidemill::text

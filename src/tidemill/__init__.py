@@ -33,12 +33,9 @@ __all__ = ["LLM", "Completion", "ErrorKind", "RequestOutput", "SamplingParams", 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import PackageNotFoundError, version
+        from tidemill.base.build import installed_version
 
-        try:
-            return version("tidemill")
-        except PackageNotFoundError:  # run from a source tree that is not installed
-            return "0+source"
+        return installed_version() or "0+source"
     if name not in _EXPORTS:
         raise AttributeError(f"module 'tidemill' has no attribute {name!r}")
     value = getattr(import_module(_EXPORTS[name]), name)

@@ -81,7 +81,7 @@ def assert_same(ours: Vocabulary, theirs: Vocabulary, samples: Iterator[str] | l
 @pytest.mark.parametrize("name", OUR_RULES)
 def test_a_word_rule_gives_the_librarys_ids(name: str) -> None:
     data = TokenizerData(gguf=byte_level_metadata(name))
-    samples = [*texts(60, seed=hash(name) % 1000), *sample_texts(5)]
+    samples = [*texts(60, seed=OUR_RULES.index(name)), *sample_texts(5)]
     assert_same(merged(data), LibraryVocabulary(data), samples)
 
 

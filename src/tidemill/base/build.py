@@ -17,7 +17,7 @@ def build_id() -> str:
 
     Same tokens are promised per build: two processes with equal ids compute alike.
     """
-    version = _version()
+    version = installed_version() or "source"
     core = _native_core()
     if core is None:
         return version
@@ -25,12 +25,13 @@ def build_id() -> str:
         return f"{version}+{hashlib.file_digest(file, 'sha256').hexdigest()[:12]}"
 
 
-def _version() -> str:
-    """The installed version. `importlib.metadata` takes two megabytes in each process to say it."""
+def installed_version() -> str | None:
+    """The version that is installed; None in a source tree that is not. `importlib.metadata` takes
+    two megabytes in each process to say it."""
     for entry in sys.path:
         for found in Path(entry).glob("tidemill-*.dist-info"):
             return found.name.removeprefix("tidemill-").removesuffix(".dist-info")
-    return "source"
+    return None
 
 
 def _native_core() -> Path | None:

@@ -31,6 +31,7 @@ from tidemill.text.gguf_vocab import (
     Affixes,
     affix_tokens,
     array,
+    marked,
     special_tokens,
     token_types,
     unknown_merge,
@@ -74,9 +75,9 @@ def tokenizer_from_gguf(gguf: Mapping[str, Any]) -> tuple[Tokenizer, list[str]]:
         )
     tokenizer, affixes = builders[kind](gguf, tokens, vocab, notes)
     added = [
-        AddedToken(token, special=kind in SPECIAL_TYPES, normalized=False)
-        for token, kind in zip(tokens, types, strict=True)
-        if token and (kind in SPECIAL_TYPES or kind == USER_DEFINED)
+        AddedToken(tokens[i], special=special, normalized=False)
+        for i, special in marked(types)
+        if tokens[i]
     ]
     tokenizer.add_special_tokens([token for token in added if token.special])
     tokenizer.add_tokens([token for token in added if not token.special])

@@ -105,6 +105,12 @@ def token_types(gguf: Mapping[str, Any], count: int) -> list[int]:
     return array(gguf, "token_type", count) or [1] * count
 
 
+def marked(types: Sequence[int]) -> list[tuple[int, bool]]:
+    """Tokens that are found in the text before it is cut into words: id, and whether special."""
+    kinds = {USER_DEFINED: False} | dict.fromkeys(SPECIAL_TYPES, True)
+    return [(i, kinds[kind]) for i, kind in enumerate(types) if kind in kinds]
+
+
 def word_rule(gguf: Mapping[str, Any]) -> tuple[WordRule, list[str]]:
     """How a vocabulary with merges cuts text into words, and notes for people.
 

@@ -9,11 +9,10 @@ from tidemill.base import _texts
 from tidemill.base.text_lists import Texts
 from tidemill.text.gguf_vocab import (
     PREFIX,
-    SPECIAL_TYPES,
-    USER_DEFINED,
     Affixes,
     affix_tokens,
     array,
+    marked,
     stored,
     token_types,
     unknown_merge,
@@ -43,11 +42,7 @@ def parts_of_gguf(gguf: Mapping[str, Any]) -> Parts | None:
         raise unknown_merge(merges[encoder])
     if encoder is None or len(encoder) < len(tokens):  # a text that is there twice
         return None
-    marks = [
-        Mark(tokens[i], i, kind in SPECIAL_TYPES)
-        for i, kind in enumerate(types)
-        if kind != 1 and (kind in SPECIAL_TYPES or kind == USER_DEFINED) and tokens[i]
-    ]
+    marks = [Mark(tokens[i], i, special) for i, special in marked(types) if tokens[i]]
     before, after = affix_tokens(gguf, Affixes(bos=rule.add_bos))
     frame = _framed(encoder, before, after)
     cuts = [(pattern, True) for pattern in rule.patterns]
