@@ -1,5 +1,5 @@
-"""Byte-level BPE vocabularies, kept and encoded by our own C++: a quarter of the library's memory,
-six times its speed, and the same ids. What a vocabulary has that is not known here, down to the
+"""Byte-level BPE vocabularies, kept and encoded by our own C++: a fifth of the library's memory, at
+least four times its speed, and the same ids. What a vocabulary has that is not known here, down to the
 last setting, leaves it to the library.
 """
 
