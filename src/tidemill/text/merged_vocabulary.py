@@ -1,6 +1,6 @@
 """Byte-level BPE vocabularies, kept and encoded by our own C++: a fifth of the library's memory, at
-least four times its speed, and the same ids. What a vocabulary has that is not known here, down to the
-last setting, leaves it to the library.
+least four times its speed, and the same ids. What a vocabulary has that is not known here, down to
+the last setting, leaves it to the library.
 """
 
 from __future__ import annotations
