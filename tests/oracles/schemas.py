@@ -156,19 +156,14 @@ def _nested_defs(schema: Any, *, top: bool) -> bool:
 
 def served() -> Iterator[Case]:
     """The components of our own OpenAPI document, each as a schema of its own."""
-    import pydantic
+    import msgspec
 
+    from tidemill.server.members import Body
     from tidemill.server.openai import schema as bodies
 
-    models = [
-        m
-        for m in vars(bodies).values()
-        if isinstance(m, type)
-        and issubclass(m, pydantic.BaseModel)
-        and m.__module__ == bodies.__name__
-    ]
-    for model in models:
-        yield Case("OpenAPI", model.model_json_schema())
+    for model in vars(bodies).values():
+        if isinstance(model, type) and issubclass(model, Body) and model is not Body:
+            yield Case("OpenAPI", msgspec.json.schema(model))
 
 
 def packages() -> Iterator[Case]:

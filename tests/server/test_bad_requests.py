@@ -366,17 +366,5 @@ def test_a_defect_is_a_500_without_details(caplog: pytest.LogCaptureFixture) -> 
         assert httpx.get(f"{url}/healthz").status_code == 200
 
 
-def test_request_models_are_whole_before_threads_use_them() -> None:
-    """Pydantic builds a deferred model in the thread that validates first, under a second one's
-    feet: long bodies are validated in threads."""
-    from tidemill.server.openai.schema import Body
-
-    kinds = [Body]
-    for kind in kinds:
-        kinds += kind.__subclasses__()
-        assert not kind.model_config.get("defer_build"), kind
-    assert len(kinds) > 5
-
-
 def test_the_server_still_answers(http: httpx.Client) -> None:
     assert http.post("/v1/completions", json=TEXT).status_code == 200

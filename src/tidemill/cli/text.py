@@ -43,6 +43,8 @@ def render(
     """Print the prompt that the chat request (JSON) on standard input becomes."""
     import sys
 
+    from msgspec.structs import asdict
+
     from tidemill.base.errors import bad_request
     from tidemill.grammar.schema import prepared
     from tidemill.server.body import parse_body
@@ -60,7 +62,7 @@ def render(
         body = parse_body(ChatRequest, sys.stdin.buffer.read(), Limits())
     except Refusal as refusal:
         raise bad_request(refusal.problem.param, refusal.problem.message) from refusal
-    wishes = read_wishes(chat, {name: getattr(body, name) for name in ChatRequest.model_fields})
+    wishes = read_wishes(chat, asdict(body))
     text = render_prompt(
         template,
         chat,

@@ -8,7 +8,6 @@ from functools import cache
 from inspect import getdoc
 from typing import Any
 
-import pydantic
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -24,6 +23,7 @@ from tidemill.server.auth import Door, principal_of, require
 from tidemill.server.context import ServerContext
 from tidemill.server.errors import Refusal, problem_of
 from tidemill.server.keys import Role
+from tidemill.server.members import Body
 from tidemill.server.openai import chat, completions, embeddings, models, rerank, schema
 from tidemill.server.openapi import Described, document_of
 from tidemill.server.security import Security
@@ -35,7 +35,7 @@ _USERS = frozenset({Role.ADMIN, Role.USER})
 _METERS = frozenset({Role.ADMIN, Role.METRICS})
 
 # method, path, handler, body, who may (none named: everyone, even without a key)
-_Route = tuple[str, str, Handler, type[pydantic.BaseModel] | None, frozenset[Role]]
+_Route = tuple[str, str, Handler, type[Body] | None, frozenset[Role]]
 _ROUTES: tuple[_Route, ...] = (
     ("POST", "/v1/chat/completions", chat.chat_completions, schema.ChatRequest, _USERS),
     ("POST", "/v1/completions", completions.completions, schema.CompletionRequest, _USERS),

@@ -5,20 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
-import pydantic
 from starlette.requests import ClientDisconnect, Request
 
 from tidemill.server.bounds import check_fields, check_shape
 from tidemill.server.errors import Problem, Refusal, refuse
 from tidemill.server.limits import Limits
+from tidemill.server.members import Model, Unfit, fill
 
 SHORT_BODY_BYTES = 2**16
 """Up to here parsing takes well under a millisecond."""
-
-Model = TypeVar("Model", bound=pydantic.BaseModel)
 
 # Fields of the dialects that exist elsewhere and are not built here: field -> what it asks for.
 UNSUPPORTED = {
@@ -114,21 +111,10 @@ def parse_body(model: type[Model], body: bytes, limits: Limits) -> Model:
     check_shape(body, limits)
     document = _load(body)
     check_fields(document, limits)
-    valid, errors = _validate(model, document)
-    if valid is None and all(e["type"] == "extra_forbidden" and e["input"] is None for e in errors):
-        for e in errors:
-            _remove(document, e["loc"])
-        valid, errors = _validate(model, document)
-    if valid is None:
-        raise Refusal(_problem(errors, document))
-    return valid
-
-
-def _validate(model: type[Model], document: dict[str, Any]) -> tuple[Model | None, list[Any]]:
     try:
-        return model.model_validate(document), []
-    except pydantic.ValidationError as error:
-        return None, list(error.errors(include_url=False, include_context=True))
+        return fill(model, document)
+    except Unfit as unfit:
+        raise Refusal(_problem(unfit)) from None
 
 
 def _load(body: bytes) -> dict[str, Any]:
@@ -172,61 +158,16 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _remove(document: Any, loc: Sequence[int | str]) -> None:
-    parent, path = _walk(document, loc)
-    if path and isinstance(parent, dict):
-        parent.pop(path[-1], None)
-
-
-def _walk(document: Any, loc: Sequence[int | str]) -> tuple[Any, list[int | str]]:
-    """The container of the value at `loc`, and the part of `loc` that lies in the document.
-
-    Pydantic's locations also hold the names of union branches; those are left out.
-    """
-    parent, here, path = None, document, []
-    for index, step in enumerate(loc):
-        inside = (isinstance(here, Mapping) and step in here) or (
-            isinstance(here, list) and isinstance(step, int) and step < len(here)
-        )
-        if inside:
-            parent, here = here, here[step]
-            path.append(step)
-        elif index == len(loc) - 1 and isinstance(here, Mapping):
-            path.append(step)  # a missing field
-    return parent, path
-
-
-def field_name(path: Sequence[int | str]) -> str:
-    """``messages[0].content`` for the path ("messages", 0, "content")."""
-    name = ""
-    for step in path:
-        if isinstance(step, int):
-            name += f"[{step}]"
-        else:
-            name += f".{step}" if name else step
-    return name
-
-
-def _problem(errors: Sequence[Any], document: Mapping[str, Any]) -> Problem:
-    # The first non-null complaint: nulls in unknown places are no mistake.
-    first = next(e for e in errors if not (e["type"] == "extra_forbidden" and e["input"] is None))
-    _, path = _walk(document, first["loc"])
-    param = field_name(path)
-    if first["type"] == "extra_forbidden":
-        return _unknown(param, str(path[-1]))
-    if first["type"] == "missing":
-        return _bad(param, f"{param} is required", "missing_required_parameter")
-    if first["type"] == "unsupported":
-        return _bad(param, f"{param}: {first['msg']}", "unsupported")
-    code = "invalid_value" if first["type"] == "invalid_value" else "invalid_type"
-    return _bad(param, f"{param}: {first['msg']}", code)
-
-
-def _unknown(param: str, name: str) -> Problem:
-    if name in UNSUPPORTED:
-        message = f"{param} is not supported: this version does not do {UNSUPPORTED[name]}"
-        return _bad(param, message, "unsupported")
-    return _bad(param, f"{param} is not a field this server knows", "unknown_parameter")
+def _problem(unfit: Unfit) -> Problem:
+    param = unfit.path
+    if unfit.code == "unknown_parameter":
+        if asked := UNSUPPORTED.get(param.rpartition(".")[2]):
+            message = f"{param} is not supported: this version does not do {asked}"
+            return _bad(param, message, "unsupported")
+        return _bad(param, f"{param} is not a field this server knows", unfit.code)
+    if unfit.code == "missing_required_parameter":
+        return _bad(param, f"{param} is required", unfit.code)
+    return _bad(param, f"{param}: {unfit.reason}", unfit.code)
 
 
 def _bad(param: str | None, message: str, code: str) -> Problem:

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pydantic
+import msgspec
+
+from tidemill.server.members import Body
 
 ERROR = "Error"
 
@@ -70,7 +72,7 @@ class Described:
     path: str
     name: str
     text: str
-    body: type[pydantic.BaseModel] | None
+    body: type[Body] | None
     locked: bool
     stream: bool
 
@@ -81,15 +83,15 @@ def document_of(version: str, routes: Sequence[Described]) -> dict[str, Any]:
     for route in routes:
         path = re.sub(r":\w+\}", "}", route.path)
         paths.setdefault(path, {})[route.method.lower()] = _operation(route, path)
-    _, definitions = pydantic.json_schema.models_json_schema(
-        [(body, "validation") for body in {r.body: None for r in routes} if body is not None],
-        ref_template="#/components/schemas/{model}",
+    _, definitions = msgspec.json.schema_components(
+        [body for body in {r.body: None for r in routes} if body is not None],
+        ref_template="#/components/schemas/{name}",
     )
     return {
         "openapi": "3.1.0",
         "info": {"title": "Tidemill", "version": version},
         "paths": paths,
-        "components": {"schemas": {**definitions["$defs"], ERROR: _ERROR_SCHEMA}},
+        "components": {"schemas": {**definitions, ERROR: _ERROR_SCHEMA}},
     }
 
 

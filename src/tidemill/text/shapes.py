@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 
-from tidemill.base.errors import bad_request
+from tidemill.base.errors import TidemillError, bad_request
 
 T = TypeVar("T")
 
@@ -42,19 +43,41 @@ def _present(value: object) -> object:
     return value
 
 
-def _named(param: str, message: str) -> Exception:
-    reason, _, path = message.partition(" - at `$")
-    at = param + path.removesuffix("`")
-    if reason.startswith(("Object missing required field", "Object contains unknown field")):
-        known = "missing" not in reason
-        match = _FIELD.search(reason)
-        at = f"{at}.{match[1][:64]}" if match else at
-        return bad_request(
-            at, f"{at} is not a field this server knows" if known else f"{at} is required"
-        )
-    if reason.startswith("Invalid value"):
-        return bad_request(at, f"{at}: {reason.removeprefix('Invalid value ')}")
-    return bad_request(at, f"{at}: {reason[:1].lower()}{reason[1:]}")
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """What msgspec says of a value that does not fit.
+
+    Attributes:
+        path: of the member from the value on, such as ``messages[0].role``.
+        missing, unknown: it should be there, or should not.
+        reason: otherwise, what is wrong with it.
+    """
+
+    path: str
+    missing: bool
+    unknown: bool
+    reason: str
+
+    @staticmethod
+    def of(message: str) -> Misfit:
+        """By the text of a `msgspec.ValidationError`, which has no other form."""
+        reason, _, path = message.partition(" - at `$")
+        path = path.removesuffix("`").removeprefix(".")
+        missing = reason.startswith("Object missing required field")
+        unknown = reason.startswith("Object contains unknown field")
+        if (missing or unknown) and (match := _FIELD.search(reason)):
+            path = f"{path}.{match[1][:64]}".removeprefix(".")
+        reason = reason.removeprefix("Invalid value ")
+        return Misfit(path, missing, unknown, f"{reason[:1].lower()}{reason[1:]}")
+
+
+def _named(param: str, message: str) -> TidemillError:
+    misfit = Misfit.of(message)
+    inside = misfit.path if misfit.path.startswith("[") else f".{misfit.path}"
+    at = param + inside if misfit.path else param
+    if misfit.unknown:
+        return bad_request(at, f"{at} is not a field this server knows")
+    return bad_request(at, f"{at} is required" if misfit.missing else f"{at}: {misfit.reason}")
 
 
 def as_json(param: str, value: Any) -> str:

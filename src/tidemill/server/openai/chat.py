@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from msgspec.structs import asdict
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -106,5 +107,4 @@ def wishes_of(body: schema.ChatRequest, context: ServerContext) -> Wishes:
     Raises:
         TidemillError: kind BAD_REQUEST naming the member, or both of two that exclude each other.
     """
-    fields = {name: getattr(body, name) for name in schema.ChatRequest.model_fields}
-    return read_wishes(context.chat, fields)
+    return read_wishes(context.chat, asdict(body))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import asdict
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -135,8 +136,7 @@ async def completions(context: ServerContext, request: Request) -> Response:
         prompt_logprobs=_prompt_logprobs(body),
     )
     params.validate(context.info.vocab_size)
-    fields = {name: getattr(body, name) for name in type(body).model_fields}
-    rules = text_rules(fields, context.chat.prepare)
+    rules = text_rules(asdict(body), context.chat.prepare)
     sources = split_prompts(body.prompt, context.limits.max_prompts)
     names = ["prompt"] if len(sources) == 1 else [f"prompt[{i}]" for i in range(len(sources))]
     prompts = []

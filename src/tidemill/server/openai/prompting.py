@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import asdict
+
 from tidemill.contract.resolve import ContextLengthError
 from tidemill.server.context import ServerContext
 from tidemill.server.openai import schema
@@ -47,7 +49,7 @@ async def chat_prompt(
 
 def said(messages: Sequence[schema.Message]) -> list[dict[str, Any]]:
     """Messages as `render_prompt` takes them."""
-    return [m.model_dump(exclude_none=True) for m in messages]
+    return [{k: v for k, v in asdict(m).items() if v is not None} for m in messages]
 
 
 def prompt_options(

@@ -9,31 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    WithJsonSchema,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError
+from msgspec import Meta
+from msgspec.structs import asdict
 
+from tidemill.server.members import (
+    Body,
+    Check,
+    JsonSchema,
+    checked,
+    documented,
+    unsupported,
+    wrong_type,
+    wrong_value,
+)
 from tidemill.server.openai import described
 from tidemill.text.thinking import EFFORTS
 
 INT32 = 2**31
-
-JsonSchema = dict[str, Any]
-
-
-def _type_error(message: str) -> PydanticCustomError:
-    # Braces would be read as the template's own.
-    return PydanticCustomError("invalid_type", "{reason}", {"reason": message})
-
-
-def _unsupported(message: str) -> PydanticCustomError:
-    return PydanticCustomError("unsupported", "{reason}", {"reason": message})
 
 
 def _is_int(value: object) -> bool:
@@ -48,86 +40,82 @@ def _is_str(value: object) -> bool:
     return isinstance(value, str)
 
 
-def _check_prompt(value: Any) -> Any:
+def _check_prompt(value: Any) -> None:
     if _is_str(value):
-        return value
+        return
     if not isinstance(value, list):
-        raise _type_error("expected a string, a list of strings, token ids, or a list of those")
+        raise wrong_type("expected a string, a list of strings, token ids, or a list of those")
     if not value:
-        raise PydanticCustomError("invalid_value", "the list of prompts is empty")
+        raise wrong_value("the list of prompts is empty")
     first = value[0]
     test = next((t for t in (_is_str, _is_int) if t(first)), None)
     if test is not None and _is_list_of(value, test):
-        return value
+        return
     if isinstance(first, list) and _is_list_of(value, lambda v: _is_list_of(v, _is_int)):
-        return value
-    raise _type_error(
+        return
+    raise wrong_type(
         "expected a string, a list of strings, a list of token ids, or a list of lists of token "
         "ids; the items are not all of one of these kinds"
     )
 
 
-def _check_stop(value: Any) -> Any:
-    if value is None or _is_str(value) or _is_list_of(value, _is_str):
-        return value
-    raise _type_error("expected a string or a list of strings")
+def _check_stop(value: Any) -> None:
+    if not (_is_str(value) or _is_list_of(value, _is_str)):
+        raise wrong_type("expected a string or a list of strings")
 
 
-def _check_content(value: Any) -> Any:
-    if value is None or _is_str(value):
-        return value
+def _check_content(value: Any) -> None:
+    if _is_str(value):
+        return
     if not isinstance(value, list):
-        raise _type_error("expected a string or a list of text parts")
+        raise wrong_type("expected a string or a list of text parts")
     for index, part in enumerate(value):
         _check_part(index, part)
-    return value
 
 
 def _check_part(index: int, part: object) -> None:
     if not isinstance(part, Mapping):
-        raise _type_error(f'part {index} must be an object such as {{"type": "text", ...}}')
+        raise wrong_type(f'part {index} must be an object such as {{"type": "text", ...}}')
     kind = part.get("type")
     if kind != "text":
         if isinstance(kind, str):
-            raise _unsupported(f"part {index} has the type {kind[:64]!r}; this model takes text")
-        raise _type_error(f"part {index} has no type")
+            raise unsupported(f"part {index} has the type {kind[:64]!r}; this model takes text")
+        raise wrong_type(f"part {index} has no type")
     if not isinstance(part.get("text"), str):
-        raise _type_error(f"the text of part {index} must be a string")
+        raise wrong_type(f"the text of part {index} must be a string")
     unknown = [k for k, v in part.items() if k not in ("type", "text") and v is not None]
     if unknown:
-        raise _unsupported(f"part {index} has a field this server does not know: {unknown[0][:64]}")
+        raise unsupported(f"part {index} has a field this server does not know: {unknown[0][:64]}")
 
 
-def _check_bias(value: dict[str, float] | None) -> dict[str, float] | None:
-    for key in value or ():
+def _check_bias(value: Mapping[str, Any]) -> None:
+    for key, bias in value.items():
         # int() would take signs, spaces, underscores and other scripts' digits.
         if not (key.isascii() and key.isdigit() and len(key) < 11 and int(key) < INT32):
-            raise PydanticCustomError(
-                "invalid_value", "keys must be token ids such as '42', got {key}", {"key": key[:32]}
-            )
-    return value
+            raise wrong_value(f"keys must be token ids such as '42', got {key[:32]}")
+        if type(bias) not in (int, float):
+            raise wrong_type(f"the value of {key} must be a number")
 
 
-def _absent_or(trivial: object, what: str) -> Callable[[Any], Any]:
-    def check(value: Any) -> Any:
-        if value is None or value == trivial:
-            return value
-        raise _unsupported(f"this version does not do {what}")
-
-    return check
+def _check_metadata(value: Mapping[str, Any]) -> None:
+    for key, text in value.items():
+        if not isinstance(text, str):
+            raise wrong_type(f"the value of {key[:64]} must be a string")
 
 
-def _instead(name: str) -> Callable[[Any], Any]:
-    def check(value: Any) -> Any:
-        if value is None:
-            return value
-        raise _unsupported(f"this is the older form of {name}; send {name}")
+def _absent_or(trivial: object, what: str) -> Check:
+    def check(value: Any) -> None:
+        if value != trivial:
+            raise unsupported(f"this version does not do {what}")
 
     return check
 
 
-def _schema(schema: JsonSchema) -> WithJsonSchema:
-    return WithJsonSchema(schema)
+def _instead(name: str) -> Check:
+    def check(value: Any) -> None:
+        raise unsupported(f"this is the older form of {name}; send {name}")
+
+    return check
 
 
 _STRING: JsonSchema = {"type": "string"}
@@ -140,34 +128,31 @@ _TEXT_PART: JsonSchema = {
     "required": ["type", "text"],
 }
 
+_NUMBERS: JsonSchema = {"additionalProperties": {"type": "number"}}
+_TEXTS: JsonSchema = {"additionalProperties": _STRING}
+
 Prompt = Annotated[
     Any,
-    AfterValidator(_check_prompt),
-    _schema({"anyOf": [_STRING, _STRINGS, _IDS, {"type": "array", "items": _IDS}]}),
+    checked(_check_prompt, {"anyOf": [_STRING, _STRINGS, _IDS, {"type": "array", "items": _IDS}]}),
 ]
-Stop = Annotated[
-    Any, AfterValidator(_check_stop), _schema({"anyOf": [_STRING, _STRINGS, {"type": "null"}]})
-]
+Stop = Annotated[Any, checked(_check_stop, {"anyOf": [_STRING, _STRINGS, {"type": "null"}]})]
 Content = Annotated[
     Any,
-    AfterValidator(_check_content),
-    _schema({"anyOf": [_STRING, {"type": "array", "items": _TEXT_PART}, {"type": "null"}]}),
+    checked(
+        _check_content,
+        {"anyOf": [_STRING, {"type": "array", "items": _TEXT_PART}, {"type": "null"}]},
+    ),
 ]
+Metadata = Annotated[dict[str, Any], checked(_check_metadata, _TEXTS)]
 
 
-class Body(BaseModel):
-    """Base of every request body."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class StreamOptions(Body):
+class StreamOptions(Body, kw_only=True):
     """Options of a stream."""
 
     include_usage: bool | None = None
 
 
-class ReturnedFields(Body):
+class ReturnedFields(Body, kw_only=True):
     """What litellm sends back under `provider_specific_fields`: members of our answers."""
 
     refusal: None = None
@@ -176,7 +161,7 @@ class ReturnedFields(Body):
     tool_call_errors: list[str] | None = None
 
 
-class Message(Body):
+class Message(Body, kw_only=True):
     """One turn of a conversation.
 
     Attributes:
@@ -190,28 +175,25 @@ class Message(Body):
     content: Content = None
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: Annotated[Any, _schema(described.TOOL_CALLS)] = None
+    tool_calls: Annotated[Any, documented(described.TOOL_CALLS)] = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_call_errors: list[str] | None = None
-    provider_specific_fields: Annotated[ReturnedFields | None, Field(exclude=True)] = None
+    provider_specific_fields: ReturnedFields | None = None
 
-    @model_validator(mode="after")
-    def _own(self) -> Message:
-        for name, value in self.provider_specific_fields or ():
+    def settle(self) -> None:
+        for name, value in asdict(self.provider_specific_fields or ReturnedFields()).items():
             if value is None:
                 continue
-            if getattr(self, name) not in (None, value):
-                raise PydanticCustomError(
-                    "invalid_value",
-                    "{name} and provider_specific_fields.{name} differ; send one of them",
-                    {"name": name},
+            if getattr(self, name, None) not in (None, value):
+                raise wrong_value(
+                    f"{name} and provider_specific_fields.{name} differ; send one of them"
                 )
             setattr(self, name, value)
-        return self
+        self.provider_specific_fields = None
 
 
-class Generation(Body):
+class Generation(Body, kw_only=True):
     """What chat and completions have in common.
 
     Attributes:
@@ -245,27 +227,27 @@ class Generation(Body):
     prompt_logprobs: int | None = None
     ignore_eos: bool | None = None
     n: int | None = None
-    logit_bias: Annotated[dict[str, float] | None, AfterValidator(_check_bias)] = None
-    response_format: Annotated[Any, _schema(described.RESPONSE_FORMAT)] = None
-    guided_json: Annotated[Any, _schema(described.JSON_SCHEMA)] = None
+    logit_bias: Annotated[dict[str, Any], checked(_check_bias, _NUMBERS)] | None = None
+    response_format: Annotated[Any, documented(described.RESPONSE_FORMAT)] = None
+    guided_json: Annotated[Any, documented(described.JSON_SCHEMA)] = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-    structured_outputs: Annotated[Any, _schema(described.STRUCTURED_OUTPUTS)] = None
-    json_schema: Annotated[Any, _schema(described.JSON_SCHEMA)] = None
+    structured_outputs: Annotated[Any, documented(described.STRUCTURED_OUTPUTS)] = None
+    json_schema: Annotated[Any, documented(described.JSON_SCHEMA)] = None
     grammar: str | None = None
     timeout: float | None = None
     cache_salt: str | None = None
     include_effective: bool | None = None
     user: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    store: Annotated[bool | None, AfterValidator(_absent_or(False, "stored completions"))] = None
+    store: Annotated[bool | None, checked(_absent_or(False, "stored completions"))] = None
     service_tier: Literal["auto", "default"] | None = None
 
 
-class ChatRequest(Generation):
+class ChatRequest(Generation, kw_only=True):
     """Body of POST /v1/chat/completions.
 
     Attributes:
@@ -274,7 +256,7 @@ class ChatRequest(Generation):
             include_reasoning: see `text.thinking`.
     """
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Meta(min_length=1)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -282,36 +264,32 @@ class ChatRequest(Generation):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     documents: list[dict[str, Any]] | None = None
-    tools: Annotated[Any, _schema(described.TOOLS)] = None
-    tool_choice: Annotated[Any, _schema(described.TOOL_CHOICE)] = None
+    tools: Annotated[Any, documented(described.TOOLS)] = None
+    tool_choice: Annotated[Any, documented(described.TOOL_CHOICE)] = None
     parallel_tool_calls: bool | None = None
-    functions: Annotated[Any, AfterValidator(_instead("tools")), _schema({"type": "null"})] = None
-    function_call: Annotated[
-        Any, AfterValidator(_instead("tool_choice")), _schema({"type": "null"})
-    ] = None
+    functions: Annotated[Any, checked(_instead("tools"), {"type": "null"})] = None
+    function_call: Annotated[Any, checked(_instead("tool_choice"), {"type": "null"})] = None
     enable_thinking: bool | None = None
-    reasoning_effort: Annotated[str | None, _schema({"enum": [*EFFORTS, None]})] = None
+    reasoning_effort: Annotated[str | None, documented({"enum": [*EFFORTS, None]})] = None
     thinking_token_budget: int | None = None
     thinking_budget: int | None = None
     include_reasoning: bool | None = None
     modalities: Annotated[
-        Any,
-        AfterValidator(_absent_or(["text"], "other modalities than text")),
-        _schema({"const": ["text"]}),
+        Any, checked(_absent_or(["text"], "other modalities than text"), {"const": ["text"]})
     ] = None
 
 
-class CompletionRequest(Generation):
+class CompletionRequest(Generation, kw_only=True):
     """Body of POST /v1/completions."""
 
     prompt: Prompt
     logprobs: int | None = None
     echo: bool | None = None
-    suffix: Annotated[str | None, AfterValidator(_absent_or("", "fill in the middle"))] = None
+    suffix: Annotated[str | None, checked(_absent_or("", "fill in the middle"))] = None
     best_of: int | None = None
 
 
-class TokenizeRequest(Body):
+class TokenizeRequest(Body, kw_only=True):
     """Body of POST /tokenize: a prompt or messages.
 
     Attributes:
@@ -321,17 +299,17 @@ class TokenizeRequest(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message] | None, Field(min_length=1)] = None
+    messages: Annotated[list[Message], Meta(min_length=1)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     documents: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: Annotated[Any, _schema(described.TOOLS)] = None
+    tools: Annotated[Any, documented(described.TOOLS)] = None
     return_token_strs: bool | None = None
 
 
-class DetokenizeRequest(Body):
+class DetokenizeRequest(Body, kw_only=True):
     """Body of POST /detokenize."""
 
     model: str | None = None
@@ -339,7 +317,7 @@ class DetokenizeRequest(Body):
     skip_special_tokens: bool | None = None
 
 
-class VectorBody(Body):
+class VectorBody(Body, kw_only=True):
     """What the requests that generate nothing have in common.
 
     Attributes:
@@ -351,10 +329,10 @@ class VectorBody(Body):
     timeout: float | None = None
     cache_salt: str | None = None
     user: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
 
 
-class EmbeddingRequest(VectorBody):
+class EmbeddingRequest(VectorBody, kw_only=True):
     """Body of POST /v1/embeddings.
 
     Attributes:
@@ -367,13 +345,13 @@ class EmbeddingRequest(VectorBody):
     prompt_name: str | None = None
 
 
-class Document(Body):
+class Document(Body, kw_only=True):
     """A document of a rerank request in its longer form."""
 
     text: str
 
 
-class RerankRequest(VectorBody):
+class RerankRequest(VectorBody, kw_only=True):
     """Body of POST /v1/rerank and /rerank.
 
     Attributes:
@@ -386,7 +364,7 @@ class RerankRequest(VectorBody):
     return_documents: bool | None = None
 
 
-class ScoreRequest(VectorBody):
+class ScoreRequest(VectorBody, kw_only=True):
     """Body of POST /v1/score."""
 
     text_1: str | list[str]
