@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 
 import pytest
-import typer
 
 from tidemill.base.errors import TidemillError
 from tidemill.cli import main
@@ -39,10 +38,10 @@ def test_help_and_version() -> None:
 
 
 def test_a_command_is_the_same_alone_and_among_all() -> None:
-    everything = typer.main.get_command(main._app([]))
+    everything = main._app([])
     assert list(everything.commands) == list(main._COMMANDS)
     for name in main._COMMANDS:
-        alone = typer.main.get_command(main._app([name, "--help"]))
+        alone = main._app([name, "--help"])
         assert list(alone.commands) == [name]
         texts = []
         for command in (alone.commands[name], everything.commands[name]):

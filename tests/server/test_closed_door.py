@@ -373,9 +373,8 @@ def test_bad_certificates(
 
 
 def _flags(**changes: Any) -> LockFlags:
-    names = ("api_key", "api_keys", "tls_cert", "tls_key", "tls_client_ca", "cors_origin")
-    more = ("allowed_host", "trusted_proxy")
-    values: dict[str, Any] = dict.fromkeys((*names, *more))
+    values: dict[str, Any] = dict.fromkeys(("api_keys", "tls_cert", "tls_key", "tls_client_ca"))
+    values |= dict.fromkeys(("api_key", "cors_origin", "allowed_host", "trusted_proxy"), ())
     return LockFlags(**{**values, "share_prefix_cache": False, "insecure": False, **changes})
 
 

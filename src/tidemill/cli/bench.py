@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
-import typer
-
 from tidemill.base.errors import config_error
+from tidemill.cli.declared import option
 
 
 def _numbers(name: str, text: str) -> tuple[float, ...]:
@@ -26,28 +26,28 @@ def _whole(name: str, text: str) -> tuple[int, ...]:
 
 
 def bench(
-    url: str = typer.Option("http://127.0.0.1:8000/v1", help="Base URL of the server."),
-    model: str | None = typer.Option(None, help="Model name; default: the server's first."),
-    api_key: str | None = typer.Option(None, help="Bearer token."),
-    endpoint: str = typer.Option("completions", help="completions or chat."),
-    concurrency: str = typer.Option("1", help="Closed loop: parallel streams, comma-separated."),
-    rate: str = typer.Option("", help="Open loop: Poisson requests/s, comma-separated."),
-    requests: int | None = typer.Option(
+    url: str = option("http://127.0.0.1:8000/v1", help="Base URL of the server."),
+    model: str | None = option(None, help="Model name; default: the server's first."),
+    api_key: str | None = option(None, help="Bearer token."),
+    endpoint: str = option("completions", help="completions or chat."),
+    concurrency: str = option("1", help="Closed loop: parallel streams, comma-separated."),
+    rate: str = option("", help="Open loop: Poisson requests/s, comma-separated."),
+    requests: int | None = option(
         None, help="Requests per point; default: 4 per stream, at least 16."
     ),
-    warmup: int = typer.Option(1, help="Requests sent before each point and not counted."),
-    input_tokens: int = typer.Option(200, help="Prompt length."),
-    output_tokens: int = typer.Option(64, help="Output length."),
-    lengths: Path | None = typer.Option(None, help="JSONL or CSV file of (input, output) lengths."),
-    token_ids: bool = typer.Option(False, help="Send prompts as token ids (exact lengths)."),
-    vocab: int = typer.Option(1000, help="Token ids are drawn below this."),
-    ignore_eos: bool = typer.Option(True, help="Ask the server for the full output length."),
-    temperature: float = typer.Option(0.0, help="Sampling temperature."),
-    shared_prefix: int = typer.Option(0, help="Tokens at the start that all prompts share."),
-    seed: int = typer.Option(0, help="Seed of prompts and arrivals."),
-    timeout: float = typer.Option(600.0, help="Seconds one request may take."),
-    max_seconds: float = typer.Option(1800.0, help="Seconds one point may take."),
-    json_file: Path | None = typer.Option(None, "--json", help="Also write the report as JSON."),
+    warmup: int = option(1, help="Requests sent before each point and not counted."),
+    input_tokens: int = option(200, help="Prompt length."),
+    output_tokens: int = option(64, help="Output length."),
+    lengths: Path | None = option(None, help="JSONL or CSV file of (input, output) lengths."),
+    token_ids: bool = option(False, help="Send prompts as token ids (exact lengths)."),
+    vocab: int = option(1000, help="Token ids are drawn below this."),
+    ignore_eos: bool = option(True, help="Ask the server for the full output length."),
+    temperature: float = option(0.0, help="Sampling temperature."),
+    shared_prefix: int = option(0, help="Tokens at the start that all prompts share."),
+    seed: int = option(0, help="Seed of prompts and arrivals."),
+    timeout: float = option(600.0, help="Seconds one request may take."),
+    max_seconds: float = option(1800.0, help="Seconds one point may take."),
+    json_file: Path | None = option(None, "--json", help="Also write the report as JSON."),
 ) -> None:
     """Measure TTFT, ITL, TPOT, end-to-end latency and throughput of a server."""
     from rich.console import Console
@@ -93,4 +93,4 @@ def bench(
     if json_file is not None:
         json_file.write_text(report_json(report) + "\n")
     if any(point.completed == 0 for point in report.points):
-        raise typer.Exit(1)
+        sys.exit(1)

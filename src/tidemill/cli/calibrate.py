@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 from pathlib import Path
 
-import typer
+import click
 
 SEQUENCE, SEQUENCES = 512, 128
 
@@ -58,5 +58,5 @@ def write_calibrated(
         write_safetensors(out, tensors, identity, writing.tell)
     copy_side(source, out, method.config())
     shutil.rmtree(scratch)
-    typer.echo(f"{out} written, calibrated on {len(sequences)} times {length} tokens")
+    click.echo(f"{out} written, calibrated on {len(sequences)} times {length} tokens")
     return source

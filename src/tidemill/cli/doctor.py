@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import typer
+from tidemill.cli.declared import option
 
 
 def doctor(
-    bandwidth: bool = typer.Option(True, help="Measure the memory's read bandwidth (about 1 s)."),
+    bandwidth: bool = option(True, help="Measure the memory's read bandwidth (about 1 s)."),
 ) -> None:
     """Report hardware, instruction sets, memory and read bandwidth."""
     import platform

@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import typer
+import click
+
+from tidemill.cli.declared import argument
 
 MAX_DEPTH = 3
 
 
 def list_models(
-    folders: list[Path] | None = typer.Argument(
-        None, help="Folders to look into, as well.", show_default=False
-    ),
+    folders: tuple[Path, ...] = argument((), help="Folders to look into, as well."),
 ) -> None:
     """List models: bundled, in the Hugging Face cache, and in the folders given."""
     from tidemill.base.errors import config_error
     from tidemill.cli.machine import human_bytes
 
-    for folder in folders or ():
+    for folder in folders:
         if not folder.is_dir():
             raise config_error("folders", f"{folder} is not a folder")
     rows = [("model", "from", "size")]
-    rows += [(name, origin, human_bytes(size)) for name, origin, size in _all_models(folders or [])]
+    rows += [(name, origin, human_bytes(size)) for name, origin, size in _all_models(folders)]
     # Plain columns: a path must come out whole, however narrow the terminal is.
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for name, origin, size in rows:
-        typer.echo(f"{name:{widths[0]}}  {origin:{widths[1]}}  {size:>{widths[2]}}")
+        click.echo(f"{name:{widths[0]}}  {origin:{widths[1]}}  {size:>{widths[2]}}")
 
 
-def _all_models(folders: list[Path]) -> Iterator[tuple[str, str, int]]:
+def _all_models(folders: Sequence[Path]) -> Iterator[tuple[str, str, int]]:
     from tidemill.loading.bundled import bundled_models
 
     for name, path in bundled_models().items():

@@ -8,62 +8,57 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
+from tidemill.cli.declared import option
 
 if TYPE_CHECKING:
     from tidemill.server.security import Security
 
 KEY_VARIABLE = "TIDEMILL_API_KEY"
 
-API_KEY = typer.Option(
-    None,
+API_KEY = option(
+    (),
     "--api-key",
     envvar=KEY_VARIABLE,
-    show_envvar=True,
     help="Key that clients must send as a Bearer token; repeatable.",
 )
-API_KEYS = typer.Option(
+API_KEYS = option(
     None, "--api-keys", help="TOML or JSON file of keys with names, roles, weights; SIGHUP rereads."
 )
-SHARE_PREFIX_CACHE = typer.Option(
+SHARE_PREFIX_CACHE = option(
     False, "--share-prefix-cache", help="Let clients with different keys hit each other's prefixes."
 )
-TLS_CERT = typer.Option(None, help="PEM file of the server's certificate: serve HTTPS.")
-TLS_KEY = typer.Option(None, help="PEM file of its private key, unless --tls-cert holds it.")
-TLS_CLIENT_CA = typer.Option(
+TLS_CERT = option(None, help="PEM file of the server's certificate: serve HTTPS.")
+TLS_KEY = option(None, help="PEM file of its private key, unless --tls-cert holds it.")
+TLS_CLIENT_CA = option(
     None, help="PEM file of authorities; clients must show a certificate of theirs."
 )
-CORS_ORIGIN = typer.Option(
-    None, help="Origin whose web pages may use the API ('*': all); repeatable. Default: none."
+CORS_ORIGIN = option(
+    (), help="Origin whose web pages may use the API ('*': all); repeatable. Default: none."
 )
-ALLOWED_HOST = typer.Option(
-    None, help="Host name under which this server is reached without a key; repeatable."
+ALLOWED_HOST = option(
+    (), help="Host name under which this server is reached without a key; repeatable."
 )
-TRUSTED_PROXY = typer.Option(
-    None, help="Address of a proxy whose X-Forwarded-For is believed; repeatable."
+TRUSTED_PROXY = option((), help="Address of a proxy whose X-Forwarded-For is believed; repeatable.")
+INSECURE = option(False, "--insecure", help="Listen beyond this machine although there is no key.")
+LIMIT = option(
+    (), help="NAME=VALUE: another bound for requests, see docs/operations.md; repeatable."
 )
-INSECURE = typer.Option(
-    False, "--insecure", help="Listen beyond this machine although there is no key."
-)
-LIMIT = typer.Option(
-    None, help="NAME=VALUE: another bound for requests, see docs/operations.md; repeatable."
-)
-LOG_FORMAT = typer.Option("text", help="text or json.")
+LOG_FORMAT = option("text", help="text or json.")
 
 
 @dataclass(frozen=True, slots=True)
 class LockFlags:
     """What the flags of this file were given."""
 
-    api_key: Sequence[str] | None
+    api_key: Sequence[str]
     api_keys: Path | None
     share_prefix_cache: bool
     tls_cert: Path | None
     tls_key: Path | None
     tls_client_ca: Path | None
-    cors_origin: Sequence[str] | None
-    allowed_host: Sequence[str] | None
-    trusted_proxy: Sequence[str] | None
+    cors_origin: Sequence[str]
+    allowed_host: Sequence[str]
+    trusted_proxy: Sequence[str]
     insecure: bool
 
     def open(self, host: str, say: Callable[[str], None]) -> Security:
@@ -82,7 +77,7 @@ class LockFlags:
         os.environ.pop(KEY_VARIABLE, None)
         keys: KeyStore = NoKeys()
         if self.api_key or self.api_keys is not None:
-            known = StaticKeys(self.api_key or (), self.api_keys)
+            known = StaticKeys(self.api_key, self.api_keys)
             for note in known.notes:
                 say(note)
             say(f"API keys: {len(known)}; every route but the probes wants one")
@@ -102,12 +97,12 @@ class LockFlags:
             )
         own: tuple[str, ...] | None = None
         if local and not keys.closed and not self.insecure:
-            own = tuple(name.lower() for name in (host, *(self.allowed_host or ())))
+            own = tuple(name.lower() for name in (host, *self.allowed_host))
         return Security(
             keys=keys,
             share_prefix_cache=self.share_prefix_cache,
             certificates=certificates,
-            cors_origins=check_origins(self.cors_origin or ()),
+            cors_origins=check_origins(self.cors_origin),
             own_hosts=own,
-            trusted_proxies=check_proxies(self.trusted_proxy or ()),
+            trusted_proxies=check_proxies(self.trusted_proxy),
         )

@@ -6,9 +6,10 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-import typer
+import click
 
 from tidemill.base.errors import ErrorKind, TidemillError
+from tidemill.cli.declared import command
 
 # Command -> its module and function, in the order of the help.
 _COMMANDS = {
@@ -29,49 +30,42 @@ _COMMANDS = {
 _USAGE = {ErrorKind.CONFIG, ErrorKind.BAD_REQUEST, ErrorKind.MODEL_FILE, ErrorKind.NOT_FOUND}
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        from tidemill import __version__
+class _Commands(click.Group):
+    """Commands in the order of their table, not of the alphabet."""
 
-        typer.echo(f"tidemill {__version__}")
-        raise typer.Exit
-
-
-def _root(
-    version: bool = typer.Option(
-        False, "--version", callback=_print_version, is_eager=True, help="Print the version."
-    ),
-) -> None:
-    """LLM inference and serving: one system from a laptop's CPU up."""
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Their names."""
+        return list(self.commands)
 
 
-def _app(arguments: Sequence[str]) -> typer.Typer:
+def _app(arguments: Sequence[str]) -> click.Group:
     """The command line for these arguments: where the first is a command's name, with that one
     alone, since a server keeps what was made of all the others as long as it runs."""
-    app = typer.Typer(
-        name="tidemill",
+    app = _Commands(
+        "tidemill",
         help="LLM inference and serving: one system from a laptop's CPU up.",
         no_args_is_help=True,
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        rich_markup_mode=None,
     )
-    app.callback()(_root)
+    click.version_option(package_name="tidemill", message="%(prog)s %(version)s")(app)
     named = arguments[0] if arguments else ""
     for name in [named] if named in _COMMANDS else _COMMANDS:
         module, function = _COMMANDS[name]
-        app.command(name)(getattr(import_module(f"tidemill.cli.{module}"), function))
+        app.add_command(command(name, getattr(import_module(f"tidemill.cli.{module}"), function)))
     return app
 
 
 def main() -> None:
     """Entry point: errors of ours are one line on stderr, never a traceback."""
     try:
-        _app(sys.argv[1:])()
+        app = _app(sys.argv[1:])
+        sys.exit(app.main(prog_name=app.name, standalone_mode=False))
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
     except TidemillError as error:
         about = f" [{error.param}]" if error.param else ""
         _fail(f"{about}: {error.message}", 2 if error.kind in _USAGE else 1)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, click.Abort):
         sys.exit(130)
     except BrokenPipeError:
         # The reader of our output left (`tidemill list | head`); nothing is wrong.

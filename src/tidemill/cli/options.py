@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import typer
-
+from tidemill.cli.declared import argument, option
 from tidemill.cli.machine import parse_bytes as parse_bytes
 
 if TYPE_CHECKING:
@@ -14,49 +13,48 @@ if TYPE_CHECKING:
     from tidemill.opened_text import OpenedText
     from tidemill.text.template import ChatTemplate
 
-MODEL = typer.Argument(
+MODEL = argument(
     None,
     help="A Hugging Face folder, a .gguf file, or a hub id (owner/name). Default: the bundled one.",
-    show_default=False,
 )
-BACKEND = typer.Option(
+BACKEND = option(
     "auto",
     help="native (C++), torch, or transformers (slow; for models without a family here); auto: "
     "native, or transformers where a model needs it.",
 )
-DEVICE = typer.Option("cpu", help="cpu, or a torch device for the backends torch and transformers.")
-DTYPE = typer.Option("auto", help="Computing type: auto, float32 or bfloat16.")
-QUANTIZE = typer.Option("none", help="Quantize float weights at load: none, q8_0, q4_0 or int8.")
-KV_DTYPE = typer.Option("auto", help="Type of the KV cache: auto, float32, bfloat16, int8 or int4.")
-BLOCK_SIZE = typer.Option(32, help="Tokens per KV block: 16, 32, 64 or 128.")
-MAX_MODEL_LEN = typer.Option(
+DEVICE = option("cpu", help="cpu, or a torch device for the backends torch and transformers.")
+DTYPE = option("auto", help="Computing type: auto, float32 or bfloat16.")
+QUANTIZE = option("none", help="Quantize float weights at load: none, q8_0, q4_0 or int8.")
+KV_DTYPE = option("auto", help="Type of the KV cache: auto, float32, bfloat16, int8 or int4.")
+BLOCK_SIZE = option(32, help="Tokens per KV block: 16, 32, 64 or 128.")
+MAX_MODEL_LEN = option(
     None, help="Tokens a request may use; default: the model's, bounded by memory."
 )
-MAX_NUM_SEQS = typer.Option(256, help="Sequences that may run at once.")
-MAX_STEP_TOKENS = typer.Option(512, help="Tokens computed per step.")
-KV_MEMORY = typer.Option(None, help="KV cache size, such as 4GiB; default: from free memory.")
-THREADS = typer.Option(None, help="Compute threads; default: the CPUs this process may use.")
-PREFIX_CACHING = typer.Option(
+MAX_NUM_SEQS = option(256, help="Sequences that may run at once.")
+MAX_STEP_TOKENS = option(512, help="Tokens computed per step.")
+KV_MEMORY = option(None, help="KV cache size, such as 4GiB; default: from free memory.")
+THREADS = option(None, help="Compute threads; default: the CPUs this process may use.")
+PREFIX_CACHING = option(
     True, "--prefix-caching/--no-prefix-caching", help="Find blocks of earlier prompts again."
 )
-ISA = typer.Option(
+ISA = option(
     None,
     help="Force an instruction set: amx, avx512, avx512bf16 or avx2 (x86), i8mm or neon (Arm), "
     "portable; `tidemill doctor` shows which run here.",
 )
-PACKED_CACHE = typer.Option(
+PACKED_CACHE = option(
     "auto",
     envvar="TIDEMILL_PACKED_CACHE",
     help="Folder for packed weights, so that the next start is quick; auto: in the user's cache "
     "directory; off: none.",
 )
-TOOL_FORMAT = typer.Option(
+TOOL_FORMAT = option(
     "auto", help="How the model writes tool calls; auto reads it from the chat template."
 )
-REASONING_FORMAT = typer.Option(
+REASONING_FORMAT = option(
     "auto", help="How the model marks its thinking; auto reads it from the chat template."
 )
-CHAT_TEMPLATE = typer.Option(None, help="File with a chat template instead of the model's own.")
+CHAT_TEMPLATE = option(None, help="File with a chat template instead of the model's own.")
 
 
 def packed_cache(text: str) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 
-import typer
+import click
 
 from tidemill.cli import options
+from tidemill.cli.declared import option
 
 
 def packed(
-    clear: bool = typer.Option(False, "--clear", help="Remove them all."),
+    clear: bool = option(False, "--clear", help="Remove them all."),
     packed_cache: str = options.PACKED_CACHE,
 ) -> None:
     """List the packed weights that are kept for quick starts, or remove them."""
@@ -26,11 +27,11 @@ def packed(
     store = PackedStore(default_folder() if setting == "auto" else Path(setting))
     if clear:
         freed = store.clear() if store.folder.is_dir() else 0
-        typer.echo(f"removed {human_bytes(freed)} from {store.folder}")
+        click.echo(f"removed {human_bytes(freed)} from {store.folder}")
         return
     entries = store.entries()
     for entry in entries:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
-        typer.echo(f"{human_bytes(entry.nbytes):>10}  last used {when}  {entry.model}")
+        click.echo(f"{human_bytes(entry.nbytes):>10}  last used {when}  {entry.model}")
     total = human_bytes(sum(entry.nbytes for entry in entries))
-    typer.echo(f"{len(entries)} kept, {total}, in {store.folder}")
+    click.echo(f"{len(entries)} kept, {total}, in {store.folder}")

@@ -5,34 +5,36 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
+import click
+
+from tidemill.cli.declared import argument, option
 
 if TYPE_CHECKING:
     from tidemill.loading.gguf import GgufFile
     from tidemill.loading.parts import ModelFiles
     from tidemill.loading.write.out import Loss, OutTensor
 
-MODEL = typer.Argument(..., help="A Hugging Face folder, a .gguf file, or a name.")
-OUT = typer.Argument(..., help="What to write: a name that ends in .gguf, or a folder.")
-OVERWRITE = typer.Option(False, "--overwrite", help="Replace OUT if it exists.")
+MODEL = argument(..., help="A Hugging Face folder, a .gguf file, or a name.")
+OUT = argument(..., help="What to write: a name that ends in .gguf, or a folder.")
+OVERWRITE = option(False, "--overwrite", help="Replace OUT if it exists.")
 CHECK_TOKENS = 1024
 
 
 def quantize(
     model: str = MODEL,
     out: Path = OUT,
-    type: str = typer.Option(
+    type: str = option(
         ...,
         help="q8_0, q4_0, q4_k or q6_k (GGUF); int8, int4-g32, int4-g64 or int4-g128 (a folder); "
         "with --calibrate also gptq or awq with -g32, -g64 or -g128.",
     ),
-    calibrate: Path | None = typer.Option(
+    calibrate: Path | None = option(
         None, help="A text file to calibrate on, of the kind that the model is used for."
     ),
-    act_order: bool = typer.Option(
+    act_order: bool = option(
         False, "--act-order", help="Of gptq: columns of the largest inputs first."
     ),
-    check: Path | None = typer.Option(
+    check: Path | None = option(
         None, help="A text file: compare perplexity and distributions with the source on it."
     ),
     overwrite: bool = OVERWRITE,
@@ -70,7 +72,7 @@ def convert(
     model: str = MODEL,
     out: Path = OUT,
     overwrite: bool = OVERWRITE,
-    dequantize: str | None = typer.Option(
+    dequantize: str | None = option(
         None,
         help="From GGUF to a folder: write quantized weights as f32 (exact), bf16 or f16; they are "
         "refused without it.",
@@ -129,7 +131,7 @@ def _write(
             f"; relative error of the quantized weights {loss.relative:.2%}, "
             f"{loss.worst[0]:.2%} in {loss.worst[1]}"
         )
-    typer.echo(line)
+    click.echo(line)
     return source
 
 
@@ -178,7 +180,7 @@ def _to_gguf(source: Path, out: Path, kind: str | None, loss: Loss) -> None:
     )
     identity = f"{files.digest().hex()} {kind}"
     if files.other_parts:
-        typer.echo("the vision part is not written: GGUF has a file of its own for it")
+        click.echo("the vision part is not written: GGUF has a file of its own for it")
     _save_gguf(out, metadata | text, list(to_gguf(files, kind, loss)), identity)
 
 
@@ -293,7 +295,7 @@ def _compare(source: Path, out: Path, text: str) -> None:
         raise bad_request("check", "the text to compare on has fewer than two tokens")
     with tempfile.TemporaryDirectory(dir=out.parent) as folder:
         found = compare(source, out, tokens, Path(folder) / "logits.npy")
-    typer.echo(
+    click.echo(
         f"on {found.tokens} tokens: perplexity {found.perplexity:.3f} (source "
         f"{found.source_perplexity:.3f}), KL divergence {found.divergence:.4f} nats per token, the "
         f"same first choice at {found.same_choice:.1%}"

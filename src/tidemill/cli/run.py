@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from tidemill.cli import options
+from tidemill.cli.declared import argument, option
 
 if TYPE_CHECKING:
     from tidemill.cli.conversation import Conversation
@@ -25,29 +24,29 @@ Ctrl-C stops an answer. End a line with \\ to go on in the next."""
 
 def run(
     model: str | None = options.MODEL,
-    prompt: str | None = typer.Argument(None, help="Answer this and leave.", show_default=False),
-    system: str | None = typer.Option(None, help="System message."),
-    temperature: float | None = typer.Option(None, help="0 is greedy; default: the model's."),
-    top_p: float | None = typer.Option(None, help="Nucleus."),
-    top_k: int | None = typer.Option(None, help="Keep this many most likely tokens."),
-    min_p: float | None = typer.Option(None, help="Drop tokens less likely than this share."),
-    repetition_penalty: float | None = typer.Option(None, help="Above 1 discourages repeats."),
-    max_tokens: int | None = typer.Option(None, help="Longest answer."),
-    seed: int | None = typer.Option(None, help="Same seed, same answer."),
-    think: bool | None = typer.Option(
+    prompt: str | None = argument(None, help="Answer this and leave."),
+    system: str | None = option(None, help="System message."),
+    temperature: float | None = option(None, help="0 is greedy; default: the model's."),
+    top_p: float | None = option(None, help="Nucleus."),
+    top_k: int | None = option(None, help="Keep this many most likely tokens."),
+    min_p: float | None = option(None, help="Drop tokens less likely than this share."),
+    repetition_penalty: float | None = option(None, help="Above 1 discourages repeats."),
+    max_tokens: int | None = option(None, help="Longest answer."),
+    seed: int | None = option(None, help="Same seed, same answer."),
+    think: bool | None = option(
         None, "--think/--no-think", help="Let the model think first, where its template can."
     ),
-    thinking: str | None = typer.Option(
+    thinking: str | None = option(
         None, help="fold, show or hide the thinking; default: fold on a terminal."
     ),
-    schema: str | None = typer.Option(None, help="The answer obeys the JSON schema in this file."),
-    tools: str | None = typer.Option(
+    schema: str | None = option(None, help="The answer obeys the JSON schema in this file."),
+    tools: str | None = option(
         None, help="A Python file whose functions the model may call; you are asked each time."
     ),
-    yes: bool = typer.Option(False, "--yes", help="Make the model's calls without asking."),
-    plain: bool = typer.Option(False, help="Text as it comes, no Markdown."),
-    stats: bool = typer.Option(False, help="Show tokens per second after each answer."),
-    verbose: bool = typer.Option(False, "-v", "--verbose", help="Say what loading chose."),
+    yes: bool = option(False, "--yes", help="Make the model's calls without asking."),
+    plain: bool = option(False, help="Text as it comes, no Markdown."),
+    stats: bool = option(False, help="Show tokens per second after each answer."),
+    verbose: bool = option(False, "-v", "--verbose", help="Say what loading chose."),
     quantize: str = options.QUANTIZE,
     dtype: str = options.DTYPE,
     kv_dtype: str = options.KV_DTYPE,

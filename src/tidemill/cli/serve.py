@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from tidemill.cli import locks, options
+from tidemill.cli.declared import option
 
 if TYPE_CHECKING:
     from tidemill.server.limits import Limits
@@ -19,9 +18,9 @@ if TYPE_CHECKING:
 
 def serve(
     model: str | None = options.MODEL,
-    host: str = typer.Option("127.0.0.1", help="Address to listen on."),
-    port: int = typer.Option(8000, help="Port to listen on; 0 takes a free one."),
-    served_name: str | None = typer.Option(None, help="Name clients use; default: the model's."),
+    host: str = option("127.0.0.1", help="Address to listen on."),
+    port: int = option(8000, help="Port to listen on; 0 takes a free one."),
+    served_name: str | None = option(None, help="Name clients use; default: the model's."),
     backend: str = options.BACKEND,
     device: str = options.DEVICE,
     dtype: str = options.DTYPE,
@@ -39,38 +38,38 @@ def serve(
     chat_template: str | None = options.CHAT_TEMPLATE,
     tool_format: str = options.TOOL_FORMAT,
     reasoning_format: str = options.REASONING_FORMAT,
-    max_itl_ms: float | None = typer.Option(
+    max_itl_ms: float | None = option(
         None,
         help="Time between two tokens of a stream that prefill and other streams may cost; "
         "default: chosen (see docs/operations.md).",
     ),
-    ttft_objective_ms: float | None = typer.Option(
+    ttft_objective_ms: float | None = option(
         None, help="Refuse (429) what would not have its first token by then; default: off."
     ),
-    max_queue_tokens: int | None = typer.Option(
+    max_queue_tokens: int | None = option(
         None, help="Tokens that may wait; default: from the KV cache and the measured rate."
     ),
-    max_queue_time: float | None = typer.Option(
+    max_queue_time: float | None = option(
         None, help="Seconds a request may wait for its first step; default: no limit."
     ),
-    stall_timeout: float = typer.Option(
+    stall_timeout: float = option(
         5.0, help="Seconds without progress in a step after which the engine is replaced."
     ),
-    drain_timeout: float = typer.Option(
+    drain_timeout: float = option(
         10.0, help="Seconds that running requests have after SIGTERM; a second one ends them."
     ),
-    api_key: list[str] | None = locks.API_KEY,
+    api_key: tuple[str, ...] = locks.API_KEY,
     api_keys: Path | None = locks.API_KEYS,
     share_prefix_cache: bool = locks.SHARE_PREFIX_CACHE,
     tls_cert: Path | None = locks.TLS_CERT,
     tls_key: Path | None = locks.TLS_KEY,
     tls_client_ca: Path | None = locks.TLS_CLIENT_CA,
-    cors_origin: list[str] | None = locks.CORS_ORIGIN,
-    allowed_host: list[str] | None = locks.ALLOWED_HOST,
-    trusted_proxy: list[str] | None = locks.TRUSTED_PROXY,
+    cors_origin: tuple[str, ...] = locks.CORS_ORIGIN,
+    allowed_host: tuple[str, ...] = locks.ALLOWED_HOST,
+    trusted_proxy: tuple[str, ...] = locks.TRUSTED_PROXY,
     insecure: bool = locks.INSECURE,
-    limit: list[str] | None = locks.LIMIT,
-    log_level: str = typer.Option("info", help="debug, info, warning or error."),
+    limit: tuple[str, ...] = locks.LIMIT,
+    log_level: str = option("info", help="debug, info, warning or error."),
     log_format: str = locks.LOG_FORMAT,
 ) -> None:
     """Serve a model through the OpenAI API (default: the bundled one, on 127.0.0.1:8000)."""
@@ -104,7 +103,7 @@ def serve(
     if log_format not in FORMATS:
         raise config_error("log-format", f"--log-format is text or json, not {log_format!r}")
     set_up_logging("api", log_level, log_format)
-    limits = _limits(limit or ())
+    limits = _limits(limit)
     security = locks.LockFlags(
         *(api_key, api_keys, share_prefix_cache, tls_cert, tls_key, tls_client_ca),
         *(cors_origin, allowed_host, trusted_proxy, insecure),
@@ -148,7 +147,7 @@ def serve(
         say=_say,
     )
     if code:
-        raise typer.Exit(code)
+        sys.exit(code)
 
 
 def _limits(settings: Sequence[str]) -> Limits:

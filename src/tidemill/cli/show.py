@@ -6,9 +6,8 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-import typer
-
 from tidemill.cli import options
+from tidemill.cli.declared import option
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 def show(
     model: str | None = options.MODEL,
-    tensors: bool = typer.Option(False, help="List every tensor instead of groups."),
+    tensors: bool = option(False, help="List every tensor instead of groups."),
 ) -> None:
     """Show a model: its shape, tensors, tokenizer, and the memory its context takes."""
     from rich.console import Console

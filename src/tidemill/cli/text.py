@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import typer
-
 from tidemill.cli import options
+from tidemill.cli.declared import argument, option
 
-FILE = typer.Argument(
+FILE = argument(
     ...,
     help="A tokenizer.json, a SentencePiece .model, a GGUF file (a vocabulary alone, too), a "
     "model's folder, or a model's name.",
-    show_default=False,
 )
 
 
 def tokenize(
     file: str = FILE,
-    special: bool = typer.Option(
+    special: bool = option(
         True, "--special/--no-special", help="Add the model's own start and end tokens."
     ),
 ) -> None:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 if TYPE_CHECKING:
     from tidemill.loading.parts import ModelFiles
@@ -51,9 +51,9 @@ def gguf_to_folder(source: Path, out: Path, dequantize: str | None) -> None:
         path.write_text(content, encoding="utf-8")
     if widen is not None:
         exact = "every value kept" if widen == "F32" else f"rounded to {dequantize}"
-        typer.echo(f"quantized weights are written as {dequantize}, {exact}")
+        click.echo(f"quantized weights are written as {dequantize}, {exact}")
     if "tokenizer.json" not in text:
-        typer.echo("the GGUF file has no vocabulary: the folder is written without a tokenizer")
+        click.echo("the GGUF file has no vocabulary: the folder is written without a tokenizer")
 
 
 def _json(value: Any) -> str:
