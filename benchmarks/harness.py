@@ -16,9 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tidemill.backends import native
 from tidemill.base.clock import monotonic
 from tidemill.bench.client import Target, get_json
-from tidemill.cli.machine import describe_cpu
+from tidemill.cli.machine import cpu_facts, describe_cpu
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / ".work"
@@ -153,6 +154,13 @@ def proportional_bytes(pid: int) -> int:
             if line.startswith("Pss:"):
                 total += int(line.split()[1]) * 1024
     return total
+
+
+def machine_kind() -> str:
+    """A name for machines whose figures may stand in one table: the best instruction set, and the
+    processor's family where the system tells it."""
+    family = cpu_facts().get("cpu family")
+    return "-family".join(filter(None, (native.available_isas()[0], family)))
 
 
 def machine_line(what: str) -> str:

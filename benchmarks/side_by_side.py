@@ -28,9 +28,7 @@ import server_cells
 from engine_cells import How
 from rows import Outcome, Row, markdown
 
-from tidemill.backends import native
-
-RESULT = harness.DOC.parent / "side_by_side" / f"{native.available_isas()[0]}.json"
+RESULT = harness.DOC.parent / "side_by_side" / f"{harness.machine_kind()}.json"
 SECTION = "side_by_side"
 _DECODE = {"bf16": 1.0, "q8_0": 1.15, "q4_0": 1.35, "q4_k_m": 1.35}
 _PREFILL = {
@@ -121,17 +119,17 @@ _GROWTH = (
     "arithmetic (59 % of a step of 16, 684 of 934 GOP/s), and attention, which reads, comes after "
     "them (24 %) instead of beside them: see the batches above."
 )
-# Best instruction set of the machine -> beginning of a row's key -> why its target is missed, as
+# Kind of machine -> beginning of a row's key -> why its target is missed, as
 # far as it is known; the last that fits.
 REASONS: dict[str, dict[str, str]] = {
-    "amx": {
+    "amx-family6": {
         "decode": _BANDWIDTH,
         "decode-qwen3-0.6b-q4_k_m": _K_QUANTS,
         "decode-llama-3.2-1b-q4_k_m": _K_QUANTS,
         "prefill": _TILES,
         "batch": _TILES,
     },
-    "avx512bf16": {
+    "avx512bf16-family25": {
         "decode": _BANDWIDTH,
         "decode-qwen3-0.6b-q": _NEAR_TARGET,
         "decode-llama-3.2-1b-q4_k_m": _NEAR_TARGET,
@@ -184,7 +182,7 @@ def table(results: dict[str, Any]) -> str:
         f"{line.rpartition(', ')[0]}. Peers: {', '.join(names)}. {met} of {len(with_target)} "
         "targets met.",
         "",
-        markdown(rows, REASONS.get(native.available_isas()[0], {})),
+        markdown(rows, REASONS.get(harness.machine_kind(), {})),
     ])  # fmt: skip
 
 

@@ -8,16 +8,22 @@ from pathlib import Path
 
 
 def describe_cpu() -> str:
-    """Model name and core count, as the operating system gives them."""
-    name = platform.processor() or platform.machine()
+    """Model name and core count, as the operating system gives them; with the family, which tells
+    processors apart whose names a virtual machine shortens."""
+    facts = cpu_facts()
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    family = f" (family {facts['cpu family']})" if "cpu family" in facts else ""
+    return f"{name}{family}, {os.cpu_count()} CPUs"
+
+
+def cpu_facts() -> dict[str, str]:
+    """What Linux says of the first processor; nothing elsewhere."""
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                name = line.partition(":")[2].strip()
-                break
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     except OSError:
-        pass  # not Linux: platform's answer stands
-    return f"{name}, {os.cpu_count()} CPUs"
+        return {}
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def installed(package: str) -> str | None:
