@@ -78,6 +78,9 @@ GGUF_CASES: list[Case] = [
     _of("Llama4Text", "top 2 of 8, llama3 rope, tied", 1, attention_chunk_size=8192,
         floor_scale=8192, attn_scale=0.1, no_rope_layer_interval=4,
         max_position_embeddings=10240),
+    _of("Gemma4Text", "window 19, K is V on wide full layers, a cap"),
+    _of("Gemma4Text", "inputs of 12 per layer, 3 layers share K and V and are wide", 1),
+    _of("Gemma4Text", "top 2 of 8 beside the dense MLP, K is V", 2),
 ]  # fmt: skip
 # Those of models with recurrent layers.
 RECURRENT_CASES: list[Case] = [
@@ -102,10 +105,3 @@ RECURRENT_CASES: list[Case] = [
     _of("Qwen3_5Text", "2 value heads a key head, tied", 1, linear_key_head_dim=40),
     _of("Qwen3_5MoeText", "top 2 of 8, 2 value heads a key head", 1, linear_key_head_dim=40),
 ]  # fmt: skip
-# Those that do not become folders again.
-ONE_WAY_CASES: list[Case] = [
-    *RECURRENT_CASES,
-    _of("Gemma4Text", "window 19, K is V on wide full layers, a cap"),
-    _of("Gemma4Text", "inputs of 12 per layer, 3 layers share K and V and are wide", 1),
-    _of("Gemma4Text", "top 2 of 8 beside the dense MLP, K is V", 2),
-]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 from helpers.disguised import DISGUISES, Disguise, make_disguised
 from helpers.family_cases import Case, make_case
-from helpers.gguf_cases import GGUF_CASES
+from helpers.gguf_cases import GGUF_CASES, RECURRENT_CASES
 from helpers.references import prompt, reference_logits
 from loading.test_gguf_families import write_without_vocabulary
 from loading.test_write import BROOK, LLAMA3, llama, run
@@ -21,10 +22,15 @@ from tidemill.cli import quantize as commands
 from tidemill.loading import open_model, safetensors
 from tidemill.loading.write import folder_config
 from tidemill.loading.write.folder_names import narrowed
+from tidemill.loading.write.gguf_names import tiled_rows
 from tidemill.models.quantization import to_float32
 from tidemill.models.rope import Rope
 from tidemill.models.tensors import RawTensor
 from tidemill.text.tokenizer import Tokenizer
+
+# The file has their norms plus one, rounded.
+_NORMS_PLUS_ONE = {"Gemma", "Gemma2", "Gemma3Text", "Nemotron", "Qwen3Next", "Qwen3_5Text",
+                   "Qwen3_5MoeText"}  # fmt: skip
 
 
 def stored(folder: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
@@ -32,7 +38,9 @@ def stored(folder: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     return {n: (t.dtype, t.shape, bytes(t.view)) for n, t in found.items()}
 
 
-@pytest.mark.parametrize("case", GGUF_CASES, ids=lambda c: f"{c.prefix}-{c.about}")
+@pytest.mark.parametrize(
+    "case", [*GGUF_CASES, *RECURRENT_CASES], ids=lambda c: f"{c.prefix}-{c.about}"
+)
 def test_what_went_in_comes_out(case: Case, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -44,11 +52,12 @@ def test_what_went_in_comes_out(case: Case, tmp_path: Path) -> None:
     assert set(before) == set(after)
     for name, (dtype, shape, data) in before.items():
         assert after[name][:2] == (dtype, shape), name
-        if case.prefix.startswith(("Gemma", "Nemotron")) and name.endswith("norm.weight"):
-            # The file has them plus one, rounded.
-            one, other = (np.frombuffer(x, np.float32) for x in (data, after[name][2]))
+        one, other = (np.frombuffer(x, np.float32) for x in (data, after[name][2]))
+        if case.prefix in _NORMS_PLUS_ONE and name.endswith("norm.weight"):
             np.testing.assert_allclose(other, one, rtol=0, atol=2**-23)
-        else:
+        elif name.endswith("A_log"):  # the file has minus its exponential, rounded
+            np.testing.assert_allclose(other, one, rtol=1e-6, atol=1e-6)
+        elif case.prefix != "FalconH1":  # whose files have its multipliers in the tensors
             assert after[name][2] == data, name
     again = AutoModelForCausalLM.from_pretrained(
         tmp_path / "back", attn_implementation="eager", dtype=torch.float32
@@ -58,6 +67,21 @@ def test_what_went_in_comes_out(case: Case, tmp_path: Path) -> None:
     np.testing.assert_allclose(
         reference_logits(again, ids), expected, rtol=0, atol=1e-5 * expected.std()
     )
+
+
+def test_heads_in_turns_are_put_back(tmp_path: Path) -> None:
+    """What is quantized is exact too once it is float32."""
+    case = next(c for c in RECURRENT_CASES if c.about == "2 value heads a key head, tied")
+    make_case(case, tmp_path / "m")
+    file = write_without_vocabulary(tmp_path / "m", tmp_path / "m.gguf", "q8_0")
+    commands._write(str(file), tmp_path / "back", None, False, "f32")
+    source, after = open_model(file), open_model(tmp_path / "back")
+    mixer = source.spec.layers[0].recurrent
+    assert mixer is not None and mixer.tiled and not after.spec.layers[0].recurrent.tiled  # type: ignore[union-attr]
+    for part in ("z.weight", "out.weight", "a_log"):
+        order = tiled_rows(dataclasses.replace(mixer, tiled=False), part.partition(".")[0])
+        found, exact = (to_float32(m.tensors[f"layers.0.rec.{part}"]) for m in (after, source))
+        np.testing.assert_array_equal(found[:, order] if "out" in part else found[order], exact)
 
 
 @pytest.mark.parametrize("disguise", DISGUISES, ids=lambda d: f"{d.case.family}-{d.case.about}")

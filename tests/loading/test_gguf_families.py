@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from helpers.backend_driver import BackendDriver, options
 from helpers.family_cases import CASES, Case, make_case
-from helpers.gguf_cases import GGUF_CASES, ONE_WAY_CASES, RECURRENT_CASES
+from helpers.gguf_cases import GGUF_CASES, RECURRENT_CASES
 from helpers.references import prompt, reference_logits
 
 from tidemill.backends import native, torch
@@ -60,7 +60,7 @@ def ropes(spec: DecoderSpec) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "case", [*GGUF_CASES, *ONE_WAY_CASES], ids=lambda c: f"{c.prefix}-{c.about}"
+    "case", [*GGUF_CASES, *RECURRENT_CASES], ids=lambda c: f"{c.prefix}-{c.about}"
 )
 def test_written_and_read_back(case: Case, tmp_path: Path) -> None:
     make_case(case, tmp_path / "m")
@@ -216,7 +216,7 @@ def test_layers_that_draft_tokens_are_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize("prefix", ["Phi3", "Mixtral", "Falcon", "Mamba2"])
 def test_quantized_and_read_back(prefix: str, tmp_path: Path) -> None:
     """Rows of fused tensors and of experts are quantized part by part."""
-    case = next(c for c in [*GGUF_CASES, *ONE_WAY_CASES] if c.prefix == prefix)
+    case = next(c for c in [*GGUF_CASES, *RECURRENT_CASES] if c.prefix == prefix)
     values = {**case.values, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 96}
     if prefix == "Falcon":
         del values["intermediate_size"]

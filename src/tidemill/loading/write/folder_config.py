@@ -7,13 +7,14 @@ the same decoder.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from tidemill.base.errors import TidemillError, unsupported
 from tidemill.loading.parts import ModelFiles
-from tidemill.loading.write.gguf_shape import difference, plain_spec
+from tidemill.loading.write.gguf_shape import NO_ROTATION, difference, plain_spec
 from tidemill.models.dense import Family
 from tidemill.models.rope import Rope, RopeScaling, inverse_frequencies
 from tidemill.models.spec import Attention, DecoderSpec
@@ -21,6 +22,9 @@ from tidemill.models.spec import Attention, DecoderSpec
 # transformers' model_type where it is not our family's name.
 _MODEL_TYPES = {
     "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
     "llama4": "llama4_text",
     "hunyuan": "hunyuan_v1_dense",
 }
@@ -29,6 +33,7 @@ _DERIVED = {"falcon": ("head_dim",)}
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _CONTEXTS = [2**power for power in range(4, 24)]
 _ROUNDING = 1e-6  # relative: divisors are float32
+_STILL = 1e-20  # angles per position below it turn nothing
 
 
 def folder_config(files: ModelFiles, family: Family, dtype: str) -> dict[str, Any]:
@@ -44,9 +49,10 @@ def folder_config(files: ModelFiles, family: Family, dtype: str) -> dict[str, An
         "architectures": [family.architectures[0]],
         "model_type": _MODEL_TYPES.get(family.name, family.name),
         "torch_dtype": _DTYPES[dtype],
-        **{key: _shortest(value) for key, value in files.config.items()},
+        **{k: _shortest(v) for k, v in files.config.items() if not k.startswith("_")},  # ours alone
         **_shortest(_rope_scaling(files.spec)),
     }
+    config |= _proportional(files.spec, config)
     for key in _DERIVED.get(family.name, ()):
         config.pop(key, None)
     # Said even where there are none: transformers would take those of the family's first model.
@@ -98,7 +104,7 @@ def _same_ropes(a: DecoderSpec, b: DecoderSpec) -> bool:
             for context in (1, None)
         ]
         pairs.append(([one.attention_factor], [other.attention_factor]))
-        if any(not np.allclose(x, y, rtol=_ROUNDING, atol=0) for x, y in pairs):
+        if any(not np.allclose(x, y, rtol=_ROUNDING, atol=_STILL) for x, y in pairs):
             return False
     return True
 
@@ -106,13 +112,40 @@ def _same_ropes(a: DecoderSpec, b: DecoderSpec) -> bool:
 def _rope_scaling(spec: DecoderSpec) -> dict[str, Any]:
     """What files keep as tensors; the other scalings are in the config already."""
     rope = next((rope for rope in _ropes(spec) if rope is not None), None)
-    if rope is None or rope.scaling is None:
+    if rope is None or rope.scaling is None or _rotating_share(rope) is not None:
         return {}
     if rope.scaling.kind == "factors":
         return {"rope_scaling": _llama3(rope, rope.scaling.factors)}
     if rope.scaling.kind == "longrope":
         return _longrope(rope.scaling, spec.max_positions)
     return {}
+
+
+def _rotating_share(rope: Rope | None) -> float | None:
+    """Of ropes whose divisors let the first pairs alone rotate, which share of them; else None."""
+    factors = () if rope is None or rope.scaling is None else rope.scaling.factors
+    rotating = sum(divisor == 1.0 for divisor in factors)
+    still = factors[rotating:]
+    if not factors or not all(divisor >= NO_ROTATION for divisor in still):
+        return None
+    return rotating / len(factors)
+
+
+def _proportional(spec: DecoderSpec, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The ropes of kinds of layers (`layer_types`) in which a share of the pairs rotates."""
+    kinds, ropes = config.get("layer_types"), _ropes(spec)
+    if not isinstance(kinds, list) or len(kinds) != len(ropes):
+        return {}
+    found = dict(config.get("rope_parameters") or {})
+    for kind, rope in zip(kinds, ropes, strict=True):
+        share = _rotating_share(rope)
+        if rope is not None and share is not None:
+            found[kind] = {
+                "rope_type": "proportional",
+                "rope_theta": _shortest(rope.theta),
+                "partial_rotary_factor": share,
+            }
+    return {"rope_parameters": found} if found else {}
 
 
 def _llama3(rope: Rope, divisors: tuple[float, ...]) -> dict[str, Any]:

@@ -3,8 +3,10 @@ checkpoints: the way back from what is read."""
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 from tidemill.base.errors import unsupported
 from tidemill.loading.lazy import LazyTensors
 from tidemill.loading.places import Place, held_bytes
-from tidemill.loading.write.gguf_names import stored_name, usual_name, whole_shape
+from tidemill.loading.write.gguf_names import stored_name, tiled_rows, usual_name, whole_shape
 from tidemill.loading.write.out import Buffer, OutTensor
 from tidemill.models.dense import Family
 from tidemill.models.naming import match_tensors
@@ -24,10 +26,26 @@ from tidemill.models.sources import Source
 from tidemill.models.spec import DecoderSpec
 from tidemill.models.tensors import RawTensor
 
+_REC = re.compile(r"layers\.(\d+)\.rec\.([a-z_]+)(\.weight|\.bias|)")
 _ITEMS: dict[str, type[np.unsignedinteger[Any]]] = {
     "F32": np.uint32, "F16": np.uint16, "BF16": np.uint16,
 }  # fmt: skip
 Bits = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One of the model's tensors, and where a folder has it.
+
+    Attributes:
+        order: which of a folder's rows it has, in its order; None for all as they are.
+        columns: `order` is of columns.
+    """
+
+    source: Source
+    place: Place
+    order: NDArray[np.int64] | None
+    columns: bool
 
 
 def folder_tensors(
@@ -45,15 +63,37 @@ def folder_tensors(
         TidemillError: UNSUPPORTED naming a quantized weight, or one that the family's checkpoints
             have no name for.
     """
-    if family.stored.position_offset or spec.recurrences():
+    if family.stored.position_offset:
         raise unsupported("out", f"folders of {family.name} models are not written from GGUF")
     sources = match_tensors(spec, family.rules, _shapes(spec, family), family.stored)
-    by_name: dict[str, list[tuple[Source, Place]]] = defaultdict(list)
+    by_name: dict[str, list[_Part]] = defaultdict(list)
     for canonical, source in sources.items():
-        by_name[source.stored].append((source, tensors.places[canonical]))
+        order, columns = _turns(spec, canonical)
+        by_name[source.stored].append(_Part(source, tensors.places[canonical], order, columns))
     prevailing = _prevailing(tensors, widen)
     shapes = _shapes(spec, family)
     return [_whole(name, shapes[name], parts, prevailing, widen) for name, parts in by_name.items()]
+
+
+def _turns(spec: DecoderSpec, canonical: str) -> tuple[NDArray[np.int64] | None, bool]:
+    """`_Part.order` and `columns` of a tensor whose value heads are in turns."""
+    match = _REC.fullmatch(canonical)
+    mixer = None if match is None else spec.layers[int(match[1])].recurrent
+    if match is None or mixer is None or not mixer.tiled:
+        return None, False
+    return tiled_rows(replace(mixer, tiled=False), match[2]), match[2] == "out"
+
+
+def _unfolded(spec: DecoderSpec, canonical: str) -> tuple[int, ...] | None:
+    """The shape that vectors of a recurrent mixer have in folders; None: as in GGUF files."""
+    match = _REC.fullmatch(canonical)
+    mixer = None if match is None else spec.layers[int(match[1])].recurrent
+    if match is None or mixer is None or match[2] not in ("conv", "a_log", "skip", "norm"):
+        return None
+    (count,) = spec.expected_tensors()[canonical]
+    if match[2] == "conv" and match[3] == ".weight":
+        return (count // mixer.taps, 1, mixer.taps)
+    return (count,)
 
 
 def _prevailing(tensors: LazyTensors, widen: str | None) -> str:
@@ -73,6 +113,7 @@ def _shapes(spec: DecoderSpec, family: Family) -> dict[str, tuple[int, ...]]:
         if name in found:
             continue
         shape, _ = whole_shape(spec, canonical, held, expected)
+        shape = _unfolded(spec, canonical) or shape
         turned = held.transposed and canonical.endswith(".weight")
         if turned and len(shape) > 1:
             shape = (*shape[:-2], shape[-1], shape[-2])
@@ -83,11 +124,11 @@ def _shapes(spec: DecoderSpec, family: Family) -> dict[str, tuple[int, ...]]:
 def _whole(
     name: str,
     shape: tuple[int, ...],
-    parts: list[tuple[Source, Place]],
+    parts: list[_Part],
     prevailing: str,
     widen: str | None,
 ) -> OutTensor:
-    quantized = next((place for _, place in parts if place.dtype not in FLOAT_TYPES), None)
+    quantized = next((p.place for p in parts if p.place.dtype not in FLOAT_TYPES), None)
     if quantized is not None and widen is None:
         raise unsupported(
             quantized.name,
@@ -95,7 +136,7 @@ def _whole(
             "--dequantize f32 (exact), bf16 or f16 to write them so, or a name that ends in .gguf "
             "as OUT",
         )
-    types = {place.dtype for _, place in parts}
+    types = {part.place.dtype for part in parts}
     if quantized is not None:
         assert widen is not None
         dtype = widen
@@ -109,22 +150,24 @@ def _whole(
     return OutTensor(name, dtype, shape, held_bytes(dtype, shape), pieces)
 
 
-def _fits(parts: list[tuple[Source, Place]], dtype: str) -> bool:
+def _fits(parts: list[_Part], dtype: str) -> bool:
     """Whether float32 vectors are the same in a narrower type."""
-    for source, place in parts:
-        values = place.values() - np.float32(source.plus)
+    for part in parts:
+        values = part.place.values() - np.float32(part.source.plus)
         raw = RawTensor(dtype, values.shape, memoryview(narrowed(values, dtype).tobytes()))
         if not np.array_equal(to_float32(raw), values):
             return False
     return True
 
 
-def _pieces(
-    shape: tuple[int, ...], parts: list[tuple[Source, Place]], dtype: str
-) -> Iterator[Buffer]:
+def _pieces(shape: tuple[int, ...], parts: list[_Part], dtype: str) -> Iterator[Buffer]:
     whole = np.zeros(shape, _ITEMS[dtype])
-    for source, place in parts:
-        _put(whole, source, _bits(place, source.plus, dtype))
+    for part in parts:
+        bits = _bits(part.place, part.source.plus, dtype)
+        if part.order is not None:
+            back = np.argsort(part.order)
+            bits = bits[:, back] if part.columns else bits[back]
+        _put(whole, part.source, bits)
     yield whole.reshape(-1).view(np.uint8).data
 
 

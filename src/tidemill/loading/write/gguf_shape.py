@@ -29,7 +29,7 @@ from tidemill.models.spec import Attention, DecoderSpec, Latent, Mlp, Moe, Recur
 _ROUNDING = 1e-6  # relative: numbers are float32 in GGUF
 # Scalings that tensors say; the others are keys.
 _IN_TENSORS = ("llama3", "factors", "longrope")
-_NO_ROTATION = 1e30  # divides the frequencies of pairs that do not rotate
+NO_ROTATION = 1e30  # divides the frequencies of pairs that do not rotate
 
 
 def gguf_family(files: ModelFiles) -> Family:
@@ -396,4 +396,4 @@ def rope_tensors(spec: DecoderSpec, *, full: bool = False) -> dict[str, NDArray[
     plain = inverse_frequencies(dataclasses.replace(rope, scaling=None))
     with np.errstate(divide="ignore"):  # of pairs that do not rotate
         divisors: NDArray[np.float64] = np.array(plain) / np.array(inverse_frequencies(rope))
-    return {DIVISORS: np.minimum(divisors, _NO_ROTATION).astype(np.float32)}
+    return {DIVISORS: np.minimum(divisors, NO_ROTATION).astype(np.float32)}

@@ -33,11 +33,11 @@ _SHARED = "model.layers.{i}.shared_mlp."
 
 RULES: Rules = (
     *mixer_rules("model.layers.{i}.mamba."),
-    *MOE_RULES,
     # Without experts, the shared one is all there is.
     (_SHARED + "input_linear.weight",
      Fused(("layers.{i}.mlp.gate.weight", "layers.{i}.mlp.up.weight"))),
     (_SHARED + "output_linear.weight", "layers.{i}.mlp.down.weight"),
+    *MOE_RULES,
 )  # fmt: skip
 
 

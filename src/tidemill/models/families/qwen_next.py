@@ -38,19 +38,26 @@ _OURS = "layers.{i}.rec."
 _QUERIES = Fused(("layers.{i}.attn.q.{t}", "layers.{i}.attn.gate.{t}"), "heads")
 _QKVZ = Fused((_OURS + "qkv.weight", _OURS + "z.weight"), "delta")
 _BA = Fused((_OURS + "b.weight", _OURS + "a.weight"), "heads")
-_MIXER_RULES: Rules = (
-    ("model.layers.{i}.self_attn.q_proj.{t}", _QUERIES),
+_TOGETHER: Rules = (
     (_MIXER + "in_proj_qkvz.weight", _QKVZ),
     (_MIXER + "in_proj_ba.weight", _BA),
-    (_MIXER + "in_proj_{p}.weight", _OURS + "{p}.weight"),
+)
+_EACH: Rules = tuple(
+    (f"{_MIXER}in_proj_{part}.weight", f"{_OURS}{part}.weight") for part in ("qkv", "z", "b", "a")
+)
+_MIXER_RULES: Rules = (
+    ("model.layers.{i}.self_attn.q_proj.{t}", _QUERIES),
     (_MIXER + "out_proj.weight", _OURS + "out.weight"),
     (_MIXER + "conv1d.weight", _OURS + "conv.weight"),
     (_MIXER + "norm.weight", _OURS + "norm.weight"),
     (_MIXER + "A_log", _OURS + "a_log"),
     (_MIXER + "dt_bias", _OURS + "a_bias"),
 )  # fmt: skip
-RULES: Rules = (*_MIXER_RULES, *STACKED_EXPERTS, *MOE_RULES)
-DENSE_RULES: Rules = (*_MIXER_RULES, *HF_RULES)
+# Folders of any of them are read with either; they are written as the first says.
+_SPARSE: Rules = (*_MIXER_RULES, *MOE_RULES, *STACKED_EXPERTS)
+RULES: Rules = (*_TOGETHER, *_EACH, *_SPARSE)
+SPARSE_RULES: Rules = (*_EACH, *_TOGETHER, *_SPARSE)
+DENSE_RULES: Rules = (*_EACH, *_TOGETHER, *_MIXER_RULES, *HF_RULES)
 _GGUF_MIXER: Rules = (
     ("blk.{i}.attn_q.{t}", _QUERIES),
     ("blk.{i}.attn_qkv.weight", _OURS + "qkv.weight"),
@@ -231,7 +238,7 @@ QWEN3_5 = Family(
                implied=_tiled(_of_gguf)),
 )  # fmt: skip
 QWEN3_5_MOE = Family(
-    "qwen3_5_moe", ("Qwen3_5MoeForCausalLM",), spec_moe, RULES, stored=_STORED,
+    "qwen3_5_moe", ("Qwen3_5MoeForCausalLM",), spec_moe, SPARSE_RULES, stored=_STORED,
     gguf=_gguf("qwen35moe", (*_APART, *_EXPERT_RULES), _EXPERT_KEYS, stored=_TILES,
                unused=_READ | _SECTIONS, implied=_tiled(_of_gguf_with_experts)),
 )  # fmt: skip
