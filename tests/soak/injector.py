@@ -74,6 +74,7 @@ class Injector:
         self._queue_tokens = queue_tokens
         self._stall_timeout = stall_timeout
         self._breaking = asyncio.Lock()  # one engine is broken at a time
+        self._to_leave_in: list[str] = []
 
     # -- the engine --------------------------------------------------------------------------
 
@@ -155,7 +156,9 @@ class Injector:
             "while streaming": (head + body, 0.4),
             "never reading": (head + body, 1.5),
         }
-        state = self._rng.choice(list(states))
+        # All in turn, shuffled: chance would leave one out of a short run now and then.
+        self._to_leave_in = self._to_leave_in or self._rng.sample(list(states), len(states))
+        state = self._to_leave_in.pop()
         data, pause = states[state]
         with contextlib.suppress(OSError):
             reader, writer = await self._connect()
