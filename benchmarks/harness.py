@@ -170,8 +170,11 @@ def machine_line(what: str) -> str:
 
 
 def write_section(name: str, text: str) -> None:
-    """Put `text` between the markers ``<!-- NAME: begin -->`` and ``end`` of docs/benchmarks.md."""
+    """Put `text` between the markers ``<!-- NAME: begin -->`` and ``end`` of docs/benchmarks.md;
+    where they are not, it is printed."""
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     if DOC.exists() and begin in (page := DOC.read_text()):
         head, _, rest = page.partition(begin)
         DOC.write_text(f"{head}{begin}\n{text}\n{end}{rest.partition(end)[2]}")
+    else:
+        print(f"{DOC} has no section {begin}; it would hold:\n{text}")

@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).resolve().with_name("workers") / "draw_plots.py"
 
 
 def draw(results: dict[str, Any]) -> None:
-    """Write docs/roofline.svg and docs/growth.svg of what has been measured.
+    """Write docs/roofline.svg, and this kind of machine's growth plot into docs/side_by_side.
 
     Says so and writes nothing when matplotlib cannot be had.
     """
@@ -29,6 +29,9 @@ def draw(results: dict[str, Any]) -> None:
     except peers.PeerMissing as missing:
         print(f"no plots: {missing}")
         return
-    subprocess.run(
-        [python, SCRIPT, harness.DOC.parent], input=json.dumps(measured), text=True, check=True
+    docs = harness.DOC.parent
+    paths = (
+        docs / "roofline.svg",
+        docs / "side_by_side" / f"{harness.machine_kind()}-growth.svg",
     )
+    subprocess.run([python, SCRIPT, *paths], input=json.dumps(measured), text=True, check=True)

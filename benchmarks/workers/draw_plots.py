@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt  # noqa: E402
 WEIGHT_BYTES = {"Q8_0": 34 / 32, "Q4_0": 18 / 32, "BF16": 2.0}
 
 
-def roofline(lines: list[dict[str, Any]], folder: Path) -> None:
+def roofline(lines: list[dict[str, Any]], path: Path) -> None:
     """Matrix products of the best instruction set: rate over operations per byte of weights."""
     best = lines[0]["isa"]
     of = [x for x in lines if x["isa"] == best and x["kernel"] == "gemm"]
@@ -42,10 +42,10 @@ def roofline(lines: list[dict[str, Any]], folder: Path) -> None:
     axes.set_title(f"Matrix products beside the roofline ({best})")
     axes.legend(fontsize=7)
     axes.grid(alpha=0.3)
-    save(figure, folder / "roofline.svg")
+    save(figure, path)
 
 
-def growth(points: dict[str, list[dict[str, float]]], folder: Path) -> None:
+def growth(points: dict[str, list[dict[str, float]]], path: Path) -> None:
     """Step time over batch size and over context."""
     figure, both = plt.subplots(1, 2, figsize=(8.6, 3.6))
     for axes, (name, label) in zip(
@@ -68,7 +68,7 @@ def growth(points: dict[str, list[dict[str, float]]], folder: Path) -> None:
         axes.grid(alpha=0.3, which="both")
         axes.legend(fontsize=7)
     figure.suptitle("Growth of a decoding step, Qwen3-0.6B shape, Q8_0")
-    save(figure, folder / "growth.svg")
+    save(figure, path)
 
 
 def save(figure: Any, path: Path) -> None:
@@ -78,11 +78,9 @@ def save(figure: Any, path: Path) -> None:
 
 def main() -> None:
     measured = json.load(sys.stdin)
-    folder = Path(sys.argv[1])
-    if "kernels" in measured:
-        roofline(measured["kernels"], folder)
-    if "growth" in measured:
-        growth(measured["growth"], folder)
+    for name, path in zip(("kernels", "growth"), map(Path, sys.argv[1:3]), strict=True):
+        if name in measured:
+            {"kernels": roofline, "growth": growth}[name](measured[name], path)
 
 
 if __name__ == "__main__":
