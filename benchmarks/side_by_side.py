@@ -130,8 +130,8 @@ _ZEN5_PREFILL = (
     "what registers alone give (1,020 GOP/s a thread; int8 with a scale per row: 90 %). Three "
     "changes were measured beside the code as it is, in turn in one process, best of 60, and are "
     "not in: weights of fewer bits than eight taken apart once per panel instead of once per six "
-    "rows (predicted 1.05 to 1.15 times the rate; came 0.93 to 1.0 for Q4_0 and Q4_K, 1.0 to 1.07 "
-    "for Q6_K from 128 rows on), K types' block sums by fma instead of 32-bit multiplication "
+    "rows (predicted 1.05 to 1.15 times the rate; came 0.93 to 1.0 for Q4_0 and Q4_K, 1.0 to 1.18 "
+    "for Q5_K and Q6_K from 128 rows on), K types' block sums by fma instead of 32-bit multiplication "
     "(predicted 1.25, came 1.0), and blocks of 48 to 258 rows (1.0). What is left is the scaling "
     "of every 32 values."
 )
@@ -163,7 +163,7 @@ REASONS: dict[str, dict[str, str]] = {
     },
     "avx512bf16-family26": {
         "decode": _ZEN5_READS,
-        "depth": _DEPTH,
+        "depth": f"not profiled on this machine; on Zen 4 {_DEPTH}",
         "prefill": _ZEN5_PREFILL,
         "batch": _ZEN5_BATCH,
         "growth-batch": f"at worst between 16 and 32 sequences; {_ZEN5_BATCH}",

@@ -2,7 +2,7 @@
 # The C++ core under sanitizers, in a build folder of its own (`make sanitizers`):
 #   address,undefined: every kernel of every instruction set, and steps driven from Python
 #   thread:            the thread pool, the queue of steps, and packing beside them
-# and, where it is asked for (fuzz), hostile model files: INPUTS of them (20,000) are read as `make
+# and, where it is asked for (fuzz), hostile model files: INPUTS of them (100,000) are read as `make
 # fuzz` reads them, with the portable kernels instrumented.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -58,7 +58,7 @@ for part in $what; do
         -DSKBUILD_SABI_VERSION=3.11 -DTIDEMILL_SANITIZE=address,undefined -DTIDEMILL_PORTABLE=ON
       preload_for fuzz
       LD_PRELOAD="$preload" TIDEMILL_SANITIZED="$folder/fuzz" PYTHONPATH=tests PYTHONMALLOC=malloc \
-        "$python" -m fuzz.run --inputs "${INPUTS:-20000}" --seed "${SEED:-2}" --sanitized \
+        "$python" -m fuzz.run --inputs "${INPUTS:-100000}" --seed "${SEED:-2}" --sanitized \
         --report docs/fuzz.md
       ;;
     threads)
