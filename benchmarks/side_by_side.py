@@ -131,9 +131,9 @@ _ZEN5_PREFILL = (
     "changes were measured beside the code as it is, in turn in one process, best of 60, and are "
     "not in: weights of fewer bits than eight taken apart once per panel instead of once per six "
     "rows (predicted 1.05 to 1.15 times the rate; came 0.93 to 1.0 for Q4_0 and Q4_K, 1.0 to 1.18 "
-    "for Q5_K and Q6_K from 128 rows on), K types' block sums by fma instead of 32-bit multiplication "
-    "(predicted 1.25, came 1.0), and blocks of 48 to 258 rows (1.0). What is left is the scaling "
-    "of every 32 values."
+    "for Q5_K and Q6_K from 128 rows on), K types' block sums by fma instead of 32-bit "
+    "multiplication (predicted 1.25, came 1.0), and blocks of 48 to 258 rows (1.0). What is left "
+    "is the scaling of every 32 values."
 )
 _ZEN5_BATCH = (
     "two threads multiply 16 rows with Q8_0 weights from memory at 635 GOP/s, from caches at "
