@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
 import click
@@ -29,7 +29,7 @@ class _Declared:
     default: Any
     names: tuple[str, ...]
     argument: bool
-    more: dict[str, Any] = field(default_factory=dict)
+    more: dict[str, Any]
 
 
 def option(default: Any, *names: str, help: str, envvar: str | None = None) -> Any:

@@ -84,16 +84,15 @@ def _turns(spec: DecoderSpec, canonical: str) -> tuple[NDArray[np.int64] | None,
     return tiled_rows(replace(mixer, tiled=False), match[2]), match[2] == "out"
 
 
-def _unfolded(spec: DecoderSpec, canonical: str) -> tuple[int, ...] | None:
+def _unfolded(spec: DecoderSpec, canonical: str, ours: tuple[int, ...]) -> tuple[int, ...] | None:
     """The shape that vectors of a recurrent mixer have in folders; None: as in GGUF files."""
     match = _REC.fullmatch(canonical)
     mixer = None if match is None else spec.layers[int(match[1])].recurrent
     if match is None or mixer is None or match[2] not in ("conv", "a_log", "skip", "norm"):
         return None
-    (count,) = spec.expected_tensors()[canonical]
     if match[2] == "conv" and match[3] == ".weight":
-        return (count // mixer.taps, 1, mixer.taps)
-    return (count,)
+        return (ours[0] // mixer.taps, 1, mixer.taps)
+    return ours
 
 
 def _prevailing(tensors: LazyTensors, widen: str | None) -> str:
@@ -113,7 +112,7 @@ def _shapes(spec: DecoderSpec, family: Family) -> dict[str, tuple[int, ...]]:
         if name in found:
             continue
         shape, _ = whole_shape(spec, canonical, held, expected)
-        shape = _unfolded(spec, canonical) or shape
+        shape = _unfolded(spec, canonical, expected[canonical]) or shape
         turned = held.transposed and canonical.endswith(".weight")
         if turned and len(shape) > 1:
             shape = (*shape[:-2], shape[-1], shape[-2])
