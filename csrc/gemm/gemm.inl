@@ -50,9 +50,9 @@ static inline void prefetch_block(const TileInput& in, int64_t block_offset) {
 
 // A few lines of the page that the stream comes to next. The hardware does not look beyond the page
 // of 4 KiB it is in, and would begin anew with every one.
-template <int64_t kBlockBytes>
+template <int64_t kBlockBytes, int64_t kLines = kBlockBytes / 512>
 static inline void prefetch_ahead(const TileInput& in, int64_t block_offset) {
-  constexpr int64_t kAhead = 6144, kLines = kBlockBytes / 512;
+  constexpr int64_t kAhead = 6144;
   for (int64_t line = 0; line < kLines; ++line)
     prefetch(in.panel + block_offset + kAhead + line * 64);
 }

@@ -24,8 +24,12 @@ struct KWeights {
   }
 
   static TIDEMILL_INLINE void prefetch_group(const TileInput& in, int64_t g) {
+    // All lines: a group takes so long that nothing else would be on its way meanwhile. Measured on
+    // Zen 5, one row from memory: 1.15 to 1.2 times as fast with Q4_K, 1.2 to 1.3 with Q6_K.
+    if (!in.next)
+      return prefetch_ahead<kBlockBytes, kBlockBytes / 64>(in, Layout::group_offset(g));
     prefetch_block(in, Layout::group_offset(g));
-    if (in.next && in.line0 == 0 && g % 8 == 0)
+    if (in.line0 == 0 && g % 8 == 0)
       for (int64_t line = 0; line < Layout::kFooterBytes; line += 64)
         prefetch(in.next + g / 8 * Layout::kBlockBytes + Layout::kFooter + line);
   }
