@@ -40,6 +40,7 @@ namespace {
 #ifdef TIDEMILL_X86
 struct CpuFeatures {
   bool avx2 = false, avx512 = false, bf16 = false, amx = false, amd = false;
+  uint32_t family = 0;
 };
 
 uint64_t enabled_state() {
@@ -66,6 +67,8 @@ CpuFeatures detect() {
   if (!__get_cpuid(1, &a, &b, &c, &d)) return found;
   const uint32_t fma = 1u << 12, osxsave = 1u << 27, avx = 1u << 28, f16c = 1u << 29;
   if (!all_bits(c, fma | osxsave | avx | f16c)) return found;
+  found.family = a >> 8 & 15;
+  if (found.family == 15) found.family += a >> 20 & 255;
   // The instructions exist; the operating system must also save their registers.
   const uint64_t state = enabled_state();
   if ((state & 0x6) != 0x6) return found;
@@ -122,11 +125,13 @@ CpuFeatures detect() {
 struct Available {
   const KernelTable* tables[6] = {};
   const char* names[6] = {};
+  bool reads_by_line = false;
 
   Available() {
     int count = 0;
 #ifdef TIDEMILL_X86
     const CpuFeatures cpu = detect();
+    reads_by_line = cpu.amd && cpu.family >= 26;  // Zen 5
     if (cpu.amx) tables[count++] = &amx::kernel_table();
     // Which of the two is faster was measured: see simd/avx512.h.
     if (cpu.bf16 && cpu.amd) tables[count++] = &avx512bf16::kernel_table();
@@ -157,6 +162,8 @@ const KernelTable* select_kernels(const char* isa_or_null) {
     if (std::strcmp((*table)->isa, isa_or_null) == 0) return *table;
   return nullptr;
 }
+
+bool reads_by_line() { return available().reads_by_line; }
 
 const char* const* available_isas() { return available().names; }
 

@@ -19,7 +19,7 @@ static_assert(sizeof(ActGroup) == 48, "layout shared by pack_act and gemm");
 
 struct alignas(32) ActBlock {
   int8_t q[kBlock];
-  int32_t q6_starts[kBlock / 16];       // -32 * sum of 16 q: where Q6_K's accumulators start
+  int32_t q6_starts[kBlock / 16];       // dot_start_u6 of 16 q: where Q6_K's accumulators start
   int16_t minus_sums[kBlock / kGroup];  // minus the sums of 32 q: what minima are multiplied with
   float scale;
 };
@@ -73,7 +73,7 @@ static inline void pack_act_group(const float* x, ActGroup* out) {
 static inline void pack_act_block(const float* x, ActBlock* out) {
   int32_t sums[kBlock / 16];
   out->scale = quantize_act<kBlock>(x, out->q, sums);
-  for (int i = 0; i < kBlock / 16; ++i) out->q6_starts[i] = -32 * sums[i];
+  for (int i = 0; i < kBlock / 16; ++i) out->q6_starts[i] = dot_start_u6(out->q + 16 * i, sums[i]);
   for (int i = 0; i < kBlock / kGroup; ++i)
     out->minus_sums[i] = int16_t(-(sums[2 * i] + sums[2 * i + 1]));
 }

@@ -40,6 +40,7 @@ struct TileInput {
   // (`prefetch_ahead`).
   const uint8_t* next;
   int64_t line0, line1;
+  bool by_line = false;  // instead of them, all lines of the stream itself: see reads_by_line()
 };
 
 static inline void prefetch_block(const TileInput& in, int64_t block_offset) {
@@ -50,9 +51,10 @@ static inline void prefetch_block(const TileInput& in, int64_t block_offset) {
 
 // A few lines of the page that the stream comes to next. The hardware does not look beyond the page
 // of 4 KiB it is in, and would begin anew with every one.
-template <int64_t kBlockBytes, int64_t kLines = kBlockBytes / 512>
-static inline void prefetch_ahead(const TileInput& in, int64_t block_offset) {
+template <int64_t kLines>
+static TIDEMILL_INLINE void prefetch_ahead(const TileInput& in, int64_t block_offset) {
   constexpr int64_t kAhead = 6144;
+  TIDEMILL_UNROLL
   for (int64_t line = 0; line < kLines; ++line)
     prefetch(in.panel + block_offset + kAhead + line * 64);
 }
@@ -65,30 +67,61 @@ static inline const ActGroup* act_group(const TileInput& in, int64_t row, int64_
 // up as int8 in the form that dot_q8 takes.
 struct EvenSteps {
   static constexpr bool kLookedUp = false;
+  static constexpr int kZero = 8;  // of what is multiplied, which is unsigned; none: int8
+  static constexpr int kLargest = 15;
   static TIDEMILL_INLINE Vf scales(const uint16_t* p) { return vload_half(p); }
 };
 struct Mxfp4Codes {
   static constexpr bool kLookedUp = true;
+  static constexpr int kZero = kPairDots ? 12 : 0;
+  static constexpr int kLargest = 24;
   static constexpr const CodeValues& kValues = kMxfp4Values;
   static TIDEMILL_INLINE Vf scales(const uint16_t* p) { return vload_bf16(p); }
 };
 struct Iq4Codes : EvenSteps {
   static constexpr bool kLookedUp = true;
+  static constexpr int kZero = 0;
+  static constexpr int kLargest = 255;
   static constexpr const CodeValues& kValues = kIq4Values;
 };
 
+// A table's values as they are multiplied.
+template <class Codes>
+struct CodeTable {
+  uint8_t at[16] = {};
+  constexpr CodeTable() {
+    for (int i = 0; i < 16; ++i)
+      at[i] = Codes::kZero ? uint8_t(Codes::kValues.at[i] + Codes::kZero)
+                           : uint8_t(uint8_t(Codes::kValues.at[i]) ^ uint8_t(kQ8Flip));
+  }
+};
 template <class Codes>
 static TIDEMILL_INLINE Vi code_table() {
-  uint8_t bytes[16];
-  for (int i = 0; i < 16; ++i) bytes[i] = uint8_t(Codes::kValues.at[i]) ^ uint8_t(kQ8Flip);
-  return itable(bytes);
+  static constexpr CodeTable<Codes> table;
+  return itable(table.at);
+}
+
+// Quads of a group whose products with weights up to `largest` fit a sum of dot_q4 or dot_u6.
+constexpr int fitting_quads(int largest) {
+  const int quads = kPairDots ? 32767 / (2 * 127 * largest) : 8;
+  return quads >= 8 ? 8 : quads >= 4 ? 4 : 2;
+}
+
+// Minus the weights' zero point times both halves' sums of a group of activations.
+template <class Codes>
+static TIDEMILL_INLINE Vi zero_point_sums(const uint8_t* act) {
+  return imadd_pairs(ibroadcast(act + offsetof(ActGroup, half_sums)),
+                     iset(int32_t(uint32_t(uint16_t(-Codes::kZero)) * 0x10001u)));
 }
 
 // 8-bit (kFour false) or 4-bit weights against int8 activations: exact integer sums per group of
 // 32, then one fma with the product of both scales.
 template <bool kFour, class Codes = EvenSteps>
 struct QuantizedWeights {
-  static constexpr bool kSteps = kFour && !Codes::kLookedUp;  // else int8
+  static constexpr bool kSteps = kFour && Codes::kZero;  // else int8
+  // Where sums of a group are begun anew, in parts of it: every part has a quad of each nibble.
+  static constexpr bool kPairs = kSteps && kPairDots;
+  static constexpr int kSumParts = fitting_quads(Codes::kLargest) / 2;
   static constexpr int kRows = kI8Rows, kVecs = kI8Vecs;
   static constexpr int64_t kPrefetchRows = kFour ? 3 : 5;  // measured: with fewer it costs
   static constexpr int64_t kBlockBytes = kFour ? kQ4GroupBytes : kQ8GroupBytes;
@@ -105,7 +138,7 @@ struct QuantizedWeights {
     if (in.next) {
       prefetch_block(in, g * kBlockBytes);
     } else {
-      prefetch_ahead<kBlockBytes>(in, g * kBlockBytes);
+      prefetch_ahead<kBlockBytes / 512>(in, g * kBlockBytes);
     }
   }
 
@@ -134,19 +167,24 @@ struct QuantizedWeights {
   static TIDEMILL_INLINE void group(const TileInput& in, int64_t g, Vi (&dot)[R][V]) {
     const uint8_t* quads = in.panel + g * kBlockBytes + 64 + in.lane * 4;
     const uint8_t* act = in.act + g * int64_t(sizeof(ActGroup));
-    TIDEMILL_UNROLL
-    for (int r = 0; r < R; ++r) {
+    const auto start = [&](int r) {
       const uint8_t* a = act + r * in.act_stride;
-      Vi start = iset(0);
-      if (kSteps && kQ4Offset)  // -8 times both halves' sums
-        start = imadd_pairs(ibroadcast(a + offsetof(ActGroup, half_sums)),
-                            iset(int32_t(0xfff8fff8u)));
-      if (!kSteps && kQ8Offset) start = ibroadcast(a + offsetof(ActGroup, correction_q8));
+      if (kSteps && kQ4Offset) return zero_point_sums<Codes>(a);
+      return !kSteps && kQ8Offset ? ibroadcast(a + offsetof(ActGroup, correction_q8)) : iset(0);
+    };
+    const auto each = [](auto of) {
       TIDEMILL_UNROLL
-      for (int v = 0; v < V; ++v) dot[r][v] = start;
-    }
+      for (int r = 0; r < R; ++r) {
+        TIDEMILL_UNROLL
+        for (int v = 0; v < V; ++v) of(r, v);
+      }
+    };
+    Vi pairs[R][V];
+    auto& to = kPairs ? pairs : dot;
     TIDEMILL_UNROLL
     for (int part = 0; part < (kFour ? 4 : 8); ++part) {
+      if (kPairs && part % kSumParts == 0) each([&](int r, int v) { pairs[r][v] = iset(0); });
+      if (!kPairs && part == 0) each([&](int r, int v) { dot[r][v] = start(r); });
       Vi w[V];
       TIDEMILL_UNROLL
       for (int v = 0; v < V; ++v) w[v] = iload(quads + part * 128 + v * kLanes * 4);
@@ -164,10 +202,14 @@ struct QuantizedWeights {
               act_quad(act + r * in.act_stride + offsetof(ActGroup, q), part + half * 4);
           TIDEMILL_UNROLL
           for (int v = 0; v < V; ++v) {
-            dot[r][v] = kSteps ? dot_q4(dot[r][v], u[v], a) : dot_q8(dot[r][v], u[v], a);
+            to[r][v] = kSteps ? dot_q4(to[r][v], u[v], a) : dot_q8(to[r][v], u[v], a);
           }
         }
       }
+      if (kPairs && (part + 1) % kSumParts == 0)
+        each([&](int r, int v) {
+          dot[r][v] = iadd(part < kSumParts ? start(r) : dot[r][v], ipair_sums(pairs[r][v]));
+        });
     }
   }
 
@@ -349,11 +391,16 @@ template <class Weights>
 static void gemm_panels(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride,
                         int64_t m_rows, int64_t p0, int64_t p1, const float* bias, float* out,
                         int64_t ldo) {
+  const bool by_line = reads_by_line();
   for (int64_t p = p0; p < p1; ++p) {
-    TileInput in{w.data + p * w.panel_bytes, nullptr, acts, act_stride, w.k, 0, nullptr, 0, 0};
+    TileInput in{w.data + p * w.panel_bytes, nullptr, acts, act_stride, w.k, 0, nullptr, 0, 0,
+                 by_line};
     const int64_t n0 = p * kPanel;
     const int64_t tiles = (m_rows + Weights::kRows - 1) / Weights::kRows;
-    if (m_rows >= Weights::kPrefetchRows && p + 1 < p1) in.next = in.panel + w.panel_bytes;
+    if (m_rows >= Weights::kPrefetchRows) {
+      in.by_line = false;
+      if (p + 1 < p1) in.next = in.panel + w.panel_bytes;
+    }
     constexpr int64_t kLines = Weights::kBlockBytes / 64;
     int64_t m = 0;
     for (int64_t tile = 0; tile < tiles; ++tile) {

@@ -72,9 +72,7 @@ struct QuantizedEights : QuantizedWeights<kFour, Codes> {
     if constexpr (kFour) {
       dot.begin([&](int r) {
         if constexpr (!Vectors::kSteps) return iset(0);
-        // -8 times both halves' sums
-        return imadd_pairs(ibroadcast(act + r * in.act_stride + offsetof(ActGroup, half_sums)),
-                           iset(int32_t(0xfff8fff8u)));
+        return zero_point_sums<Codes>(act + r * in.act_stride);
       });
       const auto bytes = [&](int half, int i) { return iload(weights + half * kEights + i * 16); };
       const auto values = [](Vi nibbles) {

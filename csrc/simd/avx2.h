@@ -14,9 +14,10 @@ constexpr int kDotBytes = 4;
 constexpr uint32_t kQ8Flip = 0x80808080u;
 constexpr bool kQ8Offset = false;  // the sign trick multiplies q itself
 constexpr bool kQ4Offset = true;
+constexpr bool kPairDots = true;
 constexpr bool kBf16Pairs = false;
-constexpr int kI8Vecs = 2, kI8Rows = 3;
-constexpr int kBlockVecs = 2, kBlockRows = 3;
+constexpr int kI8Vecs = 2, kI8Rows = 4;
+constexpr int kBlockVecs = 2, kBlockRows = 4;
 constexpr int kFloatVecs = 2, kFloatRows = 6;
 constexpr int kScoreVecs = 2, kScoreRows = 6;
 constexpr int kAccRegisters = 12;
@@ -133,11 +134,14 @@ static inline Vf vround_bf16(Vf a) {
   return _mm256_castsi256_ps(
       _mm256_and_si256(round_bf16(a), _mm256_set1_epi32(int32_t(0xffff0000u))));
 }
+static inline void ikeep(Vi& a) { asm("" : "+x"(a)); }
 // |q| <= 128 and |a| <= 127, so a pair of products fits 16 bits; with q + 128 it would not.
 static inline Vi dot_q8(Vi acc, Vi w, Vi a) {
   const __m256i q = _mm256_xor_si256(w, _mm256_set1_epi8(int8_t(-128)));
   const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(q), _mm256_sign_epi8(a, q));
-  return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  acc = _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  ikeep(acc);
+  return acc;
 }
 static inline Vi nibble_low(Vi w) { return iand(w, _mm256_set1_epi32(0x0f0f0f0f)); }
 static inline Vi nibble_high(Vi w) {
@@ -148,8 +152,9 @@ static inline Vi itable(const void* p) {
 }
 static inline Vi ilook_up(Vi table, Vi index) { return _mm256_shuffle_epi8(table, index); }
 static inline Vi dot_q4(Vi acc, Vi w, Vi a) {
-  const __m256i pairs = _mm256_maddubs_epi16(w, a);
-  return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  acc = _mm256_add_epi16(acc, _mm256_maddubs_epi16(w, a));
+  ikeep(acc);
+  return acc;
 }
 static inline Vi dot_u6(Vi acc, Vi w, Vi a) { return dot_q4(acc, w, a); }
 template <int kBits>
@@ -158,9 +163,22 @@ static inline Vi ishift_left(Vi a) {
 }
 static inline Vi imerge(Vi a, Vi b, Vi mask) { return _mm256_or_si256(a, iand(b, mask)); }
 static inline Vi imadd_pairs(Vi a, Vi b) { return _mm256_madd_epi16(a, b); }
-static inline void ikeep(Vi& a) { asm("" : "+x"(a)); }
-static inline Vi imul_add(Vi acc, Vi a, Vi b) {
-  return _mm256_add_epi32(acc, _mm256_mullo_epi32(a, b));
+static inline Vi load_scales(const int8_t* p) {  // twice in a lane
+  const __m256i both = _mm256_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13,  //
+                                        0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13);
+  return _mm256_shuffle_epi8(iload_s8(p), both);
+}
+static inline Vi add_scaled(Vi acc, Vi dots, Vi scales) {
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(dots, scales));
+}
+static inline Vi ipair_sums(Vi dots) { return _mm256_madd_epi16(dots, _mm256_set1_epi16(1)); }
+// Sums of 16 bits wrap, and with the offset in them fit at the end: 8 products of at most 32 * 127.
+static inline int32_t dot_start_u6(const int8_t* q, int32_t) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(q));
+  __m128i sums = _mm_maddubs_epi16(_mm_set1_epi8(32), bytes);
+  sums = _mm_add_epi16(sums, _mm_shuffle_epi32(sums, 0x4e));
+  sums = _mm_add_epi16(sums, _mm_shuffle_epi32(sums, 0xb1));
+  return _mm_cvtsi128_si32(_mm_sub_epi16(_mm_setzero_si128(), sums));
 }
 static inline Vf keep_range(Vf a, int64_t first, int64_t lo, int64_t hi, float fill) {
   const __m256i keep = _mm256_andnot_si256(first_lanes(lo - first), first_lanes(hi - first));

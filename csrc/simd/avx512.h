@@ -45,6 +45,7 @@ constexpr int kLanes = 16;
 constexpr int kDotBytes = 4;
 constexpr bool kQ8Offset = true;  // vpdpbusd multiplies q + 128
 constexpr bool kQ4Offset = true;
+constexpr bool kPairDots = false;
 constexpr int kI8Vecs = 2, kI8Rows = 6;
 constexpr int kBlockVecs = 2, kBlockRows = 6;
 constexpr int kFloatVecs = 2, kFloatRows = 12;
@@ -180,9 +181,12 @@ static inline Vi imerge(Vi a, Vi b, Vi mask) {
 }
 static inline Vi imadd_pairs(Vi a, Vi b) { return _mm512_madd_epi16(a, b); }
 static inline void ikeep(Vi& a) { asm("" : "+v"(a)); }
-static inline Vi imul_add(Vi acc, Vi a, Vi b) {
-  return _mm512_add_epi32(acc, _mm512_mullo_epi32(a, b));
+static inline Vi load_scales(const int8_t* p) { return iload_s8(p); }
+static inline Vi add_scaled(Vi acc, Vi dots, Vi scales) {
+  return _mm512_add_epi32(acc, _mm512_mullo_epi32(dots, scales));
 }
+static inline Vi ipair_sums(Vi dots) { return dots; }
+static inline int32_t dot_start_u6(const int8_t*, int32_t sum) { return -32 * sum; }
 static inline Vf keep_range(Vf a, int64_t first, int64_t lo, int64_t hi, float fill) {
   const __mmask16 keep = first_lanes(hi - first) & __mmask16(~first_lanes(lo - first));
   return _mm512_mask_blend_ps(keep, _mm512_set1_ps(fill), a);

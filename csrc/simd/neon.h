@@ -30,6 +30,7 @@ constexpr bool kBf16Pairs = false;
 constexpr int kLanes = 4;
 constexpr uint32_t kQ8Flip = 0;    // sdot multiplies signed bytes with signed bytes
 constexpr bool kQ8Offset = false;
+constexpr bool kPairDots = false;
 constexpr bool kQ4Offset = true;   // cheaper, once a row, than taking 8 off every nibble
 // 32 registers: sums, integer sums beside them and a vector of weights or two.
 constexpr int kI8Vecs = 4, kI8Rows = 3;
@@ -190,7 +191,10 @@ static inline Vi imadd_pairs(Vi a, Vi b) {
   return vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y));
 }
 static inline void ikeep(Vi& a) { asm("" : "+w"(a)); }
-static inline Vi imul_add(Vi acc, Vi a, Vi b) { return vmlaq_s32(acc, a, b); }
+static inline Vi load_scales(const int8_t* p) { return iload_s8(p); }
+static inline Vi add_scaled(Vi acc, Vi dots, Vi scales) { return vmlaq_s32(acc, dots, scales); }
+static inline Vi ipair_sums(Vi dots) { return dots; }
+static inline int32_t dot_start_u6(const int8_t*, int32_t sum) { return -32 * sum; }
 static inline Vf keep_range(Vf a, int64_t first, int64_t lo, int64_t hi, float fill) {
   const auto lanes = [](int64_t n) { return iset(int32_t(n < 0 ? 0 : n > kLanes ? kLanes : n)); };
   const int32_t numbers[kLanes] = {0, 1, 2, 3};

@@ -16,6 +16,9 @@ constexpr uint32_t kQ8Flip = 0x80808080u;
 // Zero point the int8 accumulator must be corrected for: the dot product subtracts it itself.
 constexpr bool kQ8Offset = false;
 constexpr bool kQ4Offset = false;
+// Whether products of bytes come as sums of two in 16 bits: what dot_q4 and dot_u6 add up is then
+// two such sums a lane, which `ipair_sums` and `add_scaled` take, and no more of them than fit.
+constexpr bool kPairDots = false;
 // Whether a dot product of bf16 pairs is one instruction; else bf16 is widened to float, exactly,
 // and activations, queries and probabilities stay in float lanes.
 constexpr bool kBf16Pairs = false;
@@ -243,10 +246,15 @@ static inline Vi imadd_pairs(Vi a, Vi b) {
 }
 // The sum as it is now: the compiler does not defer what it is made of.
 static inline void ikeep(Vi&) {}
-static inline Vi imul_add(Vi acc, Vi a, Vi b) {
-  TIDEMILL_LANES acc.v[i] += a.v[i] * b.v[i];
+// Dot products times the integer scales of consecutive rows, of signed bytes.
+static inline Vi load_scales(const int8_t* p) { return iload_s8(p); }
+static inline Vi add_scaled(Vi acc, Vi dots, Vi scales) {
+  TIDEMILL_LANES acc.v[i] += dots.v[i] * scales.v[i];
   return acc;
 }
+static inline Vi ipair_sums(Vi dots) { return dots; }
+// Where dots with 16 bytes at `q` begin, whose sum is `sum`, that are to be of weights less 32.
+static inline int32_t dot_start_u6(const int8_t*, int32_t sum) { return -32 * sum; }
 // Lane i holds index `first + i`; lanes outside [lo, hi) are replaced by `fill`.
 static inline Vf keep_range(Vf a, int64_t first, int64_t lo, int64_t hi, float fill) {
   TIDEMILL_LANES a.v[i] = first + i >= lo && first + i < hi ? a.v[i] : fill;
