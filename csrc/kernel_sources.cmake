@@ -12,6 +12,10 @@ set(TIDEMILL_KERNEL_FLAGS ${TIDEMILL_KERNEL_OPTIMIZE} -ffp-contract=off -fno-mat
 # The others take an instrumented build most of an hour.
 option(TIDEMILL_PORTABLE "Only the portable kernels" OFF)
 set(TIDEMILL_AVX2_FLAGS -mavx2 -mfma -mf16c)
+# GCC gives out registers by regions, and would keep some of a tile's sums in memory with two free.
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  list(APPEND TIDEMILL_AVX2_FLAGS -fira-region=one)
+endif()
 set(TIDEMILL_AVX512_FLAGS
   -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx2 -mfma -mf16c
   -mprefer-vector-width=512)

@@ -19,44 +19,44 @@ struct DenseRows {
 };
 
 struct Floats {  // single values and what multiplies them
-  static constexpr int kDepth = 1, kQueryBytes = 4;
-  using Stored = Vf;
-  using Weight = Vf;
-  static inline Weight broadcast(const uint8_t* p) { return vset(load_as<float>(p)); }
-  static inline Vf mac(Vf acc, Stored a, Weight b) { return vfma(a, b, acc); }
+  static constexpr int kDepth = 1, kQueryBytes = 4, kParts = 1;
+  using Lanes = Vf;
+  template <int kPart>
+  static TIDEMILL_INLINE Vf broadcast(const uint8_t* p) {
+    return vset(load_as<float>(p + 4 * kPart));
+  }
+  static TIDEMILL_INLINE void mac(Vf& acc, Vf a, Vf b) { vadd_product(acc, a, b); }
 };
 
-struct FloatPair {
-  Vf even, odd;
-};
-
-struct FloatPairs {
-  static constexpr int kDepth = 2, kQueryBytes = 8;
-  using Stored = FloatPair;
-  using Weight = FloatPair;
-  static inline Weight broadcast(const uint8_t* p) {
-    return {vset(load_as<float>(p)), vset(load_as<float>(p + 4))};
-  }
-  static inline Vf mac(Vf acc, Stored a, Weight b) {
-    return vfma(a.odd, b.odd, vfma(a.even, b.even, acc));
-  }
+struct FloatPairs : Floats {  // of which all lanes' first come before all their second
+  static constexpr int kDepth = 2, kQueryBytes = 8, kParts = 2;
 };
 
 struct FloatCache : PlainKeys, Floats, DenseRows<4> {  // float K and V
   using Keys = FloatCache;
-  static inline Stored load(const uint8_t* p) { return vload(reinterpret_cast<const float*>(p)); }
-  static inline Stored key(const uint8_t* p, Scale) { return load(p); }
-  static inline Stored value(const uint8_t* row, int64_t v) { return load(row + vector_at(v)); }
+  static TIDEMILL_INLINE Vf load(const uint8_t* p) {
+    return vload(reinterpret_cast<const float*>(p));
+  }
+  template <int>
+  static TIDEMILL_INLINE Vf key(const uint8_t* p, Scale) { return load(p); }
+  template <int>
+  static TIDEMILL_INLINE Vf value(const uint8_t* row, int64_t v) {
+    return load(row + vector_at(v));
+  }
 };
 
 // int8; their scales join scores and probabilities.
 struct ByteCache : PlainKeys, Floats, DenseRows<1> {
   using Keys = ByteCache;
-  static inline Stored load(const uint8_t* p) {
+  static TIDEMILL_INLINE Vf load(const uint8_t* p) {
     return vload_s8(reinterpret_cast<const int8_t*>(p));
   }
-  static inline Stored key(const uint8_t* p, Scale) { return load(p); }
-  static inline Stored value(const uint8_t* row, int64_t v) { return load(row + vector_at(v)); }
+  template <int>
+  static TIDEMILL_INLINE Vf key(const uint8_t* p, Scale) { return load(p); }
+  template <int>
+  static TIDEMILL_INLINE Vf value(const uint8_t* row, int64_t v) {
+    return load(row + vector_at(v));
+  }
 };
 
 struct NibbleKeys : FloatPairs {  // pairs of values in a byte, scaled as they are loaded
@@ -69,9 +69,9 @@ struct NibbleKeys : FloatPairs {  // pairs of values in a byte, scaled as they a
     const Vi pair = iload(pairs);
     return {pair_even(pair), pair_odd(pair)};
   }
-  static inline Stored key(const uint8_t* p, const Scale& s) {
-    return {vfma(vload_low_nibbles(p), s.scale, s.minimum),
-            vfma(vload_high_nibbles(p), s.scale, s.minimum)};
+  template <int kPart>
+  static TIDEMILL_INLINE Vf key(const uint8_t* p, const Scale& s) {
+    return vfma(kPart ? vload_high_nibbles(p) : vload_low_nibbles(p), s.scale, s.minimum);
   }
 };
 
@@ -82,7 +82,8 @@ struct NibbleCache : Floats {
   using Keys = NibbleKeys;
   static inline int64_t row_bytes(int64_t v_dim) { return nibble_row(v_dim); }
   static inline int64_t vector_at(int64_t v) { return v * kLanes / 32 * 16 + v * kLanes % 16; }
-  static inline Stored value(const uint8_t* row, int64_t v) {
+  template <int>
+  static TIDEMILL_INLINE Vf value(const uint8_t* row, int64_t v) {
     const uint8_t* p = row + vector_at(v);
     return v * kLanes & 16 ? vload_high_nibbles(p) : vload_low_nibbles(p);
   }
@@ -90,40 +91,81 @@ struct NibbleCache : Floats {
 
 struct WideCache : PlainKeys, FloatPairs, DenseRows<4> {  // bf16 pairs, widened
   using Keys = WideCache;
-  static inline Stored load_masked(const uint8_t* p, uint32_t mask) {
-    const Vi pair = iand(iload(p), iset(int32_t(mask)));
-    return {pair_even(pair), pair_odd(pair)};
+  template <int kPart>
+  static TIDEMILL_INLINE Vf widened(Vi pair) {
+    return kPart ? pair_odd(pair) : pair_even(pair);
   }
-  static inline Stored load(const uint8_t* p) {
-    const Vi pair = iload(p);
-    return {pair_even(pair), pair_odd(pair)};
+  template <int kPart>
+  static TIDEMILL_INLINE Vf key(const uint8_t* p, Scale) { return widened<kPart>(iload(p)); }
+  template <int kPart>
+  static TIDEMILL_INLINE Vf value(const uint8_t* row, int64_t v) {
+    return widened<kPart>(iload(row + vector_at(v)));
   }
-  static inline Stored key(const uint8_t* p, Scale) { return load(p); }
-  static inline Stored value(const uint8_t* row, int64_t v) { return load(row + vector_at(v)); }
-  static inline Stored value_masked(const uint8_t* row, int64_t v, uint32_t mask) {
-    return load_masked(row + vector_at(v), mask);
+  template <int kPart>
+  static TIDEMILL_INLINE Vf value_masked(const uint8_t* row, int64_t v, uint32_t mask) {
+    return widened<kPart>(iand(iload(row + vector_at(v)), iset(int32_t(mask))));
   }
 };
 
 #ifdef TIDEMILL_BF16_DOT
 // bf16 pairs against queries and probabilities rounded to bf16 pairs.
 struct PairCache : PlainKeys, DenseRows<4> {
-  static constexpr int kDepth = 2, kQueryBytes = 4;
+  static constexpr int kDepth = 2, kQueryBytes = 4, kParts = 1;
   using Keys = PairCache;
-  using Stored = Vi;
-  using Weight = Vi;
-  static inline Stored key(const uint8_t* p, Scale) { return iload(p); }
-  static inline Stored value(const uint8_t* row, int64_t v) { return iload(row + vector_at(v)); }
-  static inline Stored value_masked(const uint8_t* row, int64_t v, uint32_t mask) {
-    return iand(value(row, v), iset(int32_t(mask)));
+  using Lanes = Vi;
+  template <int>
+  static TIDEMILL_INLINE Vi key(const uint8_t* p, Scale) { return iload(p); }
+  template <int>
+  static TIDEMILL_INLINE Vi value(const uint8_t* row, int64_t v) {
+    return iload(row + vector_at(v));
   }
-  static inline Weight broadcast(const uint8_t* p) { return ibroadcast(p); }
-  static inline Vf mac(Vf acc, Stored a, Weight b) { return dot_bf16(acc, a, b); }
+  template <int>
+  static TIDEMILL_INLINE Vi value_masked(const uint8_t* row, int64_t v, uint32_t mask) {
+    return iand(value<0>(row, v), iset(int32_t(mask)));
+  }
+  template <int>
+  static TIDEMILL_INLINE Vi broadcast(const uint8_t* p) { return ibroadcast(p); }
+  static TIDEMILL_INLINE void mac(Vf& acc, Vi a, Vi b) { acc = dot_bf16(acc, a, b); }
 };
 using Bf16Cache = PairCache;
 #else
 using Bf16Cache = WideCache;
 #endif
+
+template <int kNumber>
+struct PartOf {
+  static constexpr int value = kNumber;
+};
+
+// A step of R x V sums, part by part: stored(part, v) times weight(part, r). What there are fewer of
+// stays in registers, of which the sums leave few.
+template <class Kind, int kPart, int R, int V, class Stored, class Weight>
+static TIDEMILL_INLINE void tile_step(Stored stored, Weight weight, Vf (&sum)[R][V]) {
+  using Part = PartOf<kPart>;
+  if constexpr (R < V) {
+    typename Kind::Lanes w[R];
+    TIDEMILL_UNROLL
+    for (int r = 0; r < R; ++r) w[r] = weight(Part{}, r);
+    TIDEMILL_UNROLL
+    for (int v = 0; v < V; ++v) {
+      const auto value = stored(Part{}, v);
+      TIDEMILL_UNROLL
+      for (int r = 0; r < R; ++r) Kind::mac(sum[r][v], value, w[r]);
+    }
+  } else {
+    typename Kind::Lanes value[V];
+    TIDEMILL_UNROLL
+    for (int v = 0; v < V; ++v) value[v] = stored(Part{}, v);
+    TIDEMILL_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const auto w = weight(Part{}, r);
+      TIDEMILL_UNROLL
+      for (int v = 0; v < V; ++v) Kind::mac(sum[r][v], value[v], w);
+    }
+  }
+  if constexpr (kPart + 1 < Kind::kParts) tile_step<Kind, kPart + 1>(stored, weight, sum);
+}
+
 // A half-chunk is 16 tokens of one block; a chunk two of them, possibly of two blocks.
 constexpr int64_t kHalf = 16;
 constexpr int64_t kChunk = 32;
@@ -152,17 +194,15 @@ static inline void score_tile(const uint8_t* const* k, int64_t k_step, const uin
     TIDEMILL_UNROLL
     for (int v = 0; v < V; ++v) scale[v] = Keys::scale(pairs[v] + group * pair_step);
     for (int64_t i = first; i < min64(steps, first + Keys::kGroupSteps); ++i) {
-      typename Keys::Stored key[V];
-      TIDEMILL_UNROLL
-      for (int v = 0; v < V; ++v) key[v] = Keys::key(k[v] + i * k_step, scale[v]);
       if (ahead.half[0]) prefetch(ahead.half[0] + i * ahead.step);
       if (ahead.half[1]) prefetch(ahead.half[1] + i * ahead.step);
-      TIDEMILL_UNROLL
-      for (int r = 0; r < R; ++r) {
-        const auto query = Keys::broadcast(q + r * q_row + i * Keys::kQueryBytes);
-        TIDEMILL_UNROLL
-        for (int v = 0; v < V; ++v) s[r][v] = Keys::mac(s[r][v], key[v], query);
-      }
+      const uint8_t* query = q + i * Keys::kQueryBytes;
+      tile_step<Keys, 0>(
+          [&](auto part, int v) __attribute__((always_inline)) {
+            return Keys::template key<part.value>(k[v] + i * k_step, scale[v]);
+          },
+          [&](auto part, int r) __attribute__((always_inline)) { return Keys::template broadcast<part.value>(query + r * q_row); },
+          s);
     }
   }
 }
@@ -198,15 +238,12 @@ static inline void value_tile(const ValueRun* runs, int64_t count, int64_t v_ste
         for (int v = 0; v < V; v += Cache::kVecsPerLine)
           prefetch(row + ahead + Cache::vector_at(first + v));
       }
-      typename Cache::Stored value[V];
-      TIDEMILL_UNROLL
-      for (int v = 0; v < V; ++v) value[v] = Cache::value(row, first + v);
-      TIDEMILL_UNROLL
-      for (int r = 0; r < R; ++r) {
-        const auto weight = Cache::broadcast(p + r * p_row);
-        TIDEMILL_UNROLL
-        for (int v = 0; v < V; ++v) sum[r][v] = Cache::mac(sum[r][v], value[v], weight);
-      }
+      tile_step<Cache, 0>(
+          [&](auto part, int v) __attribute__((always_inline)) {
+            return Cache::template value<part.value>(part.value ? afresh(row) : row, first + v);
+          },
+          [&](auto part, int r) __attribute__((always_inline)) { return Cache::template broadcast<part.value>(p + r * p_row); },
+          sum);
     }
   }
   TIDEMILL_UNROLL
@@ -232,14 +269,17 @@ static inline void value_vectors(const ValueRun* runs, int64_t count, int64_t v_
 template <class Cache>
 static inline void value_edge(const uint8_t* row, const uint8_t* p, uint32_t mask, float* acc,
                               int64_t vectors) {
-  const auto weight = Cache::broadcast(p);
   for (int64_t v = 0; v < vectors; ++v) {
-    typename Cache::Stored value;
-    if constexpr (Cache::kDepth == 2) {
-      value = Cache::value_masked(row, v, mask);
-    } else {
-      value = Cache::value(row, v);
-    }
-    vstore(acc + v * kLanes, Cache::mac(vload(acc + v * kLanes), value, weight));
+    Vf sum[1][1] = {{vload(acc + v * kLanes)}};
+    tile_step<Cache, 0>(
+        [&](auto part, int) __attribute__((always_inline)) {
+          if constexpr (Cache::kDepth == 2) {
+            return Cache::template value_masked<part.value>(row, v, mask);
+          } else {
+            return Cache::template value<part.value>(row, v);
+          }
+        },
+        [&](auto part, int) __attribute__((always_inline)) { return Cache::template broadcast<part.value>(p); }, sum);
+    vstore(acc + v * kLanes, sum[0][0]);
   }
 }

@@ -292,42 +292,53 @@ struct FloatWeights {
   static constexpr int64_t kBlockSteps = 16;
   static constexpr int64_t kBlockBytes = kBlockSteps * kStepBytes;
 
-  template <int R, int V>
-  static inline void step(const uint8_t* weights, const uint8_t* act, int64_t act_stride,
-                          Vf (&sum)[R][V]) {
-    Vi w[V];
-    TIDEMILL_UNROLL
-    for (int v = 0; v < V; ++v) {
-      if constexpr (kType == WeightType::F16) {
-        w[v] = as_int(vload_half(reinterpret_cast<const uint16_t*>(weights) + v * kLanes));
-      } else {
-        w[v] = iload(weights + v * kLanes * 4);
-      }
+  // Weights of one k, or of a pair; of which, where they are widened, kSecond says.
+  template <bool kSecond>
+  static TIDEMILL_INLINE Vf weight(const uint8_t* p) {
+    if constexpr (kType == WeightType::F16) return vload_half(reinterpret_cast<const uint16_t*>(p));
+    if constexpr (kWiden) return kSecond ? pair_odd(iload(p)) : pair_even(iload(p));
+    return as_float(iload(p));
+  }
+  static TIDEMILL_INLINE void multiply(Vf& sum, Vf w, Vf a) {
+#ifdef TIDEMILL_BF16_DOT
+    if constexpr (kPairs) {
+      sum = dot_bf16(sum, as_int(w), as_int(a));
+      return;
     }
-    TIDEMILL_UNROLL
-    for (int r = 0; r < R; ++r) {
-      const uint8_t* row = act + r * act_stride;
-      const Vi a = ibroadcast(row);
+#endif
+    vadd_product(sum, w, a);
+  }
+
+  // What is more stays in memory: the sums of a whole tile leave few registers.
+  template <bool kSecond, int R, int V>
+  static TIDEMILL_INLINE void step(const uint8_t* weights, const uint8_t* act, int64_t act_stride,
+                                   Vf (&sum)[R][V]) {
+    const auto activation = [&](int r) {
+      return vset(load_as<float>(act + r * act_stride + (kSecond ? 4 : 0)));
+    };
+    constexpr int64_t kVecBytes = kStepBytes / kPanel * kLanes;
+    if constexpr (R < V) {
+      Vf a[R];
+      TIDEMILL_UNROLL
+      for (int r = 0; r < R; ++r) a[r] = activation(r);
       TIDEMILL_UNROLL
       for (int v = 0; v < V; ++v) {
-#ifdef TIDEMILL_BF16_DOT
-        if constexpr (kPairs) {
-          sum[r][v] = dot_bf16(sum[r][v], w[v], a);
-          continue;
-        }
-#endif
-        if constexpr (kWiden) {
-          sum[r][v] = vfma(pair_even(w[v]), as_float(a), sum[r][v]);
-        } else {
-          sum[r][v] = vfma(as_float(w[v]), as_float(a), sum[r][v]);
-        }
-      }
-      if constexpr (kWiden) {
-        const Vf odd = vset(load_as<float>(row + 4));
+        const Vf w = weight<kSecond>(weights + v * kVecBytes);
         TIDEMILL_UNROLL
-        for (int v = 0; v < V; ++v) sum[r][v] = vfma(pair_odd(w[v]), odd, sum[r][v]);
+        for (int r = 0; r < R; ++r) multiply(sum[r][v], w, a[r]);
+      }
+    } else {
+      Vf w[V];
+      TIDEMILL_UNROLL
+      for (int v = 0; v < V; ++v) w[v] = weight<kSecond>(weights + v * kVecBytes);
+      TIDEMILL_UNROLL
+      for (int r = 0; r < R; ++r) {
+        const Vf a = activation(r);
+        TIDEMILL_UNROLL
+        for (int v = 0; v < V; ++v) multiply(sum[r][v], w[v], a);
       }
     }
+    if constexpr (kWiden && !kSecond) step<true>(afresh(weights), act, act_stride, sum);
   }
 
   template <int R, int V>
@@ -339,7 +350,7 @@ struct FloatWeights {
       prefetch_block(in, s * kStepBytes);
       const int64_t end = min64(steps, s + kBlockSteps);
       for (int64_t i = s; i < end; ++i, weights += kStepBytes, act += kWiden ? 8 : 4)
-        step<R, V>(weights, act, in.act_stride, sum);
+        step<false>(weights, act, in.act_stride, sum);
     }
   }
 };

@@ -48,6 +48,10 @@ static inline Vf vmax(Vf a, Vf b) { return _mm256_max_ps(a, b); }
 static inline Vf vmin(Vf a, Vf b) { return _mm256_min_ps(a, b); }
 static inline Vf vabs(Vf a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
 static inline Vf vfma(Vf a, Vf b, Vf c) { return _mm256_fmadd_ps(a, b, c); }
+// In place: GCC moves the sums of a tile between registers, and memory, to add in other forms.
+static inline void vadd_product(Vf& sum, Vf a, Vf b) {
+  asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "xm"(b));
+}
 static inline float vreduce_add(Vf a) {
   __m128 q = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
   q = _mm_add_ps(q, _mm_movehl_ps(q, q));

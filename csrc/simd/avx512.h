@@ -76,6 +76,7 @@ static inline Vf vmax(Vf a, Vf b) { return _mm512_max_ps(a, b); }
 static inline Vf vmin(Vf a, Vf b) { return _mm512_min_ps(a, b); }
 static inline Vf vabs(Vf a) { return _mm512_abs_ps(a); }
 static inline Vf vfma(Vf a, Vf b, Vf c) { return _mm512_fmadd_ps(a, b, c); }
+static inline void vadd_product(Vf& sum, Vf a, Vf b) { sum = vfma(a, b, sum); }
 static inline float vreduce_add(Vf a) {
   const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
   __m128 q = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));

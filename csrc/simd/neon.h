@@ -72,6 +72,7 @@ static inline Vf vmax(Vf a, Vf b) { return vmaxq_f32(a, b); }
 static inline Vf vmin(Vf a, Vf b) { return vminq_f32(a, b); }
 static inline Vf vabs(Vf a) { return vabsq_f32(a); }
 static inline Vf vfma(Vf a, Vf b, Vf c) { return vfmaq_f32(c, a, b); }
+static inline void vadd_product(Vf& sum, Vf a, Vf b) { sum = vfma(a, b, sum); }
 static inline float vreduce_add(Vf a) { return vaddvq_f32(a); }
 static inline float vreduce_max(Vf a) { return vmaxvq_f32(a); }
 

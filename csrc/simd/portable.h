@@ -70,6 +70,7 @@ static inline Vf vfma(Vf a, Vf b, Vf c) {
 #endif
   return c;
 }
+static inline void vadd_product(Vf& sum, Vf a, Vf b) { sum = vfma(a, b, sum); }
 static inline float vreduce_add(Vf a) {
   for (int width = kLanes / 2; width > 0; width /= 2)
     for (int i = 0; i < width; ++i) a.v[i] += a.v[i + width];
