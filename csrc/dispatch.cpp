@@ -26,6 +26,7 @@ namespace tidemill {
 namespace portable { const KernelTable& kernel_table(); }
 #ifdef TIDEMILL_X86
 namespace avx2 { const KernelTable& kernel_table(); }
+namespace avxvnni { const KernelTable& kernel_table(); }
 namespace avx512 { const KernelTable& kernel_table(); }
 namespace avx512bf16 { const KernelTable& kernel_table(); }
 namespace amx { const KernelTable& kernel_table(); }
@@ -39,7 +40,7 @@ namespace {
 
 #ifdef TIDEMILL_X86
 struct CpuFeatures {
-  bool avx2 = false, avx512 = false, bf16 = false, amx = false, amd = false;
+  bool avx2 = false, avxvnni = false, avx512 = false, bf16 = false, amx = false, amd = false;
   uint32_t family = 0;
 };
 
@@ -78,7 +79,9 @@ CpuFeatures detect() {
   const uint32_t f = 1u << 16, dq = 1u << 17, bw = 1u << 30, vl = 1u << 31, vnni = 1u << 11;
   const bool wide = all_bits(b, f | dq | bw | vl) && all_bits(c, vnni) && (state & 0xe0) == 0xe0;
   uint32_t a1, b1, c1, d1;
-  const bool bf16 = a >= 1 && __get_cpuid_count(7, 1, &a1, &b1, &c1, &d1) && all_bits(a1, 1u << 5);
+  const bool more = a >= 1 && __get_cpuid_count(7, 1, &a1, &b1, &c1, &d1);
+  const bool bf16 = more && all_bits(a1, 1u << 5);
+  found.avxvnni = found.avx2 && more && all_bits(a1, 1u << 4);
   found.avx512 = found.avx2 && wide;
   found.bf16 = found.avx512 && bf16;
   const uint32_t amx_bf16 = 1u << 22, amx_tile = 1u << 24, amx_int8 = 1u << 25;
@@ -123,8 +126,8 @@ CpuFeatures detect() {
 
 // Tables that can run here, best first.
 struct Available {
-  const KernelTable* tables[6] = {};
-  const char* names[6] = {};
+  const KernelTable* tables[8] = {};  // and a null behind the last
+  const char* names[8] = {};
   bool reads_by_line = false;
 
   Available() {
@@ -137,6 +140,7 @@ struct Available {
     if (cpu.bf16 && cpu.amd) tables[count++] = &avx512bf16::kernel_table();
     if (cpu.avx512) tables[count++] = &avx512::kernel_table();
     if (cpu.bf16 && !cpu.amd) tables[count++] = &avx512bf16::kernel_table();
+    if (cpu.avxvnni) tables[count++] = &avxvnni::kernel_table();
     if (cpu.avx2) tables[count++] = &avx2::kernel_table();
 #endif
 #ifdef TIDEMILL_ARM64

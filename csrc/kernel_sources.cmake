@@ -26,11 +26,14 @@ if(TIDEMILL_PORTABLE)
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64|i[3-6]86)$")
   list(APPEND TIDEMILL_KERNEL_SOURCES
     ${CMAKE_CURRENT_LIST_DIR}/kernels_avx2.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/kernels_avxvnni.cpp
     ${CMAKE_CURRENT_LIST_DIR}/kernels_avx512.cpp
     ${CMAKE_CURRENT_LIST_DIR}/kernels_avx512bf16.cpp
     ${CMAKE_CURRENT_LIST_DIR}/kernels_amx.cpp)
   set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/kernels_avx2.cpp PROPERTIES
     COMPILE_OPTIONS "${TIDEMILL_KERNEL_FLAGS};${TIDEMILL_AVX2_FLAGS}")
+  set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/kernels_avxvnni.cpp PROPERTIES
+    COMPILE_OPTIONS "${TIDEMILL_KERNEL_FLAGS};${TIDEMILL_AVX2_FLAGS};-mavxvnni")
   set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/kernels_avx512.cpp PROPERTIES
     COMPILE_OPTIONS "${TIDEMILL_KERNEL_FLAGS};${TIDEMILL_AVX512_FLAGS}")
   set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/kernels_avx512bf16.cpp PROPERTIES

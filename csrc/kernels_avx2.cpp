@@ -3,7 +3,7 @@
 #include "kernels.h"
 #include "simd/avx2.h"
 
-namespace tidemill::avx2 {
+namespace tidemill::TIDEMILL_AVX2 {
 #include "gemm/kblocks.inl"
 #include "norm_rope/elementwise.inl"
 #include "gemm/kpack.inl"
@@ -15,4 +15,4 @@ namespace tidemill::avx2 {
 #include "attention/span.inl"
 #include "recurrent/scan.inl"
 #include "table.inl"
-}  // namespace tidemill::avx2
+}  // namespace tidemill::TIDEMILL_AVX2

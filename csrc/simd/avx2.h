@@ -1,20 +1,39 @@
 // Vector wrapper over AVX2, FMA and F16C. Meaning of each function: portable.h.
+// With TIDEMILL_AVXVNNI dot products of bytes are one instruction, as a table of its own.
 #pragma once
 #include <immintrin.h>
 
 #include <cstddef>
 #include <cstdint>
 
-namespace tidemill::avx2 {
+#if defined(TIDEMILL_AVXVNNI_EMULATED)
+#define TIDEMILL_AVX2 avxvnni_emulated
+#elif defined(TIDEMILL_AVXVNNI)
+#define TIDEMILL_AVX2 avxvnni
+#else
+#define TIDEMILL_AVX2 avx2
+#endif
+
+namespace tidemill::TIDEMILL_AVX2 {
 #include "simd/scalar.inl"
 
+#if defined(TIDEMILL_AVXVNNI)
+#ifdef TIDEMILL_AVXVNNI_EMULATED
+constexpr const char* kIsaName = "avxvnni-emulated";
+#else
+constexpr const char* kIsaName = "avxvnni";
+#endif
+constexpr bool kQ8Offset = true;  // vpdpbusd multiplies q + 128
+constexpr bool kPairDots = false;
+#else
 constexpr const char* kIsaName = "avx2";
+constexpr bool kQ8Offset = false;  // the sign trick multiplies q itself
+constexpr bool kPairDots = true;
+#endif
 constexpr int kLanes = 8;
 constexpr int kDotBytes = 4;
 constexpr uint32_t kQ8Flip = 0x80808080u;
-constexpr bool kQ8Offset = false;  // the sign trick multiplies q itself
 constexpr bool kQ4Offset = true;
-constexpr bool kPairDots = true;
 constexpr bool kBf16Pairs = false;
 constexpr int kI8Vecs = 2, kI8Rows = 4;
 constexpr int kBlockVecs = 2, kBlockRows = 4;
@@ -139,6 +158,26 @@ static inline Vf vround_bf16(Vf a) {
       _mm256_and_si256(round_bf16(a), _mm256_set1_epi32(int32_t(0xffff0000u))));
 }
 static inline void ikeep(Vi& a) { asm("" : "+x"(a)); }
+#ifdef TIDEMILL_AVXVNNI
+static inline Vi dot_q8(Vi acc, Vi w, Vi a) {
+#ifdef TIDEMILL_AVXVNNI_EMULATED
+  const __m256i low = _mm256_madd_epi16(_mm256_and_si256(w, _mm256_set1_epi16(0xff)),
+                                        _mm256_srai_epi16(_mm256_slli_epi16(a, 8), 8));
+  const __m256i high = _mm256_madd_epi16(_mm256_srli_epi16(w, 8), _mm256_srai_epi16(a, 8));
+  return _mm256_add_epi32(acc, _mm256_add_epi32(low, high));
+#else
+  return _mm256_dpbusd_avx_epi32(acc, w, a);
+#endif
+}
+static inline Vi dot_q4(Vi acc, Vi w, Vi a) { return dot_q8(acc, w, a); }
+static inline Vi dot_u6(Vi acc, Vi w, Vi a) { return dot_q8(acc, w, a); }
+static inline Vi load_scales(const int8_t* p) { return iload_s8(p); }
+static inline Vi add_scaled(Vi acc, Vi dots, Vi scales) {
+  return _mm256_add_epi32(acc, _mm256_mullo_epi32(dots, scales));
+}
+static inline Vi ipair_sums(Vi dots) { return dots; }
+static inline int32_t dot_start_u6(const int8_t*, int32_t sum) { return -32 * sum; }
+#else
 // |q| <= 128 and |a| <= 127, so a pair of products fits 16 bits; with q + 128 it would not.
 static inline Vi dot_q8(Vi acc, Vi w, Vi a) {
   const __m256i q = _mm256_xor_si256(w, _mm256_set1_epi8(int8_t(-128)));
@@ -147,26 +186,12 @@ static inline Vi dot_q8(Vi acc, Vi w, Vi a) {
   ikeep(acc);
   return acc;
 }
-static inline Vi nibble_low(Vi w) { return iand(w, _mm256_set1_epi32(0x0f0f0f0f)); }
-static inline Vi nibble_high(Vi w) {
-  return iand(_mm256_srli_epi32(w, 4), _mm256_set1_epi32(0x0f0f0f0f));
-}
-static inline Vi itable(const void* p) {
-  return _mm256_broadcastsi128_si256(_mm_loadu_si128(static_cast<const __m128i*>(p)));
-}
-static inline Vi ilook_up(Vi table, Vi index) { return _mm256_shuffle_epi8(table, index); }
 static inline Vi dot_q4(Vi acc, Vi w, Vi a) {
   acc = _mm256_add_epi16(acc, _mm256_maddubs_epi16(w, a));
   ikeep(acc);
   return acc;
 }
 static inline Vi dot_u6(Vi acc, Vi w, Vi a) { return dot_q4(acc, w, a); }
-template <int kBits>
-static inline Vi ishift_left(Vi a) {
-  return kBits >= 0 ? _mm256_slli_epi32(a, kBits) : _mm256_srli_epi32(a, -kBits);
-}
-static inline Vi imerge(Vi a, Vi b, Vi mask) { return _mm256_or_si256(a, iand(b, mask)); }
-static inline Vi imadd_pairs(Vi a, Vi b) { return _mm256_madd_epi16(a, b); }
 static inline Vi load_scales(const int8_t* p) {  // twice in a lane
   const __m256i both = _mm256_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13,  //
                                         0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13);
@@ -184,6 +209,21 @@ static inline int32_t dot_start_u6(const int8_t* q, int32_t) {
   sums = _mm_add_epi16(sums, _mm_shuffle_epi32(sums, 0xb1));
   return _mm_cvtsi128_si32(_mm_sub_epi16(_mm_setzero_si128(), sums));
 }
+#endif
+static inline Vi nibble_low(Vi w) { return iand(w, _mm256_set1_epi32(0x0f0f0f0f)); }
+static inline Vi nibble_high(Vi w) {
+  return iand(_mm256_srli_epi32(w, 4), _mm256_set1_epi32(0x0f0f0f0f));
+}
+static inline Vi itable(const void* p) {
+  return _mm256_broadcastsi128_si256(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+}
+static inline Vi ilook_up(Vi table, Vi index) { return _mm256_shuffle_epi8(table, index); }
+template <int kBits>
+static inline Vi ishift_left(Vi a) {
+  return kBits >= 0 ? _mm256_slli_epi32(a, kBits) : _mm256_srli_epi32(a, -kBits);
+}
+static inline Vi imerge(Vi a, Vi b, Vi mask) { return _mm256_or_si256(a, iand(b, mask)); }
+static inline Vi imadd_pairs(Vi a, Vi b) { return _mm256_madd_epi16(a, b); }
 static inline Vf keep_range(Vf a, int64_t first, int64_t lo, int64_t hi, float fill) {
   const __m256i keep = _mm256_andnot_si256(first_lanes(lo - first), first_lanes(hi - first));
   return _mm256_blendv_ps(_mm256_set1_ps(fill), a, _mm256_castsi256_ps(keep));
@@ -194,4 +234,4 @@ static inline void prefetch(const void* p) {
   asm volatile("prefetcht1 %0" : : "m"(*static_cast<const char*>(p)));
 }
 
-}  // namespace tidemill::avx2
+}  // namespace tidemill::TIDEMILL_AVX2

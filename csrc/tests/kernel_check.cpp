@@ -33,6 +33,7 @@ void check_table(const KernelTable& table) {
 }  // namespace tidemill::check
 
 #ifdef TIDEMILL_AMX_EMULATED_TABLE
+namespace tidemill::avxvnni_emulated { const KernelTable& kernel_table(); }
 namespace tidemill::amx_emulated { const KernelTable& kernel_table(); }
 #endif
 
@@ -60,6 +61,8 @@ int main(int argc, char** argv) {
     check::check_table(table);
   }
 #ifdef TIDEMILL_AMX_EMULATED_TABLE
+  if (!only && !benching && select_kernels("avx2"))
+    check::check_table(avxvnni_emulated::kernel_table());
   // What surrounds the tiles are the instructions of another table.
   if (!only && !benching && select_kernels("avx512bf16"))
     check::check_table(amx_emulated::kernel_table());

@@ -47,6 +47,7 @@ constexpr long kLoops = 20000;
   "vpmaddubsw %%ymm0, %%ymm0, %%ymm13\n"      \
   "vpmaddwd %%ymm0, %%ymm13, %%ymm13\n"       \
   "vpaddd %%ymm13, %%ymm" #n ", %%ymm" #n "\n"
+#define TIDEMILL_VNNI256(n) "%{vex%} vpdpbusd %%ymm0, %%ymm0, %%ymm" #n "\n"
 #define TIDEMILL_CLEAR512 "vpxord %%zmm0, %%zmm0, %%zmm0\n"
 #define TIDEMILL_CLEAR256 "vpxor %%ymm0, %%ymm0, %%ymm0\n"
 TIDEMILL_LOOP(fma512, TIDEMILL_CLEAR512, TIDEMILL_24, TIDEMILL_FMA512, 24, 32)
@@ -54,6 +55,7 @@ TIDEMILL_LOOP(bf16_512, TIDEMILL_CLEAR512, TIDEMILL_24, TIDEMILL_BF16, 24, 64)
 TIDEMILL_LOOP(dot512, TIDEMILL_CLEAR512, TIDEMILL_24, TIDEMILL_DOT512, 24, 128)
 TIDEMILL_LOOP(fma256, TIDEMILL_CLEAR256, TIDEMILL_12, TIDEMILL_FMA256, 12, 16)
 TIDEMILL_LOOP(dot256, TIDEMILL_CLEAR256, TIDEMILL_12, TIDEMILL_DOT256, 12, 64)
+TIDEMILL_LOOP(vnni256, TIDEMILL_CLEAR256, TIDEMILL_12, TIDEMILL_VNNI256, 12, 64)
 
 // Four accumulators of 16 x 16 and two operands of 16 rows of 64 bytes.
 template <class Multiply>
@@ -93,6 +95,8 @@ constexpr Peak kPeaks[] = {
     {"avx512", ActType::I8, dot512},          {"avx512", ActType::BF16, fma512},
     {"avx512", ActType::F32, fma512},         {"avx2", ActType::I8, dot256},
     {"avx2", ActType::BF16, fma256},          {"avx2", ActType::F32, fma256},
+    {"avxvnni", ActType::I8, vnni256},        {"avxvnni", ActType::BF16, fma256},
+    {"avxvnni", ActType::F32, fma256},
 };
 #endif
 
