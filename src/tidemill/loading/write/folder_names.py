@@ -19,6 +19,7 @@ from tidemill.loading.places import Place, held_bytes
 from tidemill.loading.write.gguf_names import stored_name, tiled_rows, usual_name, whole_shape
 from tidemill.loading.write.out import Buffer, OutTensor
 from tidemill.models.dense import Family
+from tidemill.models.layers import Recurrent
 from tidemill.models.naming import match_tensors
 from tidemill.models.quantization import FLOAT_TYPES, to_float32
 from tidemill.models.small_floats import bf16_bytes, rounded_bf16
@@ -75,22 +76,29 @@ def folder_tensors(
     return [_whole(name, shapes[name], parts, prevailing, widen) for name, parts in by_name.items()]
 
 
-def _turns(spec: DecoderSpec, canonical: str) -> tuple[NDArray[np.int64] | None, bool]:
-    """`_Part.order` and `columns` of a tensor whose value heads are in turns."""
+def _of_mixer(spec: DecoderSpec, canonical: str) -> tuple[Recurrent, str, str] | None:
+    """The recurrent mixer a tensor is of, which part of it, and the name's ending, if any."""
     match = _REC.fullmatch(canonical)
     mixer = None if match is None else spec.layers[int(match[1])].recurrent
-    if match is None or mixer is None or not mixer.tiled:
+    return None if match is None or mixer is None else (mixer, match[2], match[3])
+
+
+def _turns(spec: DecoderSpec, canonical: str) -> tuple[NDArray[np.int64] | None, bool]:
+    """`_Part.order` and `columns` of a tensor whose value heads are in turns."""
+    found = _of_mixer(spec, canonical)
+    if found is None or not found[0].tiled:
         return None, False
-    return tiled_rows(replace(mixer, tiled=False), match[2]), match[2] == "out"
+    mixer, part, _ = found
+    return tiled_rows(replace(mixer, tiled=False), part), part == "out"
 
 
 def _unfolded(spec: DecoderSpec, canonical: str, ours: tuple[int, ...]) -> tuple[int, ...] | None:
     """The shape that vectors of a recurrent mixer have in folders; None: as in GGUF files."""
-    match = _REC.fullmatch(canonical)
-    mixer = None if match is None else spec.layers[int(match[1])].recurrent
-    if match is None or mixer is None or match[2] not in ("conv", "a_log", "skip", "norm"):
+    found = _of_mixer(spec, canonical)
+    if found is None or found[1] not in ("conv", "a_log", "skip", "norm"):
         return None
-    if match[2] == "conv" and match[3] == ".weight":
+    mixer, part, ending = found
+    if part == "conv" and ending == ".weight":
         return (ours[0] // mixer.taps, 1, mixer.taps)
     return ours
 
