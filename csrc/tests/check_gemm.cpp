@@ -134,10 +134,11 @@ double e2m1(int code) {
   return code & 8 ? -size : size;
 }
 
+constexpr int kIq4Steps[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                               1,    13,   25,  38,  53,  69,  89,  113};
+
 // A block of 32 random codes. Exponents of MXFP4 reach beyond what a half holds, both ways.
 void random_code_block(WeightType type, Random& random, Source& out) {
-  const int steps[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
-                         1,    13,   25,  38,  53,  69,  89,  113};
   const bool mx = type == WeightType::MXFP4;
   const uint8_t exponent = uint8_t(random.below(8) ? 100 + random.below(40) : 1 + random.below(160));
   const uint16_t half = half_bits(random.uniform() * 0.1f);
@@ -151,7 +152,7 @@ void random_code_block(WeightType type, Random& random, Source& out) {
   }
   for (int code : codes)
     out.values.push_back(mx ? std::ldexp(e2m1(code), exponent - 127)
-                            : double(half_value(half)) * steps[code]);
+                            : double(half_value(half)) * kIq4Steps[code]);
 }
 
 // A row of int8 behind its float scale.
@@ -332,6 +333,37 @@ void run_extremes(const KernelTable& t) {
   }
 }
 
+// The same of the types of four bits: all weights of one code, which leaves no product to cancel.
+void run_nibble_extremes(const KernelTable& t, WeightType type) {
+  constexpr int64_t k = 64, n = 32;
+  const uint16_t one = half_bits(1.0f);
+  for (int code = 0; code < 16; ++code) {
+    std::vector<uint8_t> bytes;
+    for (int64_t g = 0; g < n * k / 32; ++g) {
+      if (type == WeightType::MXFP4) {
+        bytes.push_back(127);
+      } else {
+        append(bytes, &one, 2);
+      }
+      bytes.resize(bytes.size() + 16, uint8_t(code * 17));
+    }
+    const double value = type == WeightType::Q4_0 ? code - 8
+                         : type == WeightType::MXFP4 ? e2m1(code) : kIq4Steps[code];
+    const int64_t size = t.panel_bytes(type, ActType::I8, k);
+    Buffer packed(size), act(t.act_row_bytes(ActType::I8, k));
+    t.pack_panel(type, bytes.data(), type, ActType::I8, 0, n, k, packed.data);
+    const PackedMatrix w{type, ActType::I8, n, k, size, packed.data};
+    for (int sign : {-1, 1}) {
+      std::vector<float> x(k, 127.0f * sign), out(n);
+      t.pack_act(ActType::I8, x.data(), k, act.data);
+      t.gemm(w, act.data, int64_t(act.size), 1, 0, 1, nullptr, out.data(), n);
+      for (float v : out)
+        if (v != sign * 127 * k * value)
+          fail(t.isa, "extremes of four bits", "%s code %d: %g", name(type), code, v);
+    }
+  }
+}
+
 // The same of int8 with a scale per row: sums near what 32 bits hold.
 void run_channel_extremes(const KernelTable& t) {
   constexpr int64_t k = 131072, n = 32, rows = 16;
@@ -405,6 +437,7 @@ void check_gemm(const KernelTable& t) {
   run_case(t, {W::Q4_0, W::Q4_0, false, 3, 8224}, random);  // beyond what tiles spread at once
   run_extremes(t);
   run_channel_extremes(t);
+  for (W type : {W::Q4_0, W::MXFP4, W::IQ4_NL}) run_nibble_extremes(t, type);
   for (W type : {W::MXFP4, W::IQ4_NL}) {
     run_case(t, {type, type, false, 1, 32}, random);
     run_case(t, {type, type, false, 33, 96}, random);
