@@ -7,15 +7,19 @@
 #include <cstddef>
 #include <cstdint>
 
-// With TIDEMILL_AMX matrix products of int8 and bf16 run in tile registers.
-#if defined(TIDEMILL_AMX_EMULATED)
-#define TIDEMILL_AVX512 amx_emulated
-#elif defined(TIDEMILL_AMX)
+// With TIDEMILL_AMX matrix products of int8 and bf16 run in tile registers. The check's emulated
+// tables bring names of their own (csrc/tests).
+#ifndef TIDEMILL_AVX512
+#if defined(TIDEMILL_AMX)
 #define TIDEMILL_AVX512 amx
+#define TIDEMILL_ISA_NAME "amx"
 #elif defined(TIDEMILL_BF16_DOT)
 #define TIDEMILL_AVX512 avx512bf16
+#define TIDEMILL_ISA_NAME "avx512bf16"
 #else
 #define TIDEMILL_AVX512 avx512
+#define TIDEMILL_ISA_NAME "avx512"
+#endif
 #endif
 #if defined(TIDEMILL_AMX) || defined(TIDEMILL_BF16_DOT)
 #define TIDEMILL_BF16_PAIRS 1  // bf16 activations are packed as pairs
@@ -24,21 +28,15 @@
 namespace tidemill::TIDEMILL_AVX512 {
 #include "simd/scalar.inl"
 
+constexpr const char* kIsaName = TIDEMILL_ISA_NAME;
 #if defined(TIDEMILL_AMX)
-#ifdef TIDEMILL_AMX_EMULATED
-constexpr const char* kIsaName = "amx-emulated";
-#else
-constexpr const char* kIsaName = "amx";
-#endif
 constexpr uint32_t kQ8Flip = 0;  // tiles multiply signed bytes
-constexpr bool kBf16Pairs = true;
-#elif defined(TIDEMILL_BF16_DOT)
-constexpr const char* kIsaName = "avx512bf16";
+#else
 constexpr uint32_t kQ8Flip = 0x80808080u;
+#endif
+#if defined(TIDEMILL_BF16_PAIRS)
 constexpr bool kBf16Pairs = true;
 #else
-constexpr const char* kIsaName = "avx512";
-constexpr uint32_t kQ8Flip = 0x80808080u;
 constexpr bool kBf16Pairs = false;
 #endif
 constexpr int kLanes = 16;
@@ -149,12 +147,12 @@ static inline Vf vround_bf16(Vf a) {
 // 16 values of each rounded to bf16, in order. Subnormals become zero, which is how dot products
 // of bf16 pairs and tiles read them.
 static inline Vi round_bf16_pair(Vf a, Vf b) {
-  return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(b, a));
+  return __m512i(_mm512_cvtne2ps_pbh(b, a));
 }
 #endif
 #ifdef TIDEMILL_BF16_DOT
 static inline Vf dot_bf16(Vf acc, Vi a, Vi b) {
-  return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+  return _mm512_dpbf16_ps(acc, __m512bh(a), __m512bh(b));
 }
 #endif
 static inline Vi dot_q8(Vi acc, Vi w, Vi a) {
@@ -181,7 +179,11 @@ static inline Vi imerge(Vi a, Vi b, Vi mask) {
   return _mm512_ternarylogic_epi32(a, b, mask, 0xf8);
 }
 static inline Vi imadd_pairs(Vi a, Vi b) { return _mm512_madd_epi16(a, b); }
+#ifdef TIDEMILL_AVX512_EMULATED
+static inline void ikeep(Vi&) {}  // two registers, which assembly does not take as one
+#else
 static inline void ikeep(Vi& a) { asm("" : "+v"(a)); }
+#endif
 static inline Vi load_scales(const int8_t* p) { return iload_s8(p); }
 static inline Vi add_scaled(Vi acc, Vi dots, Vi scales) {
   return _mm512_add_epi32(acc, _mm512_mullo_epi32(dots, scales));

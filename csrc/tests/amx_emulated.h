@@ -57,41 +57,43 @@ inline void tile_store(void* base, int64_t stride) {
 }
 
 // C += A * B over the shapes that the three must have in common: step(c, a, b) for each column of a
-// row of C and each four bytes of A's row.
+// row of C and each four bytes of A's row. Written for a compiler that makes vectors of columns.
 template <int C, int A, int B, class T, class Step>
 inline void tile_product(Step step) {
   const TileShapes& shapes = emulated.shapes;
   tile_usable(A), tile_usable(B), tile_usable(C);
   tile_must(shapes.rows[C] == shapes.rows[A] && shapes.bytes[C] == shapes.bytes[B]);
   tile_must(shapes.bytes[A] == shapes.rows[B] * 4);
-  for (int m = 0; m < shapes.rows[C]; ++m)
-    for (int k = 0; k < shapes.rows[B]; ++k)
-      for (int n = 0; n < shapes.bytes[C] / 4; ++n) {
-        T sum;
-        std::memcpy(&sum, emulated.at[C][m] + 4 * n, 4);
-        sum = step(sum, emulated.at[A][m] + 4 * k, emulated.at[B][k] + 4 * n);
-        std::memcpy(emulated.at[C][m] + 4 * n, &sum, 4);
-      }
+  for (int m = 0; m < shapes.rows[C]; ++m) {
+    T sums[16];
+    uint32_t a[16], b[16];
+    std::memcpy(sums, emulated.at[C][m], 64);
+    std::memcpy(a, emulated.at[A][m], 64);
+    for (int k = 0; k < shapes.rows[B]; ++k) {
+      std::memcpy(b, emulated.at[B][k], 64);
+      for (int n = 0; n < 16; ++n) sums[n] = step(sums[n], a[k], b[n]);
+    }
+    std::memcpy(emulated.at[C][m], sums, shapes.bytes[C]);
+  }
 }
 template <int C, int A, int B>
 inline void tile_dot_i8() {
-  tile_product<C, A, B, int32_t>([](int32_t sum, const uint8_t* a, const uint8_t* b) {
-    for (int i = 0; i < 4; ++i) sum += int8_t(a[i]) * int8_t(b[i]);
+  tile_product<C, A, B, int32_t>([](int32_t sum, uint32_t a, uint32_t b) {
+    for (int i = 0; i < 32; i += 8) sum += int8_t(a >> i) * int8_t(b >> i);
     return sum;
   });
 }
 template <int C, int A, int B>
 inline void tile_dot_bf16() {
-  const auto value = [](const uint8_t* p) {  // subnormals count as zero
-    uint32_t bits = uint32_t(p[0]) << 16 | uint32_t(p[1]) << 24;
-    if (!(bits & 0x7f800000u)) bits &= 0x80000000u;
+  const auto value = [](uint32_t bits) {  // subnormals count as zero
+    bits &= bits & 0x7f800000u ? 0xffff0000u : 0x80000000u;
     float x;
     std::memcpy(&x, &bits, 4);
     return x;
   };
-  tile_product<C, A, B, float>([value](float sum, const uint8_t* a, const uint8_t* b) {
-    sum = std::fma(value(a), value(b), sum);
-    return std::fma(value(a + 2), value(b + 2), sum);
+  tile_product<C, A, B, float>([value](float sum, uint32_t a, uint32_t b) {
+    sum = std::fma(value(a << 16), value(b << 16), sum);
+    return std::fma(value(a), value(b), sum);
   });
 }
 

@@ -1,6 +1,7 @@
 // kernel_check [isa]: every kernel of every instruction set this machine runs against a double
 // precision reference, and the bitwise invariances of promise 6; the kernels for AMX with tiles in
-// plain C++ as well. Exit status 1 on any failure.
+// plain C++ as well, and those for AVX-512 and AVX-VNNI on AVX2 where there is none. A table so
+// emulated is also checked when it is named. Exit status 1 on any failure.
 // kernel_check bench [isa [filter]]: rates beside a plain read taken in turn with them.
 // kernel_check peak isa: GOP/s of one thread multiplying int8 in registers alone.
 #include <cstdarg>
@@ -32,10 +33,39 @@ void check_table(const KernelTable& table) {
 
 }  // namespace tidemill::check
 
-#ifdef TIDEMILL_AMX_EMULATED_TABLE
+#ifdef TIDEMILL_EMULATED_TABLES
 namespace tidemill::avxvnni_emulated { const KernelTable& kernel_table(); }
+namespace tidemill::avx512_emulated { const KernelTable& kernel_table(); }
+namespace tidemill::avx512bf16_emulated { const KernelTable& kernel_table(); }
 namespace tidemill::amx_emulated { const KernelTable& kernel_table(); }
+namespace tidemill::amx_avx512_emulated { const KernelTable& kernel_table(); }
 #endif
+
+namespace tidemill::check {
+
+// Emulated tables: all that can run when one is named, else those that say what no other table
+// does. Whether there was such.
+bool check_emulated([[maybe_unused]] const char* only) {
+  bool any = false;
+#ifdef TIDEMILL_EMULATED_TABLES
+  const auto check = [&](const KernelTable& (*table)(), bool can_run, bool needed) {
+    if (!can_run || (only ? std::strcmp(only, table().isa) != 0 : !needed)) return;
+    check_table(table());
+    any = true;
+  };
+  // What surrounds the tiles of `amx_emulated` are the instructions of avx512bf16.
+  const bool avx2 = select_kernels("avx2"), avx512 = select_kernels("avx512");
+  const bool bf16 = select_kernels("avx512bf16");
+  check(avxvnni_emulated::kernel_table, avx2, !select_kernels("avxvnni"));
+  check(avx512_emulated::kernel_table, avx2, !avx512);
+  check(avx512bf16_emulated::kernel_table, avx2, !bf16);
+  check(amx_avx512_emulated::kernel_table, avx2, !bf16);
+  check(amx_emulated::kernel_table, bf16, true);
+#endif
+  return any;
+}
+
+}  // namespace tidemill::check
 
 int main(int argc, char** argv) {
   using namespace tidemill;
@@ -47,6 +77,7 @@ int main(int argc, char** argv) {
   const char* only = argc > 1 + benching ? argv[1 + benching] : nullptr;
   const char* filter = argc > 2 + benching ? argv[2 + benching] : "";
   if (only && !select_kernels(only)) {
+    if (!benching && check::check_emulated(only)) return check::failures ? 1 : 0;
     std::printf("%s cannot run here\n", only);
     return 2;
   }
@@ -60,12 +91,6 @@ int main(int argc, char** argv) {
     }
     check::check_table(table);
   }
-#ifdef TIDEMILL_AMX_EMULATED_TABLE
-  if (!only && !benching && select_kernels("avx2"))
-    check::check_table(avxvnni_emulated::kernel_table());
-  // What surrounds the tiles are the instructions of another table.
-  if (!only && !benching && select_kernels("avx512bf16"))
-    check::check_table(amx_emulated::kernel_table());
-#endif
+  if (!only && !benching) check::check_emulated(nullptr);
   return check::failures ? 1 : 0;
 }

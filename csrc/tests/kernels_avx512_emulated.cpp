@@ -1,0 +1,6 @@
+// The AVX-512 kernels on vectors of AVX2: a table of the check's alone.
+#define TIDEMILL_AVX512 avx512_emulated
+#define TIDEMILL_ISA_NAME "avx512-emulated"
+#include "tests/avx512_emulated.h"
+
+#include "kernels_avx512.cpp"
