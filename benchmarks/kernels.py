@@ -178,7 +178,7 @@ def main() -> None:
     if args.filter:
         return
     RESULT.write_text(json.dumps(lines, indent=1))
-    harness.write_section("kernels", text)
+    harness.write_section(f"kernels {harness.machine_kind()}", text)
 
 
 if __name__ == "__main__":
