@@ -135,7 +135,8 @@ async def long_prompt(url: str, length: int, limit: float) -> dict[str, float]:
         begun = time.monotonic()
         read = None
         with contextlib.suppress(TimeoutError):
-            read = await asyncio.wait_for(ask(url, prompt(length, 77), 1), limit)
+            async with asyncio.timeout(limit):
+                read = await ask(url, prompt(length, 77), 1)
         end = time.monotonic()
 
     def gaps_of(start: float, stop: float) -> list[float]:

@@ -1,4 +1,7 @@
-"""Whoever breaks things: one coroutine per way, each counting what it did."""
+"""Whoever breaks things: one coroutine per way, each counting what it did.
+
+Each can be cancelled at any moment.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from soak.streams import KnownStreams
 # Seconds within which a stall must show on /readyz.
 NOTICE_SECONDS = 10.0
 COUNTED_STREAMS = 8
+MANY_SECONDS = 8.0
 FILL_FACTOR = 10
 
 
@@ -81,10 +85,7 @@ class Injector:
     async def kill(self, number: int = signal.SIGKILL) -> None:
         """End the engine in the middle of many streams (as far as there are many soon)."""
         async with self._breaking:
-            deadline = time.monotonic() + 8
-            least = self._rng.choice((COUNTED_STREAMS, 16, 32))
-            while self._streams.between < least and time.monotonic() < deadline:
-                await asyncio.sleep(0.005)
+            await self._many_between(self._rng.choice((COUNTED_STREAMS, 16, 32)))
             caught = self._streams.between
             if not self._machine.signal_engine(number):
                 return
@@ -95,8 +96,9 @@ class Injector:
     async def stop(self) -> None:
         """Stop the engine for longer than it may stand still."""
         async with self._breaking:
-            while self._streams.between < COUNTED_STREAMS:
-                await asyncio.sleep(0.01)
+            await self._many_between(COUNTED_STREAMS)
+            if not self._streams.between:
+                return  # an engine without work may stand still
             pid = self._machine.engine_pid()
             if not self._machine.signal_engine(signal.SIGSTOP):
                 return
@@ -115,14 +117,20 @@ class Injector:
     async def kill_without_disk(self) -> None:
         """End the engine while nothing can be written."""
         disk = self._machine.disk
-        if disk.real:
-            await asyncio.to_thread(disk.fill)
         try:
+            if disk.real:
+                await asyncio.to_thread(disk.fill)
             before = self.tally.kills
             await self.kill()
             self.tally.disk_full += self.tally.kills - before
         finally:
             disk.free()
+
+    async def _many_between(self, least: int) -> None:
+        """Wait for many streams between their first and last token, but not for long."""
+        deadline = time.monotonic() + MANY_SECONDS
+        while self._streams.between < least and time.monotonic() < deadline:
+            await asyncio.sleep(0.005)
 
     async def _recovered(self, after: str) -> None:
         # While the machine notices, /readyz may still be positive: the process tells.
@@ -166,7 +174,8 @@ class Injector:
             await writer.drain()
             await asyncio.sleep(pause)
             if state == "while streaming":
-                await asyncio.wait_for(reader.read(64), 5)
+                async with asyncio.timeout(5):
+                    await reader.read(64)
             if self._rng.random() < 0.5:
                 writer.transport.abort()
             writer.close()
@@ -176,11 +185,12 @@ class Injector:
         """Send the next hostile request and look at the answer."""
         name, data = next(requests)
         try:
-            status = await asyncio.wait_for(self._status(data), 20)
+            async with asyncio.timeout(20):
+                status = await self._status(data)
+        except TimeoutError:  # an OSError too, hence first
+            status = -1  # it waits for more, or computes something long: leave
         except (OSError, EOFError):
             status = 0  # cut off, which some deserve
-        except TimeoutError:
-            status = -1  # it waits for more, or computes something long: leave
         self.tally.hostile += 1
         self.tally.statuses[status] += 1
         if status == 500:
@@ -218,7 +228,8 @@ class Injector:
             try:
                 await go.wait()
                 writer.write(data[-1:])
-                status = await asyncio.wait_for(_read_status(reader), 60)
+                async with asyncio.timeout(60):
+                    status = await _read_status(reader)
             finally:
                 writer.transport.abort()
             statuses[status] += 1

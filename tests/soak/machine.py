@@ -131,7 +131,8 @@ class Machine:
     async def ready(self) -> dict[str, Any] | None:
         """What /readyz says, or None when it says no."""
         try:
-            answer = await asyncio.wait_for(get_json(self.target, "/readyz"), 15)
+            async with asyncio.timeout(15):
+                answer = await get_json(self.target, "/readyz")
         except (HttpFailure, OSError, ValueError, TimeoutError):
             return None
         return answer if isinstance(answer, dict) else None

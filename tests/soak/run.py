@@ -26,6 +26,7 @@ from soak.streams import KnownStreams
 from tidemill.base.heap import GIVE_BACK_SECONDS
 
 RSS_GROWTH = 0.03
+HOSTILE_SENDERS = 4  # some of their requests are answered late or never
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +162,9 @@ class Run:
             (plan.fill_every, injector.crowd),
             (plan.disk_every, injector.kill_without_disk),
             (1 / plan.left_per_second, injector.leave),
-            (1 / plan.hostile_per_second, lambda: injector.send_hostile(requests)),
         ]
+        hostile_every = HOSTILE_SENDERS / plan.hostile_per_second
+        breakers += [(hostile_every, lambda: injector.send_hostile(requests))] * HOSTILE_SENDERS
         tasks = [asyncio.ensure_future(self._often(*breaker)) for breaker in breakers]
         tasks.append(asyncio.ensure_future(self._tell(machine, streams, injector)))
         try:

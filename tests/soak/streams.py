@@ -10,6 +10,8 @@ from typing import Any
 
 from tidemill.bench.client import HttpFailure, Target, stream_events
 
+ANSWER_SECONDS = 240.0
+
 _WORDS = ["tide", "mill", "river", "stone", "wheel", "grain", "boat", "rope", "lamp", "salt"]
 
 # Answers that came when nothing was wrong, and those that must come whatever is: per choice text,
@@ -123,18 +125,20 @@ async def ask(target: Target, route: str, body: dict[str, Any], watch: Watch) ->
 
     Raises:
         Refused: 429 or 503.
-        ValueError, OSError, HttpFailure, EOFError: what must not happen.
+        ValueError, OSError, HttpFailure, EOFError: what must not happen; TimeoutError, an OSError,
+            for an answer that has not ended within `ANSWER_SECONDS`.
     """
     wanted = {**body, "stream": True, "stream_options": {"include_usage": True}}
     collected = _Collected()
     watch.seen, watch.done, last = 0, False, b""
     try:
-        async for events in stream_events(target, route, json.dumps(wanted).encode()):
-            watch.seen += len(events)
-            last = events[-1]
-            for event in events:
-                if event != b"[DONE]":
-                    collected.take(json.loads(event))
+        async with asyncio.timeout(ANSWER_SECONDS):
+            async for events in stream_events(target, route, json.dumps(wanted).encode()):
+                watch.seen += len(events)
+                last = events[-1]
+                for event in events:
+                    if event != b"[DONE]":
+                        collected.take(json.loads(event))
     except HttpFailure as failure:
         if failure.status in (429, 503):
             raise Refused(str(failure)) from failure
