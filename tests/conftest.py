@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,8 @@ class _SkipPolice:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell's background jobs, and all they start, ignore Ctrl-C, which tests send.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(_SkipPolice(), "skip-police")
 
 
