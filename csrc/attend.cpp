@@ -13,6 +13,8 @@ constexpr int64_t kMaxTileQueries = 64;
 constexpr int64_t kMinTileQueries = 8, kMinTileHeads = 256;
 // Shares of the tiles that a thread takes at least: what follows within a share is known.
 constexpr int64_t kSharesPerThread = 16;
+// The same of spans, which are all as long.
+constexpr int64_t kSpanSharesPerThread = 8;
 }  // namespace
 
 void Attend::plan(const AttnShape& shape, const std::vector<AttendRow>& rows) {
@@ -34,20 +36,26 @@ void Attend::plan(const AttnShape& shape, const std::vector<AttendRow>& rows) {
   const int64_t threads = pool_.threads();
   const bool long_tile = !tiles_.empty() && tiles_[0].span1 - tiles_[0].span0 > 1;
   spread_ = threads > 1 && long_tile && static_cast<int64_t>(tiles_.size()) < 4 * threads;
-  span_items_.clear();
-  if (spread_) {
-    for (size_t t = 0; t < tiles_.size(); ++t) {
-      tiles_[t].partial = static_cast<int64_t>(span_items_.size());
-      for (int64_t s = tiles_[t].span0; s < tiles_[t].span1; ++s) {
-        span_items_.push_back({static_cast<int64_t>(t), s});
-      }
-    }
-    partials_.ensure(static_cast<int64_t>(span_items_.size()) * state_floats());
-  }
+  if (spread_) plan_spans();
   states_.ensure(threads * 2 * state_floats());
   scratch_bytes_ = round_up(kernels_.attn_scratch_bytes(shape, tile_queries_),
                             static_cast<int64_t>(kAlign));
   scratch_.ensure(threads * std::max<int64_t>(scratch_bytes_, 1));
+}
+
+// Span by span, and within a span head by head, as they lie in memory: a thread that takes some
+// reads neighbours.
+void Attend::plan_spans() {
+  span_items_.clear();
+  for (size_t t = 0; t < tiles_.size(); ++t) {
+    tiles_[t].partial = static_cast<int64_t>(span_items_.size());
+    for (int64_t s = tiles_[t].span0; s < tiles_[t].span1; ++s) {
+      span_items_.push_back({static_cast<int64_t>(t), s, static_cast<int64_t>(span_items_.size())});
+    }
+  }
+  partials_.ensure(static_cast<int64_t>(span_items_.size()) * state_floats());
+  std::stable_sort(span_items_.begin(), span_items_.end(),
+                   [](const SpanItem& a, const SpanItem& b) { return a.span < b.span; });
 }
 
 void Attend::add_row_tiles(int64_t row, const AttendRow& r) {
@@ -178,15 +186,22 @@ void Attend::run_whole(const KvLayer& kv, const float* q, int64_t q_stride, floa
 
 void Attend::run_spread(const KvLayer& kv, const float* q, int64_t q_stride, float* out,
                         int64_t out_stride) {
-  pool_.run(static_cast<int64_t>(span_items_.size()), 1, [&](int64_t i0, int64_t i1, int thread) {
+  const int64_t items = static_cast<int64_t>(span_items_.size());
+  const int64_t grain = std::max<int64_t>(1, items / (pool_.threads() * kSpanSharesPerThread));
+  pool_.run(items, grain, [&](int64_t i0, int64_t i1, int thread) {
     for (int64_t i = i0; i < i1; ++i) {
       const SpanItem& item = span_items_[static_cast<size_t>(i)];
       const Tile& tile = tiles_[static_cast<size_t>(item.tile)];
       int64_t begin, end;
       visible(tile, item.span, &begin, &end);
       if (begin >= end) continue;
-      compute_span(kv, q, q_stride, tile, begin, end, item.span, AttnNext{},
-                   state_at(partials_.data() + i * state_floats()),
+      AttnNext next;
+      if (i + 1 < i1) {
+        const SpanItem& after = span_items_[static_cast<size_t>(i + 1)];
+        next = keys_from(tiles_[static_cast<size_t>(after.tile)], after.span);
+      }
+      compute_span(kv, q, q_stride, tile, begin, end, item.span, next,
+                   state_at(partials_.data() + item.partial * state_floats()),
                    scratch_.data() + thread * scratch_bytes_);
     }
   });

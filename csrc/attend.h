@@ -40,13 +40,14 @@ class Attend {
     int32_t row, kv_head;
     int64_t q0, count;
     int64_t span0, span1;
-    int64_t partial;  // first of its span slots, when spans are spread over threads
+    int64_t partial;  // of its first span, when spans are spread over threads
   };
   struct State {  // running maxima, sums and accumulators of a tile's query-heads
     float *m, *l, *acc;
   };
   struct SpanItem {
     int64_t tile, span;
+    int64_t partial;  // where its state goes
   };
 
   int64_t group() const { return shape_.heads / shape_.kv_heads; }
@@ -55,6 +56,7 @@ class Attend {
   void add_row_tiles(int64_t row, const AttendRow& r);
   void visible(const Tile& tile, int64_t span, int64_t* begin, int64_t* end) const;
   AttnShape shape_of(const AttendRow& row) const;  // with what its queries see, where not causal
+  void plan_spans();
   AttnNext keys_from(const Tile& tile, int64_t span) const;
   void compute_span(const KvLayer& kv, const float* q, int64_t q_stride, const Tile& tile,
                     int64_t begin, int64_t end, int64_t span, const AttnNext& next,
@@ -75,7 +77,7 @@ class Attend {
   int64_t tile_queries_ = 1;
   bool spread_ = false;
   std::vector<Tile> tiles_;
-  std::vector<SpanItem> span_items_;
+  std::vector<SpanItem> span_items_;  // in the order in which they are taken
   Buffer<float> states_;     // two states per thread
   Buffer<float> partials_;   // one state per span item, when spread
   Buffer<uint8_t> scratch_;  // the kernel's, per thread
