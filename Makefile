@@ -103,7 +103,7 @@ soak: test-install ## break a real server for MINUTES (30) and write docs/soak.m
 bench-side-by-side: test-install ## every target of speed beside llama.cpp, vLLM and transformers (hours)
 	$(BIN)/python benchmarks/side_by_side.py $(ARGS)
 
-kernels: test-install ## rates of every kernel against the read and the registers' peak (5 minutes)
+kernels: test-install ## rates of every kernel against the read and the registers' peak (5 minutes, and as many to build)
 	$(BIN)/python benchmarks/kernels.py $(ARGS)
 
 bench-overload: test-install ## fairness, a long prompt beside streams, tenfold overload (8 minutes)

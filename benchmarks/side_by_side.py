@@ -141,9 +141,36 @@ _ZEN5_BATCH = (
     "the 30 GB/s beside. With Q4_K_M the products keep up with memory (932 and 922), but "
     "attention (24 % of the step) reads after them instead of beside them, as on Zen 4."
 )
+_AVX2_DECODE = (
+    "profiled for Q4_0: 71 % of the threads' time is products, 13 to 15 % waiting for other "
+    "threads, whose speed differs from one millisecond to the next on this machine (steps of Q8_0 "
+    "took 11.4 to 20 ms within a minute). Fewer and larger pieces, measured in turn in one "
+    "process, save 0 to 3 % of a step, more and smaller ones cost up to 7. One thread alone takes "
+    "weights of 4 bits from memory at 84 to 97 % of its read in quiet minutes (see the kernels)."
+)
+_AVX2_ARITHMETIC = (
+    "without VNNI 32 multiplications of 8-bit weights take four vector instructions and of 4-bit "
+    "ones two, for llama.cpp too; the targets come from machines that do 64 in one. Of what "
+    "registers alone give (182 GOP/s a thread) products of 4 bits reach 83 to 96 %, Q8_0 52 %: "
+    "its scaling and its loads come on top. Profiled for a prefill of 512 in Q8_0: products 81 %, "
+    "attention 10 %, rounding activations 2 %."
+)
+_AVX2_DEPTH = (
+    "a plain read in the order in which attention reads KV (8 KiB of K or V a block and head) "
+    "gives four threads here 34 to 50 GB/s where one from front to end gives 46 to 64. Asking for "
+    "what follows across spans too, measured in turn in one process, changes nothing (0.97 to "
+    "1.01 times the rate)."
+)
 # Kind of machine -> beginning of a row's key -> why its target is missed, as
 # far as it is known; the last that fits.
 REASONS: dict[str, dict[str, str]] = {
+    "avx2-family25": {
+        "decode": _AVX2_DECODE,
+        "depth": _AVX2_DEPTH,
+        "prefill": _AVX2_ARITHMETIC,
+        "batch": _AVX2_ARITHMETIC,
+        "http": _AVX2_ARITHMETIC,
+    },
     "amx-family6": {
         "decode": _BANDWIDTH,
         "decode-qwen3-0.6b-q4_k_m": _K_QUANTS,
@@ -205,7 +232,7 @@ def table(results: dict[str, Any]) -> str:
         except peers.PeerMissing as missing:
             names.append(f"{peer} is missing ({missing})")
     dates = sorted(r["date"] for r in results.values())
-    span = f"{dates[0]} to {dates[-1][11:]} UTC" if dates else "never"
+    span = f"{dates[0]} to {dates[-1]} UTC" if dates else "never"
     line = harness.machine_line(f"{harness.threads()} threads on both sides, cells run {span}")
     return "\n".join([
         f"{line.rpartition(', ')[0]}. Peers: {', '.join(names)}. {met} of {len(with_target)} "
