@@ -167,9 +167,9 @@ _AVX2_FIRST_TOKENS = (
 )
 _AVX2_GROWTH = (
     "products of Q8_0 reach 52 % of what registers alone give, on which the roofline stands, so "
-    "that its bend comes at 4 sequences instead of at 12; attention reads after them, not beside "
-    "them. By context the share falls where the machine's memory gave less during a cell (the same "
-    "steps took 13.2 to 16.1 ms of attention at 4096 within minutes)."
+    "that its bend comes at 4 sequences instead of between 8 and 16; attention reads after them, "
+    "not beside them. By context the share falls where the machine's memory gave less during a "
+    "cell (the same steps took 13.2 to 16.1 ms of attention at 4096 within minutes)."
 )
 # Kind of machine -> beginning of a row's key -> why its target is missed, as
 # far as it is known; the last that fits.

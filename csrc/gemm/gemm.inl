@@ -43,6 +43,13 @@ struct TileInput {
   bool by_line = false;  // instead of them, all lines of the stream itself: see reads_by_line()
 };
 
+// From how many rows on a tile asks for the next panel: `measured` where a tile takes a panel whole. A
+// tile of more than half of `rows` that takes it in parts reads every line but some, page after page,
+// in which the hardware sees no stream.
+constexpr int64_t prefetch_rows(int64_t measured, int64_t rows, int64_t vecs) {
+  return vecs * kLanes >= kPanel || measured <= rows / 2 ? measured : rows / 2 + 1;
+}
+
 static inline void prefetch_block(const TileInput& in, int64_t block_offset) {
   if (!in.next) return;
   for (int64_t line = in.line0; line < in.line1; ++line)
@@ -123,7 +130,7 @@ struct QuantizedWeights {
   static constexpr bool kPairs = kSteps && kPairDots;
   static constexpr int kSumParts = fitting_quads(Codes::kLargest) / 2;
   static constexpr int kRows = kI8Rows, kVecs = kI8Vecs;
-  static constexpr int64_t kPrefetchRows = kFour ? 3 : 5;  // measured: with fewer it costs
+  static constexpr int64_t kPrefetchRows = prefetch_rows(kFour ? 3 : 5, kRows, kVecs);
   static constexpr int64_t kBlockBytes = kFour ? kQ4GroupBytes : kQ8GroupBytes;
   static constexpr int kHalves = 1;  // integer sums per group
   static constexpr int64_t kScaledGroups = 1;
@@ -240,7 +247,7 @@ static TIDEMILL_INLINE Vf channel_value(const TileInput& in, int64_t r, int64_t 
 
 struct ChannelWeights {
   static constexpr int kRows = kI8Rows, kVecs = kI8Vecs;
-  static constexpr int64_t kPrefetchRows = 5;  // as Q8_0
+  static constexpr int64_t kPrefetchRows = prefetch_rows(5, kRows, kVecs);  // as Q8_0
   static constexpr int64_t kBlockBytes = kTileDepthI8 * kPanel;
 
   template <int R, int V>
@@ -285,7 +292,7 @@ struct ChannelWeights {
 template <WeightType kType, bool kPairs>
 struct FloatWeights {
   static constexpr int kRows = kFloatRows, kVecs = kFloatVecs;
-  static constexpr int64_t kPrefetchRows = 7;  // measured: with fewer it costs
+  static constexpr int64_t kPrefetchRows = prefetch_rows(7, kRows, kVecs);
   static constexpr bool kWiden = kType == WeightType::BF16 && !kPairs;
   static constexpr int64_t kStepBytes = kType == WeightType::F16 ? kPanel * 2 : kPanel * 4;
 
