@@ -50,7 +50,7 @@ void Attend::plan_spans() {
   for (size_t t = 0; t < tiles_.size(); ++t) {
     tiles_[t].partial = static_cast<int64_t>(span_items_.size());
     for (int64_t s = tiles_[t].span0; s < tiles_[t].span1; ++s) {
-      span_items_.push_back({static_cast<int64_t>(t), s, static_cast<int64_t>(span_items_.size())});
+      span_items_.push_back({static_cast<int64_t>(t), s});
     }
   }
   partials_.ensure(static_cast<int64_t>(span_items_.size()) * state_floats());
@@ -80,6 +80,10 @@ AttnShape Attend::shape_of(const AttendRow& row) const {
 Attend::State Attend::state_at(float* base) const {
   const int64_t heads = tile_queries_ * group();
   return {base, base + heads, base + 2 * heads};
+}
+
+Attend::State Attend::partial_of(const Tile& tile, int64_t span) const {
+  return state_at(partials_.data() + (tile.partial + span - tile.span0) * state_floats());
 }
 
 // The tile's queries [begin, end) that see any position of the span. A query that sees none is
@@ -201,7 +205,7 @@ void Attend::run_spread(const KvLayer& kv, const float* q, int64_t q_stride, flo
         next = keys_from(tiles_[static_cast<size_t>(after.tile)], after.span);
       }
       compute_span(kv, q, q_stride, tile, begin, end, item.span, next,
-                   state_at(partials_.data() + item.partial * state_floats()),
+                   partial_of(tile, item.span),
                    scratch_.data() + thread * scratch_bytes_);
     }
   });
@@ -214,8 +218,7 @@ void Attend::run_spread(const KvLayer& kv, const float* q, int64_t q_stride, flo
         int64_t begin, end;
         visible(tile, s, &begin, &end);
         if (begin >= end) continue;
-        merge(begin, end, running,
-              state_at(partials_.data() + (tile.partial + s - tile.span0) * state_floats()));
+        merge(begin, end, running, partial_of(tile, s));
       }
       finish(tile, running, out, out_stride);
     }

@@ -47,12 +47,12 @@ class Attend {
   };
   struct SpanItem {
     int64_t tile, span;
-    int64_t partial;  // where its state goes
   };
 
   int64_t group() const { return shape_.heads / shape_.kv_heads; }
   int64_t state_floats() const { return tile_queries_ * group() * (2 + shape_.v_dim); }
   State state_at(float* base) const;
+  State partial_of(const Tile& tile, int64_t span) const;  // when spans are spread over threads
   void add_row_tiles(int64_t row, const AttendRow& r);
   void visible(const Tile& tile, int64_t span, int64_t* begin, int64_t* end) const;
   AttnShape shape_of(const AttendRow& row) const;  // with what its queries see, where not causal
