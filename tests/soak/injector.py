@@ -22,7 +22,6 @@ from soak.streams import KnownStreams
 # Seconds within which a stall must show on /readyz.
 NOTICE_SECONDS = 10.0
 COUNTED_STREAMS = 8
-MANY_SECONDS = 8.0
 FILL_FACTOR = 10
 
 
@@ -85,7 +84,10 @@ class Injector:
     async def kill(self, number: int = signal.SIGKILL) -> None:
         """End the engine in the middle of many streams (as far as there are many soon)."""
         async with self._breaking:
-            await self._many_between(self._rng.choice((COUNTED_STREAMS, 16, 32)))
+            deadline = time.monotonic() + 8
+            least = self._rng.choice((COUNTED_STREAMS, 16, 32))
+            while self._streams.between < least and time.monotonic() < deadline:
+                await asyncio.sleep(0.005)
             caught = self._streams.between
             if not self._machine.signal_engine(number):
                 return
@@ -96,9 +98,8 @@ class Injector:
     async def stop(self) -> None:
         """Stop the engine for longer than it may stand still."""
         async with self._breaking:
-            await self._many_between(COUNTED_STREAMS)
-            if not self._streams.between:
-                return  # an engine without work may stand still
+            while self._streams.between < COUNTED_STREAMS:
+                await asyncio.sleep(0.01)
             pid = self._machine.engine_pid()
             if not self._machine.signal_engine(signal.SIGSTOP):
                 return
@@ -125,12 +126,6 @@ class Injector:
             self.tally.disk_full += self.tally.kills - before
         finally:
             disk.free()
-
-    async def _many_between(self, least: int) -> None:
-        """Wait for many streams between their first and last token, but not for long."""
-        deadline = time.monotonic() + MANY_SECONDS
-        while self._streams.between < least and time.monotonic() < deadline:
-            await asyncio.sleep(0.005)
 
     async def _recovered(self, after: str) -> None:
         # While the machine notices, /readyz may still be positive: the process tells.
