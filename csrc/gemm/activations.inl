@@ -3,6 +3,7 @@
 //   BF16  k values rounded to nearest even, zeros up to a line; 2 bytes each where the machine
 //         multiplies bf16 pairs, else as floats
 //   I8    per group of 32: ActGroup, 48 bytes
+//   I8Apart  the same where bytes multiply in pairs: ActGroupQ8, 80 bytes
 //   I8Row see channel.inl
 //   I8Block  per block of 256, as K types have them: ActBlock, 352 bytes
 
@@ -16,6 +17,12 @@ struct ActGroup {
   alignas(16) int8_t q[kGroup];
 };
 static_assert(sizeof(ActGroup) == 48, "layout shared by pack_act and gemm");
+
+struct ActGroupQ8 {
+  float scale;
+  int32_t correction_q8;
+  alignas(16) uint8_t q[kGroup * kActBytesQ8];
+};
 
 struct alignas(32) ActBlock {
   int8_t q[kBlock];
@@ -33,6 +40,8 @@ static int64_t act_row_bytes(ActType act, int64_t k) {
       return round_up(k * (kBf16Pairs ? 2 : 4), 64);
     case ActType::I8:
       return round_up(k / kGroup * int64_t(sizeof(ActGroup)), 64);
+    case ActType::I8Apart:
+      return round_up(k / kGroup * int64_t(sizeof(ActGroupQ8)), 64);
     case ActType::I8Row:
       return channel_act_bytes(k);
     case ActType::I8Block:
@@ -70,6 +79,13 @@ static inline void pack_act_group(const float* x, ActGroup* out) {
   out->half_sums[1] = int16_t(sums[1]);
 }
 
+static inline void pack_act_group(const float* x, ActGroupQ8* out) {
+  int32_t sums[2];
+  int8_t q[kGroup];
+  out->scale = quantize_act<kGroup>(x, q, sums);
+  out->correction_q8 = store_act_q8(q, sums[0] + sums[1], out->q);
+}
+
 static inline void pack_act_block(const float* x, ActBlock* out) {
   int32_t sums[kBlock / 16];
   out->scale = quantize_act<kBlock>(x, out->q, sums);
@@ -93,13 +109,16 @@ static inline void pack_bf16(const float* x, int64_t k, uint8_t* out) {
 }
 #endif
 
+template <class Group>
+static void pack_act_groups(const float* x, int64_t k, uint8_t* out) {
+  Group* groups = reinterpret_cast<Group*>(out);
+  for (int64_t g = 0; g < k / kGroup; ++g) pack_act_group(x + g * kGroup, groups + g);
+}
+
 static void pack_act(ActType act, const float* x, int64_t k, uint8_t* out) {
   if (act == ActType::I8Row) return pack_act_channel(x, k, out);
-  if (act == ActType::I8) {
-    ActGroup* groups = reinterpret_cast<ActGroup*>(out);
-    for (int64_t g = 0; g < k / kGroup; ++g) pack_act_group(x + g * kGroup, groups + g);
-    return;
-  }
+  if (act == ActType::I8) return pack_act_groups<ActGroup>(x, k, out);
+  if (act == ActType::I8Apart) return pack_act_groups<ActGroupQ8>(x, k, out);
   if (act == ActType::I8Block) {
     ActBlock* blocks = reinterpret_cast<ActBlock*>(out);
     for (int64_t b = 0; b < k / kBlock; ++b) pack_act_block(x + b * kBlock, blocks + b);

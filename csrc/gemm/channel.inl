@@ -2,16 +2,16 @@
 // sum over all of k is an exact integer, whatever multiplies and in whatever order, and only the end
 // is rounded, once. (Exact in 32 bits up to k = 133,000; what an offset adds wraps around and back.)
 //   panel        32 float scales, then per kDotBytes of k 32 rows x as many bytes, a tile deep
-//   activations  ActRow, then k int8, zeros up to a line
+//   activations  ActRow, then k values as store_act_q8 leaves them, zeros up to a tile's depth
 
 constexpr int64_t kTileDepthI8 = 64;  // values of k that one tile product sums over
 constexpr int64_t kChannelScales = kPanel * 4;
 
 struct ActRow {
   float scale;
-  int32_t correction_q8;  // -128 * sum of q
+  int32_t correction_q8;  // what store_act_q8 returned, together
   uint8_t unused[56];
-  int8_t q[64];  // and on
+  uint8_t q[64];  // and on
 };
 static_assert(offsetof(ActRow, q) == 64, "layout shared by pack_act and gemm");
 
@@ -20,7 +20,7 @@ static inline int64_t channel_panel_bytes(int64_t k) {
 }
 
 static inline int64_t channel_act_bytes(int64_t k) {
-  return int64_t(offsetof(ActRow, q)) + round_up(k, kTileDepthI8);
+  return int64_t(offsetof(ActRow, q)) + round_up(k, kTileDepthI8) * kActBytesQ8;
 }
 
 static inline void pack_act_channel(const float* x, int64_t k, uint8_t* to) {
@@ -29,16 +29,21 @@ static inline void pack_act_channel(const float* x, int64_t k, uint8_t* to) {
   for (int64_t i = 0; i < k; i += kLanes) largest = vmax(largest, vabs(vload_n(x + i, k - i)));
   const float bound = vreduce_max(largest);
   const Vf inverse = vset(bound > 0.0f ? 127.0f / bound : 0.0f);
-  Vi sum = iset(0);
-  for (int64_t i = 0; i < round_up(k, kTileDepthI8); i += kLanes) {
-    const Vf v = i < k ? vload_n(x + i, k - i) : vzero();
-    // As in pack_act_i8.
-    const Vi q = vround(vmin(vmax(vmul(v, inverse), vset(-127.0f)), vset(127.0f)));
-    sum = iadd(sum, q);
-    istore_s8(out->q + i, q);
+  int32_t correction = 0;
+  for (int64_t from = 0; from < round_up(k, kTileDepthI8); from += kGroup) {
+    int8_t group[kGroup];
+    Vi sum = iset(0);
+    for (int64_t i = from; i < from + kGroup; i += kLanes) {
+      const Vf v = i < k ? vload_n(x + i, k - i) : vzero();
+      // As in quantize_act.
+      const Vi q = vround(vmin(vmax(vmul(v, inverse), vset(-127.0f)), vset(127.0f)));
+      sum = iadd(sum, q);
+      istore_s8(group + i - from, q);
+    }
+    correction += store_act_q8(group, ireduce_add(sum), out->q + from * kActBytesQ8);
   }
   out->scale = bound / 127.0f;
-  out->correction_q8 = -128 * ireduce_add(sum);
+  out->correction_q8 = correction;
 }
 
 // One row of `from` as int8, half away from zero as Q8_0's, and its scale.

@@ -18,6 +18,14 @@ static TIDEMILL_INLINE Quad act_quad(const uint8_t* acts, int i) {
 }
 #endif
 
+// The same as dot_q8 takes it.
+#ifndef TIDEMILL_QUAD_Q8
+using QuadQ8 = Quad;
+static TIDEMILL_INLINE QuadQ8 act_quad_q8(const uint8_t* acts, int i) {
+  return act_quad(acts, i);
+}
+#endif
+
 // An address the compiler takes for another one, so that it reads anew what it would keep in
 // registers, which are better used for sums.
 static TIDEMILL_INLINE const uint8_t* afresh(const uint8_t* p) {
@@ -66,9 +74,14 @@ static TIDEMILL_INLINE void prefetch_ahead(const TileInput& in, int64_t block_of
     prefetch(in.panel + block_offset + kAhead + line * 64);
 }
 
-static inline const ActGroup* act_group(const TileInput& in, int64_t row, int64_t g) {
-  return reinterpret_cast<const ActGroup*>(in.act + row * in.act_stride) + g;
-}
+template <bool kFirst, class First, class Second>
+struct Either {
+  using Type = First;
+};
+template <class First, class Second>
+struct Either<false, First, Second> {
+  using Type = Second;
+};
 
 // What the four bits of a weight are: numbers of even steps, or of a table's values, which are looked
 // up as int8 in the form that dot_q8 takes.
@@ -130,16 +143,17 @@ struct QuantizedWeights {
   static constexpr bool kPairs = kSteps && kPairDots;
   static constexpr int kSumParts = fitting_quads(Codes::kLargest) / 2;
   static constexpr int kRows = kI8Rows, kVecs = kI8Vecs;
-  static constexpr int64_t kPrefetchRows = prefetch_rows(kFour ? 3 : 5, kRows, kVecs);
+  static constexpr int64_t kPrefetchRows = prefetch_rows(kPairDots ? 2 : kFour ? 3 : 5, kRows, kVecs);
   static constexpr int64_t kBlockBytes = kFour ? kQ4GroupBytes : kQ8GroupBytes;
   static constexpr int kHalves = 1;  // integer sums per group
   static constexpr int64_t kScaledGroups = 1;
+  using Acts = typename Either<kPairDots && !kSteps, ActGroupQ8, ActGroup>::Type;
 
   static TIDEMILL_INLINE const uint8_t* group_at(const uint8_t* panel, int64_t g) {
     return panel + g * kBlockBytes;
   }
   static TIDEMILL_INLINE const uint8_t* act_at(const uint8_t* row, int64_t g) {
-    return row + g * int64_t(sizeof(ActGroup)) + offsetof(ActGroup, q);
+    return row + g * int64_t(sizeof(Acts)) + offsetof(Acts, q);
   }
   static TIDEMILL_INLINE void prefetch_group(const TileInput& in, int64_t g) {
     if (in.next) {
@@ -164,7 +178,8 @@ struct QuantizedWeights {
     }
     TIDEMILL_INLINE void add(const TileInput& in, int64_t g, int r, int v, const Vi (&dot)[1],
                              Vf (&sum)[R][V]) const {
-      const Vf both = vmul(scale[v], vset(act_group(in, r, g)->scale));
+      const Acts* acts = reinterpret_cast<const Acts*>(in.act + r * in.act_stride) + g;
+      const Vf both = vmul(scale[v], vset(acts->scale));
       sum[r][v] = vfma(vconvert(dot[0]), both, sum[r][v]);
     }
     TIDEMILL_INLINE void close(const TileInput&, int64_t, Vf (&)[R][V]) const {}
@@ -173,11 +188,11 @@ struct QuantizedWeights {
   template <int R, int V>
   static TIDEMILL_INLINE void group(const TileInput& in, int64_t g, Vi (&dot)[R][V]) {
     const uint8_t* quads = in.panel + g * kBlockBytes + 64 + in.lane * 4;
-    const uint8_t* act = in.act + g * int64_t(sizeof(ActGroup));
+    const uint8_t* act = in.act + g * int64_t(sizeof(Acts));
     const auto start = [&](int r) {
       const uint8_t* a = act + r * in.act_stride;
       if (kSteps && kQ4Offset) return zero_point_sums<Codes>(a);
-      return !kSteps && kQ8Offset ? ibroadcast(a + offsetof(ActGroup, correction_q8)) : iset(0);
+      return !kSteps && kQ8Offset ? ibroadcast(a + offsetof(Acts, correction_q8)) : iset(0);
     };
     const auto each = [](auto of) {
       TIDEMILL_UNROLL
@@ -205,11 +220,16 @@ struct QuantizedWeights {
         }
         TIDEMILL_UNROLL
         for (int r = 0; r < R; ++r) {
-          const Quad a =
-              act_quad(act + r * in.act_stride + offsetof(ActGroup, q), part + half * 4);
-          TIDEMILL_UNROLL
-          for (int v = 0; v < V; ++v) {
-            to[r][v] = kSteps ? dot_q4(to[r][v], u[v], a) : dot_q8(to[r][v], u[v], a);
+          const uint8_t* q = act + r * in.act_stride + offsetof(Acts, q);
+          const int quad = part + half * 4;
+          if constexpr (kSteps) {
+            const Quad a = act_quad(q, quad);
+            TIDEMILL_UNROLL
+            for (int v = 0; v < V; ++v) to[r][v] = dot_q4(to[r][v], u[v], a);
+          } else {
+            const QuadQ8 a = act_quad_q8(q, quad);
+            TIDEMILL_UNROLL
+            for (int v = 0; v < V; ++v) to[r][v] = dot_q8(to[r][v], u[v], a);
           }
         }
       }
@@ -247,7 +267,7 @@ static TIDEMILL_INLINE Vf channel_value(const TileInput& in, int64_t r, int64_t 
 
 struct ChannelWeights {
   static constexpr int kRows = kI8Rows, kVecs = kI8Vecs;
-  static constexpr int64_t kPrefetchRows = prefetch_rows(5, kRows, kVecs);  // as Q8_0
+  static constexpr int64_t kPrefetchRows = prefetch_rows(kPairDots ? 2 : 5, kRows, kVecs);  // as Q8_0
   static constexpr int64_t kBlockBytes = kTileDepthI8 * kPanel;
 
   template <int R, int V>
@@ -262,7 +282,7 @@ struct ChannelWeights {
     }
     const uint8_t* block = in.panel + kChannelScales;
     const uint8_t* act = in.act + offsetof(ActRow, q);
-    for (int64_t k0 = 0; k0 < in.k; k0 += kTileDepthI8, act += kTileDepthI8) {
+    for (int64_t k0 = 0; k0 < in.k; k0 += kTileDepthI8, act += kTileDepthI8 * kActBytesQ8) {
       prefetch_block(in, block - in.panel);
       TIDEMILL_UNROLL
       for (int quad = 0; quad < kTileDepthI8 / 4; ++quad) {
@@ -271,7 +291,7 @@ struct ChannelWeights {
         for (int v = 0; v < V; ++v) w[v] = iload(block + quad * 128 + (in.lane + v * kLanes) * 4);
         TIDEMILL_UNROLL
         for (int r = 0; r < R; ++r) {
-          const Quad a = act_quad(act + r * in.act_stride, quad);
+          const QuadQ8 a = act_quad_q8(act + r * in.act_stride, quad);
           TIDEMILL_UNROLL
           for (int v = 0; v < V; ++v) dot[r][v] = dot_q8(dot[r][v], w[v], a);
         }

@@ -26,9 +26,10 @@ static inline int64_t byte_at(int64_t j, int64_t i) {
 static ActType act_type(WeightType weight, bool float32_compute) {
   switch (weight) {
     case WeightType::Q8_0:
+    case WeightType::IQ4_NL:
+      return kPairDots ? ActType::I8Apart : ActType::I8;
     case WeightType::Q4_0:
     case WeightType::MXFP4:
-    case WeightType::IQ4_NL:
       return ActType::I8;
     case WeightType::Q4_K:
     case WeightType::Q5_K:
@@ -92,11 +93,22 @@ static inline int64_t source_bytes(WeightType type, int64_t count) {
   }
 }
 
+// Activations as products with weights of 8 bits take them: bytes per value, and kGroup values, whose
+// sum is `sum`, stored so; what the sums of their products begin with is returned.
+constexpr int64_t kActBytesQ8 = kPairDots ? 2 : 1;
+#ifndef TIDEMILL_QUAD_Q8
+static inline int32_t store_act_q8(const int8_t* q, int32_t sum, uint8_t* to) {
+  __builtin_memcpy(to, q, size_t(kGroup));
+  return -128 * sum;
+}
+#endif
+
 static inline int8_t round_half_away(float x) {
   const int whole = int(x);
   const float rest = x - float(whole);
   return int8_t(whole + int(rest >= 0.5f) - int(rest <= -0.5f));
 }
+
 
 #include "gemm/channel.inl"
 

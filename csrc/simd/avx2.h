@@ -27,7 +27,7 @@ constexpr bool kQ8Offset = true;  // vpdpbusd multiplies q + 128
 constexpr bool kPairDots = false;
 #else
 constexpr const char* kIsaName = "avx2";
-constexpr bool kQ8Offset = false;  // the sign trick multiplies q itself
+constexpr bool kQ8Offset = true;  // a weight whose sign changes is ~q, one off
 constexpr bool kPairDots = true;
 #endif
 constexpr int kLanes = 8;
@@ -178,10 +178,29 @@ static inline Vi add_scaled(Vi acc, Vi dots, Vi scales) {
 static inline Vi ipair_sums(Vi dots) { return dots; }
 static inline int32_t dot_start_u6(const int8_t*, int32_t sum) { return -32 * sum; }
 #else
-// |q| <= 128 and |a| <= 127, so a pair of products fits 16 bits; with q + 128 it would not.
-static inline Vi dot_q8(Vi acc, Vi w, Vi a) {
-  const __m256i q = _mm256_xor_si256(w, _mm256_set1_epi8(int8_t(-128)));
-  const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(q), _mm256_sign_epi8(a, q));
+// A product of bytes is |a| times q or, where a is negative, ~q = -q - 1: -128 <= q <= 127 and
+// |a| <= 127, so a pair of products fits 16 bits; with q + 128 it would not. vpsignb would give -q, on
+// the units that multiply (Zen, Intel), of which products here take all there is. `flip` makes q or ~q
+// of the stored q + 128.
+#define TIDEMILL_QUAD_Q8 1
+struct QuadQ8 {
+  Vi magnitude, flip;
+};
+static inline QuadQ8 act_quad_q8(const uint8_t* acts, int i) {
+  return {ibroadcast(acts + 8 * i), ibroadcast(acts + 8 * i + 4)};
+}
+static inline int32_t store_act_q8(const int8_t* q, int32_t, uint8_t* to) {
+  const __m256i a = iload(q), negative = _mm256_cmpgt_epi8(_mm256_setzero_si256(), a);
+  const __m256i magnitude = _mm256_abs_epi8(a);
+  const __m256i flip = _mm256_xor_si256(negative, _mm256_set1_epi8(int8_t(-128)));
+  const __m256i low = _mm256_unpacklo_epi32(magnitude, flip);
+  const __m256i high = _mm256_unpackhi_epi32(magnitude, flip);
+  istore(to, _mm256_permute2x128_si256(low, high, 0x20));
+  istore(to + 32, _mm256_permute2x128_si256(low, high, 0x31));
+  return ireduce_add(_mm256_sad_epu8(iand(magnitude, negative), _mm256_setzero_si256()));
+}
+static inline Vi dot_q8(Vi acc, Vi w, QuadQ8 a) {
+  const __m256i pairs = _mm256_maddubs_epi16(a.magnitude, _mm256_xor_si256(w, a.flip));
   acc = _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
   ikeep(acc);
   return acc;

@@ -207,7 +207,8 @@ std::vector<double> rounded_act(ActType act, const float* x, int64_t k) {
   std::vector<double> out(k);
   for (int64_t i = 0; i < k; ++i) out[i] = act == ActType::BF16 ? bf16_rounded(x[i]) : x[i];
   if (act == ActType::F32 || act == ActType::BF16) return out;
-  const int64_t group = act == ActType::I8 ? 32 : act == ActType::I8Block ? 256 : k;
+  const bool by_group = act == ActType::I8 || act == ActType::I8Apart;
+  const int64_t group = by_group ? 32 : act == ActType::I8Block ? 256 : k;
   for (int64_t g = 0; g < k; g += group) {
     float bound = 0;
     for (int64_t i = 0; i < group; ++i) bound = std::fmax(bound, std::fabs(x[g + i]));
@@ -310,6 +311,7 @@ void run_case(const KernelTable& t, const Case& c, Random& random) {
 // The extremes of int8: every product at its largest, where a saturating sum would be wrong.
 void run_extremes(const KernelTable& t) {
   constexpr int64_t k = 64, n = 32;
+  const ActType kind = t.act_type(WeightType::Q8_0, false);
   for (int sign : {-1, 1}) {
     std::vector<uint8_t> bytes;
     const uint16_t one = half_bits(1.0f);
@@ -320,13 +322,13 @@ void run_extremes(const KernelTable& t) {
         append(bytes, &q, 1);
       }
     }
-    const int64_t size = t.panel_bytes(WeightType::Q8_0, ActType::I8, k);
-    Buffer packed(size), act(t.act_row_bytes(ActType::I8, k));
-    t.pack_panel(WeightType::Q8_0, bytes.data(), WeightType::Q8_0, ActType::I8, 0, n, k,
+    const int64_t size = t.panel_bytes(WeightType::Q8_0, kind, k);
+    Buffer packed(size), act(t.act_row_bytes(kind, k));
+    t.pack_panel(WeightType::Q8_0, bytes.data(), WeightType::Q8_0, kind, 0, n, k,
                  packed.data);
     std::vector<float> x(k, 127.0f * sign), out(n);
-    t.pack_act(ActType::I8, x.data(), k, act.data);
-    const PackedMatrix w{WeightType::Q8_0, ActType::I8, n, k, size, packed.data};
+    t.pack_act(kind, x.data(), k, act.data);
+    const PackedMatrix w{WeightType::Q8_0, kind, n, k, size, packed.data};
     t.gemm(w, act.data, int64_t(act.size), 1, 0, 1, nullptr, out.data(), n);
     for (float v : out)
       if (v != sign * 127.0f * 32 * (127 - 128)) fail(t.isa, "int8 extremes", "%g", v);
@@ -336,6 +338,7 @@ void run_extremes(const KernelTable& t) {
 // The same of the types of four bits: all weights of one code, which leaves no product to cancel.
 void run_nibble_extremes(const KernelTable& t, WeightType type) {
   constexpr int64_t k = 64, n = 32;
+  const ActType kind = t.act_type(type, false);
   const uint16_t one = half_bits(1.0f);
   for (int code = 0; code < 16; ++code) {
     std::vector<uint8_t> bytes;
@@ -349,13 +352,13 @@ void run_nibble_extremes(const KernelTable& t, WeightType type) {
     }
     const double value = type == WeightType::Q4_0 ? code - 8
                          : type == WeightType::MXFP4 ? e2m1(code) : kIq4Steps[code];
-    const int64_t size = t.panel_bytes(type, ActType::I8, k);
-    Buffer packed(size), act(t.act_row_bytes(ActType::I8, k));
-    t.pack_panel(type, bytes.data(), type, ActType::I8, 0, n, k, packed.data);
-    const PackedMatrix w{type, ActType::I8, n, k, size, packed.data};
+    const int64_t size = t.panel_bytes(type, kind, k);
+    Buffer packed(size), act(t.act_row_bytes(kind, k));
+    t.pack_panel(type, bytes.data(), type, kind, 0, n, k, packed.data);
+    const PackedMatrix w{type, kind, n, k, size, packed.data};
     for (int sign : {-1, 1}) {
       std::vector<float> x(k, 127.0f * sign), out(n);
-      t.pack_act(ActType::I8, x.data(), k, act.data);
+      t.pack_act(kind, x.data(), k, act.data);
       t.gemm(w, act.data, int64_t(act.size), 1, 0, 1, nullptr, out.data(), n);
       for (float v : out)
         if (v != sign * 127 * k * value)

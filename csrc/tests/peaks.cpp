@@ -104,7 +104,7 @@ constexpr Peak kPeaks[] = {
 
 double register_peak(const char* isa, ActType act) {
 #if defined(__x86_64__)
-  const bool int8 = act == ActType::I8Row || act == ActType::I8Block;
+  const bool int8 = act == ActType::I8Apart || act == ActType::I8Row || act == ActType::I8Block;
   const ActType kind = int8 ? ActType::I8 : act;
   for (const Peak& p : kPeaks)
     if (std::strcmp(p.isa, isa) == 0 && p.act == kind) return p.measure();
