@@ -1,10 +1,13 @@
-// Rates of the kernels on one thread, in processor time, a JSON object per line (read by
-// benchmarks/kernels.py). A plain read of as many bytes and what registers alone reach are taken in
-// turn with them call by call: on shared machines nothing else compares.
+// Rates of the kernels on one thread, in processor time, and of products of few rows on all threads
+// together, as a step computes them; a JSON object per line (read by benchmarks/kernels.py). A plain
+// read of as many bytes and what registers alone reach are taken in turn with them call by call: on
+// shared machines nothing else compares.
 #include <algorithm>
+#include <chrono>
 
 #include "check.h"
 #include "peaks.h"
+#include "threadpool.h"
 
 namespace tidemill::check {
 namespace {
@@ -28,39 +31,92 @@ void read_plainly(const uint8_t* data, int64_t bytes) {
   for (uint64_t s : sums) sink = sink + s;
 }
 
+constexpr WeightType kTypes[] = {
+    WeightType::Q8_0, WeightType::Q4_0, WeightType::MXFP4, WeightType::IQ4_NL,
+    WeightType::Q4_K, WeightType::Q5_K, WeightType::Q6_K,  WeightType::I8,
+    WeightType::BF16, WeightType::F16,  WeightType::F32};
+
 constexpr int64_t kRotate = int64_t(640) << 20;  // beyond every cache
 
-void bench_weight(const KernelTable& t, WeightType type, bool float32, const Buffer& memory) {
-  const int64_t n = 4096, k = 2048, panels = n / kPanel;
-  const ActType act = t.act_type(type, float32);
-  const int64_t bytes = t.panel_bytes(type, act, k), total = panels * bytes;
+// A product of n x k weights with up to `rows` rows, over copies of the weights in turn.
+struct Product {
+  static constexpr int64_t n = 4096, k = 2048, panels = n / kPanel;
+  const KernelTable& t;
+  const Buffer& memory;
+  const WeightType type;
+  const ActType act;
+  const int64_t panel = t.panel_bytes(type, act, k), total = panels * panel;
   const int64_t copies = std::max<int64_t>(1, kRotate / total), stride = t.act_row_bytes(act, k);
-  std::vector<float> x(512 * k), out(512 * n);
-  Random random{1};
-  for (float& v : x) v = random.normal();
-  Buffer acts(512 * stride);
-  for (int64_t m = 0; m < 512; ++m) t.pack_act(act, &x[m * k], k, acts.data + m * stride);
+  Buffer acts;
+  std::vector<float> out;
+
+  Product(const KernelTable& table, WeightType weights, bool float32, int64_t rows,
+          const Buffer& from)
+      : t(table), memory(from), type(weights), act(table.act_type(weights, float32)),
+        acts(rows * stride), out(size_t(rows * n)) {
+    std::vector<float> x(k);
+    Random random{1};
+    for (int64_t m = 0; m < rows; ++m) {
+      for (float& v : x) v = random.normal();
+      t.pack_act(act, x.data(), k, acts.data + m * stride);
+    }
+  }
+  const uint8_t* copy(int64_t i) const { return memory.data + i % copies * total; }
+  void multiply(int64_t i, int64_t rows, int64_t p0, int64_t p1) {
+    const PackedMatrix w{type, act, n, k, panel, copy(i)};
+    t.gemm(w, acts.data, stride, rows, p0, p1, nullptr, out.data(), n);
+  }
+  void read(int64_t i, int64_t p0, int64_t p1) const {
+    read_plainly(copy(i) + p0 * panel, (p1 - p0) * panel);
+  }
+  void report(const char* kernel, const char* suffix, int64_t rows, double seconds, double read,
+              double peak) const {
+    std::printf("{\"isa\": \"%s\", \"kernel\": \"%s\", \"type\": \"%s%s\", \"rows\": %lld, "
+                "\"ms\": %.4f, \"gops\": %.1f, \"gbs\": %.2f, \"read\": %.2f, \"peak\": %.1f}\n",
+                t.isa, kernel, name(type), suffix, (long long)rows, seconds * 1e3,
+                2.0 * double(rows * n * k) / seconds * 1e-9, double(total) / seconds * 1e-9,
+                read > 0 ? double(total) / read * 1e-9 : 0, peak);
+  }
+};
+
+void bench_weight(const KernelTable& t, WeightType type, bool float32, const Buffer& memory) {
+  Product product(t, type, float32, 512, memory);
   for (int64_t m : {1, 2, 4, 8, 16, 32, 64, 512}) {
     std::vector<double> times, reads, peaks;
     const int64_t repeats = m >= 512 ? 5 : m >= 64 ? 9 : 25;
     for (int64_t i = 0; i < repeats; ++i) {
-      const uint8_t* weights = memory.data + (2 * i) % copies * total;
-      const PackedMatrix w{type, act, n, k, bytes, weights};
       double start = thread_seconds();
-      t.gemm(w, acts.data, stride, m, 0, panels, nullptr, out.data(), n);
+      product.multiply(2 * i, m, 0, product.panels);
       times.push_back(thread_seconds() - start);
-      peaks.push_back(register_peak(t.isa, act));
+      peaks.push_back(register_peak(t.isa, product.act));
       if (m > 32) continue;
       start = thread_seconds();
-      read_plainly(memory.data + (2 * i + 1) % copies * total, total);
+      product.read(2 * i + 1, 0, product.panels);
       reads.push_back(thread_seconds() - start);
     }
-    const double seconds = median(times), peak = median(peaks);
-    std::printf("{\"isa\": \"%s\", \"kernel\": \"gemm\", \"type\": \"%s%s\", \"rows\": %lld, "
-                "\"ms\": %.4f, \"gops\": %.1f, \"gbs\": %.2f, \"read\": %.2f, \"peak\": %.1f}\n",
-                t.isa, name(type), float32 ? " as f32" : "", (long long)m, seconds * 1e3,
-                2.0 * m * n * k / seconds * 1e-9, total / seconds * 1e-9,
-                reads.empty() ? 0 : total / median(reads) * 1e-9, peak);
+    product.report("gemm", float32 ? " as f32" : "", m, median(times),
+                   reads.empty() ? 0 : median(reads), median(peaks));
+  }
+}
+
+// Pieces as a step cuts them, claimed by threads as they come; by the clock.
+void bench_together(const KernelTable& t, WeightType type, const Buffer& memory, ThreadPool& pool) {
+  const int64_t rows[] = {1, 2, 4, 8};
+  Product product(t, type, false, 8, memory);
+  const int64_t grain = std::max<int64_t>(1, product.panels / (4 * pool.threads()));
+  const auto seconds = [&](auto piece) {
+    const auto start = std::chrono::steady_clock::now();
+    pool.run(product.panels, grain, [&](int64_t p0, int64_t p1, int) { piece(p0, p1); });
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+  for (int64_t m : rows) {
+    std::vector<double> times, reads;
+    for (int64_t i = 0; i < 50; ++i) {
+      times.push_back(
+          seconds([&](int64_t p0, int64_t p1) { product.multiply(2 * i, m, p0, p1); }));
+      reads.push_back(seconds([&](int64_t p0, int64_t p1) { product.read(2 * i + 1, p0, p1); }));
+    }
+    product.report("gemm together", "", m, median(times), median(reads), 0);
   }
 }
 
@@ -128,18 +184,19 @@ void bench_attention(const KernelTable& t, KvType type, int64_t block) {
 
 }  // namespace
 
-void bench(const KernelTable& t, const char* filter) {
+void bench(const KernelTable& t, const char* filter, int threads) {
   const auto wanted = [&](const char* what) { return std::strstr(what, filter) != nullptr; };
   {
     Buffer memory(kRotate);
     // Small finite values in every weight type: f16 scales and floats alike.
     std::memset(memory.data, 0x1c, memory.size);
-    for (WeightType type : {WeightType::Q8_0, WeightType::Q4_0, WeightType::MXFP4,
-                            WeightType::IQ4_NL, WeightType::Q4_K, WeightType::Q5_K,
-                            WeightType::Q6_K, WeightType::I8, WeightType::BF16, WeightType::F16, WeightType::F32})
+    for (WeightType type : kTypes)
       for (bool float32 : {false, true})
         if (wanted(name(type)) && (!float32 || type == WeightType::BF16))
           bench_weight(t, type, float32, memory);
+    ThreadPool pool(threads);
+    for (WeightType type : kTypes)
+      if (wanted(name(type))) bench_together(t, type, memory, pool);
   }
   for (KvType type : {KvType::BF16, KvType::I8, KvType::I4, KvType::F32})
     if (wanted("attention") || wanted(type == KvType::BF16 ? "kv-bf16" : "kv"))

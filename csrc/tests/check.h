@@ -80,6 +80,6 @@ void check_elementwise(const KernelTable& t);
 void check_gemm(const KernelTable& t);
 void check_attention(const KernelTable& t);
 void check_recurrent(const KernelTable& t);
-void bench(const KernelTable& t, const char* filter);
+void bench(const KernelTable& t, const char* filter, int threads);
 
 }  // namespace tidemill::check

@@ -2,9 +2,11 @@
 // precision reference, and the bitwise invariances of promise 6; the kernels for AMX with tiles in
 // plain C++ as well, and those for AVX-512 and AVX-VNNI on AVX2 where there is none. A table so
 // emulated is also checked when it is named. Exit status 1 on any failure.
-// kernel_check bench [isa [filter]]: rates beside a plain read taken in turn with them.
+// kernel_check bench [isa [filter [threads]]]: rates beside a plain read taken in turn with them.
 // kernel_check peak isa: GOP/s of one thread multiplying int8 in registers alone.
 #include <cstdarg>
+#include <cstdlib>
+#include <thread>
 
 #include "check.h"
 #include "peaks.h"
@@ -76,6 +78,8 @@ int main(int argc, char** argv) {
   const bool benching = argc > 1 && std::strcmp(argv[1], "bench") == 0;
   const char* only = argc > 1 + benching ? argv[1 + benching] : nullptr;
   const char* filter = argc > 2 + benching ? argv[2 + benching] : "";
+  const int threads = argc > 3 + benching ? std::atoi(argv[3 + benching])
+                                          : int(std::thread::hardware_concurrency());
   if (only && !select_kernels(only)) {
     if (!benching && check::check_emulated(only)) return check::failures ? 1 : 0;
     std::printf("%s cannot run here\n", only);
@@ -85,7 +89,7 @@ int main(int argc, char** argv) {
     if (only && std::strcmp(only, *isa) != 0) continue;
     const KernelTable& table = *select_kernels(*isa);
     if (benching) {
-      check::bench(table, filter);
+      check::bench(table, filter, threads);
       if (!only) break;
       continue;
     }
