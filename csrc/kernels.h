@@ -18,8 +18,8 @@ enum class WeightType : int {
   MXFP4 = 9, IQ4_NL = 10
 };
 // What activations are turned into before a matrix product.
-// I8: a float scale per 32 values; I8Apart: the same numbers, their magnitudes and signs apart; I8Row:
-// one scale for the row; I8Block: one per 256 values.
+// I8: a float scale per 32 values; I8Apart: the same numbers, their magnitudes and signs apart;
+// I8Row: one scale for the row; I8Block: one per 256 values.
 enum class ActType : int { F32 = 0, BF16 = 1, I8 = 2, I8Row = 3, I8Block = 4, I8Apart = 5 };
 constexpr int kActTypes = 6;
 // I8: a float scale per token and head. I4: a scale and a minimum, bfloat16 both, per token and

@@ -18,7 +18,7 @@ static TIDEMILL_INLINE Quad act_quad(const uint8_t* acts, int i) {
 }
 #endif
 
-// The same as dot_q8 takes it.
+// The same as dot_q8 takes it, of what store_act_q8 left.
 #ifndef TIDEMILL_QUAD_Q8
 using QuadQ8 = Quad;
 static TIDEMILL_INLINE QuadQ8 act_quad_q8(const uint8_t* acts, int i) {
@@ -143,7 +143,8 @@ struct QuantizedWeights {
   static constexpr bool kPairs = kSteps && kPairDots;
   static constexpr int kSumParts = fitting_quads(Codes::kLargest) / 2;
   static constexpr int kRows = kI8Rows, kVecs = kI8Vecs;
-  static constexpr int64_t kPrefetchRows = prefetch_rows(kPairDots ? 2 : kFour ? 3 : 5, kRows, kVecs);
+  static constexpr int64_t kFewRows = kPairDots ? 2 : kFour ? 3 : 5;
+  static constexpr int64_t kPrefetchRows = prefetch_rows(kFewRows, kRows, kVecs);
   static constexpr int64_t kBlockBytes = kFour ? kQ4GroupBytes : kQ8GroupBytes;
   static constexpr int kHalves = 1;  // integer sums per group
   static constexpr int64_t kScaledGroups = 1;

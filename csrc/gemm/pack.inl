@@ -93,8 +93,8 @@ static inline int64_t source_bytes(WeightType type, int64_t count) {
   }
 }
 
-// Activations as products with weights of 8 bits take them: bytes per value, and kGroup values, whose
-// sum is `sum`, stored so; what the sums of their products begin with is returned.
+// Activations as products with weights of 8 bits take them: bytes per value, and kGroup values,
+// whose sum is `sum`, stored so; what the sums of their products begin with is returned.
 constexpr int64_t kActBytesQ8 = kPairDots ? 2 : 1;
 #ifndef TIDEMILL_QUAD_Q8
 static inline int32_t store_act_q8(const int8_t* q, int32_t sum, uint8_t* to) {
@@ -108,7 +108,6 @@ static inline int8_t round_half_away(float x) {
   const float rest = x - float(whole);
   return int8_t(whole + int(rest >= 0.5f) - int(rest <= -0.5f));
 }
-
 
 #include "gemm/channel.inl"
 

@@ -179,9 +179,9 @@ static inline Vi ipair_sums(Vi dots) { return dots; }
 static inline int32_t dot_start_u6(const int8_t*, int32_t sum) { return -32 * sum; }
 #else
 // A product of bytes is |a| times q or, where a is negative, ~q = -q - 1: -128 <= q <= 127 and
-// |a| <= 127, so a pair of products fits 16 bits; with q + 128 it would not. vpsignb would give -q, on
-// the units that multiply (Zen, Intel), of which products here take all there is. `flip` makes q or ~q
-// of the stored q + 128.
+// |a| <= 127, so a pair of products fits 16 bits; with q + 128 it would not. vpsignb would give -q,
+// but on the units that multiply (Zen 4), which are what products wait for. `flip` makes q or ~q of
+// the stored q + 128.
 #define TIDEMILL_QUAD_Q8 1
 struct QuadQ8 {
   Vi magnitude, flip;

@@ -17,7 +17,8 @@ constexpr uint32_t kQ8Flip = 0x80808080u;
 constexpr bool kQ8Offset = false;
 constexpr bool kQ4Offset = false;
 // Whether products of bytes come as sums of two in 16 bits: what dot_q4 and dot_u6 add up is then
-// two such sums a lane, which `ipair_sums` and `add_scaled` take, and no more of them than fit.
+// two such sums a lane, which `ipair_sums` and `add_scaled` take, and no more of them than fit; and
+// dot_q8 takes activations whose magnitudes and signs are apart (QuadQ8, store_act_q8).
 constexpr bool kPairDots = false;
 // Whether a dot product of bf16 pairs is one instruction; else bf16 is widened to float, exactly,
 // and activations, queries and probabilities stay in float lanes.
