@@ -32,14 +32,15 @@ static inline void pack_act_channel(const float* x, int64_t k, uint8_t* to) {
   int32_t correction = 0;
   for (int64_t from = 0; from < round_up(k, kTileDepthI8); from += kGroup) {
     int8_t group[kGroup];
-    Vi sum = iset(0);
-    for (int64_t i = from; i < from + kGroup; i += kLanes) {
+    Vi q[kGroup / kLanes], sum = iset(0);
+    for (int j = 0; j < kGroup / kLanes; ++j) {
+      const int64_t i = from + j * kLanes;
       const Vf v = i < k ? vload_n(x + i, k - i) : vzero();
       // As in quantize_act.
-      const Vi q = vround(vmin(vmax(vmul(v, inverse), vset(-127.0f)), vset(127.0f)));
-      sum = iadd(sum, q);
-      istore_s8(group + i - from, q);
+      q[j] = vround(vmin(vmax(vmul(v, inverse), vset(-127.0f)), vset(127.0f)));
+      sum = iadd(sum, q[j]);
     }
+    istore_group_s8(group, q);
     correction += store_act_q8(group, ireduce_add(sum), out->q + from * kActBytesQ8);
   }
   out->scale = bound / 127.0f;

@@ -93,6 +93,13 @@ static inline int64_t source_bytes(WeightType type, int64_t count) {
   }
 }
 
+// kGroup bytes from lanes of 32 bits.
+#ifndef TIDEMILL_STORE_GROUP_S8
+static inline void istore_group_s8(int8_t* p, const Vi (&q)[kGroup / kLanes]) {
+  for (int i = 0; i < kGroup / kLanes; ++i) istore_s8(p + i * kLanes, q[i]);
+}
+#endif
+
 // Activations as products with weights of 8 bits take them: bytes per value, and kGroup values,
 // whose sum is `sum`, stored so; what the sums of their products begin with is returned.
 constexpr int64_t kActBytesQ8 = kPairDots ? 2 : 1;

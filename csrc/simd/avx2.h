@@ -53,10 +53,12 @@ static inline Vf vset(float x) { return _mm256_set1_ps(x); }
 static inline Vf vzero() { return _mm256_setzero_ps(); }
 static inline Vf vload(const float* p) { return _mm256_loadu_ps(p); }
 static inline void vstore(float* p, Vf a) { _mm256_storeu_ps(p, a); }
+// Masks are for what is left over: a masked store takes AMD's processors many times a store.
 static inline Vf vload_n(const float* p, int64_t n) {
-  return _mm256_maskload_ps(p, first_lanes(n));
+  return n >= kLanes ? vload(p) : _mm256_maskload_ps(p, first_lanes(n));
 }
 static inline void vstore_n(float* p, Vf a, int64_t n) {
+  if (n >= kLanes) return vstore(p, a);
   _mm256_maskstore_ps(p, first_lanes(n), a);
 }
 static inline Vf vadd(Vf a, Vf b) { return _mm256_add_ps(a, b); }
@@ -139,6 +141,13 @@ static inline void istore_s8(int8_t* p, Vi a) {
   const __m128i words =
       _mm_packs_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
   _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
+}
+// 32 bytes at once: stored by eights they would have to leave the pipeline before they are read.
+#define TIDEMILL_STORE_GROUP_S8 1
+static inline void istore_group_s8(int8_t* p, const Vi (&q)[4]) {
+  const __m256i first = _mm256_packs_epi32(q[0], q[1]), last = _mm256_packs_epi32(q[2], q[3]);
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  istore(p, _mm256_permutevar8x32_epi32(_mm256_packs_epi16(first, last), order));
 }
 static inline Vf pair_even(Vi a) { return _mm256_castsi256_ps(_mm256_slli_epi32(a, 16)); }
 static inline Vf pair_odd(Vi a) {
