@@ -145,15 +145,18 @@ _AVX2_DECODE = (
     "profiled for Q4_0: 71 % of the threads' time is products, 13 to 15 % waiting for other "
     "threads, whose speed differs from one millisecond to the next on this machine (steps of Q8_0 "
     "took 11.4 to 20 ms within a minute). Fewer and larger pieces, measured in turn in one "
-    "process, save 0 to 3 % of a step, more and smaller ones cost up to 7. One thread alone takes "
-    "weights of 4 bits from memory at 84 to 97 % of its read in quiet minutes (see the kernels)."
+    "process, save 0 to 3 % of a step, more and smaller ones cost up to 7. The products alone take "
+    "82 to 99 % of the read by all threads (see the kernels)."
 )
 _AVX2_ARITHMETIC = (
     "without VNNI 32 multiplications of 8-bit weights take four vector instructions and of 4-bit "
     "ones two, for llama.cpp too; the targets come from machines that do 64 in one. Of what "
-    "registers alone give (182 GOP/s a thread) products of 4 bits reach 83 to 96 %, Q8_0 52 %: "
-    "its scaling and its loads come on top. Profiled for a prefill of 512 in Q8_0: products 81 %, "
-    "attention 10 %, rounding activations 2 %."
+    "registers alone give (182 GOP/s a thread) products of 4 bits reach 88 to 104 % (sums in 16 "
+    "bits need fewer instructions than the peak counts), Q8_0 72 %: its scaling comes on top. "
+    "Profiled for a prefill of 512 in Q8_0 (three threads): products 77 %, attention 12 %, "
+    "rounding activations 4 %; in Q4_0 73, 16 and 4 %. With all products at the registers' rate "
+    "and the rest as it is, prefill 512 would be 2.8 times llama.cpp in Q8_0 and 2.5 times in "
+    "Q4_0."
 )
 _AVX2_DEPTH = (
     "a plain read in the order in which attention reads KV (8 KiB of K or V a block and head) "
@@ -166,10 +169,11 @@ _AVX2_FIRST_TOKENS = (
     "the chunks of prompts (195 ms), for which the last first token waits."
 )
 _AVX2_GROWTH = (
-    "products of Q8_0 reach 52 % of what registers alone give, on which the roofline stands, so "
-    "that its bend comes at 4 sequences instead of between 8 and 16; attention reads after them, "
-    "not beside them. By context the share falls where the machine's memory gave less during a "
-    "cell (the same steps took 13.2 to 16.1 ms of attention at 4096 within minutes)."
+    "products of Q8_0 reach 72 % of what registers alone give, on which the roofline stands, so "
+    "that its bend comes at 8 sequences instead of beyond them (at 4 while they reached 52 %), and "
+    "attention reads after them, not beside them. The worst point is the machine's: 16 sequences "
+    "took 76 ms in this cell and 60 in their own a few minutes before, and by context the same "
+    "steps took 13.2 to 16.1 ms of attention at 4096 within minutes."
 )
 # Kind of machine -> beginning of a row's key -> why its target is missed, as
 # far as it is known; the last that fits.
