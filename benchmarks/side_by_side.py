@@ -163,11 +163,6 @@ _AVX2_DEPTH = (
     "gives four threads here 34 to 50 GB/s where one from front to end gives 46 to 67; two threads "
     "of attention take as much as four. See how attention at depth is cut, below."
 )
-_AVX2_FIRST_TOKENS = (
-    "not profiled: vLLM reads about 300 tokens of prompts a second here (its log), as we do, but "
-    "decodes nothing meanwhile worth the name (12 tok/s, ITL p99 3.4 s), while ours decode between "
-    "the chunks of prompts (195 ms), for which the last first token waits."
-)
 _AVX2_GROWTH = (
     "products of Q8_0 reach 72 % of what registers alone give, on which the roofline stands, so "
     "that its bend comes at 8 sequences instead of beyond them (at 4 while they reached 52 %), and "
@@ -184,7 +179,6 @@ REASONS: dict[str, dict[str, str]] = {
         "prefill": _AVX2_ARITHMETIC,
         "batch": _AVX2_ARITHMETIC,
         "http": _AVX2_ARITHMETIC,
-        "http-16-vllm-ttft": _AVX2_FIRST_TOKENS,
         "growth": _AVX2_GROWTH,
     },
     "amx-family6": {
