@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from helpers.backend_driver import BackendDriver, options  # noqa: E402
 from helpers.disguised import DISGUISES, Disguise, make_disguised  # noqa: E402
 from helpers.family_cases import Case, make_case  # noqa: E402
-from helpers.gguf_cases import GGUF_CASES, ONE_WAY_CASES  # noqa: E402
+from helpers.gguf_cases import GGUF_CASES  # noqa: E402
 from helpers.references import prompt, reference_logits  # noqa: E402
 from loading.test_gguf_families import write_without_vocabulary  # noqa: E402
 from oracles.parity import TOOLS, build_llama_cpp  # noqa: E402
@@ -146,7 +146,7 @@ def main() -> None:
     python, sources = build_llama_cpp()
     rows = []
     wanted = sys.argv[1:]  # prefixes; without any, all and the report
-    for case in [*GGUF_CASES, *ONE_WAY_CASES, *DISGUISES]:
+    for case in [*GGUF_CASES, *DISGUISES]:
         prefix = case.case.prefix if isinstance(case, Disguise) else case.prefix
         if wanted and prefix not in wanted:
             continue
