@@ -155,7 +155,7 @@ def table(lines: list[Line]) -> str:
             [{**x, "label": x["type"], "column": x["rows"]} for x in together],
             list(ROWS_TOGETHER), _gemm_cell, "table, weights", "rows",
         ),
-        *_rule(gemm, together),
+        *(_rule(gemm, together) if set(SAME_WIDTH) <= {x["type"] for x in gemm} else []),
         "",
         "Decode attention over 4096 positions (16 heads, 8 KV heads of 128): share of the read "
         "beside it, by block size.",

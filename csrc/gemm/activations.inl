@@ -57,17 +57,8 @@ static inline float quantize_act(const float* x, int8_t* out, int32_t (&sums)[kC
   for (int i = 0; i < kCount; i += kLanes) largest = vmax(largest, vabs(vload(x + i)));
   const float bound = vreduce_max(largest);
   const Vf inverse = vset(bound > 0.0f ? 127.0f / bound : 0.0f);
-  for (int from = 0; from < kCount; from += kGroup) {
-    Vi q[kGroup / kLanes], sum[2] = {iset(0), iset(0)};
-    for (int j = 0; j < kGroup / kLanes; ++j) {
-      // A subnormal bound overflows the quotient; the clamp keeps q within +-127, a NaN too.
-      const Vf scaled = vmul(vload(x + from + j * kLanes), inverse);
-      q[j] = vround(vmin(vmax(scaled, vset(-127.0f)), vset(127.0f)));
-      sum[j * kLanes / 16] = iadd(sum[j * kLanes / 16], q[j]);
-    }
-    istore_group_s8(out + from, q);
-    for (int half = 0; half < 2; ++half) sums[from / 16 + half] = ireduce_add(sum[half]);
-  }
+  for (int from = 0; from < kCount; from += kGroup)
+    round_group([&](int i) { return vload(x + from + i); }, inverse, out + from, sums + from / 16);
   return bound / 127.0f;
 }
 

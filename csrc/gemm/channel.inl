@@ -31,17 +31,14 @@ static inline void pack_act_channel(const float* x, int64_t k, uint8_t* to) {
   const Vf inverse = vset(bound > 0.0f ? 127.0f / bound : 0.0f);
   int32_t correction = 0;
   for (int64_t from = 0; from < round_up(k, kTileDepthI8); from += kGroup) {
-    int8_t group[kGroup];
-    Vi q[kGroup / kLanes], sum = iset(0);
-    for (int j = 0; j < kGroup / kLanes; ++j) {
-      const int64_t i = from + j * kLanes;
-      const Vf v = i < k ? vload_n(x + i, k - i) : vzero();
-      // As in quantize_act.
-      q[j] = vround(vmin(vmax(vmul(v, inverse), vset(-127.0f)), vset(127.0f)));
-      sum = iadd(sum, q[j]);
-    }
-    istore_group_s8(group, q);
-    correction += store_act_q8(group, ireduce_add(sum), out->q + from * kActBytesQ8);
+    const auto load = [&](int j) {
+      const int64_t i = from + j;
+      return i < k ? vload_n(x + i, k - i) : vzero();
+    };
+    int8_t q[kGroup];
+    int32_t sums[2];
+    round_group(load, inverse, q, sums);
+    correction += store_act_q8(q, sums[0] + sums[1], out->q + from * kActBytesQ8);
   }
   out->scale = bound / 127.0f;
   out->correction_q8 = correction;

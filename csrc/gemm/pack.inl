@@ -100,6 +100,21 @@ static inline void istore_group_s8(int8_t* p, const Vi (&q)[kGroup / kLanes]) {
 }
 #endif
 
+// kGroup values of activations, load(i) those from i on, as int8 by one scale, whose inverse is given;
+// the sums of both halves of them.
+template <class Load>
+static inline void round_group(Load load, Vf inverse, int8_t* out, int32_t* sums) {
+  Vi q[kGroup / kLanes], sum[2] = {iset(0), iset(0)};
+  for (int j = 0; j < kGroup / kLanes; ++j) {
+    // A subnormal bound overflows the quotient; the clamp keeps q within +-127, a NaN too.
+    const Vf scaled = vmul(load(j * kLanes), inverse);
+    q[j] = vround(vmin(vmax(scaled, vset(-127.0f)), vset(127.0f)));
+    sum[j * kLanes / 16] = iadd(sum[j * kLanes / 16], q[j]);
+  }
+  istore_group_s8(out, q);
+  for (int half = 0; half < 2; ++half) sums[half] = ireduce_add(sum[half]);
+}
+
 // Activations as products with weights of 8 bits take them: bytes per value, and kGroup values,
 // whose sum is `sum`, stored so; what the sums of their products begin with is returned.
 constexpr int64_t kActBytesQ8 = kPairDots ? 2 : 1;

@@ -137,11 +137,6 @@ static inline Vf vload_low_nibbles(const uint8_t* p) {
 static inline Vf vload_high_nibbles(const uint8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_srli_epi32(load_bytes(p), 4));
 }
-static inline void istore_s8(int8_t* p, Vi a) {
-  const __m128i words =
-      _mm_packs_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
-  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
-}
 // 32 bytes at once: stored by eights they would have to leave the pipeline before they are read.
 #define TIDEMILL_STORE_GROUP_S8 1
 static inline void istore_group_s8(int8_t* p, const Vi (&q)[4]) {

@@ -101,7 +101,6 @@ void bench_weight(const KernelTable& t, WeightType type, bool float32, const Buf
 
 // Pieces as a step cuts them, claimed by threads as they come; by the clock.
 void bench_together(const KernelTable& t, WeightType type, const Buffer& memory, ThreadPool& pool) {
-  const int64_t rows[] = {1, 2, 4, 8};
   Product product(t, type, false, 8, memory);
   const int64_t grain = std::max<int64_t>(1, product.panels / (4 * pool.threads()));
   const auto seconds = [&](auto piece) {
@@ -109,7 +108,7 @@ void bench_together(const KernelTable& t, WeightType type, const Buffer& memory,
     pool.run(product.panels, grain, [&](int64_t p0, int64_t p1, int) { piece(p0, p1); });
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   };
-  for (int64_t m : rows) {
+  for (int64_t m : {1, 2, 4, 8}) {
     std::vector<double> times, reads;
     for (int64_t i = 0; i < 50; ++i) {
       times.push_back(
