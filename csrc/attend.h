@@ -28,6 +28,8 @@ class Attend {
 
   // Cuts the step. `rows` must outlive the calls of run.
   void plan(const AttnShape& shape, const std::vector<AttendRow>& rows);
+  // Threads that wait are to bring the keys and values closer that they begin with.
+  void expect(const KvLayer& kv) const;
   // q: [tokens, q_stride], the first heads * head_dim of each row; out: [tokens, out_stride], the
   // first heads * v_dim.
   // sinks: per head the score of a key without a value, or null.
@@ -57,6 +59,7 @@ class Attend {
   void visible(const Tile& tile, int64_t span, int64_t* begin, int64_t* end) const;
   AttnShape shape_of(const AttendRow& row) const;  // with what its queries see, where not causal
   void plan_spans();
+  int64_t grain() const;  // of the loop over tiles, or spans where they are spread
   AttnNext keys_from(const Tile& tile, int64_t span) const;
   void compute_span(const KvLayer& kv, const float* q, int64_t q_stride, const Tile& tile,
                     int64_t begin, int64_t end, int64_t span, const AttnNext& next,

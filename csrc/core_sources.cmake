@@ -1,5 +1,6 @@
 # Sources of the core beside its kernels, none of which knows Python: TIDEMILL_CORE_SOURCES.
 set(TIDEMILL_CORE_SOURCES
+  ahead.cpp
   bandwidth.cpp
   checksum.cpp
   latch.cpp
@@ -15,6 +16,7 @@ set(TIDEMILL_CORE_SOURCES
   decoder.cpp
   decoder_experts.cpp
   decoder_latent.cpp
+  decoder_products.cpp
   decoder_recurrent.cpp
   executor.cpp
   states.cpp

@@ -11,28 +11,8 @@ namespace tidemill {
 
 namespace {
 
-// Rows of activations a product works on at a time, so that they stay in the L2 cache while the
-// panels pass (with twice as many, which fill a cache of 1 MiB, a prefill takes 2 to 6 % longer).
-constexpr int64_t kActBlockBytes = 512 << 10;
-// A chunk of panels read by one thread: long enough for a sequential stream (with 192 KiB one row
-// took 8 to 18 % longer), and several panels, since a product prefetches the next one.
-constexpr int64_t kPanelChunkBytes = 1 << 20;
-constexpr int64_t kPanelChunk = 4;
-// Items a thread gets of a product, at least, so that threads end together. Few rows wait for the
-// weights, which are best read in long streams; many wait for arithmetic and can be cut small.
-constexpr int64_t kManyRows = 64;
-constexpr int64_t kItemsOfFewRows = 4, kItemsOfManyRows = 16;
 // Entries past a row's last block, so that a kernel may look ahead in the table.
 constexpr int64_t kTablePadding = 32;
-
-int64_t panels_of(const PackedMatrix& w) { return (w.n + kPanel - 1) / kPanel; }
-
-// Height of as few blocks as rows need, none higher than most (a multiple of 16) and all but the
-// last alike.
-int64_t block_height(int64_t rows, int64_t most) {
-  const int64_t blocks = std::max<int64_t>(1, (rows + most - 1) / most);
-  return std::max<int64_t>(16, round_up((rows + blocks - 1) / blocks, 16));
-}
 
 bool same_shape(const AttnShape& a, const AttnShape& b) {
   return a.heads == b.heads && a.kv_heads == b.kv_heads && a.head_dim == b.head_dim &&
@@ -260,6 +240,7 @@ void Decoder::forward(const StepInput& step, const std::vector<int32_t>& token_i
 
 void Decoder::run_layer(size_t l, const StepInput& step, KvCache& cache) {
   const DecoderLayer& layer = model_.layers[l];
+  layer_ = l;
   await_packed(layer.needs);
   if (layer.parallel) {  // x stays what it was until both are done
     mix(l, step, cache);
@@ -415,11 +396,13 @@ void Decoder::attend(const DecoderLayer& layer, const KvLayer& kv, Attend& plan)
   const Product products[] = {{&layer.q, qkv_.data(), qkv_width_, 0, tokens_},
                               {&layer.k, qkv_.data() + q, qkv_width_, 0, tokens_},
                               {&layer.v, qkv_.data() + q + k, qkv_width_, 0, tokens_}};
+  plan.expect(kv);
   multiply(products, layer.v ? 3 : layer.k ? 2 : 1, acts_);
   if (layer.gate) {
     multiply({{&layer.gate, gate_.ensure(tokens_ * heads_width_), heads_width_, 0, tokens_}});
   }
   write_kv(layer, kv);
+  expect({&layer.o});
   plan.run(kv, qkv_.data(), qkv_width_, layer.sinks, heads_.data(), heads_width_);
   if (layer.gate) {
     each_token(tokens_, [&](int64_t t, int) {
@@ -428,76 +411,97 @@ void Decoder::attend(const DecoderLayer& layer, const KvLayer& kv, Attend& plan)
     });
   }
   pack_rows(heads_.data(), heads_width_, layer.o);
+  expect_feed(layer);
   multiply({{&layer.o, delta_.data(), delta_stride_, 0, tokens_}});
 }
 
 // Q and K get their norms and rope, K and V go to the cache, unless they are another layer's.
 void Decoder::write_kv(const DecoderLayer& layer, const KvLayer& kv) {
+  const AttnShape& a = layer.attention;
   if (!layer.k) {
     return each_token(tokens_, [&](int64_t t, int) {
-      shape_heads(layer, positions_[static_cast<size_t>(t)], qkv_.data() + t * qkv_width_);
+      shape_heads(layer, positions_[static_cast<size_t>(t)], {0, a.kv_heads},
+                  qkv_.data() + t * qkv_width_);
     });
   }
-  const AttnShape& a = layer.attention;
   const int64_t q_width = int64_t{a.heads} * a.head_dim, k_width = int64_t{a.kv_heads} * a.head_dim;
-  each_write(layer, kv, [&](int64_t token, int64_t position, int64_t block) {
-    float* q = qkv_.data() + token * qkv_width_;
-    const float* k = q + q_width;
-    shape_heads(layer, position, q);
-    kernels_.kv_write(kv, block, position % kv.block_size, k, k + k_width);
+  const int64_t head_bytes =
+      kernels_.kv_block_bytes(kv.type, kv.block_size, 1, kv.head_dim, kv.v_dim);
+  // A token's keys lie in as many lines as they have values: few tokens are shared by heads.
+  const bool whole = layer.qk_norm.q && layer.qk_norm.scope == NormScope::Full;
+  const int64_t shares = whole || tokens_ > pool_.threads() ? 1 : a.kv_heads;
+  each_write(layer, kv, shares, [&](const Write& w) {
+    const Heads heads{w.share * a.kv_heads / shares, (w.share + 1) * a.kv_heads / shares};
+    float* const q = qkv_.data() + w.token * qkv_width_;
+    shape_heads(layer, w.position, heads, q);
+    KvLayer part = kv;
+    part.base += heads.first * head_bytes;
+    part.kv_heads = static_cast<int32_t>(heads.end - heads.first);
+    const float* const k = q + q_width + heads.first * a.head_dim;
+    kernels_.kv_write(part, w.block, w.position % kv.block_size, k, k + k_width);
   });
 }
 
-void Decoder::each_write(const DecoderLayer& layer, const KvLayer& kv,
-                         const std::function<void(int64_t, int64_t, int64_t)>& body) {
+void Decoder::each_write(const DecoderLayer& layer, const KvLayer& kv, int64_t shares,
+                         const std::function<void(const Write&)>& body) {
   const auto g = static_cast<size_t>(layer.cache_group);
   const auto run = [&](int64_t begin, int64_t end, int) {
-    for (int64_t w = begin; w < end; ++w) {
-      const WriteItem& item = writes_[static_cast<size_t>(w)];
+    for (int64_t i = begin; i < end; ++i) {
+      const WriteItem& item = writes_[static_cast<size_t>(i / shares)];
       const int64_t column = item.position / kv.block_size;
       const int64_t block = tables_[g][static_cast<size_t>(item.row * table_stride_[g] + column)];
-      for (int64_t i = 0; i < item.count; ++i) body(item.token + i, item.position + i, block);
+      for (int64_t j = 0; j < item.count; ++j) {
+        body({item.token + j, item.position + j, block, i % shares});
+      }
     }
   };
-  const int64_t items = write_count_;
-  const int64_t grain = tokens_ <= 2 ? items : std::max<int64_t>(1, items / (4 * pool_.threads()));
-  pool_.run(items, grain, run);
+  const int64_t items = write_count_ * shares;
+  pool_.run(items, std::max<int64_t>(1, items / (4 * pool_.threads())), run);
 }
 
-// What happens to a token's Q, K and V between their products and the cache.
-void Decoder::shape_heads(const DecoderLayer& layer, int64_t position, float* qkv) const {
+// What happens to some KV heads of a token's Q, K and V, and to the query heads that read them,
+// between their products and the cache.
+void Decoder::shape_heads(const DecoderLayer& layer, int64_t position, const Heads& heads,
+                          float* qkv) const {
   const AttnShape& a = layer.attention;
-  const int64_t q_width = int64_t{a.heads} * a.head_dim, k_width = int64_t{a.kv_heads} * a.head_dim;
+  const int64_t dim = a.head_dim, group = a.heads / a.kv_heads, count = heads.end - heads.first;
   const bool own = layer.kv_layer < 0;
-  float *const q = qkv, *const k = own ? qkv + q_width : nullptr;
+  float *const q = qkv + heads.first * group * dim,
+               *const k = own ? qkv + (a.heads + heads.first) * dim : nullptr;
   if (own) {
-    float* const v = k + k_width;
-    if (!layer.v) std::copy_n(k, k_width, v);
-    for (int64_t at = 0; layer.qk_norm.v && at < k_width; at += a.head_dim) {
-      kernels_.rms_norm(v + at, layer.qk_norm.v.weight, model_.norm_eps, a.head_dim, v + at);
+    float* const v = k + a.kv_heads * dim;
+    if (!layer.v) std::copy_n(k, count * dim, v);
+    for (int64_t h = 0; layer.qk_norm.v && h < count; ++h) {
+      kernels_.rms_norm(v + h * dim, layer.qk_norm.v.weight, model_.norm_eps, dim, v + h * dim);
     }
   }
-  if (!layer.qk_norm.after_rope) norm_heads(layer, q, k);
-  if (layer.clip > 0) kernels_.clamp(qkv, layer.clip, q_width + (own ? 2 * k_width : 0));
+  if (!layer.qk_norm.after_rope) norm_heads(layer, heads, q, k);
+  if (layer.clip > 0) {
+    kernels_.clamp(q, layer.clip, count * group * dim);
+    if (own) {
+      kernels_.clamp(k, layer.clip, count * dim);
+      kernels_.clamp(k + a.kv_heads * dim, layer.clip, count * dim);
+    }
+  }
   if (layer.rope >= 0) {
     const RopeTable& rope = model_.ropes[static_cast<size_t>(layer.rope)];
     const float* cos_sin = rope.at(position);
-    kernels_.rope(q, a.heads, a.head_dim, rope.dim(), cos_sin);
-    if (own) kernels_.rope(k, a.kv_heads, a.head_dim, rope.dim(), cos_sin);
+    kernels_.rope(q, count * group, dim, rope.dim(), cos_sin);
+    if (own) kernels_.rope(k, count, dim, rope.dim(), cos_sin);
   }
-  if (layer.qk_norm.after_rope) norm_heads(layer, q, k);
-  if (layer.tuning.floor > 0) kernels_.scale(q, layer.tuning.at(position), q_width);
+  if (layer.qk_norm.after_rope) norm_heads(layer, heads, q, k);
+  if (layer.tuning.floor > 0) kernels_.scale(q, layer.tuning.at(position), count * group * dim);
 }
 
-void Decoder::norm_heads(const DecoderLayer& layer, float* q, float* k) const {
+void Decoder::norm_heads(const DecoderLayer& layer, const Heads& heads, float* q, float* k) const {
   const QkNorm& n = layer.qk_norm;
   if (!n.q) return;
   const AttnShape& a = layer.attention;
-  const auto each = [&](const Norm& norm, int64_t heads, float* x) {
+  const auto each = [&](const Norm& norm, int64_t first, int64_t count, float* x) {
     const bool full = n.scope == NormScope::Full;
-    const int64_t width = full ? heads * a.head_dim : a.head_dim;
+    const int64_t width = full ? count * a.head_dim : a.head_dim;
     const int64_t step = n.scope == NormScope::Heads ? a.head_dim : 0;
-    for (int64_t h = 0; h < (full ? 1 : heads); ++h, x += width) {
+    for (int64_t h = first; h < (full ? first + 1 : first + count); ++h, x += width) {
       const float* bias = norm.bias == nullptr ? nullptr : norm.bias + h * step;
       if (n.layer_norm) {
         kernels_.layer_norm(x, norm.weight + h * step, bias, model_.norm_eps, width, x);
@@ -506,8 +510,9 @@ void Decoder::norm_heads(const DecoderLayer& layer, float* q, float* k) const {
       }
     }
   };
-  each(n.q, a.heads, q);
-  if (k != nullptr) each(n.k, a.kv_heads, k);
+  const int64_t group = a.heads / a.kv_heads, count = heads.end - heads.first;
+  each(n.q, heads.first * group, count * group, q);
+  if (k != nullptr) each(n.k, heads.first, count, k);
 }
 
 void Decoder::feed_forward(const DecoderLayer& layer, const Norm& norm, float* out) {
@@ -527,12 +532,14 @@ void Decoder::feed_forward(const DecoderLayer& layer, const Norm& norm, float* o
 
 void Decoder::dense(const FeedForward& mlp, int64_t rows, float* out) {
   float* const up = mlp_.data() + mlp_width_ / 2;
+  expect({&mlp.down});
   if (mlp.gated()) {
     multiply({{&mlp.gate, mlp_.data(), mlp_width_, 0, rows}, {&mlp.up, up, mlp_width_, 0, rows}});
   } else {
     multiply({{&mlp.up, up, mlp_width_, 0, rows}});
   }
   each_token(rows, [&](int64_t t, int thread) { activate_row(mlp, t, thread, acts_); });
+  expect_layer(layer_ + 1);
   multiply({{&mlp.down, out, delta_stride_, 0, rows}});
 }
 
@@ -607,44 +614,6 @@ void Decoder::pack_row(unsigned types, const float* row, int64_t k, int64_t inde
   }
 }
 
-// All products of a phase share one loop. An item is a block of activation rows times a chunk of
-// panels; cutting changes no result, since a row's sums depend on nothing but the row.
-void Decoder::multiply(const Product* products, size_t count, Acts& acts) {
-  cuts_.clear();
-  int64_t items = 0;
-  for (const Product* product = products; product < products + count; ++product) {
-    const PackedMatrix& w = *product->linear->weight;
-    const int64_t act_bytes = kernels_.act_row_bytes(w.act, w.k);
-    const int64_t row_block = block_height(
-        product->rows, std::max<int64_t>(16, kActBlockBytes / act_bytes / 16 * 16));
-    const int64_t row_blocks = (product->rows + row_block - 1) / row_block;
-    const int64_t panels = panels_of(w);
-    const int64_t each = product->rows < kManyRows ? kItemsOfFewRows : kItemsOfManyRows;
-    const int64_t fair = std::max<int64_t>(1, panels * row_blocks / (each * pool_.threads()));
-    const int64_t chunk =
-        std::min(fair, std::max<int64_t>(kPanelChunk, kPanelChunkBytes / w.panel_bytes));
-    const int64_t chunks = (panels + chunk - 1) / chunk;
-    cuts_.push_back({product, items, chunks, row_block, chunk});
-    items += chunks * row_blocks;
-  }
-  pool_.run(items, 1, [&](int64_t begin, int64_t end, int) {
-    for (int64_t i = begin; i < end; ++i) {
-      const auto after = std::upper_bound(cuts_.begin(), cuts_.end(), i,
-                                          [](int64_t at, const Cut& c) { return at < c.first; });
-      const Cut& cut = *(after - 1);
-      const Product& product = *cut.product;
-      const PackedMatrix& w = *product.linear->weight;
-      const int64_t m0 = (i - cut.first) / cut.chunks * cut.row_block;
-      const int64_t p0 = (i - cut.first) % cut.chunks * cut.panel_chunk;
-      const int act = static_cast<int>(w.act);
-      kernels_.gemm(w, acts.row(act, product.first_row + m0), acts.stride[act],
-                    std::min(cut.row_block, product.rows - m0), p0,
-                    std::min(p0 + cut.panel_chunk, panels_of(w)), product.linear->bias,
-                    product.out + m0 * product.ldo, product.ldo);
-    }
-  });
-}
-
 void Decoder::hidden(const int64_t* tokens, int64_t count, float* out) {
   each_token(count, [&](int64_t i, int) {
     const float* x = x_.data() + tokens[i] * model_.hidden;
@@ -667,6 +636,7 @@ void Decoder::logits(const int64_t* tokens, int64_t count, float* out) {
     normalise(model_.final_norm, x_.data() + tokens[i] * model_.hidden, normed);
     pack_row(acts, normed, model_.hidden, i, acts_);
   });
+  expect_layer(0);
   multiply({{&model_.lm_head, out, model_.vocab, 0, count}});
   if (model_.logit_scale == 1.0f && model_.logit_softcap == 0.0f) return;
   each_token(count, [&](int64_t i, int) {

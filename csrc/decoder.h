@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -230,15 +231,23 @@ class Decoder {
             int64_t head, const StatePool::Run& run);
   void gate_row(const Recurrent& mixer, int64_t t);
   void write_kv(const DecoderLayer& layer, const KvLayer& kv);
-  // Runs body(token, position, block) for every token; no two threads have tokens of one block, so
+  // A token's way into the cache; `share` of the shares that its heads are cut into.
+  struct Write {
+    int64_t token, position, block, share;
+  };
+  // Runs the body for every token and share; no two threads have tokens of one block and share, so
   // that the body may write there whatever the block's layout.
-  void each_write(const DecoderLayer& layer, const KvLayer& kv,
-                  const std::function<void(int64_t, int64_t, int64_t)>& body);
+  void each_write(const DecoderLayer& layer, const KvLayer& kv, int64_t shares,
+                  const std::function<void(const Write&)>& body);
   void attend_latent(const DecoderLayer& layer, const KvLayer& kv, Attend& plan);
   void write_latents(const DecoderLayer& layer, const KvLayer& kv);
   void lift_queries(const DecoderLayer& layer);
-  void shape_heads(const DecoderLayer& layer, int64_t position, float* qkv) const;
-  void norm_heads(const DecoderLayer& layer, float* q, float* k) const;
+  struct Heads {
+    int64_t first, end;  // KV heads
+  };
+  void shape_heads(const DecoderLayer& layer, int64_t position, const Heads& heads,
+                   float* qkv) const;
+  void norm_heads(const DecoderLayer& layer, const Heads& heads, float* q, float* k) const;
   // The feed-forward block of norm(x), into `out`.
   void feed_forward(const DecoderLayer& layer, const Norm& norm, float* out);
   // One feed-forward of rows packed for it in acts_.
@@ -263,6 +272,11 @@ class Decoder {
   void multiply(std::initializer_list<Product> products) {
     multiply(products.begin(), products.size(), acts_);
   }
+  // Threads that wait are to bring the weights closer with which the next products begin: these, what
+  // layer l begins with (behind the last one the output layer), or a layer's feed-forward block.
+  void expect(std::initializer_list<const Linear*> linears);
+  void expect_layer(size_t l);
+  void expect_feed(const DecoderLayer& layer);
   void pack_row(unsigned types, const float* row, int64_t k, int64_t index, Acts& acts);
   // Runs body(token, thread) for every token.
   template <class Body>
@@ -291,11 +305,12 @@ class Decoder {
   std::vector<Plan> plans_;
   std::vector<int> layer_plan_;
 
-  // A product's share of the items of `multiply`.
+  // A product's share of the items of a loop.
   struct Cut {
-    const Product* product;
-    int64_t first, chunks, row_block, panel_chunk;
+    int64_t first, items;
+    int64_t chunks, row_block, panel_chunk;
   };
+  Cut cut(const PackedMatrix& w, int64_t rows, int64_t first) const;
   std::vector<Cut> cuts_;
   std::vector<Delta> pending_;
 
@@ -315,6 +330,7 @@ class Decoder {
   std::vector<std::vector<AttendRow>> attend_rows_;  // per group
   std::vector<WriteItem> writes_;
   LeftRow left_[2];
+  size_t layer_ = 0;   // that runs
   size_t picked_ = 0;  // which one this step went on from
   Buffer<float> x_, qkv_, heads_, gate_, mix_, delta_, delta2_, mlp_, scratch_;
   Buffer<float> inputs_;  // [tokens, layers * width]

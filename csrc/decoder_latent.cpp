@@ -66,17 +66,17 @@ void Decoder::attend_latent(const DecoderLayer& layer, const KvLayer& kv, Attend
 void Decoder::write_latents(const DecoderLayer& layer, const KvLayer& kv) {
   const Latent& l = *layer.latent;
   const int64_t heads = layer.attention.heads;
-  each_write(layer, kv, [&](int64_t token, int64_t position, int64_t block) {
-    float* latent = latents_.data() + token * latent_width_;
+  each_write(layer, kv, 1, [&](const Write& w) {
+    float* latent = latents_.data() + w.token * latent_width_;
     kernels_.rms_norm(latent, l.kv_norm.weight, l.norm_eps, l.rank, latent);
     if (layer.rope >= 0) {
       const RopeTable& rope = model_.ropes[static_cast<size_t>(layer.rope)];
-      const float* cos_sin = rope.at(position);
+      const float* cos_sin = rope.at(w.position);
       kernels_.rope(latent + l.rank, 1, l.rope, rope.dim(), cos_sin);
-      kernels_.rope(wide_.data() + token * wide_width_ + l.nope, heads, l.query(), rope.dim(),
+      kernels_.rope(wide_.data() + w.token * wide_width_ + l.nope, heads, l.query(), rope.dim(),
                     cos_sin);
     }
-    kernels_.kv_write(kv, block, position % kv.block_size, latent, latent);
+    kernels_.kv_write(kv, w.block, w.position % kv.block_size, latent, latent);
   });
 }
 

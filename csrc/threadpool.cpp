@@ -32,15 +32,18 @@ inline uint64_t make_ticket(uint32_t epoch, uint32_t chunk) {
   return (static_cast<uint64_t>(epoch) << 32) | chunk;
 }
 
-// Spins until ready() or kSpin has passed; true when ready.
+inline uint64_t unclaimed(uint32_t epoch) { return static_cast<uint64_t>(epoch) << 1; }
+
+// Spins until ready() or kSpin has passed; true when ready. What the thread is to bring closer is
+// asked for meanwhile.
 template <class Ready>
-bool spin(const Ready& ready) {
+bool spin(Ahead& ahead, int thread, const Ready& ready) {
   if (ready()) return true;
   const auto deadline = Clock::now() + kSpin;
   do {
     for (int i = 0; i < 64; ++i) {
       if (ready()) return true;
-      relax();
+      if (!ahead.ask(thread)) relax();
     }
   } while (Clock::now() < deadline);
   return false;
@@ -48,11 +51,13 @@ bool spin(const Ready& ready) {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int threads) : ticket_(make_ticket(0, kClosed)) {
+ThreadPool::ThreadPool(int threads)
+    : ticket_(make_ticket(0, kClosed)), ahead_(std::max(0, threads)) {
   if (threads < 1) {
     throw Error(ErrorKind::Config, "threads must be at least 1, got " + std::to_string(threads),
                 "threads");
   }
+  firsts_ = std::make_unique<First[]>(static_cast<size_t>(threads));
   workers_.reserve(static_cast<size_t>(threads) - 1);
   try {
     for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
@@ -94,14 +99,18 @@ void ThreadPool::run_erased(int64_t items, int64_t grain, Function function, voi
   items_.store(items, std::memory_order_release);
   grain_.store(grain, std::memory_order_release);
   failed_.store(false, std::memory_order_relaxed);
-  ticket_.store(make_ticket(epoch, 0), std::memory_order_seq_cst);
+  const int64_t firsts = std::min<int64_t>(chunks, threads());
+  for (int64_t i = 0; i < firsts; ++i) {
+    firsts_[static_cast<size_t>(i)].claim.store(unclaimed(epoch), std::memory_order_release);
+  }
+  ticket_.store(make_ticket(epoch, static_cast<uint32_t>(firsts)), std::memory_order_seq_cst);
   if (sleepers_.load(std::memory_order_seq_cst) > 0) {
     std::lock_guard lock(sleep_mutex_);
     wake_.notify_all();
   }
   help(epoch, 0);
   const auto finished = [&] { return completed_.load(std::memory_order_acquire) == target; };
-  if (!spin(finished)) {
+  if (!spin(ahead_, 0, finished)) {
     // A thread with a chunk has lost its core, perhaps to this very wait: leave ours to it.
     while (!finished()) std::this_thread::sleep_for(kNap);
   }
@@ -117,18 +126,18 @@ void ThreadPool::run_inline(int64_t items, int64_t grain, Function function, voi
 
 void ThreadPool::work(int thread) {
   uint32_t seen = 0;
-  while (await_epoch(&seen)) help(seen, thread);
+  while (await_epoch(&seen, thread)) help(seen, thread);
 }
 
 // Waits for an open loop that is newer than *seen; false when the pool stops.
-bool ThreadPool::await_epoch(uint32_t* seen) {
+bool ThreadPool::await_epoch(uint32_t* seen, int thread) {
   uint64_t ticket = 0;
   const auto ready = [&] {
     ticket = ticket_.load(std::memory_order_seq_cst);
     return stop_.load(std::memory_order_relaxed) ||
            (epoch_of(ticket) != *seen && chunk_of(ticket) != kClosed);
   };
-  if (!spin(ready)) {
+  if (!spin(ahead_, thread, ready)) {
     std::unique_lock lock(sleep_mutex_);
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
     wake_.wait(lock, ready);
@@ -140,22 +149,41 @@ bool ThreadPool::await_epoch(uint32_t* seen) {
 
 void ThreadPool::help(uint32_t epoch, int thread) {
   uint64_t ticket = ticket_.load(std::memory_order_acquire);
+  if (epoch_of(ticket) != epoch || chunk_of(ticket) == kClosed) return;
+  const Function function = function_.load(std::memory_order_acquire);
+  void* const context = context_.load(std::memory_order_acquire);
+  const int64_t items = items_.load(std::memory_order_acquire);
+  const int64_t grain = grain_.load(std::memory_order_acquire);
+  // A claim that succeeds was made while the loop was open with an unfinished chunk, so that what
+  // was read above are its fields, and they stay put.
+  const auto run_chunk = [&](int64_t chunk) {
+    const int64_t begin = chunk * grain;
+    execute(function, context, begin, std::min(items, begin + grain), thread);
+    completed_.fetch_add(1, std::memory_order_release);
+  };
+  for (int i = 0; i < threads(); ++i) {
+    const int64_t chunk = (thread + i) % threads();
+    if (claim_first(epoch, chunk)) run_chunk(chunk);
+  }
+  ticket = ticket_.load(std::memory_order_acquire);
   while (epoch_of(ticket) == epoch) {
-    const Function function = function_.load(std::memory_order_acquire);
-    void* const context = context_.load(std::memory_order_acquire);
-    const int64_t items = items_.load(std::memory_order_acquire);
-    const int64_t grain = grain_.load(std::memory_order_acquire);
-    const int64_t begin = static_cast<int64_t>(chunk_of(ticket)) * grain;
-    if (chunk_of(ticket) == kClosed || begin >= items) return;
+    const int64_t chunk = chunk_of(ticket);
+    if (chunk == kClosed || chunk * grain >= items) return;
     if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel,
                                        std::memory_order_acquire)) {
       continue;
     }
-    // The claim succeeded, so the loop was open with an unfinished chunk: its fields stay put.
-    execute(function, context, begin, std::min(items, begin + grain), thread);
-    completed_.fetch_add(1, std::memory_order_release);
+    run_chunk(chunk);
     ticket = ticket_.load(std::memory_order_acquire);
   }
+}
+
+bool ThreadPool::claim_first(uint32_t epoch, int64_t chunk) {
+  std::atomic<uint64_t>& claim = firsts_[static_cast<size_t>(chunk)].claim;
+  uint64_t free = unclaimed(epoch);
+  return claim.load(std::memory_order_relaxed) == free &&
+         claim.compare_exchange_strong(free, free | 1, std::memory_order_acq_rel,
+                                       std::memory_order_relaxed);
 }
 
 void ThreadPool::execute(Function function, void* context, int64_t begin, int64_t end,

@@ -21,15 +21,15 @@ T at(const std::vector<T>& values, int64_t i) {
 
 int32_t Sampler::sample(const SamplingInput& in, const SampleRow& row, float* logits) {
   const int64_t s = row.index;
-  if (!row_usable(logits, vocab_) || max_of(logits, vocab_) == -kInfinity) {
-    return kLogitsNotFinite;
-  }
+  float max = max_of(logits, vocab_);
+  if (!row_usable(logits, vocab_) || max == -kInfinity) return kLogitsNotFinite;
   if (row.mask != nullptr) apply_mask(row.mask, logits);
-  apply_bias(in, s, logits);
-  apply_penalties(in, row, logits);
-  if (!row_usable(logits, vocab_)) return kLogitsNotFinite;  // a penalty overflowed
-  const float max = max_of(logits, vocab_);
-  if (max == -kInfinity) return kNoTokenLeft;
+  const bool biased = apply_bias(in, s, logits), penalised = apply_penalties(in, row, logits);
+  if (row.mask != nullptr || biased || penalised) {
+    if (!row_usable(logits, vocab_)) return kLogitsNotFinite;  // a penalty overflowed
+    max = max_of(logits, vocab_);
+    if (max == -kInfinity) return kNoTokenLeft;
+  }
   if (at(in.temperature, s) == 0.0f) {
     return static_cast<int32_t>(find_first(logits, vocab_, max));
   }
@@ -46,10 +46,11 @@ void Sampler::apply_mask(const uint8_t* mask, float* logits) const {
   }
 }
 
-void Sampler::apply_bias(const SamplingInput& in, int64_t s, float* logits) const {
+bool Sampler::apply_bias(const SamplingInput& in, int64_t s, float* logits) const {
   for (int32_t i = at(in.bias_start, s); i < at(in.bias_start, s + 1); ++i) {
     logits[at(in.bias_id, i)] += at(in.bias_value, i);
   }
+  return at(in.bias_start, s) < at(in.bias_start, s + 1);
 }
 
 void Sampler::count_token(int32_t token, bool generated) {
@@ -61,11 +62,11 @@ void Sampler::count_token(int32_t token, bool generated) {
 
 // Repetition penalty over all tokens of the history (Keskar et al. 2019), then presence and
 // frequency penalties over its generated ones.
-void Sampler::apply_penalties(const SamplingInput& in, const SampleRow& row, float* logits) {
+bool Sampler::apply_penalties(const SamplingInput& in, const SampleRow& row, float* logits) {
   const int64_t s = row.index;
   const float repetition = at(in.repetition, s);
   const float presence = at(in.presence, s), frequency = at(in.frequency, s);
-  if (repetition == 1.0f && presence == 0.0f && frequency == 0.0f) return;
+  if (repetition == 1.0f && presence == 0.0f && frequency == 0.0f) return false;
   seen_.resize(static_cast<size_t>(vocab_));
   touched_.clear();
   const int32_t begin = at(in.history_start, s), end = at(in.history_start, s + 1);
@@ -82,6 +83,7 @@ void Sampler::apply_penalties(const SamplingInput& in, const SampleRow& row, flo
     }
     seen = Seen{};
   }
+  return true;
 }
 
 // Inverse of the cumulative distribution of the kept tokens, in ascending id order.

@@ -26,8 +26,8 @@ class Sampler {
 
  private:
   void apply_mask(const uint8_t* mask, float* logits) const;
-  void apply_bias(const SamplingInput& in, int64_t s, float* logits) const;
-  void apply_penalties(const SamplingInput& in, const SampleRow& row, float* logits);
+  bool apply_bias(const SamplingInput& in, int64_t s, float* logits) const;
+  bool apply_penalties(const SamplingInput& in, const SampleRow& row, float* logits);
   void count_token(int32_t token, bool generated);
   int32_t draw(const SamplingInput& in, int64_t s, const float* logits, float max);
   int32_t draw_from_all(const float* e, double u);

@@ -61,6 +61,40 @@ void check_pool(int threads, int rounds) {
   watcher.join();
 }
 
+// A share is asked for line by line, in the order in which it was given, up to what there is room
+// for; and what is asked for may change at any time.
+void check_ahead(int rounds) {
+  std::vector<uint8_t> bytes(1 << 18);
+  tidemill::Ahead ahead(2);
+  const auto asked = [&](int thread) {
+    int times = 0;
+    while (ahead.ask(thread)) ++times;
+    return times;
+  };
+  expect(asked(0) == 0, "nothing is asked for that nobody wants");
+  expect(ahead.add(0, bytes.data(), 1024), "there is room for a kilobyte");
+  expect(asked(1) == 0, "a share is a thread's own");
+  expect(asked(0) == 4, "a kilobyte is asked for by four lines at a time");
+  expect(ahead.add(0, bytes.data() + 4096, 64) && asked(0) == 1, "what is added is asked for");
+  expect(!ahead.add(0, bytes.data(), 1 << 18), "a share has an end");
+  expect(asked(0) == ((128 << 10) - 1024 - 64 + 255) / 256, "what there was room for is asked for");
+  ahead.clear();
+  expect(asked(0) == 0, "what is not wanted any more is not asked for");
+
+  tidemill::ThreadPool pool(4);
+  for (int round = 0; round < rounds; ++round) {
+    pool.ahead().clear();
+    for (int thread = 0; thread < 4; ++thread) {
+      for (int part = 0; part < round % 9; ++part) {
+        pool.ahead().add(thread, bytes.data() + 4096 * ((round + part) % 32), 64 * (round % 70));
+      }
+    }
+    std::atomic<int64_t> sum{0};
+    pool.run(9, 1, [&](int64_t begin, int64_t, int) { sum += begin; });
+    expect(sum == 36, "a loop is whole, whatever is asked for beside it");
+  }
+}
+
 // Callers from several threads take turns, each with all of its items.
 void check_turns(int rounds) {
   tidemill::ThreadPool pool(3);
@@ -240,6 +274,7 @@ void check_prefault(int rounds) {
 int main(int argc, char** argv) {
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 2000;
   for (int threads : {1, 2, 4}) check_pool(threads, rounds);
+  check_ahead(rounds);
   check_turns(rounds);
   check_packing(rounds / 10);
   check_queue(rounds);
