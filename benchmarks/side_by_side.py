@@ -142,11 +142,11 @@ _ZEN5_BATCH = (
     "attention (24 % of the step) reads after them instead of beside them, as on Zen 4."
 )
 _AVX2_DECODE = (
-    "profiled for Q4_0: 71 % of the threads' time is products, 13 to 15 % waiting for other "
-    "threads, whose speed differs from one millisecond to the next on this machine (steps of Q8_0 "
-    "took 11.4 to 20 ms within a minute). Fewer and larger pieces, measured in turn in one "
-    "process, save 0 to 3 % of a step, more and smaller ones cost up to 7. The products alone take "
-    "82 to 99 % of the read by all threads (see the kernels)."
+    "profiled for Q4_0: of a step of 11.4 ms products take 9.1 and reach nearly the rate of the read "
+    "beside them (35 of 35 to 41 GB/s), attention, norms, activations and sampling, between which "
+    "nobody read, 2. What is next is asked for meanwhile (see between the loops of a step), which "
+    "gave 2 to 4 %. Threads' speed differs from one millisecond to the next on this machine (steps "
+    "of Q8_0 took 11.4 to 20 ms within a minute), and so do the two sides of a cell: see below."
 )
 _AVX2_ARITHMETIC = (
     "without VNNI 32 multiplications of 8-bit weights take four vector instructions and of 4-bit "
@@ -165,10 +165,9 @@ _AVX2_DEPTH = (
 )
 _AVX2_GROWTH = (
     "products of Q8_0 reach 72 % of what registers alone give, on which the roofline stands, so "
-    "that its bend comes at 8 sequences instead of beyond them (at 4 while they reached 52 %), and "
-    "attention reads after them, not beside them. The worst point is the machine's: 16 sequences "
-    "took 76 ms in this cell and 60 in their own a few minutes before, and by context the same "
-    "steps took 13.2 to 16.1 ms of attention at 4096 within minutes."
+    "that its bend comes at 8 sequences instead of beyond them, and attention reads after them, "
+    "not beside them. Beyond that it is the machine's hour: 4 sequences took 25.0 ms and 16 took "
+    "60 to 76 in the cells of three hours before, 32.8 and 92.8 here."
 )
 # Kind of machine -> beginning of a row's key -> why its target is missed, as
 # far as it is known; the last that fits.
