@@ -142,12 +142,12 @@ _ZEN5_BATCH = (
     "attention (24 % of the step) reads after them instead of beside them, as on Zen 4."
 )
 _AVX2_DECODE = (
-    "profiled for Q4_0: of a step of 11.4 ms products take 9.1 and reach nearly the rate of the "
-    "read beside them (35 of 35 to 41 GB/s); attention, norms, activations and sampling, between "
-    "which nobody read, take 2. What is next is asked for meanwhile (see between the loops of a "
-    "step), which gave 2 to 4 %. Threads' speed differs from one millisecond to the next on this "
-    "machine (steps of Q8_0 took 11.4 to 20 ms within a minute), and so do the two sides of a "
-    "cell: see below."
+    "profiled for Q4_0: of a step of 11.4 ms products take 9.1, in which the layers' read 34 to 36 "
+    "GB/s and the output layer's, one long product, 35 to 52; attention, norms, activations and "
+    "sampling, between which nobody read, take 2. What is next is asked for meanwhile (see between "
+    "the loops of a step), which gave 2 to 4 %. Threads' speed differs from one millisecond to the "
+    "next on this machine (steps of Q8_0 took 11.4 to 20 ms within a minute), and so do the two "
+    "sides of a cell: see below."
 )
 _AVX2_ARITHMETIC = (
     "without VNNI 32 multiplications of 8-bit weights take four vector instructions and of 4-bit "

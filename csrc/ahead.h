@@ -14,8 +14,6 @@ class Ahead {
  public:
   explicit Ahead(int threads) : shares_(static_cast<size_t>(threads)) {}
 
-  int threads() const { return static_cast<int>(shares_.size()); }
-
   // By the caller of loops: nothing is wanted any more.
   void clear();
   // By the caller of loops: `thread` is to bring these bytes, behind what it was given since the

@@ -148,10 +148,13 @@ void Attend::finish(const Tile& tile, const State& state, float* out, int64_t ou
   }
 }
 
+int64_t Attend::items() const {
+  return static_cast<int64_t>(spread_ ? span_items_.size() : tiles_.size());
+}
+
 int64_t Attend::grain() const {
-  const size_t items = spread_ ? span_items_.size() : tiles_.size();
   const int64_t shares = spread_ ? kSpanSharesPerThread : kSharesPerThread;
-  return std::max<int64_t>(1, static_cast<int64_t>(items) / (pool_.threads() * shares));
+  return std::max<int64_t>(1, items() / (pool_.threads() * shares));
 }
 
 void Attend::expect(const KvLayer& kv) const {
@@ -159,11 +162,10 @@ void Attend::expect(const KvLayer& kv) const {
   ahead.clear();
   const int64_t head_bytes =
       kernels_.kv_block_bytes(kv.type, kv.block_size, 1, kv.head_dim, kv.v_dim);
-  const auto items = static_cast<int64_t>(spread_ ? span_items_.size() : tiles_.size());
   const int64_t step = grain() * pool_.threads();
   for (int thread = 0; thread < pool_.threads(); ++thread) {
     bool room = true;
-    for (int64_t i = thread * grain(); room && i < items; i += step) {
+    for (int64_t i = thread * grain(); room && i < items(); i += step) {
       const auto at = static_cast<size_t>(i);
       const Tile& tile = tiles_[spread_ ? static_cast<size_t>(span_items_[at].tile) : at];
       const int64_t span = spread_ ? span_items_[at].span : tile.span0;
@@ -191,7 +193,7 @@ void Attend::run(const KvLayer& kv, const float* q, int64_t q_stride, const floa
 
 void Attend::run_whole(const KvLayer& kv, const float* q, int64_t q_stride, float* out,
                        int64_t out_stride) {
-  pool_.run(static_cast<int64_t>(tiles_.size()), grain(), [&](int64_t t0, int64_t t1, int thread) {
+  pool_.run(items(), grain(), [&](int64_t t0, int64_t t1, int thread) {
     float* base = states_.data() + thread * 2 * state_floats();
     const State running = state_at(base), span = state_at(base + state_floats());
     uint8_t* scratch = scratch_.data() + thread * scratch_bytes_;
@@ -219,7 +221,7 @@ void Attend::run_whole(const KvLayer& kv, const float* q, int64_t q_stride, floa
 
 void Attend::run_spread(const KvLayer& kv, const float* q, int64_t q_stride, float* out,
                         int64_t out_stride) {
-  pool_.run(static_cast<int64_t>(span_items_.size()), grain(), [&](int64_t i0, int64_t i1, int thread) {
+  pool_.run(items(), grain(), [&](int64_t i0, int64_t i1, int thread) {
     for (int64_t i = i0; i < i1; ++i) {
       const SpanItem& item = span_items_[static_cast<size_t>(i)];
       const Tile& tile = tiles_[static_cast<size_t>(item.tile)];

@@ -59,7 +59,9 @@ class Attend {
   void visible(const Tile& tile, int64_t span, int64_t* begin, int64_t* end) const;
   AttnShape shape_of(const AttendRow& row) const;  // with what its queries see, where not causal
   void plan_spans();
-  int64_t grain() const;  // of the loop over tiles, or spans where they are spread
+  // Of the loop over tiles, or over spans where they are spread.
+  int64_t items() const;
+  int64_t grain() const;
   AttnNext keys_from(const Tile& tile, int64_t span) const;
   void compute_span(const KvLayer& kv, const float* q, int64_t q_stride, const Tile& tile,
                     int64_t begin, int64_t end, int64_t span, const AttnNext& next,
