@@ -11,10 +11,6 @@ constexpr int64_t kTileHeads = 128;
 constexpr int64_t kMaxTileQueries = 64;
 // At least so many queries, or of heads that share a latent as many as these query-heads are.
 constexpr int64_t kMinTileQueries = 8, kMinTileHeads = 256;
-// Shares of the tiles that a thread takes at least: what follows within a share is known.
-constexpr int64_t kSharesPerThread = 16;
-// The same of spans, which are all as long.
-constexpr int64_t kSpanSharesPerThread = 8;
 }  // namespace
 
 void Attend::plan(const AttnShape& shape, const std::vector<AttendRow>& rows) {
@@ -152,20 +148,15 @@ int64_t Attend::items() const {
   return static_cast<int64_t>(spread_ ? span_items_.size() : tiles_.size());
 }
 
-int64_t Attend::grain() const {
-  const int64_t shares = spread_ ? kSpanSharesPerThread : kSharesPerThread;
-  return std::max<int64_t>(1, items() / (pool_.threads() * shares));
-}
-
 void Attend::expect(const KvLayer& kv) const {
   Ahead& ahead = pool_.ahead();
   ahead.clear();
   const int64_t head_bytes =
       kernels_.kv_block_bytes(kv.type, kv.block_size, 1, kv.head_dim, kv.v_dim);
-  const int64_t step = grain() * pool_.threads();
   for (int thread = 0; thread < pool_.threads(); ++thread) {
     bool room = true;
-    for (int64_t i = thread * grain(); room && i < items(); i += step) {
+    const auto [first, end] = pool_.share(items(), thread);
+    for (int64_t i = first; room && i < end; ++i) {
       const auto at = static_cast<size_t>(i);
       const Tile& tile = tiles_[spread_ ? static_cast<size_t>(span_items_[at].tile) : at];
       const int64_t span = spread_ ? span_items_[at].span : tile.span0;
@@ -193,7 +184,7 @@ void Attend::run(const KvLayer& kv, const float* q, int64_t q_stride, const floa
 
 void Attend::run_whole(const KvLayer& kv, const float* q, int64_t q_stride, float* out,
                        int64_t out_stride) {
-  pool_.run(items(), grain(), [&](int64_t t0, int64_t t1, int thread) {
+  pool_.run_tapered(items(), 1, [&](int64_t t0, int64_t t1, int thread) {
     float* base = states_.data() + thread * 2 * state_floats();
     const State running = state_at(base), span = state_at(base + state_floats());
     uint8_t* scratch = scratch_.data() + thread * scratch_bytes_;
@@ -221,7 +212,7 @@ void Attend::run_whole(const KvLayer& kv, const float* q, int64_t q_stride, floa
 
 void Attend::run_spread(const KvLayer& kv, const float* q, int64_t q_stride, float* out,
                         int64_t out_stride) {
-  pool_.run(items(), grain(), [&](int64_t i0, int64_t i1, int thread) {
+  pool_.run_tapered(items(), 1, [&](int64_t i0, int64_t i1, int thread) {
     for (int64_t i = i0; i < i1; ++i) {
       const SpanItem& item = span_items_[static_cast<size_t>(i)];
       const Tile& tile = tiles_[static_cast<size_t>(item.tile)];

@@ -61,7 +61,6 @@ class Attend {
   void plan_spans();
   // Of the loop over tiles, or over spans where they are spread.
   int64_t items() const;
-  int64_t grain() const;
   AttnNext keys_from(const Tile& tile, int64_t span) const;
   void compute_span(const KvLayer& kv, const float* q, int64_t q_stride, const Tile& tile,
                     int64_t begin, int64_t end, int64_t span, const AttnNext& next,

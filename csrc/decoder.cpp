@@ -455,8 +455,7 @@ void Decoder::each_write(const DecoderLayer& layer, const KvLayer& kv, int64_t s
       }
     }
   };
-  const int64_t items = write_count_ * shares;
-  pool_.run(items, std::max<int64_t>(1, items / (4 * pool_.threads())), run);
+  pool_.run_tapered(write_count_ * shares, 1, run);
 }
 
 // What happens to some KV heads of a token's Q, K and V, and to the query heads that read them,

@@ -282,9 +282,7 @@ class Decoder {
   template <class Body>
   void each_token(int64_t count, Body&& body) {
     // A token's share of an elementwise phase is about as long as waking another thread.
-    const int64_t threads = pool_.threads();
-    const int64_t grain = count <= 2 ? count : std::max<int64_t>(1, count / (4 * threads));
-    pool_.run(count, grain, [&](int64_t begin, int64_t end, int thread) {
+    pool_.run_tapered(count, count <= 2 ? count : 1, [&](int64_t begin, int64_t end, int thread) {
       for (int64_t t = begin; t < end; ++t) body(t, thread);
     });
   }
@@ -308,7 +306,7 @@ class Decoder {
   // A product's share of the items of a loop.
   struct Cut {
     int64_t first, items;
-    int64_t chunks, row_block, panel_chunk;
+    int64_t panels, row_block;
   };
   Cut cut(const PackedMatrix& w, int64_t rows, int64_t first) const;
   std::vector<Cut> cuts_;

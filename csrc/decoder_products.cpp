@@ -10,14 +10,6 @@ namespace {
 // Rows of activations a product works on at a time, so that they stay in the L2 cache while the
 // panels pass (with twice as many, which fill a cache of 1 MiB, a prefill takes 2 to 6 % longer).
 constexpr int64_t kActBlockBytes = 512 << 10;
-// A chunk of panels read by one thread: long enough for a sequential stream (with 192 KiB one row
-// took 8 to 18 % longer), and several panels, since a product prefetches the next one.
-constexpr int64_t kPanelChunkBytes = 1 << 20;
-constexpr int64_t kPanelChunk = 4;
-// Items a thread gets of a product, at least, so that threads end together. Few rows wait for the
-// weights, which are best read in long streams; many wait for arithmetic and can be cut small.
-constexpr int64_t kManyRows = 64;
-constexpr int64_t kItemsOfFewRows = 4, kItemsOfManyRows = 16;
 
 int64_t panels_of(const PackedMatrix& w) { return (w.n + kPanel - 1) / kPanel; }
 
@@ -30,20 +22,15 @@ int64_t block_height(int64_t rows, int64_t most) {
 
 }  // namespace
 
-// An item is a block of activation rows times a chunk of panels; cutting changes no result, since a
-// row's sums depend on nothing but the row.
+// An item is a block of activation rows times a panel, the panels of a block side by side; cutting
+// changes no result, since a row's sums depend on nothing but the row.
 Decoder::Cut Decoder::cut(const PackedMatrix& w, int64_t rows, int64_t first) const {
   const int64_t act_bytes = kernels_.act_row_bytes(w.act, w.k);
   const int64_t row_block =
       block_height(rows, std::max<int64_t>(16, kActBlockBytes / act_bytes / 16 * 16));
   const int64_t row_blocks = (rows + row_block - 1) / row_block;
   const int64_t panels = panels_of(w);
-  const int64_t each = rows < kManyRows ? kItemsOfFewRows : kItemsOfManyRows;
-  const int64_t fair = std::max<int64_t>(1, panels * row_blocks / (each * pool_.threads()));
-  const int64_t chunk =
-      std::min(fair, std::max<int64_t>(kPanelChunk, kPanelChunkBytes / w.panel_bytes));
-  const int64_t chunks = (panels + chunk - 1) / chunk;
-  return {first, chunks * row_blocks, chunks, row_block, chunk};
+  return {first, panels * row_blocks, panels, row_block};
 }
 
 // All products of a phase share one loop.
@@ -54,19 +41,20 @@ void Decoder::multiply(const Product* products, size_t count, Acts& acts) {
     cuts_.push_back(cut(*product->linear->weight, product->rows, items));
     items += cuts_.back().items;
   }
-  pool_.run(items, 1, [&](int64_t begin, int64_t end, int) {
-    for (int64_t i = begin; i < end; ++i) {
+  pool_.run_tapered(items, 1, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end;) {
       const auto after = std::upper_bound(cuts_.begin(), cuts_.end(), i,
                                           [](int64_t at, const Cut& c) { return at < c.first; });
       const Cut& cut = *(after - 1);
       const Product& product = products[&cut - cuts_.data()];
       const PackedMatrix& w = *product.linear->weight;
-      const int64_t m0 = (i - cut.first) / cut.chunks * cut.row_block;
-      const int64_t p0 = (i - cut.first) % cut.chunks * cut.panel_chunk;
+      const int64_t m0 = (i - cut.first) / cut.panels * cut.row_block;
+      const int64_t p0 = (i - cut.first) % cut.panels;
+      const int64_t p1 = std::min(cut.panels, p0 + end - i);
+      i += p1 - p0;
       const int act = static_cast<int>(w.act);
       kernels_.gemm(w, acts.row(act, product.first_row + m0), acts.stride[act],
-                    std::min(cut.row_block, product.rows - m0), p0,
-                    std::min(p0 + cut.panel_chunk, panels_of(w)), product.linear->bias,
+                    std::min(cut.row_block, product.rows - m0), p0, p1, product.linear->bias,
                     product.out + m0 * product.ldo, product.ldo);
     }
   });
@@ -76,16 +64,22 @@ void Decoder::expect(std::initializer_list<const Linear*> linears) {
   Ahead& ahead = pool_.ahead();
   ahead.clear();
   int64_t items = 0;
+  for (const Linear* linear : linears) {
+    if (*linear) items += cut(*linear->weight, tokens_, items).items;
+  }
+  int64_t first = 0;
   int thread = 0;
   for (const Linear* linear : linears) {
     if (!*linear) continue;
     const PackedMatrix& w = *linear->weight;
-    const Cut c = cut(w, tokens_, items);
-    items += c.items;
-    for (; thread < std::min<int64_t>(pool_.threads(), items); ++thread) {
-      const int64_t p0 = (thread - c.first) % c.chunks * c.panel_chunk;
+    const Cut c = cut(w, tokens_, first);
+    first += c.items;
+    for (; thread < pool_.threads(); ++thread) {
+      const auto [begin, end] = pool_.share(items, thread);
+      if (begin >= first) break;
+      const int64_t p0 = (begin - c.first) % c.panels;
       ahead.add(thread, w.data + p0 * w.panel_bytes,
-                std::min(c.panel_chunk, panels_of(w) - p0) * w.panel_bytes);
+                std::min(end - begin, c.panels - p0) * w.panel_bytes);
     }
   }
 }

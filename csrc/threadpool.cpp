@@ -12,7 +12,6 @@ namespace tidemill {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr uint32_t kClosed = 0xffffffffu;
 // Long enough to bridge the gaps between the loops of a step, short enough that an idle engine
 // costs nothing and the HTTP server on the same cores is not starved.
 constexpr auto kSpin = std::chrono::microseconds(100);
@@ -26,13 +25,26 @@ inline void relax() {
 #endif
 }
 
-inline uint32_t epoch_of(uint64_t ticket) { return static_cast<uint32_t>(ticket >> 32); }
-inline uint32_t chunk_of(uint64_t ticket) { return static_cast<uint32_t>(ticket); }
-inline uint64_t make_ticket(uint32_t epoch, uint32_t chunk) {
-  return (static_cast<uint64_t>(epoch) << 32) | chunk;
-}
+// Chunks of a share that nobody has claimed.
+struct Unclaimed {
+  uint32_t first, end;
+  bool tapered;
 
-inline uint64_t unclaimed(uint32_t epoch) { return static_cast<uint64_t>(epoch) << 1; }
+  uint32_t left() const { return end - first; }
+  // How many are claimed at once.
+  uint32_t piece() const { return tapered ? std::max<uint32_t>(1, left() / 3) : 1; }
+};
+
+constexpr uint64_t kMostChunks = (uint64_t{1} << 31) - 1;
+
+inline uint64_t word_of(const Unclaimed& u) {
+  return static_cast<uint64_t>(u.first) << 33 | static_cast<uint64_t>(u.end) << 2 |
+         static_cast<uint64_t>(u.tapered);
+}
+inline Unclaimed unclaimed_of(uint64_t word) {
+  return {static_cast<uint32_t>(word >> 33), static_cast<uint32_t>(word >> 2 & kMostChunks),
+          (word & 1) != 0};
+}
 
 // Spins until ready() or kSpin has passed; true when ready. What the thread is to bring closer is
 // asked for meanwhile.
@@ -51,13 +63,12 @@ bool spin(Ahead& ahead, int thread, const Ready& ready) {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int threads)
-    : ticket_(make_ticket(0, kClosed)), ahead_(std::max(0, threads)) {
+ThreadPool::ThreadPool(int threads) : ahead_(std::max(0, threads)) {
   if (threads < 1) {
     throw Error(ErrorKind::Config, "threads must be at least 1, got " + std::to_string(threads),
                 "threads");
   }
-  firsts_ = std::make_unique<First[]>(static_cast<size_t>(threads));
+  lanes_ = std::make_unique<Lane[]>(static_cast<size_t>(threads));
   workers_.reserve(static_cast<size_t>(threads) - 1);
   try {
     for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
@@ -83,33 +94,45 @@ void ThreadPool::join() {
   for (auto& worker : workers_) worker.join();
 }
 
-void ThreadPool::run_erased(int64_t items, int64_t grain, Function function, void* context) {
+uint64_t ThreadPool::progress() const {
+  uint64_t sum = 0;
+  for (int i = 0; i < threads(); ++i) {
+    sum += lanes_[static_cast<size_t>(i)].done.load(std::memory_order_acquire);
+  }
+  return sum;
+}
+
+std::pair<int64_t, int64_t> ThreadPool::share(int64_t chunks, int thread) const {
+  const int64_t each = chunks / threads(), more = chunks % threads();
+  const int64_t first = thread * each + std::min<int64_t>(thread, more);
+  return {first, first + each + (thread < more)};
+}
+
+void ThreadPool::run_erased(int64_t items, const Cut& cut, Function function, void* context) {
   if (items <= 0) return;
-  grain = std::max<int64_t>(1, grain);
+  const int64_t grain = std::max<int64_t>(1, cut.grain);
   const int64_t chunks = (items + grain - 1) / grain;
   std::lock_guard turn(turn_);
-  if (chunks == 1 || workers_.empty()) return run_inline(items, grain, function, context);
-  if (chunks >= kClosed) throw internal_error("a parallel loop has too many chunks");
-
-  const uint64_t target = completed_.load(std::memory_order_relaxed) + static_cast<uint64_t>(chunks);
-  const uint32_t epoch = epoch_of(ticket_.load(std::memory_order_relaxed)) + 1;
-  ticket_.store(make_ticket(epoch, kClosed), std::memory_order_seq_cst);
-  function_.store(function, std::memory_order_release);
-  context_.store(context, std::memory_order_release);
-  items_.store(items, std::memory_order_release);
-  grain_.store(grain, std::memory_order_release);
-  failed_.store(false, std::memory_order_relaxed);
-  const int64_t firsts = std::min<int64_t>(chunks, threads());
-  for (int64_t i = 0; i < firsts; ++i) {
-    firsts_[static_cast<size_t>(i)].claim.store(unclaimed(epoch), std::memory_order_release);
+  loop_ = {function, context, items, grain};
+  if (chunks == 1 || workers_.empty()) return run_inline(loop_);
+  if (static_cast<uint64_t>(chunks) > kMostChunks) {
+    throw internal_error("a parallel loop has too many chunks");
   }
-  ticket_.store(make_ticket(epoch, static_cast<uint32_t>(firsts)), std::memory_order_seq_cst);
+  const uint64_t target = progress() + static_cast<uint64_t>(chunks);
+  failed_.store(false, std::memory_order_relaxed);
+  for (int i = 0; i < threads(); ++i) {
+    const auto [first, end] = share(chunks, i);
+    lanes_[static_cast<size_t>(i)].unclaimed.store(
+        word_of({static_cast<uint32_t>(first), static_cast<uint32_t>(end), cut.tapered}),
+        std::memory_order_release);
+  }
+  epoch_.fetch_add(1, std::memory_order_seq_cst);
   if (sleepers_.load(std::memory_order_seq_cst) > 0) {
     std::lock_guard lock(sleep_mutex_);
     wake_.notify_all();
   }
-  help(epoch, 0);
-  const auto finished = [&] { return completed_.load(std::memory_order_acquire) == target; };
+  help(0);
+  const auto finished = [&] { return progress() == target; };
   if (!spin(ahead_, 0, finished)) {
     // A thread with a chunk has lost its core, perhaps to this very wait: leave ours to it.
     while (!finished()) std::this_thread::sleep_for(kNap);
@@ -117,25 +140,25 @@ void ThreadPool::run_erased(int64_t items, int64_t grain, Function function, voi
   if (failed_.load(std::memory_order_acquire)) std::rethrow_exception(exception_);
 }
 
-void ThreadPool::run_inline(int64_t items, int64_t grain, Function function, void* context) {
-  for (int64_t begin = 0; begin < items; begin += grain) {
-    function(context, begin, std::min(items, begin + grain), 0);
-    completed_.fetch_add(1, std::memory_order_relaxed);
+void ThreadPool::run_inline(const Loop& loop) {
+  std::atomic<uint64_t>& done = lanes_[0].done;
+  for (int64_t begin = 0; begin < loop.items; begin += loop.grain) {
+    loop.function(loop.context, begin, std::min(loop.items, begin + loop.grain), 0);
+    done.store(done.load(std::memory_order_relaxed) + 1, std::memory_order_release);
   }
 }
 
 void ThreadPool::work(int thread) {
   uint32_t seen = 0;
-  while (await_epoch(&seen, thread)) help(seen, thread);
+  while (await_epoch(&seen, thread)) help(thread);
 }
 
-// Waits for an open loop that is newer than *seen; false when the pool stops.
+// Waits for a loop that is newer than *seen; false when the pool stops.
 bool ThreadPool::await_epoch(uint32_t* seen, int thread) {
-  uint64_t ticket = 0;
+  uint32_t epoch = 0;
   const auto ready = [&] {
-    ticket = ticket_.load(std::memory_order_seq_cst);
-    return stop_.load(std::memory_order_relaxed) ||
-           (epoch_of(ticket) != *seen && chunk_of(ticket) != kClosed);
+    epoch = epoch_.load(std::memory_order_seq_cst);
+    return stop_.load(std::memory_order_relaxed) || epoch != *seen;
   };
   if (!spin(ahead_, thread, ready)) {
     std::unique_lock lock(sleep_mutex_);
@@ -143,61 +166,73 @@ bool ThreadPool::await_epoch(uint32_t* seen, int thread) {
     wake_.wait(lock, ready);
     sleepers_.fetch_sub(1, std::memory_order_seq_cst);
   }
-  *seen = epoch_of(ticket);
+  *seen = epoch;
   return !stop_.load(std::memory_order_relaxed);
 }
 
-void ThreadPool::help(uint32_t epoch, int thread) {
-  uint64_t ticket = ticket_.load(std::memory_order_acquire);
-  if (epoch_of(ticket) != epoch || chunk_of(ticket) == kClosed) return;
-  const Function function = function_.load(std::memory_order_acquire);
-  void* const context = context_.load(std::memory_order_acquire);
-  const int64_t items = items_.load(std::memory_order_acquire);
-  const int64_t grain = grain_.load(std::memory_order_acquire);
-  // A claim that succeeds was made while the loop was open with an unfinished chunk, so that what
-  // was read above are its fields, and they stay put.
-  const auto run_chunk = [&](int64_t chunk) {
-    const int64_t begin = chunk * grain;
-    execute(function, context, begin, std::min(items, begin + grain), thread);
-    completed_.fetch_add(1, std::memory_order_release);
-  };
-  for (int i = 0; i < threads(); ++i) {
-    const int64_t chunk = (thread + i) % threads();
-    if (claim_first(epoch, chunk)) run_chunk(chunk);
-  }
-  ticket = ticket_.load(std::memory_order_acquire);
-  while (epoch_of(ticket) == epoch) {
-    const int64_t chunk = chunk_of(ticket);
-    if (chunk == kClosed || chunk * grain >= items) return;
-    if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel,
-                                       std::memory_order_acquire)) {
-      continue;
-    }
-    run_chunk(chunk);
-    ticket = ticket_.load(std::memory_order_acquire);
+void ThreadPool::help(int thread) {
+  while (take_own(thread) || take_others(thread)) {
   }
 }
 
-bool ThreadPool::claim_first(uint32_t epoch, int64_t chunk) {
-  std::atomic<uint64_t>& claim = firsts_[static_cast<size_t>(chunk)].claim;
-  uint64_t free = unclaimed(epoch);
-  return claim.load(std::memory_order_relaxed) == free &&
-         claim.compare_exchange_strong(free, free | 1, std::memory_order_acq_rel,
-                                       std::memory_order_relaxed);
-}
-
-void ThreadPool::execute(Function function, void* context, int64_t begin, int64_t end,
-                         int thread) {
-  if (failed_.load(std::memory_order_relaxed)) return;
-  try {
-    function(context, begin, end, thread);
-  } catch (...) {
-    std::lock_guard lock(exception_mutex_);
-    if (!failed_.load(std::memory_order_relaxed)) {
-      exception_ = std::current_exception();
-      failed_.store(true, std::memory_order_release);
+// Runs the next chunks of the thread's own share; false when none is left.
+bool ThreadPool::take_own(int thread) {
+  std::atomic<uint64_t>& share = lanes_[static_cast<size_t>(thread)].unclaimed;
+  uint64_t word = share.load(std::memory_order_acquire);
+  for (;;) {
+    const Unclaimed u = unclaimed_of(word);
+    if (u.left() == 0) return false;
+    const uint32_t from = u.first, to = u.first + u.piece();
+    if (share.compare_exchange_weak(word, word_of({to, u.end, u.tapered}),
+                                    std::memory_order_acq_rel, std::memory_order_acquire)) {
+      execute(from, to, thread);
+      return true;
     }
   }
+}
+
+// Runs chunks from the end of the longest share; false when none is left anywhere.
+bool ThreadPool::take_others(int thread) {
+  for (;;) {
+    std::atomic<uint64_t>* longest = nullptr;
+    uint64_t word = 0;
+    for (int i = 1; i < threads(); ++i) {
+      auto& share = lanes_[static_cast<size_t>((thread + i) % threads())].unclaimed;
+      const uint64_t at = share.load(std::memory_order_acquire);
+      if (unclaimed_of(at).left() > unclaimed_of(word).left()) {
+        longest = &share;
+        word = at;
+      }
+    }
+    if (longest == nullptr) return false;
+    const Unclaimed u = unclaimed_of(word);
+    const uint32_t from = u.end - u.piece();
+    if (longest->compare_exchange_strong(word, word_of({u.first, from, u.tapered}),
+                                         std::memory_order_acq_rel, std::memory_order_relaxed)) {
+      execute(from, u.end, thread);
+      return true;
+    }
+  }
+}
+
+// Of claimed chunks, which the loop waits for: its fields stay put until they are counted.
+void ThreadPool::execute(int64_t first, int64_t end, int thread) {
+  const Loop& loop = loop_;
+  if (!failed_.load(std::memory_order_relaxed)) {
+    try {
+      loop.function(loop.context, first * loop.grain, std::min(loop.items, end * loop.grain),
+                    thread);
+    } catch (...) {
+      std::lock_guard lock(exception_mutex_);
+      if (!failed_.load(std::memory_order_relaxed)) {
+        exception_ = std::current_exception();
+        failed_.store(true, std::memory_order_release);
+      }
+    }
+  }
+  std::atomic<uint64_t>& done = lanes_[static_cast<size_t>(thread)].done;
+  done.store(done.load(std::memory_order_relaxed) + static_cast<uint64_t>(end - first),
+             std::memory_order_release);
 }
 
 }  // namespace tidemill

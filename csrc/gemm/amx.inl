@@ -336,7 +336,7 @@ static void gemm_tiles(const PackedMatrix& w, const uint8_t* acts, int64_t act_s
     const uint8_t* panel = w.data + p * w.panel_bytes;
     TileInput in{panel, source.take(panel, w.k), acts, act_stride, w.k, 0, nullptr, 0, 0};
     const int64_t n0 = p * kPanel;
-    if (p + 1 < p1) in.next = panel + w.panel_bytes;
+    if (n0 + kPanel < w.n) in.next = panel + w.panel_bytes;
     int64_t m = 0;
     for (int64_t tile = 0; tile < tiles; ++tile) {
       const int64_t rows = (m_rows - m + tiles - tile - 1) / (tiles - tile);

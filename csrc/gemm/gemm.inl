@@ -438,7 +438,7 @@ static void gemm_panels(const PackedMatrix& w, const uint8_t* acts, int64_t act_
     const int64_t tiles = (m_rows + Weights::kRows - 1) / Weights::kRows;
     if (m_rows >= Weights::kPrefetchRows) {
       in.by_line = false;
-      if (p + 1 < p1) in.next = in.panel + w.panel_bytes;
+      if (n0 + kPanel < w.n) in.next = in.panel + w.panel_bytes;
     }
     constexpr int64_t kLines = Weights::kBlockBytes / 64;
     int64_t m = 0;

@@ -99,13 +99,12 @@ void bench_weight(const KernelTable& t, WeightType type, bool float32, const Buf
   }
 }
 
-// Pieces as a step cuts them, claimed by threads as they come; by the clock.
+// Pieces as a step cuts them; by the clock.
 void bench_together(const KernelTable& t, WeightType type, const Buffer& memory, ThreadPool& pool) {
   Product product(t, type, false, 8, memory);
-  const int64_t grain = std::max<int64_t>(1, product.panels / (4 * pool.threads()));
   const auto seconds = [&](auto piece) {
     const auto start = std::chrono::steady_clock::now();
-    pool.run(product.panels, grain, [&](int64_t p0, int64_t p1, int) { piece(p0, p1); });
+    pool.run_tapered(product.panels, 1, [&](int64_t p0, int64_t p1, int) { piece(p0, p1); });
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   };
   for (int64_t m : {1, 2, 4, 8}) {

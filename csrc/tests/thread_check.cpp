@@ -40,10 +40,23 @@ void check_pool(int threads, int rounds) {
   for (int round = 0; round < rounds; ++round) {
     const int64_t items = 1 + round * 7 % 97, grain = 1 + round % 5;
     std::vector<int> seen(size_t(items), 0);  // plain: two threads on one item are a race
-    pool.run(items, grain, [&](int64_t begin, int64_t end, int) {
+    std::atomic<int> beyond{0};
+    const auto see = [&](int64_t begin, int64_t end, int) {
+      if (begin % grain != 0 || (end % grain != 0 && end != items)) ++beyond;
+      if (round % 2 == 0 && end - begin > grain) ++beyond;
       for (int64_t i = begin; i < end; ++i) ++seen[size_t(i)];
-    });
+    };
+    round % 2 == 0 ? pool.run(items, grain, see) : pool.run_tapered(items, grain, see);
     for (int count : seen) expect(count == 1, "an item of a loop ran once");
+    expect(beyond == 0, "a range is of whole chunks, and of one where loops are not tapered");
+    int64_t covered = 0;
+    for (int i = 0; i < threads; ++i) {
+      const auto [first, end] = pool.share(items, i);
+      expect(first == covered && end >= first && end - first <= items / threads + 1,
+             "shares lie side by side and are alike");
+      covered = end;
+    }
+    expect(covered == items, "shares are all chunks");
     if (round % 50 == 0) {
       bool thrown = false;
       try {
