@@ -4,7 +4,9 @@
 
 #include <time.h>
 
+#include <chrono>
 #include <cstring>
+#include <vector>
 
 #if defined(__x86_64__)
 #include "simd/amx.h"
@@ -100,17 +102,40 @@ constexpr Peak kPeaks[] = {
 };
 #endif
 
-}  // namespace
-
-double register_peak(const char* isa, ActType act) {
+// What measures a peak, or null.
+auto peak_of(const char* isa, ActType act) -> double (*)() {
 #if defined(__x86_64__)
   const bool int8 = act == ActType::I8Apart || act == ActType::I8Row || act == ActType::I8Block;
   const ActType kind = int8 ? ActType::I8 : act;
   for (const Peak& p : kPeaks)
-    if (std::strcmp(p.isa, isa) == 0 && p.act == kind) return p.measure();
+    if (std::strcmp(p.isa, isa) == 0 && p.act == kind) return p.measure;
 #endif
   (void)isa, (void)act;
-  return 0;
+  return nullptr;
+}
+
+}  // namespace
+
+double register_peak(const char* isa, ActType act) {
+  const auto measure = peak_of(isa, act);
+  return measure ? measure() : 0;
+}
+
+double register_peak_together(const char* isa, ActType act, ThreadPool& pool) {
+  const auto measure = peak_of(isa, act);
+  if (!measure) return 0;
+  // Operations are by the rate and the processor time that a thread itself saw.
+  std::vector<double> operations(size_t(pool.threads()));
+  const auto start = std::chrono::steady_clock::now();
+  pool.run_tapered(pool.threads(), 1, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; ++i) {
+      const double from = thread_seconds(), rate = measure();
+      operations[size_t(i)] = rate * (thread_seconds() - from);
+    }
+  });
+  double sum = 0;
+  for (double of : operations) sum += of;
+  return sum / std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 }  // namespace tidemill::check

@@ -1,6 +1,7 @@
 // What registers alone reach: the ceiling that kernels' rates are a share of.
 #pragma once
 #include "kernels.h"
+#include "threadpool.h"
 
 namespace tidemill::check {
 
@@ -11,5 +12,8 @@ double thread_seconds();
 // table multiplies activations of this type with, operands in registers throughout; about a
 // millisecond. 0 where no such loop is written.
 double register_peak(const char* isa, ActType act);
+
+// The same of all the pool's threads at once, by the clock: virtual processors may share a core.
+double register_peak_together(const char* isa, ActType act, ThreadPool& pool);
 
 }  // namespace tidemill::check
