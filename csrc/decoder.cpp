@@ -46,7 +46,7 @@ Decoder::Decoder(const KernelTable& kernels, ThreadPool& pool, DecoderModel& mod
       packed_(packed),
       cancelled_(std::move(cancelled)) {
   act_k_ = model.hidden;
-  delta_stride_ = round_up(model.hidden, 16);
+  delta_stride_ = row_stride(model.hidden);
   if (model_.lm_head.weight != nullptr) used_acts_ = act_bit(model_.lm_head);
   for (const DecoderLayer& layer : model.layers) {
     measure(layer);
@@ -67,7 +67,7 @@ Decoder::Decoder(const KernelTable& kernels, ThreadPool& pool, DecoderModel& mod
     layer_plan_.push_back(static_cast<int>(p));
   }
   if (const LayerInputs& in = model.inputs; in.width > 0) {
-    mlp_width_ = std::max(mlp_width_, round_up(2 * in.width, 32));
+    mlp_width_ = std::max(mlp_width_, 2 * row_stride(in.width));
     act_k_ = std::max(act_k_, in.width);
     used_acts_ |= act_bit(in.projection);
     for (const DecoderLayer& layer : model.layers) {
@@ -87,8 +87,8 @@ void Decoder::measure(const DecoderLayer& layer) {
   if (layer.attends) {
     const AttnShape& a = layer.attention;
     const int64_t q = int64_t{a.heads} * a.head_dim, kv = int64_t{a.kv_heads} * a.head_dim;
-    qkv_width_ = std::max(qkv_width_, round_up(layer.latent ? q : q + 2 * kv, 16));
-    heads_width_ = std::max(heads_width_, round_up(int64_t{a.heads} * a.v_dim, 16));
+    qkv_width_ = std::max(qkv_width_, row_stride(layer.latent ? q : q + 2 * kv));
+    heads_width_ = std::max(heads_width_, row_stride(int64_t{a.heads} * a.v_dim));
     act_k_ = std::max(act_k_, layer.o.weight->k);
     used_acts_ |= act_bit(layer.o);
     if (layer.latent) {
@@ -98,7 +98,7 @@ void Decoder::measure(const DecoderLayer& layer) {
     }
   }
   const auto block = [&](const FeedForward& mlp) {
-    mlp_width_ = std::max(mlp_width_, round_up(2 * mlp.up.weight->n, 32));
+    mlp_width_ = std::max(mlp_width_, 2 * row_stride(mlp.up.weight->n));
     act_k_ = std::max(act_k_, mlp.up.weight->n);
     used_acts_ |= all_acts(mlp);
   };

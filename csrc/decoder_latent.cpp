@@ -9,12 +9,12 @@ namespace tidemill {
 void Decoder::measure_latent(const DecoderLayer& layer) {
   const Latent& l = *layer.latent;
   const int64_t heads = layer.attention.heads;
-  wide_width_ = std::max(wide_width_, round_up(heads * std::max(l.query(), l.value), 16));
-  latent_width_ = std::max(latent_width_, round_up(l.rank + l.rope, 16));
+  wide_width_ = std::max(wide_width_, row_stride(heads * std::max(l.query(), l.value)));
+  latent_width_ = std::max(latent_width_, row_stride(l.rank + l.rope));
   head_k_ = std::max({head_k_, l.nope, l.rank});
   used_acts_ |= act_bit(l.kv_down) | act_bit(layer.q);
   if (l.q_down.weight == nullptr) return;
-  low_width_ = std::max(low_width_, round_up(l.q_down.weight->n, 16));
+  low_width_ = std::max(low_width_, row_stride(l.q_down.weight->n));
   act_k_ = std::max(act_k_, l.q_down.weight->n);
   used_acts_ |= act_bit(l.q_down);
 }

@@ -55,7 +55,7 @@ void Decoder::multiply(const Product* products, size_t count, Acts& acts) {
       const int act = static_cast<int>(w.act);
       kernels_.gemm(w, acts.row(act, product.first_row + m0), acts.stride[act],
                     std::min(cut.row_block, product.rows - m0), p0, p1, product.linear->bias,
-                    product.out + m0 * product.ldo, product.ldo);
+                    product.out + m0 * product.ldo, product.ldo, pool_.threads() == 1);
     }
   });
 }

@@ -29,7 +29,7 @@ struct Decoder::MixLayout {
         gain(decay + round_up(m.shape.value_heads, 16)),
         mixed(gain + round_up(m.shape.value_heads, 16)),
         out(mixed + round_up(m.channels(), 16)),
-        width(out + round_up(m.inner(), 16)) {}
+        width(row_stride(out + m.inner())) {}
   // Projected channels; gate; per head the state's decay and the value's gain (first what they are
   // made of); convolved channels; the recurrence's output.
   int64_t raw, z, decay, gain, mixed, out, width;

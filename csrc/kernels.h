@@ -124,10 +124,11 @@ struct KernelTable {
   int64_t (*act_row_bytes)(ActType act, int64_t k);
   void (*pack_act)(ActType act, const float* x, int64_t k, uint8_t* out);  // one row
   // out[m * ldo + (p * kPanel + j)] = sum_k act[m][k] * w[p * kPanel + j][k] (+ bias) for
-  // m in [0, m_rows), p in [p0, p1), rows past n not written. While computing panel p it brings
-  // panel p + 1 < p1 closer, so calls over several panels are faster than as many calls over one.
+  // m in [0, m_rows), p in [p0, p1), rows past n not written. While computing a panel it brings what
+  // lies behind it in the matrix closer. `alone`: no other thread reads weights beside this one,
+  // whose one row the hardware's own prefetching then serves better.
   void (*gemm)(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride, int64_t m_rows,
-               int64_t p0, int64_t p1, const float* bias, float* out, int64_t ldo);
+               int64_t p0, int64_t p1, const float* bias, float* out, int64_t ldo, bool alone);
   // Row n of a packed matrix back to float (embedding look-up in a tied matrix).
   void (*unpack_row)(const PackedMatrix& w, int64_t row, float* out);
 

@@ -14,6 +14,11 @@ inline int64_t round_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
+// Floats from row to row of a matrix that is written and read by columns: whole lines of 64 bytes,
+// an odd number of them. At widths that are multiples of 4 KiB, as models have them, a column's
+// lines would else be rivals for the few places of one set in a cache.
+inline int64_t row_stride(int64_t floats) { return ((floats + 15) / 16 | 1) * 16; }
+
 // An anonymous zero-filled mapping, aligned to a huge page and advised to use them. Pages are
 // taken when first touched.
 class Region {

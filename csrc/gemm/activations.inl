@@ -7,13 +7,13 @@
 //   I8Row see channel.inl
 //   I8Block  per block of 256, as K types have them: ActBlock, 352 bytes
 
-// What the sums serve: where weights are stored with an offset, the accumulator starts from a
-// correction, since sum (q + zero) * a = sum q * a + zero * sum a. Q8_0's is there ready, Q4_0's
-// is one instruction away from the sums by halves.
+// What the corrections serve: where weights are stored with an offset, the accumulator starts from
+// one, since sum (q + zero) * a = sum q * a + zero * sum a.
 struct ActGroup {
   float scale;
-  int32_t correction_q8;  // -128 * sum of q
-  int16_t half_sums[2];   // sums of q over 0..15 and 16..31
+  int32_t correction_q8;     // -128 * sum of q
+  int32_t correction_q4;     // -8 * sum of q
+  int32_t correction_mxfp4;  // -12 * sum of q
   alignas(16) int8_t q[kGroup];
 };
 static_assert(sizeof(ActGroup) == 48, "layout shared by pack_act and gemm");
@@ -65,9 +65,10 @@ static inline float quantize_act(const float* x, int8_t* out, int32_t (&sums)[kC
 static inline void pack_act_group(const float* x, ActGroup* out) {
   int32_t sums[2];
   out->scale = quantize_act<kGroup>(x, out->q, sums);
-  out->correction_q8 = -128 * (sums[0] + sums[1]);
-  out->half_sums[0] = int16_t(sums[0]);
-  out->half_sums[1] = int16_t(sums[1]);
+  const int32_t sum = sums[0] + sums[1];
+  out->correction_q8 = -128 * sum;
+  out->correction_q4 = -8 * sum;
+  out->correction_mxfp4 = -12 * sum;
 }
 
 static inline void pack_act_group(const float* x, ActGroupQ8* out) {

@@ -327,7 +327,7 @@ struct DeepTiles {
 template <class Tiles>
 static void gemm_tiles(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride,
                        int64_t m_rows, int64_t p0, int64_t p1, const float* bias, float* out,
-                       int64_t ldo) {
+                       int64_t ldo, bool /*alone*/) {
   constexpr int64_t kLines = Tiles::kBlockBytes / 64;
   const int64_t tiles = (m_rows + Tiles::kRows - 1) / Tiles::kRows;
   typename Tiles::Source source;

@@ -41,20 +41,28 @@ struct TileInput {
   int64_t act_stride;
   int64_t k;
   int64_t lane;
-  // Each tile of a panel brings its share of the next panel's lines closer while it computes:
-  // lines [line0, line1) of every block of the panel. From how many rows on this pays depends on
-  // how much is computed per line (kPrefetchRows); below that the hardware's own prefetching of
-  // one sequential stream is better, which is only told in time where the stream goes on
-  // (`prefetch_ahead`).
-  const uint8_t* next;
+  // What is read later is brought closer meanwhile: of every block of `next` the lines
+  // [line0, line1), a share for each of a panel's tiles and each pass of them. From how many rows on
+  // this pays depends on how much is computed per line (kAskRows); below that the hardware's own
+  // prefetching of one sequential stream is better, which is only told in time where the stream
+  // goes on (`prefetch_ahead`).
+  const uint8_t* next;  // a panel ahead, or kAskBytes; null: nothing is asked for
   int64_t line0, line1;
   bool by_line = false;  // instead of them, all lines of the stream itself: see reads_by_line()
 };
 
-// From how many rows on a tile asks for the next panel: `measured` where a tile takes a panel whole. A
-// tile of more than half of `rows` that takes it in parts reads every line but some, page after page,
-// in which the hardware sees no stream.
-constexpr int64_t prefetch_rows(int64_t measured, int64_t rows, int64_t vecs) {
+// Vectors of output rows that a tile takes at once. Few rows leave registers free: then twice as
+// many, so that the panel is read as one stream.
+template <class Weights>
+constexpr int tile_vecs(int64_t rows) {
+  const bool twice = 2 * rows <= Weights::kRows && 2 * Weights::kVecs * kLanes <= kPanel;
+  return (twice ? 2 : 1) * Weights::kVecs;
+}
+
+// From how many rows on a tile asks for weights: `measured` where it takes a panel in one pass. A tile
+// of more than half of `rows` that takes it in more reads every line but some, page after page, in
+// which the hardware sees no stream.
+constexpr int64_t ask_rows(int64_t measured, int64_t rows, int64_t vecs) {
   return vecs * kLanes >= kPanel || measured <= rows / 2 ? measured : rows / 2 + 1;
 }
 
@@ -127,11 +135,12 @@ constexpr int fitting_quads(int largest) {
   return quads >= 8 ? 8 : quads >= 4 ? 4 : 2;
 }
 
-// Minus the weights' zero point times both halves' sums of a group of activations.
+// Minus the weights' zero point times the sum of a group of activations.
 template <class Codes>
 static TIDEMILL_INLINE Vi zero_point_sums(const uint8_t* act) {
-  return imadd_pairs(ibroadcast(act + offsetof(ActGroup, half_sums)),
-                     iset(int32_t(uint32_t(uint16_t(-Codes::kZero)) * 0x10001u)));
+  static_assert(Codes::kZero == 8 || Codes::kZero == 12, "as ActGroup has corrections");
+  return ibroadcast(act + (Codes::kZero == 8 ? offsetof(ActGroup, correction_q4)
+                                             : offsetof(ActGroup, correction_mxfp4)));
 }
 
 // 8-bit (kFour false) or 4-bit weights against int8 activations: exact integer sums per group of
@@ -143,8 +152,7 @@ struct QuantizedWeights {
   static constexpr bool kPairs = kSteps && kPairDots;
   static constexpr int kSumParts = fitting_quads(Codes::kLargest) / 2;
   static constexpr int kRows = kI8Rows, kVecs = kI8Vecs;
-  static constexpr int64_t kFewRows = kPairDots ? 2 : kFour ? 3 : 5;
-  static constexpr int64_t kPrefetchRows = prefetch_rows(kFewRows, kRows, kVecs);
+  static constexpr int64_t kAskRows = ask_rows(kFour ? kAskRowsQ4 : kAskRowsQ8, kRows, kVecs);
   static constexpr int64_t kBlockBytes = kFour ? kQ4GroupBytes : kQ8GroupBytes;
   static constexpr int kHalves = 1;  // integer sums per group
   static constexpr int64_t kScaledGroups = 1;
@@ -192,8 +200,11 @@ struct QuantizedWeights {
     const uint8_t* act = in.act + g * int64_t(sizeof(Acts));
     const auto start = [&](int r) {
       const uint8_t* a = act + r * in.act_stride;
-      if (kSteps && kQ4Offset) return zero_point_sums<Codes>(a);
-      return !kSteps && kQ8Offset ? ibroadcast(a + offsetof(Acts, correction_q8)) : iset(0);
+      if constexpr (kSteps && kQ4Offset) {
+        return zero_point_sums<Codes>(a);
+      } else {
+        return !kSteps && kQ8Offset ? ibroadcast(a + offsetof(Acts, correction_q8)) : iset(0);
+      }
     };
     const auto each = [](auto of) {
       TIDEMILL_UNROLL
@@ -268,7 +279,7 @@ static TIDEMILL_INLINE Vf channel_value(const TileInput& in, int64_t r, int64_t 
 
 struct ChannelWeights {
   static constexpr int kRows = kI8Rows, kVecs = kI8Vecs;
-  static constexpr int64_t kPrefetchRows = prefetch_rows(kPairDots ? 2 : 5, kRows, kVecs);  // as Q8_0
+  static constexpr int64_t kAskRows = ask_rows(kAskRowsQ8, kRows, kVecs);
   static constexpr int64_t kBlockBytes = kTileDepthI8 * kPanel;
 
   template <int R, int V>
@@ -313,7 +324,7 @@ struct ChannelWeights {
 template <WeightType kType, bool kPairs>
 struct FloatWeights {
   static constexpr int kRows = kFloatRows, kVecs = kFloatVecs;
-  static constexpr int64_t kPrefetchRows = prefetch_rows(7, kRows, kVecs);
+  static constexpr int64_t kAskRows = ask_rows(kAskRowsFloat, kRows, kVecs);
   static constexpr bool kWiden = kType == WeightType::BF16 && !kPairs;
   static constexpr int64_t kStepBytes = kType == WeightType::F16 ? kPanel * 2 : kPanel * 4;
 
@@ -383,14 +394,29 @@ struct FloatWeights {
   }
 };
 
+// Where a tile writes its sums when it is done: rows lie far apart, in lines that came before from
+// another cache or from memory, and stores would wait for them one after the other.
+template <int R, int V>
+static TIDEMILL_INLINE void expect_sums(float* out, int64_t ldo) {
+  TIDEMILL_UNROLL
+  for (int r = 0; r < R; ++r) {
+    TIDEMILL_UNROLL
+    for (int lane = 0; lane < V * kLanes; lane += 16) prefetch_write(out + r * ldo + lane);
+  }
+}
+
 // R rows of one panel: sums, bias, store (rows of the panel past n are not written).
 template <class Weights, int R>
 TIDEMILL_TILE static void panel_rows(TileInput in, int64_t valid, const float* bias, float* out,
                                      int64_t ldo) {
-  // Few rows leave registers free: then the whole panel at once, read as one stream.
-  constexpr bool kDouble = 2 * R <= Weights::kRows && 2 * Weights::kVecs * kLanes <= kPanel;
-  constexpr int V = kDouble ? 2 * Weights::kVecs : Weights::kVecs;
+  constexpr int V = tile_vecs<Weights>(R);
+  constexpr int64_t kPasses = (kPanel + V * kLanes - 1) / (V * kLanes);
+  const int64_t line0 = in.line0, lines = in.line1 - in.line0;
   for (in.lane = 0; in.lane < min64(kPanel, valid); in.lane += V * kLanes) {
+    const int64_t pass = in.lane / (V * kLanes);
+    in.line0 = line0 + pass * lines / kPasses;
+    in.line1 = line0 + (pass + 1) * lines / kPasses;
+    expect_sums<R, V>(out + in.lane, ldo);
     Vf sum[R][V];
     TIDEMILL_UNROLL
     for (int r = 0; r < R; ++r) {
@@ -429,16 +455,21 @@ static inline void dispatch_rows(int64_t rows, const TileInput& in, int64_t vali
 template <class Weights>
 static void gemm_panels(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride,
                         int64_t m_rows, int64_t p0, int64_t p1, const float* bias, float* out,
-                        int64_t ldo) {
+                        int64_t ldo, bool alone) {
   const bool by_line = reads_by_line();
+  const bool asks = m_rows >= (alone ? max64(2, Weights::kAskRows) : Weights::kAskRows);
+  // One pass of one tile reads the panel as a stream, of which some is asked for ahead; more of them
+  // find it in the cache, and ask for the next one.
+  const bool streams = m_rows <= Weights::kRows && tile_vecs<Weights>(m_rows) * kLanes >= kPanel;
+  const int64_t ahead = streams ? min64(kAskBytes, w.panel_bytes) : w.panel_bytes;
   for (int64_t p = p0; p < p1; ++p) {
     TileInput in{w.data + p * w.panel_bytes, nullptr, acts, act_stride, w.k, 0, nullptr, 0, 0,
                  by_line};
     const int64_t n0 = p * kPanel;
     const int64_t tiles = (m_rows + Weights::kRows - 1) / Weights::kRows;
-    if (m_rows >= Weights::kPrefetchRows) {
+    if (asks) {
       in.by_line = false;
-      if (n0 + kPanel < w.n) in.next = in.panel + w.panel_bytes;
+      if (n0 + kPanel < w.n) in.next = in.panel + ahead;
     }
     constexpr int64_t kLines = Weights::kBlockBytes / 64;
     int64_t m = 0;
@@ -472,7 +503,7 @@ using I8Product = ChannelWeights;
 #endif
 
 static void gemm(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride, int64_t m_rows,
-                 int64_t p0, int64_t p1, const float* bias, float* out, int64_t ldo) {
+                 int64_t p0, int64_t p1, const float* bias, float* out, int64_t ldo, bool alone) {
   auto* run = &gemm_panels<FloatWeights<WeightType::F32, false>>;
   if (w.type == WeightType::Q8_0) run = &gemm_panels<Q8Product>;
   if (w.type == WeightType::Q4_0) run = &gemm_panels<Q4Product<EvenSteps>>;
@@ -494,5 +525,5 @@ static void gemm(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride,
 #ifdef TIDEMILL_AMX
   if (auto* tiles = tiles_i8(w.type, m_rows, w.k)) run = tiles;
 #endif
-  run(w, acts, act_stride, m_rows, p0, p1, bias, out, ldo);
+  run(w, acts, act_stride, m_rows, p0, p1, bias, out, ldo, alone);
 }

@@ -71,8 +71,11 @@ struct QuantizedEights : QuantizedWeights<kFour, Codes> {
     const uint8_t* q = act + offsetof(ActGroup, q);
     if constexpr (kFour) {
       dot.begin([&](int r) {
-        if constexpr (!Vectors::kSteps) return iset(0);
-        return zero_point_sums<Codes>(act + r * in.act_stride);
+        if constexpr (Vectors::kSteps) {
+          return zero_point_sums<Codes>(act + r * in.act_stride);
+        } else {
+          return iset(0);
+        }
       });
       const auto bytes = [&](int half, int i) { return iload(weights + half * kEights + i * 16); };
       const auto values = [](Vi nibbles) {

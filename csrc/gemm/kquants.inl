@@ -8,8 +8,7 @@ struct KWeights {
   using Layout = KLayout<kType>;
   static constexpr int kHalves = Layout::kMins ? 1 : 2;  // integer sums per group
   static constexpr int kRows = kBlockRows, kVecs = kBlockVecs;
-  // Measured: one or two rows are read faster without, where they read the panel as one stream.
-  static constexpr int64_t kPrefetchRows = 4 <= kRows || kVecs * kLanes == kPanel ? 3 : 2;
+  static constexpr int64_t kAskRows = ask_rows(kAskRowsK, kRows, kVecs);
   static constexpr int64_t kBlockBytes = Layout::kGroupBytes;  // what a tile prefetches at once
   static constexpr int64_t kScaledGroups = kBlock / kGroup;    // that have a float scale in common
   static constexpr int kQuads = fitting_quads((16 << Layout::kHighBits) - 1);

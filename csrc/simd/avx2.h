@@ -25,10 +25,12 @@ constexpr const char* kIsaName = "avxvnni";
 #endif
 constexpr bool kQ8Offset = true;  // vpdpbusd multiplies q + 128
 constexpr bool kPairDots = false;
+constexpr int64_t kAskRowsQ8 = 5, kAskRowsQ4 = 3, kAskRowsK = 3;
 #else
 constexpr const char* kIsaName = "avx2";
 constexpr bool kQ8Offset = true;  // a weight whose sign changes is ~q, one off
 constexpr bool kPairDots = true;
+constexpr int64_t kAskRowsQ8 = 2, kAskRowsQ4 = 1, kAskRowsK = 1;
 #endif
 constexpr int kLanes = 8;
 constexpr int kDotBytes = 4;
@@ -40,6 +42,8 @@ constexpr int kBlockVecs = 2, kBlockRows = 4;
 constexpr int kFloatVecs = 2, kFloatRows = 6;
 constexpr int kScoreVecs = 2, kScoreRows = 6;
 constexpr int kAccRegisters = 12;
+constexpr int64_t kAskRowsFloat = 7;
+constexpr int64_t kAskBytes = 8 << 10;
 
 using Vf = __m256;
 using Vi = __m256i;
@@ -255,6 +259,10 @@ static inline Vf keep_range(Vf a, int64_t first, int64_t lo, int64_t hi, float f
 // without effect, and drops its calls.
 static inline void prefetch(const void* p) {
   asm volatile("prefetcht1 %0" : : "m"(*static_cast<const char*>(p)));
+}
+// To the nearest level, to be written. Processors that do not know it take it for nothing.
+static inline void prefetch_write(void* p) {
+  asm volatile("prefetchw %0" : : "m"(*static_cast<char*>(p)));
 }
 
 }  // namespace tidemill::TIDEMILL_AVX2

@@ -49,6 +49,8 @@ constexpr int kBlockVecs = 2, kBlockRows = 6;
 constexpr int kFloatVecs = 2, kFloatRows = 12;
 constexpr int kScoreVecs = 2, kScoreRows = 12;
 constexpr int kAccRegisters = 24;
+constexpr int64_t kAskRowsQ8 = 5, kAskRowsQ4 = 3, kAskRowsK = 3, kAskRowsFloat = 7;
+constexpr int64_t kAskBytes = int64_t(1) << 30;  // a panel
 
 using Vf = __m512;
 using Vi = __m512i;
@@ -198,6 +200,10 @@ static inline Vf keep_range(Vf a, int64_t first, int64_t lo, int64_t hi, float f
 // without effect, and drops its calls.
 static inline void prefetch(const void* p) {
   asm volatile("prefetcht1 %0" : : "m"(*static_cast<const char*>(p)));
+}
+// To the nearest level, to be written. Processors that do not know it take it for nothing.
+static inline void prefetch_write(void* p) {
+  asm volatile("prefetchw %0" : : "m"(*static_cast<char*>(p)));
 }
 
 }  // namespace tidemill::TIDEMILL_AVX512

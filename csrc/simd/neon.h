@@ -38,6 +38,8 @@ constexpr int kBlockVecs = 4, kBlockRows = 3;
 constexpr int kFloatVecs = 4, kFloatRows = 5;
 constexpr int kScoreVecs = 4, kScoreRows = 5;
 constexpr int kAccRegisters = 20;
+constexpr int64_t kAskRowsQ8 = 5, kAskRowsQ4 = 3, kAskRowsK = 3, kAskRowsFloat = 7;
+constexpr int64_t kAskBytes = int64_t(1) << 30;  // a panel
 
 using Vf = float32x4_t;
 using Vi = int32x4_t;
@@ -207,6 +209,9 @@ static inline Vf keep_range(Vf a, int64_t first, int64_t lo, int64_t hi, float f
 // Not the builtin: see simd/avx512.h.
 static inline void prefetch(const void* p) {
   asm volatile("prfm pldl2keep, %0" : : "Q"(*static_cast<const char*>(p)));
+}
+static inline void prefetch_write(void* p) {
+  asm volatile("prfm pstl1keep, %0" : : "Q"(*static_cast<char*>(p)));
 }
 
 }  // namespace tidemill::TIDEMILL_NEON

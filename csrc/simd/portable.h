@@ -30,6 +30,10 @@ constexpr int kBlockVecs = 1, kBlockRows = 2;
 constexpr int kFloatVecs = 2, kFloatRows = 4;
 constexpr int kScoreVecs = 2, kScoreRows = 4;
 constexpr int kAccRegisters = 12;
+// From how many rows on weights are asked for ahead, by their type, and how far where they are read
+// as one stream (csrc/gemm/gemm.inl).
+constexpr int64_t kAskRowsQ8 = 5, kAskRowsQ4 = 3, kAskRowsK = 3, kAskRowsFloat = 7;
+constexpr int64_t kAskBytes = int64_t(1) << 30;  // a panel
 
 struct Vf { float v[kLanes]; };
 struct Vi { int32_t v[kLanes]; };
@@ -264,6 +268,7 @@ static inline Vf keep_range(Vf a, int64_t first, int64_t lo, int64_t hi, float f
 }
 // No instruction is everywhere, and what no table chooses for its speed needs none.
 static inline void prefetch(const void*) {}
+static inline void prefetch_write(void*) {}
 
 #undef TIDEMILL_LANES
 }  // namespace tidemill::portable

@@ -47,12 +47,13 @@ struct Product {
   const ActType act;
   const int64_t panel = t.panel_bytes(type, act, k), total = panels * panel;
   const int64_t copies = std::max<int64_t>(1, kRotate / total), stride = t.act_row_bytes(act, k);
+  const bool alone;
   Buffer acts;
   std::vector<float> out;
 
   Product(const KernelTable& table, WeightType weights, bool float32, int64_t rows,
-          const Buffer& from)
-      : t(table), memory(from), type(weights), act(table.act_type(weights, float32)),
+          const Buffer& from, bool one_thread)
+      : t(table), memory(from), type(weights), act(table.act_type(weights, float32)), alone(one_thread),
         acts(rows * stride), out(size_t(rows * n)) {
     std::vector<float> x(k);
     Random random{1};
@@ -64,7 +65,7 @@ struct Product {
   const uint8_t* copy(int64_t i) const { return memory.data + i % copies * total; }
   void multiply(int64_t i, int64_t rows, int64_t p0, int64_t p1) {
     const PackedMatrix w{type, act, n, k, panel, copy(i)};
-    t.gemm(w, acts.data, stride, rows, p0, p1, nullptr, out.data(), n);
+    t.gemm(w, acts.data, stride, rows, p0, p1, nullptr, out.data(), n, alone);
   }
   void read(int64_t i, int64_t p0, int64_t p1) const {
     read_plainly(copy(i) + p0 * panel, (p1 - p0) * panel);
@@ -80,7 +81,7 @@ struct Product {
 };
 
 void bench_weight(const KernelTable& t, WeightType type, bool float32, const Buffer& memory) {
-  Product product(t, type, float32, 512, memory);
+  Product product(t, type, float32, 512, memory, true);
   for (int64_t m : {1, 2, 4, 8, 16, 32, 64, 512}) {
     std::vector<double> times, reads, peaks;
     const int64_t repeats = m >= 512 ? 5 : m >= 64 ? 9 : 25;
@@ -99,22 +100,23 @@ void bench_weight(const KernelTable& t, WeightType type, bool float32, const Buf
   }
 }
 
-// Pieces as a step cuts them; by the clock.
+// Pieces as a step cuts them; by the clock, and so is the register-only peak of all threads.
 void bench_together(const KernelTable& t, WeightType type, const Buffer& memory, ThreadPool& pool) {
-  Product product(t, type, false, 8, memory);
+  Product product(t, type, false, 16, memory, pool.threads() == 1);
   const auto seconds = [&](auto piece) {
     const auto start = std::chrono::steady_clock::now();
     pool.run_tapered(product.panels, 1, [&](int64_t p0, int64_t p1, int) { piece(p0, p1); });
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   };
-  for (int64_t m : {1, 2, 4, 8}) {
-    std::vector<double> times, reads;
+  for (int64_t m : {1, 2, 4, 8, 16}) {
+    std::vector<double> times, reads, peaks;
     for (int64_t i = 0; i < 50; ++i) {
       times.push_back(
           seconds([&](int64_t p0, int64_t p1) { product.multiply(2 * i, m, p0, p1); }));
       reads.push_back(seconds([&](int64_t p0, int64_t p1) { product.read(2 * i + 1, p0, p1); }));
+      if (i % 2 == 0) peaks.push_back(register_peak_together(t.isa, product.act, pool));
     }
-    product.report("gemm together", "", m, median(times), median(reads), 0);
+    product.report("gemm together", "", m, median(times), median(reads), median(peaks));
   }
 }
 
