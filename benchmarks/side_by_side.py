@@ -154,16 +154,15 @@ _AVX2_ARITHMETIC = (
     "ones two, for llama.cpp too; the targets come from machines that do 64 in one. Of what "
     "registers alone give (182 GOP/s a thread) products of 4 bits reach 88 to 104 % (sums in 16 "
     "bits need fewer instructions than the peak counts), Q8_0 72 %: its scaling comes on top. "
-    "Profiled for a prefill of 512 in Q8_0 (three threads): products 77 %, attention 12 %, "
-    "rounding activations 4 %; in Q4_0 73, 16 and 4 %. With all products at the registers' rate "
-    "and the rest as it is, prefill 512 would be 2.8 times llama.cpp in Q8_0 and 2.5 times in "
-    "Q4_0."
+    "Profiled for a prefill of 512 in Q8_0: products 77 %, attention 12 %, rounding activations "
+    "4 %; in Q4_0 73, 16 and 4 %. With all products at the registers' rate and the rest as it is, "
+    "prefill 512 would be 2.8 times llama.cpp in Q8_0 and 2.5 times in Q4_0."
 )
 _AVX2_DEPTH = (
     "a plain read in the order in which attention reads KV (8 KiB of K or V a block and head) "
-    "gives four threads here 34 to 50 GB/s where one from front to end gives 46 to 67; two threads "
-    "of attention take as much as four (see how attention at depth is cut, below). In another "
-    "hour, in which the plain read was 45 and 50 GB/s, the shares were 144 and 84.9 %."
+    "gives four threads here 34 to 50 GB/s where one from front to end gives 46 to 67 (see how "
+    "attention at depth is cut, below). In another hour, in which the plain read was 45 and 50 "
+    "GB/s, the shares were 144 and 84.9 %."
 )
 # Kind of machine -> beginning of a row's key -> why its target is missed, as
 # far as it is known; the last that fits.
