@@ -88,7 +88,7 @@ _SCALES = (
     "most there is, and a tile by itself reaches 78 (see what a tile writes, below). Within a run "
     "it is less: virtual processors share cores now and then (the peak of both threads together "
     "fell from 927 to 850 GOP/s within the hour), which no setting of ours prevents; an hour "
-    "before, by itself, the same code gave medians of 564 to 616 tok/s."
+    "before, by itself, what is in now gave medians of 564 to 616 tok/s beside its variants."
 )
 _WAITING = (
     "a quarter of a step of many rows is attention waiting for memory while the multipliers idle: "

@@ -12,11 +12,6 @@
 namespace tidemill::check {
 namespace {
 
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
-  return values[values.size() / 2];
-}
-
 volatile uint64_t sink;
 
 #if defined(__x86_64__)
@@ -53,8 +48,8 @@ struct Product {
 
   Product(const KernelTable& table, WeightType weights, bool float32, int64_t rows,
           const Buffer& from, bool one_thread)
-      : t(table), memory(from), type(weights), act(table.act_type(weights, float32)), alone(one_thread),
-        acts(rows * stride), out(size_t(rows * n)) {
+      : t(table), memory(from), type(weights), act(table.act_type(weights, float32)),
+        alone(one_thread), acts(rows * stride), out(size_t(rows * n)) {
     std::vector<float> x(k);
     Random random{1};
     for (int64_t m = 0; m < rows; ++m) {

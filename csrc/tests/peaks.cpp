@@ -4,9 +4,9 @@
 
 #include <time.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <vector>
 
 #if defined(__x86_64__)
 #include "simd/amx.h"
@@ -136,6 +136,11 @@ double register_peak_together(const char* isa, ActType act, ThreadPool& pool) {
   double sum = 0;
   for (double of : operations) sum += of;
   return sum / std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+double median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
+  return values[values.size() / 2];
 }
 
 }  // namespace tidemill::check

@@ -1,5 +1,7 @@
 // What registers alone reach: the ceiling that kernels' rates are a share of.
 #pragma once
+#include <vector>
+
 #include "kernels.h"
 #include "threadpool.h"
 
@@ -15,5 +17,8 @@ double register_peak(const char* isa, ActType act);
 
 // The same of all the pool's threads at once, by the clock: virtual processors may share a core.
 double register_peak_together(const char* isa, ActType act, ThreadPool& pool);
+
+// Of at least one value.
+double median(std::vector<double> values);
 
 }  // namespace tidemill::check
