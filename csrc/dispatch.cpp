@@ -84,8 +84,8 @@ CpuFeatures detect() {
   found.avxvnni = found.avx2 && more && all_bits(a1, 1u << 4);
   found.avx512 = found.avx2 && wide;
   found.bf16 = found.avx512 && bf16;
-  const uint32_t amx_bf16 = 1u << 22, amx_tile = 1u << 24, amx_int8 = 1u << 25;
-  found.amx = found.bf16 && all_bits(amx_edx, amx_bf16 | amx_tile | amx_int8) &&
+  const uint32_t amx_bf16 = 1u << 22, fp16 = 1u << 23, amx_tile = 1u << 24, amx_int8 = 1u << 25;
+  found.amx = found.bf16 && all_bits(amx_edx, amx_bf16 | fp16 | amx_tile | amx_int8) &&
               (state & 0x60000) == 0x60000 && tiles_permitted();
   uint32_t top, vendor_b, vendor_c, vendor_d;
   // "AuthenticAMD": its first four letters are in ebx.

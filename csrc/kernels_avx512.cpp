@@ -4,8 +4,10 @@
 #include "simd/avx512.h"
 #if defined(TIDEMILL_AMX_EMULATED)
 #include "tests/amx_emulated.h"
+#include "tests/halves_emulated.h"
 #elif defined(TIDEMILL_AMX)
 #include "simd/amx.h"
+#include "simd/halves.h"
 #endif
 
 namespace tidemill::TIDEMILL_AVX512 {

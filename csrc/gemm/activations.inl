@@ -32,12 +32,20 @@ struct alignas(32) ActBlock {
 };
 static_assert(sizeof(ActBlock) == 352, "layout shared by pack_act and gemm");
 
+// Tiles load a line of each of 16 rows at once, which an even number of lines between them would crowd
+// into a few sets of the nearest cache.
+#ifdef TIDEMILL_AMX
+constexpr int64_t kRowsApart = 64;
+#else
+constexpr int64_t kRowsApart = 0;
+#endif
+
 static int64_t act_row_bytes(ActType act, int64_t k) {
   switch (act) {
     case ActType::F32:
       return round_up(k * 4, 64);
     case ActType::BF16:
-      return round_up(k * (kBf16Pairs ? 2 : 4), 64);
+      return round_up(k * (kBf16Pairs ? 2 : 4), 64) | kRowsApart;
     case ActType::I8:
       return round_up(k / kGroup * int64_t(sizeof(ActGroup)), 64);
     case ActType::I8Apart:

@@ -1,383 +1,317 @@
 // Matrix products by AMX tiles. A tile multiplies up to 16 activation rows with 16 output rows of a
-// panel, whose layout is a tile's already (32 rows side by side, depth after depth).
-//
-// int8: the sums over a group of 32 are exact, and what follows (their scales) is the arithmetic of
-// QuantizedWeights and KWeights itself, so both give the same bits and few rows may take either.
-// bf16: the products are summed by the tile unit, so every product goes through it, one row too.
+// panel, whose layout is a tile's already (32 rows side by side, depth after depth), and keeps the sums
+// over all of k. Every product goes through the same tiles block by block, one row too, so a row's
+// bits do not depend on its neighbours; sums that leave a tile between chunks of k come back as they
+// were.
+
+#include "gemm/widen.inl"
 
 constexpr int64_t kTileRows = 16;
-constexpr int64_t kLeastTileRows = 6;  // of int8: fewer go by vectors
+constexpr int64_t kTileBlock = 16 * kPanel * 4;  // bytes of one tile's depth of weights
+constexpr int64_t kMostRows = 512;               // at a time, whose sums are kept beside
+// Depths of weights that are multiplied by all rows before the next ones are: 32 KiB, so that they stay
+// in the first-level cache.
+constexpr int64_t kChunkBlocks = 16;
 
-// --- int8 ---
-
-template <int kHalves>
-static inline void configure_i8(int64_t rows) {
-  TileShapes shapes;
-  for (int half = 0; half < 2; ++half) {
-    shapes.set(half, rows, 64);                      // sums of both columns
-    shapes.set(2 + half, rows, 64);                  // of the second half
-    shapes.set(4 + half, kGroup / 4 / kHalves, 64);  // weights
-    shapes.set(6 + half, rows, kGroup / kHalves);    // activations
-  }
-  tiles_configure(shapes);
-}
-
-// Tiles multiply signed bytes, four of k per 32-bit lane. Q8_0's lie so in the panel, fewer bits
-// are spread.
-template <class Weights>
-constexpr bool kSpread = true;
-template <>
-constexpr bool kSpread<QuantizedWeights<false>> = false;
-
-constexpr int64_t kSpreadBytes = kGroup * kPanel;  // of a group
-
-template <class Weights>
-static TIDEMILL_INLINE const uint8_t* tile_bytes(Weights, const TileInput& in, int64_t g) {
-  return Weights::group_at(in.panel, g) + 64;
-}
-
-static TIDEMILL_INLINE void spread(QuantizedWeights<false>, const uint8_t*, uint8_t*) {}
-static TIDEMILL_INLINE void spread(QuantizedWeights<true>, const uint8_t* group, uint8_t* bytes) {
-  const Vi eight = iset(0x08080808);
-  TIDEMILL_UNROLL
-  for (int part = 0; part < 4; ++part) {
-    TIDEMILL_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const Vi w = iload(group + 64 + part * kPanel * 4 + half * 64);
-      istore(bytes + part * kPanel * 4 + half * 64, isub_bytes(nibble_low(w), eight));
-      istore(bytes + (4 + part) * kPanel * 4 + half * 64, isub_bytes(nibble_high(w), eight));
-    }
-  }
-}
-template <WeightType kType, int T>
-static TIDEMILL_INLINE void spread_quads(const uint8_t* group, uint8_t* bytes) {
-  TIDEMILL_UNROLL
-  for (int half = 0; half < 2; ++half) {
-    Vi w = KWeights<kType>::template quad<T>(group, half * 64);
-    if (KWeights<kType>::kHalves == 2) w = isub_bytes(w, iset(0x20202020));
-    istore(bytes + T * kPanel * 4 + half * 64, w);
-  }
-  if constexpr (T < 7) spread_quads<kType, T + 1>(group, bytes);
-}
-template <WeightType kType>
-static TIDEMILL_INLINE void spread(KWeights<kType>, const uint8_t* group, uint8_t* bytes) {
-  spread_quads<kType, 0>(group, bytes);
-}
-
-// A panel whose groups are spread once for all tiles of rows: tiles get the same bytes as without,
-// so the same bits.
-template <class Weights>
-struct SpreadWeights : Weights {
-  static void fill(const uint8_t* panel, int64_t groups, uint8_t* to) {
-    for (int64_t g = 0; g < groups; ++g)
-      spread(Weights{}, Weights::group_at(panel, g), to + g * kSpreadBytes);
-  }
-};
-template <class Weights>
-constexpr bool kSpread<SpreadWeights<Weights>> = false;
-
-template <class Weights>
-static TIDEMILL_INLINE const uint8_t* tile_bytes(SpreadWeights<Weights>, const TileInput& in,
-                                                 int64_t g) {
-  return in.spread + g * kSpreadBytes;
-}
-
-// R rows of a panel, its 32 columns at once. A tile reads what was just stored only when the stores
-// have left the pipeline, and waiting for that costs more than all else: so weights are spread
-// kAhead groups before they are multiplied, and the products of the next group run while this
-// one's are scaled.
-template <class Weights, int R>
-struct TileRows {
-  static constexpr int kHalves = Weights::kHalves;
-  static constexpr int64_t kAhead = 4, kTile = R * kLanes;
-
-  const TileInput& in;
-  const int64_t groups;
-  alignas(64) int32_t dots[2][kHalves * 2 * kTile];
-  alignas(64) uint8_t bytes[kSpread<Weights> ? kAhead * kSpreadBytes : 64];
-
-  explicit TileRows(const TileInput& input) : in(input), groups(input.k / kGroup) {}
-
-  TIDEMILL_INLINE void prepare(int64_t g) {
-    if constexpr (kSpread<Weights>) {
-      if (g < groups)
-        spread(Weights{}, Weights::group_at(in.panel, g), bytes + g % kAhead * kSpreadBytes);
-    }
-  }
-
-  // The integer sums of group g, [half][column][row][lane].
-  TIDEMILL_INLINE void multiply(int64_t g, int32_t* to) {
-    const uint8_t* weights = kSpread<Weights> ? bytes + g % kAhead * kSpreadBytes
-                                              : tile_bytes(Weights{}, in, g);
-    const uint8_t* act = Weights::act_at(in.act, g);
-    tile_load<6>(act, in.act_stride);
-    tile_load<4>(weights, kPanel * 4);
-    tile_zero<0>();
-    tile_dot_i8<0, 6, 4>();
-    tile_load<5>(weights + 64, kPanel * 4);
-    tile_zero<1>();
-    tile_dot_i8<1, 6, 5>();
-    if constexpr (kHalves == 2) {
-      tile_load<7>(act + kGroup / 2, in.act_stride);
-      tile_load<4>(weights + kSpreadBytes / 2, kPanel * 4);
-      tile_zero<2>();
-      tile_dot_i8<2, 7, 4>();
-      tile_load<5>(weights + kSpreadBytes / 2 + 64, kPanel * 4);
-      tile_zero<3>();
-      tile_dot_i8<3, 7, 5>();
-    }
-    tile_store<0>(to, kLanes * 4);
-    tile_store<1>(to + kTile, kLanes * 4);
-    if constexpr (kHalves == 2) {
-      tile_store<2>(to + 2 * kTile, kLanes * 4);
-      tile_store<3>(to + 3 * kTile, kLanes * 4);
-    }
-  }
-
-  TIDEMILL_INLINE void run(int64_t valid, const float* bias, float* out, int64_t ldo) {
-    Vf sum[R][2];
-    TIDEMILL_UNROLL
-    for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = vzero();
-    for (int64_t g = 0; g < kAhead - 1; ++g) prepare(g);
-    multiply(0, dots[0]);
-    typename Weights::template Scaled<R, 2> scaled;
-    for (int64_t g = 0; g < groups; ++g) {
-      prepare(g + kAhead - 1);
-      if (g + 1 < groups) multiply(g + 1, dots[(g + 1) & 1]);
-      Weights::prefetch_group(in, g);
-      if (g % Weights::kScaledGroups == 0) scaled.open();
-      scaled.load(in, g);
-      TIDEMILL_UNROLL
-      for (int r = 0; r < R; ++r) {
-        TIDEMILL_UNROLL
-        for (int v = 0; v < 2; ++v) {
-          const int32_t* at = dots[g & 1] + v * kTile + r * kLanes;
-          Vi dot[kHalves];
-          for (int half = 0; half < kHalves; ++half) dot[half] = iload(at + half * 2 * kTile);
-          scaled.add(in, g, r, v, dot, sum);
-        }
-      }
-      if ((g + 1) % Weights::kScaledGroups == 0) scaled.close(in, g / Weights::kScaledGroups, sum);
-    }
-    TIDEMILL_UNROLL
-    for (int v = 0; v < 2; ++v) {
-      const int64_t lane = v * kLanes;
-      const Vf b = bias ? vload_n(bias + lane, valid - lane) : vzero();
-      TIDEMILL_UNROLL
-      for (int r = 0; r < R; ++r)
-        vstore_n(out + r * ldo + lane, bias ? vadd(sum[r][v], b) : sum[r][v], valid - lane);
-    }
-  }
-};
-
-template <class Weights, int R>
-static void tile_rows_i8(const TileInput& in, int64_t valid, const float* bias, float* out,
-                         int64_t ldo) {
-  TileRows<Weights, R>(in).run(valid, bias, out, ldo);
-}
-
-template <class Weights, int R>
-static inline void dispatch_tile_i8(int64_t rows, const TileInput& in, int64_t valid,
-                                    const float* bias, float* out, int64_t ldo) {
-  if (rows == R) {
-    tile_rows_i8<Weights, R>(in, valid, bias, out, ldo);
-  } else if constexpr (R > kLeastTileRows) {
-    dispatch_tile_i8<Weights, R - 1>(rows, in, valid, bias, out, ldo);
-  }
-}
-
-// What tiles read beside a panel: nothing.
-struct PanelItself {
-  const uint8_t* take(const uint8_t*, int64_t) { return nullptr; }
-};
-
-template <class Weights>
-struct TilesI8 {
-  using Source = PanelItself;
-  static constexpr int64_t kRows = kTileRows;
-  static constexpr int64_t kBlockBytes = Weights::kBlockBytes;
-  static inline void configure(int64_t rows) { configure_i8<Weights::kHalves>(rows); }
-  static inline void rows(int64_t count, const TileInput& in, int64_t valid, const float* bias,
-                          float* out, int64_t ldo) {
-    dispatch_tile_i8<Weights, kTileRows>(count, in, valid, bias, out, ldo);
-  }
-};
-
-// The same where enough rows meet a panel of fewer bits than eight. Measured, weights in caches:
-// from four tiles of rows on it gains, at 448 rows Q4_0 1.2 times, Q4_K 1.1 and Q6_K 1.3; with two
-// it loses.
-template <class Weights>
-struct SpreadTilesI8 : TilesI8<SpreadWeights<Weights>> {
-  static constexpr int64_t kLeastRows = 3 * kTileRows + 1;
-  static constexpr int64_t kMostGroups = 256;  // 256 KiB of the L2 cache, and of the stack
-
-  struct Source {
-    alignas(64) uint8_t bytes[kMostGroups * kSpreadBytes];
-
-    const uint8_t* take(const uint8_t* panel, int64_t k) {
-      SpreadWeights<Weights>::fill(panel, k / kGroup, bytes);
-      return bytes;
-    }
-  };
-
-  static constexpr bool fits(int64_t m_rows, int64_t k) {
-    return m_rows >= kLeastRows && k <= kMostGroups * kGroup;
-  }
-};
-
-// --- products that are summed in a tile over all of k ---
+// --- what is multiplied ---
 
 // bf16: what the tile unit sums is the sum.
-struct Bf16Products {
-  static constexpr int64_t kPanelHead = 0, kActHead = 0, kDepth = 32;
+struct Bf16Panel {
+  static constexpr bool kWidened = false;
+  static constexpr int64_t kHead = 0, kActHead = 0, kDepth = 32, kLines = kTileBlock / 64;
 
+  static constexpr int64_t line_at(int64_t block) { return block * kTileBlock; }
   template <int C, int A, int B>
   static TIDEMILL_INLINE void dot() {
     tile_dot_bf16<C, A, B>();
   }
-  // Sums of row r from `lane` on.
-  static TIDEMILL_INLINE Vf sum(const TileInput&, const float* sums, int64_t, int64_t) {
+  // A row's sums from `lane` on, by its activations.
+  static TIDEMILL_INLINE Vf sum(const uint8_t*, const uint8_t*, const float* sums, int64_t) {
     return vload(sums);
   }
 };
 
-// int8 with a scale per row on both sides: ChannelWeights' own arithmetic after exact sums.
-struct ChannelProducts {
-  static constexpr int64_t kPanelHead = kChannelScales, kActHead = offsetof(ActRow, q),
-                           kDepth = kTileDepthI8;
+// Quantized weights, which become bf16 first.
+template <WeightType kType>
+struct WidenedPanel : Bf16Panel {
+  using Layout = Wide<kType>;
+  static constexpr bool kWidened = true;
+  static constexpr int64_t kLines = (Layout::kGroupBytes + 63) / 64;  // but heads of blocks
 
+  static constexpr int64_t line_at(int64_t block) { return Layout::group_at(block); }
+  static TIDEMILL_INLINE void widen(const uint8_t* panel, int64_t block, uint8_t* to) {
+    widen_group<kType>(panel, block, to);
+  }
+  static TIDEMILL_INLINE Vf sum(const uint8_t* panel, const uint8_t*, const float* sums,
+                                int64_t lane) {
+    return vmul(vload(sums), vload(reinterpret_cast<const float*>(panel) + lane));
+  }
+};
+
+// int8 with a scale per row on both sides: ChannelWeights' own arithmetic after exact sums.
+struct ChannelPanel {
+  static constexpr bool kWidened = false;
+  static constexpr int64_t kHead = kChannelScales, kActHead = offsetof(ActRow, q),
+                           kDepth = kTileDepthI8, kLines = kTileBlock / 64;
+
+  static constexpr int64_t line_at(int64_t block) { return kHead + block * kTileBlock; }
   template <int C, int A, int B>
   static TIDEMILL_INLINE void dot() {
     tile_dot_i8<C, A, B>();
   }
-  static TIDEMILL_INLINE Vf sum(const TileInput& in, const float* sums, int64_t r, int64_t lane) {
-    return channel_value(in, r, lane, iload(sums));
+  static TIDEMILL_INLINE Vf sum(const uint8_t* panel, const uint8_t* act, const float* sums,
+                                int64_t lane) {
+    return channel_value(panel, act, lane, iload(sums));
   }
 };
 
-template <class Products>
-struct DeepTiles {
-  using Source = PanelItself;
-  static constexpr int64_t kRows = 2 * kTileRows;
-  static constexpr int64_t kBlockBytes = 16 * kPanel * 4;  // one tile's depth
+// --- tiles ---
 
-  static inline void configure(int64_t rows) {
-    const int64_t upper = min64(rows, kTileRows), lower = rows - upper;
-    TileShapes shapes;
-    for (int column = 0; column < 2; ++column) {
-      shapes.set(column, upper, 64);          // sums of the upper rows
-      shapes.set(2 + column, lower, 64);      // and of the lower ones
-      shapes.set(6 + column, kTileRows, 64);  // weights
+// Tiles: 0 and 1 sums of the upper rows, 2 and 3 of the lower ones, 4 and 5 activations, 6 and 7
+// weights.
+static inline void configure_product(int64_t rows) {
+  const int64_t upper = min64(rows, kTileRows), lower = rows - upper;
+  TileShapes shapes;
+  for (int column = 0; column < 2; ++column) {
+    shapes.set(column, upper, 64);
+    if (lower) shapes.set(2 + column, lower, 64);
+    shapes.set(6 + column, kTileRows, 64);
+  }
+  shapes.set(4, upper, 64);
+  if (lower) shapes.set(5, lower, 64);
+  tiles_configure(shapes);
+}
+
+template <bool kLower>
+static TIDEMILL_INLINE void clear_sums() {
+  tile_zero<0>();
+  tile_zero<1>();
+  if constexpr (kLower) tile_zero<2>(), tile_zero<3>();
+}
+template <bool kLower>
+static TIDEMILL_INLINE void load_sums(const float* sums) {
+  tile_load<0>(sums, kPanel * 4);
+  tile_load<1>(sums + kLanes, kPanel * 4);
+  if constexpr (kLower) {
+    tile_load<2>(sums + kTileRows * kPanel, kPanel * 4);
+    tile_load<3>(sums + kTileRows * kPanel + kLanes, kPanel * 4);
+  }
+}
+template <bool kLower>
+static TIDEMILL_INLINE void store_sums(float* sums) {
+  tile_store<0>(sums, kPanel * 4);
+  tile_store<1>(sums + kLanes, kPanel * 4);
+  if constexpr (kLower) {
+    tile_store<2>(sums + kTileRows * kPanel, kPanel * 4);
+    tile_store<3>(sums + kTileRows * kPanel + kLanes, kPanel * 4);
+  }
+}
+
+template <int T, bool kOnce>
+static TIDEMILL_INLINE void load_acts(const uint8_t* act, int64_t stride) {
+  kOnce ? tile_load_once<T>(act, stride) : tile_load<T>(act, stride);
+}
+
+// One depth of weights times all rows of the tiles. kOnce: so many rows that they do not stay in the
+// nearest cache, where they would take the weights' place.
+template <class Panel, bool kLower, bool kOnce>
+static TIDEMILL_INLINE void multiply_block(const uint8_t* weights, const uint8_t* act,
+                                           int64_t act_stride) {
+  tile_load<6>(weights, kPanel * 4);
+  load_acts<4, kOnce>(act, act_stride);
+  Panel::template dot<0, 4, 6>();
+  tile_load<7>(weights + 64, kPanel * 4);
+  Panel::template dot<1, 4, 7>();
+  if constexpr (kLower) {
+    load_acts<5, kOnce>(act + kTileRows * act_stride, act_stride);
+    Panel::template dot<2, 5, 6>();
+    Panel::template dot<3, 5, 7>();
+  }
+}
+
+template <class Panel>
+static inline int64_t tile_blocks(int64_t k) {
+  return (k + Panel::kDepth - 1) / Panel::kDepth;
+}
+
+template <class Panel>
+static TIDEMILL_INLINE void ask_block(const TileInput& in, int64_t block) {
+  if (in.next) prefetch_block(in, Panel::line_at(block));
+}
+
+// Blocks [from, to) of which `weights` has the first, for one pair of tiles.
+template <class Panel, bool kLower>
+static inline void multiply_chunk(const TileInput& in, const uint8_t* weights, int64_t from,
+                                  int64_t to, float* sums) {
+  from == 0 ? clear_sums<kLower>() : load_sums<kLower>(sums);
+  const uint8_t* act = in.act + Panel::kActHead;
+  for (int64_t b = from; b < to; ++b, weights += kTileBlock) {
+    ask_block<Panel>(in, b);
+    multiply_block<Panel, kLower, true>(weights, act + b * 64, in.act_stride);
+  }
+  store_sums<kLower>(sums);
+}
+
+// Rows of a panel: what their sums come to. Whole lines go to memory past the caches: a row's are far
+// apart and have gone from the near ones, and to bring each back before it is written whole costs as
+// many reads beside the weights'.
+template <class Panel>
+static inline void finish_rows(const uint8_t* panel, const uint8_t* acts, int64_t act_stride,
+                               int64_t rows, const float* sums, int64_t valid, const float* bias,
+                               float* out, int64_t ldo) {
+  const bool lines = valid >= kPanel && (reinterpret_cast<uintptr_t>(out) | uint64_t(ldo * 4)) % 64 == 0;
+  for (int64_t lane = 0; lane < min64(kPanel, valid); lane += kLanes) {
+    const Vf b = bias ? vload_n(bias + lane, valid - lane) : vzero();
+    for (int64_t r = 0; r < rows; ++r) {
+      const Vf sum = Panel::sum(panel, acts + r * act_stride, sums + r * kPanel + lane, lane);
+      const Vf y = bias ? vadd(sum, b) : sum;
+      float* to = out + r * ldo + lane;
+      lines ? vstream(to, y) : vstore_n(to, y, valid - lane);
     }
-    shapes.set(4, upper, 64);  // activations
-    shapes.set(5, lower, 64);
-    if (lower == 0) shapes.bytes[2] = shapes.bytes[3] = shapes.bytes[5] = 0;
-    tiles_configure(shapes);
+  }
+}
+
+// The weights of panels [p0, p1), block after block.
+template <class Panel, bool kWidened = Panel::kWidened>
+class BlockStream {
+ public:
+  BlockStream(const PackedMatrix& w, int64_t p0, int64_t)
+      : panel_bytes_(w.panel_bytes), blocks_(tile_blocks<Panel>(w.k)),
+        panel_(w.data + p0 * w.panel_bytes) {}
+
+  TIDEMILL_INLINE const uint8_t* next() {
+    const uint8_t* block = panel_ + Panel::kHead + block_ * kTileBlock;
+    if (++block_ == blocks_) block_ = 0, panel_ += panel_bytes_;
+    return block;
   }
 
-  template <bool kLower>
-  static inline void multiply(const TileInput& in, float* sums) {
-    const int64_t blocks = (in.k + Products::kDepth - 1) / Products::kDepth;
-    tile_zero<0>();
-    tile_zero<1>();
-    if (kLower) tile_zero<2>(), tile_zero<3>();
-    const uint8_t* upper = in.act + Products::kActHead;
-    const uint8_t* lower = upper + kTileRows * in.act_stride;
-    for (int64_t b = 0; b < blocks; ++b) {
-      const int64_t at = Products::kPanelHead + b * kBlockBytes;
-      prefetch_block(in, at);
-      tile_load<6>(in.panel + at, kPanel * 4);
-      tile_load<7>(in.panel + at + 64, kPanel * 4);
-      tile_load<4>(upper + b * 64, in.act_stride);
-      Products::template dot<0, 4, 6>();
-      Products::template dot<1, 4, 7>();
-      if (kLower) {
-        tile_load<5>(lower + b * 64, in.act_stride);
-        Products::template dot<2, 5, 6>();
-        Products::template dot<3, 5, 7>();
-      }
-    }
-    tile_store<0>(sums, kPanel * 4);
-    tile_store<1>(sums + kLanes, kPanel * 4);
-    if (kLower) {
-      tile_store<2>(sums + kTileRows * kPanel, kPanel * 4);
-      tile_store<3>(sums + kTileRows * kPanel + kLanes, kPanel * 4);
-    }
-  }
-
-  static inline void rows(int64_t count, const TileInput& in, int64_t valid, const float* bias,
-                          float* out, int64_t ldo) {
-    alignas(64) float sums[kRows * kPanel];
-    if (count > kTileRows) {
-      multiply<true>(in, sums);
-    } else {
-      multiply<false>(in, sums);
-    }
-    for (int64_t r = 0; r < count; ++r) {
-      for (int64_t lane = 0; lane < min64(kPanel, valid); lane += kLanes) {
-        const Vf sum = Products::sum(in, sums + r * kPanel + lane, r, lane);
-        vstore_n(out + r * ldo + lane, bias ? vadd(sum, vload_n(bias + lane, valid - lane)) : sum,
-                 valid - lane);
-      }
-    }
-  }
+ private:
+  const int64_t panel_bytes_, blocks_;
+  const uint8_t* panel_;
+  int64_t block_ = 0;
 };
 
-// As gemm_panels: panel after panel, the rows in tiles of nearly equal height.
-template <class Tiles>
-static void gemm_tiles(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride,
-                       int64_t m_rows, int64_t p0, int64_t p1, const float* bias, float* out,
-                       int64_t ldo, bool /*alone*/) {
-  constexpr int64_t kLines = Tiles::kBlockBytes / 64;
-  const int64_t tiles = (m_rows + Tiles::kRows - 1) / Tiles::kRows;
-  typename Tiles::Source source;
+// A tile reads what was just stored only when the stores have left the pipeline: so weights are
+// widened kAhead blocks before they are multiplied, those of the next panel too.
+template <class Panel>
+class BlockStream<Panel, true> {
+ public:
+  BlockStream(const PackedMatrix& w, int64_t p0, int64_t p1)
+      : panel_bytes_(w.panel_bytes), blocks_(tile_blocks<Panel>(w.k)),
+        panel_(w.data + p0 * w.panel_bytes), end_(w.data + p1 * w.panel_bytes) {
+    for (int64_t b = 0; b < kAhead - 1; ++b) widen();
+  }
+
+  TIDEMILL_INLINE const uint8_t* next() {
+    widen();
+    return ring_ + taken_++ % kAhead * kTileBlock;
+  }
+
+ private:
+  static constexpr int64_t kAhead = 4, kReadAhead = 3;
+
+  TIDEMILL_INLINE void widen() {
+    if (panel_ == end_) return;
+    for (int64_t line = 0; line < Panel::kLines; ++line)
+      prefetch_near(panel_ + Panel::line_at(block_) + (kReadAhead * Panel::kLines + line) * 64);
+    Panel::widen(panel_, block_, ring_ + widened_++ % kAhead * kTileBlock);
+    if (++block_ == blocks_) block_ = 0, panel_ += panel_bytes_;
+  }
+
+  alignas(64) uint8_t ring_[kAhead * kTileBlock];
+  const int64_t panel_bytes_, blocks_;
+  const uint8_t* panel_;
+  const uint8_t* const end_;
+  int64_t block_ = 0;
+  uint64_t widened_ = 0, taken_ = 0;
+};
+
+// Few rows, which one pair of tiles holds: panel after panel, as one stream.
+template <class Panel, bool kLower>
+static void gemm_few(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride, int64_t rows,
+                     int64_t p0, int64_t p1, const float* bias, float* out, int64_t ldo) {
+  alignas(64) float sums[2 * kTileRows * kPanel];
+  const int64_t blocks = tile_blocks<Panel>(w.k);
+  BlockStream<Panel> weights(w, p0, p1);
+  configure_product(rows);
+  for (int64_t p = p0; p < p1; ++p) {
+    const int64_t n0 = p * kPanel;
+    clear_sums<kLower>();
+    for (int64_t b = 0; b < blocks; ++b)
+      multiply_block<Panel, kLower, true>(weights.next(), acts + Panel::kActHead + b * 64, act_stride);
+    store_sums<kLower>(sums);
+    finish_rows<Panel>(w.data + p * w.panel_bytes, acts, act_stride, rows, sums, w.n - n0,
+                       bias ? bias + n0 : nullptr, out + n0, ldo);
+  }
+  tiles_release();
+}
+
+// More rows, in pairs of tiles of nearly equal height: a chunk of a panel meets all of them before the
+// next one.
+template <class Panel>
+static void gemm_many(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride,
+                      int64_t m_rows, int64_t p0, int64_t p1, const float* bias, float* out,
+                      int64_t ldo) {
+  constexpr int64_t kPair = 2 * kTileRows;
+  const int64_t tiles = (m_rows + kPair - 1) / kPair, blocks = tile_blocks<Panel>(w.k);
+  alignas(64) float sums[kMostRows * kPanel];
+  alignas(64) uint8_t wide[Panel::kWidened ? kChunkBlocks * kTileBlock : 64];
   int64_t configured = 0;
   for (int64_t p = p0; p < p1; ++p) {
     const uint8_t* panel = w.data + p * w.panel_bytes;
-    TileInput in{panel, source.take(panel, w.k), acts, act_stride, w.k, 0, nullptr, 0, 0};
     const int64_t n0 = p * kPanel;
+    TileInput in{panel, acts, act_stride, w.k, 0, nullptr, 0, 0};
     if (n0 + kPanel < w.n) in.next = panel + w.panel_bytes;
-    int64_t m = 0;
-    for (int64_t tile = 0; tile < tiles; ++tile) {
-      const int64_t rows = (m_rows - m + tiles - tile - 1) / (tiles - tile);
-      if (rows != configured) Tiles::configure(configured = rows);
-      in.act = acts + m * act_stride;
-      in.line0 = tile * kLines / tiles;
-      in.line1 = (tile + 1) * kLines / tiles;
-      Tiles::rows(rows, in, w.n - n0, bias ? bias + n0 : nullptr, out + m * ldo + n0, ldo);
-      m += rows;
+    for (int64_t from = 0; from < blocks; from += kChunkBlocks) {
+      const int64_t to = min64(blocks, from + kChunkBlocks);
+      const uint8_t* weights = panel + Panel::kHead + from * kTileBlock;
+      if constexpr (Panel::kWidened) {
+        for (int64_t b = from; b < to; ++b) Panel::widen(panel, b, wide + (b - from) * kTileBlock);
+        weights = wide;
+      }
+      for (int64_t tile = 0, m = 0; tile < tiles; ++tile) {
+        const int64_t rows = (m_rows - m + tiles - tile - 1) / (tiles - tile);
+        if (rows != configured) configure_product(configured = rows);
+        in.act = acts + m * act_stride;
+        in.line0 = tile * Panel::kLines / tiles;
+        in.line1 = (tile + 1) * Panel::kLines / tiles;
+        float* at = sums + m * kPanel;
+        float* to_rows = out + m * ldo + n0;
+        rows > kTileRows ? multiply_chunk<Panel, true>(in, weights, from, to, at)
+                         : multiply_chunk<Panel, false>(in, weights, from, to, at);
+        if (to == blocks)
+          finish_rows<Panel>(panel, in.act, act_stride, rows, at, w.n - n0,
+                             bias ? bias + n0 : nullptr, to_rows, ldo);
+        m += rows;
+      }
     }
   }
   tiles_release();
 }
 
-// By how many rows on tiles are faster than vectors, measured: what a tile saves is spent on
-// storing its sums, once per group of 32, and on spreading weights of fewer bits than eight.
-// nullptr: by vectors.
-using GemmTiles = decltype(&gemm_tiles<DeepTiles<Bf16Products>>);
-
-template <class Weights>
-static GemmTiles spread_tiles_i8(int64_t m_rows, int64_t k) {
-  if (m_rows < 12) return nullptr;
-  return SpreadTilesI8<Weights>::fits(m_rows, k) ? &gemm_tiles<SpreadTilesI8<Weights>>
-                                                 : &gemm_tiles<TilesI8<Weights>>;
+template <class Panel>
+static void gemm_tiles(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride,
+                       int64_t m_rows, int64_t p0, int64_t p1, const float* bias, float* out,
+                       int64_t ldo, bool /*alone*/) {
+  for (int64_t m = 0; m < m_rows; m += kMostRows) {
+    const int64_t rows = min64(kMostRows, m_rows - m);
+    auto* run = rows <= kTileRows       ? &gemm_few<Panel, false>
+                : rows <= 2 * kTileRows ? &gemm_few<Panel, true>
+                                        : &gemm_many<Panel>;
+    run(w, acts + m * act_stride, act_stride, rows, p0, p1, bias, out + m * ldo, ldo);
+  }
+  streams_end();
 }
 
-static GemmTiles tiles_i8(WeightType type, int64_t m_rows, int64_t k) {
-  switch (type) {
-    case WeightType::Q8_0:
-      return m_rows >= kLeastTileRows ? &gemm_tiles<TilesI8<QuantizedWeights<false>>> : nullptr;
-    case WeightType::Q4_0:
-      return spread_tiles_i8<QuantizedWeights<true>>(m_rows, k);
-    case WeightType::Q4_K:
-      return spread_tiles_i8<KWeights<WeightType::Q4_K>>(m_rows, k);
-    case WeightType::Q5_K:
-      return spread_tiles_i8<KWeights<WeightType::Q5_K>>(m_rows, k);
-    case WeightType::Q6_K:
-      return spread_tiles_i8<KWeights<WeightType::Q6_K>>(m_rows, k);
-    case WeightType::I8:
-      return m_rows >= kLeastTileRows ? &gemm_tiles<DeepTiles<ChannelProducts>> : nullptr;
-    default:
-      return nullptr;
-  }
+// nullptr: by vectors. Few rows of int8 with a scale per row are faster so, and exact either way.
+using GemmTiles = decltype(&gemm_tiles<Bf16Panel>);
+
+static GemmTiles tiles_of(const PackedMatrix& w, int64_t m_rows) {
+  constexpr int64_t kLeastRowsI8 = 6;
+  if (w.act == ActType::I8Row) return m_rows >= kLeastRowsI8 ? &gemm_tiles<ChannelPanel> : nullptr;
+  if (w.act != ActType::BF16) return nullptr;
+  if (w.type == WeightType::BF16) return &gemm_tiles<Bf16Panel>;
+  return with_wide(w.type, []<WeightType kType>() -> GemmTiles {
+    return &gemm_tiles<WidenedPanel<kType>>;
+  });
 }

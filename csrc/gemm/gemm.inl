@@ -36,7 +36,6 @@ static TIDEMILL_INLINE const uint8_t* afresh(const uint8_t* p) {
 // One panel seen by a tile: `lane` is the first of its output rows within the panel.
 struct TileInput {
   const uint8_t* panel;
-  const uint8_t* spread;  // its weights as signed bytes, where they were spread for several tiles
   const uint8_t* act;
   int64_t act_stride;
   int64_t k;
@@ -272,9 +271,10 @@ struct QuantizedWeights {
 #include "gemm/kquants.inl"
 
 // int8 with a scale per output row; see channel.inl. The value of an exact sum over all of k:
-static TIDEMILL_INLINE Vf channel_value(const TileInput& in, int64_t r, int64_t lane, Vi dot) {
-  const Vf scale = vset(load_as<float>(in.act + r * in.act_stride));
-  return vmul(vconvert(dot), vmul(vload(reinterpret_cast<const float*>(in.panel) + lane), scale));
+static TIDEMILL_INLINE Vf channel_value(const uint8_t* panel, const uint8_t* act, int64_t lane,
+                                        Vi dot) {
+  const Vf scale = vset(load_as<float>(act));
+  return vmul(vconvert(dot), vmul(vload(reinterpret_cast<const float*>(panel) + lane), scale));
 }
 
 struct ChannelWeights {
@@ -314,7 +314,7 @@ struct ChannelWeights {
     for (int r = 0; r < R; ++r) {
       TIDEMILL_UNROLL
       for (int v = 0; v < V; ++v)
-        sum[r][v] = channel_value(in, r, in.lane + v * kLanes, dot[r][v]);
+        sum[r][v] = channel_value(in.panel, in.act + r * in.act_stride, in.lane + v * kLanes, dot[r][v]);
     }
   }
 };
@@ -463,8 +463,7 @@ static void gemm_panels(const PackedMatrix& w, const uint8_t* acts, int64_t act_
   const bool streams = m_rows <= Weights::kRows && tile_vecs<Weights>(m_rows) * kLanes >= kPanel;
   const int64_t ahead = streams ? min64(kAskBytes, w.panel_bytes) : w.panel_bytes;
   for (int64_t p = p0; p < p1; ++p) {
-    TileInput in{w.data + p * w.panel_bytes, nullptr, acts, act_stride, w.k, 0, nullptr, 0, 0,
-                 by_line};
+    TileInput in{w.data + p * w.panel_bytes, acts, act_stride, w.k, 0, nullptr, 0, 0, by_line};
     const int64_t n0 = p * kPanel;
     const int64_t tiles = (m_rows + Weights::kRows - 1) / Weights::kRows;
     if (asks) {
@@ -505,25 +504,22 @@ using I8Product = ChannelWeights;
 static void gemm(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride, int64_t m_rows,
                  int64_t p0, int64_t p1, const float* bias, float* out, int64_t ldo, bool alone) {
   auto* run = &gemm_panels<FloatWeights<WeightType::F32, false>>;
+  if (w.type == WeightType::MXFP4) run = &gemm_panels<Q4Product<Mxfp4Codes>>;
+  if (w.type == WeightType::I8) run = &gemm_panels<I8Product>;
+  if (w.type == WeightType::F16) run = &gemm_panels<FloatWeights<WeightType::F16, false>>;
+  if (w.type == WeightType::BF16) run = &gemm_panels<FloatWeights<WeightType::BF16, false>>;
+#ifdef TIDEMILL_AMX
+  if (auto* tiles = tiles_of(w, m_rows)) run = tiles;
+#else
   if (w.type == WeightType::Q8_0) run = &gemm_panels<Q8Product>;
   if (w.type == WeightType::Q4_0) run = &gemm_panels<Q4Product<EvenSteps>>;
-  if (w.type == WeightType::MXFP4) run = &gemm_panels<Q4Product<Mxfp4Codes>>;
   if (w.type == WeightType::IQ4_NL) run = &gemm_panels<Q4Product<Iq4Codes>>;
   if (w.type == WeightType::Q4_K) run = &gemm_panels<KWeights<WeightType::Q4_K>>;
   if (w.type == WeightType::Q5_K) run = &gemm_panels<KWeights<WeightType::Q5_K>>;
   if (w.type == WeightType::Q6_K) run = &gemm_panels<KWeights<WeightType::Q6_K>>;
-  if (w.type == WeightType::I8) run = &gemm_panels<I8Product>;
-  if (w.type == WeightType::F16) run = &gemm_panels<FloatWeights<WeightType::F16, false>>;
-  if (w.type == WeightType::BF16) {
-    run = &gemm_panels<FloatWeights<WeightType::BF16, false>>;
-#if defined(TIDEMILL_AMX)
-    if (w.act == ActType::BF16) run = &gemm_tiles<DeepTiles<Bf16Products>>;
-#elif defined(TIDEMILL_BF16_DOT)
-    if (w.act == ActType::BF16) run = &gemm_panels<FloatWeights<WeightType::BF16, true>>;
+#ifdef TIDEMILL_BF16_DOT
+  if (w.act == ActType::BF16) run = &gemm_panels<FloatWeights<WeightType::BF16, true>>;
 #endif
-  }
-#ifdef TIDEMILL_AMX
-  if (auto* tiles = tiles_i8(w.type, m_rows, w.k)) run = tiles;
 #endif
   run(w, acts, act_stride, m_rows, p0, p1, bias, out, ldo, alone);
 }

@@ -135,7 +135,8 @@ struct ChannelEights : ChannelWeights {
     for (int r = 0; r < R; ++r) {
       TIDEMILL_UNROLL
       for (int v = 0; v < V; ++v)
-        sum[r][v] = channel_value(in, r, in.lane + v * kLanes, dot.sums(r, v));
+        sum[r][v] = channel_value(in.panel, in.act + r * in.act_stride, in.lane + v * kLanes,
+                                  dot.sums(r, v));
     }
   }
 };

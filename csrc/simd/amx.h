@@ -21,6 +21,11 @@ template <int T>
 static inline void tile_load(const void* base, int64_t stride) {
   __asm__ volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(T), "r"(base), "r"(stride) : "memory");
 }
+// The same of what is not needed again soon: it takes no place in the nearest cache.
+template <int T>
+static inline void tile_load_once(const void* base, int64_t stride) {
+  __asm__ volatile("tileloaddt1 (%1,%2,1), %%tmm%c0" ::"i"(T), "r"(base), "r"(stride) : "memory");
+}
 template <int T>
 static inline void tile_store(void* base, int64_t stride) {
   __asm__ volatile("tilestored %%tmm%c0, (%1,%2,1)" ::"i"(T), "r"(base), "r"(stride) : "memory");

@@ -68,6 +68,9 @@ static inline Vf vload_n(const float* p, int64_t n) {
 static inline void vstore_n(float* p, Vf a, int64_t n) {
   _mm512_mask_storeu_ps(p, first_lanes(n), a);
 }
+// A whole line past the caches; streams_end() before other threads are told of it.
+static inline void vstream(float* p, Vf a) { _mm512_stream_ps(p, a); }
+static inline void streams_end() { _mm_sfence(); }
 static inline Vf vadd(Vf a, Vf b) { return _mm512_add_ps(a, b); }
 static inline Vf vsub(Vf a, Vf b) { return _mm512_sub_ps(a, b); }
 static inline Vf vmul(Vf a, Vf b) { return _mm512_mul_ps(a, b); }
@@ -200,6 +203,10 @@ static inline Vf keep_range(Vf a, int64_t first, int64_t lo, int64_t hi, float f
 // without effect, and drops its calls.
 static inline void prefetch(const void* p) {
   asm volatile("prefetcht1 %0" : : "m"(*static_cast<const char*>(p)));
+}
+// To the nearest level.
+static inline void prefetch_near(const void* p) {
+  asm volatile("prefetcht0 %0" : : "m"(*static_cast<const char*>(p)));
 }
 // To the nearest level, to be written. Processors that do not know it take it for nothing.
 static inline void prefetch_write(void* p) {

@@ -49,6 +49,10 @@ inline void tile_load(const void* base, int64_t stride) {
                 emulated.shapes.bytes[T]);
 }
 template <int T>
+inline void tile_load_once(const void* base, int64_t stride) {
+  tile_load<T>(base, stride);
+}
+template <int T>
 inline void tile_store(void* base, int64_t stride) {
   tile_usable(T);
   for (int r = 0; r < emulated.shapes.rows[T]; ++r)

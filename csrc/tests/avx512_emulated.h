@@ -77,6 +77,7 @@ TIDEMILL_EMULATED void _mm512_storeu_ps(void* p, __m512 a) {
   float* to = static_cast<float*>(p);
   _mm256_storeu_ps(to, a.low), _mm256_storeu_ps(to + 8, a.high);
 }
+TIDEMILL_EMULATED void _mm512_stream_ps(void* p, __m512 a) { _mm512_storeu_ps(p, a); }
 TIDEMILL_EMULATED __m512i _mm512_loadu_si512(const void* p) {
   const __m256i* from = static_cast<const __m256i*>(p);
   return {_mm256_loadu_si256(from), _mm256_loadu_si256(from + 1)};

@@ -36,6 +36,7 @@ constexpr int64_t kRotate = int64_t(640) << 20;  // beyond every cache
 // A product of n x k weights with up to `rows` rows, over copies of the weights in turn.
 struct Product {
   static constexpr int64_t n = 4096, k = 2048, panels = n / kPanel;
+  static constexpr int64_t ldo = n + 16;  // an odd number of lines, as in a step
   const KernelTable& t;
   const Buffer& memory;
   const WeightType type;
@@ -49,7 +50,7 @@ struct Product {
   Product(const KernelTable& table, WeightType weights, bool float32, int64_t rows,
           const Buffer& from, bool one_thread)
       : t(table), memory(from), type(weights), act(table.act_type(weights, float32)),
-        alone(one_thread), acts(rows * stride), out(size_t(rows * n)) {
+        alone(one_thread), acts(rows * stride), out(size_t(rows * ldo)) {
     std::vector<float> x(k);
     Random random{1};
     for (int64_t m = 0; m < rows; ++m) {
@@ -60,7 +61,7 @@ struct Product {
   const uint8_t* copy(int64_t i) const { return memory.data + i % copies * total; }
   void multiply(int64_t i, int64_t rows, int64_t p0, int64_t p1) {
     const PackedMatrix w{type, act, n, k, panel, copy(i)};
-    t.gemm(w, acts.data, stride, rows, p0, p1, nullptr, out.data(), n, alone);
+    t.gemm(w, acts.data, stride, rows, p0, p1, nullptr, out.data(), ldo, alone);
   }
   void read(int64_t i, int64_t p0, int64_t p1) const {
     read_plainly(copy(i) + p0 * panel, (p1 - p0) * panel);

@@ -3,13 +3,27 @@
 namespace tidemill::check {
 namespace {
 
-// A row-major matrix in a source type beside the exact values its bytes stand for, and for each the
-// magnitude of what cancels in it: rounding errors go by that.
+// A row-major matrix in a source type beside the exact values its bytes stand for, for each the
+// magnitude of what cancels in it (rounding errors go by that), and what it is where quantized weights
+// are widened to bf16 before they are multiplied: computed with 11 bits, then rounded to 8.
 struct Source {
   WeightType type;
   std::vector<uint8_t> bytes;
-  std::vector<double> values, sizes;
+  std::vector<double> values, sizes, wide;
 };
+
+// To so many significant bits, to nearest; between two to the even one, or away from zero.
+double significant(double x, int bits, bool away) {
+  if (x == 0) return 0;
+  int exponent;
+  const double scaled = std::ldexp(std::frexp(x, &exponent), bits);
+  return std::ldexp(away ? std::round(scaled) : std::nearbyint(scaled), exponent - bits);
+}
+double half_precise(double x) { return significant(x, 11, false); }
+// What a weight of scale * q - offset becomes.
+double widened(double scale, int q, double offset) {
+  return significant(half_precise(half_precise(scale) * q - half_precise(offset)), 8, true);
+}
 
 bool k_type(WeightType type) {
   return type == WeightType::Q4_K || type == WeightType::Q5_K || type == WeightType::Q6_K;
@@ -56,6 +70,7 @@ void quantize_group(WeightType type, const float* x, Source& out) {
       const int8_t q = int8_t(std::round(x[i] * inverse));
       append(out.bytes, &q, 1);
       out.values.push_back(double(half_value(scale)) * q);
+      out.wide.push_back(widened(half_value(scale), q, 0));
     }
     return;
   }
@@ -66,6 +81,7 @@ void quantize_group(WeightType type, const float* x, Source& out) {
     append(out.bytes, &byte, 1);
   }
   for (int v : q) out.values.push_back(double(half_value(scale)) * (v - 8));
+  for (int v : q) out.wide.push_back(widened(half_value(scale), v - 8, 0));
 }
 
 // A block of a K type with random scales, minima and values, laid out from the format's
@@ -91,6 +107,7 @@ void random_k_block(WeightType type, Random& random, bool zero, bool largest, So
     const float offset = six ? 0.0f : half_value(dmin) * float(minimum[i / 32]);
     out.values.push_back(product - offset);
     out.sizes.push_back(std::fabs(f * float(q[i])) + std::fabs(offset));
+    out.wide.push_back(widened(f, six ? q[i] - 32 : q[i], offset));
   }
   std::vector<uint8_t> low(128), high(64), packed(12), fifth(32);
   for (int i = 0; i < 256; ++i) {
@@ -150,9 +167,11 @@ void random_code_block(WeightType type, Random& random, Source& out) {
     const uint8_t byte = uint8_t(codes[i] | codes[16 + i] << 4);
     append(out.bytes, &byte, 1);
   }
-  for (int code : codes)
+  for (int code : codes) {
     out.values.push_back(mx ? std::ldexp(e2m1(code), exponent - 127)
                             : double(half_value(half)) * kIq4Steps[code]);
+    out.wide.push_back(mx ? 0 : widened(half_value(half), kIq4Steps[code], 0));
+  }
 }
 
 // A row of int8 behind its float scale.
@@ -169,7 +188,7 @@ void quantize_row(const float* x, int64_t k, Source& out) {
 }
 
 Source make_source(WeightType type, const std::vector<float>& x, int64_t k, Random& random) {
-  Source out{type, {}, {}, {}};
+  Source out{type, {}, {}, {}, {}};
   if (type == WeightType::I8) {
     for (size_t i = 0; i < x.size(); i += size_t(k)) quantize_row(&x[i], k, out);
     for (double v : out.values) out.sizes.push_back(std::fabs(v));
@@ -245,6 +264,8 @@ void run_case(const KernelTable& t, const Case& c, Random& random) {
     t.pack_panel(c.from, source.bytes.data(), c.to, act, p * kPanel, c.n, c.k,
                  packed.data + p * bytes);
   const PackedMatrix w{c.to, act, c.n, c.k, bytes, packed.data};
+  const bool wide = act == ActType::BF16 && !target.wide.empty();
+  const std::vector<double>& multiplied = wide ? target.wide : target.values;
 
   std::vector<float> row(c.k);
   for (int64_t n = 0; n < c.n; ++n) {
@@ -275,7 +296,7 @@ void run_case(const KernelTable& t, const Case& c, Random& random) {
     for (int64_t n = 0; n < c.n; ++n) {
       double want = bias[n], magnitude = std::fabs(bias[n]);
       for (int64_t k = 0; k < c.k; ++k) {
-        want += a[k] * target.values[n * c.k + k];
+        want += a[k] * multiplied[n * c.k + k];
         magnitude += std::fabs(a[k]) * target.sizes[n * c.k + k];
       }
       if (!(std::fabs(full[m * ldo + n] - want) <= 2e-6 * magnitude + 1e-30)) {
@@ -356,12 +377,15 @@ void run_nibble_extremes(const KernelTable& t, WeightType type) {
     Buffer packed(size), act(t.act_row_bytes(kind, k));
     t.pack_panel(type, bytes.data(), type, kind, 0, n, k, packed.data);
     const PackedMatrix w{type, kind, n, k, size, packed.data};
+    // A weight of zero that is widened is 2^-29 of the largest that its row could have.
+    const double largest = type == WeightType::Q4_0 ? 8 : 127;
+    const double slack = kind == ActType::BF16 && value == 0 ? std::ldexp(127 * k * largest, -29) : 0;
     for (int sign : {-1, 1}) {
       std::vector<float> x(k, 127.0f * sign), out(n);
       t.pack_act(kind, x.data(), k, act.data);
       t.gemm(w, act.data, int64_t(act.size), 1, 0, 1, nullptr, out.data(), n, false);
       for (float v : out)
-        if (v != sign * 127 * k * value)
+        if (!(std::fabs(v - sign * 127 * k * value) <= slack))
           fail(t.isa, "extremes of four bits", "%s code %d: %g", name(type), code, v);
     }
   }
@@ -399,24 +423,25 @@ void run_channel_extremes(const KernelTable& t) {
 void run_k_extremes(const KernelTable& t, WeightType type) {
   constexpr int64_t k = 256, n = 32;
   Random random{1};
-  Source source{type, {}, {}, {}};
+  Source source{type, {}, {}, {}, {}};
   for (int64_t row = 0; row < n; ++row) random_k_block(type, random, false, true, source);
-  constexpr ActType kAct = ActType::I8Block;
-  const int64_t size = t.panel_bytes(type, kAct, k), stride = t.act_row_bytes(kAct, k);
+  const ActType act_type = t.act_type(type, false);
+  const int64_t size = t.panel_bytes(type, act_type, k), stride = t.act_row_bytes(act_type, k);
   Buffer packed(size), act(stride * 16);
-  t.pack_panel(type, source.bytes.data(), type, kAct, 0, n, k, packed.data);
-  const PackedMatrix w{type, kAct, n, k, size, packed.data};
+  t.pack_panel(type, source.bytes.data(), type, act_type, 0, n, k, packed.data);
+  const PackedMatrix w{type, act_type, n, k, size, packed.data};
   for (int sign : {-1, 1}) {
     std::vector<float> x(k, 127.0f * sign), out(n * 16);
     for (int64_t m = 0; m < 16; ++m)
-      t.pack_act(kAct, x.data(), k, act.data + m * stride);
+      t.pack_act(act_type, x.data(), k, act.data + m * stride);
     for (int64_t rows : {1, 16}) {
       t.gemm(w, act.data, stride, rows, 0, 1, nullptr, out.data(), n, false);
       const double each = type == WeightType::Q6_K   ? 128 * 32
                           : type == WeightType::Q5_K ? 63 * (31 - 1)
                                                      : 63 * (15 - 1);
+      const double reached = act_type == ActType::BF16 ? significant(each, 8, true) : each;
       for (int64_t i = 0; i < n * rows; ++i)
-        if (out[i] != sign * 127 * 256 * each) fail(t.isa, "K extremes", "%s %g", name(type), out[i]);
+        if (out[i] != sign * 127 * 256 * reached) fail(t.isa, "K extremes", "%s %g", name(type), out[i]);
     }
   }
 }
@@ -437,7 +462,7 @@ void check_gemm(const KernelTable& t) {
     for (W from : {W::F32, W::F16, W::BF16})
       if (from != to) run_case(t, {from, to, false, 45, quantized ? 128 : 101}, random);
   }
-  run_case(t, {W::Q4_0, W::Q4_0, false, 3, 8224}, random);  // beyond what tiles spread at once
+  run_case(t, {W::Q4_0, W::Q4_0, false, 3, 8224}, random);  // many chunks of what is widened at once
   run_extremes(t);
   run_channel_extremes(t);
   for (W type : {W::Q4_0, W::MXFP4, W::IQ4_NL}) run_nibble_extremes(t, type);

@@ -1,0 +1,82 @@
+// Quantized weights as tiles multiply them: widened to bf16, 32 of k and 32 rows at a time, and the
+// scales with them. So the sums over all of k stay in the tile unit, which integers with a scale every
+// 32 or 256 of k would have to leave each time (see docs/benchmarks.md, what a tile keeps), and
+// activations keep the precision of bf16. A weight is computed as a half, of 11 bits, and rounded to
+// the 8 of bf16.
+//
+// So that halves neither overflow nor lose bits, a row's scales are all multiplied by one power of two,
+// and its sums by the inverse (`Wide::head`).
+//   panel    32 floats, what a row's sums are multiplied with; then blocks
+//   block    32 halves of scales (Q4_K, Q5_K: and 32 of minima, negative); then one group, of the K
+//            types eight
+//   group    K types: 32 x a byte of scales, then of minima (Q6_K: scales of k 0..15, then 16..31);
+//            codes
+//   codes    in the order of a tile: words of 16 bits, 32 to a vector, whose lane is row % 16 and the
+//            parity of k. Vector 2t + h is k = 2t and 2t + 1 of rows 16h..16h + 15.
+//            Q8_0: int8 in this order. Others: words of vector x have nibbles of vectors 4x..4x + 3.
+//            Q5_K, Q6_K before these: words of the bits above a nibble, of 16 or 8 vectors.
+
+constexpr int64_t kWideHead = kPanel * 4;
+constexpr int64_t kWideGroup = kGroup * kPanel * 2;  // bytes of a group that was widened
+constexpr int kWideVecs = 32;                        // and its vectors
+
+static inline bool is_wide(WeightType type) {
+  return is_k_type(type) || type == WeightType::Q8_0 || type == WeightType::Q4_0 ||
+         type == WeightType::IQ4_NL;
+}
+
+template <WeightType kType>
+struct Wide {
+  static constexpr bool kByBlock = kType == WeightType::Q4_K || kType == WeightType::Q5_K ||
+                                   kType == WeightType::Q6_K;
+  static constexpr bool kMins = kByBlock && kType != WeightType::Q6_K;
+  static constexpr bool kBytes = kType == WeightType::Q8_0;
+  static constexpr int kHighBits = kType == WeightType::Q5_K ? 1 : kType == WeightType::Q6_K ? 2 : 0;
+
+  static constexpr int64_t kGroups = kByBlock ? kBlock / kGroup : 1;  // of a block
+  static constexpr int64_t kScaleBytes = kByBlock ? 2 * kPanel : 0;   // of a group
+  static constexpr int64_t kBlockHead = (kMins ? 2 : 1) * kPanel * 2;
+  static constexpr int64_t kHigh = kScaleBytes, kCodes = kHigh + kHighBits * 128;
+  static constexpr int64_t kGroupBytes = kCodes + (kBytes ? 1024 : 512);
+  static constexpr int64_t kBlockBytes = kBlockHead + kGroups * kGroupBytes;
+
+  static constexpr int64_t block_at(int64_t g) { return kWideHead + g / kGroups * kBlockBytes; }
+  static constexpr int64_t group_at(int64_t g) {
+    return block_at(g) + kBlockHead + g % kGroups * kGroupBytes;
+  }
+  static constexpr int64_t panel_bytes(int64_t k) {
+    return kWideHead + k / kGroup / kGroups * kBlockBytes;
+  }
+  // The largest magnitude of what a scale of 1 (and a minimum of 1) make of any code.
+  static constexpr float kMost = kType == WeightType::Q8_0     ? 128
+                                 : kType == WeightType::Q4_0   ? 8
+                                 : kType == WeightType::IQ4_NL ? 127
+                                 : kType == WeightType::Q4_K   ? 63 * 15
+                                 : kType == WeightType::Q5_K   ? 63 * 31
+                                                               : 128 * 32;
+  static constexpr float kMostMinimum = kMins ? 63 : 0;
+  static constexpr int kZero = kType == WeightType::Q4_0 ? 8 : kType == WeightType::Q6_K ? 32 : 0;
+
+  // What a code of at most five bits stands for.
+  static constexpr int code_value(int code) {
+    return kType == WeightType::IQ4_NL ? kIq4Values.at[code & 15]
+           : kHighBits                 ? code
+                                       : (code & 15) - kZero;
+  }
+};
+
+template <class Of>
+static inline auto with_wide(WeightType type, Of of) {
+  switch (type) {
+    case WeightType::Q8_0: return of.template operator()<WeightType::Q8_0>();
+    case WeightType::Q4_0: return of.template operator()<WeightType::Q4_0>();
+    case WeightType::IQ4_NL: return of.template operator()<WeightType::IQ4_NL>();
+    case WeightType::Q4_K: return of.template operator()<WeightType::Q4_K>();
+    case WeightType::Q5_K: return of.template operator()<WeightType::Q5_K>();
+    default: return of.template operator()<WeightType::Q6_K>();
+  }
+}
+
+static inline int64_t wide_panel_bytes(WeightType type, int64_t k) {
+  return with_wide(type, [&]<WeightType kType>() { return Wide<kType>::panel_bytes(k); });
+}
