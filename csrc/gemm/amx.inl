@@ -107,23 +107,18 @@ static TIDEMILL_INLINE void store_sums(float* sums) {
   }
 }
 
-template <int T, bool kOnce>
-static TIDEMILL_INLINE void load_acts(const uint8_t* act, int64_t stride) {
-  kOnce ? tile_load_once<T>(act, stride) : tile_load<T>(act, stride);
-}
-
-// One depth of weights times all rows of the tiles. kOnce: so many rows that they do not stay in the
-// nearest cache, where they would take the weights' place.
-template <class Panel, bool kLower, bool kOnce>
+// One depth of weights times all rows of the tiles. Activations pass by the nearest cache, where they
+// would take the weights' place (with both there a depth of 32 rows takes 100 cycles instead of 73).
+template <class Panel, bool kLower>
 static TIDEMILL_INLINE void multiply_block(const uint8_t* weights, const uint8_t* act,
                                            int64_t act_stride) {
   tile_load<6>(weights, kPanel * 4);
-  load_acts<4, kOnce>(act, act_stride);
+  tile_load_once<4>(act, act_stride);
   Panel::template dot<0, 4, 6>();
   tile_load<7>(weights + 64, kPanel * 4);
   Panel::template dot<1, 4, 7>();
   if constexpr (kLower) {
-    load_acts<5, kOnce>(act + kTileRows * act_stride, act_stride);
+    tile_load_once<5>(act + kTileRows * act_stride, act_stride);
     Panel::template dot<2, 5, 6>();
     Panel::template dot<3, 5, 7>();
   }
@@ -134,11 +129,6 @@ static inline int64_t tile_blocks(int64_t k) {
   return (k + Panel::kDepth - 1) / Panel::kDepth;
 }
 
-template <class Panel>
-static TIDEMILL_INLINE void ask_block(const TileInput& in, int64_t block) {
-  if (in.next) prefetch_block(in, Panel::line_at(block));
-}
-
 // Blocks [from, to) of which `weights` has the first, for one pair of tiles.
 template <class Panel, bool kLower>
 static inline void multiply_chunk(const TileInput& in, const uint8_t* weights, int64_t from,
@@ -146,20 +136,23 @@ static inline void multiply_chunk(const TileInput& in, const uint8_t* weights, i
   from == 0 ? clear_sums<kLower>() : load_sums<kLower>(sums);
   const uint8_t* act = in.act + Panel::kActHead;
   for (int64_t b = from; b < to; ++b, weights += kTileBlock) {
-    ask_block<Panel>(in, b);
-    multiply_block<Panel, kLower, true>(weights, act + b * 64, in.act_stride);
+    prefetch_block(in, Panel::line_at(b));
+    multiply_block<Panel, kLower>(weights, act + b * 64, in.act_stride);
   }
   store_sums<kLower>(sums);
 }
 
-// Rows of a panel: what their sums come to. Whole lines go to memory past the caches: a row's are far
-// apart and have gone from the near ones, and to bring each back before it is written whole costs as
-// many reads beside the weights'.
+// Rows of a panel: what their sums come to. From so many rows on whole lines go to memory past the
+// caches: a row's lie far apart and have gone from the near ones, and each would be brought back before
+// it is written, in the way of the weights.
+constexpr int64_t kStreamedRows = 4;
+
 template <class Panel>
 static inline void finish_rows(const uint8_t* panel, const uint8_t* acts, int64_t act_stride,
                                int64_t rows, const float* sums, int64_t valid, const float* bias,
                                float* out, int64_t ldo) {
-  const bool lines = valid >= kPanel && (reinterpret_cast<uintptr_t>(out) | uint64_t(ldo * 4)) % 64 == 0;
+  const bool lines = rows >= kStreamedRows && valid >= kPanel &&
+                     (reinterpret_cast<uintptr_t>(out) | uint64_t(ldo * 4)) % 64 == 0;
   for (int64_t lane = 0; lane < min64(kPanel, valid); lane += kLanes) {
     const Vf b = bias ? vload_n(bias + lane, valid - lane) : vzero();
     for (int64_t r = 0; r < rows; ++r) {
@@ -208,12 +201,15 @@ class BlockStream<Panel, true> {
   }
 
  private:
-  static constexpr int64_t kAhead = 4, kReadAhead = 3;
+  static constexpr int64_t kAhead = 4;
+  // The stream is asked for so many bytes ahead, line by line: what is computed of a group fills what
+  // the processor looks ahead. Half as far and twice as far are slower.
+  static constexpr int64_t kReadAhead = 1984;
 
   TIDEMILL_INLINE void widen() {
     if (panel_ == end_) return;
     for (int64_t line = 0; line < Panel::kLines; ++line)
-      prefetch_near(panel_ + Panel::line_at(block_) + (kReadAhead * Panel::kLines + line) * 64);
+      prefetch_near(panel_ + Panel::line_at(block_) + kReadAhead + line * 64);
     Panel::widen(panel_, block_, ring_ + widened_++ % kAhead * kTileBlock);
     if (++block_ == blocks_) block_ = 0, panel_ += panel_bytes_;
   }
@@ -238,7 +234,7 @@ static void gemm_few(const PackedMatrix& w, const uint8_t* acts, int64_t act_str
     const int64_t n0 = p * kPanel;
     clear_sums<kLower>();
     for (int64_t b = 0; b < blocks; ++b)
-      multiply_block<Panel, kLower, true>(weights.next(), acts + Panel::kActHead + b * 64, act_stride);
+      multiply_block<Panel, kLower>(weights.next(), acts + Panel::kActHead + b * 64, act_stride);
     store_sums<kLower>(sums);
     finish_rows<Panel>(w.data + p * w.panel_bytes, acts, act_stride, rows, sums, w.n - n0,
                        bias ? bias + n0 : nullptr, out + n0, ldo);
@@ -300,7 +296,7 @@ static void gemm_tiles(const PackedMatrix& w, const uint8_t* acts, int64_t act_s
                                         : &gemm_many<Panel>;
     run(w, acts + m * act_stride, act_stride, rows, p0, p1, bias, out + m * ldo, ldo);
   }
-  streams_end();
+  if (m_rows >= kStreamedRows) streams_end();
 }
 
 // nullptr: by vectors. Few rows of int8 with a scale per row are faster so, and exact either way.

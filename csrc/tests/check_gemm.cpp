@@ -310,7 +310,7 @@ void run_case(const KernelTable& t, const Case& c, Random& random) {
   }
 
   // Any number of rows, any split of the panels, with and without bias: the same bits.
-  for (int64_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 29}) {
+  for (int64_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 29, 33, 50}) {
     std::vector<float> part(rows * ldo, NAN);
     const int64_t first = random.below(kMost - rows + 1), cut = random.below(panels + 1);
     const uint8_t* from = act_rows.data + first * stride;
@@ -327,6 +327,32 @@ void run_case(const KernelTable& t, const Case& c, Random& random) {
   t.gemm(w, act_rows.data, stride, 1, 0, panels, nullptr, plain.data(), ldo, false);
   for (int64_t n = 0; n < c.n; ++n)
     if (plain[n] + bias[n] != full[n]) fail(t.isa, what, "bias at %lld", (long long)n);
+}
+
+// More rows than any table works on at once: each has the bits that it has alone.
+void run_many_rows(const KernelTable& t, WeightType type) {
+  constexpr int64_t k = 64, n = 40, panels = 2, rows = 1100;
+  Random random{7};
+  std::vector<float> x(n * k), acts(rows * k);
+  for (float& v : x) v = random.normal();
+  for (float& v : acts) v = random.normal();
+  const Source source = make_source(type, x, k, random);
+  const ActType act = t.act_type(type, false);
+  const int64_t bytes = t.panel_bytes(type, act, k), stride = t.act_row_bytes(act, k);
+  Buffer packed(panels * bytes), act_rows(rows * stride);
+  for (int64_t p = 0; p < panels; ++p)
+    t.pack_panel(type, source.bytes.data(), type, act, p * kPanel, n, k, packed.data + p * bytes);
+  for (int64_t m = 0; m < rows; ++m)
+    t.pack_act(act, &acts[m * k], k, act_rows.data + m * stride);
+  const PackedMatrix w{type, act, n, k, bytes, packed.data};
+  std::vector<float> all(rows * n, NAN), one(n);
+  t.gemm(w, act_rows.data, stride, rows, 0, panels, nullptr, all.data(), n, false);
+  for (int64_t m = 0; m < rows; m += 17) {
+    t.gemm(w, act_rows.data + m * stride, stride, 1, 0, panels, nullptr, one.data(), n, false);
+    if (std::memcmp(one.data(), &all[m * n], size_t(n) * 4))
+      fail(t.isa, "many rows", "%s: row %lld of %lld differs", name(type), (long long)m,
+           (long long)rows);
+  }
 }
 
 // The extremes of int8: every product at its largest, where a saturating sum would be wrong.
@@ -463,6 +489,7 @@ void check_gemm(const KernelTable& t) {
       if (from != to) run_case(t, {from, to, false, 45, quantized ? 128 : 101}, random);
   }
   run_case(t, {W::Q4_0, W::Q4_0, false, 3, 8224}, random);  // many chunks of what is widened at once
+  for (W type : {W::BF16, W::Q8_0, W::I8}) run_many_rows(t, type);
   run_extremes(t);
   run_channel_extremes(t);
   for (W type : {W::Q4_0, W::MXFP4, W::IQ4_NL}) run_nibble_extremes(t, type);
