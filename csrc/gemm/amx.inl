@@ -203,13 +203,24 @@ class BlockStream<Panel, true> {
  private:
   static constexpr int64_t kAhead = 4;
   // The stream is asked for so many bytes ahead, line by line: what is computed of a group fills what
-  // the processor looks ahead. Half as far and twice as far are slower.
-  static constexpr int64_t kReadAhead = 1984;
+  // the processor looks ahead. Half as far and twice as far are slower. The hardware runs ahead of that
+  // to the end of a page, and is set off in the next one by its first lines.
+  static constexpr int64_t kReadAhead = 1728, kPageAhead = 3072, kPageBytes = 4096;
+
+  TIDEMILL_INLINE void ask() const {
+    constexpr int64_t kBytes = Panel::kLines * 64;
+    const uint8_t* block = panel_ + Panel::line_at(block_);
+    for (int64_t line = 0; line < kBytes; line += 64) prefetch_near(block + kReadAhead + line);
+    const uintptr_t from = reinterpret_cast<uintptr_t>(block) + kPageAhead;
+    const uintptr_t page = (from + kBytes) / kPageBytes * kPageBytes;
+    if (from < page)
+      for (int64_t line = 0; line < 256; line += 64)
+        prefetch(reinterpret_cast<const uint8_t*>(page + uintptr_t(line)));
+  }
 
   TIDEMILL_INLINE void widen() {
     if (panel_ == end_) return;
-    for (int64_t line = 0; line < Panel::kLines; ++line)
-      prefetch_near(panel_ + Panel::line_at(block_) + kReadAhead + line * 64);
+    ask();
     Panel::widen(panel_, block_, ring_ + widened_++ % kAhead * kTileBlock);
     if (++block_ == blocks_) block_ = 0, panel_ += panel_bytes_;
   }
