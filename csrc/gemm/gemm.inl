@@ -153,15 +153,10 @@ struct QuantizedWeights {
   static constexpr int kRows = kI8Rows, kVecs = kI8Vecs;
   static constexpr int64_t kAskRows = ask_rows(kFour ? kAskRowsQ4 : kAskRowsQ8, kRows, kVecs);
   static constexpr int64_t kBlockBytes = kFour ? kQ4GroupBytes : kQ8GroupBytes;
-  static constexpr int kHalves = 1;  // integer sums per group
-  static constexpr int64_t kScaledGroups = 1;
   using Acts = typename Either<kPairDots && !kSteps, ActGroupQ8, ActGroup>::Type;
 
   static TIDEMILL_INLINE const uint8_t* group_at(const uint8_t* panel, int64_t g) {
     return panel + g * kBlockBytes;
-  }
-  static TIDEMILL_INLINE const uint8_t* act_at(const uint8_t* row, int64_t g) {
-    return row + g * int64_t(sizeof(Acts)) + offsetof(Acts, q);
   }
   static TIDEMILL_INLINE void prefetch_group(const TileInput& in, int64_t g) {
     if (in.next) {
@@ -171,26 +166,23 @@ struct QuantizedWeights {
     }
   }
 
-  // What becomes of a tile's integer sums: `load` a group's scales, `add` its sums; around every
-  // kScaledGroups groups `open` and `close`.
+  // What becomes of a tile's integer sums: `load` a group's scales, `add` its sums.
   template <int R, int V>
   struct Scaled {
     Vf scale[V];
 
-    TIDEMILL_INLINE void open() {}
     TIDEMILL_INLINE void load(const TileInput& in, int64_t g) {
       const uint16_t* scales =
           reinterpret_cast<const uint16_t*>(group_at(in.panel, g) + in.lane * 2);
       TIDEMILL_UNROLL
       for (int v = 0; v < V; ++v) scale[v] = Codes::scales(scales + v * kLanes);
     }
-    TIDEMILL_INLINE void add(const TileInput& in, int64_t g, int r, int v, const Vi (&dot)[1],
+    TIDEMILL_INLINE void add(const TileInput& in, int64_t g, int r, int v, Vi dot,
                              Vf (&sum)[R][V]) const {
       const Acts* acts = reinterpret_cast<const Acts*>(in.act + r * in.act_stride) + g;
       const Vf both = vmul(scale[v], vset(acts->scale));
-      sum[r][v] = vfma(vconvert(dot[0]), both, sum[r][v]);
+      sum[r][v] = vfma(vconvert(dot), both, sum[r][v]);
     }
-    TIDEMILL_INLINE void close(const TileInput&, int64_t, Vf (&)[R][V]) const {}
   };
 
   template <int R, int V>
@@ -262,7 +254,7 @@ struct QuantizedWeights {
       TIDEMILL_UNROLL
       for (int r = 0; r < R; ++r) {
         TIDEMILL_UNROLL
-        for (int v = 0; v < V; ++v) scaled.add(in, g, r, v, {dot[r][v]}, sum);
+        for (int v = 0; v < V; ++v) scaled.add(in, g, r, v, dot[r][v], sum);
       }
     }
   }

@@ -107,7 +107,7 @@ struct QuantizedEights : QuantizedWeights<kFour, Codes> {
       TIDEMILL_UNROLL
       for (int r = 0; r < R; ++r) {
         TIDEMILL_UNROLL
-        for (int v = 0; v < V; ++v) scaled.add(in, g, r, v, {dot.sums(r, v)}, sum);
+        for (int v = 0; v < V; ++v) scaled.add(in, g, r, v, dot.sums(r, v), sum);
       }
     }
   }

@@ -16,9 +16,6 @@ struct KWeights {
   static TIDEMILL_INLINE const uint8_t* group_at(const uint8_t* panel, int64_t g) {
     return panel + Layout::group_offset(g);
   }
-  static TIDEMILL_INLINE const uint8_t* act_at(const uint8_t* row, int64_t g) {
-    return row + g / kScaledGroups * int64_t(sizeof(ActBlock)) + g % kScaledGroups * kGroup;
-  }
   static TIDEMILL_INLINE const ActBlock* act_block(const TileInput& in, int64_t row, int64_t b) {
     return reinterpret_cast<const ActBlock*>(in.act + row * in.act_stride) + b;
   }
@@ -58,11 +55,6 @@ struct KWeights {
     TIDEMILL_INLINE void add_half(int r, int v, Vi dot) {
       block[r][v] = add_scaled(block[r][v], dot, scale[kHalf][v]);
       ikeep(block[r][v]);
-    }
-    TIDEMILL_INLINE void add(const TileInput&, int64_t, int r, int v, const Vi (&dot)[kHalves],
-                             Vf (&)[R][V]) {
-      add_half<0>(r, v, dot[0]);
-      if constexpr (kHalves == 2) add_half<1>(r, v, dot[1]);
     }
 
     // Minima of groups 2i and 2i + 1, as pairs of 16 bits.

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-// With TIDEMILL_AMX matrix products of int8 and bf16 run in tile registers. The check's emulated
+// With TIDEMILL_AMX matrix products of bf16, quantized weights and int8 run in tile registers. The check's emulated
 // tables bring names of their own (csrc/tests).
 #ifndef TIDEMILL_AVX512
 #if defined(TIDEMILL_AMX)

@@ -127,7 +127,7 @@ async def test_killed_again_and_again_the_answers_are_the_same(engine: Engine) -
             await asyncio.sleep(0.001)
         await engine.kill()
     # How many a kill finds depends on how busy the machine is; that it finds some does not.
-    assert [bool(recovery.replayed) for recovery in engine.seen] == [True] * 4, "a kill came too late"
+    assert [bool(r.replayed) for r in engine.seen] == [True] * 4, "a kill came too late"
     assert await got == want
     stats = await engine.engine.stats()
     assert stats.blocks_used == stats.running == stats.queued == 0
