@@ -78,11 +78,12 @@ _AMX_DECODE = (
     "machine, 32 sequences 1.2 to 1.6 times (see what a tile keeps, below)."
 )
 _AMX_BATCH = (
-    "the factor wanted cannot be had where 16 rows wait for memory: llama.cpp's step of 16 rows "
-    "takes 76 ms (Q8_0) and 111 (Q4_K_M), and the weights and KV of one (0.89 and 0.65 GB) take 33 "
-    "and 24 ms to be read at 27 GB/s, for 2.3 and 4.6 times at the most. Profiled for 16 rows of "
-    "Q8_0 (45 ms): products 26 ms, at 90 % of the read; attention 12 ms, at 80 % of it; keys and "
-    "values written 1.8; the rest norms, activation, sampling and waiting."
+    "rows wait for memory: llama.cpp's step of 16 takes 80 ms (Q8_0) and 121 (Q4_K_M), and the "
+    "weights and KV of one (0.89 and 0.65 GB) take 33 and 24 ms to be read at 27 GB/s: this allows "
+    "2.4 and 5 times. Profiled by samples for 16 rows of Q8_0 (45 ms): products 26 ms, near the "
+    "read; attention 12 ms, at 80 % of it; keys and values written 1.8; then norms, activation, "
+    "sampling and waiting. In Q4_K_M products of 16 rows read at 80 % (6 bits) and 75 % (4 bits) "
+    "and of 32 at 65 %, for what a group takes to be widened and multiplied."
 )
 _AMX_HTTP = (
     "a run over HTTP has not been profiled on this machine. Prompts are read beside streams in "
