@@ -73,7 +73,7 @@ _AMX_DECODE = (
     "a row's products take 90 % of a step, and of the 43 ns (4 bits) or 80 ns (8 bits) that a "
     "group of 32 rows and 32 of k takes a thread to read, 31 to 34 are instructions, and keep the "
     "processor from looking far ahead (5 vector instructions for 32 weights where int8 took one); "
-    "asking for the stream in time mended two thirds of that. What it buys are the rows of many "
+    "asking for the stream in time mended a part of that. What it buys are the rows of many "
     "tokens: prefill in 8 and 4 bits is 1.4 to 2.3 times as fast as with int8 products on this "
     "machine, 32 sequences 1.2 to 1.6 times (see what a tile keeps, below)."
 )
@@ -82,13 +82,13 @@ _AMX_BATCH = (
     "weights and KV of one (0.89 and 0.65 GB) take 33 and 24 ms to be read at 27 GB/s: this allows "
     "2.4 and 5 times. Profiled by samples for 16 rows of Q8_0 (45 ms): products 26 ms, near the "
     "read; attention 12 ms, at 80 % of it; keys and values written 1.8; then norms, activation, "
-    "sampling and waiting. In Q4_K_M products of 16 rows read at 80 % (6 bits) and 75 % (4 bits) "
-    "and of 32 at 65 %, for what a group takes to be widened and multiplied."
+    "sampling and waiting. By themselves products of 16 rows in 4 and 6 bits read at 79 % and of "
+    "32 at 64 to 69 %, for what a group takes to be widened and multiplied."
 )
 _AMX_HTTP = (
     "a run over HTTP has not been profiled on this machine. Prompts are read beside streams in "
     "steps of 120 to 180 ms (ITL p99 a third of vLLM's and less), which the first tokens of 16 "
-    "requests at once wait for; vLLM's one pass over a prompt has no such bound. Streams alone:"
+    "requests at once probably wait for. Streams alone:"
 )
 _BANDWIDTH = (
     "this runs at the machine's read bandwidth (see the rows of shares), and llama.cpp's rates "

@@ -5,7 +5,7 @@
 // the 8 of bf16.
 //
 // So that halves neither overflow nor lose bits, a row's scales are all multiplied by one power of two,
-// and its sums by the inverse (`Wide::head`).
+// and its sums by the inverse, which a panel begins with.
 //   panel    32 floats, what a row's sums are multiplied with; then blocks
 //   block    32 halves of scales (Q4_K, Q5_K: and 32 of minima, negative); then one group, of the K
 //            types eight

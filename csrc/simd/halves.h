@@ -42,8 +42,8 @@ static inline __m512i halves_fma(__m512i a, __m512i b, __m512i c) {
 // Halves as bf16 of 2^-16 times their value, rounded to nearest, away from zero between two. A half of
 // less than 2^-14, zero too, comes out as one of the size of 2^-31.
 static inline __m512i halves_to_bf16(__m512i a) {
-  // (a + 4) >> 3 leaves ten copies of the sign's neighbours out and seven bits of the fraction; the
-  // exponent, 112 too low, becomes 16 too low by the bits of 96, which it has not.
+  // (a + 4) >> 3 leaves seven bits of the fraction, the exponent and copies of the sign, of which one
+  // stays; the exponent, 112 too low then, is 16 too low with the bits of 96, which it cannot have.
   const __m512i shifted = _mm512_mulhrs_epi16(a, _mm512_set1_epi16(1 << 12));
   return _mm512_ternarylogic_epi32(shifted, _mm512_set1_epi16(int16_t(0x8fff)),
                                    _mm512_set1_epi16(0x3000), 0xea);
