@@ -25,6 +25,10 @@ struct TileJob {
   bool leads;          // the first of its span: K and V are not in the caches yet
   int64_t first, chunks;                        // of V: where they begin, how many
   const uint8_t* values[kSpan / kTileDepth];    // where each lies
+
+  bool lower() const { return count > kTileRows; }
+  // Whether it waits for memory rather than for the tiles.
+  bool waits() const { return leads && !lower(); }
 };
 
 // Tiles: 0 to 3 sums, 4 and 5 queries or probabilities (upper and lower rows), 6 and 7 keys or
@@ -43,16 +47,93 @@ static inline void configure_span(const TileJob& tile) {
   tiles_configure(shapes);
 }
 
+// --- what is asked for ahead ---
+//
+// Few rows wait for memory. The hardware reads ahead by itself, but only to the end of a page, and not
+// before it has met some lines of it: so the first lines of the pages that come next are asked for
+// while others are read, and the rest is left to it (line by line is slower). While probabilities are
+// made or what is read is near already, nothing goes on by itself, and lines are asked for one by one.
+
+// What lies at `from`, by the first lines of its pages.
+static TIDEMILL_INLINE void announce(const uint8_t* from, int64_t bytes) {
+  constexpr int64_t kPage = 4096, kFirst = 512;
+  for (int64_t page = 0; page < bytes; page += kPage)
+    for (int64_t at = page; at < min64(page + kFirst, bytes); at += 64) prefetch_near(from + at);
+}
+
+// What is read after the keys of chunk t: those of the next one; after the last one values, of which a
+// chunk that is seen in part is copied first.
+static void announce_after(const TileJob& tile, int64_t t) {
+  const SpanJob& job = tile.job;
+  const int64_t block_size = job.kv.block_size, next = t + kChunk;
+  const int64_t chunk_bytes = kTileDepth * job.shape.v_dim * 2;
+  if (next >= tile.all.hi) {
+    announce(value_row<WideCache>(job, tile.all.lo / kTileDepth * kTileDepth / 2), chunk_bytes);
+    if (tile.all.hi % kTileDepth) announce(value_row<WideCache>(job, t / 2), chunk_bytes);
+    return;
+  }
+  for (int64_t at = next; at < min64(next + kChunk, tile.all.hi); at += block_size) {
+    int64_t slot;
+    const uint8_t* head = head_at(job, at, &slot);
+    if (slot == 0) announce(head, block_size * job.shape.head_dim * 2);
+  }
+}
+
+// Beside chunk c of the last values: a share of the first keys of what comes after this span.
+static void ask_next_keys(const TileJob& tile, int64_t c) {
+  const SpanJob& job = tile.job;
+  const AttnNext& next = job.next;
+  if (next.block_table == nullptr) return;
+  const int64_t block = next.block_table[next.from / job.kv.block_size];
+  const uint8_t* keys = head_base(job.kv, job.layout, block, next.kv_head);
+  const int64_t lines = min64(kChunk, job.kv.block_size) * job.shape.head_dim * 2 / 64;
+  for (int64_t line = c * lines / tile.chunks; line < (c + 1) * lines / tile.chunks; ++line)
+    prefetch_near(keys + line * 64);
+}
+
+// 64 columns of a chunk of V, which are read in a later pass than those before them.
+static TIDEMILL_INLINE void ask_columns(const uint8_t* v, int64_t v_row) {
+  for (int64_t row = 0; row < kTileDepth / 2; ++row)
+    for (int64_t line = 0; line < 256; line += 64) prefetch_near(v + row * v_row + line);
+}
+
+// Lines of V brought closer while probabilities are made, spread over the rows and their steps: all of
+// them where there are many rows, else a chunk's.
+class Fetch {
+ public:
+  Fetch(const TileJob& tile, int64_t r) : tile_(tile) {
+    if (!tile.leads) return;
+    const int64_t lines = (tile.waits() ? 1 : tile.chunks) * tile.job.shape.v_dim;
+    next_ = lines * r / tile.count;
+    end_ = lines * (r + 1) / tile.count;
+    step_ = (end_ - next_ + kSpan / kTileDepth - 1) / (kSpan / kTileDepth);
+  }
+  inline void on() {
+    const int64_t d = tile_.job.shape.v_dim;
+    for (const int64_t to = min64(next_ + step_, end_); next_ < to; ++next_) {
+      const uint8_t* line = tile_.values[next_ / d] + next_ % d * 64;
+      tile_.waits() ? prefetch_near(line) : prefetch(line);
+    }
+  }
+
+ private:
+  const TileJob& tile_;
+  int64_t next_ = 0, end_ = 0, step_ = 0;
+};
+
+// --- the parts of a span ---
+
 static void tile_scores(const TileJob& tile) {
   const SpanJob& job = tile.job;
   const int64_t d = job.shape.head_dim, q_row = d * 2, k_row = job.kv.block_size * 4;
   const int64_t k_step = kTileDepth / 2 * k_row;
-  const bool lower = tile.count > kTileRows;
+  const bool lower = tile.lower();
   const uint8_t* q2 = tile.q + kTileRows * q_row;
   configure_span(tile);
   for (int64_t t = tile.all.lo / kChunk * kChunk; t < tile.all.hi; t += kChunk) {
     const uint8_t* half[2];
     chunk_keys<WideCache>(job, t, tile.all, half);
+    if (tile.waits()) announce_after(tile, t);
     tile_zero<0>();
     tile_zero<1>();
     if (lower) tile_zero<2>(), tile_zero<3>();
@@ -74,29 +155,6 @@ static void tile_scores(const TileJob& tile) {
     if (lower) tile_store<2>(out2, kTileScoreRow * 4), tile_store<3>(out2 + kHalf, kTileScoreRow * 4);
   }
 }
-
-// Lines of V brought closer while many rows' probabilities are made, which needs no memory else,
-// spread over the rows and their steps. Few rows wait for memory alone, and there the hardware's own
-// prefetching gives more than asking does (as it does for K).
-class Fetch {
- public:
-  Fetch(const TileJob& tile, int64_t r) : tile_(tile) {
-    if (!tile.leads || tile.count <= kTileRows) return;
-    const int64_t lines = tile.chunks * tile.job.shape.v_dim;
-    next_ = lines * r / tile.count;
-    end_ = lines * (r + 1) / tile.count;
-    step_ = (end_ - next_ + kSpan / kTileDepth - 1) / (kSpan / kTileDepth);
-  }
-  inline void on() {
-    const int64_t d = tile_.job.shape.v_dim;
-    for (const int64_t to = min64(next_ + step_, end_); next_ < to; ++next_)
-      prefetch(tile_.values[next_ / d] + next_ % d * 64);
-  }
-
- private:
-  const TileJob& tile_;
-  int64_t next_ = 0, end_ = 0, step_ = 0;
-};
 
 // Scores of row r to probabilities exp(s - m) in bf16, zero where the row sees nothing.
 static void tile_softmax(const TileJob& tile, int64_t r, float* m, float* l) {
@@ -144,14 +202,18 @@ static void tile_softmax(const TileJob& tile, int64_t r, float* m, float* l) {
 
 // A chunk of V with the tokens nobody sees cleared: their slots may hold anything, a NaN included.
 static void copy_seen(const TileJob& tile, int64_t t, uint8_t* out) {
-  const int64_t d = tile.job.shape.v_dim;
+  const int64_t d = tile.job.shape.v_dim, block_size = tile.job.kv.block_size;
+  const uint8_t* row = nullptr;  // of the tokens before
   for (int64_t i = 0; i < kTileDepth; i += 2) {
     const bool even = t + i >= tile.all.lo && t + i < tile.all.hi;
     const bool odd = t + i + 1 >= tile.all.lo && t + i + 1 < tile.all.hi;
+    const bool seen = even || odd;
+    if (seen)
+      row = row && (tile.job.base + t + i) % block_size ? row + d * 4
+                                                        : value_row<WideCache>(tile.job, (t + i) / 2);
     const Vi mask = iset(int32_t((even ? 0x0000ffffu : 0u) | (odd ? 0xffff0000u : 0u)));
-    const uint8_t* row = even || odd ? value_row<WideCache>(tile.job, (t + i) / 2) : nullptr;
     for (int64_t at = 0; at < d * 4; at += kLanes * 4)
-      istore(out + i / 2 * d * 4 + at, row ? iand(iload(row + at), mask) : iset(0));
+      istore(out + i / 2 * d * 4 + at, seen ? iand(iload(row + at), mask) : iset(0));
   }
 }
 
@@ -160,12 +222,17 @@ template <bool kLower>
 static inline void tile_columns(const TileJob& tile, int64_t d0, float* acc) {
   const int64_t d = tile.job.shape.v_dim, v_row = d * 4, p_row = kTileProbRow * 2;
   const bool wide = !kLower && d0 + 2 * kTileDepth <= d;  // four sums for the upper rows
+  const bool last = d0 + 2 * kTileDepth >= d;
   tile_zero<0>();
   tile_zero<1>();
   if (kLower || wide) tile_zero<2>(), tile_zero<3>();
   for (int64_t c = 0; c < tile.chunks; ++c) {
     const uint8_t* v = tile.values[c] + d0 * 4;
     const uint16_t* p = tile.probs + tile.first + c * kTileDepth;
+    if (!kLower && tile.waits()) {
+      if (d0 == 0 && c + 1 < tile.chunks) announce(tile.values[c + 1], kTileDepth * d * 2);
+      last ? ask_next_keys(tile, c) : ask_columns(v + 256, v_row);
+    }
     tile_load<4>(p, p_row);
     tile_load<6>(v, v_row);
     tile_dot_bf16<0, 4, 6>();
@@ -208,7 +275,7 @@ static void find_values(TileJob& tile) {
 
 static void tile_values(const TileJob& tile, float* acc) {
   const int64_t d = tile.job.shape.v_dim;
-  if (tile.count > kTileRows) {
+  if (tile.lower()) {
     for (int64_t d0 = 0; d0 < d; d0 += kTileDepth) tile_columns<true>(tile, d0, acc);
   } else {
     for (int64_t d0 = 0; d0 < d; d0 += 2 * kTileDepth) tile_columns<false>(tile, d0, acc);
@@ -233,8 +300,8 @@ static void span_tiles(const SpanJob& job, const float* q, int64_t q_stride, int
       __builtin_memset(acc + row * dv, 0, size_t(count * dv) * 4);
       for (int64_t r = row; r < row + count; ++r) m[r] = -kInfinity, l[r] = 0.0f;
     } else {
-      find_values(tile);
       tile_scores(tile);
+      find_values(tile);
       for (int64_t r = 0; r < count; ++r) tile_softmax(tile, r, m + row + r, l + row + r);
       tile_values(tile, acc);
     }

@@ -421,6 +421,15 @@ static void attn_merge(int64_t count, int64_t v_dim, float* m, float* l, float* 
                        const float* m2, const float* l2, const float* acc2) {
   for (int64_t r = 0; r < count; ++r, acc += v_dim, acc2 += v_dim) {
     if (m2[r] == -kInfinity) continue;  // the span was not seen
+    if (m[r] == -kInfinity) {           // the first span: what the rest would come to, without exp
+      for (int64_t i = 0; i < v_dim; i += kLanes) {
+        const int64_t n = v_dim - i;
+        vstore_n(acc + i, vadd(vload_n(acc2 + i, n), vzero()), n);
+      }
+      l[r] = l2[r];
+      m[r] = m2[r];
+      continue;
+    }
     const float largest = m[r] > m2[r] ? m[r] : m2[r];
     const float keep = exp_scalar(m[r] - largest), take = exp_scalar(m2[r] - largest);
     const Vf a = vset(keep), b = vset(take);

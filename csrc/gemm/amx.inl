@@ -6,7 +6,7 @@
 
 #include "gemm/widen.inl"
 
-constexpr int64_t kTileRows = 16;
+constexpr int64_t kTileRows = 16, kPairRows = 2 * kTileRows;
 constexpr int64_t kTileBlock = 16 * kPanel * 4;  // bytes of one tile's depth of weights
 constexpr int64_t kMostRows = 512;               // at a time, whose sums are kept beside
 // Depths of weights that are multiplied by all rows before the next ones are: 32 KiB, so that they stay
@@ -37,6 +37,8 @@ struct WidenedPanel : Bf16Panel {
   using Layout = Wide<kType>;
   static constexpr bool kWidened = true;
   static constexpr int64_t kLines = (Layout::kGroupBytes + 63) / 64;  // but heads of blocks
+  // Up to which weights are widened among the products (gemm_some).
+  static constexpr int64_t kSomeRows = kLines >= 16 ? 128 : 64;
 
   static constexpr int64_t line_at(int64_t block) { return Layout::group_at(block); }
   static TIDEMILL_INLINE void widen(const uint8_t* panel, int64_t block, uint8_t* to) {
@@ -129,16 +131,14 @@ static inline int64_t tile_blocks(int64_t k) {
   return (k + Panel::kDepth - 1) / Panel::kDepth;
 }
 
-// Blocks [from, to) of which `weights` has the first, for one pair of tiles.
-template <class Panel, bool kLower>
-static inline void multiply_chunk(const TileInput& in, const uint8_t* weights, int64_t from,
-                                  int64_t to, float* sums) {
+// Blocks [from, to) of k for one pair of tiles, or the upper one alone; `weights` says where block b
+// lies.
+template <class Panel, bool kLower, class Weights>
+static inline void multiply_chunk(Weights weights, const uint8_t* acts, int64_t act_stride,
+                                  int64_t from, int64_t to, float* sums) {
   from == 0 ? clear_sums<kLower>() : load_sums<kLower>(sums);
-  const uint8_t* act = in.act + Panel::kActHead;
-  for (int64_t b = from; b < to; ++b, weights += kTileBlock) {
-    prefetch_block(in, Panel::line_at(b));
-    multiply_block<Panel, kLower>(weights, act + b * 64, in.act_stride);
-  }
+  for (int64_t b = from; b < to; ++b)
+    multiply_block<Panel, kLower>(weights(b), acts + Panel::kActHead + b * 64, act_stride);
   store_sums<kLower>(sums);
 }
 
@@ -184,24 +184,27 @@ class BlockStream {
   int64_t block_ = 0;
 };
 
-// A tile reads what was just stored only when the stores have left the pipeline: so weights are
-// widened kAhead blocks before they are multiplied, those of the next panel too.
-template <class Panel>
-class BlockStream<Panel, true> {
+// The same widened: a ring of blocks, of which the caller says when the next one is made.
+template <class Panel, int64_t kRing>
+class WideStream {
  public:
-  BlockStream(const PackedMatrix& w, int64_t p0, int64_t p1)
+  WideStream(const PackedMatrix& w, int64_t p0, int64_t p1)
       : panel_bytes_(w.panel_bytes), blocks_(tile_blocks<Panel>(w.k)),
-        panel_(w.data + p0 * w.panel_bytes), end_(w.data + p1 * w.panel_bytes) {
-    for (int64_t b = 0; b < kAhead - 1; ++b) widen();
-  }
+        panel_(w.data + p0 * w.panel_bytes), end_(w.data + p1 * w.panel_bytes) {}
 
-  TIDEMILL_INLINE const uint8_t* next() {
-    widen();
-    return ring_ + taken_++ % kAhead * kTileBlock;
+  // Block i since the beginning, until kRing more are made.
+  TIDEMILL_INLINE const uint8_t* at(uint64_t i) const { return ring_ + i % kRing * kTileBlock; }
+  TIDEMILL_INLINE uint64_t widened() const { return widened_; }
+  // False where there is none.
+  TIDEMILL_INLINE bool widen() {
+    if (panel_ == end_) return false;
+    ask();
+    Panel::widen(panel_, block_, ring_ + widened_++ % kRing * kTileBlock);
+    if (++block_ == blocks_) block_ = 0, panel_ += panel_bytes_;
+    return true;
   }
 
  private:
-  static constexpr int64_t kAhead = 4;
   // The stream is asked for so many bytes ahead, line by line: what is computed of a group fills what
   // the processor looks ahead. Half as far and twice as far are slower. The hardware runs ahead of that
   // to the end of a page, and is set off in the next one by its first lines.
@@ -215,22 +218,34 @@ class BlockStream<Panel, true> {
     const uintptr_t page = (from + kBytes) / kPageBytes * kPageBytes;
     if (from < page)
       for (int64_t line = 0; line < 256; line += 64)
-        prefetch(reinterpret_cast<const uint8_t*>(page + uintptr_t(line)));
+        prefetch_near(reinterpret_cast<const uint8_t*>(page + uintptr_t(line)));
   }
 
-  TIDEMILL_INLINE void widen() {
-    if (panel_ == end_) return;
-    ask();
-    Panel::widen(panel_, block_, ring_ + widened_++ % kAhead * kTileBlock);
-    if (++block_ == blocks_) block_ = 0, panel_ += panel_bytes_;
-  }
-
-  alignas(64) uint8_t ring_[kAhead * kTileBlock];
+  alignas(64) uint8_t ring_[kRing * kTileBlock];
   const int64_t panel_bytes_, blocks_;
   const uint8_t* panel_;
   const uint8_t* const end_;
   int64_t block_ = 0;
-  uint64_t widened_ = 0, taken_ = 0;
+  uint64_t widened_ = 0;
+};
+
+// A tile reads what was just stored only when the stores have left the pipeline: so weights are
+// widened some blocks before they are multiplied, those of the next panel too.
+template <class Panel>
+class BlockStream<Panel, true> {
+ public:
+  BlockStream(const PackedMatrix& w, int64_t p0, int64_t p1) : wide_(w, p0, p1) {
+    for (int64_t b = 0; b < kAhead - 1; ++b) wide_.widen();
+  }
+  TIDEMILL_INLINE const uint8_t* next() {
+    wide_.widen();
+    return wide_.at(taken_++);
+  }
+
+ private:
+  static constexpr int64_t kAhead = 4;
+  WideStream<Panel, kAhead> wide_;
+  uint64_t taken_ = 0;
 };
 
 // Few rows, which one pair of tiles holds: panel after panel, as one stream.
@@ -253,22 +268,88 @@ static void gemm_few(const PackedMatrix& w, const uint8_t* acts, int64_t act_str
   tiles_release();
 }
 
-// More rows, in pairs of tiles of nearly equal height: a chunk of a panel meets all of them before the
-// next one.
+// A pair of tiles' rows among many. All pairs have the shapes of a whole one, since to change them costs
+// more than some rows: the last pair, or its upper tile where that is enough, begins as much earlier as
+// it has too few rows, and what it computes again is not used.
+struct RowTile {
+  int64_t m, rows;  // which it is there for
+  int64_t first;    // of those it computes
+  bool lower;
+
+  RowTile(int64_t tile, int64_t m_rows)
+      : m(tile * kPairRows), rows(min64(kPairRows, m_rows - m)),
+        first(min64(m, m_rows - (rows > kTileRows ? kPairRows : kTileRows))),
+        lower(rows > kTileRows) {}
+};
+
+// One chunk of a panel times all rows, whose sums lie in `sums`, a pair of tiles after the other.
+struct ManyRows {
+  const PackedMatrix& w;
+  const uint8_t* acts;
+  int64_t act_stride, m_rows;
+  const float* bias;
+  float* out;
+  int64_t ldo, tiles = (m_rows + kPairRows - 1) / kPairRows;
+
+  template <class Panel, class Weights>
+  TIDEMILL_INLINE void multiply(int64_t p, int64_t from, int64_t to, Weights weights,
+                                float* sums) const {
+    const int64_t n0 = p * kPanel;
+    for (int64_t tile = 0; tile < tiles; ++tile, sums += kPairRows * kPanel) {
+      const RowTile at(tile, m_rows);
+      const uint8_t* act = acts + at.first * act_stride;
+      const auto block = weights(tile);
+      at.lower ? multiply_chunk<Panel, true>(block, act, act_stride, from, to, sums)
+               : multiply_chunk<Panel, false>(block, act, act_stride, from, to, sums);
+      if (to < tile_blocks<Panel>(w.k)) continue;
+      finish_rows<Panel>(w.data + p * w.panel_bytes, acts + at.m * act_stride, act_stride, at.rows,
+                         sums + (at.m - at.first) * kPanel, w.n - n0, bias ? bias + n0 : nullptr,
+                         out + at.m * ldo + n0, ldo);
+    }
+  }
+};
+
+// Rows of some pairs of tiles: to read weights and widen them takes as long as to multiply them, so one
+// is done among the other, the next chunk's blocks evenly among the products of this one. Chunks are
+// half as long, since two have to be near at once.
 template <class Panel>
-static void gemm_many(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride,
-                      int64_t m_rows, int64_t p0, int64_t p1, const float* bias, float* out,
-                      int64_t ldo) {
-  constexpr int64_t kPair = 2 * kTileRows;
-  const int64_t tiles = (m_rows + kPair - 1) / kPair, blocks = tile_blocks<Panel>(w.k);
+static void gemm_some(const ManyRows& rows, int64_t p0, int64_t p1) {
+  constexpr int64_t kLength = kChunkBlocks / 2;
+  const int64_t blocks = tile_blocks<Panel>(rows.w.k);
+  alignas(64) float sums[Panel::kSomeRows * kPanel];
+  WideStream<Panel, 2 * kLength> wide(rows.w, p0, p1);
+  for (int64_t b = 0; b < min64(kLength, blocks); ++b) wide.widen();
+  uint64_t taken = 0;
+  for (int64_t p = p0; p < p1; ++p) {
+    for (int64_t from = 0; from < blocks; from += kLength) {
+      const int64_t to = min64(blocks, from + kLength), left = to < blocks ? blocks - to : blocks;
+      const uint64_t wanted = taken + uint64_t(to - from + min64(kLength, left));
+      int64_t products = 0;
+      const auto block = [&](int64_t b) __attribute__((always_inline)) {
+        if (++products == rows.tiles) {
+          products = 0;
+          if (wide.widened() < wanted) wide.widen();
+        }
+        return wide.at(taken + uint64_t(b - from));
+      };
+      rows.multiply<Panel>(p, from, to, [&](int64_t) { return block; }, sums);
+      taken += uint64_t(to - from);
+      while (wide.widened() < wanted && wide.widen()) continue;
+    }
+  }
+}
+
+// Many rows: a chunk of a panel, widened before, meets all of them before the next one; meanwhile the
+// next panel is brought closer.
+template <class Panel>
+static void gemm_many(const ManyRows& rows, int64_t p0, int64_t p1) {
+  const PackedMatrix& w = rows.w;
+  const int64_t blocks = tile_blocks<Panel>(w.k);
   alignas(64) float sums[kMostRows * kPanel];
   alignas(64) uint8_t wide[Panel::kWidened ? kChunkBlocks * kTileBlock : 64];
-  int64_t configured = 0;
   for (int64_t p = p0; p < p1; ++p) {
     const uint8_t* panel = w.data + p * w.panel_bytes;
-    const int64_t n0 = p * kPanel;
-    TileInput in{panel, acts, act_stride, w.k, 0, nullptr, 0, 0};
-    if (n0 + kPanel < w.n) in.next = panel + w.panel_bytes;
+    const uint8_t* next = (p + 1) * kPanel < w.n ? panel + w.panel_bytes : nullptr;
     for (int64_t from = 0; from < blocks; from += kChunkBlocks) {
       const int64_t to = min64(blocks, from + kChunkBlocks);
       const uint8_t* weights = panel + Panel::kHead + from * kTileBlock;
@@ -276,24 +357,21 @@ static void gemm_many(const PackedMatrix& w, const uint8_t* acts, int64_t act_st
         for (int64_t b = from; b < to; ++b) Panel::widen(panel, b, wide + (b - from) * kTileBlock);
         weights = wide;
       }
-      for (int64_t tile = 0, m = 0; tile < tiles; ++tile) {
-        const int64_t rows = (m_rows - m + tiles - tile - 1) / (tiles - tile);
-        if (rows != configured) configure_product(configured = rows);
-        in.act = acts + m * act_stride;
-        in.line0 = tile * Panel::kLines / tiles;
-        in.line1 = (tile + 1) * Panel::kLines / tiles;
-        float* at = sums + m * kPanel;
-        float* to_rows = out + m * ldo + n0;
-        rows > kTileRows ? multiply_chunk<Panel, true>(in, weights, from, to, at)
-                         : multiply_chunk<Panel, false>(in, weights, from, to, at);
-        if (to == blocks)
-          finish_rows<Panel>(panel, in.act, act_stride, rows, at, w.n - n0,
-                             bias ? bias + n0 : nullptr, to_rows, ldo);
-        m += rows;
-      }
+      rows.multiply<Panel>(
+          p, from, to,
+          [&](int64_t tile) {
+            const int64_t line0 = tile * Panel::kLines / rows.tiles * 64;
+            const int64_t line1 = (tile + 1) * Panel::kLines / rows.tiles * 64;
+            return [=](int64_t b) __attribute__((always_inline)) {
+              if (next)
+                for (int64_t line = line0; line < line1; line += 64)
+                  prefetch(next + Panel::line_at(b) + line);
+              return weights + (b - from) * kTileBlock;
+            };
+          },
+          sums);
     }
   }
-  tiles_release();
 }
 
 template <class Panel>
@@ -302,10 +380,21 @@ static void gemm_tiles(const PackedMatrix& w, const uint8_t* acts, int64_t act_s
                        int64_t ldo, bool /*alone*/) {
   for (int64_t m = 0; m < m_rows; m += kMostRows) {
     const int64_t rows = min64(kMostRows, m_rows - m);
-    auto* run = rows <= kTileRows       ? &gemm_few<Panel, false>
-                : rows <= 2 * kTileRows ? &gemm_few<Panel, true>
-                                        : &gemm_many<Panel>;
-    run(w, acts + m * act_stride, act_stride, rows, p0, p1, bias, out + m * ldo, ldo);
+    const uint8_t* first = acts + m * act_stride;
+    float* to = out + m * ldo;
+    if (rows <= kPairRows) {
+      auto* few = rows > kTileRows ? &gemm_few<Panel, true> : &gemm_few<Panel, false>;
+      few(w, first, act_stride, rows, p0, p1, bias, to, ldo);
+      continue;
+    }
+    configure_product(kPairRows);
+    const ManyRows many{w, first, act_stride, rows, bias, to, ldo};
+    if constexpr (Panel::kWidened) {
+      rows <= Panel::kSomeRows ? gemm_some<Panel>(many, p0, p1) : gemm_many<Panel>(many, p0, p1);
+    } else {
+      gemm_many<Panel>(many, p0, p1);
+    }
+    tiles_release();
   }
   if (m_rows >= kStreamedRows) streams_end();
 }

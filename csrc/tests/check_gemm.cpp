@@ -330,8 +330,8 @@ void run_case(const KernelTable& t, const Case& c, Random& random) {
 }
 
 // More rows than any table works on at once: each has the bits that it has alone.
-void run_many_rows(const KernelTable& t, WeightType type) {
-  constexpr int64_t k = 64, n = 40, panels = 2, rows = 1100;
+void run_many_rows(const KernelTable& t, WeightType type, int64_t rows, int64_t k) {
+  constexpr int64_t n = 70, panels = 3;
   Random random{7};
   std::vector<float> x(n * k), acts(rows * k);
   for (float& v : x) v = random.normal();
@@ -347,7 +347,7 @@ void run_many_rows(const KernelTable& t, WeightType type) {
   const PackedMatrix w{type, act, n, k, bytes, packed.data};
   std::vector<float> all(rows * n, NAN), one(n);
   t.gemm(w, act_rows.data, stride, rows, 0, panels, nullptr, all.data(), n, false);
-  for (int64_t m = 0; m < rows; m += 17) {
+  for (int64_t m = rows - 1; m >= 0; m -= 7) {
     t.gemm(w, act_rows.data + m * stride, stride, 1, 0, panels, nullptr, one.data(), n, false);
     if (std::memcmp(one.data(), &all[m * n], size_t(n) * 4))
       fail(t.isa, "many rows", "%s: row %lld of %lld differs", name(type), (long long)m,
@@ -489,7 +489,14 @@ void check_gemm(const KernelTable& t) {
       if (from != to) run_case(t, {from, to, false, 45, quantized ? 128 : 101}, random);
   }
   run_case(t, {W::Q4_0, W::Q4_0, false, 3, 8224}, random);  // many chunks of what is widened at once
-  for (W type : {W::BF16, W::Q8_0, W::I8}) run_many_rows(t, type);
+  for (W type : {W::BF16, W::Q8_0, W::I8}) run_many_rows(t, type, 1100, 64);
+  // Depths of whole chunks of a product and of more, and rows of some tiles, the last one not whole.
+  for (int64_t rows : {33, 48, 63, 128, 145, 300}) {
+    for (W type : {W::BF16, W::Q8_0, W::I8, W::Q4_0, W::IQ4_NL})
+      for (int64_t k : {256, 352, 608}) run_many_rows(t, type, rows, k);
+    for (W type : {W::Q4_K, W::Q5_K, W::Q6_K})
+      for (int64_t k : {256, 768}) run_many_rows(t, type, rows, k);
+  }
   run_extremes(t);
   run_channel_extremes(t);
   for (W type : {W::Q4_0, W::MXFP4, W::IQ4_NL}) run_nibble_extremes(t, type);
