@@ -44,29 +44,40 @@ class Region {
 };
 
 // A 64-byte aligned array that only grows, so that a step allocates only when it is the largest
-// one seen. Growing drops the content.
+// one seen. Growing drops the content. Large ones are on huge pages: a product goes through rows that lie
+// apart, each of which would else be on a page of its own (see docs/benchmarks.md, pages of a step).
 template <class T>
 class Buffer {
  public:
+  // Throws Error (Resource) or bad_alloc when the system refuses.
   T* ensure(int64_t count) {
     if (count > capacity_) {
       const int64_t grown = count + count / 4;
-      data_.reset();
+      const size_t bytes = static_cast<size_t>(grown) * sizeof(T);
       capacity_ = 0;
-      data_.reset(static_cast<T*>(::operator new(static_cast<size_t>(grown) * sizeof(T),
-                                                 std::align_val_t(kAlign))));
+      small_.reset();
+      large_ = Region();
+      if (bytes >= kLarge) {
+        large_ = Region(bytes, "the buffers of a step");
+      } else {
+        small_.reset(static_cast<T*>(::operator new(bytes, std::align_val_t(kAlign))));
+      }
       capacity_ = grown;
     }
-    return data_.get();
+    return data();
   }
-  T* data() const { return data_.get(); }
+  T* data() const {
+    return large_.data() != nullptr ? reinterpret_cast<T*>(large_.data()) : small_.get();
+  }
   int64_t capacity() const { return capacity_; }
 
  private:
+  static constexpr size_t kLarge = size_t{512} << 10;  // a quarter of a huge page
   struct Free {
     void operator()(T* p) const { ::operator delete(p, std::align_val_t(kAlign)); }
   };
-  std::unique_ptr<T, Free> data_;
+  std::unique_ptr<T, Free> small_;
+  Region large_;
   int64_t capacity_ = 0;
 };
 
