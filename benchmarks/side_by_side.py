@@ -78,12 +78,13 @@ _AMX_DECODE = (
     "machine, 32 sequences 1.2 to 1.6 times (see what a tile keeps, below)."
 )
 _AMX_BATCH = (
-    "rows wait for memory: llama.cpp's step of 16 takes 80 ms (Q8_0) and 121 (Q4_K_M), and the "
-    "weights and KV of one (0.89 and 0.65 GB) take 33 and 24 ms to be read at 27 GB/s: this allows "
-    "2.4 and 5 times. Profiled by samples for 16 rows of Q8_0 (45 ms): products 26 ms, near the "
-    "read; attention 12 ms, at 80 % of it; keys and values written 1.8; then norms, activation, "
-    "sampling and waiting. By themselves products of 16 rows in 4 and 6 bits read at 79 % and of "
-    "32 at 64 to 69 %, for what a group takes to be widened and multiplied."
+    "rows wait for memory: llama.cpp's step of 16 takes 80 ms (Q8_0) and 115 to 121 (Q4_K_M), and "
+    "the weights and KV of one (0.89 and 0.65 GB) take 33 and 24 ms to be read at 27 GB/s: this "
+    "allows 2.4 and 5 times. Timed within a step of 32 rows of Q8_0 (69 ms, 67 by now): the "
+    "layers' products 25 ms, the output layer's 8, attention 25 at 82 % of the read, norms, rope "
+    "and keys and values written 5, and 6 for activation, the other norms, sampling and waiting. "
+    "By themselves products of 16 rows in 4 and 6 bits read at 79 % and of 32 at 64 to 69 %, for "
+    "what a group takes to be widened and multiplied (see what a tile keeps, below)."
 )
 _AMX_HTTP = (
     "a run over HTTP has not been profiled on this machine. Prompts are read beside streams in "
