@@ -69,8 +69,8 @@ CELLS: dict[str, Cell] = {
 _AMX_DECODE = (
     "llama.cpp reads at the machine's bandwidth here (38.6 tok/s of Q8_0 are 24.4 GB/s, 63 of Q4_0 "
     "23.7, beside a plain read of 26), so that no reader of the same bytes can be faster by the "
-    "factor wanted. Ours stays below it since weights are widened to bf16 for the tiles: profiled, "
-    "a row's products take 90 % of a step, and of the 43 ns (4 bits) or 80 ns (8 bits) that a "
+    "factor wanted. Ours stays about there or below since weights are widened to bf16 for the "
+    "tiles: profiled, a row's products take 90 % of a step, and of the 43 ns (4 bits) or 80 ns (8 bits) that a "
     "group of 32 rows and 32 of k takes a thread to read, 31 to 34 are instructions, and keep the "
     "processor from looking far ahead (5 vector instructions for 32 weights where int8 took one); "
     "asking for the stream in time mended a part of that. What it buys are the rows of many "
