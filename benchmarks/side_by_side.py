@@ -71,12 +71,11 @@ _AMX_DECODE = (
     "23.7, beside a plain read of 26), so that no reader of the same bytes can be faster by the "
     "factor wanted. Ours stays about there or below since weights are widened to bf16 for the "
     "tiles: profiled, a row's products take 90 % of a step, and of the 43 ns (4 bits) or 80 ns "
-    "(8 bits) that a "
-    "group of 32 rows and 32 of k takes a thread to read, 31 to 34 are instructions, and keep the "
-    "processor from looking far ahead (5 vector instructions for 32 weights where int8 took one); "
-    "asking for the stream in time mended a part of that. What it buys are the rows of many "
-    "tokens: prefill in 8 and 4 bits is 1.4 to 2.3 times as fast as with int8 products on this "
-    "machine, 32 sequences 1.2 to 1.6 times (see what a tile keeps, below)."
+    "(8 bits) that a group of 32 rows and 32 of k takes a thread to read, 31 to 34 are "
+    "instructions, and keep the processor from looking far ahead (5 vector instructions for 32 "
+    "weights where int8 took one); asking for the stream in time mended a part of that. What it "
+    "buys are the rows of many tokens: prefill in 8 and 4 bits is 1.4 to 2.3 times as fast as with "
+    "int8 products on this machine, 32 sequences 1.2 to 1.6 times (see what a tile keeps, below)."
 )
 _AMX_BATCH = (
     "rows wait for memory: llama.cpp's step of 16 takes 80 ms (Q8_0) and 115 to 121 (Q4_K_M), and "

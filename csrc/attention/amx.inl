@@ -56,8 +56,8 @@ static inline void configure_span(const TileJob& tile) {
 
 // What lies at `from`, by the first lines of its pages.
 static TIDEMILL_INLINE void announce(const uint8_t* from, int64_t bytes) {
-  constexpr int64_t kPage = 4096, kFirst = 512;
-  for (int64_t page = 0; page < bytes; page += kPage)
+  constexpr int64_t kFirst = 512;
+  for (int64_t page = 0; page < bytes; page += kPageBytes)
     for (int64_t at = page; at < min64(page + kFirst, bytes); at += 64) prefetch_near(from + at);
 }
 
@@ -202,18 +202,14 @@ static void tile_softmax(const TileJob& tile, int64_t r, float* m, float* l) {
 
 // A chunk of V with the tokens nobody sees cleared: their slots may hold anything, a NaN included.
 static void copy_seen(const TileJob& tile, int64_t t, uint8_t* out) {
-  const int64_t d = tile.job.shape.v_dim, block_size = tile.job.kv.block_size;
-  const uint8_t* row = nullptr;  // of the tokens before
+  const int64_t d = tile.job.shape.v_dim;
   for (int64_t i = 0; i < kTileDepth; i += 2) {
     const bool even = t + i >= tile.all.lo && t + i < tile.all.hi;
     const bool odd = t + i + 1 >= tile.all.lo && t + i + 1 < tile.all.hi;
-    const bool seen = even || odd;
-    if (seen)
-      row = row && (tile.job.base + t + i) % block_size ? row + d * 4
-                                                        : value_row<WideCache>(tile.job, (t + i) / 2);
     const Vi mask = iset(int32_t((even ? 0x0000ffffu : 0u) | (odd ? 0xffff0000u : 0u)));
+    const uint8_t* row = even || odd ? value_row<WideCache>(tile.job, (t + i) / 2) : nullptr;
     for (int64_t at = 0; at < d * 4; at += kLanes * 4)
-      istore(out + i / 2 * d * 4 + at, seen ? iand(iload(row + at), mask) : iset(0));
+      istore(out + i / 2 * d * 4 + at, row ? iand(iload(row + at), mask) : iset(0));
   }
 }
 

@@ -12,6 +12,7 @@ constexpr int64_t kMostRows = 512;               // at a time, whose sums are ke
 // Depths of weights that are multiplied by all rows before the next ones are: 32 KiB, so that they stay
 // in the first-level cache.
 constexpr int64_t kChunkBlocks = 16;
+constexpr int64_t kPageBytes = 4096;  // up to whose end the hardware reads ahead
 
 // --- what is multiplied ---
 
@@ -208,7 +209,7 @@ class WideStream {
   // The stream is asked for so many bytes ahead, line by line: what is computed of a group fills what
   // the processor looks ahead. Half as far and twice as far are slower. The hardware runs ahead of that
   // to the end of a page, and is set off in the next one by its first lines.
-  static constexpr int64_t kReadAhead = 1728, kPageAhead = 3072, kPageBytes = 4096;
+  static constexpr int64_t kReadAhead = 1728, kPageAhead = 3072;
 
   TIDEMILL_INLINE void ask() const {
     constexpr int64_t kBytes = Panel::kLines * 64;
@@ -268,9 +269,9 @@ static void gemm_few(const PackedMatrix& w, const uint8_t* acts, int64_t act_str
   tiles_release();
 }
 
-// A pair of tiles' rows among many. All pairs have the shapes of a whole one, since to change them costs
-// more than some rows: the last pair, or its upper tile where that is enough, begins as much earlier as
-// it has too few rows, and what it computes again is not used.
+// A pair of tiles' rows among many. All pairs have the shapes of a whole one, since to change them
+// costs more than some rows: the last pair, or its upper tile where that is enough, begins as much
+// earlier as it has too few rows, and what it computes again is not used.
 struct RowTile {
   int64_t m, rows;  // which it is there for
   int64_t first;    // of those it computes

@@ -329,7 +329,7 @@ void run_case(const KernelTable& t, const Case& c, Random& random) {
     if (plain[n] + bias[n] != full[n]) fail(t.isa, what, "bias at %lld", (long long)n);
 }
 
-// More rows than any table works on at once: each has the bits that it has alone.
+// Many rows at once: each has the bits that it has alone.
 void run_many_rows(const KernelTable& t, WeightType type, int64_t rows, int64_t k) {
   constexpr int64_t n = 70, panels = 3;
   Random random{7};
@@ -489,6 +489,7 @@ void check_gemm(const KernelTable& t) {
       if (from != to) run_case(t, {from, to, false, 45, quantized ? 128 : 101}, random);
   }
   run_case(t, {W::Q4_0, W::Q4_0, false, 3, 8224}, random);  // many chunks of what is widened at once
+  // More than any table works on at once.
   for (W type : {W::BF16, W::Q8_0, W::I8}) run_many_rows(t, type, 1100, 64);
   // Depths of whole chunks of a product and of more, and rows of some tiles, the last one not whole.
   for (int64_t rows : {33, 48, 63, 128, 145, 300}) {
