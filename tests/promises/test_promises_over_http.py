@@ -229,11 +229,19 @@ def test_promise_9_a_client_that_leaves_frees_its_blocks(server: RealServer, str
     assert server.stats()["generated_tokens"] - before < 3900, "the work went on"
 
 
-def test_promise_9_a_stop_string_frees_blocks(server: RealServer) -> None:
+def _surplus_after_a_stop_string(server: RealServer) -> int:
+    """Tokens the engine made after the one that completed a stop string."""
     _wait_idle(server, 10)
     before = server.stats()["generated_tokens"]
     answer = server.complete(**LONG, max_tokens=3900, stop=["a", "e", "i", "o"])
     assert answer["choices"][0]["finish_reason"] == "stop"
     _wait_idle(server, 2)
-    surplus = server.stats()["generated_tokens"] - before - answer["usage"]["completion_tokens"]
-    assert surplus < 50, "the engine went on after the stop string"
+    made: int = server.stats()["generated_tokens"] - before
+    return made - int(answer["usage"]["completion_tokens"])
+
+
+def test_promise_9_a_stop_string_frees_blocks(server: RealServer) -> None:
+    # Tokens are made until the cancel arrives: 1 to 5 on an idle machine, but for as long as a busy
+    # one keeps the API process from running. The least of some tries is what the server does.
+    surpluses = [_surplus_after_a_stop_string(server) for _ in range(5)]
+    assert min(surpluses) < 20, f"the engine went on after the stop string: {surpluses}"
