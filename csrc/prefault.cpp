@@ -17,9 +17,11 @@ namespace {
 
 constexpr int64_t kHugePage = int64_t{2} << 20;
 constexpr int64_t kSmallPage = 4096;
-// It runs for at most a tenth of the time: a kernel that clears a page is not interrupted for it,
-// and the thread it keeps from its core keeps the others of its step waiting.
-constexpr int kRest = 9;
+// Beside steps it runs for at most a tenth of the time: a kernel that clears a page is not interrupted
+// for it, and the thread it keeps from its core keeps the others of its step waiting. Else for half.
+constexpr int kBusyRest = 9, kIdleRest = 1;
+// Taken while no step is computed: a share of the cache, since it may never be needed, and no more.
+constexpr int64_t kSpareShare = 4, kSpareBytes = int64_t{2} << 30;
 
 #if defined(__GNUC__)
 __attribute__((no_sanitize_thread))  // beside a step that writes the same page
@@ -37,16 +39,24 @@ void step_back() {
 
 }  // namespace
 
-int64_t Prefault::Progress::wanted() const {
+int64_t Prefault::Progress::wanted(bool idle) const {
   const int64_t at = reached.load(std::memory_order_relaxed);
-  return at < 0 ? 0 : std::min((at / unit + 2) * unit, group.blocks);
+  const int64_t soon = at < 0 ? 0 : (at / unit + 2) * unit;
+  return std::min(soon + (idle ? spare : 0), group.blocks);
 }
 
-Prefault::Prefault(std::vector<Group> groups) {
+Prefault::Prefault(std::vector<Group> groups, std::chrono::milliseconds quiet) : quiet_(quiet) {
+  int64_t total = 0;
+  for (const Group& group : groups) {
+    for (const Array& array : group.arrays) total += array.stride * group.blocks;
+  }
+  const double share = std::min(1.0 / kSpareShare, static_cast<double>(kSpareBytes) /
+                                                       static_cast<double>(std::max<int64_t>(total, 1)));
   for (Group& group : groups) {
     int64_t widest = 1;
     for (const Array& array : group.arrays) widest = std::max(widest, array.stride);
     auto progress = std::make_unique<Progress>();
+    progress->spare = static_cast<int64_t>(share * static_cast<double>(group.blocks));
     progress->group = std::move(group);
     progress->unit = std::max<int64_t>(1, kHugePage / widest);
     groups_.push_back(std::move(progress));
@@ -64,6 +74,7 @@ Prefault::~Prefault() {
 }
 
 void Prefault::reached(int64_t group, int64_t block) {
+  steps_.fetch_add(1, std::memory_order_relaxed);
   Progress& progress = *groups_[static_cast<size_t>(group)];
   if (block <= progress.reached.load(std::memory_order_relaxed)) return;
   {
@@ -77,9 +88,10 @@ int64_t Prefault::taken(int64_t group) const {
   return groups_[static_cast<size_t>(group)]->taken.load(std::memory_order_acquire);
 }
 
-Prefault::Progress* Prefault::behind() {
+Prefault::Progress* Prefault::behind(bool idle) {
   for (const auto& progress : groups_) {
-    if (progress->taken.load(std::memory_order_relaxed) < progress->wanted()) return progress.get();
+    if (progress->taken.load(std::memory_order_relaxed) < progress->wanted(idle))
+      return progress.get();
   }
   return nullptr;
 }
@@ -87,17 +99,29 @@ Prefault::Progress* Prefault::behind() {
 void Prefault::work() {
   step_back();
   while (true) {
-    Progress* progress = nullptr;
+    uint64_t steps = 0;
+    Progress* soon = nullptr;
     {
       std::unique_lock<std::mutex> lock(mutex_);
-      changed_.wait(lock, [&] { return stopping_ || (progress = behind()) != nullptr; });
+      const auto due = [&] { return stopping_ || (soon = behind(false)) != nullptr; };
+      changed_.wait(lock, [&] { return stopping_ || behind(true) != nullptr; });
+      steps = steps_.load(std::memory_order_relaxed);
+      changed_.wait_for(lock, quiet_, due);
       if (stopping_) return;
     }
-    take(*progress);
+    if (soon != nullptr) {
+      take(*soon, kBusyRest, nullptr);
+    } else if (steps == steps_.load(std::memory_order_relaxed)) {
+      while (Progress* spare = stopping_ ? nullptr : behind(true)) {
+        take(*spare, kIdleRest, &steps);
+        if (steps != steps_.load(std::memory_order_relaxed)) break;
+      }
+    }
   }
 }
 
-void Prefault::take(Progress& progress) {
+// The next unit of blocks. With `steps`: given up when a step begins.
+void Prefault::take(Progress& progress, int rest, const uint64_t* steps) {
   // What steps have come past meanwhile they have taken themselves.
   const int64_t current = progress.reached.load(std::memory_order_relaxed) / progress.unit;
   const int64_t begin =
@@ -106,11 +130,12 @@ void Prefault::take(Progress& progress) {
   for (const Array& array : progress.group.arrays) {
     uint8_t* const last = array.base + end * array.stride;
     for (uint8_t* at = array.base + begin * array.stride; at < last; at += kHugePage) {
+      if (steps != nullptr && *steps != steps_.load(std::memory_order_relaxed)) return;
       const auto start = std::chrono::steady_clock::now();
       touch(at, std::min(at + kHugePage, last));
-      const auto rest = kRest * (std::chrono::steady_clock::now() - start);
+      const auto pause = rest * (std::chrono::steady_clock::now() - start);
       std::unique_lock<std::mutex> lock(mutex_);
-      if (changed_.wait_for(lock, rest, [&] { return stopping_.load(); })) return;
+      if (changed_.wait_for(lock, pause, [&] { return stopping_.load(); })) return;
     }
   }
   progress.taken.store(end, std::memory_order_release);

@@ -4,10 +4,12 @@
 // Blocks are handed out in ascending order and every layer has its own array of them, so that all
 // layers cross into a new huge page in the same step: a model of 28 layers then waits for 56 MB of
 // cleared pages, 5 ms each on a virtual machine whose host has to find them too. A thread of lowest
-// priority does that one such crossing ahead, page by page with rests between. It writes nothing:
-// touching is an atomic "or 0".
+// priority does that one such crossing ahead, page by page with long rests between. Prompts come to
+// fresh pages faster than that, so while no step is computed it goes on: to a part of the cache that a
+// burst of requests would fill. It writes nothing: touching is an atomic "or 0".
 #pragma once
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -28,13 +30,14 @@ class Prefault {
     int64_t blocks;
   };
 
-  // The memory must outlive it.
-  explicit Prefault(std::vector<Group> groups);
+  // The memory must outlive it. No step for so long: none is computed.
+  explicit Prefault(std::vector<Group> groups,
+                    std::chrono::milliseconds quiet = std::chrono::seconds(2));
   ~Prefault();
   Prefault(const Prefault&) = delete;
   Prefault& operator=(const Prefault&) = delete;
 
-  // A step is about to use blocks up to this one. From any thread, cheap.
+  // A step begins, and is about to use blocks up to this one. From any thread, cheap.
   void reached(int64_t group, int64_t block);
 
   // Blocks below this one were taken (tests).
@@ -44,17 +47,20 @@ class Prefault {
   struct Progress {
     Group group;
     int64_t unit;  // blocks whose pages are taken together: a huge page of the widest layer
+    int64_t spare;  // blocks that are taken beyond those while no step is computed
     std::atomic<int64_t> reached{-1};
     std::atomic<int64_t> taken{0};
 
-    int64_t wanted() const;
+    int64_t wanted(bool idle) const;
   };
 
   void work();
-  Progress* behind();
-  void take(Progress& progress);
+  Progress* behind(bool idle);
+  void take(Progress& progress, int rest, const uint64_t* steps);
 
   std::vector<std::unique_ptr<Progress>> groups_;
+  const std::chrono::milliseconds quiet_;
+  std::atomic<uint64_t> steps_{0};
   std::mutex mutex_;
   std::condition_variable changed_;
   std::atomic<bool> stopping_{false};  // set under the mutex

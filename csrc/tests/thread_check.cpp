@@ -2,6 +2,7 @@
 // weights, driven hard from several threads.
 // Meant for the thread sanitizer (`make sanitizers`); its own checks are of results and order.
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <stdexcept>
@@ -282,6 +283,26 @@ void check_prefault(int rounds) {
   }
 }
 
+// Without steps a quarter of the cache is taken beyond what is needed soon, and no more.
+void check_prefault_idle() {
+  constexpr int64_t kStride = 1 << 20, kBlocks = 64, kUnit = 2;
+  const tidemill::Region region(kBlocks * kStride, "a test");
+  tidemill::Prefault ahead({{{{region.data(), kStride}}, kBlocks}}, std::chrono::milliseconds(20));
+  const auto settle = [&](int64_t wanted) {
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (ahead.taken(0) < wanted && std::chrono::steady_clock::now() < limit)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    std::this_thread::sleep_for(std::chrono::milliseconds(60));
+    return ahead.taken(0);
+  };
+  expect(settle(kBlocks / 4) == kBlocks / 4, "a quarter is taken before the first step");
+  ahead.reached(0, 9);
+  expect(settle((9 / kUnit + 2) * kUnit + kBlocks / 4) == (9 / kUnit + 2) * kUnit + kBlocks / 4,
+         "a quarter is taken beyond what is needed soon");
+  ahead.reached(0, kBlocks - 1);
+  expect(settle(kBlocks) == kBlocks, "the whole cache and no more is taken");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -293,6 +314,7 @@ int main(int argc, char** argv) {
   check_queue(rounds);
   check_close(50);
   check_prefault(20);
+  check_prefault_idle();
   std::printf("threads checked, %d failures\n", failures);
   return failures ? 1 : 0;
 }
