@@ -16,6 +16,7 @@ set(TIDEMILL_CORE_SOURCES
   decoder.cpp
   decoder_experts.cpp
   decoder_latent.cpp
+  decoder_feed.cpp
   decoder_products.cpp
   decoder_recurrent.cpp
   executor.cpp

@@ -21,11 +21,6 @@ bool same_shape(const AttnShape& a, const AttnShape& b) {
          a.causal == b.causal;
 }
 
-// Types of activations that a block's first products read.
-unsigned input_acts(const FeedForward& mlp) {
-  return act_bit(mlp.up) | (mlp.gated() ? act_bit(mlp.gate) : 0u);
-}
-
 unsigned attention_acts(const DecoderLayer& layer) {
   unsigned acts = act_bit(layer.q);
   for (const Linear* part : {&layer.k, &layer.v, &layer.gate}) {
@@ -76,7 +71,7 @@ Decoder::Decoder(const KernelTable& kernels, ThreadPool& pool, DecoderModel& mod
     scratch_width_ = in.projection.weight->n;
   }
   scratch_width_ = round_up(std::max(scratch_width_, act_k_), 16);
-  for (Acts* acts : {&acts_, &sent_acts_, &slot_acts_}) set_strides(*acts, act_k_);
+  for (Acts* acts : {&acts_, &sent_acts_, &middle_acts_}) set_strides(*acts, act_k_);
   set_strides(head_acts_, head_k_);
   scratch_.ensure(scratch_width_ * pool.threads());
 }
@@ -512,48 +507,6 @@ void Decoder::norm_heads(const DecoderLayer& layer, const Heads& heads, float* q
   const int64_t group = a.heads / a.kv_heads, count = heads.end - heads.first;
   each(n.q, heads.first * group, count * group, q);
   if (k != nullptr) each(n.k, heads.first, count, k);
-}
-
-void Decoder::feed_forward(const DecoderLayer& layer, const Norm& norm, float* out) {
-  if (!layer.experts) {
-    add_norm_pack(norm, input_acts(layer.mlp));
-    return dense(layer.mlp, tokens_, out);
-  }
-  const Experts& moe = *layer.experts;
-  if (moe.apart()) return mix_apart(moe, norm, out);
-  unsigned acts = act_bit(moe.router);
-  for (const FeedForward& expert : moe.experts) acts |= input_acts(expert);
-  if (moe.shared.up.weight != nullptr) acts |= input_acts(moe.shared);
-  if (moe.shared_gate.weight != nullptr) acts |= act_bit(moe.shared_gate);
-  add_norm_pack(norm, acts, moe.scale_inputs ? normed_.ensure(tokens_ * model_.hidden) : nullptr);
-  mix_experts(moe, out);
-}
-
-void Decoder::dense(const FeedForward& mlp, int64_t rows, float* out) {
-  float* const up = mlp_.data() + mlp_width_ / 2;
-  expect({&mlp.down});
-  if (mlp.gated()) {
-    multiply({{&mlp.gate, mlp_.data(), mlp_width_, 0, rows}, {&mlp.up, up, mlp_width_, 0, rows}});
-  } else {
-    multiply({{&mlp.up, up, mlp_width_, 0, rows}});
-  }
-  each_token(rows, [&](int64_t t, int thread) { activate_row(mlp, t, thread, acts_); });
-  expect_layer(layer_ + 1);
-  multiply({{&mlp.down, out, delta_stride_, 0, rows}});
-}
-
-void Decoder::activate_row(const FeedForward& mlp, int64_t t, int thread, Acts& acts) {
-  const int64_t width = mlp.up.weight->n;
-  float* const gate = mlp_.data() + t * mlp_width_;
-  const float* const up = gate + mlp_width_ / 2;
-  float* out = scratch_.data() + thread * scratch_width_;
-  if (mlp.gated()) {
-    if (mlp.gate_scale != 1.0f) kernels_.scale(gate, mlp.gate_scale, width);
-    kernels_.activate(mlp.activation, gate, up, width, out);
-  } else {
-    kernels_.activate(mlp.activation, up, nullptr, width, out);
-  }
-  pack_row(act_bit(mlp.down), out, width, t, acts);
 }
 
 void Decoder::normalise(const Norm& norm, const float* x, float* out) const {

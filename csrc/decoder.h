@@ -40,6 +40,11 @@ struct FeedForward {
   bool gated() const { return gate.weight != nullptr; }
 };
 
+// Types of activations that a block's first products read.
+inline unsigned input_acts(const FeedForward& mlp) {
+  return act_bit(mlp.up) | (mlp.gated() ? act_bit(mlp.gate) : 0u);
+}
+
 struct Experts {
   Routing routing;
   Linear router;
@@ -250,8 +255,15 @@ class Decoder {
   void norm_heads(const DecoderLayer& layer, const Heads& heads, float* q, float* k) const;
   // The feed-forward block of norm(x), into `out`.
   void feed_forward(const DecoderLayer& layer, const Norm& norm, float* out);
-  // One feed-forward of rows packed for it in acts_.
+  // One feed-forward of rows packed for it in acts_ (decoder_feed.cpp).
   void dense(const FeedForward& mlp, int64_t rows, float* out);
+  // What `down` reads, into middle_acts_: product after product, or both of some columns together.
+  void make_apart(const FeedForward& mlp, int64_t rows);
+  void make_joined(const FeedForward& mlp, int64_t rows);
+  void make_part(const FeedForward& mlp, int64_t m0, int64_t rows, int64_t p0, int64_t panels,
+                 float* scratch);
+  static bool joins(const FeedForward& mlp, int64_t rows);
+  bool parts(ActType act) const;  // a panel's values are packed without those beside them
   // act(gate) * up of row t of mlp_, packed for `down` as row t of `acts`.
   void activate_row(const FeedForward& mlp, int64_t t, int thread, Acts& acts);
   void choose_experts(const Experts& moe);
@@ -330,9 +342,9 @@ class Decoder {
   LeftRow left_[2];
   size_t layer_ = 0;   // that runs
   size_t picked_ = 0;  // which one this step went on from
-  Buffer<float> x_, qkv_, heads_, gate_, mix_, delta_, delta2_, mlp_, scratch_;
+  Buffer<float> x_, qkv_, heads_, gate_, mix_, delta_, delta2_, mlp_, joined_, scratch_;
   Buffer<float> inputs_;  // [tokens, layers * width]
-  Acts acts_, sent_acts_, slot_acts_;
+  Acts acts_, sent_acts_, middle_acts_;  // of tokens, of slots, and what `down` reads
   // Of latent attention: queries (later outputs), low-rank queries, [latent, key]; head rows.
   Buffer<float> wide_, low_, latents_;
   Acts head_acts_;

@@ -124,7 +124,7 @@ void Decoder::send_to_experts(const Experts& moe, int64_t first, int64_t count) 
   for (int act = 0; act < kActTypes; ++act) {
     if (acts >> act & 1u) {
       sent_acts_.ensure(act, slots);
-      slot_acts_.ensure(act, slots);
+      middle_acts_.ensure(act, slots);
     }
   }
   if (moe.scale_inputs) {
@@ -166,14 +166,14 @@ void Decoder::run_experts(const Experts& moe, int64_t slots) {
   });
   multiply(products_.data(), products_.size(), sent_acts_);
   each_token(slots, [&](int64_t slot, int thread) {
-    activate_row(*expert_of[static_cast<size_t>(slot)], slot, thread, slot_acts_);
+    activate_row(*expert_of[static_cast<size_t>(slot)], slot, thread, middle_acts_);
   });
   products_.clear();
   each([&](const FeedForward& expert, int64_t begin, int64_t rows) {
     products_.push_back({&expert.down, slot_out_.data() + begin * delta_stride_, delta_stride_,
                          begin, rows});
   });
-  multiply(products_.data(), products_.size(), slot_acts_);
+  multiply(products_.data(), products_.size(), middle_acts_);
 }
 
 }  // namespace tidemill

@@ -103,10 +103,4 @@ void Decoder::expect_layer(size_t l) {
   layer.recurrent ? pool_.ahead().clear() : expect_feed(layer);
 }
 
-void Decoder::expect_feed(const DecoderLayer& layer) {
-  if (!layer.feeds) return pool_.ahead().clear();
-  if (layer.experts) return expect({&layer.experts->router});
-  expect({&layer.mlp.gate, &layer.mlp.up});
-}
-
 }  // namespace tidemill

@@ -27,6 +27,7 @@ constexpr int kActTypes = 6;
 enum class KvType : int { F32 = 0, BF16 = 1, I8 = 2, I4 = 3 };
 
 constexpr int64_t kPanel = 32;     // output rows (n) per packed panel
+constexpr int64_t kNearStride = 272;  // floats: of a product's rows that are read as soon as they are made
 constexpr int64_t kSpan = 512;     // absolute positions per attention span
 constexpr int64_t kKvGroup = 32;   // values of K under one scale of an I4 cache
 
@@ -123,10 +124,17 @@ struct KernelTable {
   // packed by one table must not meet another table's gemm.
   int64_t (*act_row_bytes)(ActType act, int64_t k);
   void (*pack_act)(ActType act, const float* x, int64_t k, uint8_t* out);  // one row
+  // How many values are packed together; 0: all of a row.
+  int64_t (*act_part)(ActType act);
+  // Values [from, from + n) of a row of k that begins at `out`, from x[0] on: whole parts, but for the
+  // row's end. All parts are what pack_act makes of the row.
+  void (*pack_act_part)(ActType act, const float* x, int64_t from, int64_t n, int64_t k,
+                        uint8_t* out);
   // out[m * ldo + (p * kPanel + j)] = sum_k act[m][k] * w[p * kPanel + j][k] (+ bias) for
   // m in [0, m_rows), p in [p0, p1), rows past n not written. While computing a panel it brings what
   // lies behind it in the matrix closer. `alone`: no other thread reads weights beside this one,
-  // whose one row the hardware's own prefetching then serves better.
+  // whose one row the hardware's own prefetching then serves better. Rows of `out` more than
+  // kNearStride apart may be written past the caches.
   void (*gemm)(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride, int64_t m_rows,
                int64_t p0, int64_t p1, const float* bias, float* out, int64_t ldo, bool alone);
   // Row n of a packed matrix back to float (embedding look-up in a tied matrix).

@@ -2,6 +2,7 @@
 const KernelTable& kernel_table() {
   static const KernelTable table = {
       kIsaName,   act_type,       panel_bytes, pack_panel,         act_row_bytes, pack_act,
+      act_part,   pack_act_part,
       gemm,       unpack_row,     to_float,    rms_norm,           layer_norm,    add_rows,
       add_scaled, scale_row,      clamp_row,   softcap_row,        activate,      rope,
       kv_block_bytes,             kv_write,    kv_read,            kv_export,     kv_import,

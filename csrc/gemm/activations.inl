@@ -110,27 +110,46 @@ static inline void pack_bf16(const float* x, int64_t k, uint8_t* out) {
 #endif
 
 template <class Group>
-static void pack_act_groups(const float* x, int64_t k, uint8_t* out) {
-  Group* groups = reinterpret_cast<Group*>(out);
-  for (int64_t g = 0; g < k / kGroup; ++g) pack_act_group(x + g * kGroup, groups + g);
+static void pack_act_groups(const float* x, int64_t from, int64_t n, uint8_t* out) {
+  Group* groups = reinterpret_cast<Group*>(out) + from / kGroup;
+  for (int64_t g = 0; g < n / kGroup; ++g) pack_act_group(x + g * kGroup, groups + g);
+}
+
+static int64_t act_part(ActType act) {
+  switch (act) {
+    case ActType::F32:
+    case ActType::BF16:
+      return 1;
+    case ActType::I8:
+    case ActType::I8Apart:
+      return kGroup;
+    case ActType::I8Block:
+      return kBlock;
+    case ActType::I8Row:
+      return 0;
+  }
+  return 0;
+}
+
+static void pack_act_part(ActType act, const float* x, int64_t from, int64_t n, int64_t k,
+                          uint8_t* out) {
+  if (act == ActType::I8) return pack_act_groups<ActGroup>(x, from, n, out);
+  if (act == ActType::I8Apart) return pack_act_groups<ActGroupQ8>(x, from, n, out);
+  if (act == ActType::I8Block) {
+    ActBlock* blocks = reinterpret_cast<ActBlock*>(out) + from / kBlock;
+    for (int64_t b = 0; b < n / kBlock; ++b) pack_act_block(x + b * kBlock, blocks + b);
+    return;
+  }
+  const int64_t bytes = act == ActType::BF16 && kBf16Pairs ? 2 : 4;
+  if (act == ActType::F32) {
+    __builtin_memcpy(out + from * bytes, x, size_t(n * bytes));
+  } else {
+    pack_bf16(x, n, out + from * bytes);
+  }
+  if (from + n == k)
+    __builtin_memset(out + k * bytes, 0, size_t(act_row_bytes(act, k) - k * bytes));
 }
 
 static void pack_act(ActType act, const float* x, int64_t k, uint8_t* out) {
-  if (act == ActType::I8Row) return pack_act_channel(x, k, out);
-  if (act == ActType::I8) return pack_act_groups<ActGroup>(x, k, out);
-  if (act == ActType::I8Apart) return pack_act_groups<ActGroupQ8>(x, k, out);
-  if (act == ActType::I8Block) {
-    ActBlock* blocks = reinterpret_cast<ActBlock*>(out);
-    for (int64_t b = 0; b < k / kBlock; ++b) pack_act_block(x + b * kBlock, blocks + b);
-    return;
-  }
-  const int64_t row = act_row_bytes(act, k);
-  if (act == ActType::F32) {
-    __builtin_memcpy(out, x, size_t(k) * 4);
-    __builtin_memset(out + k * 4, 0, size_t(row - k * 4));
-    return;
-  }
-  pack_bf16(x, k, out);
-  const int64_t used = k * (kBf16Pairs ? 2 : 4);
-  __builtin_memset(out + used, 0, size_t(row - used));
+  act == ActType::I8Row ? pack_act_channel(x, k, out) : pack_act_part(act, x, 0, k, k, out);
 }

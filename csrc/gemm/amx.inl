@@ -143,27 +143,45 @@ static inline void multiply_chunk(Weights weights, const uint8_t* acts, int64_t 
   store_sums<kLower>(sums);
 }
 
-// Rows of a panel: what their sums come to. From so many rows on whole lines go to memory past the
-// caches: a row's lie far apart and have gone from the near ones, and each would be brought back before
-// it is written, in the way of the weights.
+// From so many rows on whole lines go to memory past the caches: a row's lie far apart and have gone
+// from the near ones, and each would be brought back before it is written, in the way of the weights.
 constexpr int64_t kStreamedRows = 4;
 
+// Rows of a panel, and what their sums come to.
 template <class Panel>
-static inline void finish_rows(const uint8_t* panel, const uint8_t* acts, int64_t act_stride,
-                               int64_t rows, const float* sums, int64_t valid, const float* bias,
-                               float* out, int64_t ldo) {
-  const bool lines = rows >= kStreamedRows && valid >= kPanel &&
-                     (reinterpret_cast<uintptr_t>(out) | uint64_t(ldo * 4)) % 64 == 0;
-  for (int64_t lane = 0; lane < min64(kPanel, valid); lane += kLanes) {
-    const Vf b = bias ? vload_n(bias + lane, valid - lane) : vzero();
-    for (int64_t r = 0; r < rows; ++r) {
-      const Vf sum = Panel::sum(panel, acts + r * act_stride, sums + r * kPanel + lane, lane);
-      const Vf y = bias ? vadd(sum, b) : sum;
-      float* to = out + r * ldo + lane;
-      lines ? vstream(to, y) : vstore_n(to, y, valid - lane);
+class Finish {
+ public:
+  Finish() = default;
+  // `out` and `bias` begin at the panel's first column, of which `valid` are there.
+  Finish(const uint8_t* panel, const uint8_t* acts, int64_t act_stride, int64_t rows,
+         const float* sums, int64_t valid, const float* bias, float* out, int64_t ldo)
+      : panel_(panel), acts_(acts), sums_(sums), bias_(bias), out_(out), act_stride_(act_stride),
+        valid_(valid), ldo_(ldo), left_(rows),
+        lines_(rows >= kStreamedRows && valid >= kPanel && ldo > kNearStride &&
+               (reinterpret_cast<uintptr_t>(out) | uint64_t(ldo * 4)) % 64 == 0) {}
+
+  // The next rows, at most `count`.
+  TIDEMILL_INLINE void some(int64_t count) {
+    for (; count > 0 && left_ > 0; --count, --left_) {
+      for (int64_t lane = 0; lane < min64(kPanel, valid_); lane += kLanes) finish(lane);
+      acts_ += act_stride_, sums_ += kPanel, out_ += ldo_;
     }
   }
-}
+  TIDEMILL_INLINE void rest() { some(left_); }
+
+ private:
+  TIDEMILL_INLINE void finish(int64_t lane) const {
+    const Vf sum = Panel::sum(panel_, acts_, sums_ + lane, lane);
+    const Vf y = bias_ ? vadd(sum, vload_n(bias_ + lane, valid_ - lane)) : sum;
+    lines_ ? vstream(out_ + lane, y) : vstore_n(out_ + lane, y, valid_ - lane);
+  }
+
+  const uint8_t *panel_ = nullptr, *acts_ = nullptr;
+  const float *sums_ = nullptr, *bias_ = nullptr;
+  float* out_ = nullptr;
+  int64_t act_stride_ = 0, valid_ = 0, ldo_ = 0, left_ = 0;
+  bool lines_ = false;
+};
 
 // The weights of panels [p0, p1), block after block.
 template <class Panel, bool kWidened = Panel::kWidened>
@@ -263,8 +281,9 @@ static void gemm_few(const PackedMatrix& w, const uint8_t* acts, int64_t act_str
     for (int64_t b = 0; b < blocks; ++b)
       multiply_block<Panel, kLower>(weights.next(), acts + Panel::kActHead + b * 64, act_stride);
     store_sums<kLower>(sums);
-    finish_rows<Panel>(w.data + p * w.panel_bytes, acts, act_stride, rows, sums, w.n - n0,
-                       bias ? bias + n0 : nullptr, out + n0, ldo);
+    Finish<Panel>(w.data + p * w.panel_bytes, acts, act_stride, rows, sums, w.n - n0,
+                  bias ? bias + n0 : nullptr, out + n0, ldo)
+        .rest();
   }
   tiles_release();
 }
@@ -283,41 +302,64 @@ struct RowTile {
         lower(rows > kTileRows) {}
 };
 
-// One chunk of a panel times all rows, whose sums lie in `sums`, a pair of tiles after the other.
-struct ManyRows {
-  const PackedMatrix& w;
-  const uint8_t* acts;
-  int64_t act_stride, m_rows;
-  const float* bias;
-  float* out;
-  int64_t ldo, tiles = (m_rows + kPairRows - 1) / kPairRows;
+// Chunks of panels times all rows, whose sums lie in `sums`, a pair of tiles after the other. A pair's
+// sums are taken from there among the products of the next one: they are there only when the tile
+// unit is done with all that was asked of it before.
+template <class Panel>
+class ManyRows {
+ public:
+  ManyRows(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride, int64_t m_rows,
+           const float* bias, float* out, int64_t ldo, float* sums)
+      : tiles((m_rows + kPairRows - 1) / kPairRows), w(w), acts_(acts), act_stride_(act_stride),
+        m_rows_(m_rows), bias_(bias), out_(out), ldo_(ldo), sums_(sums) {}
+  ~ManyRows() { finish_.rest(); }
 
-  template <class Panel, class Weights>
-  TIDEMILL_INLINE void multiply(int64_t p, int64_t from, int64_t to, Weights weights,
-                                float* sums) const {
-    const int64_t n0 = p * kPanel;
-    for (int64_t tile = 0; tile < tiles; ++tile, sums += kPairRows * kPanel) {
-      const RowTile at(tile, m_rows);
-      const uint8_t* act = acts + at.first * act_stride;
-      const auto block = weights(tile);
-      at.lower ? multiply_chunk<Panel, true>(block, act, act_stride, from, to, sums)
-               : multiply_chunk<Panel, false>(block, act, act_stride, from, to, sums);
-      if (to < tile_blocks<Panel>(w.k)) continue;
-      finish_rows<Panel>(w.data + p * w.panel_bytes, acts + at.m * act_stride, act_stride, at.rows,
-                         sums + (at.m - at.first) * kPanel, w.n - n0, bias ? bias + n0 : nullptr,
-                         out + at.m * ldo + n0, ldo);
+  const int64_t tiles;
+  const PackedMatrix& w;
+
+  // `weights` says of a pair of tiles what says where block b lies.
+  template <class Weights>
+  TIDEMILL_INLINE void multiply(int64_t p, int64_t from, int64_t to, Weights weights) {
+    const bool last = to == tile_blocks<Panel>(w.k);
+    for (int64_t tile = 0; tile < tiles; ++tile) {
+      const RowTile at(tile, m_rows_);
+      const uint8_t* act = acts_ + at.first * act_stride_;
+      float* sums = sums_ + tile * kPairRows * kPanel;
+      const auto where = weights(tile);
+      const auto block = [&](int64_t b) __attribute__((always_inline)) {
+        finish_.some(kFinished);
+        return where(b);
+      };
+      at.lower ? multiply_chunk<Panel, true>(block, act, act_stride_, from, to, sums)
+               : multiply_chunk<Panel, false>(block, act, act_stride_, from, to, sums);
+      if (!last) continue;
+      finish_.rest();
+      const int64_t n0 = p * kPanel;
+      finish_ = Finish<Panel>(w.data + p * w.panel_bytes, acts_ + at.m * act_stride_, act_stride_,
+                              at.rows, sums + (at.m - at.first) * kPanel, w.n - n0,
+                              bias_ ? bias_ + n0 : nullptr, out_ + at.m * ldo_ + n0, ldo_);
     }
   }
+
+ private:
+  static constexpr int64_t kFinished = 2;  // rows a block: a pair of tiles in a chunk
+
+  const uint8_t* const acts_;
+  const int64_t act_stride_, m_rows_;
+  const float* const bias_;
+  float* const out_;
+  const int64_t ldo_;
+  float* const sums_;
+  Finish<Panel> finish_;
 };
 
 // Rows of some pairs of tiles: to read weights and widen them takes as long as to multiply them, so one
 // is done among the other, the next chunk's blocks evenly among the products of this one. Chunks are
 // half as long, since two have to be near at once.
 template <class Panel>
-static void gemm_some(const ManyRows& rows, int64_t p0, int64_t p1) {
+static void gemm_some(ManyRows<Panel>& rows, int64_t p0, int64_t p1) {
   constexpr int64_t kLength = kChunkBlocks / 2;
   const int64_t blocks = tile_blocks<Panel>(rows.w.k);
-  alignas(64) float sums[Panel::kSomeRows * kPanel];
   WideStream<Panel, 2 * kLength> wide(rows.w, p0, p1);
   for (int64_t b = 0; b < min64(kLength, blocks); ++b) wide.widen();
   uint64_t taken = 0;
@@ -333,7 +375,7 @@ static void gemm_some(const ManyRows& rows, int64_t p0, int64_t p1) {
         }
         return wide.at(taken + uint64_t(b - from));
       };
-      rows.multiply<Panel>(p, from, to, [&](int64_t) { return block; }, sums);
+      rows.multiply(p, from, to, [&](int64_t) { return block; });
       taken += uint64_t(to - from);
       while (wide.widened() < wanted && wide.widen()) continue;
     }
@@ -343,10 +385,9 @@ static void gemm_some(const ManyRows& rows, int64_t p0, int64_t p1) {
 // Many rows: a chunk of a panel, widened before, meets all of them before the next one; meanwhile the
 // next panel is brought closer.
 template <class Panel>
-static void gemm_many(const ManyRows& rows, int64_t p0, int64_t p1) {
+static void gemm_many(ManyRows<Panel>& rows, int64_t p0, int64_t p1) {
   const PackedMatrix& w = rows.w;
   const int64_t blocks = tile_blocks<Panel>(w.k);
-  alignas(64) float sums[kMostRows * kPanel];
   alignas(64) uint8_t wide[Panel::kWidened ? kChunkBlocks * kTileBlock : 64];
   for (int64_t p = p0; p < p1; ++p) {
     const uint8_t* panel = w.data + p * w.panel_bytes;
@@ -358,9 +399,7 @@ static void gemm_many(const ManyRows& rows, int64_t p0, int64_t p1) {
         for (int64_t b = from; b < to; ++b) Panel::widen(panel, b, wide + (b - from) * kTileBlock);
         weights = wide;
       }
-      rows.multiply<Panel>(
-          p, from, to,
-          [&](int64_t tile) {
+      rows.multiply(p, from, to, [&](int64_t tile) {
             const int64_t line0 = tile * Panel::kLines / rows.tiles * 64;
             const int64_t line1 = (tile + 1) * Panel::kLines / rows.tiles * 64;
             return [=](int64_t b) __attribute__((always_inline)) {
@@ -369,10 +408,27 @@ static void gemm_many(const ManyRows& rows, int64_t p0, int64_t p1) {
                   prefetch(next + Panel::line_at(b) + line);
               return weights + (b - from) * kTileBlock;
             };
-          },
-          sums);
+          });
     }
   }
+}
+
+// Rows that more than one pair of tiles holds.
+template <class Panel>
+static void gemm_pairs(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride,
+                       int64_t m_rows, int64_t p0, int64_t p1, const float* bias, float* out,
+                       int64_t ldo) {
+  alignas(64) float sums[kMostRows * kPanel];
+  configure_product(kPairRows);
+  {
+    ManyRows<Panel> rows(w, acts, act_stride, m_rows, bias, out, ldo, sums);
+    if constexpr (Panel::kWidened) {
+      m_rows <= Panel::kSomeRows ? gemm_some(rows, p0, p1) : gemm_many(rows, p0, p1);
+    } else {
+      gemm_many(rows, p0, p1);
+    }
+  }
+  tiles_release();
 }
 
 template <class Panel>
@@ -381,23 +437,12 @@ static void gemm_tiles(const PackedMatrix& w, const uint8_t* acts, int64_t act_s
                        int64_t ldo, bool /*alone*/) {
   for (int64_t m = 0; m < m_rows; m += kMostRows) {
     const int64_t rows = min64(kMostRows, m_rows - m);
-    const uint8_t* first = acts + m * act_stride;
-    float* to = out + m * ldo;
-    if (rows <= kPairRows) {
-      auto* few = rows > kTileRows ? &gemm_few<Panel, true> : &gemm_few<Panel, false>;
-      few(w, first, act_stride, rows, p0, p1, bias, to, ldo);
-      continue;
-    }
-    configure_product(kPairRows);
-    const ManyRows many{w, first, act_stride, rows, bias, to, ldo};
-    if constexpr (Panel::kWidened) {
-      rows <= Panel::kSomeRows ? gemm_some<Panel>(many, p0, p1) : gemm_many<Panel>(many, p0, p1);
-    } else {
-      gemm_many<Panel>(many, p0, p1);
-    }
-    tiles_release();
+    auto* run = rows > kPairRows   ? &gemm_pairs<Panel>
+                : rows > kTileRows ? &gemm_few<Panel, true>
+                                   : &gemm_few<Panel, false>;
+    run(w, acts + m * act_stride, act_stride, rows, p0, p1, bias, out + m * ldo, ldo);
   }
-  if (m_rows >= kStreamedRows) streams_end();
+  if (m_rows >= kStreamedRows && ldo > kNearStride) streams_end();
 }
 
 // nullptr: by vectors. Few rows of int8 with a scale per row are faster so, and exact either way.

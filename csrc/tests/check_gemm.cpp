@@ -345,13 +345,43 @@ void run_many_rows(const KernelTable& t, WeightType type, int64_t rows, int64_t 
   for (int64_t m = 0; m < rows; ++m)
     t.pack_act(act, &acts[m * k], k, act_rows.data + m * stride);
   const PackedMatrix w{type, act, n, k, bytes, packed.data};
-  std::vector<float> all(rows * n, NAN), one(n);
-  t.gemm(w, act_rows.data, stride, rows, 0, panels, nullptr, all.data(), n, false);
-  for (int64_t m = rows - 1; m >= 0; m -= 7) {
-    t.gemm(w, act_rows.data + m * stride, stride, 1, 0, panels, nullptr, one.data(), n, false);
-    if (std::memcmp(one.data(), &all[m * n], size_t(n) * 4))
-      fail(t.isa, "many rows", "%s: row %lld of %lld differs", name(type), (long long)m,
-           (long long)rows);
+  std::vector<float> one(n);
+  // Near rows, which stay in the caches, and whole lines of rows that may be written past them.
+  for (int64_t ldo : {n, kNearStride + 16}) {
+    Buffer out(rows * ldo * 4);
+    float* const all = out.floats();
+    t.gemm(w, act_rows.data, stride, rows, 0, panels, nullptr, all, ldo, false);
+    for (int64_t m = rows - 1; m >= 0; m -= 7) {
+      t.gemm(w, act_rows.data + m * stride, stride, 1, 0, panels, nullptr, one.data(), n, false);
+      if (std::memcmp(one.data(), all + m * ldo, size_t(n) * 4))
+        fail(t.isa, "many rows", "%s: row %lld of %lld differs", name(type), (long long)m,
+             (long long)rows);
+      for (int64_t j = n; j < ldo; ++j)
+        if (!std::isnan(all[m * ldo + j])) fail(t.isa, "many rows", "writes past n");
+    }
+  }
+}
+
+// A row packed in parts, the last ones first, is the row packed as a whole.
+void run_parts(const KernelTable& t) {
+  Random random{11};
+  for (int type = 0; type < kActTypes; ++type) {
+    const auto act = static_cast<ActType>(type);
+    const int64_t part = t.act_part(act);
+    if (part == 0) continue;
+    for (int64_t k : {part, 5 * part, 512 + 5 * part}) {
+      const int64_t bytes = t.act_row_bytes(act, k), step = (k > 512 ? 2 : 1) * part;
+      std::vector<float> x(k);
+      for (float& v : x) v = random.normal();
+      Buffer whole(bytes), parts(bytes);
+      std::memset(whole.data, 0, size_t(bytes));
+      std::memset(parts.data, 0, size_t(bytes));
+      t.pack_act(act, x.data(), k, whole.data);
+      for (int64_t from = (k - 1) / step * step; from >= 0; from -= step)
+        t.pack_act_part(act, &x[from], from, std::min(step, k - from), k, parts.data);
+      if (std::memcmp(whole.data, parts.data, size_t(bytes)))
+        fail(t.isa, "parts of a row", "activation type %d, %lld values", type, (long long)k);
+    }
   }
 }
 
@@ -498,6 +528,7 @@ void check_gemm(const KernelTable& t) {
     for (W type : {W::Q4_K, W::Q5_K, W::Q6_K})
       for (int64_t k : {256, 768}) run_many_rows(t, type, rows, k);
   }
+  run_parts(t);
   run_extremes(t);
   run_channel_extremes(t);
   for (W type : {W::Q4_0, W::MXFP4, W::IQ4_NL}) run_nibble_extremes(t, type);
