@@ -74,6 +74,10 @@ bool check_emulated([[maybe_unused]] const char* only) {
 int main(int argc, char** argv) {
   using namespace tidemill;
   if ((argc == 3 || argc == 4) && std::strcmp(argv[1], "peak") == 0) {
+    if (!select_kernels(argv[2])) {  // which asks the system for the tiles, too
+      std::printf("%s cannot run here\n", argv[2]);
+      return 2;
+    }
     ThreadPool pool(argc == 4 ? std::atoi(argv[3]) : 1);
     std::vector<double> peaks;
     for (int i = 0; i < 25; ++i)
