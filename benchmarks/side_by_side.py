@@ -88,9 +88,10 @@ _AMX_BATCH = (
 )
 _AMX_HTTP = (
     "profiled with int8 weights (201 tok/s, before gate and up were made together): of 19 s 10 "
-    "were 197 steps of 15 streams alone (51 ms; 48 % products and 35 % attention, both reading at "
-    "24 to 26 GB/s), and 9 were 78 steps of 13 streams and 151 tokens of prompts (115 ms). Prompts "
-    "are 1.2 times as fast since; the streams, more than half of the time, wait for memory:"
+    "were 197 steps of 15 streams alone (51 ms; in process 48 % of one are products and 35 % "
+    "attention, both reading at 24 to 26 GB/s), and 9 were 78 steps of 13 streams and 151 tokens "
+    "of prompts (115 ms). Prompts are 1.2 times as fast since; the streams, more than half of the "
+    "time, wait for memory:"
 )
 _BANDWIDTH = (
     "this runs at the machine's read bandwidth (see the rows of shares), and llama.cpp's rates "

@@ -15,8 +15,8 @@ set(TIDEMILL_CORE_SOURCES
   build_model.cpp
   decoder.cpp
   decoder_experts.cpp
-  decoder_latent.cpp
   decoder_feed.cpp
+  decoder_latent.cpp
   decoder_products.cpp
   decoder_recurrent.cpp
   executor.cpp

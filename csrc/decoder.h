@@ -264,7 +264,10 @@ class Decoder {
                  float* scratch);
   static bool joins(const FeedForward& mlp, int64_t rows);
   bool parts(ActType act) const;  // a panel's values are packed without those beside them
-  // act(gate) * up of row t of mlp_, packed for `down` as row t of `acts`.
+  // act(gate) * up, or act(up) without a gate; `gate` is scaled where it lies.
+  void activate(const FeedForward& mlp, float* gate, const float* up, int64_t count,
+                float* out) const;
+  // The same of row t of mlp_, packed for `down` as row t of `acts`.
   void activate_row(const FeedForward& mlp, int64_t t, int thread, Acts& acts);
   void choose_experts(const Experts& moe);
   void mix_experts(const Experts& moe, float* out);

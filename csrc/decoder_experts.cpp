@@ -60,14 +60,12 @@ void Decoder::mix_experts(const Experts& moe, float* out) {
 
 // Of experts apart from the shared one: each reads x by a norm of its own (`norm` the shared one's).
 void Decoder::mix_apart(const Experts& moe, const Norm& norm, float* out) {
-  add_norm_pack(norm, act_bit(moe.shared.up) | (moe.shared.gated() ? act_bit(moe.shared.gate) : 0u));
+  add_norm_pack(norm, input_acts(moe.shared));
   dense(moe.shared, tokens_, shared_out_.ensure(tokens_ * delta_stride_));
   add_norm_pack(moe.router_norm, act_bit(moe.router));
   choose_experts(moe);
   unsigned acts = 0;
-  for (const FeedForward& e : moe.experts) {
-    acts |= act_bit(e.up) | (e.gated() ? act_bit(e.gate) : 0u);
-  }
+  for (const FeedForward& expert : moe.experts) acts |= input_acts(expert);
   float* const keep = moe.scale_inputs ? normed_.ensure(tokens_ * model_.hidden) : nullptr;
   add_norm_pack(moe.experts_norm, acts, keep);
   mix_all(moe, out);
@@ -118,8 +116,8 @@ void Decoder::send_to_experts(const Experts& moe, int64_t first, int64_t count) 
     slot_share_[static_cast<size_t>(slot)] = shares_[static_cast<size_t>(first * k + i)];
   }
   unsigned acts = 0;
-  for (const FeedForward& e : moe.experts) {
-    acts |= act_bit(e.up) | (e.gated() ? act_bit(e.gate) : 0u) | act_bit(e.down);
+  for (const FeedForward& expert : moe.experts) {
+    acts |= input_acts(expert) | act_bit(expert.down);
   }
   for (int act = 0; act < kActTypes; ++act) {
     if (acts >> act & 1u) {

@@ -12,6 +12,7 @@ namespace {
 // thread makes it of a few panels of both at a time, so many bytes, and goes on with these.
 constexpr int64_t kJoinedRows = 33;
 constexpr int64_t kJoinedBytes = int64_t{256} << 10, kJoinedPanels = 4;
+static_assert(2 * kJoinedPanels * kPanel < kNearStride, "what is made together stays near");
 
 int64_t joined_panels(int64_t rows) {
   const int64_t bytes = rows * 2 * kPanel * int64_t{sizeof(float)};
@@ -47,9 +48,7 @@ void Decoder::expect_feed(const DecoderLayer& layer) {
 }
 
 void Decoder::dense(const FeedForward& mlp, int64_t rows, float* out) {
-  for (int act = 0; act < kActTypes; ++act) {
-    if (act_bit(mlp.down) >> act & 1u) middle_acts_.ensure(act, rows);
-  }
+  middle_acts_.ensure(static_cast<int>(mlp.down.weight->act), rows);
   joins(mlp, rows) ? make_joined(mlp, rows) : make_apart(mlp, rows);
   expect_layer(layer_ + 1);
   const Product down{&mlp.down, out, delta_stride_, 0, rows};
@@ -88,8 +87,7 @@ void Decoder::make_part(const FeedForward& mlp, int64_t m0, int64_t rows, int64_
   for (int64_t r = 0; r < rows; ++r) {
     float* const gate = scratch + r * stride;
     float* const made = packs ? gate : mlp_.data() + (m0 + r) * mlp_width_ + n0;
-    if (mlp.gate_scale != 1.0f) kernels_.scale(gate, mlp.gate_scale, count);
-    kernels_.activate(mlp.activation, gate, gate + width, count, made);
+    activate(mlp, gate, gate + width, count, made);
     if (packs) {
       kernels_.pack_act_part(down, made, n0, count, mlp.down.weight->k,
                              middle_acts_.row(static_cast<int>(down), m0 + r));
@@ -128,13 +126,15 @@ void Decoder::activate_row(const FeedForward& mlp, int64_t t, int thread, Acts& 
   float* const gate = mlp_.data() + t * mlp_width_;
   const float* const up = gate + mlp_width_ / 2;
   float* out = scratch_.data() + thread * scratch_width_;
-  if (mlp.gated()) {
-    if (mlp.gate_scale != 1.0f) kernels_.scale(gate, mlp.gate_scale, width);
-    kernels_.activate(mlp.activation, gate, up, width, out);
-  } else {
-    kernels_.activate(mlp.activation, up, nullptr, width, out);
-  }
+  activate(mlp, gate, up, width, out);
   pack_row(act_bit(mlp.down), out, width, t, acts);
+}
+
+void Decoder::activate(const FeedForward& mlp, float* gate, const float* up, int64_t count,
+                       float* out) const {
+  if (!mlp.gated()) return kernels_.activate(mlp.activation, up, nullptr, count, out);
+  if (mlp.gate_scale != 1.0f) kernels_.scale(gate, mlp.gate_scale, count);
+  kernels_.activate(mlp.activation, gate, up, count, out);
 }
 
 }  // namespace tidemill
