@@ -75,7 +75,7 @@ _AMX_DECODE = (
     "instructions, and keep the processor from looking far ahead (5 vector instructions for 32 "
     "weights where int8 took one); asking for the stream in time mended a part of that. What it "
     "buys are the rows of many tokens: prefill in 8 and 4 bits is 1.4 to 2.3 times as fast as with "
-    "int8 products on this machine, 32 sequences 1.2 to 1.6 times (see what a tile keeps, below)."
+    "int8 products on this machine, 32 sequences 1.2 to 1.6 times (what a tile keeps, kernels.md)."
 )
 _AMX_BATCH = (
     "rows wait for memory: llama.cpp's step of 16 takes 80 ms (Q8_0) and 115 to 121 (Q4_K_M), and "
@@ -84,7 +84,7 @@ _AMX_BATCH = (
     "layers' products 25 ms, the output layer's 8, attention 25 at 82 % of the read, norms, rope "
     "and keys and values written 5, and 6 for activation, the other norms, sampling and waiting. "
     "By themselves products of 16 rows in 4 and 6 bits read at 79 % and of 32 at 64 to 69 %, for "
-    "what a group takes to be widened and multiplied (see what a tile keeps, below)."
+    "what a group takes to be widened and multiplied (what a tile keeps, in kernels.md)."
 )
 _AMX_HTTP = (
     "profiled with int8 weights (201 tok/s, before gate and up were made together): of 19 s 10 "
@@ -102,10 +102,10 @@ _SCALES = (
     "4 % keys and values written, 3 % activation, 2 % norms with rounding. A group of 32 values "
     "takes eight dot products and two multiplications for the scales, of which this processor "
     "does one a cycle in whatever mixture: 80 % of what registers alone give (931 GOP/s) is the "
-    "most there is, and a tile by itself reaches 78 (see what a tile writes, below). Within a run "
-    "it is less: virtual processors share cores now and then (the peak of both threads together "
-    "fell from 927 to 850 GOP/s within the hour), which no setting of ours prevents; an hour "
-    "before, by itself, what is in now gave medians of 564 to 616 tok/s beside its variants."
+    "most there is, and a tile by itself reaches 78 (see what a tile writes, kernels.md). Within "
+    "a run it is less: virtual processors share cores now and then (the peak of both threads "
+    "together fell from 927 to 850 GOP/s within the hour), which no setting of ours prevents; an "
+    "hour before, by itself, what is in now gave medians of 564 to 616 tok/s beside its variants."
 )
 _WAITING = (
     "a quarter of a step of many rows is attention waiting for memory while the multipliers idle: "
@@ -178,8 +178,8 @@ _AVX2_ARITHMETIC = (
 _AVX2_DEPTH = (
     "a plain read in the order in which attention reads KV (8 KiB of K or V a block and head) "
     "gives four threads here 34 to 50 GB/s where one from front to end gives 46 to 67 (see how "
-    "attention at depth is cut, below). In another hour, in which the plain read was 45 and 50 "
-    "GB/s, the shares were 144 and 84.9 %."
+    "attention at depth is cut, in kernels.md). In another hour, in which the plain read was 45 "
+    "and 50 GB/s, the shares were 144 and 84.9 %."
 )
 # Kind of machine -> beginning of a row's key -> why its target is missed, as
 # far as it is known; the last that fits.

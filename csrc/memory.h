@@ -45,7 +45,7 @@ class Region {
 
 // A 64-byte aligned array that only grows, so that a step allocates only when it is the largest
 // one seen. Growing drops the content. Large ones are on huge pages: a product goes through rows that
-// lie apart, each of which would else be on a page of its own (docs/benchmarks.md, pages of a step).
+// lie apart, each of which would else be on a page of its own (docs/kernels.md, pages of a step).
 template <class T>
 class Buffer {
  public:

@@ -2,6 +2,10 @@
 // to bf16 too, and every row goes through the tiles, a lone one as well. A row's bits do not depend
 // on its neighbours: rows of a tile are computed alike, chunks lie at fixed positions, and what a
 // row does not see enters as a probability of zero times a finite value.
+//
+// Keys are a product's left side, 16 tokens by 32 values as they lie in the cache, a token's values in
+// whole lines, so that to write a token touches few of them. So scores come token by token, and are turned
+// around for what is made of them row by row.
 
 constexpr int64_t kTileDepth = 32;    // values of bf16 that one tile product sums over
 constexpr int64_t kTileQueries = 32;  // query rows at a time: two tiles
@@ -9,8 +13,11 @@ constexpr int64_t kTileQueries = 32;  // query rows at a time: two tiles
 constexpr int64_t kTileScoreRow = kSpan + 16;         // floats
 constexpr int64_t kTileProbRow = kSpan + kTileDepth;  // bf16
 
-static inline int64_t tile_scratch_bytes(int64_t v_dim) {
-  return kTileQueries * (kTileScoreRow * 4 + kTileProbRow * 2) + kSpan * v_dim * 2;
+constexpr int64_t kFreshScores = kTileQueries * kChunk;  // floats, of a chunk
+
+static inline int64_t tile_scratch_bytes(const AttnShape& shape) {
+  return kTileQueries * (kTileScoreRow * 4 + kTileProbRow * 2 + shape.head_dim * 2) +
+         kSpan * shape.v_dim * 2 + 2 * kFreshScores * 4;
 }
 
 // One tile's worth of rows at work on a span.
@@ -19,6 +26,8 @@ struct TileJob {
   int64_t row0, count;
   Visible all;         // what any of the rows sees
   const uint8_t* q;    // bf16 [count][d]
+  uint8_t* queries;    // the same as a tile's right side: [upper or lower][d / 2][columns][2]
+  float* fresh;        // scores of two chunks in turn: [upper or lower][kChunk][columns]
   float* scores;       // [kTileQueries][kTileScoreRow]
   uint16_t* probs;     // [kTileQueries][kTileProbRow]
   uint8_t* copies;     // chunks of V that do not lie as a tile wants them
@@ -30,22 +39,6 @@ struct TileJob {
   // Whether it waits for memory rather than for the tiles.
   bool waits() const { return leads && !lower(); }
 };
-
-// Tiles: 0 to 3 sums, 4 and 5 queries or probabilities (upper and lower rows), 6 and 7 keys or
-// values. Without lower rows all four sums are the upper rows'.
-static inline void configure_span(const TileJob& tile) {
-  const int64_t upper = min64(tile.count, kTileRows), lower = tile.count - upper;
-  TileShapes shapes;
-  shapes.set(0, upper, 64);
-  shapes.set(1, upper, 64);
-  shapes.set(2, lower ? lower : upper, 64);
-  shapes.set(3, lower ? lower : upper, 64);
-  shapes.set(4, upper, kTileDepth * 2);
-  if (lower) shapes.set(5, lower, kTileDepth * 2);
-  shapes.set(6, kTileDepth / 2, 64);
-  shapes.set(7, kTileDepth / 2, 64);
-  tiles_configure(shapes);
-}
 
 // --- what is asked for ahead ---
 //
@@ -123,37 +116,149 @@ class Fetch {
 
 // --- the parts of a span ---
 
-static void tile_scores(const TileJob& tile) {
-  const SpanJob& job = tile.job;
-  const int64_t d = job.shape.head_dim, q_row = d * 2, k_row = job.kv.block_size * 4;
-  const int64_t k_step = kTileDepth / 2 * k_row;
-  const bool lower = tile.lower();
-  const uint8_t* q2 = tile.q + kTileRows * q_row;
-  configure_span(tile);
-  for (int64_t t = tile.all.lo / kChunk * kChunk; t < tile.all.hi; t += kChunk) {
+// A token's keys lie so far behind the one's before.
+struct KeyRuns {
+  static constexpr int kLaneBytes = kKeyRun * 2;
+};
+
+// What holds [16][N] values afterwards holds [N][16].
+template <int N>
+static TIDEMILL_INLINE void turn_around(Vf (&v)[N]) {
+  TIDEMILL_UNROLL
+  for (int stage = 1; stage < N; stage *= 2) {
+    Vf halves[N];
+    TIDEMILL_UNROLL
+    for (int i = 0; i < N / 2; ++i) {
+      halves[i] = every_second<0>(v[2 * i], v[2 * i + 1]);
+      halves[N / 2 + i] = every_second<1>(v[2 * i], v[2 * i + 1]);
+    }
+    TIDEMILL_UNROLL
+    for (int i = 0; i < N; ++i) v[i] = halves[i];
+  }
+}
+
+// Scores of a tile's rows, of which kColumns are multiplied at once, and as many lower ones.
+template <int kColumns, bool kLower>
+class Scores {
+ public:
+  explicit Scores(const TileJob& tile) : tile_(tile), depths_(tile.job.shape.head_dim / 2) {}
+
+  void run() {
+    const TileJob& tile = tile_;
+    place_queries(0);
+    if (kLower) place_queries(1);
+    configure();
+    float *fresh = tile.fresh, *before = fresh + kFreshScores;
+    const int64_t first = tile.all.lo / kChunk * kChunk;
+    for (int64_t t = first; t < tile.all.hi; t += kChunk) {
+      if (tile.waits()) announce_after(tile, t);
+      multiply(t, fresh);
+      // What tiles have stored is there when they are done: the scores before meanwhile.
+      if (t > first) spread(before, t - kChunk);
+      float* const next = before;
+      before = fresh;
+      fresh = next;
+    }
+    spread(before, (tile.all.hi - 1) / kChunk * kChunk);
+  }
+
+ private:
+  static constexpr int64_t kRow = kColumns * 4;  // bytes of a tile's row of queries or scores
+
+  // Tiles: 0 and 1 scores of 16 tokens each, 2 and 3 those of the lower rows, 4 and 5 keys, 6 and 7
+  // queries.
+  static void configure() {
+    TileShapes shapes;
+    for (int tile = 0; tile < 8; ++tile)
+      shapes.set(tile, kTileRows, tile == 4 || tile == 5 ? kKeyRun * 2 : kRow);
+    tiles_configure(shapes);
+  }
+
+  uint8_t* queries(int lower) const { return tile_.queries + lower * depths_ * kRow; }
+  int64_t rows(int lower) const { return min64(kColumns, tile_.count - lower * kTileRows); }
+
+  void place_queries(int lower) const {
+    const int64_t q_row = depths_ * 4, count = rows(lower);
+    const uint8_t* q = tile_.q + lower * kTileRows * q_row;
+    uint8_t* out = queries(lower);
+    for (int64_t at = 0; at < depths_; at += kLanes, out += kLanes * kRow) {
+      if constexpr (kColumns == kLanes) {
+        Vf v[kLanes];
+        TIDEMILL_UNROLL
+        for (int r = 0; r < kLanes; ++r)
+          v[r] = r < count ? as_float(iload(q + r * q_row + at * 4)) : vzero();
+        turn_around(v);
+        TIDEMILL_UNROLL
+        for (int i = 0; i < kLanes; ++i) istore(out + i * kRow, as_int(v[i]));
+      } else {
+        for (int64_t i = 0; i < kLanes; ++i)
+          for (int64_t r = 0; r < kColumns; ++r)
+            store_as(out + i * kRow + r * 4,
+                     r < count ? load_as<uint32_t>(q + r * q_row + (at + i) * 4) : 0u);
+      }
+    }
+  }
+
+  void multiply(int64_t t, float* fresh) const {
+    const SpanJob& job = tile_.job;
+    const int64_t k_step = job.kv.block_size * kKeyRun * 2;
     const uint8_t* half[2];
-    chunk_keys<WideCache>(job, t, tile.all, half);
-    if (tile.waits()) announce_after(tile, t);
+    chunk_keys<KeyRuns>(job, t, tile_.all, half);
+    const uint8_t *upper = queries(0), *lower = queries(1);
     tile_zero<0>();
     tile_zero<1>();
-    if (lower) tile_zero<2>(), tile_zero<3>();
-    for (int64_t s = 0; s < d / kTileDepth; ++s) {
-      tile_load<6>(half[0] + s * k_step, k_row);
-      tile_load<4>(tile.q + s * kTileDepth * 2, q_row);
+    if constexpr (kLower) tile_zero<2>(), tile_zero<3>();
+    for (int64_t s = 0; s < depths_ / kTileRows; ++s) {
+      tile_load<6>(upper + s * kTileRows * kRow, kRow);
+      tile_load<4>(half[0] + s * k_step, kKeyRun * 2);
       tile_dot_bf16<0, 4, 6>();
-      tile_load<7>(half[1] + s * k_step, k_row);
-      tile_dot_bf16<1, 4, 7>();
-      if (!lower) continue;
-      tile_load<5>(q2 + s * kTileDepth * 2, q_row);
-      tile_dot_bf16<2, 5, 6>();
+      tile_load<5>(half[1] + s * k_step, kKeyRun * 2);
+      tile_dot_bf16<1, 5, 6>();
+      if constexpr (!kLower) continue;
+      tile_load<7>(lower + s * kTileRows * kRow, kRow);
+      tile_dot_bf16<2, 4, 7>();
       tile_dot_bf16<3, 5, 7>();
     }
-    float* out = tile.scores + t;
-    float* out2 = out + kTileRows * kTileScoreRow;
-    tile_store<0>(out, kTileScoreRow * 4);
-    tile_store<1>(out + kHalf, kTileScoreRow * 4);
-    if (lower) tile_store<2>(out2, kTileScoreRow * 4), tile_store<3>(out2 + kHalf, kTileScoreRow * 4);
+    constexpr int64_t kTile = kHalf * kColumns;
+    tile_store<0>(fresh, kRow);
+    tile_store<1>(fresh + kTile, kRow);
+    if constexpr (kLower) {
+      tile_store<2>(fresh + 2 * kTile, kRow);
+      tile_store<3>(fresh + 3 * kTile, kRow);
+    }
   }
+
+  // The scores of chunk t to their rows.
+  void spread(const float* fresh, int64_t t) const {
+    for (int lower = 0; lower <= int(kLower); ++lower) {
+      float* const out = tile_.scores + lower * kTileRows * kTileScoreRow + t;
+      const int64_t count = rows(lower);
+      for (int64_t half = 0; half < kChunk; half += kHalf, fresh += kHalf * kColumns) {
+        Vf v[kColumns];
+        TIDEMILL_UNROLL
+        for (int i = 0; i < kColumns; ++i) v[i] = vload(fresh + i * kLanes);
+        turn_around(v);
+        TIDEMILL_UNROLL
+        for (int r = 0; r < kColumns; ++r)
+          if (r < count) vstore(out + r * kTileScoreRow + half, v[r]);
+      }
+    }
+  }
+
+  const TileJob& tile_;
+  const int64_t depths_;  // pairs of a key
+};
+
+template <int kColumns>
+static void few_scores(const TileJob& tile) {
+  if constexpr (kColumns > 1) {
+    if (tile.count <= kColumns / 2) return few_scores<kColumns / 2>(tile);
+  }
+  Scores<kColumns, false>(tile).run();
+}
+
+static void tile_scores(const TileJob& tile) {
+  tile.lower() ? Scores<kTileRows, true>(tile).run() : few_scores<kTileRows>(tile);
 }
 
 // Scores of row r to probabilities exp(s - m) in bf16, zero where the row sees nothing.
@@ -269,7 +374,21 @@ static void find_values(TileJob& tile) {
   }
 }
 
+// Tiles: 0 to 3 sums, 4 and 5 probabilities (upper and lower rows), 6 and 7 values. Without lower rows
+// all four sums are the upper rows'.
+static inline void configure_values(const TileJob& tile) {
+  const int64_t upper = min64(tile.count, kTileRows), lower = tile.count - upper;
+  TileShapes shapes;
+  for (int sum = 0; sum < 4; ++sum) shapes.set(sum, sum >= 2 && lower > 0 ? lower : upper, 64);
+  shapes.set(4, upper, kTileDepth * 2);
+  if (lower > 0) shapes.set(5, lower, kTileDepth * 2);
+  shapes.set(6, kTileDepth / 2, 64);
+  shapes.set(7, kTileDepth / 2, 64);
+  tiles_configure(shapes);
+}
+
 static void tile_values(const TileJob& tile, float* acc) {
+  configure_values(tile);
   const int64_t d = tile.job.shape.v_dim;
   if (tile.lower()) {
     for (int64_t d0 = 0; d0 < d; d0 += kTileDepth) tile_columns<true>(tile, d0, acc);
@@ -283,7 +402,9 @@ static void span_tiles(const SpanJob& job, const float* q, int64_t q_stride, int
   const int64_t d = job.shape.head_dim, dv = job.shape.v_dim, rows = nq * job.group;
   float* scores = reinterpret_cast<float*>(scratch);
   uint16_t* probs = reinterpret_cast<uint16_t*>(scores + kTileQueries * kTileScoreRow);
-  uint8_t* copies = reinterpret_cast<uint8_t*>(probs + kTileQueries * kTileProbRow);
+  float* fresh = reinterpret_cast<float*>(probs + kTileQueries * kTileProbRow);
+  uint8_t* queries = reinterpret_cast<uint8_t*>(fresh + 2 * kFreshScores);
+  uint8_t* copies = queries + kTileQueries * d * 2;
   for (int64_t row = 0; row < rows; ++row)
     pack_bf16(q + row / job.group * q_stride + (job.kv_head * job.group + row % job.group) * d, d,
               job.q + row * d * 2);
@@ -291,7 +412,7 @@ static void span_tiles(const SpanJob& job, const float* q, int64_t q_stride, int
   for (int64_t row = 0; row < rows; --tiles) {
     const int64_t count = (rows - row + tiles - 1) / tiles;
     TileJob tile{job, row, count, seen_by(job, row, count), job.q + row * d * 2,
-                 scores, probs, copies, row == 0, 0, 0, {}};
+                 queries, fresh, scores, probs, copies, row == 0, 0, 0, {}};
     if (tile.all.hi <= tile.all.lo) {
       __builtin_memset(acc + row * dv, 0, size_t(count * dv) * 4);
       for (int64_t r = row; r < row + count; ++r) m[r] = -kInfinity, l[r] = 0.0f;

@@ -1,6 +1,6 @@
 // Layout of one KV block, per KV head (block_size tokens; d is K's width or V's, which may differ):
 //   F32   K [d][tokens],        V [tokens][d]
-//   BF16  K [d / 2][tokens][2], V [tokens / 2][d][2]
+//   BF16  K [d / 2][tokens][2], V [tokens / 2][d][2]; where tiles read them K [d / 32][tokens][32]
 //   I8    K [d][tokens],        V [tokens][d], then K and V scales, float [tokens] each
 //   I4    K [d / 2][tokens], of a byte the even d is the low nibble; V [tokens][ceil(d / 32)][16],
 //         of byte j of a run of 32 values the low nibble is j and the high one 16 + j; then pairs
@@ -44,8 +44,20 @@ static int64_t kv_block_bytes(KvType type, int64_t block_size, int64_t kv_heads,
   return kv_heads * cache_layout(type, block_size, head_dim, v_dim).head_bytes;
 }
 
+// Values of a key that lie together where tiles read it: a token's keys are in few lines then.
+constexpr int64_t kKeyRun = 32;
+
+static inline bool is_tiled([[maybe_unused]] const KvLayer& kv) {
+#ifdef TIDEMILL_AMX
+  return kv.type == KvType::BF16 && kv.head_dim % kKeyRun == 0 && kv.v_dim % kKeyRun == 0;
+#else
+  return false;
+#endif
+}
+
 // Index, in elements, of value i of a token's K or V.
 static inline int64_t k_index(const KvLayer& kv, int64_t slot, int64_t i) {
+  if (is_tiled(kv)) return (i / kKeyRun * kv.block_size + slot) * kKeyRun + i % kKeyRun;
   if (kv.type == KvType::BF16) return (i / 2 * kv.block_size + slot) * 2 + i % 2;
   return i * kv.block_size + slot;
 }
@@ -179,6 +191,24 @@ static inline void import_nibbles(const NibbleHead& head, const uint8_t* k, cons
   put(head.value_pair(), v_scale);
 }
 
+#ifdef TIDEMILL_AMX
+// One token's K and V in one KV head of a block that tiles read.
+static inline void write_tiled(const KvLayer& kv, uint8_t* base, uint8_t* values, int64_t slot,
+                               const float* k, const float* v) {
+  for (int64_t i = 0; i < kv.head_dim; i += kKeyRun)
+    istore(base + k_index(kv, slot, i) * 2, round_bf16_pair(vload(k + i), vload(k + i + kLanes)));
+  // The other token of the pair keeps its half of a lane.
+  uint8_t* const row = values + slot / 2 * kv.v_dim * 4;
+  const bool odd = slot % 2;
+  const Vi upper = iset(int32_t(0xffff0000u)), lower = iset(0x0000ffff);
+  for (int64_t i = 0; i < kv.v_dim; i += kLanes) {
+    const Vi pair = iload(row + i * 4), value = round_bf16(vload(v + i));
+    istore(row + i * 4, odd ? imerge(iand(pair, lower), value, upper)
+                            : imerge(ishift_left<-16>(value), pair, upper));
+  }
+}
+#endif
+
 static void kv_write(const KvLayer& kv, int64_t block, int64_t slot, const float* k,
                      const float* v) {
   const CacheLayout layout = cache_layout(kv);
@@ -186,6 +216,12 @@ static void kv_write(const KvLayer& kv, int64_t block, int64_t slot, const float
   for (int64_t h = 0; h < kv.kv_heads; ++h, k += d, v += dv) {
     uint8_t* base = head_base(kv, layout, block, h);
     uint8_t* values = base + layout.v_offset;
+#ifdef TIDEMILL_AMX
+    if (is_tiled(kv)) {
+      write_tiled(kv, base, values, slot, k, v);
+      continue;
+    }
+#endif
     if (kv.type == KvType::F32) {
       for (int64_t i = 0; i < d; ++i) store_as(base + (i * kv.block_size + slot) * 4, k[i]);
       __builtin_memcpy(values + slot * dv * 4, v, size_t(dv) * 4);

@@ -398,7 +398,7 @@ static void attn_span(const AttnShape& shape, const KvLayer& kv, const int32_t* 
                     reinterpret_cast<float*>(bytes + at.acc),
                     next};
 #ifdef TIDEMILL_AMX
-  if (kv.type == KvType::BF16 && d % kTileDepth == 0 && shape.v_dim % kTileDepth == 0) {
+  if (is_tiled(kv)) {
     span_tiles(job, q, q_stride, nq, m, l, acc, bytes + at.total);
     return;
   }
@@ -412,7 +412,7 @@ static void attn_span(const AttnShape& shape, const KvLayer& kv, const int32_t* 
 static int64_t attn_scratch_bytes(const AttnShape& shape, int64_t nq) {
   int64_t bytes = scratch_layout(shape, nq).total;
 #ifdef TIDEMILL_AMX
-  bytes += tile_scratch_bytes(shape.v_dim);
+  bytes += tile_scratch_bytes(shape);
 #endif
   return bytes;
 }

@@ -58,40 +58,46 @@ static int64_t act_row_bytes(ActType act, int64_t k) {
   return 0;
 }
 
-// kCount values rounded to int8 by one scale, which it returns; the sums of each 16 of them.
+// Of the scale of int8 that kCount values share: its inverse, in all lanes, and the scale itself.
 template <int kCount>
-static inline float quantize_act(const float* x, int8_t* out, int32_t (&sums)[kCount / 16]) {
+static inline Vf inverse_act(const float* x, float* scale) {
   Vf largest = vzero();
   for (int i = 0; i < kCount; i += kLanes) largest = vmax(largest, vabs(vload(x + i)));
   const float bound = vreduce_max(largest);
-  const Vf inverse = vset(bound > 0.0f ? 127.0f / bound : 0.0f);
-  for (int from = 0; from < kCount; from += kGroup)
-    round_group([&](int i) { return vload(x + from + i); }, inverse, out + from, sums + from / 16);
-  return bound / 127.0f;
+  *scale = bound / 127.0f;
+  return vset(bound > 0.0f ? 127.0f / bound : 0.0f);
+}
+static inline auto values_of(const float* x) {
+  return [x](int i) { return vload(x + i); };
 }
 
 static inline void pack_act_group(const float* x, ActGroup* out) {
-  int32_t sums[2];
-  out->scale = quantize_act<kGroup>(x, out->q, sums);
-  const int32_t sum = sums[0] + sums[1];
+  Vi sums[2];
+  round_group(values_of(x), inverse_act<kGroup>(x, &out->scale), out->q, sums);
+  const int32_t sum = ireduce_add(iadd(sums[0], sums[1]));
   out->correction_q8 = -128 * sum;
   out->correction_q4 = -8 * sum;
   out->correction_mxfp4 = -12 * sum;
 }
 
 static inline void pack_act_group(const float* x, ActGroupQ8* out) {
-  int32_t sums[2];
-  int8_t q[kGroup];
-  out->scale = quantize_act<kGroup>(x, q, sums);
-  out->correction_q8 = store_act_q8(q, sums[0] + sums[1], out->q);
+  const Vi starts = round_act_q8(values_of(x), inverse_act<kGroup>(x, &out->scale), out->q);
+  out->correction_q8 = kStartQ8 * ireduce_add(starts);
 }
 
 static inline void pack_act_block(const float* x, ActBlock* out) {
-  int32_t sums[kBlock / 16];
-  out->scale = quantize_act<kBlock>(x, out->q, sums);
-  for (int i = 0; i < kBlock / 16; ++i) out->q6_starts[i] = dot_start_u6(out->q + 16 * i, sums[i]);
-  for (int i = 0; i < kBlock / kGroup; ++i)
-    out->minus_sums[i] = int16_t(-(sums[2 * i] + sums[2 * i + 1]));
+  const Vf inverse = inverse_act<kBlock>(x, &out->scale);
+  for (int g = 0; g < kBlock / kGroup; ++g) {
+    Vi sums[2];
+    int32_t sum[2];
+    int8_t* const q = out->q + g * kGroup;
+    round_group(values_of(x + g * kGroup), inverse, q, sums);
+    for (int half = 0; half < 2; ++half) {
+      sum[half] = ireduce_add(sums[half]);
+      out->q6_starts[2 * g + half] = dot_start_u6(q + 16 * half, sum[half]);
+    }
+    out->minus_sums[g] = int16_t(-(sum[0] + sum[1]));
+  }
 }
 
 #ifdef TIDEMILL_BF16_PAIRS

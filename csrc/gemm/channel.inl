@@ -2,14 +2,14 @@
 // sum over all of k is an exact integer, whatever multiplies and in whatever order, and only the end
 // is rounded, once. (Exact in 32 bits up to k = 133,000; what an offset adds wraps around and back.)
 //   panel        32 float scales, then per kDotBytes of k 32 rows x as many bytes, a tile deep
-//   activations  ActRow, then k values as store_act_q8 leaves them, zeros up to a tile's depth
+//   activations  ActRow, then k values as round_act_q8 leaves them, zeros up to a tile's depth
 
 constexpr int64_t kTileDepthI8 = 64;  // values of k that one tile product sums over
 constexpr int64_t kChannelScales = kPanel * 4;
 
 struct ActRow {
   float scale;
-  int32_t correction_q8;  // what store_act_q8 returned, together
+  int32_t correction_q8;  // what their products' sums begin with (round_act_q8)
   uint8_t unused[56];
   uint8_t q[64];  // and on
 };
@@ -29,19 +29,16 @@ static inline void pack_act_channel(const float* x, int64_t k, uint8_t* to) {
   for (int64_t i = 0; i < k; i += kLanes) largest = vmax(largest, vabs(vload_n(x + i, k - i)));
   const float bound = vreduce_max(largest);
   const Vf inverse = vset(bound > 0.0f ? 127.0f / bound : 0.0f);
-  int32_t correction = 0;
+  Vi correction = iset(0);
   for (int64_t from = 0; from < round_up(k, kTileDepthI8); from += kGroup) {
     const auto load = [&](int j) {
       const int64_t i = from + j;
       return i < k ? vload_n(x + i, k - i) : vzero();
     };
-    int8_t q[kGroup];
-    int32_t sums[2];
-    round_group(load, inverse, q, sums);
-    correction += store_act_q8(q, sums[0] + sums[1], out->q + from * kActBytesQ8);
+    correction = iadd(correction, round_act_q8(load, inverse, out->q + from * kActBytesQ8));
   }
   out->scale = bound / 127.0f;
-  out->correction_q8 = correction;
+  out->correction_q8 = kStartQ8 * ireduce_add(correction);
 }
 
 // One row of `from` as int8, half away from zero as Q8_0's, and its scale.

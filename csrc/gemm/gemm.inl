@@ -18,7 +18,7 @@ static TIDEMILL_INLINE Quad act_quad(const uint8_t* acts, int i) {
 }
 #endif
 
-// The same as dot_q8 takes it, of what store_act_q8 left.
+// The same as dot_q8 takes it, of what round_act_q8 left.
 #ifndef TIDEMILL_QUAD_Q8
 using QuadQ8 = Quad;
 static TIDEMILL_INLINE QuadQ8 act_quad_q8(const uint8_t* acts, int i) {

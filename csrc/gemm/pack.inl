@@ -111,10 +111,11 @@ static inline void istore_group_s8(int8_t* p, const Vi (&q)[kGroup / kLanes]) {
 #endif
 
 // kGroup values of activations, load(i) those from i on, as int8 by one scale, whose inverse is given;
-// the sums of both halves of them.
+// and the sums of both halves of them, in lanes that are yet to be added.
 template <class Load>
-static inline void round_group(Load load, Vf inverse, int8_t* out, int32_t* sums) {
-  Vi q[kGroup / kLanes], sum[2] = {iset(0), iset(0)};
+static inline void round_group(Load load, Vf inverse, int8_t* out, Vi* sum) {
+  Vi q[kGroup / kLanes];
+  sum[0] = sum[1] = iset(0);
   for (int j = 0; j < kGroup / kLanes; ++j) {
     // A subnormal bound overflows the quotient; the clamp keeps q within +-127, a NaN too.
     const Vf scaled = vmul(load(j * kLanes), inverse);
@@ -122,18 +123,29 @@ static inline void round_group(Load load, Vf inverse, int8_t* out, int32_t* sums
     sum[j * kLanes / 16] = iadd(sum[j * kLanes / 16], q[j]);
   }
   istore_group_s8(out, q);
-  for (int half = 0; half < 2; ++half) sums[half] = ireduce_add(sum[half]);
 }
 
-// Activations as products with weights of 8 bits take them: bytes per value, and kGroup values,
-// whose sum is `sum`, stored so; what the sums of their products begin with is returned.
+// Activations as products with weights of 8 bits take them: bytes per value, and kGroup values rounded
+// and stored so. What the sums of their products begin with is kStartQ8 times the sum of what is
+// returned, lanes yet to be added.
 constexpr int64_t kActBytesQ8 = kPairDots ? 2 : 1;
-#ifndef TIDEMILL_QUAD_Q8
-static inline int32_t store_act_q8(const int8_t* q, int32_t sum, uint8_t* to) {
-  __builtin_memcpy(to, q, size_t(kGroup));
-  return -128 * sum;
-}
+#ifdef TIDEMILL_QUAD_Q8
+constexpr int32_t kStartQ8 = 1;
+#else
+constexpr int32_t kStartQ8 = -128;
 #endif
+template <class Load>
+static inline Vi round_act_q8(Load load, Vf inverse, uint8_t* to) {
+  Vi sum[2];
+#ifdef TIDEMILL_QUAD_Q8
+  int8_t q[kGroup];
+  round_group(load, inverse, q, sum);
+  return store_act_q8(q, to);
+#else
+  round_group(load, inverse, reinterpret_cast<int8_t*>(to), sum);
+  return iadd(sum[0], sum[1]);
+#endif
+}
 
 static inline int8_t round_half_away(float x) {
   const int whole = int(x);

@@ -1,6 +1,6 @@
 // Quantized weights as tiles multiply them: widened to bf16, 32 of k and 32 rows at a time, and the
 // scales with them. So the sums over all of k stay in the tile unit, which integers with a scale every
-// 32 or 256 of k would have to leave each time (see docs/benchmarks.md, what a tile keeps), and
+// 32 or 256 of k would have to leave each time (see docs/kernels.md, what a tile keeps), and
 // activations keep the precision of bf16. A weight is computed as a half, of 11 bits, and rounded to
 // the 8 of bf16.
 //

@@ -2,10 +2,13 @@
 // order and are folded in one fixed tree, so a row's result depends on nothing but the row.
 
 // exp(x) to about 1 ulp: Cody-Waite reduction and the degree-5 minimax polynomial of Cephes expf.
-// exp(-inf) is exactly 0; a NaN stays one.
+// A NaN stays one, and what would be subnormal is exactly 0: to make or add up a vector with one such
+// lane, a position that is not seen for instance, takes an Intel core 180 cycles instead of 7.
 static inline Vf vexp(Vf x) {
+  constexpr float kLeast = -87.33f;
+  const Vf of = x;
   x = vmin(vset(88.8f), x);
-  x = vmax(vset(-104.0f), x);
+  x = vmax(vset(kLeast), x);
   const Vf n = vround_float(vmul(x, vset(1.44269504088896341f)));
   Vf r = vfma(n, vset(-0.693359375f), x);
   r = vfma(n, vset(2.12194440e-4f), r);
@@ -16,7 +19,7 @@ static inline Vf vexp(Vf x) {
   p = vfma(p, r, vset(1.6666665459e-1f));
   p = vfma(p, r, vset(5.0000001201e-1f));
   const Vf y = vadd(vfma(vmul(r, r), p, r), vset(1.0f));
-  return vscale2(y, n);
+  return vzero_below(vscale2(y, n), of, kLeast);
 }
 
 // The same code for a single value, so that scalars and lanes agree to the bit.

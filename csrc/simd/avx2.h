@@ -120,6 +120,9 @@ static inline Vf vscale2(Vf a, Vf n) {
   return _mm256_mul_ps(_mm256_mul_ps(a, _mm256_castsi256_ps(first)),
                        _mm256_castsi256_ps(second));
 }
+static inline Vf vzero_below(Vf a, Vf x, float bound) {
+  return _mm256_and_ps(a, _mm256_cmp_ps(x, vset(bound), _CMP_NLT_UQ));
+}
 
 static inline Vf vload_half(const uint16_t* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
@@ -197,7 +200,8 @@ struct QuadQ8 {
 static inline QuadQ8 act_quad_q8(const uint8_t* acts, int i) {
   return {ibroadcast(acts + 8 * i), ibroadcast(acts + 8 * i + 4)};
 }
-static inline int32_t store_act_q8(const int8_t* q, int32_t, uint8_t* to) {
+// Returns lanes whose sum is what the sums of products begin with.
+static inline Vi store_act_q8(const int8_t* q, uint8_t* to) {
   const __m256i a = iload(q), negative = _mm256_cmpgt_epi8(_mm256_setzero_si256(), a);
   const __m256i magnitude = _mm256_abs_epi8(a);
   const __m256i flip = _mm256_xor_si256(negative, _mm256_set1_epi8(int8_t(-128)));
@@ -205,7 +209,7 @@ static inline int32_t store_act_q8(const int8_t* q, int32_t, uint8_t* to) {
   const __m256i high = _mm256_unpackhi_epi32(magnitude, flip);
   istore(to, _mm256_permute2x128_si256(low, high, 0x20));
   istore(to + 32, _mm256_permute2x128_si256(low, high, 0x31));
-  return ireduce_add(_mm256_sad_epu8(iand(magnitude, negative), _mm256_setzero_si256()));
+  return _mm256_sad_epu8(iand(magnitude, negative), _mm256_setzero_si256());
 }
 static inline Vi dot_q8(Vi acc, Vi w, QuadQ8 a) {
   const __m256i pairs = _mm256_maddubs_epi16(a.magnitude, _mm256_xor_si256(w, a.flip));

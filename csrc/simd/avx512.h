@@ -104,6 +104,9 @@ static inline Vf vround_float(Vf a) {
   return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 static inline Vf vscale2(Vf a, Vf n) { return _mm512_scalef_ps(a, n); }
+static inline Vf vzero_below(Vf a, Vf x, float bound) {
+  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, vset(bound), _CMP_NLT_UQ), vzero(), a);
+}
 
 static inline Vf vload_half(const uint16_t* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
@@ -195,6 +198,16 @@ static inline Vi add_scaled(Vi acc, Vi dots, Vi scales) {
 }
 static inline Vi ipair_sums(Vi dots) { return dots; }
 static inline int32_t dot_start_u6(const int8_t*, int32_t sum) { return -32 * sum; }
+#ifdef TIDEMILL_AMX
+// Of the lanes of a, then of b, those of even number, or of odd.
+template <int kOdd>
+static inline Vf every_second(Vf a, Vf b) {
+  alignas(64) static constexpr int32_t kIndex[kLanes] = {
+      kOdd,      kOdd + 2,  kOdd + 4,  kOdd + 6,  kOdd + 8,  kOdd + 10, kOdd + 12, kOdd + 14,
+      kOdd + 16, kOdd + 18, kOdd + 20, kOdd + 22, kOdd + 24, kOdd + 26, kOdd + 28, kOdd + 30};
+  return _mm512_permutex2var_ps(a, iload(kIndex), b);
+}
+#endif
 static inline Vf keep_range(Vf a, int64_t first, int64_t lo, int64_t hi, float fill) {
   const __mmask16 keep = first_lanes(hi - first) & __mmask16(~first_lanes(lo - first));
   return _mm512_mask_blend_ps(keep, _mm512_set1_ps(fill), a);

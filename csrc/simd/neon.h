@@ -101,6 +101,9 @@ static inline Vf vscale2(Vf a, Vf n) {
   const Vi second = vshlq_n_s32(vaddq_s32(rest, iset(127)), 23);
   return vmul(vmul(a, as_float(first)), as_float(second));
 }
+static inline Vf vzero_below(Vf a, Vf x, float bound) {
+  return as_float(vbicq_s32(as_int(a), vreinterpretq_s32_u32(vcltq_f32(x, vset(bound)))));
+}
 
 static inline Vf vload_half(const uint16_t* p) {
   return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));

@@ -131,6 +131,11 @@ static inline Vf vscale2(Vf a, Vf n) {
   }
   return a;
 }
+// a, and zero where x < bound.
+static inline Vf vzero_below(Vf a, Vf x, float bound) {
+  TIDEMILL_LANES if (x.v[i] < bound) a.v[i] = 0.0f;
+  return a;
+}
 
 static inline Vf vload_half(const uint16_t* p) {
   Vf r;

@@ -152,9 +152,12 @@ TIDEMILL_EMULATED __m512i _mm512_mask_or_epi32(__m512i other, __mmask16 mask, __
           _mm256_blendv_epi8(other.high, _mm256_or_si256(a.high, b.high), keep.high)};
 }
 TIDEMILL_EMULATED __mmask16 _mm512_cmp_ps_mask(__m512 a, __m512 b, int predicate) {
-  must(predicate == _CMP_UNORD_Q);
-  return __mmask16(_mm256_movemask_ps(_mm256_cmp_ps(a.low, b.low, _CMP_UNORD_Q)) |
-                   _mm256_movemask_ps(_mm256_cmp_ps(a.high, b.high, _CMP_UNORD_Q)) << 8);
+  must(predicate == _CMP_UNORD_Q || predicate == _CMP_NLT_UQ);
+  const auto holds = [&](__m256 x, __m256 y) {
+    return _mm256_movemask_ps(predicate == _CMP_UNORD_Q ? _mm256_cmp_ps(x, y, _CMP_UNORD_Q)
+                                                        : _mm256_cmp_ps(x, y, _CMP_NLT_UQ));
+  };
+  return __mmask16(holds(a.low, b.low) | holds(a.high, b.high) << 8);
 }
 
 // --- what AVX2 does not have ---
@@ -181,6 +184,15 @@ TIDEMILL_EMULATED __m256 permuted(__m256i index, __m512 a) {
   const __m256 upper = _mm256_castsi256_ps(_mm256_slli_epi32(index, 28));  // by the sign
   return _mm256_blendv_ps(_mm256_permutevar8x32_ps(a.low, index),
                           _mm256_permutevar8x32_ps(a.high, index), upper);
+}
+// Any lane of a, then of b, by the low five bits of an index.
+TIDEMILL_EMULATED __m512 _mm512_permutex2var_ps(__m512 a, __m512i index, __m512 b) {
+  const __m256i second_low = _mm256_slli_epi32(index.low, 27);  // by the sign
+  const __m256i second_high = _mm256_slli_epi32(index.high, 27);
+  return {_mm256_blendv_ps(permuted(index.low, a), permuted(index.low, b),
+                           _mm256_castsi256_ps(second_low)),
+          _mm256_blendv_ps(permuted(index.high, a), permuted(index.high, b),
+                           _mm256_castsi256_ps(second_high))};
 }
 TIDEMILL_EMULATED __m512 _mm512_permutexvar_ps(__m512i index, __m512 a) {
   return {permuted(index.low, a), permuted(index.high, a)};
