@@ -78,20 +78,22 @@ _AMX_DECODE = (
     "int8 products on this machine, 32 sequences 1.2 to 1.6 times (what a tile keeps, kernels.md)."
 )
 _AMX_BATCH = (
-    "rows wait for memory: llama.cpp's step of 16 takes 80 ms (Q8_0) and 115 to 121 (Q4_K_M), and "
-    "the weights and KV of one (0.89 and 0.65 GB) take 33 and 24 ms to be read at 27 GB/s: this "
-    "allows 2.4 and 5 times. Timed within a step of 32 rows of Q8_0 (69 ms, 67 by now): the "
-    "layers' products 25 ms, the output layer's 8, attention 25 at 82 % of the read, norms, rope "
-    "and keys and values written 5, and 6 for activation, the other norms, sampling and waiting. "
-    "By themselves products of 16 rows in 4 and 6 bits read at 79 % and of 32 at 64 to 69 %, for "
-    "what a group takes to be widened and multiplied (what a tile keeps, in kernels.md)."
+    "rows wait for memory: where the machine reads 25 GB/s llama.cpp's step of 16 takes 80 ms "
+    "(Q8_0) and 115 to 121 (Q4_K_M), and the weights and KV of one (0.89 and 0.65 GB) take 33 and "
+    "24 ms to be read at 27: this allows 2.4 and 5 times. Timed within a step of 32 rows of Q8_0 "
+    "(69 ms): the layers' products 25 ms, the output layer's 8, attention 25 at 82 % of the read, "
+    "norms, rope and keys and values written 5, and 6 for activation, the other norms, sampling "
+    "and waiting; of the keys' 5 ms most are gone since they lie together (kernels.md). By "
+    "themselves products of 16 rows in 4 and 6 bits read at 79 % and of 32 at 64 to 69 %, for "
+    "what a group takes to be widened and multiplied (what a tile keeps, kernels.md)."
 )
 _AMX_HTTP = (
-    "profiled with int8 weights (201 tok/s, before gate and up were made together): of 19 s 10 "
-    "were 197 steps of 15 streams alone (51 ms; in process 48 % of one are products and 35 % "
-    "attention, both reading at 24 to 26 GB/s), and 9 were 78 steps of 13 streams and 151 tokens "
-    "of prompts (115 ms). Prompts are 1.2 times as fast since; the streams, more than half of the "
-    "time, wait for memory:"
+    "profiled with int8 weights (201 tok/s at a read of 25 GB/s): of 19 s 10 were 197 steps of 15 "
+    "streams alone (51 ms; in process 48 % of one are products and 35 % attention, both reading "
+    "at 24 to 26 GB/s), and 9 were 78 steps of 13 streams and 151 tokens of prompts (115 ms). "
+    "Prompts are 1.3 times as fast since; the streams, more than half of the time, wait for "
+    "memory, and with the Q8_0 weights that llama-server has, prompts are slower, for weights are "
+    "widened:"
 )
 _BANDWIDTH = (
     "this runs at the machine's read bandwidth (see the rows of shares), and llama.cpp's rates "

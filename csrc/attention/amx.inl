@@ -8,6 +8,7 @@
 // around for what is made of them row by row.
 
 constexpr int64_t kTileDepth = 32;    // values of bf16 that one tile product sums over
+static_assert(kTileDepth == kKeyRun);
 constexpr int64_t kTileQueries = 32;  // query rows at a time: two tiles
 // Row lengths that do not map all rows to the same few lines of the first-level cache.
 constexpr int64_t kTileScoreRow = kSpan + 16;         // floats
