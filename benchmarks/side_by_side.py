@@ -95,6 +95,12 @@ _AMX_HTTP = (
     "memory, and with the Q8_0 weights that llama-server has, prompts are slower, for weights are "
     "widened:"
 )
+_AMX_WAKING = (
+    "the host was busy: in this hour a process that only slept, 50 ms at a time, used 0.24 ms of "
+    "processor time a time, and the API process, which wakes ten times a second when idle "
+    "(uvicorn's clock) and does nothing else, 19 ms for ten. The same cell gave 7.1 and 0.4 % in "
+    "the morning of that day, and nothing outside the kernels has changed since."
+)
 _BANDWIDTH = (
     "this runs at the machine's read bandwidth (see the rows of shares), and llama.cpp's rates "
     "here are most of it too, so that reading the same bytes cannot be faster by the factor wanted."
@@ -197,6 +203,10 @@ REASONS: dict[str, dict[str, str]] = {
         "decode": _AMX_DECODE,
         "batch": _AMX_BATCH,
         "http": f"{_AMX_HTTP} {_AMX_BATCH}",
+        "overhead": _AMX_WAKING,
+        "idle": _AMX_WAKING,
+        "shared-hit": "not profiled; one repetition, in an hour in which all that wakes a process "
+        "was slow (see overhead): a miss computes 2,040 tokens, a hit 40 that attend to 2,000.",
     },
     "avx512bf16-family25": {
         "decode": _BANDWIDTH,

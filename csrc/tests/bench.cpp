@@ -6,6 +6,7 @@
 #include <chrono>
 
 #include "check.h"
+#include "memory.h"
 #include "peaks.h"
 #include "threadpool.h"
 
@@ -44,24 +45,26 @@ struct Product {
   const int64_t panel = t.panel_bytes(type, act, k), total = panels * panel;
   const int64_t copies = std::max<int64_t>(1, kRotate / total), stride = t.act_row_bytes(act, k);
   const bool alone;
-  Buffer acts;
-  std::vector<float> out;
+  tidemill::Buffer<uint8_t> acts;  // on such pages as a step's
+  tidemill::Buffer<float> out;
 
   Product(const KernelTable& table, WeightType weights, bool float32, int64_t rows,
           const Buffer& from, bool one_thread)
       : t(table), memory(from), type(weights), act(table.act_type(weights, float32)),
-        alone(one_thread), acts(rows * stride), out(size_t(rows * ldo)) {
+        alone(one_thread) {
+    acts.ensure(rows * stride);
+    out.ensure(rows * ldo);
     std::vector<float> x(k);
     Random random{1};
     for (int64_t m = 0; m < rows; ++m) {
       for (float& v : x) v = random.normal();
-      t.pack_act(act, x.data(), k, acts.data + m * stride);
+      t.pack_act(act, x.data(), k, acts.data() + m * stride);
     }
   }
   const uint8_t* copy(int64_t i) const { return memory.data + i % copies * total; }
   void multiply(int64_t i, int64_t rows, int64_t p0, int64_t p1) {
     const PackedMatrix w{type, act, n, k, panel, copy(i)};
-    t.gemm(w, acts.data, stride, rows, p0, p1, nullptr, out.data(), ldo, alone);
+    t.gemm(w, acts.data(), stride, rows, p0, p1, nullptr, out.data(), ldo, alone);
   }
   void read(int64_t i, int64_t p0, int64_t p1) const {
     read_plainly(copy(i) + p0 * panel, (p1 - p0) * panel);
