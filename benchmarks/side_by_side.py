@@ -83,7 +83,7 @@ _AMX_BATCH = (
     "24 ms to be read at 27: this allows 2.4 and 5 times. Timed within a step of 32 rows of Q8_0 "
     "(69 ms): the layers' products 25 ms, the output layer's 8, attention 25 at 82 % of the read, "
     "norms, rope and keys and values written 5, and 6 for activation, the other norms, sampling "
-    "and waiting; of the keys' 5 ms most are gone since they lie together (kernels.md). By "
+    "and waiting; an int8 step of 32 is 4.9 ms shorter since keys lie together (kernels.md). By "
     "themselves products of 16 rows in 4 and 6 bits read at 79 % and of 32 at 64 to 69 %, for "
     "what a group takes to be widened and multiplied (what a tile keeps, kernels.md)."
 )
