@@ -51,6 +51,6 @@ def serving(context: ServerContext, security: Security | None = None) -> Iterato
         scheme = "https" if security and security.certificates else "http"
         yield f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
     finally:
-        server.should_exit = True
+        server.stop()
         thread.join(10)
         listener.close()

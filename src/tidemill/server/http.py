@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from email.utils import formatdate
 from typing import Any
 
 import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from tidemill.base.clock import monotonic
+from tidemill.base.clock import wall
 from tidemill.base.ids import new_id
 from tidemill.base.log import get_logger
 from tidemill.metrics.registry import ServerMetrics
@@ -18,6 +19,7 @@ from tidemill.server.app import build_app
 from tidemill.server.context import ServerContext
 from tidemill.server.errors import Problem, refuse
 from tidemill.server.limits import Limits
+from tidemill.server.readers import SlowReaders
 from tidemill.server.security import Security
 
 log = get_logger(__name__)
@@ -26,15 +28,11 @@ BODY_GRACE_SECONDS = 5.0
 """So long a body may take beyond its time (the application answers first), or, when its request is
 answered already, may go on arriving before the connection is closed."""
 
-SWEEP_TICKS = 10
-"""uvicorn's ticks (0.1 s) between two looks at slow readers."""
-
-_PROGRESS_BYTES = 2**14
-
 
 class _Config(uvicorn.Config):
     limits: Limits
     metrics: ServerMetrics
+    readers: SlowReaders
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -56,7 +54,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self._deaf = False  # nothing more is read from this connection
         self._replaying = False
         self._refusal: Problem | None = None
-        self._unread: tuple[float, int] | None = None  # since when so many bytes wait
 
     # -- connections ---------------------------------------------------------------------------
 
@@ -74,6 +71,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clock."""
         self._stop_clock()
+        self.config.readers.forget(self.transport)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -167,7 +165,9 @@ class BoundedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= self._limits.max_pipelined:
             message = f"more than {self._limits.max_pipelined} requests wait on this connection"
             self._stop_parsing(refuse(400, message, code="too_many_pipelined").problem)
+        self._date()
         super().on_headers_complete()
+        self.config.readers.watch(self.transport, self._answering)
 
     def on_message_complete(self) -> None:
         """The request has arrived as a whole."""
@@ -183,6 +183,14 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._arriving and self._head_bytes is None:
             self._start_clock(BODY_GRACE_SECONDS)
 
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _date(self) -> None:
+        """The `Date` of what is answered now."""
+        date = formatdate(int(wall()), usegmt=True).encode()
+        self.server_state.default_headers = [(b"date", date)]
+
     # -- refusals ------------------------------------------------------------------------------
 
     def _stop_parsing(self, problem: Problem) -> None:
@@ -195,8 +203,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _refuse(self, problem: Problem) -> None:
         """Answer what was no request, unless an earlier one is still being answered."""
         cycle = self.cycle
-        busy = cycle is not None and not cycle.response_complete
-        if busy and (cycle.response_started or not cycle.more_body):
+        if self._answering() and (cycle.response_started or not cycle.more_body):
             self._deaf = True
             cycle.keep_alive = False
             self._stop_clock()
@@ -208,6 +215,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_clock()
         if self.transport.is_closing():
             return
+        self._date()
         request_id, body = new_id("req"), problem.body()
         head = b"".join(b"%b: %b\r\n" % item for item in self.server_state.default_headers)
         rest = (
@@ -243,24 +251,6 @@ class BoundedProtocol(HttpToolsProtocol):
             self._deaf = True
             self.transport.close()
 
-    def watch_reader(self, now: float) -> bool:
-        """Disconnect a client that does not read what it is sent; True when it was.
-
-        It must make progress within `slow_reader_timeout`: read all, or half, or some kilobytes.
-        Up to `max_unread_bytes` wait for it here; a stream then waits until they are fewer.
-        """
-        size = self.transport.get_write_buffer_size()
-        since = self._unread
-        if not size:
-            self._unread = None
-        elif since is None or size <= max(since[1] - _PROGRESS_BYTES, since[1] // 2):
-            self._unread = (now, size)
-        elif now - since[0] > self._limits.slow_reader_timeout:
-            log.info("a client read nothing for %.0f s and is disconnected", now - since[0])
-            self.transport.abort()
-            return True
-        return False
-
 
 def _ambiguous(headers: list[tuple[bytes, bytes]], version: str, url: bytes) -> str | None:
     """Why another server could understand this head in another way, or None."""
@@ -282,28 +272,35 @@ def _ambiguous(headers: list[tuple[bytes, bytes]], version: str, url: bytes) -> 
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn without its own signal handling: `server.run` has an engine to end as well."""
+    """uvicorn without its own signal handling (`server.run` has an engine to end as well), and
+    without its ten ticks a second: it sleeps until there is something to answer, or `stop`.
+    """
 
-    config: _Config
+    _loop: asyncio.AbstractEventLoop | None = None
 
     def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
         """Nothing."""
         return contextlib.nullcontext()
 
-    async def on_tick(self, counter: int) -> bool:
-        """Also look after slow readers."""
-        if counter % SWEEP_TICKS == 0:
-            now = monotonic()
-            for connection in list(self.server_state.connections):
-                if isinstance(connection, BoundedProtocol) and connection.watch_reader(now):
-                    self.config.metrics.slow_readers.inc()
-        return await super().on_tick(counter)
+    async def main_loop(self) -> None:
+        """Wait for `stop`."""
+        self._stopping = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        if not self.should_exit:
+            await self._stopping.wait()
+
+    def stop(self) -> None:
+        """Listen no longer, and let the answers under way be written; from any thread."""
+        self.should_exit = True
+        # Either `main_loop` sees the line above, or this its loop.
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._stopping.set)
 
 
 def make_server(
     context: ServerContext, *, drain_seconds: int, security: Security | None = None
 ) -> HttpServer:
-    """A server for `context`; requests in flight have `drain_seconds` after `should_exit`."""
+    """A server for `context`; requests in flight have `drain_seconds` after `stop`."""
     security = security or Security()
     certificates = security.certificates
     config = _Config(
@@ -315,6 +312,7 @@ def make_server(
         log_level="error",
         access_log=False,
         server_header=False,
+        date_header=False,  # `BoundedProtocol` writes it
         # Whoever is not trusted could otherwise write itself any address.
         proxy_headers=bool(security.trusted_proxies),
         forwarded_allow_ips=list(security.trusted_proxies),
@@ -325,4 +323,7 @@ def make_server(
         ),
     )
     config.limits, config.metrics = context.limits, context.metrics
+    config.readers = SlowReaders(
+        context.limits.slow_reader_timeout, context.metrics.slow_readers.inc
+    )
     return HttpServer(config)

@@ -241,7 +241,7 @@ class _Http:
 
     async def stop(self) -> None:
         """Listen no longer; answers under way have `FAREWELL_SECONDS` to be written."""
-        self._server.should_exit = True
+        self._server.stop()
         await self.task
 
 
