@@ -4,38 +4,44 @@
 // row does not see enters as a probability of zero times a finite value.
 //
 // Keys are a product's left side, 16 tokens by 32 values as they lie in the cache, a token's values in
-// whole lines, so that to write a token touches few of them. So scores come token by token, and are turned
-// around for what is made of them row by row.
+// whole lines, so that to write a token touches few of them. So scores come token by token, which is how
+// they become probabilities: only those are turned around, to be a left side row by row.
 
 constexpr int64_t kTileDepth = 32;    // values of bf16 that one tile product sums over
-static_assert(kTileDepth == kKeyRun);
+static_assert(kTileDepth == kKeyRun && kTileDepth == kChunk);
 constexpr int64_t kTileQueries = 32;  // query rows at a time: two tiles
-// Row lengths that do not map all rows to the same few lines of the first-level cache.
-constexpr int64_t kTileScoreRow = kSpan + 16;         // floats
+// A row length that does not map all rows to the same few lines of the first-level cache.
 constexpr int64_t kTileProbRow = kSpan + kTileDepth;  // bf16
 
-constexpr int64_t kFreshScores = kTileQueries * kChunk;  // floats, of a chunk
-
 static inline int64_t tile_scratch_bytes(const AttnShape& shape) {
-  return kTileQueries * (kTileScoreRow * 4 + kTileProbRow * 2 + shape.head_dim * 2) +
-         kSpan * shape.v_dim * 2 + 2 * kFreshScores * 4;
+  return kTileQueries * (kSpan * 4 + kTileProbRow * 2 + shape.head_dim * 2) + kSpan * shape.v_dim * 2;
 }
 
 // One tile's worth of rows at work on a span.
 struct TileJob {
   const SpanJob& job;
   int64_t row0, count;
-  Visible all;         // what any of the rows sees
   const uint8_t* q;    // bf16 [count][d]
   uint8_t* queries;    // the same as a tile's right side: [upper or lower][d / 2][columns][2]
-  float* fresh;        // scores of two chunks in turn: [upper or lower][kChunk][columns]
-  float* scores;       // [kTileQueries][kTileScoreRow]
+  float* scores;       // [chunk][upper or lower][kChunk][columns]
   uint16_t* probs;     // [kTileQueries][kTileProbRow]
   uint8_t* copies;     // chunks of V that do not lie as a tile wants them
   bool leads;          // the first of its span: K and V are not in the caches yet
-  int64_t first, chunks;                        // of V: where they begin, how many
-  const uint8_t* values[kSpan / kTileDepth];    // where each lies
+  Visible see[kTileQueries];  // what a row sees,
+  Visible all{kSpan, 0};      // what any of them sees,
+  Visible common{0, kSpan};   // and what all of them see
+  int64_t first = 0, chunks = 0;                   // what any sees: where its chunks begin, how many
+  const uint8_t* values[kSpan / kTileDepth] = {};  // where V of each lies
 
+  void look() {
+    for (int64_t r = 0; r < count; ++r) {
+      see[r] = visible(job, row0 + r);
+      common = {max64(common.lo, see[r].lo), min64(common.hi, see[r].hi)};
+      if (see[r].hi > see[r].lo) all = {min64(all.lo, see[r].lo), max64(all.hi, see[r].hi)};
+    }
+    first = all.lo / kChunk * kChunk;
+    chunks = (max64(all.hi, first) - first + kChunk - 1) / kChunk;
+  }
   bool lower() const { return count > kTileRows; }
   // Whether it waits for memory rather than for the tiles.
   bool waits() const { return leads && !lower(); }
@@ -62,7 +68,7 @@ static void announce_after(const TileJob& tile, int64_t t) {
   const int64_t block_size = job.kv.block_size, next = t + kChunk;
   const int64_t chunk_bytes = kTileDepth * job.shape.v_dim * 2;
   if (next >= tile.all.hi) {
-    announce(value_row<WideCache>(job, tile.all.lo / kTileDepth * kTileDepth / 2), chunk_bytes);
+    announce(value_row<WideCache>(job, tile.first / 2), chunk_bytes);
     if (tile.all.hi % kTileDepth) announce(value_row<WideCache>(job, t / 2), chunk_bytes);
     return;
   }
@@ -91,28 +97,28 @@ static TIDEMILL_INLINE void ask_columns(const uint8_t* v, int64_t v_row) {
     for (int64_t line = 0; line < 256; line += 64) prefetch_near(v + row * v_row + line);
 }
 
-// Lines of V brought closer while probabilities are made, spread over the rows and their steps: all of
-// them where there are many rows, else a chunk's.
+// Lines of V brought closer while probabilities are made: all of them where there are many rows, else a
+// chunk's.
 class Fetch {
  public:
-  Fetch(const TileJob& tile, int64_t r) : tile_(tile) {
-    if (!tile.leads) return;
-    const int64_t lines = (tile.waits() ? 1 : tile.chunks) * tile.job.shape.v_dim;
-    next_ = lines * r / tile.count;
-    end_ = lines * (r + 1) / tile.count;
-    step_ = (end_ - next_ + kSpan / kTileDepth - 1) / (kSpan / kTileDepth);
-  }
-  inline void on() {
-    const int64_t d = tile_.job.shape.v_dim;
-    for (const int64_t to = min64(next_ + step_, end_); next_ < to; ++next_) {
-      const uint8_t* line = tile_.values[next_ / d] + next_ % d * 64;
+  explicit Fetch(const TileJob& tile)
+      : tile_(tile), end_(!tile.leads ? 0 : tile.waits() ? 1 : tile.chunks) {}
+
+  // A share of them, of which there is one beside each chunk.
+  void on() {
+    const int64_t lines = tile_.job.shape.v_dim;  // of a chunk
+    const int64_t share = (end_ * lines + tile_.chunks - 1) / tile_.chunks;
+    for (int64_t i = 0; i < share && at_ < end_; ++i) {
+      const uint8_t* line = tile_.values[at_] + line_ * 64;
       tile_.waits() ? prefetch_near(line) : prefetch(line);
+      if (++line_ == lines) ++at_, line_ = 0;
     }
   }
 
  private:
   const TileJob& tile_;
-  int64_t next_ = 0, end_ = 0, step_ = 0;
+  int64_t at_ = 0, line_ = 0;  // the next chunk, and of it the next line
+  const int64_t end_;          // chunks
 };
 
 // --- the parts of a span ---
@@ -138,33 +144,94 @@ static TIDEMILL_INLINE void turn_around(Vf (&v)[N]) {
   }
 }
 
-// Scores of a tile's rows, of which kColumns are multiplied at once, and as many lower ones.
-template <int kColumns, bool kLower>
-class Scores {
- public:
-  explicit Scores(const TileJob& tile) : tile_(tile), depths_(tile.job.shape.head_dim / 2) {}
+// 2^x of up to 0, to 2.5 ulp: a minimax polynomial of degree 5 over what x is above a whole number, 1 at
+// 0, found by Lawson's iteration. What would be subnormal is 0, for the reason given at vexp.
+template <int N>
+static TIDEMILL_INLINE void powers_of_two(Vf (&x)[N]) {
+  constexpr float kCoefficients[] = {9.0170303214e-3f, 5.5799913105e-2f, 2.4016445015e-1f,
+                                     6.9315131180e-1f, 1.0f};
+  Vf above[N], p[N];
+  TIDEMILL_UNROLL
+  for (int i = 0; i < N; ++i) above[i] = vfraction(x[i]), p[i] = vset(1.8671300703e-3f);
+  TIDEMILL_UNROLL
+  for (int k = 0; k < 5; ++k) {
+    TIDEMILL_UNROLL
+    for (int i = 0; i < N; ++i) p[i] = vfma(p[i], above[i], vset(kCoefficients[k]));
+  }
+  TIDEMILL_UNROLL
+  for (int i = 0; i < N; ++i) x[i] = vzero_below(vscale2(p[i], x[i]), x[i], -126.0f);
+}
 
-  void run() {
+// Scores and probabilities of a tile's rows, of which kColumns are multiplied at once, and as many lower
+// ones. A vector of either is so many tokens by kColumns rows.
+template <int kColumns, bool kLower>
+class TileRows {
+ public:
+  explicit TileRows(const TileJob& tile)
+      : tile_(tile),
+        depths_(tile.job.shape.head_dim / 2),
+        reshapes_(reshapes(tile.job) || !(tile.job.shape.scale > 0.0f)) {
+    int32_t token[kLanes], lo[1 + kLower][kLanes] = {}, hi[1 + kLower][kLanes] = {};
+    for (int64_t lane = 0; lane < kLanes; ++lane) token[lane] = int32_t(lane / kColumns);
+    for (int64_t r = 0; r < tile.count; ++r) {
+      for (int64_t lane = r % kColumns; lane < kLanes; lane += kColumns) {
+        lo[r / kTileRows][lane] = int32_t(tile.see[r].lo);
+        hi[r / kTileRows][lane] = int32_t(tile.see[r].hi);
+      }
+    }
+    token_ = iload(token);
+    for (int lower = 0; lower <= int(kLower); ++lower)
+      lo_[lower] = iload(lo[lower]), hi_[lower] = iload(hi[lower]);
+  }
+
+  void score() {
     const TileJob& tile = tile_;
     place_queries(0);
     if (kLower) place_queries(1);
     configure();
-    float *fresh = tile.fresh, *before = fresh + kFreshScores;
-    const int64_t first = tile.all.lo / kChunk * kChunk;
-    for (int64_t t = first; t < tile.all.hi; t += kChunk) {
-      if (tile.waits()) announce_after(tile, t);
-      multiply(t, fresh);
+    for (Vf& best : best_) best = vset(-kInfinity);
+    for (int64_t c = 0; c < tile.chunks; ++c) {
+      if (tile.waits()) announce_after(tile, tile.first + c * kChunk);
+      multiply(tile.first + c * kChunk, scores(c, 0));
       // What tiles have stored is there when they are done: the scores before meanwhile.
-      if (t > first) spread(before, t - kChunk);
-      float* const next = before;
-      before = fresh;
-      fresh = next;
+      if (c > 0) find_largest(c - 1);
     }
-    spread(before, (tile.all.hi - 1) / kChunk * kChunk);
+    find_largest(tile.chunks - 1);
+  }
+
+  // Of row r of the tile the largest score goes to m[r], the sum of probabilities to l[r].
+  void weigh(float* m, float* l) {
+    const TileJob& tile = tile_;
+    float largest[1 + kLower][kLanes] = {};
+    // Scores are multiplied by their scale with what makes powers of two of them, where nothing comes
+    // between: it does not change which one is the largest.
+    const float scale = reshapes_ ? 1.0f : tile.job.shape.scale;
+    for (int64_t r = 0; r < tile.count; ++r) {
+      const int64_t first = r % kColumns;
+      float of[kLanes];
+      vstore(of, best_[r / kTileRows]);
+      float most = of[first];
+      for (int64_t lane = first; lane < kLanes; lane += kColumns)
+        most = of[lane] > most ? of[lane] : most;
+      for (int64_t lane = first; lane < kLanes; lane += kColumns)
+        largest[r / kTileRows][lane] = most;
+      m[r] = most * scale;
+      sums_[r] = vzero();
+    }
+    Fetch fetch(tile);
+    const Vf doublings = vset(scale * 1.44269504088896341f);
+    for (int64_t c = 0; c < tile.chunks; ++c) {
+      fetch.on();
+      for (int lower = 0; lower <= int(kLower); ++lower)
+        weigh_chunk(c, lower, vload(largest[lower]), doublings);
+    }
+    for (int64_t r = 0; r < tile.count; ++r) l[r] = vreduce_add(sums_[r]);
   }
 
  private:
   static constexpr int64_t kRow = kColumns * 4;  // bytes of a tile's row of queries or scores
+  static constexpr int64_t kTile = kHalf * kColumns;
+  static constexpr int kTokens = kLanes / kColumns;  // of a vector
 
   // Tiles: 0 and 1 scores of 16 tokens each, 2 and 3 those of the lower rows, 4 and 5 keys, 6 and 7
   // queries.
@@ -200,7 +267,17 @@ class Scores {
     }
   }
 
-  void multiply(int64_t t, float* fresh) const {
+  float* scores(int64_t c, int lower) const {
+    return tile_.scores + (c * (1 + kLower) + lower) * 2 * kTile;
+  }
+  // Whether all rows see all of a chunk.
+  bool whole(int64_t t) const { return t >= tile_.common.lo && t + kChunk <= tile_.common.hi; }
+  // A vector of scores or probabilities from token t on, but `fill` where a row does not see the token.
+  TIDEMILL_INLINE Vf keep_seen(Vf v, int lower, int64_t t, float fill) const {
+    return keep_within(v, iadd(token_, iset(int32_t(t))), lo_[lower], hi_[lower], fill);
+  }
+
+  void multiply(int64_t t, float* out) const {
     const SpanJob& job = tile_.job;
     const int64_t k_step = job.kv.block_size * kKeyRun * 2;
     const uint8_t* half[2];
@@ -220,91 +297,94 @@ class Scores {
       tile_dot_bf16<2, 4, 7>();
       tile_dot_bf16<3, 5, 7>();
     }
-    constexpr int64_t kTile = kHalf * kColumns;
-    tile_store<0>(fresh, kRow);
-    tile_store<1>(fresh + kTile, kRow);
+    tile_store<0>(out, kRow);
+    tile_store<1>(out + kTile, kRow);
     if constexpr (kLower) {
-      tile_store<2>(fresh + 2 * kTile, kRow);
-      tile_store<3>(fresh + 3 * kTile, kRow);
+      tile_store<2>(out + 2 * kTile, kRow);
+      tile_store<3>(out + 3 * kTile, kRow);
     }
   }
 
-  // The scores of chunk t to their rows.
-  void spread(const float* fresh, int64_t t) const {
+  // Capped, and less by the head's slope for every token of distance: as reshape_row.
+  void reshape(Vf (&v)[kColumns], int lower, int64_t t) const {
+    const SpanJob& job = tile_.job;
+    float slopes[kLanes] = {}, distances[kLanes] = {};
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
+      const int64_t row = tile_.row0 + lower * kTileRows + lane % kColumns;
+      const int64_t head = job.kv_head * job.group + row % job.group;
+      if (job.shape.slopes) slopes[lane] = job.shape.slopes[head];
+      distances[lane] = float(job.base - (job.pos0 + row / job.group) + t + lane / kColumns);
+    }
+    for (int i = 0; i < kColumns; ++i) {
+      v[i] = vmul(v[i], vset(job.shape.scale));
+      if (job.shape.softcap > 0) v[i] = capped(v[i], vset(job.shape.softcap));
+      v[i] = vfma(vload(slopes), vadd(vload(distances), vset(float(i * kTokens))), v[i]);
+    }
+  }
+
+  // Takes a chunk's scores into the largest so far.
+  void find_largest(int64_t c) {
+    const int64_t t = tile_.first + c * kChunk;
     for (int lower = 0; lower <= int(kLower); ++lower) {
-      float* const out = tile_.scores + lower * kTileRows * kTileScoreRow + t;
-      const int64_t count = rows(lower);
-      for (int64_t half = 0; half < kChunk; half += kHalf, fresh += kHalf * kColumns) {
+      float* at = scores(c, lower);
+      for (int64_t half = 0; half < kChunk; half += kHalf, at += kTile) {
         Vf v[kColumns];
         TIDEMILL_UNROLL
-        for (int i = 0; i < kColumns; ++i) v[i] = vload(fresh + i * kLanes);
-        turn_around(v);
+        for (int i = 0; i < kColumns; ++i) v[i] = vload(at + i * kLanes);
+        if (reshapes_) {
+          reshape(v, lower, t + half);
+          for (int i = 0; i < kColumns; ++i) vstore(at + i * kLanes, v[i]);
+        }
+        if (!whole(t)) {
+          for (int i = 0; i < kColumns; ++i)
+            v[i] = keep_seen(v[i], lower, t + half + i * kTokens, -kInfinity);
+        }
         TIDEMILL_UNROLL
-        for (int r = 0; r < kColumns; ++r)
-          if (r < count) vstore(out + r * kTileScoreRow + half, v[r]);
+        for (int i = 0; i < kColumns; ++i) best_[lower] = vmax(best_[lower], v[i]);
       }
+    }
+  }
+
+  // A chunk's scores to probabilities in bf16, zero for what a row does not see.
+  void weigh_chunk(int64_t c, int lower, Vf largest, Vf doublings) {
+    const int64_t t = tile_.first + c * kChunk, row0 = lower * kTileRows;
+    const bool all = whole(t);
+    const float* at = scores(c, lower);
+    Vf v[2][kColumns];
+    TIDEMILL_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      constexpr int kAtOnce = kColumns < 4 ? kColumns : 4;
+      TIDEMILL_UNROLL
+      for (int i = 0; i < kColumns; i += kAtOnce) {
+        Vf x[kAtOnce];
+        TIDEMILL_UNROLL
+        for (int j = 0; j < kAtOnce; ++j)
+          x[j] = vmul(vsub(vload(at + half * kTile + (i + j) * kLanes), largest), doublings);
+        powers_of_two(x);
+        TIDEMILL_UNROLL
+        for (int j = 0; j < kAtOnce; ++j) {
+          const int64_t from = t + half * kHalf + (i + j) * kTokens;
+          v[half][i + j] = all ? x[j] : keep_seen(x[j], lower, from, 0.0f);
+        }
+      }
+      turn_around(v[half]);
+    }
+    uint16_t* out = tile_.probs + row0 * kTileProbRow + t;
+    TIDEMILL_UNROLL
+    for (int r = 0; r < kColumns; ++r) {
+      if (r >= rows(lower)) break;
+      sums_[row0 + r] = vadd(sums_[row0 + r], vadd(v[0][r], v[1][r]));
+      istore(out + r * kTileProbRow, round_bf16_pair(v[0][r], v[1][r]));
     }
   }
 
   const TileJob& tile_;
   const int64_t depths_;  // pairs of a key
+  const bool reshapes_;   // something comes between scores and their exponentials
+  Vi token_, lo_[1 + kLower], hi_[1 + kLower];  // of a vector's lanes: the token, what the row sees
+  Vf best_[1 + kLower];    // the largest scores, by tokens and rows as a vector of scores has them
+  Vf sums_[kTileQueries];  // a row's probabilities summed, by tokens
 };
-
-template <int kColumns>
-static void few_scores(const TileJob& tile) {
-  if constexpr (kColumns > 1) {
-    if (tile.count <= kColumns / 2) return few_scores<kColumns / 2>(tile);
-  }
-  Scores<kColumns, false>(tile).run();
-}
-
-static void tile_scores(const TileJob& tile) {
-  tile.lower() ? Scores<kTileRows, true>(tile).run() : few_scores<kTileRows>(tile);
-}
-
-// Scores of row r to probabilities exp(s - m) in bf16, zero where the row sees nothing.
-static void tile_softmax(const TileJob& tile, int64_t r, float* m, float* l) {
-  const SpanJob& job = tile.job;
-  const Visible see = visible(job, tile.row0 + r);
-  const int64_t first = tile.all.lo / kTileDepth * kTileDepth;
-  const int64_t last = round_up(tile.all.hi, kTileDepth);
-  float* row = tile.scores + r * kTileScoreRow;
-  uint16_t* out = tile.probs + r * kTileProbRow;
-  if (see.hi <= see.lo) {
-    *m = -kInfinity;
-    *l = 0.0f;
-    for (int64_t t = first; t < last; t += kTileDepth) istore(out + t, iset(0));
-    return;
-  }
-  const int64_t begin = see.lo / kChunk * kChunk, end = round_up(see.hi, kChunk);
-  Vf scale = vset(job.shape.scale);
-  if (reshapes(job)) {
-    for (int64_t t = begin; t < end; t += kLanes) vstore(row + t, vmul(vload(row + t), scale));
-    reshape_row(job, tile.row0 + r, row, see);
-    scale = vset(1.0f);
-  }
-  Vf best = vset(-kInfinity);
-  for (int64_t t = begin; t < end; t += kLanes) {
-    Vf s = vmul(vload(row + t), scale);
-    if (t < see.lo || t + kLanes > see.hi) s = keep_range(s, t, see.lo, see.hi, -kInfinity);
-    vstore(row + t, s);
-    best = vmax(best, s);
-  }
-  *m = vreduce_max(best);
-  const Vf largest = vset(*m);
-  Vf sum = vzero();
-  Fetch fetch(tile, r);
-  for (int64_t t = begin; t < end; t += 2 * kLanes) {
-    fetch.on();
-    const Vf p = vexp(vsub(vload(row + t), largest));
-    const Vf p2 = vexp(vsub(vload(row + t + kLanes), largest));
-    sum = vadd(vadd(sum, p), p2);
-    istore(out + t, round_bf16_pair(p, p2));
-  }
-  *l = vreduce_add(sum);
-  for (int64_t t = first; t < begin; t += kTileDepth) istore(out + t, iset(0));
-  for (int64_t t = end; t < last; t += kTileDepth) istore(out + t, iset(0));
-}
 
 // A chunk of V with the tokens nobody sees cleared: their slots may hold anything, a NaN included.
 static void copy_seen(const TileJob& tile, int64_t t, uint8_t* out) {
@@ -317,6 +397,33 @@ static void copy_seen(const TileJob& tile, int64_t t, uint8_t* out) {
     for (int64_t at = 0; at < d * 4; at += kLanes * 4)
       istore(out + i / 2 * d * 4 + at, row ? iand(iload(row + at), mask) : iset(0));
   }
+}
+
+// Where the chunks of V lie; those with tokens that nobody sees, or in two blocks, are copied.
+static void find_values(TileJob& tile) {
+  const int64_t d = tile.job.shape.v_dim;
+  for (int64_t c = 0; c < tile.chunks; ++c) {
+    const int64_t t = tile.first + c * kTileDepth;
+    const bool seen = t >= tile.all.lo && t + kTileDepth <= tile.all.hi;
+    if (seen && tile.job.kv.block_size >= kTileDepth) {
+      tile.values[c] = value_row<WideCache>(tile.job, t / 2);
+    } else {
+      uint8_t* copy = tile.copies + c * kTileDepth * d * 2;
+      copy_seen(tile, t, copy);
+      tile.values[c] = copy;
+    }
+  }
+}
+
+template <int kColumns, bool kLower>
+static void weigh_rows(TileJob& tile, float* m, float* l) {
+  if constexpr (!kLower && kColumns > 1) {
+    if (tile.count <= kColumns / 2) return weigh_rows<kColumns / 2, false>(tile, m, l);
+  }
+  TileRows<kColumns, kLower> rows(tile);
+  rows.score();
+  find_values(tile);
+  rows.weigh(m, l);
 }
 
 // acc[rows][64 or 32 columns] from column d0 on, summed over the span's chunks in order.
@@ -358,23 +465,6 @@ static inline void tile_columns(const TileJob& tile, int64_t d0, float* acc) {
   if (kLower || wide) tile_store<2>(out2, d * 4), tile_store<3>(out2 + kLanes, d * 4);
 }
 
-// Where the chunks of V lie; those with tokens that nobody sees, or in two blocks, are copied.
-static void find_values(TileJob& tile) {
-  const int64_t d = tile.job.shape.v_dim;
-  tile.first = tile.all.lo / kTileDepth * kTileDepth;
-  tile.chunks = 0;
-  for (int64_t t = tile.first; t < tile.all.hi; t += kTileDepth, ++tile.chunks) {
-    const bool seen = t >= tile.all.lo && t + kTileDepth <= tile.all.hi;
-    if (seen && tile.job.kv.block_size >= kTileDepth) {
-      tile.values[tile.chunks] = value_row<WideCache>(tile.job, t / 2);
-    } else {
-      uint8_t* copy = tile.copies + tile.chunks * kTileDepth * d * 2;
-      copy_seen(tile, t, copy);
-      tile.values[tile.chunks] = copy;
-    }
-  }
-}
-
 // Tiles: 0 to 3 sums, 4 and 5 probabilities (upper and lower rows), 6 and 7 values. Without lower rows
 // all four sums are the upper rows'.
 static inline void configure_values(const TileJob& tile) {
@@ -402,9 +492,8 @@ static void span_tiles(const SpanJob& job, const float* q, int64_t q_stride, int
                        float* l, float* acc, uint8_t* scratch) {
   const int64_t d = job.shape.head_dim, dv = job.shape.v_dim, rows = nq * job.group;
   float* scores = reinterpret_cast<float*>(scratch);
-  uint16_t* probs = reinterpret_cast<uint16_t*>(scores + kTileQueries * kTileScoreRow);
-  float* fresh = reinterpret_cast<float*>(probs + kTileQueries * kTileProbRow);
-  uint8_t* queries = reinterpret_cast<uint8_t*>(fresh + 2 * kFreshScores);
+  uint16_t* probs = reinterpret_cast<uint16_t*>(scores + kTileQueries * kSpan);
+  uint8_t* queries = reinterpret_cast<uint8_t*>(probs + kTileQueries * kTileProbRow);
   uint8_t* copies = queries + kTileQueries * d * 2;
   for (int64_t row = 0; row < rows; ++row)
     pack_bf16(q + row / job.group * q_stride + (job.kv_head * job.group + row % job.group) * d, d,
@@ -412,15 +501,15 @@ static void span_tiles(const SpanJob& job, const float* q, int64_t q_stride, int
   int64_t tiles = (rows + kTileQueries - 1) / kTileQueries;
   for (int64_t row = 0; row < rows; --tiles) {
     const int64_t count = (rows - row + tiles - 1) / tiles;
-    TileJob tile{job, row, count, seen_by(job, row, count), job.q + row * d * 2,
-                 queries, fresh, scores, probs, copies, row == 0, 0, 0, {}};
-    if (tile.all.hi <= tile.all.lo) {
+    TileJob tile{job, row, count, job.q + row * d * 2, queries, scores, probs, copies, row == 0,
+                 {}};
+    tile.look();
+    if (tile.chunks == 0) {
       __builtin_memset(acc + row * dv, 0, size_t(count * dv) * 4);
       for (int64_t r = row; r < row + count; ++r) m[r] = -kInfinity, l[r] = 0.0f;
     } else {
-      tile_scores(tile);
-      find_values(tile);
-      for (int64_t r = 0; r < count; ++r) tile_softmax(tile, r, m + row + r, l + row + r);
+      tile.lower() ? weigh_rows<kTileRows, true>(tile, m + row, l + row)
+                   : weigh_rows<kTileRows, false>(tile, m + row, l + row);
       tile_values(tile, acc);
     }
     row += count;

@@ -103,7 +103,10 @@ static inline Vi vround(Vf a) { return _mm512_cvtps_epi32(a); }
 static inline Vf vround_float(Vf a) {
   return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
+// By the whole number that n is not below.
 static inline Vf vscale2(Vf a, Vf n) { return _mm512_scalef_ps(a, n); }
+// What a is above it.
+static inline Vf vfraction(Vf a) { return _mm512_reduce_ps(a, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
 static inline Vf vzero_below(Vf a, Vf x, float bound) {
   return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, vset(bound), _CMP_NLT_UQ), vzero(), a);
 }
@@ -206,6 +209,11 @@ static inline Vf every_second(Vf a, Vf b) {
       kOdd,      kOdd + 2,  kOdd + 4,  kOdd + 6,  kOdd + 8,  kOdd + 10, kOdd + 12, kOdd + 14,
       kOdd + 16, kOdd + 18, kOdd + 20, kOdd + 22, kOdd + 24, kOdd + 26, kOdd + 28, kOdd + 30};
   return _mm512_permutex2var_ps(a, iload(kIndex), b);
+}
+// a where lo <= at < hi, else fill.
+static inline Vf keep_within(Vf a, Vi at, Vi lo, Vi hi, float fill) {
+  const __mmask16 keep = _mm512_mask_cmplt_epi32_mask(_mm512_cmple_epi32_mask(lo, at), at, hi);
+  return _mm512_mask_blend_ps(keep, _mm512_set1_ps(fill), a);
 }
 #endif
 static inline Vf keep_range(Vf a, int64_t first, int64_t lo, int64_t hi, float fill) {

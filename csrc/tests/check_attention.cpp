@@ -9,6 +9,8 @@ struct Shape {
   KvType type;
   int64_t block, heads, kv_heads, d, window, length;
   int64_t dv = 0;  // width of V; 0: as wide as K
+  float softcap = 0.0f;
+  bool slopes = false;  // scores fall with distance, each head's in another measure
   int64_t v() const { return dv ? dv : d; }
 };
 
@@ -16,7 +18,7 @@ struct Shape {
 struct Sequence {
   const KernelTable& t;
   Shape s;
-  std::vector<float> k, v, q;
+  std::vector<float> k, v, q, slopes;
   std::vector<int32_t> table;
   Buffer cache;
   KvLayer layer;
@@ -30,6 +32,7 @@ struct Sequence {
     for (float& x : k) x = random.normal();
     for (float& x : v) x = random.normal();
     for (float& x : q) x = random.normal();
+    for (int64_t h = 0; h < s.heads; ++h) slopes.push_back(0.6f / float(1 + h));
     const int64_t used = (s.length + s.block - 1) / s.block;
     for (int64_t i = 0; i < used; ++i) table.push_back(int32_t(i + 1));
     for (int64_t i = used - 1; i > 0; --i) std::swap(table[i], table[random.below(i + 1)]);
@@ -46,8 +49,11 @@ struct Sequence {
                &v[pos * s.kv_heads * s.v()]);
   }
   AttnShape shape() const {
-    return {int32_t(s.heads), int32_t(s.kv_heads), int32_t(s.d), int32_t(s.v()),
-            1.0f / std::sqrt(float(s.d)), s.window};
+    AttnShape shape{int32_t(s.heads), int32_t(s.kv_heads), int32_t(s.d), int32_t(s.v()),
+                    1.0f / std::sqrt(float(s.d)), s.window};
+    shape.softcap = s.softcap;
+    shape.slopes = s.slopes ? slopes.data() : nullptr;
+    return shape;
   }
   // Output [nq, heads, dv] of the queries pos0 .. pos0 + nq, in one call per KV head and span.
   std::vector<float> attend(int64_t pos0, int64_t nq) const {
@@ -92,6 +98,8 @@ struct Sequence {
           dot += double(x) * kr[i * row + h / group * s.d + j];
         }
         score[i] = dot * shape().scale;
+        if (s.softcap > 0) score[i] = s.softcap * std::tanh(score[i] / s.softcap);
+        if (s.slopes) score[i] -= slopes[h] * double(pos - i);
         best = std::max(best, score[i]);
       }
       for (int64_t i = lo; i <= pos; ++i) sum += score[i] = std::exp(score[i] - best);
@@ -104,9 +112,10 @@ struct Sequence {
 };
 
 void describe(char* what, size_t size, const Shape& s) {
-  std::snprintf(what, size, "attention %s block=%lld heads=%lld/%lld d=%lld/%lld window=%lld len=%lld",
+  std::snprintf(what, size, "attention %s block=%lld heads=%lld/%lld d=%lld/%lld window=%lld len=%lld%s%s",
                 name(s.type), (long long)s.block, (long long)s.heads, (long long)s.kv_heads,
-                (long long)s.d, (long long)s.v(), (long long)s.window, (long long)s.length);
+                (long long)s.d, (long long)s.v(), (long long)s.window, (long long)s.length,
+                s.softcap > 0 ? " softcap" : "", s.slopes ? " slopes" : "");
 }
 
 // Values of an I4 cache lie between the steps of their group's scale, none is cut off, and each is
@@ -234,6 +243,9 @@ void check_attention(const KernelTable& t) {
     run_shape(t, {type, 32, 5, 1, 50, 0, 600, 34});    // latents: V is narrower than K
     run_shape(t, {type, 16, 80, 1, 96, 0, 45, 64});
     run_shape(t, {type, 64, 6, 2, 24, 30, 70, 56});
+    run_shape(t, {type, 32, 6, 2, 64, 0, 90, 0, 1.5f});
+    run_shape(t, {type, 16, 5, 1, 32, 0, 140, 0, 0.0f, true});
+    run_shape(t, {type, 64, 34, 2, 96, 200, 600, 64, 2.0f, true});
     const std::vector<float> small = run_shape(t, {type, 16, 4, 2, 128, 0, 1060});
     for (int64_t block : {32, 64, 128})
       if (run_shape(t, {type, block, 4, 2, 128, 0, 1060}) != small)
