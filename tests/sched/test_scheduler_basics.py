@@ -79,11 +79,48 @@ def test_prefix_hit_leaves_the_last_token_to_compute() -> None:
     machine.submit(request("b", prompt, 3))
     machine.run()
     first = machine.plans[before].rows[0]
-    assert (first.start, first.count) == (12, 4)
+    assert (first.start, first.count) == (15, 1)
     assert machine.tokens("b") == expected_tokens(prompt, 3, 97)
-    assert machine.collected["b", 0].outputs[0].cached_tokens == 12
+    assert machine.collected["b", 0].outputs[0].cached_tokens == 15
     assert machine.collected["a", 0].outputs[0].cached_tokens == 0
-    assert machine.scheduler.stats().cached_tokens == 12
+    assert machine.scheduler.stats().cached_tokens == 15
+
+
+@pytest.mark.parametrize("shared", [16, 17, 18, 21, 23])
+def test_a_block_that_begins_alike_is_copied(shared: int) -> None:
+    machine = Machine(block_size=8)
+    first = prompt_of(30)
+    second = first[:shared] + prompt_of(30 - shared, 50)
+    assert second[shared] != first[shared]
+    machine.submit(request("a", first, 1))
+    machine.run()
+    before = len(machine.plans)
+    machine.submit(request("b", second, 3))
+    machine.run()
+    plan = machine.plans[before]
+    worth_it = shared - 16 >= 2  # a quarter of a block
+    assert plan.rows[0].start == (shared if worth_it else 16)
+    assert len(plan.copies) == worth_it
+    assert machine.tokens("b") == expected_tokens(second, 3, 97)
+    # What it copied from is still there for the next one.
+    machine.submit(request("c", first, 3))
+    machine.run()
+    assert machine.tokens("c") == expected_tokens(first, 3, 97)
+    assert machine.collected["c", 0].outputs[0].cached_tokens == 24
+    machine.scheduler.check()
+
+
+def test_a_full_memory_borrows_nothing() -> None:
+    # Five blocks are what the second one needs: none is left to be borrowed until it is copied.
+    machine = Machine(block_size=4, num_blocks=5)
+    first = prompt_of(18)
+    machine.submit(request("a", first, 1))
+    machine.run()
+    second = first[:10] + prompt_of(8, 50)
+    machine.submit(request("b", second, 1))
+    machine.run()
+    assert machine.tokens("b") == expected_tokens(second, 1, 97)
+    assert machine.collected["b", 0].outputs[0].cached_tokens == 8
 
 
 def test_salts_do_not_share() -> None:

@@ -8,8 +8,11 @@ from typing import NamedTuple
 
 from tidemill.contract.plan import BlockCopy
 from tidemill.memory.pool import BlockPool
-from tidemill.memory.prefix import BlockKey, PrefixIndex
+from tidemill.memory.prefix import BlockKey, PrefixIndex, pack
 from tidemill.memory.snapshots import SnapshotIndex
+
+# A block that begins alike is copied where the tokens shared are at least one part in so many.
+LEAST_SHARED = 4
 
 
 class Growth(NamedTuple):
@@ -22,6 +25,18 @@ class Growth(NamedTuple):
 
     new_blocks: tuple[tuple[int, ...], ...]
     copies: tuple[BlockCopy, ...]
+
+
+class Beginning(NamedTuple):
+    """A block of which another sequence shares the first tokens.
+
+    Attributes:
+        blocks: of each cache group.
+        tokens: how many are shared.
+    """
+
+    blocks: tuple[int, ...]
+    tokens: int
 
 
 class KVMemory:
@@ -121,6 +136,27 @@ class KVMemory:
             found.append(blocks)  # type: ignore[arg-type]
         return found
 
+    def beginning(self, parent: bytes, token_ids: Sequence[int]) -> Beginning | None:
+        """A block behind the last found one that begins as the sequence goes on.
+
+        Its first tokens' KV is what the sequence would compute; a lease that borrows it copies it
+        before it writes. A copy moves a whole block, so that a few tokens are not worth it, and the
+        state of a recurrent model stands at boundaries of blocks alone.
+
+        Args:
+            parent: digest of the last found block, or the root's.
+            token_ids: those that may be shared, a block's at most.
+        """
+        if not self.prefix_caching or self.recurrent:
+            return None
+        found = self._indices[0].beginning(parent, pack(token_ids))
+        if found is None or found[1] < self.block_size // LEAST_SHARED:
+            return None
+        blocks = tuple(index.find(found[0]) for index in self._indices)
+        if None in blocks:
+            return None
+        return Beginning(blocks, found[1])  # type: ignore[arg-type]
+
     def num_reclaimed(self, found: Sequence[tuple[int, ...]]) -> int:
         """How many free blocks per group taking `found` into use would consume, at most."""
         if not found:
@@ -129,13 +165,20 @@ class KVMemory:
             sum(pool.refs(blocks[g]) == 0 for blocks in found) for g, pool in enumerate(self._pools)
         )
 
-    def lease(self, found: Sequence[tuple[int, ...]] = ()) -> Lease:
-        """Open a lease, starting from blocks that `find` returned just now."""
+    def lease(
+        self, found: Sequence[tuple[int, ...]] = (), beginning: Beginning | None = None
+    ) -> Lease:
+        """Open a lease, starting from blocks that `find` and `beginning` returned just now.
+
+        While a block is borrowed to be copied, one more than the lease's own is in use.
+        """
+        if beginning is not None:
+            found = [*found, beginning.blocks]
         for blocks in found:
             for pool, block in zip(self._pools, blocks, strict=True):
                 pool.acquire(block)
         tables = [[blocks[g] for blocks in found] for g in range(self.num_groups)]
-        return self._open(tables, borrowed=False)
+        return self._open(tables, borrowed=beginning is not None)
 
     def _open(self, tables: list[list[int]], *, borrowed: bool) -> Lease:
         lease = Lease(self, tables, borrowed=borrowed)
@@ -170,7 +213,8 @@ class Lease:
 
     A block may be written only by the lease that appended it. A fork therefore copies the partial
     block it borrowed before it writes (copy on write); its original owner goes on writing behind
-    the borrowed part, which the fork never reads.
+    the borrowed part, which the fork never reads. So does a lease that begins with a part of
+    another sequence's block.
 
     Attributes:
         tables: per cache group, the block ids in order of position.

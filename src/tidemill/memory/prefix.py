@@ -11,9 +11,13 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Sequence
+from itertools import islice
 from typing import NamedTuple
 
 KEY_BYTES = 16
+_TOKEN_BITS = 32
+# Blocks that follow the same one are many where sequences part; the latest of them are looked at.
+_MOST_LOOKED_AT = 32
 
 
 class BlockKey(NamedTuple):
@@ -57,9 +61,23 @@ def root_digest(
 
 def block_key(parent: bytes, token_ids: Sequence[int]) -> BlockKey:
     """Identity of the full block that holds `token_ids` after `parent`."""
-    tokens = array("i", token_ids).tobytes()
+    tokens = pack(token_ids)
     digest = hashlib.blake2b(parent + tokens, digest_size=KEY_BYTES).digest()
     return BlockKey(digest, parent, tokens)
+
+
+def pack(token_ids: Sequence[int]) -> bytes:
+    """Token ids as `BlockKey.tokens` has them."""
+    return array("i", token_ids).tobytes()
+
+
+def _shared(a: bytes, b: bytes) -> int:
+    """How many tokens two packed runs begin with in common."""
+    size = min(len(a), len(b))
+    differing = int.from_bytes(a[:size], "little") ^ int.from_bytes(b[:size], "little")
+    if not differing:
+        return size * 8 // _TOKEN_BITS
+    return ((differing & -differing).bit_length() - 1) // _TOKEN_BITS
 
 
 class PrefixIndex:
@@ -67,12 +85,13 @@ class PrefixIndex:
 
     Invariant: `_blocks` and `_keys` are inverse to each other; a block is under one key at most,
     and a key names one block at most (whoever computes the same content a second time keeps an
-    anonymous copy).
+    anonymous copy). `_after` has the keys by their parents, in the order in which they came.
     """
 
     def __init__(self) -> None:
         self._blocks: dict[bytes, int] = {}
         self._keys: dict[int, BlockKey] = {}
+        self._after: dict[bytes, dict[BlockKey, None]] = {}
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -88,12 +107,30 @@ class PrefixIndex:
         held = self._keys[block]
         return block if held.tokens == key.tokens and held.parent == key.parent else None
 
+    def beginning(self, parent: bytes, tokens: bytes) -> tuple[BlockKey, int] | None:
+        """Of the blocks after `parent` the one that begins with the most of `tokens`.
+
+        Args:
+            parent: the previous block's digest, or the root's.
+            tokens: packed, a block's at most.
+
+        Returns:
+            Its key, and how many tokens are the same; None if not even the first is.
+        """
+        best = None
+        for key in islice(reversed(self._after.get(parent, {})), _MOST_LOOKED_AT):
+            count = _shared(key.tokens, tokens)
+            if count > (best[1] if best else 0):
+                best = key, count
+        return best
+
     def add(self, key: BlockKey, block: int) -> bool:
         """Make a block findable; False if this content (or this block) already is."""
         if key.digest in self._blocks or block in self._keys:
             return False
         self._blocks[key.digest] = block
         self._keys[block] = key
+        self._after.setdefault(key.parent, {})[key] = None
         return True
 
     def forget(self, block: int) -> BlockKey | None:
@@ -101,6 +138,10 @@ class PrefixIndex:
         key = self._keys.pop(block, None)
         if key is not None:
             del self._blocks[key.digest]
+            siblings = self._after[key.parent]
+            del siblings[key]
+            if not siblings:
+                del self._after[key.parent]
         return key
 
     def check(self) -> None:
@@ -112,3 +153,6 @@ class PrefixIndex:
         assert len(self._blocks) == len(self._keys), "the index's two sides differ in size"
         for block, key in self._keys.items():
             assert self._blocks.get(key.digest) == block, f"block {block} is not under its key"
+            assert key in self._after[key.parent], f"block {block} is not among its siblings"
+        followers = sum(map(len, self._after.values()))
+        assert followers == len(self._keys), "a key is left among those of its parent"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from tidemill.contract.plan import LogitsWanted, NewSequence, Row
 from tidemill.contract.request import Status
-from tidemill.memory.lease import Growth
+from tidemill.memory.lease import Beginning, Growth
 from tidemill.sched import snapshots
 from tidemill.sched.cost import Load
 from tidemill.sched.draft import Draft, Flight
@@ -258,11 +258,14 @@ def _prefill(state: State, draft: Draft, last_step: int | None, *, competing: bo
         if not _room_for(state, seq, found, reserved):
             admitting = False
             continue
-        start = seq.planned if seq.lease is not None else len(found) * state.memory.block_size
+        beginning = _beginning(state, seq, found, reserved)
+        start = seq.planned
+        if seq.lease is None:
+            start = len(found) * state.memory.block_size + (beginning.tokens if beginning else 0)
         chunk = room.chunk(seq, start)
         if chunk.tokens == 0:
             return
-        _admit(state, draft, seq, found, chunk)
+        _admit(state, draft, seq, found, beginning, start, chunk)
         state.tenants.took(seq.owner.request.tenant)
         reserved += _blocks_promised(state, seq)
 
@@ -334,12 +337,18 @@ def _make_room(state: State, draft: Draft) -> None:
 
 
 def _admit(
-    state: State, draft: Draft, seq: Sequence, found: list[tuple[int, ...]], chunk: Chunk
+    state: State,
+    draft: Draft,
+    seq: Sequence,
+    found: list[tuple[int, ...]],
+    beginning: Beginning | None,
+    start: int,
+    chunk: Chunk,
 ) -> None:
     """Open the lease (or take the fork's) and give the sequence its first row."""
     if seq.lease is None:
-        seq.lease = state.memory.lease(found)
-        seq.computed = seq.planned = len(found) * state.memory.block_size
+        seq.lease = state.memory.lease(found, beginning)
+        seq.computed = seq.planned = start
         seq.published = len(found)
         state.note_hit(seq, seq.computed)
     source = snapshots.start_behind(state, seq)
@@ -360,10 +369,28 @@ def _blocks_promised(state: State, seq: Sequence) -> int:
 def _found(state: State, seq: Sequence) -> list[tuple[int, ...]]:
     """Blocks of its prefix in the index; never the last known token's, which is to be computed."""
     memory = state.memory
-    if seq.lease is not None or not memory.prefix_caching or seq.wants_every_position:
+    if not _may_find(state, seq):
         return []
     full = (len(seq.tokens) - 1) // memory.block_size
     return memory.find(seq.keys_up_to(full, memory.block_size))
+
+
+def _may_find(state: State, seq: Sequence) -> bool:
+    return seq.lease is None and state.memory.prefix_caching and not seq.wants_every_position
+
+
+def _beginning(
+    state: State, seq: Sequence, found: list[tuple[int, ...]], reserved: int
+) -> Beginning | None:
+    """A block that begins as the sequence goes on behind what was found, if there is room to borrow
+    it: until it is copied, it takes a place that was counted as free."""
+    if not _may_find(state, seq) or not _fits(state, seq, found, reserved, 1):
+        return None
+    size = state.memory.block_size
+    keys = seq.keys_up_to(len(found), size)
+    start = len(found) * size
+    rest = seq.tokens[start : min(start + size, len(seq.tokens) - 1)]
+    return state.memory.beginning(keys[-1].digest if keys else seq.owner.root, rest)
 
 
 def _room_for(state: State, seq: Sequence, found: list[tuple[int, ...]], reserved: int) -> bool:
