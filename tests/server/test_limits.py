@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -298,6 +299,18 @@ def test_slow_readers_are_cut_off_and_stall_nobody() -> None:
                 assert time.monotonic() < deadline, "the stream was not cancelled"
                 time.sleep(0.05)
         assert "tidemill_slow_readers_total 1.0" in httpx.get(f"{url}/metrics").text
+
+
+def test_every_answer_is_dated() -> None:
+    with serving(fake_context(ScriptedEngine())) as url:
+        parts = urlsplit(url)
+        fine = httpx.get(f"{url}/healthz").headers["date"]
+        with socket.create_connection((parts.hostname, parts.port), timeout=10) as connection:
+            connection.sendall(b"no HTTP at all\r\n\r\n")
+            refused = connection.recv(10_000).decode()
+    [line] = [line for line in refused.split("\r\n") if line.lower().startswith("date: ")]
+    for date in (fine, line[6:]):
+        assert abs(parsedate_to_datetime(date).timestamp() - time.time()) < 60
 
 
 # -- JSON and fields --------------------------------------------------------------------------

@@ -130,11 +130,17 @@ class KVMemory:
         if not self.prefix_caching:
             return found
         for key in keys:
-            blocks = tuple(index.find(key) for index in self._indices)
-            if None in blocks:
+            blocks = self._blocks_under(key)
+            if blocks is None:
                 break
-            found.append(blocks)  # type: ignore[arg-type]
+            found.append(blocks)
         return found
+
+    def _blocks_under(self, key: BlockKey) -> tuple[int, ...] | None:
+        """Each group's block with this content; None unless all have one."""
+        blocks = [index.find(key) for index in self._indices]
+        held = tuple(block for block in blocks if block is not None)
+        return held if len(held) == len(blocks) else None
 
     def beginning(self, parent: bytes, token_ids: Sequence[int]) -> Beginning | None:
         """A block behind the last found one that begins as the sequence goes on.
@@ -152,10 +158,8 @@ class KVMemory:
         found = self._indices[0].beginning(parent, pack(token_ids))
         if found is None or found[1] < self.block_size // LEAST_SHARED:
             return None
-        blocks = tuple(index.find(found[0]) for index in self._indices)
-        if None in blocks:
-            return None
-        return Beginning(blocks, found[1])  # type: ignore[arg-type]
+        blocks = self._blocks_under(found[0])
+        return None if blocks is None else Beginning(blocks, found[1])
 
     def num_reclaimed(self, found: Sequence[tuple[int, ...]]) -> int:
         """How many free blocks per group taking `found` into use would consume, at most."""
