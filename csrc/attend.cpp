@@ -11,6 +11,8 @@ constexpr int64_t kTileHeads = 128;
 constexpr int64_t kMaxTileQueries = 64;
 // At least so many queries, or of heads that share a latent as many as these query-heads are.
 constexpr int64_t kMinTileQueries = 8, kMinTileHeads = 256;
+// Queries of a row up to which reading takes longer than computing, more or less.
+constexpr int64_t kFewQueries = 4;
 }  // namespace
 
 void Attend::plan(const AttnShape& shape, const std::vector<AttendRow>& rows) {
@@ -22,6 +24,7 @@ void Attend::plan(const AttnShape& shape, const std::vector<AttendRow>& rows) {
       std::clamp<int64_t>(kMinTileHeads / group(), 1, kMinTileQueries);
   tile_queries_ = std::min(tile_queries_, std::clamp<int64_t>(kTileHeads / group(), least,
                                                               kMaxTileQueries));
+  reads_.clear();
   tiles_.clear();
   for (size_t r = 0; r < rows.size(); ++r) add_row_tiles(static_cast<int64_t>(r), rows[r]);
   // Longest first, so that the last items are short and threads end together.
@@ -148,6 +151,12 @@ int64_t Attend::items() const {
   return static_cast<int64_t>(spread_ ? span_items_.size() : tiles_.size());
 }
 
+std::pair<const Attend::Tile*, int64_t> Attend::item(int64_t at) const {
+  const auto i = static_cast<size_t>(at);
+  if (!spread_) return {&tiles_[i], tiles_[i].span0};
+  return {&tiles_[static_cast<size_t>(span_items_[i].tile)], span_items_[i].span};
+}
+
 void Attend::expect(const KvLayer& kv) const {
   Ahead& ahead = pool_.ahead();
   ahead.clear();
@@ -157,10 +166,8 @@ void Attend::expect(const KvLayer& kv) const {
     bool room = true;
     const auto [first, end] = pool_.share(items(), thread);
     for (int64_t i = first; room && i < end; ++i) {
-      const auto at = static_cast<size_t>(i);
-      const Tile& tile = tiles_[spread_ ? static_cast<size_t>(span_items_[at].tile) : at];
-      const int64_t span = spread_ ? span_items_[at].span : tile.span0;
-      const AttnNext keys = keys_from(tile, span);
+      const auto [tile, span] = item(i);
+      const AttnNext keys = keys_from(*tile, span);
       for (int64_t block = keys.from / kv.block_size; room && block * kv.block_size < keys.to;
            ++block) {
         room = ahead.add(thread,
@@ -168,6 +175,40 @@ void Attend::expect(const KvLayer& kv) const {
                              keys.kv_head * head_bytes,
                          head_bytes);
       }
+    }
+  }
+}
+
+const std::vector<ByteRange>& Attend::reads(const KvLayer& kv, int thread, int64_t bytes) {
+  if (reads_.empty()) {
+    reads_.resize(static_cast<size_t>(pool_.threads()));
+    for (int t = 0; t < pool_.threads(); ++t) find_reads(kv, t, bytes);
+  }
+  return reads_[static_cast<size_t>(thread)];
+}
+
+void Attend::find_reads(const KvLayer& kv, int thread, int64_t bytes) {
+  const int64_t head_bytes =
+      kernels_.kv_block_bytes(kv.type, kv.block_size, 1, kv.head_dim, kv.v_dim);
+  const auto [first, end] = pool_.share(items(), thread);
+  for (int64_t i = first, after; i < end; i = after) {
+    // Heads that come one after the other lie so in a block.
+    const auto [tile, span] = item(i);
+    for (after = i + 1; after < end; ++after) {
+      const auto [other, from] = item(after);
+      if (other->row != tile->row || other->q0 != tile->q0 || from != span ||
+          other->kv_head != tile->kv_head + after - i) {
+        break;
+      }
+    }
+    if (tile->count > kFewQueries) continue;
+    const AttnNext keys = keys_from(*tile, span);
+    const int64_t to = spread_ ? std::min(keys.to, (span + 1) * kSpan) : keys.to;
+    const int64_t heads = (after - i) * head_bytes;
+    for (int64_t block = keys.from / kv.block_size; block * kv.block_size < to; ++block) {
+      if ((bytes -= heads) < 0) return;
+      const int64_t from = keys.block_table[block] * kv.block_stride + keys.kv_head * head_bytes;
+      reads_[static_cast<size_t>(thread)].push_back({from, from + heads});
     }
   }
 }

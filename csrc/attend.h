@@ -4,6 +4,7 @@
 // the plan changes who computes what, never what is computed.
 #pragma once
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "cache.h"
@@ -30,6 +31,9 @@ class Attend {
   void plan(const AttnShape& shape, const std::vector<AttendRow>& rows);
   // Threads that wait are to bring the keys and values closer that they begin with.
   void expect(const KvLayer& kv) const;
+  // What each thread reads of a layer's keys and values, in the order in which it does, as far as it
+  // is read for few queries, and `bytes` of it at most; the same for all layers. Valid until the next plan.
+  const std::vector<ByteRange>& reads(const KvLayer& kv, int thread, int64_t bytes);
   // q: [tokens, q_stride], the first heads * head_dim of each row; out: [tokens, out_stride], the
   // first heads * v_dim.
   // sinks: per head the score of a key without a value, or null.
@@ -59,8 +63,11 @@ class Attend {
   void visible(const Tile& tile, int64_t span, int64_t* begin, int64_t* end) const;
   AttnShape shape_of(const AttendRow& row) const;  // with what its queries see, where not causal
   void plan_spans();
+  void find_reads(const KvLayer& kv, int thread, int64_t bytes);
   // Of the loop over tiles, or over spans where they are spread.
   int64_t items() const;
+  // Of which item comes `at`th: its tile, and the span from which on it is seen.
+  std::pair<const Tile*, int64_t> item(int64_t at) const;
   AttnNext keys_from(const Tile& tile, int64_t span) const;
   void compute_span(const KvLayer& kv, const float* q, int64_t q_stride, const Tile& tile,
                     int64_t begin, int64_t end, int64_t span, const AttnNext& next,
@@ -80,6 +87,7 @@ class Attend {
   const std::vector<AttendRow>* rows_ = nullptr;
   int64_t tile_queries_ = 1;
   bool spread_ = false;
+  std::vector<std::vector<ByteRange>> reads_;  // per thread; empty: not asked for yet
   std::vector<Tile> tiles_;
   std::vector<SpanItem> span_items_;  // in the order in which they are taken
   Buffer<float> states_;     // two states per thread

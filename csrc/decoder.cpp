@@ -74,6 +74,7 @@ Decoder::Decoder(const KernelTable& kernels, ThreadPool& pool, DecoderModel& mod
   for (Acts* acts : {&acts_, &sent_acts_, &middle_acts_}) set_strides(*acts, act_k_);
   set_strides(head_acts_, head_k_);
   scratch_.ensure(scratch_width_ * pool.threads());
+  if (reads_beside()) beside_.resize(static_cast<size_t>(pool.threads()));
 }
 
 // Widths and activation types that the layer needs of the buffers.
@@ -197,6 +198,7 @@ void Decoder::compute_rows(const StepInput& step, int64_t rows) {
                                  step.context_len[i], tables_[g].data() + r * table_stride_[g]});
     }
   }
+  for (Beside& of : beside_) of = Beside{};  // what it points into is planned anew
   if (tokens_ == 0) return;
   for (size_t p = 0; p < plans_.size(); ++p) {
     attends_[p]->plan(plans_[p].shape, attend_rows_[static_cast<size_t>(plans_[p].cache_group)]);
@@ -368,9 +370,8 @@ void Decoder::mix(size_t l, const StepInput& step, KvCache& cache) {
   Delta attended{delta_.data(), layer.attn_post_norm, layer.mixer_scale};
   Delta recurred = attended;
   if (layer.attends) {
-    const KvLayer& kv = cache.layer(layer.kv_layer < 0 ? static_cast<int>(l) : layer.kv_layer);
-    Attend& plan = *attends_[static_cast<size_t>(layer_plan_[l])];
-    layer.latent ? attend_latent(layer, kv, plan) : attend(layer, kv, plan);
+    const auto [kv, plan] = keys_of(l, cache);
+    layer.latent ? attend_latent(layer, *kv, *plan) : attend(l, cache);
     recurred.scale = layer.beside_scale;
   }
   if (layer.recurrent) {
@@ -384,7 +385,17 @@ void Decoder::mix(size_t l, const StepInput& step, KvCache& cache) {
   if (layer.recurrent) pending_.push_back(recurred);
 }
 
-void Decoder::attend(const DecoderLayer& layer, const KvLayer& kv, Attend& plan) {
+Decoder::LayerKeys Decoder::keys_of(size_t l, const KvCache& cache) const {
+  const DecoderLayer& layer = model_.layers[l];
+  return {&cache.layer(layer.kv_layer < 0 ? static_cast<int>(l) : layer.kv_layer),
+          attends_[static_cast<size_t>(layer_plan_[l])].get()};
+}
+
+void Decoder::attend(size_t l, const KvCache& cache) {
+  const DecoderLayer& layer = model_.layers[l];
+  const auto [kv_of, plan_of] = keys_of(l, cache);
+  const KvLayer& kv = *kv_of;
+  Attend& plan = *plan_of;
   const AttnShape& a = layer.attention;
   const int64_t q = int64_t{a.heads} * a.head_dim, k = int64_t{a.kv_heads} * a.head_dim;
   add_norm_pack(layer.attn_norm, attention_acts(layer));
@@ -399,6 +410,7 @@ void Decoder::attend(const DecoderLayer& layer, const KvLayer& kv, Attend& plan)
   write_kv(layer, kv);
   expect({&layer.o});
   plan.run(kv, qkv_.data(), qkv_width_, layer.sinks, heads_.data(), heads_width_);
+  read_beside(l, cache);
   if (layer.gate) {
     each_token(tokens_, [&](int64_t t, int) {
       float* const heads = heads_.data() + t * heads_width_;

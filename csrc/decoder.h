@@ -220,8 +220,14 @@ class Decoder {
   void take_input(size_t l);
   // The mixers of layer l, pending; their outputs lie in delta_ and delta2_.
   void mix(size_t l, const StepInput& step, KvCache& cache);
+  // The keys and values that layer l reads, and the plan by which it does.
+  struct LayerKeys {
+    const KvLayer* kv;
+    Attend* plan;
+  };
+  LayerKeys keys_of(size_t l, const KvCache& cache) const;
   // Attention of the norm of x, into delta_.
-  void attend(const DecoderLayer& layer, const KvLayer& kv, Attend& plan);
+  void attend(size_t l, const KvCache& cache);
   // The other kind of mixer (decoder_recurrent.cpp).
   struct MixLayout;
   void measure_recurrent(const Recurrent& mixer);
@@ -261,7 +267,7 @@ class Decoder {
   void make_apart(const FeedForward& mlp, int64_t rows);
   void make_joined(const FeedForward& mlp, int64_t rows);
   void make_part(const FeedForward& mlp, int64_t m0, int64_t rows, int64_t p0, int64_t panels,
-                 float* scratch);
+                 int thread, float* scratch);
   static bool joins(const FeedForward& mlp, int64_t rows);
   bool parts(ActType act) const;  // a panel's values are packed without those beside them
   // act(gate) * up, or act(up) without a gate; `gate` is scaled where it lies.
@@ -291,6 +297,11 @@ class Decoder {
   // layer l begins with (behind the last one the output layer), or a layer's feed-forward block.
   void expect(std::initializer_list<const Linear*> linears);
   void expect_layer(size_t l);
+  // The products from here on are to bring closer what the next layer with attention reads.
+  void read_beside(size_t l, const KvCache& cache);
+  Beside* beside(int thread) {
+    return beside_.empty() ? nullptr : &beside_[static_cast<size_t>(thread)];
+  }
   void expect_feed(const DecoderLayer& layer);
   void pack_row(unsigned types, const float* row, int64_t k, int64_t index, Acts& acts);
   // Runs body(token, thread) for every token.
@@ -325,6 +336,7 @@ class Decoder {
   };
   Cut cut(const PackedMatrix& w, int64_t rows, int64_t first) const;
   std::vector<Cut> cuts_;
+  std::vector<Beside> beside_;  // per thread; empty: not on this processor
   std::vector<Delta> pending_;
 
   int64_t tokens_ = 0;       // computed by the layer that runs

@@ -69,7 +69,7 @@ void Decoder::make_apart(const FeedForward& mlp, int64_t rows) {
 // Rows [m0, m0 + rows) times panels [p0, p0 + panels) of gate and up, activated; packed for `down` as
 // far as its type packs parts of a row, else left in mlp_.
 void Decoder::make_part(const FeedForward& mlp, int64_t m0, int64_t rows, int64_t p0,
-                        int64_t panels, float* scratch) {
+                        int64_t panels, int thread, float* scratch) {
   const int64_t width = panels * kPanel, stride = row_stride(2 * width);  // up's lie beside gate's
   const int64_t n0 = p0 * kPanel, count = std::min(width, mlp.up.weight->n - n0);
   const Linear* const both[] = {&mlp.gate, &mlp.up};
@@ -80,7 +80,7 @@ void Decoder::make_part(const FeedForward& mlp, int64_t m0, int64_t rows, int64_
     const int act = static_cast<int>(w.act);
     kernels_.gemm(w, acts_.row(act, m0), acts_.stride[act], rows, 0, panels,
                   both[i]->bias ? both[i]->bias + n0 : nullptr, scratch + i * width, stride,
-                  pool_.threads() == 1);
+                  pool_.threads() == 1, beside(thread));
   }
   const ActType down = mlp.down.weight->act;
   const bool packs = parts(down);
@@ -110,7 +110,7 @@ void Decoder::make_joined(const FeedForward& mlp, int64_t rows) {
     for (int64_t i = begin; i < end;) {
       const int64_t m0 = i / all.panels * all.row_block, p0 = i % all.panels;
       const int64_t panels = std::min({most, all.panels - p0, end - i});
-      make_part(mlp, m0, std::min(all.row_block, rows - m0), p0, panels,
+      make_part(mlp, m0, std::min(all.row_block, rows - m0), p0, panels, thread,
                 joined_.data() + thread * scratch);
       i += panels;
     }

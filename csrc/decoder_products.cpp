@@ -22,6 +22,19 @@ int64_t act_block_bytes() {
   return bytes;
 }
 
+// Bytes of keys and values that are brought closer beside products: so much of a cache that all threads
+// share is still there when they are read.
+int64_t beside_bytes() {
+  static const int64_t bytes = [] {
+    long cache = 0;
+#ifdef _SC_LEVEL3_CACHE_SIZE
+    cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
+#endif
+    return std::max<int64_t>(0, cache / 5 * 3);
+  }();
+  return bytes;
+}
+
 int64_t panels_of(const PackedMatrix& w) { return (w.n + kPanel - 1) / kPanel; }
 
 // Height of as few blocks as rows need, none higher than most (a multiple of 16) and all but the
@@ -52,7 +65,7 @@ void Decoder::multiply(const Product* products, size_t count, Acts& acts) {
     cuts_.push_back(cut(*product->linear->weight, product->rows, items));
     items += cuts_.back().items;
   }
-  pool_.run_tapered(items, 1, [&](int64_t begin, int64_t end, int) {
+  pool_.run_tapered(items, 1, [&](int64_t begin, int64_t end, int thread) {
     for (int64_t i = begin; i < end;) {
       const auto after = std::upper_bound(cuts_.begin(), cuts_.end(), i,
                                           [](int64_t at, const Cut& c) { return at < c.first; });
@@ -66,7 +79,8 @@ void Decoder::multiply(const Product* products, size_t count, Acts& acts) {
       const int act = static_cast<int>(w.act);
       kernels_.gemm(w, acts.row(act, product.first_row + m0), acts.stride[act],
                     std::min(cut.row_block, product.rows - m0), p0, p1, product.linear->bias,
-                    product.out + m0 * product.ldo, product.ldo, pool_.threads() == 1);
+                    product.out + m0 * product.ldo, product.ldo, pool_.threads() == 1,
+                    beside(thread));
     }
   });
 }
@@ -92,6 +106,18 @@ void Decoder::expect(std::initializer_list<const Linear*> linears) {
       ahead.add(thread, w.data + p0 * w.panel_bytes,
                 std::min(end - begin, c.panels - p0) * w.panel_bytes);
     }
+  }
+}
+
+void Decoder::read_beside(size_t l, const KvCache& cache) {
+  for (Beside& of : beside_) of = Beside{};
+  while (++l < model_.layers.size() && !model_.layers[l].attends) {}
+  if (l >= model_.layers.size()) return;
+  const auto [kv, plan] = keys_of(l, cache);
+  for (size_t thread = 0; thread < beside_.size(); ++thread) {
+    const std::vector<ByteRange>& reads =
+        plan->reads(*kv, static_cast<int>(thread), beside_bytes() / pool_.threads());
+    beside_[thread] = {kv->base, reads.data(), reads.data() + reads.size()};
   }
 }
 

@@ -128,13 +128,13 @@ CpuFeatures detect() {
 struct Available {
   const KernelTable* tables[8] = {};  // and a null behind the last
   const char* names[8] = {};
-  bool reads_by_line = false;
+  bool zen5 = false;  // or later
 
   Available() {
     int count = 0;
 #ifdef TIDEMILL_X86
     const CpuFeatures cpu = detect();
-    reads_by_line = cpu.amd && cpu.family >= 26;  // Zen 5
+    zen5 = cpu.amd && cpu.family >= 26;
     if (cpu.amx) tables[count++] = &amx::kernel_table();
     // Which of the two is faster was measured: see simd/avx512.h.
     if (cpu.bf16 && cpu.amd) tables[count++] = &avx512bf16::kernel_table();
@@ -167,7 +167,8 @@ const KernelTable* select_kernels(const char* isa_or_null) {
   return nullptr;
 }
 
-bool reads_by_line() { return available().reads_by_line; }
+bool reads_by_line() { return available().zen5; }
+bool reads_beside() { return available().zen5; }
 
 const char* const* available_isas() { return available().names; }
 

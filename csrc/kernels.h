@@ -106,6 +106,17 @@ struct Scan {
   float* to;                 // and after the last one; not `from`
 };
 
+// What a thread brings closer beside the products it computes: ranges of bytes behind `base`, a few
+// lines with every group of weights, as far as the products leave memory idle. A product keeps its place.
+struct ByteRange {
+  int64_t from, to;
+};
+struct alignas(64) Beside {
+  const uint8_t* base = nullptr;
+  const ByteRange *next = nullptr, *last = nullptr;  // that have not begun
+  const uint8_t *at = nullptr, *to = nullptr;        // of the one that has
+};
+
 struct KernelTable {
   const char* isa;     // its name, such as "avx2": what --isa takes
 
@@ -133,10 +144,11 @@ struct KernelTable {
   // out[m * ldo + (p * kPanel + j)] = sum_k act[m][k] * w[p * kPanel + j][k] (+ bias) for
   // m in [0, m_rows), p in [p0, p1), rows past n not written. While computing a panel it brings what
   // lies behind it in the matrix closer. `alone`: no other thread reads weights beside this one,
-  // whose one row the hardware's own prefetching then serves better. Rows of `out` more than
-  // kNearStride apart may be written past the caches.
+  // whose one row the hardware's own prefetching then serves better. `beside` may be null. Rows of `out`
+  // more than kNearStride apart may be written past the caches.
   void (*gemm)(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride, int64_t m_rows,
-               int64_t p0, int64_t p1, const float* bias, float* out, int64_t ldo, bool alone);
+               int64_t p0, int64_t p1, const float* bias, float* out, int64_t ldo, bool alone,
+               Beside* beside);
   // Row n of a packed matrix back to float (embedding look-up in a tied matrix).
   void (*unpack_row)(const PackedMatrix& w, int64_t row, float* out);
 
@@ -212,6 +224,9 @@ const KernelTable* select_kernels(const char* isa_or_null);
 // types 1.15 to 1.3 times as fast), Zen 4's come at 0.65 times the rate then, where its own
 // prefetching keeps up once it is told of the next page. Measured one thread beside a plain read.
 bool reads_by_line();
+// Whether what a step reads after its products comes faster when it is asked for beside them: Zen 5's
+// does (steps of 16 and 32 sequences take 0.92 of their time), Zen 4's steps take 1.02 to 1.08 then.
+bool reads_beside();
 // Names this build contains and this machine can run, best first, terminated by nullptr.
 const char* const* available_isas();
 

@@ -144,24 +144,6 @@ static TIDEMILL_INLINE void turn_around(Vf (&v)[N]) {
   }
 }
 
-// 2^x of up to 0, to 2.5 ulp: a minimax polynomial of degree 5 over what x is above a whole number, 1 at
-// 0, found by Lawson's iteration. What would be subnormal is 0, for the reason given at vexp.
-template <int N>
-static TIDEMILL_INLINE void powers_of_two(Vf (&x)[N]) {
-  constexpr float kCoefficients[] = {9.0170303214e-3f, 5.5799913105e-2f, 2.4016445015e-1f,
-                                     6.9315131180e-1f, 1.0f};
-  Vf above[N], p[N];
-  TIDEMILL_UNROLL
-  for (int i = 0; i < N; ++i) above[i] = vfraction(x[i]), p[i] = vset(1.8671300703e-3f);
-  TIDEMILL_UNROLL
-  for (int k = 0; k < 5; ++k) {
-    TIDEMILL_UNROLL
-    for (int i = 0; i < N; ++i) p[i] = vfma(p[i], above[i], vset(kCoefficients[k]));
-  }
-  TIDEMILL_UNROLL
-  for (int i = 0; i < N; ++i) x[i] = vzero_below(vscale2(p[i], x[i]), x[i], -126.0f);
-}
-
 // Scores and probabilities of a tile's rows, of which kColumns are multiplied at once, and as many lower
 // ones. A vector of either is so many tokens by kColumns rows.
 template <int kColumns, bool kLower>

@@ -3,6 +3,8 @@
 // A row's bits depend only on its query and on the positions it sees: scores of unseen positions
 // are replaced before anything is computed from them, and steps of V are skipped, not zeroed.
 
+#include "attention/powers.inl"
+
 // Floats from one row's scores to the next: a line more than a span, so that all rows' scores of a
 // position do not compete for the same few places of the first-level cache.
 constexpr int64_t kScoreRow = kSpan + 16;
@@ -45,6 +47,16 @@ static inline Visible seen_by(const SpanJob& job, int64_t row0, int64_t count) {
     if (see.hi > see.lo) all = {min64(all.lo, see.lo), max64(all.hi, see.hi)};
   }
   return all;
+}
+
+// Positions that all of `count` rows from row0 on see.
+static inline Visible seen_by_all(const SpanJob& job, int64_t row0, int64_t count) {
+  Visible common{0, kSpan};
+  for (int64_t r = 0; r < count; ++r) {
+    const Visible see = visible(job, row0 + r);
+    common = {max64(common.lo, see.lo), min64(common.hi, see.hi)};
+  }
+  return common;
 }
 
 // Head data of the block that holds span position t, and t's slot in it.
@@ -117,9 +129,10 @@ static inline Ahead chunk_ahead(const SpanJob& job, int64_t row0, int64_t t, Vis
   return ahead;
 }
 
-// Scores of one chunk for R rows, scaled and masked.
+// Scores of one chunk for R rows before their scale; -inf where a row does not see the token.
 template <class Cache, int R>
-static inline void score_chunk(const SpanJob& job, int64_t row0, int64_t t, Visible range) {
+static inline void score_chunk(const SpanJob& job, int64_t row0, int64_t t, Visible range,
+                               Visible common) {
   using Keys = typename Cache::Keys;
   constexpr int V = kScoreVecs;
   const uint8_t* half[2];
@@ -127,6 +140,7 @@ static inline void score_chunk(const SpanJob& job, int64_t row0, int64_t t, Visi
   const int64_t k_step = job.kv.block_size * Keys::kLaneBytes;
   const int64_t q_row = job.steps * Keys::kQueryBytes;
   const Ahead ahead = chunk_ahead<Cache>(job, row0, t, range);
+  const bool whole = t >= common.lo && t + kChunk <= common.hi;
   for (int64_t vec = 0; vec < kChunk / kLanes; vec += V) {
     const uint8_t *k[V], *pairs[V];
     Vf scale[V];
@@ -134,10 +148,9 @@ static inline void score_chunk(const SpanJob& job, int64_t row0, int64_t t, Visi
       const int64_t h = (vec + v) / kVecsPerHalf;
       const int64_t offset = (vec + v) % kVecsPerHalf * kLanes;
       k[v] = half[h] + offset * Cache::kLaneBytes;
-      scale[v] = vset(job.shape.scale);
       const bool seen = h == 0 ? range.lo < t + kHalf : range.hi > t + kHalf;
-      if (job.kv.type == KvType::I8 && seen)
-        scale[v] = vmul(scale[v], vload(scales_at(job, t + h * kHalf, false) + offset));
+      if (job.kv.type == KvType::I8)
+        scale[v] = seen ? vload(scales_at(job, t + h * kHalf, false) + offset) : vzero();
       pairs[v] = nullptr;
       if (job.kv.type == KvType::I4)
         pairs[v] = pairs_at(job, t + (seen ? h : 1 - h) * kHalf, false) + offset * 4;
@@ -145,24 +158,36 @@ static inline void score_chunk(const SpanJob& job, int64_t row0, int64_t t, Visi
     Vf s[R][V];
     score_tile<Keys, R, V>(k, k_step, pairs, pair_step(job), job.q + row0 * q_row, q_row, job.steps,
                            ahead, s);
-    TIDEMILL_UNROLL
-    for (int r = 0; r < R; ++r) {
-      const Visible see = visible(job, row0 + r);
+    if (job.kv.type == KvType::I8) {
       TIDEMILL_UNROLL
-      for (int v = 0; v < V; ++v) {
-        const int64_t at = t + (vec + v) * kLanes;
-        vstore(job.scores + r * kScoreRow + at,
-               keep_range(vmul(s[r][v], scale[v]), at, see.lo, see.hi, -kInfinity));
+      for (int r = 0; r < R; ++r) {
+        TIDEMILL_UNROLL
+        for (int v = 0; v < V; ++v) s[r][v] = vmul(s[r][v], scale[v]);
       }
     }
+    TIDEMILL_UNROLL
+    for (int r = 0; r < R; ++r) {
+      TIDEMILL_UNROLL
+      for (int v = 0; v < V; ++v)
+        vstore(job.scores + r * kScoreRow + t + (vec + v) * kLanes, s[r][v]);
+    }
+  }
+  if (whole) return;
+  for (int r = 0; r < R; ++r) {
+    const Visible see = visible(job, row0 + r);
+    float* row = job.scores + r * kScoreRow;
+    for (int64_t at = t; at < t + kChunk; at += kLanes)
+      vstore(row + at, keep_range(vload(row + at), at, see.lo, see.hi, -kInfinity));
   }
 }
 
+// Whether something comes between scores and their exponentials. Else they are multiplied by their scale
+// with what makes powers of two of them: it does not change which one is the largest.
 static inline bool reshapes(const SpanJob& job) {
-  return job.shape.softcap > 0 || job.shape.slopes != nullptr;
+  return job.shape.softcap > 0 || job.shape.slopes != nullptr || !(job.shape.scale > 0.0f);
 }
 
-// Scores of one row after their scale: capped, and less by the head's slope for every token of
+// Scores of one row scaled, capped, and less by the head's slope for every token of
 // distance. What the row does not see stays at -inf.
 static void reshape_row(const SpanJob& job, int64_t row, float* scores, Visible see) {
   float steps[kLanes];
@@ -173,7 +198,7 @@ static void reshape_row(const SpanJob& job, int64_t row, float* scores, Visible 
   const Vf cap = vset(job.shape.softcap), lanes = vload(steps);
   const bool capping = job.shape.softcap > 0;
   for (int64_t t = see.lo / kChunk * kChunk; t < round_up(see.hi, kChunk); t += kLanes) {
-    Vf s = vload(scores + t);
+    Vf s = vmul(vload(scores + t), vset(job.shape.scale));
     if (capping) s = capped(s, cap);
     s = vfma(slope, vadd(lanes, vset(float(distance + t))), s);
     vstore(scores + t, keep_range(s, t, see.lo, see.hi, -kInfinity));
@@ -192,32 +217,47 @@ static inline void softmax_row(const SpanJob& job, float* row, Visible see, floa
     *l = 0.0f;
     return;
   }
+  constexpr int kVecs = kChunk / kLanes;
   const int64_t begin = see.lo / kChunk * kChunk, end = round_up(see.hi, kChunk);
-  Vf best = vset(-kInfinity);
-  for (int64_t t = begin; t < end; t += kLanes) best = vmax(best, vload(row + t));
-  *m = vreduce_max(best);
-  const Vf largest = vset(*m);
+  Vf best[2] = {vset(-kInfinity), vset(-kInfinity)};
+  for (int64_t t = begin; t < end; t += kLanes)
+    best[t / kLanes % 2] = vmax(best[t / kLanes % 2], vload(row + t));
+  const float scale = reshapes(job) ? 1.0f : job.shape.scale, most = vreduce_max(vmax(best[0], best[1]));
+  *m = most * scale;
+  const Vf largest = vset(most), doublings = vset(scale * 1.44269504088896341f);
   Vf sum = vzero(), minima = vzero();
-  for (int64_t t = begin; t < end; t += kLanes) {
-    Vf p = vexp(vsub(vload(row + t), largest));
-    sum = vadd(sum, p);
-    if (job.kv.type == KvType::I8 && t + kLanes > see.lo && t < see.hi)
-      p = keep_range(vmul(p, vload(scales_at(job, t, true))), t, see.lo, see.hi, 0.0f);
-    if (job.kv.type == KvType::I4 && t + kLanes > see.lo && t < see.hi) {
-      const Vi pair = iload(pairs_at(job, t, true));
-      minima = vadd(minima, keep_range(vmul(p, pair_odd(pair)), t, see.lo, see.hi, 0.0f));
-      p = keep_range(vmul(p, pair_even(pair)), t, see.lo, see.hi, 0.0f);
+  for (int64_t t = begin; t < end; t += kChunk) {
+    Vf p[kVecs];
+    TIDEMILL_UNROLL
+    for (int v = 0; v < kVecs; ++v)
+      p[v] = vmul(vsub(vload(row + t + v * kLanes), largest), doublings);
+    powers_of_two(p);
+    TIDEMILL_UNROLL
+    for (int v = 0; v < kVecs; ++v) {
+      const int64_t at = t + v * kLanes;
+      sum = vadd(sum, p[v]);
+      const bool seen = at + kLanes > see.lo && at < see.hi;
+      if (job.kv.type == KvType::I8 && seen)
+        p[v] = keep_range(vmul(p[v], vload(scales_at(job, at, true))), at, see.lo, see.hi, 0.0f);
+      if (job.kv.type == KvType::I4 && seen) {
+        const Vi pair = iload(pairs_at(job, at, true));
+        minima = vadd(minima, keep_range(vmul(p[v], pair_odd(pair)), at, see.lo, see.hi, 0.0f));
+        p[v] = keep_range(vmul(p[v], pair_even(pair)), at, see.lo, see.hi, 0.0f);
+      }
     }
-    vstore(row + t, p);
+#ifdef TIDEMILL_BF16_DOT
+    if constexpr (Cache::kDepth == 2) {
+      // Pairs are written at half the distance they are read from, so never over unread values.
+      static_assert(kVecs == 2);
+      istore(row + t / 2, round_bf16_pair(p[0], p[1]));
+      continue;
+    }
+#endif
+    TIDEMILL_UNROLL
+    for (int v = 0; v < kVecs; ++v) vstore(row + t + v * kLanes, p[v]);
   }
   *l = vreduce_add(sum);
   if (job.kv.type == KvType::I4) *base = vreduce_add(minima);
-#ifdef TIDEMILL_BF16_DOT
-  if (Cache::kDepth != 2) return;
-  // Pairs are written at half the distance they are read from, so never over unread values.
-  for (int64_t t = begin; t < end; t += 2 * kLanes)
-    istore(row + t / 2, round_bf16_pair(vload(row + t), vload(row + t + kLanes)));
-#endif
 }
 
 // Row of V that holds step `s` of the span (a token, or a pair of tokens).
@@ -266,12 +306,9 @@ template <class Cache, int R>
 static void value_rows(const SpanJob& job, int64_t row0) {
   constexpr int V = R * 8 <= kAccRegisters ? 8 : R * 4 <= kAccRegisters ? 4 : 2;
   constexpr int64_t D = Cache::kDepth, kRange = 64;
-  const Visible all = seen_by(job, row0, R);
-  Visible see[R], common{0, kSpan};
-  for (int r = 0; r < R; ++r) {
-    see[r] = visible(job, row0 + r);
-    common = {max64(common.lo, see[r].lo), min64(common.hi, see[r].hi)};
-  }
+  const Visible all = seen_by(job, row0, R), common = seen_by_all(job, row0, R);
+  Visible see[R];
+  for (int r = 0; r < R; ++r) see[r] = visible(job, row0 + r);
   __builtin_memset(job.acc, 0, size_t(R * job.acc_row) * 4);
   const int64_t common_from = (common.lo + D - 1) / D, common_to = common.hi / D;
   for (int64_t t = all.lo / kRange * kRange; t < all.hi; t += kRange) {
@@ -302,9 +339,9 @@ static void value_rows(const SpanJob& job, int64_t row0) {
 
 template <class Cache, int R>
 static void span_rows(const SpanJob& job, int64_t row0, float* m, float* l, float* acc) {
-  const Visible all = seen_by(job, row0, R);
+  const Visible all = seen_by(job, row0, R), common = seen_by_all(job, row0, R);
   for (int64_t t = all.lo / kChunk * kChunk; t < all.hi; t += kChunk)
-    score_chunk<Cache, R>(job, row0, t, all);
+    score_chunk<Cache, R>(job, row0, t, all, common);
   if (reshapes(job))
     for (int r = 0; r < R; ++r)
       reshape_row(job, row0 + r, job.scores + r * kScoreRow, visible(job, row0 + r));

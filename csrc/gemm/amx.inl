@@ -434,7 +434,7 @@ static void gemm_pairs(const PackedMatrix& w, const uint8_t* acts, int64_t act_s
 template <class Panel>
 static void gemm_tiles(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride,
                        int64_t m_rows, int64_t p0, int64_t p1, const float* bias, float* out,
-                       int64_t ldo, bool /*alone*/) {
+                       int64_t ldo, bool /*alone*/, Beside* /*beside*/) {
   for (int64_t m = 0; m < m_rows; m += kMostRows) {
     const int64_t rows = min64(kMostRows, m_rows - m);
     auto* run = rows > kPairRows   ? &gemm_pairs<Panel>

@@ -5,11 +5,6 @@
 // Where a call would pass registers' worth of sums through memory.
 #define TIDEMILL_INLINE inline __attribute__((always_inline))
 
-// What an instruction set says of the functions that compute a tile.
-#ifndef TIDEMILL_TILE
-#define TIDEMILL_TILE
-#endif
-
 // Quad i of activation bytes for all lanes, as dot products take it.
 #ifndef TIDEMILL_QUAD_LANES
 using Quad = Vi;
@@ -24,6 +19,13 @@ using QuadQ8 = Quad;
 static TIDEMILL_INLINE QuadQ8 act_quad_q8(const uint8_t* acts, int i) {
   return act_quad(acts, i);
 }
+#endif
+
+// Whether products of this table ask for what a thread reads after them, where its processor gains by it.
+#ifdef TIDEMILL_BF16_DOT
+constexpr bool kAsksBeside = true;
+#else
+constexpr bool kAsksBeside = false;
 #endif
 
 // An address the compiler takes for another one, so that it reads anew what it would keep in
@@ -50,6 +52,13 @@ struct TileInput {
   bool by_line = false;  // instead of them, all lines of the stream itself: see reads_by_line()
 };
 
+// The same with other lines to ask for, so many with every block of weights. A type of its own: the loops
+// of those who ask for none stay as they are (a third of the rate of 4 rows of Q8_0 from memory).
+struct BesideInput : TileInput {
+  Beside* beside;
+  int64_t beside_lines;
+};
+
 // Vectors of output rows that a tile takes at once. Few rows leave registers free: then twice as
 // many, so that the panel is read as one stream.
 template <class Weights>
@@ -63,6 +72,29 @@ constexpr int tile_vecs(int64_t rows) {
 // which the hardware sees no stream.
 constexpr int64_t ask_rows(int64_t measured, int64_t rows, int64_t vecs) {
   return vecs * kLanes >= kPanel || measured <= rows / 2 ? measured : rows / 2 + 1;
+}
+
+// Lines to ask for beside a tile's block of weights, of whose lines each of `tiles` tiles asks for a share:
+// with these at most one in kLineCycles, and by themselves one in kLeastCycles. One more is as slow as
+// none (Zen 5, two threads; see kernels.md).
+static inline int64_t lines_beside(int64_t block_cycles, int64_t block_lines, int64_t tiles) {
+  constexpr int64_t kLineCycles = 6, kLeastCycles = 19;
+  return max64(0, min64(block_cycles / kLeastCycles,
+                        block_cycles / kLineCycles - (block_lines + tiles - 1) / tiles));
+}
+
+static TIDEMILL_INLINE void prefetch_beside(const TileInput&) {}
+static TIDEMILL_INLINE void prefetch_beside(const BesideInput& in) {
+  Beside& of = *in.beside;
+  if (of.at >= of.to) {
+    if (of.next == of.last) return;
+    of.at = of.base + of.next->from;
+    of.to = of.base + of.next->to;
+    ++of.next;
+  }
+  const uint8_t* at = of.at;
+  for (int64_t line = 0; line < in.beside_lines; ++line) prefetch(at + line * 64);
+  of.at = at + in.beside_lines * 64;
 }
 
 static inline void prefetch_block(const TileInput& in, int64_t block_offset) {
@@ -153,12 +185,15 @@ struct QuantizedWeights {
   static constexpr int kRows = kI8Rows, kVecs = kI8Vecs;
   static constexpr int64_t kAskRows = ask_rows(kFour ? kAskRowsQ4 : kAskRowsQ8, kRows, kVecs);
   static constexpr int64_t kBlockBytes = kFour ? kQ4GroupBytes : kQ8GroupBytes;
+  static constexpr int64_t kBlockCycles = 66;  // of a whole tile (Zen 5), for what is asked for beside
   using Acts = typename Either<kPairDots && !kSteps, ActGroupQ8, ActGroup>::Type;
 
   static TIDEMILL_INLINE const uint8_t* group_at(const uint8_t* panel, int64_t g) {
     return panel + g * kBlockBytes;
   }
-  static TIDEMILL_INLINE void prefetch_group(const TileInput& in, int64_t g) {
+  template <class Input>
+  static TIDEMILL_INLINE void prefetch_group(const Input& in, int64_t g) {
+    prefetch_beside(in);
     if (in.next) {
       prefetch_block(in, g * kBlockBytes);
     } else {
@@ -243,8 +278,8 @@ struct QuantizedWeights {
     }
   }
 
-  template <int R, int V>
-  static TIDEMILL_INLINE void accumulate(const TileInput& in, Vf (&sum)[R][V]) {
+  template <int R, int V, class Input>
+  static TIDEMILL_INLINE void accumulate(const Input& in, Vf (&sum)[R][V]) {
     for (int64_t g = 0; g < in.k / kGroup; ++g) {
       prefetch_group(in, g);
       Vi dot[R][V];
@@ -273,9 +308,10 @@ struct ChannelWeights {
   static constexpr int kRows = kI8Rows, kVecs = kI8Vecs;
   static constexpr int64_t kAskRows = ask_rows(kAskRowsQ8, kRows, kVecs);
   static constexpr int64_t kBlockBytes = kTileDepthI8 * kPanel;
+  static constexpr int64_t kBlockCycles = 105;
 
-  template <int R, int V>
-  static TIDEMILL_INLINE void accumulate(const TileInput& in, Vf (&sum)[R][V]) {
+  template <int R, int V, class Input>
+  static TIDEMILL_INLINE void accumulate(const Input& in, Vf (&sum)[R][V]) {
     Vi dot[R][V];
     TIDEMILL_UNROLL
     for (int r = 0; r < R; ++r) {
@@ -287,6 +323,7 @@ struct ChannelWeights {
     const uint8_t* block = in.panel + kChannelScales;
     const uint8_t* act = in.act + offsetof(ActRow, q);
     for (int64_t k0 = 0; k0 < in.k; k0 += kTileDepthI8, act += kTileDepthI8 * kActBytesQ8) {
+      prefetch_beside(in);
       prefetch_block(in, block - in.panel);
       TIDEMILL_UNROLL
       for (int quad = 0; quad < kTileDepthI8 / 4; ++quad) {
@@ -322,6 +359,7 @@ struct FloatWeights {
 
   static constexpr int64_t kBlockSteps = 16;
   static constexpr int64_t kBlockBytes = kBlockSteps * kStepBytes;
+  static constexpr int64_t kBlockCycles = 200;
 
   // Weights of one k, or of a pair; of which, where they are widened, kSecond says.
   template <bool kSecond>
@@ -372,12 +410,13 @@ struct FloatWeights {
     if constexpr (kWiden && !kSecond) step<true>(afresh(weights), act, act_stride, sum);
   }
 
-  template <int R, int V>
-  static inline void accumulate(const TileInput& in, Vf (&sum)[R][V]) {
+  template <int R, int V, class Input>
+  static inline void accumulate(const Input& in, Vf (&sum)[R][V]) {
     const int64_t steps = kType == WeightType::BF16 ? (in.k + 1) / 2 : in.k;
     const uint8_t* weights = in.panel + in.lane * (kStepBytes / kPanel);
     const uint8_t* act = in.act;
     for (int64_t s = 0; s < steps; s += kBlockSteps) {
+      prefetch_beside(in);
       prefetch_block(in, s * kStepBytes);
       const int64_t end = min64(steps, s + kBlockSteps);
       for (int64_t i = s; i < end; ++i, weights += kStepBytes, act += kWiden ? 8 : 4)
@@ -398,8 +437,8 @@ static TIDEMILL_INLINE void expect_sums(float* out, int64_t ldo) {
 }
 
 // R rows of one panel: sums, bias, store (rows of the panel past n are not written).
-template <class Weights, int R>
-TIDEMILL_TILE static void panel_rows(TileInput in, int64_t valid, const float* bias, float* out,
+template <class Weights, int R, class Input>
+static __attribute__((noinline)) void panel_rows(Input in, int64_t valid, const float* bias, float* out,
                                      int64_t ldo) {
   constexpr int V = tile_vecs<Weights>(R);
   constexpr int64_t kPasses = (kPanel + V * kLanes - 1) / (V * kLanes);
@@ -434,8 +473,8 @@ TIDEMILL_TILE static void panel_rows(TileInput in, int64_t valid, const float* b
   }
 }
 
-template <class Weights, int R>
-static inline void dispatch_rows(int64_t rows, const TileInput& in, int64_t valid,
+template <class Weights, int R, class Input>
+static inline void dispatch_rows(int64_t rows, const Input& in, int64_t valid,
                                  const float* bias, float* out, int64_t ldo) {
   if (rows == R) {
     panel_rows<Weights, R>(in, valid, bias, out, ldo);
@@ -447,30 +486,42 @@ static inline void dispatch_rows(int64_t rows, const TileInput& in, int64_t vali
 template <class Weights>
 static void gemm_panels(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride,
                         int64_t m_rows, int64_t p0, int64_t p1, const float* bias, float* out,
-                        int64_t ldo, bool alone) {
+                        int64_t ldo, bool alone, Beside* beside) {
   const bool by_line = reads_by_line();
   const bool asks = m_rows >= (alone ? max64(2, Weights::kAskRows) : Weights::kAskRows);
   // One pass of one tile reads the panel as a stream, of which some is asked for ahead; more of them
   // find it in the cache, and ask for the next one.
   const bool streams = m_rows <= Weights::kRows && tile_vecs<Weights>(m_rows) * kLanes >= kPanel;
   const int64_t ahead = streams ? min64(kAskBytes, w.panel_bytes) : w.panel_bytes;
+  constexpr int64_t kLines = Weights::kBlockBytes / 64;
+  const int64_t tiles = (m_rows + Weights::kRows - 1) / Weights::kRows;
+  [[maybe_unused]] const int64_t beside_lines =
+      beside ? lines_beside(Weights::kBlockCycles * m_rows / (tiles * Weights::kRows), kLines, tiles) : 0;
   for (int64_t p = p0; p < p1; ++p) {
     TileInput in{w.data + p * w.panel_bytes, acts, act_stride, w.k, 0, nullptr, 0, 0, by_line};
     const int64_t n0 = p * kPanel;
-    const int64_t tiles = (m_rows + Weights::kRows - 1) / Weights::kRows;
     if (asks) {
       in.by_line = false;
       if (n0 + kPanel < w.n) in.next = in.panel + ahead;
     }
-    constexpr int64_t kLines = Weights::kBlockBytes / 64;
     int64_t m = 0;
     for (int64_t tile = 0; tile < tiles; ++tile) {
       const int64_t rows = (m_rows - m + tiles - tile - 1) / (tiles - tile);
       in.act = acts + m * act_stride;
       in.line0 = tile * kLines / tiles;
       in.line1 = (tile + 1) * kLines / tiles;
-      dispatch_rows<Weights, Weights::kRows>(rows, in, w.n - n0, bias ? bias + n0 : nullptr,
-                                             out + m * ldo + n0, ldo);
+      const auto dispatch = [&](const auto& input) {
+        dispatch_rows<Weights, Weights::kRows>(rows, input, w.n - n0, bias ? bias + n0 : nullptr,
+                                               out + m * ldo + n0, ldo);
+      };
+      if constexpr (kAsksBeside) {
+        if (beside_lines > 0) {
+          dispatch(BesideInput{in, beside, beside_lines});
+          m += rows;
+          continue;
+        }
+      }
+      dispatch(in);
       m += rows;
     }
   }
@@ -494,7 +545,8 @@ using I8Product = ChannelWeights;
 #endif
 
 static void gemm(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride, int64_t m_rows,
-                 int64_t p0, int64_t p1, const float* bias, float* out, int64_t ldo, bool alone) {
+                 int64_t p0, int64_t p1, const float* bias, float* out, int64_t ldo, bool alone,
+                 Beside* beside) {
   auto* run = &gemm_panels<FloatWeights<WeightType::F32, false>>;
   if (w.type == WeightType::MXFP4) run = &gemm_panels<Q4Product<Mxfp4Codes>>;
   if (w.type == WeightType::I8) run = &gemm_panels<I8Product>;
@@ -513,5 +565,5 @@ static void gemm(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride,
   if (w.act == ActType::BF16) run = &gemm_panels<FloatWeights<WeightType::BF16, true>>;
 #endif
 #endif
-  run(w, acts, act_stride, m_rows, p0, p1, bias, out, ldo, alone);
+  run(w, acts, act_stride, m_rows, p0, p1, bias, out, ldo, alone, beside);
 }

@@ -96,8 +96,8 @@ struct QuantizedEights : QuantizedWeights<kFour, Codes> {
     }
   }
 
-  template <int R, int V>
-  static TIDEMILL_INLINE void accumulate(const TileInput& in, Vf (&sum)[R][V]) {
+  template <int R, int V, class Input>
+  static TIDEMILL_INLINE void accumulate(const Input& in, Vf (&sum)[R][V]) {
     for (int64_t g = 0; g < in.k / kGroup; ++g) {
       Vectors::prefetch_group(in, g);
       PairSums<R, V> dot;
@@ -117,8 +117,8 @@ struct QuantizedEights : QuantizedWeights<kFour, Codes> {
 struct ChannelEights : ChannelWeights {
   static constexpr int kRows = 8, kVecs = 2;
 
-  template <int R, int V>
-  static TIDEMILL_INLINE void accumulate(const TileInput& in, Vf (&sum)[R][V]) {
+  template <int R, int V, class Input>
+  static TIDEMILL_INLINE void accumulate(const Input& in, Vf (&sum)[R][V]) {
     constexpr int64_t kEights = kPanel * kDotBytes;
     PairSums<R, V> dot;
     dot.begin([](int) { return iset(0); });

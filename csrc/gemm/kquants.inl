@@ -10,6 +10,7 @@ struct KWeights {
   static constexpr int kRows = kBlockRows, kVecs = kBlockVecs;
   static constexpr int64_t kAskRows = ask_rows(kAskRowsK, kRows, kVecs);
   static constexpr int64_t kBlockBytes = Layout::kGroupBytes;  // what a tile prefetches at once
+  static constexpr int64_t kBlockCycles = 68;
   static constexpr int64_t kScaledGroups = kBlock / kGroup;    // that have a float scale in common
   static constexpr int kQuads = fitting_quads((16 << Layout::kHighBits) - 1);
 
@@ -20,7 +21,9 @@ struct KWeights {
     return reinterpret_cast<const ActBlock*>(in.act + row * in.act_stride) + b;
   }
 
-  static TIDEMILL_INLINE void prefetch_group(const TileInput& in, int64_t g) {
+  template <class Input>
+  static TIDEMILL_INLINE void prefetch_group(const Input& in, int64_t g) {
+    prefetch_beside(in);
     if (in.by_line) return prefetch_ahead<kBlockBytes / 64>(in, Layout::group_offset(g));
     if (!in.next) return prefetch_ahead<kBlockBytes / 512>(in, Layout::group_offset(g));
     prefetch_block(in, Layout::group_offset(g));
@@ -176,8 +179,8 @@ struct KWeights {
     add_dots<kHalf>(dot, scaled);
   }
 
-  template <int R, int V>
-  static TIDEMILL_INLINE void accumulate(const TileInput& in, Vf (&sum)[R][V]) {
+  template <int R, int V, class Input>
+  static TIDEMILL_INLINE void accumulate(const Input& in, Vf (&sum)[R][V]) {
     for (int64_t b = 0; b < in.k / kBlock; ++b) {
       const uint8_t* act = in.act + b * int64_t(sizeof(ActBlock));
       Scaled<R, V> scaled;

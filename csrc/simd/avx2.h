@@ -110,6 +110,7 @@ static inline Vi vround(Vf a) { return _mm256_cvtps_epi32(a); }
 static inline Vf vround_float(Vf a) {
   return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
+static inline Vf vfloor(Vf a) { return _mm256_floor_ps(a); }
 static inline Vf vscale2(Vf a, Vf n) {
   const __m256i whole = _mm256_cvtps_epi32(n);
   const __m256i half = _mm256_srai_epi32(whole, 1);

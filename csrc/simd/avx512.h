@@ -105,8 +105,10 @@ static inline Vf vround_float(Vf a) {
 }
 // By the whole number that n is not below.
 static inline Vf vscale2(Vf a, Vf n) { return _mm512_scalef_ps(a, n); }
-// What a is above it.
+// See powers.inl.
+#define TIDEMILL_FRACTIONS 1
 static inline Vf vfraction(Vf a) { return _mm512_reduce_ps(a, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
+static inline Vf vscale2_whole(Vf a, Vf x, Vf) { return vscale2(a, x); }
 static inline Vf vzero_below(Vf a, Vf x, float bound) {
   return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, vset(bound), _CMP_NLT_UQ), vzero(), a);
 }

@@ -94,6 +94,7 @@ static inline Vi as_int(Vf a) { return vreinterpretq_s32_f32(a); }
 static inline Vf vconvert(Vi a) { return vcvtq_f32_s32(a); }
 static inline Vi vround(Vf a) { return vcvtnq_s32_f32(a); }
 static inline Vf vround_float(Vf a) { return vrndnq_f32(a); }
+static inline Vf vfloor(Vf a) { return vrndmq_f32(a); }
 static inline Vf vscale2(Vf a, Vf n) {
   const Vi whole = vcvtnq_s32_f32(n);
   const Vi half = vshrq_n_s32(whole, 1), rest = vsubq_s32(whole, half);

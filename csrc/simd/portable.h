@@ -120,6 +120,7 @@ static inline Vf vround_float(Vf a) {
   }
   return a;
 }
+static inline Vf vfloor(Vf a) { TIDEMILL_LANES a.v[i] = __builtin_floorf(a.v[i]); return a; }
 // a * 2^n for integral n in [-252, 252].
 static inline Vf vscale2(Vf a, Vf n) {
   TIDEMILL_LANES {

@@ -11,7 +11,10 @@
 
 // Some compilers have those with immediate operands as macros.
 #undef _mm512_cmp_ps_mask
+#undef _mm512_cmple_epi32_mask
+#undef _mm512_mask_cmplt_epi32_mask
 #undef _mm512_extractf32x8_ps
+#undef _mm512_reduce_ps
 #undef _mm512_roundscale_ps
 #undef _mm512_slli_epi32
 #undef _mm512_srli_epi32
@@ -213,6 +216,26 @@ TIDEMILL_EMULATED __m512 _mm512_roundscale_ps(__m512 a, int immediate) {
   constexpr int kNearestEven = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
   must(immediate == kNearestEven);
   return {_mm256_round_ps(a.low, kNearestEven), _mm256_round_ps(a.high, kNearestEven)};
+}
+
+TIDEMILL_EMULATED __mmask16 _mm512_cmple_epi32_mask(__m512i a, __m512i b) {
+  int32_t left[16], right[16], mask = 0;
+  _mm512_storeu_si512(left, a), _mm512_storeu_si512(right, b);
+  for (int i = 0; i < 16; ++i) mask |= int(left[i] <= right[i]) << i;
+  return __mmask16(mask);
+}
+TIDEMILL_EMULATED __mmask16 _mm512_mask_cmplt_epi32_mask(__mmask16 of, __m512i a, __m512i b) {
+  return __mmask16(of & ~_mm512_cmple_epi32_mask(b, a));
+}
+
+// vreduceps: what is above the whole number below; of an infinity nothing.
+TIDEMILL_EMULATED __m512 _mm512_reduce_ps(__m512 a, int immediate) {
+  must(immediate == (_MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC));
+  float of[16], to[16];
+  _mm512_storeu_ps(of, a);
+  for (int i = 0; i < 16; ++i)
+    to[i] = __builtin_isinf(of[i]) ? 0.0f : of[i] - __builtin_floorf(of[i]);
+  return _mm512_loadu_ps(to);
 }
 
 // vscalefps of one lane: a * 2^floor(n), rounded once; the SDM's table where one is not finite.

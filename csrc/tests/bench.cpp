@@ -64,7 +64,7 @@ struct Product {
   const uint8_t* copy(int64_t i) const { return memory.data + i % copies * total; }
   void multiply(int64_t i, int64_t rows, int64_t p0, int64_t p1) {
     const PackedMatrix w{type, act, n, k, panel, copy(i)};
-    t.gemm(w, acts.data(), stride, rows, p0, p1, nullptr, out.data(), ldo, alone);
+    t.gemm(w, acts.data(), stride, rows, p0, p1, nullptr, out.data(), ldo, alone, nullptr);
   }
   void read(int64_t i, int64_t p0, int64_t p1) const {
     read_plainly(copy(i) + p0 * panel, (p1 - p0) * panel);

@@ -290,7 +290,7 @@ void run_case(const KernelTable& t, const Case& c, Random& random) {
 
   const int64_t ldo = c.n + 3;
   std::vector<float> full(kMost * ldo, NAN);
-  t.gemm(w, act_rows.data, stride, kMost, 0, panels, bias.data(), full.data(), ldo, false);
+  t.gemm(w, act_rows.data, stride, kMost, 0, panels, bias.data(), full.data(), ldo, false, nullptr);
   for (int64_t m = 0; m < kMost; m += 9) {
     const std::vector<double> a = rounded_act(act, &acts[m * c.k], c.k);
     for (int64_t n = 0; n < c.n; ++n) {
@@ -309,13 +309,17 @@ void run_case(const KernelTable& t, const Case& c, Random& random) {
       if (!std::isnan(full[m * ldo + n])) fail(t.isa, what, "writes past n");
   }
 
-  // Any number of rows, any split of the panels, with and without bias: the same bits.
+  // Any number of rows, any split of the panels, with and without bias, whatever is asked for beside: the
+  // same bits.
+  const ByteRange asked[] = {{64, 320}, {1024, 1024}, {4096, 1 << 20}};
   for (int64_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 29, 33, 50}) {
     std::vector<float> part(rows * ldo, NAN);
     const int64_t first = random.below(kMost - rows + 1), cut = random.below(panels + 1);
     const uint8_t* from = act_rows.data + first * stride;
-    t.gemm(w, from, stride, rows, 0, cut, bias.data(), part.data(), ldo, false);
-    t.gemm(w, from, stride, rows, cut, panels, bias.data(), part.data(), ldo, true);
+    Beside beside{w.data, asked, asked + 3};
+    t.gemm(w, from, stride, rows, 0, cut, bias.data(), part.data(), ldo, false, &beside);
+    t.gemm(w, from, stride, rows, cut, panels, bias.data(), part.data(), ldo, true, &beside);
+    if (beside.next > beside.last) fail(t.isa, what, "asks beside for more than it is given");
     for (int64_t m = 0; m < rows; ++m)
       if (std::memcmp(&part[m * ldo], &full[(first + m) * ldo], size_t(c.n) * 4)) {
         fail(t.isa, what, "row %lld of %lld differs from the same row of 64", (long long)m,
@@ -324,7 +328,7 @@ void run_case(const KernelTable& t, const Case& c, Random& random) {
       }
   }
   std::vector<float> plain(ldo, NAN);
-  t.gemm(w, act_rows.data, stride, 1, 0, panels, nullptr, plain.data(), ldo, false);
+  t.gemm(w, act_rows.data, stride, 1, 0, panels, nullptr, plain.data(), ldo, false, nullptr);
   for (int64_t n = 0; n < c.n; ++n)
     if (plain[n] + bias[n] != full[n]) fail(t.isa, what, "bias at %lld", (long long)n);
 }
@@ -350,9 +354,10 @@ void run_many_rows(const KernelTable& t, WeightType type, int64_t rows, int64_t 
   for (int64_t ldo : {n, kNearStride + 16}) {
     Buffer out(rows * ldo * 4);
     float* const all = out.floats();
-    t.gemm(w, act_rows.data, stride, rows, 0, panels, nullptr, all, ldo, false);
+    t.gemm(w, act_rows.data, stride, rows, 0, panels, nullptr, all, ldo, false, nullptr);
     for (int64_t m = rows - 1; m >= 0; m -= 7) {
-      t.gemm(w, act_rows.data + m * stride, stride, 1, 0, panels, nullptr, one.data(), n, false);
+      t.gemm(w, act_rows.data + m * stride, stride, 1, 0, panels, nullptr, one.data(), n, false,
+             nullptr);
       if (std::memcmp(one.data(), all + m * ldo, size_t(n) * 4))
         fail(t.isa, "many rows", "%s: row %lld of %lld differs", name(type), (long long)m,
              (long long)rows);
@@ -406,7 +411,7 @@ void run_extremes(const KernelTable& t) {
     std::vector<float> x(k, 127.0f * sign), out(n);
     t.pack_act(kind, x.data(), k, act.data);
     const PackedMatrix w{WeightType::Q8_0, kind, n, k, size, packed.data};
-    t.gemm(w, act.data, int64_t(act.size), 1, 0, 1, nullptr, out.data(), n, false);
+    t.gemm(w, act.data, int64_t(act.size), 1, 0, 1, nullptr, out.data(), n, false, nullptr);
     for (float v : out)
       if (v != sign * 127.0f * 32 * (127 - 128)) fail(t.isa, "int8 extremes", "%g", v);
   }
@@ -439,7 +444,7 @@ void run_nibble_extremes(const KernelTable& t, WeightType type) {
     for (int sign : {-1, 1}) {
       std::vector<float> x(k, 127.0f * sign), out(n);
       t.pack_act(kind, x.data(), k, act.data);
-      t.gemm(w, act.data, int64_t(act.size), 1, 0, 1, nullptr, out.data(), n, false);
+      t.gemm(w, act.data, int64_t(act.size), 1, 0, 1, nullptr, out.data(), n, false, nullptr);
       for (float v : out)
         if (!(std::fabs(v - sign * 127 * k * value) <= slack))
           fail(t.isa, "extremes of four bits", "%s code %d: %g", name(type), code, v);
@@ -466,7 +471,7 @@ void run_channel_extremes(const KernelTable& t) {
     for (int64_t m = 0; m < rows; ++m)
       t.pack_act(ActType::I8Row, x.data(), k, act.data + m * stride);
     for (int64_t count : {int64_t(1), rows}) {
-      t.gemm(w, act.data, stride, count, 0, 1, nullptr, out.data(), n, false);
+      t.gemm(w, act.data, stride, count, 0, 1, nullptr, out.data(), n, false, nullptr);
       for (int64_t i = 0; i < n * count; ++i) {
         const float want = float(sign * (i % 2 ? 1 : -1) * 127.0 * 127.0 * double(k));
         if (out[i] != want) fail(t.isa, "I8 extremes", "%g for %g", out[i], want);
@@ -491,7 +496,7 @@ void run_k_extremes(const KernelTable& t, WeightType type) {
     for (int64_t m = 0; m < 16; ++m)
       t.pack_act(act_type, x.data(), k, act.data + m * stride);
     for (int64_t rows : {1, 16}) {
-      t.gemm(w, act.data, stride, rows, 0, 1, nullptr, out.data(), n, false);
+      t.gemm(w, act.data, stride, rows, 0, 1, nullptr, out.data(), n, false, nullptr);
       const double each = type == WeightType::Q6_K   ? 128 * 32
                           : type == WeightType::Q5_K ? 63 * (31 - 1)
                                                      : 63 * (15 - 1);
