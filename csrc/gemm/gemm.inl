@@ -77,8 +77,10 @@ constexpr int64_t ask_rows(int64_t measured, int64_t rows, int64_t vecs) {
 // Lines to ask for beside a tile's block of weights, of whose lines each of `tiles` tiles asks for a share:
 // with these at most one in kLineCycles, and by themselves one in kLeastCycles. One more is as slow as
 // none (Zen 5, two threads; see kernels.md).
-static inline int64_t lines_beside(int64_t block_cycles, int64_t block_lines, int64_t tiles) {
+static inline int64_t lines_beside(const Beside* of, int64_t block_cycles, int64_t block_lines,
+                                   int64_t tiles) {
   constexpr int64_t kLineCycles = 6, kLeastCycles = 19;
+  if (of == nullptr || (of->next == of->last && of->at >= of->to)) return 0;
   return max64(0, min64(block_cycles / kLeastCycles,
                         block_cycles / kLineCycles - (block_lines + tiles - 1) / tiles));
 }
@@ -496,7 +498,7 @@ static void gemm_panels(const PackedMatrix& w, const uint8_t* acts, int64_t act_
   constexpr int64_t kLines = Weights::kBlockBytes / 64;
   const int64_t tiles = (m_rows + Weights::kRows - 1) / Weights::kRows;
   [[maybe_unused]] const int64_t beside_lines =
-      beside ? lines_beside(Weights::kBlockCycles * m_rows / (tiles * Weights::kRows), kLines, tiles) : 0;
+      lines_beside(beside, Weights::kBlockCycles * m_rows / (tiles * Weights::kRows), kLines, tiles);
   for (int64_t p = p0; p < p1; ++p) {
     TileInput in{w.data + p * w.panel_bytes, acts, act_stride, w.k, 0, nullptr, 0, 0, by_line};
     const int64_t n0 = p * kPanel;
