@@ -248,8 +248,9 @@ static inline void softmax_row(const SpanJob& job, float* row, Visible see, floa
 #ifdef TIDEMILL_BF16_DOT
     if constexpr (Cache::kDepth == 2) {
       // Pairs are written at half the distance they are read from, so never over unread values.
-      static_assert(kVecs == 2);
-      istore(row + t / 2, round_bf16_pair(p[0], p[1]));
+      TIDEMILL_UNROLL
+      for (int v = 0; v < kVecs; v += 2)
+        istore(row + (t + v * kLanes) / 2, round_bf16_pair(p[v], p[v + 1]));
       continue;
     }
 #endif
