@@ -75,8 +75,8 @@ constexpr int64_t ask_rows(int64_t measured, int64_t rows, int64_t vecs) {
 }
 
 // Lines to ask for beside a tile's block of weights, of whose lines each of `tiles` tiles asks for a share:
-// with these at most one in kLineCycles, and by themselves one in kLeastCycles. One more is as slow as
-// none (Zen 5, two threads; see kernels.md).
+// with these at most one in kLineCycles, and by themselves one in kLeastCycles. Twice as many are as slow
+// as none (Zen 5, two threads; see kernels.md).
 static inline int64_t lines_beside(const Beside* of, int64_t block_cycles, int64_t block_lines,
                                    int64_t tiles) {
   constexpr int64_t kLineCycles = 6, kLeastCycles = 19;
