@@ -74,7 +74,7 @@ Decoder::Decoder(const KernelTable& kernels, ThreadPool& pool, DecoderModel& mod
   for (Acts* acts : {&acts_, &sent_acts_, &middle_acts_}) set_strides(*acts, act_k_);
   set_strides(head_acts_, head_k_);
   scratch_.ensure(scratch_width_ * pool.threads());
-  if (reads_beside()) beside_.resize(static_cast<size_t>(pool.threads()));
+  if (asks_for_more()) beside_.resize(static_cast<size_t>(pool.threads()));
 }
 
 // Widths and activation types that the layer needs of the buffers.

@@ -167,8 +167,7 @@ const KernelTable* select_kernels(const char* isa_or_null) {
   return nullptr;
 }
 
-bool reads_by_line() { return available().zen5; }
-bool reads_beside() { return available().zen5; }
+bool asks_for_more() { return available().zen5; }
 
 const char* const* available_isas() { return available().names; }
 

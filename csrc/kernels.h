@@ -220,13 +220,14 @@ struct KernelTable {
 
 // The best table this machine can run, or the one named (nullptr if it cannot run here).
 const KernelTable* select_kernels(const char* isa_or_null);
-// Whether one row's weights come faster when every line of them is asked for ahead: Zen 5's do (K
-// types 1.15 to 1.3 times as fast), Zen 4's come at 0.65 times the rate then, where its own
-// prefetching keeps up once it is told of the next page. Measured one thread beside a plain read.
-bool reads_by_line();
-// Whether what a step reads after its products comes faster when it is asked for beside them: Zen 5's
-// does (steps of 16 and 32 sequences take 0.92 of their time), Zen 4's steps take 1.02 to 1.08 then.
-bool reads_beside();
+// Whether the processor is a Zen 5 or a later one, which gains by being asked for more than others are:
+//   every line of one row's weights of K types (1.15 to 1.3 times the rate; Zen 4 0.65 times, whose own
+//   prefetching keeps up once it is told of the next page);
+//   beside products what is read after them (steps of 16 and 32 sequences take 0.92 of their time; Zen 4's
+//   1.02 to 1.08);
+//   weights, keys and values as what is read once, so that their way out of the second-level cache does not
+//   push out of the third what was asked for beside (another 0.93 to 0.97; not measured elsewhere).
+bool asks_for_more();
 // Names this build contains and this machine can run, best first, terminated by nullptr.
 const char* const* available_isas();
 

@@ -30,6 +30,7 @@ struct SpanJob {
   float* scores;       // [kScoreRows][kScoreRow], then probabilities in place
   float* acc;          // [kScoreRows][acc_row]
   const AttnNext& next;
+  bool once;           // whether keys and values are asked for as what is read once
 };
 
 static inline Visible visible(const SpanJob& job, int64_t row) {
@@ -105,7 +106,7 @@ static inline void chunk_keys(const SpanJob& job, int64_t t, Visible range,
 // rows' tile reads both from memory, the others find them near.
 template <class Cache>
 static inline Ahead chunk_ahead(const SpanJob& job, int64_t row0, int64_t t, Visible range) {
-  Ahead ahead{{nullptr, nullptr}, 0};
+  Ahead ahead{{nullptr, nullptr}, 0, job.once};
   if (row0 > 0) return ahead;
   const int64_t end = round_up(range.hi, kChunk), next = t + 2 * kChunk;
   const bool keys = next < end;
@@ -331,7 +332,7 @@ static void value_rows(const SpanJob& job, int64_t row0) {
       s = end;
     }
     value_vectors<Cache, R, V>(runs, count, Cache::row_bytes(job.shape.v_dim), kScoreRow * 4,
-                               job.acc, job.acc_row, 0, job.vectors);
+                               job.acc, job.acc_row, job.once, 0, job.vectors);
     for (int r = 0; r < R; ++r)
       value_alone<Cache>(job, r, see[r], split,
                          (min64(t + kRange, see[r].hi) + D - 1) / D);
@@ -434,7 +435,8 @@ static void attn_span(const AttnShape& shape, const KvLayer& kv, const int32_t* 
                     bytes,
                     reinterpret_cast<float*>(bytes + at.scores),
                     reinterpret_cast<float*>(bytes + at.acc),
-                    next};
+                    next,
+                    asks_for_more()};
 #ifdef TIDEMILL_AMX
   if (is_tiled(kv)) {
     span_tiles(job, q, q_stride, nq, m, l, acc, bytes + at.total);

@@ -176,7 +176,13 @@ constexpr int64_t kVecsPerHalf = kHalf / kLanes;
 struct Ahead {
   const uint8_t* half[2];  // null: nothing
   int64_t step;
+  bool once;
 };
+
+// `once`: as what is read once, see asks_for_more().
+static TIDEMILL_INLINE void prefetch_kv(const uint8_t* at, bool once) {
+  once ? prefetch_once(at) : prefetch(at);
+}
 
 // scores of R query rows against V vectors of tokens: sum over steps, ascending. `pairs`: where the
 // scales of each vector's first group lie, the next group's pair_step bytes on (Keys that have any).
@@ -194,8 +200,8 @@ static inline void score_tile(const uint8_t* const* k, int64_t k_step, const uin
     TIDEMILL_UNROLL
     for (int v = 0; v < V; ++v) scale[v] = Keys::scale(pairs[v] + group * pair_step);
     for (int64_t i = first; i < min64(steps, first + Keys::kGroupSteps); ++i) {
-      if (ahead.half[0]) prefetch(ahead.half[0] + i * ahead.step);
-      if (ahead.half[1]) prefetch(ahead.half[1] + i * ahead.step);
+      if (ahead.half[0]) prefetch_kv(ahead.half[0] + i * ahead.step, ahead.once);
+      if (ahead.half[1]) prefetch_kv(ahead.half[1] + i * ahead.step, ahead.once);
       const uint8_t* query = q + i * Keys::kQueryBytes;
       tile_step<Keys, 0>(
           [&](auto part, int v) __attribute__((always_inline)) {
@@ -219,7 +225,7 @@ struct ValueRun {
 // acc[r][lane ..] += p * V over the runs in order: of the head dimension's vectors the `part`th V.
 template <class Cache, int R, int V>
 static inline void value_tile(const ValueRun* runs, int64_t count, int64_t v_step, int64_t p_row,
-                              float* acc, int64_t acc_row, int64_t part) {
+                              float* acc, int64_t acc_row, bool once, int64_t part) {
   const int64_t first = part * V;
   acc += first * kLanes;
   Vf sum[R][V];
@@ -236,7 +242,7 @@ static inline void value_tile(const ValueRun* runs, int64_t count, int64_t v_ste
       if (ahead) {
         TIDEMILL_UNROLL
         for (int v = 0; v < V; v += Cache::kVecsPerLine)
-          prefetch(row + ahead + Cache::vector_at(first + v));
+          prefetch_kv(row + ahead + Cache::vector_at(first + v), once);
       }
       tile_step<Cache, 0>(
           [&](auto part, int v) __attribute__((always_inline)) {
@@ -256,12 +262,12 @@ static inline void value_tile(const ValueRun* runs, int64_t count, int64_t v_ste
 // All `vectors` of the head dimension, V at a time and then fewer.
 template <class Cache, int R, int V>
 static inline void value_vectors(const ValueRun* runs, int64_t count, int64_t v_step,
-                                 int64_t p_row, float* acc, int64_t acc_row, int64_t first,
-                                 int64_t vectors) {
+                                 int64_t p_row, float* acc, int64_t acc_row, bool once,
+                                 int64_t first, int64_t vectors) {
   for (; first + V <= vectors; first += V)
-    value_tile<Cache, R, V>(runs, count, v_step, p_row, acc, acc_row, first / V);
+    value_tile<Cache, R, V>(runs, count, v_step, p_row, acc, acc_row, once, first / V);
   if constexpr (V > 1)
-    value_vectors<Cache, R, V / 2>(runs, count, v_step, p_row, acc, acc_row, first, vectors);
+    value_vectors<Cache, R, V / 2>(runs, count, v_step, p_row, acc, acc_row, once, first, vectors);
 }
 
 // One step of one row, with the V values of tokens it does not see cleared by `mask`: an unseen

@@ -21,11 +21,11 @@ static TIDEMILL_INLINE QuadQ8 act_quad_q8(const uint8_t* acts, int i) {
 }
 #endif
 
-// Whether products of this table ask for what a thread reads after them, where its processor gains by it.
+// Whether this table is one that asks_for_more() is about.
 #ifdef TIDEMILL_BF16_DOT
-constexpr bool kAsksBeside = true;
+constexpr bool kAsksForMore = true;
 #else
-constexpr bool kAsksBeside = false;
+constexpr bool kAsksForMore = false;
 #endif
 
 // An address the compiler takes for another one, so that it reads anew what it would keep in
@@ -49,12 +49,12 @@ struct TileInput {
   // goes on (`prefetch_ahead`).
   const uint8_t* next;  // a panel ahead, or kAskBytes; null: nothing is asked for
   int64_t line0, line1;
-  bool by_line = false;  // instead of them, all lines of the stream itself: see reads_by_line()
+  bool by_line = false;  // without `next`: whether every line of the stream itself is asked for
 };
 
-// The same with other lines to ask for, so many with every block of weights. A type of its own: the loops
-// of those who ask for none stay as they are (a third of the rate of 4 rows of Q8_0 from memory).
-struct BesideInput : TileInput {
+// The same where asks_for_more(): `next` is read once, and with every block of weights so many other lines
+// are asked for. A type of its own: other processors' loops stay as they are.
+struct EagerInput : TileInput {
   Beside* beside;
   int64_t beside_lines;
 };
@@ -74,6 +74,10 @@ constexpr int64_t ask_rows(int64_t measured, int64_t rows, int64_t vecs) {
   return vecs * kLanes >= kPanel || measured <= rows / 2 ? measured : rows / 2 + 1;
 }
 
+// From how many rows on every line of weights of eight bits and more is asked for, where asks_for_more():
+// fewer rows read them as fast as memory gives.
+constexpr int64_t kLineRowsWide = 3;
+
 // Lines to ask for beside a tile's block of weights, of whose lines each of `tiles` tiles asks for a share:
 // with these at most one in kLineCycles, and by themselves one in kLeastCycles. Twice as many are as slow
 // as none (Zen 5, two threads; see kernels.md).
@@ -86,7 +90,7 @@ static inline int64_t lines_beside(const Beside* of, int64_t block_cycles, int64
 }
 
 static TIDEMILL_INLINE void prefetch_beside(const TileInput&) {}
-static TIDEMILL_INLINE void prefetch_beside(const BesideInput& in) {
+static TIDEMILL_INLINE void prefetch_beside(const EagerInput& in) {
   Beside& of = *in.beside;
   if (of.at >= of.to) {
     if (of.next == of.last) return;
@@ -99,20 +103,29 @@ static TIDEMILL_INLINE void prefetch_beside(const BesideInput& in) {
   of.at = at + in.beside_lines * 64;
 }
 
-static inline void prefetch_block(const TileInput& in, int64_t block_offset) {
+static TIDEMILL_INLINE void prefetch_next(const TileInput& in, int64_t at) { prefetch(in.next + at); }
+static TIDEMILL_INLINE void prefetch_next(const EagerInput& in, int64_t at) { prefetch_once(in.next + at); }
+
+template <class Input>
+static inline void prefetch_block(const Input& in, int64_t block_offset) {
   if (!in.next) return;
-  for (int64_t line = in.line0; line < in.line1; ++line)
-    prefetch(in.next + block_offset + line * 64);
+  for (int64_t line = in.line0; line < in.line1; ++line) prefetch_next(in, block_offset + line * 64);
 }
 
 // A few lines of the page that the stream comes to next. The hardware does not look beyond the page
 // of 4 KiB it is in, and would begin anew with every one.
+constexpr int64_t kStreamAhead = 6144;
 template <int64_t kLines>
 static TIDEMILL_INLINE void prefetch_ahead(const TileInput& in, int64_t block_offset) {
-  constexpr int64_t kAhead = 6144;
   TIDEMILL_UNROLL
   for (int64_t line = 0; line < kLines; ++line)
-    prefetch(in.panel + block_offset + kAhead + line * 64);
+    prefetch(in.panel + block_offset + kStreamAhead + line * 64);
+}
+// Every line of what comes so much later than these bytes.
+template <int64_t kBytes>
+static TIDEMILL_INLINE void prefetch_by_line(const uint8_t* at) {
+  TIDEMILL_UNROLL
+  for (int64_t line = 0; line < kBytes; line += 64) prefetch_once(at + kStreamAhead + line);
 }
 
 template <bool kFirst, class First, class Second>
@@ -188,6 +201,7 @@ struct QuantizedWeights {
   static constexpr int64_t kAskRows = ask_rows(kFour ? kAskRowsQ4 : kAskRowsQ8, kRows, kVecs);
   static constexpr int64_t kBlockBytes = kFour ? kQ4GroupBytes : kQ8GroupBytes;
   static constexpr int64_t kBlockCycles = 66;  // of a whole tile (Zen 5), for what is asked for beside
+  static constexpr int64_t kLineRows = kFour ? 1 : kLineRowsWide;
   using Acts = typename Either<kPairDots && !kSteps, ActGroupQ8, ActGroup>::Type;
 
   static TIDEMILL_INLINE const uint8_t* group_at(const uint8_t* panel, int64_t g) {
@@ -198,6 +212,8 @@ struct QuantizedWeights {
     prefetch_beside(in);
     if (in.next) {
       prefetch_block(in, g * kBlockBytes);
+    } else if (in.by_line) {
+      prefetch_by_line<kBlockBytes>(group_at(in.panel, g));
     } else {
       prefetch_ahead<kBlockBytes / 512>(in, g * kBlockBytes);
     }
@@ -311,6 +327,7 @@ struct ChannelWeights {
   static constexpr int64_t kAskRows = ask_rows(kAskRowsQ8, kRows, kVecs);
   static constexpr int64_t kBlockBytes = kTileDepthI8 * kPanel;
   static constexpr int64_t kBlockCycles = 105;
+  static constexpr int64_t kLineRows = kLineRowsWide;
 
   template <int R, int V, class Input>
   static TIDEMILL_INLINE void accumulate(const Input& in, Vf (&sum)[R][V]) {
@@ -332,6 +349,7 @@ struct ChannelWeights {
         Vi w[V];
         TIDEMILL_UNROLL
         for (int v = 0; v < V; ++v) w[v] = iload(block + quad * 128 + (in.lane + v * kLanes) * 4);
+        if (in.by_line) prefetch_by_line<128>(block + quad * 128);
         TIDEMILL_UNROLL
         for (int r = 0; r < R; ++r) {
           const QuadQ8 a = act_quad_q8(act + r * in.act_stride, quad);
@@ -362,6 +380,7 @@ struct FloatWeights {
   static constexpr int64_t kBlockSteps = 16;
   static constexpr int64_t kBlockBytes = kBlockSteps * kStepBytes;
   static constexpr int64_t kBlockCycles = 200;
+  static constexpr int64_t kLineRows = kLineRowsWide;
 
   // Weights of one k, or of a pair; of which, where they are widened, kSecond says.
   template <bool kSecond>
@@ -421,8 +440,10 @@ struct FloatWeights {
       prefetch_beside(in);
       prefetch_block(in, s * kStepBytes);
       const int64_t end = min64(steps, s + kBlockSteps);
-      for (int64_t i = s; i < end; ++i, weights += kStepBytes, act += kWiden ? 8 : 4)
+      for (int64_t i = s; i < end; ++i, weights += kStepBytes, act += kWiden ? 8 : 4) {
+        if (in.by_line) prefetch_by_line<kStepBytes>(weights);
         step<false>(weights, act, in.act_stride, sum);
+      }
     }
   }
 };
@@ -489,7 +510,7 @@ template <class Weights>
 static void gemm_panels(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride,
                         int64_t m_rows, int64_t p0, int64_t p1, const float* bias, float* out,
                         int64_t ldo, bool alone, Beside* beside) {
-  const bool by_line = reads_by_line();
+  const bool more = asks_for_more();
   const bool asks = m_rows >= (alone ? max64(2, Weights::kAskRows) : Weights::kAskRows);
   // One pass of one tile reads the panel as a stream, of which some is asked for ahead; more of them
   // find it in the cache, and ask for the next one.
@@ -499,32 +520,31 @@ static void gemm_panels(const PackedMatrix& w, const uint8_t* acts, int64_t act_
   const int64_t tiles = (m_rows + Weights::kRows - 1) / Weights::kRows;
   [[maybe_unused]] const int64_t beside_lines =
       lines_beside(beside, Weights::kBlockCycles * m_rows / (tiles * Weights::kRows), kLines, tiles);
+  [[maybe_unused]] Beside none{};
+  const bool by_line = more && !asks && m_rows >= Weights::kLineRows;
   for (int64_t p = p0; p < p1; ++p) {
     TileInput in{w.data + p * w.panel_bytes, acts, act_stride, w.k, 0, nullptr, 0, 0, by_line};
     const int64_t n0 = p * kPanel;
-    if (asks) {
-      in.by_line = false;
-      if (n0 + kPanel < w.n) in.next = in.panel + ahead;
-    }
+    if (asks && n0 + kPanel < w.n) in.next = in.panel + ahead;
     int64_t m = 0;
     for (int64_t tile = 0; tile < tiles; ++tile) {
       const int64_t rows = (m_rows - m + tiles - tile - 1) / (tiles - tile);
       in.act = acts + m * act_stride;
+      float* const first = out + m * ldo + n0;
       in.line0 = tile * kLines / tiles;
       in.line1 = (tile + 1) * kLines / tiles;
       const auto dispatch = [&](const auto& input) {
         dispatch_rows<Weights, Weights::kRows>(rows, input, w.n - n0, bias ? bias + n0 : nullptr,
-                                               out + m * ldo + n0, ldo);
+                                               first, ldo);
       };
-      if constexpr (kAsksBeside) {
-        if (beside_lines > 0) {
-          dispatch(BesideInput{in, beside, beside_lines});
-          m += rows;
+      m += rows;
+      if constexpr (kAsksForMore) {
+        if (more && (asks || beside_lines > 0)) {
+          dispatch(EagerInput{in, beside_lines > 0 ? beside : &none, beside_lines});
           continue;
         }
       }
       dispatch(in);
-      m += rows;
     }
   }
 }

@@ -11,6 +11,7 @@ struct KWeights {
   static constexpr int64_t kAskRows = ask_rows(kAskRowsK, kRows, kVecs);
   static constexpr int64_t kBlockBytes = Layout::kGroupBytes;  // what a tile prefetches at once
   static constexpr int64_t kBlockCycles = 68;
+  static constexpr int64_t kLineRows = 1;
   static constexpr int64_t kScaledGroups = kBlock / kGroup;    // that have a float scale in common
   static constexpr int kQuads = fitting_quads((16 << Layout::kHighBits) - 1);
 
@@ -24,12 +25,12 @@ struct KWeights {
   template <class Input>
   static TIDEMILL_INLINE void prefetch_group(const Input& in, int64_t g) {
     prefetch_beside(in);
-    if (in.by_line) return prefetch_ahead<kBlockBytes / 64>(in, Layout::group_offset(g));
+    if (in.by_line) return prefetch_by_line<kBlockBytes>(group_at(in.panel, g));
     if (!in.next) return prefetch_ahead<kBlockBytes / 512>(in, Layout::group_offset(g));
     prefetch_block(in, Layout::group_offset(g));
     if (in.line0 == 0 && g % 8 == 0)
       for (int64_t line = 0; line < Layout::kFooterBytes; line += 64)
-        prefetch(in.next + g / 8 * Layout::kBlockBytes + Layout::kFooter + line);
+        prefetch_next(in, g / 8 * Layout::kBlockBytes + Layout::kFooter + line);
   }
 
   // What becomes of a tile's integer sums.

@@ -265,6 +265,10 @@ static inline Vf keep_range(Vf a, int64_t first, int64_t lo, int64_t hi, float f
 static inline void prefetch(const void* p) {
   asm volatile("prefetcht1 %0" : : "m"(*static_cast<const char*>(p)));
 }
+// Of what is read and not needed again: it does not go from the second level to the third.
+static inline void prefetch_once(const void* p) {
+  asm volatile("prefetchnta %0" : : "m"(*static_cast<const char*>(p)));
+}
 // To the nearest level, to be written. Processors that do not know it take it for nothing.
 static inline void prefetch_write(void* p) {
   asm volatile("prefetchw %0" : : "m"(*static_cast<char*>(p)));

@@ -227,6 +227,10 @@ static inline Vf keep_range(Vf a, int64_t first, int64_t lo, int64_t hi, float f
 static inline void prefetch(const void* p) {
   asm volatile("prefetcht1 %0" : : "m"(*static_cast<const char*>(p)));
 }
+// Of what is read and not needed again: it does not go from the second level to the third.
+static inline void prefetch_once(const void* p) {
+  asm volatile("prefetchnta %0" : : "m"(*static_cast<const char*>(p)));
+}
 // To the nearest level.
 static inline void prefetch_near(const void* p) {
   asm volatile("prefetcht0 %0" : : "m"(*static_cast<const char*>(p)));

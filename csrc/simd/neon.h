@@ -214,6 +214,9 @@ static inline Vf keep_range(Vf a, int64_t first, int64_t lo, int64_t hi, float f
 static inline void prefetch(const void* p) {
   asm volatile("prfm pldl2keep, %0" : : "Q"(*static_cast<const char*>(p)));
 }
+static inline void prefetch_once(const void* p) {
+  asm volatile("prfm pldl2strm, %0" : : "Q"(*static_cast<const char*>(p)));
+}
 static inline void prefetch_write(void* p) {
   asm volatile("prfm pstl1keep, %0" : : "Q"(*static_cast<char*>(p)));
 }

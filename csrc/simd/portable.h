@@ -274,6 +274,7 @@ static inline Vf keep_range(Vf a, int64_t first, int64_t lo, int64_t hi, float f
 }
 // No instruction is everywhere, and what no table chooses for its speed needs none.
 static inline void prefetch(const void*) {}
+static inline void prefetch_once(const void*) {}
 static inline void prefetch_write(void*) {}
 
 #undef TIDEMILL_LANES
