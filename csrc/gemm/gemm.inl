@@ -79,11 +79,11 @@ constexpr int64_t ask_rows(int64_t measured, int64_t rows, int64_t vecs) {
 constexpr int64_t kLineRowsWide = 3;
 
 // Lines to ask for beside a tile's block of weights, of whose lines each of `tiles` tiles asks for a share:
-// with these at most one in kLineCycles, and by themselves one in kLeastCycles. Twice as many are as slow
+// with these at most one in kLineCycles, and by themselves one in kLeastCycles. More than that are as slow
 // as none (Zen 5, two threads; see kernels.md).
 static inline int64_t lines_beside(const Beside* of, int64_t block_cycles, int64_t block_lines,
                                    int64_t tiles) {
-  constexpr int64_t kLineCycles = 6, kLeastCycles = 19;
+  constexpr int64_t kLineCycles = 6, kLeastCycles = 16;
   if (of == nullptr || (of->next == of->last && of->at >= of->to)) return 0;
   return max64(0, min64(block_cycles / kLeastCycles,
                         block_cycles / kLineCycles - (block_lines + tiles - 1) / tiles));
