@@ -370,8 +370,8 @@ void Decoder::mix(size_t l, const StepInput& step, KvCache& cache) {
   Delta attended{delta_.data(), layer.attn_post_norm, layer.mixer_scale};
   Delta recurred = attended;
   if (layer.attends) {
-    const auto [kv, plan] = keys_of(l, cache);
-    layer.latent ? attend_latent(layer, *kv, *plan) : attend(l, cache);
+    const LayerKeys keys = keys_of(l, cache);
+    layer.latent ? attend_latent(layer, *keys.kv, *keys.plan) : attend(l, keys, cache);
     recurred.scale = layer.beside_scale;
   }
   if (layer.recurrent) {
@@ -391,11 +391,10 @@ Decoder::LayerKeys Decoder::keys_of(size_t l, const KvCache& cache) const {
           attends_[static_cast<size_t>(layer_plan_[l])].get()};
 }
 
-void Decoder::attend(size_t l, const KvCache& cache) {
+void Decoder::attend(size_t l, const LayerKeys& keys, const KvCache& cache) {
   const DecoderLayer& layer = model_.layers[l];
-  const auto [kv_of, plan_of] = keys_of(l, cache);
-  const KvLayer& kv = *kv_of;
-  Attend& plan = *plan_of;
+  const KvLayer& kv = *keys.kv;
+  Attend& plan = *keys.plan;
   const AttnShape& a = layer.attention;
   const int64_t q = int64_t{a.heads} * a.head_dim, k = int64_t{a.kv_heads} * a.head_dim;
   add_norm_pack(layer.attn_norm, attention_acts(layer));

@@ -226,8 +226,9 @@ class Decoder {
     Attend* plan;
   };
   LayerKeys keys_of(size_t l, const KvCache& cache) const;
-  // Attention of the norm of x, into delta_.
-  void attend(size_t l, const KvCache& cache);
+  // Attention of the norm of x over layer l's keys, into delta_; the products after it ask in `cache` for
+  // what the next layer reads.
+  void attend(size_t l, const LayerKeys& keys, const KvCache& cache);
   // The other kind of mixer (decoder_recurrent.cpp).
   struct MixLayout;
   void measure_recurrent(const Recurrent& mixer);

@@ -1,9 +1,8 @@
 // How the decoder's products are cut into the items of a loop, and what is brought closer for them.
-#include <unistd.h>
-
 #include <algorithm>
 
 #include "decoder.h"
+#include "memory.h"
 
 namespace tidemill {
 
@@ -12,26 +11,14 @@ namespace {
 // Bytes of activations a product works on at a time, so that they stay in the L2 cache while the
 // panels pass: half of it and a little (with all of a cache of 1 MiB a prefill takes 2 to 6 % longer).
 int64_t act_block_bytes() {
-  static const int64_t bytes = [] {
-    long cache = 0;
-#ifdef _SC_LEVEL2_CACHE_SIZE
-    cache = sysconf(_SC_LEVEL2_CACHE_SIZE);  // 0 or less where it is not known
-#endif
-    return std::max<int64_t>(512 << 10, cache / 16 * 9);
-  }();
+  static const int64_t bytes = std::max<int64_t>(512 << 10, cache_bytes(2) / 16 * 9);
   return bytes;
 }
 
 // Bytes of keys and values that are brought closer beside products: so much of a cache that all threads
 // share is still there when they are read.
 int64_t beside_bytes() {
-  static const int64_t bytes = [] {
-    long cache = 0;
-#ifdef _SC_LEVEL3_CACHE_SIZE
-    cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
-#endif
-    return std::max<int64_t>(0, cache / 5 * 3);
-  }();
+  static const int64_t bytes = cache_bytes(3) / 5 * 3;
   return bytes;
 }
 

@@ -1,7 +1,9 @@
 #include "memory.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "error.h"
@@ -10,6 +12,14 @@ namespace tidemill {
 
 namespace {
 constexpr size_t kHugePage = size_t{2} << 20;
+}
+
+int64_t cache_bytes([[maybe_unused]] int level) {
+  long bytes = 0;  // what sysconf says of a cache that it does not know is 0 or less
+#if defined(_SC_LEVEL2_CACHE_SIZE) && defined(_SC_LEVEL3_CACHE_SIZE)
+  bytes = sysconf(level == 2 ? _SC_LEVEL2_CACHE_SIZE : _SC_LEVEL3_CACHE_SIZE);
+#endif
+  return std::max<int64_t>(0, bytes);
 }
 
 Region::Region(size_t bytes, const std::string& what) : size_(bytes) {

@@ -19,6 +19,9 @@ inline int64_t round_up(int64_t value, int64_t multiple) {
 // lines would else be rivals for the few places of one set in a cache.
 inline int64_t row_stride(int64_t floats) { return ((floats + 15) / 16 | 1) * 16; }
 
+// Bytes of this processor's cache of the second or third level; 0 where they are not known.
+int64_t cache_bytes(int level);
+
 // An anonymous zero-filled mapping, aligned to a huge page and advised to use them. Pages are
 // taken when first touched.
 class Region {
