@@ -145,15 +145,17 @@ _GROWTH = (
     "them (24 %) instead of beside them: see the batches above."
 )
 _ZEN5_READS = (
-    "reading is what a step waits for: ours reads 106 and 94 % of what a plain read gives beside "
-    "it (which changes within a minute), llama.cpp 91 and 78 %, so that reading the same bytes "
-    "cannot be faster by the factor wanted."
+    "reading is what a step waits for: ours reads 111 and 104 % of what a plain read gives beside "
+    "it (which changes within a minute), llama.cpp 87 and 85 %, so that reading the same bytes "
+    "cannot be faster by the factor wanted. In minutes in which memory is faster llama.cpp waits "
+    "for arithmetic: 0.6B in Q4_0 was measured in one of them."
 )
 _ZEN5_DEPTH = (
-    "whole steps read at 84 % of what the machine gives; attention's share is the difference of "
-    "two measurements, and was 111 % at 4096. One thread reads KV at 22 GB/s here, in pieces of "
-    "8 KiB, where it reads 42 from front to end; what was tried for it is told in keys and values "
-    "beside products (kernels.md)."
+    "the order in which attention reads costs a fifth: two threads that only read, 16 pieces of 8 "
+    "KiB of a head's K that lie 128 KiB apart, then V's, had 38 to 41 GB/s where they had 48 to 50 "
+    "from front to end, with nothing asked for or each line 2 to 16 KiB ahead, once or not. Longer "
+    "pieces need another layout (K of all heads side by side) and threads that take all heads of a "
+    "block. The share is the difference of two measurements, of which the plain read is a third."
 )
 _ZEN5_PREFILL = (
     "profiled for Q4_K_M: 70 % of the time is products, 11 % attention, 3 % rounding activations, "
@@ -166,14 +168,6 @@ _ZEN5_PREFILL = (
     "multiplication (predicted 1.25, came 1.0), and blocks of 48 to 258 rows (1.0). What is left "
     "is the scaling of every 32 values. Of a prompt of 2,048 in Q4_0 products are 55 %, at what "
     "that leaves them, and attention 34 %, at 65 % of what registers alone give."
-)
-_ZEN5_BATCH = (
-    "profiled: products are 65 % of a step (31 ms; two threads at 1,300 of the 1,500 GOP/s that "
-    "tiles reach with weights from memory; Q6_K, whose groups have two scales, takes 12 of them), "
-    "and attention 20 % (9.4 ms), 12.5 before products asked for what it reads (keys and values "
-    "beside products, kernels.md). They cannot ask for all of it: a core has places for so many "
-    "lines on their way. In processes by themselves steps took 43 to 46 ms, and 44 would have met "
-    "the target."
 )
 _AVX2_DECODE = (
     "profiled for Q4_0 since threads have shares of loops: of a step of 10.2 to 10.6 ms the "
@@ -227,7 +221,6 @@ REASONS: dict[str, dict[str, str]] = {
         "decode": _ZEN5_READS,
         "depth": _ZEN5_DEPTH,
         "prefill": _ZEN5_PREFILL,
-        "batch": _ZEN5_BATCH,
     },
 }
 

@@ -8,7 +8,7 @@ import random
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import psutil
@@ -59,11 +59,28 @@ async def _open(config: EngineConfig, **changes: Any) -> Engine:
     return Engine(engine, seen)
 
 
+class Opens(Protocol):
+    """Opens a supervised engine, which is closed when the test ends, however it does."""
+
+    async def __call__(self, config: EngineConfig, **changes: Any) -> Engine: ...
+
+
 @pytest.fixture
-async def engine(config: EngineConfig) -> AsyncIterator[Engine]:
-    made = await _open(config, stall_timeout=1.0)
-    yield made
-    await made.engine.close()
+async def opens() -> AsyncIterator[Opens]:
+    made: list[Engine] = []
+
+    async def open_one(config: EngineConfig, **changes: Any) -> Engine:
+        made.append(await _open(config, **changes))
+        return made[-1]
+
+    yield open_one
+    for one in made:
+        await one.engine.close()
+
+
+@pytest.fixture
+async def engine(config: EngineConfig, opens: Opens) -> Engine:
+    return await opens(config, stall_timeout=1.0)
 
 
 def _request(i: int, tag: str, max_tokens: int = 1500, **sampling: Any) -> EngineRequest:
@@ -174,8 +191,8 @@ async def test_requests_and_cancels_while_there_is_no_engine(engine: Engine) -> 
     assert client.problem is None
 
 
-async def test_waiting_requests_are_bounded(config: EngineConfig) -> None:
-    engine = await _open(config, max_waiting=2)
+async def test_waiting_requests_are_bounded(config: EngineConfig, opens: Opens) -> None:
+    engine = await opens(config, max_waiting=2)
     client = engine.engine
     os.kill(client.pid, signal.SIGKILL)
     while client.problem is None:
@@ -186,16 +203,19 @@ async def test_waiting_requests_are_bounded(config: EngineConfig) -> None:
     assert caught.value.kind is ErrorKind.OVERLOADED and caught.value.retryable
     for stream in waiting:
         assert (await _collect(stream))[-1].finish_reason is FinishReason.LENGTH
-    await client.close()
 
 
 @pytest.mark.parametrize("fault", ["abort", "hang"])
 async def test_poison_is_found_and_the_innocent_go_on(
-    config: EngineConfig, fault: str, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    config: EngineConfig,
+    opens: Opens,
+    fault: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: Any,
 ) -> None:
     for name, value in fault_environment({fault: POISON}).items():
         monkeypatch.setenv(name, value)
-    engine = await _open(config, stall_timeout=1.0)
+    engine = await opens(config, stall_timeout=1.0)
     client = engine.engine
     want = await _all(client, _batch("calm", 5))
     got = asyncio.ensure_future(_all(client, _batch("storm", 5)))
@@ -204,6 +224,10 @@ async def test_poison_is_found_and_the_innocent_go_on(
     async with asyncio.timeout(100):
         (end,) = await _collect(client.submit(poison))
         assert await got == want
+        # Convicted by the last death, it ends before the engine is replaced, which nobody else
+        # waits for where the storm was over before.
+        while client.problem is not None:
+            await asyncio.sleep(0.01)
     assert end.error is not None and end.error.kind == ErrorKind.INTERNAL
     assert len(engine.seen) == 4, "two deaths together, two alone"
     mark = end.error.message.rsplit(" ", 1)[1]
@@ -212,11 +236,10 @@ async def test_poison_is_found_and_the_innocent_go_on(
     with pytest.raises(TidemillError, match=mark):
         client.submit(again)
     assert len(engine.seen) == 4
-    await client.close()
 
 
-async def test_it_is_given_up_in_the_end(config: EngineConfig) -> None:
-    engine = await _open(config, restarts=lambda: RestartPolicy(most=2))
+async def test_it_is_given_up_in_the_end(config: EngineConfig, opens: Opens) -> None:
+    engine = await opens(config, restarts=lambda: RestartPolicy(most=2))
     client = engine.engine
     for _ in range(2):
         await engine.kill()
@@ -230,12 +253,13 @@ async def test_it_is_given_up_in_the_end(config: EngineConfig) -> None:
     assert outputs[-1].error is not None and outputs[-1].error.kind == ErrorKind.UNAVAILABLE
     with pytest.raises(TidemillError, match="too often"):
         client.submit(_request(2, "a", 3))
-    await client.close()
 
 
-async def test_a_replaced_model_is_noticed(config: EngineConfig, tmp_path: Path) -> None:
+async def test_a_replaced_model_is_noticed(
+    config: EngineConfig, opens: Opens, tmp_path: Path
+) -> None:
     folder = make_checkpoint("qwen3-q", tmp_path / "tiny")
-    engine = await _open(msgspec.structs.replace(config, model=str(folder)))
+    engine = await opens(msgspec.structs.replace(config, model=str(folder)))
     client = engine.engine
     make_checkpoint("qwen3", tmp_path / "other")
     for file in (tmp_path / "other").iterdir():
@@ -245,7 +269,6 @@ async def test_a_replaced_model_is_noticed(config: EngineConfig, tmp_path: Path)
     async with asyncio.timeout(60):
         error = await client.failed
     assert "identity" in error.message and "start the server again" in error.message
-    await client.close()
 
 
 async def test_nothing_grows_over_restarts(engine: Engine) -> None:
