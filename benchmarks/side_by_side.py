@@ -145,10 +145,11 @@ _GROWTH = (
     "them (24 %) instead of beside them: see the batches above."
 )
 _ZEN5_READS = (
-    "reading is what a step waits for: ours reads 111 and 104 % of what a plain read gives beside "
-    "it (which changes within a minute), llama.cpp 87 and 85 %, so that reading the same bytes "
-    "cannot be faster by the factor wanted. In minutes in which memory is faster llama.cpp waits "
-    "for arithmetic: 0.6B in Q4_0 was measured in one of them."
+    "reading is what a step waits for: ours reads 107 and 103 % of what a plain read gives beside "
+    "it (which changes within a minute), llama.cpp 89 and 81 %, so that reading the same bytes "
+    "cannot be faster by the factor wanted (1.27 and 1.22 times in a run an hour before). In "
+    "minutes in which memory is faster llama.cpp waits for arithmetic: 0.6B in Q4_0 was measured "
+    "in one of them."
 )
 _ZEN5_DEPTH = (
     "the order in which attention reads costs a fifth: two threads that only read, 16 pieces of 8 "
