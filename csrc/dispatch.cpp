@@ -128,13 +128,13 @@ CpuFeatures detect() {
 struct Available {
   const KernelTable* tables[8] = {};  // and a null behind the last
   const char* names[8] = {};
-  bool zen5 = false;  // or later
+  bool asks_for_more = false;
 
   Available() {
     int count = 0;
 #ifdef TIDEMILL_X86
     const CpuFeatures cpu = detect();
-    zen5 = cpu.amd && cpu.family >= 26;
+    asks_for_more = cpu.amd && cpu.family >= 26;
     if (cpu.amx) tables[count++] = &amx::kernel_table();
     // Which of the two is faster was measured: see simd/avx512.h.
     if (cpu.bf16 && cpu.amd) tables[count++] = &avx512bf16::kernel_table();
@@ -153,8 +153,8 @@ struct Available {
   }
 };
 
-const Available& available() {
-  static const Available found;
+Available& available() {
+  static Available found;
   return found;
 }
 
@@ -167,7 +167,9 @@ const KernelTable* select_kernels(const char* isa_or_null) {
   return nullptr;
 }
 
-bool asks_for_more() { return available().zen5; }
+bool asks_for_more() { return available().asks_for_more; }
+
+void set_asks_for_more(bool more) { available().asks_for_more = more; }
 
 const char* const* available_isas() { return available().names; }
 

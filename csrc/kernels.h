@@ -220,14 +220,20 @@ struct KernelTable {
 
 // The best table this machine can run, or the one named (nullptr if it cannot run here).
 const KernelTable* select_kernels(const char* isa_or_null);
-// Whether the processor is a Zen 5 or a later one, which gains by being asked for more than others are:
+// Whether the processor is a Zen 5 or a later one, which gains by being asked for more than others are, or
+// otherwise:
 //   every line of one row's weights of K types (1.15 to 1.3 times the rate; Zen 4 0.65 times, whose own
 //   prefetching keeps up once it is told of the next page);
 //   beside products what is read after them (steps of 16 and 32 sequences take 0.92 of their time; Zen 4's
 //   1.02 to 1.08);
+//   nothing, where few rows attend to more than a span, but keys of several blocks at once
+//   (SpanJob::streams; attention reads 1.14 times as fast; not measured elsewhere);
 //   weights, keys and values as what is read once, so that their way out of the second-level cache does not
 //   push out of the third what was asked for beside (another 0.93 to 0.97; not measured elsewhere).
 bool asks_for_more();
+// What asks_for_more() answers from here on: checks run the loops of other processors, too. No other thread
+// may compute meanwhile.
+void set_asks_for_more(bool more);
 // Names this build contains and this machine can run, best first, terminated by nullptr.
 const char* const* available_isas();
 

@@ -31,6 +31,10 @@ struct SpanJob {
   float* acc;          // [kScoreRows][acc_row]
   const AttnNext& next;
   bool once;           // whether keys and values are asked for as what is read once
+  // Or not asked for at all, and keys of several blocks are scored at once: so many streams keep the
+  // hardware's own prefetching busier than a list of lines does. From more than a span on; fewer keys
+  // lie in a cache more often than not, where asking is better.
+  bool streams;
 };
 
 static inline Visible visible(const SpanJob& job, int64_t row) {
@@ -102,12 +106,15 @@ static inline void chunk_keys(const SpanJob& job, int64_t t, Visible range,
   if (!seen[1]) half[1] = half[0];
 }
 
-// What to bring closer while chunk t is scored: K two chunks on, then the first of V. The first
-// rows' tile reads both from memory, the others find them near.
+// Whether the rows from row0 on bring closer what comes next: the first tile reads it from memory, the
+// others find it near.
+static inline bool asks(const SpanJob& job, int64_t row0) { return row0 == 0 && !job.streams; }
+
+// What to bring closer while chunk t is scored: K two chunks on, then the first of V.
 template <class Cache>
 static inline Ahead chunk_ahead(const SpanJob& job, int64_t row0, int64_t t, Visible range) {
   Ahead ahead{{nullptr, nullptr}, 0, job.once};
-  if (row0 > 0) return ahead;
+  if (!asks(job, row0)) return ahead;
   const int64_t end = round_up(range.hi, kChunk), next = t + 2 * kChunk;
   const bool keys = next < end;
   const int64_t first = keys ? next : max64(range.lo / kChunk * kChunk, next - end);
@@ -130,31 +137,32 @@ static inline Ahead chunk_ahead(const SpanJob& job, int64_t row0, int64_t t, Vis
   return ahead;
 }
 
-// Scores of one chunk for R rows before their scale; -inf where a row does not see the token.
-template <class Cache, int R>
-static inline void score_chunk(const SpanJob& job, int64_t row0, int64_t t, Visible range,
-                               Visible common) {
+// Scores of C chunks from t on for R rows before their scale; -inf where a row does not see the token.
+// Several chunks are scored in one tile, which asks for nothing.
+template <class Cache, int R, int C>
+static inline void score_chunks(const SpanJob& job, int64_t row0, int64_t t, Visible range,
+                                Visible common) {
   using Keys = typename Cache::Keys;
-  constexpr int V = kScoreVecs;
-  const uint8_t* half[2];
-  chunk_keys<Cache>(job, t, range, half);
+  constexpr int kVecs = kChunk / kLanes, V = C > 1 ? C * kVecs : kScoreVecs;
+  const uint8_t* half[C][2];
+  for (int c = 0; c < C; ++c) chunk_keys<Cache>(job, t + c * kChunk, range, half[c]);
   const int64_t k_step = job.kv.block_size * Keys::kLaneBytes;
   const int64_t q_row = job.steps * Keys::kQueryBytes;
-  const Ahead ahead = chunk_ahead<Cache>(job, row0, t, range);
-  const bool whole = t >= common.lo && t + kChunk <= common.hi;
-  for (int64_t vec = 0; vec < kChunk / kLanes; vec += V) {
+  const Ahead ahead = C > 1 ? Ahead{} : chunk_ahead<Cache>(job, row0, t, range);
+  const int64_t end = t + C * kChunk;
+  for (int64_t vec = 0; vec < C * kVecs; vec += V) {
     const uint8_t *k[V], *pairs[V];
     Vf scale[V];
     for (int v = 0; v < V; ++v) {
-      const int64_t h = (vec + v) / kVecsPerHalf;
-      const int64_t offset = (vec + v) % kVecsPerHalf * kLanes;
-      k[v] = half[h] + offset * Cache::kLaneBytes;
-      const bool seen = h == 0 ? range.lo < t + kHalf : range.hi > t + kHalf;
+      const int64_t c = (vec + v) / kVecs, h = (vec + v) % kVecs / kVecsPerHalf;
+      const int64_t offset = (vec + v) % kVecsPerHalf * kLanes, chunk = t + c * kChunk;
+      k[v] = half[c][h] + offset * Cache::kLaneBytes;
+      const bool seen = h == 0 ? range.lo < chunk + kHalf : range.hi > chunk + kHalf;
       if (job.kv.type == KvType::I8)
-        scale[v] = seen ? vload(scales_at(job, t + h * kHalf, false) + offset) : vzero();
+        scale[v] = seen ? vload(scales_at(job, chunk + h * kHalf, false) + offset) : vzero();
       pairs[v] = nullptr;
       if (job.kv.type == KvType::I4)
-        pairs[v] = pairs_at(job, t + (seen ? h : 1 - h) * kHalf, false) + offset * 4;
+        pairs[v] = pairs_at(job, chunk + (seen ? h : 1 - h) * kHalf, false) + offset * 4;
     }
     Vf s[R][V];
     score_tile<Keys, R, V>(k, k_step, pairs, pair_step(job), job.q + row0 * q_row, q_row, job.steps,
@@ -173,13 +181,26 @@ static inline void score_chunk(const SpanJob& job, int64_t row0, int64_t t, Visi
         vstore(job.scores + r * kScoreRow + t + (vec + v) * kLanes, s[r][v]);
     }
   }
-  if (whole) return;
+  if (t >= common.lo && end <= common.hi) return;
   for (int r = 0; r < R; ++r) {
     const Visible see = visible(job, row0 + r);
     float* row = job.scores + r * kScoreRow;
-    for (int64_t at = t; at < t + kChunk; at += kLanes)
+    for (int64_t at = t; at < end; at += kLanes)
       vstore(row + at, keep_range(vload(row + at), at, see.lo, see.hi, -kInfinity));
   }
+}
+
+// Scores of all chunks that any of R rows sees.
+template <class Cache, int R>
+static inline void score_rows(const SpanJob& job, int64_t row0, Visible range, Visible common) {
+  int64_t t = range.lo / kChunk * kChunk;
+  if constexpr (Cache::kStreams && R * 2 * kChunk / kLanes <= kAccRegisters) {
+    constexpr int C = R * 4 * kChunk / kLanes <= kAccRegisters ? 4 : 2;
+    if (job.streams)
+      for (; t + (C - 1) * kChunk < range.hi; t += C * kChunk)
+        score_chunks<Cache, R, C>(job, row0, t, range, common);
+  }
+  for (; t < range.hi; t += kChunk) score_chunks<Cache, R, 1>(job, row0, t, range, common);
 }
 
 // Whether something comes between scores and their exponentials. Else they are multiplied by their scale
@@ -327,7 +348,7 @@ static void value_rows(const SpanJob& job, int64_t row0) {
       const int64_t end = min64(to, (s * D / kHalf + 1) * kHalf / D);
       runs[count++] = {value_row<Cache>(job, s),
                        reinterpret_cast<const uint8_t*>(job.scores) + s * Cache::kQueryBytes,
-                       row0 == 0 ? value_ahead<Cache>(job, s * D, kRange, all) : nullptr,
+                       asks(job, row0) ? value_ahead<Cache>(job, s * D, kRange, all) : nullptr,
                        end - s};
       s = end;
     }
@@ -342,8 +363,7 @@ static void value_rows(const SpanJob& job, int64_t row0) {
 template <class Cache, int R>
 static void span_rows(const SpanJob& job, int64_t row0, float* m, float* l, float* acc) {
   const Visible all = seen_by(job, row0, R), common = seen_by_all(job, row0, R);
-  for (int64_t t = all.lo / kChunk * kChunk; t < all.hi; t += kChunk)
-    score_chunk<Cache, R>(job, row0, t, all, common);
+  score_rows<Cache, R>(job, row0, all, common);
   if (reshapes(job))
     for (int r = 0; r < R; ++r)
       reshape_row(job, row0 + r, job.scores + r * kScoreRow, visible(job, row0 + r));
@@ -420,7 +440,8 @@ static void attn_span(const AttnShape& shape, const KvLayer& kv, const int32_t* 
                       void* scratch) {
   const ScratchLayout at = scratch_layout(shape, nq);
   uint8_t* bytes = static_cast<uint8_t*>(scratch);
-  const int64_t d = shape.head_dim;
+  const int64_t d = shape.head_dim, rows = nq * (shape.heads / shape.kv_heads);
+  const bool more = kAsksForMore && asks_for_more() && rows <= kScoreRows;
   const SpanJob job{shape,
                     kv,
                     block_table,
@@ -436,7 +457,8 @@ static void attn_span(const AttnShape& shape, const KvLayer& kv, const int32_t* 
                     reinterpret_cast<float*>(bytes + at.scores),
                     reinterpret_cast<float*>(bytes + at.acc),
                     next,
-                    asks_for_more()};
+                    more,
+                    more && kv.type == KvType::BF16 && shape.end(pos0 + nq - 1) - shape.oldest(pos0) > kSpan};
 #ifdef TIDEMILL_AMX
   if (is_tiled(kv)) {
     span_tiles(job, q, q_stride, nq, m, l, acc, bytes + at.total);

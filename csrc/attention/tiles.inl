@@ -1,12 +1,14 @@
 // Register tiles of attention, over five ways to hold K, V and what multiplies them. A step is one
 // depth of the dot products; kLaneBytes what a lane of K or V takes, kQueryBytes what a step takes
-// of a query or of probabilities. Where keys are held in another way than values, Keys names it.
+// of a query or of probabilities. Where keys are held in another way than values, Keys names it. kStreams:
+// what SpanJob::streams is for.
 
 // Keys without a scale of their own in the sum. kGroupSteps: steps under one scale.
 struct PlainKeys {
   static constexpr int64_t kGroupSteps = int64_t(1) << 40;
   struct Scale {};
   static inline Scale scale(const uint8_t*) { return {}; }
+  static constexpr bool kStreams = false;
 };
 
 // Vectors of a V that lie one behind the other, so many bytes a lane.
@@ -79,6 +81,7 @@ struct NibbleKeys : FloatPairs {  // pairs of values in a byte, scaled as they a
 struct NibbleCache : Floats {
   static constexpr int kLaneBytes = 1;
   static constexpr int kVecsPerLine = 2 * 64 / kLanes;
+  static constexpr bool kStreams = false;
   using Keys = NibbleKeys;
   static inline int64_t row_bytes(int64_t v_dim) { return nibble_row(v_dim); }
   static inline int64_t vector_at(int64_t v) { return v * kLanes / 32 * 16 + v * kLanes % 16; }
@@ -111,6 +114,7 @@ struct WideCache : PlainKeys, FloatPairs, DenseRows<4> {  // bf16 pairs, widened
 // bf16 pairs against queries and probabilities rounded to bf16 pairs.
 struct PairCache : PlainKeys, DenseRows<4> {
   static constexpr int kDepth = 2, kQueryBytes = 4, kParts = 1;
+  static constexpr bool kStreams = true;
   using Keys = PairCache;
   using Lanes = Vi;
   template <int>

@@ -240,6 +240,8 @@ void check_attention(const KernelTable& t) {
     run_shape(t, {type, 32, 14, 2, 64, 13, 100});
     run_shape(t, {type, 128, 32, 2, 16, 1, 40});
     run_shape(t, {type, 16, 3, 1, 20, 300, 1100});
+    run_shape(t, {type, 32, 1, 1, 48, 0, 1200});       // few rows that see more than a span
+    run_shape(t, {type, 16, 3, 1, 36, 700, 1300});
     run_shape(t, {type, 32, 5, 1, 50, 0, 600, 34});    // latents: V is narrower than K
     run_shape(t, {type, 16, 80, 1, 96, 0, 45, 64});
     run_shape(t, {type, 64, 6, 2, 24, 30, 70, 56});
