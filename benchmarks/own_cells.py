@@ -235,6 +235,7 @@ def brook(how: How) -> Outcome:
     """The bundled model at concurrency 32: where a step's time goes."""
     usages, rates, reads = [], [], []
     command = [str(harness.TIDEMILL), "serve", "--port", "{port}", "--log-level", "warning"]
+    LOGS.mkdir(parents=True, exist_ok=True)
     with harness.serving(command, log=LOGS / "tidemill-brook.log") as server:
         _load(server, 32, 64, seed=1)
         for repetition in range(how.repetitions):

@@ -107,3 +107,15 @@ def test_what_the_next_plan_waits_for() -> None:
     flight.seq.constraint = None
     machine.launch()
     assert scheduler.ahead is None, "two are outstanding"
+
+
+def test_a_recurrent_models_steps_are_waited_for() -> None:
+    """A step behind another would write over the state that the other began with, and which is
+    needed when that one fails."""
+    engine = real_engine("native", model="recurrent")
+    watched = Watched(engine._core)
+    try:
+        tokens_of(engine)
+    finally:
+        engine.close()
+    assert watched.plans and not watched.behind

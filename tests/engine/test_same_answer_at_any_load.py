@@ -107,8 +107,9 @@ CONDITIONS: dict[str, dict[str, object]] = {
     "chunk-64": {"max_step_tokens": 64},
     "preempted": {"num_blocks": 24},
     "few-snapshots": {"snapshots": 2, "max_step_tokens": 64},
-    "two-in-flight": {"depth": 2},
-    "two-in-flight-preempted": {"depth": 2, "num_blocks": 24, "max_step_tokens": 64},
+    "chunk-64-preempted": {"num_blocks": 24, "max_step_tokens": 64},
+    "one-in-flight": {"depth": 1},
+    "one-in-flight-preempted": {"depth": 1, "num_blocks": 24, "max_step_tokens": 64},
     "two-threads": {"threads": 2},
     "layer-by-layer": {},
 }

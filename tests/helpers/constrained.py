@@ -36,7 +36,7 @@ class Brook:
         self,
         *,
         jump_ahead: bool = True,
-        depth: int = 1,
+        depth: int = 2,
         path: Path | None = None,
         **config: Any,
     ) -> None:

@@ -88,7 +88,7 @@ class Machine:
         max_model_len: int = 200,
         prefix_caching: bool = True,
         vocab: int = 97,
-        depth: int = 1,
+        depth: int = 2,
         check: bool = True,
         layers: int = 0,
     ) -> None:

@@ -22,7 +22,7 @@ def fake_core(
     max_model_len: int = 512,
     prefix_caching: bool = True,
     step_seconds: float = 0.0,
-    depth: int = 1,
+    depth: int = 2,
     layers: int = 0,
 ) -> tuple[EngineCore, FakeBackend]:
     """A started core and its backend; close the core."""

@@ -31,7 +31,7 @@ def real_engine(
     max_step_tokens: int = 512,
     prefix_caching: bool = True,
     threads: int = 1,
-    depth: int = 1,
+    depth: int = 2,
     model: str = "plain",
     snapshots: int = 12,
 ) -> InprocEngine:

@@ -71,10 +71,10 @@ def test_ten_times_too_much_is_refused_at_once_and_comes_back_as_told(small: Rea
 
 
 def test_deadlines_end_what_waits_and_what_runs(small: RealServer) -> None:
-    answer = small.http.post("/v1/completions", json=body(1, 150, timeout=0.02))
+    answer = small.http.post("/v1/completions", json=body(1, 500, timeout=0.02))
     assert answer.status_code == 408 and answer.json()["error"]["type"] == "timeout_error"
     headers = {"X-Request-Timeout": "0.05"}
-    sent = body(2, 150, stream=True)
+    sent = body(2, 500, stream=True)
     with small.http.stream("POST", "/v1/completions", json=sent, headers=headers) as stream:
         lines = [line for line in stream.iter_lines() if line]
     if stream.status_code == 200:  # a token came in time; the end is an event

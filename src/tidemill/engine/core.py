@@ -547,14 +547,15 @@ class EngineCore:
 
 
 def make_core(
-    opened: OpenedExecutor, config: EngineConfig, *, depth: int = 1, jump_ahead: bool = True
+    opened: OpenedExecutor, config: EngineConfig, *, depth: int = 2, jump_ahead: bool = True
 ) -> EngineCore:
     """The core over an executor that is ready.
 
     Args:
         opened: the executor.
         config: what it serves.
-        depth: plans that may be outstanding (1 or 2).
+        depth: plans that may be outstanding (1 or 2); one for a recurrent model: of a sequence's two
+            states one is what its outstanding row began with, for when that fails.
         jump_ahead: see `sched.policy.Limits`.
     """
     info = opened.info
@@ -570,7 +571,7 @@ def make_core(
         max_step_tokens=info.max_step_tokens,
         max_model_len=info.max_model_len,
         vocab_size=info.vocab_size,
-        depth=depth,
+        depth=1 if opened.recurrent else depth,
         jump_ahead=jump_ahead,
         generates=info.generates,
         whole_prompts=info.whole_prompts,
