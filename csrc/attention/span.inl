@@ -165,8 +165,15 @@ static inline void score_chunks(const SpanJob& job, int64_t row0, int64_t t, Vis
         pairs[v] = pairs_at(job, chunk + (seen ? h : 1 - h) * kHalf, false) + offset * 4;
     }
     Vf s[R][V];
-    score_tile<Keys, R, V>(k, k_step, pairs, pair_step(job), job.q + row0 * q_row, q_row, job.steps,
-                           ahead, s);
+    const auto score = [&](const auto& asked) __attribute__((always_inline)) {
+      score_tile<Keys, R, V>(k, k_step, pairs, pair_step(job), job.q + row0 * q_row, q_row,
+                             job.steps, asked, s);
+    };
+    if (ahead.half[0] || ahead.half[1]) {
+      score(ahead);
+    } else {
+      score(NoAhead{});
+    }
     if (job.kv.type == KvType::I8) {
       TIDEMILL_UNROLL
       for (int r = 0; r < R; ++r) {

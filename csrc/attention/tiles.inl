@@ -188,12 +188,21 @@ static TIDEMILL_INLINE void prefetch_kv(const uint8_t* at, bool once) {
   once ? prefetch_once(at) : prefetch(at);
 }
 
+// A step's lines. Without any (a type of its own, since what the others need leaves 12 rows' sums too few
+// registers).
+struct NoAhead {};
+static TIDEMILL_INLINE void prefetch_step(const NoAhead&, int64_t) {}
+static TIDEMILL_INLINE void prefetch_step(const Ahead& ahead, int64_t i) {
+  if (ahead.half[0]) prefetch_kv(ahead.half[0] + i * ahead.step, ahead.once);
+  if (ahead.half[1]) prefetch_kv(ahead.half[1] + i * ahead.step, ahead.once);
+}
+
 // scores of R query rows against V vectors of tokens: sum over steps, ascending. `pairs`: where the
 // scales of each vector's first group lie, the next group's pair_step bytes on (Keys that have any).
-template <class Keys, int R, int V>
+template <class Keys, int R, int V, class Asked>
 static inline void score_tile(const uint8_t* const* k, int64_t k_step, const uint8_t* const* pairs,
                               int64_t pair_step, const uint8_t* q, int64_t q_row, int64_t steps,
-                              Ahead ahead, Vf (&s)[R][V]) {
+                              const Asked& ahead, Vf (&s)[R][V]) {
   TIDEMILL_UNROLL
   for (int r = 0; r < R; ++r) {
     TIDEMILL_UNROLL
@@ -204,14 +213,15 @@ static inline void score_tile(const uint8_t* const* k, int64_t k_step, const uin
     TIDEMILL_UNROLL
     for (int v = 0; v < V; ++v) scale[v] = Keys::scale(pairs[v] + group * pair_step);
     for (int64_t i = first; i < min64(steps, first + Keys::kGroupSteps); ++i) {
-      if (ahead.half[0]) prefetch_kv(ahead.half[0] + i * ahead.step, ahead.once);
-      if (ahead.half[1]) prefetch_kv(ahead.half[1] + i * ahead.step, ahead.once);
+      prefetch_step(ahead, i);
       const uint8_t* query = q + i * Keys::kQueryBytes;
       tile_step<Keys, 0>(
           [&](auto part, int v) __attribute__((always_inline)) {
             return Keys::template key<part.value>(k[v] + i * k_step, scale[v]);
           },
-          [&](auto part, int r) __attribute__((always_inline)) { return Keys::template broadcast<part.value>(query + r * q_row); },
+          [&](auto part, int r) __attribute__((always_inline)) {
+            return Keys::template broadcast<part.value>(query + r * q_row);
+          },
           s);
     }
   }
