@@ -55,6 +55,19 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_SkipPolice(), "skip-police")
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests of a group share what must not be there twice; pytest-xdist marks their ids with it."""
+    if not getattr(config.option, "loadgroup", False):
+        return
+    for item in items:
+        if item.get_closest_marker("xdist_group") and "@" not in item.nodeid:
+            raise pytest.UsageError(
+                f"{item.nodeid} has a group and pytest-xdist cannot tell: take the version of pytest "
+                "that pyproject.toml asks for"
+            )
+
+
 @pytest.fixture(scope="session")
 def shared_vocab() -> Path:
     """Folder of real vocabularies; a fresh clone does not have it."""

@@ -69,7 +69,7 @@ INNOCENT = {"prompt": "The river", "ignore_eos": True, "temperature": 0.8, "logp
 
 
 def _innocents(server: RealServer) -> list[list[Any]]:
-    bodies = [{**INNOCENT, "seed": i, "max_tokens": 500} for i in range(6)]
+    bodies = [{**INNOCENT, "seed": i, "max_tokens": 1000} for i in range(6)]
     with ThreadPoolExecutor(len(bodies)) as pool:
         return list(pool.map(lambda body: _choices(_stream(server, body)), bodies))
 
