@@ -63,7 +63,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("xdist_group") and "@" not in item.nodeid:
             raise pytest.UsageError(
-                f"{item.nodeid} has a group and pytest-xdist cannot tell: take the version of pytest "
+                f"{item.nodeid} has a group and pytest-xdist cannot tell: take the pytest "
                 "that pyproject.toml asks for"
             )
 
