@@ -152,8 +152,10 @@ async def test_killed_again_and_again_the_answers_are_the_same(engine: Engine) -
 
 async def test_a_stopped_engine_is_replaced(engine: Engine) -> None:
     want = await _all(engine.engine, _batch("calm", 6))
+    before = engine.engine._tokens
     got = asyncio.ensure_future(_all(engine.engine, _batch("storm", 6)))
-    await asyncio.sleep(0.1)
+    while engine.engine._tokens < 1.2 * before:  # all of it takes 0.1 s
+        await asyncio.sleep(0.001)
     await engine.kill(signal.SIGSTOP)
     assert [recovery.cause for recovery in engine.seen] == ["stall"]
     assert await got == want
