@@ -554,8 +554,8 @@ def make_core(
     Args:
         opened: the executor.
         config: what it serves.
-        depth: plans that may be outstanding (1 or 2); one for a recurrent model: of a sequence's two
-            states one is what its outstanding row began with, for when that fails.
+        depth: plans that may be outstanding (1 or 2); one for a recurrent model: of a sequence's
+            two states one is what its outstanding row began with, for when that fails.
         jump_ahead: see `sched.policy.Limits`.
     """
     info = opened.info
