@@ -96,7 +96,10 @@ def serving(
     command = [part.replace("{port}", str(port)) for part in command]
     start = monotonic()
     with contextlib.ExitStack() as stack:
-        out = stack.enter_context(log.open("ab")) if log is not None else None
+        out = None
+        if log is not None:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            out = stack.enter_context(log.open("ab"))
         process = subprocess.Popen(
             command, env={**os.environ, **(environment or {})}, stdout=out, stderr=out
         )

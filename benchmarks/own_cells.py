@@ -144,7 +144,6 @@ def _start(cache: Path, until_kept: bool) -> float:
 
 def start(how: How) -> Outcome:
     """`serve` to first token with the file in the page cache; first: nothing packed is kept yet."""
-    LOGS.mkdir(parents=True, exist_ok=True)
     harness.compiled()
     cache = harness.WORK / "start-cache"
     first, second = [], []
@@ -235,7 +234,6 @@ def brook(how: How) -> Outcome:
     """The bundled model at concurrency 32: where a step's time goes."""
     usages, rates, reads = [], [], []
     command = [str(harness.TIDEMILL), "serve", "--port", "{port}", "--log-level", "warning"]
-    LOGS.mkdir(parents=True, exist_ok=True)
     with harness.serving(command, log=LOGS / "tidemill-brook.log") as server:
         _load(server, 32, 64, seed=1)
         for repetition in range(how.repetitions):

@@ -89,7 +89,6 @@ def contenders(
 ) -> Iterator[Contenders]:
     """Start servers one after another. Peers are stopped (SIGSTOP) once they are ready; ours is
     not: a stop within a step would be taken for the step's own time, and idle it costs nothing."""
-    LOGS.mkdir(parents=True, exist_ok=True)
     up = Contenders({}, {})
     with contextlib.ExitStack() as stack:
         for name, start in starts.items():

@@ -33,7 +33,7 @@ struct SpanJob {
   bool once;           // whether keys and values are asked for as what is read once
   // Or not asked for at all, and keys of several blocks are scored at once: so many streams keep the
   // hardware's own prefetching busier than a list of lines does. From more than a span on; fewer keys
-  // lie in a cache more often than not, where asking is better.
+  // lie in a cache more often than not, where asking is better. Of caches that have kStreams.
   bool streams;
 };
 
@@ -108,13 +108,16 @@ static inline void chunk_keys(const SpanJob& job, int64_t t, Visible range,
 
 // Whether the rows from row0 on bring closer what comes next: the first tile reads it from memory, the
 // others find it near.
-static inline bool asks(const SpanJob& job, int64_t row0) { return row0 == 0 && !job.streams; }
+template <class Cache>
+static inline bool asks(const SpanJob& job, int64_t row0) {
+  return row0 == 0 && !(Cache::kStreams && job.streams);
+}
 
 // What to bring closer while chunk t is scored: K two chunks on, then the first of V.
 template <class Cache>
 static inline Ahead chunk_ahead(const SpanJob& job, int64_t row0, int64_t t, Visible range) {
   Ahead ahead{{nullptr, nullptr}, 0, job.once};
-  if (!asks(job, row0)) return ahead;
+  if (!asks<Cache>(job, row0)) return ahead;
   const int64_t end = round_up(range.hi, kChunk), next = t + 2 * kChunk;
   const bool keys = next < end;
   const int64_t first = keys ? next : max64(range.lo / kChunk * kChunk, next - end);
@@ -355,7 +358,7 @@ static void value_rows(const SpanJob& job, int64_t row0) {
       const int64_t end = min64(to, (s * D / kHalf + 1) * kHalf / D);
       runs[count++] = {value_row<Cache>(job, s),
                        reinterpret_cast<const uint8_t*>(job.scores) + s * Cache::kQueryBytes,
-                       asks(job, row0) ? value_ahead<Cache>(job, s * D, kRange, all) : nullptr,
+                       asks<Cache>(job, row0) ? value_ahead<Cache>(job, s * D, kRange, all) : nullptr,
                        end - s};
       s = end;
     }
@@ -447,8 +450,8 @@ static void attn_span(const AttnShape& shape, const KvLayer& kv, const int32_t* 
                       void* scratch) {
   const ScratchLayout at = scratch_layout(shape, nq);
   uint8_t* bytes = static_cast<uint8_t*>(scratch);
-  const int64_t d = shape.head_dim, rows = nq * (shape.heads / shape.kv_heads);
-  const bool more = kAsksForMore && asks_for_more() && rows <= kScoreRows;
+  const int64_t d = shape.head_dim, group = shape.heads / shape.kv_heads;
+  const bool more = kAsksForMore && asks_for_more() && nq * group <= kScoreRows;
   const SpanJob job{shape,
                     kv,
                     block_table,
@@ -456,7 +459,7 @@ static void attn_span(const AttnShape& shape, const KvLayer& kv, const int32_t* 
                     span * kSpan,
                     kv_head,
                     pos0,
-                    shape.heads / shape.kv_heads,
+                    group,
                     kv.type == KvType::BF16 || kv.type == KvType::I4 ? d / 2 : d,
                     (shape.v_dim + kLanes - 1) / kLanes,
                     at.acc_row,
@@ -465,7 +468,7 @@ static void attn_span(const AttnShape& shape, const KvLayer& kv, const int32_t* 
                     reinterpret_cast<float*>(bytes + at.acc),
                     next,
                     more,
-                    more && kv.type == KvType::BF16 && shape.end(pos0 + nq - 1) - shape.oldest(pos0) > kSpan};
+                    more && shape.end(pos0 + nq - 1) - shape.oldest(pos0) > kSpan};
 #ifdef TIDEMILL_AMX
   if (is_tiled(kv)) {
     span_tiles(job, q, q_stride, nq, m, l, acc, bytes + at.total);
