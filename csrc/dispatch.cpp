@@ -27,6 +27,7 @@ namespace portable { const KernelTable& kernel_table(); }
 #ifdef TIDEMILL_X86
 namespace avx2 { const KernelTable& kernel_table(); }
 namespace avxvnni { const KernelTable& kernel_table(); }
+namespace avx512bw { const KernelTable& kernel_table(); }
 namespace avx512 { const KernelTable& kernel_table(); }
 namespace avx512bf16 { const KernelTable& kernel_table(); }
 namespace amx { const KernelTable& kernel_table(); }
@@ -40,7 +41,8 @@ namespace {
 
 #ifdef TIDEMILL_X86
 struct CpuFeatures {
-  bool avx2 = false, avxvnni = false, avx512 = false, bf16 = false, amx = false, amd = false;
+  bool avx2 = false, avxvnni = false, avx512bw = false, avx512 = false, bf16 = false, amx = false;
+  bool amd = false;
   uint32_t family = 0;
 };
 
@@ -77,12 +79,13 @@ CpuFeatures detect() {
   found.avx2 = all_bits(b, 1u << 5);
   const uint32_t amx_edx = d;
   const uint32_t f = 1u << 16, dq = 1u << 17, bw = 1u << 30, vl = 1u << 31, vnni = 1u << 11;
-  const bool wide = all_bits(b, f | dq | bw | vl) && all_bits(c, vnni) && (state & 0xe0) == 0xe0;
+  const bool wide = all_bits(b, f | dq | bw | vl) && (state & 0xe0) == 0xe0;
+  found.avx512bw = found.avx2 && wide;
+  found.avx512 = found.avx512bw && all_bits(c, vnni);
   uint32_t a1, b1, c1, d1;
   const bool more = a >= 1 && __get_cpuid_count(7, 1, &a1, &b1, &c1, &d1);
   const bool bf16 = more && all_bits(a1, 1u << 5);
   found.avxvnni = found.avx2 && more && all_bits(a1, 1u << 4);
-  found.avx512 = found.avx2 && wide;
   found.bf16 = found.avx512 && bf16;
   const uint32_t amx_bf16 = 1u << 22, fp16 = 1u << 23, amx_tile = 1u << 24, amx_int8 = 1u << 25;
   found.amx = found.bf16 && all_bits(amx_edx, amx_bf16 | fp16 | amx_tile | amx_int8) &&
@@ -141,6 +144,7 @@ struct Available {
     if (cpu.avx512) tables[count++] = &avx512::kernel_table();
     if (cpu.bf16 && !cpu.amd) tables[count++] = &avx512bf16::kernel_table();
     if (cpu.avxvnni) tables[count++] = &avxvnni::kernel_table();
+    if (cpu.avx512bw) tables[count++] = &avx512bw::kernel_table();
     if (cpu.avx2) tables[count++] = &avx2::kernel_table();
 #endif
 #ifdef TIDEMILL_ARM64

@@ -16,9 +16,9 @@ set(TIDEMILL_AVX2_FLAGS -mavx2 -mfma -mf16c)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   list(APPEND TIDEMILL_AVX2_FLAGS -fira-region=one)
 endif()
-set(TIDEMILL_AVX512_FLAGS
-  -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx2 -mfma -mf16c
-  -mprefer-vector-width=512)
+set(TIDEMILL_AVX512BW_FLAGS
+  -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c -mprefer-vector-width=512)
+set(TIDEMILL_AVX512_FLAGS ${TIDEMILL_AVX512BW_FLAGS} -mavx512vnni)
 
 if(TIDEMILL_PORTABLE)
   set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/dispatch.cpp PROPERTIES
@@ -27,6 +27,7 @@ elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64|i[3-6]86)$")
   list(APPEND TIDEMILL_KERNEL_SOURCES
     ${CMAKE_CURRENT_LIST_DIR}/kernels_avx2.cpp
     ${CMAKE_CURRENT_LIST_DIR}/kernels_avxvnni.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/kernels_avx512bw.cpp
     ${CMAKE_CURRENT_LIST_DIR}/kernels_avx512.cpp
     ${CMAKE_CURRENT_LIST_DIR}/kernels_avx512bf16.cpp
     ${CMAKE_CURRENT_LIST_DIR}/kernels_amx.cpp)
@@ -34,6 +35,8 @@ elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64|i[3-6]86)$")
     COMPILE_OPTIONS "${TIDEMILL_KERNEL_FLAGS};${TIDEMILL_AVX2_FLAGS}")
   set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/kernels_avxvnni.cpp PROPERTIES
     COMPILE_OPTIONS "${TIDEMILL_KERNEL_FLAGS};${TIDEMILL_AVX2_FLAGS};-mavxvnni")
+  set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/kernels_avx512bw.cpp PROPERTIES
+    COMPILE_OPTIONS "${TIDEMILL_KERNEL_FLAGS};${TIDEMILL_AVX512BW_FLAGS}")
   set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/kernels_avx512.cpp PROPERTIES
     COMPILE_OPTIONS "${TIDEMILL_KERNEL_FLAGS};${TIDEMILL_AVX512_FLAGS}")
   set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/kernels_avx512bf16.cpp PROPERTIES

@@ -189,58 +189,6 @@ static inline Vi add_scaled(Vi acc, Vi dots, Vi scales) {
 }
 static inline Vi ipair_sums(Vi dots) { return dots; }
 static inline int32_t dot_start_u6(const int8_t*, int32_t sum) { return -32 * sum; }
-#else
-// A product of bytes is |a| times q or, where a is negative, ~q = -q - 1: -128 <= q <= 127 and
-// |a| <= 127, so a pair of products fits 16 bits; with q + 128 it would not. vpsignb would give -q,
-// but on the units that multiply (Zen 4), which are what products wait for. `flip` makes q or ~q of
-// the stored q + 128.
-#define TIDEMILL_QUAD_Q8 1
-struct QuadQ8 {
-  Vi magnitude, flip;
-};
-static inline QuadQ8 act_quad_q8(const uint8_t* acts, int i) {
-  return {ibroadcast(acts + 8 * i), ibroadcast(acts + 8 * i + 4)};
-}
-// Returns lanes whose sum is what the sums of products begin with.
-static inline Vi store_act_q8(const int8_t* q, uint8_t* to) {
-  const __m256i a = iload(q), negative = _mm256_cmpgt_epi8(_mm256_setzero_si256(), a);
-  const __m256i magnitude = _mm256_abs_epi8(a);
-  const __m256i flip = _mm256_xor_si256(negative, _mm256_set1_epi8(int8_t(-128)));
-  const __m256i low = _mm256_unpacklo_epi32(magnitude, flip);
-  const __m256i high = _mm256_unpackhi_epi32(magnitude, flip);
-  istore(to, _mm256_permute2x128_si256(low, high, 0x20));
-  istore(to + 32, _mm256_permute2x128_si256(low, high, 0x31));
-  return _mm256_sad_epu8(iand(magnitude, negative), _mm256_setzero_si256());
-}
-static inline Vi dot_q8(Vi acc, Vi w, QuadQ8 a) {
-  const __m256i pairs = _mm256_maddubs_epi16(a.magnitude, _mm256_xor_si256(w, a.flip));
-  acc = _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-  ikeep(acc);
-  return acc;
-}
-static inline Vi dot_q4(Vi acc, Vi w, Vi a) {
-  acc = _mm256_add_epi16(acc, _mm256_maddubs_epi16(w, a));
-  ikeep(acc);
-  return acc;
-}
-static inline Vi dot_u6(Vi acc, Vi w, Vi a) { return dot_q4(acc, w, a); }
-static inline Vi load_scales(const int8_t* p) {  // twice in a lane
-  const __m256i both = _mm256_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13,  //
-                                        0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13);
-  return _mm256_shuffle_epi8(iload_s8(p), both);
-}
-static inline Vi add_scaled(Vi acc, Vi dots, Vi scales) {
-  return _mm256_add_epi32(acc, _mm256_madd_epi16(dots, scales));
-}
-static inline Vi ipair_sums(Vi dots) { return _mm256_madd_epi16(dots, _mm256_set1_epi16(1)); }
-// Sums of 16 bits wrap, and with the offset in them fit at the end: 8 products of at most 32 * 127.
-static inline int32_t dot_start_u6(const int8_t* q, int32_t) {
-  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(q));
-  __m128i sums = _mm_maddubs_epi16(_mm_set1_epi8(32), bytes);
-  sums = _mm_add_epi16(sums, _mm_shuffle_epi32(sums, 0x4e));
-  sums = _mm_add_epi16(sums, _mm_shuffle_epi32(sums, 0xb1));
-  return _mm_cvtsi128_si32(_mm_sub_epi16(_mm_setzero_si128(), sums));
-}
 #endif
 static inline Vi nibble_low(Vi w) { return iand(w, _mm256_set1_epi32(0x0f0f0f0f)); }
 static inline Vi nibble_high(Vi w) {
@@ -256,6 +204,13 @@ static inline Vi ishift_left(Vi a) {
 }
 static inline Vi imerge(Vi a, Vi b, Vi mask) { return _mm256_or_si256(a, iand(b, mask)); }
 static inline Vi imadd_pairs(Vi a, Vi b) { return _mm256_madd_epi16(a, b); }
+#ifndef TIDEMILL_AVXVNNI
+static inline Vi iadd_pairs(Vi a, Vi b) { return _mm256_add_epi16(a, b); }
+static inline Vi imadd_bytes(Vi a, Vi b) { return _mm256_maddubs_epi16(a, b); }
+static inline Vi ixor(Vi a, Vi b) { return _mm256_xor_si256(a, b); }
+static inline Vi iwiden(__m256i a) { return a; }
+#include "simd/pair_dots.inl"
+#endif
 static inline Vf keep_range(Vf a, int64_t first, int64_t lo, int64_t hi, float fill) {
   const __m256i keep = _mm256_andnot_si256(first_lanes(lo - first), first_lanes(hi - first));
   return _mm256_blendv_ps(_mm256_set1_ps(fill), a, _mm256_castsi256_ps(keep));

@@ -1,6 +1,7 @@
 // Vector wrapper over AVX-512 F/BW/VL/DQ and VNNI. Meaning of each function: portable.h.
 // With TIDEMILL_BF16_DOT also over AVX512_BF16, as a table of its own: vdpbf16ps is twice as fast
 // as two fused multiply-adds on Zen 4, but slower than they are on Sapphire Rapids.
+// With TIDEMILL_PAIR_DOTS without VNNI, as a table of its own: for Skylake's servers.
 #pragma once
 #include <immintrin.h>
 
@@ -16,6 +17,9 @@
 #elif defined(TIDEMILL_BF16_DOT)
 #define TIDEMILL_AVX512 avx512bf16
 #define TIDEMILL_ISA_NAME "avx512bf16"
+#elif defined(TIDEMILL_PAIR_DOTS)
+#define TIDEMILL_AVX512 avx512bw
+#define TIDEMILL_ISA_NAME "avx512bw"
 #else
 #define TIDEMILL_AVX512 avx512
 #define TIDEMILL_ISA_NAME "avx512"
@@ -41,15 +45,21 @@ constexpr bool kBf16Pairs = false;
 #endif
 constexpr int kLanes = 16;
 constexpr int kDotBytes = 4;
-constexpr bool kQ8Offset = true;  // vpdpbusd multiplies q + 128
 constexpr bool kQ4Offset = true;
+constexpr bool kQ8Offset = true;  // vpdpbusd multiplies q + 128; of pairs, a weight may be ~q, one off
+#ifdef TIDEMILL_PAIR_DOTS
+constexpr bool kPairDots = true;
+constexpr int64_t kAskRowsQ8 = 3, kAskRowsQ4 = 2, kAskRowsK = 2;
+#else
 constexpr bool kPairDots = false;
+constexpr int64_t kAskRowsQ8 = 5, kAskRowsQ4 = 3, kAskRowsK = 3;
+#endif
 constexpr int kI8Vecs = 2, kI8Rows = 6;
 constexpr int kBlockVecs = 2, kBlockRows = 6;
 constexpr int kFloatVecs = 2, kFloatRows = 12;
 constexpr int kScoreVecs = 2, kScoreRows = 12;
 constexpr int kAccRegisters = 24;
-constexpr int64_t kAskRowsQ8 = 5, kAskRowsQ4 = 3, kAskRowsK = 3, kAskRowsFloat = 7;
+constexpr int64_t kAskRowsFloat = 7;
 constexpr int64_t kAskBytes = int64_t(1) << 30;  // a panel
 
 using Vf = __m512;
@@ -168,12 +178,6 @@ static inline Vf dot_bf16(Vf acc, Vi a, Vi b) {
   return _mm512_dpbf16_ps(acc, __m512bh(a), __m512bh(b));
 }
 #endif
-static inline Vi dot_q8(Vi acc, Vi w, Vi a) {
-#ifdef TIDEMILL_AMX
-  w = _mm512_xor_si512(w, _mm512_set1_epi32(int32_t(0x80808080u)));
-#endif
-  return _mm512_dpbusd_epi32(acc, w, a);
-}
 static inline Vi nibble_low(Vi w) { return iand(w, _mm512_set1_epi32(0x0f0f0f0f)); }
 static inline Vi nibble_high(Vi w) {
   return iand(_mm512_srli_epi32(w, 4), _mm512_set1_epi32(0x0f0f0f0f));
@@ -182,8 +186,6 @@ static inline Vi itable(const void* p) {
   return _mm512_broadcast_i32x4(_mm_loadu_si128(static_cast<const __m128i*>(p)));
 }
 static inline Vi ilook_up(Vi table, Vi index) { return _mm512_shuffle_epi8(table, index); }
-static inline Vi dot_q4(Vi acc, Vi w, Vi a) { return _mm512_dpbusd_epi32(acc, w, a); }
-static inline Vi dot_u6(Vi acc, Vi w, Vi a) { return _mm512_dpbusd_epi32(acc, w, a); }
 template <int kBits>
 static inline Vi ishift_left(Vi a) {
   return kBits >= 0 ? _mm512_slli_epi32(a, kBits) : _mm512_srli_epi32(a, -kBits);
@@ -197,12 +199,28 @@ static inline void ikeep(Vi&) {}  // two registers, which assembly does not take
 #else
 static inline void ikeep(Vi& a) { asm("" : "+v"(a)); }
 #endif
+#ifdef TIDEMILL_PAIR_DOTS
+static inline Vi iadd_pairs(Vi a, Vi b) { return _mm512_add_epi16(a, b); }
+static inline Vi imadd_bytes(Vi a, Vi b) { return _mm512_maddubs_epi16(a, b); }
+static inline Vi ixor(Vi a, Vi b) { return _mm512_xor_si512(a, b); }
+static inline Vi iwiden(__m256i a) { return _mm512_zextsi256_si512(a); }
+#include "simd/pair_dots.inl"
+#else
+static inline Vi dot_q8(Vi acc, Vi w, Vi a) {
+#ifdef TIDEMILL_AMX
+  w = _mm512_xor_si512(w, _mm512_set1_epi32(int32_t(0x80808080u)));
+#endif
+  return _mm512_dpbusd_epi32(acc, w, a);
+}
+static inline Vi dot_q4(Vi acc, Vi w, Vi a) { return _mm512_dpbusd_epi32(acc, w, a); }
+static inline Vi dot_u6(Vi acc, Vi w, Vi a) { return _mm512_dpbusd_epi32(acc, w, a); }
 static inline Vi load_scales(const int8_t* p) { return iload_s8(p); }
 static inline Vi add_scaled(Vi acc, Vi dots, Vi scales) {
   return _mm512_add_epi32(acc, _mm512_mullo_epi32(dots, scales));
 }
 static inline Vi ipair_sums(Vi dots) { return dots; }
 static inline int32_t dot_start_u6(const int8_t*, int32_t sum) { return -32 * sum; }
+#endif
 #ifdef TIDEMILL_AMX
 // Of the lanes of a, then of b, those of even number, or of odd.
 template <int kOdd>

@@ -57,6 +57,8 @@ TIDEMILL_BINARY(_mm512_add_epi32, __m512i, _mm256_add_epi32)
 TIDEMILL_BINARY(_mm512_mullo_epi32, __m512i, _mm256_mullo_epi32)
 TIDEMILL_BINARY(_mm512_sub_epi8, __m512i, _mm256_sub_epi8)
 TIDEMILL_BINARY(_mm512_madd_epi16, __m512i, _mm256_madd_epi16)
+TIDEMILL_BINARY(_mm512_maddubs_epi16, __m512i, _mm256_maddubs_epi16)
+TIDEMILL_BINARY(_mm512_add_epi16, __m512i, _mm256_add_epi16)
 TIDEMILL_BINARY(_mm512_shuffle_epi8, __m512i, _mm256_shuffle_epi8)  // within 16 bytes
 TIDEMILL_UNARY(_mm512_castps_si512, __m512i, __m512, _mm256_castps_si256(x))
 TIDEMILL_UNARY(_mm512_castsi512_ps, __m512, __m512i, _mm256_castsi256_ps(x))
@@ -112,6 +114,7 @@ TIDEMILL_EMULATED __m512i _mm512_cvtepu8_epi32(__m128i a) {
 TIDEMILL_EMULATED __m512i _mm512_broadcast_i32x4(__m128i a) {
   return {_mm256_broadcastsi128_si256(a), _mm256_broadcastsi128_si256(a)};
 }
+TIDEMILL_EMULATED __m512i _mm512_zextsi256_si512(__m256i a) { return {a, _mm256_setzero_si256()}; }
 TIDEMILL_EMULATED __m256 _mm512_castps512_ps256(__m512 a) { return a.low; }
 TIDEMILL_EMULATED __m256 _mm512_extractf32x8_ps(__m512 a, int half) {
   return half & 1 ? a.high : a.low;

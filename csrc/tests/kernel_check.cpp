@@ -45,6 +45,7 @@ void check_table(const KernelTable& table) {
 
 #ifdef TIDEMILL_EMULATED_TABLES
 namespace tidemill::avxvnni_emulated { const KernelTable& kernel_table(); }
+namespace tidemill::avx512bw_emulated { const KernelTable& kernel_table(); }
 namespace tidemill::avx512_emulated { const KernelTable& kernel_table(); }
 namespace tidemill::avx512bf16_emulated { const KernelTable& kernel_table(); }
 namespace tidemill::amx_emulated { const KernelTable& kernel_table(); }
@@ -67,6 +68,7 @@ bool check_emulated([[maybe_unused]] const char* only) {
   const bool avx2 = select_kernels("avx2"), avx512 = select_kernels("avx512");
   const bool bf16 = select_kernels("avx512bf16");
   check(avxvnni_emulated::kernel_table, avx2, !select_kernels("avxvnni"));
+  check(avx512bw_emulated::kernel_table, avx2, !select_kernels("avx512bw"));
   check(avx512_emulated::kernel_table, avx2, !avx512);
   check(avx512bf16_emulated::kernel_table, avx2, !bf16);
   check(amx_avx512_emulated::kernel_table, avx2, !bf16);

@@ -44,17 +44,22 @@ constexpr long kLoops = 20000;
 #define TIDEMILL_BF16(n) "vdpbf16ps %%zmm0, %%zmm0, %%zmm" #n "\n"
 #define TIDEMILL_DOT512(n) "vpdpbusd %%zmm0, %%zmm0, %%zmm" #n "\n"
 #define TIDEMILL_FMA256(n) "vfmadd231ps %%ymm0, %%ymm0, %%ymm" #n "\n"
-// AVX2 has no dot product of bytes: products, pairs, sums.
+// Where there is no dot product of bytes: products, pairs, sums.
 #define TIDEMILL_DOT256(n)                    \
   "vpmaddubsw %%ymm0, %%ymm0, %%ymm13\n"      \
   "vpmaddwd %%ymm0, %%ymm13, %%ymm13\n"       \
   "vpaddd %%ymm13, %%ymm" #n ", %%ymm" #n "\n"
+#define TIDEMILL_PAIRS512(n)                  \
+  "vpmaddubsw %%zmm0, %%zmm0, %%zmm25\n"      \
+  "vpmaddwd %%zmm0, %%zmm25, %%zmm25\n"       \
+  "vpaddd %%zmm25, %%zmm" #n ", %%zmm" #n "\n"
 #define TIDEMILL_VNNI256(n) "%{vex%} vpdpbusd %%ymm0, %%ymm0, %%ymm" #n "\n"
 #define TIDEMILL_CLEAR512 "vpxord %%zmm0, %%zmm0, %%zmm0\n"
 #define TIDEMILL_CLEAR256 "vpxor %%ymm0, %%ymm0, %%ymm0\n"
 TIDEMILL_LOOP(fma512, TIDEMILL_CLEAR512, TIDEMILL_24, TIDEMILL_FMA512, 24, 32)
 TIDEMILL_LOOP(bf16_512, TIDEMILL_CLEAR512, TIDEMILL_24, TIDEMILL_BF16, 24, 64)
 TIDEMILL_LOOP(dot512, TIDEMILL_CLEAR512, TIDEMILL_24, TIDEMILL_DOT512, 24, 128)
+TIDEMILL_LOOP(pairs512, TIDEMILL_CLEAR512, TIDEMILL_24, TIDEMILL_PAIRS512, 24, 128)
 TIDEMILL_LOOP(fma256, TIDEMILL_CLEAR256, TIDEMILL_12, TIDEMILL_FMA256, 12, 16)
 TIDEMILL_LOOP(dot256, TIDEMILL_CLEAR256, TIDEMILL_12, TIDEMILL_DOT256, 12, 64)
 TIDEMILL_LOOP(vnni256, TIDEMILL_CLEAR256, TIDEMILL_12, TIDEMILL_VNNI256, 12, 64)
@@ -95,10 +100,11 @@ constexpr Peak kPeaks[] = {
     {"amx", ActType::F32, fma512},            {"avx512bf16", ActType::I8, dot512},
     {"avx512bf16", ActType::BF16, bf16_512},  {"avx512bf16", ActType::F32, fma512},
     {"avx512", ActType::I8, dot512},          {"avx512", ActType::BF16, fma512},
-    {"avx512", ActType::F32, fma512},         {"avx2", ActType::I8, dot256},
-    {"avx2", ActType::BF16, fma256},          {"avx2", ActType::F32, fma256},
-    {"avxvnni", ActType::I8, vnni256},        {"avxvnni", ActType::BF16, fma256},
-    {"avxvnni", ActType::F32, fma256},
+    {"avx512", ActType::F32, fma512},         {"avx512bw", ActType::I8, pairs512},
+    {"avx512bw", ActType::BF16, fma512},      {"avx512bw", ActType::F32, fma512},
+    {"avx2", ActType::I8, dot256},            {"avx2", ActType::BF16, fma256},
+    {"avx2", ActType::F32, fma256},           {"avxvnni", ActType::I8, vnni256},
+    {"avxvnni", ActType::BF16, fma256},       {"avxvnni", ActType::F32, fma256},
 };
 #endif
 

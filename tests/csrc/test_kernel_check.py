@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "kernel_check"
-EMULATED = ("avxvnni", "avx512", "avx512bf16", "amx-avx512")
+EMULATED = ("avxvnni", "avx512bw", "avx512", "avx512bf16", "amx-avx512")
 CANNOT_RUN = 2
 
 pytestmark = [pytest.mark.xdist_group("kernel_check"), pytest.mark.timeout(1500)]

@@ -11,7 +11,7 @@ from tidemill.contract.config import EngineConfig
 from tidemill.contract.program import Grammar, OutputProgram, Phase
 from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason, RequestError
 from tidemill.contract.sampling import SamplingParams
-from tidemill.engine.core import EngineCore, Message, make_core
+from tidemill.engine.core import DEPTH, EngineCore, Message, make_core
 from tidemill.executor.inproc import open_inproc
 from tidemill.loading import bundled_models, open_model
 from tidemill.text.tokenizer import Tokenizer
@@ -36,7 +36,7 @@ class Brook:
         self,
         *,
         jump_ahead: bool = True,
-        depth: int = 2,
+        depth: int = DEPTH,
         path: Path | None = None,
         **config: Any,
     ) -> None:

@@ -10,6 +10,7 @@ from tidemill.base.errors import TidemillError
 from tidemill.contract.plan import StepPlan
 from tidemill.contract.request import ChoiceOutput, EngineRequest, RequestError
 from tidemill.contract.sampling import SamplingParams
+from tidemill.engine.core import DEPTH
 from tidemill.memory.lease import KVMemory
 from tidemill.sched.policy import Limits
 from tidemill.sched.scheduler import Scheduler
@@ -88,7 +89,7 @@ class Machine:
         max_model_len: int = 200,
         prefix_caching: bool = True,
         vocab: int = 97,
-        depth: int = 2,
+        depth: int = DEPTH,
         check: bool = True,
         layers: int = 0,
     ) -> None:

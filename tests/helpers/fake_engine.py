@@ -6,7 +6,7 @@ from helpers.fake_backend import FakeBackend, tiny_spec
 
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.wire import EngineInfo
-from tidemill.engine.core import EngineCore, make_core
+from tidemill.engine.core import DEPTH, EngineCore, make_core
 from tidemill.executor.inproc import InprocExecutor, OpenedExecutor
 from tidemill.worker.runner import Runner
 
@@ -22,7 +22,7 @@ def fake_core(
     max_model_len: int = 512,
     prefix_caching: bool = True,
     step_seconds: float = 0.0,
-    depth: int = 2,
+    depth: int = DEPTH,
     layers: int = 0,
 ) -> tuple[EngineCore, FakeBackend]:
     """A started core and its backend; close the core."""

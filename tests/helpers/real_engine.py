@@ -9,7 +9,7 @@ from helpers.random_model import MODELS, make_spec, make_tensors
 from tidemill.backends.base import BackendOptions
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.wire import EngineInfo
-from tidemill.engine.core import make_core
+from tidemill.engine.core import DEPTH, make_core
 from tidemill.engine.offline import InprocEngine
 from tidemill.executor.inproc import InprocExecutor, OpenedExecutor
 from tidemill.worker.runner import Runner
@@ -31,7 +31,7 @@ def real_engine(
     max_step_tokens: int = 512,
     prefix_caching: bool = True,
     threads: int = 1,
-    depth: int = 2,
+    depth: int = DEPTH,
     model: str = "plain",
     snapshots: int = 12,
 ) -> InprocEngine:

@@ -252,7 +252,7 @@ class Run:
             ", ".join(f"{status}: {count}" for status, count in sorted(fill.items()))
             for fill in tally.filled[-8:]
         )
-        refused = all(fill[429] > 0 for fill in tally.filled)
+        refused = bool(tally.filled) and all(fill[429] > 0 for fill in tally.filled)
         report.require("queue filled ten times over", fills, "refused with 429", refused)
         how = "a full tmpfs" if machine.disk.real else "no file beyond 16 KiB"
         report.require(

@@ -39,8 +39,8 @@ PREFIX_CACHING = option(
 )
 ISA = option(
     None,
-    help="Force an instruction set: amx, avx512, avx512bf16, avxvnni or avx2 (x86), i8mm or neon "
-    "(Arm), portable; `tidemill doctor` shows which run here.",
+    help="Force an instruction set: amx, avx512, avx512bf16, avx512bw, avxvnni or avx2 (x86), "
+    "i8mm or neon (Arm), portable; `tidemill doctor` shows which run here.",
 )
 PACKED_CACHE = option(
     "auto",

@@ -51,6 +51,9 @@ IDLE_CHECK_SECONDS = 1.0
 AHEAD_SHARE = 0.95
 LEAD_RATE = 0.1
 
+# Plans that may be outstanding: one that computes and one behind it.
+DEPTH = 2
+
 # Running engines. When Python ends, it ends daemon threads where they next want the GIL, and one
 # that waits for it in native code cannot be unwound: the process would abort. So all are stopped
 # before that.
@@ -547,7 +550,7 @@ class EngineCore:
 
 
 def make_core(
-    opened: OpenedExecutor, config: EngineConfig, *, depth: int = 2, jump_ahead: bool = True
+    opened: OpenedExecutor, config: EngineConfig, *, depth: int = DEPTH, jump_ahead: bool = True
 ) -> EngineCore:
     """The core over an executor that is ready.
 

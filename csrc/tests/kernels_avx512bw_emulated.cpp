@@ -1,0 +1,7 @@
+// The AVX-512 kernels without VNNI on vectors of AVX2: a table of the check's alone.
+#define TIDEMILL_PAIR_DOTS 1
+#define TIDEMILL_AVX512 avx512bw_emulated
+#define TIDEMILL_ISA_NAME "avx512bw-emulated"
+#include "tests/avx512_emulated.h"
+
+#include "kernels_avx512.cpp"
