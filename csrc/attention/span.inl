@@ -33,9 +33,13 @@ struct SpanJob {
   bool once;           // whether keys and values are asked for as what is read once
   // Or not asked for at all, and keys of several blocks are scored at once: so many streams keep the
   // hardware's own prefetching busier than a list of lines does. From more than a span on; fewer keys
-  // lie in a cache more often than not, where asking is better. Of caches that have kStreams.
+  // lie in a cache more often than not, where asking is better. Of caches that have kStreams, and
+  // of kStreamRows at most.
   bool streams;
 };
+
+// More rows compute too long between two keys, and wait for values that nobody asked for.
+constexpr int kStreamRows = 2, kStreamChunks = 4;
 
 static inline Visible visible(const SpanJob& job, int64_t row) {
   const int64_t pos = job.pos0 + row / job.group;
@@ -204,11 +208,10 @@ static inline void score_chunks(const SpanJob& job, int64_t row0, int64_t t, Vis
 template <class Cache, int R>
 static inline void score_rows(const SpanJob& job, int64_t row0, Visible range, Visible common) {
   int64_t t = range.lo / kChunk * kChunk;
-  if constexpr (Cache::kStreams && R * 2 * kChunk / kLanes <= kAccRegisters) {
-    constexpr int C = R * 4 * kChunk / kLanes <= kAccRegisters ? 4 : 2;
+  if constexpr (Cache::kStreams && R <= kStreamRows) {
     if (job.streams)
-      for (; t + (C - 1) * kChunk < range.hi; t += C * kChunk)
-        score_chunks<Cache, R, C>(job, row0, t, range, common);
+      for (; t + (kStreamChunks - 1) * kChunk < range.hi; t += kStreamChunks * kChunk)
+        score_chunks<Cache, R, kStreamChunks>(job, row0, t, range, common);
   }
   for (; t < range.hi; t += kChunk) score_chunks<Cache, R, 1>(job, row0, t, range, common);
 }
@@ -452,6 +455,7 @@ static void attn_span(const AttnShape& shape, const KvLayer& kv, const int32_t* 
   uint8_t* bytes = static_cast<uint8_t*>(scratch);
   const int64_t d = shape.head_dim, group = shape.heads / shape.kv_heads;
   const bool more = kAsksForMore && asks_for_more() && nq * group <= kScoreRows;
+  const bool streams = more && nq * group <= kStreamRows;
   const SpanJob job{shape,
                     kv,
                     block_table,
@@ -468,7 +472,7 @@ static void attn_span(const AttnShape& shape, const KvLayer& kv, const int32_t* 
                     reinterpret_cast<float*>(bytes + at.acc),
                     next,
                     more,
-                    more && shape.end(pos0 + nq - 1) - shape.oldest(pos0) > kSpan};
+                    streams && shape.end(pos0 + nq - 1) - shape.oldest(pos0) > kSpan};
 #ifdef TIDEMILL_AMX
   if (is_tiled(kv)) {
     span_tiles(job, q, q_stride, nq, m, l, acc, bytes + at.total);

@@ -23,18 +23,15 @@ constexpr const char* kIsaName = "avxvnni-emulated";
 #else
 constexpr const char* kIsaName = "avxvnni";
 #endif
-constexpr bool kQ8Offset = true;  // vpdpbusd multiplies q + 128
 constexpr bool kPairDots = false;
 constexpr int64_t kAskRowsQ8 = 5, kAskRowsQ4 = 3, kAskRowsK = 3;
 #else
 constexpr const char* kIsaName = "avx2";
-constexpr bool kQ8Offset = true;  // a weight whose sign changes is ~q, one off
-constexpr bool kPairDots = true;
-constexpr int64_t kAskRowsQ8 = 2, kAskRowsQ4 = 1, kAskRowsK = 1;
 #endif
 constexpr int kLanes = 8;
 constexpr int kDotBytes = 4;
 constexpr uint32_t kQ8Flip = 0x80808080u;
+constexpr bool kQ8Offset = true;  // vpdpbusd multiplies q + 128
 constexpr bool kQ4Offset = true;
 constexpr bool kBf16Pairs = false;
 constexpr int kI8Vecs = 2, kI8Rows = 4;

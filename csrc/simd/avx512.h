@@ -46,11 +46,8 @@ constexpr bool kBf16Pairs = false;
 constexpr int kLanes = 16;
 constexpr int kDotBytes = 4;
 constexpr bool kQ4Offset = true;
-constexpr bool kQ8Offset = true;  // vpdpbusd multiplies q + 128; of pairs, a weight may be ~q, one off
-#ifdef TIDEMILL_PAIR_DOTS
-constexpr bool kPairDots = true;
-constexpr int64_t kAskRowsQ8 = 3, kAskRowsQ4 = 2, kAskRowsK = 2;
-#else
+constexpr bool kQ8Offset = true;  // vpdpbusd multiplies q + 128
+#ifndef TIDEMILL_PAIR_DOTS
 constexpr bool kPairDots = false;
 constexpr int64_t kAskRowsQ8 = 5, kAskRowsQ4 = 3, kAskRowsK = 3;
 #endif

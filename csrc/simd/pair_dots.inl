@@ -1,10 +1,13 @@
 // Dot products of bytes where no instruction makes them: products in pairs, sums of 16 bits, then of
-// 32. Written over what simd/avx2.h and simd/avx512.h name alike, and included by them; kPairDots.
+// 32. Written over what simd/avx2.h and simd/avx512.h name alike, and included by them.
+
+constexpr bool kPairDots = true;
+constexpr int64_t kAskRowsQ8 = 2, kAskRowsQ4 = 1, kAskRowsK = 1;
 
 // A product of bytes is |a| times q or, where a is negative, ~q = -q - 1: -128 <= q <= 127 and
 // |a| <= 127, so a pair of products fits 16 bits; with q + 128 it would not. vpsignb would give -q,
 // but on the units that multiply (Zen 4), which are what products wait for. `flip` makes q or ~q of
-// the stored q + 128.
+// the stored q + 128; that ~q is one off is kQ8Offset here.
 #define TIDEMILL_QUAD_Q8 1
 struct QuadQ8 {
   Vi magnitude, flip;
