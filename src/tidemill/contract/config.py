@@ -53,8 +53,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         prefix_caching: find blocks of earlier prompts again.
         max_itl_ms: milliseconds between two tokens of a stream that a step may take; None: chosen
             (see `sched.policy`).
-        isa: force an instruction set (``amx``, ``avx512``, ``avx512bf16``,
-            ``avx512bw``, ``avxvnni``, ``avx2``, ``i8mm``, ``neon``, ``portable``); None: the best there is.
+        isa: force an instruction set (``amx``, ``avx512``, ``avx512bf16``, ``avx512bw``,
+            ``avxvnni``, ``avx2``, ``i8mm``, ``neon``, ``portable``); None: the best there is.
         packed_cache: folder where weights are kept as they were packed, for the next start;
             ``auto`` is `tidemill/packed` under the user's cache directory, ``off`` is nowhere.
         recurrent_sequences, recurrent_snapshots: of a recurrent model, sequences that have states
