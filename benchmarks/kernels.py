@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from typing import Any
 
 import harness
@@ -28,6 +29,8 @@ RESULT = harness.WORK / "kernels.json"
 BUILD = harness.WORK / "kernels" / "build"
 ROWS = (1, 2, 4, 8, 16, 32, 64, 512)
 ROWS_TOGETHER = (1, 2, 4, 8, 16)
+POSITIONS = (2, 3, 4, 8, 16, 32, 64)
+LONGER = 1.15  # times what more rows take: fewer that take so long are computed in a wrong way
 MEMORY_BOUND = 8  # rows up to which a matrix product waits for memory rather than arithmetic
 
 # Types of 4 to 8 bits -> the type of that width whose rate theirs is held against; at least so much
@@ -101,6 +104,26 @@ def _attention(lines: list[Line], kernel: str, column: str) -> list[Line]:
     ]
 
 
+def longer_than_more(lines: list[Line]) -> list[str]:
+    """Where a kernel takes longer than for the next larger number of rows in the table."""
+    found = []
+    for isa in _unique(lines, "isa"):
+        for name in _unique(lines, "label"):
+            of = [line for line in lines if (line["isa"], line["label"]) == (isa, name)]
+            of.sort(key=lambda line: line["column"])
+            found += [
+                f"{isa} {name} at {fewer['column']} ({fewer['ms'] / more['ms']:.1f} times)"
+                for fewer, more in pairwise(of)
+                if fewer["ms"] > LONGER * more["ms"]
+            ]
+    return found
+
+
+def _longer(lines: list[Line]) -> list[str]:
+    found = ", ".join(longer_than_more(lines)) or "none"
+    return ["", f"Longer than the next more of them in the table: {found}."]
+
+
 def _rule(gemm: list[Line], together: list[Line]) -> list[str]:
     """Which types of 4 to 8 bits are as fast as their width allows, by the best instruction set."""
     best = gemm[0]["isa"]
@@ -154,6 +177,7 @@ def table(lines: list[Line]) -> str:
         f"{MEMORY_BOUND} rows the share of a plain read beside it, from there on the share of "
         "the register-only peak beside it.",
         *_grid(gemm, list(ROWS), _gemm_cell, "table, weights", "rows"),
+        *_longer(gemm),
         "",
         f"Register-only peaks of the same runs, GOP/s: {_peaks(gemm)}.",
         "",
@@ -181,9 +205,10 @@ def table(lines: list[Line]) -> str:
     ]
     chunk = _attention(lines, "chunk", "rows")
     text += _grid(
-        chunk, [4, 8, 16, 32, 64], lambda x: f"{x['read'] / x['gbs']:.1f} ({x['gops']:.0f})",
+        chunk, list(POSITIONS), lambda x: f"{x['read'] / x['gbs']:.1f} ({x['gops']:.0f})",
         "table, cache", "",
     )  # fmt: skip
+    text += _longer(chunk)
     text += ["", "Prefill attention, causal operations counted: GFLOP/s by tokens, blocks of 32."]
     prefill = _attention(lines, "prefill", "rows")
     text += _grid(prefill, [128, 512, 2048], lambda x: f"{x['gops']:.0f}", "table, cache", "tokens")

@@ -147,7 +147,7 @@ void bench_attention(const KernelTable& t, KvType type, int64_t block) {
                     AttnNext{blocks_of, h, (span + 1) * kSpan, pos0 + nq}, m.data(), l.data(),
                     acc.data(), scratch.data);
   };
-  for (int64_t nq : {1, 4, 8, 16, 32, 64}) {  // the last ones of `length` positions
+  for (int64_t nq : {1, 2, 3, 4, 8, 16, 32, 64}) {  // the last ones of `length` positions
     std::vector<double> times, reads;
     for (int64_t i = 0; i < (nq == 1 ? 25 : 9); ++i) {
       double start = thread_seconds();
