@@ -82,7 +82,7 @@ CpuFeatures detect() {
   const bool wide = all_bits(b, f | dq | bw | vl) && (state & 0xe0) == 0xe0;
   found.avx512bw = found.avx2 && wide;
   found.avx512 = found.avx512bw && all_bits(c, vnni);
-  uint32_t a1, b1, c1, d1;
+  uint32_t a1 = 0, b1, c1, d1;
   const bool more = a >= 1 && __get_cpuid_count(7, 1, &a1, &b1, &c1, &d1);
   const bool bf16 = more && all_bits(a1, 1u << 5);
   found.avxvnni = found.avx2 && more && all_bits(a1, 1u << 4);
