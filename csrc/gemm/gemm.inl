@@ -77,9 +77,9 @@ constexpr int64_t ask_rows(int64_t measured, int64_t rows, int64_t vecs) {
   return vecs * kLanes >= kPanel || measured <= rows / 2 ? measured : rows / 2 + 1;
 }
 
-// From how many rows on every line of weights of eight bits and more is asked for, where asks_for_more():
-// fewer rows read them as fast as memory gives.
-constexpr int64_t kLineRowsWide = 3;
+// From how many rows on every line of weights without a scale per group is asked for, where
+// asks_for_more(): one row reads them as fast as memory gives.
+constexpr int64_t kLineRowsWide = 2;
 
 // Lines to ask for beside a tile's block of weights, of whose lines each of `tiles` tiles asks for a share:
 // with these at most one in kLineCycles, and by themselves one in kLeastCycles. More than that are as slow
@@ -204,7 +204,7 @@ struct QuantizedWeights {
   static constexpr int64_t kAskRows = ask_rows(kFour ? kAskRowsQ4 : kAskRowsQ8, kRows, kVecs);
   static constexpr int64_t kBlockBytes = kFour ? kQ4GroupBytes : kQ8GroupBytes;
   static constexpr int64_t kBlockCycles = 66;  // of a whole tile (Zen 5), for what is asked for beside
-  static constexpr int64_t kLineRows = kFour ? 1 : kLineRowsWide;
+  static constexpr int64_t kLineRows = kFour ? 1 : 3;  // two rows of eight bits lose by it
   using Acts = typename Either<kPairDots && !kSteps, ActGroupQ8, ActGroup>::Type;
 
   static TIDEMILL_INLINE const uint8_t* group_at(const uint8_t* panel, int64_t g) {
