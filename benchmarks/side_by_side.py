@@ -147,8 +147,8 @@ _GROWTH = (
 _ZEN5_BATCH = (
     "eight runs within thirty hours gave 3.05, 3.09, 3.12, 3.40, 3.72, 3.77, 3.94 and 4.18 times "
     "in Q4_K_M, the lowest and the highest by nearly the same code: ours had 683 to 812 tok/s "
-    "and llama.cpp 194 to 231, not in the same order. Processes of one program differ by up to a tenth "
-    "on this machine, for the time that they live, and the cell has one of each."
+    "and llama.cpp 194 to 231, not in the same order. Processes of one program differ by up to a "
+    "tenth on this machine, for the time that they live, and the cell has one of each."
 )
 _AVX2_DECODE = (
     "profiled for Q4_0 since threads have shares of loops: of a step of 10.2 to 10.6 ms the "
