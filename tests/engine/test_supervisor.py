@@ -18,11 +18,11 @@ from helpers.tiny_checkpoints import make_checkpoint
 
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.contract.config import EngineConfig
-from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason
+from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason, Pooling
 from tidemill.contract.sampling import SamplingParams
 from tidemill.engine import spawn
+from tidemill.engine.restarts import RestartPolicy
 from tidemill.engine.supervisor import Recovery, SupervisedEngine, Supervision
-from tidemill.engine.suspects import RestartPolicy
 
 POISON = 77
 VOCAB = 100
@@ -258,6 +258,16 @@ async def test_it_is_given_up_in_the_end(config: EngineConfig, opens: Opens) -> 
     assert outputs[-1].error is not None and outputs[-1].error.kind == ErrorKind.UNAVAILABLE
     with pytest.raises(TidemillError, match="too often"):
         client.submit(_request(2, "a", 3))
+
+
+async def test_vectors_are_progress_as_tokens_are(config: EngineConfig, opens: Opens) -> None:
+    engine = await opens(config, restarts=lambda: RestartPolicy(fruitless=1))
+    for i in range(3):
+        request = msgspec.structs.replace(_request(i, "v", 1), pooling=Pooling("mean"))
+        (vector,) = await _collect(engine.engine.submit(request))
+        assert vector.pooled and not vector.token_ids
+        await engine.kill()
+    assert not engine.engine.failed.done()
 
 
 async def test_a_replaced_model_is_noticed(

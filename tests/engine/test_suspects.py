@@ -9,7 +9,7 @@ import pytest
 from helpers.drive import request
 
 from tidemill.engine.flightlog import FlightLog, request_key
-from tidemill.engine.suspects import MAX_CONVICTS, Docket, RestartPolicy, fingerprint
+from tidemill.engine.suspects import MAX_CONVICTS, Docket, fingerprint
 
 
 def test_one_death_makes_nobody_a_suspect() -> None:
@@ -71,25 +71,6 @@ def test_convicts_are_known_by_prompt_and_settings() -> None:
     for i in range(MAX_CONVICTS):
         docket.convict(request("x", [i + 10]))
     assert docket.convicted(one) is None, "memory of convicts is bounded"
-
-
-def test_restarts_come_later_and_later_and_end() -> None:
-    policy = RestartPolicy(most=100, fruitless=6)
-    delays = [policy.delay(0.0) for _ in range(7)]
-    assert delays == [0.0, 0.0, 0.25, 0.5, 1.0, 2.0, None]
-    policy.progressed()
-    assert policy.delay(0.0) == 0.0
-
-
-def test_restarts_are_bounded_per_time() -> None:
-    policy = RestartPolicy(most=3, window=60.0)
-    for now in (0.0, 10.0, 20.0):
-        policy.progressed()
-        assert policy.delay(now) == 0.0
-    policy.progressed()
-    assert policy.delay(61.0) == 0.0, "the first is long ago"
-    assert policy.delay(62.0) is None
-    assert "3 times within 1 minutes" in policy.bound
 
 
 @pytest.fixture

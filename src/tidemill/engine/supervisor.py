@@ -30,9 +30,10 @@ from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason,
 from tidemill.contract.wire import Cancel, EngineInfo, EngineStats, Outputs, Submit
 from tidemill.engine.connection import EngineConnection, unavailable
 from tidemill.engine.flightlog import request_key
+from tidemill.engine.restarts import RestartPolicy
 from tidemill.engine.spawn import EngineHome, EngineProcess, start_engine
 from tidemill.engine.streams import Journal, Stream, StreamTable, engine_gone
-from tidemill.engine.suspects import Docket, RestartPolicy
+from tidemill.engine.suspects import Docket
 
 _log = get_logger(__name__)
 
@@ -143,6 +144,7 @@ class SupervisedEngine:
         engine._info = engine._connection.info
         engine._config = resolved(config, engine._info)
         engine._problem = None
+        engine._restarts.started(monotonic())
         engine._task = asyncio.create_task(engine._supervise(), name="tidemill-supervisor")
         return engine
 
@@ -275,8 +277,8 @@ class SupervisedEngine:
     def _deliver(self, message: Outputs) -> None:
         self._table.deliver(message)
         received = sum(len(output.token_ids) for output in message.outputs)
-        if received:
-            self._tokens += received
+        self._tokens += received
+        if received or any(map(_is_answer, message.outputs)):
             self._restarts.progressed()
         if self._trial is not None and self._trial.passed():
             self._acquit(self._trial.stream)
@@ -360,6 +362,7 @@ class SupervisedEngine:
         if not await self._replace():
             return
         self._problem = None
+        self._restarts.started(monotonic())
         seconds = monotonic() - began
         _log.warning("engine process %d goes on after %.1f s", self._process.pid, seconds)
         self._go_on()
@@ -505,6 +508,11 @@ def resolved(config: EngineConfig, info: EngineInfo) -> EngineConfig:
         threads=info.threads,
         isa=info.isa if info.backend == "native" else config.isa,
     )
+
+
+def _is_answer(output: ChoiceOutput) -> bool:
+    """It ends a choice as was asked: with a vector, or with a prompt that was read."""
+    return output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
 
 
 def _verdict(mark: str) -> str:
