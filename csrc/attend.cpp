@@ -12,7 +12,7 @@ constexpr int64_t kMaxTileQueries = 64;
 // At least so many queries, or of heads that share a latent as many as these query-heads are.
 constexpr int64_t kMinTileQueries = 8, kMinTileHeads = 256;
 // Queries of a row up to which reading takes longer than computing, more or less.
-constexpr int64_t kFewQueries = 4;
+constexpr int64_t kMaxPrefetchQueries = 4;
 }  // namespace
 
 void Attend::plan(const AttnShape& shape, const std::vector<AttendRow>& rows) {
@@ -24,7 +24,7 @@ void Attend::plan(const AttnShape& shape, const std::vector<AttendRow>& rows) {
       std::clamp<int64_t>(kMinTileHeads / group(), 1, kMinTileQueries);
   tile_queries_ = std::min(tile_queries_, std::clamp<int64_t>(kTileHeads / group(), least,
                                                               kMaxTileQueries));
-  reads_.clear();
+  prefetch_ranges_.clear();
   tiles_.clear();
   for (size_t r = 0; r < rows.size(); ++r) add_row_tiles(static_cast<int64_t>(r), rows[r]);
   // Longest first, so that the last items are short and threads end together.
@@ -157,9 +157,9 @@ std::pair<const Attend::Tile*, int64_t> Attend::item(int64_t at) const {
   return {&tiles_[static_cast<size_t>(span_items_[i].tile)], span_items_[i].span};
 }
 
-void Attend::expect(const KvLayer& kv) const {
-  Ahead& ahead = pool_.ahead();
-  ahead.clear();
+void Attend::prefetch_keys(const KvLayer& kv) const {
+  IdlePrefetcher& prefetcher = pool_.idle_prefetcher();
+  prefetcher.clear();
   const int64_t head_bytes =
       kernels_.kv_block_bytes(kv.type, kv.block_size, 1, kv.head_dim, kv.v_dim);
   for (int thread = 0; thread < pool_.threads(); ++thread) {
@@ -170,7 +170,7 @@ void Attend::expect(const KvLayer& kv) const {
       const AttnNext keys = keys_from(*tile, span);
       for (int64_t block = keys.from / kv.block_size; room && block * kv.block_size < keys.to;
            ++block) {
-        room = ahead.add(thread,
+        room = prefetcher.add(thread,
                          kv.base + keys.block_table[block] * kv.block_stride +
                              keys.kv_head * head_bytes,
                          head_bytes);
@@ -179,15 +179,15 @@ void Attend::expect(const KvLayer& kv) const {
   }
 }
 
-const std::vector<ByteRange>& Attend::reads(const KvLayer& kv, int thread, int64_t bytes) {
-  if (reads_.empty()) {
-    reads_.resize(static_cast<size_t>(pool_.threads()));
-    for (int t = 0; t < pool_.threads(); ++t) find_reads(kv, t, bytes);
+const std::vector<ByteRange>& Attend::prefetch_ranges(const KvLayer& kv, int thread, int64_t bytes) {
+  if (prefetch_ranges_.empty()) {
+    prefetch_ranges_.resize(static_cast<size_t>(pool_.threads()));
+    for (int t = 0; t < pool_.threads(); ++t) find_prefetch_ranges(kv, t, bytes);
   }
-  return reads_[static_cast<size_t>(thread)];
+  return prefetch_ranges_[static_cast<size_t>(thread)];
 }
 
-void Attend::find_reads(const KvLayer& kv, int thread, int64_t bytes) {
+void Attend::find_prefetch_ranges(const KvLayer& kv, int thread, int64_t bytes) {
   const int64_t head_bytes =
       kernels_.kv_block_bytes(kv.type, kv.block_size, 1, kv.head_dim, kv.v_dim);
   const auto [first, end] = pool_.share(items(), thread);
@@ -201,14 +201,14 @@ void Attend::find_reads(const KvLayer& kv, int thread, int64_t bytes) {
         break;
       }
     }
-    if (tile->count > kFewQueries) continue;
+    if (tile->count > kMaxPrefetchQueries) continue;
     const AttnNext keys = keys_from(*tile, span);
     const int64_t to = spread_ ? std::min(keys.to, (span + 1) * kSpan) : keys.to;
     const int64_t heads = (after - i) * head_bytes;
     for (int64_t block = keys.from / kv.block_size; block * kv.block_size < to; ++block) {
       if ((bytes -= heads) < 0) return;
       const int64_t from = keys.block_table[block] * kv.block_stride + keys.kv_head * head_bytes;
-      reads_[static_cast<size_t>(thread)].push_back({from, from + heads});
+      prefetch_ranges_[static_cast<size_t>(thread)].push_back({from, from + heads});
     }
   }
 }

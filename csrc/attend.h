@@ -30,10 +30,10 @@ class Attend {
   // Cuts the step. `rows` must outlive the calls of run.
   void plan(const AttnShape& shape, const std::vector<AttendRow>& rows);
   // Threads that wait are to bring the keys and values closer that they begin with.
-  void expect(const KvLayer& kv) const;
+  void prefetch_keys(const KvLayer& kv) const;
   // What each thread reads of a layer's keys and values, in the order in which it does, as far as it
   // is read for few queries, and `bytes` of it at most; the same for all layers. Valid until the next plan.
-  const std::vector<ByteRange>& reads(const KvLayer& kv, int thread, int64_t bytes);
+  const std::vector<ByteRange>& prefetch_ranges(const KvLayer& kv, int thread, int64_t bytes);
   // q: [tokens, q_stride], the first heads * head_dim of each row; out: [tokens, out_stride], the
   // first heads * v_dim.
   // sinks: per head the score of a key without a value, or null.
@@ -63,7 +63,7 @@ class Attend {
   void visible(const Tile& tile, int64_t span, int64_t* begin, int64_t* end) const;
   AttnShape shape_of(const AttendRow& row) const;  // with what its queries see, where not causal
   void plan_spans();
-  void find_reads(const KvLayer& kv, int thread, int64_t bytes);
+  void find_prefetch_ranges(const KvLayer& kv, int thread, int64_t bytes);
   // Of the loop over tiles, or over spans where they are spread.
   int64_t items() const;
   // Of which item comes `at`th: its tile, and the span from which on it is seen.
@@ -87,7 +87,7 @@ class Attend {
   const std::vector<AttendRow>* rows_ = nullptr;
   int64_t tile_queries_ = 1;
   bool spread_ = false;
-  std::vector<std::vector<ByteRange>> reads_;  // per thread; empty: not asked for yet
+  std::vector<std::vector<ByteRange>> prefetch_ranges_;  // per thread; empty: not asked for yet
   std::vector<Tile> tiles_;
   std::vector<SpanItem> span_items_;  // in the order in which they are taken
   Buffer<float> states_;     // two states per thread

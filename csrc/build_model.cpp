@@ -43,8 +43,8 @@ class Builder {
     if (c.recurrent.qkv.weight >= 0) {
       layer.recurrent = std::make_unique<Recurrent>(recurrent(c.recurrent));
     }
-    layer.attends = c.heads > 0;
-    if (layer.attends) attention(c, layer);
+    layer.has_attention = c.heads > 0;
+    if (layer.has_attention) attention(c, layer);
     layer.parallel = c.parallel;
     layer.attn_norm = norm(c.attn_norm, config_.hidden);
     layer.attn_post_norm = norm(c.attn_post_norm, config_.hidden);
@@ -55,13 +55,13 @@ class Builder {
     } else if (c.mlp.up.weight >= 0) {
       layer.mlp = feed_forward(c.mlp);
     } else {
-      layer.feeds = false;
+      layer.has_feed_forward = false;
     }
-    const bool mixes = layer.mixes();
-    if ((!mixes || !layer.feeds) && (layer.parallel || mixes == layer.feeds)) {
+    const bool has_mixer = layer.has_mixer();
+    if ((!has_mixer || !layer.has_feed_forward) && (layer.parallel || has_mixer == layer.has_feed_forward)) {
       throw internal_error("a layer has no block, or one beside nothing");
     }
-    if (layer.parallel && layer.attends && layer.recurrent) {
+    if (layer.parallel && layer.has_attention && layer.recurrent) {
       throw internal_error("a layer has three blocks beside each other");
     }
     layer.mixer_scale = c.mixer_scale;
@@ -73,7 +73,7 @@ class Builder {
       layer.input_post = norm(c.input_post, config_.hidden);
     }
     if (c.scale_id >= 0) layer.scale = *weights_.vector(c.scale_id, 1);
-    layer.needs = needed();
+    layer.packed_needed = needed();
     return layer;
   }
 
@@ -116,7 +116,7 @@ class Builder {
     layer.rope = c.rope;
     layer.cache_group = c.cache_group;
     layer.clip = c.clip;
-    layer.tuning = {c.tuning_scale, c.tuning_floor, c.tuning_shift};
+    layer.temperature = {c.tuning_scale, c.tuning_floor, c.tuning_shift};
     if (c.latent.rank > 0) return latent(c, layer);
     layer.kv_layer = c.kv_layer;
     layer.q = linear(c.q, q, config_.hidden);
@@ -287,7 +287,7 @@ DecoderModel build_model(const WeightStore& weights, const ModelConfig& config,
     const bool known = layer.kv_layer < static_cast<int>(l);
     const DecoderLayer& source = m.layers[known ? static_cast<size_t>(layer.kv_layer) : l];
     const AttnShape &a = layer.attention, &b = source.attention;
-    if (!known || !source.attends || source.latent || source.kv_layer >= 0 ||
+    if (!known || !source.has_attention || source.latent || source.kv_layer >= 0 ||
         source.cache_group != layer.cache_group || a.kv_heads != b.kv_heads ||
         a.head_dim != b.head_dim || a.v_dim != b.v_dim || a.window != b.window) {
       throw internal_error("layer " + std::to_string(l) + " reads K and V that are not there");
@@ -303,12 +303,12 @@ DecoderModel build_model(const WeightStore& weights, const ModelConfig& config,
   m.causal = config.causal;
   m.norm_sums = config.norm_sums;
   if (config.types >= 0) m.types = &builder.matrix(config.types);
-  m.embedding_needs = builder.needed();
+  m.embedding_packed_needed = builder.needed();
   m.embed_norm = builder.norm(config.embed_norm, m.hidden);
   m.final_norm = builder.norm(config.final_norm, m.hidden);
   if (config.lm_head.weight >= 0) {
     m.lm_head = builder.linear(config.lm_head, m.vocab, m.hidden);
-    m.head_needs = builder.needed();
+    m.head_packed_needed = builder.needed();
   }
   return m;
 }

@@ -90,15 +90,15 @@ void KvCache::allocate(const std::vector<int64_t>& num_blocks, int64_t states) {
       at += stride * num_blocks[g];
     }
   }
-  ahead_.reset();
+  prefault_.reset();
   region_ = std::move(region);
-  if (total >= kPrefaultFrom) ahead_ = std::make_unique<Prefault>(std::move(pages));
+  if (total >= kPrefaultFrom) prefault_ = std::make_unique<Prefault>(std::move(pages));
   num_blocks_ = num_blocks;
   bytes_ = total;
 }
 
 void KvCache::free() {
-  ahead_.reset();
+  prefault_.reset();
   region_ = Region();
   states_.free();
   num_blocks_.assign(groups_.size(), 0);

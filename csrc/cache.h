@@ -66,7 +66,7 @@ class KvCache {
                     ThreadPool& pool);
   // A step is about to use blocks of group g up to this one.
   void reached(int64_t g, int64_t block) const {
-    if (ahead_) ahead_->reached(g, block);
+    if (prefault_) prefault_->reached(g, block);
   }
   // Error (Internal) unless every id is a block of group g.
   void check_blocks(int64_t g, const int32_t* blocks, int64_t count) const;
@@ -80,7 +80,7 @@ class KvCache {
   std::vector<int64_t> num_blocks_;
   std::vector<KvLayer> kv_;
   Region region_;
-  std::unique_ptr<Prefault> ahead_;  // ends before the region does
+  std::unique_ptr<Prefault> prefault_;  // ends before the region does
   int64_t bytes_ = 0;
   StatePool states_;
 };

@@ -1,6 +1,6 @@
 # Sources of the core beside its kernels, none of which knows Python: TIDEMILL_CORE_SOURCES.
 set(TIDEMILL_CORE_SOURCES
-  ahead.cpp
+  idle_prefetcher.cpp
   bandwidth.cpp
   checksum.cpp
   latch.cpp

@@ -44,8 +44,8 @@ Decoder::Decoder(const KernelTable& kernels, ThreadPool& pool, DecoderModel& mod
   delta_stride_ = row_stride(model.hidden);
   if (model_.lm_head.weight != nullptr) used_acts_ = act_bit(model_.lm_head);
   for (const DecoderLayer& layer : model.layers) {
-    measure(layer);
-    if (!layer.attends) {
+    size_layer_buffers(layer);
+    if (!layer.has_attention) {
       layer_plan_.push_back(-1);
       continue;
     }
@@ -71,16 +71,16 @@ Decoder::Decoder(const KernelTable& kernels, ThreadPool& pool, DecoderModel& mod
     scratch_width_ = in.projection.weight->n;
   }
   scratch_width_ = round_up(std::max(scratch_width_, act_k_), 16);
-  for (Acts* acts : {&acts_, &sent_acts_, &middle_acts_}) set_strides(*acts, act_k_);
+  for (Acts* acts : {&acts_, &expert_acts_, &down_acts_}) set_strides(*acts, act_k_);
   set_strides(head_acts_, head_k_);
   scratch_.ensure(scratch_width_ * pool.threads());
-  if (asks_for_more()) beside_.resize(static_cast<size_t>(pool.threads()));
+  if (is_zen5_or_later()) kv_prefetch_.resize(static_cast<size_t>(pool.threads()));
 }
 
 // Widths and activation types that the layer needs of the buffers.
-void Decoder::measure(const DecoderLayer& layer) {
-  if (layer.recurrent) measure_recurrent(*layer.recurrent);
-  if (layer.attends) {
+void Decoder::size_layer_buffers(const DecoderLayer& layer) {
+  if (layer.recurrent) size_recurrent_buffers(*layer.recurrent);
+  if (layer.has_attention) {
     const AttnShape& a = layer.attention;
     const int64_t q = int64_t{a.heads} * a.head_dim, kv = int64_t{a.kv_heads} * a.head_dim;
     qkv_width_ = std::max(qkv_width_, row_stride(layer.latent ? q : q + 2 * kv));
@@ -88,7 +88,7 @@ void Decoder::measure(const DecoderLayer& layer) {
     act_k_ = std::max(act_k_, layer.o.weight->k);
     used_acts_ |= act_bit(layer.o);
     if (layer.latent) {
-      measure_latent(layer);
+      size_latent_buffers(layer);
     } else {
       used_acts_ |= attention_acts(layer);
     }
@@ -98,7 +98,7 @@ void Decoder::measure(const DecoderLayer& layer) {
     act_k_ = std::max(act_k_, mlp.up.weight->n);
     used_acts_ |= all_acts(mlp);
   };
-  if (!layer.feeds) return;
+  if (!layer.has_feed_forward) return;
   if (!layer.experts) return block(layer.mlp);
   const Experts& moe = *layer.experts;
   used_acts_ |= act_bit(moe.router);
@@ -117,11 +117,11 @@ void Decoder::check_cancelled() const {
   if (cancelled_()) throw Error(ErrorKind::Unavailable, "the backend was closed during the step");
 }
 
-void Decoder::await_packed(int64_t count) {
+void Decoder::wait_until_packed(int64_t count) {
   if (packed_.count() >= count) return;
   const auto start = std::chrono::steady_clock::now();
   packed_.await(count);
-  waited_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  packing_wait_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 void Decoder::size_buffers(int64_t tokens) {
@@ -198,7 +198,7 @@ void Decoder::compute_rows(const StepInput& step, int64_t rows) {
                                  step.context_len[i], tables_[g].data() + r * table_stride_[g]});
     }
   }
-  for (Beside& of : beside_) of = Beside{};  // what it points into is planned anew
+  for (KvPrefetch& of : kv_prefetch_) of = KvPrefetch{};  // what it points into is planned anew
   if (tokens_ == 0) return;
   for (size_t p = 0; p < plans_.size(); ++p) {
     attends_[p]->plan(plans_[p].shape, attend_rows_[static_cast<size_t>(plans_[p].cache_group)]);
@@ -210,7 +210,7 @@ void Decoder::forward(const StepInput& step, const std::vector<int32_t>& token_i
   const auto layers = static_cast<int64_t>(model_.layers.size());
   const LayerSlice slice = step.slice ? step.slice : LayerSlice{-1, 0, layers};
   prepare(step, cache);
-  await_packed(model_.embedding_needs);
+  wait_until_packed(model_.embedding_packed_needed);
   const int64_t rows = step.rows() - (slice.begin > 0);  // that begin with the first layer
   compute_rows(step, model_.inputs.width > 0 ? step.rows() : rows);
   embed(step, token_ids);
@@ -222,61 +222,61 @@ void Decoder::forward(const StepInput& step, const std::vector<int32_t>& token_i
   for (int64_t l = 0; l < layers; ++l) {
     check_cancelled();
     if (l == slice.begin && l > 0) {
-      settle_all();
-      pick_up(step);
+      apply_residuals();
+      restore_partial_row(step);
       compute_rows(step, step.rows());
     } else if (l == slice.end) {
-      settle_all();
-      put_down(step);
+      apply_residuals();
+      save_partial_row(step);
       compute_rows(step, step.rows() - 1);
     }
     if (tokens_ > 0) run_layer(static_cast<size_t>(l), step, cache);
   }
-  settle_all();
+  apply_residuals();
 }
 
 void Decoder::run_layer(size_t l, const StepInput& step, KvCache& cache) {
   const DecoderLayer& layer = model_.layers[l];
   layer_ = l;
-  await_packed(layer.needs);
+  wait_until_packed(layer.packed_needed);
   if (layer.parallel) {  // x stays what it was until both are done
-    mix(l, step, cache);
-    const Delta mixed = pending_.front();
+    run_mixer(l, step, cache);
+    const Residual mixed = pending_.front();
     pending_.clear();
     float* const out = delta2_.ensure(tokens_ * delta_stride_);
     feed_forward(layer, layer.mlp_norm ? layer.mlp_norm : layer.attn_norm, out);
     pending_ = {mixed, {out, layer.mlp_post_norm, layer.mlp_scale}};
   } else {
-    if (layer.mixes()) mix(l, step, cache);
-    if (layer.feeds) {
+    if (layer.has_mixer()) run_mixer(l, step, cache);
+    if (layer.has_feed_forward) {
       feed_forward(layer, layer.mlp_norm, delta_.data());
       pending_ = {{delta_.data(), layer.mlp_post_norm, layer.mlp_scale}};
     }
   }
-  if (layer.input_gate) take_input(l);
+  if (layer.input_gate) add_layer_input(l);
   pending_.back().after = layer.scale;
 }
 
 // x takes what is pending. When it does so changes no sum.
-void Decoder::settle_all() {
+void Decoder::apply_residuals() {
   if (tokens_ > 0 && !pending_.empty()) {
-    each_token(tokens_, [&](int64_t t, int thread) {
-      settle(t, scratch_.data() + thread * scratch_width_);
+    for_each_token(tokens_, [&](int64_t t, int thread) {
+      apply_residual(t, scratch_.data() + thread * scratch_width_);
     });
   }
   pending_.clear();
 }
 
 // The last row's x, as the step left it that computed the layers before this one's slice.
-void Decoder::pick_up(const StepInput& step) {
+void Decoder::restore_partial_row(const StepInput& step) {
   const auto last = static_cast<size_t>(step.rows() - 1);
   const int64_t first = step.row_start[last], count = step.row_start[last + 1] - first;
-  const LeftRow wanted{step.slice.sequence, step.context_len[last], count, step.slice.begin};
+  const PartialRow wanted{step.slice.sequence, step.context_len[last], count, step.slice.begin};
   for (size_t i = 0; i < 2; ++i) {
-    if (!left_[i].same(wanted)) continue;
-    std::memcpy(x_.data() + first * model_.hidden, left_[i].x.data(),
+    if (!partial_rows_[i].same(wanted)) continue;
+    std::memcpy(x_.data() + first * model_.hidden, partial_rows_[i].x.data(),
                 static_cast<size_t>(count * model_.hidden) * sizeof(float));
-    picked_ = i;
+    restored_ = i;
     return;
   }
   throw internal_error("slice: no step left the row's input of layer " +
@@ -285,10 +285,10 @@ void Decoder::pick_up(const StepInput& step) {
 
 // Leaves the last row's x for the step that goes on. What this step went on from stays as well: the
 // step may be computed again.
-void Decoder::put_down(const StepInput& step) {
+void Decoder::save_partial_row(const StepInput& step) {
   const auto last = static_cast<size_t>(step.rows() - 1);
   const int64_t first = step.row_start[last], count = step.row_start[last + 1] - first;
-  LeftRow& left = left_[step.slice.begin > 0 ? 1 - picked_ : 0];
+  PartialRow& left = partial_rows_[step.slice.begin > 0 ? 1 - restored_ : 0];
   left.sequence = -1;  // while it is written
   std::memcpy(left.x.ensure(count * model_.hidden), x_.data() + first * model_.hidden,
               static_cast<size_t>(count * model_.hidden) * sizeof(float));
@@ -300,7 +300,7 @@ void Decoder::put_down(const StepInput& step) {
 
 void Decoder::embed(const StepInput& step, const std::vector<int32_t>& token_ids) {
   if (tokens_ == 0) return;
-  each_token(tokens_, [&](int64_t t, int thread) {
+  for_each_token(tokens_, [&](int64_t t, int thread) {
     const auto at = static_cast<size_t>(t);
     float* out = x_.data() + t * model_.hidden;
     embedding_row(model_.embedding, token_ids[at], model_.hidden, out);
@@ -317,7 +317,7 @@ void Decoder::embed(const StepInput& step, const std::vector<int32_t>& token_ids
       kernels_.unpack_row(*model_.types, second > 0 && positions_[at] >= second, row);
       kernels_.add(out, row, model_.hidden);
     }
-    if (model_.embed_norm) normalise(model_.embed_norm, out, out);
+    if (model_.embed_norm) apply_norm(model_.embed_norm, out, out);
   });
 }
 
@@ -336,7 +336,7 @@ void Decoder::embed_inputs(const std::vector<int32_t>& token_ids) {
   float* const inputs = inputs_.ensure(tokens_ * total);
   pack_rows(x_.data(), model_.hidden, in.projection);
   multiply({{&in.projection, inputs, total, 0, tokens_}});
-  each_token(tokens_, [&](int64_t t, int thread) {
+  for_each_token(tokens_, [&](int64_t t, int thread) {
     float *const row = inputs + t * total, *const own = scratch_.data() + thread * scratch_width_;
     embedding_row(in.embedding, token_ids[static_cast<size_t>(t)], total, own);
     kernels_.scale(row, in.projection_scale, total);
@@ -348,14 +348,14 @@ void Decoder::embed_inputs(const std::vector<int32_t>& token_ids) {
   });
 }
 
-void Decoder::take_input(size_t l) {
+void Decoder::add_layer_input(size_t l) {
   const DecoderLayer& layer = model_.layers[l];
   const LayerInputs& in = model_.inputs;
   const int64_t total = in.projection.weight->n;
   add_norm_pack({}, act_bit(layer.input_gate));
   multiply({{&layer.input_gate, mlp_.data(), mlp_width_, 0, tokens_}});
   const float* const inputs = inputs_.data() + static_cast<int64_t>(l) * in.width;
-  each_token(tokens_, [&](int64_t t, int thread) {
+  for_each_token(tokens_, [&](int64_t t, int thread) {
     float* const out = scratch_.data() + thread * scratch_width_;
     kernels_.activate(in.activation, mlp_.data() + t * mlp_width_, inputs + t * total, in.width,
                       out);
@@ -365,33 +365,33 @@ void Decoder::take_input(size_t l) {
   pending_ = {{delta_.data(), layer.input_post}};
 }
 
-void Decoder::mix(size_t l, const StepInput& step, KvCache& cache) {
+void Decoder::run_mixer(size_t l, const StepInput& step, KvCache& cache) {
   const DecoderLayer& layer = model_.layers[l];
-  Delta attended{delta_.data(), layer.attn_post_norm, layer.mixer_scale};
-  Delta recurred = attended;
-  if (layer.attends) {
-    const LayerKeys keys = keys_of(l, cache);
-    layer.latent ? attend_latent(layer, *keys.kv, *keys.plan) : attend(l, keys, cache);
+  Residual attended{delta_.data(), layer.attn_post_norm, layer.mixer_scale};
+  Residual recurred = attended;
+  if (layer.has_attention) {
+    const LayerKv keys = layer_kv(l, cache);
+    layer.latent ? attend_latent(layer, *keys.kv, *keys.plan) : run_attention(l, keys, cache);
     recurred.scale = layer.beside_scale;
   }
   if (layer.recurrent) {
-    float* const out = layer.attends ? delta2_.ensure(tokens_ * delta_stride_) : delta_.data();
+    float* const out = layer.has_attention ? delta2_.ensure(tokens_ * delta_stride_) : delta_.data();
     add_norm_pack(layer.attn_norm, recurrent_acts(*layer.recurrent));
-    recur(*layer.recurrent, step, cache.states(), out);
+    run_recurrent(*layer.recurrent, step, cache.states(), out);
     recurred.values = out;
   }
   pending_.clear();
-  if (layer.attends) pending_.push_back(attended);
+  if (layer.has_attention) pending_.push_back(attended);
   if (layer.recurrent) pending_.push_back(recurred);
 }
 
-Decoder::LayerKeys Decoder::keys_of(size_t l, const KvCache& cache) const {
+Decoder::LayerKv Decoder::layer_kv(size_t l, const KvCache& cache) const {
   const DecoderLayer& layer = model_.layers[l];
   return {&cache.layer(layer.kv_layer < 0 ? static_cast<int>(l) : layer.kv_layer),
           attends_[static_cast<size_t>(layer_plan_[l])].get()};
 }
 
-void Decoder::attend(size_t l, const LayerKeys& keys, const KvCache& cache) {
+void Decoder::run_attention(size_t l, const LayerKv& keys, const KvCache& cache) {
   const DecoderLayer& layer = model_.layers[l];
   const KvLayer& kv = *keys.kv;
   Attend& plan = *keys.plan;
@@ -401,23 +401,23 @@ void Decoder::attend(size_t l, const LayerKeys& keys, const KvCache& cache) {
   const Product products[] = {{&layer.q, qkv_.data(), qkv_width_, 0, tokens_},
                               {&layer.k, qkv_.data() + q, qkv_width_, 0, tokens_},
                               {&layer.v, qkv_.data() + q + k, qkv_width_, 0, tokens_}};
-  plan.expect(kv);
+  plan.prefetch_keys(kv);
   multiply(products, layer.v ? 3 : layer.k ? 2 : 1, acts_);
   if (layer.gate) {
     multiply({{&layer.gate, gate_.ensure(tokens_ * heads_width_), heads_width_, 0, tokens_}});
   }
   write_kv(layer, kv);
-  expect({&layer.o});
+  prefetch_weights({&layer.o});
   plan.run(kv, qkv_.data(), qkv_width_, layer.sinks, heads_.data(), heads_width_);
-  read_beside(l, cache);
+  prefetch_next_kv(l, cache);
   if (layer.gate) {
-    each_token(tokens_, [&](int64_t t, int) {
+    for_each_token(tokens_, [&](int64_t t, int) {
       float* const heads = heads_.data() + t * heads_width_;
       kernels_.activate(Activation::Sigmoid, gate_.data() + t * heads_width_, heads, q, heads);
     });
   }
   pack_rows(heads_.data(), heads_width_, layer.o);
-  expect_feed(layer);
+  prefetch_feed_forward(layer);
   multiply({{&layer.o, delta_.data(), delta_stride_, 0, tokens_}});
 }
 
@@ -425,8 +425,8 @@ void Decoder::attend(size_t l, const LayerKeys& keys, const KvCache& cache) {
 void Decoder::write_kv(const DecoderLayer& layer, const KvLayer& kv) {
   const AttnShape& a = layer.attention;
   if (!layer.k) {
-    return each_token(tokens_, [&](int64_t t, int) {
-      shape_heads(layer, positions_[static_cast<size_t>(t)], {0, a.kv_heads},
+    return for_each_token(tokens_, [&](int64_t t, int) {
+      norm_and_rope_heads(layer, positions_[static_cast<size_t>(t)], {0, a.kv_heads},
                   qkv_.data() + t * qkv_width_);
     });
   }
@@ -436,10 +436,10 @@ void Decoder::write_kv(const DecoderLayer& layer, const KvLayer& kv) {
   // A token's keys lie in as many lines as they have values: few tokens are shared by heads.
   const bool whole = layer.qk_norm.q && layer.qk_norm.scope == NormScope::Full;
   const int64_t shares = whole || tokens_ > pool_.threads() ? 1 : a.kv_heads;
-  each_write(layer, kv, shares, [&](const Write& w) {
+  for_each_write(layer, kv, shares, [&](const Write& w) {
     const Heads heads{w.share * a.kv_heads / shares, (w.share + 1) * a.kv_heads / shares};
     float* const q = qkv_.data() + w.token * qkv_width_;
-    shape_heads(layer, w.position, heads, q);
+    norm_and_rope_heads(layer, w.position, heads, q);
     KvLayer part = kv;
     part.base += heads.first * head_bytes;
     part.kv_heads = static_cast<int32_t>(heads.end - heads.first);
@@ -448,7 +448,7 @@ void Decoder::write_kv(const DecoderLayer& layer, const KvLayer& kv) {
   });
 }
 
-void Decoder::each_write(const DecoderLayer& layer, const KvLayer& kv, int64_t shares,
+void Decoder::for_each_write(const DecoderLayer& layer, const KvLayer& kv, int64_t shares,
                          const std::function<void(const Write&)>& body) {
   const auto g = static_cast<size_t>(layer.cache_group);
   const auto run = [&](int64_t begin, int64_t end, int) {
@@ -466,7 +466,7 @@ void Decoder::each_write(const DecoderLayer& layer, const KvLayer& kv, int64_t s
 
 // What happens to some KV heads of a token's Q, K and V, and to the query heads that read them,
 // between their products and the cache.
-void Decoder::shape_heads(const DecoderLayer& layer, int64_t position, const Heads& heads,
+void Decoder::norm_and_rope_heads(const DecoderLayer& layer, int64_t position, const Heads& heads,
                           float* qkv) const {
   const AttnShape& a = layer.attention;
   const int64_t dim = a.head_dim, group = a.heads / a.kv_heads, count = heads.end - heads.first;
@@ -495,7 +495,7 @@ void Decoder::shape_heads(const DecoderLayer& layer, int64_t position, const Hea
     if (own) kernels_.rope(k, count, dim, rope.dim(), cos_sin);
   }
   if (layer.qk_norm.after_rope) norm_heads(layer, heads, q, k);
-  if (layer.tuning.floor > 0) kernels_.scale(q, layer.tuning.at(position), count * group * dim);
+  if (layer.temperature.floor > 0) kernels_.scale(q, layer.temperature.at(position), count * group * dim);
 }
 
 void Decoder::norm_heads(const DecoderLayer& layer, const Heads& heads, float* q, float* k) const {
@@ -520,7 +520,7 @@ void Decoder::norm_heads(const DecoderLayer& layer, const Heads& heads, float* q
   if (k != nullptr) each(n.k, heads.first, count, k);
 }
 
-void Decoder::normalise(const Norm& norm, const float* x, float* out) const {
+void Decoder::apply_norm(const Norm& norm, const float* x, float* out) const {
   if (model_.layer_norms) {
     kernels_.layer_norm(x, norm.weight, norm.bias, model_.norm_eps, model_.hidden, out);
   } else {
@@ -528,12 +528,12 @@ void Decoder::normalise(const Norm& norm, const float* x, float* out) const {
   }
 }
 
-void Decoder::settle(int64_t token, float* scratch) {
+void Decoder::apply_residual(int64_t token, float* scratch) {
   float* x = x_.data() + token * model_.hidden;
-  for (const Delta& delta : pending_) {
+  for (const Residual& delta : pending_) {
     const float* values = delta.values + token * delta_stride_;
     if (delta.post && !model_.norm_sums) {
-      normalise(delta.post, values, scratch);
+      apply_norm(delta.post, values, scratch);
       values = scratch;
     }
     const float scale = model_.residual_scale * delta.scale;
@@ -542,18 +542,18 @@ void Decoder::settle(int64_t token, float* scratch) {
     } else {
       kernels_.add_scaled(x, values, scale, model_.hidden);
     }
-    if (delta.post && model_.norm_sums) normalise(delta.post, x, x);
+    if (delta.post && model_.norm_sums) apply_norm(delta.post, x, x);
     if (delta.after != 1.0f) kernels_.scale(x, delta.after, model_.hidden);
   }
 }
 
 void Decoder::add_norm_pack(const Norm& norm, unsigned acts, float* keep) {
-  each_token(tokens_, [&](int64_t t, int thread) {
+  for_each_token(tokens_, [&](int64_t t, int thread) {
     const float* x = x_.data() + t * model_.hidden;
     float* scratch = scratch_.data() + thread * scratch_width_;
-    settle(t, scratch);
+    apply_residual(t, scratch);
     if (norm) {
-      normalise(norm, x, scratch);
+      apply_norm(norm, x, scratch);
       x = scratch;
     }
     pack_row(acts, x, model_.hidden, t, acts_);
@@ -564,7 +564,7 @@ void Decoder::add_norm_pack(const Norm& norm, unsigned acts, float* keep) {
 
 void Decoder::pack_rows(const float* rows, int64_t stride, const Linear& to) {
   const unsigned acts = act_bit(to);
-  each_token(tokens_, [&](int64_t t, int) {
+  for_each_token(tokens_, [&](int64_t t, int) {
     pack_row(acts, rows + t * stride, to.weight->k, t, acts_);
   });
 }
@@ -578,11 +578,11 @@ void Decoder::pack_row(unsigned types, const float* row, int64_t k, int64_t inde
 }
 
 void Decoder::hidden(const int64_t* tokens, int64_t count, float* out) {
-  each_token(count, [&](int64_t i, int) {
+  for_each_token(count, [&](int64_t i, int) {
     const float* x = x_.data() + tokens[i] * model_.hidden;
     float* to = out + i * model_.hidden;
     if (model_.final_norm) {
-      normalise(model_.final_norm, x, to);
+      apply_norm(model_.final_norm, x, to);
     } else {
       std::memcpy(to, x, static_cast<size_t>(model_.hidden) * sizeof(float));
     }
@@ -592,17 +592,17 @@ void Decoder::hidden(const int64_t* tokens, int64_t count, float* out) {
 void Decoder::logits(const int64_t* tokens, int64_t count, float* out) {
   check_cancelled();
   if (model_.lm_head.weight == nullptr) throw internal_error("the model has no output layer");
-  await_packed(model_.head_needs);
+  wait_until_packed(model_.head_packed_needed);
   const unsigned acts = act_bit(model_.lm_head);
-  each_token(count, [&](int64_t i, int thread) {
+  for_each_token(count, [&](int64_t i, int thread) {
     float* normed = scratch_.data() + thread * scratch_width_;
-    normalise(model_.final_norm, x_.data() + tokens[i] * model_.hidden, normed);
+    apply_norm(model_.final_norm, x_.data() + tokens[i] * model_.hidden, normed);
     pack_row(acts, normed, model_.hidden, i, acts_);
   });
-  expect_layer(0);
+  prefetch_layer(0);
   multiply({{&model_.lm_head, out, model_.vocab, 0, count}});
   if (model_.logit_scale == 1.0f && model_.logit_softcap == 0.0f) return;
-  each_token(count, [&](int64_t i, int) {
+  for_each_token(count, [&](int64_t i, int) {
     float* row = out + i * model_.vocab;
     if (model_.logit_scale != 1.0f) kernels_.scale(row, model_.logit_scale, model_.vocab);
     if (model_.logit_softcap > 0.0f) kernels_.softcap(row, model_.logit_softcap, model_.vocab);

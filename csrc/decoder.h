@@ -73,7 +73,7 @@ struct Latent {
 };
 
 // Queries far into a text are multiplied by a number that grows with their position (Llama 4).
-struct Tuning {
+struct AttentionTemperature {
   float scale = 0, floor = 0;  // floor 0: none
   int shift = 1;               // what the first position counts as
   float at(int64_t position) const {
@@ -88,7 +88,7 @@ struct DecoderLayer {
   int kv_layer = -1;  // whose K and V are attended to; -1: its own
   const float* sinks = nullptr;
   float clip = 0;  // of Q, K and V; 0: none
-  Tuning tuning;
+  AttentionTemperature temperature;
   // k and v are null of latent attention and where K and V are another layer's; v alone where V is
   // what K is before its norm and rope.
   Linear q, k, v, o;
@@ -100,14 +100,14 @@ struct DecoderLayer {
   FeedForward mlp;                  // without experts
   std::unique_ptr<Experts> experts;
   bool parallel = false;            // both blocks read the same x
-  bool attends = true, feeds = true;  // a layer may be one block alone: its mixer or its feed-forward
-  bool mixes() const { return attends || recurrent != nullptr; }
+  bool has_attention = true, has_feed_forward = true;  // a layer may be one block alone: its mixer or its feed-forward
+  bool has_mixer() const { return has_attention || recurrent != nullptr; }
   float mixer_scale = 1, beside_scale = 1, mlp_scale = 1;  // of the blocks' outputs
   // Of a layer with an input of its own (LayerInputs): x += norm(out(act(gate(x)) * input)).
   Linear input_gate, input_out;
   Norm input_post;
   float scale = 1;  // of x behind the blocks
-  int64_t needs = 0;  // how many matrices must be packed when a step reaches it
+  int64_t packed_needed = 0;  // how many matrices must be packed when a step reaches it
 };
 
 // Where embedding rows come from: a packed matrix (tied, or requantized), or the file's bytes.
@@ -145,7 +145,7 @@ struct DecoderModel {
   bool causal = true;      // else a row holds its whole input, all of which its tokens see
   bool norm_sums = false;  // norms behind the blocks are of x with their output
   Linear lm_head;
-  int64_t embedding_needs = 0, head_needs = 0;  // see DecoderLayer
+  int64_t embedding_packed_needed = 0, head_packed_needed = 0;  // see DecoderLayer
 };
 
 // Runs the layers. One step at a time; keeps its buffers from step to step.
@@ -157,7 +157,7 @@ class Decoder {
           std::function<bool()> cancelled);
 
   // Seconds that were spent waiting for matrices to be packed, ever.
-  double waited() const { return waited_; }
+  double packing_wait_seconds() const { return packing_wait_seconds_; }
   // Computes all tokens of the step (token_ids are real ids), writing K and V into `cache`.
   void forward(const StepInput& step, const std::vector<int32_t>& token_ids, KvCache& cache);
   // Hidden states of `count` tokens behind the last norm: out [count, hidden].
@@ -174,7 +174,7 @@ class Decoder {
     int64_t first_row, rows;  // of the packed activations
   };
   // A block's output on its way into x.
-  struct Delta {
+  struct Residual {
     const float* values;  // [tokens, delta_stride_]
     Norm post;
     float scale = 1;
@@ -193,23 +193,23 @@ class Decoder {
     int64_t row, position;
   };
   // A row's x before `layer`, between the steps that compute its layers.
-  struct LeftRow {
+  struct PartialRow {
     int64_t sequence = -1, start = 0, count = 0, layer = 0;
     Buffer<float> x{};
-    bool same(const LeftRow& other) const {
+    bool same(const PartialRow& other) const {
       return sequence == other.sequence && start == other.start && count == other.count &&
              layer == other.layer;
     }
   };
 
-  void measure(const DecoderLayer& layer);
-  void measure_latent(const DecoderLayer& layer);
+  void size_layer_buffers(const DecoderLayer& layer);
+  void size_latent_buffers(const DecoderLayer& layer);
   void set_strides(Acts& acts, int64_t k) const;  // for rows of up to k values
   void size_buffers(int64_t tokens);
   void compute_rows(const StepInput& step, int64_t rows);
   void run_layer(size_t l, const StepInput& step, KvCache& cache);
-  void pick_up(const StepInput& step);
-  void put_down(const StepInput& step);
+  void restore_partial_row(const StepInput& step);
+  void save_partial_row(const StepInput& step);
   void prepare(const StepInput& step, const KvCache& cache);
   void prepare_tables(const StepInput& step, const KvCache& cache);
   void embed(const StepInput& step, const std::vector<int32_t>& token_ids);
@@ -217,27 +217,27 @@ class Decoder {
   // Fills inputs_ from the embedded tokens in x_.
   void embed_inputs(const std::vector<int32_t>& token_ids);
   // The block by which layer l takes its own input, pending.
-  void take_input(size_t l);
+  void add_layer_input(size_t l);
   // The mixers of layer l, pending; their outputs lie in delta_ and delta2_.
-  void mix(size_t l, const StepInput& step, KvCache& cache);
+  void run_mixer(size_t l, const StepInput& step, KvCache& cache);
   // The keys and values that layer l reads, and the plan by which it does.
-  struct LayerKeys {
+  struct LayerKv {
     const KvLayer* kv;
     Attend* plan;
   };
-  LayerKeys keys_of(size_t l, const KvCache& cache) const;
+  LayerKv layer_kv(size_t l, const KvCache& cache) const;
   // Attention of the norm of x over layer l's keys, into delta_; the products after it ask in `cache` for
   // what the next layer reads.
-  void attend(size_t l, const LayerKeys& keys, const KvCache& cache);
+  void run_attention(size_t l, const LayerKv& keys, const KvCache& cache);
   // The other kind of mixer (decoder_recurrent.cpp).
   struct MixLayout;
-  void measure_recurrent(const Recurrent& mixer);
+  void size_recurrent_buffers(const Recurrent& mixer);
   static unsigned recurrent_acts(const Recurrent& mixer);
-  void recur(const Recurrent& mixer, const StepInput& step, StatePool& states, float* out);
-  const float* tail_row(const Recurrent& mixer, const StepInput& step, const StatePool& states,
+  void run_recurrent(const Recurrent& mixer, const StepInput& step, StatePool& states, float* out);
+  const float* conv_input_row(const Recurrent& mixer, const StepInput& step, const StatePool& states,
                         int64_t r, int64_t back) const;
   void convolve(const Recurrent& mixer, const StepInput& step, const StatePool& states, int64_t t);
-  void keep_tail(const Recurrent& mixer, const StepInput& step, StatePool& states, int64_t r,
+  void save_conv_tail(const Recurrent& mixer, const StepInput& step, StatePool& states, int64_t r,
                  const StatePool::Run& run);
   void scan(const Recurrent& mixer, const StepInput& step, StatePool& states, int64_t r,
             int64_t head, const StatePool::Run& run);
@@ -249,45 +249,45 @@ class Decoder {
   };
   // Runs the body for every token and share; no two threads have tokens of one block and share, so
   // that the body may write there whatever the block's layout.
-  void each_write(const DecoderLayer& layer, const KvLayer& kv, int64_t shares,
+  void for_each_write(const DecoderLayer& layer, const KvLayer& kv, int64_t shares,
                   const std::function<void(const Write&)>& body);
   void attend_latent(const DecoderLayer& layer, const KvLayer& kv, Attend& plan);
   void write_latents(const DecoderLayer& layer, const KvLayer& kv);
-  void lift_queries(const DecoderLayer& layer);
+  void absorb_queries(const DecoderLayer& layer);
   struct Heads {
     int64_t first, end;  // KV heads
   };
-  void shape_heads(const DecoderLayer& layer, int64_t position, const Heads& heads,
+  void norm_and_rope_heads(const DecoderLayer& layer, int64_t position, const Heads& heads,
                    float* qkv) const;
   void norm_heads(const DecoderLayer& layer, const Heads& heads, float* q, float* k) const;
   // The feed-forward block of norm(x), into `out`.
   void feed_forward(const DecoderLayer& layer, const Norm& norm, float* out);
   // One feed-forward of rows packed for it in acts_ (decoder_feed.cpp).
   void dense(const FeedForward& mlp, int64_t rows, float* out);
-  // What `down` reads, into middle_acts_: product after product, or both of some columns together.
-  void make_apart(const FeedForward& mlp, int64_t rows);
-  void make_joined(const FeedForward& mlp, int64_t rows);
-  void make_part(const FeedForward& mlp, int64_t m0, int64_t rows, int64_t p0, int64_t panels,
+  // What `down` reads, into down_acts_: product after product, or both of some columns together.
+  void compute_gate_up(const FeedForward& mlp, int64_t rows);
+  void compute_gate_up_fused(const FeedForward& mlp, int64_t rows);
+  void compute_fused_part(const FeedForward& mlp, int64_t m0, int64_t rows, int64_t p0, int64_t panels,
                  int thread, float* scratch);
-  static bool joins(const FeedForward& mlp, int64_t rows);
-  bool parts(ActType act) const;  // a panel's values are packed without those beside them
+  static bool fuses_gate_up(const FeedForward& mlp, int64_t rows);
+  bool packs_row_parts(ActType act) const;  // a panel's values are packed without those beside them
   // act(gate) * up, or act(up) without a gate; `gate` is scaled where it lies.
   void activate(const FeedForward& mlp, float* gate, const float* up, int64_t count,
                 float* out) const;
   // The same of row t of mlp_, packed for `down` as row t of `acts`.
   void activate_row(const FeedForward& mlp, int64_t t, int thread, Acts& acts);
   void choose_experts(const Experts& moe);
-  void mix_experts(const Experts& moe, float* out);
-  void mix_apart(const Experts& moe, const Norm& norm, float* out);
-  void mix_all(const Experts& moe, float* out);
-  void mix_some(const Experts& moe, int64_t first, int64_t count, float* out);
-  void send_to_experts(const Experts& moe, int64_t first, int64_t count);
+  void run_moe(const Experts& moe, float* out);
+  void run_moe_own_norms(const Experts& moe, const Norm& norm, float* out);
+  void run_experts_chunked(const Experts& moe, float* out);
+  void run_experts_chunk(const Experts& moe, int64_t first, int64_t count, float* out);
+  void group_by_expert(const Experts& moe, int64_t first, int64_t count);
   void run_experts(const Experts& moe, int64_t slots);
   // x += what is pending, norm, and pack for the consumers of the result; `keep` gets it as well.
   void add_norm_pack(const Norm& norm, unsigned acts, float* keep = nullptr);
-  void settle(int64_t token, float* scratch);
-  void settle_all();
-  void normalise(const Norm& norm, const float* x, float* out) const;
+  void apply_residual(int64_t token, float* scratch);
+  void apply_residuals();
+  void apply_norm(const Norm& norm, const float* x, float* out) const;
   // Packs rows [tokens, n] at `rows`, `stride` floats apart, for `to`.
   void pack_rows(const float* rows, int64_t stride, const Linear& to);
   void multiply(const Product* products, size_t count, Acts& acts);
@@ -296,32 +296,32 @@ class Decoder {
   }
   // Threads that wait are to bring the weights closer with which the next products begin: these, what
   // layer l begins with (behind the last one the output layer), or a layer's feed-forward block.
-  void expect(std::initializer_list<const Linear*> linears);
-  void expect_layer(size_t l);
+  void prefetch_weights(std::initializer_list<const Linear*> linears);
+  void prefetch_layer(size_t l);
   // The products from here on are to bring closer what the next layer with attention reads.
-  void read_beside(size_t l, const KvCache& cache);
-  Beside* beside(int thread) {
-    return beside_.empty() ? nullptr : &beside_[static_cast<size_t>(thread)];
+  void prefetch_next_kv(size_t l, const KvCache& cache);
+  KvPrefetch* kv_prefetch(int thread) {
+    return kv_prefetch_.empty() ? nullptr : &kv_prefetch_[static_cast<size_t>(thread)];
   }
-  void expect_feed(const DecoderLayer& layer);
+  void prefetch_feed_forward(const DecoderLayer& layer);
   void pack_row(unsigned types, const float* row, int64_t k, int64_t index, Acts& acts);
   // Runs body(token, thread) for every token.
   template <class Body>
-  void each_token(int64_t count, Body&& body) {
+  void for_each_token(int64_t count, Body&& body) {
     // A token's share of an elementwise phase is about as long as waking another thread.
     pool_.run_tapered(count, count <= 2 ? count : 1, [&](int64_t begin, int64_t end, int thread) {
       for (int64_t t = begin; t < end; ++t) body(t, thread);
     });
   }
   void check_cancelled() const;
-  void await_packed(int64_t count);
+  void wait_until_packed(int64_t count);
 
   const KernelTable& kernels_;
   ThreadPool& pool_;
   DecoderModel& model_;
   Latch& packed_;
   std::function<bool()> cancelled_;
-  double waited_ = 0;
+  double packing_wait_seconds_ = 0;
   std::vector<std::unique_ptr<Attend>> attends_;  // one per geometry and group
   struct Plan {
     AttnShape shape;
@@ -331,14 +331,14 @@ class Decoder {
   std::vector<int> layer_plan_;
 
   // A product's share of the items of a loop.
-  struct Cut {
+  struct ProductPlan {
     int64_t first, items;
     int64_t panels, row_block;
   };
-  Cut cut(const PackedMatrix& w, int64_t rows, int64_t first) const;
-  std::vector<Cut> cuts_;
-  std::vector<Beside> beside_;  // per thread; empty: not on this processor
-  std::vector<Delta> pending_;
+  ProductPlan plan_product(const PackedMatrix& w, int64_t rows, int64_t first) const;
+  std::vector<ProductPlan> product_plans_;
+  std::vector<KvPrefetch> kv_prefetch_;  // per thread; empty: not on this processor
+  std::vector<Residual> pending_;
 
   int64_t tokens_ = 0;       // computed by the layer that runs
   int64_t write_count_ = 0;  // of writes_, likewise
@@ -346,7 +346,7 @@ class Decoder {
   unsigned used_acts_ = 0;
   int64_t qkv_width_ = 0, heads_width_ = 0, mlp_width_ = 0, scratch_width_ = 0;
   int64_t mix_width_ = 0;
-  std::vector<float> no_tail_;     // zeros
+  std::vector<float> zero_tail_;     // zeros
   std::vector<int64_t> row_of_;    // per token, the step's row
   std::vector<std::vector<StatePool::Run>> state_runs_;  // per row
   int64_t act_k_ = 0;  // widest input of any matrix
@@ -355,16 +355,16 @@ class Decoder {
   std::vector<int64_t> table_stride_;
   std::vector<std::vector<AttendRow>> attend_rows_;  // per group
   std::vector<WriteItem> writes_;
-  LeftRow left_[2];
+  PartialRow partial_rows_[2];
   size_t layer_ = 0;   // that runs
-  size_t picked_ = 0;  // which one this step went on from
-  Buffer<float> x_, qkv_, heads_, gate_, mix_, delta_, delta2_, mlp_, joined_, scratch_;
+  size_t restored_ = 0;  // which one this step went on from
+  Buffer<float> x_, qkv_, heads_, gate_, mix_, delta_, delta2_, mlp_, fused_, scratch_;
   Buffer<float> inputs_;  // [tokens, layers * width]
-  Acts acts_, sent_acts_, middle_acts_;  // of tokens, of slots, and what `down` reads
+  Acts acts_, expert_acts_, down_acts_;  // of tokens, of slots, and what `down` reads
   // Of latent attention: queries (later outputs), low-rank queries, [latent, key]; head rows.
-  Buffer<float> wide_, low_, latents_;
+  Buffer<float> latent_queries_, low_rank_, latents_;
   Acts head_acts_;
-  int64_t wide_width_ = 0, low_width_ = 0, latent_width_ = 0, head_k_ = 0;
+  int64_t latent_queries_width_ = 0, low_rank_width_ = 0, latent_width_ = 0, head_k_ = 0;
   // Of experts: a slot is one token at one expert, ordered by expert.
   Buffer<float> router_, slot_out_, shared_out_, shared_gate_, normed_;
   std::vector<int32_t> chosen_;      // [tokens, top_k]

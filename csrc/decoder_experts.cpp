@@ -11,7 +11,7 @@ namespace tidemill {
 namespace {
 // Tokens mixed at a time: many, so that experts get several each, but not so many that what all
 // experts make of them is large.
-constexpr int64_t kMixTokens = 512;
+constexpr int64_t kMoeChunkTokens = 512;
 }  // namespace
 
 // Chooses the experts of the tokens whose rows are packed.
@@ -22,7 +22,7 @@ void Decoder::choose_experts(const Experts& moe) {
   float* const scores = router_.ensure(tokens_ * moe.routing.experts);
   multiply({{&moe.router, scores, moe.routing.experts, 0, tokens_}});
   route_scratch_.resize(static_cast<size_t>(pool_.threads()));
-  each_token(tokens_, [&](int64_t t, int thread) {
+  for_each_token(tokens_, [&](int64_t t, int thread) {
     const int64_t k = moe.routing.top_k;
     route(moe.routing, scores + t * moe.routing.experts,
           route_scratch_[static_cast<size_t>(thread)], chosen_.data() + t * k,
@@ -30,23 +30,23 @@ void Decoder::choose_experts(const Experts& moe) {
   });
 }
 
-void Decoder::mix_all(const Experts& moe, float* out) {
-  for (int64_t first = 0; first < tokens_; first += kMixTokens) {
-    mix_some(moe, first, std::min(kMixTokens, tokens_ - first), out);
+void Decoder::run_experts_chunked(const Experts& moe, float* out) {
+  for (int64_t first = 0; first < tokens_; first += kMoeChunkTokens) {
+    run_experts_chunk(moe, first, std::min(kMoeChunkTokens, tokens_ - first), out);
   }
 }
 
-void Decoder::mix_experts(const Experts& moe, float* out) {
+void Decoder::run_moe(const Experts& moe, float* out) {
   choose_experts(moe);
   if (moe.shared_gate.weight != nullptr) {
     shared_gate_.ensure(tokens_);
     multiply({{&moe.shared_gate, shared_gate_.data(), 1, 0, tokens_}});
   }
-  mix_all(moe, out);
+  run_experts_chunked(moe, out);
   if (moe.shared.up.weight == nullptr) return;
   // acts_ still holds what the experts were sent copies of.
   dense(moe.shared, tokens_, shared_out_.ensure(tokens_ * delta_stride_));
-  each_token(tokens_, [&](int64_t t, int) {
+  for_each_token(tokens_, [&](int64_t t, int) {
     const float* shared = shared_out_.data() + t * delta_stride_;
     float* row = out + t * delta_stride_;
     if (moe.shared_gate.weight == nullptr) {
@@ -59,7 +59,7 @@ void Decoder::mix_experts(const Experts& moe, float* out) {
 }
 
 // Of experts apart from the shared one: each reads x by a norm of its own (`norm` the shared one's).
-void Decoder::mix_apart(const Experts& moe, const Norm& norm, float* out) {
+void Decoder::run_moe_own_norms(const Experts& moe, const Norm& norm, float* out) {
   add_norm_pack(norm, input_acts(moe.shared));
   dense(moe.shared, tokens_, shared_out_.ensure(tokens_ * delta_stride_));
   add_norm_pack(moe.router_norm, act_bit(moe.router));
@@ -68,20 +68,20 @@ void Decoder::mix_apart(const Experts& moe, const Norm& norm, float* out) {
   for (const FeedForward& expert : moe.experts) acts |= input_acts(expert);
   float* const keep = moe.scale_inputs ? normed_.ensure(tokens_ * model_.hidden) : nullptr;
   add_norm_pack(moe.experts_norm, acts, keep);
-  mix_all(moe, out);
-  each_token(tokens_, [&](int64_t t, int) {
+  run_experts_chunked(moe, out);
+  for_each_token(tokens_, [&](int64_t t, int) {
     float *const row = out + t * delta_stride_, *const shared = shared_out_.data() + t * delta_stride_;
-    normalise(moe.experts_post, row, row);
-    normalise(moe.shared_post, shared, shared);
+    apply_norm(moe.experts_post, row, row);
+    apply_norm(moe.shared_post, shared, shared);
     kernels_.add(row, shared, model_.hidden);
   });
 }
 
-void Decoder::mix_some(const Experts& moe, int64_t first, int64_t count, float* out) {
+void Decoder::run_experts_chunk(const Experts& moe, int64_t first, int64_t count, float* out) {
   const int64_t k = moe.routing.top_k;
-  send_to_experts(moe, first, count);
+  group_by_expert(moe, first, count);
   run_experts(moe, count * k);
-  each_token(count, [&](int64_t t, int) {
+  for_each_token(count, [&](int64_t t, int) {
     float* row = out + (first + t) * delta_stride_;
     std::fill_n(row, model_.hidden, 0.0f);
     for (int64_t n = 0; n < k; ++n) {  // in the order of their ranks
@@ -99,7 +99,7 @@ void Decoder::mix_some(const Experts& moe, int64_t first, int64_t count, float* 
 
 // Gives every (token, rank) a slot, grouped by expert and in the order of tokens, and copies the
 // token's packed row there.
-void Decoder::send_to_experts(const Experts& moe, int64_t first, int64_t count) {
+void Decoder::group_by_expert(const Experts& moe, int64_t first, int64_t count) {
   const int64_t k = moe.routing.top_k, slots = count * k;
   const int32_t* chosen = chosen_.data() + first * k;
   expert_slot_.assign(static_cast<size_t>(moe.routing.experts) + 1, 0);
@@ -121,24 +121,24 @@ void Decoder::send_to_experts(const Experts& moe, int64_t first, int64_t count) 
   }
   for (int act = 0; act < kActTypes; ++act) {
     if (acts >> act & 1u) {
-      sent_acts_.ensure(act, slots);
-      middle_acts_.ensure(act, slots);
+      expert_acts_.ensure(act, slots);
+      down_acts_.ensure(act, slots);
     }
   }
   if (moe.scale_inputs) {
-    each_token(slots, [&](int64_t slot, int thread) {
+    for_each_token(slots, [&](int64_t slot, int thread) {
       const auto s = static_cast<size_t>(slot);
       float* row = scratch_.data() + thread * scratch_width_;
       std::copy_n(normed_.data() + slot_token_[s] * model_.hidden, model_.hidden, row);
       kernels_.scale(row, slot_share_[s], model_.hidden);
-      pack_row(acts, row, model_.hidden, slot, sent_acts_);
+      pack_row(acts, row, model_.hidden, slot, expert_acts_);
     });
     return;
   }
-  each_token(slots, [&](int64_t slot, int) {
+  for_each_token(slots, [&](int64_t slot, int) {
     for (int act = 0; act < kActTypes; ++act) {
       if ((acts >> act & 1u) == 0) continue;
-      std::memcpy(sent_acts_.row(act, slot),
+      std::memcpy(expert_acts_.row(act, slot),
                   acts_.row(act, slot_token_[static_cast<size_t>(slot)]),
                   static_cast<size_t>(acts_.stride[act]));
     }
@@ -162,16 +162,16 @@ void Decoder::run_experts(const Experts& moe, int64_t slots) {
     products_.push_back({&expert.up, up, mlp_width_, begin, rows});
     std::fill_n(expert_of.begin() + begin, rows, &expert);
   });
-  multiply(products_.data(), products_.size(), sent_acts_);
-  each_token(slots, [&](int64_t slot, int thread) {
-    activate_row(*expert_of[static_cast<size_t>(slot)], slot, thread, middle_acts_);
+  multiply(products_.data(), products_.size(), expert_acts_);
+  for_each_token(slots, [&](int64_t slot, int thread) {
+    activate_row(*expert_of[static_cast<size_t>(slot)], slot, thread, down_acts_);
   });
   products_.clear();
   each([&](const FeedForward& expert, int64_t begin, int64_t rows) {
     products_.push_back({&expert.down, slot_out_.data() + begin * delta_stride_, delta_stride_,
                          begin, rows});
   });
-  multiply(products_.data(), products_.size(), middle_acts_);
+  multiply(products_.data(), products_.size(), down_acts_);
 }
 
 }  // namespace tidemill

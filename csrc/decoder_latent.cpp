@@ -6,15 +6,15 @@
 
 namespace tidemill {
 
-void Decoder::measure_latent(const DecoderLayer& layer) {
+void Decoder::size_latent_buffers(const DecoderLayer& layer) {
   const Latent& l = *layer.latent;
   const int64_t heads = layer.attention.heads;
-  wide_width_ = std::max(wide_width_, row_stride(heads * std::max(l.query(), l.value)));
+  latent_queries_width_ = std::max(latent_queries_width_, row_stride(heads * std::max(l.query(), l.value)));
   latent_width_ = std::max(latent_width_, row_stride(l.rank + l.rope));
   head_k_ = std::max({head_k_, l.nope, l.rank});
   used_acts_ |= act_bit(l.kv_down) | act_bit(layer.q);
   if (l.q_down.weight == nullptr) return;
-  low_width_ = std::max(low_width_, row_stride(l.q_down.weight->n));
+  low_rank_width_ = std::max(low_rank_width_, row_stride(l.q_down.weight->n));
   act_k_ = std::max(act_k_, l.q_down.weight->n);
   used_acts_ |= act_bit(l.q_down);
 }
@@ -22,31 +22,31 @@ void Decoder::measure_latent(const DecoderLayer& layer) {
 void Decoder::attend_latent(const DecoderLayer& layer, const KvLayer& kv, Attend& plan) {
   const Latent& l = *layer.latent;
   const int64_t heads = layer.attention.heads;
-  float *const wide = wide_.ensure(tokens_ * wide_width_),
+  float *const wide = latent_queries_.ensure(tokens_ * latent_queries_width_),
         *const latents = latents_.ensure(tokens_ * latent_width_);
   const Product kv_down{&l.kv_down, latents, latent_width_, 0, tokens_};
-  const Product q{&layer.q, wide, wide_width_, 0, tokens_};
+  const Product q{&layer.q, wide, latent_queries_width_, 0, tokens_};
   const bool direct = l.q_down.weight == nullptr;
   add_norm_pack(layer.attn_norm, act_bit(l.kv_down) | act_bit(direct ? layer.q : l.q_down));
   if (direct) {
     multiply({kv_down, q});
   } else {
     const int64_t rank = l.q_down.weight->n;
-    float* const low = low_.ensure(tokens_ * low_width_);
-    multiply({kv_down, {&l.q_down, low, low_width_, 0, tokens_}});
-    each_token(tokens_, [&](int64_t t, int) {
-      float* row = low + t * low_width_;
+    float* const low = low_rank_.ensure(tokens_ * low_rank_width_);
+    multiply({kv_down, {&l.q_down, low, low_rank_width_, 0, tokens_}});
+    for_each_token(tokens_, [&](int64_t t, int) {
+      float* row = low + t * low_rank_width_;
       kernels_.rms_norm(row, l.q_norm.weight, l.norm_eps, rank, row);
       pack_row(act_bit(layer.q), row, rank, t, acts_);
     });
     multiply({q});
   }
   write_latents(layer, kv);
-  lift_queries(layer);
+  absorb_queries(layer);
   plan.run(kv, qkv_.data(), qkv_width_, layer.sinks, heads_.data(), heads_width_);
 
   // A head's rows are together, so that its matrix is read once.
-  each_token(tokens_, [&](int64_t t, int) {
+  for_each_token(tokens_, [&](int64_t t, int) {
     for (int64_t h = 0; h < heads; ++h) {
       pack_row(act_bit(l.v_up[static_cast<size_t>(h)]),
                heads_.data() + t * heads_width_ + h * l.rank, l.rank, h * tokens_ + t, head_acts_);
@@ -54,11 +54,11 @@ void Decoder::attend_latent(const DecoderLayer& layer, const KvLayer& kv, Attend
   });
   products_.clear();
   for (int64_t h = 0; h < heads; ++h) {
-    products_.push_back({&l.v_up[static_cast<size_t>(h)], wide + h * l.value, wide_width_,
+    products_.push_back({&l.v_up[static_cast<size_t>(h)], wide + h * l.value, latent_queries_width_,
                          h * tokens_, tokens_});
   }
   multiply(products_.data(), products_.size(), head_acts_);
-  pack_rows(wide, wide_width_, layer.o);
+  pack_rows(wide, latent_queries_width_, layer.o);
   multiply({{&layer.o, delta_.data(), delta_stride_, 0, tokens_}});
 }
 
@@ -66,14 +66,14 @@ void Decoder::attend_latent(const DecoderLayer& layer, const KvLayer& kv, Attend
 void Decoder::write_latents(const DecoderLayer& layer, const KvLayer& kv) {
   const Latent& l = *layer.latent;
   const int64_t heads = layer.attention.heads;
-  each_write(layer, kv, 1, [&](const Write& w) {
+  for_each_write(layer, kv, 1, [&](const Write& w) {
     float* latent = latents_.data() + w.token * latent_width_;
     kernels_.rms_norm(latent, l.kv_norm.weight, l.norm_eps, l.rank, latent);
     if (layer.rope >= 0) {
       const RopeTable& rope = model_.ropes[static_cast<size_t>(layer.rope)];
       const float* cos_sin = rope.at(w.position);
       kernels_.rope(latent + l.rank, 1, l.rope, rope.dim(), cos_sin);
-      kernels_.rope(wide_.data() + w.token * wide_width_ + l.nope, heads, l.query(), rope.dim(),
+      kernels_.rope(latent_queries_.data() + w.token * latent_queries_width_ + l.nope, heads, l.query(), rope.dim(),
                     cos_sin);
     }
     kernels_.kv_write(kv, w.block, w.position % kv.block_size, latent, latent);
@@ -81,7 +81,7 @@ void Decoder::write_latents(const DecoderLayer& layer, const KvLayer& kv) {
 }
 
 // Queries as attention reads them: [in the latents' space, rotated], head by head, in qkv_.
-void Decoder::lift_queries(const DecoderLayer& layer) {
+void Decoder::absorb_queries(const DecoderLayer& layer) {
   const Latent& l = *layer.latent;
   const AttnShape& a = layer.attention;
   unsigned acts = 0;
@@ -91,8 +91,8 @@ void Decoder::lift_queries(const DecoderLayer& layer) {
   for (int act = 0; act < kActTypes; ++act) {
     if (acts >> act & 1u) head_acts_.ensure(act, tokens_ * a.heads);
   }
-  each_token(tokens_, [&](int64_t t, int) {
-    const float* query = wide_.data() + t * wide_width_;
+  for_each_token(tokens_, [&](int64_t t, int) {
+    const float* query = latent_queries_.data() + t * latent_queries_width_;
     float* out = qkv_.data() + t * qkv_width_;
     for (int64_t h = 0; h < a.heads; ++h, query += l.query(), out += a.head_dim) {
       pack_row(act_bit(l.k_up[static_cast<size_t>(h)]), query, l.nope, h * tokens_ + t, head_acts_);

@@ -35,12 +35,12 @@ struct Decoder::MixLayout {
   int64_t raw, z, decay, gain, mixed, out, width;
 };
 
-void Decoder::measure_recurrent(const Recurrent& mixer) {
+void Decoder::size_recurrent_buffers(const Recurrent& mixer) {
   const MixLayout at(mixer);
   mix_width_ = std::max(mix_width_, at.width);
   act_k_ = std::max(act_k_, mixer.inner());
   used_acts_ |= recurrent_acts(mixer) | act_bit(mixer.out);
-  no_tail_.resize(std::max(no_tail_.size(), static_cast<size_t>(mixer.channels())), 0.0f);
+  zero_tail_.resize(std::max(zero_tail_.size(), static_cast<size_t>(mixer.channels())), 0.0f);
 }
 
 unsigned Decoder::recurrent_acts(const Recurrent& mixer) {
@@ -49,7 +49,7 @@ unsigned Decoder::recurrent_acts(const Recurrent& mixer) {
 }
 
 // The mixer of the packed rows, into `out`.
-void Decoder::recur(const Recurrent& mixer, const StepInput& step, StatePool& states, float* out) {
+void Decoder::run_recurrent(const Recurrent& mixer, const StepInput& step, StatePool& states, float* out) {
   const MixLayout at(mixer);
   float* const mix = mix_.ensure(tokens_ * mix_width_);
   const Product products[] = {{&mixer.qkv, mix + at.raw, mix_width_, 0, tokens_},
@@ -57,25 +57,25 @@ void Decoder::recur(const Recurrent& mixer, const StepInput& step, StatePool& st
                               {&mixer.a, mix + at.decay, mix_width_, 0, tokens_},
                               {&mixer.b, mix + at.gain, mix_width_, 0, tokens_}};
   multiply(products, mixer.b ? 4 : 3, acts_);
-  each_token(tokens_, [&](int64_t t, int) { convolve(mixer, step, states, t); });
+  for_each_token(tokens_, [&](int64_t t, int) { convolve(mixer, step, states, t); });
   const int64_t heads = mixer.shape.value_heads;
   pool_.run(step.rows() * heads, 1, [&](int64_t begin, int64_t end, int) {
     for (int64_t i = begin; i < end; ++i) {
       for (const StatePool::Run& run : state_runs_[static_cast<size_t>(i / heads)]) {
-        if (i % heads == 0) keep_tail(mixer, step, states, i / heads, run);
+        if (i % heads == 0) save_conv_tail(mixer, step, states, i / heads, run);
         scan(mixer, step, states, i / heads, i % heads, run);
       }
     }
   });
-  each_token(tokens_, [&](int64_t t, int) { gate_row(mixer, t); });
+  for_each_token(tokens_, [&](int64_t t, int) { gate_row(mixer, t); });
   multiply({{&mixer.out, out, delta_stride_, 0, tokens_}});
 }
 
 // Input of the convolution `back` tokens before the first of row r; zeros before the sequence.
-const float* Decoder::tail_row(const Recurrent& mixer, const StepInput& step,
+const float* Decoder::conv_input_row(const Recurrent& mixer, const StepInput& step,
                                const StatePool& states, int64_t r, int64_t back) const {
   const int32_t from = step.states.values[static_cast<size_t>(2 * r)];
-  if (from < 0) return no_tail_.data();
+  if (from < 0) return zero_tail_.data();
   return states.at(from, mixer.state_at + (mixer.shape.taps - 1 - back) * mixer.channels());
 }
 
@@ -91,7 +91,7 @@ void Decoder::convolve(const Recurrent& mixer, const StepInput& step, const Stat
     const int64_t back = c.taps - 1 - j;
     rows[static_cast<size_t>(j)] = back <= inside
                                        ? row - back * mix_width_ + at.raw
-                                       : tail_row(mixer, step, states, r, back - inside);
+                                       : conv_input_row(mixer, step, states, r, back - inside);
   }
   float* const mixed = row + at.mixed;
   kernels_.conv_token(rows.data(), c.taps, mixer.conv.data(), mixer.conv_bias, mixer.channels(),
@@ -114,14 +114,14 @@ void Decoder::convolve(const Recurrent& mixer, const StepInput& step, const Stat
 
 // The state that a run of row r writes gets the inputs that the next tokens' convolutions reach back
 // to.
-void Decoder::keep_tail(const Recurrent& mixer, const StepInput& step, StatePool& states,
+void Decoder::save_conv_tail(const Recurrent& mixer, const StepInput& step, StatePool& states,
                         int64_t r, const StatePool::Run& run) {
   const int64_t count = run.first + run.count;
   const int64_t end = step.row_start[static_cast<size_t>(r)] + count;
   const int64_t channels = mixer.channels(), kept = mixer.shape.taps - 1;
   for (int64_t back = kept; back >= 1; --back) {
     const float* from = back <= count ? mix_.data() + (end - back) * mix_width_
-                                      : tail_row(mixer, step, states, r, back - count);
+                                      : conv_input_row(mixer, step, states, r, back - count);
     std::memcpy(states.at(run.to, mixer.state_at + (kept - back) * channels), from,
                 static_cast<size_t>(channels) * sizeof(float));
   }

@@ -131,13 +131,13 @@ CpuFeatures detect() {
 struct Available {
   const KernelTable* tables[8] = {};  // and a null behind the last
   const char* names[8] = {};
-  bool asks_for_more = false;
+  bool is_zen5_or_later = false;
 
   Available() {
     int count = 0;
 #ifdef TIDEMILL_X86
     const CpuFeatures cpu = detect();
-    asks_for_more = cpu.amd && cpu.family >= 26;
+    is_zen5_or_later = cpu.amd && cpu.family >= 26;
     if (cpu.amx) tables[count++] = &amx::kernel_table();
     // Which of the two is faster was measured: see simd/avx512.h.
     if (cpu.bf16 && cpu.amd) tables[count++] = &avx512bf16::kernel_table();
@@ -171,9 +171,9 @@ const KernelTable* select_kernels(const char* isa_or_null) {
   return nullptr;
 }
 
-bool asks_for_more() { return available().asks_for_more; }
+bool is_zen5_or_later() { return available().is_zen5_or_later; }
 
-void set_asks_for_more(bool more) { available().asks_for_more = more; }
+void assume_zen5_or_later(bool more) { available().is_zen5_or_later = more; }
 
 const char* const* available_isas() { return available().names; }
 

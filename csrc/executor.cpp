@@ -39,7 +39,7 @@ void Executor::build(const ModelConfig& config, EmbeddingSource embedding, Embed
   std::vector<CacheLayerShape> shapes;
   for (size_t l = 0; l < m.layers.size(); ++l) {
     const DecoderLayer& layer = m.layers[l];
-    if (layer.attends && layer.kv_layer < 0) {
+    if (layer.has_attention && layer.kv_layer < 0) {
       groups[static_cast<size_t>(layer.cache_group)].layers.push_back(static_cast<int>(l));
     }
     const AttnShape& a = layer.attention;

@@ -18,16 +18,16 @@ enum class WeightType : int {
   MXFP4 = 9, IQ4_NL = 10
 };
 // What activations are turned into before a matrix product.
-// I8: a float scale per 32 values; I8Apart: the same numbers, their magnitudes and signs apart;
+// I8: a float scale per 32 values; I8SignMagnitude: the same numbers, their magnitudes and signs apart;
 // I8Row: one scale for the row; I8Block: one per 256 values.
-enum class ActType : int { F32 = 0, BF16 = 1, I8 = 2, I8Row = 3, I8Block = 4, I8Apart = 5 };
+enum class ActType : int { F32 = 0, BF16 = 1, I8 = 2, I8Row = 3, I8Block = 4, I8SignMagnitude = 5 };
 constexpr int kActTypes = 6;
 // I8: a float scale per token and head. I4: a scale and a minimum, bfloat16 both, per token and
 // kKvGroup values of a head's K, and per token and head's V.
 enum class KvType : int { F32 = 0, BF16 = 1, I8 = 2, I4 = 3 };
 
 constexpr int64_t kPanel = 32;     // output rows (n) per packed panel
-constexpr int64_t kNearStride = 272;  // floats: of a product's rows that are read as soon as they are made
+constexpr int64_t kMaxCachedStride = 272;  // floats: of a product's rows that are read as soon as they are made
 constexpr int64_t kSpan = 512;     // absolute positions per attention span
 constexpr int64_t kKvGroup = 32;   // values of K under one scale of an I4 cache
 
@@ -111,7 +111,7 @@ struct Scan {
 struct ByteRange {
   int64_t from, to;
 };
-struct alignas(64) Beside {
+struct alignas(64) KvPrefetch {
   const uint8_t* base = nullptr;
   const ByteRange *next = nullptr, *last = nullptr;  // that have not begun
   const uint8_t *at = nullptr, *to = nullptr;        // of the one that has
@@ -145,10 +145,10 @@ struct KernelTable {
   // m in [0, m_rows), p in [p0, p1), rows past n not written. While computing a panel it brings what
   // lies behind it in the matrix closer. `alone`: no other thread reads weights beside this one,
   // whose one row the hardware's own prefetching then serves better. `beside` may be null. Rows of `out`
-  // more than kNearStride apart may be written past the caches.
+  // more than kMaxCachedStride apart may be written past the caches.
   void (*gemm)(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride, int64_t m_rows,
                int64_t p0, int64_t p1, const float* bias, float* out, int64_t ldo, bool alone,
-               Beside* beside);
+               KvPrefetch* kv_prefetch);
   // Row n of a packed matrix back to float (embedding look-up in a tied matrix).
   void (*unpack_row)(const PackedMatrix& w, int64_t row, float* out);
 
@@ -230,10 +230,10 @@ const KernelTable* select_kernels(const char* isa_or_null);
 //   (SpanJob::streams; attention reads 1.14 times as fast; not measured elsewhere);
 //   weights, keys and values as what is read once, so that their way out of the second-level cache does not
 //   push out of the third what was asked for beside (another 0.93 to 0.97; not measured elsewhere).
-bool asks_for_more();
-// What asks_for_more() answers from here on: checks run the loops of other processors, too. No other thread
+bool is_zen5_or_later();
+// What is_zen5_or_later() answers from here on: checks run the loops of other processors, too. No other thread
 // may compute meanwhile.
-void set_asks_for_more(bool more);
+void assume_zen5_or_later(bool more);
 // Names this build contains and this machine can run, best first, terminated by nullptr.
 const char* const* available_isas();
 

@@ -40,7 +40,7 @@ StepRunner::StepRunner(const KernelTable& kernels, ThreadPool& pool, DecoderMode
 
 StepOutput StepRunner::run(const StepInput& step, KvCache& cache, MaskBoard& masks) {
   const auto start = std::chrono::steady_clock::now();
-  const double waited = decoder_.waited();
+  const double packing_wait_seconds = decoder_.packing_wait_seconds();
   StepOutput out;
   resolve(step);
   previous_.clear();
@@ -66,7 +66,7 @@ StepOutput StepRunner::run(const StepInput& step, KvCache& cache, MaskBoard& mas
   out.seconds[3] = seconds_since(start);
   out.seconds[2] = out.seconds[3] - computing;
   // Packing is no part of what such a step costs.
-  out.seconds[1] = computing - (decoder_.waited() - waited);
+  out.seconds[1] = computing - (decoder_.packing_wait_seconds() - packing_wait_seconds);
 
   previous_.assign(static_cast<size_t>(step.rows()), kNothing);
   for (size_t s = 0; s < pending_.size(); ++s) {

@@ -49,13 +49,13 @@ inline Unclaimed unclaimed_of(uint64_t word) {
 // Spins until ready() or kSpin has passed; true when ready. What the thread is to bring closer is
 // asked for meanwhile.
 template <class Ready>
-bool spin(Ahead& ahead, int thread, const Ready& ready) {
+bool spin(IdlePrefetcher& idle_prefetcher, int thread, const Ready& ready) {
   if (ready()) return true;
   const auto deadline = Clock::now() + kSpin;
   do {
     for (int i = 0; i < 64; ++i) {
       if (ready()) return true;
-      if (!ahead.ask(thread)) relax();
+      if (!idle_prefetcher.prefetch_some(thread)) relax();
     }
   } while (Clock::now() < deadline);
   return false;
@@ -63,7 +63,7 @@ bool spin(Ahead& ahead, int thread, const Ready& ready) {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int threads) : ahead_(std::max(0, threads)) {
+ThreadPool::ThreadPool(int threads) : idle_prefetcher_(std::max(0, threads)) {
   if (threads < 1) {
     throw Error(ErrorKind::Config, "threads must be at least 1, got " + std::to_string(threads),
                 "threads");
@@ -108,9 +108,9 @@ std::pair<int64_t, int64_t> ThreadPool::share(int64_t chunks, int thread) const 
   return {first, first + each + (thread < more)};
 }
 
-void ThreadPool::run_erased(int64_t items, const Cut& cut, Function function, void* context) {
+void ThreadPool::run_erased(int64_t items, const Chunking& chunking, Function function, void* context) {
   if (items <= 0) return;
-  const int64_t grain = std::max<int64_t>(1, cut.grain);
+  const int64_t grain = std::max<int64_t>(1, chunking.grain);
   const int64_t chunks = (items + grain - 1) / grain;
   std::lock_guard turn(turn_);
   loop_ = {function, context, items, grain};
@@ -123,7 +123,7 @@ void ThreadPool::run_erased(int64_t items, const Cut& cut, Function function, vo
   for (int i = 0; i < threads(); ++i) {
     const auto [first, end] = share(chunks, i);
     lanes_[static_cast<size_t>(i)].unclaimed.store(
-        word_of({static_cast<uint32_t>(first), static_cast<uint32_t>(end), cut.tapered}),
+        word_of({static_cast<uint32_t>(first), static_cast<uint32_t>(end), chunking.tapered}),
         std::memory_order_release);
   }
   epoch_.fetch_add(1, std::memory_order_seq_cst);
@@ -133,7 +133,7 @@ void ThreadPool::run_erased(int64_t items, const Cut& cut, Function function, vo
   }
   help(0);
   const auto finished = [&] { return progress() == target; };
-  if (!spin(ahead_, 0, finished)) {
+  if (!spin(idle_prefetcher_, 0, finished)) {
     // A thread with a chunk has lost its core, perhaps to this very wait: leave ours to it.
     while (!finished()) std::this_thread::sleep_for(kNap);
   }
@@ -160,7 +160,7 @@ bool ThreadPool::await_epoch(uint32_t* seen, int thread) {
     epoch = epoch_.load(std::memory_order_seq_cst);
     return stop_.load(std::memory_order_relaxed) || epoch != *seen;
   };
-  if (!spin(ahead_, thread, ready)) {
+  if (!spin(idle_prefetcher_, thread, ready)) {
     std::unique_lock lock(sleep_mutex_);
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
     wake_.wait(lock, ready);

@@ -4,7 +4,7 @@
 // its own from the front, so that it reads memory in one stream; a thread that has none left takes
 // from the end of the longest share there is. Which thread runs which chunk is left to chance, so a
 // loop's result must not depend on it; that a share begins with its own thread lets what it reads
-// be brought closer before (ahead.h).
+// be brought closer before (idle_prefetcher.h).
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "ahead.h"
+#include "idle_prefetcher.h"
 
 namespace tidemill {
 
@@ -32,7 +32,7 @@ class ThreadPool {
   int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
   // What threads bring closer while they wait; for the caller of run() to fill.
-  Ahead& ahead() { return ahead_; }
+  IdlePrefetcher& idle_prefetcher() { return idle_prefetcher_; }
 
   // Chunks finished since the start: it advances while work is done.
   uint64_t progress() const;
@@ -58,7 +58,7 @@ class ThreadPool {
 
  private:
   using Function = void (*)(void* context, int64_t begin, int64_t end, int thread);
-  struct Cut {
+  struct Chunking {
     int64_t grain;  // items of a chunk
     bool tapered;   // whether several chunks are taken at once
   };
@@ -77,7 +77,7 @@ class ThreadPool {
     return const_cast<void*>(static_cast<const void*>(&body));
   }
 
-  void run_erased(int64_t items, const Cut& cut, Function function, void* context);
+  void run_erased(int64_t items, const Chunking& chunking, Function function, void* context);
   void run_inline(const Loop& loop);
   void work(int thread);
   void join();
@@ -109,7 +109,7 @@ class ThreadPool {
   std::atomic<int> sleepers_{0};
   std::mutex sleep_mutex_;
   std::condition_variable wake_;
-  Ahead ahead_;
+  IdlePrefetcher idle_prefetcher_;
   std::vector<std::thread> workers_;
 };
 

@@ -55,7 +55,7 @@ struct TileJob {
 // made or what is read is near already, nothing goes on by itself, and lines are asked for one by one.
 
 // What lies at `from`, by the first lines of its pages.
-static TIDEMILL_INLINE void announce(const uint8_t* from, int64_t bytes) {
+static TIDEMILL_INLINE void prefetch_page_heads(const uint8_t* from, int64_t bytes) {
   constexpr int64_t kFirst = 512;
   for (int64_t page = 0; page < bytes; page += kPageBytes)
     for (int64_t at = page; at < min64(page + kFirst, bytes); at += 64) prefetch_near(from + at);
@@ -63,24 +63,24 @@ static TIDEMILL_INLINE void announce(const uint8_t* from, int64_t bytes) {
 
 // What is read after the keys of chunk t: those of the next one; after the last one values, of which a
 // chunk that is seen in part is copied first.
-static void announce_after(const TileJob& tile, int64_t t) {
+static void prefetch_after(const TileJob& tile, int64_t t) {
   const SpanJob& job = tile.job;
   const int64_t block_size = job.kv.block_size, next = t + kChunk;
   const int64_t chunk_bytes = kTileDepth * job.shape.v_dim * 2;
   if (next >= tile.all.hi) {
-    announce(value_row<WideCache>(job, tile.first / 2), chunk_bytes);
-    if (tile.all.hi % kTileDepth) announce(value_row<WideCache>(job, t / 2), chunk_bytes);
+    prefetch_page_heads(value_row<Bf16WidenedCache>(job, tile.first / 2), chunk_bytes);
+    if (tile.all.hi % kTileDepth) prefetch_page_heads(value_row<Bf16WidenedCache>(job, t / 2), chunk_bytes);
     return;
   }
   for (int64_t at = next; at < min64(next + kChunk, tile.all.hi); at += block_size) {
     int64_t slot;
     const uint8_t* head = head_at(job, at, &slot);
-    if (slot == 0) announce(head, block_size * job.shape.head_dim * 2);
+    if (slot == 0) prefetch_page_heads(head, block_size * job.shape.head_dim * 2);
   }
 }
 
 // Beside chunk c of the last values: a share of the first keys of what comes after this span.
-static void ask_next_keys(const TileJob& tile, int64_t c) {
+static void prefetch_next_keys(const TileJob& tile, int64_t c) {
   const SpanJob& job = tile.job;
   const AttnNext& next = job.next;
   if (next.block_table == nullptr) return;
@@ -92,16 +92,16 @@ static void ask_next_keys(const TileJob& tile, int64_t c) {
 }
 
 // 64 columns of a chunk of V, which are read in a later pass than those before them.
-static TIDEMILL_INLINE void ask_columns(const uint8_t* v, int64_t v_row) {
+static TIDEMILL_INLINE void prefetch_columns(const uint8_t* v, int64_t v_row) {
   for (int64_t row = 0; row < kTileDepth / 2; ++row)
     for (int64_t line = 0; line < 256; line += 64) prefetch_near(v + row * v_row + line);
 }
 
 // Lines of V brought closer while probabilities are made: all of them where there are many rows, else a
 // chunk's.
-class Fetch {
+class ValuePrefetch {
  public:
-  explicit Fetch(const TileJob& tile)
+  explicit ValuePrefetch(const TileJob& tile)
       : tile_(tile), end_(!tile.leads ? 0 : tile.waits() ? 1 : tile.chunks) {}
 
   // A share of them, of which there is one beside each chunk.
@@ -130,7 +130,7 @@ struct KeyRuns {
 
 // What holds [16][N] values afterwards holds [N][16].
 template <int N>
-static TIDEMILL_INLINE void turn_around(Vf (&v)[N]) {
+static TIDEMILL_INLINE void transpose(Vf (&v)[N]) {
   TIDEMILL_UNROLL
   for (int stage = 1; stage < N; stage *= 2) {
     Vf halves[N];
@@ -173,7 +173,7 @@ class TileRows {
     configure();
     for (Vf& best : best_) best = vset(-kInfinity);
     for (int64_t c = 0; c < tile.chunks; ++c) {
-      if (tile.waits()) announce_after(tile, tile.first + c * kChunk);
+      if (tile.waits()) prefetch_after(tile, tile.first + c * kChunk);
       multiply(tile.first + c * kChunk, scores(c, 0));
       // What tiles have stored is there when they are done: the scores before meanwhile.
       if (c > 0) find_largest(c - 1);
@@ -200,7 +200,7 @@ class TileRows {
       m[r] = most * scale;
       sums_[r] = vzero();
     }
-    Fetch fetch(tile);
+    ValuePrefetch fetch(tile);
     const Vf doublings = vset(scale * 1.44269504088896341f);
     for (int64_t c = 0; c < tile.chunks; ++c) {
       fetch.on();
@@ -237,7 +237,7 @@ class TileRows {
         TIDEMILL_UNROLL
         for (int r = 0; r < kLanes; ++r)
           v[r] = r < count ? as_float(iload(q + r * q_row + at * 4)) : vzero();
-        turn_around(v);
+        transpose(v);
         TIDEMILL_UNROLL
         for (int i = 0; i < kLanes; ++i) istore(out + i * kRow, as_int(v[i]));
       } else {
@@ -349,7 +349,7 @@ class TileRows {
           v[half][i + j] = all ? x[j] : keep_seen(x[j], lower, from, 0.0f);
         }
       }
-      turn_around(v[half]);
+      transpose(v[half]);
     }
     uint16_t* out = tile_.probs + row0 * kTileProbRow + t;
     TIDEMILL_UNROLL
@@ -375,7 +375,7 @@ static void copy_seen(const TileJob& tile, int64_t t, uint8_t* out) {
     const bool even = t + i >= tile.all.lo && t + i < tile.all.hi;
     const bool odd = t + i + 1 >= tile.all.lo && t + i + 1 < tile.all.hi;
     const Vi mask = iset(int32_t((even ? 0x0000ffffu : 0u) | (odd ? 0xffff0000u : 0u)));
-    const uint8_t* row = even || odd ? value_row<WideCache>(tile.job, (t + i) / 2) : nullptr;
+    const uint8_t* row = even || odd ? value_row<Bf16WidenedCache>(tile.job, (t + i) / 2) : nullptr;
     for (int64_t at = 0; at < d * 4; at += kLanes * 4)
       istore(out + i / 2 * d * 4 + at, row ? iand(iload(row + at), mask) : iset(0));
   }
@@ -388,7 +388,7 @@ static void find_values(TileJob& tile) {
     const int64_t t = tile.first + c * kTileDepth;
     const bool seen = t >= tile.all.lo && t + kTileDepth <= tile.all.hi;
     if (seen && tile.job.kv.block_size >= kTileDepth) {
-      tile.values[c] = value_row<WideCache>(tile.job, t / 2);
+      tile.values[c] = value_row<Bf16WidenedCache>(tile.job, t / 2);
     } else {
       uint8_t* copy = tile.copies + c * kTileDepth * d * 2;
       copy_seen(tile, t, copy);
@@ -421,8 +421,8 @@ static inline void tile_columns(const TileJob& tile, int64_t d0, float* acc) {
     const uint8_t* v = tile.values[c] + d0 * 4;
     const uint16_t* p = tile.probs + tile.first + c * kTileDepth;
     if (!kLower && tile.waits()) {
-      if (d0 == 0 && c + 1 < tile.chunks) announce(tile.values[c + 1], kTileDepth * d * 2);
-      last ? ask_next_keys(tile, c) : ask_columns(v + 256, v_row);
+      if (d0 == 0 && c + 1 < tile.chunks) prefetch_page_heads(tile.values[c + 1], kTileDepth * d * 2);
+      last ? prefetch_next_keys(tile, c) : prefetch_columns(v + 256, v_row);
     }
     tile_load<4>(p, p_row);
     tile_load<6>(v, v_row);

@@ -30,16 +30,16 @@ struct SpanJob {
   float* scores;       // [kScoreRows][kScoreRow], then probabilities in place
   float* acc;          // [kScoreRows][acc_row]
   const AttnNext& next;
-  bool once;           // whether keys and values are asked for as what is read once
+  bool streaming;           // whether keys and values are asked for as what is read once
   // Or not asked for at all, and keys of several blocks are scored at once: so many streams keep the
   // hardware's own prefetching busier than a list of lines does. From more than a span on; fewer keys
-  // lie in a cache more often than not, where asking is better. Of caches that have kStreams, and
-  // of kStreamRows at most.
-  bool streams;
+  // lie in a cache more often than not, where asking is better. Of caches that have kMultiBlock, and
+  // of kMultiBlockRows at most.
+  bool multi_block;
 };
 
 // More rows compute too long between two keys, and wait for values that nobody asked for.
-constexpr int kStreamRows = 2, kStreamChunks = 4;
+constexpr int kMultiBlockRows = 2, kMultiBlockChunks = 4;
 
 static inline Visible visible(const SpanJob& job, int64_t row) {
   const int64_t pos = job.pos0 + row / job.group;
@@ -113,15 +113,15 @@ static inline void chunk_keys(const SpanJob& job, int64_t t, Visible range,
 // Whether the rows from row0 on bring closer what comes next: the first tile reads it from memory, the
 // others find it near.
 template <class Cache>
-static inline bool asks(const SpanJob& job, int64_t row0) {
-  return row0 == 0 && !(Cache::kStreams && job.streams);
+static inline bool prefetches(const SpanJob& job, int64_t row0) {
+  return row0 == 0 && !(Cache::kMultiBlock && job.multi_block);
 }
 
 // What to bring closer while chunk t is scored: K two chunks on, then the first of V.
 template <class Cache>
-static inline Ahead chunk_ahead(const SpanJob& job, int64_t row0, int64_t t, Visible range) {
-  Ahead ahead{{nullptr, nullptr}, 0, job.once};
-  if (!asks<Cache>(job, row0)) return ahead;
+static inline KeyPrefetch chunk_prefetch(const SpanJob& job, int64_t row0, int64_t t, Visible range) {
+  KeyPrefetch ahead{{nullptr, nullptr}, 0, job.streaming};
+  if (!prefetches<Cache>(job, row0)) return ahead;
   const int64_t end = round_up(range.hi, kChunk), next = t + 2 * kChunk;
   const bool keys = next < end;
   const int64_t first = keys ? next : max64(range.lo / kChunk * kChunk, next - end);
@@ -155,7 +155,7 @@ static inline void score_chunks(const SpanJob& job, int64_t row0, int64_t t, Vis
   for (int c = 0; c < C; ++c) chunk_keys<Cache>(job, t + c * kChunk, range, half[c]);
   const int64_t k_step = job.kv.block_size * Keys::kLaneBytes;
   const int64_t q_row = job.steps * Keys::kQueryBytes;
-  const Ahead ahead = C > 1 ? Ahead{} : chunk_ahead<Cache>(job, row0, t, range);
+  const KeyPrefetch ahead = C > 1 ? KeyPrefetch{} : chunk_prefetch<Cache>(job, row0, t, range);
   const int64_t end = t + C * kChunk;
   for (int64_t vec = 0; vec < C * kVecs; vec += V) {
     const uint8_t *k[V], *pairs[V];
@@ -179,7 +179,7 @@ static inline void score_chunks(const SpanJob& job, int64_t row0, int64_t t, Vis
     if (ahead.half[0] || ahead.half[1]) {
       score(ahead);
     } else {
-      score(NoAhead{});
+      score(NoPrefetch{});
     }
     if (job.kv.type == KvType::I8) {
       TIDEMILL_UNROLL
@@ -208,10 +208,10 @@ static inline void score_chunks(const SpanJob& job, int64_t row0, int64_t t, Vis
 template <class Cache, int R>
 static inline void score_rows(const SpanJob& job, int64_t row0, Visible range, Visible common) {
   int64_t t = range.lo / kChunk * kChunk;
-  if constexpr (Cache::kStreams && R <= kStreamRows) {
-    if (job.streams)
-      for (; t + (kStreamChunks - 1) * kChunk < range.hi; t += kStreamChunks * kChunk)
-        score_chunks<Cache, R, kStreamChunks>(job, row0, t, range, common);
+  if constexpr (Cache::kMultiBlock && R <= kMultiBlockRows) {
+    if (job.multi_block)
+      for (; t + (kMultiBlockChunks - 1) * kChunk < range.hi; t += kMultiBlockChunks * kChunk)
+        score_chunks<Cache, R, kMultiBlockChunks>(job, row0, t, range, common);
   }
   for (; t < range.hi; t += kChunk) score_chunks<Cache, R, 1>(job, row0, t, range, common);
 }
@@ -309,7 +309,7 @@ static inline const uint8_t* value_row(const SpanJob& job, int64_t s) {
 // the K that comes next, which would else be read from memory. A block's K is as large as its V
 // where they are as wide, so a run of V's rows covers a part of it that begins at its slot's share.
 template <class Cache>
-static inline const uint8_t* value_ahead(const SpanJob& job, int64_t t, int64_t positions,
+static inline const uint8_t* value_prefetch(const SpanJob& job, int64_t t, int64_t positions,
                                          Visible all) {
   const int64_t ahead = t + positions;
   if (ahead < all.hi) return value_row<Cache>(job, ahead / Cache::kDepth);
@@ -361,12 +361,12 @@ static void value_rows(const SpanJob& job, int64_t row0) {
       const int64_t end = min64(to, (s * D / kHalf + 1) * kHalf / D);
       runs[count++] = {value_row<Cache>(job, s),
                        reinterpret_cast<const uint8_t*>(job.scores) + s * Cache::kQueryBytes,
-                       asks<Cache>(job, row0) ? value_ahead<Cache>(job, s * D, kRange, all) : nullptr,
+                       prefetches<Cache>(job, row0) ? value_prefetch<Cache>(job, s * D, kRange, all) : nullptr,
                        end - s};
       s = end;
     }
     value_vectors<Cache, R, V>(runs, count, Cache::row_bytes(job.shape.v_dim), kScoreRow * 4,
-                               job.acc, job.acc_row, job.once, 0, job.vectors);
+                               job.acc, job.acc_row, job.streaming, 0, job.vectors);
     for (int r = 0; r < R; ++r)
       value_alone<Cache>(job, r, see[r], split,
                          (min64(t + kRange, see[r].hi) + D - 1) / D);
@@ -454,8 +454,8 @@ static void attn_span(const AttnShape& shape, const KvLayer& kv, const int32_t* 
   const ScratchLayout at = scratch_layout(shape, nq);
   uint8_t* bytes = static_cast<uint8_t*>(scratch);
   const int64_t d = shape.head_dim, group = shape.heads / shape.kv_heads;
-  const bool more = kAsksForMore && asks_for_more() && nq * group <= kScoreRows;
-  const bool streams = more && nq * group <= kStreamRows;
+  const bool more = kHasZen5Paths && is_zen5_or_later() && nq * group <= kScoreRows;
+  const bool multi_block = more && nq * group <= kMultiBlockRows;
   const SpanJob job{shape,
                     kv,
                     block_table,
@@ -472,7 +472,7 @@ static void attn_span(const AttnShape& shape, const KvLayer& kv, const int32_t* 
                     reinterpret_cast<float*>(bytes + at.acc),
                     next,
                     more,
-                    streams && shape.end(pos0 + nq - 1) - shape.oldest(pos0) > kSpan};
+                    multi_block && shape.end(pos0 + nq - 1) - shape.oldest(pos0) > kSpan};
 #ifdef TIDEMILL_AMX
   if (is_tiled(kv)) {
     span_tiles(job, q, q_stride, nq, m, l, acc, bytes + at.total);

@@ -1,6 +1,6 @@
 // Register tiles of attention, over five ways to hold K, V and what multiplies them. A step is one
 // depth of the dot products; kLaneBytes what a lane of K or V takes, kQueryBytes what a step takes
-// of a query or of probabilities. Where keys are held in another way than values, Keys names it. kStreams:
+// of a query or of probabilities. Where keys are held in another way than values, Keys names it. kMultiBlock:
 // what SpanJob::streams is for.
 
 // Keys without a scale of their own in the sum. kGroupSteps: steps under one scale.
@@ -8,7 +8,7 @@ struct PlainKeys {
   static constexpr int64_t kGroupSteps = int64_t(1) << 40;
   struct Scale {};
   static inline Scale scale(const uint8_t*) { return {}; }
-  static constexpr bool kStreams = false;
+  static constexpr bool kMultiBlock = false;
 };
 
 // Vectors of a V that lie one behind the other, so many bytes a lane.
@@ -81,7 +81,7 @@ struct NibbleKeys : FloatPairs {  // pairs of values in a byte, scaled as they a
 struct NibbleCache : Floats {
   static constexpr int kLaneBytes = 1;
   static constexpr int kVecsPerLine = 2 * 64 / kLanes;
-  static constexpr bool kStreams = false;
+  static constexpr bool kMultiBlock = false;
   using Keys = NibbleKeys;
   static inline int64_t row_bytes(int64_t v_dim) { return nibble_row(v_dim); }
   static inline int64_t vector_at(int64_t v) { return v * kLanes / 32 * 16 + v * kLanes % 16; }
@@ -92,30 +92,30 @@ struct NibbleCache : Floats {
   }
 };
 
-struct WideCache : PlainKeys, FloatPairs, DenseRows<4> {  // bf16 pairs, widened
-  using Keys = WideCache;
+struct Bf16WidenedCache : PlainKeys, FloatPairs, DenseRows<4> {  // bf16 pairs, widened
+  using Keys = Bf16WidenedCache;
   template <int kPart>
-  static TIDEMILL_INLINE Vf widened(Vi pair) {
+  static TIDEMILL_INLINE Vf to_float(Vi pair) {
     return kPart ? pair_odd(pair) : pair_even(pair);
   }
   template <int kPart>
-  static TIDEMILL_INLINE Vf key(const uint8_t* p, Scale) { return widened<kPart>(iload(p)); }
+  static TIDEMILL_INLINE Vf key(const uint8_t* p, Scale) { return to_float<kPart>(iload(p)); }
   template <int kPart>
   static TIDEMILL_INLINE Vf value(const uint8_t* row, int64_t v) {
-    return widened<kPart>(iload(row + vector_at(v)));
+    return to_float<kPart>(iload(row + vector_at(v)));
   }
   template <int kPart>
   static TIDEMILL_INLINE Vf value_masked(const uint8_t* row, int64_t v, uint32_t mask) {
-    return widened<kPart>(iand(iload(row + vector_at(v)), iset(int32_t(mask))));
+    return to_float<kPart>(iand(iload(row + vector_at(v)), iset(int32_t(mask))));
   }
 };
 
 #ifdef TIDEMILL_BF16_DOT
 // bf16 pairs against queries and probabilities rounded to bf16 pairs.
-struct PairCache : PlainKeys, DenseRows<4> {
+struct Bf16PairCache : PlainKeys, DenseRows<4> {
   static constexpr int kDepth = 2, kQueryBytes = 4, kParts = 1;
-  static constexpr bool kStreams = true;
-  using Keys = PairCache;
+  static constexpr bool kMultiBlock = true;
+  using Keys = Bf16PairCache;
   using Lanes = Vi;
   template <int>
   static TIDEMILL_INLINE Vi key(const uint8_t* p, Scale) { return iload(p); }
@@ -131,9 +131,9 @@ struct PairCache : PlainKeys, DenseRows<4> {
   static TIDEMILL_INLINE Vi broadcast(const uint8_t* p) { return ibroadcast(p); }
   static TIDEMILL_INLINE void mac(Vf& acc, Vi a, Vi b) { acc = dot_bf16(acc, a, b); }
 };
-using Bf16Cache = PairCache;
+using Bf16Cache = Bf16PairCache;
 #else
-using Bf16Cache = WideCache;
+using Bf16Cache = Bf16WidenedCache;
 #endif
 
 template <int kNumber>
@@ -177,32 +177,32 @@ constexpr int64_t kVecsPerHalf = kHalf / kLanes;
 
 // Lines to bring closer while a tile computes, one of each per step: blocks are scattered, and the
 // hardware does not find the next one.
-struct Ahead {
+struct KeyPrefetch {
   const uint8_t* half[2];  // null: nothing
   int64_t step;
-  bool once;
+  bool streaming;
 };
 
-// `once`: as what is read once, see asks_for_more().
-static TIDEMILL_INLINE void prefetch_kv(const uint8_t* at, bool once) {
-  once ? prefetch_once(at) : prefetch(at);
+// `once`: as what is read once, see is_zen5_or_later().
+static TIDEMILL_INLINE void prefetch_kv(const uint8_t* at, bool streaming) {
+  streaming ? prefetch_streaming(at) : prefetch(at);
 }
 
 // A step's lines. Without any (a type of its own, since what the others need leaves 12 rows' sums too few
 // registers).
-struct NoAhead {};
-static TIDEMILL_INLINE void prefetch_step(const NoAhead&, int64_t) {}
-static TIDEMILL_INLINE void prefetch_step(const Ahead& ahead, int64_t i) {
-  if (ahead.half[0]) prefetch_kv(ahead.half[0] + i * ahead.step, ahead.once);
-  if (ahead.half[1]) prefetch_kv(ahead.half[1] + i * ahead.step, ahead.once);
+struct NoPrefetch {};
+static TIDEMILL_INLINE void prefetch_step(const NoPrefetch&, int64_t) {}
+static TIDEMILL_INLINE void prefetch_step(const KeyPrefetch& prefetch, int64_t i) {
+  if (prefetch.half[0]) prefetch_kv(prefetch.half[0] + i * prefetch.step, prefetch.streaming);
+  if (prefetch.half[1]) prefetch_kv(prefetch.half[1] + i * prefetch.step, prefetch.streaming);
 }
 
 // scores of R query rows against V vectors of tokens: sum over steps, ascending. `pairs`: where the
 // scales of each vector's first group lie, the next group's pair_step bytes on (Keys that have any).
-template <class Keys, int R, int V, class Asked>
+template <class Keys, int R, int V, class Prefetch>
 static inline void score_tile(const uint8_t* const* k, int64_t k_step, const uint8_t* const* pairs,
                               int64_t pair_step, const uint8_t* q, int64_t q_row, int64_t steps,
-                              const Asked& ahead, Vf (&s)[R][V]) {
+                              const Prefetch& prefetch, Vf (&s)[R][V]) {
   TIDEMILL_UNROLL
   for (int r = 0; r < R; ++r) {
     TIDEMILL_UNROLL
@@ -213,7 +213,7 @@ static inline void score_tile(const uint8_t* const* k, int64_t k_step, const uin
     TIDEMILL_UNROLL
     for (int v = 0; v < V; ++v) scale[v] = Keys::scale(pairs[v] + group * pair_step);
     for (int64_t i = first; i < min64(steps, first + Keys::kGroupSteps); ++i) {
-      prefetch_step(ahead, i);
+      prefetch_step(prefetch, i);
       const uint8_t* query = q + i * Keys::kQueryBytes;
       tile_step<Keys, 0>(
           [&](auto part, int v) __attribute__((always_inline)) {
@@ -232,14 +232,14 @@ static inline void score_tile(const uint8_t* const* k, int64_t k_step, const uin
 struct ValueRun {
   const uint8_t* v;
   const uint8_t* p;
-  const uint8_t* ahead;
+  const uint8_t* prefetch;
   int64_t steps;
 };
 
 // acc[r][lane ..] += p * V over the runs in order: of the head dimension's vectors the `part`th V.
 template <class Cache, int R, int V>
 static inline void value_tile(const ValueRun* runs, int64_t count, int64_t v_step, int64_t p_row,
-                              float* acc, int64_t acc_row, bool once, int64_t part) {
+                              float* acc, int64_t acc_row, bool streaming, int64_t part) {
   const int64_t first = part * V;
   acc += first * kLanes;
   Vf sum[R][V];
@@ -251,16 +251,16 @@ static inline void value_tile(const ValueRun* runs, int64_t count, int64_t v_ste
   for (int64_t c = 0; c < count; ++c) {
     const uint8_t* row = runs[c].v;
     const uint8_t* p = runs[c].p;
-    const int64_t ahead = runs[c].ahead ? runs[c].ahead - row : 0;
+    const int64_t prefetch = runs[c].prefetch ? runs[c].prefetch - row : 0;
     for (int64_t i = 0; i < runs[c].steps; ++i, row += v_step, p += Cache::kQueryBytes) {
-      if (ahead) {
+      if (prefetch) {
         TIDEMILL_UNROLL
         for (int v = 0; v < V; v += Cache::kVecsPerLine)
-          prefetch_kv(row + ahead + Cache::vector_at(first + v), once);
+          prefetch_kv(row + prefetch + Cache::vector_at(first + v), streaming);
       }
       tile_step<Cache, 0>(
           [&](auto part, int v) __attribute__((always_inline)) {
-            return Cache::template value<part.value>(part.value ? afresh(row) : row, first + v);
+            return Cache::template value<part.value>(part.value ? launder_pointer(row) : row, first + v);
           },
           [&](auto part, int r) __attribute__((always_inline)) { return Cache::template broadcast<part.value>(p + r * p_row); },
           sum);
@@ -276,12 +276,12 @@ static inline void value_tile(const ValueRun* runs, int64_t count, int64_t v_ste
 // All `vectors` of the head dimension, V at a time and then fewer.
 template <class Cache, int R, int V>
 static inline void value_vectors(const ValueRun* runs, int64_t count, int64_t v_step,
-                                 int64_t p_row, float* acc, int64_t acc_row, bool once,
+                                 int64_t p_row, float* acc, int64_t acc_row, bool streaming,
                                  int64_t first, int64_t vectors) {
   for (; first + V <= vectors; first += V)
-    value_tile<Cache, R, V>(runs, count, v_step, p_row, acc, acc_row, once, first / V);
+    value_tile<Cache, R, V>(runs, count, v_step, p_row, acc, acc_row, streaming, first / V);
   if constexpr (V > 1)
-    value_vectors<Cache, R, V / 2>(runs, count, v_step, p_row, acc, acc_row, once, first, vectors);
+    value_vectors<Cache, R, V / 2>(runs, count, v_step, p_row, acc, acc_row, streaming, first, vectors);
 }
 
 // One step of one row, with the V values of tokens it does not see cleared by `mask`: an unseen

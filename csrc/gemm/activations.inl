@@ -3,7 +3,7 @@
 //   BF16  k values rounded to nearest even, zeros up to a line; 2 bytes each where the machine
 //         multiplies bf16 pairs, else as floats
 //   I8    per group of 32: ActGroup, 48 bytes
-//   I8Apart  the same where bytes multiply in pairs: ActGroupQ8, 80 bytes
+//   I8SignMagnitude  the same where bytes multiply in pairs: ActGroupQ8, 80 bytes
 //   I8Row see channel.inl
 //   I8Block  per block of 256, as K types have them: ActBlock, 352 bytes
 
@@ -35,9 +35,9 @@ static_assert(sizeof(ActBlock) == 352, "layout shared by pack_act and gemm");
 // Tiles load a line of each of 16 rows at once, which an even number of lines between them would crowd
 // into a few sets of the nearest cache.
 #ifdef TIDEMILL_AMX
-constexpr int64_t kRowsApart = 64;
+constexpr int64_t kRowPadding = 64;
 #else
-constexpr int64_t kRowsApart = 0;
+constexpr int64_t kRowPadding = 0;
 #endif
 
 static int64_t act_row_bytes(ActType act, int64_t k) {
@@ -45,10 +45,10 @@ static int64_t act_row_bytes(ActType act, int64_t k) {
     case ActType::F32:
       return round_up(k * 4, 64);
     case ActType::BF16:
-      return round_up(k * (kBf16Pairs ? 2 : 4), 64) | kRowsApart;
+      return round_up(k * (kBf16Pairs ? 2 : 4), 64) | kRowPadding;
     case ActType::I8:
       return round_up(k / kGroup * int64_t(sizeof(ActGroup)), 64);
-    case ActType::I8Apart:
+    case ActType::I8SignMagnitude:
       return round_up(k / kGroup * int64_t(sizeof(ActGroupQ8)), 64);
     case ActType::I8Row:
       return channel_act_bytes(k);
@@ -127,7 +127,7 @@ static int64_t act_part(ActType act) {
     case ActType::BF16:
       return 1;
     case ActType::I8:
-    case ActType::I8Apart:
+    case ActType::I8SignMagnitude:
       return kGroup;
     case ActType::I8Block:
       return kBlock;
@@ -140,7 +140,7 @@ static int64_t act_part(ActType act) {
 static void pack_act_part(ActType act, const float* x, int64_t from, int64_t n, int64_t k,
                           uint8_t* out) {
   if (act == ActType::I8) return pack_act_groups<ActGroup>(x, from, n, out);
-  if (act == ActType::I8Apart) return pack_act_groups<ActGroupQ8>(x, from, n, out);
+  if (act == ActType::I8SignMagnitude) return pack_act_groups<ActGroupQ8>(x, from, n, out);
   if (act == ActType::I8Block) {
     ActBlock* blocks = reinterpret_cast<ActBlock*>(out) + from / kBlock;
     for (int64_t b = 0; b < n / kBlock; ++b) pack_act_block(x + b * kBlock, blocks + b);

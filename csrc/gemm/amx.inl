@@ -4,11 +4,11 @@
 // bits do not depend on its neighbours; sums that leave a tile between chunks of k come back as they
 // were.
 
-#include "gemm/widen.inl"
+#include "gemm/dequantize.inl"
 
 constexpr int64_t kTileRows = 16, kPairRows = 2 * kTileRows;
 constexpr int64_t kTileBlock = 16 * kPanel * 4;  // bytes of one tile's depth of weights
-constexpr int64_t kMostRows = 512;               // at a time, whose sums are kept beside
+constexpr int64_t kMaxRows = 512;               // at a time, whose sums are kept beside
 // Depths of weights that are multiplied by all rows before the next ones are: 32 KiB, so that they stay
 // in the first-level cache.
 constexpr int64_t kChunkBlocks = 16;
@@ -18,7 +18,7 @@ constexpr int64_t kPageBytes = 4096;  // up to whose end the hardware reads ahea
 
 // bf16: what the tile unit sums is the sum.
 struct Bf16Panel {
-  static constexpr bool kWidened = false;
+  static constexpr bool kDequantized = false;
   static constexpr int64_t kHead = 0, kActHead = 0, kDepth = 32, kLines = kTileBlock / 64;
 
   static constexpr int64_t line_at(int64_t block) { return block * kTileBlock; }
@@ -34,16 +34,16 @@ struct Bf16Panel {
 
 // Quantized weights, which become bf16 first.
 template <WeightType kType>
-struct WidenedPanel : Bf16Panel {
-  using Layout = Wide<kType>;
-  static constexpr bool kWidened = true;
+struct DequantPanel : Bf16Panel {
+  using Layout = DequantLayout<kType>;
+  static constexpr bool kDequantized = true;
   static constexpr int64_t kLines = (Layout::kGroupBytes + 63) / 64;  // but heads of blocks
   // Up to which weights are widened among the products (gemm_some).
   static constexpr int64_t kSomeRows = kLines >= 16 ? 128 : 64;
 
   static constexpr int64_t line_at(int64_t block) { return Layout::group_at(block); }
-  static TIDEMILL_INLINE void widen(const uint8_t* panel, int64_t block, uint8_t* to) {
-    widen_group<kType>(panel, block, to);
+  static TIDEMILL_INLINE void dequantize(const uint8_t* panel, int64_t block, uint8_t* to) {
+    dequantize_group<kType>(panel, block, to);
   }
   static TIDEMILL_INLINE Vf sum(const uint8_t* panel, const uint8_t*, const float* sums,
                                 int64_t lane) {
@@ -53,7 +53,7 @@ struct WidenedPanel : Bf16Panel {
 
 // int8 with a scale per row on both sides: ChannelWeights' own arithmetic after exact sums.
 struct ChannelPanel {
-  static constexpr bool kWidened = false;
+  static constexpr bool kDequantized = false;
   static constexpr int64_t kHead = kChannelScales, kActHead = offsetof(ActRow, q),
                            kDepth = kTileDepthI8, kLines = kTileBlock / 64;
 
@@ -116,12 +116,12 @@ template <class Panel, bool kLower>
 static TIDEMILL_INLINE void multiply_block(const uint8_t* weights, const uint8_t* act,
                                            int64_t act_stride) {
   tile_load<6>(weights, kPanel * 4);
-  tile_load_once<4>(act, act_stride);
+  tile_load_streaming<4>(act, act_stride);
   Panel::template dot<0, 4, 6>();
   tile_load<7>(weights + 64, kPanel * 4);
   Panel::template dot<1, 4, 7>();
   if constexpr (kLower) {
-    tile_load_once<5>(act + kTileRows * act_stride, act_stride);
+    tile_load_streaming<5>(act + kTileRows * act_stride, act_stride);
     Panel::template dot<2, 5, 6>();
     Panel::template dot<3, 5, 7>();
   }
@@ -145,7 +145,7 @@ static inline void multiply_chunk(Weights weights, const uint8_t* acts, int64_t 
 
 // From so many rows on whole lines go to memory past the caches: a row's lie far apart and have gone
 // from the near ones, and each would be brought back before it is written, in the way of the weights.
-constexpr int64_t kStreamedRows = 4;
+constexpr int64_t kMinStreamedRows = 4;
 
 // Rows of a panel, and what their sums come to.
 template <class Panel>
@@ -156,18 +156,18 @@ class Finish {
   Finish(const uint8_t* panel, const uint8_t* acts, int64_t act_stride, int64_t rows,
          const float* sums, int64_t valid, const float* bias, float* out, int64_t ldo)
       : panel_(panel), acts_(acts), sums_(sums), bias_(bias), out_(out), act_stride_(act_stride),
-        valid_(valid), ldo_(ldo), left_(rows),
-        lines_(rows >= kStreamedRows && valid >= kPanel && ldo > kNearStride &&
+        valid_(valid), ldo_(ldo), partial_rows_(rows),
+        lines_(rows >= kMinStreamedRows && valid >= kPanel && ldo > kMaxCachedStride &&
                (reinterpret_cast<uintptr_t>(out) | uint64_t(ldo * 4)) % 64 == 0) {}
 
   // The next rows, at most `count`.
   TIDEMILL_INLINE void some(int64_t count) {
-    for (; count > 0 && left_ > 0; --count, --left_) {
+    for (; count > 0 && partial_rows_ > 0; --count, --partial_rows_) {
       for (int64_t lane = 0; lane < min64(kPanel, valid_); lane += kLanes) finish(lane);
       acts_ += act_stride_, sums_ += kPanel, out_ += ldo_;
     }
   }
-  TIDEMILL_INLINE void rest() { some(left_); }
+  TIDEMILL_INLINE void rest() { some(partial_rows_); }
 
  private:
   TIDEMILL_INLINE void finish(int64_t lane) const {
@@ -179,12 +179,12 @@ class Finish {
   const uint8_t *panel_ = nullptr, *acts_ = nullptr;
   const float *sums_ = nullptr, *bias_ = nullptr;
   float* out_ = nullptr;
-  int64_t act_stride_ = 0, valid_ = 0, ldo_ = 0, left_ = 0;
+  int64_t act_stride_ = 0, valid_ = 0, ldo_ = 0, partial_rows_ = 0;
   bool lines_ = false;
 };
 
 // The weights of panels [p0, p1), block after block.
-template <class Panel, bool kWidened = Panel::kWidened>
+template <class Panel, bool kDequantized = Panel::kDequantized>
 class BlockStream {
  public:
   BlockStream(const PackedMatrix& w, int64_t p0, int64_t)
@@ -205,20 +205,20 @@ class BlockStream {
 
 // The same widened: a ring of blocks, of which the caller says when the next one is made.
 template <class Panel, int64_t kRing>
-class WideStream {
+class DequantStream {
  public:
-  WideStream(const PackedMatrix& w, int64_t p0, int64_t p1)
+  DequantStream(const PackedMatrix& w, int64_t p0, int64_t p1)
       : panel_bytes_(w.panel_bytes), blocks_(tile_blocks<Panel>(w.k)),
         panel_(w.data + p0 * w.panel_bytes), end_(w.data + p1 * w.panel_bytes) {}
 
   // Block i since the beginning, until kRing more are made.
   TIDEMILL_INLINE const uint8_t* at(uint64_t i) const { return ring_ + i % kRing * kTileBlock; }
-  TIDEMILL_INLINE uint64_t widened() const { return widened_; }
+  TIDEMILL_INLINE uint64_t dequantized() const { return dequantized_; }
   // False where there is none.
-  TIDEMILL_INLINE bool widen() {
+  TIDEMILL_INLINE bool dequantize() {
     if (panel_ == end_) return false;
-    ask();
-    Panel::widen(panel_, block_, ring_ + widened_++ % kRing * kTileBlock);
+    prefetch_lines();
+    Panel::dequantize(panel_, block_, ring_ + dequantized_++ % kRing * kTileBlock);
     if (++block_ == blocks_) block_ = 0, panel_ += panel_bytes_;
     return true;
   }
@@ -227,13 +227,13 @@ class WideStream {
   // The stream is asked for so many bytes ahead, line by line: what is computed of a group fills what
   // the processor looks ahead. Half as far and twice as far are slower. The hardware runs ahead of that
   // to the end of a page, and is set off in the next one by its first lines.
-  static constexpr int64_t kReadAhead = 1728, kPageAhead = 3072;
+  static constexpr int64_t kPrefetchDistance = 1728, kPagePrefetchDistance = 3072;
 
-  TIDEMILL_INLINE void ask() const {
+  TIDEMILL_INLINE void prefetch_lines() const {
     constexpr int64_t kBytes = Panel::kLines * 64;
     const uint8_t* block = panel_ + Panel::line_at(block_);
-    for (int64_t line = 0; line < kBytes; line += 64) prefetch_near(block + kReadAhead + line);
-    const uintptr_t from = reinterpret_cast<uintptr_t>(block) + kPageAhead;
+    for (int64_t line = 0; line < kBytes; line += 64) prefetch_near(block + kPrefetchDistance + line);
+    const uintptr_t from = reinterpret_cast<uintptr_t>(block) + kPagePrefetchDistance;
     const uintptr_t page = (from + kBytes) / kPageBytes * kPageBytes;
     if (from < page)
       for (int64_t line = 0; line < 256; line += 64)
@@ -245,7 +245,7 @@ class WideStream {
   const uint8_t* panel_;
   const uint8_t* const end_;
   int64_t block_ = 0;
-  uint64_t widened_ = 0;
+  uint64_t dequantized_ = 0;
 };
 
 // A tile reads what was just stored only when the stores have left the pipeline: so weights are
@@ -253,17 +253,17 @@ class WideStream {
 template <class Panel>
 class BlockStream<Panel, true> {
  public:
-  BlockStream(const PackedMatrix& w, int64_t p0, int64_t p1) : wide_(w, p0, p1) {
-    for (int64_t b = 0; b < kAhead - 1; ++b) wide_.widen();
+  BlockStream(const PackedMatrix& w, int64_t p0, int64_t p1) : stream_(w, p0, p1) {
+    for (int64_t b = 0; b < kBlocksAhead - 1; ++b) stream_.dequantize();
   }
   TIDEMILL_INLINE const uint8_t* next() {
-    wide_.widen();
-    return wide_.at(taken_++);
+    stream_.dequantize();
+    return stream_.at(taken_++);
   }
 
  private:
-  static constexpr int64_t kAhead = 4;
-  WideStream<Panel, kAhead> wide_;
+  static constexpr int64_t kBlocksAhead = 4;
+  DequantStream<Panel, kBlocksAhead> stream_;
   uint64_t taken_ = 0;
 };
 
@@ -360,8 +360,8 @@ template <class Panel>
 static void gemm_some(ManyRows<Panel>& rows, int64_t p0, int64_t p1) {
   constexpr int64_t kLength = kChunkBlocks / 2;
   const int64_t blocks = tile_blocks<Panel>(rows.w.k);
-  WideStream<Panel, 2 * kLength> wide(rows.w, p0, p1);
-  for (int64_t b = 0; b < min64(kLength, blocks); ++b) wide.widen();
+  DequantStream<Panel, 2 * kLength> wide(rows.w, p0, p1);
+  for (int64_t b = 0; b < min64(kLength, blocks); ++b) wide.dequantize();
   uint64_t taken = 0;
   for (int64_t p = p0; p < p1; ++p) {
     for (int64_t from = 0; from < blocks; from += kLength) {
@@ -371,13 +371,13 @@ static void gemm_some(ManyRows<Panel>& rows, int64_t p0, int64_t p1) {
       const auto block = [&](int64_t b) __attribute__((always_inline)) {
         if (++products == rows.tiles) {
           products = 0;
-          if (wide.widened() < wanted) wide.widen();
+          if (wide.dequantized() < wanted) wide.dequantize();
         }
         return wide.at(taken + uint64_t(b - from));
       };
       rows.multiply(p, from, to, [&](int64_t) { return block; });
       taken += uint64_t(to - from);
-      while (wide.widened() < wanted && wide.widen()) continue;
+      while (wide.dequantized() < wanted && wide.dequantize()) continue;
     }
   }
 }
@@ -388,15 +388,15 @@ template <class Panel>
 static void gemm_many(ManyRows<Panel>& rows, int64_t p0, int64_t p1) {
   const PackedMatrix& w = rows.w;
   const int64_t blocks = tile_blocks<Panel>(w.k);
-  alignas(64) uint8_t wide[Panel::kWidened ? kChunkBlocks * kTileBlock : 64];
+  alignas(64) uint8_t wide[Panel::kDequantized ? kChunkBlocks * kTileBlock : 64];
   for (int64_t p = p0; p < p1; ++p) {
     const uint8_t* panel = w.data + p * w.panel_bytes;
     const uint8_t* next = (p + 1) * kPanel < w.n ? panel + w.panel_bytes : nullptr;
     for (int64_t from = 0; from < blocks; from += kChunkBlocks) {
       const int64_t to = min64(blocks, from + kChunkBlocks);
       const uint8_t* weights = panel + Panel::kHead + from * kTileBlock;
-      if constexpr (Panel::kWidened) {
-        for (int64_t b = from; b < to; ++b) Panel::widen(panel, b, wide + (b - from) * kTileBlock);
+      if constexpr (Panel::kDequantized) {
+        for (int64_t b = from; b < to; ++b) Panel::dequantize(panel, b, wide + (b - from) * kTileBlock);
         weights = wide;
       }
       rows.multiply(p, from, to, [&](int64_t tile) {
@@ -418,11 +418,11 @@ template <class Panel>
 static void gemm_pairs(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride,
                        int64_t m_rows, int64_t p0, int64_t p1, const float* bias, float* out,
                        int64_t ldo) {
-  alignas(64) float sums[kMostRows * kPanel];
+  alignas(64) float sums[kMaxRows * kPanel];
   configure_product(kPairRows);
   {
     ManyRows<Panel> rows(w, acts, act_stride, m_rows, bias, out, ldo, sums);
-    if constexpr (Panel::kWidened) {
+    if constexpr (Panel::kDequantized) {
       m_rows <= Panel::kSomeRows ? gemm_some(rows, p0, p1) : gemm_many(rows, p0, p1);
     } else {
       gemm_many(rows, p0, p1);
@@ -434,26 +434,26 @@ static void gemm_pairs(const PackedMatrix& w, const uint8_t* acts, int64_t act_s
 template <class Panel>
 static void gemm_tiles(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride,
                        int64_t m_rows, int64_t p0, int64_t p1, const float* bias, float* out,
-                       int64_t ldo, bool /*alone*/, Beside* /*beside*/) {
-  for (int64_t m = 0; m < m_rows; m += kMostRows) {
-    const int64_t rows = min64(kMostRows, m_rows - m);
+                       int64_t ldo, bool /*alone*/, KvPrefetch* /*kv_prefetch*/) {
+  for (int64_t m = 0; m < m_rows; m += kMaxRows) {
+    const int64_t rows = min64(kMaxRows, m_rows - m);
     auto* run = rows > kPairRows   ? &gemm_pairs<Panel>
                 : rows > kTileRows ? &gemm_few<Panel, true>
                                    : &gemm_few<Panel, false>;
     run(w, acts + m * act_stride, act_stride, rows, p0, p1, bias, out + m * ldo, ldo);
   }
-  if (m_rows >= kStreamedRows && ldo > kNearStride) streams_end();
+  if (m_rows >= kMinStreamedRows && ldo > kMaxCachedStride) streams_end();
 }
 
 // nullptr: by vectors. Few rows of int8 with a scale per row are faster so, and exact either way.
 using GemmTiles = decltype(&gemm_tiles<Bf16Panel>);
 
 static GemmTiles tiles_of(const PackedMatrix& w, int64_t m_rows) {
-  constexpr int64_t kLeastRowsI8 = 6;
-  if (w.act == ActType::I8Row) return m_rows >= kLeastRowsI8 ? &gemm_tiles<ChannelPanel> : nullptr;
+  constexpr int64_t kMinRowsI8 = 6;
+  if (w.act == ActType::I8Row) return m_rows >= kMinRowsI8 ? &gemm_tiles<ChannelPanel> : nullptr;
   if (w.act != ActType::BF16) return nullptr;
   if (w.type == WeightType::BF16) return &gemm_tiles<Bf16Panel>;
-  return with_wide(w.type, []<WeightType kType>() -> GemmTiles {
-    return &gemm_tiles<WidenedPanel<kType>>;
+  return with_dequant_type(w.type, []<WeightType kType>() -> GemmTiles {
+    return &gemm_tiles<DequantPanel<kType>>;
   });
 }

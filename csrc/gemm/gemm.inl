@@ -6,31 +6,31 @@
 #define TIDEMILL_INLINE inline __attribute__((always_inline))
 
 // Quad i of activation bytes for all lanes, as dot products take it.
-#ifndef TIDEMILL_QUAD_LANES
-using Quad = Vi;
-static TIDEMILL_INLINE Quad act_quad(const uint8_t* acts, int i) {
+#ifndef TIDEMILL_INT8X4_LANES
+using Int8x4 = Vi;
+static TIDEMILL_INLINE Int8x4 act_int8x4(const uint8_t* acts, int i) {
   return ibroadcast(acts + 4 * i);
 }
 #endif
 
 // The same as dot_q8 takes it, of what round_act_q8 left.
-#ifndef TIDEMILL_QUAD_Q8
-using QuadQ8 = Quad;
-static TIDEMILL_INLINE QuadQ8 act_quad_q8(const uint8_t* acts, int i) {
-  return act_quad(acts, i);
+#ifndef TIDEMILL_INT8X4_Q8
+using Int8x4Q8 = Int8x4;
+static TIDEMILL_INLINE Int8x4Q8 act_int8x4_q8(const uint8_t* acts, int i) {
+  return act_int8x4(acts, i);
 }
 #endif
 
-// Whether this table is one that asks_for_more() is about.
+// Whether this table is one that is_zen5_or_later() is about.
 #ifdef TIDEMILL_BF16_DOT
-constexpr bool kAsksForMore = true;
+constexpr bool kHasZen5Paths = true;
 #else
-constexpr bool kAsksForMore = false;
+constexpr bool kHasZen5Paths = false;
 #endif
 
 // An address the compiler takes for another one, so that it reads anew what it would keep in
 // registers, which are better used for sums.
-static TIDEMILL_INLINE const uint8_t* afresh(const uint8_t* p) {
+static TIDEMILL_INLINE const uint8_t* launder_pointer(const uint8_t* p) {
   asm("" : "+r"(p));
   return p;
 }
@@ -44,22 +44,22 @@ struct TileInput {
   int64_t lane;
   // What is read later is brought closer meanwhile: of every block of `next` the lines
   // [line0, line1), a share for each of a panel's tiles and each pass of them. From how many rows on
-  // this pays depends on how much is computed per line (kAskRows); below that the hardware's own
+  // this pays depends on how much is computed per line (kPrefetchRows); below that the hardware's own
   // prefetching of one sequential stream is better, which is only told in time where the stream
-  // goes on (`prefetch_ahead`).
-  const uint8_t* next;  // a panel ahead, or kAskBytes; null: nothing is asked for
+  // goes on (`prefetch_next_page`).
+  const uint8_t* next;  // a panel ahead, or kPrefetchBytes; null: nothing is asked for
   int64_t line0, line1;
-  bool by_line = false;  // without `next`: whether every line of the stream itself is asked for
+  bool every_line = false;  // without `next`: whether every line of the stream itself is asked for
 };
 
-// The same where asks_for_more(): `next` is read once. These are types, since a test more in the loop is not
+// The same where is_zen5_or_later(): `next` is read once. These are types, since a test more in the loop is not
 // free: six rows of Q6_K, which asked for no lines beside, took 1.13 times as long by the last one's loop.
-struct OnceInput : TileInput {};
+struct StreamingTile : TileInput {};
 
 // And with every block of weights so many other lines are asked for.
-struct BesideInput : OnceInput {
-  Beside* beside;
-  int64_t beside_lines;
+struct KvPrefetchTile : StreamingTile {
+  KvPrefetch* kv_prefetch;
+  int64_t kv_lines;
 };
 
 // Vectors of output rows that a tile takes at once. Few rows leave registers free: then twice as
@@ -73,18 +73,18 @@ constexpr int tile_vecs(int64_t rows) {
 // From how many rows on a tile asks for weights: `measured` where it takes a panel in one pass. A tile
 // of more than half of `rows` that takes it in more reads every line but some, page after page, in
 // which the hardware sees no stream.
-constexpr int64_t ask_rows(int64_t measured, int64_t rows, int64_t vecs) {
+constexpr int64_t prefetch_min_rows(int64_t measured, int64_t rows, int64_t vecs) {
   return vecs * kLanes >= kPanel || measured <= rows / 2 ? measured : rows / 2 + 1;
 }
 
 // From how many rows on every line of weights without a scale per group is asked for, where
-// asks_for_more(): one row reads them as fast as memory gives.
-constexpr int64_t kLineRowsWide = 2;
+// is_zen5_or_later(): one row reads them as fast as memory gives.
+constexpr int64_t kEveryLineRowsUnscaled = 2;
 
 // Lines to ask for beside a tile's block of weights, of whose lines each of `tiles` tiles asks for a share:
 // with these at most one in kLineCycles, and by themselves one in kLeastCycles. More than that are as slow
 // as none (Zen 5, two threads; see kernels.md).
-static inline int64_t lines_beside(const Beside* of, int64_t block_cycles, int64_t block_lines,
+static inline int64_t kv_lines_per_block(const KvPrefetch* of, int64_t block_cycles, int64_t block_lines,
                                    int64_t tiles) {
   constexpr int64_t kLineCycles = 6, kLeastCycles = 16;
   if (of == nullptr || (of->next == of->last && of->at >= of->to)) return 0;
@@ -92,9 +92,9 @@ static inline int64_t lines_beside(const Beside* of, int64_t block_cycles, int64
                         block_cycles / kLineCycles - (block_lines + tiles - 1) / tiles));
 }
 
-static TIDEMILL_INLINE void prefetch_beside(const TileInput&) {}
-static TIDEMILL_INLINE void prefetch_beside(const BesideInput& in) {
-  Beside& of = *in.beside;
+static TIDEMILL_INLINE void prefetch_kv_lines(const TileInput&) {}
+static TIDEMILL_INLINE void prefetch_kv_lines(const KvPrefetchTile& in) {
+  KvPrefetch& of = *in.kv_prefetch;
   if (of.at >= of.to) {
     if (of.next == of.last) return;
     of.at = of.base + of.next->from;
@@ -102,12 +102,12 @@ static TIDEMILL_INLINE void prefetch_beside(const BesideInput& in) {
     ++of.next;
   }
   const uint8_t* at = of.at;
-  for (int64_t line = 0; line < in.beside_lines; ++line) prefetch(at + line * 64);
-  of.at = at + in.beside_lines * 64;
+  for (int64_t line = 0; line < in.kv_lines; ++line) prefetch(at + line * 64);
+  of.at = at + in.kv_lines * 64;
 }
 
 static TIDEMILL_INLINE void prefetch_next(const TileInput& in, int64_t at) { prefetch(in.next + at); }
-static TIDEMILL_INLINE void prefetch_next(const OnceInput& in, int64_t at) { prefetch_once(in.next + at); }
+static TIDEMILL_INLINE void prefetch_next(const StreamingTile& in, int64_t at) { prefetch_streaming(in.next + at); }
 
 template <class Input>
 static inline void prefetch_block(const Input& in, int64_t block_offset) {
@@ -117,26 +117,26 @@ static inline void prefetch_block(const Input& in, int64_t block_offset) {
 
 // A few lines of the page that the stream comes to next. The hardware does not look beyond the page
 // of 4 KiB it is in, and would begin anew with every one.
-constexpr int64_t kStreamAhead = 6144;
+constexpr int64_t kPrefetchDistance = 6144;
 template <int64_t kLines>
-static TIDEMILL_INLINE void prefetch_ahead(const TileInput& in, int64_t block_offset) {
+static TIDEMILL_INLINE void prefetch_next_page(const TileInput& in, int64_t block_offset) {
   TIDEMILL_UNROLL
   for (int64_t line = 0; line < kLines; ++line)
-    prefetch(in.panel + block_offset + kStreamAhead + line * 64);
+    prefetch(in.panel + block_offset + kPrefetchDistance + line * 64);
 }
 // Every line of what comes so much later than these bytes.
 template <int64_t kBytes>
-static TIDEMILL_INLINE void prefetch_by_line(const uint8_t* at) {
+static TIDEMILL_INLINE void prefetch_every_line(const uint8_t* at) {
   TIDEMILL_UNROLL
-  for (int64_t line = 0; line < kBytes; line += 64) prefetch_once(at + kStreamAhead + line);
+  for (int64_t line = 0; line < kBytes; line += 64) prefetch_streaming(at + kPrefetchDistance + line);
 }
 
 template <bool kFirst, class First, class Second>
-struct Either {
+struct Conditional {
   using Type = First;
 };
 template <class First, class Second>
-struct Either<false, First, Second> {
+struct Conditional<false, First, Second> {
   using Type = Second;
 };
 
@@ -201,24 +201,24 @@ struct QuantizedWeights {
   static constexpr bool kPairs = kSteps && kPairDots;
   static constexpr int kSumParts = fitting_quads(Codes::kLargest) / 2;
   static constexpr int kRows = kI8Rows, kVecs = kI8Vecs;
-  static constexpr int64_t kAskRows = ask_rows(kFour ? kAskRowsQ4 : kAskRowsQ8, kRows, kVecs);
+  static constexpr int64_t kPrefetchRows = prefetch_min_rows(kFour ? kPrefetchRowsQ4 : kPrefetchRowsQ8, kRows, kVecs);
   static constexpr int64_t kBlockBytes = kFour ? kQ4GroupBytes : kQ8GroupBytes;
   static constexpr int64_t kBlockCycles = 66;  // of a whole tile (Zen 5), for what is asked for beside
-  static constexpr int64_t kLineRows = kFour ? 1 : 3;  // two rows of eight bits lose by it
-  using Acts = typename Either<kPairDots && !kSteps, ActGroupQ8, ActGroup>::Type;
+  static constexpr int64_t kEveryLineRows = kFour ? 1 : 3;  // two rows of eight bits lose by it
+  using Acts = typename Conditional<kPairDots && !kSteps, ActGroupQ8, ActGroup>::Type;
 
   static TIDEMILL_INLINE const uint8_t* group_at(const uint8_t* panel, int64_t g) {
     return panel + g * kBlockBytes;
   }
   template <class Input>
   static TIDEMILL_INLINE void prefetch_group(const Input& in, int64_t g) {
-    prefetch_beside(in);
+    prefetch_kv_lines(in);
     if (in.next) {
       prefetch_block(in, g * kBlockBytes);
-    } else if (in.by_line) {
-      prefetch_by_line<kBlockBytes>(group_at(in.panel, g));
+    } else if (in.every_line) {
+      prefetch_every_line<kBlockBytes>(group_at(in.panel, g));
     } else {
-      prefetch_ahead<kBlockBytes / 512>(in, g * kBlockBytes);
+      prefetch_next_page<kBlockBytes / 512>(in, g * kBlockBytes);
     }
   }
 
@@ -282,11 +282,11 @@ struct QuantizedWeights {
           const uint8_t* q = act + r * in.act_stride + offsetof(Acts, q);
           const int quad = part + half * 4;
           if constexpr (kSteps) {
-            const Quad a = act_quad(q, quad);
+            const Int8x4 a = act_int8x4(q, quad);
             TIDEMILL_UNROLL
             for (int v = 0; v < V; ++v) to[r][v] = dot_q4(to[r][v], u[v], a);
           } else {
-            const QuadQ8 a = act_quad_q8(q, quad);
+            const Int8x4Q8 a = act_int8x4_q8(q, quad);
             TIDEMILL_UNROLL
             for (int v = 0; v < V; ++v) to[r][v] = dot_q8(to[r][v], u[v], a);
           }
@@ -327,10 +327,10 @@ static TIDEMILL_INLINE Vf channel_value(const uint8_t* panel, const uint8_t* act
 
 struct ChannelWeights {
   static constexpr int kRows = kI8Rows, kVecs = kI8Vecs;
-  static constexpr int64_t kAskRows = ask_rows(kAskRowsQ8, kRows, kVecs);
+  static constexpr int64_t kPrefetchRows = prefetch_min_rows(kPrefetchRowsQ8, kRows, kVecs);
   static constexpr int64_t kBlockBytes = kTileDepthI8 * kPanel;
   static constexpr int64_t kBlockCycles = 105;
-  static constexpr int64_t kLineRows = kLineRowsWide;
+  static constexpr int64_t kEveryLineRows = kEveryLineRowsUnscaled;
 
   template <int R, int V, class Input>
   static TIDEMILL_INLINE void accumulate(const Input& in, Vf (&sum)[R][V]) {
@@ -345,17 +345,17 @@ struct ChannelWeights {
     const uint8_t* block = in.panel + kChannelScales;
     const uint8_t* act = in.act + offsetof(ActRow, q);
     for (int64_t k0 = 0; k0 < in.k; k0 += kTileDepthI8, act += kTileDepthI8 * kActBytesQ8) {
-      prefetch_beside(in);
+      prefetch_kv_lines(in);
       prefetch_block(in, block - in.panel);
       TIDEMILL_UNROLL
       for (int quad = 0; quad < kTileDepthI8 / 4; ++quad) {
         Vi w[V];
         TIDEMILL_UNROLL
         for (int v = 0; v < V; ++v) w[v] = iload(block + quad * 128 + (in.lane + v * kLanes) * 4);
-        if (in.by_line) prefetch_by_line<128>(block + quad * 128);
+        if (in.every_line) prefetch_every_line<128>(block + quad * 128);
         TIDEMILL_UNROLL
         for (int r = 0; r < R; ++r) {
-          const QuadQ8 a = act_quad_q8(act + r * in.act_stride, quad);
+          const Int8x4Q8 a = act_int8x4_q8(act + r * in.act_stride, quad);
           TIDEMILL_UNROLL
           for (int v = 0; v < V; ++v) dot[r][v] = dot_q8(dot[r][v], w[v], a);
         }
@@ -376,14 +376,14 @@ struct ChannelWeights {
 template <WeightType kType, bool kPairs>
 struct FloatWeights {
   static constexpr int kRows = kFloatRows, kVecs = kFloatVecs;
-  static constexpr int64_t kAskRows = ask_rows(kAskRowsFloat, kRows, kVecs);
+  static constexpr int64_t kPrefetchRows = prefetch_min_rows(kPrefetchRowsFloat, kRows, kVecs);
   static constexpr bool kWiden = kType == WeightType::BF16 && !kPairs;
   static constexpr int64_t kStepBytes = kType == WeightType::F16 ? kPanel * 2 : kPanel * 4;
 
   static constexpr int64_t kBlockSteps = 16;
   static constexpr int64_t kBlockBytes = kBlockSteps * kStepBytes;
   static constexpr int64_t kBlockCycles = 200;
-  static constexpr int64_t kLineRows = kLineRowsWide;
+  static constexpr int64_t kEveryLineRows = kEveryLineRowsUnscaled;
 
   // Weights of one k, or of a pair; of which, where they are widened, kSecond says.
   template <bool kSecond>
@@ -431,7 +431,7 @@ struct FloatWeights {
         for (int v = 0; v < V; ++v) multiply(sum[r][v], w[v], a);
       }
     }
-    if constexpr (kWiden && !kSecond) step<true>(afresh(weights), act, act_stride, sum);
+    if constexpr (kWiden && !kSecond) step<true>(launder_pointer(weights), act, act_stride, sum);
   }
 
   template <int R, int V, class Input>
@@ -440,11 +440,11 @@ struct FloatWeights {
     const uint8_t* weights = in.panel + in.lane * (kStepBytes / kPanel);
     const uint8_t* act = in.act;
     for (int64_t s = 0; s < steps; s += kBlockSteps) {
-      prefetch_beside(in);
+      prefetch_kv_lines(in);
       prefetch_block(in, s * kStepBytes);
       const int64_t end = min64(steps, s + kBlockSteps);
       for (int64_t i = s; i < end; ++i, weights += kStepBytes, act += kWiden ? 8 : 4) {
-        if (in.by_line) prefetch_by_line<kStepBytes>(weights);
+        if (in.every_line) prefetch_every_line<kStepBytes>(weights);
         step<false>(weights, act, in.act_stride, sum);
       }
     }
@@ -454,7 +454,7 @@ struct FloatWeights {
 // Where a tile writes its sums when it is done: rows lie far apart, in lines that came before from
 // another cache or from memory, and stores would wait for them one after the other.
 template <int R, int V>
-static TIDEMILL_INLINE void expect_sums(float* out, int64_t ldo) {
+static TIDEMILL_INLINE void prefetch_sums(float* out, int64_t ldo) {
   TIDEMILL_UNROLL
   for (int r = 0; r < R; ++r) {
     TIDEMILL_UNROLL
@@ -473,7 +473,7 @@ static __attribute__((noinline)) void panel_rows(Input in, int64_t valid, const 
     const int64_t pass = in.lane / (V * kLanes);
     in.line0 = line0 + pass * lines / kPasses;
     in.line1 = line0 + (pass + 1) * lines / kPasses;
-    expect_sums<R, V>(out + in.lane, ldo);
+    prefetch_sums<R, V>(out + in.lane, ldo);
     Vf sum[R][V];
     TIDEMILL_UNROLL
     for (int r = 0; r < R; ++r) {
@@ -512,20 +512,20 @@ static inline void dispatch_rows(int64_t rows, const Input& in, int64_t valid,
 template <class Weights>
 static void gemm_panels(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride,
                         int64_t m_rows, int64_t p0, int64_t p1, const float* bias, float* out,
-                        int64_t ldo, bool alone, Beside* beside) {
-  const bool more = asks_for_more();
-  const bool asks = m_rows >= (alone ? max64(2, Weights::kAskRows) : Weights::kAskRows);
+                        int64_t ldo, bool alone, KvPrefetch* kv_prefetch) {
+  const bool more = is_zen5_or_later();
+  const bool asks = m_rows >= (alone ? max64(2, Weights::kPrefetchRows) : Weights::kPrefetchRows);
   // One pass of one tile reads the panel as a stream, of which some is asked for ahead; more of them
   // find it in the cache, and ask for the next one.
   const bool streams = m_rows <= Weights::kRows && tile_vecs<Weights>(m_rows) * kLanes >= kPanel;
-  const int64_t ahead = streams ? min64(kAskBytes, w.panel_bytes) : w.panel_bytes;
+  const int64_t ahead = streams ? min64(kPrefetchBytes, w.panel_bytes) : w.panel_bytes;
   constexpr int64_t kLines = Weights::kBlockBytes / 64;
   const int64_t tiles = (m_rows + Weights::kRows - 1) / Weights::kRows;
-  [[maybe_unused]] const int64_t beside_lines =
-      lines_beside(beside, Weights::kBlockCycles * m_rows / (tiles * Weights::kRows), kLines, tiles);
-  const bool by_line = more && !asks && m_rows >= Weights::kLineRows;
+  [[maybe_unused]] const int64_t kv_lines =
+      kv_lines_per_block(kv_prefetch, Weights::kBlockCycles * m_rows / (tiles * Weights::kRows), kLines, tiles);
+  const bool every_line = more && !asks && m_rows >= Weights::kEveryLineRows;
   for (int64_t p = p0; p < p1; ++p) {
-    TileInput in{w.data + p * w.panel_bytes, acts, act_stride, w.k, 0, nullptr, 0, 0, by_line};
+    TileInput in{w.data + p * w.panel_bytes, acts, act_stride, w.k, 0, nullptr, 0, 0, every_line};
     const int64_t n0 = p * kPanel;
     if (asks && n0 + kPanel < w.n) in.next = in.panel + ahead;
     int64_t m = 0;
@@ -540,13 +540,13 @@ static void gemm_panels(const PackedMatrix& w, const uint8_t* acts, int64_t act_
                                                first, ldo);
       };
       m += rows;
-      if constexpr (kAsksForMore) {
-        if (more && beside_lines > 0) {
-          dispatch(BesideInput{{in}, beside, beside_lines});
+      if constexpr (kHasZen5Paths) {
+        if (more && kv_lines > 0) {
+          dispatch(KvPrefetchTile{{in}, kv_prefetch, kv_lines});
           continue;
         }
         if (more && asks) {
-          dispatch(OnceInput{in});
+          dispatch(StreamingTile{in});
           continue;
         }
       }
@@ -561,10 +561,10 @@ static void gemm_panels(const PackedMatrix& w, const uint8_t* acts, int64_t act_
 // What multiplies int8 panels, tiles aside.
 #ifdef TIDEMILL_I8MM
 #include "gemm/i8mm.inl"
-using Q8Product = QuantizedEights<false>;
+using Q8Product = QuantizedX8<false>;
 template <class Codes>
-using Q4Product = QuantizedEights<true, Codes>;
-using I8Product = ChannelEights;
+using Q4Product = QuantizedX8<true, Codes>;
+using I8Product = ChannelX8;
 #else
 using Q8Product = QuantizedWeights<false>;
 template <class Codes>
@@ -574,7 +574,7 @@ using I8Product = ChannelWeights;
 
 static void gemm(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride, int64_t m_rows,
                  int64_t p0, int64_t p1, const float* bias, float* out, int64_t ldo, bool alone,
-                 Beside* beside) {
+                 KvPrefetch* kv_prefetch) {
   auto* run = &gemm_panels<FloatWeights<WeightType::F32, false>>;
   if (w.type == WeightType::MXFP4) run = &gemm_panels<Q4Product<Mxfp4Codes>>;
   if (w.type == WeightType::I8) run = &gemm_panels<I8Product>;
@@ -593,5 +593,5 @@ static void gemm(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride,
   if (w.act == ActType::BF16) run = &gemm_panels<FloatWeights<WeightType::BF16, true>>;
 #endif
 #endif
-  run(w, acts, act_stride, m_rows, p0, p1, bias, out, ldo, alone, beside);
+  run(w, acts, act_stride, m_rows, p0, p1, bias, out, ldo, alone, kv_prefetch);
 }

@@ -59,7 +59,7 @@ struct PairSums {
 
 // QuantizedWeights in eights.
 template <bool kFour, class Codes = EvenSteps>
-struct QuantizedEights : QuantizedWeights<kFour, Codes> {
+struct QuantizedX8 : QuantizedWeights<kFour, Codes> {
   using Vectors = QuantizedWeights<kFour, Codes>;
   static constexpr int kRows = 4, kVecs = 2;
 
@@ -114,7 +114,7 @@ struct QuantizedEights : QuantizedWeights<kFour, Codes> {
 };
 
 // ChannelWeights in eights.
-struct ChannelEights : ChannelWeights {
+struct ChannelX8 : ChannelWeights {
   static constexpr int kRows = 8, kVecs = 2;
 
   template <int R, int V, class Input>

@@ -8,10 +8,10 @@ struct KWeights {
   using Layout = KLayout<kType>;
   static constexpr int kHalves = Layout::kMins ? 1 : 2;  // integer sums per group
   static constexpr int kRows = kBlockRows, kVecs = kBlockVecs;
-  static constexpr int64_t kAskRows = ask_rows(kAskRowsK, kRows, kVecs);
+  static constexpr int64_t kPrefetchRows = prefetch_min_rows(kPrefetchRowsK, kRows, kVecs);
   static constexpr int64_t kBlockBytes = Layout::kGroupBytes;  // what a tile prefetches at once
   static constexpr int64_t kBlockCycles = 68;
-  static constexpr int64_t kLineRows = 1;
+  static constexpr int64_t kEveryLineRows = 1;
   static constexpr int64_t kScaledGroups = kBlock / kGroup;    // that have a float scale in common
   static constexpr int kQuads = fitting_quads((16 << Layout::kHighBits) - 1);
 
@@ -24,9 +24,9 @@ struct KWeights {
 
   template <class Input>
   static TIDEMILL_INLINE void prefetch_group(const Input& in, int64_t g) {
-    prefetch_beside(in);
-    if (in.by_line) return prefetch_by_line<kBlockBytes>(group_at(in.panel, g));
-    if (!in.next) return prefetch_ahead<kBlockBytes / 512>(in, Layout::group_offset(g));
+    prefetch_kv_lines(in);
+    if (in.every_line) return prefetch_every_line<kBlockBytes>(group_at(in.panel, g));
+    if (!in.next) return prefetch_next_page<kBlockBytes / 512>(in, Layout::group_offset(g));
     prefetch_block(in, Layout::group_offset(g));
     if (in.line0 == 0 && g % 8 == 0)
       for (int64_t line = 0; line < Layout::kFooterBytes; line += 64)
@@ -122,7 +122,7 @@ struct KWeights {
     for (int v = 0; v < V; ++v) w[v] = quad<T>(group, (in.lane + v * kLanes) * 4);
     TIDEMILL_UNROLL
     for (int r = 0; r < R; ++r) {
-      const Quad a = act_quad(act + r * in.act_stride, T);
+      const Int8x4 a = act_int8x4(act + r * in.act_stride, T);
       TIDEMILL_UNROLL
       for (int v = 0; v < V; ++v) dot[r][v] = dot_u6(dot[r][v], w[v], a);
     }
@@ -194,7 +194,7 @@ struct KWeights {
           whole_group(in, group, act, g, scaled);
         } else {
           half_group<0>(in, group, act, g, scaled);
-          half_group<1>(in, afresh(group), act, g, scaled);
+          half_group<1>(in, launder_pointer(group), act, g, scaled);
         }
       }
       scaled.close(in, b, sum);

@@ -10,15 +10,15 @@
 //   MXFP4, IQ4_NL as Q4_0, nibbles as they are (codes.inl); the scales of MXFP4 are bfloat16
 //   K types       see kpack.inl
 //   I8            see channel.inl
-// With AMX quantized types but MXFP4 and I8 lie in another order: see wide.inl.
+// With AMX quantized types but MXFP4 and I8 lie in another order: see dequant_layout.inl.
 // In Q8_0, I8 and the types of four bits a row's bytes lie kDotBytes side by side, four (above) or
 // eight.
 
 #ifdef TIDEMILL_AMX
-#include "gemm/wide.inl"
+#include "gemm/dequant_layout.inl"
 #else
-static inline bool is_wide(WeightType) { return false; }
-static inline int64_t wide_panel_bytes(WeightType, int64_t) { return 0; }
+static inline bool is_dequantized(WeightType) { return false; }
+static inline int64_t dequant_panel_bytes(WeightType, int64_t) { return 0; }
 #endif
 
 constexpr int64_t kQ8GroupBytes = 64 + 1024;
@@ -32,11 +32,11 @@ static inline int64_t byte_at(int64_t j, int64_t i) {
 }
 
 static ActType act_type(WeightType weight, bool float32_compute) {
-  if (is_wide(weight)) return ActType::BF16;
+  if (is_dequantized(weight)) return ActType::BF16;
   switch (weight) {
     case WeightType::Q8_0:
     case WeightType::IQ4_NL:
-      return kPairDots ? ActType::I8Apart : ActType::I8;
+      return kPairDots ? ActType::I8SignMagnitude : ActType::I8;
     case WeightType::Q4_0:
     case WeightType::MXFP4:
       return ActType::I8;
@@ -54,7 +54,7 @@ static ActType act_type(WeightType weight, bool float32_compute) {
 }
 
 static int64_t panel_bytes(WeightType weight, [[maybe_unused]] ActType act, int64_t k) {
-  if (is_wide(weight)) return wide_panel_bytes(weight, k);
+  if (is_dequantized(weight)) return dequant_panel_bytes(weight, k);
   switch (weight) {
     case WeightType::F32:
       return k * kPanel * 4;
@@ -129,7 +129,7 @@ static inline void round_group(Load load, Vf inverse, int8_t* out, Vi* sum) {
 // and stored so. What the sums of their products begin with is kStartQ8 times the sum of what is
 // returned, lanes yet to be added.
 constexpr int64_t kActBytesQ8 = kPairDots ? 2 : 1;
-#ifdef TIDEMILL_QUAD_Q8
+#ifdef TIDEMILL_INT8X4_Q8
 constexpr int32_t kStartQ8 = 1;
 #else
 constexpr int32_t kStartQ8 = -128;
@@ -137,7 +137,7 @@ constexpr int32_t kStartQ8 = -128;
 template <class Load>
 static inline Vi round_act_q8(Load load, Vf inverse, uint8_t* to) {
   Vi sum[2];
-#ifdef TIDEMILL_QUAD_Q8
+#ifdef TIDEMILL_INT8X4_Q8
   int8_t q[kGroup];
   round_group(load, inverse, q, sum);
   return store_act_q8(q, to);
@@ -266,11 +266,11 @@ static inline void pack_float(WeightType from, const uint8_t* row, WeightType to
 }
 
 #ifdef TIDEMILL_AMX
-#include "gemm/widepack.inl"
+#include "gemm/dequant_pack.inl"
 #else
-static void pack_wide_panel(WeightType, WeightType, const uint8_t*, int64_t, int64_t, int64_t,
+static void pack_dequant_panel(WeightType, WeightType, const uint8_t*, int64_t, int64_t, int64_t,
                             uint8_t*) {}
-static void unpack_wide_row(WeightType, const uint8_t*, int64_t, int64_t, float*) {}
+static void unpack_dequant_row(WeightType, const uint8_t*, int64_t, int64_t, float*) {}
 #endif
 
 static void pack_panel(WeightType from, const void* source, WeightType to, ActType act,
@@ -278,7 +278,7 @@ static void pack_panel(WeightType from, const void* source, WeightType to, ActTy
   const int64_t rows = max64(0, min64(kPanel, n - n0));
   const int64_t row_bytes = source_bytes(from, k);
   const uint8_t* first = static_cast<const uint8_t*>(source) + n0 * row_bytes;
-  if (is_wide(to)) return pack_wide_panel(from, to, first, row_bytes, rows, k, panel);
+  if (is_dequantized(to)) return pack_dequant_panel(from, to, first, row_bytes, rows, k, panel);
   if (is_k_type(to)) return pack_k_panel(to, first, row_bytes, rows, k, panel);
   if (to == WeightType::I8) return pack_channel_panel(from, first, row_bytes, rows, k, panel);
   const bool quantized = to == WeightType::Q8_0 || to == WeightType::Q4_0 || is_code_type(to);
@@ -309,7 +309,7 @@ static void pack_panel(WeightType from, const void* source, WeightType to, ActTy
 static void unpack_row(const PackedMatrix& w, int64_t row, float* out) {
   const uint8_t* panel = w.data + row / kPanel * w.panel_bytes;
   const int64_t j = row % kPanel;
-  if (is_wide(w.type)) return unpack_wide_row(w.type, panel, j, w.k, out);
+  if (is_dequantized(w.type)) return unpack_dequant_row(w.type, panel, j, w.k, out);
   if (is_k_type(w.type)) return unpack_k_row(w.type, panel, j, w.k, out);
   if (w.type == WeightType::I8) return unpack_channel_row(panel, j, w.k, out);
   for (int64_t k = 0; k < w.k; ++k) {

@@ -23,7 +23,7 @@ static inline void tile_load(const void* base, int64_t stride) {
 }
 // The same of what is not needed again soon: it takes no place in the nearest cache.
 template <int T>
-static inline void tile_load_once(const void* base, int64_t stride) {
+static inline void tile_load_streaming(const void* base, int64_t stride) {
   __asm__ volatile("tileloaddt1 (%1,%2,1), %%tmm%c0" ::"i"(T), "r"(base), "r"(stride) : "memory");
 }
 template <int T>

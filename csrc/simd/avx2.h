@@ -24,7 +24,7 @@ constexpr const char* kIsaName = "avxvnni-emulated";
 constexpr const char* kIsaName = "avxvnni";
 #endif
 constexpr bool kPairDots = false;
-constexpr int64_t kAskRowsQ8 = 5, kAskRowsQ4 = 3, kAskRowsK = 3;
+constexpr int64_t kPrefetchRowsQ8 = 5, kPrefetchRowsQ4 = 3, kPrefetchRowsK = 3;
 #else
 constexpr const char* kIsaName = "avx2";
 #endif
@@ -39,8 +39,8 @@ constexpr int kBlockVecs = 2, kBlockRows = 4;
 constexpr int kFloatVecs = 2, kFloatRows = 6;
 constexpr int kScoreVecs = 2, kScoreRows = 6;
 constexpr int kAccRegisters = 12;
-constexpr int64_t kAskRowsFloat = 7;
-constexpr int64_t kAskBytes = 8 << 10;
+constexpr int64_t kPrefetchRowsFloat = 7;
+constexpr int64_t kPrefetchBytes = 8 << 10;
 
 using Vf = __m256;
 using Vi = __m256i;
@@ -218,7 +218,7 @@ static inline void prefetch(const void* p) {
   asm volatile("prefetcht1 %0" : : "m"(*static_cast<const char*>(p)));
 }
 // Of what is read and not needed again: it does not go from the second level to the third.
-static inline void prefetch_once(const void* p) {
+static inline void prefetch_streaming(const void* p) {
   asm volatile("prefetchnta %0" : : "m"(*static_cast<const char*>(p)));
 }
 // To the nearest level, to be written. Processors that do not know it take it for nothing.

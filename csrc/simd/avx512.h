@@ -49,15 +49,15 @@ constexpr bool kQ4Offset = true;
 constexpr bool kQ8Offset = true;  // vpdpbusd multiplies q + 128
 #ifndef TIDEMILL_PAIR_DOTS
 constexpr bool kPairDots = false;
-constexpr int64_t kAskRowsQ8 = 5, kAskRowsQ4 = 3, kAskRowsK = 3;
+constexpr int64_t kPrefetchRowsQ8 = 5, kPrefetchRowsQ4 = 3, kPrefetchRowsK = 3;
 #endif
 constexpr int kI8Vecs = 2, kI8Rows = 6;
 constexpr int kBlockVecs = 2, kBlockRows = 6;
 constexpr int kFloatVecs = 2, kFloatRows = 12;
 constexpr int kScoreVecs = 2, kScoreRows = 12;
 constexpr int kAccRegisters = 24;
-constexpr int64_t kAskRowsFloat = 7;
-constexpr int64_t kAskBytes = int64_t(1) << 30;  // a panel
+constexpr int64_t kPrefetchRowsFloat = 7;
+constexpr int64_t kPrefetchBytes = int64_t(1) << 30;  // a panel
 
 using Vf = __m512;
 using Vi = __m512i;
@@ -243,7 +243,7 @@ static inline void prefetch(const void* p) {
   asm volatile("prefetcht1 %0" : : "m"(*static_cast<const char*>(p)));
 }
 // Of what is read and not needed again: it does not go from the second level to the third.
-static inline void prefetch_once(const void* p) {
+static inline void prefetch_streaming(const void* p) {
   asm volatile("prefetchnta %0" : : "m"(*static_cast<const char*>(p)));
 }
 // To the nearest level.

@@ -38,8 +38,8 @@ constexpr int kBlockVecs = 4, kBlockRows = 3;
 constexpr int kFloatVecs = 4, kFloatRows = 5;
 constexpr int kScoreVecs = 4, kScoreRows = 5;
 constexpr int kAccRegisters = 20;
-constexpr int64_t kAskRowsQ8 = 5, kAskRowsQ4 = 3, kAskRowsK = 3, kAskRowsFloat = 7;
-constexpr int64_t kAskBytes = int64_t(1) << 30;  // a panel
+constexpr int64_t kPrefetchRowsQ8 = 5, kPrefetchRowsQ4 = 3, kPrefetchRowsK = 3, kPrefetchRowsFloat = 7;
+constexpr int64_t kPrefetchBytes = int64_t(1) << 30;  // a panel
 
 using Vf = float32x4_t;
 using Vi = int32x4_t;
@@ -154,16 +154,16 @@ static inline Vf vround_bf16(Vf a) {
 #define TIDEMILL_TILE __attribute__((noinline))
 
 // A quad of activations for all lanes: sdot takes it from the sixteen bytes it lies in.
-#define TIDEMILL_QUAD_LANES 1
-struct Quad {
+#define TIDEMILL_INT8X4_LANES 1
+struct Int8x4 {
   int8x16_t sixteen;
   int lane;
 };
-static inline Quad act_quad(const uint8_t* acts, int i) {
+static inline Int8x4 act_int8x4(const uint8_t* acts, int i) {
   return {vreinterpretq_s8_u8(vld1q_u8(acts + i / 4 * 16)), i % 4};
 }
 // The lane is a constant once the loops around are unrolled, and one case remains.
-static inline __attribute__((always_inline)) Vi dot_q8(Vi acc, Vi w, Quad a) {
+static inline __attribute__((always_inline)) Vi dot_q8(Vi acc, Vi w, Int8x4 a) {
   switch (a.lane) {
     case 0: return vdotq_laneq_s32(acc, as_bytes(w), a.sixteen, 0);
     case 1: return vdotq_laneq_s32(acc, as_bytes(w), a.sixteen, 1);
@@ -180,8 +180,8 @@ static inline Vi ilook_up(Vi table, Vi index) {
   return vreinterpretq_s32_s8(vqtbl1q_s8(as_bytes(table), vreinterpretq_u8_s32(index)));
 }
 // Nibbles and six bits are their own signed bytes.
-static inline Vi dot_q4(Vi acc, Vi w, Quad a) { return dot_q8(acc, w, a); }
-static inline Vi dot_u6(Vi acc, Vi w, Quad a) { return dot_q8(acc, w, a); }
+static inline Vi dot_q4(Vi acc, Vi w, Int8x4 a) { return dot_q8(acc, w, a); }
+static inline Vi dot_u6(Vi acc, Vi w, Int8x4 a) { return dot_q8(acc, w, a); }
 template <int kBits>
 static inline Vi ishift_left(Vi a) {
   if constexpr (kBits > 0) {
@@ -214,7 +214,7 @@ static inline Vf keep_range(Vf a, int64_t first, int64_t lo, int64_t hi, float f
 static inline void prefetch(const void* p) {
   asm volatile("prfm pldl2keep, %0" : : "Q"(*static_cast<const char*>(p)));
 }
-static inline void prefetch_once(const void* p) {
+static inline void prefetch_streaming(const void* p) {
   asm volatile("prfm pldl2strm, %0" : : "Q"(*static_cast<const char*>(p)));
 }
 static inline void prefetch_write(void* p) {

@@ -2,17 +2,17 @@
 // 32. Written over what simd/avx2.h and simd/avx512.h name alike, and included by them.
 
 constexpr bool kPairDots = true;
-constexpr int64_t kAskRowsQ8 = 2, kAskRowsQ4 = 1, kAskRowsK = 1;
+constexpr int64_t kPrefetchRowsQ8 = 2, kPrefetchRowsQ4 = 1, kPrefetchRowsK = 1;
 
 // A product of bytes is |a| times q or, where a is negative, ~q = -q - 1: -128 <= q <= 127 and
 // |a| <= 127, so a pair of products fits 16 bits; with q + 128 it would not. vpsignb would give -q,
 // but on the units that multiply (Zen 4), which are what products wait for. `flip` makes q or ~q of
 // the stored q + 128; that ~q is one off is kQ8Offset here.
-#define TIDEMILL_QUAD_Q8 1
-struct QuadQ8 {
+#define TIDEMILL_INT8X4_Q8 1
+struct Int8x4Q8 {
   Vi magnitude, flip;
 };
-static inline QuadQ8 act_quad_q8(const uint8_t* acts, int i) {
+static inline Int8x4Q8 act_int8x4_q8(const uint8_t* acts, int i) {
   return {ibroadcast(acts + 8 * i), ibroadcast(acts + 8 * i + 4)};
 }
 // Returns lanes whose sum is what the sums of products begin with.
@@ -29,7 +29,7 @@ static inline Vi store_act_q8(const int8_t* q, uint8_t* to) {
   const __m256i below = _mm256_and_si256(magnitude, negative);
   return iwiden(_mm256_sad_epu8(below, _mm256_setzero_si256()));
 }
-static inline Vi dot_q8(Vi acc, Vi w, QuadQ8 a) {
+static inline Vi dot_q8(Vi acc, Vi w, Int8x4Q8 a) {
   const Vi pairs = imadd_bytes(a.magnitude, ixor(w, a.flip));
   acc = iadd(acc, imadd_pairs(pairs, iset(0x00010001)));
   ikeep(acc);

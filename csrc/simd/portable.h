@@ -18,7 +18,7 @@ constexpr bool kQ8Offset = false;
 constexpr bool kQ4Offset = false;
 // Whether products of bytes come as sums of two in 16 bits: what dot_q4 and dot_u6 add up is then
 // two such sums a lane, which `ipair_sums` and `add_scaled` take, and no more of them than fit; and
-// dot_q8 takes activations whose magnitudes and signs are apart (QuadQ8, store_act_q8).
+// dot_q8 takes activations whose magnitudes and signs are apart (Int8x4Q8, store_act_q8).
 constexpr bool kPairDots = false;
 // Whether a dot product of bf16 pairs is one instruction; else bf16 is widened to float, exactly,
 // and activations, queries and probabilities stay in float lanes.
@@ -32,8 +32,8 @@ constexpr int kScoreVecs = 2, kScoreRows = 4;
 constexpr int kAccRegisters = 12;
 // From how many rows on weights are asked for ahead, by their type, and how far where they are read
 // as one stream (csrc/gemm/gemm.inl).
-constexpr int64_t kAskRowsQ8 = 5, kAskRowsQ4 = 3, kAskRowsK = 3, kAskRowsFloat = 7;
-constexpr int64_t kAskBytes = int64_t(1) << 30;  // a panel
+constexpr int64_t kPrefetchRowsQ8 = 5, kPrefetchRowsQ4 = 3, kPrefetchRowsK = 3, kPrefetchRowsFloat = 7;
+constexpr int64_t kPrefetchBytes = int64_t(1) << 30;  // a panel
 
 struct Vf { float v[kLanes]; };
 struct Vi { int32_t v[kLanes]; };
@@ -274,7 +274,7 @@ static inline Vf keep_range(Vf a, int64_t first, int64_t lo, int64_t hi, float f
 }
 // No instruction is everywhere, and what no table chooses for its speed needs none.
 static inline void prefetch(const void*) {}
-static inline void prefetch_once(const void*) {}
+static inline void prefetch_streaming(const void*) {}
 static inline void prefetch_write(void*) {}
 
 #undef TIDEMILL_LANES

@@ -49,7 +49,7 @@ inline void tile_load(const void* base, int64_t stride) {
                 emulated.shapes.bytes[T]);
 }
 template <int T>
-inline void tile_load_once(const void* base, int64_t stride) {
+inline void tile_load_streaming(const void* base, int64_t stride) {
   tile_load<T>(base, stride);
 }
 template <int T>

@@ -226,7 +226,7 @@ std::vector<double> rounded_act(ActType act, const float* x, int64_t k) {
   std::vector<double> out(k);
   for (int64_t i = 0; i < k; ++i) out[i] = act == ActType::BF16 ? bf16_rounded(x[i]) : x[i];
   if (act == ActType::F32 || act == ActType::BF16) return out;
-  const bool by_group = act == ActType::I8 || act == ActType::I8Apart;
+  const bool by_group = act == ActType::I8 || act == ActType::I8SignMagnitude;
   const int64_t group = by_group ? 32 : act == ActType::I8Block ? 256 : k;
   for (int64_t g = 0; g < k; g += group) {
     float bound = 0;
@@ -316,10 +316,10 @@ void run_case(const KernelTable& t, const Case& c, Random& random) {
     std::vector<float> part(rows * ldo, NAN);
     const int64_t first = random.below(kMost - rows + 1), cut = random.below(panels + 1);
     const uint8_t* from = act_rows.data + first * stride;
-    Beside beside{w.data, asked, asked + 3};
-    t.gemm(w, from, stride, rows, 0, cut, bias.data(), part.data(), ldo, false, &beside);
-    t.gemm(w, from, stride, rows, cut, panels, bias.data(), part.data(), ldo, true, &beside);
-    if (beside.next > beside.last) fail(t.isa, what, "asks beside for more than it is given");
+    KvPrefetch kv_prefetch{w.data, asked, asked + 3};
+    t.gemm(w, from, stride, rows, 0, cut, bias.data(), part.data(), ldo, false, &kv_prefetch);
+    t.gemm(w, from, stride, rows, cut, panels, bias.data(), part.data(), ldo, true, &kv_prefetch);
+    if (kv_prefetch.next > kv_prefetch.last) fail(t.isa, what, "asks beside for more than it is given");
     for (int64_t m = 0; m < rows; ++m)
       if (std::memcmp(&part[m * ldo], &full[(first + m) * ldo], size_t(c.n) * 4)) {
         fail(t.isa, what, "row %lld of %lld differs from the same row of 64", (long long)m,
@@ -351,7 +351,7 @@ void run_many_rows(const KernelTable& t, WeightType type, int64_t rows, int64_t 
   const PackedMatrix w{type, act, n, k, bytes, packed.data};
   std::vector<float> one(n);
   // Near rows, which stay in the caches, and whole lines of rows that may be written past them.
-  for (int64_t ldo : {n, kNearStride + 16}) {
+  for (int64_t ldo : {n, kMaxCachedStride + 16}) {
     Buffer out(rows * ldo * 4);
     float* const all = out.floats();
     t.gemm(w, act_rows.data, stride, rows, 0, panels, nullptr, all, ldo, false, nullptr);

@@ -111,7 +111,7 @@ constexpr Peak kPeaks[] = {
 // What measures a peak, or null.
 auto peak_of(const char* isa, ActType act) -> double (*)() {
 #if defined(__x86_64__)
-  const bool int8 = act == ActType::I8Apart || act == ActType::I8Row || act == ActType::I8Block;
+  const bool int8 = act == ActType::I8SignMagnitude || act == ActType::I8Row || act == ActType::I8Block;
   const ActType kind = int8 ? ActType::I8 : act;
   for (const Peak& p : kPeaks)
     if (std::strcmp(p.isa, isa) == 0 && p.act == kind) return p.measure;

@@ -16,17 +16,17 @@
 //            Q8_0: int8 in this order. Others: words of vector x have nibbles of vectors 4x..4x + 3.
 //            Q5_K, Q6_K before these: words of the bits above a nibble, of 16 or 8 vectors.
 
-constexpr int64_t kWideHead = kPanel * 4;
-constexpr int64_t kWideGroup = kGroup * kPanel * 2;  // bytes of a group that was widened
-constexpr int kWideVecs = 32;                        // and its vectors
+constexpr int64_t kDequantHead = kPanel * 4;
+constexpr int64_t kBf16GroupBytes = kGroup * kPanel * 2;  // bytes of a group that was widened
+constexpr int kBf16GroupVecs = 32;                        // and its vectors
 
-static inline bool is_wide(WeightType type) {
+static inline bool is_dequantized(WeightType type) {
   return is_k_type(type) || type == WeightType::Q8_0 || type == WeightType::Q4_0 ||
          type == WeightType::IQ4_NL;
 }
 
 template <WeightType kType>
-struct Wide {
+struct DequantLayout {
   static constexpr bool kByBlock = kType == WeightType::Q4_K || kType == WeightType::Q5_K ||
                                    kType == WeightType::Q6_K;
   static constexpr bool kMins = kByBlock && kType != WeightType::Q6_K;
@@ -40,21 +40,21 @@ struct Wide {
   static constexpr int64_t kGroupBytes = kCodes + (kBytes ? 1024 : 512);
   static constexpr int64_t kBlockBytes = kBlockHead + kGroups * kGroupBytes;
 
-  static constexpr int64_t block_at(int64_t g) { return kWideHead + g / kGroups * kBlockBytes; }
+  static constexpr int64_t block_at(int64_t g) { return kDequantHead + g / kGroups * kBlockBytes; }
   static constexpr int64_t group_at(int64_t g) {
     return block_at(g) + kBlockHead + g % kGroups * kGroupBytes;
   }
   static constexpr int64_t panel_bytes(int64_t k) {
-    return kWideHead + k / kGroup / kGroups * kBlockBytes;
+    return kDequantHead + k / kGroup / kGroups * kBlockBytes;
   }
   // The largest magnitude of what a scale of 1 (and a minimum of 1) make of any code.
-  static constexpr float kMost = kType == WeightType::Q8_0     ? 128
+  static constexpr float kMaxMagnitude = kType == WeightType::Q8_0     ? 128
                                  : kType == WeightType::Q4_0   ? 8
                                  : kType == WeightType::IQ4_NL ? 127
                                  : kType == WeightType::Q4_K   ? 63 * 15
                                  : kType == WeightType::Q5_K   ? 63 * 31
                                                                : 128 * 32;
-  static constexpr float kMostMinimum = kMins ? 63 : 0;
+  static constexpr float kMaxMinimum = kMins ? 63 : 0;
   static constexpr int kZero = kType == WeightType::Q4_0 ? 8 : kType == WeightType::Q6_K ? 32 : 0;
 
   // What a code of at most five bits stands for.
@@ -66,7 +66,7 @@ struct Wide {
 };
 
 template <class Of>
-static inline auto with_wide(WeightType type, Of of) {
+static inline auto with_dequant_type(WeightType type, Of of) {
   switch (type) {
     case WeightType::Q8_0: return of.template operator()<WeightType::Q8_0>();
     case WeightType::Q4_0: return of.template operator()<WeightType::Q4_0>();
@@ -77,6 +77,6 @@ static inline auto with_wide(WeightType type, Of of) {
   }
 }
 
-static inline int64_t wide_panel_bytes(WeightType type, int64_t k) {
-  return with_wide(type, [&]<WeightType kType>() { return Wide<kType>::panel_bytes(k); });
+static inline int64_t dequant_panel_bytes(WeightType type, int64_t k) {
+  return with_dequant_type(type, [&]<WeightType kType>() { return DequantLayout<kType>::panel_bytes(k); });
 }

@@ -1,4 +1,4 @@
-#include "ahead.h"
+#include "idle_prefetcher.h"
 
 #include <algorithm>
 
@@ -6,7 +6,7 @@ namespace tidemill {
 
 namespace {
 
-constexpr int kLinesAtOnce = 4;
+constexpr int kLinesPerCall = 4;
 constexpr int64_t kLine = 64;
 
 // To the second-level cache. Assembly, since GCC 12 drops calls of functions that only prefetch.
@@ -22,19 +22,19 @@ inline void prefetch(const uint8_t* at) {
 
 }  // namespace
 
-void Ahead::clear() {
+void IdlePrefetcher::clear() {
   for (Share& share : shares_) {
     share.parts.store(0, std::memory_order_relaxed);
-    share.round.store(share.round.load(std::memory_order_relaxed) + 1, std::memory_order_release);
-    share.left = kMostBytes;
+    share.generation.store(share.generation.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+    share.left = kMaxBytes;
   }
 }
 
-bool Ahead::add(int thread, const uint8_t* data, int64_t bytes) {
+bool IdlePrefetcher::add(int thread, const uint8_t* data, int64_t bytes) {
   Share& share = shares_[static_cast<size_t>(thread)];
   const int part = share.parts.load(std::memory_order_relaxed);
   const int64_t taken = std::min(bytes, share.left);
-  if (part == kMostParts || taken <= 0) return false;
+  if (part == kMaxParts || taken <= 0) return false;
   share.from[part].store(data, std::memory_order_relaxed);
   share.to[part].store(data + taken, std::memory_order_relaxed);
   share.parts.store(part + 1, std::memory_order_release);
@@ -42,18 +42,18 @@ bool Ahead::add(int thread, const uint8_t* data, int64_t bytes) {
   return taken == bytes;
 }
 
-bool Ahead::ask(int thread) {
+bool IdlePrefetcher::prefetch_some(int thread) {
   Share& share = shares_[static_cast<size_t>(thread)];
-  const uint32_t round = share.round.load(std::memory_order_acquire);
-  if (round != share.seen) {
-    share.seen = round;
+  const uint32_t generation = share.generation.load(std::memory_order_acquire);
+  if (generation != share.seen_generation) {
+    share.seen_generation = generation;
     share.part = 0;
     share.at = nullptr;
   }
   if (share.part >= share.parts.load(std::memory_order_acquire)) return false;
   if (share.at == nullptr) share.at = share.from[share.part].load(std::memory_order_relaxed);
   const uint8_t* const to = share.to[share.part].load(std::memory_order_relaxed);
-  for (int i = 0; i < kLinesAtOnce && share.at < to; ++i, share.at += kLine) prefetch(share.at);
+  for (int i = 0; i < kLinesPerCall && share.at < to; ++i, share.at += kLine) prefetch(share.at);
   if (share.at >= to) {
     ++share.part;
     share.at = nullptr;

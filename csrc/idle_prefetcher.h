@@ -10,9 +10,9 @@
 
 namespace tidemill {
 
-class Ahead {
+class IdlePrefetcher {
  public:
-  explicit Ahead(int threads) : shares_(static_cast<size_t>(threads)) {}
+  explicit IdlePrefetcher(int threads) : shares_(static_cast<size_t>(threads)) {}
 
   // By the caller of loops: nothing is wanted any more.
   void clear();
@@ -21,22 +21,22 @@ class Ahead {
   bool add(int thread, const uint8_t* data, int64_t bytes);
 
   // By a thread that waits: asks for the next few lines of its share; false when none are left.
-  bool ask(int thread);
+  bool prefetch_some(int thread);
 
  private:
   // Enough for a good start, and a part of what a second-level cache holds.
-  static constexpr int64_t kMostBytes = 128 << 10;
-  static constexpr int kMostParts = 16;
+  static constexpr int64_t kMaxBytes = 128 << 10;
+  static constexpr int kMaxParts = 16;
 
   // Written by the caller while its thread reads: a mixture of two lists asks for lines that nobody
   // needs, no more.
   struct alignas(64) Share {
-    std::atomic<uint32_t> round{0};  // counts the lists
+    std::atomic<uint32_t> generation{0};  // counts the lists
     std::atomic<int> parts{0};
-    std::atomic<const uint8_t*> from[kMostParts] = {}, to[kMostParts] = {};
-    int64_t left = kMostBytes;       // the caller's
+    std::atomic<const uint8_t*> from[kMaxParts] = {}, to[kMaxParts] = {};
+    int64_t left = kMaxBytes;       // the caller's
 
-    alignas(64) uint32_t seen = 0;   // the thread's own, from here on
+    alignas(64) uint32_t seen_generation = 0;   // the thread's own, from here on
     int part = 0;
     const uint8_t* at = nullptr;     // null: where the part begins
   };

@@ -1,16 +1,16 @@
-// Panels of quantized weights as AMX takes them (wide.inl): made, and read back as they were.
+// Panels of quantized weights as AMX takes them (dequant_layout.inl): made, and read back as they were.
 
 // One row's block, taken apart: of its groups the codes, of the K types also scales.
-struct WideBlock {
+struct DequantBlock {
   uint16_t scale = 0, minimum = 0;  // halves
   uint8_t pairs[8][2];
   uint8_t codes[kBlock];
 };
 
 template <WeightType kType>
-static inline void read_wide_block(WeightType from, const uint8_t* row, int64_t block,
-                                   WideBlock& out) {
-  if constexpr (Wide<kType>::kByBlock) {
+static inline void read_dequant_block(WeightType from, const uint8_t* row, int64_t block,
+                                   DequantBlock& out) {
+  if constexpr (DequantLayout<kType>::kByBlock) {
     KBlock found;
     read_k_block(kType, row + block * k_block_bytes(kType), found);
     out.scale = found.d;
@@ -22,7 +22,7 @@ static inline void read_wide_block(WeightType from, const uint8_t* row, int64_t 
   float x[kGroup];
   uint8_t nibbles[16];
   if (from != kType) to_float(from, row + source_bytes(from, block * kGroup), kGroup, x);
-  if constexpr (Wide<kType>::kBytes) {
+  if constexpr (DequantLayout<kType>::kBytes) {
     if (from == kType) {
       out.scale = load_as<uint16_t>(row + block * 34);
       __builtin_memcpy(out.codes, row + block * 34 + 2, kGroup);
@@ -45,12 +45,12 @@ static inline void read_wide_block(WeightType from, const uint8_t* row, int64_t 
 
 // The scale and minimum of a block alone.
 template <WeightType kType>
-static inline void read_wide_scales(WeightType from, const uint8_t* row, int64_t block,
-                                    WideBlock& out) {
-  if (from != kType) return read_wide_block<kType>(from, row, block, out);
+static inline void read_dequant_scales(WeightType from, const uint8_t* row, int64_t block,
+                                    DequantBlock& out) {
+  if (from != kType) return read_dequant_block<kType>(from, row, block, out);
   if constexpr (kType == WeightType::Q6_K) {
     out.scale = load_as<uint16_t>(row + block * 210 + 208);
-  } else if constexpr (Wide<kType>::kByBlock) {
+  } else if constexpr (DequantLayout<kType>::kByBlock) {
     out.scale = load_as<uint16_t>(row + block * k_block_bytes(kType));
     out.minimum = load_as<uint16_t>(row + block * k_block_bytes(kType) + 2);
   } else {
@@ -64,14 +64,14 @@ static inline float power_of_two(int exponent) { return bits_float(uint32_t(expo
 // What a row's scales are multiplied with, so that its largest possible weight lies between 2^14 and
 // 2^15. Zero where all scales are zero, NaN where one is not finite.
 template <WeightType kType>
-static inline float wide_factor(WeightType from, const uint8_t* row, int64_t blocks) {
-  using Layout = Wide<kType>;
+static inline float row_scale_factor(WeightType from, const uint8_t* row, int64_t blocks) {
+  using Layout = DequantLayout<kType>;
   float most = 0.0f;
   for (int64_t b = 0; b < blocks; ++b) {
-    WideBlock block;
-    read_wide_scales<kType>(from, row, b, block);
-    const float size = __builtin_fabsf(half_to_float(block.scale)) * Layout::kMost +
-                       __builtin_fabsf(half_to_float(block.minimum)) * Layout::kMostMinimum;
+    DequantBlock block;
+    read_dequant_scales<kType>(from, row, b, block);
+    const float size = __builtin_fabsf(half_to_float(block.scale)) * Layout::kMaxMagnitude +
+                       __builtin_fabsf(half_to_float(block.minimum)) * Layout::kMaxMinimum;
     if (!(size < kInfinity)) return bits_float(0x7fc00000u);
     most = size > most ? size : most;
   }
@@ -80,8 +80,8 @@ static inline float wide_factor(WeightType from, const uint8_t* row, int64_t blo
 }
 
 template <WeightType kType>
-static inline void pack_wide_group(const uint8_t* codes, int64_t j, uint8_t* group) {
-  using Layout = Wide<kType>;
+static inline void pack_dequant_group(const uint8_t* codes, int64_t j, uint8_t* group) {
+  using Layout = DequantLayout<kType>;
   const int64_t half = j / 16, lane = j % 16 * 4;  // bytes of a vector
   if constexpr (Layout::kBytes) {
     for (int t = 0; t < 16; ++t)
@@ -113,23 +113,23 @@ static inline void pack_wide_group(const uint8_t* codes, int64_t j, uint8_t* gro
 }
 
 template <WeightType kType>
-static void pack_wide_rows(WeightType from, const uint8_t* first, int64_t row_bytes, int64_t rows,
+static void pack_dequant_rows(WeightType from, const uint8_t* first, int64_t row_bytes, int64_t rows,
                            int64_t k, uint8_t* panel) {
-  using Layout = Wide<kType>;
+  using Layout = DequantLayout<kType>;
   const int64_t blocks = k / kGroup / Layout::kGroups;
   __builtin_memset(panel, 0, size_t(Layout::panel_bytes(k)));
   for (int64_t j = 0; j < rows; ++j) {
     const uint8_t* row = first + j * row_bytes;
-    const float factor = wide_factor<kType>(from, row, blocks);
+    const float factor = row_scale_factor<kType>(from, row, blocks);
     // The inverse of a power of two, and the 2^16 that widening leaves out.
     store_as(panel + 4 * j, factor == 0.0f ? 0.0f : 65536.0f / factor);
     const auto scaled = [&](uint16_t half, float by) {
       return float_to_half(half_to_float(half) * by);
     };
     for (int64_t b = 0; b < blocks; ++b) {
-      WideBlock block;
-      read_wide_block<kType>(from, row, b, block);
-      uint8_t* head = panel + kWideHead + b * Layout::kBlockBytes;
+      DequantBlock block;
+      read_dequant_block<kType>(from, row, b, block);
+      uint8_t* head = panel + kDequantHead + b * Layout::kBlockBytes;
       store_as(head + 2 * j, scaled(block.scale, factor));
       if (Layout::kMins) store_as(head + 64 + 2 * j, scaled(block.minimum, -factor));
       for (int64_t g = 0; g < Layout::kGroups; ++g) {
@@ -138,7 +138,7 @@ static void pack_wide_rows(WeightType from, const uint8_t* first, int64_t row_by
           group[j] = block.pairs[g][0];
           group[kPanel + j] = block.pairs[g][1];
         }
-        pack_wide_group<kType>(block.codes + g * kGroup, j, group);
+        pack_dequant_group<kType>(block.codes + g * kGroup, j, group);
       }
     }
   }
@@ -146,8 +146,8 @@ static void pack_wide_rows(WeightType from, const uint8_t* first, int64_t row_by
 
 // Code of k = i of a group's row j.
 template <WeightType kType>
-static inline unsigned wide_code(const uint8_t* group, int64_t j, int64_t i) {
-  using Layout = Wide<kType>;
+static inline unsigned code_at(const uint8_t* group, int64_t j, int64_t i) {
+  using Layout = DequantLayout<kType>;
   const int64_t v = i / 2 * 2 + j / 16, lane = j % 16 * 2 + i % 2;
   if (Layout::kBytes) return group[Layout::kCodes + v * 32 + lane];
   const auto word = [&](int64_t at) { return unsigned(load_as<uint16_t>(group + at + lane * 2)); };
@@ -162,15 +162,15 @@ static inline unsigned wide_code(const uint8_t* group, int64_t j, int64_t i) {
 
 // Row j of a panel as it was.
 template <WeightType kType>
-static void unpack_wide(const uint8_t* panel, int64_t j, int64_t k, float* out) {
-  using Layout = Wide<kType>;
+static void unpack_dequant(const uint8_t* panel, int64_t j, int64_t k, float* out) {
+  using Layout = DequantLayout<kType>;
   const float factor = load_as<float>(panel + 4 * j) / 65536.0f;
   for (int64_t g = 0; g < k / kGroup; ++g) {
     const uint8_t* head = panel + Layout::block_at(g);
     const uint8_t* group = panel + Layout::group_at(g);
     const float scale = half_to_float(load_as<uint16_t>(head + 2 * j)) * factor;
     for (int64_t i = 0; i < kGroup; ++i) {
-      const int code = int(wide_code<kType>(group, j, i));
+      const int code = int(code_at<kType>(group, j, i));
       if constexpr (Layout::kBytes) {
         out[g * kGroup + i] = scale * float(int8_t(code));
       } else if constexpr (kType == WeightType::Q6_K) {
@@ -187,13 +187,13 @@ static void unpack_wide(const uint8_t* panel, int64_t j, int64_t k, float* out) 
   }
 }
 
-static void pack_wide_panel(WeightType from, WeightType to, const uint8_t* first, int64_t row_bytes,
+static void pack_dequant_panel(WeightType from, WeightType to, const uint8_t* first, int64_t row_bytes,
                             int64_t rows, int64_t k, uint8_t* panel) {
-  with_wide(to, [&]<WeightType kType>() {
-    pack_wide_rows<kType>(from, first, row_bytes, rows, k, panel);
+  with_dequant_type(to, [&]<WeightType kType>() {
+    pack_dequant_rows<kType>(from, first, row_bytes, rows, k, panel);
   });
 }
-static void unpack_wide_row(WeightType type, const uint8_t* panel, int64_t j, int64_t k,
+static void unpack_dequant_row(WeightType type, const uint8_t* panel, int64_t j, int64_t k,
                             float* out) {
-  with_wide(type, [&]<WeightType kType>() { unpack_wide<kType>(panel, j, k, out); });
+  with_dequant_type(type, [&]<WeightType kType>() { unpack_dequant<kType>(panel, j, k, out); });
 }

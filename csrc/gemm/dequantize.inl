@@ -1,4 +1,4 @@
-// Groups of quantized weights (wide.inl) become bf16, vector by vector.
+// Groups of quantized weights (dequant_layout.inl) become bf16, vector by vector.
 
 // The value of every lane's row, twice: lanes 2c and 2c + 1 of a vector have row c of its half.
 template <int kHalf>
@@ -18,7 +18,7 @@ static TIDEMILL_INLINE Vi code_halves() {
     uint16_t at[32];
     constexpr Table() : at() {
       for (int i = 0; i < 32; ++i) {
-        const int value = Wide<kType>::code_value(i);
+        const int value = DequantLayout<kType>::code_value(i);
         unsigned size = value < 0 ? unsigned(-value) : unsigned(value), exponent = 0;
         while (size >> exponent > 1) ++exponent;
         at[i] = size == 0 ? uint16_t(0)
@@ -33,12 +33,12 @@ static TIDEMILL_INLINE Vi code_halves() {
 // Scales of a group's weights: of the K types, of k 0..15 and 16..31, for rows 0..15 and 16..31;
 // and what is added to their products, for these rows.
 template <WeightType kType>
-struct WideScales {
-  using Layout = Wide<kType>;
+struct DequantScales {
+  using Layout = DequantLayout<kType>;
   static constexpr bool kApart = kType == WeightType::Q6_K;  // both parts of k have scales
   Vi scale[kApart ? 2 : 1][2], offset[kApart ? 2 : 1][2];
 
-  TIDEMILL_INLINE WideScales(const uint8_t* head, const uint8_t* group) {
+  TIDEMILL_INLINE DequantScales(const uint8_t* head, const uint8_t* group) {
     Vi d = iload(head);
     if constexpr (!Layout::kByBlock) {
       set(0, d);
@@ -69,8 +69,8 @@ struct WideScales {
 
 // The code's value as a half, or of more than five bits the code itself.
 template <WeightType kType, int kVec>
-static TIDEMILL_INLINE Vi wide_value(const uint8_t* group) {
-  using Layout = Wide<kType>;
+static TIDEMILL_INLINE Vi code_value_bits(const uint8_t* group) {
+  using Layout = DequantLayout<kType>;
   if constexpr (Layout::kBytes) {
     return halves_of_words(words_of_bytes(group + Layout::kCodes + kVec * 32));
   } else {
@@ -90,11 +90,11 @@ static TIDEMILL_INLINE Vi wide_value(const uint8_t* group) {
 }
 
 template <WeightType kType, int kVec>
-static TIDEMILL_INLINE void widen_vectors(const uint8_t* group, const WideScales<kType>& by,
+static TIDEMILL_INLINE void dequantize_vectors(const uint8_t* group, const DequantScales<kType>& by,
                                           uint8_t* to) {
-  using Layout = Wide<kType>;
-  constexpr int part = WideScales<kType>::kApart ? kVec / 16 : 0, half = kVec % 2;
-  const Vi value = wide_value<kType, kVec>(group);
+  using Layout = DequantLayout<kType>;
+  constexpr int part = DequantScales<kType>::kApart ? kVec / 16 : 0, half = kVec % 2;
+  const Vi value = code_value_bits<kType, kVec>(group);
   const Vi scale = by.scale[part][half];
   Vi weight;
   if constexpr (Layout::kByBlock) {
@@ -103,13 +103,13 @@ static TIDEMILL_INLINE void widen_vectors(const uint8_t* group, const WideScales
     weight = halves_mul(value, scale);
   }
   istore(to + kVec * 64, halves_to_bf16(weight));
-  if constexpr (kVec + 1 < kWideVecs) widen_vectors<kType, kVec + 1>(group, by, to);
+  if constexpr (kVec + 1 < kBf16GroupVecs) dequantize_vectors<kType, kVec + 1>(group, by, to);
 }
 
-// Group g of a panel: kWideGroup bytes, as tiles of bf16 take them.
+// Group g of a panel: kBf16GroupBytes bytes, as tiles of bf16 take them.
 template <WeightType kType>
-static TIDEMILL_INLINE void widen_group(const uint8_t* panel, int64_t g, uint8_t* to) {
-  using Layout = Wide<kType>;
+static TIDEMILL_INLINE void dequantize_group(const uint8_t* panel, int64_t g, uint8_t* to) {
+  using Layout = DequantLayout<kType>;
   const uint8_t* group = panel + Layout::group_at(g);
-  widen_vectors<kType, 0>(group, WideScales<kType>(panel + Layout::block_at(g), group), to);
+  dequantize_vectors<kType, 0>(group, DequantScales<kType>(panel + Layout::block_at(g), group), to);
 }
