@@ -97,6 +97,10 @@ class _StructuralTag(msgspec.Struct, forbid_unknown_fields=True):
 class _ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: _JsonSchemaFormat | None = None
+    schema: dict[str, Any] | bool | None = None
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
     structures: list[_Structure] | None = None
     triggers: list[str] | None = None
     format: _TriggeredTags | None = None
@@ -111,34 +115,45 @@ class _StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
     structural_tag: dict[str, Any] | str | None = None
 
 
-# Members of a response_format that belong to a type; anything else beside it is a mistake.
+# Members of a response_format and the types that have them; with another type they are a mistake.
+# The schema stands in json_schema (OpenAI's chat completions) or beside the type (llama.cpp,
+# Together, OpenAI's responses).
 _MEMBERS = {
-    "json_schema": "json_schema",
-    "structures": "structural_tag",
-    "triggers": "structural_tag",
-    "format": "structural_tag",
+    "json_schema": ("json_schema",),
+    "schema": ("json_schema", "json_object"),
+    "name": ("json_schema",),
+    "description": ("json_schema",),
+    "strict": ("json_schema",),
+    "structures": ("structural_tag",),
+    "triggers": ("structural_tag",),
+    "format": ("structural_tag",),
 }
 
 
 def _from_response_format(param: str, value: object) -> Constraint | None:
     wanted = shaped(param, value, _ResponseFormat)
-    for member, kind in _MEMBERS.items():
-        if getattr(wanted, member) is not None and wanted.type != kind:
+    for member, kinds in _MEMBERS.items():
+        if getattr(wanted, member) is not None and wanted.type not in kinds:
             raise bad_request(
                 f"{param}.{member}",
-                f"{param}.{member} belongs to the type {kind}; the type here is {wanted.type}",
+                f"{param}.{member} belongs to the type {' or '.join(kinds)}; the type here is "
+                f"{wanted.type}",
             )
     if wanted.type == "text":
         return None
-    if wanted.type == "json_object":
-        return Constraint(param, Grammar("json_object", param=param))
     if wanted.type == "structural_tag":
         return _regions(param, wanted.structures, wanted.triggers, wanted.format)
+    at, found = f"{param}.schema", wanted.schema
+    if wanted.json_schema is not None:
+        if found is not None:
+            raise bad_request(at, f"{param}.json_schema and {at} both hold a schema; send one")
+        at, found = f"{param}.json_schema.schema", wanted.json_schema.schema
+    if found is not None:
+        return Constraint(param, Grammar("json_schema", as_json(at, found), at))
+    if wanted.type == "json_object":
+        return Constraint(param, Grammar("json_object", param=param))
     at = f"{param}.json_schema"
-    if wanted.json_schema is None:
-        raise bad_request(at, f"{at} is required: an object with name and schema")
-    at = f"{at}.schema"
-    return Constraint(param, Grammar("json_schema", as_json(at, wanted.json_schema.schema), at))
+    raise bad_request(at, f"{at} is required: an object with name and schema")
 
 
 def _from_schema(param: str, value: object) -> Constraint:
