@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tidemill.base.clock import wall
+from tidemill.base.clock import monotonic
 from tidemill.base.errors import TidemillError, bad_request, config_error
 from tidemill.base.ids import new_id
 from tidemill.contract.config import EngineConfig
@@ -359,7 +359,7 @@ class LLM:
                     vocab_size=info.vocab_size,
                 ),
                 program=rules.program,
-                arrival=wall(),
+                arrival=monotonic(),
             )
             for (prompt, rules), wanted in zip(asked, self._samplings(asked, params), strict=True)
         ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tidemill.base.clock import wall
+from tidemill.base.clock import monotonic
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.base.ids import new_id
 from tidemill.contract.request import EngineRequest, FinishReason, Pooling
@@ -31,7 +31,7 @@ def run_vectors(engine: InprocEngine, inputs: Sequence[Input], pooling: Pooling)
                 request_id=new_id("llm"),
                 prompt_token_ids=item.token_ids,
                 sampling=_NOTHING,
-                arrival=wall(),
+                arrival=monotonic(),
                 pooling=pooling_of(item, pooling),
             )
         )

@@ -232,8 +232,12 @@ async def test_an_idle_engine_uses_no_cpu(setup: Setup) -> None:
 
 async def test_deadlines(setup: Setup) -> None:
     client = await setup.client()
-    outputs = await collect(client.submit(request("a", [1], 400, deadline=1.0)))
+    late = request("a", [1], 400, deadline=time.monotonic() - 1)
+    outputs = await collect(client.submit(late))
     assert outputs[-1].error is not None and outputs[-1].error.kind == ErrorKind.TIMEOUT
+    # Of the clock that nobody sets: on the calendar's, this was in 1970.
+    in_time = request("b", [1], 4, deadline=time.monotonic() + 100)
+    assert (await collect(client.submit(in_time)))[-1].error is None
     await client.close()
 
 

@@ -53,6 +53,7 @@ def test_deadlines_reach_the_engine_with_the_caller(route: str) -> None:
     *limited, free = engine.requests
     for request in limited:
         assert request.deadline == pytest.approx(request.arrival + 5.0)
+        assert time.monotonic() - 60 < request.arrival <= time.monotonic(), "the clock nobody sets"
     assert free.deadline is None
     assert all(r.start_by == pytest.approx(r.arrival + 7.0) for r in engine.requests)
     assert {(r.tenant, r.weight) for r in engine.requests} == {("addr:127.0.0.1", 1.0)}

@@ -4,5 +4,7 @@ from __future__ import annotations
 
 import time
 
-monotonic = time.monotonic  # seconds; comparable between processes of one machine on Linux
+# Seconds; comparable between processes of one machine on Linux. Whatever waits or expires reads
+# this: the other jumps when somebody sets the clock.
+monotonic = time.monotonic
 wall = time.time  # seconds since the epoch

@@ -58,21 +58,24 @@ POOLINGS = ("last", "mean", "cls")
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Everything the engine is told about a request, once.
 
+    Times are seconds of `base.clock.monotonic`, which all processes of a machine share and nobody
+    sets. A client on another machine must send what is left and have it added there.
+
     Attributes:
         request_id: unique within the client (the engine namespaces it by client).
         prompt_token_ids: the prompt; at least one token.
         sampling: resolved: `seed` and `max_tokens` are set.
         program: what the output must obey.
         priority: smaller runs earlier; requests of equal priority run first come, first served.
-        arrival: wall-clock seconds at which the API process received it.
-        deadline: wall-clock seconds after which the engine ends it, or None.
+        arrival: when the API process received it.
+        deadline: when the engine ends it, or None.
         cache_salt: separates tenants in the prefix index; equal salts share blocks.
         adapter: name of a loaded adapter, or None for the base model.
         resume: per choice, tokens accepted before an engine death (journal replay).
         trace: W3C trace context to go with the request's spans.
         tenant: whose request it is; tenants share the engine by weight, whatever each of them asks.
         weight: of the tenant; twice the weight is twice the share.
-        start_by: wall-clock seconds by which its first token must be under computation, or None.
+        start_by: when its first token must be under computation at the latest, or None.
         pooling: the prompt is read and a vector of it returned; nothing is generated.
     """
 
@@ -117,7 +120,7 @@ class RequestError(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestTimings(msgspec.Struct, frozen=True, array_like=True):
-    """Wall-clock seconds of a request's milestones in the engine; sent with its last message."""
+    """Seconds (monotonic) of a request's milestones in the engine; sent with its last message."""
 
     received: float
     first_scheduled: float

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 import numpy as np
 
-from tidemill.base.clock import monotonic, wall
+from tidemill.base.clock import monotonic
 from tidemill.base.errors import ErrorKind, TidemillError, unsupported
 from tidemill.base.log import get_logger
 from tidemill.contract.config import EngineConfig
@@ -320,7 +320,7 @@ class EngineCore:
         emissions: list[Emission] = []
         for command in commands:
             emissions += command()
-        return emissions + self._scheduler.expire(wall())
+        return emissions + self._scheduler.expire(monotonic())
 
     def _launch(self) -> list[Emission]:
         """Plan and launch a step, if there is one; returns what a failure at that has to tell."""

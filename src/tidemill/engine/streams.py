@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from tidemill.base.clock import wall
+from tidemill.base.clock import monotonic
 from tidemill.base.errors import ErrorKind, TidemillError, bad_request
 from tidemill.base.ids import new_seed
 from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason, RequestError
@@ -56,7 +56,7 @@ class Journal:
         if self._cached_tokens is None:
             self._cached_tokens = output.cached_tokens
         if output.token_ids and not self._first_token:
-            self._first_token = wall()
+            self._first_token = monotonic()
         if output.finish_reason is not None:
             self.ended.add(output.choice)
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from tidemill.base.clock import monotonic, wall
+from tidemill.base.clock import monotonic
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.base.log import get_logger
 from tidemill.contract.config import EngineConfig
@@ -445,7 +445,7 @@ class SupervisedEngine:
         while True:
             for stream in self._table.streams():
                 deadline = stream.journal.request.deadline
-                if deadline is not None and deadline <= wall():
+                if deadline is not None and deadline <= monotonic():
                     stream.fail(
                         RequestError(ErrorKind.TIMEOUT, "the request's deadline passed", None, True)
                     )

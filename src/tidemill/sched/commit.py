@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidemill.base.clock import wall
+from tidemill.base.clock import monotonic
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.contract.plan import RowResult
 from tidemill.contract.request import (
@@ -143,7 +143,7 @@ def finish(
 ) -> Emission:
     """End a choice, whatever it is doing: its blocks are free when this returns."""
     owner = seq.owner
-    now = wall()
+    now = monotonic()
     timings = RequestTimings(
         received=owner.received,
         first_scheduled=seq.first_scheduled,
@@ -181,7 +181,7 @@ def _output(
     first = not seq.first_sent
     seq.first_sent = True
     if tokens and seq.first_token == 0.0:
-        seq.first_token = wall()
+        seq.first_token = monotonic()
     owner = seq.owner
     logprobs = None
     if result is not None and result.logprobs is not None:

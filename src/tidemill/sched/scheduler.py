@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as TypingSequence
 from dataclasses import dataclass
 
-from tidemill.base.clock import monotonic, wall
+from tidemill.base.clock import monotonic
 from tidemill.base.errors import ErrorKind, TidemillError, bad_request, unsupported
 from tidemill.base.log import get_logger
 from tidemill.contract.plan import StepPlan, StepResult
@@ -236,7 +236,7 @@ class Scheduler:
             root=root_digest(
                 salt=request.cache_salt, weights=weights, kv_dtype=kv_dtype, adapter=request.adapter
             ),
-            received=wall(),
+            received=monotonic(),
         )
         sampling, prompt = request.sampling, request.prompt_token_ids
         if sampling.prompt_logprobs is not None:
@@ -308,7 +308,7 @@ class Scheduler:
         return emissions
 
     def expire(self, now: float) -> list[Emission]:
-        """End requests whose deadline (wall-clock seconds) has passed, queued or running, and those
+        """End requests whose deadline (monotonic seconds) has passed, queued or running, and those
         that have waited for their first step beyond their limit."""
         emissions: list[Emission] = []
         while self._deadlines and self._deadlines[0][0] <= now:

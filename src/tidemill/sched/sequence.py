@@ -40,7 +40,7 @@ class RequestState:
     Attributes:
         client, request: whose it is, and what was asked.
         root: digest that its block identities start from.
-        received: wall-clock seconds.
+        received: seconds of `base.clock.monotonic`.
         choices: all its sequences, by choice.
         held: choices that wait for the leader's prompt, to be forked from it.
         prompt_logprobs: index p holds the logprob of prompt token p; None where not computed yet

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable
 
-from tidemill.base.clock import monotonic, wall
+from tidemill.base.clock import monotonic
 from tidemill.contract.request import Status
 from tidemill.memory.lease import KVMemory
 from tidemill.sched.cost import StepCost
@@ -52,7 +52,7 @@ class State:
         self.forks.pop(seq.seq_id, None)
         insort(self.running, seq, key=lambda s: s.order)
         if seq.first_scheduled == 0.0:
-            seq.first_scheduled = wall()
+            seq.first_scheduled = monotonic()
 
     def note_hit(self, seq: Sequence, cached: int) -> None:
         """Count a first admission's prefix hit; resumptions and forks are not hits of a client."""

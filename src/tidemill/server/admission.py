@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tidemill.base.clock import monotonic, wall
+from tidemill.base.clock import monotonic
 from tidemill.base.errors import bad_request
 from tidemill.contract.sampling import SamplingParams
 from tidemill.contract.wire import EngineInfo
@@ -41,7 +41,7 @@ class Caller:
     Attributes:
         client, weight: for fairness between clients.
         cache_salt: separates its prefixes in the cache.
-        deadline: wall-clock seconds after which nobody wants the answer; None: no such time.
+        deadline: seconds of `base.clock.monotonic` when nobody wants the answer any more; or None.
     """
 
     client: str = ""
@@ -272,7 +272,7 @@ class Admission:
             wait = self._ahead(caller, cost, share) / self._drain()
         late = wait + own - max(objective, own)
         if caller.deadline is not None:
-            late = max(late, wait + own - (caller.deadline - wall()))
+            late = max(late, wait + own - (caller.deadline - monotonic()))
         return max(0.0, late)
 
     def _refuse(

@@ -22,7 +22,7 @@ def caller_of(
         request: with its principal.
         timeout: the body's field: seconds from `arrival` after which nobody wants the answer. The
             header `X-Request-Timeout` says the same; of two the shorter counts.
-        arrival: wall-clock seconds.
+        arrival: seconds of `base.clock.monotonic`.
         cache_salt: the body's field: requests with equal salts of one principal share prefixes.
 
     Raises:

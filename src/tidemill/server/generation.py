@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from tidemill.base.clock import wall
+from tidemill.base.clock import monotonic
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason, TokenLogprob
 from tidemill.contract.sampling import SamplingParams
@@ -87,7 +87,7 @@ class Generation:
         sampling: resolved parameters of each prompt; `n` is the same for all.
         rules: what the outputs must obey and how they are read.
         at_start: outputs begin a text of their own (see `OutputText`).
-        arrival: wall-clock seconds when the API process received the request.
+        arrival: seconds of `base.clock.monotonic` when the request was received.
         counted: what is generated is output; else the prompt alone was wanted.
         caller: who asks, and by when the answer is wanted.
 
@@ -120,7 +120,7 @@ class Generation:
         self._n = sampling[0].n
         single = len(prompts) == 1
         self._ids = [request_id if single else f"{request_id}-{i}" for i in range(len(prompts))]
-        self._arrival = wall() if arrival is None else arrival
+        self._arrival = monotonic() if arrival is None else arrival
         self._cached: list[int | None] = [None] * len(prompts)
         self._choices = [
             [self._new_choice(params, at_start) for _ in range(self._n)] for params in sampling

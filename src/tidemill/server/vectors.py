@@ -28,7 +28,7 @@ class Vectors:
         context: the server's.
         inputs: what is read; at least one.
         pooling: what is made of each.
-        arrival: wall-clock seconds when the API process received the request.
+        arrival: seconds of `base.clock.monotonic` when the request was received.
         caller: who asks, and by when the answer is wanted.
 
     Attributes:

@@ -9,7 +9,7 @@ from msgspec.structs import asdict
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tidemill.base.clock import wall
+from tidemill.base.clock import monotonic, wall
 from tidemill.base.ids import new_id
 from tidemill.server.body import read_model
 from tidemill.server.caller import caller_of
@@ -43,7 +43,7 @@ def effective_of(
 
 async def chat_completions(context: ServerContext, request: Request) -> Response:
     """Answer a conversation, whole or streamed."""
-    arrival = wall()
+    arrival = monotonic()
     body = await read_model(schema.ChatRequest, request, context.limits)
     context.check_model(body.model)
     context.check_generates()
@@ -83,7 +83,7 @@ async def chat_completions(context: ServerContext, request: Request) -> Response
     )
     envelope = Envelope(
         answer_id,
-        int(arrival),
+        int(wall()),
         context.info.model,
         context.fingerprint,
         include_usage,

@@ -8,7 +8,7 @@ from msgspec.structs import asdict
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tidemill.base.clock import wall
+from tidemill.base.clock import monotonic, wall
 from tidemill.base.errors import bad_request
 from tidemill.base.ids import new_id
 from tidemill.contract.resolve import check_input, check_prompt
@@ -119,7 +119,7 @@ def _prompt_logprobs(body: schema.CompletionRequest) -> int | None:
 
 async def completions(context: ServerContext, request: Request) -> Response:
     """Continue one prompt or several, whole or streamed."""
-    arrival = wall()
+    arrival = monotonic()
     body = await read_model(schema.CompletionRequest, request, context.limits)
     context.check_model(body.model)
     context.check_generates()
@@ -159,7 +159,7 @@ async def completions(context: ServerContext, request: Request) -> Response:
     )
     envelope = Envelope(
         answer_id,
-        int(arrival),
+        int(wall()),
         context.info.model,
         context.fingerprint,
         include_usage,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tidemill.base.clock import wall
+from tidemill.base.clock import monotonic
 from tidemill.base.errors import bad_request
 from tidemill.server.body import read_model
 from tidemill.server.caller import caller_of
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 async def embeddings(context: ServerContext, request: Request) -> Response:
     """A vector for each input."""
-    arrival = wall()
+    arrival = monotonic()
     body = await read_model(schema.EmbeddingRequest, request, context.limits)
     context.check_model(body.model)
     caller = caller_of(request, body.timeout, arrival, cache_salt=body.cache_salt)

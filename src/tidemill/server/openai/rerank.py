@@ -13,7 +13,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tidemill.base.clock import wall
+from tidemill.base.clock import monotonic, wall
 from tidemill.base.errors import bad_request
 from tidemill.base.ids import new_id
 from tidemill.contract.resolve import check_input
@@ -110,7 +110,7 @@ class _Scores:
 
 async def rerank(context: ServerContext, request: Request) -> Response:
     """Documents in the order in which they fit a query."""
-    arrival = wall()
+    arrival = monotonic()
     body = await read_model(schema.RerankRequest, request, context.limits)
     context.check_model(body.model)
     caller = caller_of(request, body.timeout, arrival, cache_salt=body.cache_salt)
@@ -145,7 +145,7 @@ async def rerank(context: ServerContext, request: Request) -> Response:
 
 async def score(context: ServerContext, request: Request) -> Response:
     """How well texts fit together: one with each of several, or pair by pair."""
-    arrival = wall()
+    arrival = monotonic()
     body = await read_model(schema.ScoreRequest, request, context.limits)
     context.check_model(body.model)
     caller = caller_of(request, body.timeout, arrival, cache_salt=body.cache_salt)
@@ -170,7 +170,7 @@ async def score(context: ServerContext, request: Request) -> Response:
             {
                 "id": new_id("score"),
                 "object": "list",
-                "created": int(arrival),
+                "created": int(wall()),
                 "model": context.info.model,
                 "data": data,
                 "usage": usage_of(run),

@@ -1,0 +1,24 @@
+"""Durations and deadlines go by the clock that nobody sets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import tidemill
+
+# What shows people a date, or compares with a file's times.
+SHOWN = {
+    *("base/clock.py", "server/http.py", "server/context.py"),
+    *("server/openai/chat.py", "server/openai/completions.py", "server/openai/rerank.py"),
+    *("engine/spawn.py", "loading/packed_store.py", "worker/packed.py"),
+}
+
+
+def test_the_calendar_is_read_only_where_it_is_shown() -> None:
+    root = Path(tidemill.__file__).parent
+    readers = {
+        str(path.relative_to(root))
+        for path in root.rglob("*.py")
+        if any(word in path.read_text() for word in ("wall()", "time.time()", "time.time_ns()"))
+    }
+    assert readers <= SHOWN
