@@ -88,7 +88,7 @@ class LLM:
         progress: Callable[[str], None] = lambda line: None,
         **settings: Any,
     ) -> None:
-        path, name = locate(model)
+        path, name = locate(model, progress)
         check_model(path)
         settings.setdefault("served_name", name)
         unknown = sorted(set(settings) - set(EngineConfig.__struct_fields__))

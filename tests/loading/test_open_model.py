@@ -183,35 +183,3 @@ def test_paths_that_are_no_model(tmp_path: Path) -> None:
     with pytest.raises(TidemillError, match="no such file") as caught:
         open_model(tmp_path / "absent")
     assert caught.value.kind == ErrorKind.NOT_FOUND
-
-
-def test_hub_ids(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import huggingface_hub
-    from huggingface_hub import errors
-
-    asked: list[Any] = []
-    folder = write_folder(tmp_path / "snapshot")
-
-    def download(repo: str, allow_patterns: list[str]) -> str:
-        asked.append((repo, allow_patterns))
-        return str(folder)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert open_model("owner/name").path == folder
-    ((repo, patterns),) = asked
-    assert repo == "owner/name"
-    assert not any(p.endswith((".bin", ".pt", ".pth", ".py", "*")) for p in patterns)
-
-    def offline(*args: object, **kwargs: object) -> str:
-        raise errors.LocalEntryNotFoundError("offline")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", offline)
-    for model in ("owner/name", "owner/name/file.gguf"):
-        with pytest.raises(TidemillError, match="cannot be reached") as caught:
-            open_model(model)
-        assert caught.value.kind == ErrorKind.UNAVAILABLE and caught.value.retryable
-    for model in ("../owner/name", "a/b/c", "owner/..", "/absent/path", "a b/c"):
-        with pytest.raises(TidemillError) as caught:
-            open_model(model)
-        assert caught.value.kind == ErrorKind.NOT_FOUND

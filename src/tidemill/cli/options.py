@@ -15,8 +15,11 @@ if TYPE_CHECKING:
 
 MODEL = argument(
     None,
-    help="A Hugging Face folder, a .gguf file, or a hub id (owner/name). Default: the bundled one.",
+    help="A Hugging Face folder, a .gguf file, or a name on the hub: owner/name, of GGUF files "
+    "owner/name:Q4_K_M or owner/name/file.gguf, or an address there. Default: the bundled one.",
 )
+FILE = option(None, help="Of a model on the hub: which GGUF file, or which folder of its parts.")
+REVISION = option(None, help="Of a model on the hub: branch, tag or commit; default: main.")
 BACKEND = option(
     "auto",
     help="native (C++), torch, or transformers (slow; for models without a family here); auto: "

@@ -25,6 +25,8 @@ Ctrl-C stops an answer. End a line with \\ to go on in the next."""
 def run(
     model: str | None = options.MODEL,
     prompt: str | None = argument(None, help="Answer this and leave."),
+    file: str | None = options.FILE,
+    revision: str | None = options.REVISION,
     system: str | None = option(None, help="System message."),
     temperature: float | None = option(None, help="0 is greedy; default: the model's."),
     top_p: float | None = option(None, help="Nucleus."),
@@ -64,6 +66,8 @@ def run(
     from tidemill.cli.functions import Functions
     from tidemill.cli.screen import THINKING, screen_for
     from tidemill.llm import LLM
+    from tidemill.loading.hub_name import with_options
+    from tidemill.loading.named import locate
 
     if thinking is not None and thinking not in THINKING:
         raise config_error("thinking", f"--thinking is fold, show or hide, not {thinking!r}")
@@ -86,8 +90,10 @@ def run(
         "max_tokens": max_tokens,
         "seed": seed,
     }
+    path, name = locate(with_options(model, file, revision), _say)
     llm = LLM(
-        model,
+        path,
+        served_name=name,
         progress=_say if verbose else lambda line: None,
         quantize=quantize,
         dtype=dtype,

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 def serve(
     model: str | None = options.MODEL,
+    file: str | None = options.FILE,
+    revision: str | None = options.REVISION,
     host: str = option("127.0.0.1", help="Address to listen on."),
     port: int = option(8000, help="Port to listen on; 0 takes a free one."),
     served_name: str | None = option(None, help="Name clients use; default: the model's."),
@@ -76,6 +78,7 @@ def serve(
     from tidemill.base.errors import config_error
     from tidemill.base.log import FORMATS, set_up_logging
     from tidemill.contract.config import EngineConfig
+    from tidemill.loading.hub_name import with_options
     from tidemill.loading.kind import check_model
     from tidemill.loading.named import locate
     from tidemill.server.admission_options import AdmissionOptions
@@ -108,7 +111,7 @@ def serve(
         *(api_key, api_keys, share_prefix_cache, tls_cert, tls_key, tls_client_ca),
         *(cors_origin, allowed_host, trusted_proxy, insecure),
     ).open(host, _say)
-    path, name = locate(model)
+    path, name = locate(with_options(model, file, revision), _say)
     check_model(path)
     config = EngineConfig(
         model=str(path),

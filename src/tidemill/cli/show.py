@@ -19,14 +19,17 @@ if TYPE_CHECKING:
 
 def show(
     model: str | None = options.MODEL,
+    file: str | None = options.FILE,
+    revision: str | None = options.REVISION,
     tensors: bool = option(False, help="List every tensor instead of groups."),
 ) -> None:
     """Show a model: its shape, tensors, tokenizer, and the memory its context takes."""
     from rich.console import Console
 
+    from tidemill.loading.hub_name import with_options
     from tidemill.opened import OpenedModel
 
-    opened = OpenedModel.open(model, "auto")
+    opened = OpenedModel.open(with_options(model, file, revision), "auto", _say)
     console = Console(width=None if _is_terminal() else 120, highlight=False)
     console.print(_facts(opened))
     console.print()
@@ -35,6 +38,12 @@ def show(
     console.print(_tensor_table(opened, grouped=not tensors))
     for note in (*opened.files.notes, *opened.text.tokenizer.notes):
         console.print(f"note: {note}")
+
+
+def _say(line: str) -> None:
+    import sys
+
+    print(line, file=sys.stderr)
 
 
 def _is_terminal() -> bool:

@@ -6,11 +6,14 @@ from pathlib import Path
 
 from tidemill.base.errors import config_error
 from tidemill.loading.bundled import DEFAULT_MODEL, bundled_models
-from tidemill.loading.hub import existing, resolve
+from tidemill.loading.hub import Say, existing, resolve
+from tidemill.loading.hub_name import parse
 
 
-def locate(model: str | Path | None = None) -> tuple[Path, str]:
+def locate(model: str | Path | None = None, say: Say | None = None) -> tuple[Path, str]:
     """The local path of a model and the name it goes by; None is the bundled model.
+
+    `say` is told in a line what was chosen for the person.
 
     Raises:
         TidemillError: see `hub.resolve`; CONFIG without a bundled model.
@@ -25,8 +28,8 @@ def locate(model: str | Path | None = None) -> tuple[Path, str]:
         return bundled, DEFAULT_MODEL
     if not isinstance(model, str | Path) or not str(model).strip():
         raise config_error("model", f"a model is a folder, a .gguf file or a name, got {model!r}")
-    path = existing(model)
-    if path is None:
-        return resolve(model), str(model)  # a bundled name or a hub id is its own name
+    path = resolve(model, say)
+    if existing(model) is None:
+        return path, str(parse(str(model)) or model)  # a bundled name is its own
     full = path.resolve()
     return path, full.stem if full.suffix == ".gguf" else full.name
