@@ -12,7 +12,7 @@ JOBS ?= 2
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help install serve run test lint types check test-install brook parity families structured clients lm-eval schemathesis bench-serve bench-start bench-memory bench-overload bench-side-by-side kernels soak load audit sanitizers neon clean fuzz
+.PHONY: FORCE help install serve run test lint types check test-install brook parity families structured clients lm-eval schemathesis bench-serve bench-start bench-memory bench-overload bench-side-by-side kernels soak load stalls audit sanitizers neon clean fuzz
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -111,6 +111,9 @@ bench-overload: test-install ## fairness, a long prompt beside streams, tenfold 
 
 load: test-install ## 5,000 idle connections and 1,000 streams on one server (a few minutes)
 	PYTHONPATH=tests $(BIN)/python -m load.run $(ARGS)
+
+stalls: test-install ## what large and hostile requests cost other streams and probes (a few minutes)
+	PYTHONPATH=tests $(BIN)/python -m load.stalls $(ARGS)
 
 audit: test-install ## known holes in what is installed (needs the network), and bandit over src
 	$(PIP) install pip-audit bandit

@@ -10,6 +10,7 @@ from tidemill.contract.sampling import SamplingParams
 from tidemill.engine.streams import raise_error
 from tidemill.text.answer import NOTHING, AnswerText, Found
 from tidemill.text.answering import AnswerRules
+from tidemill.text.stops import StopSet
 from tidemill.text.tokenizer import Tokenizer
 
 TOOL_CALLS = "tool_calls"
@@ -116,12 +117,13 @@ class Running:
     ) -> None:
         sampling = request.sampling
         logprobs = sampling.logprobs is not None
+        stops = StopSet(sampling.stop)
         self._texts = [
             AnswerText(
                 tokenizer,
                 None if rules.parser is None else rules.parser(),
                 kept=rules.kept,
-                stop=sampling.stop,
+                stop=stops,
                 min_tokens=sampling.min_tokens,
                 at_start=at_start,
             )

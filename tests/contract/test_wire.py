@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,6 +73,44 @@ def test_any_fragmentation(cuts: list[int]) -> None:
         bodies += reader.feed(stream[position : position + cut])
         position += cut
     assert [wire.to_engine_decoder.decode(b) for b in bodies] == TO_ENGINE
+
+
+def _logprobs(count: int) -> tuple[TokenLogprob | None, ...]:
+    return (None, *(TokenLogprob(i, -1.0 - i, ((7, -0.1),) * 20) for i in range(1, count)))
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        (OUTPUT,),
+        tuple(ChoiceOutput("r", i, (i,), logprobs=_logprobs(3)[1:]) for i in range(4000)),
+        (ChoiceOutput("r", 0, (5,), prompt_logprobs=_logprobs(4000)), OUTPUT),
+        (ChoiceOutput("r", 0, (5,), prompt_logprobs=(None,), pooled=bytes(2**19)),),
+    ],
+    ids=["little", "many choices", "a long prompt", "one that cannot be cut"],
+)
+def test_what_an_engine_sends_is_cut_into_frames(outputs: tuple[ChoiceOutput, ...]) -> None:
+    stats = wire.EngineStats(steps=4)
+    whole = wire.frame(wire.Outputs(outputs, stats))
+    frames = list(wire.frames(wire.Outputs(outputs, stats)))
+    least = max(len(o.pooled) for o in outputs)
+    assert all(len(f) <= max(wire.FRAME_BYTES, least + 200) for f in frames)
+    assert (len(frames) == 1) == (len(whole) <= wire.FRAME_BYTES or least > 0)
+    found: list[ChoiceOutput] = []
+    ahead: list[TokenLogprob | None] = []
+    for body in wire.FrameReader().feed(b"".join(frames)):
+        message = wire.to_client_decoder.decode(body)
+        assert isinstance(message, wire.Outputs)
+        for output in message.outputs:
+            if output.prompt_logprobs and not output.token_ids:
+                ahead += output.prompt_logprobs
+                continue
+            if ahead:
+                logprobs = (*ahead, *(output.prompt_logprobs or ()))
+                output = msgspec.structs.replace(output, prompt_logprobs=logprobs)
+                ahead = []
+            found.append(output)
+    assert tuple(found) == outputs and message.stats == stats
 
 
 def test_absurd_length_is_refused() -> None:

@@ -14,12 +14,16 @@ from helpers.drive import request
 from helpers.fake_backend import FakeBackend, expected_tokens
 from helpers.fake_engine import VOCAB, fake_core
 
+from tidemill.base.build import build_id
 from tidemill.base.errors import ErrorKind, TidemillError
+from tidemill.contract import wire
 from tidemill.contract.request import ChoiceOutput, FinishReason
-from tidemill.contract.wire import Hello, Refused, frame, to_client_decoder
+from tidemill.contract.wire import Hello, Refused, Submit, frame, to_client_decoder
+from tidemill.engine import process
 from tidemill.engine.client import EngineClient, InprocClient, SocketClient
 from tidemill.engine.core import EngineCore
 from tidemill.engine.process import serve_core
+from tidemill.engine.streams import resolve_seed
 
 DIGEST = "digest"
 
@@ -269,6 +273,47 @@ async def test_handshake_refuses_what_does_not_match(tmp_path: Path) -> None:
     client = await SocketClient.connect(path, DIGEST)
     assert client.info.model == "fake"
     await client.close()
+    server.close()
+    await asyncio.to_thread(core.close)
+
+
+async def test_prompt_logprobs_in_parts_arrive_once_and_whole(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "FRAME_BYTES", 500)
+    client = await setup.client()
+    prompt = [i % VOCAB for i in range(100)]
+    outputs = await collect(client.submit(request("a", prompt, 4, n=3, prompt_logprobs=20)))
+    [logprobs] = [o.prompt_logprobs for o in outputs if o.prompt_logprobs is not None]
+    assert logprobs[0] is None
+    assert [p.token_id for p in logprobs[1:] if p is not None] == prompt[1:]
+    assert all(o.token_ids for o in outputs)
+    await client.close()
+
+
+async def test_a_client_that_reads_nothing_is_dropped_and_a_slow_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "MAX_UNREAD_BYTES", 1000)
+    monkeypatch.setattr(process, "UNREAD_SECONDS", 0.2)
+    path = str(tmp_path / "s")
+    core, server, _engine = await _socket_setup(path)
+    reader, writer = await asyncio.open_unix_connection(path, limit=1000)
+    writer.write(frame(Hello(wire.PROTOCOL_VERSION, build_id(), DIGEST)))
+    await reader.readexactly(4)
+    prompt = tuple(i % VOCAB for i in range(200))
+    for i in range(60):
+        asked = request(f"r{i}", prompt, 4, prompt_logprobs=20)
+        writer.write(frame(Submit(resolve_seed(asked))))
+    read = 0
+    for _ in range(10):  # longer than the bound, always some of it
+        await asyncio.sleep(0.1)
+        read += len(await reader.readexactly(20_000))
+    assert not reader.at_eof()
+    async with asyncio.timeout(10):  # and then nothing, but there is more
+        while core._sinks.keys() - {1}:
+            await asyncio.sleep(0.05)
+    writer.close()
     server.close()
     await asyncio.to_thread(core.close)
 

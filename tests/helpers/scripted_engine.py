@@ -183,7 +183,7 @@ class ScriptedEngine:
         elif step + 1 == sampling.max_tokens:
             finish = FinishReason.LENGTH
         prompt_logprobs = None
-        if step == 0 and sampling.prompt_logprobs is not None:
+        if step == choice == 0 and sampling.prompt_logprobs is not None:
             known = [_logprob(t, sampling.prompt_logprobs) for t in request.prompt_token_ids]
             prompt_logprobs = (None, *known[1:])
         wanted = sampling.logprobs

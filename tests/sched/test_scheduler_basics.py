@@ -311,15 +311,16 @@ def test_prompt_logprobs_cover_the_prompt(blocks: int, chunk: int) -> None:
         request("b", prompt_of(12, 3), 9),
     )
     machine.run()
+    told = [o.prompt_logprobs for c in (0, 1) for o in machine.collected["a", c].outputs]
+    logprobs = told[0]  # once, with the first tokens
+    assert logprobs is not None and not any(told[1:])
+    assert logprobs[0] is None and len(logprobs) == 14
+    for p in range(1, 14):
+        assert logprobs[p].token_id == prompt[p]
+        assert logprobs[p].logprob == pytest.approx(fake_logprob(prompt[:p], prompt[p]))
+        assert len(logprobs[p].top) == 2
     for choice in (0, 1):
         outputs = machine.collected["a", choice].outputs
-        logprobs = outputs[0].prompt_logprobs
-        assert logprobs is not None and logprobs[0] is None and len(logprobs) == 14
-        for p in range(1, 14):
-            assert logprobs[p].token_id == prompt[p]
-            assert logprobs[p].logprob == pytest.approx(fake_logprob(prompt[:p], prompt[p]))
-            assert len(logprobs[p].top) == 2
-        assert all(o.prompt_logprobs is None for o in outputs[1:])
         sent = [lp.token_id for o in outputs for lp in o.logprobs]
         assert sent == machine.tokens("a", choice) == expected_tokens(prompt, 6, 97)
     asked = [r for p in machine.plans for r in p.rows if r.logits is LogitsWanted.ALL]

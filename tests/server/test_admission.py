@@ -221,7 +221,7 @@ def test_an_idle_server_takes_what_exceeds_every_bound() -> None:
     params = SamplingParams(max_tokens=30, n=8)
     prompts = [(i,) * 200 for i in range(30)]
     ticket = world.admission.admit(Caller("a"), prompts, [params] * 30)
-    assert ticket.choices == 240
+    assert world.admission.active == 240
     with pytest.raises(Refusal):
         world.admission.admit(Caller("a"), [(1,)], [SamplingParams(max_tokens=5)])
     for i in range(30):
@@ -230,6 +230,60 @@ def test_an_idle_server_takes_what_exceeds_every_bound() -> None:
     assert world.admission._running == 0
     with pytest.raises(TidemillError, match="at most 4096"):
         world.admission.admit(Caller("a"), prompts * 18, [params] * 540)
+
+
+def test_choices_are_bounded_by_client() -> None:
+    admission = Admission(
+        AdmissionOptions(max_queue_tokens=10**6),
+        lambda: fake_info(max_num_seqs=4),
+        AdmissionMetrics(),
+        max_choices=4096,
+    )
+    params = SamplingParams(max_tokens=5, n=16)
+
+    def ask(client: str, number: int, prompts: int, n: int) -> Ticket:
+        tokens = [(number, i) for i in range(prompts)]
+        return admission.admit(
+            Caller(client), tokens, [SamplingParams(max_tokens=5, n=n)] * prompts
+        )
+
+    greedy = ask("greedy", 0, 256, 16)
+    with pytest.raises(Refusal, match="4096 choices are being generated"):
+        ask("greedy", 1, 1, 1)
+    # The others have their share all the same, be it in choices or in inputs.
+    others = [ask("a", i, 1, 1) for i in range(25)]
+    others.append(ask("b", 0, 1000, 1))
+    with pytest.raises(Refusal):
+        ask("b", 1, 1000, 1)
+    # It gets its places back as choices end, whatever became of the rest of its request.
+    for prompt in range(100):
+        greedy.progress(prompt, 16)
+        for _ in range(params.n):
+            greedy.end_choice(prompt)
+    ask("greedy", 2, 1, 16).close()
+    greedy.close()
+    for ticket in others:
+        ticket.close()
+    assert admission.active == admission._started == admission._running == 0
+
+
+def test_retry_after_of_choices_says_when_there_is_room() -> None:
+    now = 0.0
+    admission = Admission(
+        AdmissionOptions(max_queue_tokens=10**6),
+        lambda: fake_info(max_num_seqs=64),
+        AdmissionMetrics(),
+        max_choices=40,
+        clock=lambda: now,
+    )
+    ticket = admission.admit(Caller("a"), [(1, 2)], [SamplingParams(max_tokens=100, n=40)])
+    for second in range(1, 51):  # 40 tokens a second
+        now = float(second)
+        ticket.progress(0, 40)
+    with pytest.raises(Refusal) as refused:
+        admission.admit(Caller("a"), [(3, 4)], [SamplingParams(max_tokens=100, n=20)])
+    # Half of 4000 tokens of 40 a second, and its own.
+    assert 50 <= float(refused.value.problem.headers["Retry-After"]) <= 120
 
 
 def test_a_prompt_that_many_share_is_counted_once() -> None:

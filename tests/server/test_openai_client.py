@@ -301,7 +301,7 @@ def test_too_many_choices() -> None:
         ticket = context.admission.admit(ANYBODY, [(1,)], [one])
         with pytest.raises(openai.RateLimitError) as caught:
             client.completions.create(model="tiny", prompt="a", n=2)
-        assert caught.value.response.headers["retry-after"] == "1"
+        assert 1 <= int(caught.value.response.headers["retry-after"]) < 60
         ticket.close()
         assert client.completions.create(model="tiny", prompt="a", n=2).choices
         with pytest.raises(openai.BadRequestError) as never:

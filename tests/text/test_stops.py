@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tidemill.text.stops import StopMatcher
+from tidemill.text.stops import StopMatcher, StopSet
 
 small_text = st.text(alphabet="ab", max_size=40)
 stop_lists = st.lists(st.text(alphabet="ab", min_size=1, max_size=5), min_size=1, max_size=4)
@@ -101,3 +101,11 @@ def test_characters_that_mean_something_in_patterns() -> None:
     for stop in ["]", "^a", "-", "\\", "[", "a-z"]:
         shown, matcher = run(["x.y", stop, "z"], [stop])
         assert ("".join(shown), matcher.matched) == ("x.y", stop)
+
+
+def test_matchers_share_what_was_compiled() -> None:
+    shared = StopSet(["ab" * 500, "END"])
+    one, other = StopMatcher(shared), StopMatcher(shared)
+    assert one._failures is other._failures
+    assert one.push("xEN") == ("x", False) and other.push("EN") == ("", False)
+    assert one.push("D") == ("", True) and other.push("x") == ("ENx", False)

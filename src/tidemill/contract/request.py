@@ -138,7 +138,9 @@ class ChoiceOutput(msgspec.Struct, frozen=True, omit_defaults=True):
             choice is the last of them (`stop_token` repeats it): it counts in the usage, and its
             text is not part of the output.
         logprobs: one per token of `token_ids` when asked for.
-        prompt_logprobs: only in the choice's first message, when asked for; None for position 0.
+        prompt_logprobs: when asked for, once per request: with the first tokens of whichever choice
+            has them first; None for position 0. Over a socket a part of them may come ahead, in
+            outputs of that choice without tokens (`contract.wire`).
         finish_reason: set in the choice's last message and only there.
         stop_token: the token that ended the choice, when one did.
         cached_tokens: prompt tokens found in the prefix cache (in the first message).

@@ -4,11 +4,16 @@ Framing: a 4-byte little-endian length, then one msgpack message (a tagged union
 and `ToClient`). The client speaks first, with `Hello`; the engine answers `Welcome` or `Refused`
 and closes. Several clients may connect; request ids are namespaced by connection. The engine exits
 when the connection of its owner closes. No pickle anywhere.
+
+What an engine sends is cut into frames of about `FRAME_BYTES` (`frames`): a step's outputs over
+several messages, and a prompt's logprobs over several outputs. So no answer, however large, is one
+message, and its reader has pauses while it comes.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 
 import msgspec
 
@@ -17,6 +22,7 @@ from tidemill.contract.request import ChoiceOutput, EngineRequest, RequestError
 
 PROTOCOL_VERSION = 1
 MAX_MESSAGE_BYTES = 256 * 2**20
+FRAME_BYTES = 2**18
 _LENGTH = struct.Struct("<I")
 
 
@@ -125,7 +131,7 @@ class StatsRequest(msgspec.Struct, frozen=True, tag="stats?"):
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
-    """All a step brought to this client's requests: one message per step."""
+    """What a step brought to this client's requests; in several messages where it is much."""
 
     outputs: tuple[ChoiceOutput, ...]
     stats: EngineStats | None = None
@@ -219,6 +225,42 @@ def frame(message: ToEngine | ToClient) -> bytes:
     """Encode one message with its length prefix."""
     body = encoder.encode(message)
     return _LENGTH.pack(len(body)) + body
+
+
+def frames(message: ToClient) -> Iterator[bytes]:
+    """An engine's message as frames of at most `FRAME_BYTES`, or one output's tokens if those are
+    more. In what order they are sent matters."""
+    whole = frame(message)
+    if len(whole) <= FRAME_BYTES or not isinstance(message, Outputs):
+        yield whole
+        return
+    pieces = -(-len(whole) // FRAME_BYTES)
+    del whole
+    outputs = message.outputs
+    if len(outputs) == 1 and (cut := _cut(outputs[0], pieces)):
+        outputs, pieces = cut, len(cut)
+    if len(outputs) == 1:
+        yield frame(message)
+        return
+    size = -(-len(outputs) // pieces)
+    for start in range(0, len(outputs), size):
+        last = start + size >= len(outputs)
+        yield from frames(Outputs(outputs[start : start + size], message.stats if last else None))
+
+
+def _cut(output: ChoiceOutput, pieces: int) -> tuple[ChoiceOutput, ...]:
+    """An output whose prompt's logprobs are many as several, the last of which has the rest."""
+    logprobs = output.prompt_logprobs
+    if not logprobs or len(logprobs) < 2:
+        return ()
+    size = max(1, len(logprobs) // max(2, pieces))
+    ahead = range(0, len(logprobs) - size, size)
+    parts = [
+        ChoiceOutput(output.request_id, output.choice, prompt_logprobs=logprobs[i : i + size])
+        for i in ahead
+    ]
+    rest = logprobs[ahead[-1] + size :]
+    return (*parts, msgspec.structs.replace(output, prompt_logprobs=rest))
 
 
 class FrameReader:

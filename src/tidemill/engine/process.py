@@ -40,6 +40,7 @@ from tidemill.contract.wire import (
     ToEngine,
     Welcome,
     frame,
+    frames,
     to_engine_decoder,
 )
 from tidemill.engine.core import EngineCore, open_core
@@ -49,8 +50,10 @@ from tidemill.engine.reports import FOLDER_PREFIX, Report
 
 _log = get_logger(__name__)
 
-# A client that lets so much pile up does not read any more.
+# A client that reads nothing for so many seconds while so much waits for it is dropped. Much alone
+# is no sign: several requests may end at once, each bounded when it is admitted.
 MAX_UNREAD_BYTES = 64 * 2**20
+UNREAD_SECONDS = 20.0
 
 # An engine that ends before its owner has connected waits so long for it.
 OWNER_SECONDS = 10.0
@@ -104,6 +107,8 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._client: int | None = None
         self._owner = False
+        self._written = 0  # bytes, those that wait included
+        self._watched = False  # whether it reads
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -161,16 +166,32 @@ class _Connection(asyncio.Protocol):
 
     def _sink(self, message: Outputs | Stats | Fatal) -> None:
         # On the engine's thread: encode here, so that the event loop only writes.
-        self._server.loop.call_soon_threadsafe(self._write, frame(message))
+        for data in frames(message):
+            self._server.loop.call_soon_threadsafe(self._write, data)
 
     def _write(self, data: bytes) -> None:
         transport = self._transport
         if transport is None:
             return
         transport.write(data)
-        if transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
-            _log.error("a client reads nothing any more and is dropped")
+        self._written += len(data)
+        if not self._watched and transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
+            self._watched = True
+            self._server.loop.call_later(UNREAD_SECONDS, self._look, self._read_bytes(transport))
+
+    def _read_bytes(self, transport: asyncio.Transport) -> int:
+        return self._written - transport.get_write_buffer_size()
+
+    def _look(self, before: int) -> None:
+        self._watched = False
+        transport = self._transport
+        if transport is None or transport.get_write_buffer_size() <= MAX_UNREAD_BYTES:
+            return
+        if self._read_bytes(transport) <= before:
+            _log.error("a client read nothing for %g s and is dropped", UNREAD_SECONDS)
             transport.abort()
+        else:
+            self._write(b"")
 
 
 async def serve_core(

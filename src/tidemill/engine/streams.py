@@ -11,7 +11,13 @@ import msgspec
 from tidemill.base.clock import monotonic
 from tidemill.base.errors import ErrorKind, TidemillError, bad_request
 from tidemill.base.ids import new_seed
-from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason, RequestError
+from tidemill.contract.request import (
+    ChoiceOutput,
+    EngineRequest,
+    FinishReason,
+    RequestError,
+    TokenLogprob,
+)
 from tidemill.contract.wire import EngineStats, Outputs
 
 
@@ -29,6 +35,8 @@ class Journal:
     __slots__ = (
         "_cached_tokens",
         "_first_token",
+        "_prompt_logprobs",
+        "_prompt_told",
         "_told",
         "accepted",
         "cancelled",
@@ -48,11 +56,32 @@ class Journal:
         self._told: set[int] = set()  # choices that have had a first output
         self._cached_tokens: int | None = None
         self._first_token = 0.0
+        self._prompt_logprobs: list[TokenLogprob | None] = []  # those that came ahead
+        self._prompt_told = False
+
+    def begin_life(self) -> None:
+        """The request goes to an engine now."""
+        self.lives += 1
+        self._prompt_logprobs = []
+
+    def joined(self, output: ChoiceOutput) -> ChoiceOutput | None:
+        """An output with the prompt's logprobs that came ahead of it; None for one of those."""
+        part = output.prompt_logprobs
+        if part is None:
+            return output
+        if not output.token_ids:
+            self._prompt_logprobs += part
+            return None
+        if ahead := self._prompt_logprobs:
+            self._prompt_logprobs = []
+            output = msgspec.structs.replace(output, prompt_logprobs=(*ahead, *part))
+        return output
 
     def note(self, output: ChoiceOutput) -> None:
         """Enter an output."""
         self.accepted[output.choice].extend(output.token_ids)
         self._told.add(output.choice)
+        self._prompt_told = self._prompt_told or output.prompt_logprobs is not None
         if self._cached_tokens is None:
             self._cached_tokens = output.cached_tokens
         if output.token_ids and not self._first_token:
@@ -81,9 +110,13 @@ class Journal:
         """The request that goes on where this one stands; choices that have ended end at once
         again, or are cancelled by whoever replays."""
         fresh = not self.ended and not any(self.accepted)
+        sampling = self.request.sampling
+        if self._prompt_told:
+            sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
         return msgspec.structs.replace(
             self.request,
             request_id=self.wire_id,
+            sampling=sampling,
             resume=() if fresh else tuple(tuple(tokens) for tokens in self.accepted),
         )
 
@@ -102,7 +135,6 @@ class Journal:
             output,
             request_id=self.request.request_id,
             cached_tokens=cached,
-            prompt_logprobs=None if told else output.prompt_logprobs,
             timings=timings,
         )
 
@@ -127,6 +159,11 @@ class Stream:
         journal = self.journal
         if output.choice in journal.ended:
             return self._done
+        if output.prompt_logprobs is not None:
+            whole = journal.joined(output)
+            if whole is None:
+                return self._done
+            output = whole
         if journal.lives > 1:
             output = journal.continued(output)
         journal.note(output)
@@ -207,7 +244,7 @@ class StreamTable:
     def send(self, stream: Stream) -> EngineRequest:
         """A stream's request as it is to be sent now; outputs of the answer will reach it."""
         self.recall(stream)
-        stream.journal.lives += 1
+        stream.journal.begin_life()
         request = stream.journal.replay()
         self._sent[request.request_id] = stream
         return request

@@ -104,8 +104,8 @@ def end_of(seq: Sequence) -> FinishReason | None:
 
 
 def _take_prompt_logprobs(seq: Sequence, flight: Flight, result: RowResult) -> None:
-    if result.prompt_logprobs:
-        logprobs = seq.owner.prompt_logprobs
+    logprobs = seq.owner.prompt_logprobs
+    if result.prompt_logprobs and logprobs:
         first = flight.start + 1
         for position, logprob in enumerate(result.prompt_logprobs, first):
             if position < seq.prompt_len:
@@ -186,12 +186,15 @@ def _output(
     logprobs = None
     if result is not None and result.logprobs is not None:
         logprobs = result.logprobs[: len(tokens)]
+    prompt_logprobs = None
+    if tokens and owner.prompt_logprobs:
+        prompt_logprobs, owner.prompt_logprobs = tuple(owner.prompt_logprobs), []
     return ChoiceOutput(
         request_id=owner.request.request_id,
         choice=seq.choice,
         token_ids=tokens,
         logprobs=logprobs,
-        prompt_logprobs=tuple(owner.prompt_logprobs) if first and owner.prompt_logprobs else None,
+        prompt_logprobs=prompt_logprobs,
         finish_reason=reason,
         stop_token=stop_token,
         cached_tokens=owner.cached_tokens if first else None,

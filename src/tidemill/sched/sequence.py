@@ -44,7 +44,7 @@ class RequestState:
         choices: all its sequences, by choice.
         held: choices that wait for the leader's prompt, to be forked from it.
         prompt_logprobs: index p holds the logprob of prompt token p; None where not computed yet
-            (index 0 stays None). Empty when none were asked for.
+            (index 0 stays None). Empty when none were asked for, and once they were sent.
         ready: its constraint is compiled, or it has none; until then all its choices are held.
         cached_tokens: prompt tokens found in the prefix cache at the leader's first admission.
     """

@@ -6,7 +6,8 @@ admitted when that fits into what the KV cache has room for plus a queue bounded
 refused with 429 and a Retry-After from the measured rate. Who comes back as told finds a place:
 newcomers leave what is kept for bookings that are due before them. No client is refused for
 another's queue while its own is within its share of the bound; in all, no more waits than the bound
-and once more the bound, or what runs where that is more (`_most`).
+and once more the bound, or what runs where that is more (`_most`). The number of choices being
+generated is bounded in the same way (`Shares`).
 
 Runs in the API process, on its event loop; nothing here blocks or takes long.
 """
@@ -26,6 +27,7 @@ from tidemill.server.bookings import Bookings, Fingerprint
 from tidemill.server.errors import Problem, Refusal
 from tidemill.server.estimates import AnswerLengths, ReadingSpeed, Throughput
 from tidemill.server.prefixes import Held, Prefixes
+from tidemill.server.shares import Shares
 
 QUEUE_SECONDS = 60.0
 """Without --max-queue-tokens: no more waits than is computed in so long, or the cache holds."""
@@ -65,12 +67,18 @@ class _Client:
 
 @dataclass(slots=True)
 class _Part:
-    """One prompt of a ticket. `prompt`: its tokens, without those that it shares."""
+    """One prompt of a ticket.
+
+    Attributes:
+        prompt: its tokens, without those that it shares.
+        choices, open: how many it has, and how many of them have not ended.
+    """
 
     prompt: int
     choices: int
     expected: int
     ahead: float
+    open: int
     started: bool = False
     generated: int = 0
 
@@ -90,10 +98,9 @@ class Ticket:
     admitted: float
     _admission: Admission = field(repr=False)
 
-    @property
-    def choices(self) -> int:
-        """Choices over all prompts."""
-        return sum(part.choices for part in self.parts)
+    def end_choice(self, prompt: int) -> None:
+        """A choice of a prompt (by index) has ended; those that are left end with the ticket."""
+        self._admission._end_choices(self, self.parts[prompt], 1)
 
     def progress(self, prompt: int, tokens: int) -> None:
         """`tokens` more came for a prompt (by index)."""
@@ -113,9 +120,6 @@ class Admission:
         metrics: told of everything.
         max_choices: choices being generated at once, over all requests.
         clock: monotonic seconds.
-
-    Attributes:
-        active: choices being generated now.
     """
 
     def __init__(
@@ -128,10 +132,9 @@ class Admission:
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.options = options
-        self.active = 0
         self._info = info
         self._metrics = metrics
-        self._max_choices = max_choices
+        self._choices = Shares(max_choices)
         self._clock = clock
         self._clients: dict[str, _Client] = {}
         self._waiting = 0
@@ -163,6 +166,11 @@ class Admission:
         info = self._info()
         least = max(info.max_model_len, 8 * info.max_step_tokens)
         return min(self.capacity, max(least, int(rate * QUEUE_SECONDS)))
+
+    @property
+    def active(self) -> int:
+        """Choices being generated now."""
+        return self._choices.total
 
     @property
     def waiting_tokens(self) -> int:
@@ -205,11 +213,11 @@ class Admission:
         for i, part in enumerate(held):
             tokens[i] -= part.shared_tokens
         parts = [
-            _Part(t, s.n, self._lengths.expected(caller.client, s.max_tokens or 1), 0.0)
+            _Part(t, s.n, self._lengths.expected(caller.client, s.max_tokens or 1), 0.0, s.n)
             for t, s in zip(tokens, sampling, strict=True)
         ]
         choices = sum(part.choices for part in parts)
-        self._check_choices(caller, choices)
+        self.check_choices(choices)
         cost = sum(part.cost for part in parts)
         who = (caller.client, hash((tuple(prompts), choices, sampling[0].max_tokens)))
         claimed = self._bookings.claim(who, now)
@@ -218,24 +226,26 @@ class Admission:
             self._refuse(caller, who, reason, cost, earliest, now)
         return self._enter(caller, parts, held, cost, now)
 
-    def _check_choices(self, caller: Caller, choices: int) -> None:
-        bound = self._max_choices
+    def check_choices(self, choices: int) -> None:
+        """Raise a 400 when there are more choices than may ever be generated at once.
+
+        `admit` does so too; asked before, it saves the work for what will be refused.
+        """
+        bound = self._choices.bound
         if choices > bound:
             raise bad_request(
                 "n", f"n asks for {choices} choices over all prompts; at most {bound}"
-            )
-        if self.active + choices > bound:
-            self._metrics.refused("choices", caller.client, 1.0)
-            raise _refusal(
-                f"{self.active} choices are being generated and at most {bound} may be; "
-                "try again later",
-                1.0,
             )
 
     def _judge(
         self, caller: Caller, parts: list[_Part], cost: int, *, claimed: bool
     ) -> tuple[str | None, float]:
         """Why it is refused (None: it is not), and seconds before which it would be again."""
+        choices = sum(part.choices for part in parts)
+        excess = self._choices.excess(caller.client, choices, caller.weight)
+        if excess and not (claimed and self.active + choices <= 2 * self._choices.bound):
+            tokens = (self._running + self._waiting) / self.active
+            return "choices", excess * tokens / self._drain()
         bound, room = self.queue_bound, self._room()
         client = self._clients.get(caller.client)
         mine = client.waiting if client is not None else 0
@@ -289,7 +299,10 @@ class Admission:
             rate = self._drain() * self._share(caller)
             seconds = self._bookings.book(who, now, cost=cost, earliest=earliest, rate=rate)
         self._metrics.refused(reason, caller.client, seconds)
-        if reason == "objective":
+        if reason == "choices":
+            bound = self._choices.bound
+            why = f"{self.active} choices are being generated and at most {bound} may be"
+        elif reason == "objective":
             why = "it would not have its first token in time (--ttft-objective-ms)"
         else:
             why = f"{self._waiting} tokens wait and the queue is full"
@@ -311,8 +324,9 @@ class Admission:
         self._unread += prompt
         for prefix in held:
             self._prefixes.hold(prefix)
+        choices = sum(part.choices for part in parts)
+        self._choices.take(caller.client, choices, caller.weight)
         ticket = Ticket(caller, parts, held, now, self)
-        self.active += ticket.choices
         self._rate.begin(now)
         self._tell(caller.client)
         return ticket
@@ -326,7 +340,7 @@ class Admission:
             part.started = True
             computed += part.prompt
             self._running += before
-            self._started += part.choices
+            self._started += part.open
             if len(ticket.parts) == 1:
                 self._reading.note(round(part.prompt + part.ahead), now - ticket.admitted)
             self._tell(ticket.caller.client)
@@ -334,13 +348,19 @@ class Admission:
         self._running += part.cost - before
         self._rate.note(computed, now)
 
+    def _end_choices(self, ticket: Ticket, part: _Part, count: int) -> None:
+        part.open -= count
+        if part.started:
+            self._started -= count
+        self._choices.give_back(ticket.caller.client, count)
+
     def _close(self, ticket: Ticket, lengths: Sequence[int]) -> None:
         name = ticket.caller.client
         client = self._clients[name]
         for part in ticket.parts:
+            self._end_choices(ticket, part, part.open)
             if part.started:
                 self._running -= part.cost
-                self._started -= part.choices
             else:
                 self._leave_queue(ticket, part)
         for prefix in ticket.held:
@@ -348,7 +368,6 @@ class Admission:
         for length in lengths:
             self._lengths.note(name, length)
         client.tickets -= 1
-        self.active -= ticket.choices
         if client.tickets == 0:
             del self._clients[name]
         if not self._clients:

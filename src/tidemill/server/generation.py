@@ -20,6 +20,7 @@ from tidemill.server.context import ServerContext
 from tidemill.server.errors import engine_error
 from tidemill.text.answer import AnswerText, CallPart
 from tidemill.text.answering import PLAIN, AnswerRules
+from tidemill.text.stops import StopSet
 
 TOOL_CALLS = "tool_calls"
 """Finish reason of an answer that calls tools."""
@@ -54,7 +55,7 @@ class ChoiceDelta:
         count: tokens that count in the usage.
         pieces: one per counted token, when logprobs were asked for.
         first: the choice's first delta.
-        prompt_logprobs: in the first delta, when asked for.
+        prompt_logprobs: in the first delta, when asked for; all choices of a prompt share them.
         finish: ``stop``, ``length`` or ``tool_calls`` in the choice's last delta.
     """
 
@@ -121,21 +122,30 @@ class Generation:
         single = len(prompts) == 1
         self._ids = [request_id if single else f"{request_id}-{i}" for i in range(len(prompts))]
         self._arrival = monotonic() if arrival is None else arrival
+        self._at_start = at_start
         self._cached: list[int | None] = [None] * len(prompts)
-        self._choices = [
-            [self._new_choice(params, at_start) for _ in range(self._n)] for params in sampling
-        ]
+        self._prompt_logprobs: list[tuple[TokenLogprob | None, ...] | None]
+        self._prompt_logprobs = [None] * len(prompts)
+        self._choices: list[list[_Choice]] = []  # made once they are admitted
         self._open = self.num_choices
+        context.admission.check_choices(self.num_choices)
 
-    def _new_choice(self, params: SamplingParams, at_start: bool) -> _Choice:
+    def _make_choices(self) -> None:
+        # All prompts have the same stop strings.
+        stops = StopSet(self.sampling[0].stop)
+        self._choices = [
+            [self._new_choice(params, stops) for _ in range(self._n)] for params in self.sampling
+        ]
+
+    def _new_choice(self, params: SamplingParams, stops: StopSet) -> _Choice:
         rules = self.rules
         text = AnswerText(
             self._context.tokenizer,
             None if rules.parser is None else rules.parser(),
             kept=rules.kept,
-            stop=params.stop,
+            stop=stops,
             min_tokens=params.min_tokens,
-            at_start=at_start,
+            at_start=self._at_start,
             track=params.logprobs is not None,
         )
         return _Choice(text)
@@ -186,7 +196,12 @@ class Generation:
         observer = context.metrics.start()
         reason = FinishReason.CANCELLED.value
         try:
-            streams = [context.client.submit(self._request(i)) for i in range(len(self.prompts))]
+            self._make_choices()
+            streams = []
+            for index in range(len(self.prompts)):
+                if index:
+                    await asyncio.sleep(0)  # each may be long
+                streams.append(context.client.submit(self._request(index)))
             async with aclosing(_merge(streams, batched=self.num_choices > 1)) as merged:
                 async for outputs in merged:
                     deltas: list[ChoiceDelta] = []
@@ -197,6 +212,8 @@ class Generation:
                         deltas.append(delta)
                         observer.tokens(delta.index, delta.count)
                         ticket.progress(prompt, delta.count)
+                        if delta.finish is not None:
+                            ticket.end_choice(prompt)
                         reason = delta.finish or reason
                     if deltas:
                         yield deltas
@@ -245,6 +262,8 @@ class Generation:
             known = self._cached[prompt]
             cached = output.cached_tokens
             self._cached[prompt] = cached if known is None else min(known, cached)
+        if output.prompt_logprobs is not None:
+            self._prompt_logprobs[prompt] = output.prompt_logprobs
         text = choice.text
         before = text.tokens
         found, stopped = text.push(output.token_ids, hide_last=output.stop_token is not None)
@@ -274,7 +293,7 @@ class Generation:
             errors=found.errors,
             pieces=_pieces(text, before, output.logprobs),
             first=first,
-            prompt_logprobs=output.prompt_logprobs,
+            prompt_logprobs=self._prompt_logprobs[prompt] if first else None,
             finish=finish,
         )
 

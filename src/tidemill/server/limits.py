@@ -44,7 +44,8 @@ class Limits:
         max_inputs: inputs of one embeddings request, documents or texts of one rerank or score.
         max_n, max_logprobs, max_logit_bias, max_stop, max_stop_chars, max_stop_token_ids: of one
             request; the defaults are also the most that can be set.
-        max_active_choices: choices being generated at once over all requests, else 429.
+        max_active_choices: choices being generated, and inputs being read, at once over all
+            requests; shared by clients (`server.shares`). Beyond: 429.
     """
 
     max_connections: int = 10_000

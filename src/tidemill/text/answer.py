@@ -16,7 +16,7 @@ from tidemill.text.parsers.events import (
     Malformed,
     Reasoning,
 )
-from tidemill.text.stops import StopMatcher
+from tidemill.text.stops import StopMatcher, StopSet
 from tidemill.text.tokenizer import Tokenizer
 
 
@@ -103,7 +103,7 @@ class AnswerText:
         parser: Parser | None = None,
         *,
         kept: frozenset[int] = frozenset(),
-        stop: Sequence[str] = (),
+        stop: Sequence[str] | StopSet = (),
         min_tokens: int = 0,
         at_start: bool = False,
         track: bool = False,

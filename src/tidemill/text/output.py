@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tidemill.text.detokenizer import Detokenizer
-from tidemill.text.stops import StopMatcher
+from tidemill.text.stops import StopMatcher, StopSet
 from tidemill.text.tokenizer import Tokenizer
 
 
@@ -23,7 +23,7 @@ class OutputText:
 
     Args:
         tokenizer: the vocabulary.
-        stop: stop strings.
+        stop: stop strings; a `StopSet` where several choices have the same.
         min_tokens: stop strings completed before this many tokens are ordinary text.
         skip_special_tokens: special tokens add no text.
         kept: special tokens that do; see `Tokenizer.pieces`.
@@ -36,7 +36,7 @@ class OutputText:
         self,
         tokenizer: Tokenizer,
         *,
-        stop: Sequence[str] = (),
+        stop: Sequence[str] | StopSet = (),
         min_tokens: int = 0,
         skip_special_tokens: bool = True,
         kept: frozenset[int] = frozenset(),

@@ -18,6 +18,25 @@ def _failures(pattern: str) -> list[int]:
     return table
 
 
+class StopSet:
+    """Stop strings and the tables that finding them takes: made once, shared by all choices.
+
+    Args:
+        stops: stop strings, each non-empty.
+    """
+
+    __slots__ = ("failures", "first", "stops")
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.stops = tuple(dict.fromkeys(stops))
+        self.failures = [_failures(stop) for stop in self.stops]
+        initials = "".join(sorted({re.escape(stop[0]) for stop in self.stops}))
+        self.first = re.compile(f"[{initials}]") if initials else None
+
+    def __len__(self) -> int:
+        return len(self.stops)
+
+
 class StopMatcher:
     """Finds the first stop string of a stream of text.
 
@@ -30,17 +49,15 @@ class StopMatcher:
         matched: the stop string that ended the text, or None.
 
     Args:
-        stops: stop strings, each non-empty.
+        stops: stop strings, each non-empty; a `StopSet` where several matchers look for the same.
     """
 
     __slots__ = ("_failures", "_first", "_held", "_states", "_stops", "matched")
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(dict.fromkeys(stops))
-        self._failures = [_failures(stop) for stop in self._stops]
+    def __init__(self, stops: Sequence[str] | StopSet) -> None:
+        shared = stops if isinstance(stops, StopSet) else StopSet(stops)
+        self._stops, self._failures, self._first = shared.stops, shared.failures, shared.first
         self._states = [0] * len(self._stops)
-        initials = "".join(sorted({re.escape(stop[0]) for stop in self._stops}))
-        self._first = re.compile(f"[{initials}]") if initials else None
         self._held = ""
         self.matched: str | None = None
 

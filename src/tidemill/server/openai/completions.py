@@ -138,6 +138,7 @@ async def completions(context: ServerContext, request: Request) -> Response:
     params.validate(context.info.vocab_size)
     rules = text_rules(asdict(body), context.chat.prepare)
     sources = split_prompts(body.prompt, context.limits.max_prompts)
+    context.admission.check_choices(len(sources) * params.n)
     names = ["prompt"] if len(sources) == 1 else [f"prompt[{i}]" for i in range(len(sources))]
     prompts = []
     for source, name in zip(sources, names, strict=True):
