@@ -14,7 +14,14 @@ from tidemill.grammar.schema import prepared
 from tidemill.text.constraints import Region
 from tidemill.text.parsers.engine import OutputParser
 from tidemill.text.parsers.events import CallArguments, CallStart, Content
-from tidemill.text.parsers.format import Format, JsonCall, NamedJson, PythonCalls, TaggedCall
+from tidemill.text.parsers.format import (
+    Format,
+    JsonCall,
+    Kind,
+    NamedJson,
+    PythonCalls,
+    TaggedCall,
+)
 from tidemill.text.parsers.formats import FORMATS
 from tidemill.text.ruling import Spelling, calls_grammar, regions_grammar
 from tidemill.text.tools import Tool, tool_use
@@ -54,21 +61,51 @@ def body(form: Format, name: str, arguments: dict[str, object], index: int) -> s
     syntax = form.syntax
     if isinstance(syntax, JsonCall):
         head = f'{{"{syntax.name[0]}": {json.dumps(name)}, "{syntax.arguments[0]}": '
-        return f"{head}{text}}}"
+        return f"{{{json.dumps(name)}: {text}}}" if syntax.keyed else f"{head}{text}}}"
     if isinstance(syntax, NamedJson):
-        number = f"{syntax.id_mark}{index}" if syntax.numbered else ""
-        return f"{syntax.before}{name}{number}{syntax.infix}{syntax.after}{text}{syntax.tail}"
+        text = unquoted(arguments, syntax.quote) if syntax.quote else text
+        number = f"{syntax.id_marks[0]}{index}" if syntax.numbered else ""
+        head = f"{'abcd12345' if syntax.id_first else ''}{syntax.before}{name}{number}"
+        return f"{head}{syntax.infix}{syntax.after}{text}{syntax.tail}"
     if isinstance(syntax, PythonCalls):
         return f"{name}({', '.join(f'{k}={python(v)}' for k, v in arguments.items())})"
     assert isinstance(syntax, TaggedCall)
-    parts = [f"{syntax.name[0]}{name}{syntax.name[1]}".removesuffix("\n")]
-    pad = "\n" if syntax.padded else ""
+    gaps, pad = syntax.gaps, "\n" if syntax.padded else ""
+    parts = [f"{syntax.name[0]}{name}{syntax.name[1]}"]
+    parts.append(f"{index}{syntax.index}" if syntax.index else "")
+    parts.append(gaps.name)
     for key, value in arguments.items():
+        head = f"{syntax.key[0]}{key}{syntax.key[1]}"
+        if syntax.kind is not None:
+            head += f"{syntax.kind.before}{kind_of(value, syntax.kind)}{syntax.kind.after}"
+        if syntax.value[0]:
+            head += gaps.key + syntax.value[0]
         value = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        mark = f"\n{syntax.value[0]}" if syntax.value[0] else ""
-        head = f"{syntax.key[0]}{key}{syntax.key[1]}{mark}"
-        parts.append(f"{head}{pad}{value}{pad}{syntax.value[1]}")
-    return "\n".join([*parts, syntax.end])
+        close = syntax.value[1] + (key + syntax.echoed if syntax.echoed else "")
+        parts.append(f"{head}{pad}{value}{pad}{close}{gaps.value}")
+    return "".join([*parts, gaps.end, syntax.end])
+
+
+def kind_of(value: object, kind: Kind) -> str:
+    """What the attribute says of a value."""
+    if isinstance(value, str):
+        return kind.text
+    for types, name in (
+        (bool, "boolean"), (int | float, "number"), (dict, "object"), (list, "array"),
+    ):  # fmt: skip
+        if isinstance(value, types):
+            return kind.other or name
+    return kind.other or "null"
+
+
+def unquoted(value: object, quote: str) -> str:
+    if isinstance(value, str):
+        return quote + value + quote
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{k}:{unquoted(v, quote)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(unquoted(v, quote) for v in value) + "]"
+    return json.dumps(value)
 
 
 def written(form: Format, calls: list[tuple[str, dict[str, object]]]) -> str:
@@ -184,7 +221,10 @@ def tool_of(schema: dict[str, object], name: str = "f") -> list[Tool]:
     return [replace(tool, schema=prepared(tool.schema, "x")) for tool in use.tools]
 
 
-BARE = [f for f in ENFORCED if isinstance(f.syntax, TaggedCall | PythonCalls)]
+BARE = [
+    f for f in ENFORCED
+    if isinstance(f.syntax, TaggedCall | PythonCalls) or getattr(f.syntax, "quote", "")
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("form", BARE, ids=lambda f: f.name)

@@ -26,7 +26,7 @@ _DEFINITIONS = ("$defs", "definitions", "x-guidance")
 
 
 @dataclass(frozen=True, slots=True)
-class _Argument:
+class Argument:
     """One argument: its name, schema (references followed), definitions, and place."""
 
     name: str
@@ -58,68 +58,159 @@ def tagged_rules(
     Raises:
         TidemillError: kind BAD_REQUEST naming what cannot be enforced in this layout.
     """
-    rules, parts = [], [write(_line(syntax.name[0] + tool.name + syntax.name[1]))]
-    for number, argument in enumerate(_arguments(tool)):
+    begin = write(syntax.name[0] + tool.name + syntax.name[1])
+    if syntax.index:
+        begin = f"{begin} /[0-9]{{1,3}}/ {write(syntax.index)}"
+    rules, parts = [], [begin, write(syntax.gaps.name)]
+    for number, argument in enumerate(arguments_of(tool)):
         name = f"{rule}_{number}"
         if syntax.key[1] in argument.name or argument.name != argument.name.strip():
             raise bad_request(
                 argument.param, f"{argument.param}: {argument.name[:64]!r} cannot be written there"
             )
-        head = syntax.key[0] + argument.name + syntax.key[1]
-        if syntax.value[0]:
-            head = _line(head) + syntax.value[0]
-        pad = "\n" if syntax.padded else ""
-        value, more = _tagged_value(name, argument, pad, syntax.value[1], write, special)
-        rules += [f"{name}: {write(head + pad)} {value}", *more]
+        layout = _Layout(syntax, argument.name, write, special)
+        values, more = _tagged_values(name, argument, layout)
+        rules += [f"{name}: {' | '.join(values)}", *more]
         parts.append(name if argument.required else f"{name}?")
-    if syntax.end:
-        parts.append(write(syntax.end))
-    return [f"{rule}: {' '.join(parts)}", *rules]
+    parts.append(write(syntax.gaps.end + syntax.end))
+    return [f"{rule}: {' '.join(p for p in parts if p)}", *rules]
 
 
-def _line(text: str) -> str:
-    return text if text.endswith("\n") else text + "\n"
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """What stands around one argument's value.
+
+    Attributes:
+        syntax: the format's.
+        key: the argument's name.
+        write, special: see `tagged_rules`.
+    """
+
+    syntax: TaggedCall
+    key: str
+    write: Write
+    special: Mapping[str, int]
+
+    @property
+    def pad(self) -> str:
+        """White space inside the value's marks."""
+        return "\n" if self.syntax.padded else ""
+
+    @property
+    def close(self) -> str:
+        """The mark that ends the value."""
+        return self.syntax.value[1] + (self.key + self.syntax.echoed if self.syntax.echoed else "")
+
+    @property
+    def gap(self) -> str:
+        """White space behind that mark."""
+        return self.syntax.gaps.value
+
+    def head(self, kind: str) -> str:
+        """All in front of a value of a kind, as the grammar spells it."""
+        syntax = self.syntax
+        text = syntax.key[0] + self.key + syntax.key[1]
+        if syntax.kind is not None:
+            text += syntax.kind.before + kind + syntax.kind.after
+        if syntax.value[0]:
+            text += syntax.gaps.key + syntax.value[0]
+        return self.write(text + self.pad)
+
+    def closing(self) -> str:
+        """The value's end, as the grammar spells it."""
+        return self.write(self.pad + self.close + self.gap)
 
 
-def _tagged_value(
-    rule: str,
-    argument: _Argument,
-    pad: str,
-    close: str,
-    write: Write,
-    special: Mapping[str, int],
-) -> tuple[str, list[str]]:
-    """The expression of a value with its closing mark, and rules it needs."""
-    schema, param = argument.schema, argument.param
+def _tagged_values(rule: str, argument: Argument, layout: _Layout) -> tuple[list[str], list[str]]:
+    """The alternatives of a value with all that stands around it, and rules they need."""
+    schema, kind = argument.schema, layout.syntax.kind
     known, types = alternatives(schema), types_of(schema)
-    closing = write(pad + close + "\n")
     if known is not None:
-        _alone(argument, {"enum", "const", "type"})
-        texts = [k if isinstance(k, str) else json.dumps(k, ensure_ascii=False) for k in known]
-        for text in texts:
-            if close in text:
-                raise bad_request(param, f"{param}.enum: {text[:64]!r} holds the mark {close!r}")
-        choices = " | ".join(write(text) or '""' for text in texts)
-        return f"({choices}) {closing}", []
+        return _listed_values(argument, known, layout), []
     strings = "string" in (TYPES if types is None and not asked(schema) else types or ())
+    others = _kinds_of(None if types is None else types - {"string"}, layout)
     if not strings:
-        return f"{argument.json()} {closing}", []
+        return _json_values(argument, others, layout), []
     if not is_bare(schema):
         _alone(argument, {"type"})
-    told = asked(schema)
+    head = layout.head(kind.text if kind is not None else "")
+    value, rules = _text_value(rule, argument, layout)
+    if kind is None or types == frozenset({"string"}):
+        return [f"{head} {value}"], rules
+    rest = sorted((TYPES if types is None else types) - {"string"})
+    return [f"{head} {value}", *_json_values(argument, others, layout, {"type": rest})], rules
+
+
+def _kinds_of(types: frozenset[str] | None, layout: _Layout) -> dict[str, list[str]]:
+    """What the attribute says -> JSON types written so."""
+    kind = layout.syntax.kind
+    found: dict[str, list[str]] = {}
+    for name in sorted(TYPES - {"string"} if types is None else types):
+        number = "number" if name == "integer" else name
+        said = "" if kind is None else kind.other or number
+        found.setdefault(said, []).append(name)
+    return found
+
+
+def _json_values(
+    argument: Argument, kinds: Mapping[str, list[str]], layout: _Layout, schema: Any = None
+) -> list[str]:
+    """Values written as JSON, each behind the attribute of its kind."""
+    closing = layout.closing()
+    if len(kinds) == 1 or not is_bare(argument.schema if schema is None else schema):
+        # Of a schema that says more than types, the attribute's value is not told by its type.
+        said = " | ".join(layout.head(kind) for kind in kinds)
+        return [f"({said}) {argument.json(schema)} {closing}"]
+    return [
+        f"{layout.head(kind)} {argument.json({'type': types})} {closing}"
+        for kind, types in kinds.items()
+    ]
+
+
+def _listed_values(argument: Argument, known: list[Any], layout: _Layout) -> list[str]:
+    """The values of an enumeration."""
+    _alone(argument, {"enum", "const", "type"})
+    param, kind, close = argument.param, layout.syntax.kind, layout.close
+    heads: dict[str, list[str]] = {}
+    for value in known:
+        bare = isinstance(value, str)
+        text = value if bare else json.dumps(value, ensure_ascii=False)
+        if close in text:
+            raise bad_request(param, f"{param}.enum: {text[:64]!r} holds the mark {close!r}")
+        said = "" if kind is None else kind.text if bare else kind.other or _json_type(value)
+        heads.setdefault(layout.head(said), []).append(layout.write(text) or '""')
+    closing = layout.closing()
+    return [f"{head} ({' | '.join(texts)}) {closing}" for head, texts in heads.items()]
+
+
+def _json_type(value: object) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    if value is None:
+        return "null"
+    if isinstance(value, int | float):
+        return "number"
+    return "array" if isinstance(value, list) else "object"
+
+
+def _text_value(rule: str, argument: Argument, layout: _Layout) -> tuple[str, list[str]]:
+    """A text with its closing mark, and the rule of its terminal."""
+    told = asked(argument.schema)
     low, high = told.get("minLength", 0), told.get("maxLength", "")
-    mark = _pattern(close)
-    text = f"(/(.|\\n){{{low},{high}}}/ & ~/(.|\\n)*{mark}(.|\\n)*/)"
+    close, pad, write = layout.close, layout.pad, layout.write
+    text = f"(/(.|\\n){{{low},{high}}}/ & ~/(.|\\n)*{pattern(close)}(.|\\n)*/"
+    if quote := layout.syntax.quotes[0]:
+        text += rf" & ~/\s*{pattern(quote)}(.|\n)*/"
+    text += ")"
     terminal = rule.upper()
-    if any(s in close for s in special):
+    if any(s in close for s in layout.special):
         # A token of its own ends the text; the line's end before it does not.
         inner = f'{text} "\\n"' if pad else text
-        after = write(close + "\n")
-        return f"{terminal} {after}", [f"{terminal}: {inner}"]
-    return f'{terminal} "\\n"', [f"{terminal}: {text} {write(pad + close)}"]
+        return f"{terminal} {write(close + layout.gap)}", [f"{terminal}: {inner}"]
+    return f"{terminal} {write(layout.gap)}", [f"{terminal}: {text} {write(pad + close)}"]
 
 
-def _alone(argument: _Argument, known: set[str]) -> None:
+def _alone(argument: Argument, known: set[str]) -> None:
     """Refuse keywords that a bare text cannot be told to obey."""
     for key in asked(argument.schema):
         if key not in known:
@@ -131,7 +222,7 @@ def _alone(argument: _Argument, known: set[str]) -> None:
             )
 
 
-def _pattern(text: str) -> str:
+def pattern(text: str) -> str:
     """A text as a regular expression within slashes."""
     found = "".join(f"\\{c}" if c in "\\.+*?()|[]{}^$/" else c for c in text)
     return found.replace("\n", "\\n")
@@ -144,7 +235,7 @@ def python_rules(rule: str, tool: Tool, write: Write) -> list[str]:
         raise bad_request(
             at, f"{at} {tool.name!r} is no name in Python, in which this model writes its calls"
         )
-    rules, arguments = [], list(_arguments(tool))
+    rules, arguments = [], arguments_of(tool)
     for number, argument in enumerate(arguments):
         if not _identifier(argument.name):
             raise bad_request(
@@ -154,18 +245,30 @@ def python_rules(rule: str, tool: Tool, write: Write) -> list[str]:
             )
         value = _python_value(argument, write)
         rules.append(f"{rule}_{number}: {write(argument.name + '=')} ({value})")
-    count = len(arguments)
+    members = comma_separated(rule, [a.required for a in arguments], '", "')
+    body = f" {rule}_s0" if arguments else ""
+    return [f'{rule}: {write(tool.name + "(")}{body} ")"', *rules, *members]
+
+
+def comma_separated(rule: str, required: list[bool], comma: str) -> list[str]:
+    """Rules of members ``{rule}_0``, ``{rule}_1``, ... in order, of which some may be left out.
+
+    Args:
+        rule: what the rules' names begin with; ``{rule}_s0`` is all the members.
+        required: whether each must be there.
+        comma: what stands between two of them, as the grammar spells it.
+    """
+    rules, count = [], len(required)
     for index in reversed(range(count)):
-        own, must = f"{rule}_{index}", arguments[index].required
+        own, must = f"{rule}_{index}", required[index]
         last = index == count - 1
         behind = "" if last else f" {rule}_r{index + 1}"
-        # _r: what follows an argument; _s: what stands where none was written yet.
-        then = f'", " {own}'
+        # _r: what follows a member; _s: what stands where none was written yet.
+        then = f"{comma} {own}"
         rules.append(f"{rule}_r{index}: {then if must else f'({then})?'}{behind}")
         skipped = '""' if last else f"{rule}_s{index + 1}"
         rules.append(f"{rule}_s{index}: {own}{behind}" + ("" if must else f" | {skipped}"))
-    body = f" {rule}_s0" if count else ""
-    return [f'{rule}: {write(tool.name + "(")}{body} ")"', *rules]
+    return rules
 
 
 def _identifier(name: str) -> bool:
@@ -175,7 +278,7 @@ def _identifier(name: str) -> bool:
 _CONSTANTS = {"boolean": '"True" | "False"', "null": '"None"'}
 
 
-def _python_value(argument: _Argument, write: Write) -> str:
+def _python_value(argument: Argument, write: Write) -> str:
     known = alternatives(argument.schema)
     if known is not None and not any(isinstance(k, list | dict) for k in known):
         _alone(argument, {"enum", "const", "type"})
@@ -192,7 +295,7 @@ def _python_value(argument: _Argument, write: Write) -> str:
     return " | ".join(found)
 
 
-def _arguments(tool: Tool) -> list[_Argument]:
+def arguments_of(tool: Tool) -> list[Argument]:
     """The arguments of a tool, in its schema's order.
 
     Raises:
@@ -207,7 +310,7 @@ def _arguments(tool: Tool) -> list[_Argument]:
     required = root.get("required", [])
     extra: dict[str, Any] = {name: {} for name in required if name not in properties}
     return [
-        _Argument(
+        Argument(
             name, resolved(root, schema), root, name in required, f"{param}.properties.{name[:64]}"
         )
         for name, schema in {**properties, **extra}.items()

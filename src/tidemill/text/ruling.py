@@ -16,6 +16,7 @@ from tidemill.text.arguments import python_rules, tagged_rules
 from tidemill.text.constraints import Region
 from tidemill.text.parsers.format import Format, JsonCall, NamedJson, PythonCalls, TaggedCall
 from tidemill.text.tools import Tool
+from tidemill.text.unquoted_arguments import unquoted_rules
 
 _TEXT = "TEXT: /(.|\\n)*/"
 
@@ -135,10 +136,15 @@ def _call(number: int, form: Format, tool: Tool, spelling: Spelling) -> list[str
     if isinstance(syntax, JsonCall):
         name = json.dumps(tool.name)
         head = f'{{"{syntax.name[0]}": {name}, "{syntax.arguments[0]}": '
+        if syntax.keyed:
+            head = f"{{{name}: "
         return [f"{rule}: " + _join(spelling.write(head), body, '"}"')]
     assert isinstance(syntax, NamedJson), "a format without calls takes no tools"
-    head = spelling.write(syntax.before + tool.name)
-    number_ = f"{spelling.write(syntax.id_mark)} /[0-9]{{1,3}}/" if syntax.numbered else ""
+    if syntax.quote:
+        return unquoted_rules(rule, tool, syntax, spelling.write)
+    identity = "/[A-Za-z0-9_-]{8,40}/" if syntax.id_first else ""
+    head = _join(identity, spelling.write(syntax.before + tool.name))
+    number_ = f"{spelling.write(syntax.id_marks[0])} /[0-9]{{1,3}}/" if syntax.numbered else ""
     after = spelling.write(syntax.infix + syntax.after)
     return [f"{rule}: " + _join(head, number_, after, body, spelling.write(syntax.tail))]
 

@@ -210,6 +210,59 @@ CASES: list[Case] = [
         [("g", {"box": {"a": "</parameter>", "b": ['</parameter>"']}, "list": "[not json",
                 "n": "NaN"})],
     ),
+    # Marks that models leave out, and values in another's dialect.
+    ("glm45", "<tool_call>f</tool_call>", "", "", [("f", {})]),
+    ("glm45", "<tool_call>\nf\n</tool_call>", "", "", [("f", {})]),
+    (
+        "glm45",
+        "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Köln</arg_value>"
+        "<arg_key>days</arg_key><arg_value>3</arg_value></tool_call>",
+        "",
+        "",
+        [("get_weather", PLAIN)],
+    ),
+    ("qwen3_coder", "<tool_call><function=g><parameter=box>{'a': [None, True]}</parameter>"
+     "</function></tool_call>", "", "", [("g", {"box": {"a": [None, True]}})]),
+    ("pythonic", '[f(from="a", in=1, x-y=2)]', "", "", [("f", {"from": "a", "in": 1, "x-y": 2})]),
+    (
+        "pythonic",
+        "[f(a=\"x\ny)\", b=\"\"\"q\"]\nr\"\"\", c=\"\", d='\\'')]",
+        "",
+        "",
+        [("f", {"a": "x\ny)", "b": 'q"]\nr', "c": "", "d": "'"})],
+    ),
+    ("gemma", '```tool_code\nf(in="a\nb```")\n```', "", "", [("f", {"in": "a\nb```"})]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", "",
+     [("f", {"a": 1})]),
+    ("mistral_args", '[TOOL_CALLS]f{"a": 1}', "", "", [("f", {"a": 1})]),
+    ("minicpm5", '<function name="f"><param name="a"><![CDATA[x</param>\n]]></param></function>',
+     "", "", [("f", {"a": "x</param>\n"})]),
+    ("gemma4", '<|tool_call>call:f{a:<|"|>x}<|"|>,b:[1,{c:None}],d:{}}<tool_call|>', "", "",
+     [("f", {"a": "x}", "b": [1, {"c": None}], "d": {}})]),
+    (
+        "minimax_m3",
+        ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="g">]<]minimax[>[<box>'
+        "]<]minimax[>[<box>1]<]minimax[>[</box>]<]minimax[>[</box>]<]minimax[>[<list>"
+        "]<]minimax[>[</list>]<]minimax[>[</invoke>]<]minimax[>[</tool_call>",
+        "",
+        "",
+        [("g", {"box": {"box": 1}, "list": []})],
+    ),
+]  # fmt: skip
+# What no grammar writes: it is read where the model writes freely.
+FREE: list[Case] = [
+    (
+        "qwen3_coder",
+        "ok\n<function=get_weather>\n<parameter=city>\nKöln\n</parameter>\n"
+        "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
+        "",
+        "ok",
+        [("get_weather", PLAIN)],
+    ),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "x\ny\t"}}</tool_call>', "", "",
+     [("f", {"a": "x\ny\t"})]),
+    ("harmony", '<|channel|>analysis<|message|>a<|end|><|start|>assistant to=functions.f'
+     '<|channel|>commentary json<|message|>{"a": 1}<|call|>', "a", "", [("f", {"a": 1})]),
 ]  # fmt: skip
 IDS = [f"{case[0]}-{i}" for i, case in enumerate(CASES)]
 
@@ -265,6 +318,16 @@ def test_what_is_found(
         assert found.ended == len(calls) and not found.wrong
 
 
+@pytest.mark.parametrize("case", FREE, ids=lambda case: case[0])
+def test_what_no_grammar_writes(case: Case) -> None:
+    name, text, reasoning, content, calls = case
+    whole = parse(name, [text])
+    assert (whole.reasoning, whole.content, whole.wrong) == (reasoning, content, [])
+    assert [(n, json.loads(a)) for n, a in whole.calls.values()] == calls
+    for at in range(len(text)):
+        assert parse(name, [text[:at], text[at:]]) == whole
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("case", CASES, ids=IDS)
 def test_however_it_is_cut(case: Case, stream: bool) -> None:
@@ -290,6 +353,30 @@ def test_nothing_is_lost(text: str, says: str) -> None:
     found = parse("hermes", list(text))
     assert found.content == text and not found.calls
     assert len(found.wrong) == 1 and says in found.wrong[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("pythonic", "[f(1)]", "arguments must be given by name"),
+        ("pythonic", "[f(a=1", "ended inside a call"),
+        ("pythonic", "[f(a=x)]", "cannot be read"),
+        ("llama3_json", '{"name": "f", "parameters": {"a":', "ended inside a call"),
+        ("minimax_m1", "<tool_calls>\n[1]", "JSON object was expected"),
+        ("qwen3_coder", "<function=f", "ended inside a call"),
+    ],
+)
+def test_calls_that_cannot_be_read_are_told(name: str, text: str, says: str) -> None:
+    found = parse(name, list(text))
+    assert not found.calls and text.endswith(found.content) and found.content
+    assert len(found.wrong) == 1 and says in found.wrong[0]
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "[]", '{"nam": "f', "[other(1)]"])
+@pytest.mark.parametrize("name", ["pythonic", "llama3_json"])
+def test_what_was_never_a_call_is_no_error(name: str, text: str) -> None:
+    found = parse(name, list(text))
+    assert found.content == text and not found.wrong
 
 
 SOUP = st.lists(

@@ -25,7 +25,8 @@ from tidemill.text.parsers.events import (
     Reasoning,
 )
 from tidemill.text.parsers.format import Format, NamedJson
-from tidemill.text.parsers.readers import Read, Reader, ends_itself, reader_of
+from tidemill.text.parsers.readers import ends_itself, first_mark, reader_of
+from tidemill.text.parsers.reading import Read, Reader
 
 
 class Offered(Protocol):
@@ -112,8 +113,10 @@ class OutputParser:
         marks = [*form.dropped]
         if self._think is not None:
             marks.append(self._think.open)
+        # Where a grammar rules the calls, it rules those that begin as it writes them.
+        self._also = form.also if self._calls_on and not stream_arguments else ()
         if self._calls_on:
-            marks += [form.begin, *form.section]
+            marks += [form.begin, *form.section, *self._also]
         self._marks = _Marks(marks)
         self._close = _Marks([self._think.close] if self._think is not None else [])
         tail = form.syntax.tail if isinstance(form.syntax, NamedJson) else ""
@@ -164,8 +167,10 @@ class OutputParser:
                     events.append(Malformed("the output ended inside a call", self._index))
                 self._reader = None
             else:
-                self._give_up("the output ended inside a call", events, plain=not self._form.begin)
-        if held and not self._started:
+                self._give_up("the output ended inside a call", events, plain=True)
+        if held in self._form.dropped and self._is_free():
+            self._met(held, events)  # it could have become a longer mark
+        elif held and not self._started:
             if self.in_reasoning:
                 self._reason(held, events)
             else:
@@ -175,6 +180,10 @@ class OutputParser:
             events.append(Content(self._space))
         self._space = ""
         return _joined(events)
+
+    def _is_free(self) -> bool:
+        """Neither in thinking, nor in a call, nor right behind one."""
+        return self._reader is None and not self.in_reasoning and not self._after
 
     # -- one step: takes some of the text, returns the rest -----------------------------------
 
@@ -220,10 +229,9 @@ class OutputParser:
             if not text[:at].strip():
                 self._space += text[:at]
                 if mark:
-                    self._met(mark, events)
-                else:
-                    self._held = text[at:]
-                return text[at + len(mark) :] if mark else ""
+                    return self._met(mark, events) + text[at + len(mark) :]
+                self._held = text[at:]
+                return ""
         self._say(self._space + text, events)
         return ""
 
@@ -233,24 +241,29 @@ class OutputParser:
         if not mark:
             self._held = text[at:]
             return ""
-        self._met(mark, events)
-        return text[at + len(mark) :]
+        return self._met(mark, events) + text[at + len(mark) :]
 
-    def _met(self, mark: str, events: list[Event]) -> None:
+    def _met(self, mark: str, events: list[Event]) -> str:
+        """A mark outside calls and thinking; returns what of it is still to be read."""
         form = self._form
         if self._think is not None and mark == self._think.open:
             if not self._lead:  # an answer that speaks of the mark
                 self._content(mark, events)
-                return
+                return ""
             self.in_reasoning, self._space = True, ""
         elif self._calls_on and mark == form.begin:
             self._open(mark)
+        elif mark in self._also:
+            at = mark.find(first_mark(form.syntax)) if first_mark(form.syntax) else -1
+            self._open(mark if at < 0 else mark[:at])
+            return "" if at < 0 else mark[at:]
         elif mark in form.section:
             self._lead = True
             self._fresh = self._bare and mark == form.section[0]
         else:
             self._fresh = self._bare and self._lead and not form.section[0]
             self._lead, self._space = True, ""
+        return ""
 
     def _beginning(self, text: str, events: list[Event]) -> str:
         """Where a call may begin without a mark: only as the first thing that is said."""
@@ -306,7 +319,7 @@ class OutputParser:
         if not complete:
             return text[read.taken :]
         if read.wrong:
-            self._give_up(read.wrong, events, plain=read.plain and not self._form.begin)
+            self._give_up(read.wrong, events, plain=read.plain)
         elif read.done:
             self._reader, self._raw, self._after = None, [], True
         return text[read.taken :]
@@ -348,8 +361,14 @@ class OutputParser:
             self._said = len(known)
 
     def _give_up(self, reason: str, events: list[Event], *, plain: bool = False) -> None:
-        """It was no call: its text is content."""
-        if not plain:
+        """It was no call: its text is content.
+
+        Args:
+            plain: where calls have no mark, it need not have been meant as one.
+        """
+        reader = self._reader
+        named = reader is not None and reader.likely in self._schemas
+        if not plain or self._form.begin or self._form.section[0] or named:
             events.append(Malformed(reason, self._index if self._started else None))
         raw = "".join(self._raw)
         self._index += self._started  # what was announced keeps its number

@@ -32,12 +32,13 @@ class JsonCall:
     Attributes:
         name, arguments: the keys; the first of several is what the grammar writes.
         listed: a JSON list stands around the calls (one object alone is read as well).
-        prefix: dropped in front of a name.
+        keyed: the name is the object's only key and the arguments are its value.
     """
 
     name: tuple[str, ...] = ("name",)
     arguments: tuple[str, ...] = ("arguments", "parameters")
     listed: bool = False
+    keyed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +48,55 @@ class NamedJson:
     Attributes:
         before: stands in front of the name.
         after: separates name and arguments.
-        id_mark: what follows the name from this mark on (an index, a type) is dropped.
-        numbered: the grammar writes `id_mark` and a number behind the name.
+        id_marks: what follows the name from one of these on (an index, a type) is dropped.
+        numbered: the grammar writes the first of `id_marks` and a number after the name.
+        id_first: an id of the call stands in front of `before`; it is dropped.
         infix: what else the grammar writes between the name and `after`.
         tail: closes the arguments where the call's end mark does not.
+        quote: not JSON: strings stand between this mark as they are, and keys without any.
     """
 
     before: str = ""
     after: str = ""
-    id_mark: str = ""
+    id_marks: tuple[str, ...] = ()
     numbered: bool = False
+    id_first: bool = False
     infix: str = ""
     tail: str = ""
+    quote: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """An attribute after a parameter's name that says how its value is written.
+
+    Attributes:
+        before, after: marks around it.
+        text: its value where the parameter's is a bare text.
+        other: its value where the parameter's is JSON; empty: the JSON type's name.
+    """
+
+    before: str
+    after: str
+    text: str
+    other: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """White space that the grammar writes between the marks of a `TaggedCall`; readers skip it.
+
+    Attributes:
+        name: after the name's closing mark.
+        key: between a parameter's name and its value's opening mark.
+        value: after each value.
+        end: in front of the mark that closes the call, where it has one of its own.
+    """
+
+    name: str = "\n"
+    key: str = "\n"
+    value: str = "\n"
+    end: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +109,12 @@ class TaggedCall:
         value: marks around its value; an empty opening one means that it follows the key's mark.
         end: closes the call, or empty where the format's own end mark does.
         padded: one line break inside each of a value's marks belongs to the marks.
+        kind: an attribute after a parameter's name, in front of `key`'s closing mark.
+        index: closes a number that follows the name's closing mark; empty: there is none.
+        echoed: a value's closing mark is followed by the parameter's name and this text, and
+            values that are objects or lists are elements of the same layout.
+        quotes: marks around a text that holds what would otherwise be markup.
+        gaps: white space that the grammar writes.
     """
 
     name: tuple[str, str]
@@ -78,6 +122,11 @@ class TaggedCall:
     value: tuple[str, str]
     end: str = ""
     padded: bool = False
+    kind: Kind | None = None
+    index: str = ""
+    echoed: str = ""
+    quotes: tuple[str, str] = ("", "")
+    gaps: Gaps = Gaps()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +160,8 @@ class Format:
         spread: white space the grammar writes inside a section's marks and between its calls.
         answer: mark in front of an answer that is no call, one of `dropped`; where a grammar rules
             the answer and the mark has a special token, it is written.
+        also: other marks that begin a call, where no grammar rules the calls. One that holds the
+            syntax's first mark is read from there on, another one stands for `begin`.
     """
 
     name: str
@@ -124,16 +175,21 @@ class Format:
     padding: str = ""
     spread: str = ""
     answer: str = ""
+    also: tuple[str, ...] = ()
 
     @property
     def marks(self) -> tuple[str, ...]:
         """All spellings that may be special tokens and must be visible to the parser."""
-        found = [*self.section, self.begin, self.end, *self.dropped]
+        found = [*self.section, self.begin, self.end, *self.also, *self.dropped]
         if self.think is not None:
             found += [self.think.open, self.think.close]
         syntax = self.syntax
         if isinstance(syntax, NamedJson):
-            found += [syntax.before, syntax.infix, syntax.after, syntax.tail]
+            found += [syntax.before, syntax.infix, syntax.after, syntax.tail, syntax.quote]
+            found += syntax.id_marks
         elif isinstance(syntax, TaggedCall):
-            found += [*syntax.name, *syntax.key, *syntax.value, syntax.end]
+            found += [*syntax.name, *syntax.key, *syntax.value, syntax.end, syntax.index]
+            found += syntax.quotes
+            if syntax.kind is not None:
+                found += [syntax.kind.before, syntax.kind.after]
         return tuple(dict.fromkeys(mark.strip("\n") for mark in found if mark.strip()))

@@ -11,7 +11,9 @@ from dataclasses import replace
 
 from tidemill.text.parsers.format import (
     Format,
+    Gaps,
     JsonCall,
+    Kind,
     NamedJson,
     PythonCalls,
     TaggedCall,
@@ -19,6 +21,42 @@ from tidemill.text.parsers.format import (
 )
 
 THINK = ThinkMarks("<think>", "</think>")
+
+# Marks of thinking by name; the first found in a template is its family's.
+THINKING: dict[str, ThinkMarks] = {
+    "think": THINK,
+    "magistral": ThinkMarks("[THINK]", "[/THINK]", ""),
+    "cohere": ThinkMarks("<|START_THINKING|>", "<|END_THINKING|>", ""),
+    "seed": ThinkMarks("<seed:think>", "</seed:think>", ""),
+    "granite": ThinkMarks("Here is my thought process:", "Here is my response:"),
+    "hunyuan": ThinkMarks("<think>\n", "\n</think>\n", "\n"),
+    "hunyuan3": ThinkMarks("<think:opensource>", "</think:opensource>", ""),
+    "gemma4": ThinkMarks("<|channel>thought", "<channel|>", ""),
+    "kimi_k3": ThinkMarks("<|open|>think<|sep|>", "<|close|>think<|sep|>", ""),
+    "minimax_m3": ThinkMarks("<mm:think>", "</mm:think>", ""),
+    "apertus": ThinkMarks("<|inner_prefix|>", "<|inner_suffix|>", ""),
+    "apriel": ThinkMarks("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", "\n"),
+}
+
+_M3 = "]<]minimax[>["  # one token, in front of every mark
+
+
+def _dsml(name: str, section: str) -> Format:
+    """DeepSeek's marks from V3.2 on; versions differ in the section's name."""
+    return Format(
+        name,
+        begin='<｜DSML｜invoke name="',
+        end="</｜DSML｜invoke>",
+        section=(f"<｜DSML｜{section}>", f"</｜DSML｜{section}>"),
+        spread="\n",
+        syntax=TaggedCall(
+            name=("", '">'),
+            key=('<｜DSML｜parameter name="', '"'),
+            kind=Kind(' string="', '">', "true", "false"),
+            value=("", "</｜DSML｜parameter>"),
+        ),
+    )
+
 
 _CALLS = (
     Format("none"),
@@ -32,7 +70,9 @@ _CALLS = (
     Format("pythonic", syntax=PythonCalls(), dropped=("<|python_start|>", "<|python_end|>")),
     Format("mistral", begin="[TOOL_CALLS]", syntax=JsonCall(listed=True)),
     Format(
-        "mistral_args", begin="[TOOL_CALLS]", syntax=NamedJson(after="[ARGS]", id_mark="[CALL_ID]")
+        "mistral_args",
+        begin="[TOOL_CALLS]",
+        syntax=NamedJson(after="[ARGS]", id_marks=("[CALL_ID]",)),
     ),
     Format(
         "deepseek_v3",
@@ -60,6 +100,31 @@ _CALLS = (
             padded=True,
         ),
         padding="\n",
+        also=("<function=",),  # the opening mark is often left out
+    ),
+    Format(
+        "seed_oss",
+        begin="<seed:tool_call>",
+        end="</seed:tool_call>",
+        syntax=TaggedCall(
+            name=("<function=", ">"),
+            key=("<parameter=", ">"),
+            value=("", "</parameter>"),
+            end="</function>",
+        ),
+        padding="\n",
+    ),
+    Format(
+        "minicpm5",
+        begin='<function name="',
+        end="</function>",
+        syntax=TaggedCall(
+            name=("", '">'),
+            key=('<param name="', '">'),
+            value=("", "</param>"),
+            quotes=("<![CDATA[", "]]>"),
+            gaps=Gaps("", "", ""),
+        ),
     ),
     Format(
         "glm45",
@@ -69,6 +134,31 @@ _CALLS = (
             name=("", "\n"),
             key=("<arg_key>", "</arg_key>"),
             value=("<arg_value>", "</arg_value>"),
+            gaps=Gaps(""),
+        ),
+    ),
+    Format(
+        "glm47",
+        begin="<tool_call>",
+        end="</tool_call>",
+        syntax=TaggedCall(
+            name=("", "\n"),
+            key=("<arg_key>", "</arg_key>"),
+            value=("<arg_value>", "</arg_value>"),
+            gaps=Gaps("", "", ""),
+        ),
+    ),
+    Format(
+        "hunyuan3",
+        think=THINKING["hunyuan3"],
+        begin="<tool_call:opensource>",
+        end="</tool_call:opensource>",
+        section=("<tool_calls:opensource>", "</tool_calls:opensource>"),
+        spread="\n",
+        syntax=TaggedCall(
+            name=("", "<tool_sep:opensource>"),
+            key=("<arg_key:opensource>", "</arg_key:opensource>"),
+            value=("<arg_value:opensource>", "</arg_value:opensource>"),
         ),
     ),
     Format(
@@ -77,7 +167,10 @@ _CALLS = (
         end="<|tool_call_end|>",
         section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
         syntax=NamedJson(
-            before="functions.", after="<|tool_call_argument_begin|>", id_mark=":", numbered=True
+            before="functions.",
+            after="<|tool_call_argument_begin|>",
+            id_marks=(":",),
+            numbered=True,
         ),
     ),
     Format(
@@ -97,6 +190,41 @@ _CALLS = (
             name=("", '">'), key=('<parameter name="', '">'), value=("", "</parameter>")
         ),
     ),
+    Format(
+        "minimax_m3",
+        think=THINKING["minimax_m3"],
+        begin=f'{_M3}<invoke name="',
+        end=f"{_M3}</invoke>",
+        section=(f"{_M3}<tool_call>", f"{_M3}</tool_call>"),
+        spread="\n",
+        syntax=TaggedCall(
+            name=("", '">'), key=(f"{_M3}<", ">"), value=("", f"{_M3}</"), echoed=">"
+        ),
+    ),
+    _dsml("deepseek_v32", "function_calls"),
+    _dsml("deepseek_v4", "tool_calls"),
+    Format(
+        "kimi_k3",
+        think=THINKING["kimi_k3"],
+        begin='<|open|>call tool="',
+        end="<|close|>call<|sep|>",
+        section=("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
+        syntax=TaggedCall(
+            name=("", '" index="'),
+            index='"<|sep|>',
+            key=('<|open|>argument key="', '"'),
+            kind=Kind(' type="', '"<|sep|>', "string"),
+            value=("", "<|close|>argument<|sep|>"),
+            gaps=Gaps("", "", ""),
+        ),
+        answer="<|open|>response<|sep|>",
+        dropped=(
+            "<|open|>response<|sep|>",
+            "<|close|>response<|sep|>",
+            "<|close|>message<|sep|>",
+            "<|end_of_msg|>",
+        ),
+    ),
     Format("granite", begin="<|tool_call|>", syntax=JsonCall(listed=True)),
     Format(
         "cohere",
@@ -107,6 +235,48 @@ _CALLS = (
         answer="<|START_RESPONSE|>",
     ),
     Format("phi4_mini", begin="<|tool_call|>", end="<|/tool_call|>", syntax=JsonCall(listed=True)),
+    Format("nemotron", begin="<TOOLCALL>", end="</TOOLCALL>", syntax=JsonCall(listed=True)),
+    Format(
+        "apriel",
+        think=THINKING["apriel"],
+        begin="<tool_calls>",
+        end="</tool_calls>",
+        syntax=JsonCall(listed=True),
+        dropped=("[END FINAL RESPONSE]",),
+    ),
+    Format(
+        "apertus",
+        think=THINKING["apertus"],
+        begin="<|tools_prefix|>",
+        end="<|tools_suffix|>",
+        syntax=JsonCall(listed=True, keyed=True),
+    ),
+    Format(
+        "gigachat3",
+        begin="<|function_call|>",
+        syntax=JsonCall(),
+        also=("<|message_sep|>\n\nfunction call<|role_sep|>\n",),
+        dropped=("<|message_sep|>",),
+    ),
+    Format("lfm2", begin="<|tool_call_start|>", end="<|tool_call_end|>", syntax=PythonCalls()),
+    Format(
+        "solar_open",
+        think=ThinkMarks("<|think|>", "<|end|>", "<|begin|>assistant"),
+        begin="<|tool_call:begin|>",
+        end="<|tool_call:end|>",
+        section=("<|tool_calls|>", "<|calls|>"),
+        syntax=NamedJson(id_first=True, before="<|tool_call:name|>", after="<|tool_call:args|>"),
+        answer="<|content|>",
+        dropped=("<|begin|>assistant", "<|content|>", "<|end|>", "<|flush|>"),
+    ),
+    Format(
+        "gemma4",
+        think=THINKING["gemma4"],
+        begin="<|tool_call>",
+        end="<tool_call|>",
+        syntax=NamedJson(before="call:", quote='<|"|>'),
+        dropped=("<|tool_response>",),
+    ),
     Format("functools", begin="functools", syntax=JsonCall(listed=True)),
     Format("functionary", begin="<function=", end="</function>", syntax=NamedJson(after=">")),
     Format(
@@ -115,7 +285,10 @@ _CALLS = (
         begin="<|channel|>commentary to=",
         end="<|call|>",
         syntax=NamedJson(
-            before="functions.", after="<|message|>", id_mark=" ", infix=" <|constrain|>json"
+            before="functions.",
+            after="<|message|>",
+            id_marks=(" ", "<|channel|>"),
+            infix=" <|constrain|>json",
         ),
         answer="<|channel|>final<|message|>",
         dropped=(
@@ -125,6 +298,7 @@ _CALLS = (
             "<|return|>",
             "<|end|>",
         ),
+        also=(" to=functions.",),  # the recipient may stand in front of the channel
     ),
     Format(
         "gemma", begin="```tool_code", end="```", syntax=PythonCalls(bracketed=False), padding="\n"
@@ -132,16 +306,6 @@ _CALLS = (
 )
 
 FORMATS: dict[str, Format] = {f.name: f for f in _CALLS}
-
-# Marks of thinking by name; the first found in a template is its family's.
-THINKING: dict[str, ThinkMarks] = {
-    "think": THINK,
-    "magistral": ThinkMarks("[THINK]", "[/THINK]", ""),
-    "cohere": ThinkMarks("<|START_THINKING|>", "<|END_THINKING|>", ""),
-    "seed": ThinkMarks("<seed:think>", "</seed:think>", ""),
-    "granite": ThinkMarks("Here is my thought process:", "Here is my response:"),
-    "hunyuan": ThinkMarks("<think>\n", "\n</think>\n", "\n"),
-}
 
 # What stands in a chat template -> format; the first row whose marks all occur decides.
 _SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
@@ -151,9 +315,25 @@ _SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<｜tool▁call▁begin｜>",), "deepseek_v31"),
     (("<|tool_calls_section_begin|>",), "kimi_k2"),
     (("<minimax:tool_call>",), "minimax_m2"),
+    (("]<]minimax[>[",), "minimax_m3"),
+    (("DSML", "function_calls"), "deepseek_v32"),
+    (("DSML", "tool_calls"), "deepseek_v4"),
+    (("[BEGIN FINAL RESPONSE]",), "apriel"),
+    (("<|tool_call:begin|>", "<|tool_call:args|>"), "solar_open"),
+    (("<tool_call{}>", "<tool_sep{}>", ":opensource"), "hunyuan3"),
+    (("<tool_call:opensource>",), "hunyuan3"),
+    (("'<|open|>'", "'tools'", "'argument'"), "kimi_k3"),
+    (("<|tools_prefix|>", "<|tools_suffix|>"), "apertus"),
+    (("<|function_call|>", "<|role_sep|>"), "gigachat3"),
+    (("<|tool_call_start|>",), "lfm2"),
+    (("<TOOLCALL>",), "nemotron"),
+    (('<|"|>', "<|tool_call>", "<tool_call|>"), "gemma4"),
+    (("<seed:tool_call>", "<function="), "seed_oss"),
+    (('<function name="', '<param name="'), "minicpm5"),
     (("<tool_calls>",), "minimax_m1"),
     (("<|START_ACTION|>",), "cohere"),
     (("<function=", "<parameter="), "qwen3_coder"),
+    (("<arg_key>", "<arg_value>", "</arg_key><arg_value>"), "glm47"),
     (("<arg_key>", "<arg_value>"), "glm45"),
     (("[TOOL_CALLS]", "[ARGS]"), "mistral_args"),
     (("[TOOL_CALLS]",), "mistral"),

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')  # inside a string
+_LENIENT = re.compile(r'[^"\\]+')
+_STRING = re.compile(r'"(?:\\.|[^"\\])*"', re.DOTALL)
+_CONTROL = re.compile(r"[\x00-\x1f]")
 _SPACE = re.compile(r"[ \t\r\n]+")
 _SCALAR = re.compile(r"[-+.0-9A-Za-z]+")
 
@@ -21,10 +24,12 @@ class State(Enum):
 
 @dataclass(slots=True)
 class Member:
-    """A member of the outermost object: its key, and where its value starts and ends (-1: open)."""
+    """A member of the outermost object: its key, its value's first character, and where that starts
+    and ends (-1: open)."""
 
     key: str
     start: int
+    first: str
     end: int = -1
 
 
@@ -34,12 +39,16 @@ class JsonScan:
     Grammar only as far as structure goes: strings, nesting, separators. What it finds is given to a
     JSON reader afterwards, which is the judge.
 
+    Args:
+        lenient: control characters may stand in strings as they are; see `escaped`.
+
     Attributes:
         seen: characters taken so far; offsets of members count from the first.
         members: of the outermost object, in order.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, lenient: bool = False) -> None:
+        self._plain = _LENIENT if lenient else _PLAIN
         self.seen = 0
         self.members: list[Member] = []
         self._stack: list[str] = []
@@ -72,7 +81,7 @@ class JsonScan:
             if not self._stack and char not in "{[":
                 return self._left(State.WRONG, at)
             if self._expects_value and len(self._stack) == 1:
-                self.members.append(Member(self._name or "", self.seen + at))
+                self.members.append(Member(self._name or "", self.seen + at, char))
                 self._expects_value = False
             if char == '"':
                 self._in_string = True
@@ -119,7 +128,7 @@ class JsonScan:
             self._escaped = False
             self._note(chunk[at])
             return at + 1
-        plain = _PLAIN.match(chunk, at)
+        plain = self._plain.match(chunk, at)
         if plain is not None:
             self._note(plain.group())
             return plain.end()
@@ -144,3 +153,17 @@ class JsonScan:
     def _close(self, offset: int) -> None:
         if self.members and self.members[-1].end < 0:
             self.members[-1].end = offset
+
+
+def escaped(text: str) -> str:
+    """JSON text whose strings hold no control characters as they are; models write line breaks."""
+    if _CONTROL.search(text) is None:
+        return text
+    return _STRING.sub(lambda found: _CONTROL.sub(_escape, found[0]), text)
+
+
+def _escape(found: re.Match[str]) -> str:
+    return f"\\u{ord(found[0]):04x}" if found[0] not in _SHORT else _SHORT[found[0]]
+
+
+_SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}

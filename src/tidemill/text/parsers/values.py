@@ -7,6 +7,7 @@ here, and so agree.
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -36,6 +37,12 @@ def resolved(root: object, schema: object) -> Any:
             return schema
         schema = found
     return schema
+
+
+def property_of(schema: object, key: str) -> Any:
+    """The schema of an object's member, references followed; None where there is none."""
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    return resolved(schema, properties.get(key) if isinstance(properties, Mapping) else None)
 
 
 def asked(schema: object) -> dict[str, Any]:
@@ -100,6 +107,20 @@ def no_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON value")
 
 
+def dumps(value: Any) -> str:
+    """JSON text that can be sent: a lone surrogate stays an escape.
+
+    Raises:
+        ValueError: a number has no JSON spelling.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, allow_nan=False)
+    return text
+
+
 def typed(text: str, schema: object) -> Any:
     """A value written as text, as the type its schema says; text where that cannot be read."""
     known = alternatives(schema)
@@ -111,16 +132,30 @@ def typed(text: str, schema: object) -> Any:
     stripped = text.strip()
     if stripped in ("True", "False") and types is not None and "boolean" in types:
         return stripped == "True"
+    if stripped == "None" and types is not None and "null" in types:
+        return None
     try:
         value = json.loads(stripped, parse_constant=no_constant)
         json.dumps(value, allow_nan=False)  # 1e999 is a number, and has no value
     except (ValueError, RecursionError):
-        return text
+        return _container(stripped, types) or text
     if types is not None and "string" in types and not types & _kinds(value):
         return text
     # Where strings are bare, quotes are part of one.
     bare = types is not None and "string" in types
     return text if bare and isinstance(value, str) else value
+
+
+def _container(text: str, types: frozenset[str] | None) -> Any:
+    """A list or an object that is written as Python does, or None."""
+    if types is None or "string" in types or text[:1] not in ("{", "["):
+        return None
+    try:
+        value = ast.literal_eval(text)
+        json.dumps(value, allow_nan=False)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return None
+    return value if types & _kinds(value) else None
 
 
 def _kinds(value: object) -> set[str]:

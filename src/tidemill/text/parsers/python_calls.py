@@ -1,0 +1,186 @@
+"""Reads calls written in Python: up to the closing bracket or the format's end mark.
+
+Nothing is run. The structure (names, keywords, where an argument ends) is found here, because
+models write what Python's grammar does not allow: keywords and names with a hyphen as names of
+functions and arguments, line breaks within quotes. Each argument's value is then a literal.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from tidemill.text.parsers.format import PythonCalls
+from tidemill.text.parsers.reading import Read
+from tidemill.text.parsers.values import dumps
+
+MAX_PYTHON = 200_000
+"""Characters of Python calls that are read."""
+
+_STRING = (
+    r'"""(?:\\.|[^\\])*?"""|\'\'\'(?:\\.|[^\\])*?\'\'\'|"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\''
+)
+_TOKEN = re.compile(rf"(?P<string>{_STRING})|(?P<open>[(\[{{])|(?P<close>[)\]}}])|,", re.DOTALL)
+_STRINGS = re.compile(_STRING, re.DOTALL)
+_CALL = re.compile(r"\s*([\w.-]+)\s*\(")
+_KEYWORD = re.compile(r"\s*([\w-]+)\s*=(?!=)")
+_LIKELY = re.compile(r"\s*\[?\s*([\w.-]{1,128})\(")
+
+
+class PythonReader:
+    """See `PythonCalls`; what stands in quotes ends nothing.
+
+    Args:
+        syntax: the layout.
+        end: the mark that ends calls without brackets.
+    """
+
+    def __init__(self, syntax: PythonCalls, end: str) -> None:
+        self._bracketed = syntax.bracketed
+        self._end = end
+        self._parts: list[str] = []
+        self._size = 0
+        self._depth = 0
+        self._quote = ""
+        self._inside = ""  # the last characters since the quote was opened, three at most
+        self._escaped = False
+        self._spelled = ""  # how much of the end mark the last characters spell
+        self.name: str | None = None
+        self.arguments: list[str] = []
+
+    @property
+    def likely(self) -> str | None:
+        """See Reader."""
+        found = _LIKELY.match("".join(self._parts))
+        return found[1] if found is not None else None
+
+    def feed(self, chunk: str) -> Read:
+        """See Reader."""
+        read = Read()
+        for char in chunk:
+            read.taken += 1
+            if self._ends(char):
+                break
+        else:
+            self._parts.append(chunk)
+            self._size += read.taken
+            if self._size > MAX_PYTHON:
+                read.wrong = f"the calls are longer than {MAX_PYTHON} characters"
+            return read
+        self._parts.append(chunk[: read.taken])
+        text = "".join(self._parts)
+        found = python_calls(text if self._bracketed else text.removesuffix(self._end))
+        if isinstance(found, str):
+            read.wrong, read.plain = found, self._bracketed
+        else:
+            read.calls += found
+            read.done = True
+        return read
+
+    def _ends(self, char: str) -> bool:
+        """The calls end with this character."""
+        if self._quote and self._quoted(char):
+            return False
+        if not self._bracketed:
+            self._spelled += char
+            while not self._end.startswith(self._spelled):
+                self._spelled = self._spelled[1:]
+            if self._spelled == self._end:
+                return True
+        if char in "\"'":
+            self._quote, self._inside = char, ""
+        elif char in "([{":
+            self._depth += 1
+        elif char in ")]}":
+            self._depth -= 1
+            return self._bracketed and self._depth <= 0
+        return False
+
+    def _quoted(self, char: str) -> bool:
+        """A character within quotes; False where it follows an empty pair of them."""
+        if self._escaped:
+            self._escaped, self._inside = False, "x"
+        elif char == "\\":
+            self._escaped = True
+        elif len(self._quote) == 3:
+            self._inside = (self._inside + char)[-3:]
+            if self._inside == self._quote:
+                self._quote = ""
+        elif self._inside == self._quote:  # an empty pair, or the first of three
+            self._quote, self._inside = (char * 3 if char == self._quote else ""), ""
+            return bool(self._quote)
+        elif char != self._quote:
+            self._inside = "x"
+        elif self._inside:
+            self._quote = ""
+        else:
+            self._inside = char
+        return True
+
+
+def python_calls(text: str) -> list[tuple[str, str]] | str:
+    """Calls written in Python, as (name, arguments' JSON text), or why they are none."""
+    text = text.strip()
+    if text[:1] + text[-1:] in ("[]", "()"):
+        text = text[1:-1]
+    try:
+        calls = [_python_call(call) for call in _split(text)]
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+        return f"the calls cannot be read: {str(error).splitlines()[0][:120] if str(error) else ''}"
+    return calls or "no function is called"
+
+
+def _split(text: str) -> Iterator[str]:
+    """What stands between commas that are neither within quotes nor within brackets."""
+    start = depth = 0
+    for token in _TOKEN.finditer(text):
+        if token["open"]:
+            depth += 1
+        elif token["close"]:
+            depth -= 1
+        elif not token["string"] and not depth:
+            yield text[start : token.start()]
+            start = token.end()
+    if text[start:].strip():
+        yield text[start:]
+
+
+def _python_call(text: str) -> tuple[str, str]:
+    head, body = _CALL.match(text), text.rstrip()
+    if head is None or not body.endswith(")"):
+        raise ValueError("a function call was expected")
+    values: dict[str, Any] = {}
+    for argument in _split(body[head.end() : -1]):
+        key = _KEYWORD.match(argument)
+        if key is None:
+            raise ValueError("arguments must be given by name")
+        values[key[1]] = literal(argument[key.end() :])
+    return head[1], dumps(values)
+
+
+def literal(text: str) -> Any:
+    """The value of a Python literal; JSON's constants and raw line breaks in quotes are read too.
+
+    Raises:
+        SyntaxError, ValueError, TypeError, RecursionError, MemoryError: it is none.
+    """
+    plain = _STRINGS.sub(_one_line, text.strip())
+    return ast.literal_eval(_Literals().visit(ast.parse(plain, mode="eval").body))
+
+
+def _one_line(found: re.Match[str]) -> str:
+    text = found[0]
+    if text[:3] in ('"""', "'''"):
+        return text
+    return text.replace("\r", "\\r").replace("\n", "\\n")
+
+
+class _Literals(ast.NodeTransformer):
+    """JSON's spellings of constants, which models mix with Python's."""
+
+    _JSON: ClassVar = {"true": True, "false": False, "null": None}
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(self._JSON[node.id]) if node.id in self._JSON else node
