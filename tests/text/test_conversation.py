@@ -8,7 +8,8 @@ import pytest
 
 from tidemill.base.errors import TidemillError
 from tidemill.text.abilities import Abilities
-from tidemill.text.conversation import check_complete, check_messages
+from tidemill.text.completeness import check_complete
+from tidemill.text.conversation import check_messages
 from tidemill.text.template import ChatTemplate
 
 # Repeats calls as JSON of an object, knows tool names and thinking of earlier turns.
@@ -44,17 +45,21 @@ def calling(*calls: dict[str, Any], **more: Any) -> dict[str, Any]:
 def read(source: str, *messages: dict[str, Any]) -> list[dict[str, Any]]:
     template = ChatTemplate(source)
     plain = check_messages(messages, Abilities.of(template), source)
-    check_complete(plain, template.render(plain))
+    check_complete(plain, template.render(plain), lambda messages, _: template.render(messages))
     return plain
 
 
 def test_abilities() -> None:
     assert Abilities.of(ChatTemplate(OBJECTS)) == Abilities(
-        tools=True, calls=True, switch="enable_thinking", history="reasoning_content"
+        tools=True,
+        calls=True,
+        broken_arguments=True,
+        switch="enable_thinking",
+        history=("reasoning_content",),
     )
     texts = Abilities.of(ChatTemplate(TEXTS))
     assert texts.calls and texts.text_arguments and not texts.tools
-    assert Abilities.of(ChatTemplate(PLAIN)) == Abilities(text_arguments=True)
+    assert Abilities.of(ChatTemplate(PLAIN)) == Abilities()
     assert Abilities.of(ChatTemplate(None)) == Abilities()
 
 

@@ -212,14 +212,45 @@ def test_tool_calls_equal_transformers() -> None:
     assert ChatTemplate(LLAMA3, SPECIAL).render(messages) == theirs
 
 
-def test_text_parts_are_joined_and_others_refused() -> None:
-    template = ChatTemplate("{{ messages[0].content }}")
-    parts: list[Any] = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert template.render([{"role": "user", "content": parts}]) == "ab"
-    parts.append({"type": "image_url", "image_url": {"url": "x"}})
-    with pytest.raises(TidemillError, match=r"messages\[0\]\.content.*image_url") as caught:
-        template.render([{"role": "user", "content": parts}])
-    assert caught.value.param == "messages"
+@pytest.mark.parametrize(
+    "source",
+    [
+        # Text marked safe escapes what stands beside it under autoescape alone.
+        "{% set x = messages[0].x %}{{ '<' ~ (x | safe) ~ '&' ~ (x | tojson | safe) ~ '>' }}",
+        "{% set x = messages[0].x %}{% autoescape true %}{{ '<' ~ (x | safe) ~ x ~ '&' }}"
+        "{% endautoescape %}",
+        "{% set x = messages[0].x %}{{ '<' + (x | safe) + '&' }} {{ ['<', x | safe] | join('&') }}",
+        # What is set in a generation block ends with it.
+        "{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}",
+        "{% for m in messages %}{% generation %}{{ loop.index }}{{ m.role }}{% endgeneration %}"
+        "{% endfor %}",
+        "{{ [1, 2, 3] | sum }} {{ messages | sum(attribute='n', start=2) }} "
+        "{{ [[1], [2]] | sum(start=[]) }} {{ [1, 2, 3] | batch(2, 0) | list }} "
+        "{{ [1, 2, 3] | slice(2) | list }} {{ 'a' | center(5) }}| {{ 'a b c d' | truncate(5) }} "
+        "{{ 'é &/' | urlencode }}",
+    ],
+)
+def test_the_language_equals_transformers(source: str) -> None:
+    messages = [{"role": "user", "x": "a<b", "n": 3}, {"role": "tool", "n": 4}]
+    (theirs,), _ = render_jinja_template(conversations=[messages], chat_template=source)
+    assert ChatTemplate(source).render(messages) == theirs
+
+
+def test_tojson_takes_what_map_gives() -> None:
+    source = "{{ messages | map(attribute='role') | tojson }}"
+    assert ChatTemplate(source).render([{"role": "user"}]) == '["user"]'
+
+
+def test_tokens_that_a_model_has_not() -> None:
+    source = "{{ bos_token + 'a' + eos_token }}{{ 'b' if bos_token }}"
+    assert ChatTemplate(source).render([]) == "a"
+    assert ChatTemplate(source, SPECIAL).render([]) == "<s>a</s>b"
+
+
+def test_the_names_that_a_template_reads() -> None:
+    source = "{# enable_thinking #}{% set a = b %}{{ 'c' }}{{ d.e }}{% for f in g %}{% endfor %}"
+    assert ChatTemplate(source).names == {"b", "d", "g"}
+    assert ChatTemplate(None).names == frozenset()
 
 
 def test_the_callers_messages_stay_as_they_are() -> None:
@@ -309,6 +340,13 @@ HOSTILE = {
     "find": "{{ ('a' * 16000000).rfind('b' + 'a' * 8000000) }}",
     "split": "{{ ('a ' * 8000000).split() }}",
     "long range": "{% for i in range(10 ** 9) %}{% endfor %}",
+    "sum": "{{ range(99999) | map('list') | sum(start=['a' * 1000]) }}",
+    "sum of lists": "{{ ([['a'] * 9999] * 99999) | sum(start=[]) | length }}",
+    "batch": "{{ [1] | batch(10 ** 9, 0) | list | length }}",
+    "slice": "{{ [1] | slice(10 ** 9) | list | length }}",
+    "center filter": "{{ 'a' | center(10 ** 10) }}",
+    "urlencode": "{{ (('é' * 8000000) | urlencode) }}",
+    "json of a generator": "{{ range(99999) | select('in', range(99999) | list) | tojson }}",
     "internals": "{{ ''.__class__.__mro__ }}",
     "files": "{% include 'secret' %}",
     "no such global": "{{ lipsum(100) }}",

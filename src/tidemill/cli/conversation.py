@@ -122,8 +122,8 @@ class Conversation:
         if self.stats and first is not None:
             self._say_stats(started, first, before)
         message: dict[str, Any] = {"role": "assistant", "content": "".join(content)}
-        if reasoning and self.llm.chat_side.abilities.history:
-            message[self.llm.chat_side.abilities.history] = "".join(reasoning)
+        if reasoning:
+            message["reasoning_content"] = "".join(reasoning)
         if calls and not stopped:
             message["tool_calls"] = [
                 {"id": new_call_id(), "type": "function", "function": call} for call in calls

@@ -6,10 +6,11 @@ probes run once, when a model is opened, under the bounds that every rendering h
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 from tidemill.base.errors import TidemillError
 from tidemill.text.template import ChatTemplate
@@ -17,9 +18,14 @@ from tidemill.text.template import ChatTemplate
 SWITCHES = ("enable_thinking", "thinking")
 """Template variables that turn thinking on and off, by the names model makers gave them."""
 
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
 _HISTORY = ("reasoning_content", "thinking", "reasoning")
 
-_KEY, _NAME = "probe_key", "probe_tool"
+# Variables beside `tools`; those of built-in ones take names that mean something to the model.
+_OTHER_TOOLS = re.compile(r"(?!.*builtin)(?!tools$).*(tools|functions).*")
+_KEY, _NAME, _VALUE, _OTHER = "probe_key", "probe_tool", "probevalue", "probeother"
+_SPEAKERS = ("system", "user", "assistant")
 _SHORT_ID = "probe1234"  # the one shape that every template takes
 _USER = {"role": "user", "content": "probe"}
 _TOOL: dict[str, Any] = {
@@ -37,49 +43,79 @@ _TOOL: dict[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
+class ToolsVariable:
+    """The template's variable that tools are given in.
+
+    Attributes:
+        name: of the variable.
+        bare: it takes the functions alone, without the object that says `"type": "function"`.
+    """
+
+    name: str = "tools"
+    bare: bool = False
+
+    def given(self, tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
+        """The variables that show a request's tools, described as in OpenAI's API."""
+        if not tools:
+            return {}
+        return {self.name: [tool["function"] for tool in tools] if self.bare else list(tools)}
+
+
+@dataclass(frozen=True, slots=True)
 class Abilities:
     """What a chat template does with what it is given.
 
     Attributes:
         tools: it tells the model about tools.
+        tools_variable: the variable in which it takes them.
         calls: it repeats the tool calls of earlier turns.
         text_arguments: it wants a call's arguments as JSON text, not as an object.
+        broken_arguments: it writes arguments that are text, though it may want an object.
+        null_content: it repeats the calls of a message only if its content is None.
         short_ids: it takes no call ids but those of nine letters and digits.
         switch: the variable that turns thinking on and off, or None.
         effort: it uses `reasoning_effort`.
-        history: the key under which it reads the thinking of earlier turns, or None.
+        history: the keys under which it reads the thinking of earlier turns.
+        developer: it has a place for messages of the role `developer`.
+        names: the roles (system, user, assistant) of which it writes the `name`.
+        parts: the roles whose content it takes as a list of text parts.
+        only_parts: it takes no contents but lists of parts.
     """
 
     tools: bool = False
+    tools_variable: ToolsVariable = field(default_factory=ToolsVariable)
     calls: bool = False
     text_arguments: bool = False
+    broken_arguments: bool = False
+    null_content: bool = False
     short_ids: bool = False
     switch: str | None = None
     effort: bool = False
-    history: str | None = None
+    history: tuple[str, ...] = ()
+    developer: bool = False
+    names: frozenset[str] = frozenset()
+    parts: frozenset[str] = frozenset()
+    only_parts: bool = False
 
     @classmethod
-    def of(cls, template: ChatTemplate) -> Abilities:
+    def of(cls, template: ChatTemplate) -> Self:
         """Probe a template; none at all can do nothing."""
         source = template.source
         if source is None:
             return cls()
-        tools = _NAME in (_render(template, [_USER], tools=[_TOOL]) or "")
-        as_object = _render_call(template, {_KEY: "v"}, tools, _SHORT_ID)
-        as_text = _render_call(template, f'{{"{_KEY}": "v"}}', tools, _SHORT_ID)
-        # A template that joins strings fails on an object or writes it as Python does.
-        object_works = _KEY in as_object and f"{{'{_KEY}'" not in as_object
+        variable = _tools_variable(template)
+        shown = {} if variable is None else variable.given([_TOOL])
         return cls(
-            tools=tools,
-            calls=object_works or _KEY in as_text,
-            text_arguments=not object_works,
-            short_ids=bool(as_object or as_text)
-            and not _render_call(
-                template, {_KEY: "v"} if object_works else "{}", tools, "call_" + _SHORT_ID
-            ),
-            switch=next((s for s in SWITCHES if _differs(template, source, s, True, False)), None),
-            effort=_differs(template, source, "reasoning_effort", "low", "high"),
-            history=next((h for h in _HISTORY if re.search(rf"[.'\"]{h}\b", source)), None),
+            tools=variable is not None,
+            tools_variable=variable or ToolsVariable(),
+            **_call_form(template, shown),
+            switch=next((s for s in SWITCHES if _differs(template, s, True, False)), None),
+            effort=_differs(template, "reasoning_effort", "low", "high"),
+            history=tuple(h for h in _HISTORY if _has_key(source, h)),
+            developer="developer" in source and _VALUE in _render_role(template, "developer"),
+            names=_names(template),
+            parts=_parts(template),
+            only_parts=_only_parts(template),
         )
 
 
@@ -90,19 +126,103 @@ def _render(template: ChatTemplate, messages: Sequence[Mapping[str, Any]], **mor
         return ""
 
 
-def _render_call(template: ChatTemplate, arguments: object, tools: bool, identity: str) -> str:
-    call = {"id": identity, "type": "function"}
-    call["function"] = {"name": _NAME, "arguments": arguments}  # type: ignore[assignment]
+def _has_key(source: str, key: str) -> bool:
+    return re.search(rf"[.'\"]{key}\b", source) is not None
+
+
+def _tools_variable(template: ChatTemplate) -> ToolsVariable | None:
+    others = sorted(name for name in template.names if _OTHER_TOOLS.fullmatch(name))
+    found = None
+    for name in ("tools", *others):
+        for bare in (False, True):
+            variable = ToolsVariable(name, bare)
+            text = _render(template, [_USER], **variable.given([_TOOL]))
+            if _NAME not in text:
+                continue
+            if f"'{_NAME}'" not in text:
+                return variable
+            found = found or variable  # it writes them as Python does, not as JSON
+        if found is not None:
+            return found
+    return found
+
+
+def _call_form(template: ChatTemplate, shown: Mapping[str, Any]) -> dict[str, bool]:
+    """The fields of `Abilities` that say how a call is taken."""
+    forms = [(text, null) for text in (False, True) for null in (False, True)]
+    # An object printed as Python does, or text written as a JSON string, is in the wrong form.
+    wrong = (f"'{_KEY}': '{_VALUE}'", f'\\"{_VALUE}')
+    found = None
+    for form in forms:
+        rendered = _render_call(template, form, shown, _SHORT_ID)
+        if _VALUE in rendered:
+            found = found or form
+            if not any(w in rendered for w in wrong):
+                found = form
+                break
+    if found is None:
+        return {}
+    text, null = found
+    return {
+        "calls": True,
+        "text_arguments": text,
+        "broken_arguments": _VALUE in _render_call(template, (True, null), shown, _SHORT_ID),
+        "null_content": null,
+        "short_ids": not _render_call(template, found, shown, "call_" + _SHORT_ID),
+    }
+
+
+def _render_call(
+    template: ChatTemplate, form: tuple[bool, bool], shown: Mapping[str, Any], identity: str
+) -> str:
+    text, null = form
+    arguments = {_KEY: _VALUE}
+    function = {"name": _NAME, "arguments": json.dumps(arguments) if text else arguments}
+    call = {"id": identity, "type": "function", "function": function}
     messages: list[dict[str, Any]] = [
         _USER,
-        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "assistant", "content": None if null else "", "tool_calls": [call]},
         {"role": "tool", "content": "probe", "tool_call_id": identity, "name": _NAME},
     ]
-    return _render(template, messages, tools=[_TOOL] if tools else None)
+    return _render(template, messages, **shown)
 
 
-def _differs(template: ChatTemplate, source: str, name: str, one: object, other: object) -> bool:
-    if re.search(rf"\b{name}\b", source) is None:
+def _render_role(template: ChatTemplate, role: str, **message: Any) -> str:
+    """A short conversation with one message of a role, whose content is `_VALUE` unless given."""
+    probe = {"role": role, "content": _VALUE, **message}
+    if role in ("system", "developer"):
+        return _render(template, [probe, _USER])
+    return _render(template, [probe] if role == "user" else [_USER, probe, _USER])
+
+
+def _names(template: ChatTemplate) -> frozenset[str]:
+    if not _has_key(template.source or "", "name"):
+        return frozenset()
+    texts = {role: _render_role(template, role, name=_OTHER) for role in _SPEAKERS}
+    return frozenset(role for role, text in texts.items() if _OTHER in text)
+
+
+def _parts(template: ChatTemplate) -> frozenset[str]:
+    if not _has_key(template.source or "", "text"):
+        return frozenset()
+    return frozenset(role for role in ROLES if _takes_parts(template, role))
+
+
+def _takes_parts(template: ChatTemplate, role: str) -> bool:
+    parts = [{"type": "text", "text": text} for text in (_VALUE, _OTHER)]
+    text = _render_role(template, role, content=parts)
+    wrong = (f"'{_VALUE}'", f'"{_VALUE}"')  # the list itself was printed
+    return _VALUE in text and _OTHER in text and not any(w in text for w in wrong)
+
+
+def _only_parts(template: ChatTemplate) -> bool:
+    if not _has_key(template.source or "", "text") or _VALUE in _render_role(template, "user"):
+        return False
+    return _takes_parts(template, "user")
+
+
+def _differs(template: ChatTemplate, name: str, one: object, other: object) -> bool:
+    if name not in template.names:
         return False
     texts = [_render(template, [_USER], **{name: value}) for value in (one, other)]
     return texts[0] != texts[1]

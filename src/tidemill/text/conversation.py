@@ -11,16 +11,12 @@ from typing import Any, Literal
 import msgspec
 
 from tidemill.base.errors import TidemillError, bad_request
-from tidemill.text.abilities import Abilities
+from tidemill.text.abilities import ROLES, Abilities
 from tidemill.text.shapes import as_json, shaped
-
-ROLES = ("system", "developer", "user", "assistant", "tool")
 
 _RESERVED = frozenset(
     {"messages", "tools", "add_generation_prompt", "continue_final_message", "documents"}
 )
-# A template may rewrite earlier answers (cut their thinking); what others said must be there.
-_MUST_APPEAR = frozenset({"system", "developer", "user", "tool"})
 # Members of this server's answers that come back in the history.
 _OF_AN_ANSWER = frozenset({"reasoning_content", "reasoning", "tool_calls", "tool_call_errors"})
 _MAY_STAND_ALONE = ("tool_calls", "reasoning_content", "reasoning")
@@ -41,9 +37,10 @@ class _Call(msgspec.Struct, forbid_unknown_fields=True):
 def check_messages(messages: object, abilities: Abilities, source: str) -> list[dict[str, Any]]:
     """Messages as a chat template takes them.
 
-    Contents become strings; tool calls get their arguments in the form the template wants, tool
-    results their calls' order and names, and earlier thinking the name the template reads it by (a
-    template without one leaves it out, as those do that cut it from earlier turns).
+    Contents become strings, except for lists of parts that the template takes as such; tool calls
+    get their arguments in the form the template wants, tool results their calls' order and names,
+    and earlier thinking the names the template reads it by (a template without one leaves it out,
+    as those do that cut it from earlier turns).
 
     Args:
         messages: a sequence of mappings with a role and a content, which is a string or a list of
@@ -89,13 +86,13 @@ def _plain(at: str, message: object, abilities: Abilities, source: str) -> dict[
         raise bad_request(
             f"{at}.role", f"{at}.role must be one of {', '.join(ROLES)}; got {_short(role)}"
         )
-    if role == "developer" and "developer" not in source:
+    if role == "developer" and not abilities.developer:
         role = "system"  # OpenAI's newer name for the same thing; most templates know the old one
     own = _assistants(at, given, abilities) if role == "assistant" else {}
     # A turn may consist of calls or of thinking alone.
     empty = role == "assistant" and any(given.get(k) for k in _MAY_STAND_ALONE)
     content = "" if empty and "content" not in given else _text(at, given.get("content"))
-    plain = {"role": role, "content": content, **own}
+    plain = {"role": role, "content": _content_form(content, given, str(role), abilities), **own}
     for key, value in given.items():
         if key not in ("role", "content") and not (role == "assistant" and key in _OF_AN_ANSWER):
             _check_key(at, key, value, str(role), source)
@@ -125,8 +122,8 @@ def _assistants(at: str, given: Mapping[str, Any], abilities: Abilities) -> dict
         raise bad_request(
             f"{at}.reasoning", f"{at}.reasoning and {at}.reasoning_content differ; send one of them"
         )
-    if thoughts and abilities.history is not None:
-        found[abilities.history] = next(iter(thoughts.values()))
+    if thoughts:
+        found |= dict.fromkeys(abilities.history, next(iter(thoughts.values())))
     if given.get("tool_calls"):
         param = f"{at}.tool_calls"
         if not abilities.calls:
@@ -216,6 +213,18 @@ def _text(at: str, content: object) -> str:
     return "".join(_part(part, wrong) for part in content)
 
 
+def _content_form(
+    text: str, given: Mapping[str, Any], role: str, abilities: Abilities
+) -> str | list[dict[str, str]] | None:
+    """A content as the template takes it: a text, a list of text parts, or None beside calls."""
+    content = given.get("content")
+    if isinstance(content, list) and role in abilities.parts:
+        return [{"type": "text", "text": part["text"]} for part in content]
+    if abilities.only_parts:
+        return [{"type": "text", "text": text}]
+    return None if not text and abilities.null_content and given.get("tool_calls") else text
+
+
 def _part(part: object, wrong: TidemillError) -> str:
     if not isinstance(part, Mapping) or set(part) != {"type", "text"} or part["type"] != "text":
         raise wrong
@@ -232,8 +241,8 @@ def _mentions(source: str, name: str) -> bool:
     return name.isidentifier() and re.search(rf"\b{name}\b", source) is not None
 
 
-def check_kwargs(kwargs: Mapping[str, Any], source: str) -> None:
-    """Raise unless the template uses every variable.
+def check_kwargs(kwargs: Mapping[str, Any], names: frozenset[str]) -> None:
+    """Raise unless every variable is among the names that the template reads.
 
     Raises:
         TidemillError: kind BAD_REQUEST naming the variable.
@@ -242,12 +251,12 @@ def check_kwargs(kwargs: Mapping[str, Any], source: str) -> None:
         param = f"chat_template_kwargs.{name[:64]}"
         if name in _RESERVED:
             raise bad_request(param, f"{param} has a field of its own in the request")
-        if not _mentions(source, name):
+        if name not in names:
             raise bad_request(param, f"{param} is not used by the model's chat template")
 
 
-def check_documents(documents: object, source: str) -> None:
-    """Raise unless documents are a list of objects and the template reads them.
+def check_documents(documents: object, names: frozenset[str]) -> None:
+    """Raise unless documents are a list of objects and among the names that the template reads.
 
     Raises:
         TidemillError: kind BAD_REQUEST naming ``documents``, and which of them.
@@ -258,55 +267,8 @@ def check_documents(documents: object, source: str) -> None:
         if not isinstance(document, Mapping) or not all(isinstance(k, str) for k in document):
             param = f"documents[{index}]"
             raise bad_request(param, f"{param} must be an object, with title and text for example")
-    if not _mentions(source, "documents"):
+    if "documents" not in names:
         raise bad_request(
             "documents",
             "documents: the model's chat template reads none; put their text into a message",
         )
-
-
-def check_complete(
-    messages: Sequence[Mapping[str, Any]],
-    prompt: str,
-    documents: Sequence[Mapping[str, Any]] = (),
-) -> None:
-    """Raise if the template left out what somebody said.
-
-    Args:
-        messages: as they were given to the template; contents are strings.
-        prompt: what it made of them.
-        documents: that were given to it as well; of these the member `text` must be there.
-
-    Raises:
-        TidemillError: kind BAD_REQUEST naming the message or document.
-    """
-    for index, document in enumerate(documents):
-        text = document.get("text")
-        if isinstance(text, str) and not _appears(text.strip(), prompt):
-            param = f"documents[{index}]"
-            raise bad_request(param, f"the model's chat template drops {param}")
-    for index, message in enumerate(messages):
-        if message["role"] in _MUST_APPEAR and not _appears(message["content"].strip(), prompt):
-            raise bad_request(
-                f"messages[{index}]",
-                f"the model's chat template drops messages[{index}] (role {message['role']}); "
-                "merge its content into a message the template keeps",
-            )
-        for place, call in enumerate(message.get("tool_calls", ())):
-            if call["function"]["name"] not in prompt:
-                param = f"messages[{index}].tool_calls[{place}]"
-                raise bad_request(param, f"the model's chat template drops {param}")
-        name = message.get("name")
-        # A tool's name is its call's, which stands in the prompt where the call does.
-        if name is not None and name not in prompt and message["role"] != "tool":
-            raise bad_request(
-                f"messages[{index}].name",
-                f"the model's chat template does not use the name of messages[{index}]",
-            )
-
-
-def _appears(text: str, prompt: str) -> bool:
-    # Templates may write a tool's answer as a JSON string.
-    return text in prompt or any(
-        json.dumps(text, ensure_ascii=ascii_only)[1:-1] in prompt for ascii_only in (False, True)
-    )

@@ -36,6 +36,11 @@ def render_probe(
     """
     try:
         plain = check_messages(messages, abilities, template.source or "")
-        return template.render(plain, tools, add_generation_prompt, **variables)
+        return template.render(
+            plain,
+            add_generation_prompt=add_generation_prompt,
+            **variables,
+            **abilities.tools_variable.given(tools),
+        )
     except TidemillError:
         return None

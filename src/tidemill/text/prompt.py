@@ -8,16 +8,14 @@ from typing import Any
 
 from tidemill.base.errors import bad_request
 from tidemill.text.answering import ChatSide, check_tools
-from tidemill.text.conversation import (
-    check_complete,
-    check_documents,
-    check_kwargs,
-    check_messages,
-)
+from tidemill.text.completeness import check_complete
+from tidemill.text.conversation import check_documents, check_kwargs, check_messages
 from tidemill.text.template import ChatTemplate
 from tidemill.text.tools import NO_TOOLS, ToolUse
 
 _CONTINUED = "continue_final_message"
+# The mark that transformers puts behind the message; some templates look for it.
+_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +62,31 @@ def render_prompt(
     check_tools(use, chat)
     plain = check_messages(messages, chat.abilities, source)
     kwargs, documents = options.kwargs or {}, options.documents
-    check_kwargs(kwargs, source)
+    check_kwargs(kwargs, template.names)
     if documents is not None:
-        check_documents(documents, source)
+        check_documents(documents, template.names)
     continued, generate = bool(options.continue_final_message), options.add_generation_prompt
     if generate is None:
         generate = not continued
     if continued:
         _check_continued(plain[-1], generate)
-    text = template.render(
-        plain,
-        use.shown or None,
-        add_generation_prompt=generate,
-        documents=documents,
-        **{**kwargs, **(options.variables or {})},
-    )
-    check_complete(plain, text, documents or ())
-    return _cut_after(text, str(plain[-1]["content"])) if continued else text
+    variables = {
+        **kwargs,
+        **(options.variables or {}),
+        **chat.abilities.tools_variable.given(use.shown),
+    }
+
+    def render(
+        messages: Sequence[Mapping[str, Any]], documents: Sequence[Mapping[str, Any]]
+    ) -> str:
+        return template.render(
+            messages, add_generation_prompt=generate, documents=documents or None, **variables
+        )
+
+    given = _with_mark(plain) if continued else plain
+    text = render(given, documents or ())
+    check_complete(given, text, render, documents=documents or (), beside=(source, variables))
+    return _cut_at_mark(text, plain[-1]["content"]) if continued else text
 
 
 def _check_continued(final: Mapping[str, Any], generate: bool) -> None:
@@ -94,12 +100,26 @@ def _check_continued(final: Mapping[str, Any], generate: bool) -> None:
         )
 
 
-def _cut_after(prompt: str, content: str) -> str:
+def _with_mark(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with a mark at the end of the final one's content."""
+    *earlier, final = messages
+    content = final["content"]
+    if isinstance(content, list):
+        *parts, last = content
+        content = [*parts, {**last, "text": last["text"] + _MARK}]
+    else:
+        content = (content or "") + _MARK
+    return [*earlier, {**final, "content": content}]
+
+
+def _cut_at_mark(prompt: str, content: str | list[dict[str, Any]] | None) -> str:
     """The prompt up to the end of its final message's content, to be continued from there."""
-    for text in (content, content.lstrip(), content.strip()):
-        if text and text in prompt:
-            return prompt[: prompt.rindex(text) + len(text)]
-    raise bad_request(
-        _CONTINUED,
-        "the model's chat template rewrites the final message, so it cannot be continued",
-    )
+    text = content[-1]["text"] if isinstance(content, list) else content or ""
+    head, mark, _ = prompt.rpartition(_MARK.strip())
+    if not mark or not head.rstrip().endswith(text.strip()):
+        raise bad_request(
+            _CONTINUED,
+            "the model's chat template rewrites the final message, so it cannot be continued",
+        )
+    # A template that trims the content trimmed the mark's blank instead.
+    return head if prompt.startswith(_MARK, len(head)) else head.rstrip()

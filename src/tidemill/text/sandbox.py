@@ -17,20 +17,21 @@ repetition must pass a check:
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import Environment, nodes
 from jinja2.ext import Extension, loopcontrols
-from jinja2.filters import do_join
+from jinja2.filters import do_join, make_attrgetter
 from jinja2.nodes import EvalContext
 from jinja2.parser import Parser
 from jinja2.runtime import Context, Undefined, markup_join
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace, pass_context, pass_eval_context
+from jinja2.utils import Namespace, pass_context, pass_environment, pass_eval_context
 from jinja2.visitor import NodeTransformer
 
 from tidemill.text.bounds import (
@@ -69,7 +70,8 @@ def _built(context: Context, value: Any) -> Any:
 def _tilde(context: Context, parts: list[Any]) -> str:
     texts = [to_text(part) for part in parts]
     allocate(sum(map(len, texts)))
-    return markup_join(texts)
+    # As Jinja compiles it: text that is marked safe escapes its neighbours under autoescape alone.
+    return markup_join(texts) if context.eval_ctx.autoescape else "".join(texts)
 
 
 # Names no template can spell: what the compiled template calls at the places that need a check.
@@ -116,9 +118,10 @@ class _GenerationTag(Extension):
 
     tags = {"generation"}
 
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)  # what is set inside ends with it, as in a macro
 
 
 # String methods whose results can be larger than their inputs, and what checks them.
@@ -195,6 +198,8 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
+    if isinstance(value, Iterator):
+        value = list(Ticking(value))  # what `map` and `select` give
     current_budget().weigh(value)
     allocate(text_size(value))
     if indent is not None:
@@ -250,6 +255,22 @@ def _filter_round(value: Any, precision: Any = 0, method: Any = "common") -> Non
     check_width("round", precision, 64)
 
 
+def _filter_center(value: Any, width: Any = 80) -> None:
+    check_pad(to_text(value), (width,))
+
+
+def _filter_batch(value: Any, linecount: Any, fill_with: Any = None) -> None:
+    check_width("batch", linecount)
+
+
+def _filter_slice(value: Any, slices: Any, fill_with: Any = None) -> None:
+    check_width("slice", slices)
+
+
+def _filter_urlencode(value: Any) -> None:
+    allocate(12 * text_size(value))  # a character is at most four bytes of three characters each
+
+
 def _filter_trim(value: Any, chars: Any = None) -> None:
     check_scan(to_text(value), (chars,))
 
@@ -272,9 +293,17 @@ def _join(eval_context: EvalContext, value: Any, d: Any = "", attribute: Any = N
     return do_join(eval_context, items, d, attribute)
 
 
+@pass_environment
+def _sum(environment: Environment, value: Any, attribute: Any = None, start: Any = 0) -> Any:
+    items: Iterable[Any] = Ticking(value)
+    if attribute is not None:
+        items = map(make_attrgetter(environment, attribute), items)
+    return functools.reduce(_binary_add, items, start)
+
+
 _PLAIN_FILTERS = (
     "abs count d default dictsort first float groupby int items last length list map max min "
-    "reject rejectattr reverse safe select selectattr sort unique"
+    "reject rejectattr reverse safe select selectattr sort truncate unique"
 )
 _TEXT_FILTERS = "capitalize e escape lower string title upper"
 _CHECKED_FILTERS: dict[str, Callable[..., None]] = {
@@ -282,6 +311,10 @@ _CHECKED_FILTERS: dict[str, Callable[..., None]] = {
     "indent": _filter_indent,
     "round": _filter_round,
     "trim": _filter_trim,
+    "center": _filter_center,
+    "batch": _filter_batch,
+    "slice": _filter_slice,
+    "urlencode": _filter_urlencode,
     "format": _filter_format,
     **dict.fromkeys(_TEXT_FILTERS.split(), _filter_text),
 }
@@ -311,6 +344,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         for name, check in _CHECKED_FILTERS.items():
             self.filters[name] = _checked_filter(known[name], check)
         self.filters["join"] = _join
+        self.filters["sum"] = _sum
         self.filters["tojson"] = _tojson
         self.filters.update(_HIDDEN_FILTERS)
         kept = ("range", "dict", "namespace", "joiner", "cycler")
@@ -361,6 +395,9 @@ def _shared_environment() -> _Environment:
 class TemplateProgram:
     """A template compiled with its checks.
 
+    Attributes:
+        names: the variables it reads anywhere, its own ones included.
+
     Raises:
         jinja2.TemplateSyntaxError: the source is not a template, or names an unknown filter.
     """
@@ -369,7 +406,10 @@ class TemplateProgram:
         environment = _shared_environment()
         # Compiling folds constants, so checks run here too.
         with spending(Budget()):
-            tree = _Guard().visit(environment.parse(source))
+            parsed = environment.parse(source)
+            loaded = (name for name in parsed.find_all(nodes.Name) if name.ctx == "load")
+            self.names = frozenset(name.name for name in loaded)
+            tree = _Guard().visit(parsed)
             tree.set_environment(environment)
             code = environment.compile(tree)
         self._template = jinja2.Template.from_code(environment, code, environment.globals)

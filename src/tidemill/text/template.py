@@ -24,6 +24,9 @@ _REMEDY = (
     "(--chat-template FILE)"
 )
 
+# A model need not have these tokens, and templates join them to other text all the same.
+_NO_TOKENS = {"bos_token": "", "eos_token": ""}
+
 
 class ChatTemplate:
     """A compiled chat template.
@@ -65,6 +68,11 @@ class ChatTemplate:
         """False for a model without a template."""
         return self._program is not None
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The variables that the template reads, its own ones included."""
+        return frozenset() if self._program is None else self._program.names
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -76,8 +84,7 @@ class ChatTemplate:
         """Render a conversation.
 
         Args:
-            messages: role, content (text, None or a list of text parts, which are joined) and
-                whatever else the template reads.
+            messages: role, content and whatever else the template reads.
             tools: the tools' JSON descriptions, or None.
             add_generation_prompt: end with the opening of the assistant's turn.
             documents: for templates that read them, or None.
@@ -90,9 +97,10 @@ class ChatTemplate:
         if self._program is None:
             raise bad_request("messages", f"this model has no chat template; {_REMEDY}")
         variables = {
+            **_NO_TOKENS,
             **self._special,
             **kwargs,
-            "messages": [_plain_message(index, m) for index, m in enumerate(messages)],
+            "messages": [copy.deepcopy(dict(message)) for message in messages],
             "tools": copy.deepcopy(list(tools)) if tools else None,
             "documents": copy.deepcopy(list(documents)) if documents else None,
             "add_generation_prompt": add_generation_prompt,
@@ -110,28 +118,3 @@ class ChatTemplate:
             raise bad_request(
                 "messages", f"the model's chat template refused these messages: {reason}"
             ) from error
-
-
-def _plain_message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a message (templates cannot reach the caller's) with its text parts joined."""
-    plain = copy.deepcopy(dict(message))
-    content = plain.get("content")
-    if isinstance(content, list | tuple):
-        plain["content"] = "".join(_part_text(index, part) for part in content)
-    return plain
-
-
-def _part_text(index: int, part: Any) -> str:
-    if isinstance(part, str):
-        return part
-    if (
-        isinstance(part, Mapping)
-        and part.get("type") == "text"
-        and isinstance(part.get("text"), str)
-    ):
-        return str(part["text"])
-    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-    raise bad_request(
-        "messages",
-        f"messages[{index}].content holds a part of type {kind!r}; this model takes text parts",
-    )

@@ -1,0 +1,125 @@
+"""What a template drops is found, wherever else the same words stand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tidemill.base.errors import TidemillError
+from tidemill.text import completeness
+from tidemill.text.completeness import check_complete
+from tidemill.text.template import ChatTemplate
+
+ALL = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+NO_SYSTEM = "{% for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+FIRST_CALL = ALL + (
+    "{% for t in tools or [] %}{{ t.name }}{% endfor %}{% for m in messages if m.tool_calls %}"
+    "{{ m.tool_calls[0].function.name }}{% endfor %}"
+)
+
+
+def said(role: str, content: Any, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+def renderings(source: str, messages: list[dict[str, Any]], **more: Any) -> int:
+    """How often a conversation is rendered until nothing is known to be lost."""
+    template, count = ChatTemplate(source), 0
+
+    def render(messages: Any, documents: Any) -> str:
+        nonlocal count
+        count += 1
+        return template.render(messages, documents=documents, tools=more.get("beside"))
+
+    documents = more.get("documents", ())
+    check_complete(messages, render(messages, documents), render, **more)
+    return count
+
+
+CALL = {"function": {"name": "turn", "arguments": {"way": "left"}}}
+OTHER = {"function": {"name": "turn", "arguments": {"way": "right"}}}
+
+DROPPED: dict[str, tuple[str, list[dict[str, Any]], dict[str, Any], str]] = {
+    "plainly": (NO_SYSTEM, [said("system", "Be brief."), said("user", "Hi")], {}, "messages[0]"),
+    "as another says it": (
+        NO_SYSTEM,
+        [said("system", "Be brief."), said("user", "Be brief.")],
+        {},
+        "messages[0]",
+    ),
+    "within what another says": (
+        NO_SYSTEM,
+        [said("system", "brief"), said("user", "Be brief, please.")],
+        {},
+        "messages[0]",
+    ),
+    "and the template says it": (
+        "You are a mill." + NO_SYSTEM,
+        [said("system", "You are a mill."), said("user", "Hi")],
+        {"beside": "You are a mill." + NO_SYSTEM},
+        "messages[0]",
+    ),
+    "too short to tell": (NO_SYSTEM, [said("system", "er"), said("user", "Hi")], {}, "messages[0]"),
+    "a second call": (
+        FIRST_CALL,
+        [said("user", "Go"), said("assistant", "", tool_calls=[CALL, OTHER])],
+        {},
+        "messages[1].tool_calls[1]",
+    ),
+    "a call whose tool is shown": (
+        FIRST_CALL.replace("if m.tool_calls", "if false"),
+        [said("user", "Go"), said("assistant", "", tool_calls=[CALL])],
+        {"beside": [{"name": "turn"}]},
+        "messages[1].tool_calls[0]",
+    ),
+    "a name": (ALL, [said("user", "Hi there", name="user")], {}, "messages[0].name"),
+    "a part": (
+        ALL.replace("m.content", "m.content[0].text"),
+        [said("user", [{"type": "text", "text": t} for t in ("Hello", "World")])],
+        {},
+        "messages[0]",
+    ),
+    "a document": (
+        ALL,
+        [said("user", "Two a day.")],
+        {"documents": [{"text": "Two a day."}]},
+        "documents[0]",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DROPPED)
+@pytest.mark.parametrize("most", [0, completeness._MAX_SEARCH], ids=["marked", "searched"])
+def test_what_is_dropped(case: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(completeness, "_MAX_SEARCH", most)
+    source, messages, more, param = DROPPED[case]
+    with pytest.raises(TidemillError, match="drops") as caught:
+        renderings(source, messages, **more)
+    assert caught.value.param == param and param in caught.value.message
+
+
+def test_what_is_kept_costs_a_rendering_only_where_it_could_come_from_elsewhere() -> None:
+    assert renderings(ALL, [said("system", "Be brief."), said("user", "How high?")]) == 1
+    assert renderings(ALL, [said("system", "brief"), said("user", "Be brief.")]) == 2
+    assert renderings(ALL, [said("user", " \n"), said("assistant", "")]) == 1
+    quoted = ALL.replace("m.content", "m.content | tojson")
+    assert renderings(quoted, [said("tool", 'Say "é"\n twice')]) == 1
+
+
+def test_what_a_template_rewrites_is_not_dropped() -> None:
+    switch = ALL.replace("m.content", "m.content.replace('/no_think', '') | trim")
+    assert renderings(switch, [said("system", "Be brief. /no_think"), said("user", "Hi!!")]) == 2
+
+
+def test_marks_that_a_template_refuses() -> None:
+    picky = "{% if messages[0].content | length > 2 %}{{ raise_exception('long') }}{% endif %}"
+    assert renderings(picky + ALL, [said("user", "Hi")]) == 2
+    with pytest.raises(TidemillError, match="drops"):
+        renderings(picky, [said("user", "Hi")])
+
+
+def test_marks_do_not_stand_in_the_conversation() -> None:
+    assert renderings(ALL, [said("user", "mark0x mark0x0a mark1x"), said("user", "mark")]) == 2
+    with pytest.raises(TidemillError):
+        renderings(NO_SYSTEM, [said("system", "x"), said("user", "mark0x0a x mark0x0z")])
