@@ -96,6 +96,13 @@ def log_format() -> str:
     return "json" if any(isinstance(h.formatter, _Json) for h in handlers) else "text"
 
 
+def log_line(text: str) -> str:
+    """A warning of this process's log as it is printed; plain text before `set_up_logging`."""
+    record = logging.LogRecord(f"{ROOT}.base.log", logging.WARNING, "", 0, text, None, None)
+    handlers = logging.getLogger(ROOT).handlers
+    return handlers[0].format(record) if handlers else text
+
+
 def set_up_logging(role: str, level: str = "info", form: str = "text") -> None:
     """Send Tidemill's log to stderr.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -9,6 +10,7 @@ from importlib import import_module
 import click
 
 from tidemill.base.errors import ErrorKind, TidemillError
+from tidemill.base.stderr import open_standard_streams
 from tidemill.cli.declared import command
 
 # Command -> its module and function, in the order of the help.
@@ -56,6 +58,7 @@ def _app(arguments: Sequence[str]) -> click.Group:
 
 def main() -> None:
     """Entry point: errors of ours are one line on stderr, never a traceback."""
+    open_standard_streams(stderr_to_stdout=sys.argv[1:2] == ["serve"])
     try:
         app = _app(sys.argv[1:])
         sys.exit(app.main(prog_name=app.name, standalone_mode=False))
@@ -80,5 +83,6 @@ def main() -> None:
 
 def _fail(text: str, code: int) -> None:
     red, plain = ("\033[31m", "\033[0m") if sys.stderr.isatty() else ("", "")
-    print(f"{red}error{plain}{text}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # the exit code says it, too
+        print(f"{red}error{plain}{text}", file=sys.stderr, flush=True)
     sys.exit(code)

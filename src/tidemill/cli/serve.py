@@ -76,7 +76,8 @@ def serve(
 ) -> None:
     """Serve a model through the OpenAI API (default: the bundled one, on 127.0.0.1:8000)."""
     from tidemill.base.errors import config_error
-    from tidemill.base.log import FORMATS, set_up_logging
+    from tidemill.base.log import FORMATS, log_line, set_up_logging
+    from tidemill.base.stderr import guard_stderr
     from tidemill.contract.config import EngineConfig
     from tidemill.loading.hub_name import with_options
     from tidemill.loading.kind import check_model
@@ -86,6 +87,7 @@ def serve(
     from tidemill.server.run import ServeOptions
     from tidemill.server.run import serve as run_server
 
+    guard_stderr(log_line)
     if log_level not in ("debug", "info", "warning", "error"):
         raise config_error(
             "log-level", f"--log-level is debug, info, warning or error, not {log_level!r}"

@@ -23,7 +23,8 @@ import msgspec
 from tidemill.base.build import build_id
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.base.heap import use_few_arenas
-from tidemill.base.log import get_logger, set_up_logging
+from tidemill.base.log import get_logger, log_line, set_up_logging
+from tidemill.base.stderr import guard_stderr
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.request import FinishReason, RequestError
 from tidemill.contract.wire import (
@@ -297,6 +298,7 @@ def main() -> int:
     # Ctrl-C reaches the whole terminal group; the owner decides when the engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     use_few_arenas()
+    guard_stderr(log_line)
     set_up_logging("engine", options.log_level, options.log_format)
     reports = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints must not look like a report
