@@ -19,10 +19,11 @@ def service() -> GrammarService:
 def test_it_is_read_ahead_only_beside_weights_that_are_much_larger(service: GrammarService) -> None:
     enough = int(service._source[1] * TOKEN_BYTES / WARM_SHARE) + 1
     service.warm(enough // 2)
-    assert service._pool is None and service._compiler is None
+    assert not service._warmed and service._compiler is None
     service.warm(enough)
-    service._threads().shutdown(wait=True)
+    service._new.close(wait=True)
     assert service._compiler is not None
+    assert service._sandbox is not None and service._sandbox.pid is None, "nobody asked for it"
 
 
 def test_without_that_the_first_program_reads_it(service: GrammarService) -> None:

@@ -22,7 +22,8 @@ def fault_environment(faults: dict[str, int]) -> dict[str, str]:
             fails with an exception), ``memory`` (with a MemoryError when more than one row or more
             than 8 tokens are computed), ``submit`` (the plan is refused with an exception),
             ``compile`` (the process dies while it compiles a grammar with "poison" in it; the token
-            does not matter).
+            does not matter), ``sandbox`` (the grammar sandbox dies at "poison-segv", "poison-cpu"
+            and "poison-memory" in a grammar; likewise).
     """
     paths = [str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {"PYTHONPATH": os.pathsep.join(paths), "TIDEMILL_TEST_FAULTS": json.dumps(faults)}

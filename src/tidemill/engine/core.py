@@ -470,9 +470,10 @@ class EngineCore:
 
         def done(states: list[ProgramState], error: TidemillError | None) -> None:
             def command() -> list[Emission]:
-                emissions = self._scheduler.release(client, request.request_id, states, error)
                 self._set_beside(request, False)
-                return emissions
+                if not states and error is None:  # nobody waits for it any more
+                    return []
+                return self._scheduler.release(client, request.request_id, states, error)
 
             self._post(command)
 
@@ -480,7 +481,14 @@ class EngineCore:
             done([], unsupported("program", "this engine has no vocabulary to constrain output by"))
             return
         ends = sorted(self._scheduler.ends_of(request))
-        self._grammars.compile_later(request.program, ends, request.sampling.n, done)
+        self._grammars.compile_later(
+            request.program,
+            ends,
+            request.sampling.n,
+            done,
+            tenant=request.tenant,
+            wanted=lambda: self._scheduler.awaits_program(client, request.request_id),
+        )
 
     def _set_beside(self, request: EngineRequest, beside: bool) -> None:
         """Whether a request is being taken in, or its program compiled: beside the steps."""

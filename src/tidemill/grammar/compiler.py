@@ -1,40 +1,40 @@
-"""Languages compiled to matchers, kept for the next request that asks for the same one."""
+"""Grammars compiled to matchers, kept for the next request that asks for the same one."""
 
 from __future__ import annotations
 
-import json
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import blake2b
 
-from llguidance import LLMatcher, LLParserLimits, grammar_from
+from llguidance import LLMatcher
 
 from tidemill.base.clock import monotonic
-from tidemill.base.errors import TidemillError, bad_request
+from tidemill.base.errors import TidemillError
 from tidemill.contract.program import Grammar
-from tidemill.grammar import schema
+from tidemill.grammar.languages import limits, rejection
+from tidemill.grammar.messages import Tried
+from tidemill.grammar.trial import Trial
 from tidemill.grammar.vocabulary import Vocabulary
 
-MAX_SOURCE_BYTES = 256 * 1024
 MAX_KEPT = 256
-MAX_KEPT_BYTES = 8 * 2**20
-"""Compiled languages kept, and the bytes of their sources together."""
+MAX_KEPT_BYTES = 64 * 2**20
+"""Compiled grammars kept, and the memory that they hold together."""
 
-# What one step of a parser may cost before it gives up: some milliseconds. Beyond it the request
-# ends with an error of its own; the others' tokens come in time.
-STEP_FUEL = 200_000
-COMPILE_FUEL = 2_000_000
+# A matcher and its copies share the states of their lexer, which become more as outputs differ: a
+# usual request of 300 tokens adds some 100 KiB, one made for it several MiB. So one that has been
+# used often is compiled anew, which also keeps it from `MAX_LEXER_STATES`.
+USE_BYTES = 128 * 2**10
+MAX_USES = 128
 
-_REGEX_HINT = (
-    "; expressions are those of Rust's regex crate, without look-around and back-references"
-)
+# Where the trial cannot measure what a grammar takes: at most so many times its source.
+SOURCE_FACTOR = 110
 
 
 @dataclass(slots=True)
 class CompileStats:
-    """Counters since the start: seconds of compiling, languages compiled, found again, refused."""
+    """Counters since the start: seconds of compiling, grammars compiled, found again, refused."""
 
     seconds: float = 0.0
     compiled: int = 0
@@ -42,19 +42,38 @@ class CompileStats:
     refused: int = 0
 
 
+@dataclass(slots=True)
+class _Kept:
+    """A compiled grammar; `bytes`: of memory, estimated."""
+
+    matcher: LLMatcher
+    bytes: int
+    uses: int = 0
+
+
 class Compiler:
-    """Compiles languages for one vocabulary. Safe to call from several threads.
+    """Compiles grammars for one vocabulary. Safe to call from several threads.
 
     Args:
         vocabulary: the model's.
+        attempt: tries a grammar before it is compiled here, and says what is to be compiled; None:
+            tried in this process, which a hostile one can end.
     """
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, attempt: Callable[[Grammar], Tried] | None = None
+    ) -> None:
         self.vocabulary = vocabulary
         self.stats = CompileStats()
+        self._attempt = attempt or Trial(vocabulary.shape).attempt
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
+        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
         self._kept_bytes = 0
+
+    def has(self, grammar: Grammar) -> bool:
+        """The grammar is compiled already."""
+        with self._lock:
+            return _key(grammar) in self._kept
 
     def matcher(self, grammar: Grammar) -> LLMatcher:
         """A matcher at the beginning of a language, the caller's own.
@@ -63,16 +82,16 @@ class Compiler:
             TidemillError: kind BAD_REQUEST naming the field: the language cannot be honoured in
                 full, or not within the bounds.
         """
-        key = (grammar.kind, grammar.source)
+        key = _key(grammar)
         with self._lock:
             kept = self._kept.get(key)
             if kept is not None:
-                self._kept.move_to_end(key)
                 self.stats.reused += 1
-                return kept.deep_copy()
+                return self._use(key, kept)
         begun = monotonic()
         try:
-            made = self._compile(grammar)
+            tried = self._attempt(grammar)
+            made = self._compile(grammar, tried.source)
         except TidemillError:
             with self._lock:
                 self.stats.refused += 1
@@ -80,103 +99,52 @@ class Compiler:
         with self._lock:
             self.stats.seconds += monotonic() - begun
             self.stats.compiled += 1
-            self._keep(key, made)
-            return made.deep_copy()
+            self._discard(key)
+            # The trial's vocabulary shows within some percent what it takes over the model's.
+            kept = _Kept(made, tried.heap_bytes or len(tried.source) * SOURCE_FACTOR)
+            self._kept[key] = kept
+            self._kept_bytes += kept.bytes
+            return self._use(key, kept)
 
-    def _keep(self, key: tuple[str, str], matcher: LLMatcher) -> None:
-        if key not in self._kept:
-            self._kept[key] = matcher
-            self._kept_bytes += len(key[1])
-        while len(self._kept) > MAX_KEPT or self._kept_bytes > MAX_KEPT_BYTES:
-            dropped, _ = self._kept.popitem(last=False)
-            self._kept_bytes -= len(dropped[1])
+    def discard(self, grammar: Grammar) -> None:
+        """Compile the grammar anew for the next request: this one's states are used up."""
+        with self._lock:
+            self._discard(_key(grammar))
 
-    def _compile(self, grammar: Grammar) -> LLMatcher:
-        param = grammar.param
-        size = len(grammar.source.encode("utf-8", errors="replace"))
-        if size > MAX_SOURCE_BYTES:
-            raise bad_request(
-                param, f"{param} has {size} bytes; at most {MAX_SOURCE_BYTES} are compiled"
-            )
-        prepare = _KINDS.get(grammar.kind)
-        if prepare is None:
-            known = ", ".join(_KINDS)
-            raise bad_request(param, f"{param}: there is no language {grammar.kind!r}: {known} are")
-        source = prepare(grammar)
-        matcher = LLMatcher(self.vocabulary.ll, source, log_level=0, limits=_limits())
+    @property
+    def kept_bytes(self) -> int:
+        """Memory that the grammars kept hold, estimated."""
+        return self._kept_bytes
+
+    # -- with the lock held ------------------------------------------------------------------
+
+    def _use(self, key: bytes, kept: _Kept) -> LLMatcher:
+        copy = kept.matcher.deep_copy()
+        kept.uses += 1
+        kept.bytes += USE_BYTES
+        self._kept_bytes += USE_BYTES
+        self._kept.move_to_end(key)
+        if kept.uses >= MAX_USES:
+            self._discard(key)
+        while self._kept and (len(self._kept) > MAX_KEPT or self._kept_bytes > MAX_KEPT_BYTES):
+            self._discard(next(iter(self._kept)))
+        return copy
+
+    def _discard(self, key: bytes) -> None:
+        kept = self._kept.pop(key, None)
+        if kept is not None:
+            self._kept_bytes -= kept.bytes
+
+    def _compile(self, grammar: Grammar, source: str) -> LLMatcher:
+        matcher = self._matcher_of(source)
         if matcher.is_error():
-            raise self._refusal(grammar, matcher.get_error())
+            raise rejection(grammar, matcher.get_error(), lambda s: self._matcher_of(s).get_error())
         return matcher
 
-    def _refusal(self, grammar: Grammar, reason: str) -> TidemillError:
-        param, reason = grammar.param, _one_line(reason)
-        if grammar.kind in ("json_schema", "json_object"):
-            for at, pattern in schema.patterns(json.loads(grammar.source or "{}")):
-                alone = LLMatcher(
-                    self.vocabulary.ll,
-                    LLMatcher.grammar_from_regex(pattern),
-                    log_level=0,
-                    limits=_limits(),
-                )
-                if alone.is_error():
-                    param += at
-                    return bad_request(
-                        param, f"{param}: {_one_line(alone.get_error())}{_REGEX_HINT}"
-                    )
-        hint = _REGEX_HINT if "regex" in reason else ""
-        return bad_request(param, f"{param} cannot be enforced: {reason}{hint}")
+    def _matcher_of(self, source: str) -> LLMatcher:
+        return LLMatcher(self.vocabulary.ll, source, log_level=0, limits=limits())
 
 
-def _limits() -> LLParserLimits:
-    return LLParserLimits(
-        initial_lexer_fuel=COMPILE_FUEL, step_lexer_fuel=STEP_FUEL, verbose_errors=True
-    )
-
-
-def _one_line(text: str) -> str:
-    return re.sub(r"\s+", " ", text.split("<state>")[0]).strip()[:400]
-
-
-def _json_schema(grammar: Grammar) -> str:
-    source = schema.prepared(grammar.source, grammar.param)
-    return LLMatcher.grammar_from_json_schema(source)
-
-
-def _json_object(grammar: Grammar) -> str:
-    return _json_schema(Grammar("json_schema", '{"type":"object"}', grammar.param))
-
-
-def _choice(grammar: Grammar) -> str:
-    try:
-        choices = json.loads(grammar.source)
-    except ValueError:
-        choices = None
-    if not isinstance(choices, list) or not choices or not all(isinstance(c, str) for c in choices):
-        raise bad_request(grammar.param, f"{grammar.param} must be a list of at least one string")
-    if len(choices) > schema.MAX_ENUM:
-        raise bad_request(
-            grammar.param, f"{grammar.param} has {len(choices)} choices; at most {schema.MAX_ENUM}"
-        )
-    if "" in choices:
-        raise bad_request(grammar.param, f"{grammar.param}: a choice is empty; leave it out")
-    return _checked(grammar, "choice")
-
-
-def _checked(grammar: Grammar, form: str) -> str:
-    """llguidance's own form of a language that it reads as text."""
-    try:
-        return grammar_from(form, grammar.source)  # type: ignore[arg-type]
-    except Exception as error:  # its readers raise whatever they meet
-        raise bad_request(
-            grammar.param, f"{grammar.param} cannot be read: {_one_line(str(error))}"
-        ) from None
-
-
-_KINDS: dict[str, Callable[[Grammar], str]] = {
-    "json_schema": _json_schema,
-    "json_object": _json_object,
-    "regex": lambda g: _checked(g, "regex"),
-    "choice": _choice,
-    "lark": lambda g: _checked(g, "lark"),
-    "gbnf": lambda g: _checked(g, "gbnf"),
-}
+def _key(grammar: Grammar) -> bytes:
+    text = f"{grammar.kind}\0{grammar.source}".encode("utf-8", "surrogatepass")
+    return blake2b(text, digest_size=16).digest()

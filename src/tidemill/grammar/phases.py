@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from llguidance import LLMatcher
@@ -32,6 +32,8 @@ class CompiledProgram:
         matchers: one per `Grammar` phase, in order, each at its beginning.
         vocabulary: the model's.
         ends: tokens that end the request's choices (end tokens, stop token ids).
+        discard: called with a grammar whose matcher met a bound: what it shares with others of its
+            language is used up.
     """
 
     def __init__(
@@ -40,8 +42,10 @@ class CompiledProgram:
         matchers: Sequence[LLMatcher],
         vocabulary: Vocabulary,
         ends: Sequence[int],
+        discard: Callable[[Grammar], None] = lambda grammar: None,
     ) -> None:
         self.phases = program.phases
+        self.discard = discard
         self.vocabulary = vocabulary
         made = iter(matchers)
         self.matchers = [next(made) if isinstance(p, Grammar) else None for p in program.phases]
@@ -137,6 +141,10 @@ class ProgramState:
 
     def finish_mask(self, mask: Mask) -> Mask:
         """What a matcher allows as a mask: no end before the last phase, and the opening."""
+        if self.asked().is_error():
+            phase = self._program.phases[self._index + self._opening]
+            assert isinstance(phase, Grammar)
+            self._program.discard(phase)
         if not self._last or self._opening:
             mask = mask & self._program.no_ends
         if self._opening:
@@ -189,6 +197,7 @@ class ProgramState:
         assert matcher is not None
         matcher.consume_token(token_id)
         if matcher.is_error():
+            self._program.discard(phase)
             raise bad_request(
                 phase.param,
                 f"{phase.param}: the language became too complex to follow, or refused what it "

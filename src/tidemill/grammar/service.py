@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -20,17 +19,18 @@ from tidemill.base.heap import give_back
 from tidemill.base.log import get_logger
 from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.contract.program import Forced, FreeText, Grammar, OutputProgram
+from tidemill.grammar.lanes import Lane
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor
 
     from tidemill.grammar.compiler import Compiler
     from tidemill.grammar.phases import CompiledProgram, Mask, ProgramState
+    from tidemill.grammar.sandbox import GrammarSandbox
 
 _log = get_logger(__name__)
 
 MAX_PHASES = 64
-COMPILE_THREADS = 2
 
 # A vocabulary takes about so many bytes per token, in a tokenizer and in llguidance's table (127
 # MiB for 152,000 tokens), and a second to read. It is read before somebody asks for it where that
@@ -54,7 +54,9 @@ class GrammarService:
         self._source = (data, vocab_size, tuple(ends))
         self._lock = Lock()
         self._compiler: Compiler | None = None
-        self._pool: ThreadPoolExecutor | None = None
+        self._sandbox: GrammarSandbox | None = None
+        # New grammars take their time; what is compiled already does not wait behind them.
+        self._new, self._known = Lane("tidemill-grammar"), Lane("tidemill-grammar-known")
         self._masks: LLExecutor | None = None
         self._mask_seconds = 0.0
         self._used = False
@@ -63,18 +65,43 @@ class GrammarService:
     # -- compiling: any thread ---------------------------------------------------------------
 
     def compile_later(
-        self, program: OutputProgram, ends: Sequence[int], choices: int, done: Done
+        self,
+        program: OutputProgram,
+        ends: Sequence[int],
+        choices: int,
+        done: Done,
+        *,
+        tenant: str = "",
+        wanted: Callable[[], bool] = lambda: True,
     ) -> None:
         """Compile a program in a thread; `done` is called there with a state per choice, or with
-        the error that names the field."""
-        self._used = True
-        self._threads().submit(self._compile, program, ends, choices, done)
+        the error that names the field.
 
-    def _threads(self) -> ThreadPoolExecutor:
-        with self._lock:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(COMPILE_THREADS, "tidemill-grammar")
-            return self._pool
+        Args:
+            program: what is compiled.
+            ends: tokens that end the request's choices.
+            choices: states wanted.
+            done: see above.
+            tenant: whose turn it takes; tenants that have new grammars take turns.
+            wanted: whether somebody still waits for it, asked right before; where nobody does,
+                `done` is called with neither states nor an error.
+        """
+        self._used = True
+
+        def job() -> None:
+            if wanted():
+                self._compile(program, ends, choices, done)
+            else:
+                done([], None)
+
+        lane = self._known if self._is_known(program) else self._new
+        lane.submit(tenant, job)
+
+    def _is_known(self, program: OutputProgram) -> bool:
+        compiler = self._compiler
+        if compiler is None:
+            return False
+        return all(compiler.has(p) for p in program.phases if isinstance(p, Grammar))
 
     def _compile(
         self, program: OutputProgram, ends: Sequence[int], choices: int, done: Done
@@ -98,18 +125,34 @@ class GrammarService:
         """
         from tidemill.grammar.phases import CompiledProgram
 
+        grammars = [p for p in program.phases if isinstance(p, Grammar)]
+        if grammars and self._compiler is None:
+            self._make_sandbox().start()  # which takes as long as reading the vocabulary
         compiler = self._ready()
         _check(program, compiler.vocabulary.size)
-        matchers = [compiler.matcher(p) for p in program.phases if isinstance(p, Grammar)]
-        return CompiledProgram(program, matchers, compiler.vocabulary, ends)
+        matchers = [compiler.matcher(grammar) for grammar in grammars]
+        return CompiledProgram(program, matchers, compiler.vocabulary, ends, compiler.discard)
+
+    def _make_sandbox(self) -> GrammarSandbox:
+        with self._lock:
+            if self._sandbox is None:
+                from tidemill.grammar.sandbox import GrammarSandbox
+
+                self._sandbox = GrammarSandbox()
+            return self._sandbox
 
     def _ready(self) -> Compiler:
+        if self._compiler is not None:  # never unmade
+            return self._compiler
+        sandbox = self._make_sandbox()
         with self._lock:
             if self._compiler is None:
                 from tidemill.grammar.compiler import Compiler
                 from tidemill.grammar.vocabulary import Vocabulary
 
-                self._compiler = Compiler(Vocabulary(*self._source))
+                vocabulary = Vocabulary(*self._source)
+                sandbox.set_vocabulary(vocabulary.shape)
+                self._compiler = Compiler(vocabulary, sandbox.attempt)
                 give_back()  # what reading the vocabulary took and freed
             return self._compiler
 
@@ -122,7 +165,13 @@ class GrammarService:
             if self._warmed or self._compiler is not None:
                 return
             self._warmed = True
-        self._threads().submit(self._ready)
+        self._new.submit("", self._read_ahead)
+
+    def _read_ahead(self) -> None:
+        try:
+            self._ready()
+        except Exception:
+            _log.exception("the vocabulary for constrained output cannot be read")
 
     @property
     def used(self) -> bool:
@@ -164,9 +213,11 @@ class GrammarService:
         return [mask for mask in found if mask is not None]
 
     def close(self) -> None:
-        """End the threads; programs still being compiled are dropped."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        """End the threads and the sandbox; programs still being compiled are dropped."""
+        self._new.close()
+        self._known.close()
+        if self._sandbox is not None:
+            self._sandbox.close()
 
 
 def _check(program: OutputProgram, vocab_size: int) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import llguidance
 
 from tidemill.base.tokenizer_data import TokenizerData
+from tidemill.grammar.messages import VocabularyShape
 from tidemill.text.tokenizer import Tokenizer
 
 # A tokenizer that puts a space before every text spells the middle of a text otherwise than its
@@ -24,6 +25,7 @@ class Vocabulary:
         canonical: how the tokenizer spells a text is known piece by piece, so that tokens which
             must come next can be named.
         ll: llguidance's own view.
+        shape: what of it decides whether a grammar is accepted.
     """
 
     def __init__(self, data: TokenizerData, size: int, ends: Iterable[int]) -> None:
@@ -38,6 +40,8 @@ class Vocabulary:
         self.special_token_ids = sorted(i for i in tokenizer.special_ids if i < size)
         self.bos_token_id = None
         self.eos_token_id = self.ends[0] if self.ends else 0
+        special = ((i, self.tokens[i]) for i in self.special_token_ids)
+        self.shape = VocabularyShape(size, tuple(special), self.ends)
         self.canonical = tokenizer.strip == 0 and all(map(self._spells, _PROBES))
         wrapper = llguidance.TokenizerWrapper(self)
         self.ll = llguidance.LLTokenizer(wrapper, n_vocab=size, eos_token=[*self.ends] or None)

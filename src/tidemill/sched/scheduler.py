@@ -136,6 +136,11 @@ class Scheduler:
         eos = frozenset() if request.sampling.ignore_eos else self._eos
         return frozenset(request.sampling.stop_token_ids) | eos
 
+    def awaits_program(self, client: int, request_id: str) -> bool:
+        """The request waits for `release`, and has not ended meanwhile; from any thread."""
+        owner = self._requests.get((client, request_id))
+        return owner is not None and not owner.ready
+
     def release(
         self,
         client: int,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import sys
 import threading
 from typing import Any
@@ -87,5 +89,33 @@ def _install_compile_fault() -> None:
     GrammarService.compile = faulty_compile  # type: ignore[method-assign]
 
 
-if "TIDEMILL_TEST_FAULTS" in os.environ and "tidemill.engine.process" in sys.orig_argv:
+def install_in_sandbox() -> None:
+    """Fail at grammars as their text says, in the way of native code."""
+    from tidemill.grammar import sandbox_limits
+
+    sandbox_limits.CPU_SECONDS = 0.2
+    from tidemill.grammar.trial import Trial
+
+    attempt = Trial.attempt
+
+    def faulty_attempt(self: Trial, grammar: Any) -> Any:
+        if "poison-segv" in grammar.source:
+            signal.raise_signal(signal.SIGSEGV)
+        while "poison-cpu" in grammar.source:
+            pass
+        if "poison-memory" in grammar.source:
+            allocate = ctypes.CDLL(None).malloc
+            allocate.restype = ctypes.c_void_p
+            while allocate(2**24):
+                pass
+            os.abort()
+        return attempt(self, grammar)
+
+    Trial.attempt = faulty_attempt  # type: ignore[method-assign]
+
+
+_faults = json.loads(os.environ.get("TIDEMILL_TEST_FAULTS", "{}"))
+if _faults and "tidemill.engine.process" in sys.orig_argv:
     install()
+if "sandbox" in _faults and "tidemill.grammar.sandbox_process" in sys.orig_argv:
+    install_in_sandbox()

@@ -1,0 +1,129 @@
+"""Grammars as llguidance reads them: each kind's source checked and rewritten, in Python alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+from llguidance import LLMatcher, LLParserLimits, grammar_from
+
+from tidemill.base.errors import TidemillError, bad_request
+from tidemill.contract.program import Grammar
+from tidemill.grammar import schema
+
+MAX_SOURCE_BYTES = 256 * 1024
+
+# What one step of a parser may cost before it gives up: some milliseconds. Beyond it the request
+# ends with an error of its own; the others' tokens come in time.
+STEP_FUEL = 200_000
+COMPILE_FUEL = 2_000_000
+
+# States are never freed while a matcher or a copy of it lives; each takes 0.4 to 2 KiB.
+MAX_LEXER_STATES = 65_536
+
+_REGEX_HINT = (
+    "; expressions are those of Rust's regex crate, without look-around and back-references"
+)
+
+
+def limits() -> LLParserLimits:
+    """What compiling a grammar and a step of its parser may cost."""
+    return LLParserLimits(
+        initial_lexer_fuel=COMPILE_FUEL,
+        step_lexer_fuel=STEP_FUEL,
+        max_lexer_states=MAX_LEXER_STATES,
+        verbose_errors=True,
+    )
+
+
+def check_size(grammar: Grammar) -> None:
+    """Raises TidemillError (BAD_REQUEST) for a source of more than `MAX_SOURCE_BYTES`."""
+    size = len(grammar.source.encode("utf-8", errors="replace"))
+    if size > MAX_SOURCE_BYTES:
+        param = grammar.param
+        raise bad_request(
+            param, f"{param} has {size} bytes; at most {MAX_SOURCE_BYTES} are compiled"
+        )
+
+
+def llguidance_source(grammar: Grammar) -> str:
+    """A grammar as llguidance's own text.
+
+    Raises:
+        TidemillError: kind BAD_REQUEST naming the field that cannot be honoured in full.
+    """
+    check_size(grammar)
+    prepare = _KINDS.get(grammar.kind)
+    if prepare is None:
+        param, known = grammar.param, ", ".join(_KINDS)
+        raise bad_request(param, f"{param}: there is no language {grammar.kind!r}: {known} are")
+    return prepare(grammar)
+
+
+def rejection(grammar: Grammar, reason: str, rejects: Callable[[str], str]) -> TidemillError:
+    """The error for a grammar that llguidance rejects.
+
+    Args:
+        grammar: which.
+        reason: in llguidance's words.
+        rejects: compiles llguidance's text; returns its error, or an empty string.
+    """
+    param, reason = grammar.param, one_line(reason)
+    if grammar.kind in ("json_schema", "json_object"):
+        for at, pattern in schema.patterns(json.loads(grammar.source or "{}")):
+            if alone := rejects(LLMatcher.grammar_from_regex(pattern)):
+                param += at
+                return bad_request(param, f"{param}: {one_line(alone)}{_REGEX_HINT}")
+    hint = _REGEX_HINT if "regex" in reason else ""
+    return bad_request(param, f"{param} cannot be enforced: {reason}{hint}")
+
+
+def one_line(text: str) -> str:
+    """An error of llguidance without the parser's state."""
+    return re.sub(r"\s+", " ", text.split("<state>")[0]).strip()[:400]
+
+
+def _json_schema(grammar: Grammar) -> str:
+    source = schema.prepared(grammar.source, grammar.param)
+    return LLMatcher.grammar_from_json_schema(source)
+
+
+def _json_object(grammar: Grammar) -> str:
+    return _json_schema(Grammar("json_schema", '{"type":"object"}', grammar.param))
+
+
+def _choice(grammar: Grammar) -> str:
+    try:
+        choices = json.loads(grammar.source)
+    except (ValueError, RecursionError):
+        choices = None
+    if not isinstance(choices, list) or not choices or not all(isinstance(c, str) for c in choices):
+        raise bad_request(grammar.param, f"{grammar.param} must be a list of at least one string")
+    if len(choices) > schema.MAX_ENUM:
+        raise bad_request(
+            grammar.param, f"{grammar.param} has {len(choices)} choices; at most {schema.MAX_ENUM}"
+        )
+    if "" in choices:
+        raise bad_request(grammar.param, f"{grammar.param}: a choice is empty; leave it out")
+    return _checked(grammar, "choice")
+
+
+def _checked(grammar: Grammar, form: str) -> str:
+    """llguidance's own form of a language that it reads as text."""
+    try:
+        return grammar_from(form, grammar.source)  # type: ignore[arg-type]
+    except Exception as error:  # its readers raise whatever they meet
+        raise bad_request(
+            grammar.param, f"{grammar.param} cannot be read: {one_line(str(error))}"
+        ) from None
+
+
+_KINDS: dict[str, Callable[[Grammar], str]] = {
+    "json_schema": _json_schema,
+    "json_object": _json_object,
+    "regex": lambda g: _checked(g, "regex"),
+    "choice": _choice,
+    "lark": lambda g: _checked(g, "lark"),
+    "gbnf": lambda g: _checked(g, "gbnf"),
+}
