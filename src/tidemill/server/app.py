@@ -115,10 +115,12 @@ def _endpoint(
 ) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         request.state.route = path
+        principal = principal_of(request)
         try:
             if roles:
-                require(principal_of(request), roles)
-            return await handler(context, request)
+                require(principal, roles)
+            with context.bodies.hold(principal) as request.state.hold:
+                return await handler(context, request)
         except (TidemillError, Refusal) as error:
             problem = problem_of(error, request.state.request_id)
             context.metrics.requests.labels(problem.code or "error").inc()

@@ -9,6 +9,7 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
+from tidemill.server.bodies import Hold
 from tidemill.server.bounds import check_fields, check_shape
 from tidemill.server.errors import Problem, Refusal, refuse
 from tidemill.server.limits import Limits
@@ -16,6 +17,9 @@ from tidemill.server.members import Model, Unfit, fill
 
 SHORT_BODY_BYTES = 2**16
 """Up to here parsing takes well under a millisecond."""
+
+PART_BYTES = 2**16
+"""A body whose length is not announced is counted in steps of so much."""
 
 # Fields of the dialects that exist elsewhere and are not built here: field -> what it asks for.
 UNSUPPORTED = {
@@ -47,7 +51,8 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     """The body of a JSON request.
 
     Raises:
-        Refusal: 415 for another content type, 413 when it is too long, 408 when it does not come.
+        Refusal: 415 for another content type, 413 when it is too long, 408 when it does not come,
+            429 when all that are being received hold too much.
     """
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "application/json" and not media.endswith("+json"):
@@ -62,22 +67,30 @@ async def read_body(request: Request, limits: Limits) -> bytes:
         raise refuse(400, "Content-Length is not a number") from None
     if declared > limits.max_body_bytes:
         raise _too_long(limits, str(declared))
-    parts: list[bytes] = []
-    size = 0
+    hold: Hold = request.state.hold
+    # As announced, before anything of it is here; what is not announced, as it comes.
+    hold.need(declared)
+    body = bytearray()
+    loop = asyncio.get_running_loop()
+    ends = loop.time() + limits.body_timeout
     try:
-        async with asyncio.timeout(limits.body_timeout):
+        async with asyncio.timeout_at(ends) as clock:
+            clock.reschedule(min(ends, loop.time() + limits.body_idle_timeout))
             async for part in request.stream():
-                size += len(part)
-                if size > limits.max_body_bytes:
+                if len(body) + len(part) > limits.max_body_bytes:
                     raise _too_long(limits, f"more than {limits.max_body_bytes}")
-                parts.append(part)
+                body += part
+                if len(body) > hold.size:
+                    hold.need(len(body) + PART_BYTES)
+                clock.reschedule(min(ends, loop.time() + limits.body_idle_timeout))
     except TimeoutError:
-        raise refuse(
-            408, f"the body did not arrive within {limits.body_timeout:g} s", code="timeout"
-        ) from None
+        late = loop.time() >= ends
+        seconds = limits.body_timeout if late else limits.body_idle_timeout
+        what = "the body did not arrive" if late else "nothing more of the body arrived"
+        raise refuse(408, f"{what} within {seconds:g} s", code="timeout") from None
     except ClientDisconnect:
         raise refuse(400, "the client closed the connection before the body was complete") from None
-    return b"".join(parts)
+    return bytes(body)
 
 
 def _too_long(limits: Limits, got: str) -> Refusal:

@@ -14,6 +14,7 @@ from tidemill.metrics.admission import AdmissionMetrics
 from tidemill.metrics.registry import ServerMetrics
 from tidemill.server.admission import Admission
 from tidemill.server.admission_options import AdmissionOptions
+from tidemill.server.bodies import Bodies
 from tidemill.server.errors import refuse
 from tidemill.server.limits import Limits
 from tidemill.text.answering import ChatSide
@@ -47,6 +48,7 @@ class ServerContext:
         vectors: how the model's vectors and scores are made.
         admission_options: how much may wait, and how long.
         admission: what is under way, and whether more may come.
+        bodies: what the bodies of requests hold.
     """
 
     client: EngineClient
@@ -60,11 +62,13 @@ class ServerContext:
     created: int = field(default_factory=lambda: int(wall()))
     admission_options: AdmissionOptions = field(default_factory=AdmissionOptions)
     admission: Admission = field(init=False)
+    bodies: Bodies = field(init=False)
     chat_side: ChatSide | None = None
     chat: ChatSide = field(init=False)
 
     def __post_init__(self) -> None:
         self.chat = self.chat_side or ChatSide.of(self.tokenizer, self.template, prepared)
+        self.bodies = Bodies(self.limits.max_bodies_bytes)
         metrics = AdmissionMetrics(self.metrics.registry)
         self.admission = Admission(
             self.admission_options,

@@ -16,6 +16,8 @@ from tidemill.base.ids import new_id
 from tidemill.base.log import get_logger
 from tidemill.metrics.registry import ServerMetrics
 from tidemill.server.app import build_app
+from tidemill.server.auth import PROBES
+from tidemill.server.connections import Connections
 from tidemill.server.context import ServerContext
 from tidemill.server.errors import Problem, refuse
 from tidemill.server.limits import Limits
@@ -28,11 +30,20 @@ BODY_GRACE_SECONDS = 5.0
 """So long a body may take beyond its time (the application answers first), or, when its request is
 answered already, may go on arriving before the connection is closed."""
 
+PROBE_SECONDS = 2.0
+"""So long a connection beyond the bound is waited for to ask for a probe."""
+
+ASKING_SECONDS = (0.05, 1.0, 2.0, 4.0, 8.0)
+"""Between the questions to a client that sends no more, whether it is there; see `eof_received`."""
+
+_INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
+
 
 class _Config(uvicorn.Config):
     limits: Limits
     metrics: ServerMetrics
     readers: SlowReaders
+    kept: Connections
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -54,6 +65,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._deaf = False  # nothing more is read from this connection
         self._replaying = False
         self._refusal: Problem | None = None
+        self._probes_only = False  # it came when all connections were taken
+        self._half_closed = False  # the client sends nothing more
+        self._asking: asyncio.TimerHandle | None = None
 
     # -- connections ---------------------------------------------------------------------------
 
@@ -61,18 +75,57 @@ class BoundedProtocol(HttpToolsProtocol):
         """Start the clock for the first head, or turn the connection away."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=self._limits.max_unread_bytes)
-        if len(self.connections) > self._limits.max_connections:
-            message = f"all {self._limits.max_connections} connections are taken; try again later"
-            problem = refuse(503, message, code="too_many_connections").problem
-            self._answer(problem, "retry-after: 1\r\n")
-            return
-        self._start_clock(self._limits.head_timeout)
+        if self.config.kept.enter(self, self.client[0] if self.client else ""):
+            self._start_clock(self._limits.head_timeout)
+        else:
+            self._probes_only = True
+            self._start_clock(PROBE_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clock."""
+        """Stop the clocks."""
         self._stop_clock()
+        if self._asking is not None:
+            self._asking.cancel()
+        self.config.kept.leave(self)
         self.config.readers.forget(self.transport)
         super().connection_lost(exc)
+
+    @property
+    def busy(self) -> bool:
+        """A request of this connection is complete and not answered."""
+        return self._answering() and not self.cycle.more_body
+
+    def close_idle(self) -> None:
+        """Close it for the sake of others."""
+        self._deaf = True
+        self.transport.close()
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """The client sends nothing more: what it has asked for is answered all the same.
+
+        It may be gone altogether, which looks the same until something is sent to it: interim
+        responses find out, so that nobody computes for a client that has left. One of HTTP/1.0 must
+        not be sent any, and is taken to have left.
+        """
+        if not self.busy or self.scheme == "https" or self.scope["http_version"] != "1.1":
+            return None
+        self._half_closed = True
+        self._ask_later(0)
+        return True
+
+    def _ask_later(self, turn: int) -> None:
+        seconds = ASKING_SECONDS[min(turn, len(ASKING_SECONDS) - 1)]
+        self._asking = self.loop.call_later(seconds, self._ask_whether_there, turn + 1)
+
+    def _ask_whether_there(self, turn: int) -> None:
+        self._asking = None
+        if self.transport.is_closing() or not self.busy:
+            return
+        if self.pipeline:
+            self._ask_later(turn)  # another's answer is being written
+        elif not self.cycle.response_started:
+            self.transport.write(_INTERIM)
+            self._ask_later(turn)
 
     def data_received(self, data: bytes) -> None:
         """Parse what came, within the bounds."""
@@ -166,7 +219,11 @@ class BoundedProtocol(HttpToolsProtocol):
             message = f"more than {self._limits.max_pipelined} requests wait on this connection"
             self._stop_parsing(refuse(400, message, code="too_many_pipelined").problem)
         self._date()
+        if self._probes_only and self.url.partition(b"?")[0].decode("latin-1") not in PROBES:
+            self._stop_parsing(self._full())
         super().on_headers_complete()
+        if self._probes_only:
+            self.cycle.keep_alive = False
         self.config.readers.watch(self.transport, self._answering)
 
     def on_message_complete(self) -> None:
@@ -180,7 +237,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """The answer is written; what is left of the request's body has a little time."""
         super().on_response_complete()
-        if self._arriving and self._head_bytes is None:
+        if self._half_closed and not self._answering():
+            self.transport.close()
+        elif self._arriving and self._head_bytes is None:
             self._start_clock(BODY_GRACE_SECONDS)
 
     def _answering(self) -> bool:
@@ -200,6 +259,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def _too_large(self, what: str, bound: int, unit: str) -> Problem:
         return refuse(431, f"the request's {what} has more than {bound} {unit}").problem
 
+    def _full(self) -> Problem:
+        message = f"all {self._limits.max_connections} connections are taken; try again later"
+        code, headers = "too_many_connections", {"Retry-After": "1"}
+        return refuse(503, message, code=code, headers=headers).problem
+
     def _refuse(self, problem: Problem) -> None:
         """Answer what was no request, unless an earlier one is still being answered."""
         cycle = self.cycle
@@ -210,7 +274,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._answer(problem)
 
-    def _answer(self, problem: Problem, headers: str = "") -> None:
+    def _answer(self, problem: Problem) -> None:
         self._deaf = True
         self._stop_clock()
         if self.transport.is_closing():
@@ -218,6 +282,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._date()
         request_id, body = new_id("req"), problem.body()
         head = b"".join(b"%b: %b\r\n" % item for item in self.server_state.default_headers)
+        headers = "".join(f"{k.lower()}: {v}\r\n" for k, v in problem.headers.items())
         rest = (
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
             f"x-request-id: {request_id}\r\n{headers}connection: close\r\n\r\n"
@@ -243,7 +308,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _too_slow(self) -> None:
         self._clock = None
-        if self._head_bytes:
+        if self._probes_only and self._head_bytes is not None:
+            self._refuse(self._full())
+        elif self._head_bytes:
             seconds = self._limits.head_timeout
             self._refuse(refuse(408, f"the head did not arrive within {seconds:g} s").problem)
         elif self._arriving or self.cycle is None or self.cycle.response_complete:
@@ -323,6 +390,7 @@ def make_server(
         ),
     )
     config.limits, config.metrics = context.limits, context.metrics
+    config.kept = Connections(context.limits.max_connections)
     config.readers = SlowReaders(
         context.limits.slow_reader_timeout, context.metrics.slow_readers.inc
     )

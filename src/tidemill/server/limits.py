@@ -33,6 +33,8 @@ class Limits:
         max_pipelined: requests of one connection that may wait behind the one being answered.
         max_body_bytes: of one request.
         body_timeout: seconds in which a body must have arrived.
+        body_idle_timeout: seconds without a byte of it after which a body is given up.
+        max_bodies_bytes: of all bodies being received or read; shared by clients. Beyond: 429.
         max_unread_bytes: of an answer that may wait here for a slow reader.
         slow_reader_timeout: seconds without progress after which such a reader is disconnected.
         max_json_depth: nesting of a body.
@@ -57,6 +59,8 @@ class Limits:
     max_pipelined: int = 16
     max_body_bytes: int = 16 * 2**20
     body_timeout: float = 60.0
+    body_idle_timeout: float = 15.0
+    max_bodies_bytes: int = 64 * 2**20
     max_unread_bytes: int = 256 * 2**10
     slow_reader_timeout: float = 20.0
     max_json_depth: int = 64

@@ -1,0 +1,92 @@
+"""What the bodies under way hold in memory, over all requests: bounded, in shares by client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tidemill.base.clock import monotonic
+from tidemill.server.auth import Principal
+from tidemill.server.errors import refuse
+from tidemill.server.estimates import Throughput
+from tidemill.server.shares import Shares
+
+MOST_RETRY_SECONDS = 60.0
+
+
+class Bodies:
+    """The bytes of all bodies that are being received or read.
+
+    Args:
+        bound: of their sum; see `Shares`.
+    """
+
+    def __init__(self, bound: int) -> None:
+        self._shares = Shares(bound)
+        self._rate = Throughput()
+
+    @property
+    def total(self) -> int:
+        """Bytes held now."""
+        return self._shares.total
+
+    @contextmanager
+    def hold(self, principal: Principal) -> Iterator[Hold]:
+        """For one request, until its body is no longer needed."""
+        hold = Hold(self, principal)
+        try:
+            yield hold
+        finally:
+            self._give_back(hold)
+
+    def _take(self, hold: Hold, size: int) -> None:
+        client, weight = hold.principal.client_id, hold.principal.weight
+        excess = self._shares.excess(client, size, weight)
+        now = monotonic()
+        if excess:
+            rate = self._rate.rate(now)
+            seconds = min(MOST_RETRY_SECONDS, max(1.0, excess / rate if rate else 1.0))
+            raise refuse(
+                429,
+                f"bodies of {self.total} bytes are being received, {self._shares.of(client)} of "
+                f"them this client's, and at most {self._shares.bound} may be (max_bodies_bytes); "
+                f"send fewer at once, or again in {seconds:.0f} s",
+                code="overloaded",
+                headers={"Retry-After": f"{seconds:.0f}"},
+            )
+        if not self.total:
+            self._rate.begin(now)
+        self._shares.take(client, size, weight)
+
+    def _give_back(self, hold: Hold) -> None:
+        if not hold.size:
+            return
+        self._shares.give_back(hold.principal.client_id, hold.size)
+        now = monotonic()
+        self._rate.note(hold.size, now)
+        if not self.total:
+            self._rate.pause(now)
+
+
+class Hold:
+    """One request's part.
+
+    Attributes:
+        principal: whose request it is.
+        size: bytes that it holds.
+    """
+
+    def __init__(self, bodies: Bodies, principal: Principal) -> None:
+        self.principal = principal
+        self.size = 0
+        self._bodies = bodies
+
+    def need(self, size: int) -> None:
+        """Hold at least so much.
+
+        Raises:
+            Refusal: 429 with a Retry-After.
+        """
+        if size > self.size:
+            self._bodies._take(self, size - self.size)
+            self.size = size

@@ -1,0 +1,99 @@
+"""Which connections are kept: one peer's cannot keep others' out, nor anybody's probes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tidemill.server.auth import by_address
+
+PROBE_CONNECTIONS = 64
+"""Beyond the bound, connections that are kept to be asked for probes; the oldest makes room."""
+
+_LOOKED_AT = 64
+
+
+class Connection(Protocol):
+    """What is known of a connection here."""
+
+    @property
+    def busy(self) -> bool:
+        """A request of it is complete and not answered."""
+
+    def close_idle(self) -> None:
+        """Close it; it is not busy."""
+
+
+@dataclass(slots=True)
+class _Peer:
+    # In the order in which they came, and those that were found busy again behind.
+    connections: dict[Connection, None] = field(default_factory=dict)
+
+
+class Connections:
+    """The open connections, by peer (see `auth.by_address`).
+
+    A peer alone may have all. When all are taken, a newcomer of a peer below its share takes the
+    place of a connection on which nothing is answered, of the peer that has most. Who finds no
+    place may still ask for a probe.
+
+    Args:
+        bound: connections that are served.
+        on_full: called with each that finds no place.
+    """
+
+    def __init__(self, bound: int, on_full: Callable[[], None] = lambda: None) -> None:
+        self.bound = bound
+        self._on_full = on_full
+        self._peers: dict[str, _Peer] = {}
+        self._names: dict[Connection, str] = {}
+        self._probes: dict[Connection, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def enter(self, connection: Connection, host: str) -> bool:
+        """A connection was made; False when there is no place for it, except for probes."""
+        name = by_address(host, None).client_id
+        if len(self._names) >= self.bound and not self._make_place(name):
+            self._on_full()
+            if len(self._probes) >= PROBE_CONNECTIONS:
+                oldest = next((c for c in self._probes if not c.busy), None)
+                if oldest is not None:
+                    del self._probes[oldest]
+                    oldest.close_idle()
+            self._probes[connection] = None
+            return False
+        self._names[connection] = name
+        self._peers.setdefault(name, _Peer()).connections[connection] = None
+        return True
+
+    def leave(self, connection: Connection) -> None:
+        """A connection is gone."""
+        self._probes.pop(connection, None)
+        name = self._names.pop(connection, None)
+        if name is None:
+            return
+        peer = self._peers[name]
+        del peer.connections[connection]
+        if not peer.connections:
+            del self._peers[name]
+
+    def _make_place(self, name: str) -> bool:
+        """Close an idle connection of the peer with most, for one of a peer below its share."""
+        most = max(self._peers, key=lambda n: len(self._peers[n].connections))
+        mine = self._peers.get(name)
+        held = 0 if mine is None else len(mine.connections)
+        peers = len(self._peers) + (mine is None)
+        if name == most or held + 1 > self.bound / peers:
+            return False
+        connections = self._peers[most].connections
+        for _ in range(min(_LOOKED_AT, len(connections))):
+            oldest = next(iter(connections))
+            if not oldest.busy:
+                self.leave(oldest)
+                oldest.close_idle()
+                return True
+            connections[oldest] = connections.pop(oldest)
+        return False
