@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
-from tidemill.contract.program import Grammar, OutputProgram
+from tidemill.contract.program import FreeText, Grammar, OutputProgram
 from tidemill.grammar.service import TOKEN_BYTES, WARM_SHARE, GrammarService
 from tidemill.loading.checkpoint import open_model
 from tidemill.loading.named import locate
@@ -30,4 +32,32 @@ def test_without_that_the_first_program_reads_it(service: GrammarService) -> Non
     service.warm(0)
     program = OutputProgram((Grammar("regex", "a+"),))
     assert service.compile(program, [2]) is not None
+    service.close()
+
+
+def test_nothing_is_compiled_for_who_has_left(service: GrammarService) -> None:
+    ends: list[tuple[int, object]] = []
+    program = OutputProgram((Grammar("regex", "a+"),))
+    service.compile_later(program, [2], 1, lambda s, e: ends.append((len(s), e)), wanted=bool)
+    service.compile_later(program, [2], 2, lambda s, e: ends.append((len(s), e)))
+    service._new.close(wait=True)
+    assert ends == [(0, None), (2, None)]
+    assert service.figures()["grammars_compiled"] == 1
+    service.close()
+
+
+def test_what_is_compiled_does_not_wait_behind_what_is_not(service: GrammarService) -> None:
+    program = OutputProgram((Grammar("regex", "a+"),))
+    service.compile(program, [2])
+    hold, done = threading.Event(), threading.Event()
+    service._new.submit("other", lambda: hold.wait() or None)
+    service.compile_later(program, [2], 1, lambda states, error: done.set())
+    assert done.wait(20)
+    hold.set()
+    service.close()
+
+
+def test_no_process_is_started_where_there_is_no_grammar(service: GrammarService) -> None:
+    service.compile(OutputProgram((FreeText(budget=3, until=((5,),)),)), [2])
+    assert service._sandbox is not None and service._sandbox.pid is None
     service.close()

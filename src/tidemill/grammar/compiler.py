@@ -76,7 +76,12 @@ class Compiler:
             return _key(grammar) in self._kept
 
     def matcher(self, grammar: Grammar) -> LLMatcher:
-        """A matcher at the beginning of a language, the caller's own.
+        """See `compiled`: the matcher alone."""
+        return self.compiled(grammar)[0]
+
+    def compiled(self, grammar: Grammar) -> tuple[LLMatcher, int]:
+        """A matcher at the beginning of a language, the caller's own, and the bytes that it and
+        its copies share.
 
         Raises:
             TidemillError: kind BAD_REQUEST naming the field: the language cannot be honoured in
@@ -118,8 +123,8 @@ class Compiler:
 
     # -- with the lock held ------------------------------------------------------------------
 
-    def _use(self, key: bytes, kept: _Kept) -> LLMatcher:
-        copy = kept.matcher.deep_copy()
+    def _use(self, key: bytes, kept: _Kept) -> tuple[LLMatcher, int]:
+        copy, size = kept.matcher.deep_copy(), kept.bytes
         kept.uses += 1
         kept.bytes += USE_BYTES
         self._kept_bytes += USE_BYTES
@@ -128,7 +133,7 @@ class Compiler:
             self._discard(key)
         while self._kept and (len(self._kept) > MAX_KEPT or self._kept_bytes > MAX_KEPT_BYTES):
             self._discard(next(iter(self._kept)))
-        return copy
+        return copy, size
 
     def _discard(self, key: bytes) -> None:
         kept = self._kept.pop(key, None)

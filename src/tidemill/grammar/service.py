@@ -20,6 +20,7 @@ from tidemill.base.log import get_logger
 from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.contract.program import Forced, FreeText, Grammar, OutputProgram
 from tidemill.grammar.lanes import Lane
+from tidemill.grammar.live import LiveGrammars, choices_bytes
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor
@@ -57,6 +58,7 @@ class GrammarService:
         self._sandbox: GrammarSandbox | None = None
         # New grammars take their time; what is compiled already does not wait behind them.
         self._new, self._known = Lane("tidemill-grammar"), Lane("tidemill-grammar-known")
+        self._live = LiveGrammars()
         self._masks: LLExecutor | None = None
         self._mask_seconds = 0.0
         self._used = False
@@ -90,7 +92,7 @@ class GrammarService:
 
         def job() -> None:
             if wanted():
-                self._compile(program, ends, choices, done)
+                self._compile(program, ends, choices, done, tenant)
             else:
                 done([], None)
 
@@ -104,10 +106,15 @@ class GrammarService:
         return all(compiler.has(p) for p in program.phases if isinstance(p, Grammar))
 
     def _compile(
-        self, program: OutputProgram, ends: Sequence[int], choices: int, done: Done
+        self,
+        program: OutputProgram,
+        ends: Sequence[int],
+        choices: int,
+        done: Done,
+        tenant: str,
     ) -> None:
         try:
-            compiled = self.compile(program, ends)
+            compiled = self.compile(program, ends, choices, tenant)
             states = [compiled.start() for _ in range(choices)]
         except TidemillError as error:
             done([], error)
@@ -117,11 +124,14 @@ class GrammarService:
         else:
             done(states, None)
 
-    def compile(self, program: OutputProgram, ends: Sequence[int]) -> CompiledProgram:
-        """A program ready to run.
+    def compile(
+        self, program: OutputProgram, ends: Sequence[int], choices: int = 1, tenant: str = ""
+    ) -> CompiledProgram:
+        """A program ready to run; see `compile_later`.
 
         Raises:
-            TidemillError: kind BAD_REQUEST naming the field that cannot be honoured.
+            TidemillError: kind BAD_REQUEST naming the field that cannot be honoured, OVERLOADED
+                when compiled grammars take too much memory.
         """
         from tidemill.grammar.phases import CompiledProgram
 
@@ -130,8 +140,12 @@ class GrammarService:
             self._make_sandbox().start()  # which takes as long as reading the vocabulary
         compiler = self._ready()
         _check(program, compiler.vocabulary.size)
-        matchers = [compiler.matcher(grammar) for grammar in grammars]
-        return CompiledProgram(program, matchers, compiler.vocabulary, ends, compiler.discard)
+        compiled = [compiler.compiled(grammar) for grammar in grammars]
+        matchers = [matcher for matcher, _ in compiled]
+        made = CompiledProgram(program, matchers, compiler.vocabulary, ends, compiler.discard)
+        for _, size in compiled:
+            self._live.hold(made, tenant, size + choices_bytes(size, choices))
+        return made
 
     def _make_sandbox(self) -> GrammarSandbox:
         with self._lock:

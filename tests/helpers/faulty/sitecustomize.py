@@ -81,10 +81,10 @@ def _install_compile_fault() -> None:
 
     compile_program = GrammarService.compile
 
-    def faulty_compile(self: GrammarService, program: Any, ends: Any) -> Any:
+    def faulty_compile(self: GrammarService, program: Any, *args: Any) -> Any:
         if "poison" in str(program):
             os.abort()
-        return compile_program(self, program, ends)
+        return compile_program(self, program, *args)
 
     GrammarService.compile = faulty_compile  # type: ignore[method-assign]
 
