@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ class OpenedText:
         name: the name it is served under unless another is given.
         tokenizer, template: what its files hold.
         defaults: sampling values the model's makers recommend, only those they state.
+        named_templates: the sources of the model's further chat templates (``tool_use``, ``rag``).
     """
 
     path: Path
@@ -28,6 +30,7 @@ class OpenedText:
     tokenizer: Tokenizer
     template: ChatTemplate
     defaults: dict[str, float | int]
+    named_templates: Mapping[str, str]
 
     @classmethod
     def open(cls, model: str | Path | None = None) -> OpenedText:
@@ -46,6 +49,7 @@ class OpenedText:
     ) -> OpenedText:
         """The same, from what has been read."""
         tokenizer = Tokenizer(data)
-        template = ChatTemplate(data.chat_template, tokenizer.special)
+        named = data.named_templates
+        template = ChatTemplate(data.chat_template, tokenizer.special, named.get("tool_use"))
         stated = {k: v for k, v in asdict(generation).items() if v is not None}
-        return cls(path, name, tokenizer, template, stated)
+        return cls(path, name, tokenizer, template, stated, named)

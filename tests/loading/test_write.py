@@ -60,6 +60,8 @@ def same_weights(a: Path, b: Path) -> None:
 
 def test_a_folder_becomes_gguf_and_says_the_same(tmp_path: Path) -> None:
     source = llama(tmp_path / "m", rope_parameters=LLAMA3)
+    (source / "additional_chat_templates").mkdir()
+    (source / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
     run(source, tmp_path / "m.gguf")
     same_weights(source, tmp_path / "m.gguf")
     before, after = open_model(source), open_model(tmp_path / "m.gguf")
@@ -70,6 +72,7 @@ def test_a_folder_becomes_gguf_and_says_the_same(tmp_path: Path) -> None:
     assert ropes[0] is not None and ropes[1] is not None
     np.testing.assert_allclose(*map(inverse_frequencies, ropes), rtol=1e-6)
     assert (after.bos_token_id, after.eos_token_ids) == (1, (2,))
+    assert after.tokenizer.named_templates == {"tool_use": "{{ tools }}"}
     old, new = Tokenizer(before.tokenizer), Tokenizer(after.tokenizer)
     assert old.encode("Hello wörld 123") == new.encode("Hello wörld 123")
     # The rows of Q as llama.cpp's converter orders them: halves of a head interleaved.

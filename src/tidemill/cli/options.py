@@ -57,7 +57,9 @@ TOOL_FORMAT = option(
 REASONING_FORMAT = option(
     "auto", help="How the model marks its thinking; auto reads it from the chat template."
 )
-CHAT_TEMPLATE = option(None, help="File with a chat template instead of the model's own.")
+CHAT_TEMPLATE = option(
+    None, help="File with a chat template instead of the model's own, or the name of one it has."
+)
 
 
 def packed_cache(text: str) -> str:
@@ -87,11 +89,15 @@ def open_text(model: str | None, chat_template: str | None = None) -> OpenedText
     from dataclasses import replace
 
     from tidemill.opened_text import OpenedText
+    from tidemill.text.template import ChatTemplate
 
     opened = OpenedText.open(model)
     if chat_template is None:
         return opened
-    return replace(opened, template=template_from(chat_template, opened.tokenizer.special))
+    special, own = opened.tokenizer.special, opened.named_templates.get(chat_template)
+    if own is not None:
+        return replace(opened, template=ChatTemplate(own, special))
+    return replace(opened, template=template_from(chat_template, special))
 
 
 def template_from(chat_template: str, special: Mapping[str, str]) -> ChatTemplate:

@@ -236,6 +236,9 @@ def copy_side(source: Path, out: Path, section: dict[str, Any] | None) -> None:
     for name in _SIDE_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, out / name)
+    for template in source.glob("additional_chat_templates/*.jinja"):
+        (out / "additional_chat_templates").mkdir(exist_ok=True)
+        shutil.copyfile(template, out / "additional_chat_templates" / template.name)
 
 
 class Bar:

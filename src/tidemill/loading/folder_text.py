@@ -57,9 +57,11 @@ def _with_flags(vocabulary: dict[str, Any], settings: Mapping[str, Any]) -> dict
 
 
 def _special(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Special tokens by role; a token is a string or an object with its `content`."""
+    """Special tokens by role, a model's own roles (`image_token`) included; a token is a string or
+    an object with its `content`."""
     found = {}
-    for role in _ROLES:
+    own = (key for key in settings if key.endswith("_token"))
+    for role in dict.fromkeys((*_ROLES, *own)):
         value = settings.get(role)
         content = value.get("content") if isinstance(value, dict) else value
         if isinstance(content, str):
@@ -73,25 +75,31 @@ def _flag(settings: Mapping[str, Any], key: str) -> bool | None:
 
 
 def _templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Chat templates by name. A template in a file of its own wins over tokenizer_config.json's,
-    as in transformers."""
-    found: dict[str, str] = {}
+    """Chat templates by name. Templates in files of their own are there instead of
+    tokenizer_config.json's, as in transformers; only a default one is kept if they have none."""
+    files = {path.stem: _text(path) for path in folder.glob("additional_chat_templates/*.jinja")}
+    if (folder / "chat_template.jinja").is_file():
+        files["default"] = _text(folder / "chat_template.jinja")
+    if "default" in files:
+        return files
+    stated = _stated_templates(folder, settings)
+    if files and "default" in stated:
+        return {"default": stated["default"], **files}
+    return files or stated
+
+
+def _stated_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    """The chat templates that tokenizer_config.json or chat_template.json holds."""
     value = settings.get("chat_template")
     if value is None:
         value = read_optional_object(folder / "chat_template.json").get("chat_template")
     if isinstance(value, str):
-        found["default"] = value
-    elif isinstance(value, list):
-        for entry in value:
-            if isinstance(entry, dict) and isinstance(entry.get("template"), str):
-                found[str(entry.get("name"))] = entry["template"]
-    elif isinstance(value, dict):
-        found |= {str(k): v for k, v in value.items() if isinstance(v, str)}
-    for path in sorted(folder.glob("additional_chat_templates/*.jinja")):
-        found[path.stem] = _text(path)
-    if (folder / "chat_template.jinja").is_file():
-        found["default"] = _text(folder / "chat_template.jinja")
-    return found
+        return {"default": value}
+    if isinstance(value, list):
+        value = {e.get("name"): e.get("template") for e in value if isinstance(e, dict)}
+    if not isinstance(value, dict):
+        return {}
+    return {str(k): v for k, v in value.items() if isinstance(v, str)}
 
 
 def _text(path: Path) -> str:

@@ -58,6 +58,7 @@ class ChatSide:
     Attributes:
         tokenizer: the vocabulary.
         abilities: of its chat template.
+        tool_abilities: of the template that it has for conversations with tools; mostly the same.
         form: how it writes thinking and tool calls.
         kept: special tokens that are part of how it writes them.
         prepare: checks a JSON schema (its text, the field it came from) and returns it as a grammar
@@ -66,6 +67,7 @@ class ChatSide:
 
     tokenizer: Tokenizer
     abilities: Abilities
+    tool_abilities: Abilities
     form: Format
     kept: frozenset[int]
     prepare: Prepare
@@ -98,15 +100,22 @@ class ChatSide:
                 raise config_error(
                     flag, f"--{flag} {name!r} is not known; it is {AUTO} or {', '.join(known)}"
                 )
+        for_tools = template.chosen(tools=True)
         form = named(
             None if tool_format == AUTO else tool_format,
             None if reasoning_format == AUTO else reasoning_format,
-            template.source,
+            for_tools.source,
         )
         special = tokenizer.special_ids
         spelled = (tokenizer.encode(mark, add_special=False) for mark in form.marks)
         kept = frozenset(token for ids in spelled for token in ids if token in special)
-        return cls(tokenizer, Abilities.of(template), form, kept, prepare)
+        abilities = Abilities.of(template)
+        with_tools = abilities if for_tools is template else Abilities.of(for_tools)
+        return cls(tokenizer, abilities, with_tools, form, kept, prepare)
+
+    def abilities_for(self, use: ToolUse) -> Abilities:
+        """The abilities of the template that a request with these tools is rendered with."""
+        return self.tool_abilities if use.shown else self.abilities
 
     @property
     def thinks(self) -> bool:
@@ -123,7 +132,7 @@ class ChatSide:
         calls = f"as {self.form.name}" if self.calls else "are not read"
         think = self.form.think
         marks = f"ends with {think.close.strip()!r}" if think is not None else "is not marked"
-        tools = "shows" if self.abilities.tools else "has no place for"
+        tools = "shows" if self.tool_abilities.tools else "has no place for"
         return f"chat: the template {tools} tools, calls {calls}; thinking {marks}"
 
 
@@ -180,7 +189,7 @@ def read_wishes(chat: ChatSide, fields: Mapping[str, Any]) -> Wishes:
     constraint = constraint_of(fields)
     thinking = thinking_of(
         fields,
-        chat.abilities,
+        chat.abilities_for(use),
         thinks=chat.thinks,
         kwargs=fields.get("chat_template_kwargs"),
     )
@@ -230,7 +239,7 @@ def check_tools(use: ToolUse, chat: ChatSide) -> None:
     Raises:
         TidemillError: kind BAD_REQUEST naming ``tools``.
     """
-    if use.shown and not chat.abilities.tools:
+    if use.shown and not chat.tool_abilities.tools:
         raise bad_request(
             "tools",
             "tools: the model's chat template has no place for them; use one that has "
@@ -282,7 +291,8 @@ def rules_of(
     ruled = _ruled_part(chat, wishes)
     if state != "over" and (ruled is not None or budget is not None):
         by = wishes.thinking.budget_by or (ruled.param if ruled is not None else "")
-        phases += _thinking_phases(chat, by, budget, opened=state == "open")
+        has_switch = chat.abilities_for(wishes.use).switch is not None
+        phases += _thinking_phases(chat, by, budget, opened=state == "open", has_switch=has_switch)
     if ruled is not None:
         if wishes.constraint is not None and not wishes.use.tools:
             phases += _answer_mark(chat)
@@ -307,7 +317,7 @@ def _thinking_state(form: Format, prompt: str) -> str:
 
 
 def _thinking_phases(
-    chat: ChatSide, by: str, budget: int | None, *, opened: bool
+    chat: ChatSide, by: str, budget: int | None, *, opened: bool, has_switch: bool
 ) -> tuple[Phase, ...]:
     """Thinking up to its closing mark, which comes by itself or when the budget is used up.
 
@@ -319,6 +329,7 @@ def _thinking_phases(
         by: the field that rules what follows, for errors.
         budget: tokens at most, or None.
         opened: the prompt ends inside the thinking.
+        has_switch: the template has a variable that turns thinking on and off.
     """
     think, tokenizer = chat.form.think, chat.tokenizer
     assert think is not None
@@ -342,7 +353,7 @@ def _thinking_phases(
         return (FreeText(until=(close,), budget=budget, then=end), Forced(gap))
     others = (chat.form.begin, *chat.form.section, *chat.form.dropped)
     told = not any(_mark_ids(tokenizer, m)[:1] == begin[:1] for m in others if m)
-    if budget is None and chat.abilities.switch is None and told:
+    if budget is None and not has_switch and told:
         # Nothing says whether it will think, so it must be free to; what may be skipped cannot be
         # followed by what must be there, and the gap is left to be missed.
         return (FreeText(until=(close,), opened_by=begin[:1]),)

@@ -58,9 +58,10 @@ def render_prompt(
     Raises:
         TidemillError: kind BAD_REQUEST naming the field.
     """
-    source = template.source or ""
     check_tools(use, chat)
-    plain = check_messages(messages, chat.abilities, source)
+    template, abilities = template.chosen(tools=bool(use.shown)), chat.abilities_for(use)
+    source = template.source or ""
+    plain = check_messages(messages, abilities, source)
     kwargs, documents = options.kwargs or {}, options.documents
     check_kwargs(kwargs, template.names)
     if documents is not None:
@@ -73,7 +74,7 @@ def render_prompt(
     variables = {
         **kwargs,
         **(options.variables or {}),
-        **chat.abilities.tools_variable.given(use.shown),
+        **abilities.tools_variable.given(use.shown),
     }
 
     def render(

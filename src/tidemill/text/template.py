@@ -34,14 +34,22 @@ class ChatTemplate:
     Args:
         source: the Jinja text; None for a model without one (rendering is then a clear error).
         special: special tokens by role (``bos_token``), visible to the template.
+        tool_use: the Jinja text of a second template for conversations in which tools are shown, as
+            some models have it beside their default one.
 
     Raises:
         TidemillError: kind MODEL_FILE if the source is not a valid template.
     """
 
-    def __init__(self, source: str | None, special: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        source: str | None,
+        special: Mapping[str, str] | None = None,
+        tool_use: str | None = None,
+    ) -> None:
         self.source = source
         self._special = dict(special or {})
+        self._tool_use = None if tool_use is None else ChatTemplate(tool_use, special)
         self._program: TemplateProgram | None = None
         if source is None:
             return
@@ -66,7 +74,11 @@ class ChatTemplate:
     @property
     def exists(self) -> bool:
         """False for a model without a template."""
-        return self._program is not None
+        return self._program is not None or self._tool_use is not None
+
+    def chosen(self, *, tools: bool) -> ChatTemplate:
+        """The template of a conversation in which tools are shown or not, as in transformers."""
+        return self._tool_use if tools and self._tool_use is not None else self
 
     @property
     def names(self) -> frozenset[str]:
@@ -95,7 +107,8 @@ class ChatTemplate:
                 conversation, exceeds its bounds, or does not exist.
         """
         if self._program is None:
-            raise bad_request("messages", f"this model has no chat template; {_REMEDY}")
+            lacks = "chat template" if self._tool_use is None else "chat template but for tools"
+            raise bad_request("messages", f"this model has no {lacks}; {_REMEDY}")
         variables = {
             **_NO_TOKENS,
             **self._special,

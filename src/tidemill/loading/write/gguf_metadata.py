@@ -35,6 +35,10 @@ def vocabulary(data: TokenizerData, files: ModelFiles, pre: str | None) -> dict[
         found = _of_characters(document) or _byte_level(document, pre)
     if data.chat_template is not None:
         found["tokenizer.chat_template"] = data.chat_template
+    for name, template in data.named_templates.items():
+        found[f"tokenizer.chat_template.{name}"] = template
+    if data.named_templates:
+        found["tokenizer.chat_templates"] = list(data.named_templates)
     if files.bos_token_id is not None:
         found.setdefault(_PREFIX + "bos_token_id", files.bos_token_id)
     if files.eos_token_ids:
