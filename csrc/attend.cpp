@@ -6,12 +6,12 @@
 namespace tidemill {
 
 namespace {
-// Query-heads per tile: enough to use each K and V tile often, few enough to stay in the cache.
+// Query-heads per tile: enough to reuse each K and V tile often, few enough to stay in the cache.
 constexpr int64_t kTileHeads = 128;
 constexpr int64_t kMaxTileQueries = 64;
-// At least so many queries, or of heads that share a latent as many as these query-heads are.
+// Lower bounds: queries per tile, and the same bound in query-heads where heads share a latent.
 constexpr int64_t kMinTileQueries = 8, kMinTileHeads = 256;
-// Queries of a row up to which reading takes longer than computing, more or less.
+// Up to about this many queries of a row, attention is bound by memory rather than compute.
 constexpr int64_t kMaxPrefetchQueries = 4;
 }  // namespace
 
@@ -27,7 +27,7 @@ void Attend::plan(const AttnShape& shape, const std::vector<AttendRow>& rows) {
   prefetch_ranges_.clear();
   tiles_.clear();
   for (size_t r = 0; r < rows.size(); ++r) add_row_tiles(static_cast<int64_t>(r), rows[r]);
-  // Longest first, so that the last items are short and threads end together.
+  // Longest first, so that the last items are short and the threads finish together.
   std::stable_sort(tiles_.begin(), tiles_.end(), [](const Tile& a, const Tile& b) {
     return (a.span1 - a.span0) * a.count > (b.span1 - b.span0) * b.count;
   });
@@ -42,8 +42,7 @@ void Attend::plan(const AttnShape& shape, const std::vector<AttendRow>& rows) {
   scratch_.ensure(threads * std::max<int64_t>(scratch_bytes_, 1));
 }
 
-// Span by span, and within a span head by head, as they lie in memory: a thread that takes some
-// reads neighbours.
+// Ordered by span, then by head, which is their order in memory: a thread's items are neighbours.
 void Attend::plan_spans() {
   span_items_.clear();
   for (size_t t = 0; t < tiles_.size(); ++t) {
@@ -85,8 +84,8 @@ Attend::State Attend::partial_of(const Tile& tile, int64_t span) const {
   return state_at(partials_.data() + (tile.partial + span - tile.span0) * state_floats());
 }
 
-// The tile's queries [begin, end) that see any position of the span. A query that sees none is
-// left out rather than merged as nothing, so that even the signs of zeros match a lone decode.
+// The tile's queries [begin, end) that see any position of the span. Queries that see none are skipped
+// rather than merged with an empty state, so that even signs of zeros match decoding one query alone.
 void Attend::visible(const Tile& tile, int64_t span, int64_t* begin, int64_t* end) const {
   const int64_t first = (*rows_)[static_cast<size_t>(tile.row)].pos0 + tile.q0;
   const int64_t span_first = span * kSpan, span_last = span_first + kSpan - 1;
@@ -97,7 +96,7 @@ void Attend::visible(const Tile& tile, int64_t span, int64_t* begin, int64_t* en
   }
 }
 
-// What the tile sees from the span on.
+// K and V that the tile reads from `span` on.
 AttnNext Attend::keys_from(const Tile& tile, int64_t span) const {
   const AttendRow& row = (*rows_)[static_cast<size_t>(tile.row)];
   const int64_t first = row.pos0 + tile.q0;
@@ -125,7 +124,7 @@ void Attend::merge(int64_t begin, int64_t end, const State& running, const State
 void Attend::clear(const Tile& tile, const State& state) const {
   const int64_t heads = tile.count * group();
   std::fill_n(state.acc, heads * shape_.v_dim, 0.0f);
-  if (sinks_ != nullptr) {  // a sink is a key seen first, with nothing for a value
+  if (sinks_ != nullptr) {  // a sink is a key seen first, whose value is zero
     const float* sinks = sinks_ + tile.kv_head * group();
     for (int64_t h = 0; h < heads; ++h) state.m[h] = sinks[h % group()];
     std::fill_n(state.l, heads, 1.0f);
@@ -192,7 +191,7 @@ void Attend::find_prefetch_ranges(const KvLayer& kv, int thread, int64_t bytes) 
       kernels_.kv_block_bytes(kv.type, kv.block_size, 1, kv.head_dim, kv.v_dim);
   const auto [first, end] = pool_.share(items(), thread);
   for (int64_t i = first, after; i < end; i = after) {
-    // Heads that come one after the other lie so in a block.
+    // Consecutive heads are adjacent within a block.
     const auto [tile, span] = item(i);
     for (after = i + 1; after < end; ++after) {
       const auto [other, from] = item(after);

@@ -1,7 +1,7 @@
-// Attention of a ragged batch over the paged cache: how a step is cut into work items.
+// Attention of a ragged batch over the paged cache: splits a step into work items.
 //
-// A query's result is the merge of its spans in ascending order, whatever the cut (kernels.h):
-// the plan changes who computes what, never what is computed.
+// A query's result is the merge of its spans in ascending order, however the step is split (kernels.h):
+// the plan decides which thread computes what, never the result.
 #pragma once
 #include <cstdint>
 #include <utility>
@@ -14,7 +14,7 @@
 
 namespace tidemill {
 
-// One row's queries, as attention sees them.
+// The queries of one row.
 struct AttendRow {
   int64_t first_token;  // index of the row's first query in the step
   int64_t count;        // queries
@@ -22,33 +22,33 @@ struct AttendRow {
   const int32_t* block_table;
 };
 
-// Plans and runs attention for layers that share a geometry. Buffers are kept from step to step.
+// Plans and runs attention for all layers that share a geometry. Buffers are kept between steps.
 class Attend {
  public:
   Attend(const KernelTable& kernels, ThreadPool& pool) : kernels_(kernels), pool_(pool) {}
 
-  // Cuts the step. `rows` must outlive the calls of run.
+  // Splits the step into items. `rows` must outlive the calls of run.
   void plan(const AttnShape& shape, const std::vector<AttendRow>& rows);
-  // Threads that wait are to bring the keys and values closer that they begin with.
+  // Sets what waiting threads prefetch: the K and V at the beginning of their shares.
   void prefetch_keys(const KvLayer& kv) const;
-  // What each thread reads of a layer's keys and values, in the order in which it does, as far as it
-  // is read for few queries, and `bytes` of it at most; the same for all layers. Valid until the next plan.
+  // The K and V that each thread will read, in order of use, limited to rows with few queries and to
+  // `bytes`. The same for all layers. Valid until the next plan.
   const std::vector<ByteRange>& prefetch_ranges(const KvLayer& kv, int thread, int64_t bytes);
-  // q: [tokens, q_stride], the first heads * head_dim of each row; out: [tokens, out_stride], the
-  // first heads * v_dim.
-  // sinks: per head the score of a key without a value, or null.
+  // q: [tokens, q_stride], of which the first heads * head_dim of each row are used; out: [tokens,
+  // out_stride], likewise heads * v_dim. sinks: per head the score of a sink key (a key without a
+  // value), or null.
   void run(const KvLayer& kv, const float* q, int64_t q_stride, const float* sinks, float* out,
            int64_t out_stride);
 
  private:
-  // A tile of queries of one row and KV head, over the spans [span0, span1) that any of them sees.
+  // Queries of one row and one KV head, with the spans [span0, span1) that any of them sees.
   struct Tile {
     int32_t row, kv_head;
     int64_t q0, count;
     int64_t span0, span1;
-    int64_t partial;  // of its first span, when spans are spread over threads
+    int64_t partial;  // index of the first span's partial state, if spans are distributed over threads
   };
-  struct State {  // running maxima, sums and accumulators of a tile's query-heads
+  struct State {  // running maximum, sum and accumulator per query-head
     float *m, *l, *acc;
   };
   struct SpanItem {
@@ -58,15 +58,15 @@ class Attend {
   int64_t group() const { return shape_.heads / shape_.kv_heads; }
   int64_t state_floats() const { return tile_queries_ * group() * (2 + shape_.v_dim); }
   State state_at(float* base) const;
-  State partial_of(const Tile& tile, int64_t span) const;  // when spans are spread over threads
+  State partial_of(const Tile& tile, int64_t span) const;  // if spans are distributed
   void add_row_tiles(int64_t row, const AttendRow& r);
   void visible(const Tile& tile, int64_t span, int64_t* begin, int64_t* end) const;
-  AttnShape shape_of(const AttendRow& row) const;  // with what its queries see, where not causal
+  AttnShape shape_of(const AttendRow& row) const;  // with seen_to set, if not causal
   void plan_spans();
   void find_prefetch_ranges(const KvLayer& kv, int thread, int64_t bytes);
-  // Of the loop over tiles, or over spans where they are spread.
+  // Number of items of the loop: tiles, or spans if those are distributed.
   int64_t items() const;
-  // Of which item comes `at`th: its tile, and the span from which on it is seen.
+  // Item number `at`: its tile, and its first span.
   std::pair<const Tile*, int64_t> item(int64_t at) const;
   AttnNext keys_from(const Tile& tile, int64_t span) const;
   void compute_span(const KvLayer& kv, const float* q, int64_t q_stride, const Tile& tile,
@@ -87,9 +87,9 @@ class Attend {
   const std::vector<AttendRow>* rows_ = nullptr;
   int64_t tile_queries_ = 1;
   bool spread_ = false;
-  std::vector<std::vector<ByteRange>> prefetch_ranges_;  // per thread; empty: not asked for yet
+  std::vector<std::vector<ByteRange>> prefetch_ranges_;  // per thread; empty: not computed yet
   std::vector<Tile> tiles_;
-  std::vector<SpanItem> span_items_;  // in the order in which they are taken
+  std::vector<SpanItem> span_items_;  // in processing order
   Buffer<float> states_;     // two states per thread
   Buffer<float> partials_;   // one state per span item, when spread
   Buffer<uint8_t> scratch_;  // the kernel's, per thread

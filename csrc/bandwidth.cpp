@@ -21,8 +21,8 @@ struct Free {
 };
 using Buffer = std::unique_ptr<uint64_t, Free>;
 
-// On huge pages where the system gives them, as weights and the KV cache are: with small ones the
-// page walks would be measured too.
+// On huge pages where available, like weights and the KV cache; with small pages the page walks would
+// be measured too.
 Buffer make_buffer(std::size_t bytes) {
   constexpr std::size_t kHugePage = std::size_t{2} << 20;
   const std::size_t rounded = (bytes + kHugePage - 1) / kHugePage * kHugePage;
@@ -31,11 +31,12 @@ Buffer make_buffer(std::size_t bytes) {
 #ifdef MADV_HUGEPAGE
   madvise(p, rounded, MADV_HUGEPAGE);
 #endif
-  std::memset(p, 1, bytes);  // touched by its reader, so that pages are local to it
+  std::memset(p, 1, bytes);  // first touched by its reader, for NUMA locality
   return Buffer(static_cast<uint64_t*>(p));
 }
 
-// Sixteen independent sums: the loop vectorises and waits for memory, not for additions.
+// Sixteen independent sums: the loop vectorises and is bound by memory, not by the latency of
+// additions.
 uint64_t read_all(const uint64_t* data, std::size_t words) {
   uint64_t sums[16] = {};
   for (std::size_t i = 0; i + 16 <= words; i += 16)
@@ -74,7 +75,8 @@ double measure_read_bandwidth(int threads, std::size_t bytes_per_thread, int rou
   for (int r = 0; r < rounds; ++r) {
     const auto start = std::chrono::steady_clock::now();
     round.store(r, std::memory_order_release);
-    // Sleeping, not spinning: with as many readers as cores a spinning clock would take one's time.
+    // Sleeps instead of spinning: with one reader per core, a spinning clock would take time from one
+    // of them.
     while (finished.load(std::memory_order_acquire) < (r + 1) * threads)
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;

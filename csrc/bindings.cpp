@@ -1,4 +1,4 @@
-// The Python module _core: a thin skin over Executor. Nothing here computes.
+// The Python module _core: thin bindings of Executor, no computation.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -72,7 +72,7 @@ void translate(const std::exception_ptr& p, void*) {
   }
 }
 
-// A submitted step as Python sees it. When Python lets go of it, nobody will ask for the result.
+// A submitted step as Python sees it. When Python drops it, the result will not be requested any more.
 class Handle {
  public:
   Handle(std::shared_ptr<Step> step, int64_t vocab) : step_(std::move(step)), vocab_(vocab) {}
@@ -178,7 +178,7 @@ EmbeddingSource source_of(const Bytes& bytes) {
   return {bytes.size() == 0 ? nullptr : bytes.data(), size_of(bytes)};
 }
 
-// Arrays of one layer's blocks in their portable form, checked against the cache.
+// Arrays of one layer's blocks in portable form, validated against the cache.
 template <class Data, class Scale>
 void check_portable(const KvCache& cache, int layer, const Blocks& blocks, const Data& keys,
                     const Data& values, const Scale& key_scales, const Scale& value_scales) {
@@ -294,7 +294,7 @@ void bind_executor(nb::module_& m) {
       .def("close", &Executor::close, nb::call_guard<nb::gil_scoped_release>());
 }
 
-// Samples rows of logits without a model: what a step does after its last projection.
+// Samples rows of logits without a model: what a step does after the output layer.
 std::vector<int32_t> sample_rows(const Floats& logits, nb::handle sampling,
                                  const std::vector<nb::object>& masks) {
   const SamplingInput in = read_sampling(sampling);
@@ -320,7 +320,7 @@ std::vector<int32_t> sample_rows(const Floats& logits, nb::handle sampling,
 }  // namespace
 
 NB_MODULE(_core, m) {
-  // A model that is still loaded when the interpreter ends is no leak: the process frees it.
+  // A model that is still loaded at interpreter exit is not a leak: the process frees it.
   nb::set_leak_warnings(false);
   nb::register_exception_translator(translate);
   bind_config(m);

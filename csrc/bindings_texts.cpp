@@ -1,6 +1,5 @@
-// The Python module _texts: what is done to each of the hundreds of thousands of texts of a
-// vocabulary, and byte-level BPE. A module of its own, so that a process that opens a vocabulary
-// alone does not load the core.
+// The Python module _texts: bulk operations on the texts of a vocabulary, and byte-level BPE. A
+// separate module, so that a process that only needs a vocabulary does not load the core.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
@@ -31,15 +30,15 @@ using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::
 using Ends = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using WritableEnds = nb::ndarray<uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-constexpr uint64_t kLength = 8;  // bytes of a text's length before it, little endian
+constexpr uint64_t kLength = 8;  // bytes of the little-endian length before a text
 
-// A new reference as nanobind holds it; the error that Python has set where there is none.
+// Wraps a new reference for nanobind; throws the pending Python error if it is null.
 nb::object owned(PyObject* object) {
   if (object == nullptr) nb::raise_python_error();
   return nb::steal(object);
 }
 
-// Calls `each` with the byte behind each of `count` texts; false when one leaves the data.
+// Calls `each` with the end offset of each of `count` texts; false if one exceeds the data.
 template <typename Each>
 bool each_end(const Bytes& data, uint64_t start, uint64_t count, Each each) {
   const uint64_t size = data.size();
@@ -58,21 +57,21 @@ bool each_end(const Bytes& data, uint64_t start, uint64_t count, Each each) {
   return true;
 }
 
-// Fills `ends` with the byte behind each text; false when one leaves the data.
+// Fills `ends` with the end offset of each text; false if one exceeds the data.
 bool find_ends(const Bytes& data, uint64_t start, const WritableEnds& ends) {
   return each_end(data, start, ends.size(),
                   [&](uint64_t i, uint64_t end) { ends.data()[i] = end; });
 }
 
-// The byte behind so many texts; none when one leaves the data.
+// The end offset of `count` texts; none if one exceeds the data.
 nb::object skip(const Bytes& data, uint64_t start, uint64_t count) {
   uint64_t last = start;
   const bool inside = each_end(data, start, count, [&](uint64_t, uint64_t end) { last = end; });
   return inside ? nb::cast(last) : nb::none();
 }
 
-// Calls `each` with the texts that `find_ends` found and their places, until it says false; whether
-// it never did.
+// Calls `each` with the texts that `find_ends` found and their indices until it returns false; returns
+// whether it never did.
 template <typename Each>
 bool each_text(const Bytes& data, uint64_t start, const Ends& ends, Each each) {
   uint64_t begin = start;
@@ -89,7 +88,7 @@ bool each_text(const Bytes& data, uint64_t start, const Ends& ends, Each each) {
   return true;
 }
 
-// A text as Python has it. Raises UnicodeDecodeError.
+// A text as a Python string. Raises UnicodeDecodeError.
 nb::object str_of(std::string_view text) {
   return owned(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), nullptr));
 }
@@ -104,7 +103,7 @@ nb::list decode(const Bytes& data, uint64_t start, const Ends& ends) {
   return texts;
 }
 
-// The text that a key stands for: `texts[keys[key]]`, borrowed; null where it is no key.
+// The text of a key: `texts[keys[key]]`, borrowed; null if the key is unknown.
 PyObject* known(PyObject* key, PyObject* keys, PyObject* texts) {
   PyObject* index = PyDict_GetItemWithError(keys, key);
   if (index == nullptr) {
@@ -118,9 +117,10 @@ PyObject* known(PyObject* key, PyObject* keys, PyObject* texts) {
   return text;
 }
 
-// Both halves of each line "left right"; the place of the first line of which they or both together
-// are no keys, or that has no blank behind its first character. Halves are the texts themselves and
-// lines are let go one by one: half a million texts of their own would take 30 MiB for a moment.
+// Splits each line "left right" into both halves. Stops at the first line whose halves, or their
+// concatenation, are not keys, or that has no blank after its first character, and returns its index.
+// Halves are existing objects and lines are released one by one: half a million new strings would take
+// 30 MiB temporarily.
 nb::object merges(nb::list lines, nb::dict keys, nb::list texts) {
   const Py_ssize_t count = PyList_Size(lines.ptr());
   nb::list found = nb::borrow<nb::list>(owned(PyList_New(count)));
@@ -154,7 +154,7 @@ std::string_view view_of(const Bytes& data) {
   return {reinterpret_cast<const char*>(data.data()), data.size()};
 }
 
-// Reads merges of a vocabulary one by one: the parts' ids, and that of both together.
+// Reads the merges of a vocabulary one by one: ids of both parts and of the result.
 class MergeReader {
  public:
   MergeReader(const text::Vocabulary& vocabulary, size_t most)
@@ -247,7 +247,7 @@ std::string_view utf8_of(const nb::str& text) {
   return {bytes, static_cast<size_t>(size)};
 }
 
-// `normalized`: early marks have been looked for.
+// `normalized`: early marks have already been found.
 nb::list encode(const text::Encoder& encoder, nb::str text, bool literally, bool normalized) {
   const std::string_view bytes = utf8_of(text);
   const auto stage = normalized ? text::Encoder::Stage::Late : text::Encoder::Stage::Early;
@@ -309,7 +309,8 @@ nb::object id_of(const text::Encoder& encoder, std::string_view text) {
 }  // namespace
 
 NB_MODULE(_texts, module) {
-  // What still holds a vocabulary when Python ends (llguidance does) says nothing to a user.
+  // Objects that still hold a vocabulary at exit (llguidance does) must not make nanobind print a leak
+  // report.
   nb::set_leak_warnings(false);
   module.def("find_ends", &find_ends, "data"_a, "start"_a, "ends"_a);
   module.def("skip", &skip, "data"_a, "start"_a, "count"_a);

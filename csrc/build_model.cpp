@@ -21,7 +21,7 @@ class Builder {
     return weights_.matrix(id);
   }
 
-  // How many matrices must be packed for what was built since the last call.
+  // Number of packed matrices required by what was built so far.
   int64_t needed() { return std::exchange(reached_, 0); }
 
   Linear linear(const LinearConfig& c, int64_t n, int64_t k) {
@@ -59,10 +59,10 @@ class Builder {
     }
     const bool has_mixer = layer.has_mixer();
     if ((!has_mixer || !layer.has_feed_forward) && (layer.parallel || has_mixer == layer.has_feed_forward)) {
-      throw internal_error("a layer has no block, or one beside nothing");
+      throw internal_error("a layer has no block, or a parallel block without a partner");
     }
     if (layer.parallel && layer.has_attention && layer.recurrent) {
-      throw internal_error("a layer has three blocks beside each other");
+      throw internal_error("a layer has three parallel blocks");
     }
     layer.mixer_scale = c.mixer_scale;
     layer.beside_scale = c.beside_scale;
@@ -77,7 +77,7 @@ class Builder {
     return layer;
   }
 
-  // Rows of an embedding: of a packed matrix (id >= 0), or of what lies in the file.
+  // Embedding rows from a packed matrix (id >= 0) or from the file.
   Embedding embedding(int id, int type_code, int64_t rows, int64_t width, EmbeddingSource source,
                       const char* name) {
     if (id >= 0) return {linear({id, -1}, rows, width).weight};
@@ -162,7 +162,8 @@ class Builder {
     if (c.norm_groups > 0) {
       m.norm = weights_.vector(c.norm, c.norm_shared ? inner / c.norm_groups : inner);
     }
-    // The root of the mean square is that of the sum over key_dim; queries are scaled beside.
+    // rms_norm divides by the mean square, the L2 norm by the sum: the factor sqrt(key_dim) is folded
+    // in. Queries are scaled as well.
     const float unit = 1 / std::sqrt(static_cast<float>(c.key_dim));
     m.key_scale.assign(static_cast<size_t>(c.key_dim), unit);
     m.query_scale.assign(static_cast<size_t>(c.key_dim), 1 / static_cast<float>(c.key_dim));

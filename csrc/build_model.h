@@ -1,4 +1,4 @@
-// A model as the bindings describe it, and the decoder's model made from it.
+// A model as described by the bindings, and the decoder's model built from it.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace tidemill {
 
-// Sizes, and ids of what WeightStore holds (-1 for none).
+// Sizes, and ids of WeightStore entries (-1: none).
 struct NormConfig {
   int weight = -1, bias = -1;
 };
@@ -24,10 +24,10 @@ struct FeedForwardConfig {
 };
 
 struct ExpertsConfig {
-  std::vector<FeedForwardConfig> experts;  // empty: the layer has none
+  std::vector<FeedForwardConfig> experts;  // empty: no experts
   LinearConfig router, shared_gate;
   FeedForwardConfig shared;
-  NormConfig router_norm, experts_norm, experts_post, shared_post;  // all, or none
+  NormConfig router_norm, experts_norm, experts_post, shared_post;  // all or none
   int expert_scales = -1;
   float router_scale = 1;
   int correction = -1, top_k = 0, scoring = 0, groups = 1, top_groups = 1;
@@ -35,7 +35,7 @@ struct ExpertsConfig {
   float scale = 1, jitter = 0;
 };
 
-// Its qkv.weight is -1 where the layer has none.
+// qkv.weight is -1 if the layer has no recurrent mixer.
 struct RecurrentMixerConfig : RecurrentConfig {
   LinearConfig qkv, z, a, b, out;
   int conv = -1, conv_bias = -1, a_log = -1, a_bias = -1, skip = -1, norm = -1;
@@ -43,7 +43,7 @@ struct RecurrentMixerConfig : RecurrentConfig {
 
 // See Latent in decoder.h.
 struct LatentConfig {
-  int64_t rank = 0, rope = 0, nope = 0, value = 0;  // rank 0: the layer has none
+  int64_t rank = 0, rope = 0, nope = 0, value = 0;  // rank 0: no latent attention
   float norm_eps = 0;
   LinearConfig q_down, kv_down;
   NormConfig q_norm, kv_norm;
@@ -58,7 +58,7 @@ struct LayerConfig {
   bool chunked = false;
   int rope = -1;
   int cache_group = 0;
-  int kv_layer = -1;  // an earlier layer, whose K and V this one reads; -1: its own
+  int kv_layer = -1;  // earlier layer whose K and V are read; -1: its own
   int slopes = -1, sinks = -1;
   LinearConfig q, k, v, o, gate;
   RecurrentMixerConfig recurrent;
@@ -71,7 +71,7 @@ struct LayerConfig {
   float mixer_scale = 1, beside_scale = 1, mlp_scale = 1;
   LinearConfig input_gate, input_out;
   NormConfig input_post;
-  int scale_id = -1;  // a vector of one number, or none
+  int scale_id = -1;  // a vector with one value, or -1
 };
 
 // See LayerInputs in decoder.h.
@@ -84,7 +84,7 @@ struct LayerInputsConfig {
   NormConfig norm;
 };
 
-// Rows of an embedding that lie in their file.
+// Embedding rows that stay in the model file.
 struct EmbeddingSource {
   const uint8_t* data = nullptr;
   int64_t bytes = 0;
@@ -98,9 +98,9 @@ struct ModelConfig {
   std::vector<LayerConfig> layers;
   std::vector<std::vector<float>> ropes;  // inverse frequencies
   std::vector<float> rope_scales;         // of cosines and sines
-  std::vector<int64_t> group_windows;     // per cache group, 0 for full attention
+  std::vector<int64_t> group_windows;     // per cache group; 0: full attention
   int kv_type = 0, block_size = 0;
-  int embedding = -1;                     // a matrix, or -1: the source given beside
+  int embedding = -1;                     // a matrix id, or -1: use the embedding source
   int embedding_type = 0;
   int positions = -1;
   int types = -1;
@@ -110,9 +110,9 @@ struct ModelConfig {
   LayerInputsConfig inputs;
 };
 
-// Error (Internal) where sizes contradict each other, (Unsupported) for shapes the kernels refuse,
-// (ModelFile) for an embedding's source (rows of its type) of the wrong size. `inputs`: the layers'
-// own embedding's.
+// Error (Internal) if sizes contradict each other, (Unsupported) for shapes the kernels do not support,
+// (ModelFile) if an embedding source has the wrong size. `inputs` is the embedding of the per-layer
+// inputs.
 DecoderModel build_model(const WeightStore& weights, const ModelConfig& config,
                          EmbeddingSource embedding, EmbeddingSource inputs);
 

@@ -10,7 +10,7 @@ namespace tidemill {
 
 namespace {
 
-// Of smaller caches pages are taken soon enough by the steps themselves.
+// Smaller caches are not prefaulted: the steps touch their pages soon enough.
 constexpr int64_t kPrefaultFrom = int64_t{64} << 20;
 
 }  // namespace
@@ -70,7 +70,7 @@ void KvCache::allocate(const std::vector<int64_t>& num_blocks, int64_t states) {
     int64_t bytes;
     if (__builtin_mul_overflow(num_blocks[g], block_bytes(static_cast<int64_t>(g)), &bytes) ||
         __builtin_add_overflow(total, bytes, &total)) {
-      throw Error(ErrorKind::Resource, "the KV cache asked for exceeds any address space");
+      throw Error(ErrorKind::Resource, "the requested KV cache exceeds any address space");
     }
   }
   states_.allocate(states);

@@ -1,5 +1,5 @@
-// The paged KV cache: per cache group a number of blocks, per layer its own array of them. Beside
-// it, the states of recurrent layers.
+// The paged KV cache: per cache group a number of blocks, per layer an array of them; and the states of
+// recurrent layers.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -22,7 +22,7 @@ struct CacheLayerShape {
   int32_t kv_heads, head_dim, v_dim;
 };
 
-// What one token's K and V take in the portable form of a layer's blocks.
+// Size of one token's K and V in the portable form of a layer's blocks.
 struct PortableSizes {
   int64_t k_bytes, v_bytes;
   int64_t k_scales, v_scales;  // floats
@@ -35,12 +35,12 @@ class KvCache {
           std::vector<CacheGroupShape> groups, std::vector<CacheLayerShape> layers,
           int64_t state_floats);
 
-  // Replaces the cache by an empty one of num_blocks[g] blocks for group g, and of so many
-  // recurrent states where the model has any. Error (Resource).
+  // Replaces the cache with an empty one: num_blocks[g] blocks for group g, and `states` recurrent
+  // states if the model has any. Error (Resource).
   void allocate(const std::vector<int64_t>& num_blocks, int64_t states);
-  // Gives the memory back and holds elements of another type from the next allocation on.
+  // Frees the memory; the next allocation uses elements of this type.
   void retype(KvType type);
-  // Gives the memory back; the cache has no blocks then.
+  // Frees the memory; the cache has no blocks afterwards.
   void free();
 
   int64_t groups() const { return static_cast<int64_t>(groups_.size()); }
@@ -49,16 +49,16 @@ class KvCache {
   int64_t bytes() const { return bytes_ + states_.bytes(); }
   StatePool& states() { return states_; }
   const StatePool& states() const { return states_; }
-  int64_t block_bytes(int64_t g) const;  // over all layers of the group
+  int64_t block_bytes(int64_t g) const;  // summed over the group's layers
   int block_size() const { return block_size_; }
   KvType type() const { return type_; }
   const KvLayer& layer(int l) const { return kv_[static_cast<size_t>(l)]; }
 
-  // Copies blocks pairs[2 i] -> pairs[2 i + 1] in order.
+  // Copies blocks pairs[2 i] -> pairs[2 i + 1], in order.
   void copy(int64_t g, const int32_t* pairs, int64_t count);
   // Portable form of `count` blocks of one layer: K [count, block_size, kv_heads, head_dim] and V
-  // [count, block_size, kv_heads, v_dim] of the cache's type (bfloat16 as its bits, int4 a byte
-  // each), with scales [count, block_size, kv_heads, as many as there are per head].
+  // [count, block_size, kv_heads, v_dim] in the cache's type (bfloat16 as its bits, int4 one byte per
+  // value), with scales [count, block_size, kv_heads, scales per head].
   void export_layer(int layer, const int32_t* blocks, int64_t count, void* keys, void* values,
                     float* key_scales, float* value_scales, ThreadPool& pool) const;
   void import_layer(int layer, const int32_t* blocks, int64_t count, const void* keys,
@@ -80,7 +80,7 @@ class KvCache {
   std::vector<int64_t> num_blocks_;
   std::vector<KvLayer> kv_;
   Region region_;
-  std::unique_ptr<Prefault> prefault_;  // ends before the region does
+  std::unique_ptr<Prefault> prefault_;  // destroyed before the region
   int64_t bytes_ = 0;
   StatePool states_;
 };

@@ -11,7 +11,7 @@ namespace tidemill {
 
 namespace {
 
-// Entries past a row's last block, so that a kernel may look ahead in the table.
+// Extra entries after a row's last block, because kernels look ahead in the table when they prefetch.
 constexpr int64_t kTablePadding = 32;
 
 bool same_shape(const AttnShape& a, const AttnShape& b) {
@@ -77,7 +77,7 @@ Decoder::Decoder(const KernelTable& kernels, ThreadPool& pool, DecoderModel& mod
   if (is_zen5_or_later()) kv_prefetch_.resize(static_cast<size_t>(pool.threads()));
 }
 
-// Widths and activation types that the layer needs of the buffers.
+// Buffer widths and activation types that the layer needs.
 void Decoder::size_layer_buffers(const DecoderLayer& layer) {
   if (layer.recurrent) size_recurrent_buffers(*layer.recurrent);
   if (layer.has_attention) {
@@ -135,8 +135,8 @@ void Decoder::size_buffers(int64_t tokens) {
   }
 }
 
-// Block tables with -1 replaced and room to look ahead: a kernel masks what a query may not see,
-// and every entry it can touch names a real block.
+// Block tables with -1 replaced and padding at the end: kernels mask what a query may not see, and
+// every entry they can touch names a real block.
 void Decoder::prepare_tables(const StepInput& step, const KvCache& cache) {
   const auto groups = static_cast<size_t>(cache.groups());
   tables_.resize(groups);
@@ -184,7 +184,7 @@ void Decoder::prepare(const StepInput& step, const KvCache& cache) {
   for (RopeTable& rope : model_.ropes) rope.grow(last, pool_);
 }
 
-// The next layers are those of the first `rows` rows.
+// The layers that follow compute the first `rows` rows only.
 void Decoder::compute_rows(const StepInput& step, int64_t rows) {
   tokens_ = step.row_start[static_cast<size_t>(rows)];
   write_count_ = std::partition_point(writes_.begin(), writes_.end(),
@@ -198,7 +198,7 @@ void Decoder::compute_rows(const StepInput& step, int64_t rows) {
                                  step.context_len[i], tables_[g].data() + r * table_stride_[g]});
     }
   }
-  for (KvPrefetch& of : kv_prefetch_) of = KvPrefetch{};  // what it points into is planned anew
+  for (KvPrefetch& of : kv_prefetch_) of = KvPrefetch{};  // it points into plans that are rebuilt here
   if (tokens_ == 0) return;
   for (size_t p = 0; p < plans_.size(); ++p) {
     attends_[p]->plan(plans_[p].shape, attend_rows_[static_cast<size_t>(plans_[p].cache_group)]);
@@ -211,7 +211,7 @@ void Decoder::forward(const StepInput& step, const std::vector<int32_t>& token_i
   const LayerSlice slice = step.slice ? step.slice : LayerSlice{-1, 0, layers};
   prepare(step, cache);
   wait_until_packed(model_.embedding_packed_needed);
-  const int64_t rows = step.rows() - (slice.begin > 0);  // that begin with the first layer
+  const int64_t rows = step.rows() - (slice.begin > 0);  // rows that start at the first layer
   compute_rows(step, model_.inputs.width > 0 ? step.rows() : rows);
   embed(step, token_ids);
   if (model_.inputs.width > 0) {
@@ -239,7 +239,7 @@ void Decoder::run_layer(size_t l, const StepInput& step, KvCache& cache) {
   const DecoderLayer& layer = model_.layers[l];
   layer_ = l;
   wait_until_packed(layer.packed_needed);
-  if (layer.parallel) {  // x stays what it was until both are done
+  if (layer.parallel) {  // both blocks read the same x
     run_mixer(l, step, cache);
     const Residual mixed = pending_.front();
     pending_.clear();
@@ -257,7 +257,7 @@ void Decoder::run_layer(size_t l, const StepInput& step, KvCache& cache) {
   pending_.back().after = layer.scale;
 }
 
-// x takes what is pending. When it does so changes no sum.
+// Adds the pending residuals to x. The time at which this happens does not change any sum.
 void Decoder::apply_residuals() {
   if (tokens_ > 0 && !pending_.empty()) {
     for_each_token(tokens_, [&](int64_t t, int thread) {
@@ -267,7 +267,7 @@ void Decoder::apply_residuals() {
   pending_.clear();
 }
 
-// The last row's x, as the step left it that computed the layers before this one's slice.
+// Restores the last row's x as saved by the step that computed the layers before this slice.
 void Decoder::restore_partial_row(const StepInput& step) {
   const auto last = static_cast<size_t>(step.rows() - 1);
   const int64_t first = step.row_start[last], count = step.row_start[last + 1] - first;
@@ -283,13 +283,13 @@ void Decoder::restore_partial_row(const StepInput& step) {
                        std::to_string(step.slice.begin), "slice");
 }
 
-// Leaves the last row's x for the step that goes on. What this step went on from stays as well: the
-// step may be computed again.
+// Saves the last row's x for the step that continues. What this step resumed from is kept too, because
+// the step may be computed again.
 void Decoder::save_partial_row(const StepInput& step) {
   const auto last = static_cast<size_t>(step.rows() - 1);
   const int64_t first = step.row_start[last], count = step.row_start[last + 1] - first;
   PartialRow& left = partial_rows_[step.slice.begin > 0 ? 1 - restored_ : 0];
-  left.sequence = -1;  // while it is written
+  left.sequence = -1;  // invalid while it is written
   std::memcpy(left.x.ensure(count * model_.hidden), x_.data() + first * model_.hidden,
               static_cast<size_t>(count * model_.hidden) * sizeof(float));
   left.start = step.context_len[last];
@@ -421,7 +421,7 @@ void Decoder::run_attention(size_t l, const LayerKv& keys, const KvCache& cache)
   multiply({{&layer.o, delta_.data(), delta_stride_, 0, tokens_}});
 }
 
-// Q and K get their norms and rope, K and V go to the cache, unless they are another layer's.
+// Applies norms and RoPE to Q and K and writes K and V to the cache, unless another layer owns them.
 void Decoder::write_kv(const DecoderLayer& layer, const KvLayer& kv) {
   const AttnShape& a = layer.attention;
   if (!layer.k) {
@@ -433,7 +433,8 @@ void Decoder::write_kv(const DecoderLayer& layer, const KvLayer& kv) {
   const int64_t q_width = int64_t{a.heads} * a.head_dim, k_width = int64_t{a.kv_heads} * a.head_dim;
   const int64_t head_bytes =
       kernels_.kv_block_bytes(kv.type, kv.block_size, 1, kv.head_dim, kv.v_dim);
-  // A token's keys lie in as many lines as they have values: few tokens are shared by heads.
+  // A token's keys touch as many cache lines as they have values, so for few tokens work is split by
+  // head.
   const bool whole = layer.qk_norm.q && layer.qk_norm.scope == NormScope::Full;
   const int64_t shares = whole || tokens_ > pool_.threads() ? 1 : a.kv_heads;
   for_each_write(layer, kv, shares, [&](const Write& w) {
@@ -464,8 +465,8 @@ void Decoder::for_each_write(const DecoderLayer& layer, const KvLayer& kv, int64
   pool_.run_tapered(write_count_ * shares, 1, run);
 }
 
-// What happens to some KV heads of a token's Q, K and V, and to the query heads that read them,
-// between their products and the cache.
+// Applied to a range of KV heads of a token, and to the query heads that read them, between the QKV
+// product and the cache.
 void Decoder::norm_and_rope_heads(const DecoderLayer& layer, int64_t position, const Heads& heads,
                           float* qkv) const {
   const AttnShape& a = layer.attention;

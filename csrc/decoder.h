@@ -1,4 +1,4 @@
-// The decoder: any DecoderSpec's layers over a ragged batch of tokens.
+// Decoder: runs the layers of any DecoderSpec over a ragged batch of tokens.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -23,11 +23,11 @@
 
 namespace tidemill {
 
-enum class NormScope : int { Head, Heads, Full };  // of Q and K: see models/spec.py
+enum class NormScope : int { Head, Heads, Full };  // of Q and K norms: see models/spec.py
 
 struct QkNorm {
   Norm q, k;
-  Norm v;  // of each head, whatever the scope
+  Norm v;  // always per head, whatever the scope
   NormScope scope = NormScope::Head;
   bool layer_norm = false, after_rope = false;
 };
@@ -40,7 +40,7 @@ struct FeedForward {
   bool gated() const { return gate.weight != nullptr; }
 };
 
-// Types of activations that a block's first products read.
+// Set of activation types that the block's first products read.
 inline unsigned input_acts(const FeedForward& mlp) {
   return act_bit(mlp.up) | (mlp.gated() ? act_bit(mlp.gate) : 0u);
 }
@@ -50,32 +50,32 @@ struct Experts {
   Linear router;
   std::vector<FeedForward> experts;
   FeedForward shared;  // up.weight null: none
-  Linear shared_gate;  // null: its output is added as it is
-  bool scale_inputs = false;  // weights multiply what experts read, not what they make
-  // With them, the router, the experts and the shared one read x by norms of their own, and what
-  // both make is normed before it is added; without, all read the same.
+  Linear shared_gate;  // null: the shared expert's output is added ungated
+  bool scale_inputs = false;  // routing weights scale the experts' inputs, not their outputs
+  // If set, the router, the experts and the shared expert each have an input norm, and both outputs are
+  // normed before they are added. Otherwise all of them read the same input.
   Norm router_norm, experts_norm, experts_post, shared_post;
   bool apart() const { return static_cast<bool>(router_norm); }
 };
 
-// Multi-head latent attention (DeepSeek-V2, section 2.1), absorbed: every head reads the same
-// normed latent, and a key beside it that carries the rope; K is [latent, key], V the latent.
-// Instead of K and V being made from the cached latents, each head's query is taken into the
-// latents' space (k_up), and what it attends to is brought back from there (v_up).
+// Multi-head latent attention (DeepSeek-V2, section 2.1) with absorbed projections. All heads share one
+// normed latent and one rotated key: K is [latent, rope key], V is the latent. K and V are never
+// expanded from the cached latents; instead each head's query is projected into latent space (k_up) and
+// its attention output projected back (v_up).
 struct Latent {
   int64_t rank = 0, rope = 0;      // widths of the latent and of the rotated key
-  int64_t nope = 0, value = 0;     // of a head's query without rope, and of its output
+  int64_t nope = 0, value = 0;     // widths of a head's unrotated query and of its output
   float norm_eps = 0;
-  Linear q_down, kv_down;          // q_down.weight null: queries come straight from x
+  Linear q_down, kv_down;          // q_down.weight null: queries are projected directly from x
   Norm q_norm, kv_norm;
   std::vector<Linear> k_up, v_up;  // per head, [rank, nope] and [value, rank]
   int64_t query() const { return nope + rope; }
 };
 
-// Queries far into a text are multiplied by a number that grows with their position (Llama 4).
+// Attention temperature tuning (Llama 4): queries are scaled by a factor that grows with position.
 struct AttentionTemperature {
-  float scale = 0, floor = 0;  // floor 0: none
-  int shift = 1;               // what the first position counts as
+  float scale = 0, floor = 0;  // floor 0: disabled
+  int shift = 1;               // added to the position
   float at(int64_t position) const {
     return std::log1p(std::floor(static_cast<float>(position + shift) / floor)) * scale + 1;
   }
@@ -83,34 +83,34 @@ struct AttentionTemperature {
 
 struct DecoderLayer {
   AttnShape attention{};
-  int rope = -1;  // index of its table, -1 for none
+  int rope = -1;  // index of its RoPE table; -1: none
   int cache_group = 0;
-  int kv_layer = -1;  // whose K and V are attended to; -1: its own
+  int kv_layer = -1;  // layer whose K and V are read; -1: its own
   const float* sinks = nullptr;
-  float clip = 0;  // of Q, K and V; 0: none
+  float clip = 0;  // clamp of Q, K and V; 0: none
   AttentionTemperature temperature;
-  // k and v are null of latent attention and where K and V are another layer's; v alone where V is
-  // what K is before its norm and rope.
+  // k and v are null for latent attention and for layers that read another layer's K and V. v alone is
+  // null if V equals K before its norm and RoPE.
   Linear q, k, v, o;
-  Linear gate;  // of the heads' outputs, by its sigmoid; or none
+  Linear gate;  // sigmoid gate of the heads' outputs, or none
   std::unique_ptr<Latent> latent;
   QkNorm qk_norm;
   Norm attn_norm, attn_post_norm, mlp_norm, mlp_post_norm;
-  std::unique_ptr<Recurrent> recurrent;  // instead of attention, or beside it
-  FeedForward mlp;                  // without experts
+  std::unique_ptr<Recurrent> recurrent;  // replaces attention or runs in parallel with it
+  FeedForward mlp;                  // dense layers
   std::unique_ptr<Experts> experts;
-  bool parallel = false;            // both blocks read the same x
-  bool has_attention = true, has_feed_forward = true;  // a layer may be one block alone: its mixer or its feed-forward
+  bool parallel = false;            // mixer and feed-forward read the same x
+  bool has_attention = true, has_feed_forward = true;  // a layer may have only one block
   bool has_mixer() const { return has_attention || recurrent != nullptr; }
-  float mixer_scale = 1, beside_scale = 1, mlp_scale = 1;  // of the blocks' outputs
-  // Of a layer with an input of its own (LayerInputs): x += norm(out(act(gate(x)) * input)).
+  float mixer_scale = 1, beside_scale = 1, mlp_scale = 1;  // scales of the blocks' outputs
+  // Layers with their own input (LayerInputs): x += norm(out(act(gate(x)) * input)).
   Linear input_gate, input_out;
   Norm input_post;
-  float scale = 1;  // of x behind the blocks
-  int64_t packed_needed = 0;  // how many matrices must be packed when a step reaches it
+  float scale = 1;  // of x after the blocks
+  int64_t packed_needed = 0;  // packed matrices required before a step may run this layer
 };
 
-// Where embedding rows come from: a packed matrix (tied, or requantized), or the file's bytes.
+// Source of embedding rows: a packed matrix (tied or requantized) or the bytes of the file.
 struct Embedding {
   const PackedMatrix* packed = nullptr;
   WeightType type = WeightType::F32;
@@ -118,9 +118,9 @@ struct Embedding {
   int64_t row_bytes = 0;
 };
 
-// Inputs of each layer's own (see models/layers.py).
+// Per-layer inputs (see models/layers.py).
 struct LayerInputs {
-  int64_t width = 0;  // of a layer's; 0: none
+  int64_t width = 0;  // per layer; 0: none
   Activation activation = Activation::GeluTanh;
   float embed_scale = 1, projection_scale = 1, sum_scale = 1;
   Embedding embedding;
@@ -135,32 +135,32 @@ struct DecoderModel {
   float embed_scale = 1, residual_scale = 1, logit_scale = 1;
   float logit_softcap = 0;   // 0: none
   std::vector<DecoderLayer> layers;
-  int64_t state_floats = 0;  // of a state of all recurrent layers
+  int64_t state_floats = 0;  // size of one state over all recurrent layers
   std::vector<RopeTable> ropes;
   Embedding embedding;
   LayerInputs inputs;
-  const PackedMatrix* positions = nullptr;  // a vector per position, or null
+  const PackedMatrix* positions = nullptr;  // learned position embeddings, or null
   Norm embed_norm, final_norm;
-  const PackedMatrix* types = nullptr;  // a row per type, added to its tokens' embeddings, or null
-  bool causal = true;      // else a row holds its whole input, all of which its tokens see
-  bool norm_sums = false;  // norms behind the blocks are of x with their output
+  const PackedMatrix* types = nullptr;  // token type embeddings, or null
+  bool causal = true;      // false (encoder): a row holds its whole input and every token sees all of it
+  bool norm_sums = false;  // post-norm: a block's norm is applied to x plus its output
   Linear lm_head;
   int64_t embedding_packed_needed = 0, head_packed_needed = 0;  // see DecoderLayer
 };
 
-// Runs the layers. One step at a time; keeps its buffers from step to step.
+// Runs the layers, one step at a time. Buffers are kept between steps.
 class Decoder {
  public:
-  // `packed` counts the matrices that are packed. `cancelled` is asked between phases; when it says
-  // true the step ends with Error (Unavailable).
+  // `packed` counts the packed matrices. `cancelled` is polled between phases; if it returns true, the
+  // step ends with Error (Unavailable).
   Decoder(const KernelTable& kernels, ThreadPool& pool, DecoderModel& model, Latch& packed,
           std::function<bool()> cancelled);
 
-  // Seconds that were spent waiting for matrices to be packed, ever.
+  // Total seconds spent waiting for matrices to be packed.
   double packing_wait_seconds() const { return packing_wait_seconds_; }
-  // Computes all tokens of the step (token_ids are real ids), writing K and V into `cache`.
+  // Computes all tokens of the step (token_ids are real ids) and writes K and V into `cache`.
   void forward(const StepInput& step, const std::vector<int32_t>& token_ids, KvCache& cache);
-  // Hidden states of `count` tokens behind the last norm: out [count, hidden].
+  // Final hidden states of `count` tokens: out [count, hidden].
   void hidden(const int64_t* tokens, int64_t count, float* out);
   // Logits of `count` tokens (indices into the last forward's tokens): out [count, vocab].
   void logits(const int64_t* tokens, int64_t count, float* out);
@@ -173,12 +173,12 @@ class Decoder {
     int64_t ldo;
     int64_t first_row, rows;  // of the packed activations
   };
-  // A block's output on its way into x.
+  // A block's output that has not been added to the residual stream yet.
   struct Residual {
     const float* values;  // [tokens, delta_stride_]
     Norm post;
     float scale = 1;
-    float after = 1;  // x is multiplied by it then
+    float after = 1;  // factor of x after the addition
   };
   // Packed rows, per activation type.
   struct Acts {
@@ -187,12 +187,12 @@ class Decoder {
     uint8_t* row(int act, int64_t index) const { return rows[act].data() + index * stride[act]; }
     void ensure(int act, int64_t count) { rows[act].ensure(count * stride[act]); }
   };
-  // Tokens of one row that fall into one cache block.
+  // Consecutive tokens of one row that share a cache block.
   struct WriteItem {
     int64_t token, count;
     int64_t row, position;
   };
-  // A row's x before `layer`, between the steps that compute its layers.
+  // Hidden states of a row before `layer`, kept between the steps that compute its layers.
   struct PartialRow {
     int64_t sequence = -1, start = 0, count = 0, layer = 0;
     Buffer<float> x{};
@@ -214,22 +214,22 @@ class Decoder {
   void prepare_tables(const StepInput& step, const KvCache& cache);
   void embed(const StepInput& step, const std::vector<int32_t>& token_ids);
   void embedding_row(const Embedding& from, int64_t id, int64_t width, float* out) const;
-  // Fills inputs_ from the embedded tokens in x_.
+  // Computes inputs_ from the embedded tokens in x_.
   void embed_inputs(const std::vector<int32_t>& token_ids);
-  // The block by which layer l takes its own input, pending.
+  // Adds the per-layer input block of layer l to the pending residuals.
   void add_layer_input(size_t l);
-  // The mixers of layer l, pending; their outputs lie in delta_ and delta2_.
+  // Runs the mixers of layer l. Their outputs are pending, in delta_ and delta2_.
   void run_mixer(size_t l, const StepInput& step, KvCache& cache);
-  // The keys and values that layer l reads, and the plan by which it does.
+  // K and V that layer l reads, and the attention plan for them.
   struct LayerKv {
     const KvLayer* kv;
     Attend* plan;
   };
   LayerKv layer_kv(size_t l, const KvCache& cache) const;
-  // Attention of the norm of x over layer l's keys, into delta_; the products after it ask in `cache` for
-  // what the next layer reads.
+  // Attention of norm(x) over layer l's K and V, into delta_. The products that follow prefetch from
+  // `cache` what the next layer's attention reads.
   void run_attention(size_t l, const LayerKv& keys, const KvCache& cache);
-  // The other kind of mixer (decoder_recurrent.cpp).
+  // Recurrent mixers (decoder_recurrent.cpp).
   struct MixLayout;
   void size_recurrent_buffers(const Recurrent& mixer);
   static unsigned recurrent_acts(const Recurrent& mixer);
@@ -243,12 +243,12 @@ class Decoder {
             int64_t head, const StatePool::Run& run);
   void gate_row(const Recurrent& mixer, int64_t t);
   void write_kv(const DecoderLayer& layer, const KvLayer& kv);
-  // A token's way into the cache; `share` of the shares that its heads are cut into.
+  // One token's write into the cache; `share` is the index of a part of its heads.
   struct Write {
     int64_t token, position, block, share;
   };
-  // Runs the body for every token and share; no two threads have tokens of one block and share, so
-  // that the body may write there whatever the block's layout.
+  // Calls body for every token and share. No two threads handle the same (block, share), so body may
+  // write there whatever the block's layout.
   void for_each_write(const DecoderLayer& layer, const KvLayer& kv, int64_t shares,
                   const std::function<void(const Write&)>& body);
   void attend_latent(const DecoderLayer& layer, const KvLayer& kv, Attend& plan);
@@ -260,21 +260,22 @@ class Decoder {
   void norm_and_rope_heads(const DecoderLayer& layer, int64_t position, const Heads& heads,
                    float* qkv) const;
   void norm_heads(const DecoderLayer& layer, const Heads& heads, float* q, float* k) const;
-  // The feed-forward block of norm(x), into `out`.
+  // The feed-forward block of norm(x), written to `out`.
   void feed_forward(const DecoderLayer& layer, const Norm& norm, float* out);
-  // One feed-forward of rows packed for it in acts_ (decoder_feed.cpp).
+  // One feed-forward over rows already packed in acts_ (decoder_feed.cpp).
   void dense(const FeedForward& mlp, int64_t rows, float* out);
-  // What `down` reads, into down_acts_: product after product, or both of some columns together.
+  // Computes the input of `down` into down_acts_: one product after the other, or gate and up fused by
+  // panels.
   void compute_gate_up(const FeedForward& mlp, int64_t rows);
   void compute_gate_up_fused(const FeedForward& mlp, int64_t rows);
   void compute_fused_part(const FeedForward& mlp, int64_t m0, int64_t rows, int64_t p0, int64_t panels,
                  int thread, float* scratch);
   static bool fuses_gate_up(const FeedForward& mlp, int64_t rows);
-  bool packs_row_parts(ActType act) const;  // a panel's values are packed without those beside them
-  // act(gate) * up, or act(up) without a gate; `gate` is scaled where it lies.
+  bool packs_row_parts(ActType act) const;  // whether part of a row can be packed
+  // act(gate) * up, or act(up) without a gate. `gate` is scaled in place.
   void activate(const FeedForward& mlp, float* gate, const float* up, int64_t count,
                 float* out) const;
-  // The same of row t of mlp_, packed for `down` as row t of `acts`.
+  // The same for row t of mlp_, packed for `down` as row t of `acts`.
   void activate_row(const FeedForward& mlp, int64_t t, int thread, Acts& acts);
   void choose_experts(const Experts& moe);
   void run_moe(const Experts& moe, float* out);
@@ -283,7 +284,8 @@ class Decoder {
   void run_experts_chunk(const Experts& moe, int64_t first, int64_t count, float* out);
   void group_by_expert(const Experts& moe, int64_t first, int64_t count);
   void run_experts(const Experts& moe, int64_t slots);
-  // x += what is pending, norm, and pack for the consumers of the result; `keep` gets it as well.
+  // Adds the pending residuals to x, applies the norm and packs the result for its consumers; `keep`
+  // also receives it as float.
   void add_norm_pack(const Norm& norm, unsigned acts, float* keep = nullptr);
   void apply_residual(int64_t token, float* scratch);
   void apply_residuals();
@@ -294,11 +296,11 @@ class Decoder {
   void multiply(std::initializer_list<Product> products) {
     multiply(products.begin(), products.size(), acts_);
   }
-  // Threads that wait are to bring the weights closer with which the next products begin: these, what
-  // layer l begins with (behind the last one the output layer), or a layer's feed-forward block.
+  // Sets what waiting threads prefetch: the first weights of the given products, of layer l (after the
+  // last layer: of the output layer), or of a layer's feed-forward block.
   void prefetch_weights(std::initializer_list<const Linear*> linears);
   void prefetch_layer(size_t l);
-  // The products from here on are to bring closer what the next layer with attention reads.
+  // The following products prefetch the K and V of the next layer that has attention.
   void prefetch_next_kv(size_t l, const KvCache& cache);
   KvPrefetch* kv_prefetch(int thread) {
     return kv_prefetch_.empty() ? nullptr : &kv_prefetch_[static_cast<size_t>(thread)];
@@ -308,7 +310,7 @@ class Decoder {
   // Runs body(token, thread) for every token.
   template <class Body>
   void for_each_token(int64_t count, Body&& body) {
-    // A token's share of an elementwise phase is about as long as waking another thread.
+    // Waking another thread takes about as long as one token's share of an elementwise phase.
     pool_.run_tapered(count, count <= 2 ? count : 1, [&](int64_t begin, int64_t end, int thread) {
       for (int64_t t = begin; t < end; ++t) body(t, thread);
     });
@@ -322,7 +324,7 @@ class Decoder {
   Latch& packed_;
   std::function<bool()> cancelled_;
   double packing_wait_seconds_ = 0;
-  std::vector<std::unique_ptr<Attend>> attends_;  // one per geometry and group
+  std::vector<std::unique_ptr<Attend>> attends_;  // one per geometry and cache group
   struct Plan {
     AttnShape shape;
     int cache_group;
@@ -330,49 +332,49 @@ class Decoder {
   std::vector<Plan> plans_;
   std::vector<int> layer_plan_;
 
-  // A product's share of the items of a loop.
+  // How one product is split into the items of a loop.
   struct ProductPlan {
     int64_t first, items;
     int64_t panels, row_block;
   };
   ProductPlan plan_product(const PackedMatrix& w, int64_t rows, int64_t first) const;
   std::vector<ProductPlan> product_plans_;
-  std::vector<KvPrefetch> kv_prefetch_;  // per thread; empty: not on this processor
+  std::vector<KvPrefetch> kv_prefetch_;  // per thread; empty: not used on this processor
   std::vector<Residual> pending_;
 
-  int64_t tokens_ = 0;       // computed by the layer that runs
-  int64_t write_count_ = 0;  // of writes_, likewise
+  int64_t tokens_ = 0;       // of the current layer
+  int64_t write_count_ = 0;  // of writes_, for the current layer
   int64_t delta_stride_ = 0;
   unsigned used_acts_ = 0;
   int64_t qkv_width_ = 0, heads_width_ = 0, mlp_width_ = 0, scratch_width_ = 0;
   int64_t mix_width_ = 0;
   std::vector<float> zero_tail_;     // zeros
-  std::vector<int64_t> row_of_;    // per token, the step's row
+  std::vector<int64_t> row_of_;    // per token: its row in the step
   std::vector<std::vector<StatePool::Run>> state_runs_;  // per row
-  int64_t act_k_ = 0;  // widest input of any matrix
+  int64_t act_k_ = 0;  // largest input width of any matrix
   std::vector<int64_t> positions_;
   std::vector<std::vector<int32_t>> tables_;       // per group: padded block tables
   std::vector<int64_t> table_stride_;
   std::vector<std::vector<AttendRow>> attend_rows_;  // per group
   std::vector<WriteItem> writes_;
   PartialRow partial_rows_[2];
-  size_t layer_ = 0;   // that runs
-  size_t restored_ = 0;  // which one this step went on from
+  size_t layer_ = 0;   // current layer
+  size_t restored_ = 0;  // index of the partial row this step resumed
   Buffer<float> x_, qkv_, heads_, gate_, mix_, delta_, delta2_, mlp_, fused_, scratch_;
   Buffer<float> inputs_;  // [tokens, layers * width]
-  Acts acts_, expert_acts_, down_acts_;  // of tokens, of slots, and what `down` reads
-  // Of latent attention: queries (later outputs), low-rank queries, [latent, key]; head rows.
+  Acts acts_, expert_acts_, down_acts_;  // of tokens, of expert slots, and the input of `down`
+  // Latent attention: queries (later outputs), low-rank queries, [latent, key]; per-head activations.
   Buffer<float> latent_queries_, low_rank_, latents_;
   Acts head_acts_;
   int64_t latent_queries_width_ = 0, low_rank_width_ = 0, latent_width_ = 0, head_k_ = 0;
-  // Of experts: a slot is one token at one expert, ordered by expert.
+  // Experts: a slot is one (token, expert) pair; slots are sorted by expert.
   Buffer<float> router_, slot_out_, shared_out_, shared_gate_, normed_;
   std::vector<int32_t> chosen_;      // [tokens, top_k]
   std::vector<float> shares_;        // [tokens, top_k]
   std::vector<int64_t> slot_of_;     // [tokens, top_k]
   std::vector<int64_t> slot_token_;
   std::vector<float> slot_share_;
-  std::vector<int64_t> expert_slot_;  // first slot of each expert, and the end
+  std::vector<int64_t> expert_slot_;  // first slot of each expert, then the total
   std::vector<Product> products_;
   std::vector<std::vector<float>> route_scratch_;  // per thread
 };

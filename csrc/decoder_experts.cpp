@@ -1,5 +1,5 @@
-// The part of the decoder that mixes experts: rows are grouped by expert, so that an expert's
-// weights are read once, and a row's arithmetic is what it would be alone.
+// Mixtures of experts. Rows are grouped by expert so that an expert's weights are read once; a row's
+// arithmetic is the same as if it were alone.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -9,12 +9,12 @@
 namespace tidemill {
 
 namespace {
-// Tokens mixed at a time: many, so that experts get several each, but not so many that what all
-// experts make of them is large.
+// Tokens per chunk: enough that each expert gets several, few enough to bound the size of the experts'
+// outputs.
 constexpr int64_t kMoeChunkTokens = 512;
 }  // namespace
 
-// Chooses the experts of the tokens whose rows are packed.
+// Chooses experts for the tokens whose rows are packed in acts_.
 void Decoder::choose_experts(const Experts& moe) {
   const auto assigned = static_cast<size_t>(tokens_ * moe.routing.top_k);
   chosen_.resize(assigned);
@@ -44,7 +44,7 @@ void Decoder::run_moe(const Experts& moe, float* out) {
   }
   run_experts_chunked(moe, out);
   if (moe.shared.up.weight == nullptr) return;
-  // acts_ still holds what the experts were sent copies of.
+  // acts_ still holds the rows that were copied to the experts.
   dense(moe.shared, tokens_, shared_out_.ensure(tokens_ * delta_stride_));
   for_each_token(tokens_, [&](int64_t t, int) {
     const float* shared = shared_out_.data() + t * delta_stride_;
@@ -58,7 +58,8 @@ void Decoder::run_moe(const Experts& moe, float* out) {
   });
 }
 
-// Of experts apart from the shared one: each reads x by a norm of its own (`norm` the shared one's).
+// For models whose router, experts and shared expert have separate input norms; `norm` is the shared
+// expert's.
 void Decoder::run_moe_own_norms(const Experts& moe, const Norm& norm, float* out) {
   add_norm_pack(norm, input_acts(moe.shared));
   dense(moe.shared, tokens_, shared_out_.ensure(tokens_ * delta_stride_));
@@ -84,7 +85,7 @@ void Decoder::run_experts_chunk(const Experts& moe, int64_t first, int64_t count
   for_each_token(count, [&](int64_t t, int) {
     float* row = out + (first + t) * delta_stride_;
     std::fill_n(row, model_.hidden, 0.0f);
-    for (int64_t n = 0; n < k; ++n) {  // in the order of their ranks
+    for (int64_t n = 0; n < k; ++n) {  // in rank order
       const int64_t slot = slot_of_[static_cast<size_t>(t * k + n)];
       const float* made = slot_out_.data() + slot * delta_stride_;
       if (moe.scale_inputs) {
@@ -97,8 +98,8 @@ void Decoder::run_experts_chunk(const Experts& moe, int64_t first, int64_t count
   });
 }
 
-// Gives every (token, rank) a slot, grouped by expert and in the order of tokens, and copies the
-// token's packed row there.
+// Assigns a slot to every (token, rank), grouped by expert and in token order, and copies the token's
+// packed row into it.
 void Decoder::group_by_expert(const Experts& moe, int64_t first, int64_t count) {
   const int64_t k = moe.routing.top_k, slots = count * k;
   const int32_t* chosen = chosen_.data() + first * k;

@@ -1,5 +1,4 @@
-// down(act(gate) * up), or down(act(up)) without a gate: the feed-forward blocks' products and what lies
-// between them.
+// Feed-forward blocks: down(act(gate) * up), or down(act(up)) without a gate.
 #include <algorithm>
 
 #include "decoder.h"
@@ -8,8 +7,8 @@ namespace tidemill {
 
 namespace {
 
-// From so many rows on what gate and up make is more than stays in the second-level cache, and each
-// thread makes it of a few panels of both at a time, so many bytes, and goes on with these.
+// From this many rows on, the outputs of gate and up no longer fit in L2. Each thread then computes a
+// few panels of both, at most kFusedBytes, and activates and packs them at once.
 constexpr int64_t kMinFusedRows = 33;
 constexpr int64_t kFusedBytes = int64_t{256} << 10, kMaxFusedPanels = 4;
 static_assert(2 * kMaxFusedPanels * kPanel < kMaxCachedStride, "what is made together stays near");
@@ -43,7 +42,7 @@ bool Decoder::fuses_gate_up(const FeedForward& mlp, int64_t rows) {
 void Decoder::prefetch_feed_forward(const DecoderLayer& layer) {
   if (!layer.has_feed_forward) return pool_.idle_prefetcher().clear();
   if (layer.experts) return prefetch_weights({&layer.experts->router});
-  // Joined, a thread begins with its part of both.
+  // When gate and up are fused, a thread starts with its panels of gate.
   fuses_gate_up(layer.mlp, tokens_) ? prefetch_weights({&layer.mlp.gate}) : prefetch_weights({&layer.mlp.gate, &layer.mlp.up});
 }
 
@@ -66,11 +65,11 @@ void Decoder::compute_gate_up(const FeedForward& mlp, int64_t rows) {
   for_each_token(rows, [&](int64_t t, int thread) { activate_row(mlp, t, thread, down_acts_); });
 }
 
-// Rows [m0, m0 + rows) times panels [p0, p0 + panels) of gate and up, activated; packed for `down` as
-// far as its type packs parts of a row, else left in mlp_.
+// Rows [m0, m0 + rows) times panels [p0, p0 + panels) of gate and up, activated. The result is packed
+// for `down` if its format can pack part of a row, otherwise it stays in mlp_.
 void Decoder::compute_fused_part(const FeedForward& mlp, int64_t m0, int64_t rows, int64_t p0,
                         int64_t panels, int thread, float* scratch) {
-  const int64_t width = panels * kPanel, stride = row_stride(2 * width);  // up's lie beside gate's
+  const int64_t width = panels * kPanel, stride = row_stride(2 * width);  // up's panels follow gate's
   const int64_t n0 = p0 * kPanel, count = std::min(width, mlp.up.weight->n - n0);
   const Linear* const both[] = {&mlp.gate, &mlp.up};
   for (int64_t i = 0; i < 2; ++i) {

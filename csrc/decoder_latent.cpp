@@ -1,4 +1,4 @@
-// The part of the decoder that attends to latents: see Latent.
+// Latent attention: see Latent in decoder.h.
 #include <algorithm>
 #include <cstring>
 
@@ -45,7 +45,7 @@ void Decoder::attend_latent(const DecoderLayer& layer, const KvLayer& kv, Attend
   absorb_queries(layer);
   plan.run(kv, qkv_.data(), qkv_width_, layer.sinks, heads_.data(), heads_width_);
 
-  // A head's rows are together, so that its matrix is read once.
+  // All rows of a head together, so that its matrix is read once.
   for_each_token(tokens_, [&](int64_t t, int) {
     for (int64_t h = 0; h < heads; ++h) {
       pack_row(act_bit(l.v_up[static_cast<size_t>(h)]),
@@ -80,7 +80,8 @@ void Decoder::write_latents(const DecoderLayer& layer, const KvLayer& kv) {
   });
 }
 
-// Queries as attention reads them: [in the latents' space, rotated], head by head, in qkv_.
+// Computes queries in the form attention reads, in qkv_: per head [query in latent space, rotated
+// part].
 void Decoder::absorb_queries(const DecoderLayer& layer) {
   const Latent& l = *layer.latent;
   const AttnShape& a = layer.attention;

@@ -1,4 +1,4 @@
-// How the decoder's products are cut into the items of a loop, and what is brought closer for them.
+// Splits matrix products into loop items and sets what is prefetched for and during them.
 #include <algorithm>
 
 #include "decoder.h"
@@ -8,15 +8,15 @@ namespace tidemill {
 
 namespace {
 
-// Bytes of activations a product works on at a time, so that they stay in the L2 cache while the
-// panels pass: half of it and a little (with all of a cache of 1 MiB a prefill takes 2 to 6 % longer).
+// Bytes of activations per block, so that they stay in L2 while the panels stream past: a little over
+// half of it. (Using all of a 1 MiB cache makes a prefill 2 to 6 % slower.)
 int64_t act_block_bytes() {
   static const int64_t bytes = std::max<int64_t>(512 << 10, cache_bytes(2) / 16 * 9);
   return bytes;
 }
 
-// Bytes of keys and values that are brought closer beside products: so much of a cache that all threads
-// share is still there when they are read.
+// Bytes of K and V prefetched during products: a share of L3 small enough to survive until they are
+// read.
 int64_t kv_prefetch_bytes() {
   static const int64_t bytes = cache_bytes(3) / 5 * 3;
   return bytes;
@@ -24,8 +24,8 @@ int64_t kv_prefetch_bytes() {
 
 int64_t panels_of(const PackedMatrix& w) { return (w.n + kPanel - 1) / kPanel; }
 
-// Height of as few blocks as rows need, none higher than most (a multiple of 16) and all but the
-// last alike.
+// Height of equal blocks (only the last may be lower), as few as possible, at most `most` (a multiple
+// of 16).
 int64_t block_height(int64_t rows, int64_t most) {
   const int64_t blocks = std::max<int64_t>(1, (rows + most - 1) / most);
   return std::max<int64_t>(16, round_up((rows + blocks - 1) / blocks, 16));
@@ -33,8 +33,8 @@ int64_t block_height(int64_t rows, int64_t most) {
 
 }  // namespace
 
-// An item is a block of activation rows times a panel, the panels of a block side by side; cutting
-// changes no result, since a row's sums depend on nothing but the row.
+// An item is one block of activation rows times one panel; panels of a block are consecutive. The split
+// does not change results, because a row's sums depend on the row alone.
 Decoder::ProductPlan Decoder::plan_product(const PackedMatrix& w, int64_t rows, int64_t first) const {
   const int64_t act_bytes = kernels_.act_row_bytes(w.act, w.k);
   const int64_t row_block =
@@ -44,7 +44,7 @@ Decoder::ProductPlan Decoder::plan_product(const PackedMatrix& w, int64_t rows, 
   return {first, panels * row_blocks, panels, row_block};
 }
 
-// All products of a phase share one loop.
+// All products of a phase run in one loop.
 void Decoder::multiply(const Product* products, size_t count, Acts& acts) {
   product_plans_.clear();
   int64_t items = 0;

@@ -10,17 +10,17 @@ namespace tidemill {
 
 namespace {
 
-// softplus as torch computes it: linear where exp would only round.
+// softplus as torch computes it: linear above a threshold.
 double softplus(double x) { return x > 20 ? x : std::log1p(std::exp(x)); }
 
 double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
-// Epsilon of the norm of Q and K to unit length.
+// Epsilon of the L2 norm of Q and K.
 constexpr float kUnitEpsilon = 1e-6f;
 
 }  // namespace
 
-// Where the parts of a token's row of mix_ begin.
+// Offsets of the parts of a token's row in mix_.
 struct Decoder::MixLayout {
   explicit MixLayout(const Recurrent& m)
       : raw(0),
@@ -30,8 +30,8 @@ struct Decoder::MixLayout {
         mixed(gain + round_up(m.shape.value_heads, 16)),
         out(mixed + round_up(m.channels(), 16)),
         width(row_stride(out + m.inner())) {}
-  // Projected channels; gate; per head the state's decay and the value's gain (first what they are
-  // made of); convolved channels; the recurrence's output.
+  // Projected channels; gate; per head the state's decay and the value's gain (initially their inputs);
+  // convolved channels; output of the recurrence.
   int64_t raw, z, decay, gain, mixed, out, width;
 };
 
@@ -48,7 +48,7 @@ unsigned Decoder::recurrent_acts(const Recurrent& mixer) {
   return mixer.b ? acts | act_bit(mixer.b) : acts;
 }
 
-// The mixer of the packed rows, into `out`.
+// Runs the mixer on the packed rows, writing to `out`.
 void Decoder::run_recurrent(const Recurrent& mixer, const StepInput& step, StatePool& states, float* out) {
   const MixLayout at(mixer);
   float* const mix = mix_.ensure(tokens_ * mix_width_);
@@ -71,7 +71,8 @@ void Decoder::run_recurrent(const Recurrent& mixer, const StepInput& step, State
   multiply({{&mixer.out, out, delta_stride_, 0, tokens_}});
 }
 
-// Input of the convolution `back` tokens before the first of row r; zeros before the sequence.
+// Convolution input `back` tokens before the first of row r; zeros before the beginning of the
+// sequence.
 const float* Decoder::conv_input_row(const Recurrent& mixer, const StepInput& step,
                                const StatePool& states, int64_t r, int64_t back) const {
   const int32_t from = step.states.values[static_cast<size_t>(2 * r)];
@@ -112,8 +113,8 @@ void Decoder::convolve(const Recurrent& mixer, const StepInput& step, const Stat
   }
 }
 
-// The state that a run of row r writes gets the inputs that the next tokens' convolutions reach back
-// to.
+// Saves into the state that this run of row r writes the inputs that the convolution of the next tokens
+// needs.
 void Decoder::save_conv_tail(const Recurrent& mixer, const StepInput& step, StatePool& states,
                         int64_t r, const StatePool::Run& run) {
   const int64_t count = run.first + run.count;
@@ -157,7 +158,7 @@ void Decoder::scan(const Recurrent& mixer, const StepInput& step, StatePool& sta
                  states.at(run.to, state_at)});
 }
 
-// The output gated and normed, packed for the last product.
+// Gates and norms the output and packs it for the last product.
 void Decoder::gate_row(const Recurrent& mixer, int64_t t) {
   const RecurrentConfig& c = mixer.shape;
   const MixLayout at(mixer);

@@ -1,4 +1,4 @@
-// Which instruction sets this build contains and this machine can run.
+// Selects the kernel table: instruction sets in this build that this machine can run.
 #include <cstring>
 
 #include "kernels.h"
@@ -52,7 +52,7 @@ uint64_t enabled_state() {
   return (uint64_t(high) << 32) | low;
 }
 
-// Linux lends the tile registers to processes that ask; threads inherit the permission.
+// Linux grants the AMX tile registers on request; threads inherit the permission.
 bool tiles_permitted() {
 #ifdef __linux__
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XTILEDATA
@@ -72,7 +72,7 @@ CpuFeatures detect() {
   if (!all_bits(c, fma | osxsave | avx | f16c)) return found;
   found.family = a >> 8 & 15;
   if (found.family == 15) found.family += a >> 20 & 255;
-  // The instructions exist; the operating system must also save their registers.
+  // The CPU has the instructions; the operating system must also save their registers.
   const uint64_t state = enabled_state();
   if ((state & 0x6) != 0x6) return found;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return found;
@@ -91,7 +91,7 @@ CpuFeatures detect() {
   found.amx = found.bf16 && all_bits(amx_edx, amx_bf16 | fp16 | amx_tile | amx_int8) &&
               (state & 0x60000) == 0x60000 && tiles_permitted();
   uint32_t top, vendor_b, vendor_c, vendor_d;
-  // "AuthenticAMD": its first four letters are in ebx.
+  // "AuthenticAMD": ebx holds the first four letters.
   found.amd = __get_cpuid(0, &top, &vendor_b, &vendor_c, &vendor_d) && vendor_b == 0x68747541u;
   return found;
 }
@@ -113,7 +113,7 @@ bool reports(const char* name) {
 CpuFeatures detect() {
   CpuFeatures found;
 #if defined(__linux__)
-  // By number (arch/arm64/include/uapi/asm/hwcap.h): older headers do not name them all.
+  // By number (arch/arm64/include/uapi/asm/hwcap.h), because older headers lack some names.
   const unsigned long first = getauxval(AT_HWCAP), second = getauxval(AT_HWCAP2);
   found.dotprod = (first >> 20) & 1;
   found.i8mm = (second >> 13) & 1;
@@ -129,7 +129,7 @@ CpuFeatures detect() {
 
 // Tables that can run here, best first.
 struct Available {
-  const KernelTable* tables[8] = {};  // and a null behind the last
+  const KernelTable* tables[8] = {};  // terminated by null
   const char* names[8] = {};
   bool is_zen5_or_later = false;
 
@@ -139,7 +139,7 @@ struct Available {
     const CpuFeatures cpu = detect();
     is_zen5_or_later = cpu.amd && cpu.family >= 26;
     if (cpu.amx) tables[count++] = &amx::kernel_table();
-    // Which of the two is faster was measured: see simd/avx512.h.
+    // The order of these two was measured: see simd/avx512.h.
     if (cpu.bf16 && cpu.amd) tables[count++] = &avx512bf16::kernel_table();
     if (cpu.avx512) tables[count++] = &avx512::kernel_table();
     if (cpu.bf16 && !cpu.amd) tables[count++] = &avx512bf16::kernel_table();

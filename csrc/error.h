@@ -1,4 +1,4 @@
-// The one exception the core throws on purpose; the bindings turn it into TidemillError.
+// The one exception type the core throws deliberately; the bindings convert it to TidemillError.
 #pragma once
 #include <stdexcept>
 #include <string>
@@ -6,7 +6,7 @@
 
 namespace tidemill {
 
-// The kinds of base/errors.py that native code can meet.
+// The kinds of base/errors.py that native code can raise.
 enum class ErrorKind { Internal, Resource, Unsupported, ModelFile, Config, Unavailable };
 
 class Error : public std::runtime_error {
@@ -14,7 +14,7 @@ class Error : public std::runtime_error {
   Error(ErrorKind kind, const std::string& message, std::string param = "")
       : std::runtime_error(message), kind_(kind), param_(std::move(param)) {}
   ErrorKind kind() const { return kind_; }
-  const std::string& param() const { return param_; }  // empty: about no single field
+  const std::string& param() const { return param_; }  // empty: not about a single field
 
  private:
   ErrorKind kind_;

@@ -1,4 +1,4 @@
-// Everything native about one loaded model: threads, weights, cache, and the steps in flight.
+// The native side of one loaded model: threads, weights, cache, and steps in flight.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -21,15 +21,14 @@ namespace tidemill {
 
 class Executor {
  public:
-  // isa: empty for the best there is. Error (Config) for one that cannot run here.
+  // isa: empty selects the best. Error (Config) if it cannot run here.
   Executor(int threads, const std::string& isa, bool float32_compute);
   ~Executor() { close(); }
 
   const char* isa() const { return kernels_.isa; }
   WeightStore& weights() { return weights_; }
-  // Describes the model once its matrices have their places. Steps wait until those that they reach
-  // are packed. `embedding_source` (rows of embedding_type) must
-  // stay valid while the executor lives.
+  // Builds the model after its matrices are placed. Steps wait until the matrices they need are packed.
+  // `embedding_source` (rows of embedding_type) must stay valid while the executor lives.
   void build(const ModelConfig& config, EmbeddingSource embedding, EmbeddingSource inputs);
 
   int64_t weight_bytes() const { return weights_.bytes(); }
@@ -37,12 +36,12 @@ class Executor {
   int64_t block_bytes(int64_t group) const { return cache().block_bytes(group); }
   int64_t state_bytes() const { return cache().states().state_bytes(); }
   void allocate_cache(const std::vector<int64_t>& num_blocks, int64_t states);
-  // Frees the cache; the next one is of this type (KvType).
+  // Frees the cache; the next one has this type (KvType).
   void retype_cache(int type);
 
   std::shared_ptr<Step> submit(StepInput input);
   void copy_blocks(int64_t group, const int32_t* pairs, int64_t count);
-  // Runs body(cache, pool) while no step is outstanding; Error (Internal) when one is.
+  // Runs body(cache, pool) while no step is outstanding; Error (Internal) if one is.
   template <class Body>
   void with_idle_cache(Body&& body) {
     if (queue_ && !queue_->idle()) {
@@ -54,7 +53,7 @@ class Executor {
   }
   uint64_t progress() const { return pool_.progress(); }
   int threads() const { return pool_.threads(); }
-  // Ends packing and the running step, fails the queued ones, and frees weights and cache.
+  // Aborts packing and the running step, fails the queued ones, and frees weights and cache.
   // Idempotent.
   void close();
 
@@ -68,7 +67,7 @@ class Executor {
   DecoderModel model_;
   std::optional<KvCache> cache_;
   std::unique_ptr<StepRunner> runner_;
-  std::mutex running_;  // held while a step runs and while the cache is touched from outside
+  std::mutex running_;  // held while a step runs or the cache is accessed from outside
   std::unique_ptr<StepQueue> queue_;
   std::atomic<bool> closed_{false};
 };

@@ -9,7 +9,7 @@ namespace {
 constexpr int kLinesPerCall = 4;
 constexpr int64_t kLine = 64;
 
-// To the second-level cache. Assembly, since GCC 12 drops calls of functions that only prefetch.
+// Into L2. Inline assembly, because GCC 12 removes calls to functions that only prefetch.
 inline void prefetch(const uint8_t* at) {
 #if defined(__x86_64__) || defined(__i386__)
   asm volatile("prefetcht1 %0" : : "m"(*at));

@@ -1,3 +1,3 @@
-// The kernels of kernels_avx512.cpp for processors whose AVX-512 has no dot products of bytes.
+// The kernels of kernels_avx512.cpp for processors without VNNI.
 #define TIDEMILL_PAIR_DOTS 1
 #include "kernels_avx512.cpp"

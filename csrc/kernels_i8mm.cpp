@@ -1,3 +1,3 @@
-// The NEON kernels with matrix products of int8 and dot products of bf16 pairs, a table of its own.
+// The NEON kernels with int8 matrix products and bf16 dot products, a separate table.
 #define TIDEMILL_I8MM 1
 #include "kernels_neon.cpp"

@@ -1,6 +1,6 @@
-// A count that one thread raises and others wait for, without spinning.
+// A count that one thread raises and others wait for, blocking without spinning.
 //
-// Steps wait on it for the matrices they need, which are packed beside them in the order of need.
+// Steps wait on it for the matrices they need, which are packed concurrently in order of use.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -13,11 +13,13 @@ namespace tidemill {
 class Latch {
  public:
   int64_t count() const { return count_.load(std::memory_order_acquire); }
-  // The first `count` are there, with all that was written before. One thread at a time.
+  // Publishes the first `count` items and all writes made before. Called by one thread at a time.
   void raise(int64_t count);
-  // No more will come: whoever waits for more, now or later, gets this error. The first one stands.
+  // No further items will come: current and future waiters for more get this error. The first call
+  // wins.
   void fail(std::exception_ptr error);
-  // Returns when the first `count` are there; throws what `fail` was given where they never will be.
+  // Blocks until the first `count` items are published; throws the error of `fail` if they never will
+  // be.
   void await(int64_t count);
 
  private:

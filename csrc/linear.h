@@ -1,4 +1,4 @@
-// What layers are made of: an affine product, a norm.
+// Building blocks of layers: affine products and norms.
 #pragma once
 #include "kernels.h"
 
@@ -10,7 +10,7 @@ struct Linear {
   explicit operator bool() const { return weight != nullptr; }
 };
 
-// The activation type a product reads, as a bit of a set.
+// The activation type that a product reads, as a bit in a set.
 inline unsigned act_bit(const Linear& linear) {
   return 1u << static_cast<int>(linear.weight->act);
 }

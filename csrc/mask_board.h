@@ -1,4 +1,4 @@
-// Token masks on their way into a running step.
+// Token masks delivered to a running step.
 #pragma once
 #include <condition_variable>
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace tidemill {
 
-// Holds the mask of every row that announced one. Masks may arrive from any thread until sampling
-// has taken them; the sampler waits for what is missing.
+// Holds the mask of every row that announced one. Masks may arrive from any thread until sampling has
+// taken them; the sampler waits for missing ones.
 class MaskBoard {
  public:
   MaskBoard(const std::vector<uint8_t>& awaited, int64_t vocab)
@@ -50,8 +50,8 @@ class MaskBoard {
     return mask.empty() ? nullptr : mask.data();
   }
 
-  // Blocks until more than `seen` masks have been given and returns how many have.
-  // Error (Unavailable) when the board is cancelled.
+  // Blocks until more than `seen` masks have been set and returns their number. Error (Unavailable) if
+  // the board is cancelled.
   int64_t wait_for_more(int64_t seen) {
     std::unique_lock lock(mutex_);
     arrived_.wait(lock, [&] { return cancelled_ || given_ > seen; });

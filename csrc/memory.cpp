@@ -15,7 +15,7 @@ constexpr size_t kHugePage = size_t{2} << 20;
 }
 
 int64_t cache_bytes([[maybe_unused]] int level) {
-  long bytes = 0;  // what sysconf says of a cache that it does not know is 0 or less
+  long bytes = 0;  // sysconf returns 0 or less for unknown caches
 #if defined(_SC_LEVEL2_CACHE_SIZE) && defined(_SC_LEVEL3_CACHE_SIZE)
   bytes = sysconf(level == 2 ? _SC_LEVEL2_CACHE_SIZE : _SC_LEVEL3_CACHE_SIZE);
 #endif
@@ -37,7 +37,7 @@ Region::Region(size_t bytes, const std::string& what) : size_(bytes) {
   const auto address = reinterpret_cast<uintptr_t>(mapping_);
   data_ = reinterpret_cast<uint8_t*>((address + kHugePage - 1) / kHugePage * kHugePage);
 #ifdef MADV_HUGEPAGE
-  madvise(data_, usable, MADV_HUGEPAGE);  // advice only: small pages work too
+  madvise(data_, usable, MADV_HUGEPAGE);  // a hint: small pages work too
 #endif
 }
 

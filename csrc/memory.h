@@ -1,4 +1,4 @@
-// Memory for weights, KV cache and step buffers: aligned, and on huge pages where there are any.
+// Memory for weights, KV cache and step buffers: aligned, on huge pages where available.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -14,20 +14,19 @@ inline int64_t round_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-// Floats from row to row of a matrix that is written and read by columns: whole lines of 64 bytes,
-// an odd number of them. At widths that are multiples of 4 KiB, as models have them, a column's
-// lines would else be rivals for the few places of one set in a cache.
+// Row stride in floats of a matrix that is accessed by columns: an odd number of 64-byte lines. With a
+// stride that is a multiple of 4 KiB, all lines of a column would map to the same cache set.
 inline int64_t row_stride(int64_t floats) { return ((floats + 15) / 16 | 1) * 16; }
 
-// Bytes of this processor's cache of the second or third level; 0 where they are not known.
+// Size in bytes of the processor's L2 or L3 cache; 0 if unknown.
 int64_t cache_bytes(int level);
 
-// An anonymous zero-filled mapping, aligned to a huge page and advised to use them. Pages are
-// taken when first touched.
+// An anonymous zero-filled mapping, aligned to a huge page and with MADV_HUGEPAGE. Pages are allocated
+// on first touch.
 class Region {
  public:
   Region() = default;
-  // Throws Error (Resource) naming `what` when the system refuses.
+  // Throws Error (Resource) naming `what` if the system refuses.
   Region(size_t bytes, const std::string& what);
   ~Region();
   Region(Region&& other) noexcept;
@@ -46,13 +45,13 @@ class Region {
   size_t size_ = 0;
 };
 
-// A 64-byte aligned array that only grows, so that a step allocates only when it is the largest
-// one seen. Growing drops the content. Large ones are on huge pages: a product goes through rows that
-// lie apart, each of which would else be on a page of its own (docs/kernels.md, pages of a step).
+// A 64-byte aligned array that only grows, so that a step allocates only if it is the largest so far.
+// Growing discards the content. Large arrays use huge pages: products access rows that are far apart,
+// which would otherwise be a TLB miss each (docs/kernels.md).
 template <class T>
 class Buffer {
  public:
-  // Throws Error (Resource) or bad_alloc when the system refuses.
+  // Throws Error (Resource) or bad_alloc if the system refuses.
   T* ensure(int64_t count) {
     if (count > capacity_) {
       const int64_t grown = count + count / 4;

@@ -1,4 +1,4 @@
-// Tables of cosines and sines, grown as positions are met.
+// Tables of cosines and sines, extended as positions are reached.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -8,8 +8,8 @@
 
 namespace tidemill {
 
-// The angle of position p and frequency f is float(p) * f, rounded to float, as in the reference
-// implementations, so that long positions agree with theirs.
+// The angle of position p and frequency f is float(p) * f, rounded to float as in the reference
+// implementations, so that long positions agree with them.
 class RopeTable {
  public:
   // `scale` multiplies cosines and sines.
@@ -17,7 +17,7 @@ class RopeTable {
       : frequencies_(std::move(inverse_frequencies)), scale_(scale) {}
 
   int64_t dim() const { return 2 * static_cast<int64_t>(frequencies_.size()); }
-  // Computes all positions below `count`. Not while `at` is used.
+  // Computes all positions below `count`. Must not run concurrently with `at`.
   void grow(int64_t count, ThreadPool& pool);
   // dim / 2 cosines, then dim / 2 sines.
   const float* at(int64_t position) const {

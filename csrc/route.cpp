@@ -21,7 +21,7 @@ void softmax(float* x, int64_t count) {
 
 float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
-// The best of `count` values that is not taken yet, of equal ones the first.
+// Index of the largest value not taken yet; ties go to the first.
 int64_t best_of(const float* x, const float* taken, int64_t count) {
   int64_t best = -1;
   for (int64_t i = 0; i < count; ++i) {
@@ -30,8 +30,8 @@ int64_t best_of(const float* x, const float* taken, int64_t count) {
   return best;
 }
 
-// Takes the experts of all but the best groups out. A group is rated by its best score, or where
-// scores are corrected by the sum of its two best (DeepSeek-V3, section 2.1.2).
+// Removes the experts of all but the best groups. A group's score is its best expert's, or with a score
+// correction bias the sum of its two best (DeepSeek-V3, section 2.1.2).
 void leave_groups(const Routing& r, const float* choice, float* taken) {
   const int64_t size = r.experts / r.groups;
   std::vector<float> rating(static_cast<size_t>(r.groups)), used(rating.size(), 0.0f);
@@ -55,8 +55,8 @@ void leave_groups(const Routing& r, const float* choice, float* taken) {
   }
 }
 
-// Phi-3.5-MoE's rule (Liu et al. 2024, "GRIN", section 2): the best expert by its softmax among those
-// whose logits are near the best one's, then the same without it.
+// Phi-3.5-MoE's rule (Liu et al. 2024, "GRIN", section 2): the best expert by softmax among those whose
+// logits are close to the best, then the same without it.
 void sparse_mixer(const Routing& r, const float* logits, std::vector<float>& scratch,
                   int32_t* chosen, float* weights) {
   const auto count = static_cast<size_t>(r.experts);
@@ -102,7 +102,7 @@ void route(const Routing& r, const float* logits, std::vector<float>& scratch, i
   if (r.scoring == Scoring::SigmoidChosen) {
     for (int64_t n = 0; n < r.top_k; ++n) weights[n] = sigmoid(weights[n]);
   }
-  // Sigmoids may all be next to nothing: DeepSeek-V3's own code adds the same.
+  // The sum of sigmoids may be close to zero: DeepSeek-V3's code adds the same epsilon.
   float sum = r.scoring == Scoring::Sigmoid ? 1e-20f : 0.0f;
   for (int64_t n = 0; n < r.top_k; ++n) sum += weights[n];
   const float factor = r.normalize && r.scoring != Scoring::SoftmaxChosen ? r.scale / sum : r.scale;

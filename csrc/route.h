@@ -1,4 +1,4 @@
-// Which experts a token is sent to, and with what weight.
+// Routing of tokens to experts.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -17,10 +17,10 @@ struct Routing {
   int64_t groups = 1, top_groups = 1;
   float jitter = 0;  // of SparseMixer
   float logit_scale = 1;
-  const float* expert_scales = nullptr;  // multiply the chosen experts' weights, or null
+  const float* expert_scales = nullptr;  // factors of the chosen experts' weights, or null
 };
 
-// Chooses for one token: `chosen` and `weights` [top_k], best first, of equal scores the lowest id.
+// Routes one token: writes `chosen` and `weights` [top_k], best first; ties go to the lowest id.
 // `scratch` is resized as needed.
 void route(const Routing& routing, const float* logits, std::vector<float>& scratch,
            int32_t* chosen, float* weights);

@@ -42,7 +42,7 @@ void StatePool::allocate(int64_t count) {
   }
   int64_t bytes;
   if (__builtin_mul_overflow(count, state_bytes(), &bytes)) {
-    throw Error(ErrorKind::Resource, "the recurrent states asked for exceed any address space");
+    throw Error(ErrorKind::Resource, "the requested recurrent states exceed any address space");
   }
   region_ = Region(static_cast<size_t>(bytes), "the recurrent states");
   covers_.assign(static_cast<size_t>(count), kNothing);
@@ -90,7 +90,7 @@ void StatePool::check_snapshots(const StepInput& step, std::vector<bool>& taken)
     bool good = s.row >= 0 && s.row < step.rows() && s.state >= 0 && s.state < count() &&
                 !taken[static_cast<size_t>(s.state)];
     good = good && s.tokens > 0 && s.tokens <= tokens_of(step, s.row);
-    if (good && i > 0) {  // by rows, and by tokens within a row
+    if (good && i > 0) {  // sorted by row, then by token
       const Snapshot before = snapshot_of(step, i - 1);
       good = before.row < s.row || (before.row == s.row && before.tokens < s.tokens);
     }

@@ -1,5 +1,5 @@
-// A step as the executor sees it: own copies of backends/base.py's StepInputs and StepOutputs,
-// under the same names and with the same meaning.
+// A step as the executor sees it: copies of backends/base.py's StepInputs and StepOutputs with the same
+// names and meaning.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -10,8 +10,8 @@ enum : uint8_t { kLogitsNone = 0, kLogitsLast = 1, kLogitsAll = 2 };
 enum : uint8_t { kHiddenNone = 0, kHiddenLast = 1, kHiddenAll = 2 };
 
 // Codes in StepOutput::sampled for a row without a token.
-constexpr int32_t kNoTokenLeft = -1;      // a mask or bans left nothing
-constexpr int32_t kLogitsNotFinite = -2;  // the logits hold a NaN or an infinity
+constexpr int32_t kNoTokenLeft = -1;      // the mask or bans left no token
+constexpr int32_t kLogitsNotFinite = -2;  // a logit is NaN or infinite
 
 struct SamplingInput {
   std::vector<float> temperature, top_p, min_p, presence, frequency, repetition;
@@ -31,11 +31,11 @@ struct Int32Table {
   std::vector<int32_t> values;
 };
 
-// The layers that a step computes of its last row, when not all: their input was left by the step
-// that computed those before (begin > 0), and their output is left for the one that goes on
-// (end < layers).
+// The layers that a step computes of its last row, if not all. Their input was saved by the step that
+// computed the layers before (begin > 0); their output is saved for the step that continues (end <
+// layers).
 struct LayerSlice {
-  int64_t sequence = -1;  // whose row it is; -1: the step computes all layers of all rows
+  int64_t sequence = -1;  // sequence of that row; -1: the step computes all layers of all rows
   int64_t begin = 0, end = 0;
 
   explicit operator bool() const { return sequence >= 0; }
@@ -48,13 +48,13 @@ struct StepInput {
   std::vector<uint8_t> logits, sample, await_mask;
   std::vector<int32_t> target_ids, target_logprobs;
   std::vector<Int32Table> copies;  // per cache group, columns = 2
-  Int32Table states;     // [rows, 2] of models with recurrent layers: read, written
-  Int32Table snapshots;  // [any, 3]: row, how many of its tokens, the state then written
+  Int32Table states;     // recurrent models: [rows, 2], state read and state written
+  Int32Table snapshots;  // [any, 3]: row, number of its tokens, state written after them
   SamplingInput sampling;
   LayerSlice slice;
   bool return_logits = false;
-  std::vector<uint8_t> hidden;  // per row; empty: none is wanted
-  std::vector<int32_t> second;  // per row: where tokens of type 1 begin, 0: nowhere; empty: none do
+  std::vector<uint8_t> hidden;  // per row; empty: none requested
+  std::vector<int32_t> second;  // per row: first token of type 1; 0: none; empty: no row has any
 
   int64_t rows() const { return static_cast<int64_t>(context_len.size()); }
   int64_t tokens() const { return static_cast<int64_t>(token_ids.size()); }
@@ -76,7 +76,7 @@ struct StepOutput {
   std::vector<float> logits;
   int64_t hidden_rows = 0;
   std::vector<float> hidden;
-  // Queued, forward (without the wait for matrices to be packed), sampling, total.
+  // Queued, forward (without waiting for packing), sampling, total.
   double seconds[4] = {0, 0, 0, 0};
 };
 

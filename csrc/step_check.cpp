@@ -19,7 +19,7 @@ void require_size(const std::vector<T>& values, int64_t size, const char* field)
           "has " + std::to_string(values.size()) + " entries, needs " + std::to_string(size));
 }
 
-// Offsets that ascend from 0 to the number of values.
+// Offsets must ascend from 0 to the number of values.
 void require_offsets(const std::vector<int32_t>& offsets, int64_t count, int64_t total,
                      const char* field) {
   require_size(offsets, count + 1, field);

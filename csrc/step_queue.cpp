@@ -39,7 +39,7 @@ void Step::finish(StepOutput output, std::exception_ptr error) {
 
 StepQueue::StepQueue(Run run) : run_(std::move(run)), driver_([this] { drive(); }) {}
 
-// Forgets steps that are over: done, and their result taken or their handle gone.
+// Drops finished steps whose result was taken or whose handle is gone.
 void StepQueue::prune() {
   std::erase_if(outstanding_, [](const std::shared_ptr<Step>& step) {
     return step->done() && step->released_.load();
@@ -99,7 +99,7 @@ void StepQueue::drive() {
 void StepQueue::execute(Step& step) {
   StepOutput output;
   std::exception_ptr error;
-  if (step.previous_ != nullptr) error = step.previous_->error_;  // it ran on this thread before
+  if (step.previous_ != nullptr) error = step.previous_->error_;  // it ran on this thread, so its error is set
   if (!error) {
     try {
       if (closed()) throw closed_error();

@@ -1,7 +1,7 @@
-// Submitted steps and the thread that drives them.
+// Submitted steps and the thread that runs them.
 //
-// At most two steps are outstanding: submitted, and their result not yet taken. They run in order.
-// When a step fails, those submitted while it was outstanding fail with it: what they would have
+// At most two steps are outstanding (submitted, result not taken). They run in order. If a step fails,
+// steps submitted while it was outstanding fail too, because they depend on its tokens.
 // computed stands on its tokens.
 #pragma once
 #include <atomic>
@@ -27,11 +27,11 @@ class Step {
       : input(std::move(step_input)), masks(input.await_mask, vocab) {}
 
   bool done() const { return done_.load(std::memory_order_acquire); }
-  // Waits until it is done, for at most so many seconds; returns whether it is.
+  // Waits at most this many seconds; returns whether the step is done.
   bool wait(double seconds);
-  // Waits; returns the output, once, or throws what the step failed with.
+  // Waits, then returns the output (once) or throws the step's error.
   StepOutput take();
-  // Nobody will ask for the result any more.
+  // The result will not be requested any more.
   void release() { released_.store(true); }
 
   const StepInput input;
@@ -59,15 +59,15 @@ class StepQueue {
   explicit StepQueue(Run run);
   ~StepQueue() { close(); }
 
-  // Checks the step with check(previous step's sample flags or null) and queues it.
-  // Error (Internal) for a third one, Error (Unavailable) when closed.
+  // Validates the step with check(previous step's sample flags or null) and queues it. Error (Internal)
+  // if two are outstanding, Error (Unavailable) after close.
   std::shared_ptr<Step> submit(StepInput input, int64_t vocab,
                                const std::function<void(const StepInput&,
                                                         const std::vector<uint8_t>*)>& check);
-  // True when no step is outstanding.
+  // True if no step is outstanding.
   bool idle();
   bool closed() const { return closed_.load(std::memory_order_relaxed); }
-  // Ends the running step, fails the queued ones, and joins the driver. Idempotent.
+  // Aborts the running step, fails the queued ones and joins the driver. Idempotent.
   void close();
 
  private:

@@ -12,7 +12,7 @@ namespace tidemill {
 
 namespace {
 
-// Rows of logits held at once for positions that are not sampled.
+// Rows of logits computed at once for positions that are not sampled.
 constexpr int64_t kLogitChunk = 64;
 constexpr int32_t kNothing = INT32_MIN;
 
@@ -65,7 +65,7 @@ StepOutput StepRunner::run(const StepInput& step, KvCache& cache, MaskBoard& mas
   sample_all(step, masks, out);
   out.seconds[3] = seconds_since(start);
   out.seconds[2] = out.seconds[3] - computing;
-  // Packing is no part of what such a step costs.
+  // Waiting for packing is not part of a step's cost.
   out.seconds[1] = computing - (decoder_.packing_wait_seconds() - packing_wait_seconds);
 
   previous_.assign(static_cast<size_t>(step.rows()), kNothing);
@@ -75,8 +75,8 @@ StepOutput StepRunner::run(const StepInput& step, KvCache& cache, MaskBoard& mas
   return out;
 }
 
-// Replaces FUTURE inputs by the tokens sampled meanwhile. A row whose predecessor got no token
-// inherits its failure code; it is computed with token 0, which nobody will see.
+// Replaces FUTURE inputs with tokens sampled in the meantime. A row whose predecessor got no token
+// inherits its failure code; it is computed with token 0, and the result is discarded.
 void StepRunner::resolve(const StepInput& step) {
   token_ids_ = step.token_ids;
   inherited_.assign(static_cast<size_t>(step.rows()), 0);
@@ -105,7 +105,7 @@ void StepRunner::plan_sampling(const StepInput& step) {
   }
 }
 
-// Hidden states behind the last norm, as rows want them.
+// Final hidden states of the rows that request them.
 void StepRunner::compute_hidden(const StepInput& step, StepOutput& out) {
   std::vector<int64_t> tokens;
   for (size_t r = 0; r < step.hidden.size(); ++r) {
@@ -121,7 +121,7 @@ void StepRunner::compute_hidden(const StepInput& step, StepOutput& out) {
   decoder_.hidden(tokens.data(), out.hidden_rows, out.hidden.data());
 }
 
-// Targets of prompts, and logits to return: computed a chunk at a time.
+// Logprobs of prompt targets and logits to return, computed in chunks.
 void StepRunner::compute_others(const StepInput& step, StepOutput& out) {
   struct Wanted {
     int64_t token;
@@ -169,7 +169,7 @@ void StepRunner::compute_others(const StepInput& step, StepOutput& out) {
   }
 }
 
-// Samples rows as soon as they can be: first those that wait for nothing, then each mask's row.
+// Samples rows as they become ready: first those without a mask, then each row when its mask arrives.
 void StepRunner::sample_all(const StepInput& step, MaskBoard& masks, StepOutput& out) {
   const size_t count = pending_.size();
   out.sampled.assign(count, kNoTokenLeft);
@@ -207,7 +207,7 @@ void StepRunner::sample_row(const StepInput& step, StepOutput& out, int64_t i, i
   const int32_t alternatives = step.sampling.num_logprobs[static_cast<size_t>(s)];
   float* const raw = sample_logits_.data() + s * model_.vocab;
   float* work = raw;
-  if (alternatives >= 0) {  // log-probabilities are of the raw logits: sample on a copy
+  if (alternatives >= 0) {  // logprobs are of the raw logits, so sample from a copy
     work = copies_.data() + thread * model_.vocab;
     std::memcpy(work, raw, static_cast<size_t>(model_.vocab) * sizeof(float));
   }

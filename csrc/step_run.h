@@ -22,16 +22,16 @@ class StepRunner {
   StepRunner(const KernelTable& kernels, ThreadPool& pool, DecoderModel& model, Latch& packed,
              std::function<bool()> cancelled);
 
-  // Computes the step. Remembers what its rows sampled for the next one; after an exception there
-  // is nothing to remember.
+  // Computes the step and remembers the tokens its rows sampled for the next one; after an exception it
+  // remembers none.
   StepOutput run(const StepInput& step, KvCache& cache, MaskBoard& masks);
 
  private:
-  // What a row's sampling needs beside SamplingInput.
+  // What sampling a row needs in addition to SamplingInput.
   struct Pending {
     int64_t row;            // of the step
     int32_t future_token;   // resolved FUTURE input, or -1
-    int32_t inherited;      // the previous row's failure code, or 0
+    int32_t inherited;      // failure code of the previous step's row, or 0
     bool done = false;
   };
 

@@ -1,4 +1,4 @@
-// The table of one instruction set, from the kernels included before it.
+// The kernel table of one instruction set, from the kernels included before it.
 const KernelTable& kernel_table() {
   static const KernelTable table = {
       kIsaName,   act_type,       panel_bytes, pack_panel,         act_row_bytes, pack_act,

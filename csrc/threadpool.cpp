@@ -12,8 +12,8 @@ namespace tidemill {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-// Long enough to bridge the gaps between the loops of a step, short enough that an idle engine
-// costs nothing and the HTTP server on the same cores is not starved.
+// Long enough to bridge the gaps between the loops of a step, short enough that an idle engine costs
+// nothing and does not starve the HTTP server on the same cores.
 constexpr auto kSpin = std::chrono::microseconds(100);
 constexpr auto kNap = std::chrono::microseconds(20);
 
@@ -25,13 +25,13 @@ inline void relax() {
 #endif
 }
 
-// Chunks of a share that nobody has claimed.
+// Unclaimed chunks of a share.
 struct Unclaimed {
   uint32_t first, end;
   bool tapered;
 
   uint32_t left() const { return end - first; }
-  // How many are claimed at once.
+  // Number of chunks to claim at once.
   uint32_t piece() const { return tapered ? std::max<uint32_t>(1, left() / 3) : 1; }
 };
 
@@ -46,8 +46,7 @@ inline Unclaimed unclaimed_of(uint64_t word) {
           (word & 1) != 0};
 }
 
-// Spins until ready() or kSpin has passed; true when ready. What the thread is to bring closer is
-// asked for meanwhile.
+// Spins until ready() or kSpin has passed; returns whether it is ready. Prefetches meanwhile.
 template <class Ready>
 bool spin(IdlePrefetcher& idle_prefetcher, int thread, const Ready& ready) {
   if (ready()) return true;
@@ -73,8 +72,7 @@ ThreadPool::ThreadPool(int threads) : idle_prefetcher_(std::max(0, threads)) {
   try {
     for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
   } catch (const std::system_error&) {
-    // No destructor runs for an object whose constructor throws, and a thread that is not joined
-    // takes the process with it.
+    // A constructor that throws runs no destructor, and an unjoined thread would terminate the process.
     join();
     throw Error(ErrorKind::Resource,
                 "the system gives no more than " + std::to_string(workers_.size() + 1) +
@@ -134,7 +132,7 @@ void ThreadPool::run_erased(int64_t items, const Chunking& chunking, Function fu
   help(0);
   const auto finished = [&] { return progress() == target; };
   if (!spin(idle_prefetcher_, 0, finished)) {
-    // A thread with a chunk has lost its core, perhaps to this very wait: leave ours to it.
+    // A thread that holds a chunk was descheduled, perhaps by this loop: yield our core.
     while (!finished()) std::this_thread::sleep_for(kNap);
   }
   if (failed_.load(std::memory_order_acquire)) std::rethrow_exception(exception_);
@@ -153,7 +151,7 @@ void ThreadPool::work(int thread) {
   while (await_epoch(&seen, thread)) help(thread);
 }
 
-// Waits for a loop that is newer than *seen; false when the pool stops.
+// Waits for a loop newer than *seen; false if the pool stops.
 bool ThreadPool::await_epoch(uint32_t* seen, int thread) {
   uint32_t epoch = 0;
   const auto ready = [&] {
@@ -175,7 +173,7 @@ void ThreadPool::help(int thread) {
   }
 }
 
-// Runs the next chunks of the thread's own share; false when none is left.
+// Runs the next chunks of the thread's own share; false if none is left.
 bool ThreadPool::take_own(int thread) {
   std::atomic<uint64_t>& share = lanes_[static_cast<size_t>(thread)].unclaimed;
   uint64_t word = share.load(std::memory_order_acquire);
@@ -191,7 +189,7 @@ bool ThreadPool::take_own(int thread) {
   }
 }
 
-// Runs chunks from the end of the longest share; false when none is left anywhere.
+// Runs chunks from the end of the longest share; false if none is left anywhere.
 bool ThreadPool::take_others(int thread) {
   for (;;) {
     std::atomic<uint64_t>* longest = nullptr;
@@ -215,7 +213,7 @@ bool ThreadPool::take_others(int thread) {
   }
 }
 
-// Of claimed chunks, which the loop waits for: its fields stay put until they are counted.
+// The loop waits for claimed chunks, so its fields stay valid until they are counted.
 void ThreadPool::execute(int64_t first, int64_t end, int thread) {
   const Loop& loop = loop_;
   if (!failed_.load(std::memory_order_relaxed)) {

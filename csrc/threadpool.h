@@ -1,10 +1,10 @@
-// A persistent thread pool for parallel loops that last microseconds.
+// A persistent thread pool for parallel loops of a few microseconds.
 //
-// A loop is cut into chunks, and every thread has a share of them, which lie side by side. It takes
-// its own from the front, so that it reads memory in one stream; a thread that has none left takes
-// from the end of the longest share there is. Which thread runs which chunk is left to chance, so a
-// loop's result must not depend on it; that a share begins with its own thread lets what it reads
-// be brought closer before (idle_prefetcher.h).
+// A loop is split into chunks, and each thread owns a contiguous share of them. A thread takes chunks
+// from the front of its share, so that it reads memory as one stream; when its share is empty it steals
+// from the end of the longest remaining share. Which thread runs a chunk is not deterministic, so
+// results must not depend on it. Because a share starts on its own thread, its first reads can be
+// prefetched (idle_prefetcher.h).
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -23,7 +23,7 @@ namespace tidemill {
 
 class ThreadPool {
  public:
-  // `threads` counts the caller of run(), which works too.
+  // `threads` includes the caller of run(), which works too.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -31,26 +31,26 @@ class ThreadPool {
 
   int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
-  // What threads bring closer while they wait; for the caller of run() to fill.
+  // Ranges that threads prefetch while they wait; set by the caller of run().
   IdlePrefetcher& idle_prefetcher() { return idle_prefetcher_; }
 
-  // Chunks finished since the start: it advances while work is done.
+  // Number of chunks finished since the start: it advances while work is done.
   uint64_t progress() const;
 
-  // The chunks of `chunks` that are a thread's share: from the first to the one behind the last.
+  // A thread's share of `chunks` chunks: [first, end).
   std::pair<int64_t, int64_t> share(int64_t chunks, int thread) const;
 
-  // Calls body(begin, end, thread) for consecutive ranges of at most `grain` items that together
-  // cover [0, items), and returns when all have run. thread is in [0, threads()) and no two
-  // concurrent calls share one. The first exception of a body is rethrown here. Callers from
-  // several threads take turns; a body must not call run().
+  // Calls body(begin, end, thread) for consecutive ranges of at most `grain` items that together cover
+  // [0, items), and returns when all have run. thread is in [0, threads()), and no two concurrent calls
+  // have the same one. The first exception of a body is rethrown here. Concurrent callers take turns; a
+  // body must not call run().
   template <class Body>
   void run(int64_t items, int64_t grain, Body&& body) {
     run_erased(items, {grain, false}, erased<Body>, context_of(body));
   }
 
-  // The same with ranges that are long at first, a third of what is left of a thread's share, and
-  // shorter and shorter, down to `least` items: long streams, and threads that end together.
+  // The same with ranges of decreasing size: a third of what remains of the thread's share, down to
+  // `least` items. Gives long streams and threads that finish together.
   template <class Body>
   void run_tapered(int64_t items, int64_t least, Body&& body) {
     run_erased(items, {least, true}, erased<Body>, context_of(body));
@@ -59,8 +59,8 @@ class ThreadPool {
  private:
   using Function = void (*)(void* context, int64_t begin, int64_t end, int thread);
   struct Chunking {
-    int64_t grain;  // items of a chunk
-    bool tapered;   // whether several chunks are taken at once
+    int64_t grain;  // items per chunk
+    bool tapered;   // whether several chunks may be claimed at once
   };
   struct Loop {
     Function function = nullptr;
@@ -87,19 +87,19 @@ class ThreadPool {
   bool take_others(int thread);
   void execute(int64_t first, int64_t end, int thread);
 
-  // A thread's share of the loop: its chunks that nobody has claimed, as one word that is claimed
-  // from by compare-and-swap. It says all that a claim depends on, so that a thread that is late,
-  // even by some loops, claims what is right to claim. `done` counts the chunks that the thread has
-  // run since the start; nobody else writes there.
+  // A thread's share: its unclaimed chunks as one word, claimed by compare-and-swap. The word contains
+  // everything a claim depends on, so that a delayed thread, even one that is several loops behind,
+  // makes a valid claim. `done` counts the chunks this thread has run since the start and is written by
+  // it alone.
   struct alignas(64) Lane {
     std::atomic<uint64_t> unclaimed{0};
     alignas(64) std::atomic<uint64_t> done{0};
   };
   std::unique_ptr<Lane[]> lanes_;
-  // Written while no chunk is left, and read by those who have claimed one.
+  // Written while no chunk is unclaimed; read by threads that have claimed one.
   alignas(64) Loop loop_;
-  alignas(64) std::atomic<uint32_t> epoch_{0};  // counts the loops
-  std::mutex turn_;                              // of the loop's caller
+  alignas(64) std::atomic<uint32_t> epoch_{0};  // number of loops started
+  std::mutex turn_;                              // serializes callers of run()
 
   std::atomic<bool> failed_{false};
   std::exception_ptr exception_;

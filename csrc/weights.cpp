@@ -22,7 +22,7 @@ Storage storage_of(WeightType type) {
     case WeightType::Q4_K: return {144, 256};
     case WeightType::Q5_K: return {176, 256};
     case WeightType::Q6_K: return {210, 256};
-    case WeightType::I8: break;  // a row has a head
+    case WeightType::I8: break;  // a row starts with its scale
   }
   throw internal_error("unknown weight type");
 }
@@ -117,7 +117,7 @@ void WeightStore::pack(const std::string& name, int id, WeightType from, const u
   unpacked_ -= panels * m.panel_bytes;
   if (last < m.n) return;
   next_row_ = 0;
-  if (id + 1 == static_cast<int>(matrices_.size())) unpacked_ = 0;  // with what aligns matrices
+  if (id + 1 == static_cast<int>(matrices_.size())) unpacked_ = 0;  // including alignment padding
   packed_.raise(id + 1);
 }
 

@@ -1,37 +1,37 @@
-// Attention over a span of bf16 keys and values by AMX tiles: queries and probabilities are rounded
-// to bf16 too, and every row goes through the tiles, a lone one as well. A row's bits do not depend
-// on its neighbours: rows of a tile are computed alike, chunks lie at fixed positions, and what a
-// row does not see enters as a probability of zero times a finite value.
+// Attention over a span of bf16 keys and values with AMX tiles. Queries and probabilities are rounded
+// to bf16 too, and every row goes through the tiles, even a single one. A row's bits do not depend on
+// its neighbours: rows of a tile are computed alike, chunks lie at fixed positions, and unseen
+// positions contribute a probability of zero times a finite value.
 //
-// Keys are a product's left side, 16 tokens by 32 values as they lie in the cache, a token's values in
-// whole lines, so that to write a token touches few of them. So scores come token by token, which is how
-// they become probabilities: only those are turned around, to be a left side row by row.
+// Keys are the left operand, 16 tokens by 32 values in their cache layout; a token's values fill whole
+// cache lines, so writing a token touches few of them. Scores are therefore produced token-major. Only
+// the probabilities are transposed, to become a row-major left operand.
 
-constexpr int64_t kTileDepth = 32;    // values of bf16 that one tile product sums over
+constexpr int64_t kTileDepth = 32;    // bf16 values that one tile product sums over
 static_assert(kTileDepth == kKeyRun && kTileDepth == kChunk);
-constexpr int64_t kTileQueries = 32;  // query rows at a time: two tiles
-// A row length that does not map all rows to the same few lines of the first-level cache.
+constexpr int64_t kTileQueries = 32;  // query rows per pass: two tiles
+// Row length that does not map all rows to the same few sets of L1.
 constexpr int64_t kTileProbRow = kSpan + kTileDepth;  // bf16
 
 static inline int64_t tile_scratch_bytes(const AttnShape& shape) {
   return kTileQueries * (kSpan * 4 + kTileProbRow * 2 + shape.head_dim * 2) + kSpan * shape.v_dim * 2;
 }
 
-// One tile's worth of rows at work on a span.
+// One pass over a span for up to kTileQueries rows.
 struct TileJob {
   const SpanJob& job;
   int64_t row0, count;
   const uint8_t* q;    // bf16 [count][d]
-  uint8_t* queries;    // the same as a tile's right side: [upper or lower][d / 2][columns][2]
+  uint8_t* queries;    // the same as right operand: [upper or lower][d / 2][columns][2]
   float* scores;       // [chunk][upper or lower][kChunk][columns]
   uint16_t* probs;     // [kTileQueries][kTileProbRow]
-  uint8_t* copies;     // chunks of V that do not lie as a tile wants them
-  bool leads;          // the first of its span: K and V are not in the caches yet
-  Visible see[kTileQueries];  // what a row sees,
-  Visible all{kSpan, 0};      // what any of them sees,
-  Visible common{0, kSpan};   // and what all of them see
-  int64_t first = 0, chunks = 0;                   // what any sees: where its chunks begin, how many
-  const uint8_t* values[kSpan / kTileDepth] = {};  // where V of each lies
+  uint8_t* copies;     // repacked chunks of V whose cache layout a tile cannot load
+  bool leads;          // first pass over this span: K and V are not cached yet
+  Visible see[kTileQueries];  // positions that each row sees,
+  Visible all{kSpan, 0};      // that any row sees,
+  Visible common{0, kSpan};   // that all rows see
+  int64_t first = 0, chunks = 0;                   // first chunk that any row sees, and number of chunks
+  const uint8_t* values[kSpan / kTileDepth] = {};  // V of each chunk
 
   void look() {
     for (int64_t r = 0; r < count; ++r) {
@@ -43,26 +43,27 @@ struct TileJob {
     chunks = (max64(all.hi, first) - first + kChunk - 1) / kChunk;
   }
   bool lower() const { return count > kTileRows; }
-  // Whether it waits for memory rather than for the tiles.
+  // Bound by memory rather than by the tile unit.
   bool waits() const { return leads && !lower(); }
 };
 
-// --- what is asked for ahead ---
+// --- prefetching ---
 //
-// Few rows wait for memory. The hardware reads ahead by itself, but only to the end of a page, and not
-// before it has met some lines of it: so the first lines of the pages that come next are asked for
-// while others are read, and the rest is left to it (line by line is slower). While probabilities are
-// made or what is read is near already, nothing goes on by itself, and lines are asked for one by one.
+// With few rows, attention is bound by memory. The hardware prefetcher only works within a page and
+// starts after it has seen some of the page's lines, so the first lines of the following pages are
+// prefetched and the rest is left to it (prefetching every line is slower). While probabilities are
+// computed, or if the current data is cached already, the hardware prefetcher is idle and every line is
+// prefetched.
 
-// What lies at `from`, by the first lines of its pages.
+// Prefetches the first lines of each page in [from, from + bytes).
 static TIDEMILL_INLINE void prefetch_page_heads(const uint8_t* from, int64_t bytes) {
   constexpr int64_t kFirst = 512;
   for (int64_t page = 0; page < bytes; page += kPageBytes)
     for (int64_t at = page; at < min64(page + kFirst, bytes); at += 64) prefetch_near(from + at);
 }
 
-// What is read after the keys of chunk t: those of the next one; after the last one values, of which a
-// chunk that is seen in part is copied first.
+// Prefetches what follows the keys of chunk t: the next chunk's keys, or after the last one the first
+// values; a partially visible chunk of V is copied first.
 static void prefetch_after(const TileJob& tile, int64_t t) {
   const SpanJob& job = tile.job;
   const int64_t block_size = job.kv.block_size, next = t + kChunk;
@@ -79,7 +80,7 @@ static void prefetch_after(const TileJob& tile, int64_t t) {
   }
 }
 
-// Beside chunk c of the last values: a share of the first keys of what comes after this span.
+// During chunk c of the last values: prefetches a share of the first keys of the next span.
 static void prefetch_next_keys(const TileJob& tile, int64_t c) {
   const SpanJob& job = tile.job;
   const AttnNext& next = job.next;
@@ -91,22 +92,21 @@ static void prefetch_next_keys(const TileJob& tile, int64_t c) {
     prefetch_near(keys + line * 64);
 }
 
-// 64 columns of a chunk of V, which are read in a later pass than those before them.
+// 64 columns of a chunk of V, which are read in a later pass than the columns before them.
 static TIDEMILL_INLINE void prefetch_columns(const uint8_t* v, int64_t v_row) {
   for (int64_t row = 0; row < kTileDepth / 2; ++row)
     for (int64_t line = 0; line < 256; line += 64) prefetch_near(v + row * v_row + line);
 }
 
-// Lines of V brought closer while probabilities are made: all of them where there are many rows, else a
-// chunk's.
+// Prefetches V while probabilities are computed: all of it for many rows, else one chunk.
 class ValuePrefetch {
  public:
   explicit ValuePrefetch(const TileJob& tile)
       : tile_(tile), end_(!tile.leads ? 0 : tile.waits() ? 1 : tile.chunks) {}
 
-  // A share of them, of which there is one beside each chunk.
+  // One share per chunk of probabilities.
   void on() {
-    const int64_t lines = tile_.job.shape.v_dim;  // of a chunk
+    const int64_t lines = tile_.job.shape.v_dim;  // per chunk
     const int64_t share = (end_ * lines + tile_.chunks - 1) / tile_.chunks;
     for (int64_t i = 0; i < share && at_ < end_; ++i) {
       const uint8_t* line = tile_.values[at_] + line_ * 64;
@@ -117,18 +117,18 @@ class ValuePrefetch {
 
  private:
   const TileJob& tile_;
-  int64_t at_ = 0, line_ = 0;  // the next chunk, and of it the next line
-  const int64_t end_;          // chunks
+  int64_t at_ = 0, line_ = 0;  // next chunk, and its next line
+  const int64_t end_;          // in chunks
 };
 
 // --- the parts of a span ---
 
-// A token's keys lie so far behind the one's before.
+// Distance between a token's keys and the previous token's.
 struct KeyRuns {
   static constexpr int kLaneBytes = kKeyRun * 2;
 };
 
-// What holds [16][N] values afterwards holds [N][16].
+// Transposes [16][N] to [N][16].
 template <int N>
 static TIDEMILL_INLINE void transpose(Vf (&v)[N]) {
   TIDEMILL_UNROLL
@@ -144,8 +144,8 @@ static TIDEMILL_INLINE void transpose(Vf (&v)[N]) {
   }
 }
 
-// Scores and probabilities of a tile's rows, of which kColumns are multiplied at once, and as many lower
-// ones. A vector of either is so many tokens by kColumns rows.
+// Scores and probabilities of a tile's rows: kColumns rows per product, and as many lower ones. A
+// vector holds kTokens tokens by kColumns rows.
 template <int kColumns, bool kLower>
 class TileRows {
  public:
@@ -175,18 +175,18 @@ class TileRows {
     for (int64_t c = 0; c < tile.chunks; ++c) {
       if (tile.waits()) prefetch_after(tile, tile.first + c * kChunk);
       multiply(tile.first + c * kChunk, scores(c, 0));
-      // What tiles have stored is there when they are done: the scores before meanwhile.
+      // Tile stores complete late; meanwhile the previous chunk's scores are processed.
       if (c > 0) find_largest(c - 1);
     }
     find_largest(tile.chunks - 1);
   }
 
-  // Of row r of the tile the largest score goes to m[r], the sum of probabilities to l[r].
+  // Per row r: m[r] = largest score, l[r] = sum of probabilities.
   void weigh(float* m, float* l) {
     const TileJob& tile = tile_;
     float largest[1 + kLower][kLanes] = {};
-    // Scores are multiplied by their scale with what makes powers of two of them, where nothing comes
-    // between: it does not change which one is the largest.
+    // Unless scores are reshaped, their scale is folded into the factor of the exponential. The largest
+    // score stays the same one.
     const float scale = reshapes_ ? 1.0f : tile.job.shape.scale;
     for (int64_t r = 0; r < tile.count; ++r) {
       const int64_t first = r % kColumns;
@@ -211,9 +211,9 @@ class TileRows {
   }
 
  private:
-  static constexpr int64_t kRow = kColumns * 4;  // bytes of a tile's row of queries or scores
+  static constexpr int64_t kRow = kColumns * 4;  // bytes per tile row of queries or scores
   static constexpr int64_t kTile = kHalf * kColumns;
-  static constexpr int kTokens = kLanes / kColumns;  // of a vector
+  static constexpr int kTokens = kLanes / kColumns;  // tokens per vector
 
   // Tiles: 0 and 1 scores of 16 tokens each, 2 and 3 those of the lower rows, 4 and 5 keys, 6 and 7
   // queries.
@@ -252,9 +252,10 @@ class TileRows {
   float* scores(int64_t c, int lower) const {
     return tile_.scores + (c * (1 + kLower) + lower) * 2 * kTile;
   }
-  // Whether all rows see all of a chunk.
+  // Whether all rows see the whole chunk.
   bool whole(int64_t t) const { return t >= tile_.common.lo && t + kChunk <= tile_.common.hi; }
-  // A vector of scores or probabilities from token t on, but `fill` where a row does not see the token.
+  // A vector of scores or probabilities starting at token t, with `fill` where a row does not see the
+  // token.
   TIDEMILL_INLINE Vf keep_seen(Vf v, int lower, int64_t t, float fill) const {
     return keep_within(v, iadd(token_, iset(int32_t(t))), lo_[lower], hi_[lower], fill);
   }
@@ -287,7 +288,7 @@ class TileRows {
     }
   }
 
-  // Capped, and less by the head's slope for every token of distance: as reshape_row.
+  // Softcap and ALiBi, as in reshape_row.
   void reshape(Vf (&v)[kColumns], int lower, int64_t t) const {
     const SpanJob& job = tile_.job;
     float slopes[kLanes] = {}, distances[kLanes] = {};
@@ -304,7 +305,7 @@ class TileRows {
     }
   }
 
-  // Takes a chunk's scores into the largest so far.
+  // Updates the running maximum with a chunk's scores.
   void find_largest(int64_t c) {
     const int64_t t = tile_.first + c * kChunk;
     for (int lower = 0; lower <= int(kLower); ++lower) {
@@ -327,7 +328,7 @@ class TileRows {
     }
   }
 
-  // A chunk's scores to probabilities in bf16, zero for what a row does not see.
+  // Converts a chunk's scores to bf16 probabilities, zero where a row does not see the token.
   void weigh_chunk(int64_t c, int lower, Vf largest, Vf doublings) {
     const int64_t t = tile_.first + c * kChunk, row0 = lower * kTileRows;
     const bool all = whole(t);
@@ -361,14 +362,14 @@ class TileRows {
   }
 
   const TileJob& tile_;
-  const int64_t depths_;  // pairs of a key
-  const bool reshapes_;   // something comes between scores and their exponentials
-  Vi token_, lo_[1 + kLower], hi_[1 + kLower];  // of a vector's lanes: the token, what the row sees
-  Vf best_[1 + kLower];    // the largest scores, by tokens and rows as a vector of scores has them
-  Vf sums_[kTileQueries];  // a row's probabilities summed, by tokens
+  const int64_t depths_;  // pairs per key
+  const bool reshapes_;   // softcap, slopes or a non-positive scale
+  Vi token_, lo_[1 + kLower], hi_[1 + kLower];  // per lane: token, and the row's visible range
+  Vf best_[1 + kLower];    // largest scores, laid out as a vector of scores
+  Vf sums_[kTileQueries];  // per row: partial sums of probabilities
 };
 
-// A chunk of V with the tokens nobody sees cleared: their slots may hold anything, a NaN included.
+// Copies a chunk of V with unseen tokens cleared: their slots may hold anything, even NaN.
 static void copy_seen(const TileJob& tile, int64_t t, uint8_t* out) {
   const int64_t d = tile.job.shape.v_dim;
   for (int64_t i = 0; i < kTileDepth; i += 2) {
@@ -381,7 +382,7 @@ static void copy_seen(const TileJob& tile, int64_t t, uint8_t* out) {
   }
 }
 
-// Where the chunks of V lie; those with tokens that nobody sees, or in two blocks, are copied.
+// Locates the chunks of V; chunks with unseen tokens, or spread over two blocks, are copied.
 static void find_values(TileJob& tile) {
   const int64_t d = tile.job.shape.v_dim;
   for (int64_t c = 0; c < tile.chunks; ++c) {
@@ -408,11 +409,11 @@ static void weigh_rows(TileJob& tile, float* m, float* l) {
   rows.weigh(m, l);
 }
 
-// acc[rows][64 or 32 columns] from column d0 on, summed over the span's chunks in order.
+// acc[rows][64 or 32 columns] starting at column d0, summed over the span's chunks in order.
 template <bool kLower>
 static inline void tile_columns(const TileJob& tile, int64_t d0, float* acc) {
   const int64_t d = tile.job.shape.v_dim, v_row = d * 4, p_row = kTileProbRow * 2;
-  const bool wide = !kLower && d0 + 2 * kTileDepth <= d;  // four sums for the upper rows
+  const bool wide = !kLower && d0 + 2 * kTileDepth <= d;  // four accumulators for the upper rows
   const bool last = d0 + 2 * kTileDepth >= d;
   tile_zero<0>();
   tile_zero<1>();
@@ -448,7 +449,7 @@ static inline void tile_columns(const TileJob& tile, int64_t d0, float* acc) {
 }
 
 // Tiles: 0 to 3 sums, 4 and 5 probabilities (upper and lower rows), 6 and 7 values. Without lower rows
-// all four sums are the upper rows'.
+// all four sums belong to the upper rows.
 static inline void configure_values(const TileJob& tile) {
   const int64_t upper = min64(tile.count, kTileRows), lower = tile.count - upper;
   TileShapes shapes;

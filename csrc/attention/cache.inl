@@ -1,13 +1,14 @@
-// Layout of one KV block, per KV head (block_size tokens; d is K's width or V's, which may differ):
+// Layout of one KV block, per KV head (block_size tokens; d is the width of K or of V, which may
+// differ):
 //   F32   K [d][tokens],        V [tokens][d]
-//   BF16  K [d / 2][tokens][2], V [tokens / 2][d][2]; where tiles read them K [d / 32][tokens][32]
+//   BF16  K [d / 2][tokens][2], V [tokens / 2][d][2]; for tiles K [d / 32][tokens][32]
 //   I8    K [d][tokens],        V [tokens][d], then K and V scales, float [tokens] each
-//   I4    K [d / 2][tokens], of a byte the even d is the low nibble; V [tokens][ceil(d / 32)][16],
-//         of byte j of a run of 32 values the low nibble is j and the high one 16 + j; then pairs
-//         of bfloat16, scale and minimum: K's [ceil(d / 32)][tokens], V's [tokens]
-// Lanes of a score are tokens and lanes of an output are d, so neither needs a horizontal sum.
-// Vectors of V may read past a row into the next one (the surplus lanes are never used); the slack
-// keeps the last row's surplus inside the head.
+//   I4    K [d / 2][tokens], low nibble = even d; V [tokens][ceil(d / 32)][16], where byte j of a run of
+//         32 values holds value j (low nibble) and 16 + j (high); then bfloat16 pairs of scale and
+//         minimum: K's [ceil(d / 32)][tokens], V's [tokens]
+// Lanes of a score are tokens and lanes of an output are d, so neither needs a horizontal sum. Vectors
+// of V may read past a row into the next one (the surplus lanes are not used); padding keeps the last
+// row's surplus inside the head.
 
 struct CacheLayout {
   int64_t v_offset, scale_offset, head_bytes;
@@ -19,7 +20,7 @@ static inline int64_t element_bytes(KvType type) {
 
 static inline int64_t key_groups(int64_t head_dim) { return (head_dim + kKvGroup - 1) / kKvGroup; }
 
-// Bytes of a token's V in an I4 cache: whole runs.
+// Bytes of a token's V in an I4 cache: whole runs of 32.
 static inline int64_t nibble_row(int64_t v_dim) { return round_up(v_dim, 32) / 2; }
 
 static inline CacheLayout cache_layout(KvType type, int64_t block_size, int64_t head_dim,
@@ -44,7 +45,7 @@ static int64_t kv_block_bytes(KvType type, int64_t block_size, int64_t kv_heads,
   return kv_heads * cache_layout(type, block_size, head_dim, v_dim).head_bytes;
 }
 
-// Values of a key that lie together where tiles read it: a token's keys are in few lines then.
+// Consecutive values of a key in the tile layout, so that a token's keys touch few cache lines.
 constexpr int64_t kKeyRun = 32;
 
 static inline bool is_tiled([[maybe_unused]] const KvLayer& kv) {
@@ -83,20 +84,20 @@ static inline float int8_inverse(const float* x, int64_t n, float* scale) {
 }
 
 static inline int8_t int8_round(float x) {
-  x = x > -127.0f ? x : -127.0f;  // also turns a NaN into a value
+  x = x > -127.0f ? x : -127.0f;  // also replaces NaN
   x = x < 127.0f ? x : 127.0f;
   return int8_t(int((x + 12582912.0f) - 12582912.0f));
 }
 
-// Scale and minimum of an I4 group as they lie in the cache: the minimum is rounded down and the
-// scale up, so that no value is cut off.
+// Scale and minimum of an I4 group as stored: the minimum is rounded down and the scale up, so that no
+// value is clipped.
 static inline uint32_t int4_pair(const float* x, int64_t n) {
   float lo = kInfinity, hi = -kInfinity;
   for (int64_t i = 0; i < n; ++i) {
     lo = x[i] < lo ? x[i] : lo;
     hi = x[i] > hi ? x[i] : hi;
   }
-  if (!(lo <= hi)) lo = hi = 0.0f;  // nothing but NaN
+  if (!(lo <= hi)) lo = hi = 0.0f;  // all NaN
   const uint32_t low_bits = float_bits(lo);
   const uint32_t minimum = (low_bits >> 31 ? low_bits + 0xffff : low_bits) & 0xffff0000u;
   const uint32_t step = float_bits((hi - bits_float(minimum)) / 15.0f);
@@ -106,19 +107,19 @@ static inline float int4_scale(uint32_t pair) { return bits_float(pair << 16); }
 static inline float int4_minimum(uint32_t pair) { return bits_float(pair & 0xffff0000u); }
 
 static inline uint8_t int4_round(float x) {
-  x = x > 0.0f ? x : 0.0f;  // also turns a NaN into a value
+  x = x > 0.0f ? x : 0.0f;  // also replaces NaN
   x = x < 15.0f ? x : 15.0f;
   return uint8_t(int((x + 12582912.0f) - 12582912.0f));
 }
 
-// n values by a pair to out, a byte each.
+// Quantizes n values with a (scale, minimum) pair, one byte each.
 static inline void int4_quantize(const float* x, int64_t n, uint32_t pair, uint8_t* out) {
   const float minimum = int4_minimum(pair), scale = int4_scale(pair);
   const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
   for (int64_t i = 0; i < n; ++i) out[i] = int4_round((x[i] - minimum) * inverse);
 }
 
-// One token's values and pairs in one KV head of an I4 block, by their index.
+// Index of one token's values and pairs in one KV head of an I4 block.
 struct NibbleHead {
   const KvLayer& kv;
   uint8_t* base;
@@ -162,7 +163,7 @@ static inline void write_nibbles(const NibbleHead& head, const float* k, const f
   }
 }
 
-// Values a byte each, pairs as floats.
+// One byte per value, pairs as floats.
 static inline void export_nibbles(const NibbleHead& head, uint8_t* k, uint8_t* v, float* k_scale,
                                   float* v_scale) {
   for (int64_t i = 0; i < head.kv.head_dim; ++i)
@@ -192,12 +193,12 @@ static inline void import_nibbles(const NibbleHead& head, const uint8_t* k, cons
 }
 
 #ifdef TIDEMILL_AMX
-// One token's K and V in one KV head of a block that tiles read.
+// Writes one token's K and V in one KV head of a block in tile layout.
 static inline void write_tiled(const KvLayer& kv, uint8_t* base, uint8_t* values, int64_t slot,
                                const float* k, const float* v) {
   for (int64_t i = 0; i < kv.head_dim; i += kKeyRun)
     istore(base + k_index(kv, slot, i) * 2, round_bf16_pair(vload(k + i), vload(k + i + kLanes)));
-  // The other token of the pair keeps its half of a lane.
+  // The pair's other token keeps its half of the lane.
   uint8_t* const row = values + slot / 2 * kv.v_dim * 4;
   const bool odd = slot % 2;
   const Vi upper = iset(int32_t(0xffff0000u)), lower = iset(0x0000ffff);
@@ -301,7 +302,7 @@ static inline float read_value(KvType type, const uint8_t* at, float scale) {
   return scale * float(int8_t(*at));
 }
 
-// scale * q is exact, so the sum rounds once, fused or not.
+// scale * q is exact, so the sum rounds once, whether fused or not.
 static inline float int4_value(uint8_t q, uint32_t pair) {
   return float(q) * int4_scale(pair) + int4_minimum(pair);
 }

@@ -1,7 +1,7 @@
-// Powers of two, of which probabilities are made: 11 instructions where vexp takes 20 (AVX-512).
+// Powers of two for softmax: 11 instructions where vexp takes 20 (AVX-512).
 
-// What a number is above the whole one it is not below, and a * 2^ that whole one: of what 2^x is made of,
-// for x from -127 on (below that powers_of_two has zero whatever these give).
+// The fractional part of x, and a * 2^floor(x); together they give 2^x for x >= -127 (powers_of_two
+// returns zero below).
 #ifndef TIDEMILL_FRACTIONS
 static inline Vf vfraction(Vf x) {
   x = vmax(vset(-127.0f), x);
@@ -12,8 +12,8 @@ static inline Vf vscale2_whole(Vf a, Vf x, Vf fraction) {
 }
 #endif
 
-// 2^x of up to 0, to 2.5 ulp: a minimax polynomial of degree 5 over what x is above a whole number, 1 at
-// 0, found by Lawson's iteration. What would be subnormal is 0, for the reason given at vexp.
+// 2^x for x <= 0, to 2.5 ulp: a minimax polynomial of degree 5 in the fractional part, exactly 1 at 0,
+// found by Lawson's iteration. Subnormal results are flushed to 0 for the reason given at vexp.
 template <int N>
 static TIDEMILL_INLINE void powers_of_two(Vf (&x)[N]) {
   constexpr float kCoefficients[] = {9.0170303214e-3f, 5.5799913105e-2f, 2.4016445015e-1f,

@@ -1,15 +1,15 @@
-// Attention of a few queries over one span. The span is scored whole (at most kSpan scores a row),
-// so there is one maximum and no rescaling inside it; rows are computed kScoreRows at a time.
-// A row's bits depend only on its query and on the positions it sees: scores of unseen positions
-// are replaced before anything is computed from them, and steps of V are skipped, not zeroed.
+// Attention of a few queries over one span. All scores of the span are computed first (at most kSpan
+// per row), so there is one maximum and no rescaling. Rows are computed kScoreRows at a time. A row's
+// bits depend only on its query and the positions it sees: scores of unseen positions are replaced
+// before they are used, and unseen steps of V are skipped, not multiplied by zero.
 
 #include "attention/powers.inl"
 
-// Floats from one row's scores to the next: a line more than a span, so that all rows' scores of a
-// position do not compete for the same few places of the first-level cache.
+// Row stride of the scores in floats: one cache line more than a span, so that the rows' scores of a
+// position do not compete for the same L1 set.
 constexpr int64_t kScoreRow = kSpan + 16;
 
-// Positions of the span one row sees: [lo, hi), relative to the span's start; {0, 0} when none.
+// Positions of the span that one row sees: [lo, hi) relative to the span's start; {0, 0}: none.
 struct Visible {
   int64_t lo, hi;
 };
@@ -23,22 +23,22 @@ struct SpanJob {
   int64_t kv_head;
   int64_t pos0;
   int64_t group;       // query heads per KV head
-  int64_t steps;       // depth of a score
-  int64_t vectors;     // vectors of a V
-  int64_t acc_row;     // floats per accumulator row, whole vectors
+  int64_t steps;       // dot product steps per score
+  int64_t vectors;     // vectors per row of V
+  int64_t acc_row;     // floats per accumulator row, a multiple of the vector width
   uint8_t* q;          // packed queries
-  float* scores;       // [kScoreRows][kScoreRow], then probabilities in place
+  float* scores;       // [kScoreRows][kScoreRow]; overwritten by probabilities
   float* acc;          // [kScoreRows][acc_row]
   const AttnNext& next;
-  bool streaming;           // whether keys and values are asked for as what is read once
-  // Or not asked for at all, and keys of several blocks are scored at once: so many streams keep the
-  // hardware's own prefetching busier than a list of lines does. From more than a span on; fewer keys
-  // lie in a cache more often than not, where asking is better. Of caches that have kMultiBlock, and
-  // of kMultiBlockRows at most.
+  bool streaming;           // prefetch keys and values as streaming (non-temporal) data
+  // Score keys of several blocks at once without prefetching: that many streams keep the hardware
+  // prefetcher busier than software prefetches do. Used beyond one span (shorter contexts are mostly
+  // cached, where software prefetching is better), for caches with kMultiBlock and up to
+  // kMultiBlockRows rows.
   bool multi_block;
 };
 
-// More rows compute too long between two keys, and wait for values that nobody asked for.
+// With more rows there is too much computation between two keys, and V would not be prefetched.
 constexpr int kMultiBlockRows = 2, kMultiBlockChunks = 4;
 
 static inline Visible visible(const SpanJob& job, int64_t row) {
@@ -48,7 +48,7 @@ static inline Visible visible(const SpanJob& job, int64_t row) {
   return hi > lo ? Visible{lo, hi} : Visible{0, 0};
 }
 
-// Smallest range that holds what `count` rows from row0 on see; {kSpan, 0} when nothing.
+// Smallest range containing what `count` rows starting at row0 see; {kSpan, 0}: nothing.
 static inline Visible seen_by(const SpanJob& job, int64_t row0, int64_t count) {
   Visible all{kSpan, 0};
   for (int64_t r = 0; r < count; ++r) {
@@ -58,7 +58,7 @@ static inline Visible seen_by(const SpanJob& job, int64_t row0, int64_t count) {
   return all;
 }
 
-// Positions that all of `count` rows from row0 on see.
+// Positions that all of the `count` rows starting at row0 see.
 static inline Visible seen_by_all(const SpanJob& job, int64_t row0, int64_t count) {
   Visible common{0, kSpan};
   for (int64_t r = 0; r < count; ++r) {
@@ -68,7 +68,7 @@ static inline Visible seen_by_all(const SpanJob& job, int64_t row0, int64_t coun
   return common;
 }
 
-// Head data of the block that holds span position t, and t's slot in it.
+// The head's data in the block that holds span position t, and t's slot in that block.
 static inline const uint8_t* head_at(const SpanJob& job, int64_t t, int64_t* slot) {
   const int64_t position = job.base + t;
   const int64_t block = job.block_table[position / job.kv.block_size];
@@ -76,7 +76,7 @@ static inline const uint8_t* head_at(const SpanJob& job, int64_t t, int64_t* slo
   return head_base(job.kv, job.layout, block, job.kv_head);
 }
 
-// Scales of an I8 cache.
+// K or V scales of an I8 cache.
 static inline float* scales_at(const SpanJob& job, int64_t t, bool values) {
   int64_t slot;
   const uint8_t* head = head_at(job, t, &slot);
@@ -84,7 +84,7 @@ static inline float* scales_at(const SpanJob& job, int64_t t, bool values) {
   return reinterpret_cast<float*>(const_cast<uint8_t*>(head) + job.layout.scale_offset) + at;
 }
 
-// Scales and minima of an I4 cache: of the first group of K, the next one's pair_step bytes on, or
+// Scales and minima of an I4 cache: of K's first group (the next group is pair_step bytes further), or
 // of V.
 static inline int64_t pair_step(const SpanJob& job) { return int64_t(job.kv.block_size) * 4; }
 static inline const uint8_t* pairs_at(const SpanJob& job, int64_t t, bool values) {
@@ -94,8 +94,8 @@ static inline const uint8_t* pairs_at(const SpanJob& job, int64_t t, bool values
   return head + job.layout.scale_offset + group * pair_step(job) + slot * 4;
 }
 
-// Where the K of each 16-token half of chunk [t, t + 32) lies; a half nobody sees aliases the
-// other, so that no block outside the table is touched.
+// Addresses of K for the two 16-token halves of chunk [t, t + 32). A half that nobody sees aliases the
+// other one, so that no block outside the table is accessed.
 template <class Cache>
 static inline void chunk_keys(const SpanJob& job, int64_t t, Visible range,
                               const uint8_t* (&half)[2]) {
@@ -110,14 +110,14 @@ static inline void chunk_keys(const SpanJob& job, int64_t t, Visible range,
   if (!seen[1]) half[1] = half[0];
 }
 
-// Whether the rows from row0 on bring closer what comes next: the first tile reads it from memory, the
-// others find it near.
+// Whether the tile starting at row0 prefetches: the first tile reads from memory, later ones hit the
+// cache.
 template <class Cache>
 static inline bool prefetches(const SpanJob& job, int64_t row0) {
   return row0 == 0 && !(Cache::kMultiBlock && job.multi_block);
 }
 
-// What to bring closer while chunk t is scored: K two chunks on, then the first of V.
+// What to prefetch while chunk t is scored: K two chunks further, then the beginning of V.
 template <class Cache>
 static inline KeyPrefetch chunk_prefetch(const SpanJob& job, int64_t row0, int64_t t, Visible range) {
   KeyPrefetch ahead{{nullptr, nullptr}, 0, job.streaming};
@@ -134,18 +134,17 @@ static inline KeyPrefetch chunk_prefetch(const SpanJob& job, int64_t row0, int64
                          : head + job.layout.v_offset +
                                slot / Cache::kDepth * Cache::row_bytes(job.shape.v_dim);
   }
-  // One line of V's rows per step covers them: a half of V has `steps` times kHalf bytes or lanes,
-  // where it is as wide as K. (Elsewhere some are left, or some lines behind it are fetched for
-  // nothing.)
+  // One line per step covers V's rows: half a chunk of V has `steps` times kHalf lanes if V is as wide
+  // as K. (Otherwise some lines are missed or prefetched needlessly.)
   ahead.step = (keys ? job.kv.block_size : kHalf) * Cache::kLaneBytes;
   if (ahead.half[0] && ahead.half[1] == ahead.half[0] + kHalf * Cache::kLaneBytes &&
       kChunk * Cache::kLaneBytes <= 64)
-    ahead.half[1] = nullptr;  // the same line
+    ahead.half[1] = nullptr;  // same cache line
   return ahead;
 }
 
-// Scores of C chunks from t on for R rows before their scale; -inf where a row does not see the token.
-// Several chunks are scored in one tile, which asks for nothing.
+// Unscaled scores of C chunks starting at t for R rows; -inf where a row does not see the token. If C >
+// 1, all chunks form one tile and nothing is prefetched.
 template <class Cache, int R, int C>
 static inline void score_chunks(const SpanJob& job, int64_t row0, int64_t t, Visible range,
                                 Visible common) {
@@ -216,14 +215,13 @@ static inline void score_rows(const SpanJob& job, int64_t row0, Visible range, V
   for (; t < range.hi; t += kChunk) score_chunks<Cache, R, 1>(job, row0, t, range, common);
 }
 
-// Whether something comes between scores and their exponentials. Else they are multiplied by their scale
-// with what makes powers of two of them: it does not change which one is the largest.
+// Whether scores are transformed before the exponential. If not, their scale is folded into the
+// exponential's factor, which does not change which score is the largest.
 static inline bool reshapes(const SpanJob& job) {
   return job.shape.softcap > 0 || job.shape.slopes != nullptr || !(job.shape.scale > 0.0f);
 }
 
-// Scores of one row scaled, capped, and less by the head's slope for every token of
-// distance. What the row does not see stays at -inf.
+// Scales one row's scores and applies softcap and ALiBi slopes. Unseen positions stay -inf.
 static void reshape_row(const SpanJob& job, int64_t row, float* scores, Visible see) {
   float steps[kLanes];
   for (int64_t i = 0; i < kLanes; ++i) steps[i] = float(i);
@@ -240,9 +238,9 @@ static void reshape_row(const SpanJob& job, int64_t row, float* scores, Visible 
   }
 }
 
-// Scores to probabilities exp(s - m) in place (rounded to bf16 pairs where those are multiplied,
-// times the V scale for an int8 or int4 cache); writes the row's m and l, and `base`: what the
-// minima of V come to, which every value of the output gets.
+// Replaces scores by probabilities exp(s - m) in place (rounded to bf16 pairs where those are
+// multiplied; multiplied by V's scale for int8 and int4 caches). Writes the row's m and l, and `base`:
+// the contribution of V's minima, equal for all values of the output.
 template <class Cache>
 static inline void softmax_row(const SpanJob& job, float* row, Visible see, float* m, float* l,
                                float* base) {
@@ -282,7 +280,8 @@ static inline void softmax_row(const SpanJob& job, float* row, Visible see, floa
     }
 #ifdef TIDEMILL_BF16_DOT
     if constexpr (Cache::kDepth == 2) {
-      // Pairs are written at half the distance they are read from, so never over unread values.
+      // Pairs are written at half the offset they are read from, so unread values are never
+      // overwritten.
       TIDEMILL_UNROLL
       for (int v = 0; v < kVecs; v += 2)
         istore(row + (t + v * kLanes) / 2, round_bf16_pair(p[v], p[v + 1]));
@@ -296,7 +295,7 @@ static inline void softmax_row(const SpanJob& job, float* row, Visible see, floa
   if (job.kv.type == KvType::I4) *base = vreduce_add(minima);
 }
 
-// Row of V that holds step `s` of the span (a token, or a pair of tokens).
+// Row of V for step `s` of the span (one token, or a pair of tokens).
 template <class Cache>
 static inline const uint8_t* value_row(const SpanJob& job, int64_t s) {
   const int64_t t = s * Cache::kDepth, row = Cache::row_bytes(job.shape.v_dim);
@@ -305,9 +304,9 @@ static inline const uint8_t* value_row(const SpanJob& job, int64_t s) {
   return head + job.layout.v_offset + slot / Cache::kDepth * row;
 }
 
-// What to bring closer beside V of position t: V so many positions on, and behind the last of them
-// the K that comes next, which would else be read from memory. A block's K is as large as its V
-// where they are as wide, so a run of V's rows covers a part of it that begins at its slot's share.
+// What to prefetch with V of position t: V `positions` further, and past the end of V the next K. K and
+// V of a block have the same size if they have the same width, so each run of V's rows covers the
+// corresponding part of K.
 template <class Cache>
 static inline const uint8_t* value_prefetch(const SpanJob& job, int64_t t, int64_t positions,
                                          Visible all) {
@@ -322,7 +321,7 @@ static inline const uint8_t* value_prefetch(const SpanJob& job, int64_t t, int64
          job.layout.v_offset * (position % job.kv.block_size) / job.kv.block_size;
 }
 
-// Steps [from, to) of one row alone.
+// Steps [from, to) of a single row.
 template <class Cache>
 static inline void value_alone(const SpanJob& job, int64_t r, Visible see, int64_t from,
                                int64_t to) {
@@ -336,8 +335,8 @@ static inline void value_alone(const SpanJob& job, int64_t r, Visible see, int64
   }
 }
 
-// acc = sum of p * V for R rows: 64 positions at a time (they stay in the first-level cache), the
-// steps that all rows see whole in one tile, the others row by row; each row ascends.
+// acc = sum of p * V for R rows, 64 positions at a time (they stay in L1): steps that all rows see form
+// one tile, the others are computed row by row. Positions ascend for each row.
 template <class Cache, int R>
 static void value_rows(const SpanJob& job, int64_t row0) {
   constexpr int V = R * 8 <= kAccRegisters ? 8 : R * 4 <= kAccRegisters ? 4 : 2;
@@ -349,7 +348,7 @@ static void value_rows(const SpanJob& job, int64_t row0) {
   const int64_t common_from = (common.lo + D - 1) / D, common_to = common.hi / D;
   for (int64_t t = all.lo / kRange * kRange; t < all.hi; t += kRange) {
     const int64_t from = max64(t / D, common_from), to = min64((t + kRange) / D, common_to);
-    const int64_t split = max64(from, to);  // == from when the rows share no whole step here
+    const int64_t split = max64(from, to);  // == from if no step is visible to all rows
     for (int r = 0; r < R; ++r)
       value_alone<Cache>(job, r, see[r], max64(t, see[r].lo) / D,
                          min64(from < to ? from : kSpan,
@@ -428,7 +427,7 @@ static void span_all(const SpanJob& job, const float* q, int64_t q_stride, int64
   }
 }
 
-// Scratch, in order: packed queries, scores, accumulators.
+// Layout of the scratch memory: packed queries, scores, accumulators.
 struct ScratchLayout {
   int64_t scores, acc, acc_row, total;
 };
@@ -496,8 +495,8 @@ static int64_t attn_scratch_bytes(const AttnShape& shape, int64_t nq) {
 static void attn_merge(int64_t count, int64_t v_dim, float* m, float* l, float* acc,
                        const float* m2, const float* l2, const float* acc2) {
   for (int64_t r = 0; r < count; ++r, acc += v_dim, acc2 += v_dim) {
-    if (m2[r] == -kInfinity) continue;  // the span was not seen
-    if (m[r] == -kInfinity) {           // the first span: what the rest would come to, without exp
+    if (m2[r] == -kInfinity) continue;  // nothing of the span was visible
+    if (m[r] == -kInfinity) {           // first span: same result as below, without exp
       for (int64_t i = 0; i < v_dim; i += kLanes) {
         const int64_t n = v_dim - i;
         vstore_n(acc + i, vadd(vload_n(acc2 + i, n), vzero()), n);

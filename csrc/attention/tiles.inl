@@ -1,9 +1,9 @@
-// Register tiles of attention, over five ways to hold K, V and what multiplies them. A step is one
-// depth of the dot products; kLaneBytes what a lane of K or V takes, kQueryBytes what a step takes
-// of a query or of probabilities. Where keys are held in another way than values, Keys names it. kMultiBlock:
-// what SpanJob::streams is for.
+// Register tiles of attention for the five KV representations. A step is one unit of depth of the dot
+// products; kLaneBytes is the size of a lane of K or V, kQueryBytes the size of one step of a query or
+// of probabilities. Keys names the key representation if it differs. kMultiBlock: supports
+// SpanJob::multi_block.
 
-// Keys without a scale of their own in the sum. kGroupSteps: steps under one scale.
+// Keys whose scale is not part of the sum. kGroupSteps: steps that share a scale.
 struct PlainKeys {
   static constexpr int64_t kGroupSteps = int64_t(1) << 40;
   struct Scale {};
@@ -11,7 +11,7 @@ struct PlainKeys {
   static constexpr bool kMultiBlock = false;
 };
 
-// Vectors of a V that lie one behind the other, so many bytes a lane.
+// V rows whose vectors are contiguous, kBytes per lane.
 template <int kBytes>
 struct DenseRows {
   static constexpr int kLaneBytes = kBytes;
@@ -20,7 +20,7 @@ struct DenseRows {
   static inline int64_t vector_at(int64_t v) { return v * kLanes * kBytes; }
 };
 
-struct Floats {  // single values and what multiplies them
+struct Floats {  // single float values
   static constexpr int kDepth = 1, kQueryBytes = 4, kParts = 1;
   using Lanes = Vf;
   template <int kPart>
@@ -30,11 +30,11 @@ struct Floats {  // single values and what multiplies them
   static TIDEMILL_INLINE void mac(Vf& acc, Vf a, Vf b) { vadd_product(acc, a, b); }
 };
 
-struct FloatPairs : Floats {  // of which all lanes' first come before all their second
+struct FloatPairs : Floats {  // pairs: first all lanes' even values, then the odd ones
   static constexpr int kDepth = 2, kQueryBytes = 8, kParts = 2;
 };
 
-struct FloatCache : PlainKeys, Floats, DenseRows<4> {  // float K and V
+struct FloatCache : PlainKeys, Floats, DenseRows<4> {  // float32
   using Keys = FloatCache;
   static TIDEMILL_INLINE Vf load(const uint8_t* p) {
     return vload(reinterpret_cast<const float*>(p));
@@ -47,7 +47,7 @@ struct FloatCache : PlainKeys, Floats, DenseRows<4> {  // float K and V
   }
 };
 
-// int8; their scales join scores and probabilities.
+// int8; the scales are applied to scores and probabilities.
 struct ByteCache : PlainKeys, Floats, DenseRows<1> {
   using Keys = ByteCache;
   static TIDEMILL_INLINE Vf load(const uint8_t* p) {
@@ -61,7 +61,7 @@ struct ByteCache : PlainKeys, Floats, DenseRows<1> {
   }
 };
 
-struct NibbleKeys : FloatPairs {  // pairs of values in a byte, scaled as they are loaded
+struct NibbleKeys : FloatPairs {  // a byte holds a pair of values, dequantized on load
   static constexpr int kLaneBytes = 1;
   static constexpr int64_t kGroupSteps = kKvGroup / kDepth;
   struct Scale {
@@ -77,7 +77,7 @@ struct NibbleKeys : FloatPairs {  // pairs of values in a byte, scaled as they a
   }
 };
 
-// int4: a V's scale joins the probabilities, and what its minima come to is added in the end.
+// int4: V's scale is applied to the probabilities, its minima are added at the end.
 struct NibbleCache : Floats {
   static constexpr int kLaneBytes = 1;
   static constexpr int kVecsPerLine = 2 * 64 / kLanes;
@@ -92,7 +92,7 @@ struct NibbleCache : Floats {
   }
 };
 
-struct Bf16WidenedCache : PlainKeys, FloatPairs, DenseRows<4> {  // bf16 pairs, widened
+struct Bf16WidenedCache : PlainKeys, FloatPairs, DenseRows<4> {  // bf16 pairs converted to float
   using Keys = Bf16WidenedCache;
   template <int kPart>
   static TIDEMILL_INLINE Vf to_float(Vi pair) {
@@ -111,7 +111,7 @@ struct Bf16WidenedCache : PlainKeys, FloatPairs, DenseRows<4> {  // bf16 pairs, 
 };
 
 #ifdef TIDEMILL_BF16_DOT
-// bf16 pairs against queries and probabilities rounded to bf16 pairs.
+// bf16 pairs, multiplied with queries and probabilities rounded to bf16 pairs.
 struct Bf16PairCache : PlainKeys, DenseRows<4> {
   static constexpr int kDepth = 2, kQueryBytes = 4, kParts = 1;
   static constexpr bool kMultiBlock = true;
@@ -141,8 +141,8 @@ struct PartOf {
   static constexpr int value = kNumber;
 };
 
-// A step of R x V sums, part by part: stored(part, v) times weight(part, r). What there are fewer of
-// stays in registers, of which the sums leave few.
+// One step of R x V sums: += stored(part, v) * weight(part, r) for each part. The smaller operand is
+// kept in registers, because the sums leave few.
 template <class Kind, int kPart, int R, int V, class Stored, class Weight>
 static TIDEMILL_INLINE void tile_step(Stored stored, Weight weight, Vf (&sum)[R][V]) {
   using Part = PartOf<kPart>;
@@ -170,26 +170,26 @@ static TIDEMILL_INLINE void tile_step(Stored stored, Weight weight, Vf (&sum)[R]
   if constexpr (kPart + 1 < Kind::kParts) tile_step<Kind, kPart + 1>(stored, weight, sum);
 }
 
-// A half-chunk is 16 tokens of one block; a chunk two of them, possibly of two blocks.
+// A half-chunk is 16 tokens of one block; a chunk is two halves, possibly of different blocks.
 constexpr int64_t kHalf = 16;
 constexpr int64_t kChunk = 32;
 constexpr int64_t kVecsPerHalf = kHalf / kLanes;
 
-// Lines to bring closer while a tile computes, one of each per step: blocks are scattered, and the
-// hardware does not find the next one.
+// Lines to prefetch while a tile is computed, one per half and step: blocks are scattered, so the
+// hardware prefetcher does not find the next one.
 struct KeyPrefetch {
   const uint8_t* half[2];  // null: nothing
   int64_t step;
   bool streaming;
 };
 
-// `once`: as what is read once, see is_zen5_or_later().
+// `streaming`: non-temporal, see is_zen5_or_later().
 static TIDEMILL_INLINE void prefetch_kv(const uint8_t* at, bool streaming) {
   streaming ? prefetch_streaming(at) : prefetch(at);
 }
 
-// A step's lines. Without any (a type of its own, since what the others need leaves 12 rows' sums too few
-// registers).
+// Prefetches one step's lines. NoPrefetch is a separate type, because the address computation would
+// cost 12 rows the registers of their sums.
 struct NoPrefetch {};
 static TIDEMILL_INLINE void prefetch_step(const NoPrefetch&, int64_t) {}
 static TIDEMILL_INLINE void prefetch_step(const KeyPrefetch& prefetch, int64_t i) {
@@ -197,8 +197,8 @@ static TIDEMILL_INLINE void prefetch_step(const KeyPrefetch& prefetch, int64_t i
   if (prefetch.half[1]) prefetch_kv(prefetch.half[1] + i * prefetch.step, prefetch.streaming);
 }
 
-// scores of R query rows against V vectors of tokens: sum over steps, ascending. `pairs`: where the
-// scales of each vector's first group lie, the next group's pair_step bytes on (Keys that have any).
+// Scores of R query rows against V vectors of tokens; sums over steps ascend. `pairs`: scales of each
+// vector's first group, later groups are pair_step bytes further (only for Keys with scales).
 template <class Keys, int R, int V, class Prefetch>
 static inline void score_tile(const uint8_t* const* k, int64_t k_step, const uint8_t* const* pairs,
                               int64_t pair_step, const uint8_t* q, int64_t q_row, int64_t steps,
@@ -227,8 +227,8 @@ static inline void score_tile(const uint8_t* const* k, int64_t k_step, const uin
   }
 }
 
-// One run of V steps: `v` is the first step's row, rows `v_step` bytes apart; `p` the first step's
-// probability of row 0, rows `p_row` bytes apart; `ahead` a row to bring closer with it, or null.
+// A run of V steps: `v` is the first step's row, rows are `v_step` bytes apart; `p` is the first step's
+// probability of row 0, rows are `p_row` bytes apart; `prefetch` is a row to prefetch with it, or null.
 struct ValueRun {
   const uint8_t* v;
   const uint8_t* p;
@@ -236,7 +236,8 @@ struct ValueRun {
   int64_t steps;
 };
 
-// acc[r][lane ..] += p * V over the runs in order: of the head dimension's vectors the `part`th V.
+// acc[r][lane ..] += p * V over the runs in order, for vectors [part * V, (part + 1) * V) of the head
+// dimension.
 template <class Cache, int R, int V>
 static inline void value_tile(const ValueRun* runs, int64_t count, int64_t v_step, int64_t p_row,
                               float* acc, int64_t acc_row, bool streaming, int64_t part) {
@@ -273,7 +274,7 @@ static inline void value_tile(const ValueRun* runs, int64_t count, int64_t v_ste
   }
 }
 
-// All `vectors` of the head dimension, V at a time and then fewer.
+// All `vectors` of the head dimension: V at a time, then fewer.
 template <class Cache, int R, int V>
 static inline void value_vectors(const ValueRun* runs, int64_t count, int64_t v_step,
                                  int64_t p_row, float* acc, int64_t acc_row, bool streaming,
@@ -284,8 +285,8 @@ static inline void value_vectors(const ValueRun* runs, int64_t count, int64_t v_
     value_vectors<Cache, R, V / 2>(runs, count, v_step, p_row, acc, acc_row, streaming, first, vectors);
 }
 
-// One step of one row, with the V values of tokens it does not see cleared by `mask`: an unseen
-// slot may hold anything, a NaN included, and must not be multiplied even by zero.
+// One step of one row with V cleared by `mask` for tokens it does not see: an unseen slot may hold
+// anything, even NaN, and must not be multiplied even by zero.
 template <class Cache>
 static inline void value_edge(const uint8_t* row, const uint8_t* p, uint32_t mask, float* acc,
                               int64_t vectors) {

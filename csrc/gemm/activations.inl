@@ -1,14 +1,14 @@
-// Packed activations, one row each.
-//   F32   k floats, zeros up to a line
-//   BF16  k values rounded to nearest even, zeros up to a line; 2 bytes each where the machine
-//         multiplies bf16 pairs, else as floats
+// Packed activations, one row each:
+//   F32   k floats, zero-padded to a cache line
+//   BF16  k values rounded to nearest even, zero-padded to a cache line; 2 bytes each if the machine
+//         multiplies bf16 pairs, otherwise stored as floats
 //   I8    per group of 32: ActGroup, 48 bytes
-//   I8SignMagnitude  the same where bytes multiply in pairs: ActGroupQ8, 80 bytes
+//   I8SignMagnitude  the same for tables with kPairDots: ActGroupQ8, 80 bytes
 //   I8Row see channel.inl
-//   I8Block  per block of 256, as K types have them: ActBlock, 352 bytes
+//   I8Block  per block of 256, the block size of K types: ActBlock, 352 bytes
 
-// What the corrections serve: where weights are stored with an offset, the accumulator starts from
-// one, since sum (q + zero) * a = sum q * a + zero * sum a.
+// Corrections: where weights are stored with an offset, the accumulator starts at the correction,
+// because sum (q + zero) * a = sum q * a + zero * sum a.
 struct ActGroup {
   float scale;
   int32_t correction_q8;     // -128 * sum of q
@@ -26,14 +26,14 @@ struct ActGroupQ8 {
 
 struct alignas(32) ActBlock {
   int8_t q[kBlock];
-  int32_t q6_starts[kBlock / 16];       // dot_start_u6 of 16 q: where Q6_K's accumulators start
-  int16_t minus_sums[kBlock / kGroup];  // minus the sums of 32 q: what minima are multiplied with
+  int32_t q6_starts[kBlock / 16];       // dot_start_u6 per 16 q: initial accumulators for Q6_K
+  int16_t minus_sums[kBlock / kGroup];  // minus the sums of 32 q: factors of the minima
   float scale;
 };
 static_assert(sizeof(ActBlock) == 352, "layout shared by pack_act and gemm");
 
-// Tiles load a line of each of 16 rows at once, which an even number of lines between them would crowd
-// into a few sets of the nearest cache.
+// A tile loads one line of each of 16 rows at once; an even number of lines between rows would map them
+// to a few L1 sets.
 #ifdef TIDEMILL_AMX
 constexpr int64_t kRowPadding = 64;
 #else
@@ -58,7 +58,7 @@ static int64_t act_row_bytes(ActType act, int64_t k) {
   return 0;
 }
 
-// Of the scale of int8 that kCount values share: its inverse, in all lanes, and the scale itself.
+// For an int8 scale shared by kCount values: returns its inverse in all lanes, and stores the scale.
 template <int kCount>
 static inline Vf inverse_act(const float* x, float* scale) {
   Vf largest = vzero();

@@ -1,22 +1,21 @@
-// Matrix products by AMX tiles. A tile multiplies up to 16 activation rows with 16 output rows of a
-// panel, whose layout is a tile's already (32 rows side by side, depth after depth), and keeps the sums
-// over all of k. Every product goes through the same tiles block by block, one row too, so a row's
-// bits do not depend on its neighbours; sums that leave a tile between chunks of k come back as they
-// were.
+// Matrix products with AMX tiles. A tile multiplies up to 16 activation rows with 16 output rows of a
+// panel, whose layout is already that of a tile (32 rows side by side for each depth), and keeps the
+// sums over all of k. Every product, even of one row, goes through the same tiles in the same order, so
+// a row's bits do not depend on its neighbours. Sums stored between chunks of k are reloaded exactly.
 
 #include "gemm/dequantize.inl"
 
 constexpr int64_t kTileRows = 16, kPairRows = 2 * kTileRows;
-constexpr int64_t kTileBlock = 16 * kPanel * 4;  // bytes of one tile's depth of weights
-constexpr int64_t kMaxRows = 512;               // at a time, whose sums are kept beside
-// Depths of weights that are multiplied by all rows before the next ones are: 32 KiB, so that they stay
-// in the first-level cache.
+constexpr int64_t kTileBlock = 16 * kPanel * 4;  // bytes of weights per tile depth
+constexpr int64_t kMaxRows = 512;               // rows per pass, limited by the buffer for their sums
+// Depths of weights per chunk: all rows are multiplied with a chunk before the next. 32 KiB, so that it
+// stays in L1.
 constexpr int64_t kChunkBlocks = 16;
-constexpr int64_t kPageBytes = 4096;  // up to whose end the hardware reads ahead
+constexpr int64_t kPageBytes = 4096;  // the hardware prefetcher stops at the end of a page
 
-// --- what is multiplied ---
+// --- panels ---
 
-// bf16: what the tile unit sums is the sum.
+// bf16: the tile's sum is the result.
 struct Bf16Panel {
   static constexpr bool kDequantized = false;
   static constexpr int64_t kHead = 0, kActHead = 0, kDepth = 32, kLines = kTileBlock / 64;
@@ -26,19 +25,19 @@ struct Bf16Panel {
   static TIDEMILL_INLINE void dot() {
     tile_dot_bf16<C, A, B>();
   }
-  // A row's sums from `lane` on, by its activations.
+  // A row's result, starting at `lane`, from its sums and activations.
   static TIDEMILL_INLINE Vf sum(const uint8_t*, const uint8_t*, const float* sums, int64_t) {
     return vload(sums);
   }
 };
 
-// Quantized weights, which become bf16 first.
+// Quantized weights, dequantized to bf16 first.
 template <WeightType kType>
 struct DequantPanel : Bf16Panel {
   using Layout = DequantLayout<kType>;
   static constexpr bool kDequantized = true;
-  static constexpr int64_t kLines = (Layout::kGroupBytes + 63) / 64;  // but heads of blocks
-  // Up to which weights are widened among the products (gemm_some).
+  static constexpr int64_t kLines = (Layout::kGroupBytes + 63) / 64;  // without block heads
+  // Up to this many rows, dequantizing is interleaved with products (gemm_some).
   static constexpr int64_t kSomeRows = kLines >= 16 ? 128 : 64;
 
   static constexpr int64_t line_at(int64_t block) { return Layout::group_at(block); }
@@ -51,7 +50,7 @@ struct DequantPanel : Bf16Panel {
   }
 };
 
-// int8 with a scale per row on both sides: ChannelWeights' own arithmetic after exact sums.
+// int8 with a scale per row on both sides: exact sums, then ChannelWeights' arithmetic.
 struct ChannelPanel {
   static constexpr bool kDequantized = false;
   static constexpr int64_t kHead = kChannelScales, kActHead = offsetof(ActRow, q),
@@ -70,7 +69,7 @@ struct ChannelPanel {
 
 // --- tiles ---
 
-// Tiles: 0 and 1 sums of the upper rows, 2 and 3 of the lower ones, 4 and 5 activations, 6 and 7
+// Tiles: 0 and 1 sums of the upper rows, 2 and 3 of the lower rows, 4 and 5 activations, 6 and 7
 // weights.
 static inline void configure_product(int64_t rows) {
   const int64_t upper = min64(rows, kTileRows), lower = rows - upper;
@@ -110,8 +109,8 @@ static TIDEMILL_INLINE void store_sums(float* sums) {
   }
 }
 
-// One depth of weights times all rows of the tiles. Activations pass by the nearest cache, where they
-// would take the weights' place (with both there a depth of 32 rows takes 100 cycles instead of 73).
+// One depth of weights times all rows of the tiles. Activations are loaded as streaming data: in L1
+// they would displace the weights (a depth with 32 rows then takes 100 cycles instead of 73).
 template <class Panel, bool kLower>
 static TIDEMILL_INLINE void multiply_block(const uint8_t* weights, const uint8_t* act,
                                            int64_t act_stride) {
@@ -132,8 +131,8 @@ static inline int64_t tile_blocks(int64_t k) {
   return (k + Panel::kDepth - 1) / Panel::kDepth;
 }
 
-// Blocks [from, to) of k for one pair of tiles, or the upper one alone; `weights` says where block b
-// lies.
+// Depths [from, to) of k for a pair of tiles, or the upper one alone; `weights(b)` is the address of
+// depth b.
 template <class Panel, bool kLower, class Weights>
 static inline void multiply_chunk(Weights weights, const uint8_t* acts, int64_t act_stride,
                                   int64_t from, int64_t to, float* sums) {
@@ -143,16 +142,16 @@ static inline void multiply_chunk(Weights weights, const uint8_t* acts, int64_t 
   store_sums<kLower>(sums);
 }
 
-// From so many rows on whole lines go to memory past the caches: a row's lie far apart and have gone
-// from the near ones, and each would be brought back before it is written, in the way of the weights.
+// From this many rows on, whole lines are written with non-temporal stores. Output rows are far apart
+// and no longer cached; a normal store would first read each line, competing with the weights.
 constexpr int64_t kMinStreamedRows = 4;
 
-// Rows of a panel, and what their sums come to.
+// Converts the tile sums of a panel's rows to results and stores them.
 template <class Panel>
 class Finish {
  public:
   Finish() = default;
-  // `out` and `bias` begin at the panel's first column, of which `valid` are there.
+  // `out` and `bias` point at the panel's first column; `valid` columns exist.
   Finish(const uint8_t* panel, const uint8_t* acts, int64_t act_stride, int64_t rows,
          const float* sums, int64_t valid, const float* bias, float* out, int64_t ldo)
       : panel_(panel), acts_(acts), sums_(sums), bias_(bias), out_(out), act_stride_(act_stride),
@@ -160,7 +159,7 @@ class Finish {
         lines_(rows >= kMinStreamedRows && valid >= kPanel && ldo > kMaxCachedStride &&
                (reinterpret_cast<uintptr_t>(out) | uint64_t(ldo * 4)) % 64 == 0) {}
 
-  // The next rows, at most `count`.
+  // Finishes the next rows, at most `count`.
   TIDEMILL_INLINE void some(int64_t count) {
     for (; count > 0 && partial_rows_ > 0; --count, --partial_rows_) {
       for (int64_t lane = 0; lane < min64(kPanel, valid_); lane += kLanes) finish(lane);
@@ -183,7 +182,7 @@ class Finish {
   bool lines_ = false;
 };
 
-// The weights of panels [p0, p1), block after block.
+// Streams the weights of panels [p0, p1), depth by depth.
 template <class Panel, bool kDequantized = Panel::kDequantized>
 class BlockStream {
  public:
@@ -203,7 +202,8 @@ class BlockStream {
   int64_t block_ = 0;
 };
 
-// The same widened: a ring of blocks, of which the caller says when the next one is made.
+// The same for quantized weights: a ring of dequantized blocks; the caller decides when the next one is
+// produced.
 template <class Panel, int64_t kRing>
 class DequantStream {
  public:
@@ -211,10 +211,10 @@ class DequantStream {
       : panel_bytes_(w.panel_bytes), blocks_(tile_blocks<Panel>(w.k)),
         panel_(w.data + p0 * w.panel_bytes), end_(w.data + p1 * w.panel_bytes) {}
 
-  // Block i since the beginning, until kRing more are made.
+  // Block i since the beginning; valid until kRing more have been produced.
   TIDEMILL_INLINE const uint8_t* at(uint64_t i) const { return ring_ + i % kRing * kTileBlock; }
   TIDEMILL_INLINE uint64_t dequantized() const { return dequantized_; }
-  // False where there is none.
+  // False at the end of the stream.
   TIDEMILL_INLINE bool dequantize() {
     if (panel_ == end_) return false;
     prefetch_lines();
@@ -224,9 +224,9 @@ class DequantStream {
   }
 
  private:
-  // The stream is asked for so many bytes ahead, line by line: what is computed of a group fills what
-  // the processor looks ahead. Half as far and twice as far are slower. The hardware runs ahead of that
-  // to the end of a page, and is set off in the next one by its first lines.
+  // Prefetch distance in bytes, line by line: dequantizing a group fills the reorder buffer, so the
+  // core does not run ahead by itself. Half and twice the distance are slower. The hardware prefetcher
+  // continues to the end of a page; touching a page's first lines starts it there.
   static constexpr int64_t kPrefetchDistance = 1728, kPagePrefetchDistance = 3072;
 
   TIDEMILL_INLINE void prefetch_lines() const {
@@ -248,8 +248,8 @@ class DequantStream {
   uint64_t dequantized_ = 0;
 };
 
-// A tile reads what was just stored only when the stores have left the pipeline: so weights are
-// widened some blocks before they are multiplied, those of the next panel too.
+// A tile load of recently stored data waits until the stores have retired, so weights are dequantized a
+// few blocks before they are multiplied, across panel boundaries.
 template <class Panel>
 class BlockStream<Panel, true> {
  public:
@@ -267,7 +267,7 @@ class BlockStream<Panel, true> {
   uint64_t taken_ = 0;
 };
 
-// Few rows, which one pair of tiles holds: panel after panel, as one stream.
+// Few rows that fit into one pair of tiles: panel after panel as one stream.
 template <class Panel, bool kLower>
 static void gemm_few(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride, int64_t rows,
                      int64_t p0, int64_t p1, const float* bias, float* out, int64_t ldo) {
@@ -288,12 +288,12 @@ static void gemm_few(const PackedMatrix& w, const uint8_t* acts, int64_t act_str
   tiles_release();
 }
 
-// A pair of tiles' rows among many. All pairs have the shapes of a whole one, since to change them
-// costs more than some rows: the last pair, or its upper tile where that is enough, begins as much
-// earlier as it has too few rows, and what it computes again is not used.
+// A pair of tiles among many rows. All pairs have full shape, because reconfiguring tiles costs more
+// than computing some rows twice: the last pair (or its upper tile, if that is enough) starts earlier,
+// and rows that were computed before are ignored.
 struct RowTile {
-  int64_t m, rows;  // which it is there for
-  int64_t first;    // of those it computes
+  int64_t m, rows;  // rows this pair is responsible for
+  int64_t first;    // first row it computes
   bool lower;
 
   RowTile(int64_t tile, int64_t m_rows)
@@ -302,9 +302,9 @@ struct RowTile {
         lower(rows > kTileRows) {}
 };
 
-// Chunks of panels times all rows, whose sums lie in `sums`, a pair of tiles after the other. A pair's
-// sums are taken from there among the products of the next one: they are there only when the tile
-// unit is done with all that was asked of it before.
+// All rows times chunks of panels; the sums of each pair of tiles are in `sums`. A pair's results are
+// stored during the products of the next pair, because tile stores complete only when the tile unit has
+// drained.
 template <class Panel>
 class ManyRows {
  public:
@@ -317,7 +317,7 @@ class ManyRows {
   const int64_t tiles;
   const PackedMatrix& w;
 
-  // `weights` says of a pair of tiles what says where block b lies.
+  // `weights(tile)` returns a function from depth b to its address.
   template <class Weights>
   TIDEMILL_INLINE void multiply(int64_t p, int64_t from, int64_t to, Weights weights) {
     const bool last = to == tile_blocks<Panel>(w.k);
@@ -342,7 +342,7 @@ class ManyRows {
   }
 
  private:
-  static constexpr int64_t kFinished = 2;  // rows a block: a pair of tiles in a chunk
+  static constexpr int64_t kFinished = 2;  // rows finished per depth: a pair of tiles per chunk
 
   const uint8_t* const acts_;
   const int64_t act_stride_, m_rows_;
@@ -353,9 +353,9 @@ class ManyRows {
   Finish<Panel> finish_;
 };
 
-// Rows of some pairs of tiles: to read weights and widen them takes as long as to multiply them, so one
-// is done among the other, the next chunk's blocks evenly among the products of this one. Chunks are
-// half as long, since two have to be near at once.
+// A few pairs of tiles: reading and dequantizing weights takes as long as multiplying, so the next
+// chunk is dequantized evenly among the products of the current one. Chunks have half the length, since
+// two must fit in L1.
 template <class Panel>
 static void gemm_some(ManyRows<Panel>& rows, int64_t p0, int64_t p1) {
   constexpr int64_t kLength = kChunkBlocks / 2;
@@ -382,8 +382,8 @@ static void gemm_some(ManyRows<Panel>& rows, int64_t p0, int64_t p1) {
   }
 }
 
-// Many rows: a chunk of a panel, widened before, meets all of them before the next one; meanwhile the
-// next panel is brought closer.
+// Many rows: a chunk is dequantized, then multiplied with all rows; meanwhile the next panel is
+// prefetched.
 template <class Panel>
 static void gemm_many(ManyRows<Panel>& rows, int64_t p0, int64_t p1) {
   const PackedMatrix& w = rows.w;
@@ -413,7 +413,7 @@ static void gemm_many(ManyRows<Panel>& rows, int64_t p0, int64_t p1) {
   }
 }
 
-// Rows that more than one pair of tiles holds.
+// More rows than one pair of tiles holds.
 template <class Panel>
 static void gemm_pairs(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride,
                        int64_t m_rows, int64_t p0, int64_t p1, const float* bias, float* out,
@@ -445,7 +445,8 @@ static void gemm_tiles(const PackedMatrix& w, const uint8_t* acts, int64_t act_s
   if (m_rows >= kMinStreamedRows && ldo > kMaxCachedStride) streams_end();
 }
 
-// nullptr: by vectors. Few rows of int8 with a scale per row are faster so, and exact either way.
+// Returns nullptr if vector code is used: for few rows of int8 with a scale per row it is faster, and
+// both are exact.
 using GemmTiles = decltype(&gemm_tiles<Bf16Panel>);
 
 static GemmTiles tiles_of(const PackedMatrix& w, int64_t m_rows) {

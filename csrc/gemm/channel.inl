@@ -1,17 +1,17 @@
-// int8 weights with one scale per output row against int8 activations with one scale per row: the
-// sum over all of k is an exact integer, whatever multiplies and in whatever order, and only the end
-// is rounded, once. (Exact in 32 bits up to k = 133,000; what an offset adds wraps around and back.)
-//   panel        32 float scales, then per kDotBytes of k 32 rows x as many bytes, a tile deep
-//   activations  ActRow, then k values as round_act_q8 leaves them, zeros up to a tile's depth
+// int8 weights with one scale per output row, int8 activations with one scale per row. The sum over all
+// of k is an exact integer whatever the order, and only the result is rounded, once. (Exact in 32 bits
+// up to k = 133,000; offsets cancel modulo 2^32.)
+//   panel        32 float scales; then per kDotBytes of k: 32 rows x kDotBytes, padded to a tile's depth
+//   activations  ActRow; then k values as written by round_act_q8, zero-padded to a tile's depth
 
 constexpr int64_t kTileDepthI8 = 64;  // values of k that one tile product sums over
 constexpr int64_t kChannelScales = kPanel * 4;
 
 struct ActRow {
   float scale;
-  int32_t correction_q8;  // what their products' sums begin with (round_act_q8)
+  int32_t correction_q8;  // initial value of the sums (round_act_q8)
   uint8_t unused[56];
-  uint8_t q[64];  // and on
+  uint8_t q[64];  // continues past the struct
 };
 static_assert(offsetof(ActRow, q) == 64, "layout shared by pack_act and gemm");
 
@@ -41,7 +41,7 @@ static inline void pack_act_channel(const float* x, int64_t k, uint8_t* to) {
   out->correction_q8 = kStartQ8 * ireduce_add(correction);
 }
 
-// One row of `from` as int8, half away from zero as Q8_0's, and its scale.
+// One row of `from` as int8, rounded half away from zero like Q8_0, and its scale.
 static inline void pack_channel_row(WeightType from, const uint8_t* row, int64_t k, int64_t j,
                                     uint8_t* panel) {
   float scale, x[kGroup];

@@ -1,7 +1,7 @@
-// Types whose four bits number the values of a table, in groups of 32 as Q4_0's: byte j of 16 holds
-// value j in its low nibble and value 16 + j in its high one. Layout: ggml's reference functions.
-//   MXFP4   17 bytes: an exponent (OCP Microscaling's e8m0), 16 bytes of e2m1; twice the values are
-//           integers, so the scale is half the power of two, which bfloat16 holds whatever it is
+// 4-bit types whose codes index a table of values, in groups of 32 like Q4_0: byte j of 16 holds value
+// j (low nibble) and value 16 + j (high). Layout: ggml's reference functions.
+//   MXFP4   17 bytes: an exponent (OCP Microscaling e8m0), 16 bytes of e2m1. Values are doubled to be
+//           integers, so the scale is half the power of two; bfloat16 represents all of them
 //   IQ4_NL  18 bytes: half d, 16 bytes
 
 static inline bool is_code_type(WeightType type) {
@@ -23,8 +23,8 @@ static inline const CodeValues& code_values(WeightType type) {
   return type == WeightType::MXFP4 ? kMxfp4Values : kIq4Values;
 }
 
-// A block's scale as a panel holds it: bfloat16 for MXFP4, whose two smallest are subnormal, half
-// for IQ4_NL.
+// A block's scale as stored in a panel: bfloat16 for MXFP4 (the two smallest are subnormal), half for
+// IQ4_NL.
 static inline uint16_t code_scale_bits(WeightType type, const uint8_t* block) {
   if (type == WeightType::IQ4_NL) return load_as<uint16_t>(block);
   return block[0] < 2 ? uint16_t(0x20 << block[0]) : uint16_t((block[0] - 1) << 7);

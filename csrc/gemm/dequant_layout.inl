@@ -1,24 +1,21 @@
-// Quantized weights as tiles multiply them: widened to bf16, 32 of k and 32 rows at a time, and the
-// scales with them. So the sums over all of k stay in the tile unit, which integers with a scale every
-// 32 or 256 of k would have to leave each time (see docs/kernels.md, what a tile keeps), and
-// activations keep the precision of bf16. A weight is computed as a half, of 11 bits, and rounded to
-// the 8 of bf16.
+// Layout of quantized weights for AMX: they are dequantized to bf16 in groups of 32 of k and 32 rows,
+// scales included. The sums over all of k can then stay in the tile unit; with integers and a scale
+// every 32 or 256 of k they would have to leave it each time (docs/kernels.md). Activations keep bf16
+// precision. A weight is computed in half precision (11 bits) and rounded to bf16 (8 bits).
 //
-// So that halves neither overflow nor lose bits, a row's scales are all multiplied by one power of two,
-// and its sums by the inverse, which a panel begins with.
-//   panel    32 floats, what a row's sums are multiplied with; then blocks
-//   block    32 halves of scales (Q4_K, Q5_K: and 32 of minima, negative); then one group, of the K
-//            types eight
-//   group    K types: 32 x a byte of scales, then of minima (Q6_K: scales of k 0..15, then 16..31);
-//            codes
-//   codes    in the order of a tile: words of 16 bits, 32 to a vector, whose lane is row % 16 and the
+// To prevent overflow and loss of bits in half precision, a row's scales are multiplied by a power of
+// two and its sums by the inverse, which is stored at the beginning of the panel.
+//   panel    32 floats, factors of the rows' sums; then blocks
+//   block    32 half scales (Q4_K, Q5_K: and 32 half minima, negated); then one group (K types: eight)
+//   group    K types: 32 scale bytes, then 32 minimum bytes (Q6_K: scales of k 0..15, then 16..31); codes
+//   codes    in tile order: 16-bit words, 32 per vector; a word's lane is given by row % 16 and the
 //            parity of k. Vector 2t + h is k = 2t and 2t + 1 of rows 16h..16h + 15.
-//            Q8_0: int8 in this order. Others: words of vector x have nibbles of vectors 4x..4x + 3.
-//            Q5_K, Q6_K before these: words of the bits above a nibble, of 16 or 8 vectors.
+//            Q8_0: int8 in this order. Others: words of vector x hold nibbles of vectors 4x..4x + 3.
+//            Q5_K, Q6_K: preceded by words with the bits above the nibbles, for 16 or 8 vectors.
 
 constexpr int64_t kDequantHead = kPanel * 4;
-constexpr int64_t kBf16GroupBytes = kGroup * kPanel * 2;  // bytes of a group that was widened
-constexpr int kBf16GroupVecs = 32;                        // and its vectors
+constexpr int64_t kBf16GroupBytes = kGroup * kPanel * 2;  // bytes of a dequantized group
+constexpr int kBf16GroupVecs = 32;                        // and its number of vectors
 
 static inline bool is_dequantized(WeightType type) {
   return is_k_type(type) || type == WeightType::Q8_0 || type == WeightType::Q4_0 ||
@@ -33,8 +30,8 @@ struct DequantLayout {
   static constexpr bool kBytes = kType == WeightType::Q8_0;
   static constexpr int kHighBits = kType == WeightType::Q5_K ? 1 : kType == WeightType::Q6_K ? 2 : 0;
 
-  static constexpr int64_t kGroups = kByBlock ? kBlock / kGroup : 1;  // of a block
-  static constexpr int64_t kScaleBytes = kByBlock ? 2 * kPanel : 0;   // of a group
+  static constexpr int64_t kGroups = kByBlock ? kBlock / kGroup : 1;  // per block
+  static constexpr int64_t kScaleBytes = kByBlock ? 2 * kPanel : 0;   // per group
   static constexpr int64_t kBlockHead = (kMins ? 2 : 1) * kPanel * 2;
   static constexpr int64_t kHigh = kScaleBytes, kCodes = kHigh + kHighBits * 128;
   static constexpr int64_t kGroupBytes = kCodes + (kBytes ? 1024 : 512);
@@ -47,7 +44,7 @@ struct DequantLayout {
   static constexpr int64_t panel_bytes(int64_t k) {
     return kDequantHead + k / kGroup / kGroups * kBlockBytes;
   }
-  // The largest magnitude of what a scale of 1 (and a minimum of 1) make of any code.
+  // Largest magnitude of any code's value for a scale (and minimum) of 1.
   static constexpr float kMaxMagnitude = kType == WeightType::Q8_0     ? 128
                                  : kType == WeightType::Q4_0   ? 8
                                  : kType == WeightType::IQ4_NL ? 127
@@ -57,7 +54,7 @@ struct DequantLayout {
   static constexpr float kMaxMinimum = kMins ? 63 : 0;
   static constexpr int kZero = kType == WeightType::Q4_0 ? 8 : kType == WeightType::Q6_K ? 32 : 0;
 
-  // What a code of at most five bits stands for.
+  // Value of a code of at most five bits.
   static constexpr int code_value(int code) {
     return kType == WeightType::IQ4_NL ? kIq4Values.at[code & 15]
            : kHighBits                 ? code

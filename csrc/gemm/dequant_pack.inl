@@ -1,6 +1,6 @@
-// Panels of quantized weights as AMX takes them (dequant_layout.inl): made, and read back as they were.
+// Packs quantized weights into panels for AMX (dequant_layout.inl), and reads them back.
 
-// One row's block, taken apart: of its groups the codes, of the K types also scales.
+// One row's block, unpacked: codes, and for K types the groups' scales.
 struct DequantBlock {
   uint16_t scale = 0, minimum = 0;  // halves
   uint8_t pairs[8][2];
@@ -43,7 +43,7 @@ static inline void read_dequant_block(WeightType from, const uint8_t* row, int64
   }
 }
 
-// The scale and minimum of a block alone.
+// Only the scale and minimum of a block.
 template <WeightType kType>
 static inline void read_dequant_scales(WeightType from, const uint8_t* row, int64_t block,
                                     DequantBlock& out) {
@@ -58,11 +58,11 @@ static inline void read_dequant_scales(WeightType from, const uint8_t* row, int6
   }
 }
 
-// 2^exponent, within what a float has.
+// 2^exponent, within the range of a float.
 static inline float power_of_two(int exponent) { return bits_float(uint32_t(exponent + 127) << 23); }
 
-// What a row's scales are multiplied with, so that its largest possible weight lies between 2^14 and
-// 2^15. Zero where all scales are zero, NaN where one is not finite.
+// Factor of a row's scales that moves its largest possible weight into [2^14, 2^15). Zero if all scales
+// are zero, NaN if one is not finite.
 template <WeightType kType>
 static inline float row_scale_factor(WeightType from, const uint8_t* row, int64_t blocks) {
   using Layout = DequantLayout<kType>;
@@ -82,7 +82,7 @@ static inline float row_scale_factor(WeightType from, const uint8_t* row, int64_
 template <WeightType kType>
 static inline void pack_dequant_group(const uint8_t* codes, int64_t j, uint8_t* group) {
   using Layout = DequantLayout<kType>;
-  const int64_t half = j / 16, lane = j % 16 * 4;  // bytes of a vector
+  const int64_t half = j / 16, lane = j % 16 * 4;  // byte offset in a vector
   if constexpr (Layout::kBytes) {
     for (int t = 0; t < 16; ++t)
       __builtin_memcpy(group + Layout::kCodes + (2 * t + half) * 32 + lane / 2, codes + 2 * t, 2);
@@ -99,7 +99,7 @@ static inline void pack_dequant_group(const uint8_t* codes, int64_t j, uint8_t* 
     add(Layout::kCodes + x * 64, pair(0), pair(1));
   }
   if constexpr (Layout::kHighBits > 0) {
-    constexpr int kSteps = 8 / Layout::kHighBits;  // of k, two of them, in a word
+    constexpr int kSteps = 8 / Layout::kHighBits;  // steps of two k per word
     for (int y = 0; y < 2 * Layout::kHighBits; ++y) {
       unsigned words[2] = {};
       for (int t = 0; t < kSteps; ++t) {
@@ -121,7 +121,7 @@ static void pack_dequant_rows(WeightType from, const uint8_t* first, int64_t row
   for (int64_t j = 0; j < rows; ++j) {
     const uint8_t* row = first + j * row_bytes;
     const float factor = row_scale_factor<kType>(from, row, blocks);
-    // The inverse of a power of two, and the 2^16 that widening leaves out.
+    // The inverse of the factor, times the 2^16 omitted by the conversion to bf16.
     store_as(panel + 4 * j, factor == 0.0f ? 0.0f : 65536.0f / factor);
     const auto scaled = [&](uint16_t half, float by) {
       return float_to_half(half_to_float(half) * by);
@@ -144,7 +144,7 @@ static void pack_dequant_rows(WeightType from, const uint8_t* first, int64_t row
   }
 }
 
-// Code of k = i of a group's row j.
+// Code of row j of a group for k = i.
 template <WeightType kType>
 static inline unsigned code_at(const uint8_t* group, int64_t j, int64_t i) {
   using Layout = DequantLayout<kType>;
@@ -153,14 +153,14 @@ static inline unsigned code_at(const uint8_t* group, int64_t j, int64_t i) {
   const auto word = [&](int64_t at) { return unsigned(load_as<uint16_t>(group + at + lane * 2)); };
   unsigned code = word(Layout::kCodes + v / 4 * 64) >> (v % 4 * 4) & 15;
   if constexpr (Layout::kHighBits > 0) {
-    constexpr int kVecs = 16 / Layout::kHighBits;  // in a word
+    constexpr int kVecs = 16 / Layout::kHighBits;  // per word
     code |= (word(Layout::kHigh + v / kVecs * 64) >> (v % kVecs * Layout::kHighBits) &
              ((1u << Layout::kHighBits) - 1)) << 4;
   }
   return code;
 }
 
-// Row j of a panel as it was.
+// Dequantizes row j of a panel.
 template <WeightType kType>
 static void unpack_dequant(const uint8_t* panel, int64_t j, int64_t k, float* out) {
   using Layout = DequantLayout<kType>;

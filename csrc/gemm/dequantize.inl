@@ -1,6 +1,6 @@
-// Groups of quantized weights (dequant_layout.inl) become bf16, vector by vector.
+// Dequantizes groups of quantized weights (dequant_layout.inl) to bf16, vector by vector.
 
-// The value of every lane's row, twice: lanes 2c and 2c + 1 of a vector have row c of its half.
+// Duplicates each row's value: lanes 2c and 2c + 1 hold row c of the selected half.
 template <int kHalf>
 static TIDEMILL_INLINE Vi both_lanes(Vi rows) {
   alignas(64) static constexpr struct Lanes {
@@ -30,12 +30,12 @@ static TIDEMILL_INLINE Vi code_halves() {
   return iload(table.at);
 }
 
-// Scales of a group's weights: of the K types, of k 0..15 and 16..31, for rows 0..15 and 16..31;
-// and what is added to their products, for these rows.
+// Scales of a group for rows 0..15 and 16..31 (Q6_K: for k 0..15 and 16..31 separately), and the
+// offsets added to the products.
 template <WeightType kType>
 struct DequantScales {
   using Layout = DequantLayout<kType>;
-  static constexpr bool kApart = kType == WeightType::Q6_K;  // both parts of k have scales
+  static constexpr bool kApart = kType == WeightType::Q6_K;  // separate scales for both halves of k
   Vi scale[kApart ? 2 : 1][2], offset[kApart ? 2 : 1][2];
 
   TIDEMILL_INLINE DequantScales(const uint8_t* head, const uint8_t* group) {
@@ -67,7 +67,7 @@ struct DequantScales {
   }
 };
 
-// The code's value as a half, or of more than five bits the code itself.
+// A code's value in half precision; for codes of more than five bits, the code itself.
 template <WeightType kType, int kVec>
 static TIDEMILL_INLINE Vi code_value_bits(const uint8_t* group) {
   using Layout = DequantLayout<kType>;
@@ -76,7 +76,7 @@ static TIDEMILL_INLINE Vi code_value_bits(const uint8_t* group) {
   } else {
     const Vi nibbles = words_shift<kVec % 4 * 4>(iload(group + Layout::kCodes + kVec / 4 * 64));
     if constexpr (Layout::kHighBits == 0) {
-      // A table has every value twice, so that the bit above a nibble is of no account.
+      // The table holds every value twice, so that the bit above a nibble is ignored.
       return words_look_up(code_halves<kType>(), nibbles);
     } else {
       constexpr int kVecs = 16 / Layout::kHighBits;
@@ -106,7 +106,7 @@ static TIDEMILL_INLINE void dequantize_vectors(const uint8_t* group, const Dequa
   if constexpr (kVec + 1 < kBf16GroupVecs) dequantize_vectors<kType, kVec + 1>(group, by, to);
 }
 
-// Group g of a panel: kBf16GroupBytes bytes, as tiles of bf16 take them.
+// Dequantizes group g of a panel: kBf16GroupBytes bytes in tile order.
 template <WeightType kType>
 static TIDEMILL_INLINE void dequantize_group(const uint8_t* panel, int64_t g, uint8_t* to) {
   using Layout = DequantLayout<kType>;

@@ -1,11 +1,11 @@
-// Matrix products over packed panels. A tile is R activation rows x V vectors of output rows; each
-// output element's sum over k runs in ascending order in its own lane, whatever R and V are.
+// Matrix products over packed panels. A register tile is R activation rows x V vectors of output rows.
+// Each output element's sum over k is accumulated in ascending order in its own lane, for any R and V.
 
 #define TIDEMILL_UNROLL _Pragma("GCC unroll 16")
-// Where a call would pass registers' worth of sums through memory.
+// For functions whose sums would otherwise be passed through memory.
 #define TIDEMILL_INLINE inline __attribute__((always_inline))
 
-// Quad i of activation bytes for all lanes, as dot products take it.
+// Activation bytes 4i .. 4i + 3 broadcast to all lanes, as operand of a dot product.
 #ifndef TIDEMILL_INT8X4_LANES
 using Int8x4 = Vi;
 static TIDEMILL_INLINE Int8x4 act_int8x4(const uint8_t* acts, int i) {
@@ -13,7 +13,7 @@ static TIDEMILL_INLINE Int8x4 act_int8x4(const uint8_t* acts, int i) {
 }
 #endif
 
-// The same as dot_q8 takes it, of what round_act_q8 left.
+// The same for dot_q8, from what round_act_q8 stored.
 #ifndef TIDEMILL_INT8X4_Q8
 using Int8x4Q8 = Int8x4;
 static TIDEMILL_INLINE Int8x4Q8 act_int8x4_q8(const uint8_t* acts, int i) {
@@ -21,69 +21,68 @@ static TIDEMILL_INLINE Int8x4Q8 act_int8x4_q8(const uint8_t* acts, int i) {
 }
 #endif
 
-// Whether this table is one that is_zen5_or_later() is about.
+// Whether this table has code paths for is_zen5_or_later().
 #ifdef TIDEMILL_BF16_DOT
 constexpr bool kHasZen5Paths = true;
 #else
 constexpr bool kHasZen5Paths = false;
 #endif
 
-// An address the compiler takes for another one, so that it reads anew what it would keep in
-// registers, which are better used for sums.
+// Hides the pointer's origin from the compiler, so that it reloads values instead of keeping them in
+// registers that are needed for sums.
 static TIDEMILL_INLINE const uint8_t* launder_pointer(const uint8_t* p) {
   asm("" : "+r"(p));
   return p;
 }
 
-// One panel seen by a tile: `lane` is the first of its output rows within the panel.
+// A panel as input of a register tile; `lane` is the tile's first output row within the panel.
 struct TileInput {
   const uint8_t* panel;
   const uint8_t* act;
   int64_t act_stride;
   int64_t k;
   int64_t lane;
-  // What is read later is brought closer meanwhile: of every block of `next` the lines
-  // [line0, line1), a share for each of a panel's tiles and each pass of them. From how many rows on
-  // this pays depends on how much is computed per line (kPrefetchRows); below that the hardware's own
-  // prefetching of one sequential stream is better, which is only told in time where the stream
-  // goes on (`prefetch_next_page`).
-  const uint8_t* next;  // a panel ahead, or kPrefetchBytes; null: nothing is asked for
+  // Data to prefetch while computing: lines [line0, line1) of every block of `next`, divided among a
+  // panel's tiles and passes. The number of rows from which this pays depends on the computation per
+  // line (kPrefetchRows). Below it the hardware prefetcher handles the single sequential stream better;
+  // it only needs to be told of the next page (prefetch_next_page).
+  const uint8_t* next;  // the next panel, or kPrefetchBytes ahead; null: none
   int64_t line0, line1;
-  bool every_line = false;  // without `next`: whether every line of the stream itself is asked for
+  bool every_line = false;  // if `next` is null: prefetch every line of the stream itself
 };
 
-// The same where is_zen5_or_later(): `next` is read once. These are types, since a test more in the loop is not
-// free: six rows of Q6_K, which asked for no lines beside, took 1.13 times as long by the last one's loop.
+// The same with `next` prefetched as streaming data (is_zen5_or_later()). Separate types instead of a
+// flag, because a test in the loop is not free: with one, six rows of Q6_K took 1.13 times as long.
 struct StreamingTile : TileInput {};
 
-// And with every block of weights so many other lines are asked for.
+// Additionally prefetches K and V with every block of weights.
 struct KvPrefetchTile : StreamingTile {
   KvPrefetch* kv_prefetch;
   int64_t kv_lines;
 };
 
-// Vectors of output rows that a tile takes at once. Few rows leave registers free: then twice as
-// many, so that the panel is read as one stream.
+// Vectors of output rows per tile. Few rows leave registers free; then twice as many are used, so that
+// the panel is read as one stream.
 template <class Weights>
 constexpr int tile_vecs(int64_t rows) {
   const bool twice = 2 * rows <= Weights::kRows && 2 * Weights::kVecs * kLanes <= kPanel;
   return (twice ? 2 : 1) * Weights::kVecs;
 }
 
-// From how many rows on a tile asks for weights: `measured` where it takes a panel in one pass. A tile
-// of more than half of `rows` that takes it in more reads every line but some, page after page, in
-// which the hardware sees no stream.
+// Number of rows from which a tile prefetches weights: `measured` if it reads a panel in one pass. With
+// more passes, a tile of more than rows / 2 skips lines within each page, and the hardware detects no
+// stream.
 constexpr int64_t prefetch_min_rows(int64_t measured, int64_t rows, int64_t vecs) {
   return vecs * kLanes >= kPanel || measured <= rows / 2 ? measured : rows / 2 + 1;
 }
 
-// From how many rows on every line of weights without a scale per group is asked for, where
-// is_zen5_or_later(): one row reads them as fast as memory gives.
+// For weights without a scale per group on Zen 5: from this many rows on, every line is prefetched. One
+// row already reads at memory speed.
 constexpr int64_t kEveryLineRowsUnscaled = 2;
 
-// Lines to ask for beside a tile's block of weights, of whose lines each of `tiles` tiles asks for a share:
-// with these at most one in kLineCycles, and by themselves one in kLeastCycles. More than that are as slow
-// as none (Zen 5, two threads; see kernels.md).
+// Lines of K and V to prefetch per block of weights, if each of `tiles` tiles prefetches its share of
+// the block's own lines: at most one line per kLineCycles in total, and one per kLeastCycles of these.
+// Beyond that, prefetching gains nothing (Zen 5, two threads; docs/kernels.md).
 static inline int64_t kv_lines_per_block(const KvPrefetch* of, int64_t block_cycles, int64_t block_lines,
                                    int64_t tiles) {
   constexpr int64_t kLineCycles = 6, kLeastCycles = 16;
@@ -115,8 +114,8 @@ static inline void prefetch_block(const Input& in, int64_t block_offset) {
   for (int64_t line = in.line0; line < in.line1; ++line) prefetch_next(in, block_offset + line * 64);
 }
 
-// A few lines of the page that the stream comes to next. The hardware does not look beyond the page
-// of 4 KiB it is in, and would begin anew with every one.
+// Prefetches a few lines of the stream's next page: the hardware prefetcher does not cross 4 KiB pages
+// and would restart in each.
 constexpr int64_t kPrefetchDistance = 6144;
 template <int64_t kLines>
 static TIDEMILL_INLINE void prefetch_next_page(const TileInput& in, int64_t block_offset) {
@@ -124,7 +123,7 @@ static TIDEMILL_INLINE void prefetch_next_page(const TileInput& in, int64_t bloc
   for (int64_t line = 0; line < kLines; ++line)
     prefetch(in.panel + block_offset + kPrefetchDistance + line * 64);
 }
-// Every line of what comes so much later than these bytes.
+// Prefetches every line, kPrefetchDistance ahead.
 template <int64_t kBytes>
 static TIDEMILL_INLINE void prefetch_every_line(const uint8_t* at) {
   TIDEMILL_UNROLL
@@ -140,11 +139,11 @@ struct Conditional<false, First, Second> {
   using Type = Second;
 };
 
-// What the four bits of a weight are: numbers of even steps, or of a table's values, which are looked
-// up as int8 in the form that dot_q8 takes.
+// Decoding of 4-bit codes: evenly spaced numbers, or values looked up in a table, as int8 operands of
+// dot_q8.
 struct EvenSteps {
   static constexpr bool kLookedUp = false;
-  static constexpr int kZero = 8;  // of what is multiplied, which is unsigned; none: int8
+  static constexpr int kZero = 8;  // zero point of unsigned operands; 0: signed int8
   static constexpr int kLargest = 15;
   static TIDEMILL_INLINE Vf scales(const uint16_t* p) { return vload_half(p); }
 };
@@ -162,7 +161,7 @@ struct Iq4Codes : EvenSteps {
   static constexpr const CodeValues& kValues = kIq4Values;
 };
 
-// A table's values as they are multiplied.
+// The table's values as operands of a dot product.
 template <class Codes>
 struct CodeTable {
   uint8_t at[16] = {};
@@ -178,13 +177,13 @@ static TIDEMILL_INLINE Vi code_table() {
   return itable(table.at);
 }
 
-// Quads of a group whose products with weights up to `largest` fit a sum of dot_q4 or dot_u6.
+// Number of int8x4 products with weights up to `largest` that fit in a 16-bit sum of dot_q4 or dot_u6.
 constexpr int fitting_quads(int largest) {
   const int quads = kPairDots ? 32767 / (2 * 127 * largest) : 8;
   return quads >= 8 ? 8 : quads >= 4 ? 4 : 2;
 }
 
-// Minus the weights' zero point times the sum of a group of activations.
+// -zero * sum of a group's activations.
 template <class Codes>
 static TIDEMILL_INLINE Vi zero_point_sums(const uint8_t* act) {
   static_assert(Codes::kZero == 8 || Codes::kZero == 12, "as ActGroup has corrections");
@@ -192,19 +191,19 @@ static TIDEMILL_INLINE Vi zero_point_sums(const uint8_t* act) {
                                              : offsetof(ActGroup, correction_mxfp4)));
 }
 
-// 8-bit (kFour false) or 4-bit weights against int8 activations: exact integer sums per group of
-// 32, then one fma with the product of both scales.
+// 8-bit (kFour false) or 4-bit weights with int8 activations: exact integer sums per group of 32, then
+// one fma with the product of both scales.
 template <bool kFour, class Codes = EvenSteps>
 struct QuantizedWeights {
   static constexpr bool kSteps = kFour && Codes::kZero;  // else int8
-  // Where sums of a group are begun anew, in parts of it: every part has a quad of each nibble.
+  // With 16-bit sums a group is summed in parts; every part has one int8x4 of each nibble.
   static constexpr bool kPairs = kSteps && kPairDots;
   static constexpr int kSumParts = fitting_quads(Codes::kLargest) / 2;
   static constexpr int kRows = kI8Rows, kVecs = kI8Vecs;
   static constexpr int64_t kPrefetchRows = prefetch_min_rows(kFour ? kPrefetchRowsQ4 : kPrefetchRowsQ8, kRows, kVecs);
   static constexpr int64_t kBlockBytes = kFour ? kQ4GroupBytes : kQ8GroupBytes;
-  static constexpr int64_t kBlockCycles = 66;  // of a whole tile (Zen 5), for what is asked for beside
-  static constexpr int64_t kEveryLineRows = kFour ? 1 : 3;  // two rows of eight bits lose by it
+  static constexpr int64_t kBlockCycles = 66;  // of a full tile (Zen 5); determines kv_lines
+  static constexpr int64_t kEveryLineRows = kFour ? 1 : 3;  // two rows of 8-bit weights get slower
   using Acts = typename Conditional<kPairDots && !kSteps, ActGroupQ8, ActGroup>::Type;
 
   static TIDEMILL_INLINE const uint8_t* group_at(const uint8_t* panel, int64_t g) {
@@ -222,7 +221,7 @@ struct QuantizedWeights {
     }
   }
 
-  // What becomes of a tile's integer sums: `load` a group's scales, `add` its sums.
+  // Applies scales to a tile's integer sums: `load` a group's scales, then `add` its sums.
   template <int R, int V>
   struct Scaled {
     Vf scale[V];
@@ -318,7 +317,7 @@ struct QuantizedWeights {
 
 #include "gemm/kquants.inl"
 
-// int8 with a scale per output row; see channel.inl. The value of an exact sum over all of k:
+// int8 with a scale per output row (channel.inl): the value of an exact sum over all of k.
 static TIDEMILL_INLINE Vf channel_value(const uint8_t* panel, const uint8_t* act, int64_t lane,
                                         Vi dot) {
   const Vf scale = vset(load_as<float>(act));
@@ -371,8 +370,8 @@ struct ChannelWeights {
   }
 };
 
-// Float weights. kType names the panel; kPairs: bf16 activations against bf16 weights. bf16 and
-// f16 weights against float activations are widened, which is exact.
+// Float weights of type kType. kPairs: bf16 activations and bf16 weights. bf16 and f16 weights are
+// converted exactly if activations are float.
 template <WeightType kType, bool kPairs>
 struct FloatWeights {
   static constexpr int kRows = kFloatRows, kVecs = kFloatVecs;
@@ -385,7 +384,7 @@ struct FloatWeights {
   static constexpr int64_t kBlockCycles = 200;
   static constexpr int64_t kEveryLineRows = kEveryLineRowsUnscaled;
 
-  // Weights of one k, or of a pair; of which, where they are widened, kSecond says.
+  // Weights of one k or of a pair; if a pair is converted to float, kSecond selects its element.
   template <bool kSecond>
   static TIDEMILL_INLINE Vf weight(const uint8_t* p) {
     if constexpr (kType == WeightType::F16) return vload_half(reinterpret_cast<const uint16_t*>(p));
@@ -402,7 +401,7 @@ struct FloatWeights {
     vadd_product(sum, w, a);
   }
 
-  // What is more stays in memory: the sums of a whole tile leave few registers.
+  // The larger operand stays in memory: the sums of a full tile leave few registers.
   template <bool kSecond, int R, int V>
   static TIDEMILL_INLINE void step(const uint8_t* weights, const uint8_t* act, int64_t act_stride,
                                    Vf (&sum)[R][V]) {
@@ -451,8 +450,8 @@ struct FloatWeights {
   }
 };
 
-// Where a tile writes its sums when it is done: rows lie far apart, in lines that came before from
-// another cache or from memory, and stores would wait for them one after the other.
+// Prefetches the destination of a tile's sums for writing: rows are far apart, in lines that are not in
+// L1, and the stores would otherwise wait for them one by one.
 template <int R, int V>
 static TIDEMILL_INLINE void prefetch_sums(float* out, int64_t ldo) {
   TIDEMILL_UNROLL
@@ -515,8 +514,8 @@ static void gemm_panels(const PackedMatrix& w, const uint8_t* acts, int64_t act_
                         int64_t ldo, bool alone, KvPrefetch* kv_prefetch) {
   const bool more = is_zen5_or_later();
   const bool asks = m_rows >= (alone ? max64(2, Weights::kPrefetchRows) : Weights::kPrefetchRows);
-  // One pass of one tile reads the panel as a stream, of which some is asked for ahead; more of them
-  // find it in the cache, and ask for the next one.
+  // A tile that reads the panel in one pass prefetches within the stream; otherwise later passes find
+  // the panel in the cache, and the next panel is prefetched.
   const bool streams = m_rows <= Weights::kRows && tile_vecs<Weights>(m_rows) * kLanes >= kPanel;
   const int64_t ahead = streams ? min64(kPrefetchBytes, w.panel_bytes) : w.panel_bytes;
   constexpr int64_t kLines = Weights::kBlockBytes / 64;
@@ -558,7 +557,7 @@ static void gemm_panels(const PackedMatrix& w, const uint8_t* acts, int64_t act_
 #ifdef TIDEMILL_AMX
 #include "gemm/amx.inl"
 #endif
-// What multiplies int8 panels, tiles aside.
+// Kernels for int8 panels without AMX.
 #ifdef TIDEMILL_I8MM
 #include "gemm/i8mm.inl"
 using Q8Product = QuantizedX8<false>;

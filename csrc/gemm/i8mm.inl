@@ -1,7 +1,7 @@
-// int8 products by matrix instructions: smmla adds to 2 x 2 sums the products of two activation
-// rows with two output rows, eight values of k deep. In panels of int8 a row's values lie in eights
-// for it (kDotBytes). The sums are exact, and what follows is the vectors' own arithmetic; an odd last
-// row is multiplied beside itself.
+// int8 products with Arm matrix instructions: smmla multiplies two activation rows with two output rows
+// over eight values of k, adding to 2 x 2 sums. int8 panels are laid out accordingly (kDotBytes = 8).
+// The sums are exact; what follows is the arithmetic of the vector kernels. An odd last row is paired
+// with itself.
 
 // Sums of R rows and V vectors of output rows: [pair of rows][pair of output rows], in order
 // {row 0 out 0, row 0 out 1, row 1 out 0, row 1 out 1}.
@@ -16,7 +16,7 @@ struct PairSums {
   }
   static constexpr int second(int p) { return 2 * p + 1 < R ? 2 * p + 1 : 2 * p; }
 
-  // start(row): what all of the row's sums begin with.
+  // start(row): initial value of the row's sums.
   template <class Start>
   TIDEMILL_INLINE void begin(Start start) {
     TIDEMILL_UNROLL
@@ -27,7 +27,8 @@ struct PairSums {
     }
   }
 
-  // Sixteen values of k: `acts` are row 0's, `weights(half, i)` eight of output rows 2i and 2i + 1.
+  // Sixteen values of k: `acts` points at row 0, `weights(half, i)` are eight values of output rows 2i
+  // and 2i + 1.
   template <class Eights>
   TIDEMILL_INLINE void multiply(const uint8_t* acts, int64_t act_stride, Eights weights) {
     int8x16_t act[kPairs][2];
@@ -57,7 +58,7 @@ struct PairSums {
   }
 };
 
-// QuantizedWeights in eights.
+// QuantizedWeights with smmla.
 template <bool kFour, class Codes = EvenSteps>
 struct QuantizedX8 : QuantizedWeights<kFour, Codes> {
   using Vectors = QuantizedWeights<kFour, Codes>;
@@ -113,7 +114,7 @@ struct QuantizedX8 : QuantizedWeights<kFour, Codes> {
   }
 };
 
-// ChannelWeights in eights.
+// ChannelWeights with smmla.
 struct ChannelX8 : ChannelWeights {
   static constexpr int kRows = 8, kVecs = 2;
 

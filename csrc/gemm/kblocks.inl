@@ -1,5 +1,5 @@
-// GGUF's K types as they lie in a file: blocks of 256 values in eight groups of 32, with integer
-// scales under one or two halves. Layout: ggml's reference functions.
+// GGUF's K types as stored in files: blocks of 256 values in eight groups of 32, with integer scales
+// and one or two half-precision factors. Layout: ggml's reference functions.
 //   Q4_K  144 bytes: half d, half dmin, 12 bytes of 6-bit scales and minima, 128 of nibbles (a low
 //         and a high one are 32 values apart); value = d * scale * q - dmin * minimum
 //   Q5_K  176 bytes: 32 bytes of fifth bits (bit g: group g) before the nibbles; else as Q4_K
@@ -8,8 +8,8 @@
 
 #include "gemm/codes.inl"
 
-constexpr int64_t kGroup = 32;   // values of an activation group, and of a weight group
-constexpr int64_t kBlock = 256;  // values of a block of a K type
+constexpr int64_t kGroup = 32;   // values per activation group and per weight group
+constexpr int64_t kBlock = 256;  // values per block of a K type
 
 static inline bool is_k_type(WeightType type) {
   return type == WeightType::Q4_K || type == WeightType::Q5_K || type == WeightType::Q6_K;
@@ -19,13 +19,13 @@ static inline int64_t k_block_bytes(WeightType type) {
   return type == WeightType::Q4_K ? 144 : type == WeightType::Q5_K ? 176 : 210;
 }
 
-// A block taken apart.
+// An unpacked block.
 struct KBlock {
-  uint16_t d, dmin;      // halves; dmin is zero in Q6_K
-  uint8_t scales[8][2];  // by group: scale and minimum; in Q6_K the int8 scales of both halves
+  uint16_t d, dmin;      // half precision; dmin is zero in Q6_K
+  uint8_t scales[8][2];  // per group: scale and minimum; Q6_K: int8 scales of both halves
   uint8_t q[kBlock];
 
-  // ggml's arithmetic, in its order: each operation rounds once.
+  // ggml's arithmetic in its order: each operation rounds once.
   float value(WeightType type, int64_t i) const {
     const uint8_t* pair = scales[i / kGroup];
     const float scale = half_to_float(d);
@@ -35,8 +35,8 @@ struct KBlock {
   }
 };
 
-// The 6-bit scales and minima of Q4_K and Q5_K: the first four groups' whole in eight bytes, whose
-// top bits complete the nibbles of the other four in the last four bytes.
+// 6-bit scales and minima of Q4_K and Q5_K: those of the first four groups fill the low six bits of
+// eight bytes, whose top bits complete the nibbles of the last four bytes.
 static inline void read_k_scales(const uint8_t* packed, KBlock& out) {
   for (int g = 0; g < 4; ++g) {
     const uint8_t scale = packed[g], minimum = packed[g + 4], rest = packed[g + 8];

@@ -1,12 +1,12 @@
-// Panels of the K types, block after block:
-//   per group  32 rows x a byte of scales, then 32 x a byte of minima (Q6_K: scales of k 0..15,
-//              then of 16..31); the bits above a nibble, rows of 32 x 4 bytes: Q5_K has bit t of
-//              byte b for k = 4t + b, Q6_K two such rows, the first with bits 2t and 2t + 1 of
-//              byte b for k = 4t + b, the second for k = 16 + 4t + b; then nibbles as in Q4_0
-//   footer     32 halves d, and 32 halves dmin where there are minima
-// 4.625, 5.625 and 6.5625 bits per weight. In the order in which they are first needed, so that one
-// row reads a single stream, which the hardware runs ahead of: with the high bits behind the nibbles
-// and d before the groups it took Q5_K and Q6_K at 0.7 times the rate.
+// Panels of the K types, block by block:
+//   group   32 scale bytes, then 32 minimum bytes (Q6_K: scales of k 0..15, then of 16..31);
+//           the bits above the nibbles, rows of 32 x 4 bytes: Q5_K has bit t of byte b for k = 4t + b;
+//           Q6_K has two such rows, the first with bits 2t and 2t + 1 of byte b for k = 4t + b, the
+//           second for k = 16 + 4t + b; then nibbles as in Q4_0
+//   footer  32 half d, and 32 half dmin for types with minima
+// 4.625, 5.625 and 6.5625 bits per weight. The order is that of first use, so that one row reads a
+// single stream that the hardware prefetches: with the high bits after the nibbles and d before the
+// groups, Q5_K and Q6_K reached 0.7 times the rate.
 
 template <WeightType kType>
 struct KLayout {
@@ -24,7 +24,7 @@ struct KLayout {
   }
 };
 
-// One row's group into its panel.
+// Packs one row's group.
 template <WeightType kType>
 static inline void pack_k_group(const KBlock& block, int64_t g, int64_t j, uint8_t* group) {
   using Layout = KLayout<kType>;
@@ -52,7 +52,7 @@ static void pack_k_rows(const uint8_t* source, int64_t row_bytes, int64_t rows, 
   using Layout = KLayout<kType>;
   for (int64_t b = 0; b < k / kBlock; ++b) {
     uint8_t* to = panel + b * Layout::kBlockBytes;
-    // Rows past the end have scales of zero, so the rest of them counts for nothing.
+    // Padding rows have zero scales, so their other fields do not matter.
     if (rows < kPanel) __builtin_memset(to, 0, size_t(Layout::kBlockBytes));
     for (int64_t j = 0; j < rows; ++j) {
       KBlock block;
@@ -66,7 +66,7 @@ static void pack_k_rows(const uint8_t* source, int64_t row_bytes, int64_t rows, 
   }
 }
 
-// One row of a panel, block by block, as it was in the file.
+// Unpacks one row of a panel, block by block.
 template <WeightType kType>
 static void unpack_k(const uint8_t* panel, int64_t j, int64_t k, float* out) {
   using Layout = KLayout<kType>;

@@ -1,18 +1,18 @@
-// K types against int8 activations in blocks of 256, as their scales are: sums per group of 32
-// (Q6_K: per half of it) are multiplied with the group's integer scale and added up as integers, so
-// that a whole block is exact until d, dmin and the activations' scale enter, once per block:
+// K types with int8 activations in blocks of 256, like their scales: sums per group of 32 (Q6_K: per
+// half group) are multiplied with the group's integer scale and added as integers, so a whole block is
+// exact until d, dmin and the activations' scale are applied once per block:
 //   (d * sum(scale * sum(q * a)) - dmin * sum(minimum * sum(a))) * activations' scale
-// where Q6_K has q - 32 instead of minima. The largest sum of a block needs 28 bits.
+// Q6_K has q - 32 instead of minima. The largest sum of a block needs 28 bits.
 template <WeightType kType>
 struct KWeights {
   using Layout = KLayout<kType>;
   static constexpr int kHalves = Layout::kMins ? 1 : 2;  // integer sums per group
   static constexpr int kRows = kBlockRows, kVecs = kBlockVecs;
   static constexpr int64_t kPrefetchRows = prefetch_min_rows(kPrefetchRowsK, kRows, kVecs);
-  static constexpr int64_t kBlockBytes = Layout::kGroupBytes;  // what a tile prefetches at once
+  static constexpr int64_t kBlockBytes = Layout::kGroupBytes;  // unit of prefetching
   static constexpr int64_t kBlockCycles = 68;
   static constexpr int64_t kEveryLineRows = 1;
-  static constexpr int64_t kScaledGroups = kBlock / kGroup;    // that have a float scale in common
+  static constexpr int64_t kScaledGroups = kBlock / kGroup;    // groups that share a float scale
   static constexpr int kQuads = fitting_quads((16 << Layout::kHighBits) - 1);
 
   static TIDEMILL_INLINE const uint8_t* group_at(const uint8_t* panel, int64_t g) {
@@ -33,7 +33,7 @@ struct KWeights {
         prefetch_next(in, g / 8 * Layout::kBlockBytes + Layout::kFooter + line);
   }
 
-  // What becomes of a tile's integer sums.
+  // Scales and accumulates a tile's integer sums.
   template <int R, int V>
   struct Scaled {
     Vi block[R][V];  // sums of scale * dot
@@ -99,7 +99,7 @@ struct KWeights {
     }
   };
 
-  // Quad t of a group as unsigned bytes: k = 4t .. 4t + 3 of consecutive rows.
+  // int8x4 number t of a group as unsigned bytes: k = 4t .. 4t + 3 of consecutive rows.
   template <int T>
   static TIDEMILL_INLINE Vi quad(const uint8_t* group, int64_t column) {
     const Vi pair = iload(group + Layout::kNibbles + T % 4 * 128 + column);
@@ -149,7 +149,7 @@ struct KWeights {
     }
   }
 
-  // A group of the block, both nibbles of a vector while it is there.
+  // A whole group, using both nibbles of a vector while it is loaded.
   template <int R, int V>
   static TIDEMILL_INLINE void whole_group(const TileInput& in, const uint8_t* group,
                                           const uint8_t* act, int64_t g, Scaled<R, V>& scaled) {
@@ -167,8 +167,8 @@ struct KWeights {
     add_dots<0>(dot, scaled);
   }
 
-  // One half of it: the sums of both at once take more registers than there are, and at one row,
-  // where there are enough, 1.2 times as long.
+  // Half a group at a time: the sums of both halves need more registers than there are (and with one
+  // row, where they fit, take 1.2 times as long).
   template <int kHalf, int R, int V>
   static TIDEMILL_INLINE void half_group(const TileInput& in, const uint8_t* group,
                                          const uint8_t* act, int64_t g, Scaled<R, V>& scaled) {

@@ -1,5 +1,5 @@
-// Packed weight panels: kPanel output rows, depth after depth, so that one vector holds the same
-// k of consecutive rows and no horizontal sum is ever needed.
+// Packed weight panels: kPanel output rows, ordered by k, so that a vector holds the same k of
+// consecutive rows and no horizontal sums are needed.
 //   F32   per k:        32 floats
 //   F16   per k:        32 halves
 //   BF16  per k pair:   32 rows x 2 values (an odd k is padded with zero)
@@ -10,9 +10,8 @@
 //   MXFP4, IQ4_NL as Q4_0, nibbles as they are (codes.inl); the scales of MXFP4 are bfloat16
 //   K types       see kpack.inl
 //   I8            see channel.inl
-// With AMX quantized types but MXFP4 and I8 lie in another order: see dequant_layout.inl.
-// In Q8_0, I8 and the types of four bits a row's bytes lie kDotBytes side by side, four (above) or
-// eight.
+// With AMX, quantized types except MXFP4 and I8 have another layout (dequant_layout.inl). In Q8_0, I8
+// and 4-bit types, kDotBytes bytes of a row are adjacent: four (as above) or eight.
 
 #ifdef TIDEMILL_AMX
 #include "gemm/dequant_layout.inl"
@@ -26,7 +25,7 @@ constexpr int64_t kQ4GroupBytes = 64 + 512;
 
 static inline int64_t channel_panel_bytes(int64_t k);
 
-// Where byte i of row j lies in an int8 panel or group (of Q4_0: the byte whose low nibble is i).
+// Offset of byte i of row j in an int8 panel or group (Q4_0: of the byte whose low nibble is i).
 static inline int64_t byte_at(int64_t j, int64_t i) {
   return i / kDotBytes * kPanel * kDotBytes + j * kDotBytes + i % kDotBytes;
 }
@@ -103,21 +102,21 @@ static inline int64_t source_bytes(WeightType type, int64_t count) {
   }
 }
 
-// kGroup bytes from lanes of 32 bits.
+// Stores kGroup bytes from 32-bit lanes.
 #ifndef TIDEMILL_STORE_GROUP_S8
 static inline void istore_group_s8(int8_t* p, const Vi (&q)[kGroup / kLanes]) {
   for (int i = 0; i < kGroup / kLanes; ++i) istore_s8(p + i * kLanes, q[i]);
 }
 #endif
 
-// kGroup values of activations, load(i) those from i on, as int8 by one scale, whose inverse is given;
-// and the sums of both halves of them, in lanes that are yet to be added.
+// Rounds kGroup activations (load(i) returns those starting at i) to int8 with the given inverse scale,
+// and returns lane sums of both halves.
 template <class Load>
 static inline void round_group(Load load, Vf inverse, int8_t* out, Vi* sum) {
   Vi q[kGroup / kLanes];
   sum[0] = sum[1] = iset(0);
   for (int j = 0; j < kGroup / kLanes; ++j) {
-    // A subnormal bound overflows the quotient; the clamp keeps q within +-127, a NaN too.
+    // A subnormal bound overflows the quotient; the clamp keeps q within +-127, also for NaN.
     const Vf scaled = vmul(load(j * kLanes), inverse);
     q[j] = vround(vmin(vmax(scaled, vset(-127.0f)), vset(127.0f)));
     sum[j * kLanes / 16] = iadd(sum[j * kLanes / 16], q[j]);
@@ -125,9 +124,9 @@ static inline void round_group(Load load, Vf inverse, int8_t* out, Vi* sum) {
   istore_group_s8(out, q);
 }
 
-// Activations as products with weights of 8 bits take them: bytes per value, and kGroup values rounded
-// and stored so. What the sums of their products begin with is kStartQ8 times the sum of what is
-// returned, lanes yet to be added.
+// Activations as operands of products with 8-bit weights: bytes per value, and rounding of kGroup
+// values into that form. Returns lanes; kStartQ8 times their sum is the initial value of the products'
+// sums.
 constexpr int64_t kActBytesQ8 = kPairDots ? 2 : 1;
 #ifdef TIDEMILL_INT8X4_Q8
 constexpr int32_t kStartQ8 = 1;
@@ -188,7 +187,7 @@ static inline uint16_t quantize_q4(const float* x, uint8_t* nibbles) {
   return float_to_half(d);
 }
 
-// One row's group of 32 into its panel.
+// Packs one row's group of 32.
 static inline void pack_q8(WeightType from, const uint8_t* row, int64_t g, int64_t j,
                            uint8_t* group) {
   int8_t q[32];
@@ -206,7 +205,7 @@ static inline void pack_q8(WeightType from, const uint8_t* row, int64_t g, int64
     store_as(group + 64 + byte_at(j, 4 * quad), load_as<uint32_t>(q + 4 * quad) ^ kQ8Flip);
 }
 
-// 16 bytes of nibbles of row j into its group, and value i of the group out of it.
+// Writes 16 bytes of nibbles of row j into its group; reads value i of the group.
 static inline void store_nibbles(const uint8_t* nibbles, int64_t j, uint8_t* group) {
   for (int part = 0; part < 4; ++part)
     store_as(group + 64 + byte_at(j, 4 * part), load_as<uint32_t>(nibbles + 4 * part));
@@ -239,7 +238,7 @@ static inline void pack_codes(WeightType type, const uint8_t* row, int64_t g, in
   store_nibbles(block + code_block_bytes(type) - 16, j, group);
 }
 
-// One row's k0 .. k0 + count of a float matrix into its panel.
+// Packs values k0 .. k0 + count of one row of a float matrix.
 static inline void pack_float(WeightType from, const uint8_t* row, WeightType to, int64_t k0,
                               int64_t count, int64_t j, uint8_t* panel) {
   if (from == to && to != WeightType::F32) {
@@ -344,7 +343,7 @@ static void unpack_row(const PackedMatrix& w, int64_t row, float* out) {
         break;
       }
       default:
-        break;  // the K types, above
+        break;  // K types, handled above
     }
   }
 }

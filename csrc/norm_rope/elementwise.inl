@@ -1,9 +1,9 @@
-// Elementwise kernels, one row at a time. Sums run over kLanes lane accumulators in ascending
-// order and are folded in one fixed tree, so a row's result depends on nothing but the row.
+// Elementwise kernels, one row at a time. Sums use kLanes lane accumulators in ascending order and one
+// fixed reduction tree, so a row's result depends on the row alone.
 
-// exp(x) to about 1 ulp: Cody-Waite reduction and the degree-5 minimax polynomial of Cephes expf.
-// A NaN stays one, and what would be subnormal is exactly 0: to make or add up a vector with one such
-// lane, a position that is not seen for instance, takes an Intel core 180 cycles instead of 7.
+// exp(x) to about 1 ulp: Cody-Waite reduction and the degree-5 minimax polynomial of Cephes expf. NaN
+// stays NaN. Subnormal results are exactly 0: one subnormal lane (an unseen position, for example)
+// makes an instruction take 180 cycles instead of 7 on Intel cores.
 static inline Vf vexp(Vf x) {
   constexpr float kLeast = -87.33f;
   const Vf of = x;
@@ -22,7 +22,7 @@ static inline Vf vexp(Vf x) {
   return vzero_below(vscale2(y, n), of, kLeast);
 }
 
-// The same code for a single value, so that scalars and lanes agree to the bit.
+// Scalar version with the same operations, so that scalars and lanes agree bit for bit.
 static inline float exp_scalar(float x) {
   float out[kLanes];
   vstore(out, vexp(vset(x)));
@@ -82,7 +82,7 @@ static void to_float(WeightType from, const void* source, int64_t count, float* 
         for (int i = 0; i < kBlock; ++i) out[kBlock * b + i] = block.value(from, i);
       }
       return;
-    case WeightType::I8:  // scales are by row: unpack_row's
+    case WeightType::I8:  // scales are per row: see unpack_row
       return;
   }
 }
@@ -104,7 +104,7 @@ static void rms_norm(const float* x, const float* weight, float eps, int64_t n, 
   }
 }
 
-// Deviations are squared after the mean is taken off, so that nothing cancels.
+// Squares deviations from the mean, which avoids cancellation.
 static void layer_norm(const float* x, const float* weight, const float* bias, float eps, int64_t n,
                        float* out) {
   Vf sum = vzero();
@@ -148,7 +148,7 @@ static void clamp_row(float* x, float limit, int64_t n) {
     vstore_n(x + i, vmax(low, vmin(high, vload_n(x + i, n - i))), n - i);
 }
 
-// tanh by exp, to about 1e-7 of its range.
+// tanh through exp, to about 1e-7 of its range.
 static inline Vf vtanh(Vf x) {
   const Vf e = vexp(vadd(x, x));
   return vsub(vset(1.0f), vdiv(vset(2.0f), vadd(e, vset(1.0f))));
@@ -179,7 +179,7 @@ static inline Vf gelu(Vf x) {
   p = vfma(p, t, vset(1.421413741f));
   p = vfma(p, t, vset(-0.284496736f));
   p = vfma(p, t, vset(0.254829592f));
-  // erfc(a), halved: the weight of the side that x is not on.
+  // erfc(a) / 2: the weight of the other side.
   const Vf half = vmul(vset(0.5f), vmul(vmul(p, t), vexp(vsub(vzero(), vmul(a, a)))));
   const Vf positive = vmax(x, vzero());
   // x > 0: x (1 - half); x < 0: x half. Both are max(x, 0) - |x| half.

@@ -1,4 +1,4 @@
-// Recurrent mixers, token by token: a token's arithmetic is the same however a sequence is cut.
+// Recurrent mixers, token by token: a token's arithmetic does not depend on how the sequence is split.
 
 static void conv_token(const float* const* rows, int64_t taps, const float* weight,
                        const float* bias, int64_t n, float* out) {
@@ -11,7 +11,7 @@ static void conv_token(const float* const* rows, int64_t taps, const float* weig
   }
 }
 
-// Vectors of columns of a state, whole or (one alone) the `left` values of a row's end.
+// Vectors of state columns: whole ones, or a single one with the `left` values at a row's end.
 template <bool kWhole>
 static inline Vf scan_load(const float* p, int64_t left) {
   return kWhole ? vload(p) : vload_n(p, left);
@@ -23,8 +23,8 @@ static inline void scan_store(float* p, Vf v, int64_t left) {
   else vstore_n(p, v, left);
 }
 
-// Columns [column, column + kVecs * kLanes) of the state, over all tokens: they stay in the L1
-// cache, and columns know nothing of each other.
+// Columns [column, column + kVecs * kLanes) of the state over all tokens: they stay in L1, and columns
+// are independent of each other.
 template <int kVecs, bool kWhole>
 static inline void scan_columns(const Scan& s, int64_t column) {
   const int64_t left = s.value_dim - column;

@@ -1,11 +1,11 @@
-// Passes over a row of logits, written so that the compiler vectorises them. They use the same
-// arithmetic on every instruction set.
+// Passes over a row of logits, written for auto-vectorisation, with the same arithmetic on every
+// instruction set.
 #pragma once
 #include <cstdint>
 
 namespace tidemill {
 
-// True when no value is a NaN or +infinity (a banned token is -infinity).
+// True if no value is NaN or +infinity (a banned token is -infinity).
 bool row_usable(const float* x, int64_t n);
 
 // The largest value.
@@ -17,10 +17,10 @@ void scaled_exp(const float* x, int64_t n, float max, float temperature, float* 
 // Sum in double: eight lanes over ascending ids, then the lanes.
 double sum_row(const float* e, int64_t n);
 
-// Ids with z at or above `floor`, ascending, into `ids` (room for n); returns how many.
+// Writes ids with z at or above `floor`, ascending, into `ids` (room for n); returns their number.
 int64_t gather_above(const float* z, int64_t n, float floor, int32_t* ids);
 
-// The lowest id whose value is `value`, or n.
+// The lowest id whose value equals `value`, or n.
 int64_t find_first(const float* x, int64_t n, float value);
 
 }  // namespace tidemill

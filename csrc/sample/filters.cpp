@@ -8,7 +8,7 @@
 namespace tidemill {
 
 namespace {
-// Candidates are first those within this many nats of the most likely token: few, as a rule, and
+// Candidates are first the tokens within this many nats of the most likely one: usually few, with
 // nearly all of the mass.
 constexpr float kNearTop = 10.0f;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -17,11 +17,11 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 Filters::Kept Filters::apply(const Distribution& d, const FilterParams& params) {
   const int64_t wanted = params.top_k > 0 ? std::min<int64_t>(params.top_k, d.n) : 0;
   const double mass = params.top_p < 1.0f ? static_cast<double>(params.top_p) * d.total : 0.0;
-  // The most likely token has e = 1: e >= min_p is z >= log(min_p).
+  // The most likely token has e = 1, so e >= min_p means z >= log(min_p).
   const float floor =
       params.min_p > 0.0f ? static_cast<float>(std::log(static_cast<double>(params.min_p)))
                           : -kInfinity;
-  // When min_p's floor hides tokens, cuts below it need not be found: it is the stricter one.
+  // If min_p's floor excludes tokens, cuts below it need not be found: min_p is the stricter filter.
   if (!gather(d, std::max(floor, -kNearTop), mass, wanted) && floor < -kNearTop) {
     gather(d, std::max(floor, std::numeric_limits<float>::lowest()), mass, wanted);
   }
@@ -37,7 +37,7 @@ Filters::Kept Filters::apply(const Distribution& d, const FilterParams& params) 
   return {ids, end - ids};
 }
 
-// Collects the tokens at or above `floor`; true when every cut lies among them.
+// Collects the tokens at or above `floor`; true if every cut is among them.
 bool Filters::gather(const Distribution& d, float floor, double mass, int64_t wanted) {
   count_ = gather_above(d.z, d.n, floor, ids_.ensure(d.n + 1));
   double sum = 0.0;
@@ -53,7 +53,7 @@ void Filters::fill_bins(const Distribution& d) {
   const int32_t* const ids = ids_.data();
   float lowest = 0.0f;
   for (int64_t i = 0; i < count_; ++i) lowest = std::min(lowest, d.z[ids[i]]);
-  // Far below the most likely token there is no mass; what lies there shares the last bin.
+  // Far below the most likely token there is no mass, so the last bin collects the rest.
   scale_ = static_cast<float>(kBins) / std::clamp(-lowest, 1e-6f, 40.0f);
   for (int64_t i = 0; i < count_; ++i) {
     const auto b = static_cast<size_t>(bin(d.z[ids[i]]));
@@ -62,7 +62,7 @@ void Filters::fill_bins(const Distribution& d) {
   }
 }
 
-// Tokens of a bin by (value descending, id ascending).
+// Sorts the tokens of a bin by (value descending, id ascending).
 void Filters::order_bin(const Distribution& d, int which) {
   if (ordered_bin_ == which) return;
   ordered_bin_ = which;
@@ -97,7 +97,7 @@ Cut Filters::cut_top_p(const Distribution& d, double mass) {
     above += static_cast<double>(d.e[token]);
     if (above >= mass) return {d.z[token], token};
   }
-  return {};  // the candidates together do not reach the mass: all of them are needed
+  return {};  // the candidates do not reach the mass: all are needed
 }
 
 }  // namespace tidemill

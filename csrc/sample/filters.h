@@ -8,7 +8,7 @@
 
 namespace tidemill {
 
-// Tokens that are kept: z above the cut's, or equal and of an id not above the cut's.
+// Tokens to keep: z above the cut's, or equal with an id not above the cut's.
 struct Cut {
   float z = -std::numeric_limits<float>::infinity();
   int32_t id = std::numeric_limits<int32_t>::max();
@@ -24,8 +24,8 @@ struct FilterParams {
   float min_p;    // 0: all
 };
 
-// A row's distribution: z are scaled logits minus their maximum (so the largest is 0, -inf is
-// banned), e = exp(z), total the sum of e.
+// A row's distribution: z = scaled logits minus their maximum (the largest is 0, -inf is banned), e =
+// exp(z), total = sum of e.
 struct Distribution {
   const float* z;
   const float* e;
@@ -33,11 +33,10 @@ struct Distribution {
   double total;
 };
 
-// Finds the tokens that all three filters keep, each computed on the same whole distribution.
+// Finds the tokens that pass all three filters, each applied to the same full distribution.
 //
-// Nothing is sorted but what must be: only tokens near the top are looked at (more when the cut is
-// not among them), they are counted into bins of z, and only the bin in which a cut falls is
-// ordered.
+// Sorts as little as possible: only tokens near the top are considered (more if the cut is not among
+// them), they are counted into bins of z, and only the bin with the cut is sorted.
 class Filters {
  public:
   // Ids of the kept tokens, ascending; valid until the next call.

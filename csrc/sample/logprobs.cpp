@@ -13,7 +13,7 @@ double log_sum_exp(const KernelTable& kernels, const float* logits, int64_t n) {
 }
 
 void top_values(const float* logits, int64_t n, int64_t k, int32_t* ids, float* values) {
-  // Kept sorted while ids ascend: a newcomer goes behind its equals, and must exceed the last.
+  // Sorted insertion in order of ids: a new value goes after equal ones and must exceed the last.
   int64_t have = 0;
   for (int64_t i = 0; i < n && k > 0; ++i) {
     const float value = logits[i];

@@ -1,5 +1,5 @@
-// Philox4x32-10 (Salmon, Moraes, Dror & Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011):
-// a random number is a function of a key and a counter, so that a draw depends on nothing else.
+// Philox4x32-10 (Salmon, Moraes, Dror & Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011): a
+// counter-based generator, whose numbers depend on key and counter alone.
 #pragma once
 #include <array>
 #include <cstdint>

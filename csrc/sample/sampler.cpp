@@ -60,8 +60,8 @@ void Sampler::count_token(int32_t token, bool generated) {
   seen.generated += generated;
 }
 
-// Repetition penalty over all tokens of the history (Keskar et al. 2019), then presence and
-// frequency penalties over its generated ones.
+// Repetition penalty over all tokens of the history (Keskar et al. 2019), then presence and frequency
+// penalties over its generated tokens.
 bool Sampler::apply_penalties(const SamplingInput& in, const SampleRow& row, float* logits) {
   const int64_t s = row.index;
   const float repetition = at(in.repetition, s);
@@ -106,14 +106,14 @@ int32_t Sampler::draw(const SamplingInput& in, int64_t s, const float* logits, f
   for (int64_t i = 0; i < kept.count; ++i) {
     const float weight = e[kept.ids[i]];
     if (weight == 0.0f) continue;
-    token = kept.ids[i];  // should rounding keep the sum below the target: the last kept one
+    token = kept.ids[i];  // rounding may keep the sum below the target: then the last one
     sum += static_cast<double>(weight);
     if (sum > u * mass) break;
   }
   return token;
 }
 
-// The same over all tokens: first the block of ids, then the id.
+// The same over all tokens: find the block of ids, then the id.
 int32_t Sampler::draw_from_all(const float* e, double u) {
   const int64_t blocks = (vocab_ + kDrawBlock - 1) / kDrawBlock;
   block_mass_.resize(static_cast<size_t>(blocks));
@@ -126,8 +126,8 @@ int32_t Sampler::draw_from_all(const float* e, double u) {
   const double target = u * mass;
   double sum = 0.0;
   int64_t block = 0;
-  for (int64_t b = 0; b < blocks; ++b) {  // the first block that passes the target, or the last
-    if (at(block_mass_, b) == 0.0) continue;  // that has any mass
+  for (int64_t b = 0; b < blocks; ++b) {  // the first block that reaches the target,
+    if (at(block_mass_, b) == 0.0) continue;  // or the last one with any mass
     block = b;
     if (sum + at(block_mass_, b) > target) break;
     sum += at(block_mass_, b);

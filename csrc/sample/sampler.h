@@ -1,4 +1,4 @@
-// Chooses tokens: contract/sampling.py's order of operations on one row of logits.
+// Samples tokens: the order of operations of contract/sampling.py on one row of logits.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -9,19 +9,19 @@
 
 namespace tidemill {
 
-// The part of a SamplingInput that is about one row, and what else its sampling needs.
+// The part of SamplingInput for one row, and its further inputs.
 struct SampleRow {
   int64_t index;                 // row of `SamplingInput`
   int32_t pending_token = -1;    // a generated token not yet in the history (FUTURE), or -1
   const uint8_t* mask = nullptr; // 1 bit per token, little-endian, 1 allows; null allows all
 };
 
-// One per thread: holds the scratch of a row.
+// One per thread: holds scratch memory.
 class Sampler {
  public:
   explicit Sampler(int64_t vocab) : vocab_(vocab) {}
 
-  // The token of a row, or kNoTokenLeft or kLogitsNotFinite. Changes `logits` [vocab] in place.
+  // Returns the token of a row, kNoTokenLeft or kLogitsNotFinite. Modifies `logits` [vocab] in place.
   int32_t sample(const SamplingInput& in, const SampleRow& row, float* logits);
 
  private:

@@ -1,6 +1,5 @@
-// The tile registers of AMX, as far as the kernels use them. Registers are named by number at
-// compile time, so these are macros' worth of inline assembly; "memory" keeps the compiler from
-// moving ordinary loads and stores across them.
+// AMX tile registers, as far as the kernels use them. Registers are selected at compile time by inline
+// assembly; the "memory" clobber keeps the compiler from moving ordinary loads and stores across it.
 #pragma once
 #include "simd/tile_shapes.h"
 
@@ -10,7 +9,7 @@ namespace tidemill::TIDEMILL_AVX512 {
 static inline void tiles_configure(const TileShapes& shapes) {
   __asm__ volatile("ldtilecfg %0" ::"m"(shapes) : "memory");
 }
-// Afterwards a context switch need not save the tiles.
+// After this, a context switch need not save the tiles.
 static inline void tiles_release() { __asm__ volatile("tilerelease" ::: "memory"); }
 
 template <int T>
@@ -21,7 +20,7 @@ template <int T>
 static inline void tile_load(const void* base, int64_t stride) {
   __asm__ volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(T), "r"(base), "r"(stride) : "memory");
 }
-// The same of what is not needed again soon: it takes no place in the nearest cache.
+// The same for streaming data: it is not kept in L1.
 template <int T>
 static inline void tile_load_streaming(const void* base, int64_t stride) {
   __asm__ volatile("tileloaddt1 (%1,%2,1), %%tmm%c0" ::"i"(T), "r"(base), "r"(stride) : "memory");
@@ -35,8 +34,8 @@ template <int C, int A, int B>
 static inline void tile_dot_i8() {
   __asm__ volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
 }
-// C += A * B, bf16 pairs: A [rows][k], B [k / 2][columns][2]. Pairs are taken in ascending order;
-// subnormals count as zero, and rounding is to nearest even, whatever MXCSR says.
+// C += A * B for bf16 pairs: A [rows][k], B [k / 2][columns][2]. Pairs are added in ascending order;
+// subnormals count as zero, and rounding is to nearest even regardless of MXCSR.
 template <int C, int A, int B>
 static inline void tile_dot_bf16() {
   __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));

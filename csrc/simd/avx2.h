@@ -54,7 +54,7 @@ static inline Vf vset(float x) { return _mm256_set1_ps(x); }
 static inline Vf vzero() { return _mm256_setzero_ps(); }
 static inline Vf vload(const float* p) { return _mm256_loadu_ps(p); }
 static inline void vstore(float* p, Vf a) { _mm256_storeu_ps(p, a); }
-// Masks are for what is left over: a masked store takes AMD's processors many times a store.
+// Masked accesses only for tails: on AMD a masked store costs many times a plain one.
 static inline Vf vload_n(const float* p, int64_t n) {
   return n >= kLanes ? vload(p) : _mm256_maskload_ps(p, first_lanes(n));
 }
@@ -70,7 +70,7 @@ static inline Vf vmax(Vf a, Vf b) { return _mm256_max_ps(a, b); }
 static inline Vf vmin(Vf a, Vf b) { return _mm256_min_ps(a, b); }
 static inline Vf vabs(Vf a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
 static inline Vf vfma(Vf a, Vf b, Vf c) { return _mm256_fmadd_ps(a, b, c); }
-// In place: GCC moves the sums of a tile between registers, and memory, to add in other forms.
+// Updated in place: in other forms GCC moves a tile's sums between registers, and to memory.
 static inline void vadd_product(Vf& sum, Vf a, Vf b) {
   asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "xm"(b));
 }
@@ -142,7 +142,7 @@ static inline Vf vload_low_nibbles(const uint8_t* p) {
 static inline Vf vload_high_nibbles(const uint8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_srli_epi32(load_bytes(p), 4));
 }
-// 32 bytes at once: stored by eights they would have to leave the pipeline before they are read.
+// 32 bytes at once: stored in eights, a load that follows would wait for the stores to retire.
 #define TIDEMILL_STORE_GROUP_S8 1
 static inline void istore_group_s8(int8_t* p, const Vi (&q)[4]) {
   const __m256i first = _mm256_packs_epi32(q[0], q[1]), last = _mm256_packs_epi32(q[2], q[3]);
@@ -212,16 +212,15 @@ static inline Vf keep_range(Vf a, int64_t first, int64_t lo, int64_t hi, float f
   const __m256i keep = _mm256_andnot_si256(first_lanes(lo - first), first_lanes(hi - first));
   return _mm256_blendv_ps(_mm256_set1_ps(fill), a, _mm256_castsi256_ps(keep));
 }
-// To the second level. Not the intrinsic: GCC takes a function that does nothing else for one
-// without effect, and drops its calls.
+// Into L2. Not the intrinsic, because GCC removes calls to functions that only prefetch.
 static inline void prefetch(const void* p) {
   asm volatile("prefetcht1 %0" : : "m"(*static_cast<const char*>(p)));
 }
-// Of what is read and not needed again: it does not go from the second level to the third.
+// Non-temporal: evicted from L2 without moving to L3.
 static inline void prefetch_streaming(const void* p) {
   asm volatile("prefetchnta %0" : : "m"(*static_cast<const char*>(p)));
 }
-// To the nearest level, to be written. Processors that do not know it take it for nothing.
+// Into L1 for writing. A no-op on processors without it.
 static inline void prefetch_write(void* p) {
   asm volatile("prefetchw %0" : : "m"(*static_cast<char*>(p)));
 }

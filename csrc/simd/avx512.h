@@ -1,15 +1,15 @@
-// Vector wrapper over AVX-512 F/BW/VL/DQ and VNNI. Meaning of each function: portable.h.
-// With TIDEMILL_BF16_DOT also over AVX512_BF16, as a table of its own: vdpbf16ps is twice as fast
-// as two fused multiply-adds on Zen 4, but slower than they are on Sapphire Rapids.
-// With TIDEMILL_PAIR_DOTS without VNNI, as a table of its own: for Skylake's servers.
+// Vector wrapper over AVX-512 F/BW/VL/DQ and VNNI. Semantics of each function: portable.h.
+// With TIDEMILL_BF16_DOT also over AVX512_BF16, a separate table: vdpbf16ps is twice as fast as two fused
+// multiply-adds on Zen 4, but slower than they are on Sapphire Rapids.
+// With TIDEMILL_PAIR_DOTS without VNNI, a separate table: for Skylake servers.
 #pragma once
 #include <immintrin.h>
 
 #include <cstddef>
 #include <cstdint>
 
-// With TIDEMILL_AMX matrix products of bf16, quantized weights and int8 run in tile registers. The check's emulated
-// tables bring names of their own (csrc/tests).
+// With TIDEMILL_AMX, matrix products of bf16, quantized weights and int8 use tile registers. The
+// emulated tables of the checks define their own names (csrc/tests).
 #ifndef TIDEMILL_AVX512
 #if defined(TIDEMILL_AMX)
 #define TIDEMILL_AVX512 amx
@@ -75,7 +75,7 @@ static inline Vf vload_n(const float* p, int64_t n) {
 static inline void vstore_n(float* p, Vf a, int64_t n) {
   _mm512_mask_storeu_ps(p, first_lanes(n), a);
 }
-// A whole line past the caches; streams_end() before other threads are told of it.
+// Non-temporal store of a whole line; call streams_end() before other threads read it.
 static inline void vstream(float* p, Vf a) { _mm512_stream_ps(p, a); }
 static inline void streams_end() { _mm_sfence(); }
 static inline Vf vadd(Vf a, Vf b) { return _mm512_add_ps(a, b); }
@@ -110,7 +110,7 @@ static inline Vi vround(Vf a) { return _mm512_cvtps_epi32(a); }
 static inline Vf vround_float(Vf a) {
   return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
-// By the whole number that n is not below.
+// Subtracts floor(n).
 static inline Vf vscale2(Vf a, Vf n) { return _mm512_scalef_ps(a, n); }
 // See powers.inl.
 #define TIDEMILL_FRACTIONS 1
@@ -134,7 +134,7 @@ static inline Vf vload_s8(const int8_t* p) { return _mm512_cvtepi32_ps(iload_s8(
 static inline __m512i load_bytes(const uint8_t* p) {
   return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
-// A look-up sees the low four bits of its index alone.
+// A lookup uses only the low four bits of its index.
 static inline Vf nibble_values(__m512i index) {
   return _mm512_permutexvar_ps(
       index, _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
@@ -164,8 +164,8 @@ static inline Vf vround_bf16(Vf a) {
       _mm512_and_si512(round_bf16(a), _mm512_set1_epi32(int32_t(0xffff0000u))));
 }
 #ifdef TIDEMILL_BF16_PAIRS
-// 16 values of each rounded to bf16, in order. Subnormals become zero, which is how dot products
-// of bf16 pairs and tiles read them.
+// Rounds 16 values of each operand to bf16, in order. Subnormals become zero, as in bf16 dot products
+// and tiles.
 static inline Vi round_bf16_pair(Vf a, Vf b) {
   return __m512i(_mm512_cvtne2ps_pbh(b, a));
 }
@@ -192,7 +192,7 @@ static inline Vi imerge(Vi a, Vi b, Vi mask) {
 }
 static inline Vi imadd_pairs(Vi a, Vi b) { return _mm512_madd_epi16(a, b); }
 #ifdef TIDEMILL_AVX512_EMULATED
-static inline void ikeep(Vi&) {}  // two registers, which assembly does not take as one
+static inline void ikeep(Vi&) {}  // two registers; the assembly constraint takes only one
 #else
 static inline void ikeep(Vi& a) { asm("" : "+v"(a)); }
 #endif
@@ -219,7 +219,7 @@ static inline Vi ipair_sums(Vi dots) { return dots; }
 static inline int32_t dot_start_u6(const int8_t*, int32_t sum) { return -32 * sum; }
 #endif
 #ifdef TIDEMILL_AMX
-// Of the lanes of a, then of b, those of even number, or of odd.
+// The even (0) or odd (1) lanes of a, then of b.
 template <int kOdd>
 static inline Vf every_second(Vf a, Vf b) {
   alignas(64) static constexpr int32_t kIndex[kLanes] = {
@@ -237,20 +237,19 @@ static inline Vf keep_range(Vf a, int64_t first, int64_t lo, int64_t hi, float f
   const __mmask16 keep = first_lanes(hi - first) & __mmask16(~first_lanes(lo - first));
   return _mm512_mask_blend_ps(keep, _mm512_set1_ps(fill), a);
 }
-// To the second level. Not the intrinsic: GCC takes a function that does nothing else for one
-// without effect, and drops its calls.
+// Into L2. Not the intrinsic, because GCC removes calls to functions that only prefetch.
 static inline void prefetch(const void* p) {
   asm volatile("prefetcht1 %0" : : "m"(*static_cast<const char*>(p)));
 }
-// Of what is read and not needed again: it does not go from the second level to the third.
+// Non-temporal: evicted from L2 without moving to L3.
 static inline void prefetch_streaming(const void* p) {
   asm volatile("prefetchnta %0" : : "m"(*static_cast<const char*>(p)));
 }
-// To the nearest level.
+// Into L1.
 static inline void prefetch_near(const void* p) {
   asm volatile("prefetcht0 %0" : : "m"(*static_cast<const char*>(p)));
 }
-// To the nearest level, to be written. Processors that do not know it take it for nothing.
+// Into L1 for writing. A no-op on processors without it.
 static inline void prefetch_write(void* p) {
   asm volatile("prefetchw %0" : : "m"(*static_cast<char*>(p)));
 }

@@ -1,6 +1,6 @@
-// Vector wrapper over Advanced SIMD with dot products of int8 (Armv8.2 FEAT_DotProd). Meaning of
-// each function: portable.h. With TIDEMILL_I8MM also over FEAT_I8MM and FEAT_BF16, as a table of its
-// own: matrix products of int8 and dot products of bf16 pairs.
+// Vector wrapper over Advanced SIMD with int8 dot products (Armv8.2 FEAT_DotProd). Semantics of each
+// function: portable.h. With TIDEMILL_I8MM also over FEAT_I8MM and FEAT_BF16, a separate table: int8
+// matrix products and bf16 dot products.
 #pragma once
 #include <arm_neon.h>
 
@@ -28,11 +28,11 @@ constexpr int kDotBytes = 4;
 constexpr bool kBf16Pairs = false;
 #endif
 constexpr int kLanes = 4;
-constexpr uint32_t kQ8Flip = 0;    // sdot multiplies signed bytes with signed bytes
+constexpr uint32_t kQ8Flip = 0;    // sdot multiplies signed with signed bytes
 constexpr bool kQ8Offset = false;
 constexpr bool kPairDots = false;
-constexpr bool kQ4Offset = true;   // cheaper, once a row, than taking 8 off every nibble
-// 32 registers: sums, integer sums beside them and a vector of weights or two.
+constexpr bool kQ4Offset = true;   // once per row, cheaper than subtracting 8 from every nibble
+// 32 registers: float sums, integer sums, and one or two vectors of weights.
 constexpr int kI8Vecs = 4, kI8Rows = 3;
 constexpr int kBlockVecs = 4, kBlockRows = 3;
 constexpr int kFloatVecs = 4, kFloatRows = 5;
@@ -69,7 +69,7 @@ static inline Vf vadd(Vf a, Vf b) { return vaddq_f32(a, b); }
 static inline Vf vsub(Vf a, Vf b) { return vsubq_f32(a, b); }
 static inline Vf vmul(Vf a, Vf b) { return vmulq_f32(a, b); }
 static inline Vf vdiv(Vf a, Vf b) { return vdivq_f32(a, b); }
-// A NaN on either side stays one; on x86 only the second operand's does.
+// NaN in either operand stays NaN; on x86 only in the second operand.
 static inline Vf vmax(Vf a, Vf b) { return vmaxq_f32(a, b); }
 static inline Vf vmin(Vf a, Vf b) { return vminq_f32(a, b); }
 static inline Vf vabs(Vf a) { return vabsq_f32(a); }
@@ -133,7 +133,7 @@ static inline void istore_s8(int8_t* p, Vi a) {
 static inline Vf pair_even(Vi a) { return as_float(vshlq_n_s32(a, 16)); }
 static inline Vf pair_odd(Vi a) { return as_float(iand(a, iset(int32_t(0xffff0000u)))); }
 #ifdef TIDEMILL_I8MM
-// kLanes values of each rounded to bf16, in order.
+// Rounds kLanes values of each operand to bf16, in order.
 static inline Vi round_bf16_pair(Vf a, Vf b) {
   return vreinterpretq_s32_bf16(vcvtq_high_bf16_f32(vcvtq_low_bf16_f32(a), b));
 }
@@ -149,11 +149,11 @@ static inline Vf vround_bf16(Vf a) {
   return vreinterpretq_f32_u32(vandq_u32(either, vdupq_n_u32(0xffff0000u)));
 }
 
-// GCC keeps a tile's sums in registers where the tile is a function of its own, and not where the
-// tiles of all numbers of rows are one.
+// GCC keeps a tile's sums in registers if each tile size is a function of its own, but not if all sizes
+// are one function.
 #define TIDEMILL_TILE __attribute__((noinline))
 
-// A quad of activations for all lanes: sdot takes it from the sixteen bytes it lies in.
+// Four activation bytes for all lanes: sdot selects them from a 16-byte register.
 #define TIDEMILL_INT8X4_LANES 1
 struct Int8x4 {
   int8x16_t sixteen;
@@ -162,7 +162,7 @@ struct Int8x4 {
 static inline Int8x4 act_int8x4(const uint8_t* acts, int i) {
   return {vreinterpretq_s8_u8(vld1q_u8(acts + i / 4 * 16)), i % 4};
 }
-// The lane is a constant once the loops around are unrolled, and one case remains.
+// The lane is constant once the surrounding loops are unrolled, so one case remains.
 static inline __attribute__((always_inline)) Vi dot_q8(Vi acc, Vi w, Int8x4 a) {
   switch (a.lane) {
     case 0: return vdotq_laneq_s32(acc, as_bytes(w), a.sixteen, 0);
@@ -179,7 +179,7 @@ static inline Vi itable(const void* p) { return iload(p); }
 static inline Vi ilook_up(Vi table, Vi index) {
   return vreinterpretq_s32_s8(vqtbl1q_s8(as_bytes(table), vreinterpretq_u8_s32(index)));
 }
-// Nibbles and six bits are their own signed bytes.
+// Nibbles and 6-bit values are valid signed bytes.
 static inline Vi dot_q4(Vi acc, Vi w, Int8x4 a) { return dot_q8(acc, w, a); }
 static inline Vi dot_u6(Vi acc, Vi w, Int8x4 a) { return dot_q8(acc, w, a); }
 template <int kBits>

@@ -1,13 +1,13 @@
-// Dot products of bytes where no instruction makes them: products in pairs, sums of 16 bits, then of
-// 32. Written over what simd/avx2.h and simd/avx512.h name alike, and included by them.
+// Byte dot products without a dot product instruction: pairwise products, 16-bit sums, then 32-bit
+// sums. Written in terms of names common to simd/avx2.h and simd/avx512.h, which include it.
 
 constexpr bool kPairDots = true;
 constexpr int64_t kPrefetchRowsQ8 = 2, kPrefetchRowsQ4 = 1, kPrefetchRowsK = 1;
 
-// A product of bytes is |a| times q or, where a is negative, ~q = -q - 1: -128 <= q <= 127 and
-// |a| <= 127, so a pair of products fits 16 bits; with q + 128 it would not. vpsignb would give -q,
-// but on the units that multiply (Zen 4), which are what products wait for. `flip` makes q or ~q of
-// the stored q + 128; that ~q is one off is kQ8Offset here.
+// A product of bytes is |a| * q or, where a is negative, |a| * ~q = |a| * (-q - 1). Since -128 <= q <=
+// 127 and |a| <= 127, a pair of products fits 16 bits; with q + 128 it would not. vpsignb would give
+// -q, but it runs on the multiplication units (Zen 4), the bottleneck. `flip` turns the stored q + 128
+// into q or ~q; kQ8Offset corrects the one missing in ~q.
 #define TIDEMILL_INT8X4_Q8 1
 struct Int8x4Q8 {
   Vi magnitude, flip;
@@ -15,7 +15,7 @@ struct Int8x4Q8 {
 static inline Int8x4Q8 act_int8x4_q8(const uint8_t* acts, int i) {
   return {ibroadcast(acts + 8 * i), ibroadcast(acts + 8 * i + 4)};
 }
-// Returns lanes whose sum is what the sums of products begin with.
+// Returns lanes whose sum is the initial value of the products' sums.
 static inline Vi store_act_q8(const int8_t* q, uint8_t* to) {
   const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(q));
   const __m256i negative = _mm256_cmpgt_epi8(_mm256_setzero_si256(), a);
@@ -41,7 +41,7 @@ static inline Vi dot_q4(Vi acc, Vi w, Vi a) {
   return acc;
 }
 static inline Vi dot_u6(Vi acc, Vi w, Vi a) { return dot_q4(acc, w, a); }
-static inline Vi load_scales(const int8_t* p) {  // twice in a lane
+static inline Vi load_scales(const int8_t* p) {  // each twice in a lane
   alignas(16) static constexpr uint8_t kBoth[16] = {0, 1, 0, 1, 4, 5, 4, 5,
                                                     8, 9, 8, 9, 12, 13, 12, 13};
   return ilook_up(iload_s8(p), itable(kBoth));
@@ -50,7 +50,7 @@ static inline Vi add_scaled(Vi acc, Vi dots, Vi scales) {
   return iadd(acc, imadd_pairs(dots, scales));
 }
 static inline Vi ipair_sums(Vi dots) { return imadd_pairs(dots, iset(0x00010001)); }
-// Sums of 16 bits wrap, and with the offset in them fit at the end: 8 products of at most 32 * 127.
+// 16-bit sums wrap, but including the offset they fit at the end: 8 products of at most 32 * 127.
 static inline int32_t dot_start_u6(const int8_t* q, int32_t) {
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(q));
   __m128i sums = _mm_maddubs_epi16(_mm_set1_epi8(32), bytes);

@@ -1,5 +1,5 @@
-// Vector wrapper in plain C++, for any machine. The semantics are those of the other wrappers:
-// 32-bit lanes, bf16 pairs with the even element in the low half, u8 x s8 quads per lane.
+// Vector wrapper in plain C++, for any machine; it defines the semantics of the other wrappers: 32-bit
+// lanes, bf16 pairs with the even element in the low half, four u8 x s8 products per lane.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -9,29 +9,29 @@ namespace tidemill::portable {
 
 constexpr const char* kIsaName = "portable";
 constexpr int kLanes = 8;
-// A row's bytes side by side in an int8 panel: the depth of a dot product.
+// Adjacent bytes of a row in an int8 panel: the depth of a dot product.
 constexpr int kDotBytes = 4;
-// What is xor-ed to four weights of 8 bits in a panel: vectors multiply q + 128 as unsigned bytes.
+// XOR mask of four 8-bit weights in a panel: vector kernels multiply q + 128 as unsigned bytes.
 constexpr uint32_t kQ8Flip = 0x80808080u;
-// Zero point the int8 accumulator must be corrected for: the dot product subtracts it itself.
+// Whether int8 accumulators need a zero point correction (here the dot product subtracts it).
 constexpr bool kQ8Offset = false;
 constexpr bool kQ4Offset = false;
-// Whether products of bytes come as sums of two in 16 bits: what dot_q4 and dot_u6 add up is then
-// two such sums a lane, which `ipair_sums` and `add_scaled` take, and no more of them than fit; and
-// dot_q8 takes activations whose magnitudes and signs are apart (Int8x4Q8, store_act_q8).
+// Whether products of bytes are 16-bit sums of two. dot_q4 and dot_u6 then accumulate two such sums per
+// lane, which ipair_sums and add_scaled combine, and only as many as fit; dot_q8 takes activations as
+// magnitudes and signs (Int8x4Q8, store_act_q8).
 constexpr bool kPairDots = false;
-// Whether a dot product of bf16 pairs is one instruction; else bf16 is widened to float, exactly,
-// and activations, queries and probabilities stay in float lanes.
+// Whether a bf16 dot product is one instruction. If not, bf16 is converted to float exactly, and
+// activations, queries and probabilities stay in float lanes.
 constexpr bool kBf16Pairs = false;
-// Register tiles: vectors per panel pass and rows, by kernel.
+// Register tile shapes per kernel: rows and vectors per panel pass.
 constexpr int kI8Vecs = 2, kI8Rows = 2;
-// Of K types, which keep the sums of a group and of its block.
+// For K types, which keep sums of a group and of its block.
 constexpr int kBlockVecs = 1, kBlockRows = 2;
 constexpr int kFloatVecs = 2, kFloatRows = 4;
 constexpr int kScoreVecs = 2, kScoreRows = 4;
 constexpr int kAccRegisters = 12;
-// From how many rows on weights are asked for ahead, by their type, and how far where they are read
-// as one stream (csrc/gemm/gemm.inl).
+// Number of rows from which weights are prefetched, per type, and the distance if they are read as one
+// stream (csrc/gemm/gemm.inl).
 constexpr int64_t kPrefetchRowsQ8 = 5, kPrefetchRowsQ4 = 3, kPrefetchRowsK = 3, kPrefetchRowsFloat = 7;
 constexpr int64_t kPrefetchBytes = int64_t(1) << 30;  // a panel
 
@@ -56,7 +56,7 @@ static inline Vf vadd(Vf a, Vf b) { TIDEMILL_LANES a.v[i] += b.v[i]; return a; }
 static inline Vf vsub(Vf a, Vf b) { TIDEMILL_LANES a.v[i] -= b.v[i]; return a; }
 static inline Vf vmul(Vf a, Vf b) { TIDEMILL_LANES a.v[i] *= b.v[i]; return a; }
 static inline Vf vdiv(Vf a, Vf b) { TIDEMILL_LANES a.v[i] /= b.v[i]; return a; }
-// The second operand is returned when either is NaN, as on x86.
+// The second operand is returned if either is NaN, as on x86.
 static inline Vf vmax(Vf a, Vf b) {
   TIDEMILL_LANES a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i];
   return a;
@@ -66,7 +66,7 @@ static inline Vf vmin(Vf a, Vf b) {
   return a;
 }
 static inline Vf vabs(Vf a) { TIDEMILL_LANES a.v[i] = __builtin_fabsf(a.v[i]); return a; }
-// Fused only where the machine has the instruction: a library fma costs a hundred times more.
+// Fused only if the machine has the instruction: a library fma costs a hundred times more.
 static inline Vf vfma(Vf a, Vf b, Vf c) {
 #ifdef __FP_FAST_FMAF
   TIDEMILL_LANES c.v[i] = __builtin_fmaf(a.v[i], b.v[i], c.v[i]);
@@ -124,7 +124,7 @@ static inline Vf vfloor(Vf a) { TIDEMILL_LANES a.v[i] = __builtin_floorf(a.v[i])
 // a * 2^n for integral n in [-252, 252].
 static inline Vf vscale2(Vf a, Vf n) {
   TIDEMILL_LANES {
-    if (n.v[i] != n.v[i]) continue;  // a NaN, and then a is one too
+    if (n.v[i] != n.v[i]) continue;  // NaN; then a is NaN too
     const int32_t whole = int32_t(n.v[i]);
     const int32_t half = whole / 2;
     a.v[i] *= bits_float(uint32_t(half + 127) << 23);
@@ -155,7 +155,7 @@ static inline Vi iload_s8(const int8_t* p) {
   return r;
 }
 static inline Vf vload_s8(const int8_t* p) { return vconvert(iload_s8(p)); }
-// kLanes bytes' low or high halves, 0 to 15.
+// Low or high nibbles of kLanes bytes, 0 to 15.
 static inline Vf vload_low_nibbles(const uint8_t* p) {
   Vf r;
   TIDEMILL_LANES r.v[i] = float(p[i] & 15);
@@ -185,7 +185,7 @@ static inline Vf vround_bf16(Vf a) {
   TIDEMILL_LANES a.v[i] = bf16_to_float(float_to_bf16(a.v[i]));
   return a;
 }
-// w holds quads of q + 128, a quads of signed bytes.
+// w: four q + 128 per lane, a: four signed bytes.
 static inline Vi dot_q8(Vi acc, Vi w, Vi a) {
   const uint8_t* u = reinterpret_cast<const uint8_t*>(&w);
   const int8_t* s = reinterpret_cast<const int8_t*>(&a);
@@ -196,13 +196,13 @@ static inline Vi dot_q8(Vi acc, Vi w, Vi a) {
   }
   return acc;
 }
-// w holds quads of nibbles q + 8 in its low or (after nibble_high) low bits.
+// w: four nibbles q + 8 in the low (or after nibble_high, low) bits of its bytes.
 static inline Vi nibble_low(Vi w) { return iand(w, iset(0x0f0f0f0f)); }
 static inline Vi nibble_high(Vi w) {
   TIDEMILL_LANES w.v[i] = int32_t((uint32_t(w.v[i]) >> 4) & 0x0f0f0f0fu);
   return w;
 }
-// 16 bytes, and what they hold at the number, below 16, in each byte of `index`.
+// A table of 16 bytes, and its lookup with the bytes of `index` (each below 16).
 static inline Vi itable(const void* p) {
   Vi r = iset(0);
   __builtin_memcpy(&r, p, 16);
@@ -226,7 +226,7 @@ static inline Vi dot_q4(Vi acc, Vi w, Vi a) {
   }
   return acc;
 }
-// w holds quads of unsigned values below 64, a quads of signed bytes.
+// w: four unsigned values below 64 per lane, a: four signed bytes.
 static inline Vi dot_u6(Vi acc, Vi w, Vi a) {
   const uint8_t* u = reinterpret_cast<const uint8_t*>(&w);
   const int8_t* s = reinterpret_cast<const int8_t*>(&a);
@@ -237,7 +237,7 @@ static inline Vi dot_u6(Vi acc, Vi w, Vi a) {
   }
   return acc;
 }
-// Lanes shifted left by kBits, right (filling with zeros) when it is negative.
+// Lanes shifted left by kBits; right (zero-filling) if kBits is negative.
 template <int kBits>
 static inline Vi ishift_left(Vi a) {
   TIDEMILL_LANES {
@@ -256,23 +256,23 @@ static inline Vi imadd_pairs(Vi a, Vi b) {
   TIDEMILL_LANES a.v[i] = int16_t(a.v[i]) * int16_t(b.v[i]) + (a.v[i] >> 16) * (b.v[i] >> 16);
   return a;
 }
-// The sum as it is now: the compiler does not defer what it is made of.
+// Forces the sum to be computed now instead of deferring its operands.
 static inline void ikeep(Vi&) {}
-// Dot products times the integer scales of consecutive rows, of signed bytes.
+// Multiplies dot products with the integer scales (signed bytes) of consecutive rows.
 static inline Vi load_scales(const int8_t* p) { return iload_s8(p); }
 static inline Vi add_scaled(Vi acc, Vi dots, Vi scales) {
   TIDEMILL_LANES acc.v[i] += dots.v[i] * scales.v[i];
   return acc;
 }
 static inline Vi ipair_sums(Vi dots) { return dots; }
-// Where dots with 16 bytes at `q` begin, whose sum is `sum`, that are to be of weights less 32.
+// Initial value of dot products with 16 bytes at `q`, whose sum is `sum`, for weights minus 32.
 static inline int32_t dot_start_u6(const int8_t*, int32_t sum) { return -32 * sum; }
 // Lane i holds index `first + i`; lanes outside [lo, hi) are replaced by `fill`.
 static inline Vf keep_range(Vf a, int64_t first, int64_t lo, int64_t hi, float fill) {
   TIDEMILL_LANES a.v[i] = first + i >= lo && first + i < hi ? a.v[i] : fill;
   return a;
 }
-// No instruction is everywhere, and what no table chooses for its speed needs none.
+// No instruction exists on all machines, and this table is not chosen for speed.
 static inline void prefetch(const void*) {}
 static inline void prefetch_streaming(const void*) {}
 static inline void prefetch_write(void*) {}

@@ -1,6 +1,6 @@
-// Scalar conversions, included once inside each instruction set's namespace: a shared inline
-// function would be one symbol that the linker may take from the translation unit with the widest
-// instructions, and crash elsewhere.
+// Scalar conversions, included inside each instruction set's namespace. As shared inline functions they
+// would be one symbol, and the linker might keep the copy from the translation unit with the widest
+// instructions, which crashes on other machines.
 
 constexpr float kInfinity = __builtin_inff();
 
@@ -25,7 +25,7 @@ static inline float bits_float(uint32_t x) { return load_as<float>(&x); }
 
 static inline float bf16_to_float(uint16_t h) { return bits_float(uint32_t(h) << 16); }
 
-// Round to nearest even; a NaN stays one.
+// Rounds to nearest even; NaN stays NaN.
 static inline uint16_t float_to_bf16(float x) {
   const uint32_t u = float_bits(x);
   if ((u & 0x7fffffffu) > 0x7f800000u) return uint16_t((u >> 16) | 0x40u);
@@ -51,7 +51,7 @@ static inline uint16_t float_to_half(float x) {
   const uint32_t magnitude = u & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return sign | 0x7e00u;
   if (magnitude >= 0x477ff000u) return sign | 0x7c00u;  // >= 65520 rounds to infinity
-  if (magnitude < 0x38800000u) {                        // subnormal: let the adder round
+  if (magnitude < 0x38800000u) {                        // subnormal: rounded by the float addition
     const float rounded = bits_float(magnitude) + 0.5f;
     return uint16_t(sign | (float_bits(rounded) - 0x3f000000u));
   }

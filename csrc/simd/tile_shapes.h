@@ -1,4 +1,4 @@
-// How tile registers are configured, whether they are the processor's or the check's own.
+// Configuration of tile registers, real or emulated by the checks.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// simd/amx.h in plain C++, so that what is written for tiles is checked where there are none.
-// Written from the Intel SDM's description of the instructions; faults where they would.
+// simd/amx.h in plain C++, to check tile code on machines without AMX. Written from the Intel SDM's
+// description of the instructions; faults where they would.
 #pragma once
 #include <cmath>
 #include <cstdlib>
@@ -19,7 +19,7 @@ inline thread_local EmulatedTiles emulated;
 inline void tile_must(bool holds) {
   if (!holds) std::abort();
 }
-// A tile that is used has a shape.
+// A tile that is used must have a shape.
 inline void tile_usable(int tile) {
   tile_must(emulated.configured && emulated.shapes.rows[tile] && emulated.shapes.bytes[tile]);
 }
@@ -40,7 +40,7 @@ inline void tile_zero() {
   tile_usable(T);
   std::memset(emulated.at[T], 0, sizeof emulated.at[T]);
 }
-// What lies beyond a tile's shape is zero after a load.
+// A load clears what lies beyond the tile's shape.
 template <int T>
 inline void tile_load(const void* base, int64_t stride) {
   tile_zero<T>();
@@ -60,8 +60,8 @@ inline void tile_store(void* base, int64_t stride) {
                 emulated.shapes.bytes[T]);
 }
 
-// C += A * B over the shapes that the three must have in common: step(c, a, b) for each column of a
-// row of C and each four bytes of A's row. Written for a compiler that makes vectors of columns.
+// C += A * B over the common shape: step(c, a, b) for each column of a row of C and each four bytes of
+// A's row. Written so that the compiler vectorises over columns.
 template <int C, int A, int B, class T, class Step>
 inline void tile_product(Step step) {
   const TileShapes& shapes = emulated.shapes;

@@ -1,7 +1,7 @@
-// The AVX-512 that simd/avx512.h is written in, on two vectors of AVX2, so that its kernels are
-// checked where there is none. Written from the Intel SDM's description of the instructions. The
-// names stand in the kernels' own namespace and hide the compiler's there. Include this before
-// simd/avx512.h, with TIDEMILL_AVX512 (that namespace) and TIDEMILL_ISA_NAME defined.
+// The subset of AVX-512 used by simd/avx512.h, on pairs of AVX2 vectors, to check those kernels on
+// machines without AVX-512. Written from the Intel SDM. The names live in the kernels' namespace and
+// hide the compiler's. Include before simd/avx512.h, with TIDEMILL_AVX512 (the namespace) and
+// TIDEMILL_ISA_NAME defined.
 #pragma once
 #include <immintrin.h>
 
@@ -9,7 +9,7 @@
 
 #define TIDEMILL_AVX512_EMULATED 1
 
-// Some compilers have those with immediate operands as macros.
+// Some compilers define those with immediate operands as macros.
 #undef _mm512_cmp_ps_mask
 #undef _mm512_cmple_epi32_mask
 #undef _mm512_mask_cmplt_epi32_mask
@@ -33,7 +33,7 @@ TIDEMILL_EMULATED void must(bool holds) {
   if (!holds) __builtin_trap();
 }
 
-// --- what AVX2 does in the same way, half by half ---
+// --- same as AVX2 on each half ---
 
 #define TIDEMILL_UNARY(name, To, From, ...)        \
   TIDEMILL_EMULATED To name(From a) {              \
@@ -49,7 +49,7 @@ TIDEMILL_BINARY(_mm512_add_ps, __m512, _mm256_add_ps)
 TIDEMILL_BINARY(_mm512_sub_ps, __m512, _mm256_sub_ps)
 TIDEMILL_BINARY(_mm512_mul_ps, __m512, _mm256_mul_ps)
 TIDEMILL_BINARY(_mm512_div_ps, __m512, _mm256_div_ps)
-TIDEMILL_BINARY(_mm512_max_ps, __m512, _mm256_max_ps)  // b where either is NaN, or both are zero
+TIDEMILL_BINARY(_mm512_max_ps, __m512, _mm256_max_ps)  // b if either is NaN or both are zero
 TIDEMILL_BINARY(_mm512_min_ps, __m512, _mm256_min_ps)
 TIDEMILL_BINARY(_mm512_and_si512, __m512i, _mm256_and_si256)
 TIDEMILL_BINARY(_mm512_xor_si512, __m512i, _mm256_xor_si256)
@@ -125,9 +125,9 @@ TIDEMILL_EMULATED __m512 _mm512_setr_ps(float a, float b, float c, float d, floa
   return {_mm256_setr_ps(a, b, c, d, e, f, g, h), _mm256_setr_ps(i, j, k, l, m, n, o, p)};
 }
 
-// --- masks: a bit a lane ---
+// --- masks: one bit per lane ---
 
-// All bits of the lanes whose bit is set, of the eight from `first` on.
+// Lane mask of eight lanes starting at bit `first`.
 TIDEMILL_EMULATED __m256i mask_lanes(__mmask16 mask, int first) {
   const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
   return _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(mask >> first), bit), bit);
@@ -135,7 +135,7 @@ TIDEMILL_EMULATED __m256i mask_lanes(__mmask16 mask, int first) {
 TIDEMILL_EMULATED __m512i mask_lanes(__mmask16 mask) {
   return {mask_lanes(mask, 0), mask_lanes(mask, 8)};
 }
-// Memory of the other lanes is neither read nor written.
+// Memory of masked-off lanes is neither read nor written.
 TIDEMILL_EMULATED __m512 _mm512_maskz_loadu_ps(__mmask16 mask, const void* p) {
   const float* from = static_cast<const float*>(p);
   const __m512i keep = mask_lanes(mask);
@@ -166,9 +166,9 @@ TIDEMILL_EMULATED __mmask16 _mm512_cmp_ps_mask(__m512 a, __m512 b, int predicate
   return __mmask16(holds(a.low, b.low) | holds(a.high, b.high) << 8);
 }
 
-// --- what AVX2 does not have ---
+// --- not available in AVX2 ---
 
-// Bit 4 x + 2 y + z of the table says what bits x of a, y of b and z of c become.
+// Bit 4 x + 2 y + z of the table is the result for bits x of a, y of b and z of c.
 TIDEMILL_EMULATED __m256i three_bits(__m256i a, __m256i b, __m256i c, int table) {
   __m256i r = _mm256_setzero_si256();
   const __m256i ones = _mm256_set1_epi32(-1);
@@ -185,13 +185,13 @@ TIDEMILL_EMULATED __m512i _mm512_ternarylogic_epi32(__m512i a, __m512i b, __m512
   return {three_bits(a.low, b.low, c.low, table), three_bits(a.high, b.high, c.high, table)};
 }
 
-// Any lane of a, by the low four bits of an index.
+// Any lane of a, selected by the low four bits of an index.
 TIDEMILL_EMULATED __m256 permuted(__m256i index, __m512 a) {
   const __m256 upper = _mm256_castsi256_ps(_mm256_slli_epi32(index, 28));  // by the sign
   return _mm256_blendv_ps(_mm256_permutevar8x32_ps(a.low, index),
                           _mm256_permutevar8x32_ps(a.high, index), upper);
 }
-// Any lane of a, then of b, by the low five bits of an index.
+// Any lane of a, then of b, selected by the low five bits of an index.
 TIDEMILL_EMULATED __m512 _mm512_permutex2var_ps(__m512 a, __m512i index, __m512 b) {
   const __m256i second_low = _mm256_slli_epi32(index.low, 27);  // by the sign
   const __m256i second_high = _mm256_slli_epi32(index.high, 27);
@@ -214,7 +214,7 @@ TIDEMILL_EMULATED __m128i _mm512_cvtsepi32_epi8(__m512i a) {
   return _mm_loadu_si128(reinterpret_cast<const __m128i*>(to));
 }
 
-// vrndscaleps, by the immediate's high four bits to so many bits behind the point.
+// vrndscaleps: the immediate's high four bits give the number of fraction bits.
 TIDEMILL_EMULATED __m512 _mm512_roundscale_ps(__m512 a, int immediate) {
   constexpr int kNearestEven = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
   must(immediate == kNearestEven);
@@ -231,7 +231,7 @@ TIDEMILL_EMULATED __mmask16 _mm512_mask_cmplt_epi32_mask(__mmask16 of, __m512i a
   return __mmask16(of & ~_mm512_cmple_epi32_mask(b, a));
 }
 
-// vreduceps: what is above the whole number below; of an infinity nothing.
+// vreduceps: x - floor(x); of an infinity, zero.
 TIDEMILL_EMULATED __m512 _mm512_reduce_ps(__m512 a, int immediate) {
   must(immediate == (_MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC));
   float of[16], to[16];
@@ -241,7 +241,7 @@ TIDEMILL_EMULATED __m512 _mm512_reduce_ps(__m512 a, int immediate) {
   return _mm512_loadu_ps(to);
 }
 
-// vscalefps of one lane: a * 2^floor(n), rounded once; the SDM's table where one is not finite.
+// One lane of vscalefps: a * 2^floor(n), rounded once; the SDM's table for non-finite operands.
 TIDEMILL_EMULATED float scaled(float a, float n) {
   const float infinity = __builtin_inff();
   if (__builtin_isnan(n)) return __builtin_isnan(a) ? a + a : n + n;
@@ -252,7 +252,7 @@ TIDEMILL_EMULATED float scaled(float a, float n) {
   }
   if (n == -infinity) return __builtin_isinf(a) ? __builtin_nanf("") : __builtin_copysignf(0, a);
   if (n == infinity) return a == 0 ? __builtin_nanf("") : __builtin_copysignf(infinity, a);
-  // A double holds every product up to 2^+-400, which is beyond a float either way.
+  // A double holds every product up to 2^+-400, which exceeds a float either way.
   const int power = int(n < -400 ? -400.0f : n > 400 ? 400.0f : __builtin_floorf(n));
   return float(double(a) * __builtin_bit_cast(double, uint64_t(1023 + power) << 52));
 }
@@ -263,7 +263,7 @@ TIDEMILL_EMULATED __m512 _mm512_scalef_ps(__m512 a, __m512 n) {
   return _mm512_loadu_ps(to);
 }
 
-// GCC's order: the upper half is the first operand each time.
+// GCC's order: the upper half is always the first operand.
 TIDEMILL_EMULATED float _mm512_reduce_max_ps(__m512 a) {
   const __m256 half = _mm256_max_ps(a.high, a.low);
   __m128 q = _mm_max_ps(_mm256_extractf128_ps(half, 1), _mm256_castps256_ps128(half));
@@ -277,8 +277,8 @@ TIDEMILL_EMULATED int32_t _mm512_reduce_add_epi32(__m512i a) {
   return int32_t(sum);
 }
 
-// vpdpbusd: four products of an unsigned byte of a and a signed one of b are added to a lane, all
-// in 32 bits that wrap. Bytes of even and odd place are multiplied as 16 bits, where all fit.
+// vpdpbusd: adds four products of an unsigned byte of a and a signed byte of b to a lane, with 32-bit
+// wrap. Even and odd bytes are multiplied in 16 bits, where all products fit.
 TIDEMILL_EMULATED __m256i dot_bytes(__m256i sum, __m256i a, __m256i b) {
   const __m256i even = _mm256_madd_epi16(_mm256_and_si256(a, _mm256_set1_epi16(255)),
                                          _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8));
@@ -289,7 +289,7 @@ TIDEMILL_EMULATED __m512i _mm512_dpbusd_epi32(__m512i sum, __m512i a, __m512i b)
   return {dot_bytes(sum.low, a.low, b.low), dot_bytes(sum.high, a.high, b.high)};
 }
 
-// --- AVX512_BF16: subnormals count as zero and become zero, whatever the mode ---
+// --- AVX512_BF16: subnormal inputs and results are zero in every mode ---
 
 TIDEMILL_EMULATED __m256 without_subnormals(__m256 x) {
   const __m256i bits = _mm256_castps_si256(x);
@@ -310,13 +310,13 @@ TIDEMILL_EMULATED __m256i to_bf16(__m256 x) {
 }
 // The second operand's values come first.
 TIDEMILL_EMULATED __m512bh _mm512_cvtne2ps_pbh(__m512 a, __m512 b) {
-  const auto joined = [](__m256i x, __m256i y) {  // packing goes by 16 bytes: put in order
+  const auto joined = [](__m256i x, __m256i y) {  // packing works per 16 bytes: restore the order
     return _mm256_permute4x64_epi64(_mm256_packus_epi32(x, y), _MM_SHUFFLE(3, 1, 2, 0));
   };
   return {joined(to_bf16(b.low), to_bf16(b.high)), joined(to_bf16(a.low), to_bf16(a.high))};
 }
 
-// vdpbf16ps: the odd elements' product is added first, the even ones' then, each by a fused
+// vdpbf16ps: adds the odd elements' product first, then the even elements', each by a fused
 // multiply-add.
 TIDEMILL_EMULATED __m256 dot_pairs(__m256 sum, __m256i a, __m256i b) {
   const auto even = [](__m256i x) {

@@ -1,7 +1,7 @@
-// Rates of the kernels on one thread, in processor time, and of products of few rows on all threads
-// together, as a step computes them; a JSON object per line (read by benchmarks/kernels.py). A plain
-// read of as many bytes and what registers alone reach are taken in turn with them call by call: on
-// shared machines nothing else compares.
+// Kernel rates on one thread in processor time, and of few-row products on all threads together as in a
+// step; one JSON object per line (read by benchmarks/kernels.py). Plain reads of the same size and
+// register-only peaks are interleaved call by call, because on shared machines nothing else is
+// comparable.
 #include <algorithm>
 #include <chrono>
 
@@ -32,9 +32,9 @@ constexpr WeightType kTypes[] = {
     WeightType::Q4_K, WeightType::Q5_K, WeightType::Q6_K,  WeightType::I8,
     WeightType::BF16, WeightType::F16,  WeightType::F32};
 
-constexpr int64_t kRotate = int64_t(640) << 20;  // beyond every cache
+constexpr int64_t kRotate = int64_t(640) << 20;  // larger than any cache
 
-// A product of n x k weights with up to `rows` rows, over copies of the weights in turn.
+// A product of n x k weights with up to `rows` rows, rotating over copies of the weights.
 struct Product {
   static constexpr int64_t n = 4096, k = 2048, panels = n / kPanel;
   static constexpr int64_t ldo = n + 16;  // an odd number of lines, as in a step
@@ -45,7 +45,7 @@ struct Product {
   const int64_t panel = t.panel_bytes(type, act, k), total = panels * panel;
   const int64_t copies = std::max<int64_t>(1, kRotate / total), stride = t.act_row_bytes(act, k);
   const bool alone;
-  tidemill::Buffer<uint8_t> acts;  // on such pages as a step's
+  tidemill::Buffer<uint8_t> acts;  // on the same kind of pages as in a step
   tidemill::Buffer<float> out;
 
   Product(const KernelTable& table, WeightType weights, bool float32, int64_t rows,
@@ -99,7 +99,7 @@ void bench_weight(const KernelTable& t, WeightType type, bool float32, const Buf
   }
 }
 
-// Pieces as a step cuts them; by the clock, and so is the register-only peak of all threads.
+// Split as in a step; wall-clock time, also for the register-only peak of all threads.
 void bench_together(const KernelTable& t, WeightType type, const Buffer& memory, ThreadPool& pool) {
   Product product(t, type, false, 16, memory, pool.threads() == 1);
   const auto seconds = [&](auto piece) {

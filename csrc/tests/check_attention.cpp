@@ -10,11 +10,11 @@ struct Shape {
   int64_t block, heads, kv_heads, d, window, length;
   int64_t dv = 0;  // width of V; 0: as wide as K
   float softcap = 0.0f;
-  bool slopes = false;  // scores fall with distance, each head's in another measure
+  bool slopes = false;  // ALiBi, with a different slope per head
   int64_t v() const { return dv ? dv : d; }
 };
 
-// A sequence in a paged cache whose unwritten slots hold NaN, with its own K, V and queries.
+// A sequence in a paged cache, with its own K, V and queries; unwritten slots hold NaN.
 struct Sequence {
   const KernelTable& t;
   Shape s;
@@ -36,7 +36,7 @@ struct Sequence {
     const int64_t used = (s.length + s.block - 1) / s.block;
     for (int64_t i = 0; i < used; ++i) table.push_back(int32_t(i + 1));
     for (int64_t i = used - 1; i > 0; --i) std::swap(table[i], table[random.below(i + 1)]);
-    // Blocks past the sequence must never be touched.
+    // Blocks past the sequence must never be accessed.
     for (int i = 0; i < 64; ++i) table.push_back(-1000000);
     layer = {s.type, int32_t(s.block), int32_t(s.kv_heads), int32_t(s.d), int32_t(s.v()),
              cache.data, t.kv_block_bytes(s.type, s.block, s.kv_heads, s.d, s.v())};
@@ -77,7 +77,7 @@ struct Sequence {
     }
     return out;
   }
-  // One query's output in double precision from the values the cache holds.
+  // One query's output in double precision, from the cached values.
   std::vector<double> reference(int64_t pos) const {
     const int64_t group = s.heads / s.kv_heads, row = s.kv_heads * s.d;
     const int64_t dv = s.v(), v_row = s.kv_heads * dv;
@@ -118,8 +118,8 @@ void describe(char* what, size_t size, const Shape& s) {
                 s.softcap > 0 ? " softcap" : "", s.slopes ? " slopes" : "");
 }
 
-// Values of an I4 cache lie between the steps of their group's scale, none is cut off, and each is
-// the nearest step. `codes` and `pairs` as exported: per group of `width` values scale and minimum.
+// Values of an I4 cache lie within their group's range, none is clipped, and each is the nearest step.
+// `codes` and `pairs` as exported: scale and minimum per group of `width` values.
 bool nearest_steps(const std::vector<float>& got, const float* wrote,
                    const std::vector<uint8_t>& codes, const std::vector<float>& pairs,
                    int64_t head_width, int64_t width) {
@@ -135,7 +135,7 @@ bool nearest_steps(const std::vector<float>& got, const float* wrote,
   return true;
 }
 
-// Cached values stand for what was written, and export/import keeps their bits.
+// Cached values approximate what was written, and export/import preserves bits.
 void check_cache(Sequence& sequence, const char* what) {
   const KernelTable& t = sequence.t;
   const Shape& s = sequence.s;
@@ -172,7 +172,7 @@ std::vector<float> run_shape(const KernelTable& t, const Shape& s) {
   describe(what, sizeof what, s);
   Sequence sequence(t, s, 77);
   const int64_t row = s.heads * s.v();
-  // Decode: each query when nothing after it has been written yet.
+  // Decode: each query before anything after it has been written.
   std::vector<float> decoded;
   const bool sparse = s.length > 200;  // long sequences: a sample of the queries
   std::vector<int64_t> sampled;
@@ -195,7 +195,7 @@ std::vector<float> run_shape(const KernelTable& t, const Shape& s) {
         return decoded;
       }
   }
-  // Prefill in chunks of any size, every token written: the same bits.
+  // Prefill in chunks of any size, after all tokens were written: the same bits.
   for (int64_t chunk : {2, 5, 16, 77, 1 << 20}) {
     if (sparse && chunk < 16) continue;
     std::vector<float> all;
@@ -213,7 +213,7 @@ std::vector<float> run_shape(const KernelTable& t, const Shape& s) {
   return decoded;
 }
 
-// What later tokens hold must not matter, not even infinities.
+// Later tokens must not matter, not even infinities.
 void run_infinite_future(const KernelTable& t, KvType type) {
   Sequence sequence(t, {type, 16, 6, 2, 32, 0, 40}, 3);
   const int64_t row = sequence.s.kv_heads * sequence.s.d;

@@ -3,16 +3,16 @@
 namespace tidemill::check {
 namespace {
 
-// A row-major matrix in a source type beside the exact values its bytes stand for, for each the
-// magnitude of what cancels in it (rounding errors go by that), and what it is where quantized weights
-// are widened to bf16 before they are multiplied: computed with 11 bits, then rounded to 8.
+// A row-major matrix in a source type and the exact values of its bytes; for each value the magnitude
+// of cancelling terms (which determines rounding errors), and its value when dequantized to bf16:
+// computed with 11 bits, then rounded to 8.
 struct Source {
   WeightType type;
   std::vector<uint8_t> bytes;
   std::vector<double> values, sizes, wide;
 };
 
-// To so many significant bits, to nearest; between two to the even one, or away from zero.
+// Rounds to this many significant bits, to nearest; ties to even or away from zero.
 double significant(double x, int bits, bool away) {
   if (x == 0) return 0;
   int exponent;
@@ -20,7 +20,7 @@ double significant(double x, int bits, bool away) {
   return std::ldexp(away ? std::round(scaled) : std::nearbyint(scaled), exponent - bits);
 }
 double half_precise(double x) { return significant(x, 11, false); }
-// What a weight of scale * q - offset becomes.
+// The value of a weight scale * q - offset.
 double widened(double scale, int q, double offset) {
   return significant(half_precise(half_precise(scale) * q - half_precise(offset)), 8, true);
 }
@@ -30,7 +30,7 @@ bool k_type(WeightType type) {
 }
 
 #ifdef __aarch64__
-using Half = __fp16;  // GCC 12 does not know the other name there in C++
+using Half = __fp16;  // GCC 12 lacks the other name in C++
 #else
 using Half = _Float16;
 #endif
@@ -84,9 +84,9 @@ void quantize_group(WeightType type, const float* x, Source& out) {
   for (int v : q) out.wide.push_back(widened(half_value(scale), v - 8, 0));
 }
 
-// A block of a K type with random scales, minima and values, laid out from the format's
-// description; zero: d and dmin are, as a quantizer leaves them for zeros; largest: all integers at
-// their ends, so that a block's sum is a multiple of 256 and exact.
+// A block of a K type with random scales, minima and values, laid out from the format's description.
+// zero: d and dmin as a quantizer writes them for zeros; largest: all integers at their extremes, so
+// that a block's sum is a multiple of 256 and exact.
 void random_k_block(WeightType type, Random& random, bool zero, bool largest, Source& out) {
   const bool six = type == WeightType::Q6_K;
   const uint16_t d = half_bits(zero ? 0 : largest ? 1.0f : random.uniform() * 0.01f);
@@ -154,7 +154,7 @@ double e2m1(int code) {
 constexpr int kIq4Steps[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                1,    13,   25,  38,  53,  69,  89,  113};
 
-// A block of 32 random codes. Exponents of MXFP4 reach beyond what a half holds, both ways.
+// A block of 32 random codes. Exponents of MXFP4 exceed the range of a half in both directions.
 void random_code_block(WeightType type, Random& random, Source& out) {
   const bool mx = type == WeightType::MXFP4;
   const uint8_t exponent = uint8_t(random.below(8) ? 100 + random.below(40) : 1 + random.below(160));
@@ -174,7 +174,7 @@ void random_code_block(WeightType type, Random& random, Source& out) {
   }
 }
 
-// A row of int8 behind its float scale.
+// An int8 row after its float scale.
 void quantize_row(const float* x, int64_t k, Source& out) {
   float largest = 0;
   for (int64_t i = 0; i < k; ++i) largest = std::fmax(largest, std::fabs(x[i]));
@@ -221,7 +221,7 @@ Source make_source(WeightType type, const std::vector<float>& x, int64_t k, Rand
   return out;
 }
 
-// The values an activation row stands for once packed.
+// The values that a packed activation row represents.
 std::vector<double> rounded_act(ActType act, const float* x, int64_t k) {
   std::vector<double> out(k);
   for (int64_t i = 0; i < k; ++i) out[i] = act == ActType::BF16 ? bf16_rounded(x[i]) : x[i];
@@ -309,7 +309,7 @@ void run_case(const KernelTable& t, const Case& c, Random& random) {
       if (!std::isnan(full[m * ldo + n])) fail(t.isa, what, "writes past n");
   }
 
-  // Any number of rows, any split of the panels, with and without bias, whatever is asked for beside: the
+  // Any number of rows and any split of the panels, with and without bias, whatever is prefetched: the
   // same bits.
   const ByteRange asked[] = {{64, 320}, {1024, 1024}, {4096, 1 << 20}};
   for (int64_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 29, 33, 50}) {
@@ -319,7 +319,7 @@ void run_case(const KernelTable& t, const Case& c, Random& random) {
     KvPrefetch kv_prefetch{w.data, asked, asked + 3};
     t.gemm(w, from, stride, rows, 0, cut, bias.data(), part.data(), ldo, false, &kv_prefetch);
     t.gemm(w, from, stride, rows, cut, panels, bias.data(), part.data(), ldo, true, &kv_prefetch);
-    if (kv_prefetch.next > kv_prefetch.last) fail(t.isa, what, "asks beside for more than it is given");
+    if (kv_prefetch.next > kv_prefetch.last) fail(t.isa, what, "prefetches more than it is given");
     for (int64_t m = 0; m < rows; ++m)
       if (std::memcmp(&part[m * ldo], &full[(first + m) * ldo], size_t(c.n) * 4)) {
         fail(t.isa, what, "row %lld of %lld differs from the same row of 64", (long long)m,
@@ -333,7 +333,7 @@ void run_case(const KernelTable& t, const Case& c, Random& random) {
     if (plain[n] + bias[n] != full[n]) fail(t.isa, what, "bias at %lld", (long long)n);
 }
 
-// Many rows at once: each has the bits that it has alone.
+// Many rows at once: each has the bits it has alone.
 void run_many_rows(const KernelTable& t, WeightType type, int64_t rows, int64_t k) {
   constexpr int64_t n = 70, panels = 3;
   Random random{7};
@@ -350,7 +350,7 @@ void run_many_rows(const KernelTable& t, WeightType type, int64_t rows, int64_t 
     t.pack_act(act, &acts[m * k], k, act_rows.data + m * stride);
   const PackedMatrix w{type, act, n, k, bytes, packed.data};
   std::vector<float> one(n);
-  // Near rows, which stay in the caches, and whole lines of rows that may be written past them.
+  // Adjacent rows, which stay cached, and distant rows, which may be written with non-temporal stores.
   for (int64_t ldo : {n, kMaxCachedStride + 16}) {
     Buffer out(rows * ldo * 4);
     float* const all = out.floats();
@@ -367,7 +367,7 @@ void run_many_rows(const KernelTable& t, WeightType type, int64_t rows, int64_t 
   }
 }
 
-// A row packed in parts, the last ones first, is the row packed as a whole.
+// A row packed in parts, last part first, equals the row packed as a whole.
 void run_parts(const KernelTable& t) {
   Random random{11};
   for (int type = 0; type < kActTypes; ++type) {
@@ -390,7 +390,7 @@ void run_parts(const KernelTable& t) {
   }
 }
 
-// The extremes of int8: every product at its largest, where a saturating sum would be wrong.
+// Extreme int8 values: every product at its largest, where a saturating sum would be wrong.
 void run_extremes(const KernelTable& t) {
   constexpr int64_t k = 64, n = 32;
   const ActType kind = t.act_type(WeightType::Q8_0, false);
@@ -417,7 +417,7 @@ void run_extremes(const KernelTable& t) {
   }
 }
 
-// The same of the types of four bits: all weights of one code, which leaves no product to cancel.
+// The same for 4-bit types: all weights have the same code, so no products cancel.
 void run_nibble_extremes(const KernelTable& t, WeightType type) {
   constexpr int64_t k = 64, n = 32;
   const ActType kind = t.act_type(type, false);
@@ -438,7 +438,7 @@ void run_nibble_extremes(const KernelTable& t, WeightType type) {
     Buffer packed(size), act(t.act_row_bytes(kind, k));
     t.pack_panel(type, bytes.data(), type, kind, 0, n, k, packed.data);
     const PackedMatrix w{type, kind, n, k, size, packed.data};
-    // A weight of zero that is widened is 2^-29 of the largest that its row could have.
+    // A zero weight that is dequantized becomes 2^-29 of the row's largest possible weight.
     const double largest = type == WeightType::Q4_0 ? 8 : 127;
     const double slack = kind == ActType::BF16 && value == 0 ? std::ldexp(127 * k * largest, -29) : 0;
     for (int sign : {-1, 1}) {
@@ -452,7 +452,7 @@ void run_nibble_extremes(const KernelTable& t, WeightType type) {
   }
 }
 
-// The same of int8 with a scale per row: sums near what 32 bits hold.
+// The same for int8 with a scale per row: sums close to the limit of 32 bits.
 void run_channel_extremes(const KernelTable& t) {
   constexpr int64_t k = 131072, n = 32, rows = 16;
   const float one = 1.0f;
@@ -480,7 +480,7 @@ void run_channel_extremes(const KernelTable& t) {
   }
 }
 
-// The same of the K types: a block's sums at their largest.
+// The same for K types: a block's sums at their largest.
 void run_k_extremes(const KernelTable& t, WeightType type) {
   constexpr int64_t k = 256, n = 32;
   Random random{1};
@@ -523,10 +523,10 @@ void check_gemm(const KernelTable& t) {
     for (W from : {W::F32, W::F16, W::BF16})
       if (from != to) run_case(t, {from, to, false, 45, quantized ? 128 : 101}, random);
   }
-  run_case(t, {W::Q4_0, W::Q4_0, false, 3, 8224}, random);  // many chunks of what is widened at once
-  // More than any table works on at once.
+  run_case(t, {W::Q4_0, W::Q4_0, false, 3, 8224}, random);  // many dequantized chunks in a row
+  // More rows than any table processes at once.
   for (W type : {W::BF16, W::Q8_0, W::I8}) run_many_rows(t, type, 1100, 64);
-  // Depths of whole chunks of a product and of more, and rows of some tiles, the last one not whole.
+  // Depths of whole chunks and more, and a few tiles of rows, the last one partial.
   for (int64_t rows : {33, 48, 63, 128, 145, 300}) {
     for (W type : {W::BF16, W::Q8_0, W::I8, W::Q4_0, W::IQ4_NL})
       for (int64_t k : {256, 352, 608}) run_many_rows(t, type, rows, k);

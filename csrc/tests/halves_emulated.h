@@ -1,5 +1,5 @@
-// simd/halves.h in plain C++, lane by lane, so that what is written with it is checked where there is
-// no AVX512-FP16. Include inside nothing; needs the vectors of simd/avx512.h.
+// simd/halves.h in plain C++, lane by lane, to check it on machines without AVX512-FP16. Needs the
+// vectors of simd/avx512.h.
 #pragma once
 
 namespace tidemill::TIDEMILL_AVX512 {
@@ -47,8 +47,8 @@ static inline Vi halves_of_words(Vi a) {
   const Words from = words_out(a);
   return words_made([&](int i) { return float_to_half(float(int16_t(from.at[i]))); });
 }
-// The product of two halves is exact in a float, and with a third one added in a double but for what
-// lies 20 bits below the result's last.
+// The product of two halves is exact in a float. Adding a third one in double is exact except for bits
+// 20 below the result's last.
 static inline Vi halves_fma(Vi a, Vi b, Vi c) {
   const Words x = words_out(a), y = words_out(b), z = words_out(c);
   return words_made([&](int i) {

@@ -1,10 +1,9 @@
-// kernel_check [isa]: every kernel of every instruction set this machine runs against a double
-// precision reference, and the bitwise invariances of promise 6; the kernels for AMX with tiles in
-// plain C++ as well, and those for AVX-512 and AVX-VNNI on AVX2 where there is none. A table so
-// emulated is also checked when it is named. Exit status 1 on any failure.
-// kernel_check bench [isa [filter [threads]]]: rates beside a plain read taken in turn with them.
-// kernel_check peak isa [threads]: GOP/s of as many threads together multiplying int8 in registers
-// alone, median of 25.
+// kernel_check [isa]: checks every kernel of every instruction set of this machine against a double
+// precision reference, and the bitwise invariances of promise 6. Also the AMX kernels with emulated
+// tiles, and the AVX-512 and AVX-VNNI kernels on AVX2 where the machine lacks them. Emulated tables can
+// also be named. Exit status 1 on any failure.
+// kernel_check bench [isa [filter [threads]]]: rates, interleaved with plain reads.
+// kernel_check peak isa [threads]: GOP/s of threads multiplying int8 in registers, median of 25.
 #include <cstdarg>
 #include <cstdlib>
 #include <thread>
@@ -54,8 +53,8 @@ namespace tidemill::amx_avx512_emulated { const KernelTable& kernel_table(); }
 
 namespace tidemill::check {
 
-// Emulated tables: all that can run when one is named, else those that say what no other table
-// does. Whether there was such.
+// Checks emulated tables: all that can run if one is named, else those that cover what no other table
+// does. Returns whether there were any.
 bool check_emulated([[maybe_unused]] const char* only) {
   bool any = false;
 #ifdef TIDEMILL_EMULATED_TABLES
@@ -64,7 +63,7 @@ bool check_emulated([[maybe_unused]] const char* only) {
     check_table(table());
     any = true;
   };
-  // What surrounds the tiles of `amx_emulated` are the instructions of avx512bf16.
+  // The code around the tiles of `amx_emulated` uses the instructions of avx512bf16.
   const bool avx2 = select_kernels("avx2"), avx512 = select_kernels("avx512");
   const bool bf16 = select_kernels("avx512bf16");
   check(avxvnni_emulated::kernel_table, avx2, !select_kernels("avxvnni"));
@@ -82,7 +81,7 @@ bool check_emulated([[maybe_unused]] const char* only) {
 int main(int argc, char** argv) {
   using namespace tidemill;
   if ((argc == 3 || argc == 4) && std::strcmp(argv[1], "peak") == 0) {
-    if (!select_kernels(argv[2])) {  // which asks the system for the tiles, too
+    if (!select_kernels(argv[2])) {  // also requests the tile permission
       std::printf("%s cannot run here\n", argv[2]);
       return 2;
     }

@@ -1,4 +1,4 @@
-// As kernels_amx_emulated.cpp, and what surrounds the tiles on vectors of AVX2.
+// kernels_amx_emulated.cpp with AVX-512 emulated on AVX2 as well.
 #define TIDEMILL_AMX 1
 #define TIDEMILL_AMX_EMULATED 1
 #define TIDEMILL_AVX512 amx_avx512_emulated

@@ -1,4 +1,4 @@
-// The kernels written for AMX, on tiles in plain C++: a table of the check's alone.
+// The AMX kernels with tiles emulated in plain C++; a table for the checks only.
 #define TIDEMILL_AMX 1
 #define TIDEMILL_AMX_EMULATED 1
 #define TIDEMILL_AVX512 amx_emulated

@@ -1,4 +1,4 @@
-// The AVX-512 kernels on vectors of AVX2: a table of the check's alone.
+// The AVX-512 kernels on AVX2 vectors; a table for the checks only.
 #define TIDEMILL_AVX512 avx512_emulated
 #define TIDEMILL_ISA_NAME "avx512-emulated"
 #include "tests/avx512_emulated.h"

@@ -1,4 +1,4 @@
-// The AVX-512 kernels with dot products of bf16 pairs on vectors of AVX2: a table of the check's.
+// The AVX-512 kernels with bf16 dot products on AVX2 vectors; a table for the checks only.
 #define TIDEMILL_BF16_DOT 1
 #define TIDEMILL_AVX512 avx512bf16_emulated
 #define TIDEMILL_ISA_NAME "avx512bf16-emulated"

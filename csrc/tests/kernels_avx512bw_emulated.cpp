@@ -1,4 +1,4 @@
-// The AVX-512 kernels without VNNI on vectors of AVX2: a table of the check's alone.
+// The AVX-512 kernels without VNNI on AVX2 vectors; a table for the checks only.
 #define TIDEMILL_PAIR_DOTS 1
 #define TIDEMILL_AVX512 avx512bw_emulated
 #define TIDEMILL_ISA_NAME "avx512bw-emulated"

@@ -1,4 +1,4 @@
-// Loops of independent chains, in assembly: compilers keep an array of accumulators in memory, which
+// Loops of independent chains in assembly: compilers keep an array of accumulators in memory, which
 // halves the rate.
 #include "peaks.h"
 
@@ -44,7 +44,7 @@ constexpr long kLoops = 20000;
 #define TIDEMILL_BF16(n) "vdpbf16ps %%zmm0, %%zmm0, %%zmm" #n "\n"
 #define TIDEMILL_DOT512(n) "vpdpbusd %%zmm0, %%zmm0, %%zmm" #n "\n"
 #define TIDEMILL_FMA256(n) "vfmadd231ps %%ymm0, %%ymm0, %%ymm" #n "\n"
-// Where there is no dot product of bytes: products, pairs, sums.
+// Without a byte dot product: products, pairs, sums.
 #define TIDEMILL_DOT256(n)                    \
   "vpmaddubsw %%ymm0, %%ymm0, %%ymm13\n"      \
   "vpmaddwd %%ymm0, %%ymm13, %%ymm13\n"       \
@@ -108,7 +108,7 @@ constexpr Peak kPeaks[] = {
 };
 #endif
 
-// What measures a peak, or null.
+// The loop that measures a peak, or null.
 auto peak_of(const char* isa, ActType act) -> double (*)() {
 #if defined(__x86_64__)
   const bool int8 = act == ActType::I8SignMagnitude || act == ActType::I8Row || act == ActType::I8Block;
@@ -130,7 +130,7 @@ double register_peak(const char* isa, ActType act) {
 double register_peak_together(const char* isa, ActType act, ThreadPool& pool) {
   const auto measure = peak_of(isa, act);
   if (!measure) return 0;
-  // Operations are by the rate and the processor time that a thread itself saw.
+  // Each thread reports the rate per its own processor time.
   std::vector<double> operations(size_t(pool.threads()));
   const auto start = std::chrono::steady_clock::now();
   pool.run_tapered(pool.threads(), 1, [&](int64_t begin, int64_t end, int) {

@@ -1,4 +1,4 @@
-// What registers alone reach: the ceiling that kernels' rates are a share of.
+// Register-only peak rates: the ceiling that the kernels' rates are compared with.
 #pragma once
 #include <vector>
 
@@ -7,15 +7,16 @@
 
 namespace tidemill::check {
 
-// Seconds of this thread's own processor time: other work on the machine preempts.
+// Seconds of this thread's processor time, which excludes preemption.
 double thread_seconds();
 
-// GOP/s (a multiplication and an addition count two) of one thread with the instruction that a
-// table multiplies activations of this type with, operands in registers throughout; about a
-// millisecond. 0 where no such loop is written.
+// GOP/s (a multiply-add counts two) of one thread with the instruction that a table uses for
+// activations of this type, all operands in registers; takes about a millisecond. 0 if there is no such
+// loop.
 double register_peak(const char* isa, ActType act);
 
-// The same of all the pool's threads at once, by the clock: virtual processors may share a core.
+// The same for all threads of the pool together, in wall-clock time: virtual processors may share a
+// core.
 double register_peak_together(const char* isa, ActType act, ThreadPool& pool);
 
 // Of at least one value.

@@ -1,6 +1,6 @@
-// thread_check [rounds]: the thread pool, the queue of steps and the latch at which they wait for
-// weights, driven hard from several threads.
-// Meant for the thread sanitizer (`make sanitizers`); its own checks are of results and order.
+// thread_check [rounds]: stress test of the thread pool, the step queue and the packing latch from
+// several threads. Meant for the thread sanitizer (`make sanitizers`); its own checks are of results
+// and order.
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -26,7 +26,7 @@ void expect(bool held, const char* what) {
   ++failures;
 }
 
-// Every item of every loop is run once, whatever the number of threads and the grain.
+// Every item of every loop runs once, for any number of threads and any grain.
 void check_pool(int threads, int rounds) {
   tidemill::ThreadPool pool(threads);
   std::atomic<bool> watching{true};
@@ -40,7 +40,7 @@ void check_pool(int threads, int rounds) {
   });
   for (int round = 0; round < rounds; ++round) {
     const int64_t items = 1 + round * 7 % 97, grain = 1 + round % 5;
-    std::vector<int> seen(size_t(items), 0);  // plain: two threads on one item are a race
+    std::vector<int> seen(size_t(items), 0);  // not atomic: two threads on one item are a race
     std::atomic<int> beyond{0};
     const auto see = [&](int64_t begin, int64_t end, int) {
       if (begin % grain != 0 || (end % grain != 0 && end != items)) ++beyond;
@@ -75,41 +75,41 @@ void check_pool(int threads, int rounds) {
   watcher.join();
 }
 
-// A share is asked for line by line, in the order in which it was given, up to what there is room
-// for; and what is asked for may change at any time.
-void check_ahead(int rounds) {
+// A share is prefetched line by line in the given order, up to its capacity; the ranges may change at
+// any time.
+void check_idle_prefetcher(int rounds) {
   std::vector<uint8_t> bytes(1 << 18);
-  tidemill::Ahead ahead(2);
+  tidemill::IdlePrefetcher prefetcher(2);
   const auto asked = [&](int thread) {
     int times = 0;
-    while (ahead.ask(thread)) ++times;
+    while (prefetcher.prefetch_some(thread)) ++times;
     return times;
   };
-  expect(asked(0) == 0, "nothing is asked for that nobody wants");
-  expect(ahead.add(0, bytes.data(), 1024), "there is room for a kilobyte");
+  expect(asked(0) == 0, "nothing is prefetched without a request");
+  expect(prefetcher.add(0, bytes.data(), 1024), "there is room for a kilobyte");
   expect(asked(1) == 0, "a share is a thread's own");
-  expect(asked(0) == 4, "a kilobyte is asked for by four lines at a time");
-  expect(ahead.add(0, bytes.data() + 4096, 64) && asked(0) == 1, "what is added is asked for");
-  expect(!ahead.add(0, bytes.data(), 1 << 18), "a share has an end");
-  expect(asked(0) == ((128 << 10) - 1024 - 64 + 255) / 256, "what there was room for is asked for");
-  ahead.clear();
-  expect(asked(0) == 0, "what is not wanted any more is not asked for");
+  expect(asked(0) == 4, "a kilobyte is prefetched four lines at a time");
+  expect(prefetcher.add(0, bytes.data() + 4096, 64) && asked(0) == 1, "an added range is prefetched");
+  expect(!prefetcher.add(0, bytes.data(), 1 << 18), "a share has an end");
+  expect(asked(0) == ((128 << 10) - 1024 - 64 + 255) / 256, "what fits is prefetched");
+  prefetcher.clear();
+  expect(asked(0) == 0, "nothing is prefetched after clear()");
 
   tidemill::ThreadPool pool(4);
   for (int round = 0; round < rounds; ++round) {
-    pool.ahead().clear();
+    pool.idle_prefetcher().clear();
     for (int thread = 0; thread < 4; ++thread) {
       for (int part = 0; part < round % 9; ++part) {
-        pool.ahead().add(thread, bytes.data() + 4096 * ((round + part) % 32), 64 * (round % 70));
+        pool.idle_prefetcher().add(thread, bytes.data() + 4096 * ((round + part) % 32), 64 * (round % 70));
       }
     }
     std::atomic<int64_t> sum{0};
     pool.run(9, 1, [&](int64_t begin, int64_t, int) { sum += begin; });
-    expect(sum == 36, "a loop is whole, whatever is asked for beside it");
+    expect(sum == 36, "a loop is complete, whatever is prefetched concurrently");
   }
 }
 
-// Callers from several threads take turns, each with all of its items.
+// Concurrent callers take turns, each running all of its items.
 void check_turns(int rounds) {
   tidemill::ThreadPool pool(3);
   const auto call = [&](int64_t items) {
@@ -125,15 +125,15 @@ void check_turns(int rounds) {
   other.join();
 }
 
-// Steps read, in the order of layers, what another thread packs: through one pool, and never before
-// it is there. Some packers give up in the middle, some are closed by a third thread.
+// Steps read, in layer order, what another thread packs through the same pool, and never before it is
+// ready. Some packers fail midway, some are closed by a third thread.
 void check_packing(int rounds) {
   constexpr int64_t kLayers = 12, kValues = 64;
   for (int round = 0; round < rounds; ++round) {
     tidemill::ThreadPool pool(1 + round % 3);
     tidemill::Latch packed;
-    std::vector<int> values(kLayers * kValues, -1);  // plain: read too early, they are a race
-    const int64_t last = round % 4 == 3 ? round % kLayers : kLayers;  // where packing gives up
+    std::vector<int> values(kLayers * kValues, -1);  // not atomic: reading too early is a race
+    const int64_t last = round % 4 == 3 ? round % kLayers : kLayers;  // where packing fails
     const auto give_up = [&](const char* why) {
       packed.fail(std::make_exception_ptr(tidemill::internal_error(why)));
     };
@@ -190,10 +190,10 @@ tidemill::StepInput input_of(int64_t id) {
 
 const auto no_check = [](const tidemill::StepInput&, const std::vector<uint8_t>*) {};
 
-// Steps run in order and their results are their own; released ones and failing ones included.
+// Steps run in order and keep their own results, including released and failing ones.
 void check_queue(int rounds) {
   tidemill::ThreadPool pool(3);
-  int64_t last = -1;  // of the driver thread alone
+  int64_t last = -1;  // used by the driver thread only
   tidemill::StepQueue queue([&](tidemill::Step& step) {
     expect(step.input.step_id > last, "steps run in order");
     last = step.input.step_id;
@@ -213,7 +213,7 @@ void check_queue(int rounds) {
     } catch (const tidemill::Error&) {
       refused = true;
     }
-    // The first two may both be done by now only if nobody has taken them: they are outstanding.
+    // Both of the first two may be done by now, but until they are taken they are outstanding.
     expect(refused, "a third outstanding step is refused");
     bool first_failed = false;
     for (auto& [step, number] : {std::pair{first, id}, std::pair{second, id + 1}}) {
@@ -235,7 +235,7 @@ void check_queue(int rounds) {
   }
 }
 
-// Closing while steps run and wait, with somebody waiting for them.
+// Closing while steps run and wait, and while somebody waits for them.
 void check_close(int rounds) {
   for (int round = 0; round < rounds; ++round) {
     tidemill::StepQueue queue([&](tidemill::Step&) {
@@ -259,7 +259,7 @@ void check_close(int rounds) {
   }
 }
 
-// Pages are taken ahead of whoever writes them, and what was written stays.
+// Pages are prefaulted ahead of their writers, and written data is preserved.
 void check_prefault(int rounds) {
   constexpr int64_t kLayers = 3, kStride = 3 << 16, kBlocks = 200;
   for (int round = 0; round < rounds; ++round) {
@@ -283,7 +283,7 @@ void check_prefault(int rounds) {
   }
 }
 
-// Without steps a quarter of the cache is taken beyond what is needed soon, and no more.
+// Without steps, a quarter of the cache beyond what is needed soon is prefaulted, and no more.
 void check_prefault_idle() {
   constexpr int64_t kStride = 1 << 20, kBlocks = 64, kUnit = 2;
   const tidemill::Region region(kBlocks * kStride, "a test");
@@ -308,7 +308,7 @@ void check_prefault_idle() {
 int main(int argc, char** argv) {
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 2000;
   for (int threads : {1, 2, 4}) check_pool(threads, rounds);
-  check_ahead(rounds);
+  check_idle_prefetcher(rounds);
   check_turns(rounds);
   check_packing(rounds / 10);
   check_queue(rounds);
