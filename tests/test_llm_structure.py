@@ -78,6 +78,12 @@ def test_constraints(llm: LLM, field: str, value: Any, pattern: str) -> None:
             assert answer.finish_reason == "stop"
 
 
+def test_a_stop_string_that_cuts_a_document_is_named(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, stop=("b",), max_tokens=100)
+    [answer] = llm.chat(SUM, params, guided_regex="aaabbb")[0].outputs
+    assert (answer.text, answer.finish_reason, answer.stop_string) == ("aaa", "stop", "b")
+
+
 def test_a_program_of_ones_own(llm: LLM) -> None:
     tide = tuple(llm.tokenizer.encode(" tide"))
     phases = (Forced(tide), FreeText(budget=3), Grammar("regex", "[0-9]{2}"))
@@ -89,7 +95,7 @@ def test_a_program_of_ones_own(llm: LLM) -> None:
     ("call", "param"),
     [
         (lambda llm: llm.chat(PARIS, tools=[{"type": "function"}]), "tools[0].function"),
-        (lambda llm: llm.chat(PARIS, tool_choice="auto"), "tool_choice"),
+        (lambda llm: llm.chat(PARIS, tool_choice="required"), "tool_choice"),
         (lambda llm: llm.chat(PARIS, guided_json={"not": {}}), "guided_json.not"),
         (lambda llm: llm.generate("x", guided_regex="("), "guided_regex"),
         (lambda llm: llm.generate("x", guided_jsn={}), "guided_jsn"),
@@ -98,7 +104,7 @@ def test_a_program_of_ones_own(llm: LLM) -> None:
             lambda llm: llm.generate("x", program=OutputProgram(), guided_regex="a"),
             "guided_regex",
         ),
-        (lambda llm: llm.chat(PARIS, SamplingParams(stop=("x",)), guided_regex="a"), "stop"),
+        (lambda llm: llm.chat(PARIS, SamplingParams(min_tokens=1), guided_regex="a"), "min_tokens"),
         (lambda llm: llm.chat(PARIS, enable_thinking=False, thinking_budget=5), "enable_thinking"),
         (lambda llm: list(llm.stream("x", tools=TOOLS)), "tools"),
     ],

@@ -7,17 +7,18 @@ import math
 import pytest
 
 from tidemill.base.errors import ErrorKind, TidemillError
+from tidemill.contract.resolve import resolve
 from tidemill.contract.sampling import SamplingParams
 
 BAD: list[tuple[str, dict]] = [
     *(("temperature", {"temperature": t}) for t in (-0.1, 101.0, math.nan, math.inf)),
-    *(("top_p", {"top_p": p}) for p in (0.0, -1.0, 1.01, math.nan)),
+    *(("top_p", {"top_p": p}) for p in (-0.1, -1.0, 1.01, math.nan)),
     ("top_k", {"top_k": -2}),
     *(("min_p", {"min_p": p}) for p in (-0.1, 1.1, math.nan)),
     ("presence_penalty", {"presence_penalty": 2.1}),
     ("frequency_penalty", {"frequency_penalty": -2.1}),
     *(("repetition_penalty", {"repetition_penalty": p}) for p in (0.0, -1.0, math.inf)),
-    *(("seed", {"seed": s}) for s in (-1, 2**63)),
+    *(("seed", {"seed": s}) for s in (-(2**63) - 1, 2**63)),
     *(("max_tokens", {"max_tokens": m}) for m in (0, -5, 2**31)),
     ("min_tokens", {"min_tokens": -1}),
     ("min_tokens", {"min_tokens": 5, "max_tokens": 4}),
@@ -69,3 +70,9 @@ def test_greedy_and_penalized() -> None:
     assert not SamplingParams(temperature=0.5).greedy
     assert not SamplingParams().penalized
     assert SamplingParams(repetition_penalty=1.1).penalized
+
+
+def test_resolution_reads_a_top_p_of_zero_as_greedy_and_keeps_a_signed_seed() -> None:
+    params = SamplingParams(top_p=0.0, seed=-(2**63))
+    found = resolve(params, prompt_tokens=1, max_model_len=10, vocab_size=100)
+    assert (found.temperature, found.top_p, found.seed) == (0.0, 1.0, -(2**63))

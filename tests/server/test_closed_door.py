@@ -31,7 +31,7 @@ from tidemill.server.security import Security
 from tidemill.server.tls import Certificates
 
 ADMIN, USER, METRICS = "admin-key-0123456789", "user-key-0123456789", "metrics-key-0123456789"
-OPEN = {"/healthz", "/readyz"}
+OPEN = {"/healthz", "/readyz", "/health", "/ping"}
 TEXT = {"prompt": "hello"}
 
 
@@ -190,6 +190,22 @@ def test_cors(http: httpx.Client) -> None:
     assert refused.status_code == 401 and "access-control-allow-origin" in refused.headers
 
 
+def test_an_allowed_origin_may_send_what_it_asks_for(http: httpx.Client) -> None:
+    named = "authorization, x-stainless-lang, openai-organization, openai-beta, x-request-timeout"
+    asks = {
+        "access-control-request-method": "POST",
+        "access-control-request-headers": named,
+        "access-control-request-private-network": "true",
+    }
+    good = http.options("/v1/completions", headers={"origin": "https://app.example", **asks})
+    assert good.status_code == 200, good.text
+    assert good.headers["access-control-allow-private-network"] == "true"
+    allowed = {h.strip() for h in good.headers["access-control-allow-headers"].lower().split(",")}
+    assert allowed >= {h.strip() for h in named.split(",")} or "*" in allowed
+    bad = http.options("/v1/completions", headers={"origin": "https://evil.example", **asks})
+    assert "access-control-allow-origin" not in bad.headers and bad.status_code == 400
+
+
 def test_cors_is_closed_by_default() -> None:
     with serving(fake_context(ScriptedEngine())) as url:
         answer = httpx.get(f"{url}/v1/models", headers={"origin": "https://app.example"})
@@ -200,7 +216,13 @@ def test_cors_is_closed_by_default() -> None:
 @pytest.mark.parametrize(
     ("host", "status"),
     [
-        *(("127.0.0.1:80", 200), ("[::1]:80", 200), ("localhost", 200), ("x", 200)),
+        *(
+            ("127.0.0.1:80", 200),
+            ("[::1]:80", 200),
+            ("localhost", 200),
+            ("x", 200),
+            ("host.docker.internal:80", 200),
+        ),
         *(("evil.example", 403), ("evil.example:8000", 403), ("Known.Example:1", 200)),
     ],
 )

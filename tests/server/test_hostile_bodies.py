@@ -96,10 +96,25 @@ def test_an_encoded_body_is_refused(base_url: str) -> None:
     assert answer.status_code == 415 and "gzip" in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize(("method", "status"), [("GET", 405), ("POST", 404)])
-def test_a_wrong_route_names_the_right_ones(base_url: str, method: str, status: int) -> None:
-    path = "/v1/completions" if status == 405 else "/v1/images"
-    answer = httpx.request(method, base_url + path, json={})
+@pytest.mark.parametrize(
+    ("asked", "status", "told"),
+    [
+        ("GET /v1/completions", 405, "/v1/completions takes POST"),
+        ("DELETE /v1/models", 405, "/v1/models takes GET"),
+        ("OPTIONS /v1/models", 405, "--cors-origin"),
+        ("POST /chat/completions", 404, "Did you mean POST /v1/chat/completions?"),
+        ("POST /v1/v1/chat/completions", 404, "Did you mean POST /v1/chat/completions?"),
+        ("POST /v1/chat/completion", 404, "Did you mean POST /v1/chat/completions?"),
+        ("POST /openai/deployments/x/embeddings", 404, "Did you mean POST /v1/embeddings?"),
+        ("GET /models", 404, "Did you mean GET /v1/models?"),
+        ("GET /heathz", 404, "Did you mean GET /healthz?"),
+        ("GET /favicon.ico", 404, "GET /openapi.json lists all routes."),
+    ],
+)
+def test_a_wrong_route_names_the_nearest(base_url: str, asked: str, status: int, told: str) -> None:
+    method, path = asked.split()
+    answer = httpx.request(method, base_url + path)
     message = answer.json()["error"]["message"]
     assert answer.status_code == status
-    assert f"{method} {path}" in message and "POST /v1/chat/completions" in message
+    assert asked in message and told in message and message.count("/v1/") <= 3
+    assert "favicon" not in path or "Did you mean" not in message

@@ -66,6 +66,7 @@ CUTS: dict[str, dict[str, Any]] = {
     "ignore_eos": {"ignore_eos": True, "max_tokens": 90},
     "min_tokens": {"min_tokens": 2},
 }
+ENDS = CUTS.keys() - {"stop"}  # a stop string may cut a document
 GOING_ON = {
     "continue_final_message": {
         "messages": [*ASK, {"role": "assistant", "content": "It"}],
@@ -102,10 +103,9 @@ def excluded(one: str, other: str) -> bool:
     tools = {"tools", *RULED_TOOLS}
     return (
         among(CONSTRAINTS, CONSTRAINTS)
-        or among(CONSTRAINTS, CUTS)
+        or among(CONSTRAINTS, ENDS)
         or among(CONSTRAINTS, GOING_ON)
-        or among(RULED_TOOLS, {**CUTS, **GOING_ON}.keys() - {"stop"})
-        or among(REQUIRED_TOOLS, {**CUTS, **GOING_ON})
+        or among({**RULED_TOOLS, **REQUIRED_TOOLS}, {*ENDS, *GOING_ON})
         or among(ALONE, tools)
         or among(THINKING_ON, THINKING_OFF)
         or among(THINKING_ON, GOING_ON)

@@ -93,6 +93,55 @@ def test_openapi_describes_the_bodies(http: httpx.Client) -> None:
     assert http.get("/docs").status_code == 404
 
 
+def test_routes_that_people_probe(http: httpx.Client) -> None:
+    for path in ("/health", "/ping", "/readyz/"):
+        assert http.get(path).json()["status"] == "ready"
+    assert http.get("/version").json() == {"version": "test"}
+    for path in ("/", "/v1", "/v1/"):
+        about = http.get(path).json()
+        assert (about["server"], about["model"]) == ("tidemill", "tiny")
+    assert http.get("/v1/models/").json() == http.get("/v1/models").json()
+    body = {"prompt": "a", "seed": 1}
+    one, other = (http.post(p, json=body) for p in ("/v1/completions", "/v1/completions/"))
+    assert one.json()["choices"] == other.json()["choices"]
+
+
+def test_a_body_without_a_type_is_json_unless_a_browser_sends_it(http: httpx.Client) -> None:
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    for headers in ({}, form):
+        answer = http.post("/tokenize", content=b'{"prompt": "h"}', headers=headers)
+        assert answer.status_code == 200 and answer.json()["count"] == 2
+        refused = http.post("/v1/completions", content=b'{"prompt": "h"}', headers=headers)
+        assert refused.status_code == 415
+    for browser in ({"origin": "null"}, {"sec-fetch-site": "cross-site"}, {"referer": "http://x"}):
+        answer = http.post("/tokenize", content=b'{"prompt": "h"}', headers={**form, **browser})
+        assert answer.status_code == 415
+    plain = {"content-type": "text/plain"}
+    assert http.post("/tokenize", content=b'{"prompt": "h"}', headers=plain).status_code == 415
+
+
+def test_every_chunk_can_say_the_usage(http: httpx.Client) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True, "include_obfuscation": False}
+    for path, body in (
+        ("/v1/completions", {"prompt": "a", "n": 2}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+    ):
+        asked = {**body, "stream": True, "stream_options": options}
+        lines = [x[6:] for x in http.post(path, json=asked).text.splitlines() if x]
+        chunks = [json.loads(x) for x in lines[:-1]]
+        counts = [c["usage"]["completion_tokens"] for c in chunks]
+        assert counts == sorted(counts) and counts[-1] > 1
+        assert counts[-2] == counts[-1] and not chunks[-1]["choices"]
+    for wrong, param in (
+        ({"continuous_usage_stats": True}, "stream_options.continuous_usage_stats"),
+        ({"include_obfuscation": True}, "stream_options.include_obfuscation"),
+    ):
+        asked = {"prompt": "a", "stream": True, "stream_options": wrong}
+        assert http.post("/v1/completions", json=asked).json()["error"]["param"] == param
+    idle = {"prompt": "a", "stream_options": {"include_usage": False}}
+    assert http.post("/v1/completions", json=idle).status_code == 200
+
+
 def _leave_mid_request(url: str, body: dict[str, object], *, read: bool) -> None:
     parts = urlsplit(url)
     data = json.dumps(body).encode()

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from helpers.live_server import fake_context, serving
 from helpers.scripted_engine import ScriptedEngine
 
 from tidemill.contract.program import Grammar
@@ -28,7 +29,6 @@ FIELDS: dict[str, Any] = {
     "grammar": 'root ::= "a"',
 }
 CUTS: dict[str, Any] = {
-    "stop": "x",
     "stop_token_ids": [5],
     "ignore_eos": True,
     "min_tokens": 2,
@@ -62,6 +62,28 @@ def test_free_text_has_no_program(http: httpx.Client, engine: ScriptedEngine) ->
         assert engine.requests[-1].program.free
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "base"), ROUTES)
+def test_a_stop_string_that_cuts_a_document_is_named(
+    path: str, base: dict[str, Any], stream: bool
+) -> None:
+    engine = ScriptedEngine(lambda request, choice: [*b'{"z": "x END y"}', 257])
+    with serving(fake_context(engine)) as url:
+        for stop, finish in (("END", {"finish_reason": "stop", "stop_reason": "END"}),
+                             ("no such", {"finish_reason": "stop"})):  # fmt: skip
+            asked = {**base, "guided_json": SCHEMA, "stop": ["zzz", stop], "stream": stream}
+            answer = httpx.post(url + path, json=asked)
+            assert answer.status_code == 200, answer.text
+            lines = [x[6:] for x in answer.text.splitlines() if x.startswith("data: {")]
+            parts = [json.loads(x)["choices"][0] for x in lines or [answer.text]]
+            assert {k: v for k, v in parts[-1].items() if k.endswith("_reason")} == finish
+            said = "".join(
+                part.get("text") or part.get("delta", part.get("message", {})).get("content") or ""
+                for part in parts
+            )
+            assert said == ('{"z": "x ' if stop == "END" else '{"z": "x END y"}')
+
+
 @pytest.mark.parametrize(("path", "base"), ROUTES)
 @pytest.mark.parametrize("cut", CUTS)
 def test_what_could_cut_a_document_is_refused(
@@ -72,7 +94,7 @@ def test_what_could_cut_a_document_is_refused(
         assert answer.status_code == 400
         error = answer.json()["error"]
         assert error["param"] == cut and field in error["message"], error
-    harmless = {"stop": [], "stop_token_ids": [], "ignore_eos": False, "min_tokens": 0}
+    harmless = {"stop_token_ids": [], "ignore_eos": False, "min_tokens": 0}
     answer = http.post(path, json={**base, "guided_regex": "a", cut: harmless[cut]})
     assert answer.status_code == 200
 

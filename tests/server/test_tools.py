@@ -150,7 +150,19 @@ def test_stop_strings_end_the_answer_and_no_call(model: Model) -> None:
     assert "STOP" not in choice["message"]["content"]
     choice = ask(model, PARIS, stop="city")
     assert functions(choice) == [("get_weather", {"city": "Paris"})]
-    assert "stop" in refusal(model, stop="x", tool_choice="required")["message"]
+    choice = ask(model, PARIS, stop="city", tool_choice="required")
+    assert functions(choice) == [("get_weather", {"city": "Paris"})]
+    assert "stop_reason" not in choice
+
+
+def test_text_around_a_call_is_kept_apart(model: Model) -> None:
+    choice = ask(model, f"Before.{PARIS}After.{TIME}")
+    assert choice["message"]["content"] == "Before.\nAfter." and len(functions(choice)) == 2
+    assert ask(model, f"Before.\n{PARIS}\nAfter.")["message"]["content"].split() == [
+        "Before.",
+        "After.",
+    ]
+    assert ask(model, f"{PARIS}After.")["message"]["content"] == "After."
 
 
 def test_schemas_that_cannot_be_enforced(model: Model) -> None:

@@ -30,6 +30,22 @@ TEXTS = """
 {%- endfor -%}
 {%- endfor -%}
 """
+# Writes names, and refuses system messages.
+NAMES = """
+{%- for m in messages -%}
+{%- if m.role == 'system' %}{{ raise_exception('no system') }}{% endif -%}
+[{{ m.role }}{% if m.name %} {{ m.name }}{% endif %}]{{ m.content }}
+{%- endfor -%}
+"""
+# Reads arguments one by one.
+ITEMS = """
+{%- for m in messages -%}
+[{{ m.role }}]{{ m.content }}
+{%- for c in m.tool_calls or [] -%}<{{ c.function.name }}
+{%- for k, v in c.function.arguments.items() %} {{ k }}={{ v }}{% endfor %}>
+{%- endfor -%}
+{%- endfor -%}
+"""
 PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 USER = {"role": "user", "content": "hi"}
 
@@ -59,6 +75,7 @@ def test_abilities() -> None:
     )
     texts = Abilities.of(ChatTemplate(TEXTS))
     assert texts.calls and texts.text_arguments and not texts.tools
+    assert Abilities.of(ChatTemplate(NAMES)).names == {"user", "assistant"}
     assert Abilities.of(ChatTemplate(PLAIN)) == Abilities()
     assert Abilities.of(ChatTemplate(None)) == Abilities()
 
@@ -120,25 +137,54 @@ def test_thinking_of_earlier_turns() -> None:
     assert read(OBJECTS, USER, with_error)[1] == {"role": "assistant", "content": "a"}
 
 
+def test_an_answer_that_says_nothing_goes_back() -> None:
+    for said in ({}, {"content": None}, {"content": None, "tool_calls": []}):
+        message = {"role": "assistant", **said}
+        assert read(OBJECTS, USER, message, USER)[1] == {"role": "assistant", "content": ""}
+
+
+@pytest.mark.parametrize("written", ['{"a": ', "[1]", "no JSON", "null"])
+def test_arguments_that_are_no_object_are_given_as_text(written: str) -> None:
+    for source, wanted in (
+        (OBJECTS, written),
+        (TEXTS, written),
+        (ITEMS, {"arguments": written}),
+    ):
+        [_, message] = read(source, USER, calling(call(arguments=written)))
+        assert message["tool_calls"][0]["function"]["arguments"] == wanted
+
+
+def test_names_reach_the_model() -> None:
+    named = [{**USER, "name": "ann"}, {"role": "assistant", "content": "yes", "name": "bot"}]
+    assert read(NAMES, *named) == named
+    assert read(PLAIN, *named) == [
+        {"role": "user", "content": "ann: hi"},
+        {"role": "assistant", "content": "yes"},
+    ]
+    # A word that stands in every prompt is no name that was written.
+    assert read(PLAIN, {**USER, "name": "user"})[0]["content"] == "user: hi"
+    assert read(NAMES, {**USER, "name": "user"})[0]["name"] == "user"
+
+
+def test_what_clients_keep_beside_a_message_is_not_shown() -> None:
+    kept = {"id": "m1", "metadata": {"a": 1}, "annotations": [], "index": 0, "logprobs": None}
+    assert read(PLAIN, {**USER, **kept})[0] == USER
+    part = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
+    assert read(PLAIN, {"role": "user", "content": [part]})[0] == USER
+    assert read(PLAIN + "{{ messages[0].metadata.a }}", {**USER, **kept})[0]["metadata"] == {"a": 1}
+    parsed = call(id="x", cache_control={"type": "ephemeral"})
+    parsed["function"]["parsed_arguments"] = {"a": 1}
+    assert read(OBJECTS, USER, calling(parsed))[1]["tool_calls"] == [
+        call(arguments={"a": 1}, id="x")
+    ]
+
+
 BAD: list[tuple[str, list[dict[str, Any]], str]] = [
-    (OBJECTS, [USER, {"role": "assistant"}], "messages[1].content"),
-    (OBJECTS, [USER, {"role": "assistant", "content": None}], "messages[1].content"),
-    (OBJECTS, [USER, {"role": "assistant", "tool_calls": []}], "messages[1].content"),
     (OBJECTS, [{"role": "tool", "tool_call_id": "x"}], "messages[0].content"),
     (OBJECTS, [USER, calling({})], "messages[1].tool_calls[0].function"),
     (OBJECTS, [USER, {**USER, "tool_calls": [call()]}], "messages[1].tool_calls"),
     (OBJECTS, [{**USER, "reasoning_content": "t"}], "messages[0].reasoning_content"),
     (OBJECTS, [USER, calling(call(type="custom"))], "messages[1].tool_calls[0].type"),
-    (
-        OBJECTS,
-        [USER, calling(call(arguments="{"))],
-        "messages[1].tool_calls[0].function.arguments",
-    ),
-    (
-        OBJECTS,
-        [USER, calling(call(), call(arguments="[1]"))],
-        "messages[1].tool_calls[1].function.arguments",
-    ),
     (OBJECTS, [USER, calling(call(arguments=5))], "messages[1].tool_calls[0].function.arguments"),
     (PLAIN, [USER, calling(call())], "messages[1].tool_calls"),
     (
@@ -146,6 +192,13 @@ BAD: list[tuple[str, list[dict[str, Any]], str]] = [
         [USER, calling(call(id="x")), {"role": "tool", "content": "r", "tool_call_id": "z"}],
         "messages[2].tool_call_id",
     ),
+    (
+        OBJECTS,
+        [USER, {"role": "tool", "content": "r", "tool_call_id": "z"}],
+        "messages[1].tool_call_id",
+    ),
+    (PLAIN, [{**USER, "surprise": 1}], "messages[0].surprise"),
+    (PLAIN, [{**USER, "name": 5}], "messages[0].name"),
     (
         OBJECTS,
         [

@@ -30,6 +30,14 @@ EFFORT = Abilities(effort=True)
             for e, budget in EFFORT_BUDGETS.items()
         ],
         ({"reasoning_effort": "low"}, EFFORT, {"reasoning_effort": "low"}, None, None),
+        ({"reasoning_effort": "xhigh"}, EFFORT, {"reasoning_effort": "high"}, None, None),
+        (
+            {"reasoning_effort": "xhigh"},
+            Abilities(effort=True, words=frozenset({"xhigh"})),
+            {"reasoning_effort": "xhigh"},
+            None,
+            None,
+        ),
         ({"thinking_token_budget": 9}, SWITCHED, {"enable_thinking": True}, True, 9),
         ({"thinking_budget": 9}, ALWAYS, {}, True, 9),
         ({"thinking_budget": 9, "thinking_token_budget": 9}, ALWAYS, {}, True, 9),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tidemill.base.errors import ErrorKind, TidemillError
-from tidemill.text.tools import ANY_OBJECT, tool_use
+from tidemill.text.tools import ANY_OBJECT, NO_TOOLS, tool_use
 
 PARAMETERS = {"type": "object", "properties": {"b": {"type": "string"}, "a": True}}
 
@@ -98,10 +98,10 @@ BAD: list[tuple[Any, Any, Any, str]] = [
     ),
     ([tool(parameters={"required": "x"})], None, None, "tools[0].function.parameters.required"),
     ([tool(parameters={"required": [1]})], None, None, "tools[0].function.parameters.required"),
-    (None, "auto", None, "tool_choice"),
+    ([], "required", None, "tool_choice"),
     (None, "required", None, "tool_choice"),
     ([], named("f"), None, "tool_choice"),
-    (None, None, False, "parallel_tool_calls"),
+    (None, None, 1, "parallel_tool_calls"),
     (TWO, "any", None, "tool_choice"),
     (TWO, 1, None, "tool_choice"),
     (TWO, [], None, "tool_choice"),
@@ -118,6 +118,12 @@ BAD: list[tuple[Any, Any, Any, str]] = [
     (TWO, allowed("auto", "f", "h"), None, "tool_choice.allowed_tools.tools[1].function.name"),
     (TWO, None, 1, "parallel_tool_calls"),
 ]  # fmt: skip
+
+
+def test_without_tools_the_defaults_say_nothing() -> None:
+    for tools in (None, []):
+        for choice, parallel in (("auto", None), ("none", True), (None, False)):
+            assert tool_use(tools, choice, parallel) == NO_TOOLS
 
 
 @pytest.mark.parametrize(("tools", "choice", "parallel", "param"), BAD)

@@ -57,7 +57,8 @@ def resolve(
 ) -> SamplingParams:
     """Check `params` against the model and the prompt, and fill in the seed and `max_tokens`.
 
-    Without `max_tokens` the output may use what is left of the context.
+    Without `max_tokens` the output may use what is left of the context. A `top_p` of 0 becomes a
+    temperature of 0, which chooses the same tokens.
 
     Raises:
         TidemillError: kind BAD_REQUEST naming the field.
@@ -79,6 +80,8 @@ def resolve(
             f"min_tokens ({params.min_tokens}) exceeds the {left} tokens that a prompt of "
             f"{prompt_tokens} leaves of the context of {max_model_len}",
         )
+    if params.top_p == 0.0:
+        params = msgspec.structs.replace(params, temperature=0.0, top_p=1.0)
     return msgspec.structs.replace(
         params,
         max_tokens=left if asked is None else asked,

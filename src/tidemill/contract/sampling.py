@@ -16,7 +16,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 1024
 MAX_STOP_TOKENS = 256
 MAX_LOGIT_BIAS = 4096
-MAX_SEED = 2**63 - 1
+MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1
 _INT32_MAX = 2**31 - 1
 
 
@@ -32,12 +32,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     Attributes:
         temperature: 0 means greedy (ties go to the lowest token id); up to 100.
-        top_p: keep the smallest set of most likely tokens whose mass reaches it, in (0, 1].
+        top_p: keep the smallest set of most likely tokens whose mass reaches it, in [0, 1]; 0 keeps
+            the most likely one: greedy.
         top_k: keep this many most likely tokens; 0 (or -1 from a client) keeps all.
         min_p: drop tokens less likely than this share of the most likely one, in [0, 1].
         presence_penalty, frequency_penalty: in [-2, 2].
         repetition_penalty: 0.01 to 100; 1 is none.
-        seed: in [0, 2**63); None is replaced by a drawn seed in the API process.
+        seed: a signed integer of 64 bits; None is replaced by a drawn seed in the API process.
         stop: strings that end the output and are not part of it.
         stop_token_ids: tokens that end the output and are not part of its text.
         max_tokens: upper bound of the output; None means what is left of the context.
@@ -100,8 +101,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         """
         self._check_types()
         _in_range("temperature", self.temperature, 0.0, 100.0)
-        if not 0.0 < _finite("top_p", self.top_p) <= 1.0:
-            raise bad_request("top_p", f"top_p must be in (0, 1], got {self.top_p}")
+        _in_range("top_p", self.top_p, 0.0, 1.0)
         _int_in_range("top_k", self.top_k, -1, _INT32_MAX)
         _in_range("min_p", self.min_p, 0.0, 1.0)
         _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
@@ -109,7 +109,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         # Less would make the logits overflow, which looks like a broken model.
         _in_range("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         if self.seed is not None:
-            _int_in_range("seed", self.seed, 0, MAX_SEED)
+            _int_in_range("seed", self.seed, MIN_SEED, MAX_SEED)
         if self.max_tokens is not None:
             _int_in_range("max_tokens", self.max_tokens, 1, _INT32_MAX)
         _int_in_range("min_tokens", self.min_tokens, 0, _INT32_MAX)

@@ -24,7 +24,7 @@ CLIENT_LEFT = 499
 """Status in the log of a request whose client left before the answer began."""
 
 # Asked every few seconds by machines.
-_QUIET = frozenset({"/healthz", "/readyz", "/metrics"})
+_QUIET = frozenset({"/healthz", "/readyz", "/health", "/ping", "/metrics"})
 
 
 class Entrance:

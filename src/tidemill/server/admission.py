@@ -44,12 +44,14 @@ class Caller:
         client, weight: for fairness between clients.
         cache_salt: separates its prefixes in the cache.
         deadline: seconds of `base.clock.monotonic` when nobody wants the answer any more; or None.
+        priority: among the client's requests, the smaller is computed first.
     """
 
     client: str = ""
     weight: float = 1.0
     cache_salt: str = ""
     deadline: float | None = None
+    priority: int = 0
 
 
 ANYBODY = Caller()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import cache
 from inspect import getdoc
 from typing import Any
@@ -14,14 +14,14 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tidemill.base.errors import TidemillError
 from tidemill.server import health
 from tidemill.server.access import Entrance
 from tidemill.server.auth import Door, principal_of, require
 from tidemill.server.context import ServerContext
-from tidemill.server.errors import Refusal, problem_of
+from tidemill.server.errors import Refusal, named_as_sent, problem_of
 from tidemill.server.keys import Role
 from tidemill.server.members import Body
 from tidemill.server.openai import chat, completions, embeddings, models, rerank, schema
@@ -47,8 +47,14 @@ _ROUTES: tuple[_Route, ...] = (
     ("GET", "/v1/models/{model:path}", models.get_model, None, _USERS),
     ("POST", "/tokenize", models.tokenize, schema.TokenizeRequest, _USERS),
     ("POST", "/detokenize", models.detokenize, schema.DetokenizeRequest, _USERS),
+    ("GET", "/", health.about, None, _USERS),
+    ("GET", "/v1", health.about, None, _USERS),
+    ("GET", "/version", health.version, None, _USERS),
     ("GET", "/healthz", health.healthz, None, _ANYONE),
     ("GET", "/readyz", health.readyz, None, _ANYONE),
+    # As other servers call readiness.
+    ("GET", "/health", health.readyz, None, _ANYONE),
+    ("GET", "/ping", health.readyz, None, _ANYONE),
     ("GET", "/metrics", health.metrics, None, _METERS),
 )
 
@@ -103,11 +109,29 @@ def build_app(context: ServerContext, security: Security | None = None) -> ASGIA
         door = CORSMiddleware(
             door,
             allow_origins=security.cors_origins,
-            allow_methods=("GET", "POST"),
-            allow_headers=("authorization", "content-type", "x-request-id"),
+            # What an allowed origin asks for: clients' own headers are many and change.
+            allow_methods=("*",),
+            allow_headers=("*",),
             expose_headers=("x-request-id", "retry-after"),
+            # Chrome asks before a public page reaches an address of the private network.
+            allow_private_network=True,
         )
-    return Entrance(door, context.metrics)
+    return Entrance(WithoutLastSlash(door), context.metrics)
+
+
+class WithoutLastSlash:
+    """ASGI middleware by which ``/v1/models/`` is ``/v1/models``, without a redirection, which
+    would lose a body.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] == "http" and scope["path"].endswith("/"):
+            scope = {**scope, "path": scope["path"].rstrip("/") or "/"}
+        await self.app(scope, receive, send)
 
 
 def _endpoint(
@@ -123,6 +147,7 @@ def _endpoint(
                 return await handler(context, request)
         except (TidemillError, Refusal) as error:
             problem = problem_of(error, request.state.request_id)
+            problem = named_as_sent(problem, getattr(request.state, "sent_as", {}))
             context.metrics.requests.labels(problem.code or "error").inc()
             return problem.response()
 
@@ -132,8 +157,36 @@ def _endpoint(
 async def _answer_error(request: Request, error: Exception) -> Response:
     problem = problem_of(error, request.state.request_id)
     if isinstance(error, HTTPException) and error.status_code in (404, 405):
-        known = ", ".join(f"{method} {path}" for method, path, *_ in _ROUTES)
-        asked = f"{request.method} {request.url.path}"[:200]
-        message = f"there is no {asked} here; there is {known}"
+        message = _nowhere(request.method, request.url.path)
         problem = dataclasses.replace(problem, message=message)
     return problem.response()
+
+
+def _nowhere(method: str, path: str) -> str:
+    """Where a request that no route takes may have been meant to go."""
+    asked = f"{method} {path}"[:200]
+    methods = [m for m, known, *_ in _ROUTES if known == path]
+    if methods:
+        if method == "OPTIONS":
+            return (
+                f"{asked}: pages of other origins may not use this server; --cors-origin allows one"
+            )
+        return f"there is no {asked} here; {path} takes {' and '.join(methods)}"
+    routes = {known: m for m, known, *_ in _ROUTES}
+    nearest = _closest(path, routes)
+    meant = f" Did you mean {routes[nearest]} {nearest}?" if nearest else ""
+    return f"There is no {asked} here.{meant} GET /openapi.json lists all routes."
+
+
+def _closest(path: str, routes: Iterable[str]) -> str | None:
+    """The route most like a path; one that ends alike is meant even where the rest differs."""
+    from difflib import get_close_matches  # errors alone need it
+
+    known = [route for route in routes if "{" not in route and route != "/"]
+    parts = path[:200].lower().strip("/").split("/")
+    for start in range(len(parts)):
+        end = "/" + "/".join(parts[start:])
+        if ends := [route for route in known if route.endswith(end)]:
+            return ends[0]
+    found = get_close_matches(path[:200].lower(), known, n=1, cutoff=0.6)
+    return found[0] if found else None

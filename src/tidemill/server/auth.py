@@ -17,9 +17,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tidemill.server.errors import Refusal, refuse
 from tidemill.server.keys import Key, KeyStore, NoKeys, Role
 
-PROBES = frozenset({"/healthz", "/readyz"})
+PROBES = frozenset({"/healthz", "/readyz", "/health", "/ping"})
 """Open to everyone: an orchestrator asks them, and without a key they say next to nothing."""
 
+# Top-level domains that no public name server has.
+_PRIVATE = (".localhost", ".internal")
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="tidemill"'}
 
 
@@ -163,7 +165,8 @@ def check_host(headers: Iterable[tuple[bytes, bytes]], own: Collection[str]) -> 
 
     A server that only the machine itself can reach, and that asks for no key, is open to web pages
     in the machine's own browser if their name resolves to 127.0.0.1 (DNS rebinding). Such a name
-    has a dot and is no address; names without one cannot be had from the outside.
+    has a dot and is no address; names without one cannot be had from the outside, nor can those
+    under ``.internal``, by which containers know their host (host.docker.internal).
 
     Raises:
         Refusal: 403.
@@ -171,7 +174,7 @@ def check_host(headers: Iterable[tuple[bytes, bytes]], own: Collection[str]) -> 
     value = next((v for n, v in headers if n == b"host"), b"").decode("latin-1").strip().lower()
     name = value.rpartition(":")[0] if value.rpartition(":")[2].isdigit() else value
     name = name.strip("[]").rstrip(".")
-    if "." not in name or name in own or name.endswith(".localhost"):
+    if "." not in name or name in own or name.endswith(_PRIVATE):
         return
     try:
         ipaddress.ip_address(name)

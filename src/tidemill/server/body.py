@@ -21,41 +21,26 @@ SHORT_BODY_BYTES = 2**16
 PART_BYTES = 2**16
 """A body whose length is not announced is counted in steps of so much."""
 
-# Fields of the dialects that exist elsewhere and are not built here: field -> what it asks for.
-UNSUPPORTED = {
-    **dict.fromkeys(
-        ("tools", "tool_choice", "tool_calls", "parallel_tool_calls", "functions", "function_call"),
-        "tool calling here; /v1/chat/completions does",
-    ),
-    **dict.fromkeys(
-        ("enable_thinking", "reasoning_effort", "thinking_token_budget", "thinking_budget"),
-        "thinking here; /v1/chat/completions does",
-    ),
-    "verbosity": "verbosity control",
-    "prediction": "predicted outputs",
-    "audio": "audio output",
-    "modalities": "other modalities than text",
-    "web_search_options": "web search",
-    "suffix": "fill in the middle",
-    "best_of": "best_of",
-    "use_beam_search": "beam search",
-    "length_penalty": "beam search",
-    "store": "stored completions",
-    "service_tier": "service tiers",
-    "typical_p": "typical sampling",
-    "mirostat": "mirostat sampling",
-}
+_BARE = ("", "application/x-www-form-urlencoded")
+_BROWSER = frozenset({"origin", "referer", "sec-fetch-site", "sec-fetch-mode"})
 
 
-async def read_body(request: Request, limits: Limits) -> bytes:
+async def read_body(request: Request, limits: Limits, *, bare: bool = False) -> bytes:
     """The body of a JSON request.
+
+    Args:
+        request: whose body it is.
+        limits: its bounds.
+        bare: a body that ``curl -d`` sends without saying its type is taken as JSON. Not from a
+            page in a browser, which could send one to any server without being asked.
 
     Raises:
         Refusal: 415 for another content type, 413 when it is too long, 408 when it does not come,
             429 when all that are being received hold too much.
     """
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media != "application/json" and not media.endswith("+json"):
+    bare = bare and media in _BARE and not _BROWSER.intersection(request.headers)
+    if media != "application/json" and not media.endswith("+json") and not bare:
         got = f"got {media!r}" if media else "the request has none"
         raise refuse(415, f"Content-Type must be application/json; {got}")
     coding = request.headers.get("content-encoding", "identity").strip().lower()
@@ -101,21 +86,39 @@ def _too_long(limits: Limits, got: str) -> Refusal:
     )
 
 
-async def read_model(model: type[Model], request: Request, limits: Limits) -> Model:
+async def read_model(
+    model: type[Model], request: Request, limits: Limits, *, bare: bool = False
+) -> Model:
     """Read a body and validate it; a long one in a thread, so that streams are not held up.
+
+    Args:
+        model: the kind of body.
+        request: whose body it is.
+        limits: its bounds.
+        bare: see `read_body`.
 
     Raises:
         Refusal: see `read_body` and `parse_body`.
         TidemillError: a bound of `limits` is exceeded.
     """
-    body = await read_body(request, limits)
+    body = await read_body(request, limits, bare=bare)
+    names: dict[str, str] = {}
+    request.state.sent_as = names  # errors that come later name what was sent
     if len(body) <= SHORT_BODY_BYTES:
-        return parse_body(model, body, limits)
-    return await asyncio.to_thread(parse_body, model, body, limits)
+        return parse_body(model, body, limits, names)
+    return await asyncio.to_thread(parse_body, model, body, limits, names)
 
 
-def parse_body(model: type[Model], body: bytes, limits: Limits) -> Model:
+def parse_body(
+    model: type[Model], body: bytes, limits: Limits, names: dict[str, str] | None = None
+) -> Model:
     """Validate a JSON body against `model`; a null where nothing may be means absent.
+
+    Args:
+        model: the kind of body.
+        body: JSON text.
+        limits: bounds of its parts.
+        names: see `members.fill`.
 
     Raises:
         Refusal: 400 naming the field.
@@ -125,7 +128,7 @@ def parse_body(model: type[Model], body: bytes, limits: Limits) -> Model:
     document = _load(body)
     check_fields(document, limits)
     try:
-        return fill(model, document)
+        return fill(model, document, names)
     except Unfit as unfit:
         raise Refusal(_problem(unfit)) from None
 
@@ -174,10 +177,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _problem(unfit: Unfit) -> Problem:
     param = unfit.path
     if unfit.code == "unknown_parameter":
-        if asked := UNSUPPORTED.get(param.rpartition(".")[2]):
-            message = f"{param} is not supported: this version does not do {asked}"
-            return _bad(param, message, "unsupported")
-        return _bad(param, f"{param} is not a field this server knows", unfit.code)
+        return _bad(param, f"{param} {unfit.reason}", unfit.code)
     if unfit.code == "missing_required_parameter":
         return _bad(param, f"{param} is required", unfit.code)
     return _bad(param, f"{param}: {unfit.reason}", unfit.code)

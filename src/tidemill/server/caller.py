@@ -14,7 +14,12 @@ MAX_SALT_CHARS = 256
 
 
 def caller_of(
-    request: Request, timeout: float | None, arrival: float, *, cache_salt: str | None = None
+    request: Request,
+    timeout: float | None,
+    arrival: float,
+    *,
+    cache_salt: str | None = None,
+    priority: int = 0,
 ) -> Caller:
     """The caller of a request.
 
@@ -23,6 +28,7 @@ def caller_of(
         timeout: the body's field: seconds from `arrival` after which nobody wants the answer. The
             header `X-Request-Timeout` says the same; of two the shorter counts.
         arrival: seconds of `base.clock.monotonic`.
+        priority: among the requests of the same principal; smaller is earlier.
         cache_salt: the body's field: requests with equal salts of one principal share prefixes.
 
     Raises:
@@ -45,6 +51,7 @@ def caller_of(
         weight=principal.weight,
         cache_salt=principal.salted(cache_salt),
         deadline=arrival + min(wishes) if wishes else None,
+        priority=priority,
     )
 
 

@@ -7,7 +7,7 @@ event, for a stream that breaks after it began. Details of our own defects stay 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -74,6 +74,19 @@ class Problem:
         return Response(
             self.body(), status_code=self.status, media_type=JSON, headers=dict(self.headers)
         )
+
+
+def named_as_sent(problem: Problem, names: Mapping[str, str]) -> Problem:
+    """A problem of a field that was sent under another name, with that name.
+
+    Args:
+        problem: what is wrong.
+        names: of fields that came under other names, those names (see `members.fill`).
+    """
+    param = names.get(problem.param or "")
+    if param is None:
+        return problem
+    return replace(problem, param=param, message=f"{param}: {problem.message}")
 
 
 class Refusal(Exception):

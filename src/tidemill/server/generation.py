@@ -57,6 +57,7 @@ class ChoiceDelta:
         first: the choice's first delta.
         prompt_logprobs: in the first delta, when asked for; all choices of a prompt share them.
         finish: ``stop``, ``length`` or ``tool_calls`` in the choice's last delta.
+        stopped_by: there, the stop string or stop token id that ended it, if one did.
     """
 
     index: int
@@ -69,6 +70,7 @@ class ChoiceDelta:
     first: bool = False
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     finish: str | None = None
+    stopped_by: str | int | None = None
 
 
 @dataclass(slots=True)
@@ -243,6 +245,7 @@ class Generation:
             program=self.rules.program,
             arrival=self._arrival,
             deadline=caller.deadline,
+            priority=caller.priority,
             start_by=None if limit is None else self._arrival + limit,
             cache_salt=caller.cache_salt,
             tenant=caller.client,
@@ -295,7 +298,15 @@ class Generation:
             first=first,
             prompt_logprobs=self._prompt_logprobs[prompt] if first else None,
             finish=finish,
+            stopped_by=None if finish is None else self._stopped_by(prompt, text, output),
         )
+
+    def _stopped_by(self, prompt: int, text: AnswerText, output: ChoiceOutput) -> str | int | None:
+        if text.stopped:
+            return text.stop_string
+        # The model's own end tokens are no stop that the client named.
+        token = output.stop_token
+        return token if token in self.sampling[prompt].stop_token_ids else None
 
     def _cancel_rest(self) -> None:
         for prompt, choices in enumerate(self._choices):

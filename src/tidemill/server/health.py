@@ -35,6 +35,27 @@ async def _engine_stats(context: ServerContext) -> EngineStats:
         ) from None
 
 
+async def about(context: ServerContext, request: Request) -> Response:
+    """What answers here."""
+    return json_response(
+        {
+            "server": "tidemill",
+            "version": _version(context),
+            "model": context.info.model,
+            "routes": "/openapi.json",
+        }
+    )
+
+
+async def version(context: ServerContext, request: Request) -> Response:
+    """The server's version."""
+    return json_response({"version": _version(context)})
+
+
+def _version(context: ServerContext) -> str:
+    return context.build or "0"
+
+
 async def healthz(context: ServerContext, request: Request) -> Response:
     """The API process answers. It says nothing of the engine: /readyz does."""
     return json_response({"status": "ok"})

@@ -11,11 +11,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec.structs import fields
 
+from tidemill.server.fields import NO_FIELDS, Alias, Fields, Group, Neutral, closest, equal
 from tidemill.text.shapes import Misfit
 
 # What a member's value must satisfy beyond its type: raises `Unfit`.
@@ -28,7 +29,13 @@ _INDEX = re.compile(r"\[[^\]]*\]")
 
 class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Base of every object in a request body; of members that are not there, or null, None is
-    kept."""
+    kept.
+
+    Attributes:
+        known: neutral values of members, and other fields than members (`server.fields`).
+    """
+
+    known: ClassVar[Fields] = NO_FIELDS
 
     def settle(self) -> None:
         """Last changes and checks that need several members.
@@ -82,12 +89,17 @@ def documented(schema: JsonSchema) -> msgspec.Meta:
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """A declared member: its checks, the kind of object in it, its words if it takes but few."""
+    """A declared member: its checks, the kind of object in it, its words if it takes but few.
+
+    Attributes:
+        whole: it is an integer or a list of those, and takes no other numbers.
+    """
 
     checks: tuple[Check, ...]
     inner: type[Body] | None
     words: tuple[str, ...]
     required: bool
+    whole: bool
 
 
 @cache
@@ -102,6 +114,7 @@ def _members(model: type[Body]) -> Mapping[str, _Member]:
             next((p for p in parts if isinstance(p, type) and issubclass(p, Body)), None),
             next((get_args(p) for p in parts if get_origin(p) is Literal), ()),
             member.required,
+            int in parts and float not in parts,
         )
     return found
 
@@ -117,38 +130,132 @@ def _parts(hint: Any) -> Iterator[Any]:
             yield from _parts(part)
 
 
-def fill(model: type[Model], document: dict[str, Any]) -> Model:
+def bodies_in(model: type[Body]) -> set[type[Body]]:
+    """A kind of body and those of the objects within it."""
+    found, left = set(), {model}
+    while left:
+        one = left.pop()
+        found.add(one)
+        inner = {m.inner for m in _members(one).values() if m.inner is not None}
+        left |= inner - found
+    return found
+
+
+def fill(
+    model: type[Model], document: dict[str, Any], names: dict[str, str] | None = None
+) -> Model:
     """A body of decoded JSON; null where the model knows no member means absent.
 
     Args:
         model: the kind of body.
-        document: its members; unknown ones that are null are taken out of it.
+        document: its members, which are brought into the form that the model declares: neutral
+            values and unknown nulls are taken out, other names become the declared ones.
+        names: gets, for each member that came under another name, that name.
 
     Raises:
-        Unfit: naming the member.
+        Unfit: naming the member as it was sent.
     """
-    _trim(model, document, "")
+    names = {} if names is None else names
     try:
-        body = msgspec.convert(document, model, strict=True)
-    except msgspec.ValidationError as error:
-        raise _refusal(model, Misfit.of(str(error))) from None
-    _check(body, "")
+        _settle(model, document, "", names)
+        try:
+            body = msgspec.convert(document, model, strict=True)
+        except msgspec.ValidationError as error:
+            raise _refusal(model, Misfit.of(str(error))) from None
+        _check(body, "")
+    except Unfit as unfit:
+        unfit.path = names.get(unfit.path, unfit.path)
+        raise
     return body
 
 
-def _trim(model: type[Body], document: dict[str, Any], path: str) -> None:
+def _settle(model: type[Body], document: dict[str, Any], path: str, names: dict[str, str]) -> None:
+    """Bring an object into the form that its model declares."""
     members = _members(model)
     for name in [name for name in document if name not in members]:
-        if document[name] is not None:
-            short = name[:64]
-            raise Unfit("unknown_parameter", f"{short} is not known", _inside(path, short))
-        del document[name]
-    for name, value in document.items():
-        inner = members[name].inner
-        if inner is not None:
+        _settle_other(model, name, document, path, names)
+    for name, value in list(document.items()):
+        member, known = members[name], model.known.get(name)
+        if isinstance(known, Neutral) and value is not None and known.takes(value):
+            del document[name]
+        elif member.whole:
+            document[name] = _whole(value)
+        elif member.inner is not None:
             for at, part in _objects(value, _inside(path, name)):
                 if isinstance(part, dict):
-                    _trim(inner, part, at)
+                    _settle(member.inner, part, at, names)
+
+
+def _settle_other(
+    model: type[Body], name: str, document: dict[str, Any], path: str, names: dict[str, str]
+) -> None:
+    """Take a field out of an object that its model does not declare."""
+    value, at = document.pop(name), _inside(path, name[:64])
+    if value is None:
+        return
+    known = model.known.get(name)
+    if known is None:
+        raise Unfit("unknown_parameter", _unknown(model, name), at)
+    if not isinstance(known, Group):
+        _apply(known, value, at, document, path, names)
+        return
+    if not isinstance(value, dict):
+        raise Unfit("invalid_type", "expected an object", at)
+    for inner, part in value.items():
+        inside = _inside(at, inner[:64])
+        if part is None:
+            continue
+        if inner not in known.members:
+            reason = f"is not a field this server knows; {at} takes {', '.join(known.members)}"
+            raise Unfit("unknown_parameter", reason, inside)
+        _apply(known.members[inner], part, inside, document, path, names)
+
+
+def _apply(
+    known: Neutral | Alias,
+    value: Any,
+    at: str,
+    document: dict[str, Any],
+    path: str,
+    names: dict[str, str],
+) -> None:
+    """Leave a neutral value out, or put an alias's into the field that it means."""
+    if isinstance(known, Neutral):
+        if known.takes(value):
+            return
+        raise Unfit("unsupported", known.refusal(), at)
+    spelled = [meaning for word, meaning in known.values.items() if equal(word, value)]
+    if spelled:
+        value = spelled[0]
+        if value is None:
+            return
+    elif known.strict:
+        words = ", ".join(repr(word) for word in known.values)
+        raise Unfit("invalid_value", f"expected one of {words}", at)
+    target = known.target(value)
+    if target is None:
+        raise Unfit("invalid_type", "its value is of a type that is not taken", at)
+    other = document.get(target)
+    if other is None:
+        document[target] = value
+        names[_inside(path, target)] = at
+    elif not equal(other, value):
+        one = names.get(_inside(path, target), _inside(path, target))
+        raise Unfit("invalid_value", f"{at} and {one} mean the same and differ; send one", at)
+
+
+def _whole(value: Any) -> Any:
+    """Integers that were written as ``4.0``."""
+    if type(value) is float and value.is_integer() and abs(value) <= 2**53:
+        return int(value)
+    if type(value) is list and float in set(map(type, value)):
+        return [_whole(part) for part in value]
+    return value
+
+
+def _unknown(model: type[Body], name: str) -> str:
+    meant = closest(name[:64], [*_members(model), *model.known])
+    return "is not a field this server knows" + (f"; did you mean {meant}?" if meant else "")
 
 
 def _check(body: Body, path: str) -> None:

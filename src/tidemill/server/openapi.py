@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from tidemill.server.members import Body
+from tidemill.server.fields import Neutral, schema_of
+from tidemill.server.members import Body, bodies_in
 
 ERROR = "Error"
 
@@ -87,12 +88,24 @@ def document_of(version: str, routes: Sequence[Described]) -> dict[str, Any]:
         [body for body in {r.body: None for r in routes} if body is not None],
         ref_template="#/components/schemas/{name}",
     )
+    for body in {inner for r in routes if r.body is not None for inner in bodies_in(r.body)}:
+        _add_known(definitions[body.__name__], body)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Tidemill", "version": version},
         "paths": paths,
         "components": {"schemas": {**definitions, ERROR: _ERROR_SCHEMA}},
     }
+
+
+def _add_known(definition: dict[str, Any], body: type[Body]) -> None:
+    """The fields that a body takes and does not declare, and neutral values of those it does."""
+    members = dict(definition["properties"])
+    for name, known in body.known.items():
+        if name not in members:
+            definition["properties"][name] = schema_of(known, members)
+        elif isinstance(known, Neutral):
+            definition["properties"][name] = {"anyOf": [members[name], known.schema()]}
 
 
 def _operation(route: Described, path: str) -> dict[str, Any]:

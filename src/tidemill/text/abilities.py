@@ -27,6 +27,7 @@ _OTHER_TOOLS = re.compile(r"(?!.*builtin)(?!tools$).*(tools|functions).*")
 _KEY, _NAME, _VALUE, _OTHER = "probe_key", "probe_tool", "probevalue", "probeother"
 _SPEAKERS = ("system", "user", "assistant")
 _SHORT_ID = "probe1234"  # the one shape that every template takes
+_EFFORTS = ("xhigh",)
 _USER = {"role": "user", "content": "probe"}
 _TOOL: dict[str, Any] = {
     "type": "function",
@@ -75,6 +76,8 @@ class Abilities:
         short_ids: it takes no call ids but those of nine letters and digits.
         switch: the variable that turns thinking on and off, or None.
         effort: it uses `reasoning_effort`.
+        words: of those that it may use as values, the ones that occur in it.
+        verbosity: it uses `verbosity`.
         history: the keys under which it reads the thinking of earlier turns.
         developer: it has a place for messages of the role `developer`.
         names: the roles (system, user, assistant) of which it writes the `name`.
@@ -91,11 +94,17 @@ class Abilities:
     short_ids: bool = False
     switch: str | None = None
     effort: bool = False
+    words: frozenset[str] = frozenset()
+    verbosity: bool = False
     history: tuple[str, ...] = ()
     developer: bool = False
     names: frozenset[str] = frozenset()
     parts: frozenset[str] = frozenset()
     only_parts: bool = False
+
+    def known_effort(self, effort: str) -> str:
+        """A `reasoning_effort` as the template takes it: the highest that most know is ``high``."""
+        return "high" if effort in _EFFORTS and effort not in self.words else effort
 
     @classmethod
     def of(cls, template: ChatTemplate) -> Self:
@@ -111,6 +120,8 @@ class Abilities:
             **_call_form(template, shown),
             switch=next((s for s in SWITCHES if _differs(template, s, True, False)), None),
             effort=_differs(template, "reasoning_effort", "low", "high"),
+            words=frozenset(w for w in _EFFORTS if re.search(rf"['\"]{w}['\"]", source)),
+            verbosity=_differs(template, "verbosity", "low", "high"),
             history=tuple(h for h in _HISTORY if _has_key(source, h)),
             developer="developer" in source and _VALUE in _render_role(template, "developer"),
             names=_names(template),

@@ -84,7 +84,8 @@ class AnswerText:
     """Reads a choice's tokens.
 
     Stop strings are looked for in what the answer says; thinking and tool calls are not ended by
-    them. Without a parser everything is content.
+    them. Without a parser everything is content. What is said before a call and what is said behind
+    it are parted by a line end where no white space does.
 
     Attributes:
         reasoning_tokens: tokens of the thinking, its marks included.
@@ -121,6 +122,8 @@ class AnswerText:
         )
         self.reasoning_tokens = 0
         self.calls = 0
+        self._last = ""  # character of the content
+        self._parted = False  # a call came behind it
 
     @property
     def tokens(self) -> int:
@@ -197,12 +200,24 @@ class AnswerText:
         for event in events:
             if self.stopped:
                 return
-            if isinstance(event, Content) and self._matcher is not None:
-                armed = self.tokens >= self._min_tokens
-                event = Content(self._matcher.push(event.text, armed=armed)[0])
+            if isinstance(event, Content) and event.text:
+                text = self._apart(event.text)
+                if self._matcher is not None:
+                    armed = self.tokens >= self._min_tokens
+                    text = self._matcher.push(text, armed=armed)[0]
+                event = Content(text)
             if isinstance(event, CallEnd):
                 self.calls += 1
+                self._parted = True
             gathered.add(event)
+
+    def _apart(self, text: str) -> str:
+        """More of the content, kept apart from what was said before a call."""
+        glued = self._last and not self._last.isspace() and not text[0].isspace()
+        if self._parted and glued:
+            text = "\n" + text
+        self._last, self._parted = text[-1], False
+        return text
 
 
 class _Gathered:

@@ -39,9 +39,9 @@ NO_WISH = Thinking()
 FREE = OutputProgram()
 
 # Sampling fields that end an output where no grammar would, or carry it on where one has ended,
-# and the value at which they do nothing.
+# and the value at which they do nothing. Stop strings are none of them: they are looked for in what
+# the answer says, and the answer names the one that cut a document short.
 CUTS: dict[str, object] = {
-    "stop": (),
     "stop_token_ids": (),
     "ignore_eos": False,
     "min_tokens": 0,
@@ -202,7 +202,7 @@ def read_wishes(chat: ChatSide, fields: Mapping[str, Any]) -> Wishes:
         )
     ruling = constraint.field if constraint is not None else use.enforced
     if ruling is not None:
-        check_cuts(ruling, fields, stop=constraint is not None or use.required)
+        check_cuts(ruling, fields)
     kind = None if constraint is None or constraint.grammar is None else constraint.grammar.kind
     beside = use.tools and not use.required
     if constraint is not None and beside and kind not in _BESIDE_CALLS:
@@ -247,20 +247,19 @@ def check_tools(use: ToolUse, chat: ChatSide) -> None:
         )
 
 
-def check_cuts(ruling: str, fields: Mapping[str, Any], *, stop: bool = True) -> None:
+def check_cuts(ruling: str, fields: Mapping[str, Any]) -> None:
     """Refuse what would end a ruled output too early or carry it on past its end.
 
     Args:
         ruling: the field that rules the output.
         fields: the request's sampling fields by name.
-        stop: stop strings are refused too. They may end a text in which only tool calls are ruled.
 
     Raises:
         TidemillError: kind BAD_REQUEST naming both fields.
     """
     for name, harmless in CUTS.items():
         value = fields.get(name)
-        if value is not None and value != harmless and value != [] and (stop or name != "stop"):
+        if value is not None and value != harmless and value != []:
             raise _exclude(name, ruling)
 
 

@@ -19,19 +19,40 @@ _RESERVED = frozenset(
 )
 # Members of this server's answers that come back in the history.
 _OF_AN_ANSWER = frozenset({"reasoning_content", "reasoning", "tool_calls", "tool_call_errors"})
-_MAY_STAND_ALONE = ("tool_calls", "reasoning_content", "reasoning")
+
+NOT_SHOWN = frozenset(
+    {
+        *("id", "object", "type", "index", "status", "created", "created_at", "timestamp"),
+        *("metadata", "cache_control", "annotations", "logprobs", "finish_reason", "stop_reason"),
+        *("usage", "model", "provider", "parsed", "weight"),
+        *("response_metadata", "additional_kwargs", "extra_content", "thinking_blocks"),
+        *("reasoning_details",),
+    }
+)
+"""Members of messages that clients keep and send back; they are not for the model."""
+
+PART_NOT_SHOWN = frozenset({"cache_control", "annotations", "logprobs", "prompt_cache_breakpoint"})
+"""The same of a content's parts."""
+
+_PART = ("type", "text")
 
 
 class _Function(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     arguments: str | dict[str, Any]
+    parsed_arguments: Any = None  # as OpenAI's `parse` keeps them
 
 
 class _Call(msgspec.Struct, forbid_unknown_fields=True):
+    """A call of an earlier answer; what stands behind `type` is the client's own."""
+
     function: _Function
     id: str | None = None
     type: Literal["function"] | None = None
-    index: int | None = None  # clients that keep a stream's deltas send it back
+    index: int | None = None
+    cache_control: Any = None
+    extra_content: Any = None
+    provider_specific_fields: Any = None
 
 
 def check_messages(messages: object, abilities: Abilities, source: str) -> list[dict[str, Any]]:
@@ -40,7 +61,9 @@ def check_messages(messages: object, abilities: Abilities, source: str) -> list[
     Contents become strings, except for lists of parts that the template takes as such; tool calls
     get their arguments in the form the template wants, tool results their calls' order and names,
     and earlier thinking the names the template reads it by (a template without one leaves it out,
-    as those do that cut it from earlier turns).
+    as those do that cut it from earlier turns). A `name` that the template does not write is put in
+    front of the content (``ann: hello``), except for the assistant, which is the model itself.
+    Members of `NOT_SHOWN` are left out unless the template reads them.
 
     Args:
         messages: a sequence of mappings with a role and a content, which is a string or a list of
@@ -89,15 +112,33 @@ def _plain(at: str, message: object, abilities: Abilities, source: str) -> dict[
     if role == "developer" and not abilities.developer:
         role = "system"  # OpenAI's newer name for the same thing; most templates know the old one
     own = _assistants(at, given, abilities) if role == "assistant" else {}
-    # A turn may consist of calls or of thinking alone.
-    empty = role == "assistant" and any(given.get(k) for k in _MAY_STAND_ALONE)
-    content = "" if empty and "content" not in given else _text(at, given.get("content"))
+    # A turn may consist of calls or of thinking alone, or have been cut before its first word.
+    empty = role == "assistant" and "content" not in given
+    content = "" if empty else _text(at, given.get("content"))
     plain = {"role": role, "content": _content_form(content, given, str(role), abilities), **own}
     for key, value in given.items():
-        if key not in ("role", "content") and not (role == "assistant" and key in _OF_AN_ANSWER):
+        if key in ("role", "content") or (role == "assistant" and key in _OF_AN_ANSWER):
+            continue
+        if key == "name" and role != "tool":
+            _add_name(at, plain, value, abilities)
+        elif key not in NOT_SHOWN or _mentions(source, key):
             _check_key(at, key, value, str(role), source)
             plain[key] = value
     return plain
+
+
+def _add_name(at: str, plain: dict[str, Any], name: object, abilities: Abilities) -> None:
+    """Give a message its speaker's name where the template, or else the content, tells it."""
+    if not isinstance(name, str):
+        raise bad_request(f"{at}.name", f"{at}.name must be a string")
+    if plain["role"] in abilities.names:
+        plain["name"] = name
+    elif name and plain["role"] != "assistant":
+        content = plain["content"]
+        if isinstance(content, list):
+            plain["content"] = [{"type": "text", "text": f"{name}: "}, *content]
+        else:
+            plain["content"] = f"{name}: {content}"
 
 
 def _check_key(at: str, key: object, value: object, role: str, source: str) -> None:
@@ -137,23 +178,31 @@ def _assistants(at: str, given: Mapping[str, Any], abilities: Abilities) -> dict
 
 
 def _call(param: str, call: _Call, abilities: Abilities) -> dict[str, Any]:
-    arguments = call.function.arguments
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError) as error:
-            raise bad_request(param, f"{param} is not valid JSON: {error}") from None
-    if not isinstance(arguments, dict):
-        raise bad_request(param, f"{param} must be a JSON object as text")
-    text = call.function.arguments
-    if abilities.text_arguments and not isinstance(text, str):
-        text = as_json(param, arguments)
-    wanted = (text or "{}") if abilities.text_arguments else arguments
     plain: dict[str, Any] = {"type": "function"}
     if call.id is not None:
         plain["id"] = call.id
+    wanted = _wanted(param, call.function.arguments, abilities)
     plain["function"] = {"name": call.function.name, "arguments": wanted}
     return plain
+
+
+def _wanted(param: str, arguments: str | dict[str, Any], abilities: Abilities) -> object:
+    """Arguments in the form that the template wants.
+
+    A model may have written what is no JSON object; the conversation must be able to go on, so it
+    is given as text, as the value of a member `arguments` where the template wants an object.
+    """
+    if isinstance(arguments, dict):
+        return as_json(param, arguments) if abilities.text_arguments else arguments
+    if abilities.text_arguments:
+        return arguments or "{}"
+    try:
+        found = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        found = None
+    if isinstance(found, dict):
+        return found
+    return arguments if abilities.broken_arguments else {"arguments": arguments}
 
 
 def _with_results_in_order(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -162,7 +211,7 @@ def _with_results_in_order(messages: list[dict[str, Any]]) -> list[dict[str, Any
     A result also gets its call's name, for templates that write it.
     """
     ordered: list[dict[str, Any]] = []
-    calls: dict[str, tuple[int, str]] = {}
+    calls: dict[str, tuple[int, str]] | None = {}  # None: the latest have no ids
     results: list[tuple[int, dict[str, Any]]] = []
     for index, message in enumerate(messages):
         if message["role"] == "tool":
@@ -175,7 +224,7 @@ def _with_results_in_order(messages: list[dict[str, Any]]) -> list[dict[str, Any
                 call["id"]: (place, call["function"]["name"])
                 for place, call in enumerate(message["tool_calls"])
                 if "id" in call
-            }
+            } or None
         ordered.append(message)
     return ordered + _in_order(results)
 
@@ -185,11 +234,11 @@ def _in_order(results: list[tuple[int, dict[str, Any]]]) -> list[dict[str, Any]]
 
 
 def _result(
-    index: int, message: dict[str, Any], calls: Mapping[str, tuple[int, str]]
+    index: int, message: dict[str, Any], calls: Mapping[str, tuple[int, str]] | None
 ) -> tuple[int, dict[str, Any]]:
     """A tool's result with its place among the calls; -1 where it names none."""
     identity = message.get("tool_call_id")
-    if identity is None or not calls:
+    if identity is None or calls is None:
         return -1, message
     param = f"messages[{index}].tool_call_id"
     if identity not in calls:
@@ -226,7 +275,11 @@ def _content_form(
 
 
 def _part(part: object, wrong: TidemillError) -> str:
-    if not isinstance(part, Mapping) or set(part) != {"type", "text"} or part["type"] != "text":
+    if not isinstance(part, Mapping) or part.get("type") != "text" or "text" not in part:
+        raise wrong
+    if not PART_NOT_SHOWN.issuperset(
+        k for k, v in part.items() if v is not None and k not in _PART
+    ):
         raise wrong
     if not isinstance(part["text"], str):
         raise wrong

@@ -15,7 +15,7 @@ FIELDS = (
 )
 """The request's fields that `thinking_of` reads."""
 
-EFFORT_BUDGETS = {"low": 512, "medium": 2048, "high": 8192}
+EFFORT_BUDGETS = {"low": 512, "medium": 2048, "high": 8192, "xhigh": 32768}
 """Tokens of thinking by `reasoning_effort`, for templates that know no effort of their own."""
 
 _OFF = ("none", "minimal")
@@ -78,7 +78,7 @@ def thinking_of(
                     f"reasoning_effort {effort}: this model's thinking cannot be turned off; "
                     f"send {', '.join(EFFORT_BUDGETS)}",
                 )
-            variables["reasoning_effort"] = effort
+            variables["reasoning_effort"] = abilities.known_effort(effort)
         else:
             wishes.append(("reasoning_effort", effort not in _OFF))
             if effort in EFFORT_BUDGETS:

@@ -30,6 +30,7 @@ class _Function(msgspec.Struct, forbid_unknown_fields=True):
 class _Tool(msgspec.Struct, forbid_unknown_fields=True):
     type: Literal["function"]
     function: _Function
+    cache_control: Any = None  # a mark for other servers' caches
 
 
 class _Name(msgspec.Struct, forbid_unknown_fields=True):
@@ -107,14 +108,13 @@ def tool_use(
     Raises:
         TidemillError: kind BAD_REQUEST naming the member.
     """
-    offered = _read_tools(param, tools) if tools is not None else []
-    if not offered:
-        for name, value in (("tool_choice", choice), ("parallel_tool_calls", parallel)):
-            if value is not None and value != "none":
-                raise bad_request(name, f"{name} needs tools")
-        return NO_TOOLS
     if parallel is not None and not isinstance(parallel, bool):
         raise bad_request("parallel_tool_calls", "parallel_tool_calls must be true or false")
+    offered = _read_tools(param, tools) if tools is not None else []
+    if not offered:
+        if choice is not None and choice not in ("none", "auto"):
+            raise bad_request("tool_choice", "tool_choice needs tools")
+        return NO_TOOLS
     ruling = _read_choice(choice, [tool.name for tool, _ in offered])
     if ruling.mode == "none":
         # Not shown either: a model that does not see a tool does not call it.

@@ -85,7 +85,7 @@ class SequenceSlots:
             s.repetition_penalty,
         )
         self.top_k[slot] = max(0, s.top_k)
-        self.seed[slot] = s.seed or 0
+        self.seed[slot] = (s.seed or 0) % 2**64  # as the bits of a signed integer
         self.choice[slot] = new.choice
         self.num_logprobs[slot] = -1 if s.logprobs is None else s.logprobs
         self.prompt_logprobs[slot] = -1 if s.prompt_logprobs is None else s.prompt_logprobs

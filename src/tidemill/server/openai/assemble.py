@@ -14,6 +14,7 @@ import msgspec
 
 from tidemill.contract.request import TokenLogprob
 from tidemill.server.generation import ChoiceDelta, Generation, TokenPiece
+from tidemill.server.openai import schema
 from tidemill.server.openai.logprobs import CompletionLogprobs, PromptLogprobs, prompt_entries
 from tidemill.text.tokenizer import Tokenizer
 
@@ -30,6 +31,7 @@ class Envelope:
     Attributes:
         id, created, model, fingerprint: as in the API.
         include_usage: a stream ends with a usage chunk (and other chunks say ``usage: null``).
+        running_usage: computes what other chunks say instead, when it was asked for.
         effective: computes the `tidemill` object when it was asked for.
     """
 
@@ -39,6 +41,7 @@ class Envelope:
     fingerprint: str
     include_usage: bool = False
     effective: Effective | None = None
+    running_usage: Callable[[], dict[str, Any]] | None = None
 
     def fields(self, kind: str) -> dict[str, Any]:
         """The leading members of a document."""
@@ -78,6 +81,24 @@ def usage(generation: Generation) -> dict[str, Any]:
     return found
 
 
+def running_usage(
+    request: schema.Generation, generation: Generation
+) -> Callable[[], dict[str, Any]] | None:
+    """What computes the usage of every chunk, if the request asks for it."""
+    options = request.stream_options
+    if options is None or not options.continuous_usage_stats:
+        return None
+    return lambda: usage(generation)
+
+
+def finish_of(finish: str | None, stopped_by: str | int | None) -> bytes:
+    """A choice's finish reason and, as a member behind it, the stop string or token id that was
+    met, encoded.
+    """
+    named = b"" if stopped_by is None else b',"stop_reason":%b' % encode(stopped_by)
+    return b'"finish_reason":%b%b' % (encode(finish), named)
+
+
 class Chunks:
     """Writes the chunks of one stream."""
 
@@ -90,6 +111,8 @@ class Chunks:
 
     def chunk(self, choice: bytes) -> bytes:
         """One event with one choice."""
+        if (running := self._envelope.running_usage) is not None:
+            return self._head + choice + b'],"usage":' + encode(running()) + b"}\n\n"
         return self._head + choice + self._tail
 
     def closing(self, generation: Generation) -> bytes:
@@ -109,6 +132,7 @@ class Chunks:
 class _Collected:
     text: list[str] = field(default_factory=list)
     finish: str | None = None
+    stopped_by: str | int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +207,7 @@ class CompletionFormat:
         collected = self._collected[delta.index]
         collected.text.append(self._text(delta))
         collected.finish = ("length" if self._scored else delta.finish) or collected.finish
+        collected.stopped_by = delta.stopped_by
         if self._logprobs:
             self._add_logprobs(self._lists[delta.index], delta)
         if self._prompts is not None and delta.first:
@@ -198,6 +223,7 @@ class CompletionFormat:
                 "text": "".join(c.text),
                 "logprobs": lists.as_dict() if self._logprobs else None,
                 "finish_reason": c.finish,
+                **({} if c.stopped_by is None else {"stop_reason": c.stopped_by}),
             }
             for index, (c, lists) in enumerate(zip(self._collected, self._lists, strict=True))
         ]
@@ -222,8 +248,8 @@ class CompletionFormat:
         if not text and logprobs == b"null" and delta.finish is None:
             return b""
         return self._chunks.chunk(
-            b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}'
-            % (delta.index, encode(text), logprobs, encode(finish))
+            b'{"index":%d,"text":%b,"logprobs":%b,%b}'
+            % (delta.index, encode(text), logprobs, finish_of(finish, delta.stopped_by))
         )
 
     def closing(self, generation: Generation) -> bytes:

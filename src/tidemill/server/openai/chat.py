@@ -10,13 +10,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidemill.base.clock import monotonic, wall
+from tidemill.base.errors import bad_request
 from tidemill.base.ids import new_id
 from tidemill.server.body import read_model
 from tidemill.server.caller import caller_of
 from tidemill.server.context import ServerContext
 from tidemill.server.generation import Generation
 from tidemill.server.openai import schema
-from tidemill.server.openai.assemble import Envelope
+from tidemill.server.openai.assemble import Envelope, running_usage
 from tidemill.server.openai.chat_format import ChatFormat
 from tidemill.server.openai.prompting import chat_prompt, prompt_options
 from tidemill.server.openai.resolve import (
@@ -24,6 +25,7 @@ from tidemill.server.openai.resolve import (
     chat_max_tokens,
     check_stream_options,
     effective,
+    priority_of,
     resolve_all,
     sampling_of,
     whole_prompt_logprobs,
@@ -47,7 +49,13 @@ async def chat_completions(context: ServerContext, request: Request) -> Response
     body = await read_model(schema.ChatRequest, request, context.limits)
     context.check_model(body.model)
     context.check_generates()
-    caller = caller_of(request, body.timeout, arrival, cache_salt=body.cache_salt)
+    caller = caller_of(
+        request,
+        body.timeout,
+        arrival,
+        cache_salt=body.cache_salt,
+        priority=priority_of(body),
+    )
     include_usage = check_stream_options(body)
     max_tokens, max_tokens_param = chat_max_tokens(body)
     params = sampling_of(
@@ -62,7 +70,7 @@ async def chat_completions(context: ServerContext, request: Request) -> Response
     prompt = await chat_prompt(
         context,
         body.messages,
-        prompt_options(body, wishes.thinking.variables),
+        prompt_options(body, {**wishes.thinking.variables, **verbosity_of(body, context)}),
         wishes.use,
     )
     rules = rules_of(context.chat, wishes, prompt.text, continued=bool(body.continue_final_message))
@@ -88,6 +96,7 @@ async def chat_completions(context: ServerContext, request: Request) -> Response
         context.fingerprint,
         include_usage,
         effective_of(context, body),
+        running_usage(body, generation),
     )
     form = ChatFormat(
         envelope,
@@ -99,6 +108,25 @@ async def chat_completions(context: ServerContext, request: Request) -> Response
         prompt_logprobs=body.prompt_logprobs is not None,
     )
     return Answer(generation, form, stream=bool(body.stream), request_id=request.state.request_id)
+
+
+def verbosity_of(body: schema.ChatRequest, context: ServerContext) -> dict[str, Any]:
+    """The variable of a template that knows `verbosity`; elsewhere OpenAI's default alone is taken.
+
+    Raises:
+        TidemillError: kind BAD_REQUEST.
+    """
+    if body.verbosity is None:
+        return {}
+    if context.chat.abilities.verbosity:
+        return {"verbosity": body.verbosity}
+    if body.verbosity == "medium":
+        return {}
+    raise bad_request(
+        "verbosity",
+        f"verbosity {body.verbosity}: the model's chat template does not use it; ask for long or "
+        "short answers in a message",
+    )
 
 
 def wishes_of(body: schema.ChatRequest, context: ServerContext) -> Wishes:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tidemill.base.ids import new_call_id
 from tidemill.server.generation import ChoiceDelta, Generation
-from tidemill.server.openai.assemble import Chunks, Envelope, encode
+from tidemill.server.openai.assemble import Chunks, Envelope, encode, finish_of
 from tidemill.server.openai.logprobs import PromptLogprobs, chat_entries, prompt_entries
 from tidemill.text.answer import CallPart
 from tidemill.text.tokenizer import Tokenizer
@@ -32,6 +32,7 @@ class _Message:
     errors: list[str] = field(default_factory=list)
     entries: list[dict[str, Any]] = field(default_factory=list)
     finish: str | None = None
+    stopped_by: str | int | None = None
 
 
 class ChatFormat:
@@ -78,6 +79,7 @@ class ChatFormat:
         message = self._messages[delta.index]
         message.content.append(delta.text)
         message.finish = delta.finish or message.finish
+        message.stopped_by = delta.stopped_by
         if self._reasoning:
             message.reasoning.append(delta.reasoning)
         for part in delta.calls:
@@ -96,6 +98,7 @@ class ChatFormat:
                 "message": self._document(message),
                 "logprobs": self._entries(message.entries) if self._logprobs else None,
                 "finish_reason": message.finish,
+                **({} if message.stopped_by is None else {"stop_reason": message.stopped_by}),
             }
             for index, message in enumerate(self._messages)
         ]
@@ -139,8 +142,8 @@ class ChatFormat:
             )
         if delta.finish is not None:
             events += self._chunks.chunk(
-                b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b}'
-                % (delta.index, encode(delta.finish))
+                b'{"index":%d,"delta":{},"logprobs":null,%b}'
+                % (delta.index, finish_of(delta.finish, delta.stopped_by))
             )
         return events
 

@@ -17,11 +17,12 @@ from tidemill.server.caller import caller_of
 from tidemill.server.context import ServerContext
 from tidemill.server.generation import Generation
 from tidemill.server.openai import schema
-from tidemill.server.openai.assemble import CompletionFormat, EchoedPrompt, Envelope
+from tidemill.server.openai.assemble import CompletionFormat, EchoedPrompt, Envelope, running_usage
 from tidemill.server.openai.chat import effective_of
 from tidemill.server.openai.prompting import encode_prompt
 from tidemill.server.openai.resolve import (
     check_stream_options,
+    priority_of,
     resolve_all,
     sampling_of,
     whole_prompt_logprobs,
@@ -123,10 +124,16 @@ async def completions(context: ServerContext, request: Request) -> Response:
     body = await read_model(schema.CompletionRequest, request, context.limits)
     context.check_model(body.model)
     context.check_generates()
-    caller = caller_of(request, body.timeout, arrival, cache_salt=body.cache_salt)
+    caller = caller_of(
+        request,
+        body.timeout,
+        arrival,
+        cache_salt=body.cache_salt,
+        priority=priority_of(body),
+    )
     include_usage = check_stream_options(body)
     if body.best_of is not None and body.best_of != (body.n or 1):
-        raise bad_request("best_of", "best_of is not supported unless it equals n")
+        raise bad_request("best_of", "this server does not support best_of unless it equals n")
     scored = body.max_tokens == 0  # the prompt alone is looked at; a step samples something anyway
     params = sampling_of(
         body,
@@ -165,6 +172,7 @@ async def completions(context: ServerContext, request: Request) -> Response:
         context.fingerprint,
         include_usage,
         effective_of(context, body),
+        running_usage(body, generation),
     )
     wanted = params.logprobs is not None
     echo = [

@@ -14,6 +14,7 @@ _STRING: JsonSchema = {"type": "string"}
 _BOOLEAN: JsonSchema = {"type": "boolean"}
 _STRINGS: JsonSchema = {"type": "array", "items": _STRING, "minItems": 1}
 _NULL: JsonSchema = {"type": "null"}
+_ANYTHING: JsonSchema = {}
 _ANY_SCHEMA: JsonSchema = {"anyOf": [{"type": "object"}, _BOOLEAN]}
 
 
@@ -43,7 +44,9 @@ _FUNCTION: JsonSchema = _object(
     {"description": _STRING, "parameters": {"type": "object"}, "strict": _BOOLEAN},
 )
 
-TOOLS: JsonSchema = _or_null(_array(_object({"type": _KIND_FUNCTION, "function": _FUNCTION}, {})))
+TOOLS: JsonSchema = _or_null(
+    _array(_object({"type": _KIND_FUNCTION, "function": _FUNCTION}, {"cache_control": {}}))
+)
 TOOL_CHOICE: JsonSchema = {
     "anyOf": [
         {"enum": ["none", "auto", "required", None]},
@@ -64,10 +67,18 @@ TOOL_CALLS: JsonSchema = _or_null(
         _object(
             {
                 "function": _object(
-                    {"name": _STRING, "arguments": {"anyOf": [_STRING, {"type": "object"}]}}, {}
+                    {"name": _STRING, "arguments": {"anyOf": [_STRING, {"type": "object"}]}},
+                    {"parsed_arguments": {}},
                 )
             },
-            {"id": _STRING, "type": _KIND_FUNCTION, "index": {"type": "integer"}},
+            {
+                "id": _STRING,
+                "type": _KIND_FUNCTION,
+                "index": {"type": "integer"},
+                **dict.fromkeys(
+                    ("cache_control", "extra_content", "provider_specific_fields"), _ANYTHING
+                ),
+            },
         )
     )
 )

@@ -64,7 +64,7 @@ async def get_model(context: ServerContext, request: Request) -> Response:
 
 async def tokenize(context: ServerContext, request: Request) -> Response:
     """Token ids of a prompt or of messages, exactly as a generation would use them."""
-    body = await read_model(schema.TokenizeRequest, request, context.limits)
+    body = await read_model(schema.TokenizeRequest, request, context.limits, bare=True)
     context.check_model(body.model)
     ids = await _token_ids(context, body)
     answer: dict[str, Any] = {
@@ -109,7 +109,7 @@ async def _token_ids(context: ServerContext, body: schema.TokenizeRequest) -> tu
 
 async def detokenize(context: ServerContext, request: Request) -> Response:
     """The text of token ids."""
-    body = await read_model(schema.DetokenizeRequest, request, context.limits)
+    body = await read_model(schema.DetokenizeRequest, request, context.limits, bare=True)
     context.check_model(body.model)
     vocab = context.info.vocab_size
     wrong = next((t for t in body.tokens if not 0 <= t < vocab), None)

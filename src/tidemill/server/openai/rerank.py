@@ -111,7 +111,7 @@ class _Scores:
 async def rerank(context: ServerContext, request: Request) -> Response:
     """Documents in the order in which they fit a query."""
     arrival = monotonic()
-    body = await read_model(schema.RerankRequest, request, context.limits)
+    body = await read_model(schema.RerankRequest, request, context.limits, bare=True)
     context.check_model(body.model)
     caller = caller_of(request, body.timeout, arrival, cache_salt=body.cache_salt)
     documents = [d if isinstance(d, str) else d.text for d in body.documents]
@@ -146,7 +146,7 @@ async def rerank(context: ServerContext, request: Request) -> Response:
 async def score(context: ServerContext, request: Request) -> Response:
     """How well texts fit together: one with each of several, or pair by pair."""
     arrival = monotonic()
-    body = await read_model(schema.ScoreRequest, request, context.limits)
+    body = await read_model(schema.ScoreRequest, request, context.limits, bare=True)
     context.check_model(body.model)
     caller = caller_of(request, body.timeout, arrival, cache_salt=body.cache_salt)
     firsts = [body.text_1] if isinstance(body.text_1, str) else body.text_1

@@ -34,8 +34,8 @@ def sampling_of(
     """The request's parameters over the model's defaults over ours; not yet checked."""
     values: dict[str, Any] = dict(context.defaults)
     values.update((name, value) for name in _PLAIN if (value := getattr(request, name)) is not None)
-    stop = request.stop
-    values["stop"] = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+    stop = request.stop or ()
+    values["stop"] = (stop,) if isinstance(stop, str) else tuple(text for text in stop if text)
     values["stop_token_ids"] = tuple(request.stop_token_ids or ())
     values["logit_bias"] = {int(k): float(v) for k, v in (request.logit_bias or {}).items()}
     return SamplingParams(
@@ -118,9 +118,29 @@ def check_stream_options(request: schema.Generation) -> bool:
     options = request.stream_options
     if options is None:
         return False
-    if not request.stream:
-        raise bad_request("stream_options", "stream_options is only allowed when stream is true")
+    for name in ("include_usage", "continuous_usage_stats"):
+        if getattr(options, name) and not request.stream:
+            param = f"stream_options.{name}"
+            raise bad_request(param, f"{param} is only allowed when stream is true")
+    if options.continuous_usage_stats and not options.include_usage:
+        param = "stream_options.continuous_usage_stats"
+        raise bad_request(param, f"{param} needs stream_options.include_usage")
     return bool(options.include_usage)
+
+
+_TIERS = {"priority": -1, "flex": 1}
+
+
+def priority_of(request: schema.Generation) -> int:
+    """Which of one client's requests are computed first: those with the smaller number."""
+    tier, priority = request.service_tier, request.priority
+    if priority is None:
+        return _TIERS.get(tier or "", 0)
+    if priority and tier in _TIERS:
+        raise bad_request("priority", "priority and service_tier exclude each other; send one")
+    if not -schema.INT32 <= priority < schema.INT32:
+        raise bad_request("priority", f"priority must be an integer of 32 bits, got {priority}")
+    return priority
 
 
 def effective(

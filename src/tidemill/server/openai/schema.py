@@ -7,14 +7,14 @@ not checked here but where sampling parameters are (`contract.sampling`), once f
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 from msgspec.structs import asdict
 
+from tidemill.server.fields import Fields
 from tidemill.server.members import (
     Body,
-    Check,
     JsonSchema,
     checked,
     documented,
@@ -22,7 +22,8 @@ from tidemill.server.members import (
     wrong_type,
     wrong_value,
 )
-from tidemill.server.openai import described
+from tidemill.server.openai import described, neutral
+from tidemill.text.conversation import PART_NOT_SHOWN
 from tidemill.text.thinking import EFFORTS
 
 INT32 = 2**31
@@ -83,7 +84,11 @@ def _check_part(index: int, part: object) -> None:
         raise wrong_type(f"part {index} has no type")
     if not isinstance(part.get("text"), str):
         raise wrong_type(f"the text of part {index} must be a string")
-    unknown = [k for k, v in part.items() if k not in ("type", "text") and v is not None]
+    unknown = [
+        k
+        for k, v in part.items()
+        if k not in ("type", "text") and k not in PART_NOT_SHOWN and v is not None
+    ]
     if unknown:
         raise unsupported(f"part {index} has a field this server does not know: {unknown[0][:64]}")
 
@@ -101,21 +106,6 @@ def _check_metadata(value: Mapping[str, Any]) -> None:
     for key, text in value.items():
         if not isinstance(text, str):
             raise wrong_type(f"the value of {key[:64]} must be a string")
-
-
-def _absent_or(trivial: object, what: str) -> Check:
-    def check(value: Any) -> None:
-        if value != trivial:
-            raise unsupported(f"this version does not do {what}")
-
-    return check
-
-
-def _instead(name: str) -> Check:
-    def check(value: Any) -> None:
-        raise unsupported(f"this is the older form of {name}; send {name}")
-
-    return check
 
 
 _STRING: JsonSchema = {"type": "string"}
@@ -147,15 +137,25 @@ Metadata = Annotated[dict[str, Any], checked(_check_metadata, _TEXTS)]
 
 
 class StreamOptions(Body, kw_only=True):
-    """Options of a stream."""
+    """Options of a stream.
+
+    Attributes:
+        include_usage: the last chunk says the usage.
+        continuous_usage_stats: every chunk says the usage so far; needs `include_usage`.
+    """
+
+    known: ClassVar[Fields] = neutral.STREAM_OPTIONS
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class ReturnedFields(Body, kw_only=True):
     """What litellm sends back under `provider_specific_fields`: members of our answers."""
 
-    refusal: None = None
+    known: ClassVar[Fields] = neutral.RETURNED
+
+    refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_call_errors: list[str] | None = None
@@ -167,12 +167,16 @@ class Message(Body, kw_only=True):
     Attributes:
         tool_calls, reasoning_content, reasoning: of the assistant's messages; the two names of the
             thinking mean the same.
+        refusal: of an assistant that refused: its content, where it has no other.
         tool_call_errors: as this server's answers carry it; it is not shown to the model.
         provider_specific_fields: where litellm keeps such members; they count as the message's own.
     """
 
+    known: ClassVar[Fields] = neutral.MESSAGE
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content = None
+    refusal: str | None = None
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: Annotated[Any, documented(described.TOOL_CALLS)] = None
@@ -191,14 +195,21 @@ class Message(Body, kw_only=True):
                 )
             setattr(self, name, value)
         self.provider_specific_fields = None
+        if self.refusal:
+            if self.role != "assistant" or self.content:
+                raise wrong_value("refusal is for messages of the assistant without content")
+            self.content = self.refusal
+        self.refusal = None
 
 
 class Generation(Body, kw_only=True):
     """What chat and completions have in common.
 
     Attributes:
-        user, metadata, safety_identifier, prompt_cache_key, store, service_tier: accepted because
-            clients send them and because they cannot change an answer; only these (promise 2).
+        user, metadata, safety_identifier, prompt_cache_key: accepted because clients send them and
+            because they cannot change an answer (promise 2); the others are in
+            `server.openai.neutral`.
+        service_tier, priority: which of one client's requests are computed first.
         response_format, guided_json, guided_regex, guided_choice, guided_grammar,
             structured_outputs, json_schema, grammar: what the answer must be, under the names that
             servers give it (`text.constraints`); one of them at most.
@@ -208,6 +219,8 @@ class Generation(Body, kw_only=True):
         include_effective: an extension: the response carries a `tidemill` object that says what
             was really applied.
     """
+
+    known: ClassVar[Fields] = neutral.GENERATION
 
     model: str | None = None
     stream: bool | None = None
@@ -243,8 +256,8 @@ class Generation(Body, kw_only=True):
     metadata: Metadata | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    store: Annotated[bool | None, checked(_absent_or(False, "stored completions"))] = None
-    service_tier: Literal["auto", "default"] | None = None
+    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
+    priority: int | None = None
 
 
 class ChatRequest(Generation, kw_only=True):
@@ -254,7 +267,10 @@ class ChatRequest(Generation, kw_only=True):
         tools, tool_choice, parallel_tool_calls: see `text.tools`.
         enable_thinking, reasoning_effort, thinking_token_budget (alias thinking_budget),
             include_reasoning: see `text.thinking`.
+        verbosity: for templates that use it.
     """
+
+    known: ClassVar[Fields] = neutral.CHAT
 
     messages: Annotated[list[Message], Meta(min_length=1)]
     max_completion_tokens: int | None = None
@@ -267,25 +283,22 @@ class ChatRequest(Generation, kw_only=True):
     tools: Annotated[Any, documented(described.TOOLS)] = None
     tool_choice: Annotated[Any, documented(described.TOOL_CHOICE)] = None
     parallel_tool_calls: bool | None = None
-    functions: Annotated[Any, checked(_instead("tools"), {"type": "null"})] = None
-    function_call: Annotated[Any, checked(_instead("tool_choice"), {"type": "null"})] = None
     enable_thinking: bool | None = None
     reasoning_effort: Annotated[str | None, documented({"enum": [*EFFORTS, None]})] = None
     thinking_token_budget: int | None = None
     thinking_budget: int | None = None
     include_reasoning: bool | None = None
-    modalities: Annotated[
-        Any, checked(_absent_or(["text"], "other modalities than text"), {"const": ["text"]})
-    ] = None
+    verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class CompletionRequest(Generation, kw_only=True):
     """Body of POST /v1/completions."""
 
+    known: ClassVar[Fields] = neutral.COMPLETION
+
     prompt: Prompt
     logprobs: int | None = None
     echo: bool | None = None
-    suffix: Annotated[str | None, checked(_absent_or("", "fill in the middle"))] = None
     best_of: int | None = None
 
 
@@ -325,6 +338,8 @@ class VectorBody(Body, kw_only=True):
         timeout, cache_salt: as in `Generation`.
     """
 
+    known: ClassVar[Fields] = neutral.VECTORS
+
     model: str | None = None
     timeout: float | None = None
     cache_salt: str | None = None
@@ -338,6 +353,8 @@ class EmbeddingRequest(VectorBody, kw_only=True):
     Attributes:
         prompt_name: an extension: which of the model's own prompts is put before each text.
     """
+
+    known: ClassVar[Fields] = neutral.EMBEDDING
 
     input: Prompt
     encoding_format: Literal["float", "base64"] | None = None
@@ -357,6 +374,8 @@ class RerankRequest(VectorBody, kw_only=True):
     Attributes:
         return_documents: repeat each document in the answer (default false).
     """
+
+    known: ClassVar[Fields] = neutral.RERANK
 
     query: str
     documents: list[str | Document]

@@ -1,0 +1,167 @@
+"""What is known of request fields beyond their types, as data: neutral values and other names.
+
+Promise 2 says that no field is silently ignored. A value that asks for what happens anyway need not
+be refused, though, and clients send whole forms. A dialect writes one table per kind of body, from
+a field's name to a `Neutral` or an `Alias`; `server.members` applies it while it reads a body, the
+OpenAPI document and docs/api.md are made of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+JsonSchema = dict[str, Any]
+
+ANY = object
+"""As one of `Neutral.kinds`: values of every type."""
+
+_TYPE_NAMES: dict[type, str] = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    list: "array",
+    dict: "object",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Neutral:
+    """A field some of whose values change nothing; those are taken out of the body.
+
+    For a field that the body declares, they mean what its absence means. For any other, all other
+    values are refused.
+
+    Attributes:
+        values: the values that change nothing; a number equals numbers alone.
+        kinds: types of which every value changes nothing (`float` takes integers too).
+        asks: what other values ask for, a noun.
+        instead: what to send instead, a clause.
+        test: decides where a list of values cannot.
+        shown: of `test`, what it takes, in words.
+    """
+
+    values: tuple[Any, ...] = ()
+    kinds: tuple[type, ...] = ()
+    asks: str = ""
+    instead: str = ""
+    test: Callable[[Any], bool] | None = None
+    shown: str = ""
+
+    def takes(self, value: Any) -> bool:
+        """True when the value changes nothing."""
+        if self.kinds and _is_one_of(value, self.kinds):
+            return True
+        if any(equal(value, known) for known in self.values):
+            return True
+        return self.test is not None and self.test(value)
+
+    def refusal(self) -> str:
+        """Why other values are refused, without the field's name."""
+        known = self.described()
+        taken = f"; {known} is accepted because it changes nothing" if known else ""
+        instead = f"; {self.instead}" if self.instead else ""
+        return f"this server does not support {self.asks or 'it'}{taken}{instead}"
+
+    def described(self) -> str:
+        """The values that are taken, for people."""
+        kinds = ["anything" if k is ANY else f"any {_TYPE_NAMES[k]}" for k in self.kinds]
+        texts = [_json(value) for value in self.values]
+        return " or ".join([*texts, *kinds, *([self.shown] if self.shown else [])])
+
+    def schema(self) -> JsonSchema:
+        """The values that are taken, null among them, as a JSON schema."""
+        if ANY in self.kinds:
+            return {}
+        if self.test is not None:
+            return {"description": f"neutral: {self.described()}"}
+        found: list[JsonSchema] = [{"enum": [*self.values, None]}]
+        found += [{"type": _TYPE_NAMES[kind]} for kind in self.kinds]
+        return found[0] if len(found) == 1 else {"anyOf": found}
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """Another name of a declared field.
+
+    Attributes:
+        to: the declared field; or by the value's type, which one.
+        values: canonical values of those that are spelled otherwise; None: as if it were absent.
+        strict: other values than those of `values` are refused.
+    """
+
+    to: str | Mapping[type, str]
+    values: Mapping[Any, Any] = field(default_factory=dict)
+    strict: bool = False
+
+    def target(self, value: Any) -> str | None:
+        """The declared field that a value is for; None where there is none for its type."""
+        if isinstance(self.to, str):
+            return self.to
+        return next((name for kind, name in self.to.items() if type(value) is kind), None)
+
+    def targets(self) -> tuple[str, ...]:
+        """Every declared field that it can mean."""
+        return (self.to,) if isinstance(self.to, str) else tuple(self.to.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """An object whose members are known one by one, such as ``{"effort": "low"}``."""
+
+    members: Mapping[str, Neutral | Alias]
+
+
+Known: TypeAlias = Neutral | Alias | Group
+Fields: TypeAlias = Mapping[str, Known]
+
+NO_FIELDS: Fields = {}
+
+
+def schema_of(known: Known, members: Mapping[str, JsonSchema]) -> JsonSchema:
+    """What the API's document says of a field that is not declared.
+
+    Args:
+        known: what is known of it.
+        members: schemas of the declared fields, which aliases repeat.
+    """
+    if isinstance(known, Neutral):
+        return known.schema()
+    if isinstance(known, Alias):
+        spelled: list[JsonSchema] = [{"enum": list(known.values)}] if known.values else []
+        same = [] if known.strict else [members[name] for name in known.targets()]
+        return {"anyOf": [*spelled, *same, {"type": "null"}]}
+    inner = {name: schema_of(part, members) for name, part in known.members.items()}
+    shape = {"type": "object", "properties": inner, "additionalProperties": False}
+    return {"anyOf": [shape, {"type": "null"}]}
+
+
+def equal(one: Any, other: Any) -> bool:
+    """JSON equality: ``1`` is ``1.0``, and ``true`` is no number."""
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    return bool(one == other)
+
+
+def _is_one_of(value: Any, kinds: Iterable[type]) -> bool:
+    for kind in kinds:
+        if kind is ANY or type(value) is kind or (kind is float and type(value) is int):
+            return True
+    return False
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that somebody who wrote `name` may have meant."""
+    from difflib import get_close_matches  # errors alone need it
+
+    plain = {k.replace("_", "").lower(): k for k in known}
+    found = get_close_matches(name.replace("_", "").lower(), plain, n=1, cutoff=0.75)
+    return plain[found[0]] if found else None
+
+
+def _json(value: Any) -> str:
+    import json
+
+    return json.dumps(value)
