@@ -37,6 +37,14 @@ def test_help_and_version() -> None:
     assert tidemill("--version").stdout.startswith("tidemill ")
 
 
+def test_an_argument_that_is_no_text() -> None:
+    name = os.fsdecode(b"caf\xe9")
+    for arguments in (("serve", name), ("show", name), ("run", "brook", name)):
+        result = tidemill(*arguments)
+        assert result.returncode == 2 and "Traceback" not in result.stderr
+        assert f"error: argument {len(arguments)} is not UTF-8" in result.stderr
+
+
 def test_a_command_is_the_same_alone_and_among_all() -> None:
     everything = main._app([])
     assert list(everything.commands) == list(main._COMMANDS)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import os
 import re
 import ssl
 from collections.abc import Iterator
@@ -278,6 +280,16 @@ def test_toml_and_notes(tmp_path: Path) -> None:
     assert ADMIN not in describe_exception(caught.value)
 
 
+def test_what_is_no_file_is_said_at_once(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.toml"
+    os.mkfifo(pipe)  # opening one waits for whoever writes to it
+    for path in (pipe, tmp_path, Path("/dev/zero")):
+        with pytest.raises(TidemillError, match=r"no regular file|directory"):
+            read_keys(path)
+    with pytest.raises(TidemillError, match=r"--tls-cert .* no regular file"):
+        Certificates(pipe, None, None)
+
+
 def test_a_bad_file_keeps_the_old_keys(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,11 +303,11 @@ def test_a_bad_file_keeps_the_old_keys(
 
         assert (status(ADMIN), status(USER)) == (200, 401)
         path.write_text("{")
-        security.reload()
+        asyncio.run(security.reload())
         assert (status(ADMIN), status(USER)) == (200, 401)
         assert "stay as they were" in caplog.text
         _key_file(tmp_path, [{"name": "b", "key": USER}])
-        security.reload()
+        asyncio.run(security.reload())
         assert (status(ADMIN), status(USER)) == (401, 200)
     assert ADMIN not in caplog.text and USER not in caplog.text
 

@@ -45,6 +45,8 @@ class TidemillError(Exception):
         param: str | None = None,
         retryable: bool = False,
     ) -> None:
+        # A path in it may hold bytes that are no text, and it must be possible to send it.
+        message = message.encode("utf-8", "backslashreplace").decode()
         super().__init__(message)
         self.kind = kind
         self.message = message

@@ -10,6 +10,7 @@ from importlib import import_module
 import click
 
 from tidemill.base.errors import ErrorKind, TidemillError
+from tidemill.base.files import shown
 from tidemill.base.stderr import open_standard_streams
 from tidemill.cli.declared import command
 
@@ -59,6 +60,9 @@ def _app(arguments: Sequence[str]) -> click.Group:
 def main() -> None:
     """Entry point: errors of ours are one line on stderr, never a traceback."""
     open_standard_streams(stderr_to_stdout=sys.argv[1:2] == ["serve"])
+    for place, word in enumerate(sys.argv[1:], 1):
+        if shown(word) != word:  # it may be a key, and is not repeated
+            _fail(f": argument {place} is not UTF-8; rename the file, or type the text again", 2)
     try:
         app = _app(sys.argv[1:])
         sys.exit(app.main(prog_name=app.name, standalone_mode=False))

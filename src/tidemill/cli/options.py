@@ -106,13 +106,15 @@ def template_from(chat_template: str, special: Mapping[str, str]) -> ChatTemplat
     Raises:
         TidemillError: it cannot be read or is no template.
     """
+    from io import TextIOWrapper
     from pathlib import Path
 
     from tidemill.base.errors import config_error
+    from tidemill.base.files import open_regular
     from tidemill.text.template import MAX_TEMPLATE_CHARS, ChatTemplate
 
     try:
-        with Path(chat_template).open(encoding="utf-8") as file:
+        with TextIOWrapper(open_regular(Path(chat_template)), encoding="utf-8") as file:
             # One more than is allowed: enough for the template to be refused as too long.
             source = file.read(MAX_TEMPLATE_CHARS + 1)
     except (OSError, UnicodeDecodeError) as error:

@@ -9,7 +9,7 @@ from typing import Any
 from tidemill.base.errors import model_file_error
 from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.loading import spm_file, tiktoken_file
-from tidemill.loading.jsonfile import map_bytes, read_bytes, read_optional_object
+from tidemill.loading.jsonfile import is_present, map_bytes, read_bytes, read_optional_object
 
 _ROLES = (
     "bos_token",
@@ -30,12 +30,13 @@ def read_tokenizer(folder: Path) -> TokenizerData:
     templates = _templates(folder, settings)
     json_path = folder / "tokenizer.json"
     pieces = folder / "tokenizer.model"
-    ranks = None if json_path.is_file() or pieces.is_file() else tiktoken_file.find_ranks(folder)
+    has_json, has_pieces = is_present(json_path), is_present(pieces)
+    ranks = None if has_json or has_pieces else tiktoken_file.find_ranks(folder)
     gguf = tiktoken_file.read_ranks(ranks, settings) if ranks is not None else None
-    if pieces.is_file() and not json_path.is_file():
+    if has_pieces and not has_json:
         gguf = _with_flags(spm_file.read_file(pieces), settings)
     return TokenizerData(
-        tokenizer_json=map_bytes(json_path) if json_path.is_file() else None,
+        tokenizer_json=map_bytes(json_path) if has_json else None,
         gguf=gguf,
         chat_template=templates.pop("default", None),
         special=_special(special_map) | _special(settings),
@@ -78,7 +79,7 @@ def _templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     """Chat templates by name. Templates in files of their own are there instead of
     tokenizer_config.json's, as in transformers; only a default one is kept if they have none."""
     files = {path.stem: _text(path) for path in folder.glob("additional_chat_templates/*.jinja")}
-    if (folder / "chat_template.jinja").is_file():
+    if is_present(folder / "chat_template.jinja"):
         files["default"] = _text(folder / "chat_template.jinja")
     if "default" in files:
         return files

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.base.errors import model_file_error
+from tidemill.base.files import is_regular, open_regular
 from tidemill.loading.mapped import MappedFile
 
 MAX_JSON_BYTES = 256 * 2**20  # the largest real tokenizer.json is below 64 MiB
@@ -74,13 +75,21 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
 def read_bytes(path: Path) -> bytes:
     """A small file's content; MODEL_FILE when it is missing, unreadable or absurdly large."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             data = file.read(MAX_JSON_BYTES + 1)
     except OSError as error:
         raise model_file_error(f"{path}: cannot be read: {error.strerror}") from error
     if len(data) > MAX_JSON_BYTES:
         raise model_file_error(f"{path}: larger than {MAX_JSON_BYTES} bytes")
     return data
+
+
+def is_present(path: Path) -> bool:
+    """Whether a folder has such a file; MODEL_FILE when what has its name is no file."""
+    try:
+        return is_regular(path)
+    except OSError as error:
+        raise model_file_error(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def map_bytes(path: Path) -> memoryview:
@@ -98,4 +107,4 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def read_optional_object(path: Path) -> dict[str, Any]:
     """The same; an absent file is an empty object."""
-    return read_object(path) if path.is_file() else {}
+    return read_object(path) if is_present(path) else {}

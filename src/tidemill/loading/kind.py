@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from tidemill.base.errors import model_file_error
+from tidemill.base.files import open_regular
 from tidemill.loading.gguf import MAGIC
+from tidemill.loading.jsonfile import is_present
 
 
 def check_model(path: Path) -> None:
     """Raise MODEL_FILE unless it is a folder with a config.json, or a GGUF file; or unreadable."""
     if path.is_dir():
-        if not (path / "config.json").is_file():
+        if not is_present(path / "config.json"):
             raise model_file_error(f"{path}: holds no config.json; is it a model's folder?")
     elif not is_gguf(path):
         raise model_file_error(
@@ -25,7 +27,7 @@ def is_gguf(path: Path) -> bool:
     if path.suffix == ".gguf":
         return True
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             return file.read(4) == MAGIC
     except OSError as error:
         raise model_file_error(f"{path}: cannot be read: {error.strerror}") from error

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidemill.base.errors import TidemillError, model_file_error
+from tidemill.base.files import open_regular
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,7 +46,7 @@ class MappedFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with open(path, "rb") as file:
+            with open_regular(path) as file:
                 self.stamp = file_stamp(path, file.fileno())
                 self.size = self.stamp[2]
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

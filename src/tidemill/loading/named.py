@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tidemill.base.errors import config_error
+from tidemill.base.files import shown
 from tidemill.loading.bundled import DEFAULT_MODEL, bundled_models
 from tidemill.loading.hub import Say, existing, resolve
 from tidemill.loading.hub_name import parse
@@ -28,8 +29,15 @@ def locate(model: str | Path | None = None, say: Say | None = None) -> tuple[Pat
         return bundled, DEFAULT_MODEL
     if not isinstance(model, str | Path) or not str(model).strip():
         raise config_error("model", f"a model is a folder, a .gguf file or a name, got {model!r}")
+    try:
+        str(model).encode()
+    except UnicodeEncodeError:
+        raise config_error(
+            "model",
+            f"the path of the model, {model}, is not UTF-8; rename it, or link to it",
+        ) from None
     path = resolve(model, say)
     if existing(model) is None:
         return path, str(parse(str(model)) or model)  # a bundled name is its own
     full = path.resolve()
-    return path, full.stem if full.suffix == ".gguf" else full.name
+    return path, shown(full.stem if full.suffix == ".gguf" else full.name)

@@ -15,7 +15,12 @@ from typing import Any
 
 from tidemill.base.errors import model_file_error, unsupported
 from tidemill.base.vector_data import VectorData
-from tidemill.loading.jsonfile import read_bytes, read_object, read_optional_object
+from tidemill.loading.jsonfile import (
+    is_present,
+    read_bytes,
+    read_object,
+    read_optional_object,
+)
 
 # Keys of config.json that are read here; families need not know them.
 VECTOR_KEYS = (
@@ -87,7 +92,7 @@ def read_sentence_files(folder: Path, config: Mapping[str, Any]) -> SentenceFile
         )
     vectors = VectorData(prompts=texts, default_prompt=default, sigmoid=_sigmoid(settings, config))
     found = SentenceFiles(vectors)
-    if (folder / "modules.json").is_file():
+    if is_present(folder / "modules.json"):
         found = _with_modules(folder, found)
     return _with_score_tokens(folder, config, found)
 

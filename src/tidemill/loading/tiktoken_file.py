@@ -15,7 +15,7 @@ from typing import Any
 
 from tidemill.base.byte_alphabet import byte_level_alphabet
 from tidemill.base.errors import model_file_error, unsupported
-from tidemill.loading.jsonfile import read_bytes
+from tidemill.loading.jsonfile import is_present, read_bytes
 
 _KEY = "tokenizer.ggml."
 _NORMAL, _CONTROL = 1, 3
@@ -55,7 +55,7 @@ _NAMED = {"qwen.tiktoken": _KINDS["QWenTokenizer"], "o200k_base.tiktoken": Ranks
 def find_ranks(folder: Path) -> Path | None:
     """A folder's ranks file: ``tiktoken.model`` or the only ``*.tiktoken``."""
     named = folder / "tiktoken.model"
-    found = [named] if named.is_file() else sorted(folder.glob("*.tiktoken"))
+    found = [named] if is_present(named) else sorted(folder.glob("*.tiktoken"))
     return found[0] if len(found) == 1 else None
 
 

@@ -9,6 +9,7 @@ import hashlib
 import hmac
 import json
 import math
+import os
 import re
 import stat
 import tomllib
@@ -21,6 +22,7 @@ from typing import Protocol
 import msgspec
 
 from tidemill.base.errors import TidemillError, config_error
+from tidemill.base.files import open_regular
 
 MAX_FILE_BYTES = 16 * 2**20
 MAX_WEIGHT = 1e6
@@ -185,8 +187,8 @@ def read_keys(path: Path) -> tuple[list[Key], list[str]]:
         TidemillError: kind CONFIG, naming the entry; never quoting a key.
     """
     try:
-        mode = path.stat().st_mode
-        with path.open("rb") as file:
+        with open_regular(path) as file:
+            mode = os.fstat(file.fileno()).st_mode
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise _bad(path, f"cannot be read: {error.strerror}") from error

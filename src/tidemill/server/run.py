@@ -235,9 +235,20 @@ class _Http:
         from tidemill.server.http import make_server
 
         if security.reloadable:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, security.reload)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload, security)
+        self._reloading: asyncio.Task[None] | None = None
         self._server = make_server(context, drain_seconds=FAREWELL_SECONDS, security=security)
         self.task = asyncio.ensure_future(self._server.serve(sockets=[listener]))
+
+    def _reload(self, security: Security) -> None:
+        before = self._reloading
+
+        async def reload() -> None:
+            if before is not None:  # what is read last counts
+                await asyncio.wait((before,))
+            await security.reload()
+
+        self._reloading = asyncio.ensure_future(reload())
 
     async def stop(self) -> None:
         """Listen no longer; answers under way have `FAREWELL_SECONDS` to be written."""

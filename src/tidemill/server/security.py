@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import re
 from collections.abc import Iterable
@@ -43,12 +44,12 @@ class Security:
         """True when `reload` has something to read."""
         return self.keys.closed or self.certificates is not None
 
-    def reload(self) -> None:
+    async def reload(self) -> None:
         """Read keys and certificates again (SIGHUP); what is wrong with them is logged, and the
-        old ones stay.
+        old ones stay. A large file of keys is read beside the event loop.
         """
         try:
-            log.warning("%s", self.keys.reload())
+            log.warning("%s", await asyncio.to_thread(self.keys.reload))
         except TidemillError as error:
             log.error("the API keys stay as they were: %s", error.message)
         if self.certificates is not None:

@@ -6,6 +6,7 @@ import ssl
 from pathlib import Path
 
 from tidemill.base.errors import TidemillError, config_error
+from tidemill.base.files import open_regular
 
 
 class Certificates:
@@ -74,8 +75,7 @@ def _no_password() -> bytes:
 
 def _check_readable(flag: str, path: Path) -> None:
     try:
-        with path.open("rb"):
-            pass
+        open_regular(path).close()
     except OSError as error:
         raise config_error(flag, f"--{flag} {path} cannot be read: {error.strerror}") from error
 
