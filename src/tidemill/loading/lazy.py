@@ -9,10 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from tidemill.base.errors import TidemillError, unsupported
-from tidemill.loading.places import OneTensor, Place, held_bytes
+from tidemill.loading.places import Float32, OneTensor, Place, held_bytes
 from tidemill.loading.recent import Recent
-from tidemill.models.blocks.repack import Inexact
+from tidemill.loading.selected import all_nearly
+from tidemill.models.blocks.repack import NEAR_HOLDERS, Inexact
 from tidemill.models.quantization import (
+    BLOCK,
     QUANTIZERS,
     convert,
     stays_wide,
@@ -30,7 +32,9 @@ class Holding:
 
     Attributes:
         wide: as float32, as when computing in float32, or when the backend expands all weights.
-        quantize: else requantized to this type, as ``--quantize`` says; ``none`` refuses them.
+        quantize: else requantized to this type, as ``--quantize`` says; ``none``: to the nearest,
+            which is one that rounds scales alone (`NEAR_HOLDERS`), else Q8_0, whose steps are a
+            tenth of those that the weights have.
     """
 
     wide: bool = True
@@ -48,6 +52,7 @@ class LazyTensors(Mapping[str, RawTensor]):
     Attributes:
         errors: canonical name -> relative error (root mean square) of each weight that was
             requantized, measured on some of its rows; filled while data are read.
+        rounded: of weights whose scales, or floats, are rounded, how many of each (stored, held).
     """
 
     def __init__(
@@ -60,32 +65,28 @@ class LazyTensors(Mapping[str, RawTensor]):
         self.errors: dict[str, float] = {}
         self._holding = holding
         self._recent = recent or Recent()
+        self.rounded: Counter[tuple[str, str]] = Counter()
+        for name, place in self.places.items():
+            if place.exact == NEAR_HOLDERS.get(place.dtype):
+                self.rounded[place.dtype, place.exact] += 1
+            elif self.header(name).rounded == "BF16":
+                self.rounded[place.dtype, "BF16"] += 1
 
     def held(self, holding: Holding) -> LazyTensors:
-        """The same weights, held otherwise.
-
-        Raises:
-            TidemillError: UNSUPPORTED naming a weight that would have to be requantized, its
-                scheme, and the remedies.
-        """
-        tensors = LazyTensors(self.places, holding, self._recent)
-        if holding.wide:
-            return tensors
-        for name, place in self.places.items():
-            header = tensors.header(name)
-            expanded = header.dtype == "F32" and place.dtype != "F32" and len(place.shape) > 1
-            if (
-                expanded
-                and not stays_wide(name)
-                and stored_type(name, header, holding.quantize) == "F32"
-            ):
-                raise _refusal(place, f"no kernel multiplies {place.dtype} without loss")
-        return tensors
+        """The same weights, held otherwise."""
+        places = self.places if holding.wide else all_nearly(self.places)
+        return LazyTensors(places, holding, self._recent)
 
     def header(self, name: str) -> TensorHeader:
         """Type, shape and size of what `[name]` gives; no data is touched."""
         place = self.places[name]
-        return TensorHeader(place.exact, place.shape, held_bytes(place.exact, place.shape))
+        asked = self._holding.wide or self._holding.quantize != "none"
+        rounded = ""
+        if not asked and place.exact == "F32" != place.dtype and len(place.shape) > 1:
+            wide = stays_wide(name)
+            rounded = "" if wide else "BF16" if place.shape[-1] % BLOCK else "Q8_0"
+        size = held_bytes(place.exact, place.shape)
+        return TensorHeader(place.exact, place.shape, size, rounded)
 
     def __getitem__(self, name: str) -> RawTensor:
         return DeferredTensor(
@@ -112,26 +113,25 @@ class LazyTensors(Mapping[str, RawTensor]):
             tensor = place.packed()
         except Inexact as error:
             tensor = self._requantized(name, place, str(error))
-        if place.exact == "F32" and place.dtype != "F32":
-            self._measure(name, tensor, stored_type(name, tensor, self._holding.quantize))
+        dtype = stored_type(name, self.header(name), self._holding.quantize)
+        if place.exact == "F32" and place.dtype != "F32" and dtype in QUANTIZERS:
+            rows = _some_rows(to_float32(tensor))
+            sample = RawTensor("F32", rows.shape, rows.reshape(-1).data.cast("B"))
+            self._note(name, rows, to_float32(convert(sample, dtype)))
         return tensor
 
     def _requantized(self, name: str, place: Place, reason: str) -> RawTensor:
-        if self._holding.quantize == "none" or place.exact not in QUANTIZERS:
-            raise _refusal(place, reason)
-        values = np.ascontiguousarray(place.values())
-        tensor = RawTensor("F32", place.shape, values.reshape(-1).data.cast("B"))
-        self._measure(name, tensor, place.exact)
-        return convert(tensor, place.exact)
+        """The weight with its scales rounded, whose numbers do not fit as they are."""
+        try:
+            tensor = place.packed(rounded=True)
+        except Inexact:
+            raise _refusal(place, reason) from None
+        self._note(name, _some_rows(place.values()), _some_rows(to_float32(tensor)))
+        return tensor
 
-    def _measure(self, name: str, tensor: RawTensor, dtype: str) -> None:
-        """Note what requantizing float32 values to `dtype` loses."""
-        if dtype not in QUANTIZERS:
-            return
-        values = to_float32(tensor).reshape(-1, tensor.shape[-1])
-        rows = values[:: max(1, len(values) // _MEASURED_ROWS)].astype(np.float32)
-        sample = RawTensor("F32", rows.shape, rows.reshape(-1).data.cast("B"))
-        lost = (to_float32(convert(sample, dtype)) - rows).astype(np.float64)
+    def _note(self, name: str, rows: Float32, held: Float32) -> None:
+        """What is lost where `held` stands for `rows`."""
+        lost = (held - rows).astype(np.float64)
         size = float(np.sqrt(np.mean(rows.astype(np.float64) ** 2)))
         self.errors[name] = float(np.sqrt(np.mean(lost**2))) / size if size else 0.0
 
@@ -159,14 +159,36 @@ class LazyTensors(Mapping[str, RawTensor]):
 
     def error_note(self) -> str | None:
         """A line about what requantizing lost so far; None when nothing was requantized."""
-        if not self.errors:
-            return None
-        worst = max(self.errors, key=self.errors.__getitem__)
-        mean = sum(self.errors.values()) / len(self.errors)
-        return (
-            f"{len(self.errors)} weights were requantized: relative error {mean:.2%} on average, "
-            f"{self.errors[worst]:.2%} in {worst}"
-        )
+        said = []
+        if self.errors:
+            worst = max(self.errors, key=self.errors.__getitem__)
+            mean = sum(self.errors.values()) / len(self.errors)
+            said.append(
+                f"{len(self.errors)} weights were requantized{self._from()}: relative error "
+                f"{mean:.2%} on average, {self.errors[worst]:.2%} in {worst}"
+            )
+        for (stored, held), count in self.rounded.items():
+            what = (
+                "values rounded by at most 0.2 %"
+                if held == "BF16"
+                else ("scales rounded by at most 0.05 %")
+            )
+            said.append(f"{count} weights in {stored} are held in {held}, their {what}")
+        return "; ".join(said) or None
+
+    def _from(self) -> str:
+        """Of what types and into which, where nobody asked for it."""
+        if self._holding.quantize != "none":
+            return ""
+        kinds = Counter(self.places[name].dtype for name in self.errors)
+        headers = map(self.header, self.errors)
+        held = sorted({header.rounded or header.dtype for header in headers})
+        return f" from {', '.join(kinds)}, which no kernel multiplies, to {', '.join(held)}"
+
+
+def _some_rows(values: Float32) -> Float32:
+    values = values.reshape(-1, values.shape[-1])
+    return values[:: max(1, len(values) // _MEASURED_ROWS)].astype(np.float32)
 
 
 def _refusal(place: Place, reason: str) -> TidemillError:

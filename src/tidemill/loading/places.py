@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tidemill.base.errors import unsupported
 from tidemill.loading.mapped import StoredTensor
 from tidemill.models.blocks import DECODERS, decode, dequantize
-from tidemill.models.blocks.repack import PACKERS, holder
+from tidemill.models.blocks.repack import NEAR_HOLDERS, PACKERS, holder, multiplied_out
 from tidemill.models.small_floats import SMALL_FLOATS, bf16_bytes
 from tidemill.models.tensors import DTYPE_BLOCKS, ROW_HEADS, RawTensor
 
@@ -55,9 +55,9 @@ class Place(Protocol):
     def values(self) -> Float32:
         """The weight as float32 [shape], exactly as its scheme defines it."""
 
-    def packed(self) -> RawTensor:
+    def packed(self, rounded: bool = False) -> RawTensor:
         """The weight in its type `exact`; raises `Inexact` when its numbers do not fit after all
-        (a scale beyond float16)."""
+        (a scale that is no float16, unless they may be `rounded`)."""
 
 
 @runtime_checkable
@@ -71,9 +71,15 @@ class Stack(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OneTensor:
-    """A weight that is one stored tensor."""
+    """A weight that is one stored tensor.
+
+    Attributes:
+        stored: the tensor.
+        nearly: `exact` may be a type that rounds scales (`NEAR_HOLDERS`).
+    """
 
     stored: StoredTensor
+    nearly: bool = False
 
     @property
     def name(self) -> str:
@@ -101,11 +107,11 @@ class OneTensor:
         dtype = self.stored.dtype
         if dtype in SMALL_FLOATS:
             return "BF16"
-        return holder(dtype) or "F32"
+        return holder(dtype) or (NEAR_HOLDERS.get(dtype) if self.nearly else None) or "F32"
 
     def member(self, index: int) -> OneTensor:
         """See `Stack`."""
-        return OneTensor(self.stored.member(index))
+        return OneTensor(self.stored.member(index), self.nearly)
 
     def values(self) -> Float32:
         """See `Place`."""
@@ -119,25 +125,26 @@ class OneTensor:
             found = _FLOATS[dtype](raw)
         return found.reshape(self.stored.shape)
 
-    def packed(self) -> RawTensor:
+    def packed(self, rounded: bool = False) -> RawTensor:
         """See `Place`."""
         stored, exact = self.stored, self.exact
         if stored.dtype == exact:
             return RawTensor(exact, stored.shape, stored.view)
         if exact in PACKERS:
-            return self._repacked(exact)
+            return self._repacked(exact, rounded or NEAR_HOLDERS.get(stored.dtype) == exact)
         if exact == "BF16":
             return RawTensor("BF16", stored.shape, bf16_bytes(self.values()))
         return RawTensor("F32", stored.shape, self.values().reshape(-1).data.cast("B"))
 
-    def _repacked(self, exact: str) -> RawTensor:
+    def _repacked(self, exact: str, rounded: bool) -> RawTensor:
         size, count, _ = DECODERS[self.stored.dtype]
         to_size, to_count = DTYPE_BLOCKS[exact]
         blocks = np.frombuffer(self.stored.view, np.uint8).reshape(-1, size)
         out = np.empty(len(blocks) * count // to_count * to_size, np.uint8)
         step = _PIECE // count
         for start in range(0, len(blocks), step):
-            piece = PACKERS[exact](decode(self.stored.dtype, blocks[start : start + step]))
+            part = decode(self.stored.dtype, blocks[start : start + step])
+            piece = PACKERS[exact](multiplied_out(part) if rounded else part)
             at = start * count // to_count * to_size
             out[at : at + piece.size] = piece.reshape(-1)
         return RawTensor(exact, self.stored.shape, out.data.cast("B"))

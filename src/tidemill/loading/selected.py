@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -10,8 +11,9 @@ from numpy.typing import NDArray
 
 from tidemill.base.errors import model_file_error
 from tidemill.loading.mapped import StoredTensor
-from tidemill.loading.places import Float32, Place, Stack, held_bytes
+from tidemill.loading.places import Float32, OneTensor, Place, Stack, held_bytes
 from tidemill.loading.recent import Recent
+from tidemill.models.blocks.repack import NEAR_HOLDERS
 from tidemill.models.quantization import FLOAT_TYPES
 from tidemill.models.sources import Source
 from tidemill.models.tensors import RawTensor
@@ -86,12 +88,14 @@ class Selected:
             )
         return np.log(-values.astype(np.float64)).astype(np.float32)
 
-    def packed(self) -> RawTensor:
+    def packed(self, rounded: bool = False) -> RawTensor:
         """See `Place`."""
         source, exact, shape = self.source, self.exact, self.shape
         if source.computed or exact != self.place.exact:
             return RawTensor("F32", shape, self.values().reshape(-1).data.cast("B"))
-        raw = np.frombuffer(self.recent.get(self.place, _packed).data, np.uint8)
+        raw = np.frombuffer(
+            self.recent.get(self.place, _rounded if rounded else _packed).data, np.uint8
+        )
         stored = self.place.shape
         if source.expert is not None:
             size = raw.size // stored[0]
@@ -117,10 +121,29 @@ def _packed(place: Place) -> RawTensor:
     return place.packed()
 
 
+def _rounded(place: Place) -> RawTensor:
+    return place.packed(rounded=True)
+
+
 def _exchanged(raw: NDArray[np.uint8], shape: tuple[int, ...], dtype: str) -> NDArray[np.uint8]:
     """Bytes of a float matrix of this shape with its axes exchanged."""
     item = held_bytes(dtype, (1,))
     return np.ascontiguousarray(raw.reshape(*shape, item).swapaxes(0, 1)).reshape(-1)
+
+
+def all_nearly(places: Mapping[str, Place]) -> dict[str, Place]:
+    """The same weights, each in a type that rounds no more than scales where there is one."""
+    # Parts of one tensor go on sharing it: `Recent` compares by identity.
+    made: dict[int, OneTensor] = {}
+
+    def nearly(place: Place) -> Place:
+        if isinstance(place, Selected):
+            return replace(place, place=nearly(place.place))
+        if isinstance(place, OneTensor) and place.dtype in NEAR_HOLDERS:
+            return made.setdefault(id(place), replace(place, nearly=True))
+        return place
+
+    return {name: nearly(place) for name, place in places.items()}
 
 
 def select(place: Place, source: Source, recent: Recent) -> Place:

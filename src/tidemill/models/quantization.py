@@ -36,16 +36,20 @@ UInt8 = NDArray[np.uint8]
 def stored_type(name: str, tensor: RawTensor | TensorHeader, quantize: str) -> str:
     """Type a tensor has in memory under the `--quantize` option.
 
-    Only float matrices whose rows are whole blocks are requantized, and not those that choose
-    experts or positions: they are small, and much hangs on them; nor the layers' own embeddings,
-    of which a step touches a few rows, in their file. Under ``q4_0`` the embedding
-    and the output projection take Q8_0: they are the most sensitive and the least of the bytes.
+    Under ``none`` that is the one it came in or, of one stored in a type that no kernel multiplies,
+    the one it is rounded to. Else, only float matrices whose rows are whole blocks are requantized,
+    and not those that choose experts or positions: they are small, and much hangs on them; nor the
+    layers' own embeddings, of which a step touches a few rows, in their file. Under ``q4_0`` the
+    embedding and the output projection take Q8_0: they are the most sensitive and the least of the
+    bytes.
     """
     block = 1 if quantize == "int8" else BLOCK
     matrix = len(tensor.shape) == 2 and tensor.shape[1] % block == 0
     kept = name in (names.POSITIONS, names.LAYER_INPUTS)
     kept = kept or name.endswith((".router.weight", ".shared_gate.weight"))
-    if quantize == "none" or tensor.dtype not in FLOAT_TYPES or not matrix or kept:
+    if quantize == "none":
+        return tensor.rounded or tensor.dtype
+    if tensor.dtype not in FLOAT_TYPES or not matrix or kept:
         return tensor.dtype
     if quantize == "q4_0" and name in (names.EMBED, names.LM_HEAD):
         return "Q8_0"

@@ -25,11 +25,15 @@ ROW_HEADS = {"INT8": 4}
 
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
-    """What is known of a tensor before its bytes are read: type, shape, size in bytes."""
+    """What is known of a tensor before its bytes are read: type, shape, size in bytes.
+
+    `rounded`: see `RawTensor`.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
+    rounded: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +44,14 @@ class RawTensor:
         dtype: a key of `DTYPE_BLOCKS`.
         shape: logical shape, outermost first ([out, in] for a matrix).
         data: C-contiguous bytes; for quantized types each row is a whole number of blocks.
+        rounded: of values that were stored in fewer bits than `dtype` has, the quantized type they
+            are held in where nobody asks for another; empty for `dtype` itself.
     """
 
     dtype: str
     shape: tuple[int, ...]
     data: memoryview
+    rounded: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -76,8 +83,9 @@ class DeferredTensor(RawTensor):
         read: Callable[[], RawTensor],
         release: Callable[[int, int], None],
     ) -> None:
-        values = {"dtype": header.dtype, "shape": header.shape, "_size": header.nbytes}
-        for field, value in {**values, "_read": read, "_release": release}.items():
+        values = {"dtype": header.dtype, "shape": header.shape, "rounded": header.rounded}
+        made = {"_size": header.nbytes, "_read": read, "_release": release}
+        for field, value in {**values, **made}.items():
             object.__setattr__(self, field, value)  # the base is frozen
 
     @property

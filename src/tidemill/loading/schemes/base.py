@@ -18,7 +18,7 @@ from tidemill.base.errors import TidemillError, model_file_error, unsupported
 from tidemill.loading.mapped import StoredTensor
 from tidemill.loading.places import Float32, Place
 from tidemill.models.blocks.base import Blocks, Int, ones
-from tidemill.models.blocks.repack import PACKERS, Inexact
+from tidemill.models.blocks.repack import PACKERS, Inexact, multiplied_out
 from tidemill.models.quantization import int8_rows
 from tidemill.models.small_floats import SMALL_FLOATS, bf16_bytes, e8m0
 from tidemill.models.tensors import RawTensor
@@ -49,9 +49,9 @@ class Integers:
         grouped = self.q.reshape(n, groups, k // groups).astype(np.float32)
         return (grouped * self.scales[:, :, None]).reshape(n, k)
 
-    def packed(self, dtype: str) -> NDArray[np.uint8]:
+    def packed(self, dtype: str, rounded: bool = False) -> NDArray[np.uint8]:
         """The same numbers as blocks, or as rows with a scale each (INT8); raises Inexact when
-        they do not fit."""
+        they do not fit. Scales are `rounded` to float16 or have to be one."""
         if dtype == "INT8":
             return int8_rows(self.scales, self.q)
         if self.group_of is not None:
@@ -63,7 +63,8 @@ class Integers:
         for start in range(0, n, rows):
             d = self.scales[start : start + rows].reshape(-1, 1)
             q = self.q[start : start + rows].reshape(-1, 1, k // groups)
-            pieces.append(PACKERS[dtype](Blocks(d, ones(len(d)), q)))
+            blocks = Blocks(d, ones(len(d)), q)
+            pieces.append(PACKERS[dtype](multiplied_out(blocks) if rounded else blocks))
         return np.concatenate(pieces)
 
 
@@ -97,11 +98,11 @@ class SchemeWeight:
         values = found.values() if isinstance(found, Integers) else found
         return values.reshape(self.shape)
 
-    def packed(self) -> RawTensor:
+    def packed(self, rounded: bool = False) -> RawTensor:
         """See `places.Place`."""
         found = self.read()
         if isinstance(found, Integers) and self.exact in (*PACKERS, "INT8"):
-            data = found.packed(self.exact)
+            data = found.packed(self.exact, rounded)
             return RawTensor(self.exact, self.shape, data.reshape(-1).data.cast("B"))
         values = found.values() if isinstance(found, Integers) else found
         if self.exact == "BF16":

@@ -71,7 +71,7 @@ class Mxfp4Weight:
         scales = (_POWERS / np.float32(2))[self._scales()]
         return (pairs.astype(np.float32) * scales[:, None]).reshape(self.shape)
 
-    def packed(self) -> RawTensor:
+    def packed(self, rounded: bool = False) -> RawTensor:
         """See `places.Place`: a scale, then value j of 32 beside value 16 + j in a byte."""
         low, high = self._codes()
         scales = self._scales()

@@ -55,7 +55,7 @@ class Computed:
         """See `Place`."""
         return self.change(self.place.values())
 
-    def packed(self) -> RawTensor:
+    def packed(self, rounded: bool = False) -> RawTensor:
         """See `Place`."""
         return RawTensor("F32", self.shape, self.values().reshape(-1).data.cast("B"))
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.models.blocks.base import Blocks, Float32, Int, UInt8
+from tidemill.models.blocks.legacy import IQ4_VALUES
 from tidemill.models.tensors import DTYPE_BLOCKS
 
 # Block type -> types that hold all it can say (but for scales at the far end of float16), the
@@ -24,6 +25,11 @@ _HOLDERS: dict[str, tuple[str, ...]] = {
 }
 
 
+# Block type -> the type that holds its every value once group scales are multiplied out and rounded
+# to float16 (by 0.05 % at most, where its own quantization moved values by several).
+NEAR_HOLDERS = {"IQ4_XS": "IQ4_NL", "IQ2_XXS": "Q8_0"}
+
+
 class Inexact(ValueError):
     """The numbers do not fit the type; the text says which."""
 
@@ -33,6 +39,17 @@ def holder(dtype: str) -> str | None:
     if dtype in DTYPE_BLOCKS:
         return dtype
     return next((t for t in _HOLDERS.get(dtype, ()) if t in DTYPE_BLOCKS), None)
+
+
+def multiplied_out(blocks: Blocks) -> Blocks:
+    """Each group a block of its own, its scale rounded to float16."""
+    scale = (blocks.d * blocks.sub.astype(np.float32)).reshape(-1, 1)
+    with np.errstate(over="ignore"):
+        scale = scale.astype(np.float16).astype(np.float32)
+    if not np.isfinite(scale).all():
+        raise Inexact("a scale of its groups is no float16")
+    width = blocks.q.shape[2]
+    return Blocks(scale, np.ones_like(scale, np.int16), blocks.q.reshape(-1, 1, width))
 
 
 def _halves(d: Float32, q: Int) -> UInt8:
@@ -74,6 +91,20 @@ def pack_q4_0(blocks: Blocks) -> UInt8:
     return np.concatenate([_halves(d, q), nibbles[:, :16] | (nibbles[:, 16:] << 4)], axis=1)
 
 
+_IQ4_CODES = np.full(256, 16, np.uint8)  # by value, from -128; 16: none
+_IQ4_CODES[IQ4_VALUES + 128] = np.arange(16)
+
+
+def pack_iq4_nl(blocks: Blocks) -> UInt8:
+    """uint8 [n, 18]."""
+    d, q = _single(blocks)
+    _check_range(q, -128, 127)
+    codes = _IQ4_CODES[q + 128]
+    if codes.size and codes.max() > 15:
+        raise Inexact("its integers are no steps of IQ4_NL")
+    return np.concatenate([_halves(d, q), codes[:, :16] | (codes[:, 16:] << 4)], axis=1)
+
+
 def pack_q6_k(blocks: Blocks) -> UInt8:
     """uint8 [n, 210], from blocks of 256 values."""
     if blocks.offset is not None:
@@ -96,4 +127,5 @@ PACKERS: dict[str, Callable[[Blocks], NDArray[np.uint8]]] = {
     "Q8_0": pack_q8_0,
     "Q4_0": pack_q4_0,
     "Q6_K": pack_q6_k,
+    "IQ4_NL": pack_iq4_nl,
 }
