@@ -243,6 +243,28 @@ async def test_poison_is_found_and_the_innocent_go_on(
     assert len(engine.seen) == 4
 
 
+@pytest.mark.parametrize(("fault", "deaths"), [("message", 4), ("receive", 6)])
+async def test_what_ends_engines_without_being_computed_is_found_too(
+    config: EngineConfig, opens: Opens, fault: str, deaths: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in fault_environment({fault: POISON}).items():
+        monkeypatch.setenv(name, value)
+    engine = await opens(config)
+    client = engine.engine
+    want = await _all(client, _batch("calm", 3))
+    got = asyncio.ensure_future(_all(client, _batch("storm", 3)))
+    await asyncio.sleep(0.05)
+    # Its only output is its last one: no step of it computes while that is told.
+    poison = msgspec.structs.replace(_request(9, "p", 1), prompt_token_ids=(1, 2, POISON, 4))
+    async with asyncio.timeout(100):
+        (end,) = await _collect(client.submit(poison))
+        assert await got == want
+        while client.problem is not None:
+            await asyncio.sleep(0.01)
+    assert end.error is not None and end.error.kind == ErrorKind.INTERNAL
+    assert len(engine.seen) == deaths
+
+
 async def test_it_is_given_up_in_the_end(config: EngineConfig, opens: Opens) -> None:
     engine = await opens(config, restarts=lambda: RestartPolicy(most=2))
     client = engine.engine

@@ -21,6 +21,8 @@ def fault_environment(faults: dict[str, int]) -> dict[str, str]:
             (the process dies in the step), ``hang`` (the step never ends), ``raise`` (the step
             fails with an exception), ``memory`` (with a MemoryError when more than one row or more
             than 8 tokens are computed), ``submit`` (the plan is refused with an exception),
+            ``message`` (the process ends as it tells of the request), ``receive`` (as it is given
+            it),
             ``compile`` (the process dies while it compiles a grammar with "poison" in it; the token
             does not matter), ``sandbox`` (the grammar sandbox dies at "poison-segv", "poison-cpu"
             and "poison-memory" in a grammar; likewise).

@@ -104,8 +104,17 @@ def test_promise_1_poison_ends_alone(faulty: RealServer) -> None:
     assert _metric(faulty, "tidemill_engine_recovery_seconds_count") == 8
     again = faulty.http.post("/v1/completions", json={**poison, "seed": 3})
     assert again.status_code == 500
+    for words in ("y", "z"):  # the same grammar, and the engine is not asked
+        variant = {**compiled, "messages": [{"role": "user", "content": words}]}
+        refused = faulty.http.post("/v1/chat/completions", json=variant)
+        assert refused.status_code == 500, refused.text
+    sound = {**compiled, "response_format": {"type": "json_object"}, "max_tokens": 3}
+    assert faulty.http.post("/v1/chat/completions", json=sound).status_code == 200
     deadline = time.monotonic() + 10  # the log is read by a thread
-    while faulty.text.count(f"fingerprint {marks[0]}") < 2:
+    while (
+        faulty.text.count(f"fingerprint {marks[0]}") < 2
+        or faulty.text.count("is refused: grammar") < 2
+    ):
         assert time.monotonic() < deadline, faulty.text
         time.sleep(0.05)
     assert _metric(faulty, "tidemill_engine_restarts_total") == deaths

@@ -114,15 +114,14 @@ class FlightLog:
     def suspects(self) -> set[int]:
         """Keys of the requests that may have ended an engine that is no more.
 
-        Those in steps that were being computed and those beside them; if there are none, those of
-        the latest step: what follows a step can fail as well.
+        Those in steps that were being computed, those beside them, and those of the step before:
+        what follows a step can fail as well, and its outputs are told while the next one computes.
         """
         words = self._words
         slots = [self._base(slot) for slot in range(3)]
         guilty = [base for base in slots if words[base + _STATE] == _COMPUTING]
-        if not guilty:
-            done = [base for base in slots if words[base + _STATE] == _DONE]
-            guilty = sorted(done, key=lambda base: words[base + _STEP])[-1:]
+        done = [base for base in slots if words[base + _STATE] == _DONE]
+        guilty += sorted(done, key=lambda base: words[base + _STEP])[-1:]
         found: set[int] = set()
         for base in guilty:
             count = min(words[base + _COUNT], self.capacity)

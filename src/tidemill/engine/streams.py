@@ -258,6 +258,10 @@ class StreamTable:
         """An engine has the stream's request."""
         return stream.journal.wire_id in self._sent
 
+    def sent(self, wire_id: str) -> Stream | None:
+        """The stream of a request that an engine has, by what the engine calls it."""
+        return self._sent.get(wire_id)
+
     @property
     def num_sent(self) -> int:
         """Requests that an engine has."""

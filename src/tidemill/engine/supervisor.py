@@ -30,10 +30,11 @@ from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason,
 from tidemill.contract.wire import Cancel, EngineInfo, EngineStats, Outputs, Submit
 from tidemill.engine.connection import EngineConnection, unavailable
 from tidemill.engine.flightlog import request_key
+from tidemill.engine.quarantine import Quarantine, shared_verdict
 from tidemill.engine.restarts import RestartPolicy
 from tidemill.engine.spawn import EngineHome, EngineProcess, start_engine
 from tidemill.engine.streams import Journal, Stream, StreamTable, engine_gone
-from tidemill.engine.suspects import Docket
+from tidemill.engine.suspects import Docket, verdict
 
 _log = get_logger(__name__)
 
@@ -108,6 +109,7 @@ class SupervisedEngine:
         self._home = EngineHome(config.max_num_seqs)
         self._table = StreamTable()
         self._docket = Docket()
+        self._quarantine = Quarantine()
         self._restarts = supervision.restarts()
         self._work = asyncio.Event()
         self._problem: str | None = "the engine is loading"
@@ -192,7 +194,10 @@ class SupervisedEngine:
         mark = self._docket.convicted(request)
         if mark is not None:
             _log.warning("request %s is refused: fingerprint %s", request.request_id, mark)
-            raise TidemillError(ErrorKind.INTERNAL, _verdict(mark))
+            raise TidemillError(ErrorKind.INTERNAL, verdict(mark))
+        if (trait := self._quarantine.holds(request)) is not None:
+            _log.warning("request %s is refused: %s %s", request.request_id, *trait)
+            raise TidemillError(ErrorKind.INTERNAL, shared_verdict(trait))
         send = self._problem is None and self._trial is None
         waiting = len(self._table) - self._table.num_sent
         if not send and waiting >= self._supervision.max_waiting:
@@ -275,6 +280,7 @@ class SupervisedEngine:
             self._connection.send(Cancel(request.request_id, choice, str(reason)))
 
     def _deliver(self, message: Outputs) -> None:
+        self._note_good_ends(message)
         self._table.deliver(message)
         received = sum(len(output.token_ids) for output in message.outputs)
         self._tokens += received
@@ -282,6 +288,14 @@ class SupervisedEngine:
             self._restarts.progressed()
         if self._trial is not None and self._trial.passed():
             self._acquit(self._trial.stream)
+
+    def _note_good_ends(self, message: Outputs) -> None:
+        """A choice that ends by itself clears what its request shares with others."""
+        for output in message.outputs:
+            if output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+                stream = self._table.sent(output.request_id)
+                if stream is not None and not stream.journal.ended:
+                    self._quarantine.ended_well(stream.journal.request)
 
     # -- watching ----------------------------------------------------------------------------
 
@@ -383,12 +397,17 @@ class SupervisedEngine:
         keys = self._process.log.suspects()
         streams = {stream.journal.request.request_id: stream for stream in self._table.streams()}
         present = [i for i, s in streams.items() if request_key(s.journal.wire_id) in keys]
+        in_flight = [i for i, s in streams.items() if self._table.is_sent(s)]
         self._docket.retain(streams)
         trial, self._trial = self._trial, None
         if trial is None:
-            self._docket.death(present)
-        elif trial.stream.journal.request.request_id in present:
-            self._weigh(trial.stream)
+            self._docket.death(present, in_flight)
+        else:
+            suspect = trial.stream.journal.request.request_id
+            if suspect in present or self._docket.suspected_in_flight(suspect):
+                self._weigh(trial.stream)
+            else:
+                self._docket.death((), in_flight)
         for request_id, stream in streams.items():
             self._table.recall(stream)
             if stream.settle():
@@ -400,6 +419,7 @@ class SupervisedEngine:
         if not self._docket.death_alone(request.request_id, stream.journal.tokens):
             return
         mark = self._docket.convict(request)
+        self._quarantine.convicted(request)
         _log.error(
             "request %s (fingerprint %s) ended two engines while it was computed alone, at %d "
             "tokens of prompt and %d of output; it ends with an error",
@@ -409,7 +429,16 @@ class SupervisedEngine:
             stream.journal.tokens,
         )
         self._restarts.progressed()
-        stream.fail(RequestError(ErrorKind.INTERNAL, _verdict(mark)))
+        stream.fail(RequestError(ErrorKind.INTERNAL, verdict(mark)))
+        self._fail_variants()
+
+    def _fail_variants(self) -> None:
+        """End the requests that share what is in quarantine; not those that have got on with it."""
+        for stream in self._table.streams():
+            journal = stream.journal
+            if not journal.tokens and (trait := self._quarantine.holds(journal.request)):
+                _log.error("request %s ends with it: %s %s", journal.request.request_id, *trait)
+                stream.fail(RequestError(ErrorKind.INTERNAL, shared_verdict(trait)))
 
     async def _replace(self) -> bool:
         """Start the next engine; False when it is given up."""
@@ -513,10 +542,3 @@ def resolved(config: EngineConfig, info: EngineInfo) -> EngineConfig:
 def _is_answer(output: ChoiceOutput) -> bool:
     """It ends a choice as was asked: with a vector, or with a prompt that was read."""
     return output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
-
-
-def _verdict(mark: str) -> str:
-    return (
-        "this request ended the engine process each time it was computed, alone as well, and is "
-        f"not computed again; the server's log has it under fingerprint {mark}"
-    )

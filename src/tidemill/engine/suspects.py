@@ -4,6 +4,9 @@ A request is under suspicion once it had a row in the last step of two engines. 
 computed alone, one after the other: who gets on alone is cleared, and who ends two engines alone,
 with no new token between, is convicted. Between these two the other suspects are tried, so that
 what ends engines at their start, or by chance, does not meet the same one twice.
+
+Something may end engines without a row in their last step: a message about it, or its replay. So a
+request is under suspicion as well once more engines have ended while they merely had it.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import msgspec
 from tidemill.contract.request import EngineRequest
 
 DEATHS_FOR_SUSPICION = 2
+DEATHS_IN_FLIGHT_FOR_SUSPICION = 4
 DEATHS_FOR_CONVICTION = 2
 # Convicted requests that are remembered, so that sending one again costs nobody an engine.
 MAX_CONVICTS = 1024
@@ -40,13 +44,25 @@ class Docket:
 
     def __init__(self) -> None:
         self._deaths: dict[str, int] = {}
+        self._in_flight: dict[str, int] = {}  # deaths of engines that had it
         self._alone: dict[str, tuple[int, int]] = {}  # deaths alone, tokens there were at them
         self._convicts: OrderedDict[str, None] = OrderedDict()
 
-    def death(self, present: Iterable[str]) -> None:
-        """An engine has ended while it computed these requests."""
+    def death(self, present: Iterable[str], in_flight: Iterable[str] = ()) -> None:
+        """An engine has ended.
+
+        Args:
+            present: requests that it computed.
+            in_flight: requests that it had.
+        """
         for request_id in present:
             self._deaths[request_id] = self._deaths.get(request_id, 0) + 1
+        for request_id in in_flight:
+            self._in_flight[request_id] = self._in_flight.get(request_id, 0) + 1
+
+    def suspected_in_flight(self, request_id: str) -> bool:
+        """So many engines have ended that had the request that it need not have been computed."""
+        return self._in_flight.get(request_id, 0) >= DEATHS_IN_FLIGHT_FOR_SUSPICION
 
     def death_alone(self, request_id: str, tokens: int) -> bool:
         """An engine has ended that computed nothing but this suspect.
@@ -67,21 +83,26 @@ class Docket:
         """Ids of those to be tried: those that have ended no engine alone first, and else in the
         order in which they came under suspicion."""
         found = [id_ for id_, deaths in self._deaths.items() if deaths >= DEATHS_FOR_SUSPICION]
+        found += [id_ for id_ in self._in_flight if self.suspected_in_flight(id_)]
+        found = list(dict.fromkeys(found))
         return sorted(found, key=lambda id_: self._alone.get(id_, (0, 0))[0])
 
     def retain(self, request_ids: Container[str]) -> None:
         """Forget what is known of all others: they have ended."""
-        for request_id in [id_ for id_ in self._deaths if id_ not in request_ids]:
+        known = {*self._deaths, *self._in_flight}
+        for request_id in [id_ for id_ in known if id_ not in request_ids]:
             self.clear(request_id)
 
     def clear(self, request_id: str) -> None:
         """The request has got on alone, or is no more."""
         self._deaths.pop(request_id, None)
+        self._in_flight.pop(request_id, None)
         self._alone.pop(request_id, None)
 
     def convict(self, request: EngineRequest) -> str:
         """Remember a request as one that ends engines; returns its fingerprint."""
         self.clear(request.request_id)
+        self._in_flight.clear()  # the deaths are explained
         mark = fingerprint(request)
         self._convicts[mark] = None
         while len(self._convicts) > MAX_CONVICTS:
@@ -94,3 +115,11 @@ class Docket:
             return None
         mark = fingerprint(request)
         return mark if mark in self._convicts else None
+
+
+def verdict(mark: str) -> str:
+    """What a convicted request is answered."""
+    return (
+        "this request ended the engine process each time it was computed, alone as well, and is "
+        f"not computed again; the server's log has it under fingerprint {mark}"
+    )

@@ -38,18 +38,26 @@ class Faults:
     def __init__(self, faults: dict[str, int]) -> None:
         self._faults = faults
         self._cursed: dict[int, str] = {}
+        self.untellable: set[str] = set()
 
     @property
     def kinds(self) -> set[str]:
         """Kinds of faults there are."""
         return set(self._faults)
 
+    def token(self, kind: str) -> int:
+        """The token that causes a fault."""
+        return self._faults[kind]
+
     def of(self, plan: Any) -> str | None:
         """The fault of a plan, if one of its rows has one."""
         for new in plan.new:
             for kind, token in self._faults.items():
                 if token in new.token_ids[: new.prompt_len]:
-                    self._cursed[new.seq_id] = kind
+                    if kind == "message":
+                        self.untellable.add(new.request_id)
+                    else:
+                        self._cursed[new.seq_id] = kind
         kinds = [self._cursed[r.seq_id] for r in plan.rows if r.seq_id in self._cursed]
         for kind in kinds:
             if kind != "memory" or len(plan.rows) > 1 or plan.num_tokens > 8:
@@ -72,8 +80,38 @@ def install() -> None:
         return handle if kind is None else FaultyHandle(handle, kind)
 
     InprocExecutor.submit = faulty_submit  # type: ignore[method-assign]
+    if "message" in faults.kinds:
+        _install_message_fault(faults)
+    if "receive" in faults.kinds:
+        _install_receive_fault(faults.token("receive"))
     if "compile" in faults.kinds:
         _install_compile_fault()
+
+
+def _install_message_fault(faults: Faults) -> None:
+    from tidemill.engine.core import EngineCore
+
+    send = EngineCore._send
+
+    def faulty_send(self: EngineCore, client: int, message: Any) -> None:
+        if any(o.request_id in faults.untellable for o in getattr(message, "outputs", ())):
+            os._exit(4)
+        send(self, client, message)
+
+    EngineCore._send = faulty_send  # type: ignore[method-assign]
+
+
+def _install_receive_fault(token: int) -> None:
+    from tidemill.engine.core import EngineCore
+
+    submit = EngineCore.submit
+
+    def faulty_submit(self: EngineCore, client: int, request: Any) -> None:
+        if token in request.prompt_token_ids:
+            os._exit(4)
+        submit(self, client, request)
+
+    EngineCore.submit = faulty_submit  # type: ignore[method-assign]
 
 
 def _install_compile_fault() -> None:
