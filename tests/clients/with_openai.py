@@ -5,6 +5,7 @@ import sys
 
 import openai
 from common import MODEL, QUESTION, TOOL, get_weather
+from openai_options import try_all
 from pydantic import BaseModel
 
 
@@ -46,4 +47,10 @@ except openai.BadRequestError as error:
     assert error.param.endswith(".not"), error
 else:
     raise AssertionError("a schema that cannot be honoured was taken")
+try_all(client, MODEL)
+# What the client's own objects look like in a history.
+messages += [last.choices[0].message, {"role": "user", "content": "Thanks.", "name": "ann"}]
+messages[1] = parsed.choices[0].message.model_dump() | {"content": "So."}
+messages.pop(2)  # the result of the call that was replaced
+client.chat.completions.create(messages=messages, **how)
 print(last.choices[0].message.content)

@@ -197,6 +197,8 @@ def test_errors_name_the_field_that_was_sent(http: httpx.Client) -> None:
         ({"maxTokens": 1}, "maxTokens", "did you mean max_tokens?"),
         ({"typical_p": 0.5}, "typical_p", "1 is accepted"),
         ({"verbosity": "low"}, "verbosity", "template"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].type", "expected one of 'function'"),
+        ({"messages": [{"role": "me"}]}, "messages[0].role", "'system', 'developer', 'user'"),
         ({"verbosity": "loud"}, "verbosity", "'low', 'medium', 'high'"),
     ):
         answer = http.post("/v1/chat/completions", json={**CHAT, **sent})

@@ -7,24 +7,22 @@ document of the API (`server.openapi`) and, with `checked`, what types cannot sa
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, TypeVar, get_type_hints
 
 import msgspec
 from msgspec.structs import fields
 
 from tidemill.server.fields import NO_FIELDS, Alias, Fields, Group, Neutral, closest, equal
-from tidemill.text.shapes import Misfit
+from tidemill.text.shapes import Misfit, parts_of, words_at
 
 # What a member's value must satisfy beyond its type: raises `Unfit`.
 Check = Callable[[Any], None]
 JsonSchema = dict[str, Any]
 
 _CHECK = "check"
-_INDEX = re.compile(r"\[[^\]]*\]")
 
 
 class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -89,7 +87,7 @@ def documented(schema: JsonSchema) -> msgspec.Meta:
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """A declared member: its checks, the kind of object in it, its words if it takes but few.
+    """A declared member: its checks, the kind of object in it.
 
     Attributes:
         whole: it is an integer or a list of those, and takes no other numbers.
@@ -97,7 +95,6 @@ class _Member:
 
     checks: tuple[Check, ...]
     inner: type[Body] | None
-    words: tuple[str, ...]
     required: bool
     whole: bool
 
@@ -107,27 +104,15 @@ def _members(model: type[Body]) -> Mapping[str, _Member]:
     hints = get_type_hints(model, include_extras=True)
     found = {}
     for member in fields(model):
-        parts = list(_parts(hints[member.name]))
+        parts = list(parts_of(hints[member.name]))
         metas = [p for p in parts if isinstance(p, msgspec.Meta)]
         found[member.name] = _Member(
             tuple(m.extra[_CHECK] for m in metas if m.extra),
             next((p for p in parts if isinstance(p, type) and issubclass(p, Body)), None),
-            next((get_args(p) for p in parts if get_origin(p) is Literal), ()),
             member.required,
             int in parts and float not in parts,
         )
     return found
-
-
-def _parts(hint: Any) -> Iterator[Any]:
-    """A type and all that it is made of; the words of a literal stay together."""
-    yield hint
-    if get_origin(hint) is Annotated:
-        yield from hint.__metadata__
-        yield from _parts(hint.__origin__)
-    elif get_origin(hint) is not Literal:
-        for part in get_args(hint):
-            yield from _parts(part)
 
 
 def bodies_in(model: type[Body]) -> set[type[Body]]:
@@ -299,19 +284,10 @@ def _inside(path: str, name: str) -> str:
 def _refusal(model: type[Body], misfit: Misfit) -> Unfit:
     if misfit.missing:
         return _missing(misfit.path)
-    words = _words(model, misfit.path)
+    words = words_at(model, misfit.path)
     reason = f"expected one of {', '.join(map(repr, words))}" if words else misfit.reason
     return Unfit("invalid_type", reason, misfit.path)
 
 
 def _missing(path: str) -> Unfit:
     return Unfit("missing_required_parameter", "is required", path)
-
-
-def _words(model: type[Body] | None, path: str) -> tuple[str, ...]:
-    """The words that the member at `path` is restricted to."""
-    member = None
-    for name in _INDEX.sub("", path).split("."):
-        member = _members(model).get(name) if model else None
-        model = member.inner if member else None
-    return member.words if member else ()

@@ -27,7 +27,7 @@ _OTHER_TOOLS = re.compile(r"(?!.*builtin)(?!tools$).*(tools|functions).*")
 _KEY, _NAME, _VALUE, _OTHER = "probe_key", "probe_tool", "probevalue", "probeother"
 _SPEAKERS = ("system", "user", "assistant")
 _SHORT_ID = "probe1234"  # the one shape that every template takes
-_EFFORTS = ("xhigh",)
+_EFFORTS = ("xhigh", "max")
 _USER = {"role": "user", "content": "probe"}
 _TOOL: dict[str, Any] = {
     "type": "function",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -15,6 +15,7 @@ T = TypeVar("T")
 
 # What stands under these keys is the client's own document: a null in it is a value.
 _DOCUMENTS = frozenset({"parameters", "schema", "json", "content", "arguments"})
+_INDEX = re.compile(r"\[[^\]]*\]")
 _FIELD = re.compile(r"`([^`]*)`")
 
 
@@ -32,7 +33,7 @@ def shaped(param: str, value: object, kind: type[T]) -> T:
     try:
         return msgspec.convert(_present(value), kind, strict=True)
     except msgspec.ValidationError as error:
-        raise _named(param, str(error)) from None
+        raise _named(param, str(error), kind) from None
 
 
 def _present(value: object) -> object:
@@ -71,13 +72,46 @@ class Misfit:
         return Misfit(path, missing, unknown, f"{reason[:1].lower()}{reason[1:]}")
 
 
-def _named(param: str, message: str) -> TidemillError:
+def words_at(kind: object, path: str) -> tuple[str, ...]:
+    """The words that a member is restricted to; empty where it is not restricted to words.
+
+    Args:
+        kind: a msgspec struct, or a type made of them.
+        path: of the member, such as ``messages[0].role``.
+    """
+    parts = list(parts_of(kind))
+    for name in filter(None, _INDEX.sub("", path).split(".")):
+        hints = [get_type_hints(part, include_extras=True) for part in parts if _is_struct(part)]
+        parts = [inner for found in hints if name in found for inner in parts_of(found[name])]
+    return tuple(word for part in parts if get_origin(part) is Literal for word in get_args(part))
+
+
+def parts_of(hint: Any) -> Iterator[Any]:
+    """A type and all that it is made of; the words of a literal stay together."""
+    yield hint
+    if get_origin(hint) is Annotated:
+        yield from hint.__metadata__
+        yield from parts_of(hint.__origin__)
+    elif get_origin(hint) is not Literal:
+        for part in get_args(hint):
+            yield from parts_of(part)
+
+
+def _is_struct(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def _named(param: str, message: str, kind: object) -> TidemillError:
     misfit = Misfit.of(message)
     inside = misfit.path if misfit.path.startswith("[") else f".{misfit.path}"
     at = param + inside if misfit.path else param
     if misfit.unknown:
         return bad_request(at, f"{at} is not a field this server knows")
-    return bad_request(at, f"{at} is required" if misfit.missing else f"{at}: {misfit.reason}")
+    if misfit.missing:
+        return bad_request(at, f"{at} is required")
+    words = words_at(kind, misfit.path)
+    reason = f"expected one of {', '.join(map(repr, words))}" if words else misfit.reason
+    return bad_request(at, f"{at}: {reason}")
 
 
 def as_json(param: str, value: Any) -> str:

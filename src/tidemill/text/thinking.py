@@ -15,7 +15,7 @@ FIELDS = (
 )
 """The request's fields that `thinking_of` reads."""
 
-EFFORT_BUDGETS = {"low": 512, "medium": 2048, "high": 8192, "xhigh": 32768}
+EFFORT_BUDGETS = {"low": 512, "medium": 2048, "high": 8192, "xhigh": 32768, "max": 131072}
 """Tokens of thinking by `reasoning_effort`, for templates that know no effort of their own."""
 
 _OFF = ("none", "minimal")

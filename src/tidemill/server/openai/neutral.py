@@ -137,6 +137,7 @@ _BOOKS: Fields = {
         ("session_id", "request_id", "trace_id", "conversation_id", "rid", "user_id"), _IDENTITY
     ),
     "prompt_cache_retention": _IDENTITY,
+    "prompt_cache_options": Neutral(kinds=(dict,), asks="values that are no objects"),
     "cache_prompt": Neutral((True,), asks="prompts without caching", instead="send cache_salt"),
     "id_slot": Neutral((-1,), asks="a choice of slots"),
     "slot_id": Neutral((-1,), asks="a choice of slots"),
@@ -149,6 +150,7 @@ _BOOKS: Fields = {
     ),
 }
 _HOSTED: Fields = {
+    "moderation": Neutral(asks="moderation"),
     "safe_prompt": Neutral((False,), asks="a safety prompt"),
     "plugins": Neutral(([],), asks="plugins"),
     "transforms": Neutral(([],), asks="transforms"),
