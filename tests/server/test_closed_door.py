@@ -23,8 +23,8 @@ from helpers.live_server import fake_context, serving
 from helpers.scripted_engine import ScriptedEngine
 from starlette.applications import Starlette
 
-from tidemill.base.errors import TidemillError
-from tidemill.base.log import describe_exception, set_up_logging
+from tidemill.base.errors import ErrorKind, TidemillError
+from tidemill.base.log import describe_exception, set_up_logging, summary
 from tidemill.cli.locks import LockFlags
 from tidemill.server.app import build_app
 from tidemill.server.auth import by_address
@@ -483,6 +483,15 @@ def test_logs_hold_no_secrets(
         one = next(e for e in events if e.get("event") == "request" and e["status"] == 200)
         assert one["route"] == "/v1/completions" and one["client"] == "ann"
         assert one["completion_tokens"] and one["request_id"] and one["seconds"] > 0
+
+
+def test_our_own_words_are_logged_unless_they_are_about_a_request() -> None:
+    said = {kind: describe_exception(TidemillError(kind, "some words")) for kind in ErrorKind}
+    quoting = {kind for kind, text in said.items() if "some words" not in text}
+    assert quoting == {ErrorKind.BAD_REQUEST, ErrorKind.UNSUPPORTED, ErrorKind.NOT_FOUND}
+    assert (
+        summary(KeyError("some words")) == "KeyError (its message of 12 characters is not logged)"
+    )
 
 
 def test_no_pickle_and_private_sockets() -> None:

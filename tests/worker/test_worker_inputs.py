@@ -210,7 +210,7 @@ def test_rows_that_cannot_be_sampled_fail_alone() -> None:
     rows = runner.submit(plan).result().rows
     assert rows[0].error is None
     assert "leaves no token" in (rows[1].error or "")
-    assert "not finite" in rows[2].error and rows[2].error_kind == "internal"
+    assert "not finite" in rows[2].error and rows[2].error_kind == "not_finite"
 
 
 def test_preparing_64_rows_is_quick() -> None:

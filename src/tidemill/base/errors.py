@@ -24,6 +24,7 @@ class ErrorKind(StrEnum):
     CONFIG = "config"  # a flag or setting is wrong or contradicts another
     RESOURCE = "resource"  # the machine lacks memory, a port, a disk
     UNAVAILABLE = "unavailable"  # a process that should answer does not
+    NOT_FINITE = "not_finite"  # the model computes what are no numbers (NaN, infinities)
     INTERNAL = "internal"  # a defect of ours
 
 

@@ -2,7 +2,7 @@
 
 Tracebacks are printed with their places and the kinds of their errors. The errors' messages are
 left out unless their kind says nothing of a request's content: a message such as ``invalid
-literal: '...'`` quotes prompts.
+literal: '...'`` quotes prompts. Our own errors' messages are printed, but those about requests.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import sys
 import traceback
 from datetime import UTC, datetime
 
+from tidemill.base.errors import ErrorKind, TidemillError
+
 ROOT = "tidemill"
 FORMATS = ("text", "json")
 
@@ -22,6 +24,8 @@ _TELLING = (
     *(ArithmeticError, AttributeError, IndexError, MemoryError, NameError, NotImplementedError),
     *(OSError, RecursionError, TimeoutError, ImportError, EOFError),
 )
+# Of our own errors, those that say what is wrong with a request.
+_QUOTING = {ErrorKind.BAD_REQUEST, ErrorKind.UNSUPPORTED, ErrorKind.NOT_FOUND}
 _SECRETS = re.compile(r"(?i)(bearer\s+|authorization\W+|\bsk-)[^\s'\",;]+")
 
 
@@ -37,6 +41,21 @@ def describe_exception(error: BaseException) -> str:
     return "\n".join(parts)
 
 
+def summary(error: BaseException) -> str:
+    """An exception in a line: its kind, and its message unless that may quote a client."""
+    name = type(error).__qualname__
+    # Ours carry a kind and a field, which are no content.
+    told = [str(v) for k in ("kind", "param") if (v := getattr(error, k, None)) is not None]
+    about = f" [{', '.join(told)}]" if told else ""
+    if isinstance(error, TidemillError):
+        telling = error.kind not in _QUOTING
+    else:
+        telling = isinstance(error, _TELLING) and not isinstance(error, UnicodeError)
+    if telling:
+        return f"{name}{about}: {error}"
+    return f"{name}{about} (its message of {len(str(error))} characters is not logged)"
+
+
 def _describe(error: BaseException, parts: list[str], seen: set[int]) -> None:
     seen.add(id(error))
     behind = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
@@ -46,14 +65,7 @@ def _describe(error: BaseException, parts: list[str], seen: set[int]) -> None:
     frames = "".join(traceback.format_tb(error.__traceback__)).rstrip()
     if frames:
         parts.append("Traceback (most recent call last):\n" + frames)
-    name = type(error).__qualname__
-    if isinstance(error, _TELLING) and not isinstance(error, UnicodeError):
-        parts.append(f"{name}: {error}")
-    else:
-        # Ours carry a kind and a field, which are no content.
-        told = [str(v) for k in ("kind", "param") if (v := getattr(error, k, None)) is not None]
-        about = f" [{', '.join(told)}]" if told else ""
-        parts.append(f"{name}{about} (its message of {len(str(error))} characters is not logged)")
+    parts.append(summary(error))
     if isinstance(error, BaseExceptionGroup):
         for one in error.exceptions:
             _describe(one, parts, seen)

@@ -22,7 +22,7 @@ import numpy as np
 
 from tidemill.base.clock import monotonic
 from tidemill.base.errors import ErrorKind, TidemillError, unsupported
-from tidemill.base.log import get_logger
+from tidemill.base.log import get_logger, summary
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.plan import StepPlan, StepResult
 from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason, RequestError
@@ -252,7 +252,7 @@ class EngineCore:
                 self._fatal(f"the model cannot be loaded: {self._unloadable.message}")
             else:
                 _log.exception("the engine stops: its books do not add up")
-                self._fatal(f"the engine met a defect of its own and stops: {error!r}")
+                self._fatal(f"the engine met a defect of its own and stops: {summary(error)}")
         finally:
             self._executor.close()
             if self._grammars is not None:

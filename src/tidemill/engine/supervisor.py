@@ -24,7 +24,7 @@ import msgspec
 
 from tidemill.base.clock import monotonic
 from tidemill.base.errors import ErrorKind, TidemillError
-from tidemill.base.log import get_logger
+from tidemill.base.log import get_logger, summary
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason, RequestError
 from tidemill.contract.wire import Cancel, EngineInfo, EngineStats, Outputs, Submit
@@ -305,7 +305,7 @@ class SupervisedEngine:
                 await self._recover(await self._watch())
         except Exception as error:
             _log.exception("the supervision of the engine has failed")
-            self._give_up(f"the supervision of the engine has failed: {error!r}")
+            self._give_up(f"the supervision of the engine has failed: {summary(error)}")
 
     async def _watch(self) -> str:
         """Wait for the engine's end; returns the cause, ``crash`` or ``stall``."""

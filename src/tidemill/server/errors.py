@@ -32,6 +32,7 @@ _KINDS: dict[ErrorKind, tuple[int, str, str | None]] = {
     ErrorKind.TIMEOUT: (408, "timeout_error", "timeout"),
     ErrorKind.OVERLOADED: (429, "rate_limit_error", "overloaded"),
     ErrorKind.CANCELLED: (503, "server_error", "cancelled"),
+    ErrorKind.NOT_FINITE: (500, "server_error", "model_output_not_finite"),
     ErrorKind.RESOURCE: (503, "server_error", "out_of_resources"),
     ErrorKind.UNAVAILABLE: (503, "server_error", "engine_unavailable"),
 }
@@ -118,6 +119,8 @@ def problem_of(error: BaseException, request_id: str) -> Problem:
         status, kind, code = _KINDS[error.kind]
         if isinstance(error, ContextLengthError):
             code = "context_length_exceeded"
+        if status == 500:
+            log.error("request %s failed: %s", request_id, error.message)
         retry = {"Retry-After": str(RETRY_SECONDS)} if status in (429, 503) else {}
         return Problem(status, kind, error.message, error.param, code, retry)
     if isinstance(error, HTTPException):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,9 +31,9 @@ _SAMPLING_ERRORS = {
         "bad_request",
     ),
     -2: (
-        "the model computed logits that are not finite numbers: its file is probably damaged, or "
-        "its weights overflow the computing type (try --dtype float32)",
-        "internal",
+        "the model computes values that are not finite numbers (NaN): its file is probably "
+        "damaged, or its weights overflow the computing type (try --dtype float32)",
+        "not_finite",
     ),
 }
 _UNKNOWN_ERROR = ("the backend sampled no token", "internal")
@@ -151,7 +153,8 @@ def _result(step: PreparedStep, outputs: StepOutputs, pooled: dict[int, bytes]) 
             computed[row.seq_id] = RowResult(seq_id=row.seq_id, error=message, error_kind=kind)
             continue
         vector = pooled.get(i, b"")
-        if vector and not np.isfinite(np.frombuffer(vector, np.float32)).all():
+        logprobs_of_prompt = prompt.get(i)
+        if not (_is_finite(vector) and _are_numbers(logprobs_of_prompt)):
             message, kind = _SAMPLING_ERRORS[-2]
             computed[row.seq_id] = RowResult(seq_id=row.seq_id, error=message, error_kind=kind)
             continue
@@ -163,11 +166,20 @@ def _result(step: PreparedStep, outputs: StepOutputs, pooled: dict[int, bytes]) 
             seq_id=row.seq_id,
             token_ids=() if token is None else (token,),
             logprobs=logprobs,
-            prompt_logprobs=prompt.get(i),
+            prompt_logprobs=logprobs_of_prompt,
             pooled=vector,
         )
     rows = tuple(step.refused.get(row.seq_id) or computed[row.seq_id] for row in step.plan.rows)
     return StepResult(step_id=step.plan.step_id, rows=rows, timings=StepTimings(*outputs.seconds))
+
+
+def _is_finite(vector: bytes) -> bool:
+    return not vector or bool(np.isfinite(np.frombuffer(vector, np.float32)).all())
+
+
+def _are_numbers(logprobs: tuple[TokenLogprob, ...] | None) -> bool:
+    """A token that cannot be is of probability 0, whose logarithm is a number here."""
+    return logprobs is None or not any(math.isnan(one.logprob) for one in logprobs)
 
 
 def _token_logprob(token: int, arrays: LogprobArrays, n: int, count: int) -> TokenLogprob:
