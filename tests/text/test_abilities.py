@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tidemill.text import template as template_module
 from tidemill.text.abilities import Abilities, ToolsVariable
 from tidemill.text.template import ChatTemplate
 
@@ -105,3 +106,11 @@ def test_thinking_is_given_under_every_name_that_is_read() -> None:
     assert both.history == ("thinking", "reasoning")
     one = abilities(TURNS + "{{ messages[0].reasoning_content }}")
     assert one.history == ("reasoning_content",)
+
+
+def test_a_template_that_does_not_end_can_do_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_module, "MAX_PROBE_SECONDS", 0.05)
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    assert abilities("{{ tools }}" + TURNS + endless) == Abilities()
+    grows = "{{ 'a' * 10 ** 9 if messages | selectattr('tool_calls') | list }}"
+    assert abilities("{{ tools }}" + TURNS + grows) == Abilities(tools=True)

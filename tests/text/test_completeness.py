@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tidemill.base.errors import TidemillError
-from tidemill.text import completeness
+from tidemill.text import bounds, completeness
 from tidemill.text.completeness import check_complete
 from tidemill.text.template import ChatTemplate
 
@@ -123,3 +123,11 @@ def test_marks_do_not_stand_in_the_conversation() -> None:
     assert renderings(ALL, [said("user", "mark0x mark0x0a mark1x"), said("user", "mark")]) == 2
     with pytest.raises(TidemillError):
         renderings(NO_SYSTEM, [said("system", "x"), said("user", "mark0x0a x mark0x0z")])
+
+
+def test_a_second_rendering_that_takes_too_long_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    source = "{% if 'mark' in messages[0].content %}" + endless + "{% endif %}" + ALL
+    monkeypatch.setattr(bounds.Budget.__init__, "__defaults__", (0.05,))
+    with pytest.raises(TidemillError, match="stopped"):
+        renderings(source, [said("user", "Hi")])

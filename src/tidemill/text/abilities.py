@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from tidemill.base.errors import TidemillError
+from tidemill.text.bounds import TimeExceeded
 from tidemill.text.template import ChatTemplate
 
 SWITCHES = ("enable_thinking", "thinking")
@@ -108,10 +108,16 @@ class Abilities:
 
     @classmethod
     def of(cls, template: ChatTemplate) -> Self:
-        """Probe a template; none at all can do nothing."""
-        source = template.source
-        if source is None:
+        """Probe a template; none at all can do nothing, and nor can one that does not end."""
+        if template.source is None:
             return cls()
+        try:
+            return cls._probed(template, template.source)
+        except TimeExceeded:
+            return cls()
+
+    @classmethod
+    def _probed(cls, template: ChatTemplate, source: str) -> Self:
         variable = _tools_variable(template)
         shown = {} if variable is None else variable.given([_TOOL])
         return cls(
@@ -130,13 +136,6 @@ class Abilities:
         )
 
 
-def _render(template: ChatTemplate, messages: Sequence[Mapping[str, Any]], **more: Any) -> str:
-    try:
-        return template.render(messages, **more)
-    except TidemillError:
-        return ""
-
-
 def _has_key(source: str, key: str) -> bool:
     return re.search(rf"[.'\"]{key}\b", source) is not None
 
@@ -147,7 +146,7 @@ def _tools_variable(template: ChatTemplate) -> ToolsVariable | None:
     for name in ("tools", *others):
         for bare in (False, True):
             variable = ToolsVariable(name, bare)
-            text = _render(template, [_USER], **variable.given([_TOOL]))
+            text = template.probe([_USER], **variable.given([_TOOL]))
             if _NAME not in text:
                 continue
             if f"'{_NAME}'" not in text:
@@ -195,15 +194,15 @@ def _render_call(
         {"role": "assistant", "content": None if null else "", "tool_calls": [call]},
         {"role": "tool", "content": "probe", "tool_call_id": identity, "name": _NAME},
     ]
-    return _render(template, messages, **shown)
+    return template.probe(messages, **shown)
 
 
 def _render_role(template: ChatTemplate, role: str, **message: Any) -> str:
     """A short conversation with one message of a role, whose content is `_VALUE` unless given."""
     probe = {"role": role, "content": _VALUE, **message}
     if role in ("system", "developer"):
-        return _render(template, [probe, _USER])
-    return _render(template, [probe] if role == "user" else [_USER, probe, _USER])
+        return template.probe([probe, _USER])
+    return template.probe([probe] if role == "user" else [_USER, probe, _USER])
 
 
 def _names(template: ChatTemplate) -> frozenset[str]:
@@ -235,5 +234,5 @@ def _only_parts(template: ChatTemplate) -> bool:
 def _differs(template: ChatTemplate, name: str, one: object, other: object) -> bool:
     if name not in template.names:
         return False
-    texts = [_render(template, [_USER], **{name: value}) for value in (one, other)]
+    texts = [template.probe([_USER], **{name: value}) for value in (one, other)]
     return texts[0] != texts[1]

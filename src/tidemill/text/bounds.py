@@ -13,6 +13,7 @@ from jinja2.utils import Namespace
 from tidemill.base.clock import monotonic
 
 MAX_RENDER_SECONDS = 2.0
+MAX_PROBE_SECONDS = 10.0
 MAX_VALUE_CHARS = 2**24
 MAX_TOTAL_CHARS = 2**27
 MAX_SCAN = 2**30
@@ -23,6 +24,10 @@ MAX_WIDTH = 4096
 
 class BudgetExceeded(Exception):
     """A template went over its bounds in time or size."""
+
+
+class TimeExceeded(BudgetExceeded):
+    """A template took too long."""
 
 
 class Budget:
@@ -38,7 +43,7 @@ class Budget:
     def tick(self) -> None:
         """Raise BudgetExceeded once the time is used up."""
         if monotonic() > self._deadline:
-            raise BudgetExceeded(f"it took longer than {self._seconds:g} s")
+            raise TimeExceeded(f"it took longer than {self._seconds:g} s")
 
     def allocate(self, chars: int) -> None:
         """Account for a text (or list) about to be made."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidemill.base.errors import TidemillError, bad_request
+from tidemill.text.bounds import BudgetExceeded
 
 # A template may rewrite earlier answers (cut their thinking); what others said must be there.
 _MUST_APPEAR = frozenset({"system", "developer", "user", "tool"})
@@ -81,8 +82,10 @@ def _check_marked(
         _mark(marked, piece.path, f"{word}{index}a", f"{word}{index}z")
     try:
         written = render(*marked)
-    except TidemillError:  # it takes no such texts: what it wrote at first has to tell
-        written = None
+    except TidemillError as error:
+        if isinstance(error.__cause__, BudgetExceeded):
+            raise
+        written = None  # it takes no such texts: what it wrote at first has to tell
     for index, piece in enumerate(pieces):
         if written is None:
             found = _appears(piece.text, prompt)

@@ -15,7 +15,7 @@ from typing import Any
 import jinja2
 
 from tidemill.base.errors import TidemillError, bad_request, model_file_error
-from tidemill.text.bounds import Budget, BudgetExceeded
+from tidemill.text.bounds import MAX_PROBE_SECONDS, Budget, BudgetExceeded, TimeExceeded
 from tidemill.text.sandbox import TemplateProgram
 
 MAX_TEMPLATE_CHARS = 2**20
@@ -106,12 +106,7 @@ class ChatTemplate:
             TidemillError: kind BAD_REQUEST, naming ``messages``, if the template refuses the
                 conversation, exceeds its bounds, or does not exist.
         """
-        if self._program is None:
-            lacks = "chat template" if self._tool_use is None else "chat template but for tools"
-            raise bad_request("messages", f"this model has no {lacks}; {_REMEDY}")
         variables = {
-            **_NO_TOKENS,
-            **self._special,
             **kwargs,
             "messages": [copy.deepcopy(dict(message)) for message in messages],
             "tools": copy.deepcopy(list(tools)) if tools else None,
@@ -119,12 +114,34 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return self._program.render(variables, Budget())
+            return self._run(variables, Budget())
         except BudgetExceeded as error:
             raise bad_request(
                 "messages", f"the chat template was stopped for these messages: {error}"
             ) from error
-        except TidemillError:
+
+    def probe(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+        """What the template writes for a conversation made up to find out what it can do; empty
+        where it rejects it.
+
+        Raises:
+            TimeExceeded: it took longer than any machine should.
+        """
+        given = {"tools": None, "documents": None, "add_generation_prompt": True, **variables}
+        try:
+            return self._run({**given, "messages": messages}, Budget(MAX_PROBE_SECONDS))
+        except TimeExceeded:
+            raise
+        except (BudgetExceeded, TidemillError):
+            return ""
+
+    def _run(self, variables: Mapping[str, Any], budget: Budget) -> str:
+        if self._program is None:
+            lacks = "chat template" if self._tool_use is None else "chat template but for tools"
+            raise bad_request("messages", f"this model has no {lacks}; {_REMEDY}")
+        try:
+            return self._program.render({**_NO_TOKENS, **self._special, **variables}, budget)
+        except (BudgetExceeded, TidemillError):
             raise
         except Exception as error:  # a template's code can raise anything
             reason = str(error) or type(error).__name__
