@@ -16,7 +16,7 @@ const tools = {
   get_weather: tool({
     description: "Get the current weather of a city.",
     inputSchema: z.object({ city: z.string().describe("The city") }),
-    execute: async () => ({ temperature: 17, condition: "rain" }),
+    execute: async () => '{"temperature": 17, "condition": "rain"}', // as brook has learnt it
   }),
 };
 const check = (truth, what) => {

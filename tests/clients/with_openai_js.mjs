@@ -20,7 +20,7 @@ const first = (await client.chat.completions.create({ ...how, messages })).choic
 check(first.finish_reason === "tool_calls", first);
 const [call] = first.message.tool_calls;
 check(JSON.parse(call.function.arguments).city === "Paris", call);
-const content = JSON.stringify({ temperature: 17, condition: "rain" });
+const content = '{"temperature": 17, "condition": "rain"}'; // spaced as brook has learnt it
 messages.push(first.message, { role: "tool", tool_call_id: call.id, content });
 const last = (await client.chat.completions.create({ ...how, messages })).choices[0].message;
 check(last.content.includes("17"), last);

@@ -76,7 +76,7 @@ CHAT_ONLY: dict[str, list[Any]] = {
     "documents": ["x", {}, ["x"], [{"text": "unread"}]],
     "continue_final_message": [1, "x", True],
     "tools": [[{"type": "function", "function": {"name": "f"}}], {}, "x"],
-    "tool_choice": ["required", {"type": "function"}, "any", 1],
+    "tool_choice": ["required", {"type": "function"}, "all", 1],
     "reasoning_effort": ["high", "most", 1],
     "include_reasoning": [1, "yes"],
     "parallel_tool_calls": [1, "no"],

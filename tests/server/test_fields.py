@@ -7,10 +7,13 @@ from typing import Any
 import httpx
 import pytest
 from helpers import field_tables
+from helpers.live_server import fake_context, serving
+from helpers.scripted_engine import ScriptedEngine
 
 from tidemill.server.fields import ANY, Alias, Group, Neutral
 from tidemill.server.members import Body, Unfit, fill
 from tidemill.server.openai import schema
+from tidemill.text.template import ChatTemplate
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}]}
 TEXT: dict[str, Any] = {"prompt": "hello"}
@@ -205,6 +208,27 @@ def test_errors_name_the_field_that_was_sent(http: httpx.Client) -> None:
         error = answer.json()["error"]
         assert answer.status_code == 400 and error["param"] == param, error
         assert param in error["message"] and meant in error["message"], error
+
+
+def test_verbosity_reaches_templates_that_use_it() -> None:
+    source = "{{ verbosity }}:{% for m in messages %}{{ m.content }}{% endfor %}"
+    engine = ScriptedEngine()
+    with serving(fake_context(engine, template=ChatTemplate(source))) as url:
+        for verbosity in ("low", "high"):
+            body = {**CHAT, "verbosity": verbosity}
+            assert httpx.post(f"{url}/v1/chat/completions", json=body).status_code == 200
+            assert bytes(engine.requests[-1].prompt_token_ids) == f"{verbosity}:hello".encode()
+
+
+def test_a_switch_that_turns_off_what_there_is_not_is_neutral(http: httpx.Client) -> None:
+    for name in ("enable_thinking", "thinking"):
+        body = {**CHAT, "chat_template_kwargs": {name: False}}
+        assert http.post("/v1/chat/completions", json=body).status_code == 200
+    body["chat_template_kwargs"]["thinking"] = True
+    assert http.post("/v1/chat/completions", json=body).status_code == 400
+    for sent in ({"think": False}, {"thinking": {"type": "disabled"}}, {"reasoning": {}},
+                 {"reasoning": {"effort": "none"}}, {"reasoning_effort": "none"}):  # fmt: skip
+        assert http.post("/v1/chat/completions", json={**CHAT, **sent}).status_code == 200
 
 
 def test_values_that_people_use_for_the_default(http: httpx.Client, engine: Any) -> None:

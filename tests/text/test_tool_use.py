@@ -102,7 +102,7 @@ BAD: list[tuple[Any, Any, Any, str]] = [
     (None, "required", None, "tool_choice"),
     ([], named("f"), None, "tool_choice"),
     (None, None, 1, "parallel_tool_calls"),
-    (TWO, "any", None, "tool_choice"),
+    (TWO, "all", None, "tool_choice"),
     (TWO, 1, None, "tool_choice"),
     (TWO, [], None, "tool_choice"),
     (TWO, {}, None, "tool_choice.type"),
@@ -118,6 +118,10 @@ BAD: list[tuple[Any, Any, Any, str]] = [
     (TWO, allowed("auto", "f", "h"), None, "tool_choice.allowed_tools.tools[1].function.name"),
     (TWO, None, 1, "parallel_tool_calls"),
 ]  # fmt: skip
+
+
+def test_any_is_another_word_for_required() -> None:
+    assert tool_use([tool()], "any") == tool_use([tool()], "required")
 
 
 def test_without_tools_the_defaults_say_nothing() -> None:

@@ -58,6 +58,21 @@ _ROUTES: tuple[_Route, ...] = (
     ("GET", "/metrics", health.metrics, None, _METERS),
 )
 
+# Routes of other servers' own APIs, and which of ours does what they do.
+_OF_OTHERS = {
+    **dict.fromkeys(
+        ("/v1/responses", "/responses", "/v1/messages", "/api/chat", "/v1beta/models"),
+        "/v1/chat/completions",
+    ),
+    **dict.fromkeys(
+        ("/api/generate", "/generate", "/generate_stream", "/completion", "/infill"),
+        "/v1/completions",
+    ),
+    **dict.fromkeys(("/api/tags", "/api/ps", "/api/show", "/props", "/info"), "/v1/models"),
+    **dict.fromkeys(("/api/embed", "/api/embeddings", "/embedding", "/embed"), "/v1/embeddings"),
+    "/api/version": "/version",
+}
+
 _STREAMED = (schema.ChatRequest, schema.CompletionRequest)
 
 
@@ -173,7 +188,7 @@ def _nowhere(method: str, path: str) -> str:
             )
         return f"there is no {asked} here; {path} takes {' and '.join(methods)}"
     routes = {known: m for m, known, *_ in _ROUTES}
-    nearest = _closest(path, routes)
+    nearest = _OF_OTHERS.get(path) or _closest(path, routes)
     meant = f" Did you mean {routes[nearest]} {nearest}?" if nearest else ""
     return f"There is no {asked} here.{meant} GET /openapi.json lists all routes."
 

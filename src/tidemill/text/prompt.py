@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidemill.base.errors import bad_request
+from tidemill.text.abilities import SWITCHES
 from tidemill.text.answering import ChatSide, check_tools
 from tidemill.text.completeness import check_complete
 from tidemill.text.conversation import check_documents, check_kwargs, check_messages
@@ -62,7 +63,11 @@ def render_prompt(
     template, abilities = template.chosen(tools=bool(use.shown)), chat.abilities_for(use)
     source = template.source or ""
     plain = check_messages(messages, abilities, source)
-    kwargs, documents = options.kwargs or {}, options.documents
+    kwargs, documents = dict(options.kwargs or {}), options.documents
+    for name in SWITCHES:
+        # Off is what a model that does not think does anyway.
+        if kwargs.get(name) is False and not chat.thinks and name not in template.names:
+            del kwargs[name]
     check_kwargs(kwargs, template.names)
     if documents is not None:
         check_documents(documents, template.names)

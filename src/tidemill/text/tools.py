@@ -192,6 +192,10 @@ def _parameters(param: str, schema: Mapping[str, Any] | None) -> str:
     return as_json(param, schema)
 
 
+# Words of `tool_choice`; Mistral's API says "any" for "required".
+_MODES = {"none": "none", "auto": "auto", "required": "required", "any": "required"}
+
+
 @dataclass(frozen=True, slots=True)
 class _Ruling:
     """What tool_choice says: whether there must be a call, of which tools, and if just one."""
@@ -202,8 +206,8 @@ class _Ruling:
 
 
 def _read_choice(value: object, offered: Sequence[str]) -> _Ruling:
-    if value is None or (isinstance(value, str) and value in ("none", "auto", "required")):
-        return _Ruling(value or "auto", frozenset(offered))
+    if value is None or (isinstance(value, str) and value in _MODES):
+        return _Ruling(_MODES[value or "auto"], frozenset(offered))
     if not isinstance(value, Mapping):
         raise bad_request(
             "tool_choice",

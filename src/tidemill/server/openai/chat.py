@@ -70,7 +70,7 @@ async def chat_completions(context: ServerContext, request: Request) -> Response
     prompt = await chat_prompt(
         context,
         body.messages,
-        prompt_options(body, {**wishes.thinking.variables, **verbosity_of(body, context)}),
+        prompt_options(body, {**wishes.thinking.variables, **verbosity_of(body, context, wishes)}),
         wishes.use,
     )
     rules = rules_of(context.chat, wishes, prompt.text, continued=bool(body.continue_final_message))
@@ -110,7 +110,9 @@ async def chat_completions(context: ServerContext, request: Request) -> Response
     return Answer(generation, form, stream=bool(body.stream), request_id=request.state.request_id)
 
 
-def verbosity_of(body: schema.ChatRequest, context: ServerContext) -> dict[str, Any]:
+def verbosity_of(
+    body: schema.ChatRequest, context: ServerContext, wishes: Wishes
+) -> dict[str, Any]:
     """The variable of a template that knows `verbosity`; elsewhere OpenAI's default alone is taken.
 
     Raises:
@@ -118,7 +120,7 @@ def verbosity_of(body: schema.ChatRequest, context: ServerContext) -> dict[str, 
     """
     if body.verbosity is None:
         return {}
-    if context.chat.abilities.verbosity:
+    if context.chat.abilities_for(wishes.use).verbosity:
         return {"verbosity": body.verbosity}
     if body.verbosity == "medium":
         return {}

@@ -49,7 +49,7 @@ TOOLS: JsonSchema = _or_null(
 )
 TOOL_CHOICE: JsonSchema = {
     "anyOf": [
-        {"enum": ["none", "auto", "required", None]},
+        {"enum": ["none", "auto", "required", "any", None]},
         _REFERENCE,
         _object(
             {
