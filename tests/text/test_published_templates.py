@@ -65,7 +65,7 @@ def system(content: Any = "Be terse.") -> dict[str, Any]:
     return {"role": "system", "content": content}
 
 
-def answer(content: str | None = "Quite high.", **more: Any) -> dict[str, Any]:
+def answer(content: Any = "Quite high.", **more: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": content, **more}
 
 
@@ -78,10 +78,11 @@ def calls(*arguments: dict[str, Any], name: str = "get_weather", first: int = 0)
     return {"tool_calls": listed}
 
 
-def result(content: str = "Sunny <now>", place: int = 0) -> dict[str, Any]:
+def result(content: Any = "Sunny <now>", place: int = 0) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": f"call0000{place}", "content": content}
 
 
+PARTS = [{"type": "text", "text": text} for text in ("Part one.", "Part two.")]
 OSLO = {"city": "Łódź", "days": 3}
 NESTED = {
     "city": 'A "q" \\ \n<x> {{ y }}',
@@ -99,9 +100,24 @@ CONVERSATIONS: dict[str, tuple[Messages, dict[str, Any]]] = {
     "continued": ([user(), answer("It is e")], {"continue_final_message": True}),
     "system in the middle": ([user(), answer(), system("Now be kind."), user("And now?")], {}),
     "two users": ([user(), user("And now?")], {}),
-    "parts": (
-        [system(), user([{"type": "text", "text": text} for text in ("Part one.", "Part two.")])],
+    "parts": ([system(), user(PARTS)], {}),
+    "parts of the system": ([system(PARTS), user()], {}),
+    "parts of an answer": ([user(), answer(PARTS), user("And now?")], {}),
+    "whitespace": ([system("  Be terse.\n\n"), user("\n  How high?  \n")], {}),
+    "an answer first": ([answer("Hello!"), user()], {}),
+    "an empty answer": ([user(), answer(""), user("And now?")], {}),
+    "an answer last": ([user(), answer()], {}),
+    "marks of thinking": (
+        [user(), answer("<think>\nLet me think.\n</think>\n\nHigh."), user("And now?")],
         {},
+    ),
+    "marks in a continued answer": (
+        [user(), answer("<think>\nhm\n</think>\n\nIt is")],
+        {"continue_final_message": True},
+    ),
+    "thinking of a continued answer": (
+        [user(), answer("It is ", reasoning_content="Let me think.")],
+        {"continue_final_message": True},
     ),
     "developer": ([{"role": "developer", "content": "Be terse."}, user()], {}),
     "thinking": ([user(), answer(reasoning_content="Let me think."), user("And now?")], {}),
@@ -146,6 +162,27 @@ CONVERSATIONS: dict[str, tuple[Messages, dict[str, Any]]] = {
             result("Warm", 1),
         ],
         TOOLS,
+    ),
+    "parts of a result": ([user(), answer(None, **calls(OSLO)), result(PARTS)], TOOLS),
+    "kinds of numbers": (
+        [user(), answer(None, **calls({"a": 10**20, "b": 1e22, "c": -0.5, "d": True})), result()],
+        TOOLS,
+    ),
+    "thinking in every step": (
+        [
+            user(),
+            answer(None, reasoning_content="I should look.", **calls(OSLO)),
+            result("Cold", 0),
+            answer("More.", reasoning_content="Again.", **calls({"city": "Rome"}, first=1)),
+            result("Warm", 1),
+            answer("Both.", reasoning_content="Enough."),
+            user("And now?"),
+        ],
+        TOOLS,
+    ),
+    "continued beside tools": (
+        [user(), answer("It is")],
+        {"continue_final_message": True, **TOOLS},
     ),
     "calls without tools": ([user(), answer(None, **calls(OSLO)), result()], {}),
 }
@@ -209,15 +246,20 @@ def theirs(source: str, messages: Messages, options: dict[str, Any]) -> str | No
     return text
 
 
+def joined(content: Any) -> Any:
+    return "".join(p["text"] for p in content) if isinstance(content, list) else content
+
+
 def canonical(source: str, messages: Messages, options: dict[str, Any]) -> str | None:
     """The same, with contents as text where the template does not know lists of parts, and the
     role `system` where it does not know `developer`."""
     text = theirs(source, messages, options)
-    if isinstance(messages[-1]["content"], list):
+    if any(isinstance(message["content"], list) for message in messages):
         printed = text is not None and text.replace("'", '"').count('"Part two."')
         if text is None or "Part two." not in text or printed:
-            joined = "".join(part["text"] for part in messages[-1]["content"])
-            return theirs(source, [*messages[:-1], user(joined)], options)
+            return theirs(
+                source, [{**m, "content": joined(m["content"])} for m in messages], options
+            )
     if messages[0]["role"] == "developer":
         known = "developer" in source and text is not None and "terse" in text
         return text if known else theirs(source, [system(), *messages[1:]], options)

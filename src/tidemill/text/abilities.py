@@ -186,15 +186,21 @@ def _render_call(
     template: ChatTemplate, form: tuple[bool, bool], shown: Mapping[str, Any], identity: str
 ) -> str:
     text, null = form
-    arguments = {_KEY: _VALUE}
-    function = {"name": _NAME, "arguments": json.dumps(arguments) if text else arguments}
+    arguments = json.dumps({_KEY: _VALUE}) if text else {_KEY: _VALUE}
+    messages = _calling(None if null else "", arguments, identity)
+    return template.probe([_USER, *messages], **shown)
+
+
+def _calling(
+    content: str | None, arguments: object, identity: str, result: object = "probe"
+) -> list[dict[str, Any]]:
+    """A call and its result."""
+    function = {"name": _NAME, "arguments": arguments}
     call = {"id": identity, "type": "function", "function": function}
-    messages: list[dict[str, Any]] = [
-        _USER,
-        {"role": "assistant", "content": None if null else "", "tool_calls": [call]},
-        {"role": "tool", "content": "probe", "tool_call_id": identity, "name": _NAME},
+    return [
+        {"role": "assistant", "content": content, "tool_calls": [call]},
+        {"role": "tool", "content": result, "tool_call_id": identity, "name": _NAME},
     ]
-    return template.probe(messages, **shown)
 
 
 def _render_role(template: ChatTemplate, role: str, **message: Any) -> str:
@@ -202,6 +208,8 @@ def _render_role(template: ChatTemplate, role: str, **message: Any) -> str:
     probe = {"role": role, "content": _VALUE, **message}
     if role in ("system", "developer"):
         return template.probe([probe, _USER])
+    if role == "tool":
+        return template.probe([_USER, *_calling("", {}, _SHORT_ID, probe["content"])])
     return template.probe([probe] if role == "user" else [_USER, probe, _USER])
 
 
