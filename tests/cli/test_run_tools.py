@@ -62,7 +62,7 @@ def test_a_schema(tmp_path: Path) -> None:
     file.write_text(json.dumps(schema))
     done = run("Meet Dora. The age is 43. Name and age as JSON.", "--schema", str(file))
     assert list(json.loads(done.stdout)) == ["name", "age"], done.stderr
-    file.write_text('{"not": {}}')
+    file.write_text('{"not": {"minLength": 2}}')
     done = run("x", "--schema", str(file))
     assert done.returncode == 2 and "'not' cannot be enforced" in done.stderr
     for path, says in ((tmp_path / "none", "No such file"), (Path(__file__), "not valid JSON")):

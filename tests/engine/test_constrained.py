@@ -157,7 +157,7 @@ def test_a_request_resumes_where_it_stood(brook: Brook) -> None:
         ('{"type": "object", "properties": {"a": {"if": {}}}}', "response_format.properties.a.if"),
         ('{"items": [{"uniqueItems": true}]}', "response_format.items[0].uniqueItems"),
         ('{"format": "phone"}', "response_format.format"),
-        ('{"pattern": "(?=a)b"}', "response_format.pattern"),
+        ('{"pattern": "(?<=a)b"}', "response_format.pattern"),
         ('{"foo": 1}', "response_format.foo"),
         ('{"$ref": "#/$defs/a"}', "response_format.$ref"),
         ('{"$ref": "http://example.com/a"}', "response_format.$ref"),
@@ -166,7 +166,9 @@ def test_a_request_resumes_where_it_stood(brook: Brook) -> None:
         ("[1]", "response_format"),
         ("{", "response_format"),
         ('{"minimum": 3, "maximum": 1, "type": "integer"}', "response_format"),
-        ('{"oneOf": [{"type": "string"}, {"minLength": 2}]}', "response_format"),
+        ('{"oneOf": [{"type": "string"}, {"minLength": 2}]}', "response_format.oneOf"),
+        ('{"const": -9223372036854775808}', "response_format.const"),
+        ('{"type": "integer", "minimum": -1e30, "maximum": -1e20}', "response_format.minimum"),
     ],
 )
 def test_what_cannot_be_honoured_is_named(brook: Brook, source: str, param: str) -> None:

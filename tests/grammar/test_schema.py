@@ -11,8 +11,8 @@ from llguidance import LLMatcher
 
 from tidemill.base.errors import TidemillError
 from tidemill.contract.program import Grammar
-from tidemill.grammar import schema as keywords
 from tidemill.grammar.compiler import Compiler
+from tidemill.grammar.schema import formats, keywords, prepared
 from tidemill.grammar.vocabulary import Vocabulary
 from tidemill.loading import bundled_models, open_model
 
@@ -151,7 +151,7 @@ def test_what_is_allowed_is_what_is_valid(
 
 def test_every_keyword_is_decided() -> None:
     """Of each draft's vocabulary, each keyword is enforced, an annotation, or refused by name."""
-    decided = keywords.ENFORCED | keywords.ANNOTATIONS | set(keywords.REFUSED)
+    decided = keywords.ENFORCED | keywords.ANNOTATIONS | set(keywords.REJECTED)
     for validator in (
         jsonschema.Draft4Validator,
         jsonschema.Draft7Validator,
@@ -161,7 +161,7 @@ def test_every_keyword_is_decided() -> None:
 
 
 def test_formats_are_those_that_are_enforced(compiler: Compiler) -> None:
-    for name in keywords.FORMATS:
+    for name in formats.ENFORCED:
         source = json.dumps({"type": "string", "format": name})
         matcher = compiler.matcher(Grammar("json_schema", source))
         assert not accepts(compiler, matcher, '"not one of them!"'), name
@@ -201,7 +201,7 @@ def test_a_language_is_compiled_once(compiler: Compiler) -> None:
 )  # fmt: skip
 def test_bounds_of_one_object(schema: Any, at: str, says: str) -> None:
     with pytest.raises(TidemillError) as caught:
-        keywords.prepared(dumps(schema), "s")
+        prepared(dumps(schema), "s")
     assert caught.value.param == at and says in caught.value.message
 
 

@@ -222,7 +222,7 @@ def test_thinking_and_its_budget(client: openai.OpenAI, model: str) -> None:
 
 
 def test_a_schema_and_its_path(client: openai.OpenAI, model: str) -> None:
-    bad = {"type": "object", "properties": {"a": {"type": "string", "not": {}}}}
+    bad = {"type": "object", "properties": {"a": {"type": "string", "not": {"minLength": 2}}}}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": bad}}
     cases: list[tuple[dict[str, Any], str]] = [
         (

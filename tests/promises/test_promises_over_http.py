@@ -115,7 +115,7 @@ def test_promise_1_hostile_requests_change_nothing_for_others(server: RealServer
         ("tools", [{"type": "web_search"}]),
         ("tool_choice", "auto"),
         ("response_format", {"type": "xml"}),
-        ("guided_json", {"type": "object", "properties": {"a": {"not": {}}}}),
+        ("guided_json", {"type": "object", "properties": {"a": {"not": {"minLength": 2}}}}),
         ("store", True),
         ("service_tier", "flex"),
         ("reasoning_effort", "most"),

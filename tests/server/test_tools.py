@@ -166,7 +166,7 @@ def test_text_around_a_call_is_kept_apart(model: Model) -> None:
 
 
 def test_schemas_that_cannot_be_enforced(model: Model) -> None:
-    bad = {"type": "object", "properties": {"a": {"type": "string", "not": {}}}}
+    bad = {"type": "object", "properties": {"a": {"type": "string", "not": {"minLength": 2}}}}
     error = refusal(model, tools=[tool("f", parameters=bad, strict=True)])
     assert error["param"] == "tools[0].function.parameters.properties.a.not"
     assert ask(model, "x", tools=[tool("f", parameters=bad)])["message"]["content"] == "x"

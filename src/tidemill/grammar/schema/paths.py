@@ -1,0 +1,40 @@
+"""Places in a schema, and the error that names one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tidemill.base.errors import TidemillError, bad_request
+
+Path = tuple[str | int, ...]
+
+
+def path_of(param: str, path: Path) -> str:
+    """``response_format.json_schema.schema.properties.a``; list places in brackets."""
+    text = param
+    for step in path:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}"
+    return text[:300]
+
+
+def rejected(param: str, path: Path, message: str) -> TidemillError:
+    """The error of a schema whose keyword at `path` cannot be honoured."""
+    at = path_of(param, path)
+    return bad_request(at, f"{at}: {message}")
+
+
+def patterns(schema: Any, path: Path = ()) -> Iterator[tuple[str, str]]:
+    """Every regular expression in a schema, with its place below the schema."""
+    if isinstance(schema, Mapping):
+        if isinstance(schema.get("pattern"), str) and (not path or path[-1] != "properties"):
+            yield path_of("", (*path, "pattern")), schema["pattern"]
+        if isinstance(schema.get("patternProperties"), Mapping):
+            for name in schema["patternProperties"]:
+                yield path_of("", (*path, "patternProperties", name)), name
+        for key, value in schema.items():
+            if key not in ("enum", "const"):
+                yield from patterns(value, (*path, key))
+    elif isinstance(schema, list):
+        for index, value in enumerate(schema):
+            yield from patterns(value, (*path, index))
