@@ -102,7 +102,7 @@ def unquoted(value: object, quote: str) -> str:
     if isinstance(value, str):
         return quote + value + quote
     if isinstance(value, dict):
-        return "{" + ",".join(f"{k}:{unquoted(v, quote)}" for k, v in value.items()) + "}"
+        return "{" + ",".join(f"{k}:{unquoted(v, quote)}" for k, v in sorted(value.items())) + "}"
     if isinstance(value, list):
         return "[" + ",".join(unquoted(v, quote) for v in value) + "]"
     return json.dumps(value)

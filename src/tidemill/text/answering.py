@@ -20,7 +20,8 @@ from tidemill.text.constraints import FIELDS as CONSTRAINT_FIELDS
 from tidemill.text.constraints import Constraint, constraint_of
 from tidemill.text.parsers.engine import OutputParser
 from tidemill.text.parsers.format import Format
-from tidemill.text.parsers.formats import FORMATS, THINKING, named
+from tidemill.text.parsers.formats import FORMATS, THINKING
+from tidemill.text.recognised import recognised
 from tidemill.text.ruling import Spelling, calls_grammar, regions_grammar
 from tidemill.text.template import ChatTemplate
 from tidemill.text.thinking import FIELDS as THINKING_FIELDS
@@ -63,6 +64,7 @@ class ChatSide:
         kept: special tokens that are part of how it writes them.
         prepare: checks a JSON schema (its text, the field it came from) and returns it as a grammar
             takes it; raises what names the keyword that cannot be enforced.
+        found: how it was found out how calls are read, for a person.
     """
 
     tokenizer: Tokenizer
@@ -71,6 +73,7 @@ class ChatSide:
     form: Format
     kept: frozenset[int]
     prepare: Prepare
+    found: str = ""
 
     @classmethod
     def of(
@@ -101,17 +104,19 @@ class ChatSide:
                     flag, f"--{flag} {name!r} is not known; it is {AUTO} or {', '.join(known)}"
                 )
         for_tools = template.chosen(tools=True)
-        form = named(
+        abilities = Abilities.of(template)
+        with_tools = abilities if for_tools is template else Abilities.of(for_tools)
+        found = recognised(
+            for_tools,
+            with_tools,
             None if tool_format == AUTO else tool_format,
             None if reasoning_format == AUTO else reasoning_format,
-            for_tools.source,
         )
+        form = found.form
         special = tokenizer.special_ids
         spelled = (tokenizer.encode(mark, add_special=False) for mark in form.marks)
         kept = frozenset(token for ids in spelled for token in ids if token in special)
-        abilities = Abilities.of(template)
-        with_tools = abilities if for_tools is template else Abilities.of(for_tools)
-        return cls(tokenizer, abilities, with_tools, form, kept, prepare)
+        return cls(tokenizer, abilities, with_tools, form, kept, prepare, found.calls)
 
     def abilities_for(self, use: ToolUse) -> Abilities:
         """The abilities of the template that a request with these tools is rendered with."""
@@ -129,11 +134,10 @@ class ChatSide:
 
     def described(self) -> str:
         """One line about it, for a person."""
-        calls = f"as {self.form.name}" if self.calls else "are not read"
         think = self.form.think
         marks = f"ends with {think.close.strip()!r}" if think is not None else "is not marked"
         tools = "shows" if self.tool_abilities.tools else "has no place for"
-        return f"chat: the template {tools} tools, calls {calls}; thinking {marks}"
+        return f"chat: the template {tools} tools, calls {self.found}; thinking {marks}"
 
 
 @dataclass(frozen=True, slots=True)

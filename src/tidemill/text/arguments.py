@@ -152,12 +152,25 @@ def _kinds_of(types: frozenset[str] | None, layout: _Layout) -> dict[str, list[s
     return found
 
 
+_SPELLED = {
+    "boolean": ('"true"', '"false"', '"True"', '"False"'),
+    "null": ('"null"', '"None"'),
+}
+
+
 def _json_values(
     argument: Argument, kinds: Mapping[str, list[str]], layout: _Layout, schema: Any = None
 ) -> list[str]:
     """Values written as JSON, each behind the attribute of its kind."""
     closing = layout.closing()
-    if len(kinds) == 1 or not is_bare(argument.schema if schema is None else schema):
+    found = argument.schema if schema is None else schema
+    types = types_of(found)
+    known = types is not None and types <= set(_SPELLED) and is_bare(found)
+    if known and types is not None and layout.syntax.kind is None:
+        # Templates that were written for Python's str() and for JSON differ here.
+        either = " | ".join(word for name in sorted(types) for word in _SPELLED[name])
+        return [f"{layout.head('')} ({either}) {closing}"]
+    if len(kinds) == 1 or not is_bare(found):
         # Of a schema that says more than types, the attribute's value is not told by its type.
         said = " | ".join(layout.head(kind) for kind in kinds)
         return [f"({said}) {argument.json(schema)} {closing}"]
@@ -243,8 +256,8 @@ def python_rules(rule: str, tool: Tool, write: Write) -> list[str]:
                 f"{argument.param}: {argument.name[:64]!r} is no name in Python, in which this "
                 "model writes its calls",
             )
-        value = _python_value(argument, write)
-        rules.append(f"{rule}_{number}: {write(argument.name + '=')} ({value})")
+        value, more = _python_value(argument, write, f"{rule}_{number}")
+        rules += [f"{rule}_{number}: {write(argument.name + '=')} ({value})", *more]
     members = comma_separated(rule, [a.required for a in arguments], '", "')
     body = f" {rule}_s0" if arguments else ""
     return [f'{rule}: {write(tool.name + "(")}{body} ")"', *rules, *members]
@@ -278,21 +291,30 @@ def _identifier(name: str) -> bool:
 _CONSTANTS = {"boolean": '"True" | "False"', "null": '"None"'}
 
 
-def _python_value(argument: Argument, write: Write) -> str:
+# Templates that were written with repr() put texts between single quotes.
+_SINGLE_QUOTED = r"""/'([^'\\\x00-\x1f]|\\['"\\nrt])*'/"""
+
+
+def _python_value(argument: Argument, write: Write, rule: str) -> tuple[str, list[str]]:
+    """The expression of a value, and rules it needs."""
     known = alternatives(argument.schema)
     if known is not None and not any(isinstance(k, list | dict) for k in known):
         _alone(argument, {"enum", "const", "type"})
         texts = [
             json.dumps(k, ensure_ascii=False) if isinstance(k, str) else repr(k) for k in known
         ]
-        return " | ".join(map(write, texts))
+        texts += [f"'{k}'" for k in known if isinstance(k, str) and repr(k) == f"'{k}'"]
+        return " | ".join(map(write, texts)), []
     types = types_of(argument.schema)
+    if types == frozenset({"string"}) and set(asked(argument.schema)) == {"type"}:
+        terminal = rule.upper()
+        return f"{argument.json()} | {terminal}", [f"{terminal}: {_SINGLE_QUOTED}"]
     if types is None or not is_bare(argument.schema) or not types & set(_CONSTANTS):
-        return argument.json()
+        return argument.json(), []
     found = [_CONSTANTS[t] for t in sorted(types & set(_CONSTANTS))]
     if rest := sorted(types - set(_CONSTANTS)):
         found.append(argument.json({"type": rest}))
-    return " | ".join(found)
+    return " | ".join(found), []
 
 
 def arguments_of(tool: Tool) -> list[Argument]:

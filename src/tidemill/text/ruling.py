@@ -76,8 +76,10 @@ def calls_grammar(
     rules = [rule for i, tool in enumerate(tools) for rule in _call(i, form, tool, spelling)]
     rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(tools))))
     rules.append("unit: " + _join(write(form.begin), rest))
-    between = form.between or form.spread or ("\n" if form.begin and not form.section[0] else "")
-    several = "unit" if listed or not parallel else f"unit ({_join(write(between), 'unit')})*"
+    between = write(form.between or form.spread)
+    if not between and form.begin:
+        between = '"\\n"?'  # templates of one family differ
+    several = "unit" if listed or not parallel else f"unit ({_join(between, 'unit')})*"
     before = write(form.section[0])
     # White space is a piece of its own: the lexer does not go back from a longer one.
     opened = _join(write(form.spread) if before else "", several)

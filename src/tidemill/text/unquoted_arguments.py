@@ -62,7 +62,8 @@ class _Rules:
         self._any = ""
 
     def members(self, rule: str, found: list[tuple[Argument, Any]]) -> str:
-        """The name of the rule of an object's members; empty for none."""
+        """The name of the rule of an object's members, by name; empty for none."""
+        found = sorted(found, key=lambda member: member[0].name)
         for number, (argument, schema) in enumerate(found):
             if not _KEY.fullmatch(argument.name):
                 raise bad_request(

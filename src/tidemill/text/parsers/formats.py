@@ -370,17 +370,3 @@ def detect(template: str | None) -> Format:
 def with_thinking(form: Format, think: ThinkMarks | None) -> Format:
     """A format with these marks of thinking, where it has none of its own."""
     return form if form.think is not None or think is None else replace(form, think=think)
-
-
-def named(tool_format: str | None, reasoning_format: str | None, template: str | None) -> Format:
-    """The format by the names a person gave, the rest by detection.
-
-    Raises:
-        KeyError: there is no format of that name.
-    """
-    found = detect(template)
-    form = found if tool_format is None else FORMATS[tool_format]
-    if reasoning_format is None:
-        return with_thinking(form, found.think)
-    think = None if reasoning_format == "none" else THINKING[reasoning_format]
-    return replace(form, think=think)

@@ -19,11 +19,18 @@ from tidemill.text.parsers.values import dumps
 MAX_PYTHON = 200_000
 """Characters of Python calls that are read."""
 
-_STRING = (
-    r'"""(?:\\.|[^\\])*?"""|\'\'\'(?:\\.|[^\\])*?\'\'\'|"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\''
+_ENDS = ",)]}:"
+# A quote ends a text where one of these follows; else it is part of it: models write 'it's'.
+_STRING = "|".join(
+    rf"{q}{q}{q}(?:\\.|[^\\])*?{q}{q}{q}|{q}(?:\\.|[^{q}\\]|{q}(?!\s*(?:[,)\]}}:]|$)))*{q}"
+    for q in "\"'"
 )
 _TOKEN = re.compile(rf"(?P<string>{_STRING})|(?P<open>[(\[{{])|(?P<close>[)\]}}])|,", re.DOTALL)
 _STRINGS = re.compile(_STRING, re.DOTALL)
+# What is to be escaped within quotes; within three, only backslashes that escape nothing.
+_WITHIN = {q: re.compile(rf"\\.|{q}|\r|\n", re.DOTALL) for q in "\"'"}
+_WITHIN[""] = re.compile(r"\\.", re.DOTALL)
+_ESCAPES = frozenset("\n\\'\"abfnrtv01234567xNuU")
 _CALL = re.compile(r"\s*([\w.-]+)\s*\(")
 _KEYWORD = re.compile(r"\s*([\w-]+)\s*=(?!=)")
 _LIKELY = re.compile(r"\s*\[?\s*([\w.-]{1,128})\(")
@@ -46,6 +53,8 @@ class PythonReader:
         self._quote = ""
         self._inside = ""  # the last characters since the quote was opened, three at most
         self._escaped = False
+        self._closing = False  # a quote came that ends the text if something fit follows
+        self._empty = False  # with nothing in front of it
         self._spelled = ""  # how much of the end mark the last characters spell
         self.name: str | None = None
         self.arguments: list[str] = []
@@ -99,7 +108,18 @@ class PythonReader:
         return False
 
     def _quoted(self, char: str) -> bool:
-        """A character within quotes; False where it follows an empty pair of them."""
+        """A character within quotes; False where it follows them."""
+        if self._closing:
+            if self._empty and char == self._quote:
+                self._quote, self._closing, self._inside = char * 3, False, ""
+                return True
+            self._empty = False
+            if char.isspace():
+                return True
+            self._closing = False
+            if char in _ENDS:
+                self._quote = ""
+                return False
         if self._escaped:
             self._escaped, self._inside = False, "x"
         elif char == "\\":
@@ -108,15 +128,10 @@ class PythonReader:
             self._inside = (self._inside + char)[-3:]
             if self._inside == self._quote:
                 self._quote = ""
-        elif self._inside == self._quote:  # an empty pair, or the first of three
-            self._quote, self._inside = (char * 3 if char == self._quote else ""), ""
-            return bool(self._quote)
-        elif char != self._quote:
-            self._inside = "x"
-        elif self._inside:
-            self._quote = ""
+        elif char == self._quote:
+            self._closing, self._empty = True, not self._inside
         else:
-            self._inside = char
+            self._inside = "x"
         return True
 
 
@@ -166,15 +181,23 @@ def literal(text: str) -> Any:
     Raises:
         SyntaxError, ValueError, TypeError, RecursionError, MemoryError: it is none.
     """
-    plain = _STRINGS.sub(_one_line, text.strip())
+    plain = _STRINGS.sub(_plain, text.strip())
     return ast.literal_eval(_Literals().visit(ast.parse(plain, mode="eval").body))
 
 
-def _one_line(found: re.Match[str]) -> str:
+def _plain(found: re.Match[str]) -> str:
+    """A quoted text as Python's grammar has it: on one line, its quotes and backslashes escaped."""
     text = found[0]
-    if text[:3] in ('"""', "'''"):
-        return text
-    return text.replace("\r", "\\r").replace("\n", "\\n")
+    size = 3 if text[:3] in ('"""', "'''") else 1
+    inside = _WITHIN[text[0] if size == 1 else ""].sub(_spelled, text[size:-size])
+    return text[:size] + inside + text[:size]
+
+
+def _spelled(found: re.Match[str]) -> str:
+    text = found[0]
+    if text[0] == "\\":
+        return text if text[1:] in _ESCAPES else "\\" + text
+    return {"\r": "\\r", "\n": "\\n"}.get(text, "\\" + text)
 
 
 class _Literals(ast.NodeTransformer):

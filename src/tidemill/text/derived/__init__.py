@@ -1,0 +1,1 @@
+"""How a model writes calls and thinking, found out from what its chat template renders."""

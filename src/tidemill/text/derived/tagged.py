@@ -1,0 +1,240 @@
+"""Calls whose parameters stand between marks: the marks, from what stands around names and values.
+
+Two texts under two names give what stands between a name and its value, a value and the next name,
+and behind the last value; values of other types tell whether a mark says the type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tidemill.text.derived.layout import (
+    Around,
+    around,
+    boundary,
+    split_tags,
+    spread_of,
+    trimmed,
+)
+from tidemill.text.derived.made_up import NAMES, Call
+from tidemill.text.derived.turns import ID, Turns, common_prefix, common_suffix
+from tidemill.text.parsers.format import Format, Gaps, Kind, TaggedCall
+
+_KEY = "\ue001"  # stands for a parameter's name where its value's closing mark repeats it
+KEYS = ("qq_text", "qq_more")
+_VALUES = ("Qqvaluea", "Qqvalueb")
+_MARKUP = "Qqa<b>&c\nQqd"
+# Parameter, value, its JSON type, and texts of which one stands for it.
+_TYPED: tuple[tuple[str, Any, str, tuple[str, ...]], ...] = (
+    ("qq_count", 70417, "number", ("70417",)),
+    ("qq_on", True, "boolean", ("true", "True")),
+    ("qq_list", [70418], "array", ("[70418]",)),
+    ("qq_box", {"k": 70419}, "object", ('{"k": 70419}', "{'k': 70419}", '{"k":70419}')),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """One call's text, cut at its name, its parameters' names and their values."""
+
+    before: str  # in front of the call's name
+    name: str  # between it and the first parameter's name
+    value: str  # between a parameter's name and its value
+    next: str  # between a value and the next parameter's name
+    after: str  # behind the last value
+
+
+def tagged_format(turns: Turns, lead: int, tail: int) -> Format | None:
+    """The format of calls with marks around each parameter; None where it is not like that.
+
+    Args:
+        turns: of the template.
+        lead, tail: characters of a turn in front of what the model writes, and behind it.
+    """
+    arguments = dict(zip(KEYS, _VALUES, strict=True))
+    one = turns.turn([Call(NAMES[0], arguments)], ids=False)
+    pieces = None if one is None else _cut(one[lead : len(one) - tail], NAMES[0])
+    if pieces is None:
+        return None
+    split = _value_marks(pieces)
+    if split is None:
+        return None
+    close, open_key = split
+    found = _around_calls(turns, arguments, pieces, lead, tail)
+    key_open = open_key.strip()
+    name_close = pieces.name[: len(pieces.name) - len(open_key)]
+    index = ""
+    if found is None or not pieces.name.endswith(open_key):
+        return None
+    name_close, index = _numbered(name_close, found)
+    after = found.end[len(close) :] if found.end.startswith(close) else ""
+    return _format(turns, lead, pieces, found, (name_close, index, key_open, close, after))
+
+
+def _cut(text: str, name: str) -> _Pieces | None:
+    """A turn's text in pieces."""
+    places = [text.find(word) for pair in zip(KEYS, _VALUES, strict=True) for word in pair]
+    start = text.rfind(name, 0, max(places[0], 0))
+    if start < 0 or -1 in places or places != sorted(places):
+        return None
+    key1, value1, key2, value2 = places
+    between = text[key1 + len(KEYS[0]) : value1]
+    if text[key2 + len(KEYS[1]) : value2] != between:
+        return None
+    return _Pieces(
+        text[:start],
+        text[start + len(name) : key1],
+        between,
+        text[value1 + len(_VALUES[0]) : key2].replace(KEYS[0], _KEY),
+        text[value2 + len(_VALUES[1]) :].replace(KEYS[1], _KEY),
+    )
+
+
+def _value_marks(pieces: _Pieces) -> tuple[str, str] | None:
+    """The mark that closes a value and the one that opens a parameter, each with its white space.
+
+    What stands between two parameters is both, one behind the other: the first is also behind the
+    last value, the second also behind the call's name.
+    """
+    least = len(pieces.next) - len(common_suffix(pieces.name, pieces.next))
+    most = len(common_prefix(pieces.next, pieces.after))
+    at = boundary(pieces.next, min(least, most), max(least, most))
+    left, right = pieces.next[:at], pieces.next[at:].lstrip()
+    if not left.strip() or not right or not pieces.after.startswith(left):
+        return None
+    space = pieces.next[at : len(pieces.next) - len(right)]
+    return left + space if pieces.after.startswith(left + space) else left, right
+
+
+def _around_calls(
+    turns: Turns, arguments: dict[str, str], pieces: _Pieces, lead: int, tail: int
+) -> Around | None:
+    """What stands around a call's name and its last value, two calls compared."""
+    two = turns.turn([Call(n, arguments) for n in NAMES], ids=False)
+    if two is None or NAMES[1] not in two[lead:]:
+        return around(pieces.before, None, pieces.after)
+    body = two[lead : len(two) - tail]
+    start, second = body.rfind(_VALUES[1], 0, body.rfind(NAMES[1])), body.rfind(NAMES[1])
+    if start < 0 or not body.startswith(pieces.before):
+        return around(pieces.before, None, pieces.after)
+    middle = body[start + len(_VALUES[1]) : second].replace(KEYS[1], _KEY)
+    return around(pieces.before, middle, pieces.after)
+
+
+def _numbered(name_close: str, found: Around) -> tuple[str, str]:
+    """What closes a call's name, and what closes a number behind that; empty for none."""
+    text = name_close.replace(ID, "1")
+    digits = [i for i, c in enumerate(text) if c.isdigit()]
+    if not digits:
+        return text, ""
+    at = digits[0]
+    return text[:at], text[at:].lstrip("0123456789")
+
+
+def _format(
+    turns: Turns, lead: int, pieces: _Pieces, found: Around, marks: tuple[str, str, str, str, str]
+) -> Format | None:
+    name_close, index, key_open, close, after = marks
+    shut = index or name_close
+    gap_name = shut[len(shut.rstrip()) :]
+    name_close, index = (name_close, index.rstrip()) if index else (name_close.rstrip(), "")
+    if not name_close:  # the line's end is the mark
+        name_close, gap_name = gap_name, ""
+    kind, key_close = _kind(turns, pieces, close)
+    padded = pieces.value.endswith("\n") and close.startswith("\n")
+    gap_key, value_open = "", ""
+    if kind is None:
+        key_close, value_open = split_tags(pieces.value)
+        gap_key = pieces.value.strip()[len(key_close) :][: -len(value_open) or None]
+        gap_key = gap_key if value_open else ""
+    body, gap_value = close.strip(), close[len(close.rstrip()) :]
+    echoed = ""
+    if _KEY in body:
+        body, echoed = body.split(_KEY, 1)
+    begin, own = split_tags(found.begin)
+    own_end, end = split_tags(after)
+    dropped = []
+    if not own or not end:
+        begin, own, own_end = found.begin.strip(), "", ""
+        end, more = trimmed(found.begin, after)
+        dropped.append(more)
+    closing, more = trimmed(found.opening, found.closing)
+    dropped.append(more)
+    return Format(
+        "derived",
+        begin=begin,
+        end=end,
+        section=(found.opening.strip(), closing),
+        dropped=tuple(mark for mark in dropped if mark),
+        spread=spread_of(found),
+        padding="\n" if own and found.begin.strip()[len(begin) :].startswith("\n") else "",
+        syntax=TaggedCall(
+            name=(own, name_close),
+            key=(key_open, key_close),
+            value=(value_open, body),
+            end=own_end,
+            padded=padded,
+            kind=kind,
+            index=index,
+            echoed=echoed,
+            quotes=_quotes(turns, pieces, close),
+            gaps=Gaps(gap_name, gap_key, gap_value, after[: len(after) - len(after.lstrip())]),
+        ),
+    )
+
+
+def _between(
+    turns: Turns, key: str, value: Any, spellings: Sequence[str]
+) -> tuple[str, str] | None:
+    """What stands between a parameter's name and its value, and the value as it is written."""
+    text = turns.turn([Call(NAMES[0], {key: value})])
+    at = -1 if text is None else text.rfind(key)
+    if text is None or at < 0:
+        return None
+    rest = text[at + len(key) :]
+    places = [(rest.find(s), s) for s in spellings if s in rest]
+    if not places:
+        return None
+    place, spelling = min(places)
+    return rest[:place], spelling
+
+
+def _kind(turns: Turns, pieces: _Pieces, close: str) -> tuple[Kind | None, str]:
+    """The attribute that says how a value is written, and what closes a parameter's name."""
+    if _KEY in close:
+        return None, ""
+    said: dict[str, str] = {}
+    before = after = ""
+    for key, value, name, spellings in _TYPED:
+        found = _between(turns, key, value, spellings)
+        if found is None:
+            continue
+        if found[0] == pieces.value:
+            return None, ""
+        before = common_prefix(pieces.value, found[0])
+        after = common_suffix(pieces.value[len(before) :], found[0][len(before) :])
+        said[name] = found[0][len(before) : len(found[0]) - len(after)]
+    text = pieces.value[len(before) : len(pieces.value) - len(after)]
+    if not said or not before or not after or not text:
+        return None, ""
+    names = set(said.values())
+    other = names.pop() if len(names) == 1 else ""
+    if not other and any(name != word for name, word in said.items()):
+        return None, ""
+    # The name's own closing mark is what stands in front of the attribute: a quote.
+    at = next((i for i, c in enumerate(before) if c.isspace()), 0)
+    return Kind(before[at:], after.rstrip(), text, other), before[:at]
+
+
+def _quotes(turns: Turns, pieces: _Pieces, close: str) -> tuple[str, str]:
+    """Marks around a text that holds markup."""
+    text = turns.turn([Call(NAMES[0], {KEYS[0]: _MARKUP})])
+    begin = KEYS[0] + pieces.value
+    at = -1 if text is None else text.rfind(begin)
+    if text is None or at < 0 or _MARKUP not in text[at:]:
+        return "", ""
+    left, right = text[at + len(begin) :].split(_MARKUP, 1)
+    right = right.split(close.replace(_KEY, KEYS[0]).strip(), 1)[0]
+    return (left, right) if left.strip() and right.strip() else ("", "")

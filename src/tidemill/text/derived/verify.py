@@ -1,0 +1,117 @@
+"""Whether a format reads back what a template renders: a round trip over made-up calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tidemill.text.derived.made_up import NAMES, SCHEMA, probes
+from tidemill.text.derived.turns import (
+    CONTENT,
+    THOUGHT,
+    Turns,
+    common_prefix,
+    without_thought,
+)
+from tidemill.text.parsers.engine import Offered, OutputParser
+from tidemill.text.parsers.events import (
+    CallArguments,
+    CallStart,
+    Content,
+    Malformed,
+    Reasoning,
+)
+from tidemill.text.parsers.format import Format, ThinkMarks
+
+
+@dataclass(frozen=True, slots=True)
+class _Tool:
+    name: str
+    schema: str
+
+
+TOOLS: Sequence[Offered] = [_Tool(name, json.dumps(SCHEMA)) for name in NAMES]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How many rendered turns were read back to the same calls, and how many there were."""
+
+    right: int
+    rendered: int
+
+    @property
+    def sure(self) -> bool:
+        """Every turn was read back."""
+        return self.rendered > 0 and self.right == self.rendered
+
+
+def verify(form: Format, turns: Turns, *, most: int = 100) -> Verdict:
+    """Read back what is rendered for made-up calls.
+
+    Args:
+        form: the format.
+        turns: of the template.
+        most: try so many turns at most.
+    """
+    prompt = turns.prompt() or ""
+    rendered = right = 0
+    for number, calls in enumerate(probes()):
+        if number >= most:
+            break
+        text = turns.turn(calls)
+        # A template may render one call at most, and say so or leave the others out.
+        names = [call.name for call in calls]
+        left_out = any((text or "").count(name) < names.count(name) for name in names)
+        if text is None or (left_out and len(calls) > 1):
+            continue
+        rendered += 1
+        body = text[len(common_prefix(prompt, text)) :]
+        right += _read(form, body) == [(c.name, dict(c.arguments)) for c in calls]
+    return Verdict(right, rendered)
+
+
+def verify_thinking(form: Format, turns: Turns) -> bool:
+    """A turn with a thought and an answer is read back as both."""
+    prompt, text = turns.prompt(thinking=True), turns.turn(content=CONTENT, thought=THOUGHT)
+    if prompt is None or text is None or THOUGHT not in text or form.think is None:
+        return False
+    lead = common_prefix(prompt, text)
+    opened = any(t.rstrip().endswith(form.think.open.strip()) for t in (prompt, lead))
+    parser = OutputParser(form, starts_in_reasoning=opened)
+    events = [*parser.push(text[len(lead) :]), *parser.finish()]
+    thought = "".join(e.text for e in events if isinstance(e, Reasoning))
+    said = "".join(e.text for e in events if isinstance(e, Content))
+    return thought.strip() == THOUGHT and said.strip().startswith(CONTENT)
+
+
+def gap_behind(think: ThinkMarks, turns: Turns) -> str | None:
+    """White space that a template writes between thinking and answer; None where that is not it."""
+    text = turns.turn(content=CONTENT, thought=THOUGHT) or ""
+    gap = text.partition(THOUGHT)[2].partition(CONTENT)[0].lstrip()
+    mark = think.close.strip()
+    if not gap.startswith(mark) or gap.removeprefix(mark).strip():
+        return None
+    return gap.removeprefix(mark)
+
+
+def _read(form: Format, body: str) -> list[tuple[str, Mapping[str, Any]]] | None:
+    """The calls of an output; None where something is said that is no call's part."""
+    body = without_thought(body, form.think)  # its opening mark may be the prompt's
+    parser = OutputParser(form, TOOLS)
+    events = [*parser.push(body), *parser.finish()]
+    if any(isinstance(e, Malformed) for e in events):
+        return None
+    first = next((i for i, e in enumerate(events) if isinstance(e, CallStart)), len(events))
+    if any(isinstance(e, Content) for e in events[:first]):
+        return None
+    found: list[tuple[str, Mapping[str, Any]]] = []
+    for event in events:
+        if isinstance(event, CallStart):
+            text = "".join(
+                e.text for e in events if isinstance(e, CallArguments) and e.index == event.index
+            )
+            found.append((event.name, json.loads(text)))
+    return found
