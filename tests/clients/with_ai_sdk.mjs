@@ -1,7 +1,7 @@
 // Vercel's AI SDK with its provider for compatible servers: tools in several steps, whole and
 // streamed, an object by a schema, and every setting.
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
-import { Output, generateText, stepCountIs, streamText, tool } from "ai";
+import { Output, generateText, jsonSchema, stepCountIs, streamText, tool } from "ai";
 import { z } from "zod";
 
 const provider = createOpenAICompatible({
@@ -15,7 +15,12 @@ const model = provider("brook");
 const tools = {
   get_weather: tool({
     description: "Get the current weather of a city.",
-    inputSchema: z.object({ city: z.string().describe("The city") }),
+    // zod's own would say more than so small a model reads.
+    inputSchema: jsonSchema({
+      type: "object",
+      properties: { city: { type: "string", description: "The city" } },
+      required: ["city"],
+    }),
     execute: async () => '{"temperature": 17, "condition": "rain"}', // as brook has learnt it
   }),
 };
