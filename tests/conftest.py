@@ -7,9 +7,9 @@ import signal
 from pathlib import Path
 
 import pytest
+from helpers.shared_data import SHARED_DATA
 
 TESTS = Path(__file__).parent
-SHARED_DATA = TESTS.parent.parent / "shared" / "data"
 
 
 def _allowed_skips() -> list[str]:

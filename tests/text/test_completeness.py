@@ -8,7 +8,7 @@ import pytest
 
 from tidemill.base.errors import TidemillError
 from tidemill.text import bounds, completeness
-from tidemill.text.completeness import check_complete
+from tidemill.text.completeness import KnownShapes, check_complete
 from tidemill.text.template import ChatTemplate
 
 ALL = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -30,10 +30,10 @@ def renderings(source: str, messages: list[dict[str, Any]], **more: Any) -> int:
     def render(messages: Any, documents: Any) -> str:
         nonlocal count
         count += 1
-        return template.render(messages, documents=documents, tools=more.get("beside"))
+        return template.render(messages, documents=documents, **more.get("variables", {}))
 
     documents = more.get("documents", ())
-    check_complete(messages, render(messages, documents), render, **more)
+    check_complete(messages, render(messages, documents), render, source=source, **more)
     return count
 
 
@@ -57,7 +57,7 @@ DROPPED: dict[str, tuple[str, list[dict[str, Any]], dict[str, Any], str]] = {
     "and the template says it": (
         "You are a mill." + NO_SYSTEM,
         [said("system", "You are a mill."), said("user", "Hi")],
-        {"beside": "You are a mill." + NO_SYSTEM},
+        {},
         "messages[0]",
     ),
     "too short to tell": (NO_SYSTEM, [said("system", "er"), said("user", "Hi")], {}, "messages[0]"),
@@ -70,7 +70,7 @@ DROPPED: dict[str, tuple[str, list[dict[str, Any]], dict[str, Any], str]] = {
     "a call whose tool is shown": (
         FIRST_CALL.replace("if m.tool_calls", "if false"),
         [said("user", "Go"), said("assistant", "", tool_calls=[CALL])],
-        {"beside": [{"name": "turn"}]},
+        {"variables": {"tools": [{"name": "turn"}]}},
         "messages[1].tool_calls[0]",
     ),
     "a name": (ALL, [said("user", "Hi there", name="user")], {}, "messages[0].name"),
@@ -94,9 +94,39 @@ DROPPED: dict[str, tuple[str, list[dict[str, Any]], dict[str, Any], str]] = {
 def test_what_is_dropped(case: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(completeness, "_MAX_SEARCH", most)
     source, messages, more, param = DROPPED[case]
-    with pytest.raises(TidemillError, match="drops") as caught:
-        renderings(source, messages, **more)
-    assert caught.value.param == param and param in caught.value.message
+    known = KnownShapes()
+    for _ in range(2):
+        with pytest.raises(TidemillError, match="drops") as caught:
+            renderings(source, messages, known=known, **more)
+        assert caught.value.param == param and param in caught.value.message
+    assert not known.digests
+
+
+def test_a_shape_is_rendered_twice_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = KnownShapes()
+
+    def cost(*messages: dict[str, Any], source: str = ALL, **more: Any) -> int:
+        return renderings(source, list(messages), known=known, **more)
+
+    assert cost(said("system", "hi"), said("user", "hi")) == 2
+    assert cost(said("system", "ho"), said("user", "ho ho")) == 1
+    for other in (
+        (said("user", "hi"), said("user", "hi")),
+        (said("system", "hi"), said("user", "hi"), said("user", "hi")),
+        (said("system", ""), said("user", "hi")),
+        (said("system", "hi", name="hi"), said("user", "hi")),
+        (said("system", "hi"), said("user", [{"type": "text", "text": "hi"}])),
+    ):
+        assert cost(*other, source=ALL + "{{ messages[0].name }}") == 2
+    thinking = {"variables": {"thinking": False}}
+    assert cost(said("system", "hi"), said("user", "hi"), **thinking) == 2
+    assert cost(said("system", "hi"), said("user", "hi"), **thinking) == 1
+    # What is not in the prompt at all is looked for whatever is known of the shape.
+    with pytest.raises(TidemillError, match="drops"):
+        cost(said("system", "ho"), said("user", "hi"), source=NO_SYSTEM)
+    monkeypatch.setattr(completeness, "_MAX_SHAPES", len(known.digests))
+    cost(*[said("user", "hi")] * 9)
+    assert len(known.digests) == 1
 
 
 def test_what_is_kept_costs_a_rendering_only_where_it_could_come_from_elsewhere() -> None:

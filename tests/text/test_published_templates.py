@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SHARED_DATA
+from helpers.shared_data import PUBLISHED_TEMPLATES
 from helpers.tiny_text import tokenizer_json
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -26,7 +26,6 @@ from tidemill.text.template import ChatTemplate
 from tidemill.text.tokenizer import Tokenizer
 from tidemill.text.tools import tool_use
 
-FILES = sorted((SHARED_DATA / "templates").glob("*.jinja"))
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 
 WEATHER: dict[str, Any] = {
@@ -271,8 +270,10 @@ def tokenizer() -> Tokenizer:
     return Tokenizer(TokenizerData(tokenizer_json=tokenizer_json(), special=SPECIAL))
 
 
-@pytest.mark.skipif(not FILES, reason="shared data is absent: published chat templates")
-@pytest.mark.parametrize("file", FILES or [Path("none")], ids=lambda file: file.stem)
+@pytest.mark.skipif(
+    not PUBLISHED_TEMPLATES, reason="shared data is absent: published chat templates"
+)
+@pytest.mark.parametrize("file", PUBLISHED_TEMPLATES or [Path("none")], ids=lambda file: file.stem)
 def test_renderings_equal_transformers(file: Path) -> None:
     source, name = file.read_text(), file.stem
     template = ChatTemplate(source, SPECIAL)

@@ -5,14 +5,19 @@ others, in the tools' descriptions or in the template itself. So a text that cou
 elsewhere is marked, with a word that occurs nowhere, and the conversation is rendered once more:
 where the marks come out, the text was written. The same tells a text that the template rewrites
 (`/no_think` in a system message) from one that it drops.
+
+What a template drops follows from a conversation's shape: roles, calls, which contents are empty,
+variables. A shape of which the second rendering showed everything is not rendered twice again, so
+that an agent's long conversations cost one rendering each.
 """
 
 from __future__ import annotations
 
-import copy
+import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tidemill.base.errors import TidemillError, bad_request
@@ -21,10 +26,12 @@ from tidemill.text.bounds import BudgetExceeded
 # A template may rewrite earlier answers (cut their thinking); what others said must be there.
 _MUST_APPEAR = frozenset({"system", "developer", "user", "tool"})
 _SHORT = 4
-# Characters read in search of texts that occur twice; beyond, a second rendering takes less time.
-_MAX_SEARCH = 2**22
+# Characters read in search of texts; beyond, a second rendering takes less time.
+_MAX_SEARCH = 2**26
+_MAX_SHAPES = 4096
 
 Render = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]], str]
+Path = tuple[int | str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +46,19 @@ class _Piece:
 
     param: str
     text: str
-    path: tuple[int | str, ...]
+    path: Path
+
+
+@dataclass(slots=True)
+class KnownShapes:
+    """Shapes of conversations of which a template writes everything, as digests."""
+
+    digests: set[bytes] = field(default_factory=set)
+
+    def add(self, digest: bytes) -> None:
+        if len(self.digests) >= _MAX_SHAPES:
+            self.digests.clear()
+        self.digests.add(digest)
 
 
 def check_complete(
@@ -48,7 +67,9 @@ def check_complete(
     render: Render,
     *,
     documents: Sequence[Mapping[str, Any]] = (),
-    beside: object = (),
+    source: str = "",
+    variables: Mapping[str, Any] | None = None,
+    known: KnownShapes | None = None,
 ) -> None:
     """Raise if the template left out what somebody said.
 
@@ -57,45 +78,93 @@ def check_complete(
         prompt: what it made of them.
         render: renders other messages and documents in the same way.
         documents: that were given to it as well; of these the member `text` must be there.
-        beside: texts, or lists and mappings of such, that can stand in the prompt as well: the
-            template, the tools.
+        source: the template.
+        variables: all else that it was given.
+        known: the template's shapes; what is learnt is added.
 
     Raises:
         TidemillError: kind BAD_REQUEST naming the message or document.
     """
     pieces = [*_of_messages(messages), *_of_documents(documents)]
-    texts = "\0".join(_texts([messages, documents, beside]))
-    if len(pieces) * len(texts) <= _MAX_SEARCH:
-        doubtful = [p for p in pieces if not (_appears(p.text, prompt) and _once(p.text, texts))]
-    else:
-        doubtful = pieces
-    if doubtful:
-        _check_marked(doubtful, [list(messages), list(documents)], texts + prompt, prompt, render)
+    texts = "\0".join(_texts([messages, documents, source, variables]))
+    if len(pieces) * max(len(texts), len(prompt)) > _MAX_SEARCH:
+        _check_marked(pieces, messages, documents, texts + prompt, prompt, render)
+        return
+    missing = [p for p in pieces if not _appears(p.text, prompt)]
+    doubtful = [p for p in pieces if not _once(p.text, texts)]
+    if not missing and not doubtful:
+        return
+    shape = _shape(messages, documents, variables or {})
+    if missing or known is None or shape not in known.digests:
+        _check_marked([*missing, *doubtful], messages, documents, texts + prompt, prompt, render)
+        if known is not None:
+            known.add(shape)
 
 
 def _check_marked(
-    pieces: Sequence[_Piece], given: list[Any], known: str, prompt: str, render: Render
+    pieces: Sequence[_Piece],
+    messages: Sequence[Mapping[str, Any]],
+    documents: Sequence[Mapping[str, Any]],
+    texts: str,
+    prompt: str,
+    render: Render,
 ) -> None:
-    word = next(w for w in map("mark{}x".format, range(len(known))) if w not in known)
-    marked = copy.deepcopy(given)
-    for index, piece in enumerate(pieces):
-        _mark(marked, piece.path, f"{word}{index}a", f"{word}{index}z")
+    word = next(w for w in map("mark{}x".format, range(len(texts) + 1)) if w not in texts)
+    marks = {piece.path: (f"{word}{i}a", f"{word}{i}z") for i, piece in enumerate(pieces)}
     try:
-        written = render(*marked)
+        written = render(*_marked([list(messages), list(documents)], marks))
     except TidemillError as error:
         if isinstance(error.__cause__, BudgetExceeded):
             raise
         written = None  # it takes no such texts: what it wrote at first has to tell
-    for index, piece in enumerate(pieces):
+    found = set() if written is None else set(re.findall(rf"{word}\d+[az]", written))
+    for piece in pieces:
         if written is None:
-            found = _appears(piece.text, prompt)
+            kept = _appears(piece.text, prompt)
         else:
-            found = f"{word}{index}a" in written and f"{word}{index}z" in written
-        if not found:
+            kept = found.issuperset(marks[piece.path])
+        if not kept:
             raise bad_request(
                 piece.param,
-                f"the model's chat template drops {piece.param}{_described(piece, given[0])}",
+                f"the model's chat template drops {piece.param}{_described(piece, messages)}",
             )
+
+
+def _marked(value: Any, marks: Mapping[Path, tuple[str, str]]) -> Any:
+    """A copy of a value with marks around the texts at some places; the rest is shared."""
+    if () in marks:
+        before, behind = marks[()]
+        return f"{before}{value}{behind}"
+    inner: dict[int | str, dict[Path, tuple[str, str]]] = {}
+    for path, around in marks.items():
+        inner.setdefault(path[0], {})[path[1:]] = around
+    copy: Any = dict(value) if isinstance(value, Mapping) else list(value)
+    for step, further in inner.items():
+        copy[step] = _marked(value[step], further)
+    return copy
+
+
+def _shape(
+    messages: Sequence[Mapping[str, Any]],
+    documents: Sequence[Mapping[str, Any]],
+    variables: Mapping[str, Any],
+) -> bytes:
+    """A digest of what a template can decide by, beside the words of what was said."""
+    said = [
+        (
+            m["role"],
+            len(m["content"]) if isinstance(m["content"], list) else bool(m["content"]),
+            [*m],
+            len(m.get("tool_calls", ())),
+        )
+        for m in messages
+    ]
+    around = {
+        name: value if isinstance(value, bool | int | str | None) else type(value).__name__
+        for name, value in variables.items()
+    }
+    shape = repr((said, len(documents), around))
+    return hashlib.blake2b(shape.encode(errors="replace"), digest_size=16).digest()
 
 
 def _described(piece: _Piece, messages: Sequence[Mapping[str, Any]]) -> str:
@@ -116,7 +185,7 @@ def _of_messages(messages: Sequence[Mapping[str, Any]]) -> Iterator[_Piece]:
             for place, part in enumerate(content):
                 yield from _piece(at, part["text"], (0, index, "content", place, "text"))
         for place, call in enumerate(message.get("tool_calls", ())):
-            path = (0, index, "tool_calls", place, "function", "name")
+            path: Path = (0, index, "tool_calls", place, "function", "name")
             yield _Piece(f"{at}.tool_calls[{place}]", call["function"]["name"], path)
         # A tool's name is its call's, which stands in the prompt where the call does.
         if role != "tool" and "name" in message:
@@ -129,16 +198,9 @@ def _of_documents(documents: Sequence[Mapping[str, Any]]) -> Iterator[_Piece]:
             yield from _piece(f"documents[{index}]", document["text"], (1, index, "text"))
 
 
-def _piece(param: str, text: object, path: tuple[int | str, ...]) -> Iterator[_Piece]:
+def _piece(param: str, text: object, path: Path) -> Iterator[_Piece]:
     if isinstance(text, str) and text.strip():
         yield _Piece(param, text.strip(), path)
-
-
-def _mark(root: Any, path: tuple[int | str, ...], before: str, behind: str) -> None:
-    *way, last = path
-    for step in way:
-        root = root[step]
-    root[last] = f"{before}{root[last]}{behind}"
 
 
 def _once(text: str, texts: str) -> bool:

@@ -91,7 +91,15 @@ def render_prompt(
 
     given = _with_mark(plain) if continued else plain
     text = render(given, documents or ())
-    check_complete(given, text, render, documents=documents or (), beside=(source, variables))
+    check_complete(
+        given,
+        text,
+        render,
+        documents=documents or (),
+        source=source,
+        variables={**variables, "add_generation_prompt": generate},
+        known=template.complete_shapes,
+    )
     return _cut_at_mark(text, plain[-1]["content"]) if continued else text
 
 

@@ -8,7 +8,6 @@ loop controls and `generation` blocks. They come from model files and are not tr
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ import jinja2
 
 from tidemill.base.errors import TidemillError, bad_request, model_file_error
 from tidemill.text.bounds import MAX_PROBE_SECONDS, Budget, BudgetExceeded, TimeExceeded
+from tidemill.text.completeness import KnownShapes
 from tidemill.text.sandbox import TemplateProgram
 
 MAX_TEMPLATE_CHARS = 2**20
@@ -37,6 +37,10 @@ class ChatTemplate:
         tool_use: the Jinja text of a second template for conversations in which tools are shown, as
             some models have it beside their default one.
 
+    Attributes:
+        source: as given.
+        complete_shapes: of conversations that it is known to write whole; see `check_complete`.
+
     Raises:
         TidemillError: kind MODEL_FILE if the source is not a valid template.
     """
@@ -48,6 +52,7 @@ class ChatTemplate:
         tool_use: str | None = None,
     ) -> None:
         self.source = source
+        self.complete_shapes = KnownShapes()
         self._special = dict(special or {})
         self._tool_use = None if tool_use is None else ChatTemplate(tool_use, special)
         self._program: TemplateProgram | None = None
@@ -108,9 +113,10 @@ class ChatTemplate:
         """
         variables = {
             **kwargs,
-            "messages": [copy.deepcopy(dict(message)) for message in messages],
-            "tools": copy.deepcopy(list(tools)) if tools else None,
-            "documents": copy.deepcopy(list(documents)) if documents else None,
+            # Not copies: what runs in the sandbox cannot change lists and mappings.
+            "messages": list(messages),
+            "tools": list(tools) if tools else None,
+            "documents": list(documents) if documents else None,
             "add_generation_prompt": add_generation_prompt,
         }
         try:
