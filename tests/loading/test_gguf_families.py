@@ -15,6 +15,7 @@ from typing import Any
 import gguf as package
 import numpy as np
 import pytest
+import safetensors.numpy
 from helpers.backend_driver import BackendDriver, options
 from helpers.family_cases import CASES, Case, make_case
 from helpers.gguf_cases import GGUF_CASES, RECURRENT_CASES
@@ -162,6 +163,10 @@ def test_falcon_h1_that_files_cannot_say(
     make_case(case, tmp_path / "m")
     config = tmp_path / "m" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), **change}))
+    if "tie_word_embeddings" in change:
+        weights = safetensors.numpy.load_file(tmp_path / "m" / "model.safetensors")
+        del weights["lm_head.weight"]
+        safetensors.numpy.save_file(weights, tmp_path / "m" / "model.safetensors")
     files = open_model(tmp_path / "m")
     with pytest.raises(TidemillError, match=named):
         shape_metadata(files, gguf_family(files))

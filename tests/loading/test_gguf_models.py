@@ -210,3 +210,14 @@ def test_the_vocabulary_travels_as_it_is(tmp_path: Path) -> None:
     assert text.special["bos_token"] == "t3"
     assert (text.chat_template, text.named_templates) == ("plain", {"tool_use": "tools"})
     assert (text.add_bos, text.add_eos) == (True, None)
+
+
+@pytest.mark.parametrize("value", [4294967295, -1])
+def test_ids_that_say_there_is_no_token(value: int, tmp_path: Path) -> None:
+    def extra(writer: Any) -> None:
+        add = writer.add_int32 if value < 0 else writer.add_uint32
+        for key in ("bos", "eos", "eot", "padding"):
+            add(f"tokenizer.ggml.{key}_token_id", value)
+
+    files = open_model(write(tmp_path / "m.gguf", METADATA, tensors(), extra=extra))
+    assert files.bos_token_id is None and files.eos_token_ids == ()

@@ -370,3 +370,33 @@ def test_merges_over_characters_equal_the_tokenizer_they_came_from() -> None:
         assert tokenizer.encode(text, add_special=False) == ids, text
         assert tokenizer.encode(text) == other.encode(text) == [2, *ids]
         assert "<eos>" in text or tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize("model", ["gpt2", "library"])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("padding_token_id", 4294967295),
+        ("padding_token_id", -1),
+        ("padding_token_id", 10**6),  # nothing is filled up here
+        ("eos_token_id", 4294967295),
+        ("unknown_token_id", -1),
+    ],
+)
+def test_an_id_that_says_there_is_no_token(model: str, key: str, value: int) -> None:
+    metadata = byte_level_metadata()
+    if model == "library":  # a text that is there twice leaves the vocabulary to the library
+        metadata["tokenizer.ggml.tokens"] += ["twice", "twice"]
+        metadata["tokenizer.ggml.token_type"] += [1, 1]
+    plain = Tokenizer(TokenizerData(gguf=metadata))
+    tokenizer = Tokenizer(TokenizerData(gguf={**metadata, f"tokenizer.ggml.{key}": value}))
+    assert tokenizer.encode("hello tide") == plain.encode("hello tide")
+    (note,) = set(tokenizer.notes) - set(plain.notes)
+    assert f"tokenizer.ggml.{key} ({value})" in note
+
+
+def test_another_id_beyond_the_vocabulary_is_an_error() -> None:
+    metadata = byte_level_metadata(**{"tokenizer.ggml.eos_token_id": 10**6})
+    with pytest.raises(TidemillError, match="eos_token_id is 1000000") as caught:
+        Tokenizer(TokenizerData(gguf=metadata))
+    assert caught.value.kind == ErrorKind.MODEL_FILE

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+# Ids with which GGUF files say that there is no such token: -1, and that as 32 bits without a sign.
+NO_TOKEN = (-1, 2**32 - 1)
+
 
 @dataclass(frozen=True, slots=True)
 class TokenizerData:

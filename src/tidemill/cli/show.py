@@ -72,7 +72,7 @@ def _facts(opened: OpenedModel) -> Table:
         ("model", f"{text.name} ({files.format}, {files.path})"),
         ("weights", f"{human_bytes(files.file_bytes)}, mostly {spec.weights_dtype}"),
         *(_shape(spec) if spec.foreign is None else _foreign(opened, spec.foreign)),
-        ("context", f"{spec.max_positions:,} tokens"),
+        ("context", _context(spec)),
         (
             "vocabulary",
             f"{tokenizer.vocab_size:,} tokens, output layer {spec.vocab_size:,}"
@@ -86,6 +86,16 @@ def _facts(opened: OpenedModel) -> Table:
     for name, value in rows:
         table.add_row(f"[bold]{name}[/bold]", _escaped(value))
     return table
+
+
+def _context(spec: DecoderSpec) -> str:
+    reach, trained = spec.reach, spec.max_positions
+    said = f"{reach.usual:,} tokens"
+    if reach.usual > trained:
+        return f"{said} ({trained:,} stretched by rope scaling)"
+    if reach.longest > trained:
+        return f"{said}; up to {reach.longest:,} with --max-model-len (dynamic rope scaling)"
+    return said
 
 
 def _shape(spec: DecoderSpec) -> list[tuple[str, str]]:
@@ -155,7 +165,7 @@ def _kv_table(opened: OpenedModel) -> Table:
     for kv_dtype in kinds if spec.foreign is None else kinds[:1]:
         keeps = spec.foreign is not None or spec.cached()
         size = spec.kv_bytes_per_token(kv_dtype) if keeps else 0
-        table.add_row(kv_dtype, f"{size:,}", human_bytes(size * spec.max_positions))
+        table.add_row(kv_dtype, f"{size:,}", human_bytes(size * spec.reach.usual))
     return table
 
 

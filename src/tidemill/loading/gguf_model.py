@@ -10,6 +10,7 @@ from typing import Any
 
 from tidemill.base.errors import TidemillError, model_file_error
 from tidemill.base.text_lists import Texts
+from tidemill.base.tokenizer_data import NO_TOKEN
 from tidemill.loading import gguf, gguf_split
 from tidemill.loading.generation import GenerationDefaults, token_ids
 from tidemill.loading.gguf_rope import with_rope_factors
@@ -90,7 +91,8 @@ def _as_matrix(name: str, tensor: StoredTensor) -> StoredTensor:
 
 
 def _ids(metadata: Mapping[str, Any], key: str, vocab_size: int) -> tuple[int, ...]:
-    return token_ids(metadata.get("tokenizer.ggml." + key), key, vocab_size)
+    value = metadata.get("tokenizer.ggml." + key)
+    return () if value in NO_TOKEN else token_ids(value, key, vocab_size)
 
 
 def _end_tokens(metadata: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:

@@ -40,6 +40,7 @@ from tidemill.loading.sentence import (
     labels_of,
     read_sentence_files,
 )
+from tidemill.loading.tied import as_stored
 from tidemill.models import tensors as names
 from tidemill.models.dense import Family, HeadPart
 from tidemill.models.foreign import read_foreign
@@ -154,6 +155,9 @@ def _family_files(folder: Path, published: Mapping[str, Any]) -> ModelFiles:
         for name in list(weights)
         if name.startswith((*own_names, "score.", "classifier."))
     }
+    spec, tied_notes = as_stored(spec, family.rules, weights)
+    if tied_notes:
+        config = {**config, "tie_word_embeddings": False}
     shapes = {name: tensor.shape for name, tensor in weights.items()}
     sources = match_tensors(spec, family.rules, shapes, family.stored)
     whole = {s.stored: checked_place(weights[s.stored]) for s in sources.values()}
@@ -164,7 +168,8 @@ def _family_files(folder: Path, published: Mapping[str, Any]) -> ModelFiles:
     }
     tensors = LazyTensors(places, recent=recent)
     vectors, head = _head(sentence, kind, config, spec, tensors, (parts, own))
-    files = _files(folder, config, spec, tensors, stored, scheme_notes, vectors, head)
+    notes = (*tied_notes, *scheme_notes)
+    files = _files(folder, config, spec, tensors, stored, notes, vectors, head)
     if text is None:
         return files
     others = {name: tensor for name, tensor in stored.items() if in_other_part(name)}
@@ -174,7 +179,7 @@ def _family_files(folder: Path, published: Mapping[str, Any]) -> ModelFiles:
 def _foreign_files(folder: Path, config: Mapping[str, Any], why: str = "") -> ModelFiles:
     """The folder for transformers: its tensors by their own names. `why`: what no family reads."""
     try:
-        foreign, sizes = read_foreign(config)
+        foreign, sizes = read_foreign(config, why)
     except TidemillError as error:
         raise _in_config(folder, error) from error
     stored = read_tensors(folder)

@@ -11,6 +11,7 @@ from tidemill.models.config import MAX_LAYERS, MAX_POSITIONS, ConfigReader
 from tidemill.models.gguf_family import GgufFamily
 from tidemill.models.layers import RMS
 from tidemill.models.naming import Rules
+from tidemill.models.rope import reach
 from tidemill.models.rope_config import read_rope
 from tidemill.models.sources import AS_NAMED, Conventions
 from tidemill.models.spec import (
@@ -184,10 +185,11 @@ def dense_spec(
     if None in experts:
         width = intermediate or config.integer("intermediate_size")
         mlp = Mlp(width, act, biases.mlp, gated)
+    longest = reach(rope_of, positions, MAX_POSITIONS).longest
     layers = []
     for i, window in enumerate(windows(count) if windows else [None] * count):
         # A window no shorter than the context hides nothing.
-        kept = window if window is not None and window < positions else None
+        kept = window if window is not None and window < longest else None
         mixer = Attention(
             heads=heads,
             kv_heads=kv_heads,

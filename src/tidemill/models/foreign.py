@@ -44,6 +44,7 @@ class Foreign:
             estimate from the config's sizes.
         fixed_bytes: of a sequence's state, whatever its length.
         in_pieces: a prompt can be computed in several steps at no cost.
+        why: what of it no family reads; empty when transformers was asked for.
     """
 
     architecture: str
@@ -51,6 +52,7 @@ class Foreign:
     token_bytes: int
     fixed_bytes: int = 0
     in_pieces: bool = True
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,8 @@ class ForeignSizes:
     tied_embeddings: bool
 
 
-def read_foreign(config: Mapping[str, Any]) -> tuple[Foreign, ForeignSizes]:
-    """What a config.json says of a model that no family reads.
+def read_foreign(config: Mapping[str, Any], why: str = "") -> tuple[Foreign, ForeignSizes]:
+    """What a config.json says of a model that no family reads, and `why` none does.
 
     Raises:
         TidemillError: UNSUPPORTED when it is no causal language model or needs code of its own,
@@ -96,6 +98,7 @@ def read_foreign(config: Mapping[str, Any]) -> tuple[Foreign, ForeignSizes]:
         name,
         json.dumps({k: v for k, v in config.items() if k not in _DROPPED}, sort_keys=True),
         token_bytes=2 * 4 * layers * kv_heads * head_dim,
+        why=why,
     )
     positions = _optional(sizes, "positions", MAX_POSITIONS) or UNSTATED_POSITIONS
     return foreign, ForeignSizes(vocab, hidden, positions, bool(sizes.get("tie_word_embeddings")))

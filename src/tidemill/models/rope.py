@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -11,11 +12,11 @@ class RopeScaling:
     """How rotary frequencies are stretched beyond the trained context.
 
     Attributes:
-        kind: ``linear``, ``llama3``, ``yarn``, ``longrope``, or ``factors`` (per-frequency
-            divisors, GGUF's rope_freqs).
+        kind: ``linear``, ``dynamic``, ``llama3``, ``yarn``, ``longrope``, or ``factors``
+            (per-frequency divisors, GGUF's rope_freqs).
         factor: the stretch.
         low_freq_factor, high_freq_factor: of llama3 (Llama 3.1's rule).
-        original_context: the context before stretching; of llama3, yarn and longrope.
+        original_context: the context before stretching; of all but linear and factors.
         factors: of ``factors`` and ``longrope``: one divisor per frequency, rope.dim / 2 of them.
         short_factors: of longrope: those for a context no longer than the original one.
         attention_factor: multiplies cosines and sines (yarn, longrope).
@@ -63,13 +64,15 @@ def inverse_frequencies(rope: Rope, context: int | None = None) -> list[float]:
 
     Args:
         rope: the parameters.
-        context: the longest context served, by which longrope chooses its factors once and for all
-            (a choice by each sequence's length would change what is cached); None for a long one.
+        context: the longest context served, by which longrope chooses its factors, and dynamic
+            its base, once and for all (a choice by each sequence's length would change what is
+            cached); None for a long one.
 
     The llama3 rule: wavelengths longer than original_context / low_freq_factor are divided by
     factor, shorter than original_context / high_freq_factor kept, between interpolated linearly
     (Llama 3.1's reference code and transformers' `rope_type="llama3"`). The yarn rule: Peng et al.
-    2023, section 3.2.
+    2023, section 3.2. The dynamic rule: that of transformers' `rope_type="dynamic"` for a sequence
+    of `context` tokens.
     """
     base = [rope.theta ** (-2.0 * i / rope.dim) for i in range(rope.dim // 2)]
     scaling = rope.scaling
@@ -77,6 +80,8 @@ def inverse_frequencies(rope: Rope, context: int | None = None) -> list[float]:
         return base
     if scaling.kind == "linear":
         return [f / scaling.factor for f in base]
+    if scaling.kind == "dynamic":
+        return _dynamic(base, rope, scaling, context)
     if scaling.kind == "factors":
         return [f / d for f, d in zip(base, scaling.factors, strict=True)]
     if scaling.kind == "longrope":
@@ -88,6 +93,45 @@ def inverse_frequencies(rope: Rope, context: int | None = None) -> list[float]:
     if scaling.kind == "yarn":
         return _yarn(base, rope, scaling)
     raise ValueError(f"unknown rope scaling {scaling.kind!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How far a model with scaled ropes goes.
+
+    Attributes:
+        usual: positions that are served where nobody says otherwise.
+        longest: positions that may be asked for.
+    """
+
+    usual: int
+    longest: int
+
+
+def reach(ropes: Iterable[Rope | None], trained: int, limit: int) -> Reach:
+    """How far layers with these ropes go that were made for `trained` positions, at most `limit`.
+
+    Where every layer that rotates is scaled by yarn, it goes as far as that stretches the original
+    context, by the linear rule as far as that stretches the trained one. (Gemma 3 scales some
+    layers, whose context is stretched already.) The dynamic rule keeps the trained frequencies
+    within the trained context: further only if it is asked for. The other rules say nothing of it.
+    """
+    scalings = {rope.scaling for rope in ropes if rope is not None}
+    scaling = next(iter(scalings)) if len(scalings) == 1 else None
+    if scaling is None or scaling.kind not in ("linear", "dynamic", "yarn"):
+        return Reach(trained, trained)
+    original = trained if scaling.kind == "linear" else scaling.original_context
+    stretched = int(min(max(trained, original * scaling.factor), limit))
+    return Reach(trained if scaling.kind == "dynamic" else stretched, stretched)
+
+
+def _dynamic(base: list[float], rope: Rope, s: RopeScaling, context: int | None) -> list[float]:
+    length = s.original_context * s.factor if context is None else context
+    if length <= s.original_context:
+        return base
+    grown = s.factor * length / s.original_context - (s.factor - 1.0)
+    theta = rope.theta * grown ** (rope.dim / (rope.dim - 2))
+    return [theta ** (-2.0 * i / rope.dim) for i in range(rope.dim // 2)]
 
 
 def _llama3(frequency: float, s: RopeScaling) -> float:

@@ -22,7 +22,7 @@ _ORIGINAL = "original_max_position_embeddings"
 _KEYS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     "default": (frozenset(), frozenset()),
     "linear": (frozenset({"factor"}), frozenset()),
-    # Stretches only beyond the trained context, which is as far as a model is served.
+    # Stretches only beyond the trained context.
     "dynamic": (frozenset({"factor"}), frozenset({_ORIGINAL, "alpha"})),
     "llama3": (frozenset({"factor", "low_freq_factor", "high_freq_factor", _ORIGINAL}),
                frozenset()),
@@ -135,11 +135,17 @@ def _as_dict(key: str, value: object) -> dict[str, Any]:
 def _scaling(
     config: ConfigReader, kind: str, section: Mapping[str, Any], key: str, pairs: int
 ) -> RopeScaling | None:
-    if kind in ("default", "dynamic"):
-        if section.get("alpha") is not None:
-            raise unsupported(f"{key}.alpha", f"{key}.alpha is not supported")
+    if kind == "default":
         return None
+    if section.get("alpha") is not None:
+        raise unsupported(f"{key}.alpha", f"{key}.alpha is not supported")
     number = _Numbers(section, key)
+    if kind == "dynamic":
+        if pairs < 2:
+            raise model_file_error(f"{key} of type 'dynamic' needs 4 dimensions or more", param=key)
+        # As transformers: a context before stretching of the section's own is not looked at.
+        trained = config.integer("max_position_embeddings", high=MAX_POSITIONS)
+        return RopeScaling("dynamic", number("factor"), original_context=trained)
     if kind == "linear":
         return RopeScaling("linear", number("factor"))
     if kind == "llama3":

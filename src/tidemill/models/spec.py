@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 from tidemill.models import tensors as names
+from tidemill.models.config import MAX_POSITIONS
 from tidemill.models.foreign import Foreign
 from tidemill.models.kv_types import vector_bytes
 from tidemill.models.layers import (
@@ -26,7 +27,7 @@ from tidemill.models.layers import (
     QkNorm,
     Recurrent,
 )
-from tidemill.models.rope import Rope, RopeScaling, inverse_frequencies
+from tidemill.models.rope import Reach, Rope, RopeScaling, inverse_frequencies, reach
 from tidemill.models.shapes import inputs_shapes, layer_shapes, norm_shapes
 
 __all__ = [
@@ -106,6 +107,12 @@ class DecoderSpec:
         """Layer -> its attention, where it has any."""
         mixers = enumerate(layer.attention for layer in self.layers)
         return {i: mixer for i, mixer in mixers if mixer is not None}
+
+    @property
+    def reach(self) -> Reach:
+        """How far it goes, ropes stretched."""
+        ropes = (mixer.rope for mixer in self.attentions().values())
+        return reach(ropes, self.max_positions, MAX_POSITIONS)
 
     def cached(self) -> dict[int, Attention]:
         """Layer -> its attention, where it has keys and values of its own in the cache."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tidemill.base.errors import model_file_error, unsupported
+from tidemill.base.tokenizer_data import NO_TOKEN
 from tidemill.text.word_rules import WORD_RULES, WordRule
 
 PREFIX = "tokenizer.ggml."
@@ -49,17 +50,37 @@ class Affixes(NamedTuple):
     sep: bool = False
 
 
+def left_out(gguf: Mapping[str, Any]) -> dict[str, int]:
+    """Keys of special tokens that are there and name none, with their ids: of any role the ids that
+    say so, of padding, which nothing here is filled up with, also one beyond the vocabulary."""
+    found: dict[str, int] = {}
+    for key in _ROLES:
+        value = gguf.get(PREFIX + key)
+        if isinstance(value, bool) or not isinstance(value, int):
+            continue
+        beyond = key == "padding_token_id" and not 0 <= value < len(stored(gguf, "tokens"))
+        if value in NO_TOKEN or beyond:
+            found[PREFIX + key] = value
+    return found
+
+
+def left_out_notes(gguf: Mapping[str, Any]) -> list[str]:
+    """A line for people on them."""
+    absent = ", ".join(f"{key} ({value})" for key, value in left_out(gguf).items())
+    return [f"the GGUF file names no token where it gives an id: {absent}"] if absent else []
+
+
 def special_tokens(gguf: Mapping[str, Any]) -> dict[str, str]:
     """Special tokens by role (``bos_token``), from the ids in the metadata.
 
     Raises:
         TidemillError: kind MODEL_FILE if an id is not in the vocabulary.
     """
-    tokens = stored(gguf, "tokens")
+    tokens, absent = stored(gguf, "tokens"), left_out(gguf)
     found: dict[str, str] = {}
     for key, role in _ROLES.items():
         value = gguf.get(PREFIX + key)
-        if value is None:
+        if value is None or PREFIX + key in absent:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < len(tokens):
             raise model_file_error(

@@ -143,8 +143,9 @@ class Tokenizer:
         self.notes = list(self._vocabulary.notes)
         self.special = dict(data.special)
         if data.gguf is not None and data.tokenizer_json is None:
-            from tidemill.text.gguf_vocab import special_tokens
+            from tidemill.text.gguf_vocab import left_out_notes, special_tokens
 
+            self.notes += left_out_notes(data.gguf)
             self.special = {**special_tokens(data.gguf), **self.special}
         self.special_ids = frozenset(i for i, special in self._vocabulary.added.items() if special)
         self._rules = DecodeRules(self._vocabulary.decoder)

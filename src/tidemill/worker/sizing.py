@@ -161,9 +161,22 @@ def plan_cache(config: EngineConfig, spec: DecoderSpec, kv_dtype: str, free: int
             f"context: {capacity} tokens (the cache holds no more; the model has {wanted})"
         )
     else:
-        whose = "the model's" if config.max_model_len is None else "as set by --max-model-len"
+        whose = _whose(spec) if config.max_model_len is None else "as set by --max-model-len"
         notes.append(f"context: {wanted} tokens, {whose}")
     return CachePlan(int(blocks), min(wanted, capacity), sequences, snapshots, tuple(notes))
+
+
+def _whose(spec: DecoderSpec) -> str:
+    """Where the usual context comes from."""
+    reach, trained = spec.reach, spec.max_positions
+    if reach.usual > trained:
+        return f"the model's {trained} stretched by its rope scaling"
+    if reach.longest > trained:
+        return (
+            f"the model's; its rope scaling allows --max-model-len up to {reach.longest}, beyond "
+            f"{trained} at other angles for all"
+        )
+    return "the model's"
 
 
 def _states(config: EngineConfig, spec: DecoderSpec, budget: int) -> tuple[int, int]:
@@ -199,13 +212,14 @@ def _useful_blocks(config: EngineConfig, wanted: int) -> tuple[int, str]:
 
 def wanted_len(config: EngineConfig, spec: DecoderSpec) -> int:
     """Positions a request may use if memory allows it; CONFIG error beyond the model's."""
-    wanted = config.max_model_len
+    wanted, reach = config.max_model_len, spec.reach
     if wanted is None:
-        return spec.max_positions
-    if wanted > spec.max_positions:
+        return reach.usual
+    if wanted > reach.longest:
+        scaled = " (its rope scaling counted)" if reach.longest > spec.max_positions else ""
         raise config_error(
             "max_model_len",
-            f"--max-model-len {wanted} exceeds the {spec.max_positions} positions the model was "
-            "made for",
+            f"--max-model-len {wanted} exceeds the {reach.longest} positions the model was made "
+            f"for{scaled}",
         )
     return wanted

@@ -25,11 +25,10 @@ def load(
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "transformers"):
             raise
-        foreign = spec.foreign
-        what = f"architecture {foreign.architecture!r}" if foreign else "the model"
+        why = spec.foreign.why if spec.foreign is not None else ""
+        runs = f"{why}; transformers may run it, but that" if why else "the backend transformers"
         raise config_error(
             "backend",
-            f"Tidemill has no family for {what}; transformers may run it, and {error.name} is not "
-            "installed: pip install 'tidemill[torch]'",
+            f"{runs} needs {error.name}, which is not installed: pip install 'tidemill[torch]'",
         ) from error
     return TransformersBackend(spec, tensors, options)

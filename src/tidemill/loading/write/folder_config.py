@@ -59,7 +59,8 @@ def folder_config(files: ModelFiles, family: Family, dtype: str) -> dict[str, An
     ends = list(files.eos_token_ids)
     config["bos_token_id"] = files.bos_token_id
     config["eos_token_id"] = ends[0] if len(ends) == 1 else ends or None
-    config["pad_token_id"] = (files.tokenizer.gguf or {}).get("tokenizer.ggml.padding_token_id")
+    padding = (files.tokenizer.gguf or {}).get("tokenizer.ggml.padding_token_id")
+    config["pad_token_id"] = padding if padding in range(files.spec.vocab_size) else None
     try:
         read = family.spec(config)
     except TidemillError as error:

@@ -29,6 +29,8 @@ from tidemill.models.spec import Attention, DecoderSpec, Latent, Mlp, Moe, Recur
 _ROUNDING = 1e-6  # relative: numbers are float32 in GGUF
 # Scalings that tensors say; the others are keys.
 _IN_TENSORS = ("llama3", "factors", "longrope")
+# Says nothing within the trained context, and GGUF files have no key for it.
+_BEYOND = ("dynamic",)
 NO_ROTATION = 1e30  # divides the frequencies of pairs that do not rotate
 
 
@@ -358,7 +360,8 @@ def plain_spec(spec: DecoderSpec) -> DecoderSpec:
         mixer, beside = layer.mixer, layer.beside
         if isinstance(mixer, Attention):
             rope = mixer.rope
-            if rope is not None and rope.scaling is not None and rope.scaling.kind in _IN_TENSORS:
+            kind = None if rope is None or rope.scaling is None else rope.scaling.kind
+            if rope is not None and kind in (*_IN_TENSORS, *_BEYOND):
                 rope = dataclasses.replace(rope, scaling=None)
             mixer = dataclasses.replace(mixer, rope=rope, scale=mixer.score_scale)
         elif mixer is not None:
