@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -31,8 +32,22 @@ def abilities(source: str) -> Abilities:
         ("{{ tools }}", ToolsVariable()),
         ("{% if xml_tools %}{{ xml_tools | tojson }}{% endif %}", ToolsVariable("xml_tools")),
         (
-            "{% for f in functions or [] %}{{ f.name }}: {{ f.parameters | tojson }}{% endfor %}",
+            "{% for f in functions or [] %}{{ f.name }}: {{ f.parameters }}{% endfor %}",
             ToolsVariable("functions", bare=True),
+        ),
+        (
+            "{% for t in tools or [] %}{{ t.function.name + t.function.description }}{% endfor %}",
+            ToolsVariable(needed=frozenset({"description"})),
+        ),
+        (
+            "{% for t in tools or [] %}{{ t.function.name }}"
+            "{{ t.function.parameters.properties | length }}{% endfor %}",
+            ToolsVariable(needed=frozenset({"parameters"})),
+        ),
+        (
+            "{% for t in tools or [] %}{{ t.function.name }}"
+            "{{ t.function.parameters.properties | tojson }}{% endfor %}",
+            ToolsVariable(needed=frozenset({"parameters", "properties"})),
         ),
         ("{% for t in tools or [] %}{{ t.name }}{% endfor %}", ToolsVariable(bare=True)),
         ("{% if builtin_tools is defined %}{{ builtin_tools | join }}{% endif %}", None),
@@ -52,6 +67,22 @@ def test_tools_are_given_as_the_template_takes_them() -> None:
     assert ToolsVariable("xml_tools").given(tools) == {"xml_tools": tools}
     assert ToolsVariable("functions", bare=True).given(tools) == {"functions": [{"name": "f"}]}
     assert ToolsVariable().given(()) == ToolsVariable().given(None) == {}
+
+
+def test_tools_get_what_the_template_needs() -> None:
+    every = ToolsVariable(bare=True, needed=frozenset({"description", "parameters", "properties"}))
+
+    def filled(variable: ToolsVariable, **function: Any) -> Any:
+        (given,) = variable.given([{"type": "function", "function": function}])["tools"]
+        return given
+
+    empty = {"type": "object", "properties": {}}
+    assert filled(every, name="f") == {"name": "f", "description": "", "parameters": empty}
+    assert filled(every, name="f", parameters={"type": "object"})["parameters"] == empty
+    stated = {"parameters": {"properties": {}, "type": "object"}, "description": "d", "name": "f"}
+    for variable in (every, ToolsVariable(bare=True)):
+        assert json.dumps(filled(variable, **stated)) == json.dumps(stated)
+    assert filled(ToolsVariable(bare=True), name="f") == {"name": "f"}
 
 
 @pytest.mark.parametrize(

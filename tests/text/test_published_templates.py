@@ -128,6 +128,7 @@ CONVERSATIONS: dict[str, tuple[Messages, dict[str, Any]]] = {
     "thinking off": ([user()], {"switch": False}),
     "tools": ([user()], TOOLS),
     "tools, system": ([system(), user()], TOOLS),
+    "short tool": ([user()], {"tools": [{"type": "function", "function": {"name": "stop_mill"}}]}),
     "call": ([user(), answer(None, **calls(OSLO)), result()], TOOLS),
     "call, answer": (
         [system(), user(), answer(None, **calls(OSLO)), result(), answer(), user("And now?")],
@@ -201,9 +202,15 @@ DROPS: list[tuple[tuple[str, ...], set[str], str]] = [
     ),
 ]
 READ_DOCUMENTS = {"CohereForAI-c4ai-command-r7b-12-2024-tool_use", "ibm-granite-granite-4.0"}
-# It gives `tojson` what `map` returns, which transformers rejects and llama.cpp, for which the
-# template was written, takes.
-RENDERED_HERE_ALONE = {"llama-cpp-deepseek-r1": WITH_TOOLS}
+# What transformers rejects: tools without description or parameters where the template asks for
+# them, and what `map` returns given to `tojson` (which llama.cpp, for which that template was
+# written, takes).
+_SHORT = ("Apertus-8B-Instruct", "ByteDance-Seed-OSS", "meetkai-functionary-medium-v3.1")
+_SHORT += ("CohereForAI-c4ai-command-r7b-12-2024-tool_use", "muse-glimmer", "openai-gpt-oss-120b")
+RENDERED_HERE_ALONE = {
+    "llama-cpp-deepseek-r1": WITH_TOOLS,
+    **{name: {"short tool"} for name in _SHORT},
+}
 
 
 def rejected(template: str, conversation: str) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from tidemill.text.bounds import TimeExceeded
@@ -50,16 +50,30 @@ class ToolsVariable:
     Attributes:
         name: of the variable.
         bare: it takes the functions alone, without the object that says `"type": "function"`.
+        needed: what it takes no function without: of `description`, `parameters`, `properties`.
     """
 
     name: str = "tools"
     bare: bool = False
+    needed: frozenset[str] = frozenset()
 
     def given(self, tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
         """The variables that show a request's tools, described as in OpenAI's API."""
         if not tools:
             return {}
-        return {self.name: [tool["function"] for tool in tools] if self.bare else list(tools)}
+        shown = [{**tool, "function": self._filled(tool["function"])} for tool in tools]
+        return {self.name: [tool["function"] for tool in shown] if self.bare else shown}
+
+    def _filled(self, function: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The function with an empty one of what the template needs and it does not state."""
+        if "description" in self.needed:
+            function = {**function, "description": function.get("description", "")}
+        if "parameters" in self.needed and "parameters" not in function:
+            function = {**function, "parameters": {"type": "object", "properties": {}}}
+        stated = function.get("parameters")
+        if "properties" in self.needed and stated is not None and "properties" not in stated:
+            function = {**function, "parameters": {**stated, "properties": {}}}
+        return function
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +164,30 @@ def _tools_variable(template: ChatTemplate) -> ToolsVariable | None:
             if _NAME not in text:
                 continue
             if f"'{_NAME}'" not in text:
-                return variable
+                return _with_short_tools(template, variable)
             found = found or variable  # it writes them as Python does, not as JSON
         if found is not None:
-            return found
-    return found
+            break
+    return found and _with_short_tools(template, found)
+
+
+def _with_short_tools(template: ChatTemplate, variable: ToolsVariable) -> ToolsVariable:
+    """The variable, with what it takes no function without."""
+
+    def takes(**function: Any) -> bool:
+        tool = {"type": "function", "function": {"name": _NAME, **function}}
+        return _NAME in template.probe([_USER], **variable.given([tool]))
+
+    if takes():
+        return variable
+    parameters = _TOOL["function"]["parameters"]
+    lacking = {
+        "description": {"parameters": parameters},
+        "parameters": {"description": "probe"},
+        "properties": {"description": "probe", "parameters": {"type": "object"}},
+    }
+    needed = (what for what, function in lacking.items() if not takes(**function))
+    return replace(variable, needed=frozenset(needed))
 
 
 def _call_form(template: ChatTemplate, shown: Mapping[str, Any]) -> dict[str, bool]:
