@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from helpers.loop_meter import LoopMeter
 from helpers.scripted_engine import ScriptedEngine
 from helpers.tiny_text import tokenizer_data
 
@@ -35,8 +36,10 @@ def fake_context(engine: ScriptedEngine, **changes: object) -> ServerContext:
 
 
 @contextmanager
-def serving(context: ServerContext, security: Security | None = None) -> Iterator[str]:
-    """The base URL of a running server."""
+def serving(
+    context: ServerContext, security: Security | None = None, meter: LoopMeter | None = None
+) -> Iterator[str]:
+    """The base URL of a running server, whose event loop `meter` measures."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     server = make_server(context, drain_seconds=1, security=security)
@@ -47,6 +50,9 @@ def serving(context: ServerContext, security: Security | None = None) -> Iterato
         if time.monotonic() > deadline:
             raise RuntimeError("the test server did not start")
         time.sleep(0.01)
+    if meter is not None:
+        assert server._loop is not None
+        meter.attach(server._loop)
     try:
         scheme = "https" if security and security.certificates else "http"
         yield f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"

@@ -7,7 +7,7 @@ refused with 429 and a Retry-After from the measured rate. Who comes back as tol
 newcomers leave what is kept for bookings that are due before them. No client is refused for
 another's queue while its own is within its share of the bound; in all, no more waits than the bound
 and once more the bound, or what runs where that is more (`_most`). The number of choices being
-generated is bounded in the same way (`Shares`).
+generated and the bytes of answers that are held are bounded in the same way (`Shares`).
 
 Runs in the API process, on its event loop; nothing here blocks or takes long.
 """
@@ -23,6 +23,7 @@ from tidemill.contract.sampling import SamplingParams
 from tidemill.contract.wire import EngineInfo
 from tidemill.metrics.admission import AdmissionMetrics
 from tidemill.server.admission_options import AdmissionOptions
+from tidemill.server.answers import NOTHING_HELD, AnswerSize
 from tidemill.server.bookings import Bookings, Fingerprint
 from tidemill.server.errors import Problem, Refusal
 from tidemill.server.estimates import AnswerLengths, ReadingSpeed, Throughput
@@ -87,17 +88,28 @@ class _Part:
     @property
     def cost(self) -> int:
         """Tokens it takes in all, by what is known now."""
-        return self.prompt + max(self.choices * self.expected, self.generated)
+        return self.prompt + self.tokens
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of its answers, as far as they have come or are expected to."""
+        return max(self.choices * self.expected, self.generated)
 
 
 @dataclass(slots=True)
 class Ticket:
-    """An admitted request. `progress` with every token, `close` exactly once."""
+    """An admitted request. `progress` with every token, `close` exactly once.
+
+    Attributes:
+        size, taken: of its answer, and the bytes of it that are counted.
+    """
 
     caller: Caller
     parts: list[_Part]
     held: list[Held]
     admitted: float
+    size: AnswerSize
+    taken: int
     _admission: Admission = field(repr=False)
 
     def end_choice(self, prompt: int) -> None:
@@ -121,6 +133,7 @@ class Admission:
         info: what the engine resolved at its start, asked whenever needed.
         metrics: told of everything.
         max_choices: choices being generated at once, over all requests.
+        max_answers: bytes of answers held at once.
         clock: monotonic seconds.
     """
 
@@ -131,12 +144,14 @@ class Admission:
         metrics: AdmissionMetrics,
         *,
         max_choices: int = 4096,
+        max_answers: int = 512 * 2**20,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.options = options
         self._info = info
         self._metrics = metrics
         self._choices = Shares(max_choices)
+        self._answers = Shares(max_answers)
         self._clock = clock
         self._clients: dict[str, _Client] = {}
         self._waiting = 0
@@ -197,12 +212,14 @@ class Admission:
         caller: Caller,
         prompts: Sequence[tuple[int, ...]],
         sampling: Sequence[SamplingParams],
+        size: AnswerSize = NOTHING_HELD,
     ) -> Ticket:
         """Take a request in, or refuse it.
 
         Args:
             caller: who asks.
             prompts, sampling: token ids and resolved parameters, prompt by prompt.
+            size: of the answer.
 
         Raises:
             Refusal: 429 with a Retry-After in seconds.
@@ -223,10 +240,10 @@ class Admission:
         cost = sum(part.cost for part in parts)
         who = (caller.client, hash((tuple(prompts), choices, sampling[0].max_tokens)))
         claimed = self._bookings.claim(who, now)
-        reason, earliest = self._judge(caller, parts, cost, claimed=claimed)
+        reason, earliest = self._judge(caller, parts, cost, size, claimed=claimed)
         if reason is not None:
             self._refuse(caller, who, reason, cost, earliest, now)
-        return self._enter(caller, parts, held, cost, now)
+        return self._enter(caller, parts, held, cost, size, now)
 
     def check_choices(self, choices: int) -> None:
         """Raise a 400 when there are more choices than may ever be generated at once.
@@ -240,14 +257,18 @@ class Admission:
             )
 
     def _judge(
-        self, caller: Caller, parts: list[_Part], cost: int, *, claimed: bool
+        self, caller: Caller, parts: list[_Part], cost: int, size: AnswerSize, *, claimed: bool
     ) -> tuple[str | None, float]:
         """Why it is refused (None: it is not), and seconds before which it would be again."""
         choices = sum(part.choices for part in parts)
-        excess = self._choices.excess(caller.client, choices, caller.weight)
-        if excess and not (claimed and self.active + choices <= 2 * self._choices.bound):
-            tokens = (self._running + self._waiting) / self.active
-            return "choices", excess * tokens / self._drain()
+        for reason, shares, amount in (
+            ("choices", self._choices, choices),
+            ("answers", self._answers, _held_bytes(size, parts)),
+        ):
+            excess = shares.excess(caller.client, amount, caller.weight)
+            if excess and not (claimed and shares.total + amount <= 2 * shares.bound):
+                tokens = (self._running + self._waiting) / max(1, shares.total)
+                return reason, excess * tokens / self._drain()
         bound, room = self.queue_bound, self._room()
         client = self._clients.get(caller.client)
         mine = client.waiting if client is not None else 0
@@ -304,6 +325,8 @@ class Admission:
         if reason == "choices":
             bound = self._choices.bound
             why = f"{self.active} choices are being generated and at most {bound} may be"
+        elif reason == "answers":
+            why = f"answers of {self._answers.total} bytes are under way"
         elif reason == "objective":
             why = "it would not have its first token in time (--ttft-objective-ms)"
         else:
@@ -311,7 +334,13 @@ class Admission:
         raise _refusal(f"the server is busy: {why}; try again in {seconds:.0f} s", seconds)
 
     def _enter(
-        self, caller: Caller, parts: list[_Part], held: list[Held], cost: int, now: float
+        self,
+        caller: Caller,
+        parts: list[_Part],
+        held: list[Held],
+        cost: int,
+        size: AnswerSize,
+        now: float,
     ) -> Ticket:
         prompt = sum(part.prompt for part in parts)
         ahead = self._unread_ahead(caller, prompt)
@@ -328,7 +357,9 @@ class Admission:
             self._prefixes.hold(prefix)
         choices = sum(part.choices for part in parts)
         self._choices.take(caller.client, choices, caller.weight)
-        ticket = Ticket(caller, parts, held, now, self)
+        taken = _held_bytes(size, parts)
+        self._answers.take(caller.client, taken, caller.weight)
+        ticket = Ticket(caller, parts, held, now, size, taken, self)
         self._rate.begin(now)
         self._tell(caller.client)
         return ticket
@@ -349,6 +380,9 @@ class Admission:
         part.generated += tokens
         self._running += part.cost - before
         self._rate.note(computed, now)
+        more = ticket.size.per_token * (part.cost - before)
+        self._answers.take(ticket.caller.client, more, ticket.caller.weight)
+        ticket.taken += more
 
     def _end_choices(self, ticket: Ticket, part: _Part, count: int) -> None:
         part.open -= count
@@ -370,6 +404,7 @@ class Admission:
         for length in lengths:
             self._lengths.note(name, length)
         client.tickets -= 1
+        self._answers.give_back(name, ticket.taken)
         if client.tickets == 0:
             del self._clients[name]
         if not self._clients:
@@ -431,6 +466,11 @@ class Admission:
         client = self._clients.get(name)
         self._metrics.waiting(self._waiting, name, client.waiting if client is not None else 0)
         self._metrics.bound.set(self.queue_bound)
+
+
+def _held_bytes(size: AnswerSize, parts: Sequence[_Part]) -> int:
+    """Of an answer, by what is expected of it."""
+    return size.fixed + size.per_token * sum(part.tokens for part in parts)
 
 
 def _refusal(message: str, seconds: float) -> Refusal:

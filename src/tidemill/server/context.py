@@ -75,6 +75,7 @@ class ServerContext:
             lambda: self.client.info,
             metrics,
             max_choices=self.limits.max_active_choices,
+            max_answers=self.limits.max_answers_bytes,
         )
 
     @property

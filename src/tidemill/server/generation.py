@@ -16,6 +16,7 @@ from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason, TokenLogprob
 from tidemill.contract.sampling import SamplingParams
 from tidemill.server.admission import ANYBODY, Caller
+from tidemill.server.answers import answer_size, check_answer
 from tidemill.server.context import ServerContext
 from tidemill.server.errors import engine_error
 from tidemill.text.answer import AnswerText, CallPart
@@ -92,6 +93,7 @@ class Generation:
         at_start: outputs begin a text of their own (see `OutputText`).
         arrival: seconds of `base.clock.monotonic` when the request was received.
         counted: what is generated is output; else the prompt alone was wanted.
+        streamed: what is generated is sent at once.
         caller: who asks, and by when the answer is wanted.
 
     Attributes:
@@ -111,6 +113,7 @@ class Generation:
         rules: AnswerRules = PLAIN,
         arrival: float | None = None,
         counted: bool = True,
+        streamed: bool = False,
         caller: Caller = ANYBODY,
     ) -> None:
         self.request_id = request_id
@@ -131,6 +134,8 @@ class Generation:
         self._choices: list[list[_Choice]] = []  # made once they are admitted
         self._open = self.num_choices
         context.admission.check_choices(self.num_choices)
+        self._size = answer_size(prompts, sampling, streamed=streamed)
+        check_answer(self._size, sampling[0], context.limits.max_answer_bytes, streamed=streamed)
 
     def _make_choices(self) -> None:
         # All prompts have the same stop strings.
@@ -194,7 +199,7 @@ class Generation:
             Refusal: 429, there is too much to do already.
         """
         context = self._context
-        ticket = context.admission.admit(self._caller, self.prompts, self.sampling)
+        ticket = context.admission.admit(self._caller, self.prompts, self.sampling, self._size)
         observer = context.metrics.start()
         reason = FinishReason.CANCELLED.value
         try:

@@ -35,6 +35,9 @@ class Limits:
         body_timeout: seconds in which a body must have arrived.
         body_idle_timeout: seconds without a byte of it after which a body is given up.
         max_bodies_bytes: of all bodies being received or read; shared by clients. Beyond: 429.
+        max_answer_bytes: that an answer could have, in all or, streamed, of its prompts' logprobs.
+        max_answers_bytes: of answers that are held until they are complete, as far as they have
+            come or are expected to; shared by clients. Beyond: 429.
         max_unread_bytes: of an answer that may wait here for a slow reader.
         slow_reader_timeout: seconds without progress after which such a reader is disconnected.
         max_json_depth: nesting of a body.
@@ -61,6 +64,8 @@ class Limits:
     body_timeout: float = 60.0
     body_idle_timeout: float = 15.0
     max_bodies_bytes: int = 64 * 2**20
+    max_answer_bytes: int = 256 * 2**20
+    max_answers_bytes: int = 512 * 2**20
     max_unread_bytes: int = 256 * 2**10
     slow_reader_timeout: float = 20.0
     max_json_depth: int = 64

@@ -52,6 +52,8 @@ class Shares:
 
     def take(self, client: str, amount: int, weight: float = 1.0) -> None:
         """Let the client hold so much more, whatever is held."""
+        if not amount:
+            return
         holder = self._holders.setdefault(client, _Holder(weight))
         holder.weight = weight
         holder.amount += amount

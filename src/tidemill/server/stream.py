@@ -15,8 +15,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tidemill.base.log import get_logger
-from tidemill.server.errors import JSON, problem_of
+from tidemill.server.errors import problem_of
 from tidemill.server.generation import ChoiceDelta, Generation
+from tidemill.server.pieces import WRITE_BYTES, Piece, write_pieces
 
 log = get_logger(__name__)
 
@@ -30,11 +31,14 @@ _STREAM_HEADERS = [
 class Format(Protocol):
     """How a dialect writes a generation."""
 
+    async def read_prompt(self, delta: ChoiceDelta) -> None:
+        """Take in what a choice's first delta says of its prompt; before the delta itself."""
+
     def add(self, delta: ChoiceDelta) -> None:
         """Take a delta into the document (non-streaming)."""
 
-    def document(self, generation: Generation) -> bytes:
-        """The whole answer."""
+    def document(self, generation: Generation) -> list[Piece]:
+        """The whole answer, in pieces."""
 
     def opening(self, generation: Generation) -> bytes:
         """Events before the first delta."""
@@ -103,17 +107,14 @@ class Answer(Response):
             async with aclosing(self._generation.steps()) as steps:
                 async for deltas in steps:
                     for delta in deltas:
+                        if delta.first:
+                            await form.read_prompt(delta)
                         form.add(delta)
-            body = form.document(self._generation)
+            pieces = form.document(self._generation)
         except Exception as error:
             await self._send_problem(error, send)
             return
-        headers = [
-            (b"content-type", JSON.encode()),
-            (b"content-length", str(len(body)).encode()),
-        ]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body, "more_body": False})
+        await write_pieces(send, pieces)
 
     async def _send_events(self, send: Send) -> None:
         generation, form = self._generation, self._form
@@ -121,12 +122,19 @@ class Answer(Response):
         try:
             async with aclosing(generation.steps()) as steps:
                 async for deltas in steps:
-                    data = b"".join([form.events(delta) for delta in deltas])
+                    data = b""
                     if not started:
-                        data = form.opening(generation) + data
+                        data = form.opening(generation)
                         start = {"type": "http.response.start", "status": 200}
                         await send({**start, "headers": _STREAM_HEADERS})
                         started = True
+                    for delta in deltas:
+                        if delta.first:
+                            await form.read_prompt(delta)
+                        data += form.events(delta)
+                        if len(data) > WRITE_BYTES:
+                            await send(_part(data))
+                            data = b""
                     if generation.finished:
                         await send(_part(data + form.closing(generation), more=False))
                     elif data:

@@ -12,10 +12,15 @@ from tidemill.base.ids import new_id
 from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason, Pooling
 from tidemill.contract.sampling import SamplingParams
 from tidemill.server.admission import Caller
+from tidemill.server.answers import NOTHING_HELD, AnswerSize
 from tidemill.server.context import ServerContext
 from tidemill.server.errors import engine_error, problem_of
+from tidemill.server.slices import slices
 from tidemill.server.stream import while_connected
 from tidemill.text.vectors import Input, pooling_of
+
+SUBMITTED_AT_ONCE = 16
+"""Inputs that the engine is given without a pause."""
 
 # Nothing is sampled; one token stands for the work behind the prompt in the admission's books.
 _NOTHING = SamplingParams(max_tokens=1, seed=0)
@@ -30,6 +35,7 @@ class Vectors:
         pooling: what is made of each.
         arrival: seconds of `base.clock.monotonic` when the request was received.
         caller: who asks, and by when the answer is wanted.
+        size: of the answer.
 
     Attributes:
         prompt_tokens, cached_tokens: usage, complete after `run`.
@@ -43,6 +49,7 @@ class Vectors:
         *,
         arrival: float,
         caller: Caller,
+        size: AnswerSize = NOTHING_HELD,
     ) -> None:
         self.prompt_tokens = sum(len(i.token_ids) for i in inputs)
         self.cached_tokens = 0
@@ -51,6 +58,7 @@ class Vectors:
         self._pooling = pooling
         self._arrival = arrival
         self._caller = caller
+        self._size = size
         self._open: dict[str, None] = {}
 
     async def run(self) -> list[bytes]:
@@ -62,16 +70,19 @@ class Vectors:
         """
         context, count = self._context, len(self._inputs)
         prompts = [i.token_ids for i in self._inputs]
-        ticket = context.admission.admit(self._caller, prompts, [_NOTHING] * count)
+        ticket = context.admission.admit(self._caller, prompts, [_NOTHING] * count, self._size)
         observer = context.metrics.start()
         reason = FinishReason.CANCELLED.value
         try:
             name = new_id("vec")
-            streams = [self._submit(f"{name}-{i}", item) for i, item in enumerate(self._inputs)]
+            streams = []
+            async for some in slices(range(count), SUBMITTED_AT_ONCE):
+                streams += [self._submit(f"{name}-{i}", self._inputs[i]) for i in some]
             found = []
             for i, stream in enumerate(streams):
                 found.append(await self._take(stream))
                 ticket.progress(i, 0)
+                ticket.end_choice(i)
             reason = FinishReason.STOP.value
             return found
         except TidemillError as error:

@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from tidemill.contract.request import TokenLogprob
 from tidemill.server.generation import ChoiceDelta, Generation, TokenPiece
 from tidemill.server.openai import schema
-from tidemill.server.openai.logprobs import CompletionLogprobs, PromptLogprobs, prompt_entries
+from tidemill.server.openai.logprobs import CompletionLogprobs, prompt_entries
+from tidemill.server.pieces import Document, Piece
 from tidemill.text.tokenizer import Tokenizer
 
 DONE = b"data: [DONE]\n\n"
@@ -58,13 +58,14 @@ class Envelope:
         kind: str,
         choices: Sequence[Mapping[str, Any]],
         generation: Generation,
+        placed: Document,
         **more: Any,
-    ) -> bytes:
-        """A whole answer; `more`: further members."""
+    ) -> list[Piece]:
+        """A whole answer; `placed`: what of it is encoded already; `more`: further members."""
         answer = {**self.fields(kind), "choices": choices, "usage": usage(generation), **more}
         if self.effective is not None:
             answer["tidemill"] = self.effective(generation)
-        return encode(answer)
+        return placed.encode(answer)
 
 
 def usage(generation: Generation) -> dict[str, Any]:
@@ -161,6 +162,7 @@ class CompletionFormat:
         echo: the prompt repeated before each choice's output, or empty.
         prompt_logprobs: each choice says the logprobs of its prompt.
         scored: nothing is said beyond the prompt.
+        per_prompt: choices of each prompt; 0: all are of one.
     """
 
     def __init__(
@@ -173,6 +175,7 @@ class CompletionFormat:
         echo: Sequence[EchoedPrompt] = (),
         prompt_logprobs: bool = False,
         scored: bool = False,
+        per_prompt: int = 0,
     ) -> None:
         self._envelope = envelope
         self._tokenizer = tokenizer
@@ -180,15 +183,34 @@ class CompletionFormat:
         self._logprobs = logprobs
         self._echo = echo
         self._scored = scored
-        self._prompts: list[PromptLogprobs | None] | None = (
-            [None] * choices if prompt_logprobs else None
-        )
-        self._per_prompt = choices // len(echo) if echo else choices
+        self._wants_prompts = prompt_logprobs
+        self._per_prompt = per_prompt or choices
+        # By prompt, for all its choices: the member, and what `echo` begins their lists with.
+        self._prompts: dict[int, list[Piece]] = {}
+        self._echo_lists: dict[int, CompletionLogprobs] = {}
         self._collected = [_Collected() for _ in range(choices)]
-        self._lists = [CompletionLogprobs(tokenizer) for _ in range(choices)]
+        self._lists: dict[int, CompletionLogprobs] = {}
+
+    async def read_prompt(self, delta: ChoiceDelta) -> None:
+        """Take in what a choice's first delta says of its prompt, once for all its choices."""
+        prompt = delta.index // self._per_prompt
+        if self._wants_prompts and prompt not in self._prompts:
+            entries = await prompt_entries(self._tokenizer, delta.prompt_logprobs or ())
+            self._prompts[prompt] = entries
+        echoed = self._echoed(delta)
+        if self._logprobs and echoed is not None and prompt not in self._echo_lists:
+            lists = CompletionLogprobs(self._tokenizer)
+            tokens = list(zip(echoed.pieces, echoed.offsets, strict=True))
+            known = delta.prompt_logprobs
+            await lists.add_prompt(tokens, known if known is not None else [None] * len(tokens))
+            self._echo_lists[prompt] = lists
 
     def _echoed(self, delta: ChoiceDelta) -> EchoedPrompt | None:
         return self._echo[delta.index // self._per_prompt] if self._echo else None
+
+    def _new_lists(self, delta: ChoiceDelta) -> CompletionLogprobs:
+        behind = self._echo_lists.get(delta.index // self._per_prompt) if delta.first else None
+        return CompletionLogprobs(self._tokenizer, behind)
 
     def _text(self, delta: ChoiceDelta) -> str:
         echoed = self._echoed(delta) if delta.first else None
@@ -197,8 +219,6 @@ class CompletionFormat:
 
     def _add_logprobs(self, lists: CompletionLogprobs, delta: ChoiceDelta) -> None:
         echoed = self._echoed(delta)
-        if echoed is not None and delta.first:
-            _add_prompt(lists, echoed, delta.prompt_logprobs)
         if not self._scored:
             _add_pieces(lists, delta.pieces, 0 if echoed is None else len(echoed.text))
 
@@ -209,28 +229,32 @@ class CompletionFormat:
         collected.finish = ("length" if self._scored else delta.finish) or collected.finish
         collected.stopped_by = delta.stopped_by
         if self._logprobs:
+            if delta.first:
+                self._lists[delta.index] = self._new_lists(delta)
             self._add_logprobs(self._lists[delta.index], delta)
-        if self._prompts is not None and delta.first:
-            self._prompts[delta.index] = prompt_entries(
-                self._tokenizer, delta.prompt_logprobs or ()
-            )
 
-    def document(self, generation: Generation) -> bytes:
+    def document(self, generation: Generation) -> list[Piece]:
         """The whole answer."""
+        placed = Document()
         choices: list[dict[str, Any]] = [
             {
                 "index": index,
                 "text": "".join(c.text),
-                "logprobs": lists.as_dict() if self._logprobs else None,
+                "logprobs": self._placed_lists(placed, index) if self._logprobs else None,
                 "finish_reason": c.finish,
                 **({} if c.stopped_by is None else {"stop_reason": c.stopped_by}),
             }
-            for index, (c, lists) in enumerate(zip(self._collected, self._lists, strict=True))
+            for index, c in enumerate(self._collected)
         ]
-        if self._prompts is not None:
-            for choice, entries in zip(choices, self._prompts, strict=True):
-                choice["prompt_logprobs"] = entries
-        return self._envelope.document("text_completion", choices, generation)
+        if self._wants_prompts:
+            for index, choice in enumerate(choices):
+                entries = self._prompts[index // self._per_prompt]
+                choice["prompt_logprobs"] = placed.place(entries)
+        return self._envelope.document("text_completion", choices, generation, placed)
+
+    def _placed_lists(self, placed: Document, index: int) -> dict[str, msgspec.Raw]:
+        lists = self._lists[index].pieces()
+        return {name: placed.place(pieces) for name, pieces in lists.items()}
 
     def opening(self, generation: Generation) -> bytes:
         """Nothing: completions have no role."""
@@ -242,9 +266,9 @@ class CompletionFormat:
         finish = delta.finish and ("length" if self._scored else delta.finish)
         logprobs = b"null"
         if self._logprobs:
-            lists = CompletionLogprobs(self._tokenizer)
+            lists = self._new_lists(delta)
             self._add_logprobs(lists, delta)
-            logprobs = encode(lists.as_dict()) if lists.tokens else b"null"
+            logprobs = lists.encoded() if lists else b"null"
         if not text and logprobs == b"null" and delta.finish is None:
             return b""
         return self._chunks.chunk(
@@ -255,16 +279,6 @@ class CompletionFormat:
     def closing(self, generation: Generation) -> bytes:
         """See `Chunks.closing`."""
         return self._chunks.closing(generation)
-
-
-def _add_prompt(
-    lists: CompletionLogprobs,
-    echoed: EchoedPrompt,
-    logprobs: Sequence[TokenLogprob | None] | None,
-) -> None:
-    known = logprobs if logprobs is not None else [None] * len(echoed.pieces)
-    for piece, offset, logprob in zip(echoed.pieces, echoed.offsets, known, strict=True):
-        lists.add(piece, logprob, offset)
 
 
 def _add_pieces(lists: CompletionLogprobs, pieces: Sequence[TokenPiece], shift: int) -> None:

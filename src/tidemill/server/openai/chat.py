@@ -88,6 +88,7 @@ async def chat_completions(context: ServerContext, request: Request) -> Response
         at_start=not body.continue_final_message,
         arrival=arrival,
         caller=caller,
+        streamed=bool(body.stream),
     )
     envelope = Envelope(
         answer_id,

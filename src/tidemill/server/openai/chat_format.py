@@ -8,7 +8,8 @@ from typing import Any
 from tidemill.base.ids import new_call_id
 from tidemill.server.generation import ChoiceDelta, Generation
 from tidemill.server.openai.assemble import Chunks, Envelope, encode, finish_of
-from tidemill.server.openai.logprobs import PromptLogprobs, chat_entries, prompt_entries
+from tidemill.server.openai.logprobs import chat_entries, prompt_entries
+from tidemill.server.pieces import Document, Piece
 from tidemill.text.answer import CallPart
 from tidemill.text.tokenizer import Tokenizer
 
@@ -30,7 +31,7 @@ class _Message:
     reasoning: list[str] = field(default_factory=list)
     calls: list[_Call] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
-    entries: list[dict[str, Any]] = field(default_factory=list)
+    entries: bytearray = field(default_factory=bytearray)  # encoded, without brackets
     finish: str | None = None
     stopped_by: str | int | None = None
 
@@ -63,7 +64,7 @@ class ChatFormat:
         prompt_logprobs: bool = False,
     ) -> None:
         self._wants_prompt = prompt_logprobs
-        self._prompt: PromptLogprobs = []
+        self._prompt: list[Piece] = [b"[]"]
         self._envelope = envelope
         self._tokenizer = tokenizer
         self._chunks = Chunks(envelope, "chat.completion.chunk")
@@ -72,10 +73,13 @@ class ChatFormat:
         self._reasoning = reasoning
         self._messages = [_Message() for _ in range(choices)]
 
+    async def read_prompt(self, delta: ChoiceDelta) -> None:
+        """Take in what a choice's first delta says of the prompt."""
+        if self._wants_prompt and delta.index == 0:
+            self._prompt = await prompt_entries(self._tokenizer, delta.prompt_logprobs or ())
+
     def add(self, delta: ChoiceDelta) -> None:
         """Take a delta into the document."""
-        if self._wants_prompt and delta.first and delta.index == 0:
-            self._prompt = prompt_entries(self._tokenizer, delta.prompt_logprobs or ())
         message = self._messages[delta.index]
         message.content.append(delta.text)
         message.finish = delta.finish or message.finish
@@ -87,23 +91,26 @@ class ChatFormat:
                 message.calls.append(_Call(new_call_id(), part.name))
             message.calls[part.index].arguments.append(part.arguments)
         message.errors += delta.errors
-        if self._logprobs:
+        if self._logprobs and delta.pieces:
+            if message.entries:
+                message.entries += b","
             message.entries += chat_entries(self._tokenizer, delta.pieces)
 
-    def document(self, generation: Generation) -> bytes:
+    def document(self, generation: Generation) -> list[Piece]:
         """The whole answer."""
+        placed = Document()
         choices = [
             {
                 "index": index,
                 "message": self._document(message),
-                "logprobs": self._entries(message.entries) if self._logprobs else None,
+                "logprobs": self._entries(placed, message) if self._logprobs else None,
                 "finish_reason": message.finish,
                 **({} if message.stopped_by is None else {"stop_reason": message.stopped_by}),
             }
             for index, message in enumerate(self._messages)
         ]
-        more = {"prompt_logprobs": self._prompt} if self._wants_prompt else {}
-        return self._envelope.document("chat.completion", choices, generation, **more)
+        more = {"prompt_logprobs": placed.place(self._prompt)} if self._wants_prompt else {}
+        return self._envelope.document("chat.completion", choices, generation, placed, **more)
 
     def _document(self, message: _Message) -> dict[str, Any]:
         content = "".join(message.content) or self._silent
@@ -117,8 +124,8 @@ class ChatFormat:
         return found
 
     @staticmethod
-    def _entries(entries: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"content": entries, "refusal": None}
+    def _entries(placed: Document, message: _Message) -> dict[str, Any]:
+        return {"content": placed.place((b"[", message.entries, b"]")), "refusal": None}
 
     def opening(self, generation: Generation) -> bytes:
         """The role chunk of every choice."""
@@ -135,7 +142,8 @@ class ChatFormat:
         if shown is not None or delta.pieces:
             logprobs = b"null"
             if delta.pieces:
-                logprobs = encode(self._entries(chat_entries(self._tokenizer, delta.pieces)))
+                entries = chat_entries(self._tokenizer, delta.pieces)
+                logprobs = b'{"content":[%b],"refusal":null}' % entries
             events = self._chunks.chunk(
                 b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":null}'
                 % (delta.index, shown or b"{}", logprobs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from msgspec.structs import asdict
@@ -19,7 +20,12 @@ from tidemill.server.generation import Generation
 from tidemill.server.openai import schema
 from tidemill.server.openai.assemble import CompletionFormat, EchoedPrompt, Envelope, running_usage
 from tidemill.server.openai.chat import effective_of
-from tidemill.server.openai.prompting import encode_prompt
+from tidemill.server.openai.prompting import (
+    DECODED_AT_ONCE,
+    check_ids,
+    decode_ids,
+    encode_prompt,
+)
 from tidemill.server.openai.resolve import (
     check_stream_options,
     priority_of,
@@ -27,6 +33,7 @@ from tidemill.server.openai.resolve import (
     sampling_of,
     whole_prompt_logprobs,
 )
+from tidemill.server.slices import slices
 from tidemill.server.stream import Answer
 from tidemill.text.answering import text_rules
 from tidemill.text.detokenizer import Detokenizer
@@ -66,13 +73,11 @@ async def encode_source(
     if isinstance(source, str):
         ids = await encode_prompt(context, source, param=param, add_special=True)
         _check_length(context, len(ids), param, room)
+        await asyncio.sleep(0)  # a short text is encoded at once, and there may be many
         return ids
     # Before the ids are looked at: there may be millions.
     _check_length(context, len(source), param, room)
-    vocab = context.info.vocab_size
-    wrong = next((t for t in source if not 0 <= t < vocab), None)
-    if wrong is not None:
-        raise bad_request(param, f"{param} holds the token id {wrong}; ids are 0 to {vocab - 1}")
+    await check_ids(source, context.info.vocab_size, param)
     return tuple(source)
 
 
@@ -83,7 +88,7 @@ def _check_length(context: ServerContext, count: int, param: str, room: int) -> 
         check_input(count, context.max_input, param=param)
 
 
-def echo_prompt(
+async def echo_prompt(
     tokenizer: Tokenizer, source: Source, token_ids: Sequence[int], *, pieces: bool
 ) -> EchoedPrompt:
     """A prompt as `echo` repeats it: a string as it was sent, token ids decoded.
@@ -92,7 +97,7 @@ def echo_prompt(
         pieces: also locate each token, for logprobs. Start tokens that encoding added to a string
             have no characters in it.
     """
-    text = source if isinstance(source, str) else tokenizer.decode(token_ids)
+    text = source if isinstance(source, str) else await decode_ids(tokenizer, token_ids)
     if not pieces:
         return EchoedPrompt(text, (), ())
     # What was sent as a string may spell special tokens; they are characters of it.
@@ -100,9 +105,10 @@ def echo_prompt(
     added = _added_in_front(tokenizer, token_ids) if spelled else 0
     detokenizer = Detokenizer(tokenizer, skip_special_tokens=not spelled, at_start=True)
     offsets, length = [0] * added, 0
-    for token in token_ids[added:]:
-        offsets.append(min(length, len(text)))
-        length += len(detokenizer.push((token,)))
+    async for tokens in slices(token_ids[added:], DECODED_AT_ONCE):
+        for token in tokens:
+            offsets.append(min(length, len(text)))
+            length += len(detokenizer.push((token,)))
     return EchoedPrompt(text, tuple(tokenizer.token_bytes(t) for t in token_ids), tuple(offsets))
 
 
@@ -164,6 +170,7 @@ async def completions(context: ServerContext, request: Request) -> Response:
         arrival=arrival,
         caller=caller,
         counted=not scored,
+        streamed=bool(body.stream),
     )
     envelope = Envelope(
         answer_id,
@@ -176,7 +183,7 @@ async def completions(context: ServerContext, request: Request) -> Response:
     )
     wanted = params.logprobs is not None
     echo = [
-        echo_prompt(context.tokenizer, source, prompt, pieces=wanted)
+        await echo_prompt(context.tokenizer, source, prompt, pieces=wanted)
         for source, prompt in zip(sources, prompts, strict=True)
         if body.echo
     ]
@@ -188,5 +195,6 @@ async def completions(context: ServerContext, request: Request) -> Response:
         echo=echo,
         prompt_logprobs=body.prompt_logprobs is not None,
         scored=scored,
+        per_prompt=params.n,
     )
     return Answer(generation, form, stream=bool(body.stream), request_id=request.state.request_id)

@@ -5,22 +5,29 @@ from __future__ import annotations
 import base64
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tidemill.base.clock import monotonic
 from tidemill.base.errors import bad_request
+from tidemill.server.answers import vectors_size
 from tidemill.server.body import read_model
 from tidemill.server.caller import caller_of
 from tidemill.server.context import ServerContext
 from tidemill.server.openai import schema
 from tidemill.server.openai.completions import Source, encode_source, split_prompts
-from tidemill.server.openai.models import json_response
+from tidemill.server.pieces import Document, PiecedResponse
+from tidemill.server.slices import slices
 from tidemill.server.vectors import VectorAnswer, Vectors
 from tidemill.text.vectors import Input, check_dimensions, embedding_pooling, prompted
 
 if TYPE_CHECKING:
     from tidemill.text.pooled import Float32
+
+
+VECTORS_AT_ONCE = 8
+"""Vectors that are written without a pause."""
 
 
 async def embeddings(context: ServerContext, request: Request) -> Response:
@@ -37,21 +44,38 @@ async def embeddings(context: ServerContext, request: Request) -> Response:
         name = "input" if len(sources) == 1 else f"input[{index}]"
         ids = await encode_source(context, _prompted(context, body, source), name, room=0)
         inputs.append(Input(ids))
-    run = Vectors(context, inputs, pooling, arrival=arrival, caller=caller)
+    encoded = body.encoding_format == "base64"
+    length = body.dimensions or context.info.hidden_size
+    size = vectors_size(len(inputs), length, encoded=encoded)
+    if size.most > context.limits.max_answer_bytes:
+        raise bad_request(
+            "input",
+            f"{len(inputs)} vectors of {length} numbers could have {size.most} bytes, and at most "
+            f"{context.limits.max_answer_bytes} are sent (max_answer_bytes): send fewer inputs, or "
+            'ask for encoding_format "base64"',
+        )
+    run = Vectors(context, inputs, pooling, arrival=arrival, caller=caller, size=size)
 
     async def work() -> Response:
         from tidemill.text.pooled import finish_embedding  # numpy, see there
 
         found = await run.run()
-        vectors = [finish_embedding(v, context.vectors, body.dimensions) for v in found]
-        encoded = body.encoding_format == "base64"
-        return json_response(
-            {
-                "object": "list",
-                "data": [_entry(i, vector, encoded=encoded) for i, vector in enumerate(vectors)],
-                "model": context.info.model,
-                "usage": usage_of(run),
-            }
+        placed, data = Document(), bytearray(b"[")
+        async for some in slices(range(len(found)), VECTORS_AT_ONCE):
+            for i in some:
+                vector = finish_embedding(found[i], context.vectors, body.dimensions)
+                data += b"," if i else b""
+                data += msgspec.json.encode(_entry(i, vector, encoded=encoded))
+        data += b"]"
+        return PiecedResponse(
+            placed.encode(
+                {
+                    "object": "list",
+                    "data": placed.place([data]),
+                    "model": context.info.model,
+                    "usage": usage_of(run),
+                }
+            )
         )
 
     return VectorAnswer(work, request_id=request.state.request_id)

@@ -9,11 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from tidemill.contract.request import TokenLogprob
 from tidemill.server.generation import TokenPiece
+from tidemill.server.pieces import Piece
+from tidemill.server.slices import slices
 from tidemill.text.tokenizer import Tokenizer
 
-PromptLogprobs = list[dict[str, dict[str, Any]] | None]
+encode = msgspec.json.encode
+
+SLICE = 64
+"""Tokens of a prompt, each with its alternatives, that are encoded without a pause."""
 
 FLOOR = -9999.0
 """Stands for minus infinity, which JSON cannot write."""
@@ -31,8 +38,8 @@ def _chat_token(piece: bytes, logprob: float) -> dict[str, Any]:
     }
 
 
-def chat_entries(tokenizer: Tokenizer, pieces: Sequence[TokenPiece]) -> list[dict[str, Any]]:
-    """Entries of a chat choice's `logprobs.content`."""
+def chat_entries(tokenizer: Tokenizer, pieces: Sequence[TokenPiece]) -> bytes:
+    """Entries of a chat choice's `logprobs.content`, encoded: a list without its brackets."""
     entries = []
     for item in pieces:
         entry = _chat_token(item.piece, item.logprob.logprob)
@@ -40,7 +47,7 @@ def chat_entries(tokenizer: Tokenizer, pieces: Sequence[TokenPiece]) -> list[dic
             _chat_token(tokenizer.token_bytes(token), value) for token, value in item.logprob.top
         ]
         entries.append(entry)
-    return entries
+    return encode(entries)[1:-1]
 
 
 def spelled(piece: bytes) -> str:
@@ -51,24 +58,30 @@ def spelled(piece: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
 
 
-def prompt_entries(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob | None]) -> PromptLogprobs:
-    """A prompt's `prompt_logprobs`: per token, by token id, itself and the likeliest alternatives.
+async def prompt_entries(
+    tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob | None]
+) -> list[Piece]:
+    """A prompt's `prompt_logprobs`, encoded in pieces: per token, by token id, itself and the
+    likeliest alternatives.
 
     `rank` is 1 for the likeliest token, and null where the token is not among the alternatives that
     were asked for. The first token of a prompt has no logprob.
     """
-    found: PromptLogprobs = []
-    for item in logprobs:
-        if item is None:
-            found.append(None)
-            continue
-        entry = {}
-        for rank, (token, value) in enumerate(item.top, 1):
-            entry[str(token)] = _ranked(tokenizer, token, value, rank)
-        key = str(item.token_id)
-        entry.setdefault(key, _ranked(tokenizer, item.token_id, item.logprob, None))
-        found.append(entry)
-    return found
+    found: list[Piece] = []
+    async for some in slices(logprobs, SLICE):
+        found += (b"," if found else b"[", encode([_entry(tokenizer, i) for i in some])[1:-1])
+    return [*found, b"]"] if found else [b"[]"]
+
+
+def _entry(tokenizer: Tokenizer, item: TokenLogprob | None) -> dict[str, dict[str, Any]] | None:
+    if item is None:
+        return None
+    entry = {}
+    for rank, (token, value) in enumerate(item.top, 1):
+        entry[str(token)] = _ranked(tokenizer, token, value, rank)
+    key = str(item.token_id)
+    entry.setdefault(key, _ranked(tokenizer, item.token_id, item.logprob, None))
+    return entry
 
 
 def _ranked(tokenizer: Tokenizer, token: int, value: float, rank: int | None) -> dict[str, Any]:
@@ -79,38 +92,60 @@ def _ranked(tokenizer: Tokenizer, token: int, value: float, rank: int | None) ->
     }
 
 
-class CompletionLogprobs:
-    """The parallel lists of a completions choice's `logprobs`."""
+LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+
+class CompletionLogprobs:
+    """The parallel lists of a completions choice's `logprobs`, encoded as they grow.
+
+    Args:
+        tokenizer: the vocabulary.
+        behind: lists that these go on, of a prompt that several choices repeat.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, behind: CompletionLogprobs | None = None) -> None:
         self._tokenizer = tokenizer
-        self.tokens: list[str] = []
-        self.token_logprobs: list[float | None] = []
-        self.top_logprobs: list[dict[str, float] | None] = []
-        self.text_offset: list[int] = []
+        self._behind = behind
+        self._texts = {name: bytearray() for name in LISTS}  # without brackets
+
+    def __bool__(self) -> bool:
+        return bool(self._texts["tokens"] or self._behind)
 
     def add(self, piece: bytes, logprob: TokenLogprob | None, offset: int) -> None:
         """Append a token; `logprob` is None for the first token of a prompt."""
         token = spelled(piece)
-        self.tokens.append(token)
-        self.text_offset.append(offset)
-        if logprob is None:
-            self.token_logprobs.append(None)
-            self.top_logprobs.append(None)
-            return
-        self.token_logprobs.append(_finite(logprob.logprob))
-        top: dict[str, float] = {}
-        for token_id, value in logprob.top:
-            # Two tokens can be spelled alike; the likelier one keeps the place.
-            top.setdefault(spelled(self._tokenizer.token_bytes(token_id)), _finite(value))
-        top.setdefault(token, _finite(logprob.logprob))
-        self.top_logprobs.append(top)
+        number: float | None = None
+        top: dict[str, float] | None = None
+        if logprob is not None:
+            number, top = _finite(logprob.logprob), {}
+            for token_id, value in logprob.top:
+                # Two tokens can be spelled alike; the likelier one keeps the place.
+                top.setdefault(spelled(self._tokenizer.token_bytes(token_id)), _finite(value))
+            top.setdefault(token, number)
+        values: tuple[object, ...] = (token, number, top, offset)
+        for text, member in zip(self._texts.values(), values, strict=True):
+            if text:
+                text += b","
+            text += encode(member)
 
-    def as_dict(self) -> dict[str, Any]:
+    async def add_prompt(
+        self, prompt: Sequence[tuple[bytes, int]], logprobs: Sequence[TokenLogprob | None]
+    ) -> None:
+        """Append the tokens of a prompt, each with its offset, in slices."""
+        async for some in slices(list(zip(prompt, logprobs, strict=True)), SLICE):
+            for (piece, offset), logprob in some:
+                self.add(piece, logprob, offset)
+
+    def pieces(self) -> dict[str, list[Piece]]:
+        """Each list's JSON text in pieces."""
+        found: dict[str, list[Piece]] = {}
+        for name, text in self._texts.items():
+            before = self._behind._texts[name] if self._behind is not None else b""
+            between = b"," if before and text else b""
+            found[name] = [b"[", before, between, text, b"]"]
+        return found
+
+    def encoded(self) -> bytes:
         """The JSON object."""
-        return {
-            "tokens": self.tokens,
-            "token_logprobs": self.token_logprobs,
-            "top_logprobs": self.top_logprobs,
-            "text_offset": self.text_offset,
-        }
+        lists = (encode(name) + b":" + b"".join(pieces) for name, pieces in self.pieces().items())
+        return b"{" + b",".join(lists) + b"}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -13,11 +14,24 @@ from tidemill.server.body import read_model
 from tidemill.server.context import ServerContext
 from tidemill.server.errors import JSON
 from tidemill.server.openai import schema
-from tidemill.server.openai.prompting import chat_prompt, prompt_options
+from tidemill.server.openai.prompting import (
+    chat_prompt,
+    check_ids,
+    decode_ids,
+    prompt_options,
+)
+from tidemill.server.pieces import Document, Piece, PiecedResponse
+from tidemill.server.slices import slices
 from tidemill.text.tools import tool_use
 
 MAX_TOKENIZE_CHARS = 2**20
 """Characters that /tokenize takes at once, or what a context holds if that is more."""
+
+
+MAX_DETOKENIZE_TOKENS = 2**18
+"""Token ids that /detokenize takes at once, or what a context holds if that is more."""
+
+_STRINGS_AT_ONCE = 4096
 
 
 def json_response(document: object, status: int = 200) -> Response:
@@ -70,11 +84,24 @@ async def tokenize(context: ServerContext, request: Request) -> Response:
     answer: dict[str, Any] = {
         "count": len(ids),
         "max_model_len": context.info.max_model_len,
-        "tokens": ids,
     }
+    placed = Document()
+    answer["tokens"] = placed.place(await _encoded(ids))
     if body.return_token_strs:
-        answer["token_strs"] = [context.tokenizer.id_to_token(i) for i in ids]
-    return json_response(answer)
+        strings = await _encoded(ids, context.tokenizer.id_to_token)
+        answer["token_strs"] = placed.place(strings)
+    return PiecedResponse(placed.encode(answer))
+
+
+async def _encoded(
+    ids: Sequence[int], shown: Callable[[int], str | int | None] = lambda token: token
+) -> list[Piece]:
+    """A list with what is shown for each token id, as JSON text in pieces."""
+    found: list[Piece] = []
+    async for some in slices(ids, _STRINGS_AT_ONCE):
+        values = msgspec.json.encode([shown(i) for i in some])[1:-1]
+        found += (b"," if found else b"[", values)
+    return [*found, b"]"] if found else [b"[]"]
 
 
 async def _token_ids(context: ServerContext, body: schema.TokenizeRequest) -> tuple[int, ...]:
@@ -111,11 +138,14 @@ async def detokenize(context: ServerContext, request: Request) -> Response:
     """The text of token ids."""
     body = await read_model(schema.DetokenizeRequest, request, context.limits, bare=True)
     context.check_model(body.model)
-    vocab = context.info.vocab_size
-    wrong = next((t for t in body.tokens if not 0 <= t < vocab), None)
-    if wrong is not None:
-        raise bad_request("tokens", f"tokens holds the id {wrong}; ids are 0 to {vocab - 1}")
+    most = max(MAX_DETOKENIZE_TOKENS, context.info.max_model_len)
+    if len(body.tokens) > most:
+        raise bad_request(
+            "tokens",
+            f"tokens has {len(body.tokens)} ids; at most {most} are taken at once: send them in "
+            "parts",
+        )
+    await check_ids(body.tokens, context.info.vocab_size, "tokens")
     skip = body.skip_special_tokens is True
-    return json_response(
-        {"prompt": context.tokenizer.decode(body.tokens, skip_special_tokens=skip)}
-    )
+    text = await decode_ids(context.tokenizer, body.tokens, skip_special_tokens=skip)
+    return json_response({"prompt": text})

@@ -9,14 +9,22 @@ from typing import Any
 
 from msgspec.structs import asdict
 
+from tidemill.base.errors import bad_request
 from tidemill.contract.resolve import ContextLengthError
 from tidemill.server.context import ServerContext
 from tidemill.server.openai import schema
+from tidemill.server.slices import slices
+from tidemill.text.detokenizer import Detokenizer
 from tidemill.text.prompt import PromptOptions, render_prompt
+from tidemill.text.tokenizer import Tokenizer
 from tidemill.text.tools import NO_TOOLS, ToolUse
 
 HEAD_CHARS = 2**15
 """Characters that may always be tokenized, whatever the context."""
+
+
+DECODED_AT_ONCE = 4096
+"""Tokens that are turned into text without a pause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,3 +96,23 @@ async def encode_prompt(
             )
         size *= 4
     return tuple(await context.tokenizer.encode_async(text, add_special=add_special))
+
+
+async def check_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:
+    """Raise a 400 unless all are ids of the vocabulary."""
+    async for some in slices(token_ids, 16 * DECODED_AT_ONCE):
+        if min(some) < 0 or max(some) >= vocab_size:
+            wrong = next(t for t in some if not 0 <= t < vocab_size)
+            raise bad_request(
+                param, f"{param} holds the token id {wrong}; ids are 0 to {vocab_size - 1}"
+            )
+    await asyncio.sleep(0)  # there may be many lists
+
+
+async def decode_ids(
+    tokenizer: Tokenizer, token_ids: Sequence[int], *, skip_special_tokens: bool = True
+) -> str:
+    """`Tokenizer.decode` in slices."""
+    detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
+    parts = [detokenizer.push(some) async for some in slices(token_ids, DECODED_AT_ONCE)]
+    return "".join((*parts, detokenizer.finish()))

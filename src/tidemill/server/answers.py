@@ -1,0 +1,79 @@
+"""How large an answer can become, and what of it is held until it is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tidemill.base.errors import bad_request
+from tidemill.contract.sampling import SamplingParams
+
+TEXT_BYTES = 8
+"""Of a token as text."""
+
+ENTRY_BYTES = 80
+"""Of a token as text, number and bytes, with its logprob."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSize:
+    """Estimated bytes of an answer.
+
+    Attributes:
+        most: of the logprobs in the whole answer, if every choice becomes as long as it may.
+        fixed: held from the beginning until the answer is sent.
+        per_token: held for each token that is generated.
+    """
+
+    most: int = 0
+    fixed: int = 0
+    per_token: int = 0
+
+
+NOTHING_HELD = AnswerSize()
+
+
+def answer_size(
+    prompts: Sequence[tuple[int, ...]], sampling: Sequence[SamplingParams], *, streamed: bool
+) -> AnswerSize:
+    """Of a generation.
+
+    Args:
+        prompts, sampling: token ids and resolved parameters, prompt by prompt.
+        streamed: what is generated is not held but sent.
+    """
+    params = sampling[0]
+    entries = 0 if params.logprobs is None else 1 + params.logprobs
+    per_token = ENTRY_BYTES * entries
+    tokens = sum(len(prompt) for prompt in prompts)
+    scored = 0 if params.prompt_logprobs is None else 1 + params.prompt_logprobs
+    fixed = ENTRY_BYTES * scored * tokens
+    most = params.n * fixed
+    if not streamed:
+        most += per_token * sum(s.n * (s.max_tokens or 0) for s in sampling)
+    return AnswerSize(most, fixed, 0 if streamed else TEXT_BYTES + per_token)
+
+
+def vectors_size(count: int, length: int, *, encoded: bool) -> AnswerSize:
+    """Of `count` vectors of `length` numbers, encoded in base64 or written as numbers."""
+    size = count * length * (4 + (6 if encoded else 22))
+    return AnswerSize(size, size)
+
+
+def check_answer(size: AnswerSize, params: SamplingParams, bound: int, *, streamed: bool) -> None:
+    """Raise a 400 when an answer could exceed `bound` bytes."""
+    if size.most <= bound:
+        return
+    causes = {"n": params.n, "logprobs (top_logprobs)": params.logprobs}
+    causes["prompt_logprobs"] = params.prompt_logprobs
+    if not streamed:
+        causes["max_tokens"] = params.max_tokens
+    said = ", ".join(f"{name} {value}" for name, value in causes.items() if value is not None)
+    param = "prompt_logprobs" if params.logprobs is None else "logprobs"
+    helps = not streamed and params.n * size.fixed <= bound
+    raise bad_request(
+        param,
+        f"with {said} the answer could have {size.most} bytes of logprobs, and at most {bound} "
+        "are sent (max_answer_bytes): ask for less of one of them"
+        + (", or stream the answer" if helps else ""),
+    )
