@@ -115,3 +115,11 @@ def test_bad_settings() -> None:
     with pytest.raises(TidemillError) as caught:
         LLM("no/such/model/here")
     assert "no such file" in caught.value.message
+
+
+def test_seeds_are_signed(llm: LLM) -> None:
+    texts = [
+        llm.generate("The", SamplingParams(temperature=1.5, seed=seed, max_tokens=16))[0].text
+        for seed in (-1, -1, 1, -(2**63), 2**63 - 1)
+    ]
+    assert texts[0] == texts[1] and len(set(texts)) == 4

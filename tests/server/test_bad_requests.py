@@ -59,7 +59,7 @@ COMMON: dict[str, list[Any]] = {
     "guided_grammar": [5, " ", []],
     "structured_outputs": ["x", {}, {"regex": "a", "choice": ["a"]}, {"backend": "x"}],
     "json_schema": [5, "{"],
-    "grammar": [5, ""],
+    "grammar": [5, " "],
     "reasoning_effort": ["low"],
     "enable_thinking": [True, 1],
     "thinking_token_budget": [5, 0, "5"],

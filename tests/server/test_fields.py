@@ -112,6 +112,7 @@ SAMPLES: dict[str, list[Any]] = {
     "thinking_token_budget": [100, 200],
     "enable_thinking": [True, False],
     "include_reasoning": [False, True],
+    "reasoning_content": ["so", "thus"],
 }
 
 

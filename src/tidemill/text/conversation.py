@@ -26,7 +26,7 @@ NOT_SHOWN = frozenset(
         *("metadata", "cache_control", "annotations", "logprobs", "finish_reason", "stop_reason"),
         *("usage", "model", "provider", "parsed", "weight"),
         *("response_metadata", "additional_kwargs", "extra_content", "thinking_blocks"),
-        *("reasoning_details",),
+        *("reasoning_details", "opts"),
     }
 )
 """Members of messages that clients keep and send back; they are not for the model."""
