@@ -15,11 +15,11 @@ from typing import Any
 import gguf as package
 import numpy as np
 import pytest
-import safetensors.numpy
 from helpers.backend_driver import BackendDriver, options
 from helpers.family_cases import CASES, Case, make_case
 from helpers.gguf_cases import GGUF_CASES, RECURRENT_CASES
 from helpers.references import prompt, reference_logits
+from safetensors.numpy import load_file, save_file
 
 from tidemill.backends import native, torch
 from tidemill.base.errors import ErrorKind, TidemillError
@@ -164,9 +164,9 @@ def test_falcon_h1_that_files_cannot_say(
     config = tmp_path / "m" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), **change}))
     if "tie_word_embeddings" in change:
-        weights = safetensors.numpy.load_file(tmp_path / "m" / "model.safetensors")
+        weights = load_file(tmp_path / "m" / "model.safetensors")
         del weights["lm_head.weight"]
-        safetensors.numpy.save_file(weights, tmp_path / "m" / "model.safetensors")
+        save_file(weights, tmp_path / "m" / "model.safetensors")
     files = open_model(tmp_path / "m")
     with pytest.raises(TidemillError, match=named):
         shape_metadata(files, gguf_family(files))
