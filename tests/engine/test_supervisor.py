@@ -305,7 +305,8 @@ async def test_a_replaced_model_is_noticed(
     os.kill(client.pid, signal.SIGKILL)
     async with asyncio.timeout(60):
         error = await client.failed
-    assert "identity" in error.message and "start the server again" in error.message
+    assert "has been replaced" in error.message and "start the server again" in error.message
+    assert len(engine.seen) == 0
 
 
 async def test_nothing_grows_over_restarts(engine: Engine) -> None:

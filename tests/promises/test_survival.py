@@ -280,7 +280,8 @@ def test_promise_10_a_model_replaced_under_the_server_is_not_mixed_in(tmp_path: 
             weights.with_suffix(".new").rename(weights)
             server.engine().kill()
             last = running.result()[-1]
-        assert "the model replaced" in last["error"]["message"]
+        assert "model.safetensors has been replaced" in last["error"]["message"]
         assert server.process.wait(30) == 1
         server._reader.join(5)
-        assert "computes otherwise" in server.text and "Traceback" not in server.text
+        assert "stopping: the model's file" in server.text and "Traceback" not in server.text
+        assert "goes on with what it has opened" in server.text

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from tidemill.base.files import OpenedFile
 from tidemill.base.vector_data import NOTHING_SAID, VectorData
 from tidemill.contract.request import ChoiceOutput, EngineRequest, RequestError
 
@@ -60,6 +61,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         vectors: how the model's vectors and scores are made, as its files say.
         generates: it has an output layer; else it only gives vectors.
         whole_prompts: an encoder, whose inputs are computed in one step each.
+        files: what was opened of the model, for comparing it with what is there later.
     """
 
     model: str
@@ -89,6 +91,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     recurrent_sequences: int | None = None
     recurrent_snapshots: int | None = None
     whole_prompts: bool = False
+    files: tuple[OpenedFile, ...] = ()
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):

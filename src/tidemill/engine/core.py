@@ -28,6 +28,7 @@ from tidemill.contract.plan import StepPlan, StepResult
 from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason, RequestError
 from tidemill.contract.wire import EngineInfo, EngineStats, Fatal, Outputs, Stats
 from tidemill.engine.divide import compute_in_parts, lacks_memory
+from tidemill.engine.filewatch import FileWatch
 from tidemill.engine.flightlog import FlightLog, request_key
 from tidemill.engine.recorder import BEAT_SECONDS, RecordingExecutor
 from tidemill.executor.base import Executor, PlanHandle
@@ -105,6 +106,7 @@ class EngineCore:
         self._log: FlightLog | None = None
         self._beside: set[int] = set()
         self._loading = False
+        self._watch = FileWatch(info.files)
         self._unloadable: TidemillError | None = None
         self._farewell: Fatal | None = None
         self._thread = threading.Thread(target=self._run, name="tidemill-engine", daemon=True)
@@ -220,8 +222,9 @@ class EngineCore:
     def _loaded(self, error: TidemillError | None) -> None:
         """The weights are there; or they never will be, and the engine ends."""
         self._loading = False
-        self._unloadable = error
         if error is not None:
+            message = f"the model cannot be loaded: {error.message}"
+            self._unloadable = TidemillError(error.kind, message, param=error.param)
             self._post(self._give_up)
 
     def _give_up(self) -> list[Emission]:
@@ -249,12 +252,13 @@ class EngineCore:
         except Exception as error:
             self._stop()
             if self._unloadable is not None:
-                self._fatal(f"the model cannot be loaded: {self._unloadable.message}")
+                self._fatal(self._unloadable.message)
             else:
                 _log.exception("the engine stops: its books do not add up")
                 self._fatal(f"the engine met a defect of its own and stops: {summary(error)}")
         finally:
             self._executor.close()
+            self._watch.close()
             if self._grammars is not None:
                 self._grammars.close()
 
@@ -367,11 +371,23 @@ class EngineCore:
         self._flying.popleft()
         now = monotonic()
         seconds, self._since = now - self._since, now
-        emissions = self._scheduler.commit(plan, result)
+        emissions = self._commit(plan, result)
         if not self._flying:  # the books' time is the step's
             seconds += monotonic() - now
         self._time(seconds, result)
         return emissions
+
+    def _commit(self, plan: StepPlan, result: StepResult) -> list[Emission]:
+        """Take a result in, unless the weights it was computed from have been written over."""
+        self._check_files()
+        return self._scheduler.commit(plan, result)
+
+    def _check_files(self, *, text: bool = False) -> None:
+        try:
+            self._watch.check(text=text)
+        except TidemillError as error:
+            self._unloadable = error
+            raise
 
     def _time(self, seconds: float, result: StepResult) -> None:
         self._seconds[0] += seconds
@@ -419,7 +435,7 @@ class EngineCore:
                     self._scheduler.rollback(unsent)
                     return emissions + self._failed(earlier)
                 self._flying.popleft()
-                emissions += self._scheduler.commit(plan, result)
+                emissions += self._commit(plan, result)
             culprit = unsent
         else:
             culprit = self._take_back_all()
@@ -444,7 +460,7 @@ class EngineCore:
             if seq.seq_id in failed:
                 request_id, why = seq.owner.request.request_id, failed[seq.seq_id]
                 _log.error("request %s ends with its step's error: %s", request_id, why)
-        emissions += self._scheduler.commit(culprit, result)
+        emissions += self._commit(culprit, result)
         if lacks_memory(error):
             self._scheduler.shrink(culprit)
         return emissions
@@ -477,6 +493,7 @@ class EngineCore:
 
             self._post(command)
 
+        self._check_files(text=True)  # what its program is compiled with is read at the first one
         if self._grammars is None:
             done([], unsupported("program", "this engine has no vocabulary to constrain output by"))
             return

@@ -30,6 +30,7 @@ from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason,
 from tidemill.contract.wire import Cancel, EngineInfo, EngineStats, Outputs, Submit
 from tidemill.engine.connection import EngineConnection, unavailable
 from tidemill.engine.flightlog import request_key
+from tidemill.engine.identity import difference, missing_files
 from tidemill.engine.quarantine import Quarantine, shared_verdict
 from tidemill.engine.restarts import RestartPolicy
 from tidemill.engine.spawn import EngineHome, EngineProcess, start_engine
@@ -41,12 +42,8 @@ _log = get_logger(__name__)
 TICK_SECONDS = 0.25
 EXIT_SECONDS = 5.0
 
-# A new engine computes alike if it has these in common with the first.
-_RESOLVED = (
-    *("identity", "backend", "isa", "dtype", "quantization", "kv_dtype", "vocab_size"),
-    *("max_model_len", "block_size", "num_blocks", "max_num_seqs", "max_step_tokens"),
-    *("prefix_caching", "eos_token_ids"),
-)
+# Errors at a start that the next start would meet as well.
+_LASTING = {ErrorKind.MODEL_FILE, ErrorKind.NOT_FOUND, ErrorKind.UNSUPPORTED, ErrorKind.CONFIG}
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,7 +354,7 @@ class SupervisedEngine:
         if (fatal := self._connection.fatal) is not None:
             self._problem = self._connection.reason
             await self._end_process(kill=False)
-            self._give_up(f"the model cannot be loaded: {fatal.message}")
+            self._give_up(fatal.message)
             return
         timeout = self._supervision.stall_timeout
         what = f"has made no progress for {timeout:g} s" if cause == "stall" else "has ended"
@@ -373,6 +370,9 @@ class SupervisedEngine:
             in_flight,
         )
         self._hold_inquest()
+        if (why := missing_files(self._info)) is not None:
+            self._give_up(why)
+            return
         if not await self._replace():
             return
         self._problem = None
@@ -452,20 +452,16 @@ class SupervisedEngine:
                 await self._start(lambda line: _log.debug("%s", line))
             except TidemillError as error:
                 _log.error("the next engine could not start: %s", error)
+                if error.kind in _LASTING:
+                    self._give_up(f"the next engine could not start: {error.message}")
+                    return False
                 continue
-            different = [
-                name
-                for name in _RESOLVED
-                if getattr(self._connection.info, name) != getattr(self._info, name)
-            ]
-            if not different:
+            why = difference(self._info, self._connection.info)
+            if why is None:
                 return True
             self._connection.abort("another engine")
             await self._process.kill()
-            self._give_up(
-                f"the next engine computes otherwise ({', '.join(different)} changed: was the "
-                "model replaced?); start the server again"
-            )
+            self._give_up(why)
             return False
 
     async def _wait_out(self, delay: float) -> None:

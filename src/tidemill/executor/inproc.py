@@ -6,7 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from tidemill.base.errors import Told
+from tidemill.base.files import opened_files
 from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.plan import StepPlan
@@ -77,13 +80,15 @@ def open_inproc(config: EngineConfig, progress: Callable[[str], None]) -> Opened
     """Load a model into this process. Raises TidemillError; see `worker.load.load_worker`."""
     from tidemill.worker.load import load_worker
 
-    loaded = load_worker(config, progress)
+    with opened_files() as opened:
+        loaded = load_worker(config, progress)
+    info = msgspec.structs.replace(loaded.info, files=tuple(opened.values()))
     backend = loaded.runner.backend
     spec = backend.spec
     recurrent = spec.state_bytes > 0
     return OpenedExecutor(
         InprocExecutor(loaded.runner),
-        loaded.info,
+        info,
         loaded.identity,
         len(spec.cache_groups()),
         loaded.tokenizer,

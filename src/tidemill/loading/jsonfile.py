@@ -94,7 +94,7 @@ def is_present(path: Path) -> bool:
 
 def map_bytes(path: Path) -> memoryview:
     """The same, mapped: for a large file that may not be needed."""
-    view = MappedFile(path).view
+    view = MappedFile(path, use="text").view
     if len(view) > MAX_JSON_BYTES:
         raise model_file_error(f"{path}: larger than {MAX_JSON_BYTES} bytes")
     return view

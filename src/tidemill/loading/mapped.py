@@ -32,6 +32,10 @@ class MappedFile:
 
     The mapping lives as long as any view of it.
 
+    Args:
+        path: of the file.
+        use: ``weights`` or ``text``; see `base.files.OpenedFile`.
+
     Attributes:
         path: where it was opened.
         size: in bytes.
@@ -43,10 +47,10 @@ class MappedFile:
         TidemillError: kind MODEL_FILE when there is no regular, readable, non-empty file.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, use: str = "weights") -> None:
         self.path = path
         try:
-            with open_regular(path) as file:
+            with open_regular(path, mapped=use) as file:
                 self.stamp = file_stamp(path, file.fileno())
                 self.size = self.stamp[2]
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

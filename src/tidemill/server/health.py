@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.base.log import get_logger
-from tidemill.contract.wire import EngineStats
+from tidemill.contract.wire import EngineInfo, EngineStats
 from tidemill.metrics.registry import CONTENT_TYPE
 from tidemill.server.auth import principal_of
 from tidemill.server.context import ServerContext
@@ -84,10 +84,15 @@ async def readyz(context: ServerContext, request: Request) -> Response:
     return json_response(
         {
             "status": "ready",
-            "engine": msgspec.structs.asdict(context.info),
+            "engine": _engine(context.info),
             "stats": msgspec.structs.asdict(stats),
         }
     )
+
+
+def _engine(info: EngineInfo) -> dict[str, object]:
+    """What is said of the engine; where its files lie is nobody's business."""
+    return {k: v for k, v in msgspec.structs.asdict(info).items() if k != "files"}
 
 
 async def metrics(context: ServerContext, request: Request) -> Response:

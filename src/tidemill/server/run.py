@@ -7,15 +7,18 @@ import gc
 import signal
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from tidemill.base.build import build_id
 from tidemill.base.clock import monotonic
+from tidemill.base.errors import model_file_error
+from tidemill.base.files import OpenedFile, opened_files
 from tidemill.base.heap import give_back, use_few_arenas
 from tidemill.base.log import get_logger
 from tidemill.contract.config import EngineConfig
+from tidemill.engine.identity import different_files
 from tidemill.engine.supervisor import SupervisedEngine, Supervision
 from tidemill.server.admission_options import AdmissionOptions
 from tidemill.server.limits import Limits
@@ -50,12 +53,14 @@ class TextSide:
 
     Attributes:
         chat: what the two can do in a chat; None finds it out.
+        files: what was opened for them.
     """
 
     tokenizer: Tokenizer
     template: ChatTemplate
     defaults: Mapping[str, float | int] = field(default_factory=dict)
     chat: ChatSide | None = None
+    files: tuple[OpenedFile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +136,9 @@ async def _run(options: ServeOptions, listener: socket.socket, say: Say) -> int:
         await _abandon(spawning, preparing)
         raise failed
     engine, text = spawning.result(), preparing.result()
+    if (why := different_files(text.files, engine.info.files, only_common=True)) is not None:
+        await engine.close()
+        raise model_file_error(why)
     gc.freeze()
     gc.enable()
     try:
@@ -200,7 +208,8 @@ async def _prepare(options: ServeOptions) -> TextSide:
     # what reading a vocabulary took for a moment is free for modules then, and gone before the
     # engine has its weights.
     def open_both() -> TextSide:
-        text = options.load_text()
+        with opened_files() as opened:
+            text = replace(options.load_text(), files=tuple(opened.values()))
         give_back()
         import_module("tidemill.server.http")
         return text
