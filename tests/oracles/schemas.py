@@ -39,6 +39,7 @@ class Drawer:
         kinds = [self.string, self.string, self.integer, self.number, self.fixed, self.plain]
         if depth:
             kinds += [self.object, self.object, self.object, self.array, self.either, self.tuple]
+            kinds += [self.tagged, self.map]
         return self.rng.choice(kinds)(depth)
 
     def plain(self, depth: int) -> tuple[Any, Any]:
@@ -58,6 +59,14 @@ class Drawer:
             ({"type": "string", "format": "uuid"}, "123e4567-e89b-12d3-a456-426614174000"),
             ({"type": "string", "format": "email"}, "a@example.com"),
             ({"type": "string", "format": "ipv4"}, "192.168.0.1"),
+            ({"type": "string", "format": "time"}, "12:30:00.5Z"),
+            (
+                {"type": "string", "pattern": r"^(?!\s*$).+"},
+                f"x{text}" if "\n" not in text else "x",
+            ),
+            ({"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}, "-12.50"),
+            ({"type": "string", "pattern": r"^(?=.*[a-z])(?=.*\d).{3,9}$"}, "ab1"),
+            ({"type": "string", "pattern": r"^(?!-)[a-z-]{1,9}(?<!-)$"}, "a-b"),
         ]
         return self.rng.choice(options)
 
@@ -70,6 +79,9 @@ class Drawer:
             ({"type": "integer", "minimum": low, "maximum": high}, high),
             ({"type": "integer", "exclusiveMinimum": low - 1, "maximum": high}, low),
             ({"type": "integer", "multipleOf": step}, 4 * step),
+            ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, 1234567890123456789),
+            ({"type": "integer", "format": "int32"}, -(2**31)),
+            ({"type": "integer", "exclusiveMinimum": 2**53 + low}, 2**53 + 2000),
         ]
         return self.rng.choice(options)
 
@@ -79,6 +91,8 @@ class Drawer:
             ({"type": "number"}, 1.25),
             ({"type": "number", "minimum": low, "maximum": low + 2.5}, low + 0.25),
             ({"type": "number", "exclusiveMaximum": low}, low - 1.5),
+            ({"type": "number", "minimum": low, "exclusiveMaximum": low + 0.15}, low + 0.125),
+            ({"type": "number", "exclusiveMinimum": -0.375, "maximum": 2.625}, 2.5),
         ]
         return self.rng.choice(options)
 
@@ -104,6 +118,33 @@ class Drawer:
             schema["additionalProperties"] = {"type": "integer"}
         kept = {n: p[1] for n, p in parts.items() if n in required or self.rng.random() < 0.5}
         return schema, kept
+
+    def tagged(self, depth: int) -> tuple[Any, Any]:
+        """oneOf told apart by a constant."""
+        parts = [self.draw(depth - 1) for _ in range(self.rng.randint(2, 3))]
+        schema = {
+            "oneOf": [
+                {
+                    "type": "object",
+                    "properties": {"kind": {"const": f"k{i}"}, "value": part[0]},
+                    "required": ["kind", "value"],
+                    "additionalProperties": False,
+                }
+                for i, part in enumerate(parts)
+            ],
+            "discriminator": {"propertyName": "kind"},
+        }
+        return schema, {"kind": "k1", "value": parts[1][1]}
+
+    def map(self, depth: int) -> tuple[Any, Any]:
+        """A map with an enum's names, or a set of an enum's values."""
+        names = sorted(self.rng.sample(WORDS, self.rng.randint(2, 6)))
+        if self.rng.random() < 0.5:
+            items = {"type": "string", "enum": names}
+            return {"type": "array", "items": items, "uniqueItems": True}, names[:2]
+        schema, instance = self.draw(depth - 1)
+        made = {"type": "object", "propertyNames": {"enum": names}, "additionalProperties": schema}
+        return made, dict.fromkeys(names[1:3], instance)
 
     def array(self, depth: int) -> tuple[Any, Any]:
         schema, instance = self.draw(depth - 1)

@@ -18,7 +18,7 @@ from tidemill.base.errors import bad_request
 from tidemill.grammar.schema.audit import Audit
 from tidemill.grammar.schema.finite import without_endless
 from tidemill.grammar.schema.keywords import MAX_DEPTH, MAX_ENUM, MAX_NODES, MAX_OPTIONAL
-from tidemill.grammar.schema.lowering import lower, names_and_others
+from tidemill.grammar.schema.lowering import lower
 from tidemill.grammar.schema.paths import path_of, patterns, rejected
 from tidemill.grammar.schema.references import References
 
@@ -55,14 +55,14 @@ def prepared(source: str, param: str) -> str:
     references = References(kept, param)
     if audit.references:
         references.check()
-    changed = lower(kept, references, param)
-    if audit.references or changed:
-        if changed:
-            references = References(kept, param)
-            references.check()
+    lowered = lower(kept, references, param)
+    if audit.references and lowered.changed:
+        references = References(kept, param)  # what is rewritten cannot be pointed to
+        references.check()
+    if references.recursive or audit.never or lowered.never or lowered.changed:
         without_endless(kept, references, param)
     options: dict[str, Any] = {"whitespace_flexible": True, "whitespace_pattern": WHITESPACE}
-    if names_and_others(kept):
+    if lowered.named:
         options["json_allowed_escapes"] = _NAMED_ESCAPES
     kept["x-guidance"] = options
     return json.dumps(kept, ensure_ascii=False)

@@ -27,7 +27,9 @@ class Audit:
         self._nodes = 0
         self._old = False  # a draft in which nothing beside $ref counts
         self.references = False
-        """Some schema has a reference, or is false."""
+        """Some schema has a reference."""
+        self.never = False
+        """Some schema is false where that is not the usual way to say that there are no more."""
 
     def _rejected(self, path: Path, message: str) -> TidemillError:
         return rejected(self._param, path, message)
@@ -46,7 +48,7 @@ class Audit:
         if self._nodes > keywords.MAX_NODES:
             raise self._rejected(path, f"the schema has more than {keywords.MAX_NODES} parts")
         if isinstance(schema, bool):
-            self.references |= not schema
+            self.never |= not schema and path[-1:] not in _NO_MORE
             return schema
         if not isinstance(schema, Mapping):
             raise self._rejected(path, "a schema is an object or a boolean")
@@ -66,7 +68,9 @@ class Audit:
                 if key in ("$schema", "$id", "$anchor"):
                     kept[key] = value
                 continue
-            if any(value is t or (value == t == {}) for t in keywords.TRIVIAL.get(key, ())):
+            if key in keywords.TRIVIAL and any(
+                value is t or (value == t == {}) for t in keywords.TRIVIAL[key]
+            ):
                 continue
             if key not in keywords.ENFORCED:
                 raise self._unknown(key, at)
@@ -115,7 +119,7 @@ class Audit:
         if "pattern" in kept and lookaround.is_needed(kept["pattern"]):
             self._pattern(kept, path)
         if "not" in kept and not self._negated(kept, path):
-            self.references = True
+            self.never = True
             return False
         return kept
 
@@ -166,6 +170,9 @@ class Audit:
             (*path, "not"),
             "the keyword 'not' cannot be enforced; describe what is allowed instead of what is not",
         )
+
+
+_NO_MORE = (("additionalProperties",), ("additionalItems",), ("items",))
 
 
 def _check_type(value: Any) -> str | None:

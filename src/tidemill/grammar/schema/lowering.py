@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tidemill.grammar.schema import keywords
@@ -12,29 +13,48 @@ from tidemill.grammar.schema.references import References, places
 from tidemill.grammar.schema.sets import property_names, unique_items
 
 
-def lower(root: dict[str, Any], references: References, param: str) -> bool:
-    """Rewrite, in place, each schema's oneOf, uniqueItems and propertyNames.
+@dataclass(slots=True)
+class Lowered:
+    """What was found on the way.
 
-    Returns:
-        Something was rewritten.
+    Attributes:
+        changed: something was rewritten.
+        never: an object requires a property that it cannot have.
+        named: an object names properties and may have others.
+    """
+
+    changed: bool = False
+    never: bool = False
+    named: bool = False
+
+
+def lower(root: dict[str, Any], references: References, param: str) -> Lowered:
+    """Rewrite, in place, each schema's oneOf, uniqueItems and propertyNames.
 
     Raises:
         TidemillError: kind BAD_REQUEST naming the keyword that cannot be enforced.
     """
-    changed = False
+    found = Lowered()
     for node, path in reversed(list(places(root))):  # inner ones first
         if "propertyNames" in node:
             property_names(node, references, param, path)
-            changed = True
+            found.changed = True
         if "uniqueItems" in node:
             unique_items(node, references, param, path)
-            changed = True
+            found.changed = True
         if "oneOf" in node:
             anyof_of_oneof(node, references, root, param, path)
-            changed = True
+            found.changed = True
         node.pop("discriminator", None)
-        _check_counts(node, param, path)
-    return changed
+        if "properties" in node or "required" in node or "patternProperties" in node:
+            _check_counts(node, param, path)
+            if node.get("additionalProperties") is not False:
+                found.named = True
+            elif "required" in node and "patternProperties" not in node:
+                found.never |= not node.get("properties", {}).keys() >= set(node["required"])
+        elif "minProperties" in node:
+            _check_counts(node, param, path)
+    return found
 
 
 def _check_counts(node: Mapping[str, Any], param: str, path: Path) -> None:
@@ -61,12 +81,3 @@ def _check_counts(node: Mapping[str, Any], param: str, path: Path) -> None:
             "can be enforced for at most one property more than are required, unless all names "
             "are in properties and additionalProperties is false",
         )
-
-
-def names_and_others(root: dict[str, Any]) -> bool:
-    """Some object names properties and may have others."""
-    return any(
-        ("properties" in node or "required" in node or "patternProperties" in node)
-        and node.get("additionalProperties") is not False
-        for node, _ in places(root)
-    )

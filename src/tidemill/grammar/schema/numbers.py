@@ -76,6 +76,8 @@ def bounded(schema: dict[str, Any], extra: tuple[int, int] | None = None) -> Non
         Inexact: naming the keyword.
     """
     given = {key: schema.pop(key) for key in KEYWORDS if key in schema}
+    if not given and extra is None:
+        return
     for key, value in given.items():
         _check_bound(key, value)
     if given.get("exclusiveMinimum") is True:  # drafts 3 and 4

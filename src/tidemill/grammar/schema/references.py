@@ -57,6 +57,8 @@ class References:
         self._param = param
         self._found: dict[str, Any] = {}
         self._anchors: dict[str, Any] | None = None
+        self.recursive = False
+        """Some schema leads to itself; known once checked."""
 
     def target(self, node: Mapping[str, Any], path: Path) -> Any:
         """Where a schema's reference leads.
@@ -151,14 +153,18 @@ class References:
     def _check_depth(self) -> None:
         """Bound how deep a reader comes that enters each schema once."""
         seen = {id(self._root)}
-        stack = [self._steps(self._root)]
+        above = {id(self._root)}
+        stack = [(self._root, self._steps(self._root))]
         while stack:
-            inner = next(stack[-1], None)
+            inner = next(stack[-1][1], None)
             if inner is None:
-                stack.pop()
-            elif isinstance(inner, dict) and id(inner) not in seen:
+                above.discard(id(stack.pop()[0]))
+            elif isinstance(inner, dict) and id(inner) in seen:
+                self.recursive |= id(inner) in above
+            elif isinstance(inner, dict):
                 seen.add(id(inner))
-                stack.append(self._steps(inner))
+                above.add(id(inner))
+                stack.append((inner, self._steps(inner)))
                 if len(stack) > MAX_FOLLOWED:
                     raise rejected(
                         self._param,
