@@ -161,6 +161,17 @@ def test_rejected_by_name(schema: Any, at: str) -> None:
     assert rejection(schema)[0] == at
 
 
+def test_common_multiples_beyond_32_bits() -> None:
+    """The library would take 262147 for a multiple of both."""
+    large = {"type": "integer", "multipleOf": 65537, "allOf": [{"multipleOf": 65539}]}
+    assert rejection({"items": large})[0] == "s.items.multipleOf"
+    apart = {"$defs": {"a": {"multipleOf": 0.0009765625}}, "allOf": [{"$ref": "#/$defs/a"}]}
+    assert rejection({**apart, "multipleOf": 3})[0] == "s.multipleOf"
+    small = {"type": "integer", "multipleOf": 4, "allOf": [{"multipleOf": 6}]}
+    assert allowed(small, ["0", "4", "6", "12", "-24"]) == ["0", "12", "-24"]
+    assert allows({"items": [{"multipleOf": 65537}, {"multipleOf": 65539}]}, "[65537, 65539]")
+
+
 def test_not_finite() -> None:
     for text in (
         '{"const": 1e400}',

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
+from math import prod
 from typing import Any
 
 from tidemill.grammar.schema import keywords
 from tidemill.grammar.schema.alternatives import anyof_of_oneof
 from tidemill.grammar.schema.paths import Path, rejected
-from tidemill.grammar.schema.references import References, places
+from tidemill.grammar.schema.references import IN_PLACE, References, places
 from tidemill.grammar.schema.sets import property_names, unique_items
 
 
@@ -35,6 +37,7 @@ def lower(root: dict[str, Any], references: References, param: str) -> Lowered:
         TidemillError: kind BAD_REQUEST naming the keyword that cannot be enforced.
     """
     found = Lowered()
+    multiples: set[float] = set()
     for node, path in reversed(list(places(root))):  # inner ones first
         if "propertyNames" in node:
             property_names(node, references, param, path)
@@ -46,6 +49,7 @@ def lower(root: dict[str, Any], references: References, param: str) -> Lowered:
             anyof_of_oneof(node, references, root, param, path)
             found.changed = True
         node.pop("discriminator", None)
+        multiples |= {node["multipleOf"]} if "multipleOf" in node else set()
         if "properties" in node or "required" in node or "patternProperties" in node:
             _check_counts(node, param, path)
             if node.get("additionalProperties") is not False:
@@ -54,6 +58,9 @@ def lower(root: dict[str, Any], references: References, param: str) -> Lowered:
                 found.never |= not node.get("properties", {}).keys() >= set(node["required"])
         elif "minProperties" in node:
             _check_counts(node, param, path)
+    if len(multiples) > 1:
+        for node, path in places(root):
+            _check_multiples(node, references, param, path)
     return found
 
 
@@ -81,3 +88,38 @@ def _check_counts(node: Mapping[str, Any], param: str, path: Path) -> None:
             "can be enforced for at most one property more than are required, unless all names "
             "are in properties and additionalProperties is false",
         )
+
+
+def _check_multiples(node: dict[str, Any], references: References, param: str, path: Path) -> None:
+    """Reject numbers that are to be multiples of several whose common one is beyond 32 bits.
+
+    The library computes it in 32 bits, of digits at the same scale, and goes on with what is left.
+    """
+    if "multipleOf" not in node and not any(key in node for key in ("allOf", "$ref")):
+        return
+    found: set[float] = set()
+    seen: set[int] = set()
+    stack: list[Any] = [node]
+    while stack:
+        part = stack.pop()
+        if not isinstance(part, dict) or id(part) in seen:
+            continue
+        seen.add(id(part))
+        if "multipleOf" in part:
+            found.add(part["multipleOf"])
+        stack += [references.target(part, ())] if "$ref" in part else []
+        stack += [inner for key in IN_PLACE for inner in part.get(key, ())]
+    if len(found) > 1 and prod(_scaled(found)) >= 2**32:
+        raise rejected(
+            param,
+            (*path, "multipleOf") if "multipleOf" in node else path,
+            "numbers cannot be enforced to be multiples of "
+            f"{' and '.join(map(str, sorted(found)))} at once",
+        )
+
+
+def _scaled(values: set[float]) -> list[int]:
+    """Their digits at the scale of the finest."""
+    decimals = [Decimal(repr(value)).normalize() for value in values]
+    scale = max(0, *(-int(d.as_tuple().exponent) for d in decimals))
+    return [int(d.scaleb(scale)) for d in decimals]
