@@ -101,10 +101,6 @@ TEMPLATES: dict[str, tuple[str, bool, bool]] = {
         THINKING + CONTENT + F + '\n<function name="{{ f.name }}">{%- for k, v in f.arguments.items() %}'
         '<param name="{{ k }}">{%- if v is string and "\n" in v %}<![CDATA[{{ v }}]]>{% else %}' + BARE
         + "{% endif %}</param>{% endfor %}</function>{% endfor %}", True, True),
-    "glm47": (
-        "{%- if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}" + CONTENT + F
-        + "<tool_call>{{ f.name }}{%- for k, v in f.arguments.items() %}<arg_key>{{ k }}</arg_key><arg_value>"
-        + BARE + "</arg_value>{% endfor %}</tool_call>{% endfor %}", True, True),
     "hunyuan3": (
         "{%- if m.reasoning_content %}<think:opensource>{{ m.reasoning_content }}</think:opensource>{% endif %}"
         + CONTENT + "{%- if m.tool_calls %}<tool_calls:opensource>" + F
@@ -165,6 +161,17 @@ TEMPLATES: dict[str, tuple[str, bool, bool]] = {
         CONTENT + F + "\n```tool_code\n{{ f.name }}({%- for k, v in f.arguments.items() %}{{ k }}={{ v | tojson }}"
         "{% if not loop.last %}, {% endif %}{% endfor %})\n```{% endfor %}", False, True),
 }  # fmt: skip
+
+
+# GLM's marks on one line, as its later templates have them.
+INLINE_GLM = (
+    "{%- if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    + CONTENT
+    + F
+    + "<tool_call>{{ f.name }}{%- for k, v in f.arguments.items() %}<arg_key>{{ k }}</arg_key><arg_value>"
+    + BARE
+    + "</arg_value>{% endfor %}</tool_call>{% endfor %}"
+)
 
 
 def whole(turn: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tidemill.text.abilities import Abilities
+from tidemill.text.derived.gaps import with_gaps
 from tidemill.text.derived.made_up import SCHEMAS
 from tidemill.text.derived.turns import Turns
 from tidemill.text.derived.verify import gap_behind, verify, verify_thinking
@@ -75,9 +76,10 @@ def _of_table(found: Format) -> Recognised:
 def _tried(template: ChatTemplate, abilities: Abilities, found: Format) -> Recognised:
     """The table's format if it reads what the template renders, else a derived one."""
     if found.syntax is not None:
-        verdict = verify(found, Turns(template, abilities, SCHEMAS), most=2)
+        turns = Turns(template, abilities, SCHEMAS)
+        verdict = verify(found, turns, most=2)
         if verdict.sure or not verdict.rendered:
-            return _of_table(found)
+            return _of_table(with_gaps(found, turns))
     from tidemill.text.derived.derive import derive  # most templates are in the table
 
     derived = derive(template, abilities)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from helpers.call_layouts import TEMPLATES, whole
+from helpers.call_layouts import INLINE_GLM, TEMPLATES, whole
 from helpers.tiny_text import tokenizer_data
 
 from tidemill.grammar.schema import prepared
@@ -13,7 +15,7 @@ from tidemill.text.derived.derive import derive
 from tidemill.text.derived.made_up import SCHEMAS
 from tidemill.text.derived.turns import Turns
 from tidemill.text.derived.verify import verify, verify_thinking
-from tidemill.text.parsers.format import Format, JsonCall, PythonCalls, TaggedCall, ThinkMarks
+from tidemill.text.parsers.format import Format, Gaps, JsonCall, PythonCalls, TaggedCall, ThinkMarks
 from tidemill.text.parsers.formats import FORMATS, detect
 from tidemill.text.recognised import Recognised, recognised
 from tidemill.text.template import ChatTemplate
@@ -93,6 +95,13 @@ def test_white_space_behind_thinking_is_the_templates() -> None:
     near = TEMPLATES["hermes"][0].replace("</think>\n\n", "</think>\n")
     form = found(whole(near)).form
     assert form.name == "hermes" and form.think == ThinkMarks("<think>", "</think>", "\n")
+
+
+def test_white_space_between_marks_is_the_templates() -> None:
+    lines, line = (found(whole(turn)).form for turn in (TEMPLATES["glm45"][0], INLINE_GLM))
+    assert lines == replace(FORMATS["glm45"], think=lines.think)
+    assert isinstance(line.syntax, TaggedCall) and line.syntax.gaps == Gaps("", "", "", "")
+    assert line.name == "glm45" and line.syntax.name == ("", "")
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,6 @@ OTHER_LAYOUT = {
     "Mistral-Small-3.2-24B-Instruct-2506",
     "mistralai-Mistral-Nemo-Instruct-2407",
     "openai-gpt-oss-120b",
-    "inclusionai-ling-3.0-flash",
 }
 
 

@@ -62,15 +62,13 @@ def _format(found: Around, syntax: CallSyntax, *, listed: bool = False) -> Forma
         dropped = (more,) if more else ()
         return Format("derived", begin=begin.strip(), end=end, syntax=syntax, dropped=dropped)
     begin, end = found.begin, found.end
+    space = begin[len(begin.rstrip()) :]
+    padding = space if space and end.startswith(space) else ""
     closing, more = trimmed(found.opening, found.closing)
     if not found.opening and not found.between:  # one call at most
         end, more = trimmed(begin, end)
-    space = begin[len(begin.rstrip()) :]
-    padding = space if space and end.startswith(space) else ""
     opening, between = found.opening.strip(), found.between
     spread = spread_of(found)
-    if not begin.strip() and opening:
-        padding, spread = spread, ""
     if isinstance(syntax, NamedJson):  # what stands in front of a name need not stand behind
         syntax, padding = replace(syntax, before=space + syntax.before), ""
     return Format(

@@ -33,11 +33,11 @@ def with_answer(form: Format, turns: Turns) -> Format:
     before = without_thought(before, think)
     if think is not None and think.gap.strip():
         dropped.append(think.gap.strip())
-    answer = said or before.strip()
-    if answer:
-        dropped.append(answer)
+    answer, ending = said or before.strip(), answer_end(turns)
+    dropped += [answer, ending]
+    if answer and not ending:
         closing = next((a for a in atoms(behind) if a.strip()), "")
-        dropped.append(answer_end(turns) or (closing if len(closing) > 1 else ""))
+        dropped.append(closing if len(closing) > 1 else "")
     marks = tuple(dict.fromkeys(mark for mark in dropped if mark))
     return replace(form, think=think, dropped=marks, answer=answer)
 

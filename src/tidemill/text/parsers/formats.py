@@ -138,17 +138,6 @@ _CALLS = (
         ),
     ),
     Format(
-        "glm47",
-        begin="<tool_call>",
-        end="</tool_call>",
-        syntax=TaggedCall(
-            name=("", "\n"),
-            key=("<arg_key>", "</arg_key>"),
-            value=("<arg_value>", "</arg_value>"),
-            gaps=Gaps("", "", ""),
-        ),
-    ),
-    Format(
         "hunyuan3",
         think=THINKING["hunyuan3"],
         begin="<tool_call:opensource>",
@@ -178,7 +167,7 @@ _CALLS = (
         syntax=JsonCall(),
         section=("<tool_calls>", "</tool_calls>"),
         between="\n",
-        padding="\n",
+        spread="\n",
     ),
     Format(
         "minimax_m2",
@@ -326,6 +315,9 @@ _SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<|tools_prefix|>", "<|tools_suffix|>"), "apertus"),
     (("<|function_call|>", "<|role_sep|>"), "gigachat3"),
     (("<|tool_call_start|>",), "lfm2"),
+    (("<|tool_list_start|>",), "lfm2"),  # its first templates show no calls
+    (("keep_past_thinking", "List of tools: ["), "lfm2"),
+    (("function call", "<|role_sep|>", "<|message_sep|>"), "gigachat3"),
     (("<TOOLCALL>",), "nemotron"),
     (('<|"|>', "<|tool_call>", "<tool_call|>"), "gemma4"),
     (("<seed:tool_call>", "<function="), "seed_oss"),
@@ -333,7 +325,6 @@ _SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<tool_calls>",), "minimax_m1"),
     (("<|START_ACTION|>",), "cohere"),
     (("<function=", "<parameter="), "qwen3_coder"),
-    (("<arg_key>", "<arg_value>", "</arg_key><arg_value>"), "glm47"),
     (("<arg_key>", "<arg_value>"), "glm45"),
     (("[TOOL_CALLS]", "[ARGS]"), "mistral_args"),
     (("[TOOL_CALLS]",), "mistral"),

@@ -1,0 +1,48 @@
+"""White space between the marks of a call, as one template of a family writes it.
+
+The table has the marks of a family; its templates differ in white space between them, which readers
+skip and which the grammar of enforced calls writes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tidemill.text.derived.made_up import NAMES, Call
+from tidemill.text.derived.turns import Turns
+from tidemill.text.parsers.format import Format, Gaps, TaggedCall
+
+_ARGUMENTS = {"qq_text": "Qqvaluea", "qq_more": "Qqvalueb"}
+
+
+def with_gaps(form: Format, turns: Turns) -> Format:
+    """A format of calls with marks around each parameter, with the template's white space.
+
+    Args:
+        form: any format; others are returned as they are, as is one that the template does not fit.
+        turns: of the template.
+    """
+    syntax = form.syntax
+    if not isinstance(syntax, TaggedCall) or syntax.index:
+        return form
+    text = turns.turn([Call(NAMES[0], _ARGUMENTS)]) or ""
+    first, second = (syntax.key[0] + key for key in _ARGUMENTS)
+    start = text.rfind(NAMES[0], 0, max(0, text.rfind(first))) + len(NAMES[0])
+    one, two = text.find(first, start), text.find(second, start)
+    last = text.find(_ARGUMENTS["qq_more"], start)
+    if not len(NAMES[0]) < start <= one < two < last:
+        return form
+    name, between = text[start:one], text[one + len(first) : two]
+    mark = syntax.name[1] if name.startswith(syntax.name[1]) else ""
+    if not mark and syntax.name[1].strip():
+        return form
+    close = syntax.value[1] + ("qq_text" + syntax.echoed if syntax.echoed else "")
+    value = between.rpartition(close)[2]
+    key = between.partition(syntax.key[1])[2]
+    key = key.partition(syntax.value[0])[0] if syntax.value[0] else ""
+    closing = syntax.end or form.end
+    end = text[last:].partition(closing)[0].rpartition(close.replace("qq_text", "qq_more"))[2]
+    found = Gaps(name.removeprefix(mark), key, value, end.removeprefix(value))
+    if (found.name + found.key + found.value + found.end).strip():
+        return form
+    return replace(form, syntax=replace(syntax, name=(syntax.name[0], mark), gaps=found))
