@@ -26,6 +26,7 @@ WORK = ROOT / ".work"
 MODELS = WORK / "models"
 MODEL = MODELS / "qwen3-0.6b"
 DOC = ROOT / "docs" / "benchmarks.md"
+SIDE_BY_SIDE = ROOT / "docs" / "side_by_side"
 TIDEMILL = ROOT / ".venv" / "bin" / "tidemill"
 
 
@@ -172,12 +173,25 @@ def machine_line(what: str) -> str:
     return f"{describe_cpu()}; Python {platform.python_version()}; {what}, {date}."
 
 
-def write_section(name: str, text: str) -> None:
-    """Put `text` between the markers ``<!-- NAME: begin -->`` and ``end`` of docs/benchmarks.md;
-    where they are not, it is printed."""
+def machine_page() -> Path:
+    """This kind of machine's page in docs/side_by_side; made with empty sections if missing."""
+    kind = machine_kind()
+    page = SIDE_BY_SIDE / f"{kind}.md"
+    if not page.exists():
+        sections = [f"# {describe_cpu()}", "## Tidemill and its peers"]
+        sections += [f"<!-- side_by_side {kind}: begin -->\n<!-- side_by_side {kind}: end -->"]
+        sections += ["## Kernels, one thread"]
+        sections += [f"<!-- kernels {kind}: begin -->\n<!-- kernels {kind}: end -->"]
+        page.write_text("\n\n".join(sections) + "\n")
+    return page
+
+
+def write_section(name: str, text: str, page: Path = DOC) -> None:
+    """Put `text` between the markers ``<!-- NAME: begin -->`` and ``end`` of a page; if the page
+    has none, print it."""
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-    if DOC.exists() and begin in (page := DOC.read_text()):
-        head, _, rest = page.partition(begin)
-        DOC.write_text(f"{head}{begin}\n{text}\n{end}{rest.partition(end)[2]}")
+    if page.exists() and begin in (content := page.read_text()):
+        head, _, rest = content.partition(begin)
+        page.write_text(f"{head}{begin}\n{text}\n{end}{rest.partition(end)[2]}")
     else:
-        print(f"{DOC} has no section {begin}; it would hold:\n{text}")
+        print(f"{page} has no section {begin}; it would hold:\n{text}")

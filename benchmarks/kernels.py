@@ -5,7 +5,7 @@ runs. One thread, in processor time, and products of few rows by all threads tog
 is a median of calls taken in turn with a plain read of as many bytes, by as many threads, and with
 the register-only peak of the instruction that the table multiplies with, so that shares mean
 something on a shared machine. Writes .work/kernels.json and a table into
-docs/benchmarks.md.
+the machine's page in docs/side_by_side.
 
     .venv/bin/python benchmarks/kernels.py [--isa amx,avx512] [--filter Q8_0]
 """
@@ -232,7 +232,7 @@ def main() -> None:
     if args.filter:
         return
     RESULT.write_text(json.dumps(lines, indent=1))
-    harness.write_section(f"kernels {harness.machine_kind()}", text)
+    harness.write_section(f"kernels {harness.machine_kind()}", text, harness.machine_page())
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ Every cell measures both sides in turn in one run, at least three times, beside 
 bandwidth, and takes medians; a peer's figure is its fastest setting's (`engines.SETTINGS`). Peers
 are installed on first use (peers.py), models made (models.py). Finished cells are kept in
 docs/side_by_side/, a file for each kind of machine, so that a run can be interrupted and every
-figure looked up; the table goes into that machine's section of docs/benchmarks.md.
+figure looked up; the table goes into that machine's page there, and its summary into
+docs/benchmarks.md.
 
     .venv/bin/python benchmarks/side_by_side.py [--only decode,http-16] [--fresh] [--quick]
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+import tomllib
 import traceback
 from collections.abc import Callable
 from functools import partial
@@ -25,10 +27,12 @@ import own_cells
 import peers
 import plots
 import server_cells
+import summary
 from engine_cells import How
 from rows import Outcome, Row, markdown
 
-RESULT = harness.DOC.parent / "side_by_side" / f"{harness.machine_kind()}.json"
+RESULT = harness.SIDE_BY_SIDE / f"{harness.machine_kind()}.json"
+REASONS = harness.SIDE_BY_SIDE / "reasons.toml"
 SECTION = f"side_by_side {harness.machine_kind()}"
 _DECODE = {"bf16": 1.0, "q8_0": 1.15, "q4_0": 1.35, "q4_k_m": 1.35}
 _PREFILL = {
@@ -66,142 +70,11 @@ CELLS: dict[str, Cell] = {
     "growth": engine_cells.growth,
 }
 
-_AMX_DECODE = (
-    "llama.cpp reads at the machine's bandwidth here (38.6 tok/s of Q8_0 are 24.4 GB/s, 63 of Q4_0 "
-    "23.7, beside a plain read of 26), so that no reader of the same bytes can be faster by the "
-    "factor wanted. Ours stays about there or below since weights are widened to bf16 for the "
-    "tiles: profiled, a row's products take 90 % of a step, and of the 43 ns (4 bits) or 80 ns "
-    "(8 bits) that a group of 32 rows and 32 of k takes a thread to read, 31 to 34 are "
-    "instructions, and keep the processor from looking far ahead (5 vector instructions for 32 "
-    "weights where int8 took one); asking for the stream in time mended a part of that. What it "
-    "buys are the rows of many tokens: prefill in 8 and 4 bits is 1.4 to 2.3 times as fast as with "
-    "int8 products on this machine, 32 sequences 1.2 to 1.6 times (what a tile keeps, kernels.md)."
-)
-_AMX_BATCH = (
-    "rows wait for memory, and llama.cpp for arithmetic: it made 121 and 140 tok/s of Q8_0 (16 and "
-    "32 sequences) in an hour in which this machine read 20.7 GB/s and 190 and 198 in one of 23.2, "
-    "where ours went from 233 and 355 to 332 and 434: with Q4_K_M that was 3.28 and 3.36 times "
-    "llama.cpp before and 2.97 and 2.98 after, though a step of ours is 5 to 6 % shorter since "
-    "(Probabilities as scores come, kernels.md). The weights and KV of 16 sequences (0.89 GB with "
-    "Q8_0, 0.65 with Q4_K_M) take 38 and 28 ms to be read at 23.2. Profiled with Q4_K_M, 16 "
-    "sequences: products 54 % of a step, at 73 % of the read for what a group takes to be widened "
-    "(what a tile keeps, kernels.md), attention 30 %, at 87 %, and 15 % the rest."
-)
-_AMX_HTTP = (
-    "profiled with int8 weights (201 tok/s at a read of 25 GB/s): of 19 s 10 were 197 steps of 15 "
-    "streams alone (51 ms; in process 48 % of one are products and 35 % attention, both reading "
-    "at 24 to 26 GB/s), and 9 were 78 steps of 13 streams and 151 tokens of prompts (115 ms). "
-    "Prompts are 1.3 times as fast since; the streams, more than half of the time, wait for "
-    "memory, and with the Q8_0 weights that llama-server has, prompts are slower, for weights are "
-    "widened:"
-)
-_AMX_HIT = (
-    "a hit computes 40 tokens (56 before a block that begins alike was found too), and 67 to 77 ms "
-    "of its 73 to 82 are the step: 40 tokens alone take 43, attention to 2,000 tokens 25. A miss "
-    "is 2,040 tokens at AMX's rate, which has risen more. It is within what the hour decides: six "
-    "pairs by hand on that day gave 4.2, 4.4, 4.5, 4.5, 4.5 and 5.2 %, of misses of 1.46 to 1.91 s."
-)
-_BANDWIDTH = (
-    "this runs at the machine's read bandwidth (see the rows of shares), and llama.cpp's rates "
-    "here are most of it too, so that reading the same bytes cannot be faster by the factor wanted."
-)
-_SCALES = (
-    "profiled for a prefill of 512 in Q8_0: 75 % of the time is matrix products, 13 % attention, "
-    "4 % keys and values written, 3 % activation, 2 % norms with rounding. A group of 32 values "
-    "takes eight dot products and two multiplications for the scales, of which this processor "
-    "does one a cycle in whatever mixture: 80 % of what registers alone give (931 GOP/s) is the "
-    "most there is, and a tile by itself reaches 78 (see what a tile writes, kernels.md). Within "
-    "a run it is less: virtual processors share cores now and then (the peak of both threads "
-    "together fell from 927 to 850 GOP/s within the hour), which no setting of ours prevents; an "
-    "hour before, by itself, what is in now gave medians of 564 to 616 tok/s beside its variants."
-)
-_WAITING = (
-    "a quarter of a step of many rows is attention waiting for memory while the multipliers idle: "
-    "with block tables that name one row's blocks for all, so that KV stays in the caches, a step "
-    "of 16 rows takes 39 ms instead of 51 and one of 32 takes 75 instead of 101 (Q8_0; Q4_K_M 40 "
-    "to 48 instead of 56, and 77 instead of 102). Bringing the next layer's KV closer beside the "
-    "products was built, and is not in: predicted 0.85 times the step, measured 1.02 to 1.08. A "
-    "core drops what is asked for while too many lines are on their way (8 MiB asked for in one go "
-    "are read at 28 GB/s afterwards, as if never asked for, a line every 9 ns at 53), the products "
-    "ask for weights already, and asking cost them 1.4 to 5 %"
-)
-_NEAR_TARGET = (
-    "within what runs of one day differ by: others gave 80 to 90.2 % of the read (Q8_0), 80.4 to "
-    "91.9 (Q4_0) and 89.7 to 93.8 (Q4_K_M). Where the machine reads 44 to 50 GB/s instead of 28 to "
-    "36, what a step does beside its products (attention, the first panel of each piece, waiting "
-    "for the other thread: 2 to 3 ms) weighs more."
-)
-_DEPTH = (
-    "what is missing is that reading stops between the parts of a span of 512 positions. It was 62 "
-    "and 72 % before the next span's first keys were brought closer beside the last values. With "
-    "everything brought twice as far ahead, and a part of V beside the softmax, it was less (60 "
-    "where this gave 76 %, four runs of each in turn)."
-)
-_GROWTH = (
-    "at worst between 2 and 4 sequences. Profiled: from 1 to 8 sequences the products take as long "
-    "as the weights take to be read; attention doubles with each (1.0, 2.1, 4.4 and 7.7 ms beside "
-    "other work), at 70 % of the plain read's rate. From 8 on the products are limited by "
-    "arithmetic (59 % of a step of 16, 684 of 934 GOP/s), and attention, which reads, comes after "
-    "them (24 %) instead of beside them: see the batches above."
-)
-_ZEN5_BATCH = (
-    "eight runs within thirty hours gave 3.05, 3.09, 3.12, 3.40, 3.72, 3.77, 3.94 and 4.18 times "
-    "in Q4_K_M, the lowest and the highest by nearly the same code: ours had 683 to 812 tok/s "
-    "and llama.cpp 194 to 231, not in the same order. Processes of one program differ by up to a "
-    "tenth on this machine, for the time that they live, and the cell has one of each."
-)
-_AVX2_DECODE = (
-    "profiled for Q4_0 since threads have shares of loops: of a step of 10.2 to 10.6 ms the "
-    "layers' products take 6.7 to 6.9 and the output layer's, one long product, 2.0 to 2.4; both "
-    "read 36 to 43 GB/s in that minute; attention takes 0.44, "
-    "norms, activations, keys and values 0.5. How fast one product reads is what is left, and it "
-    "changes from minute to minute with a plain read beside it of 47 to 63 GB/s: the same code "
-    "gave medians of 91 to 143 tok/s within half an hour, where the cell had 85 to 104."
-)
-_AVX2_ARITHMETIC = (
-    "without VNNI 32 multiplications of 8-bit weights take four vector instructions and of 4-bit "
-    "ones two, for llama.cpp too; the targets come from machines that do 64 in one. Of what "
-    "registers alone give (182 GOP/s a thread) products of 4 bits reach 88 to 104 % (sums in 16 "
-    "bits need fewer instructions than the peak counts), Q8_0 72 %: its scaling comes on top. "
-    "Profiled for a prefill of 512 in Q8_0: products 77 %, attention 12 %, rounding activations "
-    "4 %; in Q4_0 73, 16 and 4 %. With all products at the registers' rate and the rest as it is, "
-    "prefill 512 would be 2.8 times llama.cpp in Q8_0 and 2.5 times in Q4_0."
-)
-_AVX2_DEPTH = (
-    "a plain read in the order in which attention reads KV (8 KiB of K or V a block and head) "
-    "gives four threads here 34 to 50 GB/s where one from front to end gives 46 to 67 (see how "
-    "attention at depth is cut, in kernels.md). In another hour, in which the plain read was 45 "
-    "and 50 GB/s, the shares were 144 and 84.9 %."
-)
-# Kind of machine -> beginning of a row's key -> why its target is missed, as
-# far as it is known; the last that fits.
-REASONS: dict[str, dict[str, str]] = {
-    "avx2-family25": {
-        "decode": _AVX2_DECODE,
-        "depth": _AVX2_DEPTH,
-        "prefill": _AVX2_ARITHMETIC,
-        "batch": _AVX2_ARITHMETIC,
-        "http": _AVX2_ARITHMETIC,
-    },
-    "amx-family6": {
-        "decode": _AMX_DECODE,
-        "batch": _AMX_BATCH,
-        "http": f"{_AMX_HTTP} {_AMX_BATCH}",
-        "shared-hit": _AMX_HIT,
-    },
-    "avx512bf16-family25": {
-        "decode": _BANDWIDTH,
-        "decode-qwen3-0.6b-q": _NEAR_TARGET,
-        "depth": _DEPTH,
-        "prefill": _SCALES,
-        "batch": f"{_WAITING}.",
-        "http": f"{_WAITING}; for the products see prefill.",
-        "growth-batch": _GROWTH,
-    },
-    "avx512bf16-family26": {
-        "batch": _ZEN5_BATCH,
-    },
-}
+
+def reasons() -> dict[str, str]:
+    """Why targets were missed on this kind of machine: beginning of a row's key -> reason."""
+    by_machine: dict[str, dict[str, str]] = tomllib.loads(REASONS.read_text())
+    return by_machine.get(harness.machine_kind(), {})
 
 
 def load() -> dict[str, Any]:
@@ -244,7 +117,7 @@ def table(results: dict[str, Any]) -> str:
         f"{line.rpartition(', ')[0]}. Peers: {', '.join(names)}. {met} of {len(with_target)} "
         "targets met.",
         "",
-        markdown(rows, REASONS.get(harness.machine_kind(), {})),
+        markdown(rows, reasons()),
     ])  # fmt: skip
 
 
@@ -288,7 +161,8 @@ def main() -> None:
             RESULT.parent.mkdir(exist_ok=True)
             RESULT.write_text(json.dumps(results, indent=1))
     if not args.quick:
-        harness.write_section(SECTION, table(results))
+        harness.write_section(SECTION, table(results), harness.machine_page())
+        harness.write_section("summary", summary.table())
         plots.draw(results)
 
 
