@@ -92,6 +92,11 @@ def test_tools_get_what_the_template_needs() -> None:
         ("{{ c.function.arguments.items() | list }}", {}),
         # Tools printed as Python does say nothing of how arguments are written.
         ("{{ c.function.arguments | tojson }}{{ tools }}", {"broken_arguments": True}),
+        (
+            "{% if c.function.arguments is string %}{{ c.function.arguments }}{% else %}"
+            "{{ c.function.arguments | tojson }}{% endif %}{{ tools }}",
+            {"broken_arguments": True},
+        ),
         ("{{ '' + c.function.arguments }}", {"text_arguments": True, "broken_arguments": True}),
         ("{{ c.function.arguments }}", {"text_arguments": True, "broken_arguments": True}),
         (
