@@ -27,6 +27,7 @@ from tidemill.loading.parts import ModelFiles
 from tidemill.loading.places import one_tensor
 from tidemill.models.blocks.repack import Inexact
 from tidemill.text import template as templates
+from tidemill.text.abilities import Abilities
 from tidemill.text.bounds import Budget
 from tidemill.text.template import ChatTemplate
 from tidemill.text.tokenizer import Tokenizer
@@ -323,17 +324,23 @@ _TEMPLATES = [
     "{{ raise_exception('no') if messages[0].role == 'user' else strftime_now('%Y') }}",
     "{{ messages.__class__ }}{{ ''.__class__.__mro__ }}{{ cycler.__init__.__globals__ }}",
     "{{ '%1000000d' % 5 }}{{ 'a'.ljust(1000) }}{{ 2 ** 30 }}{{ (1, 2) * 40 }}",
+    "{% for t in tools or [] %}{{ t.function | tojson }}{% endfor %}{% for m in messages %}"
+    "{% generation %}{{ m.content ~ (m.role | safe) }}{% endgeneration %}{% for c in m.tool_calls "
+    "or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}",
+    "{{ range(9) | batch(2, 0) | list }}{{ range(9) | slice(2) | list }}{{ [1, 2] | sum }}"
+    "{{ 'a b' | center(9) | truncate(5) | urlencode }}{{ messages | map('upper') | tojson }}",
 ]
 
 
 def _templates() -> Target:
     # A render may take two seconds; here a twentieth, so that many can be tried.
-    templates.Budget = lambda: Budget(0.05)  # type: ignore[assignment, misc]
+    templates.Budget = lambda *_: Budget(0.05)  # type: ignore[assignment, misc]
 
     def read(data: bytes, folder: Path) -> None:
         template = ChatTemplate(data.decode("utf-8", "replace"), {"bos_token": "<s>"})
         text = template.render([{"role": "user", "content": "abc"}], [{"name": "t"}])
         assert "root:" not in text and "<class" not in text
+        Abilities.of(template)
 
     corpus = [t.encode() for t in _TEMPLATES]
     return Target("chat templates", 0.13, _of_bytes(corpus), read, bounded=False)
