@@ -199,6 +199,8 @@ def test_errors_name_the_field_that_was_sent(http: httpx.Client) -> None:
         ({"thinking": {"budget_tokens": 0}}, "thinking.budget_tokens", "thinking_token_budget"),
         ({"temprature": 1}, "temprature", "did you mean temperature?"),
         ({"maxTokens": 1}, "maxTokens", "did you mean max_tokens?"),
+        ({"prompt": "x"}, "prompt", "/v1/completions"),
+        ({"options": {"num_ctx": 1}}, "options", "into the body itself"),
         ({"typical_p": 0.5}, "typical_p", "1 is accepted"),
         ({"verbosity": "low"}, "verbosity", "template"),
         ({"tools": [{"type": "custom"}]}, "tools[0].type", "expected one of 'function'"),

@@ -171,6 +171,8 @@ def test_what_clients_keep_beside_a_message_is_not_shown() -> None:
     assert read(PLAIN, {**USER, **kept})[0] == USER
     part = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
     assert read(PLAIN, {"role": "user", "content": [part]})[0] == USER
+    named = {"type": "input_text", "text": "hi"}
+    assert read(PLAIN, {"role": "user", "content": [named]})[0] == USER
     assert read(PLAIN + "{{ messages[0].metadata.a }}", {**USER, **kept})[0]["metadata"] == {"a": 1}
     parsed = call(id="x", cache_control={"type": "ephemeral"})
     parsed["function"]["parsed_arguments"] = {"a": 1}

@@ -79,6 +79,10 @@ BAD: list[tuple[Any, Any, Any, str]] = [
     ([{"type": "web_search"}], None, None, "tools[0].type"),
     ([tool(), {"type": "custom", "custom": {"name": "x"}}], None, None, "tools[1].type"),
     ([{**tool(), "cache": 1}], None, None, "tools[0].cache"),
+    ([{"type": "function", "name": "f", "parameters": {}}], None, None, "tools[0].function"),
+    ([tool()], {"type": "tool", "name": "f", "x": 1}, None, "tool_choice.function.x"),
+    ([tool()], {"type": "tool", "name": "g"}, None, "tool_choice.function.name"),
+    ([tool()], {"type": "all"}, None, "tool_choice.type"),
     ([tool(extra=1)], None, None, "tools[0].function.extra"),
     ([tool(strict="yes")], None, None, "tools[0].function.strict"),
     ([tool(description=5)], None, None, "tools[0].function.description"),
@@ -108,7 +112,6 @@ BAD: list[tuple[Any, Any, Any, str]] = [
     (TWO, {}, None, "tool_choice.type"),
     (TWO, {"type": "tool"}, None, "tool_choice.type"),
     (TWO, {"type": "function"}, None, "tool_choice.function"),
-    (TWO, {"type": "function", "name": "f"}, None, "tool_choice.name"),
     (TWO, named("h"), None, "tool_choice.function.name"),
     (TWO, {**named("f"), **allowed("auto", "f"), "type": "function"}, None,
      "tool_choice.allowed_tools"),
@@ -122,6 +125,17 @@ BAD: list[tuple[Any, Any, Any, str]] = [
 
 def test_any_is_another_word_for_required() -> None:
     assert tool_use([tool()], "any") == tool_use([tool()], "required")
+
+
+def test_choices_as_other_apis_write_them() -> None:
+    named = {"type": "function", "function": {"name": "f"}}
+    for choice, meant in (
+        ({"type": "auto"}, "auto"),
+        ({"type": "any"}, "required"),
+        ({"type": "tool", "name": "f"}, named),
+        ({"type": "function", "name": "f"}, named),
+    ):
+        assert tool_use([tool()], choice) == tool_use([tool()], meant)
 
 
 def test_without_tools_the_defaults_say_nothing() -> None:

@@ -34,6 +34,9 @@ NOT_SHOWN = frozenset(
 PART_NOT_SHOWN = frozenset({"cache_control", "annotations", "logprobs", "prompt_cache_breakpoint"})
 """The same of a content's parts."""
 
+TEXT_PARTS = ("text", "input_text", "output_text")
+"""Types of parts that are text; the last two are the Responses API's names."""
+
 _PART = ("type", "text")
 
 
@@ -275,7 +278,7 @@ def _content_form(
 
 
 def _part(part: object, wrong: TidemillError) -> str:
-    if not isinstance(part, Mapping) or part.get("type") != "text" or "text" not in part:
+    if not isinstance(part, Mapping) or part.get("type") not in TEXT_PARTS or "text" not in part:
         raise wrong
     if not PART_NOT_SHOWN.issuperset(
         k for k, v in part.items() if v is not None and k not in _PART

@@ -137,6 +137,12 @@ def tool_use(
 
 
 def _read_tools(param: str, value: object) -> list[tuple[Tool, Mapping[str, Any]]]:
+    if isinstance(value, list | tuple):
+        for index, tool in enumerate(value):
+            if isinstance(tool, Mapping) and "name" in tool and "function" not in tool:
+                at = f"{param}[{index}].function"
+                form = '{"type": "function", "function": {"name": ..., "parameters": ...}}'
+                raise bad_request(at, f"{at} is required: a tool reads {form}")
     tools = shaped(param, value, list[_Tool])
     if len(tools) > MAX_TOOLS:
         raise bad_request(param, f"{param} takes at most {MAX_TOOLS} tools, got {len(tools)}")
@@ -206,6 +212,8 @@ class _Ruling:
 
 
 def _read_choice(value: object, offered: Sequence[str]) -> _Ruling:
+    if isinstance(value, Mapping) and set(value) == {"type"} and value["type"] in list(_MODES):
+        value = value["type"]  # Anthropic's way to write the words
     if value is None or (isinstance(value, str) and value in _MODES):
         return _Ruling(_MODES[value or "auto"], frozenset(offered))
     if not isinstance(value, Mapping):
@@ -214,6 +222,9 @@ def _read_choice(value: object, offered: Sequence[str]) -> _Ruling:
             "tool_choice must be none, auto, required, or an object of the type function or "
             f"allowed_tools; got {str(value)[:80]!r}",
         )
+    if value.get("type") in ("function", "tool") and "name" in value and "function" not in value:
+        # As the Responses API and Anthropic's write it.
+        value = {"type": "function", "function": {k: v for k, v in value.items() if k != "type"}}
     choice = shaped("tool_choice", value, _Choice)
     other = "allowed_tools" if choice.type == "function" else "function"
     if getattr(choice, other) is not None:

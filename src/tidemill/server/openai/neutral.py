@@ -48,7 +48,7 @@ _OFF: Fields = {
         ("dry_base", "dry_allowed_length", "dry_penalty_last_n"),
         Neutral(kinds=(float,), asks="DRY sampling"),
     ),
-    "dry_sequence_breakers": Neutral(kinds=(list,), asks="DRY sampling"),
+    "dry_sequence_breakers": Neutral(kinds=(list, str), asks="DRY sampling"),
     "xtc_probability": Neutral((0,), asks="XTC sampling"),
     "xtc_threshold": Neutral(kinds=(float,), asks="XTC sampling"),
     "dynamic_temperature": Neutral((False,), asks="dynamic temperature"),
@@ -176,10 +176,14 @@ _BOOKS: Fields = {
     "draft_model": Neutral(asks="a choice of draft models"),
     "ttl": Neutral((-1,), asks="unloading of the model"),
     "keep_alive": Neutral((-1, "-1"), asks="unloading of the model"),
-    "num_ctx": Neutral(
-        asks="a context length per request",
-        instead="the server's is set at its start (--max-model-len)",
+    **dict.fromkeys(
+        ("num_ctx", "n_ctx"),
+        Neutral(
+            asks="a context length per request",
+            instead="the server's is set at its start (--max-model-len)",
+        ),
     ),
+    "options": Neutral(({},), asks="options", instead="put its members into the body itself"),
 }
 _HOSTED: Fields = {
     "moderation": Neutral(asks="moderation"),
@@ -199,6 +203,7 @@ _SAME: Fields = {
     "n_predict": Alias("max_tokens"),
     "num_predict": Alias("max_tokens"),
     "max_new_tokens": Alias("max_tokens"),
+    "max_output_tokens": Alias("max_tokens"),
     "random_seed": Alias("seed"),
     "sampler_seed": Alias("seed", {-1: None}),
     "stopping_strings": Alias("stop"),
@@ -240,6 +245,14 @@ _THINKING = Group(
 CHAT: Fields = {
     **GENERATION,
     "max_completion_tokens": Neutral((-1,)),
+    "prompt": Neutral(
+        asks="plain prompts in a chat", instead="send messages, or the prompt to /v1/completions"
+    ),
+    "input": Neutral(asks="the Responses API", instead="send messages"),
+    "system": Neutral(
+        asks="system texts by this name", instead="send a message of the role system"
+    ),
+    "format": Neutral(asks="formats by this name", instead="send response_format"),
     "best_of": Neutral((1,), asks="best_of in a chat"),
     "echo": Neutral((False,), asks="echo in a chat"),
     "suffix": Neutral(("",), asks="fill in the middle"),

@@ -23,7 +23,7 @@ from tidemill.server.members import (
     wrong_value,
 )
 from tidemill.server.openai import described, neutral
-from tidemill.text.conversation import PART_NOT_SHOWN
+from tidemill.text.conversation import PART_NOT_SHOWN, TEXT_PARTS
 from tidemill.text.thinking import EFFORTS
 
 INT32 = 2**31
@@ -78,7 +78,7 @@ def _check_part(index: int, part: object) -> None:
     if not isinstance(part, Mapping):
         raise wrong_type(f'part {index} must be an object such as {{"type": "text", ...}}')
     kind = part.get("type")
-    if kind != "text":
+    if kind not in TEXT_PARTS:
         if isinstance(kind, str):
             raise unsupported(f"part {index} has the type {kind[:64]!r}; this model takes text")
         raise wrong_type(f"part {index} has no type")
@@ -114,7 +114,7 @@ _STRINGS: JsonSchema = {"type": "array", "items": _STRING}
 _IDS: JsonSchema = {"type": "array", "items": _INTEGER}
 _TEXT_PART: JsonSchema = {
     "type": "object",
-    "properties": {"type": {"const": "text"}, "text": _STRING},
+    "properties": {"type": {"enum": list(TEXT_PARTS)}, "text": _STRING},
     "required": ["type", "text"],
 }
 
