@@ -76,8 +76,9 @@ families: test-install ## every family's shapes against transformers; writes the
 structured: test-install ## constrained output against jsonschema on some 3,000 schemas
 	$(BIN)/python tests/oracles/structured.py $(ARGS)
 
-fuzz: test-install ## 100,000 hostile model files and templates (a few minutes), docs/fuzz.md anew
+fuzz: test-install ## 100,000 hostile model files and templates, 20,000 requests (minutes), docs/fuzz.md anew
 	PYTHONPATH=tests $(BIN)/python -m fuzz.run --inputs $(or $(INPUTS),100000) --report docs/fuzz.md $(ARGS)
+	PYTHONPATH=tests $(BIN)/python -m fuzz.run --clients --inputs $(or $(REQUESTS),20000) --report docs/fuzz.md $(ARGS)
 
 clients: test-install ## other people's clients hold a conversation with brook (each in its own environment)
 	$(BIN)/python tests/clients/run.py $(ARGS)

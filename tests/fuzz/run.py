@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fuzz.report import updated
 from tidemill.base.errors import ErrorKind, TidemillError
 
 HANG_SECONDS = 10
@@ -55,16 +56,26 @@ def _alarm(*_: object) -> None:
     raise Hang
 
 
-def fuzz(inputs: int, seed: int, folder: Path, native: bool = False) -> Tally:
+def _kinds(which: str) -> list[Any]:
+    """What is fuzzed: ``files``, ``native`` (of those, what reaches the C++ core) or ``clients``
+    (what clients send)."""
+    if which == "clients":
+        from fuzz.client_targets import client_targets
+
+        return client_targets()
+    from fuzz.targets import targets
+
+    return [kind for kind in targets() if kind.native or which != "native"]
+
+
+def fuzz(inputs: int, seed: int, folder: Path, which: str = "files") -> Tally:
     """Try so many inputs in this process; the input under way lies in ``folder/current``.
 
     Args:
-        native: only of the kinds that reach the C++ core.
+        which: see `_kinds`.
     """
-    from fuzz.targets import targets
-
     tally, rng = Tally(), random.Random(seed)
-    kinds = [kind for kind in targets() if kind.native or not native]
+    kinds = _kinds(which)
     shares = [kind.share for kind in kinds]
     signal.signal(signal.SIGALRM, _alarm)
     warm = 0
@@ -115,15 +126,15 @@ def _failed(tally: Tally, name: str, what: str, folder: Path) -> None:
     shutil.copyfile(folder / "current", folder / f"failure{len(tally.failures)}")
 
 
-def _child(inputs: int, seed: int, folder: Path, native: bool, results: Any) -> None:
-    results.put(fuzz(inputs, seed, folder, native))
+def _child(inputs: int, seed: int, folder: Path, which: str, results: Any) -> None:
+    results.put(fuzz(inputs, seed, folder, which))
 
 
-def run(inputs: int, seed: int, folder: Path, native: bool = False) -> Tally:
+def run(inputs: int, seed: int, folder: Path, which: str = "files") -> Tally:
     """`fuzz` in a child process; its death is a failure like any other."""
     context = multiprocessing.get_context("fork")
     results = context.Queue()
-    child = context.Process(target=_child, args=(inputs, seed, folder, native, results))
+    child = context.Process(target=_child, args=(inputs, seed, folder, which, results))
     child.start()
     tally: Tally | None = None
     while tally is None and child.is_alive():
@@ -141,71 +152,15 @@ def run(inputs: int, seed: int, folder: Path, native: bool = False) -> Tally:
     return tally
 
 
-_START, _END = "<!-- sanitized -->", "<!-- end of sanitized -->"
-
-
-def _table(tally: Tally) -> str:
-    rows = "\n".join(
-        f"| {name} | {count:,} | {tally.accepted[name]:,} | {tally.slowest[name]:.2f} |"
-        for name, count in tally.inputs.most_common()
-    )
-    return f"| files | inputs | read as sound | slowest (s) |\n|---|---|---|---|\n{rows}\n"
-
-
-def _summary(tally: Tally, seed: int, seconds: float) -> str:
-    total = sum(tally.inputs.values())
-    return (
-        f"Last run: seed {seed}, **{total:,} inputs in {seconds:.0f} s, "
-        f"{len(tally.failures)} failures**."
-    )
-
-
-def report(tally: Tally, seed: int, seconds: float, before: str = "") -> str:
-    """The run as a page; of the page before, what another kind of run wrote is kept."""
-    kept = before[before.find(_START) : before.find(_END)] if _START in before else _START + "\n"
-    return f"""# Hostile files
-
-`make fuzz` changes sound files (bytes, and the values of JSON documents) and reads them as a start
-would. Each input must end in a model or in an error of ours, within {HANG_SECONDS} s; the Python
-and numpy allocations of a quarter of the inputs of headers and pickles are measured and may take
-{FACTOR} times the file and 1 MiB. A model is taken into the native core, and computes five tokens
-there (but for GGUF files whose allocations are measured).
-
-{_summary(tally, seed, seconds)}
-Beyond {FACTOR} times its file an input took at most {max(tally.peak, 0) / 2**10:.0f} KiB; the
-process grew by {tally.growth / 2**20:.0f} MiB after the first 2,000 inputs.
-
-{_table(tally)}
-What this does not do: a tokenizer.json that is no byte-level BPE goes to the `tokenizers` library,
-whose memory is not measured but for the growth above, and whose regular expressions may take any
-time on long texts. Ours are bounded by the text's length.
-
-{kept}{_END}
-"""
-
-
-def sanitized_report(tally: Tally, seed: int, seconds: float, before: str) -> str:
-    """The page with this run in its section about sanitizers."""
-    section = f"""{_START}
-## Under sanitizers
-
-`make sanitizers ARGS=fuzz` reads files of the kinds that reach C++ with native modules that were
-built with the address and undefined-behaviour sanitizers (portable kernels, memory of Python's own
-allocated by malloc): what is read as sound is packed and computes five tokens. The first word of a
-sanitizer ends the process, which is a failure with its input.
-
-{_summary(tally, seed, seconds)}
-
-{_table(tally)}"""
-    return before[: before.index(_START)] + section + before[before.index(_END) :]
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--inputs", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="folder for inputs that failed")
     parser.add_argument("--report", type=Path)
+    parser.add_argument(
+        "--clients", action="store_true", help="what clients send instead of model files"
+    )
     parser.add_argument(
         "--sanitized", action="store_true",
         help="the modules of TIDEMILL_SANITIZED, and only what reaches it",
@@ -216,17 +171,16 @@ def main() -> int:
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        tally = run(options.inputs, options.seed, folder, options.sanitized)
+        which = "native" if options.sanitized else "clients" if options.clients else "files"
+        tally = run(options.inputs, options.seed, folder, which)
         if options.keep is not None:
             options.keep.mkdir(parents=True, exist_ok=True)
             for path in folder.glob("failure*"):
                 shutil.copy(path, options.keep)
     kept = options.report is not None and options.report.exists()
     before = options.report.read_text() if kept else ""
-    if options.sanitized and _START not in before:
-        before = report(Tally(), options.seed, 0.0)
-    make = sanitized_report if options.sanitized else report
-    text = make(tally, options.seed, time.monotonic() - started, before)
+    seconds = time.monotonic() - started
+    text = updated(before, which, tally, options.seed, seconds, HANG_SECONDS, FACTOR)
     if options.report is not None:
         options.report.write_text(text)
     print(text)

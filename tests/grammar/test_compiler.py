@@ -83,7 +83,7 @@ def test_a_grammar_whose_states_are_used_up_is_discarded(
 ) -> None:
     grammar = regex("a{3}")
     program = OutputProgram((grammar,))
-    made = CompiledProgram(program, [compiler.matcher(grammar)], vocabulary, [2], compiler.discard)
+    made = CompiledProgram(program, [compiler.compiled(grammar)], vocabulary, [2], compiler.discard)
     state = made.start()
     (wrong,) = vocabulary(b"b")
     assert compiler.has(grammar)

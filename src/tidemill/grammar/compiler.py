@@ -43,8 +43,14 @@ class CompileStats:
 
 
 @dataclass(slots=True)
-class _Kept:
-    """A compiled grammar; `bytes`: of memory, estimated."""
+class CompiledGrammar:
+    """A compiled grammar, shared by all requests that use it.
+
+    Attributes:
+        matcher: at its beginning; requests have copies.
+        bytes: of memory that it and its copies share, estimated.
+        uses: requests it was given to.
+    """
 
     matcher: LLMatcher
     bytes: int
@@ -67,7 +73,7 @@ class Compiler:
         self.stats = CompileStats()
         self._attempt = attempt or Trial(vocabulary.shape).attempt
         self._lock = threading.Lock()
-        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
+        self._kept: OrderedDict[bytes, CompiledGrammar] = OrderedDict()
         self._kept_bytes = 0
 
     def has(self, grammar: Grammar) -> bool:
@@ -76,12 +82,11 @@ class Compiler:
             return _key(grammar) in self._kept
 
     def matcher(self, grammar: Grammar) -> LLMatcher:
-        """See `compiled`: the matcher alone."""
-        return self.compiled(grammar)[0]
+        """A matcher at the beginning of a language, the caller's own; see `compiled`."""
+        return self.compiled(grammar).matcher.deep_copy()
 
-    def compiled(self, grammar: Grammar) -> tuple[LLMatcher, int]:
-        """A matcher at the beginning of a language, the caller's own, and the bytes that it and
-        its copies share.
+    def compiled(self, grammar: Grammar) -> CompiledGrammar:
+        """A grammar compiled, now or before.
 
         Raises:
             TidemillError: kind BAD_REQUEST naming the field: the language cannot be honoured in
@@ -106,7 +111,7 @@ class Compiler:
             self.stats.compiled += 1
             self._discard(key)
             # The trial's vocabulary shows within some percent what it takes over the model's.
-            kept = _Kept(made, tried.heap_bytes or len(tried.source) * SOURCE_FACTOR)
+            kept = CompiledGrammar(made, tried.heap_bytes or len(tried.source) * SOURCE_FACTOR)
             self._kept[key] = kept
             self._kept_bytes += kept.bytes
             return self._use(key, kept)
@@ -123,8 +128,7 @@ class Compiler:
 
     # -- with the lock held ------------------------------------------------------------------
 
-    def _use(self, key: bytes, kept: _Kept) -> tuple[LLMatcher, int]:
-        copy, size = kept.matcher.deep_copy(), kept.bytes
+    def _use(self, key: bytes, kept: CompiledGrammar) -> CompiledGrammar:
         kept.uses += 1
         kept.bytes += USE_BYTES
         self._kept_bytes += USE_BYTES
@@ -133,7 +137,7 @@ class Compiler:
             self._discard(key)
         while self._kept and (len(self._kept) > MAX_KEPT or self._kept_bytes > MAX_KEPT_BYTES):
             self._discard(next(iter(self._kept)))
-        return copy, size
+        return kept
 
     def _discard(self, key: bytes) -> None:
         kept = self._kept.pop(key, None)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tidemill.contract.program import Grammar
+from tidemill.grammar.forcing import embedded_schemas
 from tidemill.grammar.schema import path_of
 
 MAX_TRIES = 40
@@ -36,25 +37,11 @@ def fatal_place(grammar: Grammar, is_fatal: Callable[[Grammar], bool]) -> tuple[
             grammar.source, lambda source: is_fatal(Grammar("json_schema", source, grammar.param))
         ), ""
     if grammar.kind == "lark":
-        schemas = _embedded(grammar.source)[:MAX_TRIES]
-        for number, source in enumerate(schemas, 1):
+        _, schemas = embedded_schemas(grammar.source)
+        for number, source in enumerate(schemas[:MAX_TRIES], 1):
             if fatal_schema(source):
                 return "", f" (schema {number} in it, {fatal_keyword(source, fatal_schema)})"
     return "", ""
-
-
-def _embedded(lark: str) -> list[str]:
-    """The JSON schemas in a grammar of llguidance's dialect."""
-    found, at, decoder = [], 0, json.JSONDecoder()
-    while (at := lark.find("%json", at)) >= 0:
-        at += len("%json")
-        text = lark[at:].lstrip()
-        try:
-            _, end = decoder.raw_decode(text)
-        except (ValueError, RecursionError):
-            continue
-        found.append(text[:end])
-    return found
 
 
 def fatal_keyword(source: str, is_fatal: Callable[[str], bool]) -> str:

@@ -11,6 +11,7 @@ from llguidance import LLMatcher, LLParserLimits, grammar_from
 from tidemill.base.errors import TidemillError, bad_request
 from tidemill.contract.program import Grammar
 from tidemill.grammar import schema
+from tidemill.grammar.forcing import may_force_much, without_forcing
 
 MAX_SOURCE_BYTES = 256 * 1024
 
@@ -58,7 +59,8 @@ def llguidance_source(grammar: Grammar) -> str:
     if prepare is None:
         param, known = grammar.param, ", ".join(_KINDS)
         raise bad_request(param, f"{param}: there is no language {grammar.kind!r}: {known} are")
-    return prepare(grammar)
+    source = prepare(grammar)
+    return without_forcing(source) if may_force_much(grammar, source) else source
 
 
 def rejection(grammar: Grammar, reason: str, rejects: Callable[[str], str]) -> TidemillError:

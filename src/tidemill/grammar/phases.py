@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from llguidance import LLMatcher
@@ -12,6 +13,9 @@ from tidemill.base.errors import ErrorKind, TidemillError, bad_request
 from tidemill.contract.program import Forced, FreeText, Grammar, OutputProgram
 from tidemill.grammar.triggers import Triggers
 from tidemill.grammar.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from tidemill.grammar.compiler import CompiledGrammar
 
 Mask = NDArray[np.uint8]  # [ceil(vocab / 8)], little-endian bits, 1 allows
 
@@ -29,7 +33,7 @@ class CompiledProgram:
 
     Args:
         program: the phases.
-        matchers: one per `Grammar` phase, in order, each at its beginning.
+        compiled: one per `Grammar` phase, in order.
         vocabulary: the model's.
         ends: tokens that end the request's choices (end tokens, stop token ids).
         discard: called with a grammar whose matcher met a bound: what it shares with others of its
@@ -39,7 +43,7 @@ class CompiledProgram:
     def __init__(
         self,
         program: OutputProgram,
-        matchers: Sequence[LLMatcher],
+        compiled: Sequence[CompiledGrammar],
         vocabulary: Vocabulary,
         ends: Sequence[int],
         discard: Callable[[Grammar], None] = lambda grammar: None,
@@ -47,7 +51,8 @@ class CompiledProgram:
         self.phases = program.phases
         self.discard = discard
         self.vocabulary = vocabulary
-        made = iter(matchers)
+        # Of this program's own: masks are asked of them where a phase may not be opened.
+        made = iter([one.matcher.deep_copy() for one in compiled])
         self.matchers = [next(made) if isinstance(p, Grammar) else None for p in program.phases]
         self.triggers = [
             Triggers(p.until) if isinstance(p, FreeText) and p.until else None

@@ -141,10 +141,9 @@ class GrammarService:
         compiler = self._ready()
         _check(program, compiler.vocabulary.size)
         compiled = [compiler.compiled(grammar) for grammar in grammars]
-        matchers = [matcher for matcher, _ in compiled]
-        made = CompiledProgram(program, matchers, compiler.vocabulary, ends, compiler.discard)
-        for _, size in compiled:
-            self._live.hold(made, tenant, size + choices_bytes(size, choices))
+        made = CompiledProgram(program, compiled, compiler.vocabulary, ends, compiler.discard)
+        for one in compiled:
+            self._live.hold(made, tenant, one.bytes + choices_bytes(one.bytes, choices))
         return made
 
     def _make_sandbox(self) -> GrammarSandbox:

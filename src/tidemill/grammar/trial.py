@@ -16,6 +16,7 @@ import llguidance
 from llguidance import LLMatcher
 
 from tidemill.contract.program import Grammar
+from tidemill.grammar.forcing import MAX_FORCED, without_forcing
 from tidemill.grammar.languages import limits, llguidance_source, rejection
 from tidemill.grammar.messages import Tried, VocabularyShape
 
@@ -72,27 +73,40 @@ class Trial:
         matcher = self._compiled(source)
         if matcher.is_error():
             raise rejection(grammar, matcher.get_error(), lambda s: self._compiled(s).get_error())
-        for walk in range(WALKS):
-            self._walk(matcher.deep_copy(), highest=bool(walk % 2))
+        if not self._follow(matcher):
+            source = without_forcing(source)
+            before = heap_in_use()
+            matcher = self._compiled(source)
+            self._follow(matcher)
         return Tried(source, max(0, heap_in_use() - before))
+
+    def _follow(self, matcher: LLMatcher) -> bool:
+        """Walk through a grammar; False when it forces very much somewhere."""
+        return all(self._walk(matcher.deep_copy(), highest=bool(i % 2)) for i in range(WALKS))
 
     def _compiled(self, source: str) -> LLMatcher:
         return LLMatcher(self._ll, source, log_level=0, limits=limits())
 
-    def _walk(self, matcher: LLMatcher, highest: bool) -> None:
+    def _walk(self, matcher: LLMatcher, highest: bool) -> bool:
         """Follow the lowest (highest) byte that is allowed, and what is forced. An error there is
-        the request's own when it comes so far: which way its output takes nobody knows yet."""
+        the request's own when it comes so far: which way its output takes nobody knows yet.
+
+        Returns:
+            False where more than `MAX_FORCED` bytes were forced.
+        """
         skipped, first = divmod(self._first, 8)
         end = thread_time() + WALK_SECONDS
         for _ in range(WALK_BYTES):
-            forced = matcher.compute_ff_tokens()[:WALK_BYTES]
-            if forced:
-                matcher.consume_tokens(forced)
+            if forced := matcher.compute_ff_tokens():
+                if len(forced) > MAX_FORCED:
+                    return False
+                matcher.consume_tokens(forced[:WALK_BYTES])
             mask = int.from_bytes(matcher.compute_bitmask()[skipped:], "little") >> first
             if not mask or matcher.is_error() or matcher.is_stopped() or thread_time() > end:
-                return
+                break
             byte = (mask if highest else mask & -mask).bit_length() - 1
             matcher.consume_token(self._first + byte)
+        return True
 
 
 class _MallocInfo(ctypes.Structure):

@@ -22,6 +22,10 @@ from tidemill.text.shapes import as_json, shaped
 MAX_CHOICES = 4096
 MAX_TAGS = 128
 
+# A rule of GBNF, at the beginning of its line: a search that crossed lines would take each run of
+# empty ones as often as it is long.
+_GBNF_RULE = re.compile(r"^[^\S\n]*[\w-]+\s*::=", re.MULTILINE)
+
 
 @dataclass(frozen=True, slots=True)
 class Region:
@@ -181,7 +185,7 @@ def _from_choice(param: str, value: object) -> Constraint:
 def _from_grammar(param: str, value: object) -> Constraint:
     source = _text(param, value, "a grammar: GBNF (name ::= ...) or Lark (name: ...)")
     # A rule of GBNF is written with ::=, which no Lark grammar has outside a string.
-    kind = "gbnf" if re.search(r"^\s*[\w-]+\s*::=", source, re.MULTILINE) else "lark"
+    kind = "gbnf" if _GBNF_RULE.search(source) else "lark"
     return Constraint(param, Grammar(kind, source, param))
 
 

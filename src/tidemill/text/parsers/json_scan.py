@@ -8,7 +8,8 @@ from enum import Enum
 
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')  # inside a string
 _LENIENT = re.compile(r'[^"\\]+')
-_STRING = re.compile(r'"(?:\\.|[^"\\])*"', re.DOTALL)
+# One that is not closed goes to the end: else each quote in it would be looked at anew.
+_STRING = re.compile(r'"(?:\\.|[^"\\])*(?:"|\\?\Z)', re.DOTALL)
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _SPACE = re.compile(r"[ \t\r\n]+")
 _SCALAR = re.compile(r"[-+.0-9A-Za-z]+")

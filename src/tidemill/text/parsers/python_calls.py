@@ -20,9 +20,11 @@ MAX_PYTHON = 200_000
 """Characters of Python calls that are read."""
 
 _ENDS = ",)]}:"
-# A quote ends a text where one of these follows; else it is part of it: models write 'it's'.
+# A quote ends a text where one of these follows; else it is part of it: models write 'it's'. A text
+# that is not closed goes to the end: else each quote in it would be looked at anew.
 _STRING = "|".join(
-    rf"{q}{q}{q}(?:\\.|[^\\])*?{q}{q}{q}|{q}(?:\\.|[^{q}\\]|{q}(?!\s*(?:[,)\]}}:]|$)))*{q}"
+    rf"{q}{q}{q}(?:\\.|[^\\])*?(?:{q}{q}{q}|(\\?\Z))"
+    rf"|{q}(?:\\.|[^{q}\\]|{q}(?!\s*(?:[,)\]}}:]|$)))*(?:{q}|(\\?\Z))"
     for q in "\"'"
 )
 _TOKEN = re.compile(rf"(?P<string>{_STRING})|(?P<open>[(\[{{])|(?P<close>[)\]}}])|,", re.DOTALL)
@@ -33,7 +35,7 @@ _WITHIN[""] = re.compile(r"\\.", re.DOTALL)
 _ESCAPES = frozenset("\n\\'\"abfnrtv01234567xNuU")
 _CALL = re.compile(r"\s*([\w.-]+)\s*\(")
 _KEYWORD = re.compile(r"\s*([\w-]+)\s*=(?!=)")
-_LIKELY = re.compile(r"\s*\[?\s*([\w.-]{1,128})\(")
+_LIKELY = re.compile(r"\s*(?:\[\s*)?([\w.-]{1,128})\(")
 
 
 class PythonReader:
@@ -188,6 +190,8 @@ def literal(text: str) -> Any:
 def _plain(found: re.Match[str]) -> str:
     """A quoted text as Python's grammar has it: on one line, its quotes and backslashes escaped."""
     text = found[0]
+    if found.lastindex is not None:  # it is not closed
+        return text
     size = 3 if text[:3] in ('"""', "'''") else 1
     inside = _WITHIN[text[0] if size == 1 else ""].sub(_spelled, text[size:-size])
     return text[:size] + inside + text[:size]

@@ -1,0 +1,15 @@
+"""A short run of the fuzzer over what clients send; `make fuzz` is the long one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fuzz.run import run
+
+
+def test_what_clients_send_ends_well_or_in_an_error_of_ours(tmp_path: Path) -> None:
+    tally = run(250, seed=4, folder=tmp_path, which="clients")
+    assert tally.failures == []
+    assert sum(tally.inputs.values()) == 250
+    for name in ("JSON schemas", "regular expressions", "Lark grammars", "chat bodies", "outputs"):
+        assert tally.accepted[name], name
