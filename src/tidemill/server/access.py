@@ -14,6 +14,8 @@ from tidemill.base.heap import Giver
 from tidemill.base.ids import new_id
 from tidemill.base.log import get_logger
 from tidemill.metrics.registry import ServerMetrics
+from tidemill.server.auth import PROBES
+from tidemill.server.turns import next_turn
 
 log = get_logger(__name__)
 
@@ -50,6 +52,8 @@ class Entrance:
             await self.app(scope, receive, send)
             return
         request_id = _sane(Headers(scope=scope).get("x-request-id")) or new_id("req")
+        if scope["path"] not in PROBES:
+            await next_turn()
         method, began, status = scope["method"], monotonic(), 0
         if method == "HEAD":
             scope = {**scope, "method": "GET"}

@@ -9,6 +9,7 @@ from tidemill.base.clock import monotonic
 from tidemill.server.auth import Principal
 from tidemill.server.errors import refuse
 from tidemill.server.estimates import Throughput
+from tidemill.server.lane import Lane
 from tidemill.server.shares import Shares
 
 MOST_RETRY_SECONDS = 60.0
@@ -23,6 +24,7 @@ class Bodies:
 
     def __init__(self, bound: int) -> None:
         self._shares = Shares(bound)
+        self._lane = Lane()
         self._rate = Throughput()
 
     @property
@@ -59,6 +61,8 @@ class Bodies:
         self._shares.take(client, size, weight)
 
     def _give_back(self, hold: Hold) -> None:
+        if hold.in_lane:
+            self._lane.leave()
         if not hold.size:
             return
         self._shares.give_back(hold.principal.client_id, hold.size)
@@ -74,11 +78,13 @@ class Hold:
     Attributes:
         principal: whose request it is.
         size: bytes that it holds.
+        in_lane: it is large, and alone of its kind.
     """
 
     def __init__(self, bodies: Bodies, principal: Principal) -> None:
         self.principal = principal
         self.size = 0
+        self.in_lane = False
         self._bodies = bodies
 
     def need(self, size: int) -> None:
@@ -90,3 +96,12 @@ class Hold:
         if size > self.size:
             self._bodies._take(self, size - self.size)
             self.size = size
+
+    async def enter_lane(self) -> None:
+        """Wait until no other large body is made a prompt of, for as long as this is held.
+
+        Each takes the interpreter for tens of milliseconds at a time, and several together would
+        take it from the event loop for the sum.
+        """
+        await self._bodies._lane.enter(self.principal.client_id)
+        self.in_lane = True

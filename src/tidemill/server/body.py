@@ -14,9 +14,13 @@ from tidemill.server.bounds import check_fields, check_shape
 from tidemill.server.errors import Problem, Refusal, refuse
 from tidemill.server.limits import Limits
 from tidemill.server.members import Model, Unfit, fill
+from tidemill.server.turns import next_turn
 
-SHORT_BODY_BYTES = 2**16
-"""Up to here parsing takes well under a millisecond."""
+SHORT_BODY_BYTES = 2**14
+"""Up to here parsing takes about a millisecond, whatever it is made of."""
+
+LARGE_BODY_BYTES = 2**20
+"""Beyond, bodies are read one at a time, and so is made of them what the engine gets."""
 
 PART_BYTES = 2**16
 """A body whose length is not announced is counted in steps of so much."""
@@ -105,7 +109,11 @@ async def read_model(
     names: dict[str, str] = {}
     request.state.sent_as = names  # errors that come later name what was sent
     if len(body) <= SHORT_BODY_BYTES:
+        await next_turn()
         return parse_body(model, body, limits, names)
+    if len(body) > LARGE_BODY_BYTES:
+        hold: Hold = request.state.hold
+        await hold.enter_lane()
     return await asyncio.to_thread(parse_body, model, body, limits, names)
 
 

@@ -36,6 +36,9 @@ PROBE_SECONDS = 2.0
 ASKING_SECONDS = (0.05, 1.0, 2.0, 4.0, 8.0)
 """Between the questions to a client that sends no more, whether it is there; see `eof_received`."""
 
+MANY_CHUNKS, SMALL_CHUNK = 4096, 64
+"""A body of more chunks than this must have so many bytes in each on average."""
+
 _INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -66,6 +69,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._replaying = False
         self._refusal: Problem | None = None
         self._probes_only = False  # it came when all connections were taken
+        self._chunks = self._chunk_bytes = 0  # of the body under way
         self._half_closed = False  # the client sends nothing more
         self._asking: asyncio.TimerHandle | None = None
 
@@ -211,6 +215,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._replaying:
             return
         self._head_bytes = None
+        self._chunks = self._chunk_bytes = 0
         self._stop_clock()
         reason = _ambiguous(self.headers, self.parser.get_http_version(), self.url)
         if reason is not None:
@@ -225,6 +230,17 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._probes_only:
             self.cycle.keep_alive = False
         self.config.readers.watch(self.transport, self._answering)
+
+    def on_body(self, body: bytes) -> None:
+        """A part of a body, or a chunk of it."""
+        self._chunks += 1
+        self._chunk_bytes += len(body)
+        small = self._chunk_bytes < SMALL_CHUNK * self._chunks
+        # A read can bring tens of thousands of them, each of which costs a call.
+        if small and self._chunks > MANY_CHUNKS and _is_chunked(self.headers):
+            message = f"the body comes in chunks of less than {SMALL_CHUNK} bytes on average"
+            self._stop_parsing(refuse(400, message + "; send larger ones").problem)
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """The request has arrived as a whole."""
@@ -317,6 +333,10 @@ class BoundedProtocol(HttpToolsProtocol):
             # A body that did not come, or a connection that never said a word.
             self._deaf = True
             self.transport.close()
+
+
+def _is_chunked(headers: list[tuple[bytes, bytes]]) -> bool:
+    return any(name == b"transfer-encoding" for name, _ in headers)
 
 
 def _ambiguous(headers: list[tuple[bytes, bytes]], version: str, url: bytes) -> str | None:

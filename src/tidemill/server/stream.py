@@ -18,6 +18,7 @@ from tidemill.base.log import get_logger
 from tidemill.server.errors import problem_of
 from tidemill.server.generation import ChoiceDelta, Generation
 from tidemill.server.pieces import WRITE_BYTES, Piece, write_pieces
+from tidemill.server.turns import next_turn
 
 log = get_logger(__name__)
 
@@ -64,7 +65,10 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> 
     finally:
         gone.cancel()
         if not task.done():
-            task.cancel()
+            try:
+                await next_turn()  # many may leave at once
+            finally:
+                task.cancel()
         # Not awaited directly: the cancellation is ours, errors are looked at below.
         await asyncio.gather(task, gone, return_exceptions=True)
     if not task.cancelled():

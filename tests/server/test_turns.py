@@ -1,0 +1,139 @@
+"""Turns of the event loop, and the lane for what is large."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from helpers.live_server import fake_context, serving
+from helpers.loop_meter import LoopMeter
+from helpers.scripted_engine import ScriptedEngine
+
+from tidemill.server.lane import Lane
+from tidemill.server.turns import next_turn
+
+
+async def test_pieces_that_come_together_take_turns() -> None:
+    done: list[int] = []
+    turn = 0
+    turns: list[int] = []
+
+    async def piece(i: int) -> None:
+        await next_turn()
+        done.append(i)
+        turns.append(turn)
+
+    tasks = [asyncio.create_task(piece(i)) for i in range(20)]
+    tasks[5].cancel()
+    while not all(task.done() for task in tasks):
+        turn += 1
+        await asyncio.sleep(0)
+    assert done == [i for i in range(20) if i != 5]
+    assert len(set(turns)) == 19  # each in a turn of its own
+    began = turn
+    await next_turn()
+    assert turn == began  # alone, nobody waits
+
+
+async def test_clients_take_turns_in_the_lane() -> None:
+    lane, order = Lane(), []
+
+    async def visit(client: str) -> None:
+        await lane.enter(client)
+        order.append(client)
+        await asyncio.sleep(0)
+        lane.leave()
+
+    tasks = [asyncio.create_task(visit(c)) for c in "aaaabbc"]
+    await asyncio.sleep(0)
+    tasks[1].cancel()  # one that waits leaves
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert order == ["a", "b", "c", "a", "b", "a"]
+    async with asyncio.timeout(5):
+        await visit("d")
+
+
+def _post(url: str, path: str, body: bytes, found: list[bytes]) -> None:
+    parts = urlsplit(url)
+    head = b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" % path.encode()
+    with socket.create_connection((parts.hostname, parts.port), timeout=60) as connection:
+        connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        found.append(connection.recv(1000)[9:12])
+
+
+IDS = b'{"prompt":[' + b",".join([b"123"] * 1_500_000) + b"]}"
+MESSAGES = json.dumps({"messages": [{"role": "user", "content": "abc " * 600}] * 2000}).encode()
+TEXT = json.dumps({"prompt": "hello world " * 500_000}).encode()
+DETOKENIZE = b'{"tokens":[' + b",".join([b"101"] * 250_000) + b"]}"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/completions", IDS, b"400"),
+        ("/v1/completions", TEXT, b"400"),
+        ("/v1/chat/completions", MESSAGES, b"400"),
+        ("/detokenize", DETOKENIZE, b"200"),
+    ],
+    ids=["ids", "text", "messages", "detokenize"],
+)
+def test_large_bodies_are_read_beside_others(path: str, body: bytes, status: bytes) -> None:
+    meter = LoopMeter()
+    with serving(fake_context(ScriptedEngine()), meter=meter) as url:
+        found: list[bytes] = []
+        meter.reset()
+        clients = [threading.Thread(target=_post, args=(url, path, body, found)) for _ in range(3)]
+        for client in clients:
+            client.start()
+        for client in clients:
+            client.join()
+    assert found == [status] * 3
+    assert meter.worst < 0.2
+
+
+def test_many_requests_at_once_hold_up_no_probe() -> None:
+    meter = LoopMeter()
+    body = json.dumps({"messages": [{"role": "user", "content": "a"}] * 300}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    with serving(fake_context(ScriptedEngine()), meter=meter) as url:
+        parts = urlsplit(url)
+        open_ones = []
+        for _ in range(300):
+            connection = socket.create_connection((parts.hostname, parts.port), timeout=60)
+            connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body[:-1])
+            open_ones.append(connection)
+        httpx.get(f"{url}/healthz")
+        meter.reset()
+        for connection in open_ones:
+            connection.sendall(body[-1:])
+        for connection in open_ones:
+            assert connection.recv(1000)[9:12] == b"400"
+            connection.close()
+        assert meter.worst < 0.05  # twice that and more in one go
+
+
+def test_tiny_chunks_are_refused() -> None:
+    text = b'{"prompt": "' + b"a" * 20_000 + b'"}'
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in text) + b"0\r\n\r\n"
+    few = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n"
+    )
+    with serving(fake_context(ScriptedEngine())) as url:
+        parts = urlsplit(url)
+        answers: list[Any] = []
+        for data in (chunks, b"".join(b"1\r\n%c\r\n" % byte for byte in few) + b"0\r\n\r\n"):
+            with socket.create_connection((parts.hostname, parts.port), timeout=10) as connection:
+                connection.sendall(head + data)
+                time.sleep(0.05)
+                answers.append(connection.recv(1000))
+    assert answers[0].startswith(b"HTTP/1.1 400") and b"less than 64 bytes" in answers[0]
+    assert answers[1].startswith(b"HTTP/1.1 200")
