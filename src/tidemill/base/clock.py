@@ -8,3 +8,4 @@ import time
 # this: the other jumps when somebody sets the clock.
 monotonic = time.monotonic
 wall = time.time  # seconds since the epoch
+thread_cpu = time.thread_time  # seconds that this thread has computed; slow to ask for
