@@ -8,14 +8,19 @@ from dataclasses import replace
 
 import jsonschema
 import pytest
+from helpers.call_layouts import CODE, SIGILS, ZAPS, whole
 from helpers.constrained import Brook
 
 from tidemill.contract.program import Grammar
 from tidemill.grammar.schema import prepared
+from tidemill.text.abilities import Abilities
+from tidemill.text.derived.derive import derive
 from tidemill.text.parsers.engine import OutputParser
 from tidemill.text.parsers.events import CallArguments, CallStart, Content, Malformed
+from tidemill.text.parsers.format import Format
 from tidemill.text.parsers.formats import FORMATS
 from tidemill.text.ruling import Spelling, calls_grammar
+from tidemill.text.template import ChatTemplate
 from tidemill.text.tools import tool_use
 
 # What ends by itself soon, so that a warm model comes to its end.
@@ -40,7 +45,20 @@ USE = tool_use(
     [{"type": "function", "function": {"name": n, "parameters": s}} for n, s in SCHEMAS.items()]
 )
 TOOLS = [replace(tool, schema=prepared(tool.schema, tool.param)) for tool in USE.tools]
-FORMS = [form for form in FORMATS.values() if form.syntax is not None]
+
+
+def derived(turn: str) -> Format:
+    """The format of a template whose marks are in no row of the table."""
+    template = ChatTemplate(whole(turn))
+    found = derive(template, Abilities.of(template))
+    assert found is not None
+    return found[0]
+
+
+FORMS = [form for form in FORMATS.values() if form.syntax is not None] + [
+    replace(derived(turn), name=f"derived_{name}")
+    for name, turn in (("tagged", SIGILS), ("json", ZAPS), ("python", CODE))
+]
 
 
 @pytest.fixture(scope="module")

@@ -173,6 +173,18 @@ INLINE_GLM = (
     + "</arg_value>{% endfor %}</tool_call>{% endfor %}"
 )
 
+# Layouts and marks that no row of the table has.
+SIGILS = (
+    "{{ m.content }}" + F + "«call {{ f.name }}»{%- for k, v in f.arguments.items() %}"
+    "«arg {{ k }}»{{ v if v is string else v | tojson }}«/arg»{% endfor %}«/call»{% endfor %}"
+)
+ZAPS = TEMPLATES["hermes"][0].replace("tool_call>", "zap>")
+PONDERS = ZAPS.replace("think>", "ponder>")
+CODE = (
+    "{{ m.content }}" + F + "\n~~~call\n{{ f.name }}({%- for k, v in f.arguments.items() %}{{ k }}="
+    "{{ v | tojson }}{% if not loop.last %}, {% endif %}{% endfor %})\n~~~{% endfor %}"
+)
+
 
 def whole(turn: str) -> str:
     """A chat template with a turn of the assistant as in `TEMPLATES`."""

@@ -269,7 +269,8 @@ def test_what_a_bare_value_may_not_be(bytes_vocabulary: LLTokenizer, form: Forma
         ("minimax_m2", {"properties": {}, "minProperties": 1}, "minProperties"),
         ("qwen3_coder", {"properties": {"a>": {"type": "string"}}}, "properties.a>"),
         ("minimax_m2", {"properties": {"a": {"enum": ["</parameter>"]}}}, "properties.a"),
-        ("pythonic", {"properties": {"from": {"type": "string"}}}, "properties.from"),
+        ("pythonic", {"properties": {"a b": {"type": "string"}}}, "properties.a b"),
+        ("gemma4", {"properties": {"a:b": {"type": "string"}}}, "properties.a:b"),
         ("gemma", {"properties": {}, "patternProperties": {"x": {}}}, "patternProperties"),
     ],
 )  # fmt: skip
@@ -277,9 +278,18 @@ def test_what_cannot_be_enforced_is_named(name: str, schema: dict[str, object], 
     with pytest.raises(TidemillError) as caught:
         calls_grammar(FORMATS[name], tool_of(schema), PLAIN, required=True, parallel=True)
     assert caught.value.param == f"tools[0].function.parameters.{where}"
-    with pytest.raises(TidemillError) as caught:
-        calls_grammar(FORMATS["gemma"], tool_of({}, "a-b"), PLAIN, required=True, parallel=True)
-    assert caught.value.param == "tools[0].function.name"
+
+
+@pytest.mark.parametrize("name", ["pythonic", "gemma", "lfm2"])
+def test_names_that_python_does_not_take(bytes_vocabulary: LLTokenizer, name: str) -> None:
+    schema: dict[str, object] = {"properties": {"from": {"type": "string"}, "x-y": {}}}
+    tools = tool_of(schema, "get-it.v2")
+    made = calls_grammar(FORMATS[name], tools, PLAIN, required=True, parallel=True)
+    text = written(FORMATS[name], [("get-it.v2", {"from": "a", "x-y": 1})])
+    assert accepts(bytes_vocabulary, made, text)
+    parser = OutputParser(FORMATS[name], tools)
+    events = [*parser.push(text), *parser.finish()]
+    assert [e.name for e in events if isinstance(e, CallStart)] == ["get-it.v2"]
 
 
 @pytest.mark.parametrize("name", ["llama3_json", "pythonic"])

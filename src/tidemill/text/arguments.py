@@ -9,7 +9,7 @@ can be told to obey, is refused by name.
 from __future__ import annotations
 
 import json
-import keyword
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -243,18 +243,14 @@ def pattern(text: str) -> str:
 
 def python_rules(rule: str, tool: Tool, write: Write) -> list[str]:
     """The rules of a call in Python: ``f(a=1, b="x")``. See `tagged_rules`."""
-    if not all(_identifier(part) for part in tool.name.split(".")):
-        at = f"{tool.param}.name"
-        raise bad_request(
-            at, f"{at} {tool.name!r} is no name in Python, in which this model writes its calls"
-        )
     rules, arguments = [], arguments_of(tool)
     for number, argument in enumerate(arguments):
-        if not _identifier(argument.name):
+        # Python's own names, and those that its reader takes too: `from`, `x-y`.
+        if not _NAME.fullmatch(argument.name):
             raise bad_request(
                 argument.param,
-                f"{argument.param}: {argument.name[:64]!r} is no name in Python, in which this "
-                "model writes its calls",
+                f"{argument.param}: {argument.name[:64]!r} cannot be written as the name of an "
+                "argument in Python, in which this model writes its calls",
             )
         value, more = _python_value(argument, write, f"{rule}_{number}")
         rules += [f"{rule}_{number}: {write(argument.name + '=')} ({value})", *more]
@@ -284,10 +280,7 @@ def comma_separated(rule: str, required: list[bool], comma: str) -> list[str]:
     return rules
 
 
-def _identifier(name: str) -> bool:
-    return name.isascii() and name.isidentifier() and not keyword.iskeyword(name)
-
-
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _CONSTANTS = {"boolean": '"True" | "False"', "null": '"None"'}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from helpers.call_layouts import INLINE_GLM, TEMPLATES, whole
+from helpers.call_layouts import CODE, INLINE_GLM, PONDERS, SIGILS, TEMPLATES, ZAPS, F, whole
 from helpers.tiny_text import tokenizer_data
 
 from tidemill.grammar.schema import prepared
@@ -48,18 +48,6 @@ def test_every_layout_of_the_table_is_derived(name: str) -> None:
     assert not thinks or verify_thinking(form, turns)
 
 
-# Layouts and marks that no row of the table has.
-F = "{%- for c in m.tool_calls or [] %}{%- set f = c.function %}"
-SIGILS = (
-    "{{ m.content }}" + F + "«call {{ f.name }}»{%- for k, v in f.arguments.items() %}"
-    "«arg {{ k }}»{{ v if v is string else v | tojson }}«/arg»{% endfor %}«/call»{% endfor %}"
-)
-ZAPS = TEMPLATES["hermes"][0].replace("tool_call>", "zap>")
-PONDERS = ZAPS.replace("think>", "ponder>")
-CODE = (
-    "{{ m.content }}" + F + "\n~~~call\n{{ f.name }}({%- for k, v in f.arguments.items() %}{{ k }}="
-    "{{ v | tojson }}{% if not loop.last %}, {% endif %}{% endfor %})\n~~~{% endfor %}"
-)
 # The mark of one family, the layout of another.
 MISLEADING = TEMPLATES["minicpm5"][0].replace("<function ", "<tool_call ").replace(
     "</function>", "</tool_call>"

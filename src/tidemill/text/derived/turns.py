@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tidemill.base.clock import monotonic
 from tidemill.text.abilities import Abilities
 from tidemill.text.derived.made_up import Call
 from tidemill.text.parsers.format import ThinkMarks
@@ -15,6 +16,11 @@ from tidemill.text.template import ChatTemplate
 USER = "Qqprobe user"
 CONTENT = "Qqprobe content"
 THOUGHT = "Qqprobe thought"
+MAX_SECONDS = 5.0
+"""Of rendering for one template, a hundred times what one takes; nothing is rendered after."""
+MAX_TURN = 2**16
+"""Characters of a turn that is looked at."""
+
 ID = "\ue000"
 """Stands in a turn where the template wrote a call's id."""
 
@@ -77,6 +83,7 @@ class Turns:
             {"type": "function", "function": {"name": n, "description": n, "parameters": s}}
             for n, s in schemas.items()
         ]
+        self._left = MAX_SECONDS
         switch = abilities.switch
         self._thinking_on = {switch: True} if switch is not None else {}
 
@@ -125,6 +132,9 @@ class Turns:
     def _render(
         self, answer: list[dict[str, Any]], thinking: bool, *, add_generation_prompt: bool
     ) -> str | None:
+        if self._left <= 0:
+            return None
+        begun = monotonic()
         text = render_probe(
             self._template,
             self._abilities,
@@ -133,5 +143,8 @@ class Turns:
             add_generation_prompt=add_generation_prompt,
             **(self._thinking_on if thinking else {}),
         )
+        self._left -= monotonic() - begun
         at = -1 if text is None else text.rfind(USER)
-        return None if text is None or at < 0 else text[at + len(USER) :]
+        if text is None or at < 0 or len(text) - at > MAX_TURN:
+            return None
+        return text[at + len(USER) :]

@@ -33,6 +33,8 @@ class TaggedReader:
         self._values: dict[str, Any] = {}
         self._scan: JsonScan | None = None  # of a value that goes on behind a closing mark
         self._pieces: list[str] = []
+        self._quoted = False  # the value stands between marks of its own
+        self._opened = 0  # elements within it that have the parameter's name
         self.name: str | None = None
         self.arguments: list[str] = []
         self._expected: tuple[str, ...] = (syntax.name[0],)
@@ -169,13 +171,15 @@ class TaggedReader:
     def _goes_on(self, text: str, mark: str, schema: object) -> bool:
         """The closing mark that ended `text` stands inside the value, and is part of it."""
         syntax = self._syntax
-        so_far = "".join([*self._pieces, text]) if syntax.echoed or syntax.quotes[0] else ""
         left, right = syntax.quotes
-        if left and so_far.lstrip().startswith(left):
-            inside = not so_far.rstrip().endswith(right)
+        if not self._pieces:
+            self._quoted = bool(left) and text.lstrip().startswith(left)
+            self._opened = 0
+        if self._quoted:
+            inside = not text.rstrip().endswith(right)
         elif syntax.echoed:
-            again = syntax.key[0] + self._key + syntax.key[1]
-            inside = so_far.count(again) > len(self._pieces) // 2 and not is_text(schema)
+            self._opened += text.count(syntax.key[0] + self._key + syntax.key[1])
+            inside = self._opened > len(self._pieces) // 2 and not is_text(schema)
         elif self._kind and syntax.kind is not None:
             inside = self._kind != syntax.kind.text and self._within_json(text, mark)
         else:
