@@ -400,3 +400,19 @@ def test_another_id_beyond_the_vocabulary_is_an_error() -> None:
     with pytest.raises(TidemillError, match="eos_token_id is 1000000") as caught:
         Tokenizer(TokenizerData(gguf=metadata))
     assert caught.value.kind == ErrorKind.MODEL_FILE
+
+
+# The published tokenizers of these bring text to form C first: Qwen's (3.5's, too), GPT-NeoX's with
+# those made from it, and Cohere's.
+NORMALIZED = {
+    *("qwen", "qwen2", "qwen35", "megrez", "kormo", "f2llmv2"),
+    *("olmo", "mpt", "modern-bert"),
+    *("command-r", "tiny_aya", "cohere2moe"),
+}
+
+
+@pytest.mark.parametrize("pre", BYTE_LEVEL)
+def test_which_rules_bring_text_to_form_c(pre: str) -> None:
+    tokenizer = Tokenizer(TokenizerData(gguf=byte_level_metadata(pre)))
+    composed, apart = "caf\u00e9 \u00c5", "cafe\u0301 A\u030a"
+    assert (tokenizer.encode(composed) == tokenizer.encode(apart)) is (pre in NORMALIZED)

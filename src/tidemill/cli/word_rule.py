@@ -13,6 +13,7 @@ from tidemill.text.tokenizer import Tokenizer
 from tidemill.text.word_rules import WORD_RULES
 
 _TEXTS = 60
+_APART = "cafe\u0301 A\u030a"  # letters and marks that form C has in one
 _POOL = (
     "aZ \u00e9\u00df\u0416\u0436\u65e5\u672c\u8a9e\uac00 \u0928\u092e\u0938\u094d\u0924\u0947 "
     "\u0e44\u0e17\u0e22 0123456789\u0663 '\"`~!@#$%^&*()-_=+[]{}\\|;:,<.>/? \u2026\u3002\u060c "
@@ -24,20 +25,27 @@ def texts() -> list[str]:
     """Texts in which every rule cuts somewhere else."""
     chosen = random.Random(0)
     drawn = ["".join(chosen.choice(_POOL) for _ in range(60)) for _ in range(_TEXTS)]
-    return [*drawn, "Hello World's DON'T we'Ll 1234567 3.14159,22 AbcDEFghi\n\n  x == y;\t\n"]
+    return [
+        *drawn,
+        _APART,
+        "Hello World's DON'T we'Ll 1234567 3.14159,22 AbcDEFghi\n\n  x == y;\t\n",
+    ]
 
 
 def find_rule(data: TokenizerData) -> str | None:
-    """The name of the rule that cuts as this tokenizer.json does; None without one."""
+    """The name of the rule that cuts as this tokenizer.json does, and brings text to form C if it
+    does; None without one."""
     if data.tokenizer_json is None:
         return None
     library = tokenizers.Tokenizer.from_buffer(bytes(data.tokenizer_json))
     if library.pre_tokenizer is None:
         return None
     whole = bool(getattr(library.model, "ignore_merges", False))
+    normalizer = library.normalizer
+    nfc = normalizer is not None and normalizer.normalize_str(_APART) != _APART
     wanted = [_words(library.pre_tokenizer, text) for text in texts()]
     for name, rule in WORD_RULES.items():
-        if rule.raw or rule.whole_words != whole:
+        if rule.raw or rule.whole_words != whole or rule.nfc != nfc:
             continue
         cutter = splitter(rule)
         if all(_words(cutter, t) == w for t, w in zip(texts(), wanted, strict=True)):

@@ -155,10 +155,11 @@ _BAILING = WordRule((_BAILING_WORDS,))
 _BY_RULE: tuple[tuple[WordRule, str], ...] = (
     (
         _GPT2,
-        "gpt-2 gpt2 phi-2 olmo mpt jais trillion granite-docling gigachat jina-es jina-de "
-        "jina-v2-es jina-v2-de jina-v1-en jina-v2-code roberta-bpe a.x-4.0 mellum modern-bert "
-        "exaone4",
+        "gpt-2 gpt2 phi-2 jais trillion granite-docling gigachat jina-es jina-de jina-v2-es "
+        "jina-v2-de jina-v1-en jina-v2-code roberta-bpe a.x-4.0 mellum exaone4",
     ),
+    # GPT-NeoX's tokenizer, and those made from it.
+    (WordRule((_GPT2_WORDS,), nfc=True), "olmo mpt modern-bert"),
     (
         _LLAMA3,
         "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
@@ -173,8 +174,9 @@ _BY_RULE: tuple[tuple[WordRule, str], ...] = (
     (_GPT4O, "gpt-4o llama4 kanana2 talkie minimax-m2"),
     (
         _DIGITS,
-        "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2",
+        "smollm starcoder refact codeshell exaone minerva-7b mellum2",
     ),
+    (WordRule(_DIGITS.patterns, nfc=True), "command-r"),
     (WordRule(_DEEPSEEK_CODER), "deepseek-coder"),
     (_DEEPSEEK3, "deepseek-v3 hunyuan-dense joyai-llm hy_v4"),
     (WordRule(_FALCON), "falcon"),
@@ -192,7 +194,7 @@ _BY_RULE: tuple[tuple[WordRule, str], ...] = (
     ),
     (WordRule(_DEEPSEEK_LLM), "deepseek-llm"),
     (WordRule(_AFMOE), "afmoe"),
-    (WordRule((*_THREES_OF_WORDS, *_GPT4O.patterns)), "tiny_aya cohere2moe"),
+    (WordRule((*_THREES_OF_WORDS, *_GPT4O.patterns), nfc=True), "tiny_aya cohere2moe"),
     (WordRule(_SUPERBPE), "superbpe"),
     (WordRule(_CHAMELEON, add_bos=True), "chameleon"),
     (WordRule(_YOUTU, whole_words=True), "youtu"),
