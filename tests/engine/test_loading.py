@@ -109,7 +109,7 @@ def _damaged(folder: Path) -> EngineConfig:
 
     def pack(value: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
         parts, values = packers.int8_rows(value)
-        scale = parts[".weight_scale"].astype(np.float32) * np.float32(1.0001)
+        scale = parts[".weight_scale"].astype(np.float32) * np.float32(1e9)
         return {**parts, ".weight_scale": scale}, values
 
     write(folder, pack, {"quant_method": "compressed-tensors", "format": "int-quantized"})

@@ -20,7 +20,7 @@ from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason, Pooling
 from tidemill.contract.sampling import SamplingParams
-from tidemill.engine import spawn
+from tidemill.engine import spawn, supervisor
 from tidemill.engine.restarts import RestartPolicy
 from tidemill.engine.supervisor import Recovery, SupervisedEngine, Supervision
 
@@ -307,6 +307,33 @@ async def test_a_replaced_model_is_noticed(
         error = await client.failed
     assert "has been replaced" in error.message and "start the server again" in error.message
     assert len(engine.seen) == 0
+
+
+@pytest.mark.parametrize("kind", [ErrorKind.MODEL_FILE, ErrorKind.RESOURCE])
+async def test_a_start_that_must_fail_again_is_not_tried_again(
+    config: EngineConfig, opens: Opens, kind: ErrorKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await opens(config)
+    starts = []
+
+    async def start(*args: Any, **settings: Any) -> spawn.EngineProcess:
+        starts.append(args)
+        if len(starts) == 1:
+            raise TidemillError(kind, "it cannot be")
+        return await spawn.start_engine(*args, **settings)
+
+    monkeypatch.setattr(supervisor, "start_engine", start)
+    stream = engine.engine.submit(_request(1, "a", 300))
+    await anext(stream)
+    os.kill(engine.engine.pid, signal.SIGKILL)
+    async with asyncio.timeout(40):
+        end = (await _collect(stream))[-1]
+    if kind is ErrorKind.RESOURCE:  # memory may be free the next time
+        assert end.finish_reason is FinishReason.LENGTH and len(starts) == 2
+        return
+    assert end.error is not None and end.error.kind == ErrorKind.UNAVAILABLE
+    assert "it cannot be" in end.error.message and len(starts) == 1
+    assert "it cannot be" in engine.engine.failed.result().message
 
 
 async def test_nothing_grows_over_restarts(engine: Engine) -> None:
