@@ -178,7 +178,7 @@ class LLM:
             tools: what the model may call, in OpenAI's layout.
             **options: the server's fields of the same names: ``tool_choice``,
                 ``parallel_tool_calls``, ``response_format`` and the other constraints,
-                ``enable_thinking``, ``reasoning_effort``, ``thinking_token_budget``,
+                ``enable_thinking``, ``reasoning_effort``, ``verbosity``, ``thinking_token_budget``,
                 ``add_generation_prompt``, ``continue_final_message``, ``documents``; anything else
                 is a variable of the chat template.
         """
@@ -324,7 +324,7 @@ class LLM:
         kwargs = {k: v for k, v in options.items() if k not in fields}
         fields["chat_template_kwargs"] = kwargs
         wishes = read_wishes(self.chat_side, {**fields, **_cuts(sampling)})
-        asked = _prompt_options(options, kwargs, wishes.thinking.variables)
+        asked = _prompt_options(options, kwargs, wishes.variables)
         text = render_prompt(self.template, self.chat_side, messages, asked, wishes.use)
         ids = tuple(self.tokenizer.encode(text, add_special=False))
         continued = bool(asked.continue_final_message)

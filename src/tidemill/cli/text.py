@@ -65,7 +65,7 @@ def render(
         template,
         chat,
         said(body.messages),
-        prompt_options(body, wishes.thinking.variables),
+        prompt_options(body, wishes.variables),
         wishes.use,
     )
     sys.stdout.write(text)

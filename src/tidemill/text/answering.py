@@ -30,8 +30,10 @@ from tidemill.text.tokenizer import Tokenizer
 from tidemill.text.tools import NO_TOOLS, ToolUse, tool_use
 
 TOOL_FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
-ANSWER_FIELDS = (*CONSTRAINT_FIELDS, *TOOL_FIELDS, *THINKING_FIELDS)
+ANSWER_FIELDS = (*CONSTRAINT_FIELDS, *TOOL_FIELDS, *THINKING_FIELDS, "verbosity")
 """The fields that `read_wishes` reads."""
+
+VERBOSITIES = ("low", "medium", "high")
 
 Prepare = Callable[[str, str], str]
 
@@ -148,11 +150,19 @@ class Wishes:
         use: the tools it may or must call.
         constraint: what the text must be, or None.
         thinking: whether and how long it thinks.
+        verbosity: how long it should be, for templates that say it to the model.
     """
 
     use: ToolUse = NO_TOOLS
     constraint: Constraint | None = None
     thinking: Thinking = NO_WISH
+    verbosity: str | None = None
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """What the request says to the chat template by its own fields."""
+        said = {} if self.verbosity is None else {"verbosity": self.verbosity}
+        return {**self.thinking.variables, **said}
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +226,23 @@ def read_wishes(chat: ChatSide, fields: Mapping[str, Any]) -> Wishes:
             raise _exclude(ruling, "continue_final_message")
         if thinking.wanted:
             raise _exclude(thinking.by, "continue_final_message")
-    return Wishes(use, constraint, thinking)
+    verbosity = _verbosity(fields.get("verbosity"), chat.abilities_for(use))
+    return Wishes(use, constraint, thinking, verbosity)
+
+
+def _verbosity(value: object, abilities: Abilities) -> str | None:
+    """The wish of `verbosity`; the default of OpenAI's models says nothing to other templates."""
+    if value is None or (value == "medium" and not abilities.verbosity):
+        return None
+    if not isinstance(value, str) or value not in VERBOSITIES:
+        raise bad_request("verbosity", f"verbosity must be one of {', '.join(VERBOSITIES)}")
+    if not abilities.verbosity:
+        raise bad_request(
+            "verbosity",
+            f"verbosity {value}: the model's chat template does not use it; ask for long or short "
+            "answers in a message",
+        )
+    return value
 
 
 def text_rules(fields: Mapping[str, Any], prepare: Prepare) -> AnswerRules:

@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidemill.base.clock import monotonic, wall
-from tidemill.base.errors import bad_request
 from tidemill.base.ids import new_id
 from tidemill.server.body import read_model
 from tidemill.server.caller import caller_of
@@ -70,7 +69,7 @@ async def chat_completions(context: ServerContext, request: Request) -> Response
     prompt = await chat_prompt(
         context,
         body.messages,
-        prompt_options(body, {**wishes.thinking.variables, **verbosity_of(body, context, wishes)}),
+        prompt_options(body, wishes.variables),
         wishes.use,
     )
     rules = rules_of(context.chat, wishes, prompt.text, continued=bool(body.continue_final_message))
@@ -109,27 +108,6 @@ async def chat_completions(context: ServerContext, request: Request) -> Response
         prompt_logprobs=body.prompt_logprobs is not None,
     )
     return Answer(generation, form, stream=bool(body.stream), request_id=request.state.request_id)
-
-
-def verbosity_of(
-    body: schema.ChatRequest, context: ServerContext, wishes: Wishes
-) -> dict[str, Any]:
-    """The variable of a template that knows `verbosity`; elsewhere OpenAI's default alone is taken.
-
-    Raises:
-        TidemillError: kind BAD_REQUEST.
-    """
-    if body.verbosity is None:
-        return {}
-    if context.chat.abilities_for(wishes.use).verbosity:
-        return {"verbosity": body.verbosity}
-    if body.verbosity == "medium":
-        return {}
-    raise bad_request(
-        "verbosity",
-        f"verbosity {body.verbosity}: the model's chat template does not use it; ask for long or "
-        "short answers in a message",
-    )
 
 
 def wishes_of(body: schema.ChatRequest, context: ServerContext) -> Wishes:
