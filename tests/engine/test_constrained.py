@@ -12,6 +12,7 @@ import pytest
 from helpers.constrained import Answer, Brook, schema
 
 from tidemill.contract.program import Forced, FreeText, Grammar
+from tidemill.grammar.repetition import LIMIT
 
 PERSON = {
     "type": "object",
@@ -192,3 +193,14 @@ def test_a_cancel_while_compiling_leaves_nothing(brook: Brook) -> None:
         assert brook._open.pop("gone")[0].finish == "cancelled"
     valid(brook, brook.ask("Who is Anna?", PERSON_PHASE)[0])
     assert not brook.core._scheduler._unready and not brook.core._scheduler.has_work
+
+
+def test_an_answer_that_repeats_itself_ends_by_length(brook: Brook) -> None:
+    """Without max_tokens; brook fills a list with one sentence to the context's end."""
+    strings = schema('{"type": "array", "items": {"type": "string"}}')
+    prompt = "Who is Alice? JSON please"
+    (free,) = brook.ask(prompt, strings, max_tokens=None)
+    assert free.finish == "length" and LIMIT <= len(free.tokens) < LIMIT + 200
+    (bounded,) = brook.ask(prompt, strings, max_tokens=LIMIT + 300)
+    assert bounded.finish == "length" and len(bounded.tokens) == LIMIT + 300
+    assert bounded.tokens[: len(free.tokens)] == free.tokens

@@ -239,3 +239,59 @@ def test_a_schema_and_its_path(client: openai.OpenAI, model: str) -> None:
         with pytest.raises(openai.BadRequestError) as caught:
             client.chat.completions.create(model=model, messages=user("x"), **fields)  # type: ignore[arg-type]
         assert caught.value.param == param
+
+
+def test_an_answer_that_goes_round_in_circles(client: openai.OpenAI, model: str) -> None:
+    strings = {"type": "array", "items": {"type": "string"}}
+    ask: dict[str, Any] = {
+        "model": model,
+        "messages": user("Who is Alice? JSON please"),
+        "temperature": 0,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": strings}},
+    }
+    answer = client.chat.completions.create(**ask)
+    choice = answer.choices[0]
+    assert choice.finish_reason == "length" and choice.model_extra == {"stop_reason": "repetition"}
+    assert answer.usage.completion_tokens < 1500
+    parts = [chunk.choices[0] for chunk in client.chat.completions.create(**ask, stream=True)]
+    assert "".join(part.delta.content or "" for part in parts) == choice.message.content
+    assert parts[-1].finish_reason == "length"
+    assert parts[-1].model_extra == {"stop_reason": "repetition"}
+    [cut] = client.chat.completions.create(**ask, max_tokens=20).choices
+    assert cut.finish_reason == "length" and "stop_reason" not in (cut.model_extra or {})
+
+
+class Cat(pydantic.BaseModel):
+    kind: Literal["cat"] = "cat"
+    name: str = pydantic.Field(max_length=20)
+
+
+class Dog(pydantic.BaseModel):
+    kind: Literal["dog"]
+    tricks: set[Literal["sit", "roll", "speak"]]
+
+
+class Owner(pydantic.BaseModel):
+    pet: Cat | Dog = pydantic.Field(discriminator="kind")
+
+
+@pytest.mark.parametrize("kind", ["cat", "dog"])
+def test_schemas_as_generators_write_them(client: openai.OpenAI, model: str, kind: str) -> None:
+    """References under oneOf, a discriminator and a set, in an answer and in a tool's arguments."""
+    schema = Owner.model_json_schema()
+    about = user(f"My {kind} is called Dora. Give me the pet as JSON.")
+    form = {"type": "json_schema", "schema": schema}
+    plain: Any = {"model": model, "messages": about, "max_tokens": 300}
+    for seed in range(3):
+        wild = {**plain, "temperature": 1.5, "seed": seed}
+        [choice] = client.chat.completions.create(**wild, response_format=form).choices
+        if choice.finish_reason == "stop":
+            Owner.model_validate_json(choice.message.content or "")
+        function = {"name": "keep", "parameters": schema, "strict": True}
+        tools = [{"type": "function", "function": function}]
+        [choice] = client.chat.completions.create(
+            **wild, tools=tools, tool_choice="required"
+        ).choices
+        for call in choice.message.tool_calls or ():
+            if choice.finish_reason == "tool_calls":
+                Owner.model_validate_json(call.function.arguments)

@@ -31,7 +31,7 @@ class FinishReason(StrEnum):
     """Why a choice ended. Exactly one terminal message carries one per choice."""
 
     STOP = "stop"  # an end token, a stop token id, or (set by the API process) a stop string
-    LENGTH = "length"  # max_tokens or the context's end
+    LENGTH = "length"  # max_tokens, the context's end, or repetition under a constraint
     CANCELLED = "cancelled"
     ERROR = "error"
 

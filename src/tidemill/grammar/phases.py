@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from tidemill.base.errors import ErrorKind, TidemillError, bad_request
 from tidemill.contract.program import Forced, FreeText, Grammar, OutputProgram
+from tidemill.grammar.repetition import LIMIT, Repetition
 from tidemill.grammar.triggers import Triggers
 from tidemill.grammar.vocabulary import Vocabulary
 
@@ -82,6 +83,7 @@ class ProgramState:
         self._queue: tuple[int, ...] = ()
         self._opening = False  # the phase's first token decides whether it is entered
         self.matcher: LLMatcher | None = None
+        self._repetition = Repetition()  # of what matchers have followed
         self.complete = False
         self._enter(0)
 
@@ -197,9 +199,15 @@ class ProgramState:
         if not self._queue:
             self._enter(self._index + 1)
 
+    @property
+    def repeats(self) -> bool:
+        """See Constraint."""
+        return self._repetition.length >= LIMIT
+
     def _accept_matched(self, phase: Grammar, token_id: int) -> None:
         matcher = self.matcher
         assert matcher is not None
+        self._repetition.add(token_id)
         matcher.consume_token(token_id)
         if matcher.is_error():
             self._program.discard(phase)

@@ -92,6 +92,8 @@ def advance(seq: Sequence) -> tuple[int | None, FinishReason | None]:
         seq.constraint.accept(seq.tokens[-1])
         if seq.constraint.complete:
             return None, FinishReason.STOP
+        if seq.unbounded and seq.constraint.repeats:
+            return None, FinishReason.LENGTH
     return None, reason
 
 

@@ -17,6 +17,10 @@ class Constraint(Protocol):
     def complete(self) -> bool:
         """The output obeys the program and can go no further: the choice ends here."""
 
+    @property
+    def repeats(self) -> bool:
+        """The output goes round in circles and has for long."""
+
     def accept(self, token_id: int) -> None:
         """Advance by a token.
 

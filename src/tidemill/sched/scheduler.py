@@ -263,6 +263,7 @@ class Scheduler:
                     max_len=room if request.pooling is not None else min(self.max_len, room),
                     stop_ids=stops,
                     banned=tuple(sorted(stops)) if sampling.min_tokens else (),
+                    unbounded=room >= self.max_len and not sampling.min_tokens,
                 )
             )
             self._next_seq += 1

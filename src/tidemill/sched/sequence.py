@@ -95,6 +95,8 @@ class Sequence:
         constraint: what its output must obey; it has advanced over all accepted tokens.
         jumps: forced tokens are appended without being sampled.
         stop_ids: tokens that end it.
+        unbounded: it may run to the context's end, since its request says no max_tokens; then a
+            constrained output ends by length once it repeats itself.
         banned: tokens that cannot be sampled before min_tokens.
         charged: positions its tenant has paid for; what is computed again is not paid for twice.
         last_row: id of the latest plan with a row of it.
@@ -109,6 +111,7 @@ class Sequence:
     max_len: int
     stop_ids: frozenset[int]
     banned: tuple[int, ...]
+    unbounded: bool = False
     status: Status = Status.WAITING
     lease: Lease | None = None
     computed: int = 0

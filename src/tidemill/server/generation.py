@@ -26,6 +26,9 @@ from tidemill.text.stops import StopSet
 TOOL_CALLS = "tool_calls"
 """Finish reason of an answer that calls tools."""
 
+REPETITION = "repetition"
+"""The stop_reason of a constrained answer that went round in circles, without max_tokens."""
+
 _ENDED = (FinishReason.STOP.value, FinishReason.LENGTH.value)
 
 
@@ -309,6 +312,11 @@ class Generation:
     def _stopped_by(self, prompt: int, text: AnswerText, output: ChoiceOutput) -> str | int | None:
         if text.stopped:
             return text.stop_string
+        if output.finish_reason is FinishReason.LENGTH:
+            # An engine ends short of max_tokens what is constrained and repeats itself.
+            most = self.sampling[prompt].max_tokens
+            short = most is not None and text.tokens < most
+            return REPETITION if short and not self.rules.program.free else None
         # The model's own end tokens are no stop that the client named.
         token = output.stop_token
         return token if token in self.sampling[prompt].stop_token_ids else None

@@ -24,8 +24,8 @@ from tidemill.grammar.schema.references import References
 
 __all__ = ["MAX_DEPTH", "MAX_ENUM", "MAX_NODES", "MAX_OPTIONAL", "path_of", "patterns", "prepared"]
 
-# Blanks between the parts of a document: as many as indented documents need, never without end.
-WHITESPACE = r"[ \n\r\t]{0,64}"
+# Between the parts of a document: what one-line and indented documents need, no runs of it.
+WHITESPACE = r" {0,2}|\r?\n[ \t]{0,62}"
 
 # A name that may be any could be another's in the disguise of escapes ("\u0061" for "a").
 _NAMED_ESCAPES = 'nrbtf\\"'
