@@ -23,7 +23,7 @@ from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.request import ChoiceOutput
 from tidemill.engine.client import InprocClient, SocketClient
-from tidemill.engine.spawn import EngineProcess, spawn_engine
+from tidemill.engine.spawn import EngineProcess, ending, spawn_engine
 
 KV_MEMORY = 4 * 2**20
 
@@ -85,6 +85,13 @@ async def test_a_killed_engine_ends_streams_with_a_retryable_error(config: Engin
     assert client.problem is not None
     with pytest.raises(TidemillError):
         client.submit(request("b", [1], 1))
+
+
+def test_how_a_process_ended_is_said_in_words() -> None:
+    assert ending(3).startswith("ended with exit code 3")
+    assert ending(-signal.SIGBUS).startswith("was ended by SIGBUS (a file that was mapped")
+    assert ending(-signal.SIGHUP) == "was ended by SIGHUP"
+    assert ending(-200) == "was ended by signal 200"
 
 
 async def test_sigterm_ends_it_cleanly(config: EngineConfig) -> None:

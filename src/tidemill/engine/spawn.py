@@ -34,6 +34,14 @@ STOP_SECONDS = 10.0
 
 # While an engine loads, its heartbeat does not stand still for so long, unless it is stopped.
 LOAD_STALL_SECONDS = 30.0
+# What ends processes by these signals, as a rule.
+_SIGNALS = {
+    "SIGKILL": "by hand, or by the system for want of memory",
+    "SIGBUS": "a file that was mapped became shorter, or its disk failed",
+    "SIGABRT": "a check in native code failed",
+    "SIGSEGV": "a defect in native code",
+    "SIGILL": "an instruction that this processor does not have",
+}
 # A folder younger than this may be one that its owner is about to lock.
 STALE_SECONDS = 60.0
 
@@ -214,6 +222,18 @@ async def spawn_engine(
         raise
 
 
+def ending(code: int) -> str:
+    """How a process ended, in words after its name."""
+    if code >= 0:
+        return f"ended with exit code {code} (the lines of its log before that say why)"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    reason = _SIGNALS.get(name, "")
+    return f"was ended by {name}{reason and f' ({reason})'}"
+
+
 def _make_folder() -> Path:
     try:
         folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
@@ -289,7 +309,7 @@ async def _wait_ready(process: Process, progress: Callable[[str], None]) -> None
     code = await process.wait()
     raise TidemillError(
         ErrorKind.UNAVAILABLE,
-        f"the engine process ended with code {code} before it was ready; its log says why",
+        f"the engine process {ending(code)} before it was ready",
         retryable=True,
     )
 

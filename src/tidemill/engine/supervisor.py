@@ -33,7 +33,7 @@ from tidemill.engine.flightlog import request_key
 from tidemill.engine.identity import difference, missing_files
 from tidemill.engine.quarantine import Quarantine, shared_verdict
 from tidemill.engine.restarts import RestartPolicy
-from tidemill.engine.spawn import EngineHome, EngineProcess, start_engine
+from tidemill.engine.spawn import EngineHome, EngineProcess, ending, start_engine
 from tidemill.engine.streams import Journal, Stream, StreamTable, engine_gone
 from tidemill.engine.suspects import Docket, verdict
 
@@ -115,6 +115,7 @@ class SupervisedEngine:
         self._trial: _Trial | None = None
         self._on_trial = False  # said already
         self._tokens = 0  # received, ever
+        self._last_end = ""  # how the last engine ended
         self._process: EngineProcess
         self._connection: EngineConnection
         self._info: EngineInfo
@@ -362,11 +363,11 @@ class SupervisedEngine:
         self._connection.abort(self._problem)
         code = await self._end_process(kill=cause == "stall")
         in_flight = self._table.num_sent
+        self._last_end = what if cause == "stall" else ending(code)
         _log.error(
-            "engine process %d %s (exit code %s) with %d requests in flight; it is being replaced",
+            "engine process %d %s, with %d requests in flight; it is being replaced",
             self._process.pid,
-            what,
-            code,
+            self._last_end,
             in_flight,
         )
         self._hold_inquest()
@@ -445,12 +446,16 @@ class SupervisedEngine:
         while True:
             delay = self._restarts.delay(monotonic())
             if delay is None:
-                self._give_up(f"the engine has ended too often ({self._restarts.bound})")
+                self._give_up(
+                    f"the engine has ended too often ({self._restarts.bound}); at last it "
+                    f"{self._last_end}"
+                )
                 return False
             await self._wait_out(delay)
             try:
                 await self._start(lambda line: _log.debug("%s", line))
             except TidemillError as error:
+                self._last_end = f"could not start: {error.message}"
                 _log.error("the next engine could not start: %s", error)
                 if error.kind in _LASTING:
                     self._give_up(f"the next engine could not start: {error.message}")
