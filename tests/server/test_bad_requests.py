@@ -169,7 +169,8 @@ def test_bad_message(http: httpx.Client, message: dict[str, Any], param: str) ->
     assert error["param"] == param
 
 
-def test_dropped_messages_are_refused(http: httpx.Client) -> None:
+@pytest.mark.parametrize("rules", ["rules", "hi"], ids=["plainly", "as the user says it too"])
+def test_dropped_messages_are_refused(rules: str) -> None:
     from helpers.live_server import fake_context, serving
     from helpers.scripted_engine import ScriptedEngine
 
@@ -178,7 +179,7 @@ def test_dropped_messages_are_refused(http: httpx.Client) -> None:
     only_users = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}"
     context = fake_context(ScriptedEngine(), template=ChatTemplate(only_users + "{% endfor %}"))
     with serving(context) as url:
-        messages = [{"role": "system", "content": "rules"}, *CHAT["messages"]]
+        messages = [{"role": "system", "content": rules}, {"role": "user", "content": "hi"}]
         response = httpx.post(f"{url}/v1/chat/completions", json={"messages": messages})
     error = _is_error(response, 400)
     assert error["param"] == "messages[0]" and "drops" in error["message"]
