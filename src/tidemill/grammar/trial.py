@@ -59,8 +59,8 @@ class Trial:
             llguidance.TokenizerWrapper(tokenizer),
             n_vocab=len(tokenizer.tokens),
             eos_token=[*shape.ends] or None,
-            slices=[],
         )
+        tokenizer.tokens = []  # it has its own by now
 
     def attempt(self, grammar: Grammar) -> Tried:
         """Compile a grammar, and follow it for some bytes.
