@@ -89,3 +89,17 @@ def test_a_quarantine_passes() -> None:
     assert held(quarantine, one) == [False]
     quarantine.convicted(one)
     assert held(quarantine, one) == [True]
+
+
+def test_two_variants_that_end_an_engine_alone_are_one_case() -> None:
+    quarantine = Quarantine(Clock())
+    one, two = with_grammar([1], "a+"), with_grammar([2], "a+")
+    two = msgspec.structs.replace(two, request_id="b")
+    other = msgspec.structs.replace(with_grammar([3], "b+"), request_id="c")
+    assert not quarantine.ended_alone(one) and not quarantine.ended_alone(one)
+    assert not quarantine.ended_alone(other)
+    assert quarantine.ended_alone(two)
+    quarantine.convicted(two)
+    assert held(quarantine, one, two, other) == [True, True, False]
+    quarantine.ended_well(other)
+    assert not quarantine.ended_alone(msgspec.structs.replace(other, request_id="d"))

@@ -36,3 +36,12 @@ def test_starts_that_take_long_and_fail_are_in_a_row() -> None:
     policy.started(0.0)
     delays = [policy.delay(50.0 + 100.0 * i) for i in range(4)]
     assert delays == [0.0, 0.0, 0.25, None]
+
+
+def test_deaths_with_a_culprit_do_not_count() -> None:
+    policy = RestartPolicy(most=4, window=60.0, fruitless=4)
+    for poison in range(20):
+        for death in range(3):
+            assert policy.delay(float(poison * 3 + death) / 10) is not None
+        policy.explained(4)
+    assert [policy.delay(7.0) is None for _ in range(5)] == [False] * 4 + [True]

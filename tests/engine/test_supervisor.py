@@ -243,6 +243,25 @@ async def test_poison_is_found_and_the_innocent_go_on(
     assert len(engine.seen) == 4
 
 
+async def test_many_poisons_at_once_do_not_end_the_server(
+    config: EngineConfig, opens: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in fault_environment({"abort": POISON}).items():
+        monkeypatch.setenv(name, value)
+    engine = await opens(config, restarts=lambda: RestartPolicy(most=8, fruitless=7))
+    client = engine.engine
+    poisons = [
+        msgspec.structs.replace(_request(i, "p"), prompt_token_ids=(i, POISON)) for i in range(5)
+    ]
+    async with asyncio.timeout(100):
+        ends = await asyncio.gather(*(_collect(client.submit(one)) for one in poisons))
+        assert all(e[-1].error is not None and "ended the engine" in e[-1].error.message
+                   for e in ends)  # fmt: skip
+        good = await _collect(client.submit(_request(1, "good", 3)))
+    assert good[-1].finish_reason is FinishReason.LENGTH
+    assert len(engine.seen) == 2 + 2 * len(poisons) and not client.failed.done()
+
+
 @pytest.mark.parametrize(("fault", "deaths"), [("message", 4), ("receive", 6)])
 async def test_what_ends_engines_without_being_computed_is_found_too(
     config: EngineConfig, opens: Opens, fault: str, deaths: int, monkeypatch: pytest.MonkeyPatch

@@ -52,6 +52,19 @@ def test_who_ended_an_engine_alone_is_tried_again_after_the_others() -> None:
     assert docket.death_alone("a", 0)
 
 
+def test_many_that_are_guilty_are_convicted_one_after_the_other() -> None:
+    docket, names, deaths = Docket(), [f"r{i}" for i in range(12)], 0
+    for _ in range(2):
+        docket.death(names)
+    longest, since = 0, 0
+    while suspects := docket.suspects():
+        deaths, since = deaths + 1, since + 1
+        if docket.death_alone(suspects[0], 0):
+            docket.convict(request(suspects[0], [deaths]))
+            longest, since = max(longest, since), 0
+    assert deaths == 24 and longest <= 4, "deaths in a row that convict nobody"
+
+
 def test_who_has_ended_is_forgotten() -> None:
     docket = Docket()
     docket.death(["a", "b"])

@@ -56,6 +56,7 @@ class Quarantine:
         self._proven: OrderedDict[Trait, None] = OrderedDict()
         self._convictions: Counter[Trait] = Counter()
         self._until: OrderedDict[Trait, float] = OrderedDict()
+        self._ended_alone: dict[Trait, str] = {}  # the request that ended an engine with it
 
     def ended_well(self, request: EngineRequest) -> None:
         """The request had an end of its own: what it shares with others ends no engine as such."""
@@ -65,8 +66,23 @@ class Quarantine:
             if len(self._proven) > MAX_TRAITS:
                 self._proven.popitem(last=False)
 
+    def ended_alone(self, request: EngineRequest) -> bool:
+        """An engine has ended that computed nothing but the request.
+
+        Returns:
+            True when another one with a trait of a client's own has ended one alone as well: the
+            two are one case.
+        """
+        found = False
+        for trait in traits(request):
+            if _CONVICTIONS[trait[0]] == 1 and trait not in self._proven:
+                first = self._ended_alone.setdefault(trait, request.request_id)
+                found |= first != request.request_id
+        return found
+
     def convicted(self, request: EngineRequest) -> None:
         """The request ends engines."""
+        self._ended_alone.clear()
         for trait in traits(request):
             if trait in self._proven:
                 del self._proven[trait]  # and what comes now must prove it again

@@ -34,6 +34,11 @@ class RestartPolicy:
         """Somebody was brought a token, a vector or an end, or a culprit was found."""
         self._in_vain.clear()
 
+    def explained(self, deaths: int) -> None:
+        """The latest deaths had a culprit, who is gone: they count no more."""
+        self._in_vain.clear()
+        del self._times[max(0, len(self._times) - deaths) :]
+
     def delay(self, now: float) -> float | None:
         """Seconds to wait before the next start; None: no more starts.
 

@@ -35,7 +35,12 @@ from tidemill.engine.quarantine import Quarantine, shared_verdict
 from tidemill.engine.restarts import RestartPolicy
 from tidemill.engine.spawn import EngineHome, EngineProcess, ending, start_engine
 from tidemill.engine.streams import Journal, Stream, StreamTable, engine_gone
-from tidemill.engine.suspects import Docket, verdict
+from tidemill.engine.suspects import (
+    DEATHS_FOR_CONVICTION,
+    DEATHS_FOR_SUSPICION,
+    Docket,
+    verdict,
+)
 
 _log = get_logger(__name__)
 
@@ -417,19 +422,21 @@ class SupervisedEngine:
     def _weigh(self, stream: Stream) -> None:
         """An engine has ended that computed this suspect alone."""
         request = stream.journal.request
-        if not self._docket.death_alone(request.request_id, stream.journal.tokens):
+        one_case = self._quarantine.ended_alone(request)
+        if not self._docket.death_alone(request.request_id, stream.journal.tokens) and not one_case:
             return
         mark = self._docket.convict(request)
         self._quarantine.convicted(request)
         _log.error(
-            "request %s (fingerprint %s) ended two engines while it was computed alone, at %d "
+            "request %s (fingerprint %s) ended two engines while it was computed alone%s, at %d "
             "tokens of prompt and %d of output; it ends with an error",
             request.request_id,
             mark,
+            ", one of them in a variant" if one_case else "",
             len(request.prompt_token_ids),
             stream.journal.tokens,
         )
-        self._restarts.progressed()
+        self._restarts.explained(DEATHS_FOR_SUSPICION + DEATHS_FOR_CONVICTION)
         stream.fail(RequestError(ErrorKind.INTERNAL, verdict(mark)))
         self._fail_variants()
 

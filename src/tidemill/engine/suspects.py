@@ -22,6 +22,9 @@ from tidemill.contract.request import EngineRequest
 DEATHS_FOR_SUSPICION = 2
 DEATHS_IN_FLIGHT_FOR_SUSPICION = 4
 DEATHS_FOR_CONVICTION = 2
+# Suspects that have ended an engine alone and wait for their second trial while others have their
+# first. With no bound, many that are guilty would end many engines before the first is convicted.
+MAX_WAITING_FOR_SECOND = 3
 # Convicted requests that are remembered, so that sending one again costs nobody an engine.
 MAX_CONVICTS = 1024
 
@@ -80,12 +83,13 @@ class Docket:
         return deaths >= DEATHS_FOR_CONVICTION
 
     def suspects(self) -> list[str]:
-        """Ids of those to be tried: those that have ended no engine alone first, and else in the
-        order in which they came under suspicion."""
+        """Ids of those to be tried: those that have ended no engine alone first, unless
+        `MAX_WAITING_FOR_SECOND` have; else in the order in which they came under suspicion."""
         found = [id_ for id_, deaths in self._deaths.items() if deaths >= DEATHS_FOR_SUSPICION]
         found += [id_ for id_ in self._in_flight if self.suspected_in_flight(id_)]
-        found = list(dict.fromkeys(found))
-        return sorted(found, key=lambda id_: self._alone.get(id_, (0, 0))[0])
+        first = [i for i in dict.fromkeys(found) if i not in self._alone]
+        second = [i for i in dict.fromkeys(found) if i in self._alone]
+        return second + first if len(second) >= MAX_WAITING_FOR_SECOND else first + second
 
     def retain(self, request_ids: Container[str]) -> None:
         """Forget what is known of all others: they have ended."""
