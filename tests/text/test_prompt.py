@@ -80,6 +80,23 @@ def test_prompts_are_those_of_transformers(
     assert ours(source, messages, **options) == wanted
 
 
+PARTS = (
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}<|end|>{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("source", [WHOLE, PARTS], ids=["texts", "parts"])
+@pytest.mark.parametrize(
+    ("content", "end"),
+    [([], ""), ("", ""), ([{"type": "text", "text": "It "}], "It "), ("e", "e"), ("end", "end")],
+)
+def test_what_is_continued_ends_behind_its_content(source: str, content: Any, end: str) -> None:
+    messages = [*ASK, {"role": "assistant", "content": content}]
+    prompt = ours(source, messages, continue_final_message=True)
+    assert prompt.endswith(f"The tide?<|end|><|assistant|>{end}")
+
+
 @pytest.mark.parametrize(
     ("source", "options", "param"),
     [

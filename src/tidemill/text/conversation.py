@@ -270,7 +270,7 @@ def _content_form(
 ) -> str | list[dict[str, str]] | None:
     """A content as the template takes it: a text, a list of text parts, or None beside calls."""
     content = given.get("content")
-    if isinstance(content, list) and role in abilities.parts:
+    if isinstance(content, list) and content and role in abilities.parts:
         return [{"type": "text", "text": part["text"]} for part in content]
     if abilities.only_parts:
         return [{"type": "text", "text": text}]
