@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import jsonschema
 import pytest
-from helpers.call_layouts import CODE, SIGILS, ZAPS, whole
+from helpers.call_layouts import CODE, DUMPED, SIGILS, whole
 from helpers.constrained import Brook
 
 from tidemill.contract.program import Grammar
@@ -57,7 +57,7 @@ def derived(turn: str) -> Format:
 
 FORMS = [form for form in FORMATS.values() if form.syntax is not None] + [
     replace(derived(turn), name=f"derived_{name}")
-    for name, turn in (("tagged", SIGILS), ("json", ZAPS), ("python", CODE))
+    for name, turn in (("tagged", SIGILS), ("json", DUMPED), ("python", CODE))
 ]
 
 

@@ -185,6 +185,11 @@ CODE = (
     "{{ v | tojson }}{% if not loop.last %}, {% endif %}{% endfor %})\n~~~{% endfor %}"
 )
 
+# Calls as they are in OpenAI's messages.
+DUMPED = (
+    "{{ m.content }}{%- if m.tool_calls %}<calls>{{ m.tool_calls | tojson }}</calls>{% endif %}"
+)
+
 
 def whole(turn: str) -> str:
     """A chat template with a turn of the assistant as in `TEMPLATES`."""

@@ -140,7 +140,10 @@ def _call(number: int, form: Format, tool: Tool, spelling: Spelling) -> list[str
         head = f'{{"{syntax.name[0]}": {name}, "{syntax.arguments[0]}": '
         if syntax.keyed:
             head = f"{{{name}: "
-        return [f"{rule}: " + _join(spelling.write(head), body, '"}"')]
+        if syntax.inside:
+            head = f'{{"type": "function", "{syntax.inside}": {head}'
+        closing = '"}}"' if syntax.inside else '"}"'
+        return [f"{rule}: " + _join(spelling.write(head), body, closing)]
     assert isinstance(syntax, NamedJson), "a format without calls takes no tools"
     if syntax.quote:
         return unquoted_rules(rule, tool, syntax, spelling.write)

@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from helpers.call_layouts import CODE, INLINE_GLM, PONDERS, SIGILS, TEMPLATES, ZAPS, F, whole
+from helpers.call_layouts import (
+    CODE,
+    DUMPED,
+    INLINE_GLM,
+    PONDERS,
+    SIGILS,
+    TEMPLATES,
+    ZAPS,
+    F,
+    whole,
+)
 from helpers.tiny_text import tokenizer_data
 
 from tidemill.grammar.schema import prepared
@@ -58,6 +68,7 @@ MISLEADING = TEMPLATES["minicpm5"][0].replace("<function ", "<tool_call ").repla
     ("turn", "begin", "syntax"),
     [
         (ZAPS, "<zap>", JsonCall),
+        (DUMPED, "<calls>", JsonCall),
         (SIGILS, "«call", TaggedCall),
         (CODE, "~~~call", PythonCalls),
         (MISLEADING, '<tool_call name="', TaggedCall),

@@ -115,9 +115,13 @@ def _json_syntax(value: Mapping[str, Any], *, listed: bool) -> JsonCall | None:
     key = next((k for k, v in value.items() if _is_arguments(v)), None)
     if key == NAMES[0] and len(value) == 1:
         return JsonCall(listed=listed, keyed=True)
-    if name is None or key is None:
-        return None
-    return JsonCall((name,), (key,), listed=listed)
+    if name is not None and key is not None:
+        return JsonCall((name,), (key,), listed=listed)
+    for inside, held in value.items():
+        found = _json_syntax(held, listed=listed) if isinstance(held, Mapping) else None
+        if found is not None and not found.keyed and not found.inside:
+            return replace(found, inside=inside)
+    return None
 
 
 def json_format(turns: Turns, lead: int, tail: int) -> Format | None:

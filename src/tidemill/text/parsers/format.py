@@ -33,12 +33,14 @@ class JsonCall:
         name, arguments: the keys; the first of several is what the grammar writes.
         listed: a JSON list stands around the calls (one object alone is read as well).
         keyed: the name is the object's only key and the arguments are its value.
+        inside: the member that holds name and arguments; empty: the object itself does.
     """
 
     name: tuple[str, ...] = ("name",)
     arguments: tuple[str, ...] = ("arguments", "parameters")
     listed: bool = False
     keyed: bool = False
+    inside: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,19 +149,41 @@ def _json_call(text: str, scan: JsonScan, syntax: JsonCall) -> tuple[str, str] |
     value = _loads(escaped(text))
     if not isinstance(value, dict):
         return "the call is no valid JSON"
+    held = value.get(syntax.inside, value) if syntax.inside else value
+    if held is not value and isinstance(held, dict):
+        return _written_call(held, syntax)
     if syntax.keyed:
         if len(value) != 1:
             return _NO_NAME
         name = next(iter(value))
     else:
-        key = next((k for k in syntax.name if isinstance(value.get(k), str)), None)
-        if key is None:
+        name = _name(value, syntax)
+        if name is None:
             return _NO_NAME
-        name = value[key]
     member = next((m for m in scan.members if syntax.keyed or m.key in syntax.arguments), None)
     if member is None:
         return name, "{}"
-    arguments = escaped(text[member.start : member.end])
+    return _named_arguments(name, text[member.start : member.end])
+
+
+def _name(value: Mapping[str, Any], syntax: JsonCall) -> str | None:
+    return next((value[k] for k in syntax.name if isinstance(value.get(k), str)), None)
+
+
+def _written_call(value: Mapping[str, Any], syntax: JsonCall) -> tuple[str, str] | str:
+    """A call that stands deeper in the object, whose text is written anew."""
+    name = _name(value, syntax)
+    if name is None:
+        return _NO_NAME
+    key = next((k for k in syntax.arguments if k in value), None)
+    try:
+        return _named_arguments(name, "{}" if key is None else dumps(value[key]))
+    except ValueError:  # 1e999 is a number, and has no value
+        return f"the arguments of {name!r} are no JSON object"
+
+
+def _named_arguments(name: str, text: str) -> tuple[str, str] | str:
+    arguments = escaped(text)
     found = _loads(arguments)
     if isinstance(found, str):  # JSON within a text
         arguments = escaped(found)
