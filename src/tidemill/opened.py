@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,20 +24,19 @@ class OpenedModel:
     text: OpenedText
 
     @classmethod
-    def open(
-        cls,
-        model: str | Path | None = None,
-        backend: str | None = None,
-        say: Callable[[str], None] | None = None,
-    ) -> OpenedModel:
+    def open(cls, model: str | Path | None = None, backend: str | None = None) -> OpenedModel:
         """Open a folder, a GGUF file, a hub id or a bundled name; None is the bundled model.
 
-        `backend` is what would run it, if anything; see `loading.checkpoint.open_model`. `say` is
-        told what was chosen among several files.
+        `backend` is what would run it, if anything; see `loading.checkpoint.open_model`.
 
         Raises:
             TidemillError: NOT_FOUND, MODEL_FILE, UNSUPPORTED; CONFIG without a bundled model.
         """
-        path, name = locate(model, say)
+        path, name = locate(model)
+        return cls.of(path, name, backend)
+
+    @classmethod
+    def of(cls, path: Path, name: str, backend: str | None = None) -> OpenedModel:
+        """The same of a model that has been found."""
         files = open_model(path, backend)
         return cls(files, OpenedText.of(path, name, files.tokenizer, files.generation))

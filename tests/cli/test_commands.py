@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.loading.test_kind import write_vocabulary
 from tidemill.base.errors import TidemillError
 from tidemill.cli import main
 from tidemill.cli.machine import human_bytes, parse_bytes
@@ -101,6 +102,35 @@ def test_list_finds_models_in_folders(tmp_path: Path) -> None:
     (folder / "gone.safetensors").symlink_to(tmp_path / "nowhere")
     text = tidemill("list", str(tmp_path)).stdout
     assert str(folder) in text and "2.9 KiB" in text and "b.gguf" in text
+
+
+def test_a_vocabulary_and_parts_are_called_that(tmp_path: Path) -> None:
+    path = write_vocabulary(tmp_path / "v.gguf")
+    for part in (1, 2):
+        (tmp_path / f"m-Q8_0-0000{part}-of-00002.gguf").write_bytes(b"x" * 1024)
+    (tmp_path / "mmproj-m.gguf").write_bytes(b"x")
+    first, *others = tidemill("list", str(tmp_path)).stdout.splitlines()[2:]
+    assert "m-Q8_0-00001-of-00002.gguf" in first and "2.0 KiB" in first
+    assert len(others) == 1 and re.search(r"v\.gguf +folder, a vocabulary alone", others[0])
+    shown = tidemill("show", str(path))
+    assert shown.returncode == 0 and "none: a vocabulary alone" in shown.stdout
+    assert "262 tokens" in shown.stdout
+    refused = tidemill("run", str(path), "hi")
+    assert refused.returncode == 2 and "a vocabulary alone" in refused.stderr
+
+
+def test_types_are_taken_in_any_case(tmp_path: Path) -> None:
+    assert tidemill("run", "brook", "hi", "--quantize", "Q8_0", "--max-tokens", "2").stdout
+    refused = tidemill("run", "brook", "hi", "--quantize", "Q5")
+    assert refused.returncode == 2
+    assert (
+        "error [quantize]: --quantize is one of none, q8_0, q4_0, int8, not 'Q5'" in refused.stderr
+    )
+    for given in ("Q4_K_S", "Q6_K"):
+        made = tidemill("quantize", "brook", str(tmp_path / f"{given}.gguf"), "--type", given)
+        assert made.returncode == 0, made.stderr
+    refused = tidemill("quantize", "brook", str(tmp_path / "x.gguf"), "--type", "Q5_K_M")
+    assert refused.returncode == 2 and "'Q5_K_M'" in refused.stderr and "q6_k" in refused.stderr
 
 
 @pytest.mark.parametrize(

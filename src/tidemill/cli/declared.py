@@ -14,6 +14,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import click
 
+from tidemill.base.errors import config_error
+
 
 @dataclass(frozen=True, slots=True)
 class _Declared:
@@ -32,7 +34,26 @@ class _Declared:
     more: dict[str, Any]
 
 
-def option(default: Any, *names: str, help: str, envvar: str | None = None) -> Any:
+class _Choice(click.Choice[str]):
+    """click's, whose refusal reads as those of all other values do."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """One of the choices, as it is declared. Raises TidemillError of kind CONFIG."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            name = str(param and param.name).replace("_", "-")
+            known = ", ".join(map(str, self.choices))
+            raise config_error(name, f"--{name} is one of {known}, not {value!r}") from error
+
+
+def option(
+    default: Any,
+    *names: str,
+    help: str,
+    envvar: str | None = None,
+    choices: tuple[str, ...] = (),
+) -> Any:
     """An option: ``--name VALUE``, for a tuple any number of times, or ``--name`` and ``--no-name``
     for a bool whose `names` say nothing else.
 
@@ -41,8 +62,12 @@ def option(default: Any, *names: str, help: str, envvar: str | None = None) -> A
         names: as typed, when they do not follow from the parameter's name.
         help: one or two sentences.
         envvar: the environment variable that is read when the option is not there.
+        choices: what it may be, in any case; none for anything of its type.
     """
-    return _Declared(default, names, False, {"help": help, "envvar": envvar})
+    more: dict[str, Any] = {"help": help, "envvar": envvar}
+    if choices:
+        more["type"] = _Choice(choices, case_sensitive=False)
+    return _Declared(default, names, False, more)
 
 
 def argument(default: Any, *, help: str) -> Any:

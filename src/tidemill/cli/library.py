@@ -39,7 +39,7 @@ def _all_models(folders: Sequence[Path]) -> Iterator[tuple[str, str, int]]:
     yield from _hub_cache()
     for folder in folders:
         for path in _find(folder, MAX_DEPTH):
-            yield str(path), "folder", _size(path)
+            yield str(path), "folder" + _remark(path), _size(path)
 
 
 def _hub_cache() -> Iterator[tuple[str, str, int]]:
@@ -48,12 +48,15 @@ def _hub_cache() -> Iterator[tuple[str, str, int]]:
     for repo in sorted(Path(HF_HUB_CACHE).glob("models--*")):
         name = repo.name.removeprefix("models--").replace("--", "/")
         for path in _find(repo / "snapshots", 2):
-            file = f"/{path.name}" if path.is_file() else ""
-            yield name + file, "hub cache", _size(path)
+            # Under snapshots/COMMIT: the file as one names it.
+            file = path.relative_to(repo / "snapshots").parts[1:]
+            yield "/".join((name, *file)), "hub cache" + _remark(path), _size(path)
 
 
 def _find(folder: Path, depth: int) -> Iterator[Path]:
-    """Model folders and .gguf files, `depth` levels down."""
+    """Model folders and .gguf files (the first of several parts), `depth` levels down."""
+    from tidemill.loading.hub_choice import gguf_models
+
     if _is_model_folder(folder):
         yield folder
         return
@@ -61,10 +64,12 @@ def _find(folder: Path, depth: int) -> Iterator[Path]:
         entries = sorted(folder.iterdir())
     except OSError:
         return  # unreadable or absent: there is nothing to list
+    models = gguf_models([entry.name for entry in entries])
     for entry in entries:
         # Not the methods of `Path`: they raise where a link may not be followed.
-        if entry.suffix == ".gguf" and os.path.isfile(entry):
-            yield entry
+        if entry.suffix == ".gguf":
+            if entry.name in models and os.path.isfile(entry):
+                yield entry
         elif depth > 0 and os.path.isdir(entry):
             yield from _find(entry, depth - 1)
 
@@ -76,6 +81,24 @@ def _is_model_folder(folder: Path) -> bool:
         return False
 
 
+def _remark(path: Path) -> str:
+    """What else to say of where it is from."""
+    from tidemill.base.errors import TidemillError
+    from tidemill.loading.kind import vocabulary_alone
+
+    try:
+        alone = path.is_file() and vocabulary_alone(path)
+    except TidemillError:
+        return ", cannot be read"
+    return ", a vocabulary alone" if alone else ""
+
+
 def _size(path: Path) -> int:
-    files = [path] if path.is_file() else [*path.glob("*.safetensors"), *path.glob("*.gguf")]
+    from tidemill.loading.hub_choice import gguf_models
+
+    if path.is_file():
+        parts = gguf_models([file.name for file in path.parent.glob("*.gguf")])
+        files = [path.parent / name for name in parts.get(path.name, (path.name,))]
+    else:
+        files = [*path.glob("*.safetensors"), *path.glob("*.gguf")]
     return sum(os.path.getsize(file) for file in files if os.path.isfile(file))

@@ -27,7 +27,11 @@ BACKEND = option(
 )
 DEVICE = option("cpu", help="cpu, or a torch device for the backends torch and transformers.")
 DTYPE = option("auto", help="Computing type: auto, float32 or bfloat16.")
-QUANTIZE = option("none", help="Quantize float weights at load: none, q8_0, q4_0 or int8.")
+QUANTIZE = option(
+    "none",
+    choices=("none", "q8_0", "q4_0", "int8"),
+    help="Quantize float weights at load; `tidemill quantize` writes more types.",
+)
 KV_DTYPE = option("auto", help="Type of the KV cache: auto, float32, bfloat16, int8 or int4.")
 BLOCK_SIZE = option(32, help="Tokens per KV block: 16, 32, 64 or 128.")
 MAX_MODEL_LEN = option(

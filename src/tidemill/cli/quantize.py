@@ -18,6 +18,8 @@ MODEL = argument(..., help="A Hugging Face folder, a .gguf file, or a name.")
 OUT = argument(..., help="What to write: a name that ends in .gguf, or a folder.")
 OVERWRITE = option(False, "--overwrite", help="Replace OUT if it exists.")
 CHECK_TOKENS = 1024
+# llama.cpp's names of mixtures that hold what our types do.
+_LLAMA_CPP = {"q4_k_s": "q4_k"}
 
 
 def quantize(
@@ -25,8 +27,8 @@ def quantize(
     out: Path = OUT,
     type: str = option(
         ...,
-        help="q8_0, q4_0, q4_k or q6_k (GGUF); int8, int4-g32, int4-g64 or int4-g128 (a folder); "
-        "with --calibrate also gptq or awq with -g32, -g64 or -g128.",
+        help="q8_0, q4_0, q4_k (also q4_k_s) or q6_k (GGUF); int8, int4-g32, int4-g64 or int4-g128 "
+        "(a folder); with --calibrate also gptq or awq with -g32, -g64 or -g128; in any case.",
     ),
     calibrate: Path | None = option(
         None, help="A text file to calibrate on, of the kind that the model is used for."
@@ -46,10 +48,11 @@ def quantize(
     from tidemill.loading.write.plan import GGUF_TYPES
 
     gguf = out.suffix == ".gguf"
+    given, type = type, _LLAMA_CPP.get(type.lower(), type.lower())
     if type not in (GGUF_TYPES if gguf else {**TYPES, **METHODS}):
         known = ", ".join(GGUF_TYPES if gguf else (*TYPES, *METHODS))
         what = "a GGUF file" if gguf else "a folder (for GGUF end its name in .gguf)"
-        raise config_error("type", f"--type {type!r} is not known for {what}; it is {known}")
+        raise config_error("type", f"--type {given!r} is not known for {what}; it is {known}")
     if (calibrate is not None) != (type in METHODS):
         which = ", ".join(METHODS)
         raise config_error("calibrate", f"--calibrate TEXT belongs to the types {which}, and they "

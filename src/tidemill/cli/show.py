@@ -10,11 +10,15 @@ from tidemill.cli import options
 from tidemill.cli.declared import option
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.console import Console
     from rich.table import Table
 
     from tidemill.models.foreign import Foreign
     from tidemill.models.spec import Attention, DecoderSpec, Mlp, Moe
     from tidemill.opened import OpenedModel
+    from tidemill.opened_text import OpenedText
 
 
 def show(
@@ -27,17 +31,30 @@ def show(
     from rich.console import Console
 
     from tidemill.loading.hub_name import with_options
+    from tidemill.loading.kind import vocabulary_alone
+    from tidemill.loading.named import locate
     from tidemill.opened import OpenedModel
+    from tidemill.opened_text import OpenedText
 
-    opened = OpenedModel.open(with_options(model, file, revision), "auto", _say)
+    path, name = locate(with_options(model, file, revision), _say)
     console = Console(width=None if _is_terminal() else 120, highlight=False)
+    if path.is_file() and vocabulary_alone(path):
+        text = OpenedText.open(path)
+        console.print(_table([("model", f"none: a vocabulary alone ({path})"), *_text_facts(text)]))
+        _print_notes(console, text.tokenizer.notes)
+        return
+    opened = OpenedModel.of(path, name, "auto")
     console.print(_facts(opened))
     console.print()
     console.print(_kv_table(opened))
     console.print()
     console.print(_tensor_table(opened, grouped=not tensors))
-    for note in (*opened.files.notes, *opened.text.tokenizer.notes):
-        console.print(f"note: {note}")
+    _print_notes(console, (*opened.files.notes, *opened.text.tokenizer.notes))
+
+
+def _print_notes(console: Console, notes: Iterable[str]) -> None:
+    for note in notes:
+        console.print(f"note: {note}", markup=False)
 
 
 def _say(line: str) -> None:
@@ -60,32 +77,62 @@ def _heads(mixer: Attention) -> str:
 
 
 def _facts(opened: OpenedModel) -> Table:
-    from rich.table import Table
-
     from tidemill.cli.machine import human_bytes
 
     files, spec, text = opened.files, opened.files.spec, opened.text
-    tokenizer = text.tokenizer
-    eos = ", ".join(f"{i} {tokenizer.id_to_token(i)!r}" for i in files.eos_token_ids) or "none"
-    defaults = ", ".join(f"{k} {v:g}" for k, v in text.defaults.items()) or "none stated"
+    eos = ", ".join(f"{i} {text.tokenizer.id_to_token(i)!r}" for i in files.eos_token_ids)
+    output = f", output layer {spec.vocab_size:,}" + (", tied" if spec.tied_embeddings else "")
     rows = [
         ("model", f"{text.name} ({files.format}, {files.path})"),
         ("weights", f"{human_bytes(files.file_bytes)}, mostly {spec.weights_dtype}"),
+        *_held(opened),
         *(_shape(spec) if spec.foreign is None else _foreign(opened, spec.foreign)),
         ("context", _context(spec)),
-        (
-            "vocabulary",
-            f"{tokenizer.vocab_size:,} tokens, output layer {spec.vocab_size:,}"
-            + (", tied" if spec.tied_embeddings else ""),
-        ),
-        ("end tokens", eos),
-        ("chat template", "present" if text.template.exists else "none"),
-        ("sampling defaults", defaults),
+        *_text_facts(text, output if spec.generates else ""),
+        ("end tokens", eos or "none"),
     ]
+    return _table(rows)
+
+
+def _table(rows: Iterable[tuple[str, str]]) -> Table:
+    from rich.table import Table
+
     table = Table(show_header=False, box=None)
     for name, value in rows:
         table.add_row(f"[bold]{name}[/bold]", _escaped(value))
     return table
+
+
+def _text_facts(text: OpenedText, output: str = "") -> list[tuple[str, str]]:
+    """What a text side holds; `output`: what to say of the output layer."""
+    special = text.tokenizer.special
+    roles = ", ".join(f"{role.removesuffix('_token')} {special[role]!r}" for role in special)
+    defaults = ", ".join(f"{k} {v:g}" for k, v in text.defaults.items())
+    return [
+        ("vocabulary", f"{text.tokenizer.vocab_size:,} tokens{output}"),
+        ("special tokens", roles or "none"),
+        ("chat template", "present" if text.template.exists else "none"),
+        ("sampling defaults", defaults or "none stated"),
+    ]
+
+
+def _held(opened: OpenedModel) -> list[tuple[str, str]]:
+    """In which types weights are held whose own no kernel multiplies."""
+    from collections import Counter
+
+    from tidemill.loading.lazy import Holding
+    from tidemill.models.quantization import stored_type
+
+    if opened.files.spec.foreign is not None:
+        return []
+    tensors = opened.files.tensors.held(Holding(wide=False))
+    kinds: Counter[tuple[str, str]] = Counter()
+    for name, place in tensors.places.items():
+        held = stored_type(name, tensors.header(name), "none")
+        if held != place.dtype and len(place.shape) > 1:
+            kinds[place.dtype, held] += 1
+    said = ", ".join(f"{count} from {stored} in {held}" for (stored, held), count in kinds.items())
+    return [("held as", said)] if said else []
 
 
 def _context(spec: DecoderSpec) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import struct
 from pathlib import Path
 
 from tidemill.base.errors import model_file_error
@@ -9,9 +11,12 @@ from tidemill.base.files import open_regular
 from tidemill.loading.gguf import MAGIC
 from tidemill.loading.jsonfile import is_present
 
+_PART = re.compile(r".*-\d{5}-of-\d{5}\.gguf")
+
 
 def check_model(path: Path) -> None:
-    """Raise MODEL_FILE unless it is a folder with a config.json, or a GGUF file; or unreadable."""
+    """Raise MODEL_FILE unless it is a folder with a config.json, or a GGUF file with weights; or
+    unreadable."""
     if path.is_dir():
         if not is_present(path / "config.json"):
             raise model_file_error(f"{path}: holds no config.json; is it a model's folder?")
@@ -19,6 +24,11 @@ def check_model(path: Path) -> None:
         raise model_file_error(
             f"{path}: neither a model's folder nor a GGUF file; for safetensors give the folder "
             "that also holds config.json"
+        )
+    elif vocabulary_alone(path):
+        raise model_file_error(
+            f"{path}: a vocabulary alone, without weights, which `tidemill tokenize` and `tidemill "
+            "show` read; to run the model give the GGUF file that has its weights"
         )
 
 
@@ -31,3 +41,16 @@ def is_gguf(path: Path) -> bool:
             return file.read(4) == MAGIC
     except OSError as error:
         raise model_file_error(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def vocabulary_alone(path: Path) -> bool:
+    """Whether it is a GGUF file that announces no tensors, and no part of several, whose first may
+    have none. Raises MODEL_FILE when it cannot be read."""
+    if _PART.fullmatch(path.name):
+        return False
+    try:
+        with open(path, "rb") as file:
+            head = file.read(16)
+    except OSError as error:
+        raise model_file_error(f"{path}: cannot be read: {error.strerror}") from error
+    return len(head) == 16 and head[:4] == MAGIC and struct.unpack_from("<Q", head, 8)[0] == 0
