@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
@@ -50,6 +51,18 @@ def harmless(known: Neutral) -> list[Any]:
     return [*listed, *kinds, *([ORDER, ["dry", *ORDER[:2], *ORDER[:1:-1]]] if known.test else [])]
 
 
+def same(one: Any, other: Any) -> bool:
+    """The same JSON; numbers by their value, and no boolean is a number."""
+    if {type(one), type(other)} <= {int, float}:
+        return bool(one == other)
+    return json.dumps(one) == json.dumps(other)
+
+
+def of_a_kind(value: Any, known: Neutral) -> bool:
+    kinds = {*known.kinds, *((int,) if float in known.kinds else ())}
+    return ANY in kinds or type(value) in kinds
+
+
 NEUTRALS = [
     pytest.param(model, name, known, id=f"{model.__name__}-{name}")
     for model in MODELS
@@ -78,7 +91,7 @@ def test_neutral_values_change_nothing_and_others_are_refused_by_name(
     if name in declared(model):
         return
     for value in VALUES:
-        if known.takes(value):
+        if any(same(value, other) for other in known.values) or of_a_kind(value, known):
             continue
         with pytest.raises(Unfit) as caught:
             fill(model, {**fresh(base), name: fresh(value)})
