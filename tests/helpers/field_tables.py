@@ -29,6 +29,7 @@ TABLES: dict[str, Fields] = {
     "completions": _less(neutral.COMPLETION, neutral.GENERATION),
     "`stream_options`": neutral.STREAM_OPTIONS,
     "messages": neutral.MESSAGE,
+    "tokenize": neutral.TOKENIZE,
     "embeddings, rerank, score": neutral.VECTORS,
     "embeddings": _less(neutral.EMBEDDING, neutral.VECTORS),
     "rerank": _less(neutral.RERANK, neutral.VECTORS),

@@ -21,6 +21,7 @@ TEXT: dict[str, Any] = {"prompt": "hello"}
 MODELS: dict[type[Body], dict[str, Any]] = {
     schema.ChatRequest: CHAT,
     schema.CompletionRequest: TEXT,
+    schema.TokenizeRequest: {},
     schema.StreamOptions: {},
     schema.Message: {"role": "user", "content": "hello"},
     schema.ReturnedFields: {},
@@ -126,6 +127,8 @@ SAMPLES: dict[str, list[Any]] = {
     "enable_thinking": [True, False],
     "include_reasoning": [False, True],
     "reasoning_content": ["so", "thus"],
+    "prompt": ["a", "b"],
+    "add_special_tokens": [True, False],
 }
 
 

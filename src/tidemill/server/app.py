@@ -203,5 +203,8 @@ def _closest(path: str, routes: Iterable[str]) -> str | None:
         end = "/" + "/".join(parts[start:])
         if ends := [route for route in known if route.endswith(end)]:
             return ends[0]
+    within = path.lower().rstrip("/") + "/"
+    if below := [route for route in known if route.startswith(within)]:
+        return below[0]
     found = get_close_matches(path[:200].lower(), known, n=1, cutoff=0.6)
     return found[0] if found else None

@@ -46,6 +46,8 @@ async def read_body(request: Request, limits: Limits, *, bare: bool = False) -> 
     bare = bare and media in _BARE and not _BROWSER.intersection(request.headers)
     if media != "application/json" and not media.endswith("+json") and not bare:
         got = f"got {media!r}" if media else "the request has none"
+        if media == _BARE[1]:
+            got += ", which curl sends unless told -H 'Content-Type: application/json'"
         raise refuse(415, f"Content-Type must be application/json; {got}")
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     if coding != "identity":

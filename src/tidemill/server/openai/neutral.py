@@ -298,6 +298,13 @@ COMPLETION: Fields = {
     ),
     "think": Neutral((False,), asks="thinking here", instead=_CHAT),
     "messages": Neutral(asks="conversations here", instead=_CHAT),
+    "inputs": Neutral(asks="prompts by this name", instead="send prompt"),
+    "parameters": Neutral(({},), asks="parameters", instead="put its members into the body itself"),
+}
+
+TOKENIZE: Fields = {
+    "content": Alias("prompt"),
+    "add_special": Alias("add_special_tokens"),
 }
 
 VECTORS: Fields = {

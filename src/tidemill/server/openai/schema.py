@@ -310,6 +310,8 @@ class TokenizeRequest(Body, kw_only=True):
         return_token_strs: also return the vocabulary's spelling of each token.
     """
 
+    known: ClassVar[Fields] = neutral.TOKENIZE
+
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], Meta(min_length=1)] | None = None
