@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from tidemill.server.bodies import Hold
 from tidemill.server.bounds import check_fields, check_shape
 from tidemill.server.errors import Problem, Refusal, refuse
+from tidemill.server.id_lists import loads
 from tidemill.server.limits import Limits
 from tidemill.server.members import Model, Unfit, fill
 from tidemill.server.turns import next_turn
@@ -145,10 +146,16 @@ def parse_body(
 
 def _load(body: bytes) -> dict[str, Any]:
     try:
-        text = body.decode()
-        document = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number)
-        if _SURROGATE.search(text):
-            json.dumps(document, ensure_ascii=False).encode()
+        if len(body) <= SHORT_BODY_BYTES:
+            document = json.loads(
+                body.decode(), object_pairs_hook=_unique, parse_constant=_no_number
+            )
+        else:
+            document = loads(body, _no_number, object_pairs_hook=_unique)
+        if _SURROGATE.search(body):
+            # Of the strings alone: lists of ids are long.
+            texts = loads(body, _no_number, object_pairs_hook=_unique, ids=False)
+            json.dumps(texts, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         where = f"{error.msg} at line {error.lineno}, column {error.colno}"
         raise Refusal(_bad(None, f"the body is not valid JSON: {where}", "invalid_json")) from None
@@ -166,7 +173,7 @@ def _load(body: bytes) -> dict[str, Any]:
     return document
 
 
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def _no_number(name: str) -> None:

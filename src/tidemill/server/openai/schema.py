@@ -13,6 +13,7 @@ from msgspec import Meta
 from msgspec.structs import asdict
 
 from tidemill.server.fields import Fields
+from tidemill.server.id_lists import Ids
 from tidemill.server.members import (
     Body,
     JsonSchema,
@@ -41,8 +42,12 @@ def _is_str(value: object) -> bool:
     return isinstance(value, str)
 
 
+def _is_ids(value: object) -> bool:
+    return isinstance(value, Ids) or _is_list_of(value, _is_int)
+
+
 def _check_prompt(value: Any) -> None:
-    if _is_str(value):
+    if _is_str(value) or isinstance(value, Ids):
         return
     if not isinstance(value, list):
         raise wrong_type("expected a string, a list of strings, token ids, or a list of those")
@@ -52,7 +57,7 @@ def _check_prompt(value: Any) -> None:
     test = next((t for t in (_is_str, _is_int) if t(first)), None)
     if test is not None and _is_list_of(value, test):
         return
-    if isinstance(first, list) and _is_list_of(value, lambda v: _is_list_of(v, _is_int)):
+    if isinstance(first, list) and _is_list_of(value, _is_ids):
         return
     raise wrong_type(
         "expected a string, a list of strings, a list of token ids, or a list of lists of token "
