@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import signal
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -326,6 +327,29 @@ async def test_a_replaced_model_is_noticed(
         error = await client.failed
     assert "has been replaced" in error.message and "start the server again" in error.message
     assert len(engine.seen) == 0
+
+
+async def test_deadlines_pass_while_an_engine_loads(
+    config: EngineConfig, opens: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await opens(config)
+    loaded = asyncio.Event()
+
+    async def start(*args: Any, **settings: Any) -> spawn.EngineProcess:
+        await loaded.wait()
+        return await spawn.start_engine(*args, **settings)
+
+    monkeypatch.setattr(supervisor, "start_engine", start)
+    client = engine.engine
+    deadline = time.monotonic() + 0.3
+    late = msgspec.structs.replace(_request(1, "late"), deadline=deadline)
+    running, patient = client.submit(late), client.submit(_request(2, "patient", 50))
+    os.kill(client.pid, signal.SIGKILL)
+    async with asyncio.timeout(20):
+        end = (await _collect(running))[-1]
+        assert end.error is not None and end.error.kind == ErrorKind.TIMEOUT
+        loaded.set()
+        assert (await _collect(patient))[-1].finish_reason is FinishReason.LENGTH
 
 
 @pytest.mark.parametrize("kind", [ErrorKind.MODEL_FILE, ErrorKind.RESOURCE])

@@ -103,6 +103,7 @@ def test_weights_that_change_under_the_server_end_it_at_once(
             change(weights)
             error = json.loads(last.result().removeprefix("data: "))["error"]
         assert error["code"] == "engine_unavailable" and "model.safetensors" in error["message"]
+        assert str(model) not in error["message"] and str(weights) in server.text
         assert server.process.wait(20) == 1
         server._reader.join(5)
         assert "stopping: the model's file" in server.text and "Traceback" not in server.text

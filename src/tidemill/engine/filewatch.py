@@ -112,7 +112,10 @@ def _difference(before: tuple[int, ...], now: tuple[int, ...]) -> str:
 
 
 def _changed(file: OpenedFile, what: str) -> TidemillError:
+    # Clients are told the error; where files lie is for the log.
+    _log.error("%s has changed: %s", file.path, what)
     return model_file_error(
-        f"the model's file {file.path} was changed while it was in use ({what}), and no answer "
-        "could be trusted; start the server again, and replace files by renaming, not in place"
+        f"the model's file {os.path.basename(file.path)} was changed while it was in use ({what}), "
+        "and no answer could be trusted; start the server again, and replace files by renaming, "
+        "not in place"
     )

@@ -7,6 +7,8 @@ of them decides, since no digest is made of all their bytes.
 
 from __future__ import annotations
 
+import os
+
 from tidemill.base.files import OpenedFile, same_content
 from tidemill.base.log import get_logger
 from tidemill.contract.wire import EngineInfo
@@ -66,7 +68,9 @@ def different_files(
 
 
 def _unlike(path: str, fate: str) -> str:
+    # Clients are told why; where files lie is for the log.
+    _log.error("%s has been %s since this server started", path, fate)
     return (
-        f"the model's file {path} has been {fate} since this server started, and another engine "
-        "would compute otherwise; start the server again"
+        f"the model's file {os.path.basename(path)} has been {fate} since this server started, "
+        "and another engine would compute otherwise; start the server again"
     )

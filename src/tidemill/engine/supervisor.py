@@ -322,6 +322,8 @@ class SupervisedEngine:
                 )
                 if lost.done() or exited.done():
                     return "crash"
+                if len(self._table) > self._table.num_sent:  # they wait while a suspect is tried
+                    self._expire()
                 now, latest = monotonic(), self._process.log.pulse
                 # At most two ticks a time: this process may have been stopped itself.
                 unchanged += min(now - since, 2 * TICK_SECONDS)
@@ -379,8 +381,12 @@ class SupervisedEngine:
         if (why := missing_files(self._info)) is not None:
             self._give_up(why)
             return
-        if not await self._replace():
-            return
+        expiring = asyncio.ensure_future(self._expire_meanwhile())
+        try:
+            if not await self._replace():
+                return
+        finally:
+            expiring.cancel()
         self._problem = None
         self._restarts.started(monotonic())
         seconds = monotonic() - began
@@ -458,7 +464,7 @@ class SupervisedEngine:
                     f"{self._last_end}"
                 )
                 return False
-            await self._wait_out(delay)
+            await asyncio.sleep(delay)
             try:
                 await self._start(lambda line: _log.debug("%s", line))
             except TidemillError as error:
@@ -476,21 +482,22 @@ class SupervisedEngine:
             self._give_up(why)
             return False
 
-    async def _wait_out(self, delay: float) -> None:
-        """Wait before a start; deadlines pass meanwhile, as nobody else sees to them."""
-        until = monotonic() + delay
+    async def _expire_meanwhile(self) -> None:
+        """See to deadlines for as long as there is no engine to do so."""
         while True:
-            for stream in self._table.streams():
-                deadline = stream.journal.request.deadline
-                if deadline is not None and deadline <= monotonic():
-                    stream.fail(
-                        RequestError(ErrorKind.TIMEOUT, "the request's deadline passed", None, True)
-                    )
-                    self._forget(stream.journal.request.request_id)
-            left = until - monotonic()
-            if left <= 0:
-                return
-            await asyncio.sleep(min(left, TICK_SECONDS))
+            self._expire()
+            await asyncio.sleep(TICK_SECONDS)
+
+    def _expire(self) -> None:
+        """End the requests whose deadline has passed while no engine has them."""
+        now = monotonic()
+        error = RequestError(ErrorKind.TIMEOUT, "the request's deadline passed", None, True)
+        for stream in self._table.streams():
+            request = stream.journal.request
+            late = request.deadline is not None and request.deadline <= now
+            if late and not self._table.is_sent(stream):
+                stream.fail(error)
+                self._forget(request.request_id)
 
     def _go_on(self) -> None:
         """Give the engine what it is to compute: the next suspect alone, or all."""
