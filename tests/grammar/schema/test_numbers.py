@@ -126,6 +126,16 @@ def test_what_rounds_to_an_excluded_bound_is_not_written() -> None:
     assert allowed({"type": "number", "exclusiveMinimum": 0}, ["0", "0.001", "-1"]) == ["0.001"]
 
 
+@pytest.mark.parametrize("high", [{"maximum": 0.5}, {"maximum": 1}, {"exclusiveMaximum": 1}, {}])
+def test_zero_is_excluded(high: dict[str, Any]) -> None:
+    """The library forgets so where the other end is below 1."""
+    texts = ["0", "0.0", "-0", "-0.0", "0.5", "0.25", "0.000001", "-0.5"]
+    above = {"type": "number", "exclusiveMinimum": 0, **high}
+    assert allowed(above, texts) == ["0.5", "0.25", "0.000001"]
+    low = {key.replace("Max", "Min").replace("max", "min"): -value for key, value in high.items()}
+    assert allowed({"type": "number", "exclusiveMaximum": 0, **low}, texts) == ["-0.5"]
+
+
 def test_digits_that_begin_as_the_bounds_do() -> None:
     schema = {"type": "number", "minimum": -0.125, "maximum": 2.25}
     texts = ["-0.125", "-0.12", "-0.1", "0", "0.5", "2", "2.2", "2.24", "2.25"]

@@ -110,6 +110,10 @@ def test_names_and_negations(schema: Any, instances: list[Any]) -> None:
         ({"anyOf": []}, "s.anyOf"),
         ({"type": "strin"}, "s.type"),
         ({"uniqueItems": 1}, "s.uniqueItems"),
+        (
+            {"items": {"type": ["null", "array"]}, "type": "array", "uniqueItems": True},
+            "s.uniqueItems",
+        ),
     ],
 )
 def test_rejected_by_name(schema: Any, at: str) -> None:

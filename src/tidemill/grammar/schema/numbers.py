@@ -158,14 +158,11 @@ def _doubles(schema: dict[str, Any], found: dict[str, Any]) -> None:
             )
     lows = [_inward(found["minimum"], math.inf)] if "minimum" in found else []
     highs = [_inward(found["maximum"], -math.inf)] if "maximum" in found else []
-    # Zero stays: the double next to it has 324 digits.
     for key, ends, toward in (
         ("exclusiveMinimum", lows, math.inf),
         ("exclusiveMaximum", highs, -math.inf),
     ):
-        if key in found and found[key] == 0:
-            schema[key] = 0
-        elif key in found:
+        if key in found:
             ends.append(_inward(found[key], toward, beyond=True))
     low, high = max(lows, default=None), min(highs, default=None)
     if low is not None and low >= _DIGITS and high is None:
@@ -207,6 +204,8 @@ def _inward(value: int | float, toward: float, *, beyond: bool = False) -> int |
         beyond: the value itself is excluded.
     """
     near = float(value)
+    if near == 0 and beyond:  # the next double has 324 digits
+        return math.copysign(_LEAST, toward)
     outside = near < value if toward > 0 else near > value
     if outside or (beyond and near == value):
         near = math.nextafter(near, toward)
@@ -242,3 +241,4 @@ def is_read_exactly(value: float) -> bool:
 
 
 _POWERS = 300
+_LEAST = 1e-22

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tidemill.base.errors import TidemillError, bad_request
+from tidemill.grammar.schema import lookaround
 
 Path = tuple[str | int, ...]
 
@@ -25,10 +26,13 @@ def rejected(param: str, path: Path, message: str) -> TidemillError:
 
 
 def patterns(schema: Any, path: Path = ()) -> Iterator[tuple[str, str]]:
-    """Every regular expression in a schema, with its place below the schema."""
+    """Every regular expression that a schema gives to the grammar library, with its place below the
+    schema."""
     if isinstance(schema, Mapping):
-        if isinstance(schema.get("pattern"), str) and (not path or path[-1] != "properties"):
-            yield path_of("", (*path, "pattern")), schema["pattern"]
+        pattern = schema.get("pattern")
+        within = path[-1:] != ("properties",)
+        if within and isinstance(pattern, str) and not lookaround.is_needed(pattern):
+            yield path_of("", (*path, "pattern")), pattern
         if isinstance(schema.get("patternProperties"), Mapping):
             for name in schema["patternProperties"]:
                 yield path_of("", (*path, "patternProperties", name)), name

@@ -96,8 +96,8 @@ def _values(schema: Any, references: References, deep: int) -> list[Any] | None:
             if values is None:
                 return None
             found += values
-    elif not keys and schema.get("type") in _FEW:
-        return _FEW[schema["type"]]
+    elif not keys and isinstance(schema.get("type"), str):
+        return _FEW.get(schema["type"])
     if found is None:
         return None
     own = schema.get("type")
