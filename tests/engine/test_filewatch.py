@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,10 +13,14 @@ import pytest
 
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.base.files import OpenedFile, opened_files
+from tidemill.contract.config import EngineConfig
 from tidemill.engine.filewatch import FileWatch
 from tidemill.engine.identity import different_files
+from tidemill.executor.inproc import open_inproc
+from tidemill.loading.bundled import bundled_models
 from tidemill.loading.jsonfile import map_bytes, read_bytes
 from tidemill.loading.mapped import MappedFile
+from tidemill.opened_text import OpenedText
 
 
 @pytest.fixture
@@ -143,3 +148,23 @@ def test_two_readings_of_a_model(weights: Path) -> None:
     assert different_files((), first, only_common=True) is None
     write_in_place(weights)
     assert "changed" in str(different_files(first, tuple(opened(weights))))
+
+
+def test_both_processes_read_the_same_files(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(bundled_models()["brook"], model)
+    time.sleep(0.02)
+
+    def text() -> tuple[OpenedFile, ...]:
+        with opened_files() as found:
+            OpenedText.open(model)
+        return tuple(found.values())
+
+    engine = open_inproc(EngineConfig(model=str(model), served_name="m", kv_memory=2**22), str)
+    engine.executor.close()
+    read = {file.path for file in engine.info.files}
+    assert str(model / "model.safetensors") in read and str(model / "tokenizer.json") in read
+    assert different_files(text(), engine.info.files, only_common=True) is None
+    (model / "tokenizer_config.json").touch()
+    found = different_files(text(), engine.info.files, only_common=True)
+    assert found is not None and "tokenizer_config.json has been changed" in found

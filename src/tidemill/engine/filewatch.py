@@ -116,6 +116,6 @@ def _changed(file: OpenedFile, what: str) -> TidemillError:
     _log.error("%s has changed: %s", file.path, what)
     return model_file_error(
         f"the model's file {os.path.basename(file.path)} was changed while it was in use ({what}), "
-        "and no answer could be trusted; start the server again, and replace files by renaming, "
+        "and no answer could be trusted; start again, and replace files by renaming, "
         "not in place"
     )
