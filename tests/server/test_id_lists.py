@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidemill.base.errors import TidemillError
@@ -61,6 +61,7 @@ def test_what_is_no_list_is_an_error_at_its_place(broken: str) -> None:
         assert outcome(lambda body: loads(body, _never)) == want
 
 
+@settings(max_examples=40)
 @given(st.data())
 def test_it_reads_as_the_parser_does(data: st.DataObject) -> None:
     value = st.recursive(

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from helpers.live_server import fake_context, serving
 from helpers.loop_meter import LoopMeter
-from helpers.scripted_engine import ScriptedEngine
+from helpers.scripted_engine import ScriptedEngine, fake_info
 
 from tidemill.server.lane import Lane
 from tidemill.server.turns import next_turn
@@ -117,6 +117,18 @@ def test_many_requests_at_once_hold_up_no_probe() -> None:
             assert connection.recv(1000)[9:12] == b"400"
             connection.close()
         assert meter.worst < 0.05  # twice that and more in one go
+
+
+def test_many_choices_begin_beside_others() -> None:
+    meter = LoopMeter()
+    engine = ScriptedEngine(lambda request, choice: [97], info=fake_info(num_blocks=10_000))
+    body = json.dumps({"prompt": ["a"] * 256, "n": 16, "max_tokens": 1, "stop": ["xy"]}).encode()
+    with serving(fake_context(engine), meter=meter) as url:
+        found: list[bytes] = []
+        meter.reset()
+        _post(url, "/v1/completions", body, found)
+    assert found == [b"200"]
+    assert meter.worst < 0.25
 
 
 def test_tiny_chunks_are_refused() -> None:

@@ -20,7 +20,7 @@ from tidemill.server.turns import next_turn
 SHORT_BODY_BYTES = 2**14
 """Up to here parsing takes about a millisecond, whatever it is made of."""
 
-LARGE_BODY_BYTES = 2**20
+LARGE_BODY_BYTES = 2**18
 """Beyond, bodies are read one at a time, and so is made of them what the engine gets."""
 
 PART_BYTES = 2**16

@@ -140,13 +140,6 @@ class Generation:
         self._size = answer_size(prompts, sampling, streamed=streamed)
         check_answer(self._size, sampling[0], context.limits.max_answer_bytes, streamed=streamed)
 
-    def _make_choices(self) -> None:
-        # All prompts have the same stop strings.
-        stops = StopSet(self.sampling[0].stop)
-        self._choices = [
-            [self._new_choice(params, stops) for _ in range(self._n)] for params in self.sampling
-        ]
-
     def _new_choice(self, params: SamplingParams, stops: StopSet) -> _Choice:
         rules = self.rules
         text = AnswerText(
@@ -206,12 +199,7 @@ class Generation:
         observer = context.metrics.start()
         reason = FinishReason.CANCELLED.value
         try:
-            self._make_choices()
-            streams = []
-            for index in range(len(self.prompts)):
-                if index:
-                    await asyncio.sleep(0)  # each may be long
-                streams.append(context.client.submit(self._request(index)))
+            streams = await self._submit_all()
             async with aclosing(_merge(streams, batched=self.num_choices > 1)) as merged:
                 async for outputs in merged:
                     deltas: list[ChoiceDelta] = []
@@ -239,6 +227,18 @@ class Generation:
             if self._open and reason in (*_ENDED, TOOL_CALLS):
                 reason = FinishReason.CANCELLED.value
             observer.finish(reason, self.prompt_tokens, self.cached_tokens)
+
+    async def _submit_all(self) -> list[AsyncIterator[ChoiceOutput]]:
+        """Give the engine the prompts, with turns for others between: each may be long and have
+        many choices."""
+        stops = StopSet(self.sampling[0].stop)  # the same for all prompts
+        streams = []
+        for index, params in enumerate(self.sampling):
+            if index:
+                await asyncio.sleep(0)
+            self._choices.append([self._new_choice(params, stops) for _ in range(self._n)])
+            streams.append(self._context.client.submit(self._request(index)))
+        return streams
 
     def _lengths(self) -> list[int]:
         """Tokens of the choices that ended by themselves."""
