@@ -195,6 +195,99 @@ def _nested_defs(schema: Any, *, top: bool) -> bool:
     return isinstance(schema, list) and any(_nested_defs(v, top=False) for v in schema)
 
 
+# Numbers where doubles, 64 bits and the writing of decimals end.
+EDGES = [
+    *(0, 0, 1, -1, 2, 3, 12, 0.5, 0.25, 0.1, 2.25, -0.75, 1.5, 99.99, 0.30000000000000004, 1e-7),
+    *(2**31, 2**53 - 1, 2**53, 2**53 + 1, -(2**53) - 1, 2**62, 2**63 - 1, 2**63, -(2**63)),
+    *(10**18, 10**19, 1e30),
+]
+_NAMES = ["a", "b", "c", "kind"]
+_PATTERNS = [
+    r"^(?!\s*$).+", r"^[a-c]{1,3}$", "b", r"^(?=.*\d)[a-z\d]{2,4}$", "^a|b$", r"^(?!ab)[ab]{1,3}$",
+]  # fmt: skip
+_FORMATS = ["date", "time", "uuid", "int32", "path", "base64", "date-time", "uint8", "email"]
+_BOUNDS = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"]
+_COUNTS = ["minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"]
+_GOES_WITH: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys([*_BOUNDS, "multipleOf"], ("integer", "number")),
+    **dict.fromkeys(["properties", "required", "propertyNames"], ("object",)),
+    **dict.fromkeys(["items", "prefixItems", "uniqueItems"], ("array",)),
+    **dict.fromkeys(["pattern", "format", "minLength"], ("string",)),
+}
+_KEYS = [
+    *("type", "enum", "const", "properties", "properties", "required", "additionalProperties"),
+    *("items", "prefixItems", "uniqueItems", "pattern", "format", "anyOf", "oneOf", "oneOf"),
+    *("allOf", "$ref", "propertyNames", "patternProperties", "not", *_BOUNDS, *_COUNTS),
+]
+
+
+class Composer:
+    """Composes schemas of any keywords whatever they mean together: most are not to be honoured."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+
+    def case(self) -> Case:
+        schema = self.schema(3)
+        if self.rng.random() < 0.5:
+            schema["$defs"] = {"x": self.schema(2), "y": self.schema(1)}
+        return Case("composed", schema)
+
+    def schema(self, depth: int) -> dict[str, Any]:
+        if not depth:
+            kinds = [{"type": "integer"}, {"type": "string"}, {"type": "null"}, {"const": 1}]
+            return dict(self.rng.choice(kinds))
+        made: dict[str, Any] = {}
+        for _ in range(self.rng.randint(1, 3)):
+            key = self.rng.choice(_KEYS)
+            made[key] = self._value(key, depth - 1)
+            if key in _GOES_WITH and "type" not in made and self.rng.random() < 0.8:
+                made["type"] = self.rng.choice(_GOES_WITH[key])
+        return made
+
+    def _value(self, key: str, depth: int) -> Any:
+        rng = self.rng
+        if key == "type":
+            kinds = ["string", "integer", "number", "object", "array", "boolean", "null"]
+            return rng.choice([*kinds, ["string", "null"], ["integer", "object"]])
+        if key == "enum":
+            return [self._constant() for _ in range(rng.randint(1, 4))]
+        if key == "const":
+            return self._constant()
+        if key in ("properties", "patternProperties"):
+            names = _NAMES if key == "properties" else ["^a", "b$", "^k"]
+            return {name: self.schema(depth) for name in rng.sample(names, rng.randint(1, 3))}
+        if key == "required":
+            return rng.sample(_NAMES, rng.randint(1, 2))
+        if key == "additionalProperties":
+            return rng.choice([False, False, True, self.schema(depth)])
+        if key in ("items", "propertyNames", "not"):
+            return self.schema(depth)
+        if key in ("prefixItems", "anyOf", "oneOf", "allOf"):
+            return [self.schema(depth) for _ in range(rng.randint(1, 3))]
+        if key in _COUNTS:
+            return rng.randint(0, 3)
+        if key in _BOUNDS:
+            return rng.choice(EDGES)
+        choices: dict[str, list[Any]] = {
+            "uniqueItems": [True],
+            "pattern": _PATTERNS,
+            "format": _FORMATS,
+            "$ref": ["#", "#/$defs/x", "#/$defs/y"],
+        }
+        return rng.choice(choices[key])
+
+    def _constant(self) -> Any:
+        values: list[Any] = [None, True, 1, 1.0, "a", "b", "kind", [1], {"a": 1}]
+        return self.rng.choice([*values, self.rng.choice(EDGES)])
+
+
+def composed(count: int, seed: int = 1) -> Iterator[Case]:
+    """`count` composed cases."""
+    composer = Composer(seed)
+    return (composer.case() for _ in range(count))
+
+
 def served() -> Iterator[Case]:
     """The components of our own OpenAPI document, each as a schema of its own."""
     import msgspec

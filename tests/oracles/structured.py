@@ -30,7 +30,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
 from helpers.constrained import Brook  # noqa: E402
 from helpers.constrained import schema as phase  # noqa: E402
-from oracles.schemas import Case, drawn, packages, served, suite  # noqa: E402
+from oracles.schemas import Case, composed, drawn, packages, served, suite  # noqa: E402
 
 from tidemill.base.errors import TidemillError  # noqa: E402
 from tidemill.contract.program import Grammar  # noqa: E402
@@ -229,11 +229,13 @@ def fetch_suite(folder: Path) -> Path:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--drawn", type=int, default=1200, help="schemas to draw")
+    parser.add_argument("--composed", type=int, default=2400, help="schemas to compose")
     parser.add_argument("--max-tokens", type=int, default=160)
     parser.add_argument("--report", type=Path, default=ROOT / "docs" / "structured.md")
     options = parser.parse_args()
     archive = fetch_suite(ROOT / ".work" / "structured")
     cases = [*suite(archive), *served(), *packages(), *drawn(options.drawn)]
+    cases += composed(options.composed)
     print(f"{len(cases)} schemas", file=sys.stderr)
     outcome = run(cases, max_tokens=options.max_tokens)
     text = report(outcome)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+from pathlib import Path
 from typing import Any, Literal
 
 import jsonschema
@@ -13,6 +14,7 @@ import pydantic
 import pytest
 from helpers.real_server import RealServer
 
+ROOT = Path(__file__).parents[2]
 WEATHER = {
     "type": "function",
     "function": {
@@ -239,6 +241,13 @@ def test_a_schema_and_its_path(client: openai.OpenAI, model: str) -> None:
         with pytest.raises(openai.BadRequestError) as caught:
             client.chat.completions.create(model=model, messages=user("x"), **fields)  # type: ignore[arg-type]
         assert caught.value.param == param
+
+
+def test_the_example_of_the_docs(client: openai.OpenAI, model: str) -> None:
+    text = (ROOT / "docs" / "structured.md").read_text()
+    example = json.loads(text.split("```json\n")[1].split("```")[0])
+    [choice] = client.chat.completions.create(model=model, **example).choices
+    assert choice.finish_reason == "stop" and f"gives `{choice.message.content}`" in text
 
 
 def test_an_answer_that_goes_round_in_circles(client: openai.OpenAI, model: str) -> None:
