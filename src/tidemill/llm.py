@@ -347,7 +347,12 @@ class LLM:
     def _requests(self, asked: Sequence[_Asked], params: Params) -> list[EngineRequest]:
         info = self.info
         if not info.generates:
-            raise bad_request("model", "this model generates no text: it has no output layer")
+            does = "score" if self.vectors.head == "score" else "embed"
+            raise bad_request(
+                "model",
+                "this model generates no text: it has no output layer; "
+                f"LLM.{does}() and `tidemill serve` are for it",
+            )
         return [
             EngineRequest(
                 request_id=new_id("llm"),

@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import socket
 import subprocess
 import sys
@@ -13,12 +14,16 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers.tiny_folder import write_folder
 
 from tests.loading.test_kind import write_vocabulary
 from tidemill.base.errors import TidemillError
 from tidemill.cli import main
 from tidemill.cli.machine import human_bytes, parse_bytes
+from tidemill.loading.bundled import bundled_models
 from tidemill.loading.packed_store import Entry, PackedStore
+
+BROOK = bundled_models()["brook"]
 
 
 def tidemill(*args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -266,3 +271,20 @@ def test_sizes() -> None:
         with pytest.raises(TidemillError):
             parse_bytes("x", bad)
     assert human_bytes(3 * 2**29) == "1.5 GiB" and human_bytes(10) == "10 B"
+
+
+def test_a_model_of_vectors_is_shown_as_one(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "m", modules__json=[
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling",
+         "type": "sentence_transformers.models.Pooling"},
+    ])  # fmt: skip
+    shutil.copy(BROOK / "tokenizer.json", folder)
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    shown = tidemill("show", str(folder)).stdout
+    assert re.search(r"made for +vectors, by mean; it generates no text", shown)
+    refused = tidemill("run", str(folder), "hi")
+    assert (
+        refused.returncode == 2 and "LLM.embed() and `tidemill serve` are for it" in refused.stderr
+    )

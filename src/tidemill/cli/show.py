@@ -86,6 +86,7 @@ def _facts(opened: OpenedModel) -> Table:
         ("model", f"{text.name} ({files.format}, {files.path})"),
         ("weights", f"{human_bytes(files.file_bytes)}, mostly {spec.weights_dtype}"),
         *_held(opened),
+        *_made_for(opened),
         *(_shape(spec) if spec.foreign is None else _foreign(opened, spec.foreign)),
         ("context", _context(spec)),
         *_text_facts(text, output if spec.generates else ""),
@@ -114,6 +115,16 @@ def _text_facts(text: OpenedText, output: str = "") -> list[tuple[str, str]]:
         ("chat template", "present" if text.template.exists else "none"),
         ("sampling defaults", defaults or "none stated"),
     ]
+
+
+def _made_for(opened: OpenedModel) -> list[tuple[str, str]]:
+    """What a model is made for beside text, or in its place."""
+    vectors = opened.files.vectors
+    if opened.files.spec.generates and not vectors.source and not vectors.head:
+        return []
+    made = "scores of pairs" if vectors.head == "score" else f"vectors, by {vectors.pooling}"
+    only = "" if opened.files.spec.generates else "; it generates no text"
+    return [("made for", made + only)]
 
 
 def _held(opened: OpenedModel) -> list[tuple[str, str]]:

@@ -49,7 +49,7 @@ def vocabulary_alone(path: Path) -> bool:
     if _PART.fullmatch(path.name):
         return False
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             head = file.read(16)
     except OSError as error:
         raise model_file_error(f"{path}: cannot be read: {error.strerror}") from error
