@@ -86,16 +86,18 @@ DETOKENIZE = b'{"tokens":[' + b",".join([b"101"] * 250_000) + b"]}"
 )
 def test_large_bodies_are_read_beside_others(path: str, body: bytes, status: bytes) -> None:
     meter = LoopMeter()
-    with serving(fake_context(ScriptedEngine()), meter=meter) as url:
+
+    def attack() -> None:
         found: list[bytes] = []
-        meter.reset()
         clients = [threading.Thread(target=_post, args=(url, path, body, found)) for _ in range(3)]
         for client in clients:
             client.start()
         for client in clients:
             client.join()
-    assert found == [status] * 3
-    assert meter.worst < 0.2
+        assert found == [status] * 3
+
+    with serving(fake_context(ScriptedEngine()), meter=meter) as url:
+        assert meter.least(attack, 0.15) < 0.15
 
 
 def test_many_requests_at_once_hold_up_no_probe() -> None:
@@ -104,19 +106,24 @@ def test_many_requests_at_once_hold_up_no_probe() -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     with serving(fake_context(ScriptedEngine()), meter=meter) as url:
         parts = urlsplit(url)
-        open_ones = []
-        for _ in range(300):
-            connection = socket.create_connection((parts.hostname, parts.port), timeout=60)
-            connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body[:-1])
-            open_ones.append(connection)
-        httpx.get(f"{url}/healthz")
-        meter.reset()
-        for connection in open_ones:
-            connection.sendall(body[-1:])
-        for connection in open_ones:
-            assert connection.recv(1000)[9:12] == b"400"
-            connection.close()
-        assert meter.worst < 0.05  # twice that and more in one go
+
+        def attack() -> None:
+            open_ones = []
+            for _ in range(300):
+                connection = socket.create_connection((parts.hostname, parts.port), timeout=60)
+                data = head + b"Content-Length: %d\r\n\r\n" % len(body) + body[:-1]
+                connection.sendall(data)
+                open_ones.append(connection)
+            httpx.get(f"{url}/healthz")
+            meter.reset()
+            for connection in open_ones:
+                connection.sendall(body[-1:])
+            for connection in open_ones:
+                assert connection.recv(1000)[9:12] == b"400"
+                connection.close()
+
+        # Twice that and more in one go.
+        assert meter.least(attack, 0.05) < 0.05
 
 
 def test_many_choices_begin_beside_others() -> None:
@@ -124,11 +131,13 @@ def test_many_choices_begin_beside_others() -> None:
     engine = ScriptedEngine(lambda request, choice: [97], info=fake_info(num_blocks=10_000))
     body = json.dumps({"prompt": ["a"] * 256, "n": 16, "max_tokens": 1, "stop": ["xy"]}).encode()
     with serving(fake_context(engine), meter=meter) as url:
-        found: list[bytes] = []
-        meter.reset()
-        _post(url, "/v1/completions", body, found)
-    assert found == [b"200"]
-    assert meter.worst < 0.25
+
+        def ask() -> None:
+            found: list[bytes] = []
+            _post(url, "/v1/completions", body, found)
+            assert found == [b"200"]
+
+        assert meter.least(ask, 0.2) < 0.2
 
 
 def test_tiny_chunks_are_refused() -> None:
