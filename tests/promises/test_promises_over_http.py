@@ -113,14 +113,14 @@ def test_promise_1_hostile_requests_change_nothing_for_others(server: RealServer
         ("temprature", 0.5),
         ("best_of", 3),
         ("tools", [{"type": "web_search"}]),
-        ("tool_choice", "auto"),
+        ("tool_choice", "required"),
         ("response_format", {"type": "xml"}),
         ("guided_json", {"type": "object", "properties": {"a": {"not": {"minLength": 2}}}}),
         ("store", True),
-        ("service_tier", "flex"),
+        ("service_tier", "scale"),
         ("reasoning_effort", "most"),
         ("functions", [{"name": "f"}]),
-        ("cache_prompt", True),
+        ("cache_prompt", False),
     ],
 )
 def test_promise_2_what_cannot_be_done_is_a_400(
