@@ -127,6 +127,12 @@ TEMPLATES: dict[str, tuple[str, bool, bool]] = {
         ' else "null" if v is none else "number" if v is number else "array" }}"'
         "<|sep|>" + BARE + "<|close|>argument<|sep|>{% endfor %}<|close|>call<|sep|>{% endfor %}"
         "<|close|>tools<|sep|>{% endif %}<|close|>message<|sep|>", True, True),
+    "glimmer": (
+        "{%- if m.reasoning_content %} to=self<|message|>{{ m.reasoning_content }}<|eom|><|start|>assistant{% endif %}"
+        + "{%- if m.tool_calls %}" + F + ' to={{ f.name }}<|message|><atem:function_calls>\n<atem:invoke name="{{ f.name }}">'
+        '{%- for k, v in f.arguments.items() %}\n<atem:parameter name="{{ k }}">' + BARE
+        + "</atem:parameter>{% endfor %}\n</atem:invoke>\n</atem:function_calls>{% if not loop.last %}<|eom|><|start|>assistant"
+        "{% endif %}{% endfor %}{% else %} to=user<|message|>" + CONTENT + "{% endif %}", True, False),
     "nemotron": (
         "{%- if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}" + CONTENT
         + "{%- if m.tool_calls %}<TOOLCALL>[" + F + "{%- if not loop.first %}, {% endif %}"

@@ -71,7 +71,8 @@ def body(form: Format, name: str, arguments: dict[str, object], index: int) -> s
         return f"{name}({', '.join(f'{k}={python(v)}' for k, v in arguments.items())})"
     assert isinstance(syntax, TaggedCall)
     gaps, pad = syntax.gaps, "\n" if syntax.padded else ""
-    parts = [f"{syntax.name[0]}{name}{syntax.name[1]}"]
+    parts = [f"{name}{syntax.recipient}" if syntax.recipient else ""]
+    parts.append(f"{syntax.name[0]}{name}{syntax.name[1]}")
     parts.append(f"{index}{syntax.index}" if syntax.index else "")
     parts.append(gaps.name)
     for key, value in arguments.items():

@@ -58,7 +58,8 @@ def tagged_rules(
     Raises:
         TidemillError: kind BAD_REQUEST naming what cannot be enforced in this layout.
     """
-    begin = write(syntax.name[0] + tool.name + syntax.name[1])
+    header = tool.name + syntax.recipient if syntax.recipient else ""
+    begin = write(header + syntax.name[0] + tool.name + syntax.name[1])
     if syntax.index:
         begin = f"{begin} /[0-9]{{1,3}}/ {write(syntax.index)}"
     rules, parts = [], [begin, write(syntax.gaps.name)]

@@ -33,7 +33,6 @@ FILES = sorted((SHARED_DATA / "templates").glob("*.jinja"))
 NO_CALLS = {
     "HuggingFaceTB-SmolLM3-3B": "writes no calls",
     "Kimi-K2-Instruct": "rejects histories with calls, in transformers too",
-    "muse-glimmer": "writes each call's name into the header of a message of its own",
 }
 # Whose templates write no thinking of earlier turns.
 WITHOUT_HISTORY = {"DeepSeek-V3.1"}

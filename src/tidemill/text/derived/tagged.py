@@ -62,15 +62,13 @@ def tagged_format(turns: Turns, lead: int, tail: int) -> Format | None:
     if split is None:
         return None
     close, open_key = split
-    found = _around_calls(turns, arguments, pieces, lead, tail)
-    key_open = open_key.strip()
-    name_close = pieces.name[: len(pieces.name) - len(open_key)]
-    index = ""
-    if found is None or not pieces.name.endswith(open_key):
+    found, recipient = _around_calls(turns, arguments, pieces, lead, tail)
+    if not pieces.name.endswith(open_key):
         return None
-    name_close, index = _numbered(name_close, found)
+    name_close, index = _numbered(pieces.name[: len(pieces.name) - len(open_key)])
     after = found.end[len(close) :] if found.end.startswith(close) else ""
-    return _format(turns, lead, pieces, found, (name_close, index, key_open, close, after))
+    marks = (name_close, index, open_key.strip(), close, after)
+    return _format(turns, pieces, found, marks, recipient)
 
 
 def _cut(text: str, name: str) -> _Pieces | None:
@@ -110,20 +108,25 @@ def _value_marks(pieces: _Pieces) -> tuple[str, str] | None:
 
 def _around_calls(
     turns: Turns, arguments: dict[str, str], pieces: _Pieces, lead: int, tail: int
-) -> Around | None:
-    """What stands around a call's name and its last value, two calls compared."""
+) -> tuple[Around, str]:
+    """What stands around a call's name and its last value, two calls compared.
+
+    Where the name stands twice, the second is what is between both, and the first is looked at.
+    """
+    before, _, recipient = pieces.before.partition(NAMES[0])
     two = turns.turn([Call(n, arguments) for n in NAMES], ids=False)
-    if two is None or NAMES[1] not in two[lead:]:
-        return around(pieces.before, None, pieces.after)
-    body = two[lead : len(two) - tail]
-    start, second = body.rfind(_VALUES[1], 0, body.rfind(NAMES[1])), body.rfind(NAMES[1])
+    body = "" if two is None else two[lead : len(two) - tail]
+    second = body.rfind(NAMES[1])
+    start = body.rfind(_VALUES[1], 0, max(second, 0))
     if start < 0 or not body.startswith(pieces.before):
-        return around(pieces.before, None, pieces.after)
+        return around(before, None, pieces.after), recipient
     middle = body[start + len(_VALUES[1]) : second].replace(KEYS[1], _KEY)
-    return around(pieces.before, middle, pieces.after)
+    if recipient:
+        middle = middle.removesuffix(NAMES[1] + recipient)
+    return around(before, middle, pieces.after), recipient
 
 
-def _numbered(name_close: str, found: Around) -> tuple[str, str]:
+def _numbered(name_close: str) -> tuple[str, str]:
     """What closes a call's name, and what closes a number behind that; empty for none."""
     text = name_close.replace(ID, "1")
     digits = [i for i, c in enumerate(text) if c.isdigit()]
@@ -134,8 +137,13 @@ def _numbered(name_close: str, found: Around) -> tuple[str, str]:
 
 
 def _format(
-    turns: Turns, lead: int, pieces: _Pieces, found: Around, marks: tuple[str, str, str, str, str]
-) -> Format | None:
+    turns: Turns,
+    pieces: _Pieces,
+    found: Around,
+    marks: tuple[str, str, str, str, str],
+    recipient: str,
+) -> Format:
+    """The format, from a name's and a number's end, a parameter's opening and closing, the rest."""
     name_close, index, key_open, close, after = marks
     shut = index or name_close
     gap_name = shut[len(shut.rstrip()) :]
@@ -158,7 +166,7 @@ def _format(
     dropped = []
     if not own or not end:
         begin, own, own_end = found.begin.strip(), "", ""
-        end, more = trimmed(found.begin, after)
+        end, more = trimmed(found.begin + recipient, after)
         dropped.append(more)
     closing, more = trimmed(found.opening, found.closing)
     dropped.append(more)
@@ -169,6 +177,9 @@ def _format(
         section=(found.opening.strip(), closing),
         dropped=tuple(mark for mark in dropped if mark),
         spread=spread_of(found),
+        # A header is a mark at a message's beginning alone.
+        leading=bool(recipient),
+        between=found.between.strip() if recipient else "",
         padding="\n" if own and found.begin.strip()[len(begin) :].startswith("\n") else "",
         syntax=TaggedCall(
             name=(own, name_close),
@@ -179,6 +190,7 @@ def _format(
             kind=kind,
             index=index,
             echoed=echoed,
+            recipient=recipient,
             quotes=_quotes(turns, pieces, close),
             gaps=Gaps(gap_name, gap_key, gap_value, after[: len(after) - len(after.lstrip())]),
         ),

@@ -252,7 +252,10 @@ class OutputParser:
                 return ""
             self.in_reasoning, self._space = True, ""
         elif self._calls_on and mark == form.begin:
-            self._open(mark)
+            if form.leading and not self._lead:
+                self._content(mark, events)
+            else:
+                self._open(mark)
         elif mark in self._also:
             at = mark.find(first_mark(form.syntax)) if first_mark(form.syntax) else -1
             self._open(mark if at < 0 else mark[:at])

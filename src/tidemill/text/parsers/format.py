@@ -116,6 +116,7 @@ class TaggedCall:
         echoed: a value's closing mark is followed by the parameter's name and this text, and
             values that are objects or lists are elements of the same layout.
         quotes: marks around a text that holds what would otherwise be markup.
+        recipient: the name stands in the message's header as well, and this between both.
         gaps: white space that the grammar writes.
     """
 
@@ -128,6 +129,7 @@ class TaggedCall:
     index: str = ""
     echoed: str = ""
     quotes: tuple[str, str] = ("", "")
+    recipient: str = ""
     gaps: Gaps = Gaps()
 
 
@@ -164,6 +166,7 @@ class Format:
             the answer and the mark has a special token, it is written.
         also: other marks that begin a call, where no grammar rules the calls. One that holds the
             syntax's first mark is read from there on, another one stands for `begin`.
+        leading: `begin` is a mark only where a message begins; elsewhere it is text.
     """
 
     name: str
@@ -178,6 +181,7 @@ class Format:
     spread: str = ""
     answer: str = ""
     also: tuple[str, ...] = ()
+    leading: bool = False
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -191,7 +195,7 @@ class Format:
             found += syntax.id_marks
         elif isinstance(syntax, TaggedCall):
             found += [*syntax.name, *syntax.key, *syntax.value, syntax.end, syntax.index]
-            found += syntax.quotes
+            found += (*syntax.quotes, syntax.recipient)
             if syntax.kind is not None:
                 found += [syntax.kind.before, syntax.kind.after]
         return tuple(dict.fromkeys(mark.strip("\n") for mark in found if mark.strip()))

@@ -38,7 +38,9 @@ class TaggedReader:
         self.name: str | None = None
         self.arguments: list[str] = []
         self._expected: tuple[str, ...] = (syntax.name[0],)
-        if not syntax.name[0]:
+        if syntax.recipient:
+            self._read_until(self._addressed, syntax.recipient)
+        elif not syntax.name[0]:
             self._read_name()
 
     @property
@@ -103,6 +105,13 @@ class TaggedReader:
             self._read_until(self._keyed, syntax.kind.after if syntax.kind else syntax.key[1])
         else:
             self._read_value()
+
+    def _addressed(self, _: str) -> None:
+        """The header's recipient is over; the call says its name itself."""
+        if self._syntax.name[0]:
+            self._expected, self._until = (self._syntax.name[0],), None
+        else:
+            self._read_name()
 
     def _named(self, text: str) -> None:
         assert self._until is not None
