@@ -379,6 +379,29 @@ async def test_a_start_that_must_fail_again_is_not_tried_again(
     assert "it cannot be" in engine.engine.failed.result().message
 
 
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL])
+async def test_starts_that_fail_alike_are_not_tried_for_a_minute(
+    config: EngineConfig, opens: Opens, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await opens(config, restarts=lambda: RestartPolicy(fruitless=5))
+    starts = []
+
+    async def start(*args: Any, **settings: Any) -> spawn.EngineProcess:
+        starts.append(args)
+        words = f"the engine process {spawn.ending(-number)} before it was ready"
+        raise TidemillError(ErrorKind.UNAVAILABLE, words, retryable=True)
+
+    monkeypatch.setattr(supervisor, "start_engine", start)
+    os.kill(engine.engine.pid, signal.SIGKILL)
+    async with asyncio.timeout(30):
+        error = await engine.engine.failed
+    if number is signal.SIGKILL:  # memory may be free the next time
+        assert len(starts) == 5 and "too often" in error.message
+    else:
+        assert len(starts) == 3 and "could not start" in error.message
+    assert spawn.ending(-number) in error.message
+
+
 async def test_nothing_grows_over_restarts(engine: Engine) -> None:
     me = psutil.Process()
     for _ in range(2):

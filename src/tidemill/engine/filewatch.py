@@ -40,7 +40,7 @@ class FileWatch:
         for watched in self._watched:
             if watched.text and not text:
                 continue
-            status = os.fstat(watched.descriptor)
+            status = watched.status()
             if (status.st_mtime_ns, status.st_ctime_ns, status.st_size) != watched.latest:
                 watched.look(status)
 
@@ -77,6 +77,13 @@ class _Watched:
         except BaseException:
             self.close()
             raise
+
+    def status(self) -> os.stat_result:
+        """What the system says of it now; MODEL_FILE where it cannot (a share that has gone)."""
+        try:
+            return os.fstat(self.descriptor)
+        except OSError as error:
+            raise _changed(self._file, error.strerror or "it cannot be looked at") from error
 
     def look(self, status: os.stat_result) -> None:
         """Its times are others than they were: is it the same all the same?"""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,6 +47,8 @@ _log = get_logger(__name__)
 
 TICK_SECONDS = 0.25
 EXIT_SECONDS = 5.0
+# A start that has failed so often in the same way will not succeed.
+STARTS_ALIKE = 3
 
 # Errors at a start that the next start would meet as well.
 _LASTING = {ErrorKind.MODEL_FILE, ErrorKind.NOT_FOUND, ErrorKind.UNSUPPORTED, ErrorKind.CONFIG}
@@ -456,6 +459,7 @@ class SupervisedEngine:
 
     async def _replace(self) -> bool:
         """Start the next engine; False when it is given up."""
+        alike = 0  # failures of starts in a row that were the same
         while True:
             delay = self._restarts.delay(monotonic())
             if delay is None:
@@ -468,9 +472,11 @@ class SupervisedEngine:
             try:
                 await self._start(lambda line: _log.debug("%s", line))
             except TidemillError as error:
-                self._last_end = f"could not start: {error.message}"
-                _log.error("the next engine could not start: %s", error)
-                if error.kind in _LASTING:
+                end = f"could not start: {error.message}"
+                alike = alike + 1 if end == self._last_end else 1
+                self._last_end = end
+                _log.error("the next engine %s", end)
+                if error.kind in _LASTING or (alike >= STARTS_ALIKE and not _may_mend(error)):
                     self._give_up(f"the next engine could not start: {error.message}")
                     return False
                 continue
@@ -552,6 +558,11 @@ def resolved(config: EngineConfig, info: EngineInfo) -> EngineConfig:
         threads=info.threads,
         isa=info.isa if info.backend == "native" else config.isa,
     )
+
+
+def _may_mend(error: TidemillError) -> bool:
+    """Whether a start that failed may succeed once the machine has something free again."""
+    return error.kind is ErrorKind.RESOURCE or ending(-signal.SIGKILL) in error.message
 
 
 def _is_answer(output: ChoiceOutput) -> bool:
