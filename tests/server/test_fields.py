@@ -97,7 +97,7 @@ def test_neutral_values_change_nothing_and_others_are_refused_by_name(
         with pytest.raises(Unfit) as caught:
             fill(model, {**fresh(base), name: fresh(value)})
         assert (caught.value.code, caught.value.path) == ("unsupported", name)
-        assert known.described() in caught.value.reason and known.asks
+        assert known.described() in caught.value.reason and known.feature
 
 
 def aliases(model: type[Body]) -> list[tuple[str, str | None, Alias]]:

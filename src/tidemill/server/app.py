@@ -59,7 +59,7 @@ _ROUTES: tuple[_Route, ...] = (
 )
 
 # Routes of other servers' own APIs, and which of ours does what they do.
-_OF_OTHERS = {
+_FOREIGN_ROUTES = {
     **dict.fromkeys(
         ("/v1/responses", "/responses", "/v1/messages", "/api/chat", "/v1beta/models"),
         "/v1/chat/completions",
@@ -172,12 +172,12 @@ def _endpoint(
 async def _answer_error(request: Request, error: Exception) -> Response:
     problem = problem_of(error, request.state.request_id)
     if isinstance(error, HTTPException) and error.status_code in (404, 405):
-        message = _nowhere(request.method, request.url.path)
+        message = _wrong_route(request.method, request.url.path)
         problem = dataclasses.replace(problem, message=message)
     return problem.response()
 
 
-def _nowhere(method: str, path: str) -> str:
+def _wrong_route(method: str, path: str) -> str:
     """Where a request that no route takes may have been meant to go."""
     asked = f"{method} {path}"[:200]
     methods = [m for m, known, *_ in _ROUTES if known == path]
@@ -188,7 +188,7 @@ def _nowhere(method: str, path: str) -> str:
             )
         return f"there is no {asked} here; {path} takes {' and '.join(methods)}"
     routes = {known: m for m, known, *_ in _ROUTES}
-    nearest = _OF_OTHERS.get(path) or _closest(path, routes)
+    nearest = _FOREIGN_ROUTES.get(path) or _closest(path, routes)
     meant = f" Did you mean {routes[nearest]} {nearest}?" if nearest else ""
     return f"There is no {asked} here.{meant} GET /openapi.json lists all routes."
 

@@ -37,7 +37,7 @@ class Neutral:
     Attributes:
         values: the values that change nothing; a number equals numbers alone.
         kinds: types of which every value changes nothing (`float` takes integers too).
-        asks: what other values ask for, a noun.
+        feature: what other values request, a noun.
         instead: what to send instead, a clause.
         test: decides where a list of values cannot.
         shown: of `test`, what it takes, in words.
@@ -45,7 +45,7 @@ class Neutral:
 
     values: tuple[Any, ...] = ()
     kinds: tuple[type, ...] = ()
-    asks: str = ""
+    feature: str = ""
     instead: str = ""
     test: Callable[[Any], bool] | None = None
     shown: str = ""
@@ -63,7 +63,7 @@ class Neutral:
         known = self.described()
         taken = f"; {known} is accepted because it changes nothing" if known else ""
         instead = f"; {self.instead}" if self.instead else ""
-        return f"this server does not support {self.asks or 'it'}{taken}{instead}"
+        return f"this server does not support {self.feature or 'it'}{taken}{instead}"
 
     def described(self) -> str:
         """The values that are taken, for people."""

@@ -90,13 +90,13 @@ class _Member:
     """A declared member: its checks, the kind of object in it.
 
     Attributes:
-        whole: it is an integer or a list of those, and takes no other numbers.
+        integral: it is an integer or a list of those, and takes no other numbers.
     """
 
     checks: tuple[Check, ...]
     inner: type[Body] | None
     required: bool
-    whole: bool
+    integral: bool
 
 
 @cache
@@ -142,7 +142,7 @@ def fill(
     """
     names = {} if names is None else names
     try:
-        _settle(model, document, "", names)
+        _normalize(model, document, "", names)
         try:
             body = msgspec.convert(document, model, strict=True)
         except msgspec.ValidationError as error:
@@ -154,24 +154,26 @@ def fill(
     return body
 
 
-def _settle(model: type[Body], document: dict[str, Any], path: str, names: dict[str, str]) -> None:
+def _normalize(
+    model: type[Body], document: dict[str, Any], path: str, names: dict[str, str]
+) -> None:
     """Bring an object into the form that its model declares."""
     members = _members(model)
     for name in [name for name in document if name not in members]:
-        _settle_other(model, name, document, path, names)
+        _normalize_other(model, name, document, path, names)
     for name, value in list(document.items()):
         member, known = members[name], model.known.get(name)
         if isinstance(known, Neutral) and value is not None and known.takes(value):
             del document[name]
-        elif member.whole:
-            document[name] = _whole(value)
+        elif member.integral:
+            document[name] = _as_integers(value)
         elif member.inner is not None:
             for at, part in _objects(value, _inside(path, name)):
                 if isinstance(part, dict):
-                    _settle(member.inner, part, at, names)
+                    _normalize(member.inner, part, at, names)
 
 
-def _settle_other(
+def _normalize_other(
     model: type[Body], name: str, document: dict[str, Any], path: str, names: dict[str, str]
 ) -> None:
     """Take a field out of an object that its model does not declare."""
@@ -229,12 +231,12 @@ def _apply(
         raise Unfit("invalid_value", f"{at} and {one} mean the same and differ; send one", at)
 
 
-def _whole(value: Any) -> Any:
+def _as_integers(value: Any) -> Any:
     """Integers that were written as ``4.0``."""
     if type(value) is float and value.is_integer() and abs(value) <= 2**53:
         return int(value)
     if type(value) is list and float in set(map(type, value)):
-        return [_whole(part) for part in value]
+        return [_as_integers(part) for part in value]
     return value
 
 

@@ -123,7 +123,7 @@ class AnswerText:
         self.reasoning_tokens = 0
         self.calls = 0
         self._last = ""  # character of the content
-        self._parted = False  # a call came behind it
+        self._call_seen = False  # a call came behind it
 
     @property
     def tokens(self) -> int:
@@ -201,22 +201,22 @@ class AnswerText:
             if self.stopped:
                 return
             if isinstance(event, Content) and event.text:
-                text = self._apart(event.text)
+                text = self._separate(event.text)
                 if self._matcher is not None:
                     armed = self.tokens >= self._min_tokens
                     text = self._matcher.push(text, armed=armed)[0]
                 event = Content(text)
             if isinstance(event, CallEnd):
                 self.calls += 1
-                self._parted = True
+                self._call_seen = True
             gathered.add(event)
 
-    def _apart(self, text: str) -> str:
+    def _separate(self, text: str) -> str:
         """More of the content, kept apart from what was said before a call."""
         glued = self._last and not self._last.isspace() and not text[0].isspace()
-        if self._parted and glued:
+        if self._call_seen and glued:
             text = "\n" + text
-        self._last, self._parted = text[-1], False
+        self._last, self._call_seen = text[-1], False
         return text
 
 
