@@ -10,6 +10,7 @@ from contextlib import suppress
 import pytest
 from helpers.schema_language import allows, rejection
 
+from tidemill.grammar.schema.automaton import Budget
 from tidemill.grammar.schema.lookaround import MAX_PATTERN, is_needed, without
 
 PATTERNS = [
@@ -74,7 +75,7 @@ def python(pattern: str) -> re.Pattern[str]:
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_the_same_texts_match(pattern: str) -> None:
     assert is_needed(pattern)
-    made = without(pattern)
+    made = without(pattern, Budget())
     assert not any(map(is_needed, made))
     parts, whole = [python(part) for part in made], re.compile(pattern)
     found = [text for text in texts(2500) if whole.search(text)]
@@ -126,5 +127,12 @@ HOSTILE = [
 def test_hostile_patterns_take_bounded_time(pattern: str) -> None:
     begun = time.thread_time()
     with suppress(ValueError):
-        without(pattern)
+        without(pattern, Budget())
     assert time.thread_time() - begun < 2
+
+
+def test_a_pattern_is_worked_out_once_in_a_schema() -> None:
+    fields = {f"p{i}": {"type": "string", "pattern": PATTERNS[4]} for i in range(60)}
+    assert allows({"type": "object", "properties": fields}, '{"p59": "P1W"}')
+    many = {f"p{i}": {"pattern": rf"^(?!(?:con|prn|aux){i}$)[a-z]+"} for i in range(99)}
+    assert "too many steps" in rejection({"properties": many})[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -111,3 +112,12 @@ def test_long_chains_of_references_are_rejected_before_the_library_descends_them
 
     assert "one within the other" in rejection(chain(MAX_FOLLOWED))[1]
     assert allows(chain(MAX_FOLLOWED // 2 - 5), "null")
+
+
+def test_what_takes_too_many_steps_is_rejected() -> None:
+    """Many schemas, each of which leads to many others in place."""
+    shared = {"allOf": [{"multipleOf": 3 + i % 5} for i in range(400)]}
+    uses = [{"allOf": [{"$ref": "#/$defs/m"}], "multipleOf": 2} for _ in range(3000)]
+    begun = time.thread_time()
+    assert "compared" in rejection({"anyOf": uses, "$defs": {"m": shared}})[1]
+    assert time.thread_time() - begun < 2

@@ -105,6 +105,7 @@ def _view(schemas: list[Any], references: References) -> _View:
         if not isinstance(node, dict) or id(node) in seen:
             continue
         seen.add(id(node))
+        references.spend(1 + len(node.get("properties", ())) + len(node.get("enum", ())))
         _add(view, node)
         if "$ref" in node:
             stack.append(references.target(node, ()))
@@ -180,6 +181,7 @@ def _overlapping(views: list[_View], references: References) -> tuple[int, int] 
 
 def _disjoint(a: _View, b: _View, references: References, deep: int) -> bool:
     """No value obeys both. False where that is not known."""
+    references.spend(1)
     both = a.types & b.types
     if not both:
         return True

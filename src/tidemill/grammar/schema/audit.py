@@ -11,6 +11,7 @@ from typing import Any
 
 from tidemill.base.errors import TidemillError
 from tidemill.grammar.schema import formats, keywords, lookaround, numbers
+from tidemill.grammar.schema.automaton import Budget
 from tidemill.grammar.schema.paths import Path, rejected
 from tidemill.grammar.schema.values import comparable, kinds_of
 
@@ -25,6 +26,8 @@ class Audit:
     def __init__(self, param: str) -> None:
         self._param = param
         self._nodes = 0
+        self._budget = Budget()
+        self._plain: dict[str, list[str]] = {}  # patterns that had look-around, without
         self._old = False  # a draft in which nothing beside $ref counts
         self.references = False
         """Some schema has a reference."""
@@ -134,10 +137,13 @@ class Audit:
         kept["type"] = types if "null" in types else [*types, "null"]
 
     def _pattern(self, kept: dict[str, Any], path: Path) -> None:
+        pattern = kept["pattern"]
         try:
-            first, *more = lookaround.without(kept["pattern"])
+            if pattern not in self._plain:
+                self._plain[pattern] = lookaround.without(pattern, self._budget)
         except lookaround.Unsupported as error:
             raise self._rejected((*path, "pattern"), f"pattern: {error}") from None
+        first, *more = self._plain[pattern]
         kept["pattern"] = first
         if more:
             kept["allOf"] = [*kept.get("allOf", ()), *({"pattern": p} for p in more)]

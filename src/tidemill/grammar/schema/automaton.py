@@ -110,19 +110,34 @@ def nullable(a: Term) -> bool:
     return kind == "empty" or (kind == "rep" and not a[2])
 
 
+class Budget:
+    """Derivatives that may still be worked out, for one expression or several together."""
+
+    def __init__(self, left: int = MAX_DERIVED) -> None:
+        self.left = left
+
+    def spend(self, count: int) -> None:
+        """Count some.
+
+        Raises:
+            TooLarge: there are none left.
+        """
+        self.left -= count
+        if self.left < 0:
+            raise TooLarge("it takes too many steps to work out")
+
+
 class _Deriver:
-    def __init__(self) -> None:
+    def __init__(self, budget: Budget) -> None:
         self._known: dict[tuple[Term, int], Term] = {}
-        self._left = MAX_DERIVED
+        self._budget = budget
 
     def __call__(self, a: Term, char: int) -> Term:
         """What may follow `char` in texts of `a`."""
         key = (a, char)
         found = self._known.get(key)
         if found is None:
-            self._left -= len(a[1]) if a[0] in ("alt", "and") else 1
-            if self._left < 0:
-                raise TooLarge("it takes too many steps to work out")
+            self._budget.spend(len(a[1]) if a[0] in ("alt", "and") else 1)
             found = self._known[key] = self._derive(a, char)
         return found
 
@@ -162,21 +177,22 @@ def classes_of(sets: Sequence[Ranges]) -> list[Ranges]:
     return [tuple(ranges) for ranges in found.values()]
 
 
-def plain(term: Term, classes: Sequence[Ranges]) -> str:
+def plain(term: Term, classes: Sequence[Ranges], budget: Budget) -> str:
     """An expression without anchors for the same texts.
 
     Args:
         classes: the ranges of each class id of the term.
+        budget: of what is worked out.
 
     Raises:
         TooLarge: see the class.
     """
-    steps, accepting = _minimal(*_automaton(term, len(classes)))
-    return _eliminated(steps, accepting, lambda ids: _spelled(ids, classes))
+    steps, accepting = _minimal(*_automaton(term, len(classes), budget))
+    return _eliminated(steps, accepting, lambda ids: _spelled(ids, classes), budget)
 
 
-def _automaton(term: Term, count: int) -> tuple[list[list[int]], list[bool]]:
-    derive = _Deriver()
+def _automaton(term: Term, count: int, budget: Budget) -> tuple[list[list[int]], list[bool]]:
+    derive = _Deriver(budget)
     numbers = {term: 0}
     steps: list[list[int]] = []
     order = [term]
@@ -212,7 +228,10 @@ def _minimal(steps: list[list[int]], accepting: list[bool]) -> tuple[list[list[i
 
 
 def _eliminated(
-    steps: list[list[int]], accepting: list[bool], spell: Callable[[frozenset[int]], str]
+    steps: list[list[int]],
+    accepting: list[bool],
+    spell: Callable[[frozenset[int]], str],
+    budget: Budget,
 ) -> str:
     end, begin = len(steps), -1
     edges: dict[int, dict[int, str]] = {state: {} for state in (*range(len(steps)), end, begin)}
@@ -236,6 +255,7 @@ def _eliminated(
             before = edges[origin].pop(state)
             for to, after in out.items():
                 made = _joined(before, again, after)
+                budget.spend(1 + len(made) // 64)
                 known = edges[origin].get(to)
                 edges[origin][to] = made if known is None else _either(known, made)
                 if len(edges[origin][to]) > MAX_LENGTH:

@@ -73,6 +73,7 @@ class _Finite:
 
     def _blocking(self, node: dict[str, Any]) -> list[tuple[Path, Any]] | None:
         """Why a schema is not known to have a finite document: schemas of which one must first."""
+        self._references.spend(1 + len(node.get("required", ())) + len(node.get("allOf", ())))
         if "$ref" in node:
             target = self._references.target(node, ())
             if not self.has(target):

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 
 from tidemill.grammar.schema import automaton
-from tidemill.grammar.schema.automaton import ALL, ANY, EMPTY, NONE, Ranges, Term
+from tidemill.grammar.schema.automaton import ALL, ANY, EMPTY, NONE, Budget, Ranges, Term
 from tidemill.grammar.schema.regex import Node, Unreadable, read
 
 MAX_PATTERN = 2_000
@@ -54,8 +54,12 @@ def is_needed(pattern: str) -> bool:
     return _LOOK.search(pattern) is not None
 
 
-def without(pattern: str) -> list[str]:
+def without(pattern: str, budget: Budget) -> list[str]:
     """Patterns without look-around, all of which together are the pattern.
+
+    Args:
+        pattern: with look-around.
+        budget: of what is worked out.
 
     Raises:
         Unsupported: with the reason.
@@ -64,13 +68,15 @@ def without(pattern: str) -> list[str]:
         raise Unsupported(f"with look-around, at most {MAX_PATTERN} characters are taken")
     try:
         node, outermost = read(pattern)
-        parts = None if node[0] == "alt" else _split(pattern, outermost)
-        return [_worked_out(_searched(node))] if parts is None else parts
+        parts = None if node[0] == "alt" else _split(pattern, outermost, budget)
+        return [_worked_out(_searched(node), budget)] if parts is None else parts
     except (Unreadable, automaton.TooLarge, RecursionError) as error:
         raise Unsupported(f"the look-around cannot be written without: {error}") from None
 
 
-def _split(pattern: str, outermost: list[tuple[Node, int, int]]) -> list[str] | None:
+def _split(
+    pattern: str, outermost: list[tuple[Node, int, int]], budget: Budget
+) -> list[str] | None:
     """The parts of a pattern that is anchored where its look-around stands, or None."""
     first, last = 0, len(outermost)
     while first < last and _is_first(outermost[first][0]):
@@ -85,7 +91,9 @@ def _split(pattern: str, outermost: list[tuple[Node, int, int]]) -> list[str] | 
         return None
     middle: Node = ("cat", tuple(node for node, _, _ in outermost[first:last]))
     if _asserts(middle):
-        core = _worked_out(_searched(("cat", (*_if(begins, "begin"), middle, *_if(ends, "end")))))
+        core = _worked_out(
+            _searched(("cat", (*_if(begins, "begin"), middle, *_if(ends, "end")))), budget
+        )
     else:
         begin = outermost[first][1] if first < len(outermost) else len(pattern)
         text = pattern[begin : outermost[last - 1][2]] if last > first else ""
@@ -94,9 +102,9 @@ def _split(pattern: str, outermost: list[tuple[Node, int, int]]) -> list[str] | 
     for (_, is_ahead, negated, inner), begin, end in ahead + behind:
         around: Node = ("cat", (("begin",), inner) if is_ahead else (inner, ("end",)))
         if negated:
-            found.append(_worked_out(partial(_negated, around)))
+            found.append(_worked_out(partial(_negated, around), budget))
         elif _asserts(_unanchored(inner)):
-            found.append(_worked_out(_searched(around)))
+            found.append(_worked_out(_searched(around), budget))
         else:
             text = pattern[begin + (3 if is_ahead else 4) : end - 1]
             found.append(f"^(?:{text})" if is_ahead else f"(?:{text})$")
@@ -160,11 +168,11 @@ class _Context:
 Build = Callable[[_Context], Term]
 
 
-def _worked_out(build: Build) -> str:
+def _worked_out(build: Build, budget: Budget) -> str:
     context = _Context()
     build(context)
     context.classes = automaton.classes_of(context.sets)
-    return f"^(?:{automaton.plain(build(context), context.classes)})$"
+    return f"^(?:{automaton.plain(build(context), context.classes, budget)})$"
 
 
 def _searched(node: Node, *, narrow: bool = True) -> Build:

@@ -105,6 +105,7 @@ def _check_multiples(node: dict[str, Any], references: References, param: str, p
         if not isinstance(part, dict) or id(part) in seen:
             continue
         seen.add(id(part))
+        references.spend(1)
         if "multipleOf" in part:
             found.add(part["multipleOf"])
         stack += [references.target(part, ())] if "$ref" in part else []
