@@ -16,7 +16,7 @@ from tidemill.backends import native, torch
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.contract.config import EngineConfig
 from tidemill.loading import open_model
-from tidemill.models.rope import Reach
+from tidemill.models.rope import Reach, Rope, RopeScaling, inverse_frequencies, reach
 from tidemill.worker.sizing import wanted_len
 
 YARN = {"rope_type": "yarn", "factor": 4.0}
@@ -70,10 +70,10 @@ def test_logits_beyond_the_trained_context_equal(name: str, backend: Any, tmp_pa
 
 def test_layers_stretched_in_part_say_nothing_of_the_context() -> None:
     """Gemma 3's context is that of its stretched layers already."""
-    from tidemill.models.rope import Rope, RopeScaling, reach
-
     local, whole = Rope(1e4, 16), Rope(1e6, 16, RopeScaling("linear", 8.0))
     assert reach([local, whole], 1024, 2**31) == Reach(1024, 1024)
     assert reach([whole, None, whole], 1024, 2**31) == Reach(8192, 8192)
+    far = Rope(1e4, 16, RopeScaling("dynamic", 1e300, original_context=2))
+    assert inverse_frequencies(far, 2**31)[-1] >= 0.0
     huge = Rope(1e6, 16, RopeScaling("linear", 1e30))
     assert reach([huge], 1024, 2**31) == Reach(2**31, 2**31)

@@ -129,9 +129,10 @@ def _dynamic(base: list[float], rope: Rope, s: RopeScaling, context: int | None)
     length = s.original_context * s.factor if context is None else context
     if length <= s.original_context:
         return base
-    grown = s.factor * length / s.original_context - (s.factor - 1.0)
-    theta = rope.theta * grown ** (rope.dim / (rope.dim - 2))
-    return [theta ** (-2.0 * i / rope.dim) for i in range(rope.dim // 2)]
+    grown = s.factor * (length / s.original_context - 1.0) + 1.0
+    # By logarithms: a config may name a factor whose powers no float holds.
+    theta = math.log(rope.theta) + math.log(grown) * rope.dim / (rope.dim - 2)
+    return [math.exp(-2.0 * i / rope.dim * theta) for i in range(rope.dim // 2)]
 
 
 def _llama3(frequency: float, s: RopeScaling) -> float:
