@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable, Sequence
 from typing import Any
+
+Term = Callable[[], str]
 
 INTEGERS = tuple(
     sign * 2**bits + more
@@ -145,36 +148,52 @@ def regex(rng: random.Random, depth: int = 0) -> str:
     return regex(rng, depth + 1) + rng.choice(("", "|", "")) + regex(rng, depth + 1)
 
 
+def _term(rng: random.Random, sound: Sequence[Term], edge: Sequence[Term]) -> str:
+    """Sound for the most part, so that grammars pass and are followed."""
+    return rng.choice(edge if rng.random() < 0.08 else sound)()
+
+
 def lark(rng: random.Random) -> str:
     """A grammar in llguidance's dialect."""
     names = [f"r{i}" for i in range(rng.choice((1, 3, 8)))]
-    terms = (
-        lambda: rng.choice(names), lambda: json.dumps(text(rng)[:200]),
-        lambda: f"/{regex(rng, 3)}/".replace("\n", " "),
-        lambda: f"({rng.choice(names)} | {rng.choice(names)}){rng.choice('*+?')}",
-        lambda: f'("a" {rng.choice(names)}){{{rng.choice(COUNTS)}}}',
-        lambda: f'"b"{{0,{rng.choice(COUNTS)}}}',
+    sound = (
+        lambda: rng.choice(names),
+        lambda: json.dumps(rng.choice(("a", "bc", " ", "é", '"', "\\", "x" * 300))),
+        lambda: rng.choice(("/[a-z]+/", "/[^x]{1,80}/", "/.*?y/", "/(a|b)*c/", "/\\p{L}{2}/")),
+        lambda: f'({rng.choice(names)} | "z"){rng.choice("*+?")}',
+        lambda: f'("a" {rng.choice(names)}){{{rng.choice((1, 2, 3, 40))}}}',
+        lambda: f'%json {{"type": "integer", "maximum": {rng.choice(INTEGERS)}}}',
+        lambda: '%json {"type": "object", "properties": {"a": {"type": "string"}}}',
+    )
+    edge = (
+        lambda: json.dumps(text(rng)[:200]), lambda: f"/{regex(rng, 3)}/".replace("\n", " "),
+        lambda: f'"b"{{0,{rng.choice(COUNTS)}}}', lambda: f'"b"{{{rng.choice(COUNTS)}}}',
         lambda: f"%json {json.dumps(schema(rng, 3))}",
-        lambda: f"<[{abs(rng.choice(INTEGERS))}]>",
-        lambda: f"<[{rng.choice((0, 5))}-{abs(rng.choice(INTEGERS))}]>", lambda: "<|end|>",
+        lambda: f"<[{abs(rng.choice(INTEGERS))}]>", lambda: "<[5]>", lambda: "<|end|>",
+        lambda: f"<[{rng.choice((0, 5))}-{abs(rng.choice(INTEGERS))}]>",
         lambda: "(" * (n := rng.choice((3, 60, 3000))) + '"c"' + ")" * n,
     )  # fmt: skip
     lines = [f"start: {names[0]}"]
     for name in names:
-        attributes = rng.choice(("", "", "", "[lazy]", f"[max_tokens={rng.choice(COUNTS)}]"))
-        parts = " ".join(rng.choice(terms)() for _ in range(rng.randrange(1, 4)))
-        lines.append(f"{name}{attributes}: {parts} | {rng.choice(terms)()}")
+        attributes = rng.choice(("",) * 12 + ("[lazy]", f"[max_tokens={rng.choice(COUNTS)}]"))
+        parts = " ".join(_term(rng, sound, edge) for _ in range(rng.randrange(1, 4)))
+        lines.append(f'{name}{attributes}: {parts} | "q" {_term(rng, sound, edge)} | "w"')
     return "\n".join(lines)
 
 
 def gbnf(rng: random.Random) -> str:
     """A grammar in llama.cpp's form."""
-    terms = (
-        lambda: "a", lambda: "root", lambda: json.dumps(text(rng)[:200]), lambda: "[a-z]",
-        lambda: f'"x"{{{rng.choice(COUNTS)}}}', lambda: f"a{{0,{rng.choice(COUNTS)}}}",
-        lambda: "(" * (n := rng.choice((3, 60, 3000))) + '"c"' + ")" * n, lambda: "[^\\x00-\\xff]",
-        lambda: "[\\U7fffffff]", lambda: "." + "*" * rng.choice((1, 2, 90)),
+    sound = (
+        lambda: "a", lambda: "root", lambda: '"x"', lambda: "[a-z]", lambda: '("y" | a)*',
+        lambda: "[^0-9]+", lambda: f'"x"{{{rng.choice((1, 2, 3, 40))}}}', lambda: '"é\\n"',
     )  # fmt: skip
-    parts = [" ".join(rng.choice(terms)() for _ in range(rng.randrange(1, 4))) for _ in range(3)]
-    between = run(rng) if rng.random() < 0.1 else ""
-    return f"root ::= {parts[0]} | {parts[1]}\n{between}a ::= {parts[2]}"
+    edge = (
+        lambda: json.dumps(text(rng)[:200]), lambda: f'"x"{{{rng.choice(COUNTS)}}}',
+        lambda: f"a{{0,{rng.choice(COUNTS)}}}", lambda: "[^\\x00-\\xff]",
+        lambda: "[\\U7fffffff]", lambda: "." + "*" * rng.choice((1, 2, 90)),
+        lambda: "(" * (n := rng.choice((3, 60, 3000))) + '"c"' + ")" * n,
+    )  # fmt: skip
+    parts = [" ".join(_term(rng, sound, edge) for _ in range(rng.randrange(1, 4)))
+             for _ in range(3)]  # fmt: skip
+    between = run(rng) if rng.random() < 0.05 else ""
+    return f'root ::= {parts[0]} | "q" {parts[1]} | "w"\n{between}a ::= {parts[2]} | "v"'

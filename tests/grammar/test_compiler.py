@@ -7,7 +7,7 @@ import pytest
 from tidemill.base.errors import TidemillError
 from tidemill.contract.program import Grammar
 from tidemill.grammar import compiler as compilers
-from tidemill.grammar.compiler import MAX_USES, USE_BYTES, Compiler
+from tidemill.grammar.compiler import MAX_BYTES, MAX_USES, USE_BYTES, Compiler
 from tidemill.grammar.messages import Tried
 from tidemill.grammar.phases import CompiledProgram, OutputProgram
 from tidemill.grammar.trial import Trial, heap_in_use
@@ -90,3 +90,15 @@ def test_a_grammar_whose_states_are_used_up_is_discarded(
     with pytest.raises(TidemillError):
         state.accept(wrong)
     assert not compiler.has(grammar)
+
+
+def test_what_grows_by_use_is_kept_within_the_bounds(compiler: Compiler) -> None:
+    small, large = compiler.compiled(regex("a+")), compiler.compiled(regex("b+"))
+    before = compiler.kept_bytes
+    compiler.grown(large, 2**20)
+    assert compiler.kept_bytes == before + 2**20 and compiler.has(regex("b+"))
+    compiler.grown(large, MAX_BYTES)
+    assert not compiler.has(regex("b+")) and compiler.has(regex("a+"))
+    assert compiler.kept_bytes == small.bytes
+    compiler.grown(large, 2**20)
+    assert compiler.kept_bytes == small.bytes, "it is not kept any more"

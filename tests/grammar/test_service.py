@@ -61,3 +61,17 @@ def test_no_process_is_started_where_there_is_no_grammar(service: GrammarService
     service.compile(OutputProgram((FreeText(budget=3, until=((5,),)),)), [2])
     assert service._sandbox is not None and service._sandbox.pid is None
     service.close()
+
+
+def test_memory_that_masks_take_is_noted(service: GrammarService) -> None:
+    grammar = Grammar("regex", "(.|b)*a(.|b){60}c")
+    program = service.compile(OutputProgram((grammar,)), [2])
+    (compiled,) = program.compiled
+    assert compiled is not None
+    before, state = compiled.bytes, program.start()
+    for token in range(300, 500):
+        (mask,) = service.masks([state])
+        if mask[token >> 3] >> (token & 7) & 1:
+            state.accept(token)
+    assert compiled.bytes > before + 100_000
+    service.close()

@@ -23,10 +23,12 @@ MAX_KEPT_BYTES = 64 * 2**20
 """Compiled grammars kept, and the memory that they hold together."""
 
 # A matcher and its copies share the states of their lexer, which become more as outputs differ: a
-# usual request of 300 tokens adds some 100 KiB, one made for it several MiB. So one that has been
-# used often is compiled anew, which also keeps it from `MAX_LEXER_STATES`.
+# usual request of 300 tokens adds some 100 KiB, one made for it 100 MiB. What masks are seen to add
+# counts, and one that has been used often is compiled anew.
 USE_BYTES = 128 * 2**10
 MAX_USES = 128
+MAX_BYTES = MAX_KEPT_BYTES // 2
+"""Of one grammar that is kept."""
 
 # Where the trial cannot measure what a grammar takes: at most so many times its source.
 SOURCE_FACTOR = 110
@@ -50,11 +52,13 @@ class CompiledGrammar:
         matcher: at its beginning; requests have copies.
         bytes: of memory that it and its copies share, estimated.
         uses: requests it was given to.
+        kept: for later requests.
     """
 
     matcher: LLMatcher
     bytes: int
     uses: int = 0
+    kept: bool = True
 
 
 class Compiler:
@@ -116,6 +120,15 @@ class Compiler:
             self._kept_bytes += kept.bytes
             return self._use(key, kept)
 
+    def grown(self, compiled: CompiledGrammar, size: int) -> None:
+        """A grammar was seen to take more memory; it is not kept beyond the bounds."""
+        with self._lock:
+            compiled.bytes += size
+            if compiled.kept:
+                self._kept_bytes += size
+                if compiled.bytes > MAX_BYTES or self._kept_bytes > MAX_KEPT_BYTES:
+                    self._discard(next(k for k, one in self._kept.items() if one is compiled))
+
     def discard(self, grammar: Grammar) -> None:
         """Compile the grammar anew for the next request: this one's states are used up."""
         with self._lock:
@@ -142,6 +155,7 @@ class Compiler:
     def _discard(self, key: bytes) -> None:
         kept = self._kept.pop(key, None)
         if kept is not None:
+            kept.kept = False
             self._kept_bytes -= kept.bytes
 
     def _compile(self, grammar: Grammar, source: str) -> LLMatcher:

@@ -20,8 +20,9 @@ MAX_SOURCE_BYTES = 256 * 1024
 STEP_FUEL = 200_000
 COMPILE_FUEL = 2_000_000
 
-# States are never freed while a matcher or a copy of it lives; each takes 0.4 to 2 KiB.
-MAX_LEXER_STATES = 65_536
+# States are never freed while a matcher or a copy of it lives; each takes 0.4 to 2 KiB. A string
+# with a length takes some for each of its characters: these do for 50,000 of them.
+MAX_LEXER_STATES = 250_000
 
 _REGEX_HINT = (
     "; expressions are those of Rust's regex crate, without look-around and back-references"

@@ -52,6 +52,8 @@ class CompiledProgram:
         self.phases = program.phases
         self.discard = discard
         self.vocabulary = vocabulary
+        own = iter(compiled)
+        self.compiled = [next(own) if isinstance(p, Grammar) else None for p in program.phases]
         # Of this program's own: masks are asked of them where a phase may not be opened.
         made = iter([one.matcher.deep_copy() for one in compiled])
         self.matchers = [next(made) if isinstance(p, Grammar) else None for p in program.phases]
@@ -145,6 +147,12 @@ class ProgramState:
         following = self._program.matchers[self._index + 1]
         assert following is not None
         return following
+
+    def asked_grammar(self) -> CompiledGrammar:
+        """The grammar of the matcher that `asked` returns."""
+        compiled = self._program.compiled[self._index + self._opening]
+        assert compiled is not None
+        return compiled
 
     def finish_mask(self, mask: Mask) -> Mask:
         """What a matcher allows as a mask: no end before the last phase, and the opening."""

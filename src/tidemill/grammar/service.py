@@ -33,6 +33,9 @@ _log = get_logger(__name__)
 
 MAX_PHASES = 64
 
+NOTED_BYTES = 4096
+"""Of memory that a mask takes; less is what every use of a grammar is charged with."""
+
 # A vocabulary takes about so many bytes per token, in a tokenizer and in llguidance's table (127
 # MiB for 152,000 tokens), and a second to read. It is read before somebody asks for it where that
 # is at most this share of the weights.
@@ -213,17 +216,29 @@ class GrammarService:
             from llguidance import LLExecutor
             from llguidance.numpy import fill_next_token_bitmask_par
 
+            from tidemill.grammar.trial import heap_in_use
+
             vocabulary = self._ready().vocabulary
             table = np.zeros((len(asked), -(-vocabulary.size // 32)), np.int32)
             if self._masks is None:
                 self._masks = LLExecutor(num_threads=max(1, (os.cpu_count() or 2) // 2))
             matchers = [(states[i].asked(), row) for row, i in enumerate(asked)]
+            before = heap_in_use()
             fill_next_token_bitmask_par(self._masks, matchers, table)
+            self._note_growth([states[i] for i in asked], heap_in_use() - before)
             rows = table.view(np.uint8)[:, : vocabulary.mask_bytes]
             for row, i in enumerate(asked):
                 found[i] = states[i].finish_mask(rows[row])
         self._mask_seconds += monotonic() - begun
         return [mask for mask in found if mask is not None]
+
+    def _note_growth(self, states: Sequence[ProgramState], grown: int) -> None:
+        """Memory that was taken while masks were computed is taken to be their grammars'. What
+        other threads took at that time makes a grammar be compiled anew too soon, at worst."""
+        share = grown // len(states)
+        if share >= NOTED_BYTES and self._compiler is not None:
+            for state in states:
+                self._compiler.grown(state.asked_grammar(), share)
 
     def close(self) -> None:
         """End the threads and the sandbox; programs still being compiled are dropped."""
