@@ -123,10 +123,10 @@ def test_a_piece_of_a_million_characters() -> None:
     ],
 )
 def test_templates_that_loop_or_grow(source: str) -> None:
-    started = time.monotonic()
+    started = time.thread_time()  # a busy machine takes longer
     with pytest.raises(TidemillError):
         ChatTemplate(source, {}).render([{"role": "user", "content": "x"}])
-    assert time.monotonic() - started < 5
+    assert time.thread_time() - started < 5
 
 
 def test_real_files_pass_the_bounds(shared_vocab: Path) -> None:
