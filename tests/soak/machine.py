@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import resource
@@ -175,11 +176,20 @@ class Machine:
         pid = self.engine_pid()
         return {
             "fds": self._api.num_fds(),
-            "processes": len(self._api.children(recursive=True)),
+            "processes": self._processes(),
             "threads": self._api.num_threads(),
             "rss": self._api.memory_info().rss,
             "engine_rss": psutil.Process(pid).memory_info().rss if pid else 0,
         }
+
+    def _processes(self) -> int:
+        """Child processes; an engine that has met a grammar may have the two of its sandbox."""
+        commands = []
+        for child in self._api.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                commands.append(" ".join(child.cmdline()))
+        sandboxes = sum("tidemill.grammar.sandbox_process" in command for command in commands)
+        return len(commands) - min(sandboxes, 2)
 
     def stop(self) -> int | None:
         """SIGTERM, and the exit code."""
