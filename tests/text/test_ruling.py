@@ -81,10 +81,28 @@ def body(form: Format, name: str, arguments: dict[str, object], index: int) -> s
             head += f"{syntax.kind.before}{kind_of(value, syntax.kind)}{syntax.kind.after}"
         if syntax.value[0]:
             head += gaps.key + syntax.value[0]
-        value = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        value = elements(value, syntax) if syntax.echoed else bare(value)
         close = syntax.value[1] + (key + syntax.echoed if syntax.echoed else "")
         parts.append(f"{head}{pad}{value}{pad}{close}{gaps.value}")
     return "".join([*parts, gaps.end, syntax.end])
+
+
+def bare(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def elements(value: object, syntax: TaggedCall) -> str:
+    """A value whose members are elements."""
+    if isinstance(value, list):
+        return "".join(element("item", item, syntax) for item in value)
+    if isinstance(value, dict):
+        return "".join(element(name, member, syntax) for name, member in value.items())
+    return bare(value)
+
+
+def element(name: str, value: object, syntax: TaggedCall) -> str:
+    begin = syntax.key[0] + name + syntax.key[1]
+    return begin + elements(value, syntax) + syntax.value[1] + name + syntax.echoed
 
 
 def kind_of(value: object, kind: Kind) -> str:
@@ -260,6 +278,51 @@ def test_what_a_bare_value_may_not_be(bytes_vocabulary: LLTokenizer, form: Forma
         assert not accepts(bytes_vocabulary, made, wrong), wrong
 
 
+def test_nested_elements(bytes_vocabulary: LLTokenizer) -> None:
+    point = {"type": "object", "properties": {"x": {"type": "integer"}, "name": {"type": "string"}}}
+    schema: dict[str, object] = {
+        "properties": {
+            "path": {"type": "array", "items": {**point, "required": ["x"]}, "maxItems": 2},
+            "tags": {"type": "array", "items": {"enum": ["a", "b"]}},
+        },
+    }
+    form = FORMATS["minimax_m3"]
+    made = calls_grammar(form, tool_of(schema), PLAIN, required=True, parallel=True)
+    for arguments in (
+        {"path": [{"x": 1, "name": "p<q"}, {"x": -2}], "tags": ["b", "a"]},
+        {"path": [], "tags": []},
+    ):
+        text = written(form, [("f", arguments)])
+        assert accepts(bytes_vocabulary, made, text), text
+        parser = OutputParser(form, tool_of(schema))
+        events = [*parser.push(text), *parser.finish()]
+        found = "".join(e.text for e in events if isinstance(e, CallArguments))
+        assert json.loads(found) == arguments, events
+    for wrong in (
+        {"path": [{}]},
+        {"path": [{"x": 1}] * 3},
+        {"path": [{"x": "a"}]},
+        {"tags": ["c"]},
+    ):
+        assert not accepts(bytes_vocabulary, made, written(form, [("f", {"path": wrong})]))
+
+
+@pytest.mark.parametrize("name", ["minimax_m3", "gemma4"])
+def test_a_schema_that_refers_to_itself(bytes_vocabulary: LLTokenizer, name: str) -> None:
+    node = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    properties = {**node["properties"], **{k: {"$ref": "#/$defs/Node"} for k in "abcdefgh"}}  # type: ignore[dict-item]
+    schema: dict[str, object] = {
+        "properties": {"root": {"$ref": "#/$defs/Node"}},
+        "$defs": {"Node": {**node, "properties": properties}},
+    }
+    form = FORMATS[name]
+    made = calls_grammar(form, tool_of(schema), PLAIN, required=True, parallel=True)
+    text = written(form, [("f", {"root": {"n": 1, "a": {"h": {"n": 2}, "n": 3}}})])
+    if form.name == "minimax_m3":
+        text = written(form, [("f", {"root": {"n": 1, "a": {"n": 3, "h": {"n": 2}}}})])
+    assert accepts(bytes_vocabulary, made, text), text
+
+
 @pytest.mark.parametrize(
     ("name", "schema", "where"),
     [
@@ -301,6 +364,19 @@ def test_a_call_is_what_an_answer_begins_with(bytes_vocabulary: LLTokenizer, nam
         assert accepts(bytes_vocabulary, made, text), text
     for text in ("{}", " [1]", "\x1c{", written(form, CALLS).replace("Rome", "Bonn")):
         assert not accepts(bytes_vocabulary, made, text), text
+
+
+@pytest.mark.parametrize("answer", [" to=user<|message|>", ""])
+def test_a_call_is_what_a_message_is_addressed_to(
+    bytes_vocabulary: LLTokenizer, answer: str
+) -> None:
+    form = replace(FORMATS["glimmer"], answer=answer)
+    made = calls_grammar(form, TOOLS, PLAIN, required=False, parallel=True)
+    for text in ("", "Send it to=me.", "{}"):
+        assert accepts(bytes_vocabulary, made, answer + text), text
+    assert accepts(bytes_vocabulary, made, written(form, CALLS))
+    for text in (" to=nobody", "x" + written(form, CALLS[:1]), written(form, CALLS[:1]) + "x"):
+        assert not accepts(bytes_vocabulary, made, text) or (text[0] == "x" and not answer), text
 
 
 def test_words_between_special_marks() -> None:

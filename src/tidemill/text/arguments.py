@@ -11,17 +11,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tidemill.base.errors import TidemillError, bad_request
-from tidemill.text.parsers.format import TaggedCall
+from tidemill.text.parsers.format import Gaps, TaggedCall
 from tidemill.text.parsers.values import TYPES, alternatives, asked, is_bare, resolved, types_of
 from tidemill.text.tools import Tool
 
 Write = Callable[[str], str]
 
 _OBJECT = frozenset({"type", "properties", "required", "additionalProperties"})
+_ARRAY = frozenset({"type", "items", "minItems", "maxItems"})
 _DEFINITIONS = ("$defs", "definitions", "x-guidance")
 
 
@@ -85,12 +86,14 @@ class _Layout:
         syntax: the format's.
         key: the argument's name.
         write, special: see `tagged_rules`.
+        made: rules of elements by name and schema; a schema may refer to itself.
     """
 
     syntax: TaggedCall
     key: str
     write: Write
     special: Mapping[str, int]
+    made: dict[tuple[str, str], str] = field(default_factory=dict)
 
     @property
     def pad(self) -> str:
@@ -130,6 +133,8 @@ def _tagged_values(rule: str, argument: Argument, layout: _Layout) -> tuple[list
         return _listed_values(argument, known, layout), []
     strings = "string" in (TYPES if types is None and not asked(schema) else types or ())
     others = _kinds_of(None if types is None else types - {"string"}, layout)
+    if layout.syntax.echoed and (found := _element_values(rule, argument, layout)) is not None:
+        return found
     if not strings:
         return _json_values(argument, others, layout), []
     if not is_bare(schema):
@@ -140,6 +145,39 @@ def _tagged_values(rule: str, argument: Argument, layout: _Layout) -> tuple[list
         return [f"{head} {value}"], rules
     rest = sorted((TYPES if types is None else types) - {"string"})
     return [f"{head} {value}", *_json_values(argument, others, layout, {"type": rest})], rules
+
+
+def _element_values(
+    rule: str, argument: Argument, layout: _Layout
+) -> tuple[list[str], list[str]] | None:
+    """A list or an object as elements within the argument's; None where JSON is written instead."""
+    told, types = asked(argument.schema), types_of(argument.schema)
+    syntax = replace(layout.syntax, gaps=Gaps("", "", "", ""))
+    if types == frozenset({"array"}) and set(told) <= _ARRAY:
+        members = [("item", told.get("items", {}), f"{argument.param}.items")]
+        least, most = told.get("minItems", 0), told.get("maxItems", "")
+        many = [f"{{{least},{most}}}"]
+    elif types == frozenset({"object"}) and told.get("properties") and set(told) <= _OBJECT:
+        members = [
+            (name, schema, f"{argument.param}.properties.{name[:64]}")
+            for name, schema in told["properties"].items()
+        ]
+        many = ["" if name in told.get("required", ()) else "?" for name, _, _ in members]
+        if set(told.get("required", ())) - set(told["properties"]):
+            return None
+    else:
+        return None
+    rules, parts = [], []
+    for number, (name, schema, param) in enumerate(members):
+        own, known = f"{rule}_{number}", (name, json.dumps(schema))
+        if known not in layout.made:
+            layout.made[known] = own
+            member = Argument(name, resolved(argument.root, schema), argument.root, True, param)
+            inner = _Layout(syntax, name, layout.write, layout.special, layout.made)
+            values, more = _tagged_values(own, member, inner)
+            rules += [f"{own}: {' | '.join(values)}", *more]
+        parts.append(layout.made[known] + many[number])
+    return [f"{layout.head('')} {' '.join(parts)} {layout.closing()}"], rules
 
 
 def _kinds_of(types: frozenset[str] | None, layout: _Layout) -> dict[str, list[str]]:

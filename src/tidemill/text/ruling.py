@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tidemill.contract.program import Grammar
-from tidemill.text.arguments import python_rules, tagged_rules
+from tidemill.text.arguments import pattern, python_rules, tagged_rules
 from tidemill.text.constraints import Region
 from tidemill.text.parsers.format import Format, JsonCall, NamedJson, PythonCalls, TaggedCall
 from tidemill.text.tools import Tool
@@ -94,6 +94,8 @@ def calls_grammar(
         )
     if not before and not form.begin:
         return _program("start: calls | free", [*rules, *_first_character(form, spelling)])
+    if form.leading:
+        return _program("start: calls | free", [*rules, *_addressed(form, spelling)])
     mark = before or write(form.begin)
     rules += _regions(form, spelling, mark, _join(opened, closed) if before else rest)
     # A single call is the text's end: in what follows it another could be opened.
@@ -110,6 +112,13 @@ def _regions(form: Format, spelling: Spelling, mark: str, opened: str) -> list[s
         return [f"region: TEXT {mark} {opened}", "tail: TEXT", _TEXT]
     words = " | ".join(["WORDS", *said])
     return [f"region: tail {mark} {opened}", f"tail: ({words})*", _TEXT.replace("TEXT", "WORDS")]
+
+
+def _addressed(form: Format, spelling: Spelling) -> list[str]:
+    """Text of a message that is no call's: it says so, or does not begin as one."""
+    if form.answer:
+        return [f"free: {spelling.write(form.answer)} TEXT", _TEXT]
+    return ["free: FREE", rf"FREE: /(.|\n)*/ & ~/\s*{pattern(form.begin)}(.|\n)*/"]
 
 
 def _first_character(form: Format, spelling: Spelling) -> list[str]:

@@ -60,6 +60,7 @@ class _Rules:
         self._prefix, self._quote, self._write = prefix, quote, write
         self._count = 0
         self._any = ""
+        self._made: dict[str, str] = {}  # rules by schema; one may refer to itself
 
     def members(self, rule: str, found: list[tuple[Argument, Any]]) -> str:
         """The name of the rule of an object's members, by name; empty for none."""
@@ -101,6 +102,13 @@ class _Rules:
         for key in told:
             if key not in allowed:
                 raise self._more(f"{param}.{key}")
+        key = json.dumps(schema)
+        if not types <= _AS_JSON and key not in self._made:
+            self._made[key] = name = self._name()
+            values = [self._typed(argument, t, told, param) for t in sorted(types)]
+            self.rules.append(f"{name}: {' | '.join(values)}")
+        if key in self._made:
+            return self._made[key]
         return " | ".join(self._typed(argument, t, told, param) for t in sorted(types))
 
     def _more(self, param: str) -> Exception:
