@@ -53,13 +53,14 @@ def _connect(url: str) -> http.client.HTTPConnection:
     return http.client.HTTPConnection(parts.hostname, parts.port, timeout=60)
 
 
-def _lines(url: str) -> Iterator[bytes]:
+def _lines(url: str, worst: Worst) -> Iterator[bytes]:
     connection = _connect(url)
     headers = {"content-type": "application/json"}
     connection.request("POST", "/v1/completions", json.dumps(_BODY), headers)
     answer = connection.getresponse()
     if answer.status != 200:
         answer.read()
+        worst.note(f"answered_{answer.status}", 0.0)
         time.sleep(0.05)
         return
     while line := answer.readline():
@@ -70,12 +71,11 @@ def _lines(url: str) -> Iterator[bytes]:
 def _stream(url: str, worst: Worst) -> None:
     while True:
         try:
-            last = None
-            for line in _lines(url):
+            last = time.monotonic()
+            for line in _lines(url, worst):
                 now = time.monotonic()
                 if line.startswith(b'data: {"'):
-                    if last is not None:
-                        worst.note("stream", now - last)
+                    worst.note("stream", now - last)
                     last = now
         except OSError:
             worst.note("broken", 0.0)

@@ -1,5 +1,5 @@
-"""Turns: what many requests want to do at once, one after the other, with a turn of the event loop
-for everything else between two of them."""
+"""Turns: what many requests want to do at once, a few after the other, with a turn of the event
+loop for everything else between."""
 
 from __future__ import annotations
 
@@ -7,39 +7,45 @@ import asyncio
 from collections import deque
 from weakref import WeakKeyDictionary
 
+AT_ONCE = 8
+"""Pieces that begin in one turn. A turn takes long when others have much to do, and then those who
+wait for theirs must not wait for hundreds of turns."""
+
 
 class _Turns:
     """Of one event loop. Whoever comes alone does not wait."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._taken = False
+        self._taken = 0  # in this turn
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def take(self) -> None:
-        if not self._taken:
-            self._taken = True
-            self._loop.call_soon(self._next)
+        if self._taken < AT_ONCE and not self._waiting:
+            if not self._taken:
+                self._loop.call_soon(self._next)
+            self._taken += 1
             return
         future = self._loop.create_future()
         self._waiting.append(future)
         await future
 
     def _next(self) -> None:
-        while self._waiting:
+        self._taken = 0
+        while self._waiting and self._taken < AT_ONCE:
             future = self._waiting.popleft()
             if not future.done():
                 future.set_result(None)
-                self._loop.call_soon(self._next)
-                return
-        self._taken = False
+                self._taken += 1
+        if self._taken:
+            self._loop.call_soon(self._next)
 
 
 _of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turns] = WeakKeyDictionary()
 
 
 async def next_turn() -> None:
-    """Wait until nobody else's piece of work begins in this turn of the running event loop.
+    """Wait until few others' pieces of work begin in this turn of the running event loop.
 
     For pieces of a millisecond that hundreds of clients can cause at the same moment: beginning a
     request, reading a body, ending what nobody waits for.
