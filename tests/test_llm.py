@@ -96,7 +96,6 @@ def test_many_conversations(llm: LLM) -> None:
         ("", None, "prompt"),
         ([-1], None, "prompt"),
         ([10**6], None, "prompt"),
-        ("a", SamplingParams(temperature=-1), "temperature"),
         ("a", SamplingParams(max_tokens=10**6), "max_tokens"),
         ("a", [SamplingParams()] * 2, "params"),
     ],
@@ -106,6 +105,37 @@ def test_bad_calls_name_the_field(llm: LLM, prompt: object, params: object, para
         llm.generate(prompt, params)  # type: ignore[arg-type]
     assert caught.value.param == param
     assert llm.generate("a", _greedy(max_tokens=1))
+
+
+def test_what_is_left_out_is_the_models(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm, "defaults", {"temperature": 0.25, "top_k": 7})
+    short = SamplingParams(max_tokens=1)
+    for params in (short, [short], SamplingParams(max_tokens=1, temperature=None)):
+        applied = llm.generate("a", params)[0].sampling
+        assert (applied.temperature, applied.top_k, applied.top_p) == (0.25, 7, 1.0)
+    assert llm.chat(MESSAGES, short)[0].sampling.temperature == 0.25
+    asked = SamplingParams(max_tokens=1, temperature=1.0, top_k=0)
+    applied = llm.chat(MESSAGES, asked)[0].sampling
+    assert (applied.temperature, applied.top_k) == (1.0, 0)
+
+
+@pytest.mark.parametrize("option", ["temperature", "max_tokens", "max_new_tokens", "stop"])
+def test_a_sampling_parameter_beside_the_parameters(llm: LLM, option: str) -> None:
+    for method, first in ((llm.chat, MESSAGES), (llm.generate, "a"), (llm.stream, MESSAGES)):
+        with pytest.raises(TidemillError, match=r"SamplingParams\(") as caught:
+            method(first, **{option: 1})  # type: ignore[operator]
+        assert caught.value.param == option
+
+
+def test_representations_are_short(llm: LLM) -> None:
+    import tidemill
+
+    [result] = llm.generate("The tide " * 50, _greedy(max_tokens=40, ignore_eos=True))
+    assert len(repr(result)) < 300 and "40 tokens" in repr(result)
+    assert repr(SamplingParams(top_k=3)) == "SamplingParams(top_k=3)"
+    assert repr(llm).startswith("LLM('brook', backend='native'")
+    public = {name for name in dir(tidemill) if not name.startswith("__")}
+    assert public == set(tidemill.__all__)
 
 
 def test_bad_settings() -> None:

@@ -44,4 +44,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_EXPORTS, "__version__"])
+    return sorted([*__all__, "__version__", *(n for n in globals() if n.startswith("__"))])

@@ -118,9 +118,13 @@ class LLM:
         """The engine's figures as of its latest step."""
         return self._engine.stats
 
+    def __repr__(self) -> str:
+        info = self.info
+        return f"LLM({info.model!r}, backend={info.backend!r}, max_model_len={info.max_model_len})"
+
     def sampling(self, **values: Any) -> SamplingParams:
         """Sampling parameters with the model's recommended values where `values` has none."""
-        return SamplingParams(**{**self.defaults, **values})
+        return SamplingParams(**values).filled(self.defaults)
 
     def generate(
         self,
@@ -135,8 +139,8 @@ class LLM:
 
         Args:
             prompts: a text, a sequence of token ids, or a sequence of either.
-            params: for all, or one per prompt. None takes what the model's makers recommend; given
-                ones are used as they are.
+            params: for all, or one per prompt. What they leave out is what the model's makers
+                recommend, as over HTTP.
             program: what every output must obey, as the engine takes it.
             progress: show a progress bar on stderr.
             **constraint: or one of the server's fields that say so: ``response_format``,
@@ -146,6 +150,7 @@ class LLM:
         Raises:
             TidemillError: BAD_REQUEST naming the field, or what the engine said.
         """
+        _check_options("generate", "prompts", constraint)
         unknown = sorted(set(constraint) - set(CONSTRAINT_FIELDS))
         if unknown:
             raise bad_request(unknown[0], f"generate() knows no {unknown[0]!r}")
@@ -182,6 +187,7 @@ class LLM:
                 ``add_generation_prompt``, ``continue_final_message``, ``documents``; anything else
                 is a variable of the chat template.
         """
+        _check_options("chat", "messages", options)
         first = messages[0] if isinstance(messages, list | tuple) and messages else None
         conversations: Sequence[Any] = messages if isinstance(first, list | tuple) else [messages]
         samplings = self._samplings(conversations, params)
@@ -230,6 +236,7 @@ class LLM:
     ) -> Iterator[Found]:
         """`stream` with everything an answer has: thinking, text, tool calls, and what is wrong
         with something that looked like one."""
+        _check_options("stream", "prompt", options)
         conversation = not isinstance(prompt, str) and bool(prompt)
         if conversation and isinstance(prompt[0], Mapping):
             [sampling] = self._samplings([prompt], params)
@@ -333,7 +340,7 @@ class LLM:
     def _samplings(self, prompts: Sequence[Any], params: Params) -> list[SamplingParams]:
         """The parameters of each prompt."""
         if params is None or isinstance(params, SamplingParams):
-            params = [params or self.sampling()] * len(prompts)
+            params = [params or SamplingParams()] * len(prompts)
         if isinstance(params, str | Mapping) or not all(
             isinstance(p, SamplingParams) for p in params
         ):
@@ -362,6 +369,7 @@ class LLM:
                     prompt_tokens=len(prompt),
                     max_model_len=info.max_model_len,
                     vocab_size=info.vocab_size,
+                    defaults=self.defaults,
                 ),
                 program=rules.program,
                 arrival=monotonic(),
@@ -398,6 +406,30 @@ class LLM:
         if stop:
             self._engine.cancel(output.request_id, output.choice, FinishReason.STOP)
         return found
+
+
+# Sampling parameters by the names that other libraries give them.
+_OTHER_NAMES = {
+    "max_new_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "num_predict": "max_tokens",
+    "repeat_penalty": "repetition_penalty",
+    "num_return_sequences": "n",
+    "random_seed": "seed",
+    "top_logprobs": "logprobs",
+}
+
+
+def _check_options(method: str, first: str, options: Mapping[str, Any]) -> None:
+    """Raise where an option of a method is a sampling parameter, saying where it belongs."""
+    for option in options:
+        name = _OTHER_NAMES.get(option, option)
+        if name in SamplingParams.__struct_fields__:
+            raise bad_request(
+                option,
+                f"{method}() takes {option} within its second argument: "
+                f"{method}({first}, SamplingParams({name}=...))",
+            )
 
 
 def _cuts(sampling: SamplingParams) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import dataclass, field
 
 from tidemill.base.ids import new_call_id
@@ -36,7 +37,7 @@ class ToolCall:
         return {"id": self.id, "type": "function", "function": function}
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Completion:
     """One answer.
 
@@ -65,6 +66,15 @@ class Completion:
     tool_calls: list[ToolCall] = field(default_factory=list)
     tool_call_errors: list[str] = field(default_factory=list)
 
+    def __repr__(self) -> str:
+        said = [f"text={reprlib.repr(self.text)}"]
+        if self.reasoning:
+            said.append(f"reasoning={reprlib.repr(self.reasoning)}")
+        if self.tool_calls:
+            said.append(f"tool_calls={reprlib.repr(self.tool_calls)}")
+        ended = f"finish_reason={self.finish_reason!r}"
+        return f"Completion({', '.join(said)}, {len(self.token_ids)} tokens, {ended})"
+
     def message(self) -> dict[str, object]:
         """The answer as a message to go on with."""
         message: dict[str, object] = {"role": "assistant", "content": self.text}
@@ -75,7 +85,7 @@ class Completion:
         return message
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class RequestOutput:
     """A prompt and its answers.
 
@@ -92,6 +102,10 @@ class RequestOutput:
     outputs: list[Completion]
     cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprob | None] | None = None
+
+    def __repr__(self) -> str:
+        answers = ", ".join(map(repr, self.outputs[:2])) + (", ..." if self.outputs[2:] else "")
+        return f"RequestOutput({len(self.prompt_token_ids)} prompt tokens, outputs=[{answers}])"
 
     @property
     def text(self) -> str:

@@ -26,7 +26,7 @@ BAD: list[tuple[str, dict]] = [
     *(("logprobs", {"logprobs": n}) for n in (-1, 21)),
     ("prompt_logprobs", {"prompt_logprobs": 21}),
     *(("max_tokens", {"max_tokens": m}) for m in ("5", 1.5, True)),
-    *(("temperature", {"temperature": t}) for t in ("hot", None, True)),
+    *(("temperature", {"temperature": t}) for t in ("hot", True)),
     *(("seed", {"seed": s}) for s in (1.5, "1")),
     ("ignore_eos", {"ignore_eos": "no"}),
     *(("stop", {"stop": s}) for s in ("", None, [1], {"a": 1}, 5)),
@@ -51,6 +51,22 @@ def test_out_of_range_names_the_field(field: str, values: dict) -> None:
     assert caught.value.kind is ErrorKind.BAD_REQUEST
     assert caught.value.param == field
     assert field in caught.value.message
+
+
+@pytest.mark.parametrize("values", [{"temperature": -1}, {"top_k": 1.5}, {"logit_bias": {1: 101}}])
+def test_what_is_wrong_fails_where_it_is_made(values: dict) -> None:
+    with pytest.raises(TidemillError):
+        SamplingParams(**values)
+
+
+def test_a_field_that_is_left_out_is_the_models_default() -> None:
+    defaults = {"temperature": 0.5, "top_k": 9}
+    numbers = {"prompt_tokens": 1, "max_model_len": 9, "vocab_size": 9, "defaults": defaults}
+    left_out = resolve(SamplingParams(), **numbers)
+    assert (left_out.temperature, left_out.top_k, left_out.top_p) == (0.5, 9, 1.0)
+    given = resolve(SamplingParams(temperature=1.0, top_k=0), **numbers)
+    assert (given.temperature, given.top_k, given.min_p) == (1.0, 0, 0.0)
+    assert SamplingParams().filled().penalized is False is SamplingParams().penalized
 
 
 def test_edges_are_allowed() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Mapping
 
 from tidemill.base.errors import ErrorKind, TidemillError, bad_request
 from tidemill.base.ids import new_seed
@@ -52,19 +52,21 @@ def resolve(
     prompt_tokens: int,
     max_model_len: int,
     vocab_size: int,
+    defaults: Mapping[str, float | int] = {},
     prompt_param: str = "prompt",
     max_tokens_param: str = "max_tokens",
 ) -> SamplingParams:
-    """Check `params` against the model and the prompt, and fill in the seed and `max_tokens`.
+    """Check `params` against the model and the prompt, and fill in what they leave out.
 
-    Without `max_tokens` the output may use what is left of the context. A `top_p` of 0 becomes a
+    A field that is left out has the model's value of `defaults`, else the neutral one. Without
+    `max_tokens` the output may use what is left of the context. A `top_p` of 0 becomes a
     temperature of 0, which chooses the same tokens.
 
     Raises:
         TidemillError: kind BAD_REQUEST naming the field.
     """
     check_prompt(prompt_tokens, max_model_len, param=prompt_param)
-    params.validate(vocab_size)
+    params.check_token_ids(vocab_size)
     left = max_model_len - prompt_tokens
     asked = params.max_tokens
     if asked is not None and asked > left:
@@ -80,11 +82,13 @@ def resolve(
             f"min_tokens ({params.min_tokens}) exceeds the {left} tokens that a prompt of "
             f"{prompt_tokens} leaves of the context of {max_model_len}",
         )
-    if params.top_p == 0.0:
-        params = msgspec.structs.replace(params, temperature=0.0, top_p=1.0)
-    return msgspec.structs.replace(
-        params,
-        max_tokens=left if asked is None else asked,
-        seed=new_seed() if params.seed is None else params.seed,
-        top_k=max(params.top_k, 0),
+    filled = params.filled(defaults)
+    greedy = {"temperature": 0.0, "top_p": 1.0} if filled.top_p == 0.0 else {}
+    return filled.with_values(
+        {
+            **greedy,
+            "max_tokens": left if asked is None else asked,
+            "seed": new_seed() if params.seed is None else params.seed,
+            "top_k": max(filled.top_k or 0, 0),
+        }
     )

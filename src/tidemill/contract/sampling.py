@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from typing import Any, cast
 
 import msgspec
@@ -20,8 +21,23 @@ MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1
 _INT32_MAX = 2**31 - 1
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Sampling parameters of a request. Build it with the constructor, then `validate()`.
+NEUTRAL: dict[str, float | int] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
+"""Fields for which a model may recommend a value, and their values where it recommends none."""
+
+
+class SamplingParams(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_defaults=True
+):
+    """Sampling parameters of a request; a value out of its range fails in the constructor.
+
+    A field of `NEUTRAL` that is left out (None) means what the model's makers recommend, else
+    the neutral value: `contract.resolve.resolve` fills it in.
 
     Order of application to the logits (float32): logit_bias and bans, repetition penalty
     (Keskar et al. 2019, over prompt and output), presence and frequency penalties (OpenAI's
@@ -52,13 +68,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         prompt_logprobs: the same for the prompt's tokens (the first has none).
     """
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
+    repetition_penalty: float | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -75,6 +91,25 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         stop = cast(object, self.stop)
         if isinstance(stop, str):
             msgspec.structs.force_setattr(self, "stop", (stop,))
+        self.validate()
+
+    def filled(self, defaults: Mapping[str, float | int] = {}) -> SamplingParams:
+        """The same with a value for every field of `NEUTRAL`.
+
+        Args:
+            defaults: what the model's makers recommend.
+        """
+        left_out = {k: v for k, v in NEUTRAL.items() if getattr(self, k) is None}
+        return self.with_values({k: defaults.get(k, v) for k, v in left_out.items()})
+
+    def with_values(self, values: Mapping[str, Any]) -> SamplingParams:
+        """The same with other values, which must be in their ranges: they are not checked."""
+        if not values:
+            return self
+        changed = copy(self)
+        for name, value in values.items():
+            msgspec.structs.force_setattr(changed, name, value)
+        return changed
 
     @property
     def greedy(self) -> bool:
@@ -87,7 +122,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return (
             self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0
-            or self.repetition_penalty != 1.0
+            or self.repetition_penalty not in (None, 1.0)
         )
 
     def validate(self, vocab_size: int | None = None) -> SamplingParams:
@@ -99,40 +134,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         Raises:
             TidemillError: kind BAD_REQUEST, `param` naming the first field out of range.
         """
-        self._check_types()
-        _in_range("temperature", self.temperature, 0.0, 100.0)
-        _in_range("top_p", self.top_p, 0.0, 1.0)
-        _int_in_range("top_k", self.top_k, -1, _INT32_MAX)
-        _in_range("min_p", self.min_p, 0.0, 1.0)
-        _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        # Less would make the logits overflow, which looks like a broken model.
-        _in_range("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
-        if self.seed is not None:
-            _int_in_range("seed", self.seed, MIN_SEED, MAX_SEED)
-        if self.max_tokens is not None:
-            _int_in_range("max_tokens", self.max_tokens, 1, _INT32_MAX)
-        _int_in_range("min_tokens", self.min_tokens, 0, _INT32_MAX)
+        for name, default in _DEFAULTS:
+            value = getattr(self, name)
+            if value is not default:
+                _check_value(name, value)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise bad_request(
                 "min_tokens",
                 f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})",
             )
-        _int_in_range("n", self.n, 1, MAX_CHOICES)
-        if self.logprobs is not None:
-            _int_in_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
-        if self.prompt_logprobs is not None:
-            _int_in_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         self._validate_stops()
-        self._validate_tokens(vocab_size)
+        self.check_token_ids(vocab_size or _INT32_MAX)
         return self
-
-    def _check_types(self) -> None:
-        # Structs check types when they are decoded, not when Python code makes them.
-        for name, (test, what) in _TYPES.items():
-            value = getattr(self, name)
-            if not test(value) and not (value is None and name in _OPTIONAL):
-                raise bad_request(name, f"{name} must be {what}, got {str(value)[:80]!r}")
 
     def _validate_stops(self) -> None:
         if len(self.stop) > MAX_STOP_STRINGS:
@@ -145,24 +158,22 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                     "stop", f"each stop string must have 1 to {MAX_STOP_STRING_CHARS} characters"
                 )
 
-    def _validate_tokens(self, vocab_size: int | None) -> None:
-        limit = _INT32_MAX if vocab_size is None else vocab_size
-        if len(self.stop_token_ids) > MAX_STOP_TOKENS:
-            raise bad_request(
-                "stop_token_ids",
-                f"stop_token_ids takes at most {MAX_STOP_TOKENS} ids, "
-                f"got {len(self.stop_token_ids)}",
-            )
-        for token in self.stop_token_ids:
-            _int_in_range("stop_token_ids", token, 0, limit - 1)
-        if len(self.logit_bias) > MAX_LOGIT_BIAS:
-            raise bad_request(
-                "logit_bias",
-                f"logit_bias takes at most {MAX_LOGIT_BIAS} entries, got {len(self.logit_bias)}",
-            )
-        for token, bias in self.logit_bias.items():
-            _int_in_range("logit_bias", token, 0, limit - 1)
-            _in_range("logit_bias", bias, -100.0, 100.0)
+    def check_token_ids(self, vocab_size: int) -> None:
+        """Raise unless every token id is below `vocab_size`.
+
+        Raises:
+            TidemillError: kind BAD_REQUEST, `param` naming the field.
+        """
+        ids: Iterable[int]
+        for name, ids, most, what in (
+            ("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKENS, "ids"),
+            ("logit_bias", self.logit_bias, MAX_LOGIT_BIAS, "entries"),
+        ):
+            if len(ids) > most:
+                raise bad_request(name, f"{name} takes at most {most} {what}, got {len(ids)}")
+            if ids:  # the extremes alone: this may be thousands for each of hundreds of prompts
+                for token in (min(ids), max(ids)):
+                    _in_range(name, token, 0, vocab_size - 1)
 
 
 def _is_int(value: object) -> bool:
@@ -182,9 +193,9 @@ def _is_ids(value: object) -> bool:
 
 
 def _is_bias(value: object) -> bool:
-    return isinstance(value, Mapping) and all(
-        _is_int(k) and _is_number(v) for k, v in value.items()
-    )
+    if not isinstance(value, Mapping):
+        return False
+    return {int} >= {*map(type, value)} and {int, float} >= {*map(type, value.values())}
 
 
 _INTEGER = (_is_int, "a whole number")
@@ -199,20 +210,50 @@ _TYPES: dict[str, tuple[Callable[[object], bool], str]] = {
     "stop_token_ids": (_is_ids, "a tuple of token ids"),
     "logit_bias": (_is_bias, "a dict of token ids and numbers"),
 }
-_OPTIONAL = frozenset(("seed", "max_tokens", "logprobs", "prompt_logprobs"))
+_OPTIONAL = frozenset((*NEUTRAL, "seed", "max_tokens", "logprobs", "prompt_logprobs"))
+_DEFAULTS = tuple(
+    (field.name, None if field.default is msgspec.NODEFAULT else field.default)
+    for field in msgspec.structs.fields(SamplingParams)
+)
+_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 100.0),
+    "top_p": (0.0, 1.0),
+    "top_k": (-1, _INT32_MAX),
+    "min_p": (0.0, 1.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    # Less would make the logits overflow, which looks like a broken model.
+    "repetition_penalty": (0.01, 100.0),
+    "seed": (MIN_SEED, MAX_SEED),
+    "max_tokens": (1, _INT32_MAX),
+    "min_tokens": (0, _INT32_MAX),
+    "n": (1, MAX_CHOICES),
+    "logprobs": (0, MAX_LOGPROBS),
+    "prompt_logprobs": (0, MAX_LOGPROBS),
+}
+
+
+def _check_value(name: str, value: Any) -> None:
+    # Structs check types when they are decoded, not when Python code makes them.
+    test, what = _TYPES[name]
+    if value is None and name in _OPTIONAL:
+        return
+    if not test(value):
+        raise bad_request(name, f"{name} must be {what}, got {str(value)[:80]!r}")
+    if name in _RANGES:
+        _in_range(name, value, *_RANGES[name])
+    elif name == "logit_bias":
+        for bias in {*value.values()}:
+            _in_range(name, bias, -100.0, 100.0)
 
 
 def _finite(param: str, value: float) -> float:
-    if not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         raise bad_request(param, f"{param} must be a finite number, got {value}")
     return value
 
 
 def _in_range(param: str, value: float, low: float, high: float) -> None:
     if not low <= _finite(param, value) <= high:
-        raise bad_request(param, f"{param} must be between {low:g} and {high:g}, got {value}")
-
-
-def _int_in_range(param: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise bad_request(param, f"{param} must be between {low} and {high}, got {value}")
+        least, most = (f"{v:g}" if isinstance(v, float) else str(v) for v in (low, high))
+        raise bad_request(param, f"{param} must be between {least} and {most}, got {value}")

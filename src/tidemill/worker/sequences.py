@@ -75,16 +75,16 @@ class SequenceSlots:
         self.prompt_len[slot] = new.prompt_len
         self.seq_id[slot] = new.seq_id
         self.table_len[slot] = 0
-        s = new.sampling
+        s = new.sampling.filled()
         self.floats[slot] = (
             s.temperature,
-            max(s.top_p, _LEAST_TOP_P),
+            max(s.top_p or 0.0, _LEAST_TOP_P),
             s.min_p,
             s.presence_penalty,
             s.frequency_penalty,
             s.repetition_penalty,
         )
-        self.top_k[slot] = max(0, s.top_k)
+        self.top_k[slot] = max(0, s.top_k or 0)
         self.seed[slot] = (s.seed or 0) % 2**64  # as the bits of a signed integer
         self.choice[slot] = new.choice
         self.num_logprobs[slot] = -1 if s.logprobs is None else s.logprobs

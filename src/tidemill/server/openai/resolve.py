@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from tidemill.base.errors import bad_request
 from tidemill.base.ids import new_seed
 from tidemill.contract.program import Grammar
@@ -31,9 +29,10 @@ def sampling_of(
     logprobs: int | None,
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
-    """The request's parameters over the model's defaults over ours; not yet checked."""
-    values: dict[str, Any] = dict(context.defaults)
-    values.update((name, value) for name in _PLAIN if (value := getattr(request, name)) is not None)
+    """The request's parameters; what it leaves out stays open until `resolve_all`."""
+    values: dict[str, Any] = {
+        name: value for name in _PLAIN if (value := getattr(request, name)) is not None
+    }
     stop = request.stop or ()
     values["stop"] = (stop,) if isinstance(stop, str) else tuple(text for text in stop if text)
     values["stop_token_ids"] = tuple(request.stop_token_ids or ())
@@ -60,10 +59,11 @@ def resolve_all(
     single = len(prompts) == 1
     return [
         resolve(
-            params if params.seed is not None else msgspec.structs.replace(params, seed=new_seed()),
+            params if params.seed is not None else params.with_values({"seed": new_seed()}),
             prompt_tokens=len(prompt),
             max_model_len=info.max_model_len,
             vocab_size=info.vocab_size,
+            defaults=context.defaults,
             prompt_param=prompt_param if single else f"{prompt_param}[{index}]",
             max_tokens_param=max_tokens_param,
         )
