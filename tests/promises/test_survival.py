@@ -94,7 +94,10 @@ def test_promise_1_poison_ends_alone(faulty: RealServer) -> None:
         compiled = {"messages": [{"role": "user", "content": "x"}], "response_format": wanted}
         answer = faulty.http.post("/v1/completions", json=poison)
         assert answer.status_code == 500, answer.text
-        marks = re.findall(r"\(fingerprint (\w+)\) ended two engines", faulty.text)
+        deadline = time.monotonic() + 10  # the log is read by a thread
+        while not (marks := re.findall(r"\(fingerprint (\w+)\) ended two engines", faulty.text)):
+            assert time.monotonic() < deadline, faulty.text
+            time.sleep(0.05)
         assert len(marks) == 1, faulty.text
         assert faulty.http.post("/v1/chat/completions", json=compiled).status_code == 500
         assert running.result() == expected
