@@ -7,7 +7,8 @@ no mark, the format is derived from what the template renders.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from tidemill.text.abilities import Abilities
 from tidemill.text.derived.gaps import with_gaps
@@ -19,8 +20,7 @@ from tidemill.text.parsers.formats import FORMATS, THINKING, detect, with_thinki
 from tidemill.text.template import ChatTemplate
 
 
-@dataclass(frozen=True, slots=True)
-class Recognised:
+class Recognised(NamedTuple):
     """A format, and how it was found.
 
     Attributes:

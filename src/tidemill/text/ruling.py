@@ -16,7 +16,6 @@ from tidemill.text.arguments import pattern, python_rules, tagged_rules
 from tidemill.text.constraints import Region
 from tidemill.text.parsers.format import Format, JsonCall, NamedJson, PythonCalls, TaggedCall
 from tidemill.text.tools import Tool
-from tidemill.text.unquoted_arguments import unquoted_rules
 
 _TEXT = "TEXT: /(.|\\n)*/"
 
@@ -155,6 +154,8 @@ def _call(number: int, form: Format, tool: Tool, spelling: Spelling) -> list[str
         return [f"{rule}: " + _join(spelling.write(head), body, closing)]
     assert isinstance(syntax, NamedJson), "a format without calls takes no tools"
     if syntax.quote:
+        from tidemill.text.unquoted_arguments import unquoted_rules  # one family needs it
+
         return unquoted_rules(rule, tool, syntax, spelling.write)
     identity = "/[A-Za-z0-9_-]{8,40}/" if syntax.id_first else ""
     head = _join(identity, spelling.write(syntax.before + tool.name))

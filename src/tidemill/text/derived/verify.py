@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tidemill.text.derived.made_up import NAMES, SCHEMA, probes
 from tidemill.text.derived.turns import (
@@ -26,8 +25,7 @@ from tidemill.text.parsers.events import (
 from tidemill.text.parsers.format import Format, ThinkMarks
 
 
-@dataclass(frozen=True, slots=True)
-class _Tool:
+class _Tool(NamedTuple):
     name: str
     schema: str
 
@@ -35,8 +33,7 @@ class _Tool:
 TOOLS: Sequence[Offered] = [_Tool(name, json.dumps(SCHEMA)) for name in NAMES]
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """How many rendered turns were read back to the same calls, and how many there were."""
 
     right: int
