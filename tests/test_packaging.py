@@ -42,14 +42,14 @@ def test_the_api_process_opens_text_alone() -> None:
     """Numpy and what describes weights would cost every start a quarter of a second, and memory;
     pydantic 75 ms and 10 MiB."""
     code = (
-        "import sys, tidemill.server.run, tidemill.server.http, tidemill.opened_text;"
+        "import sys, tidemill.server.run, tidemill.server.http, tidemill.offline.opened_text;"
         "import tidemill.cli.main;"
         "command = tidemill.cli.main._app(['serve']).commands['serve'];"
         "command.make_context('serve', ['--port', '1', '--limit', 'a=1', 'model']);"
         "from tidemill.base.build import build_id;"
         "from tidemill.text.answering import ChatSide;"
         "from tidemill.grammar.schema import prepared;"
-        "opened = tidemill.opened_text.OpenedText.open();"
+        "opened = tidemill.offline.opened_text.OpenedText.open();"
         "ChatSide.of(opened.tokenizer, opened.template, prepared);"
         "build_id();"
         "unwanted = {'numpy', 'tidemill.models.spec', 'tidemill.backends', 'pydantic', 'rich'};"

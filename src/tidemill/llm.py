@@ -28,9 +28,9 @@ from tidemill.engine.offline import InprocEngine
 from tidemill.grammar.schema import prepared
 from tidemill.loading.kind import check_model
 from tidemill.loading.named import locate
-from tidemill.offline_vectors import run_vectors
-from tidemill.opened_text import OpenedText
-from tidemill.outputs import Completion, RequestOutput, Running, ToolCall
+from tidemill.offline.opened_text import OpenedText
+from tidemill.offline.outputs import Completion, RequestOutput, Running, ToolCall
+from tidemill.offline.vectors import run_vectors
 from tidemill.text.answer import NOTHING, Found
 from tidemill.text.answering import (
     ANSWER_FIELDS,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tidemill.loading.text_side import open_text
-from tidemill.opened_text import OpenedText
+from tidemill.offline.opened_text import OpenedText
 from tidemill.text.tokenizer import Tokenizer
 
 

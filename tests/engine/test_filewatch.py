@@ -20,7 +20,7 @@ from tidemill.executor.inproc import open_inproc
 from tidemill.loading.bundled import bundled_models
 from tidemill.loading.jsonfile import map_bytes, read_bytes
 from tidemill.loading.mapped import MappedFile
-from tidemill.opened_text import OpenedText
+from tidemill.offline.opened_text import OpenedText
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from tidemill.grammar.compiler import Compiler
 from tidemill.grammar.sandbox import GrammarSandbox
 from tidemill.grammar.vocabulary import Vocabulary
 from tidemill.loading import bundled_models, open_model
-from tidemill.opened_text import OpenedText
+from tidemill.offline.opened_text import OpenedText
 from tidemill.server.body import parse_body
 from tidemill.server.errors import Refusal
 from tidemill.server.limits import Limits

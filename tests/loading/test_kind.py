@@ -10,7 +10,7 @@ import pytest
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.loading import open_model
 from tidemill.loading.kind import vocabulary_alone
-from tidemill.opened_text import OpenedText
+from tidemill.offline.opened_text import OpenedText
 
 
 def write_vocabulary(path: Path) -> Path:

@@ -15,7 +15,7 @@ from tidemill.loading.checkpoint import open_model
 from tidemill.loading.kind import check_model
 from tidemill.loading.named import locate
 from tidemill.loading.text_side import open_text
-from tidemill.opened_text import OpenedText
+from tidemill.offline.opened_text import OpenedText
 
 READ = (
     *("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),

@@ -26,7 +26,7 @@ def write_calibrated(
     from tidemill.loading.write.calibrated_out import calibrated_tensors, stored_name
     from tidemill.loading.write.out import check_target
     from tidemill.loading.write.safetensors_out import write_safetensors
-    from tidemill.opened import OpenedModel
+    from tidemill.offline.opened import OpenedModel
 
     source, _ = locate(model)
     if not source.is_dir():

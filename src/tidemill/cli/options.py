@@ -10,7 +10,7 @@ from tidemill.cli.machine import parse_bytes as parse_bytes
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tidemill.opened_text import OpenedText
+    from tidemill.offline.opened_text import OpenedText
     from tidemill.text.template import ChatTemplate
 
 MODEL = argument(
@@ -92,7 +92,7 @@ def open_text(model: str | None, chat_template: str | None = None) -> OpenedText
     """
     from dataclasses import replace
 
-    from tidemill.opened_text import OpenedText
+    from tidemill.offline.opened_text import OpenedText
     from tidemill.text.template import ChatTemplate
 
     opened = OpenedText.open(model)

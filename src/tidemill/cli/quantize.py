@@ -291,7 +291,7 @@ def _compare(source: Path, out: Path, text: str) -> None:
     import tempfile
 
     from tidemill.base.errors import bad_request
-    from tidemill.opened import OpenedModel
+    from tidemill.offline.opened import OpenedModel
     from tidemill.worker.compare import compare
 
     opened = OpenedModel.open(source)

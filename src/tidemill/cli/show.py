@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from tidemill.models.foreign import Foreign
     from tidemill.models.spec import Attention, DecoderSpec, Mlp, Moe
-    from tidemill.opened import OpenedModel
-    from tidemill.opened_text import OpenedText
+    from tidemill.offline.opened import OpenedModel
+    from tidemill.offline.opened_text import OpenedText
 
 
 def show(
@@ -33,8 +33,8 @@ def show(
     from tidemill.loading.hub_name import with_options
     from tidemill.loading.kind import vocabulary_alone
     from tidemill.loading.named import locate
-    from tidemill.opened import OpenedModel
-    from tidemill.opened_text import OpenedText
+    from tidemill.offline.opened import OpenedModel
+    from tidemill.offline.opened_text import OpenedText
 
     path, name = locate(with_options(model, file, revision), _say)
     console = Console(width=None if _is_terminal() else 120, highlight=False)

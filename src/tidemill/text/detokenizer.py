@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from _codecs import utf_8_decode
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from tidemill.text.tokenizer import Tokenizer
+
+class TokenTexts(Protocol):
+    """What decoding needs of a tokenizer: the bytes of each token.
+
+    Attributes:
+        strip: leading spaces that decoding a whole text removes.
+    """
+
+    strip: int
+
+    def pieces(self, *, skip_special_tokens: bool, kept: frozenset[int]) -> Mapping[int, bytes]:
+        """The bytes of each token id; see `Tokenizer.pieces`."""
+        ...
 
 
 class Detokenizer:
@@ -29,7 +40,7 @@ class Detokenizer:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: TokenTexts,
         *,
         skip_special_tokens: bool = True,
         kept: frozenset[int] = frozenset(),

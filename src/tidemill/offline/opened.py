@@ -8,7 +8,7 @@ from pathlib import Path
 from tidemill.loading.checkpoint import open_model
 from tidemill.loading.named import locate
 from tidemill.loading.parts import ModelFiles
-from tidemill.opened_text import OpenedText
+from tidemill.offline.opened_text import OpenedText
 
 
 @dataclass(frozen=True, slots=True)
