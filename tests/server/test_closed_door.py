@@ -485,6 +485,41 @@ def test_logs_hold_no_secrets(
         assert one["completion_tokens"] and one["request_id"] and one["seconds"] > 0
 
 
+def test_a_rejected_request_is_logged_with_its_route_and_field(
+    security: Security, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_up_logging("api", "info", "json")
+    headers, chat = _bearer(USER), "/v1/chat/completions"
+    asked = {"messages": [{"role": "user", "content": "hi"}]}
+    secret = "ssn-123"
+    cases: list[tuple[str, dict[str, Any], dict[str, str], tuple[Any, ...]]] = [
+        (chat, {**asked, "temperature": 101}, headers, (400, "invalid_value", "temperature")),
+        (chat, {**asked, secret: 1}, headers, (400, "unknown_parameter", "?")),
+        (chat, {**asked, "stream_options": {"include_usage": True}}, headers,
+         (400, "invalid_value", "stream_options.include_usage")),
+        (chat, {"messages": [{"role": "user"}]}, headers,
+         (400, "invalid_value", "messages[0].content")),
+        (chat, asked, _bearer(secret), (401, "invalid_api_key", None)),
+        (f"/v1/models/{secret}", {}, headers, (405, "method_not_allowed", None)),
+    ]  # fmt: skip
+    with (
+        serving(fake_context(ScriptedEngine()), security) as url,
+        httpx.Client(base_url=url) as http,
+    ):
+        for path, body, sent, _ in cases:
+            http.post(path, json=body, headers=sent)
+        http.post(f"/{secret}", headers=headers)
+    text = capsys.readouterr().err
+    assert secret not in text
+    events = [json.loads(line) for line in text.splitlines()]
+    events = [e for e in events if e.get("event") == "request"]
+    assert [(e["status"], e["error"], e.get("param")) for e in events[:-1]] == [
+        expected for *_, expected in cases
+    ]
+    assert [e["route"] for e in events] == [*[chat] * 5, "/v1/models/{model:path}", "unknown route"]
+    assert "401 in" in events[4]["message"] and ": invalid_api_key (" in events[4]["message"]
+
+
 def test_our_own_words_are_logged_unless_they_are_about_a_request() -> None:
     said = {kind: describe_exception(TidemillError(kind, "some words")) for kind in ErrorKind}
     quoting = {kind for kind, text in said.items() if "some words" not in text}

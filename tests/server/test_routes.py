@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import socket
 import threading
 import time
@@ -13,6 +14,8 @@ import httpx
 import pytest
 from helpers.live_server import fake_context, serving
 from helpers.scripted_engine import ScriptedEngine
+
+from tidemill.server.banner import first_steps
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +28,31 @@ def _eventually(test: Callable[[], bool], seconds: float = 5.0) -> None:
     while not test():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.01)
+
+
+def test_several_names() -> None:
+    context = fake_context(ScriptedEngine(), aliases=("gpt-4o", "org/other"))
+    with serving(context) as url:
+        listed = [card["id"] for card in httpx.get(f"{url}/v1/models").json()["data"]]
+        assert listed == [context.info.model, "gpt-4o", "org/other"]
+        for name in listed:
+            assert httpx.get(f"{url}/v1/models/{name}").json()["id"] == name
+            answer = httpx.post(f"{url}/v1/completions", json={"prompt": "a", "model": name})
+            assert answer.status_code == 200 and answer.json()["model"] == listed[0]
+        unknown = httpx.get(f"{url}/v1/models/gpt-5")
+        assert unknown.status_code == 404 and "'gpt-4o'" in unknown.json()["error"]["message"]
+
+
+def test_what_is_printed_at_the_start_is_a_request_that_works() -> None:
+    context = fake_context(ScriptedEngine())
+    with serving(context) as url:
+        line = first_steps(context, url, closed=False)[0]
+        assert line.startswith("try: curl ")
+        _, _, target, _, header, _, body = shlex.split(line)
+        name, _, value = header.partition(": ")
+        assert httpx.post(target, content=body, headers={name: value}).status_code == 200
+    anywhere = first_steps(context, "http://0.0.0.0:8000", closed=True)
+    assert "http://127.0.0.1:8000/v1" in anywhere[0] and "Bearer YOUR_KEY" in anywhere[0]
 
 
 def test_probes_follow_the_engine() -> None:

@@ -22,7 +22,12 @@ def serve(
     revision: str | None = options.REVISION,
     host: str = option("127.0.0.1", help="Address to listen on."),
     port: int = option(8000, help="Port to listen on; 0 takes a free one."),
-    served_name: str | None = option(None, help="Name clients use; default: the model's."),
+    served_name: tuple[str, ...] = option(
+        (),
+        "--served-name",
+        "--served-model-name",
+        help="Name clients use, the first one in answers; repeatable. Default: the model's.",
+    ),
     backend: str = options.BACKEND,
     device: str = options.DEVICE,
     dtype: str = options.DTYPE,
@@ -117,7 +122,7 @@ def serve(
     check_model(path)
     config = EngineConfig(
         model=str(path),
-        served_name=served_name or name,
+        served_name=served_name[0] if served_name else name,
         backend=backend,
         device=device,
         dtype=dtype,
@@ -147,6 +152,7 @@ def serve(
             admission=admission,
             stall_timeout=stall_timeout,
             drain_timeout=drain_timeout,
+            aliases=tuple(dict.fromkeys(served_name))[1:],
         ),
         listener,
         say=_say,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 import string
+from collections.abc import Callable, Collection
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -15,6 +17,7 @@ from tidemill.base.ids import new_id
 from tidemill.base.log import get_logger
 from tidemill.metrics.registry import ServerMetrics
 from tidemill.server.auth import PROBES
+from tidemill.server.errors import Problem
 from tidemill.server.turns import next_turn
 
 log = get_logger(__name__)
@@ -24,6 +27,9 @@ _ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-_.:/+=")
 
 CLIENT_LEFT = 499
 """Status in the log of a request whose client left before the answer began."""
+
+# A name, and indices of arrays behind it.
+_SEGMENT = re.compile(r"([A-Za-z_]\w*)(?:\[\d+\])*", re.ASCII)
 
 # Asked every few seconds by machines.
 _QUIET = frozenset({"/healthz", "/readyz", "/health", "/ping", "/metrics"})
@@ -35,15 +41,31 @@ class Entrance:
     - Gives every request an id, taken from X-Request-Id where it is sane, and sends it back.
     - Answers HEAD as GET without the body, which the server beneath leaves out.
     - Gives freed memory back after requests.
-    - Logs each request with its route's pattern. What clients wrote (paths, queries, headers,
-      bodies) never gets into the log.
+    - Logs each request with its route's pattern, a rejected one with the error's code and the
+      field that it names. What clients wrote (paths, queries, headers, bodies) never gets into the
+      log, and of names of fields those alone that the API declares.
     - Swallows what the framework re-raises after it answered 500 (it is logged by then), so that
       the server beneath prints no second traceback.
+
+    Args:
+        app: what is behind it; it leaves the `Problem` it answered with in `state.problem`.
+        metrics: where answers are counted.
+        pattern_of: the pattern of the route that a path belongs to, or None; for requests that
+            were answered before they reached a route.
+        field_names: every name of a field that the API declares.
     """
 
-    def __init__(self, app: ASGIApp, metrics: ServerMetrics) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: ServerMetrics,
+        pattern_of: Callable[[str], str | None] = lambda path: None,
+        field_names: Callable[[], Collection[str]] = frozenset,
+    ) -> None:
         self.app = app
         self._metrics = metrics
+        self._pattern_of = pattern_of
+        self._field_names = field_names
         self._giver = Giver()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,39 +97,54 @@ class Entrance:
                 raise
         finally:
             self._giver.done()
-            _log(scope, method, status or CLIENT_LEFT, monotonic() - began)
+            self._log(scope, method, status or CLIENT_LEFT, monotonic() - began)
+
+    def _log(self, scope: Scope, method: str, status: int, seconds: float) -> None:
+        state = scope["state"]
+        path = state.get("route") or self._pattern_of(scope["path"]) or "unknown route"
+        level = logging.DEBUG if path in _QUIET and status < 400 else logging.INFO
+        if not log.isEnabledFor(level):
+            return
+        principal, generation = state.get("principal"), state.get("generation")
+        event: dict[str, Any] = {
+            "event": "request",
+            "request_id": state["request_id"],
+            "method": method if method.isalpha() and len(method) < 12 else "?",
+            "route": path,
+            "status": status,
+            "seconds": round(seconds, 6),
+            "client": principal.name if principal is not None else None,
+        }
+        more = ""
+        if generation is not None:
+            event["prompt_tokens"] = generation.prompt_tokens
+            event["cached_tokens"] = generation.cached_tokens
+            event["completion_tokens"] = generation.completion_tokens
+            event["finished"] = generation.finished
+            left = "" if generation.finished else ", not finished"
+            more = f", {generation.prompt_tokens}+{generation.completion_tokens} tokens{left}"
+        problem: Problem | None = state.get("problem")
+        if problem is not None:
+            event["error"] = problem.code
+            more += f": {problem.code}"
+            if problem.param is not None:
+                event["param"] = declared_names(problem.param, self._field_names())
+                more += f" [{event['param']}]"
+        log.log(
+            level,
+            "%s %s %d in %.3f s%s (%s, %s)",
+            *(event["method"], path, status, seconds, more, event["client"], event["request_id"]),
+            extra={"event": event},
+        )
 
 
-def _log(scope: Scope, method: str, status: int, seconds: float) -> None:
-    path = scope.get("state", {}).get("route", "unknown route")
-    level = logging.DEBUG if path in _QUIET and status < 400 else logging.INFO
-    if not log.isEnabledFor(level):
-        return
-    state = scope["state"]
-    principal, generation = state.get("principal"), state.get("generation")
-    event: dict[str, Any] = {
-        "event": "request",
-        "request_id": state["request_id"],
-        "method": method if method.isalpha() and len(method) < 12 else "?",
-        "route": path,
-        "status": status,
-        "seconds": round(seconds, 6),
-        "client": principal.name if principal is not None else None,
-    }
-    tokens = ""
-    if generation is not None:
-        event["prompt_tokens"] = generation.prompt_tokens
-        event["cached_tokens"] = generation.cached_tokens
-        event["completion_tokens"] = generation.completion_tokens
-        event["finished"] = generation.finished
-        left = "" if generation.finished else ", not finished"
-        tokens = f", {generation.prompt_tokens}+{generation.completion_tokens} tokens{left}"
-    log.log(
-        level,
-        "%s %s %d in %.3f s%s (%s, %s)",
-        *(event["method"], path, status, seconds, tokens, event["client"], event["request_id"]),
-        extra={"event": event},
-    )
+def declared_names(param: str, names: Collection[str]) -> str:
+    """A field's path with every name that is not of `names` as ``?``: clients' own are content.
+
+    ``messages[0].content`` stays, ``tools[0].function.parameters.properties.ssn`` ends in ``?``.
+    """
+    parts = (_SEGMENT.fullmatch(part) for part in param[:256].split("."))
+    return ".".join(m[0] if m is not None and m[1] in names else "?" for m in parts)
 
 
 def _sane(request_id: str | None) -> str | None:

@@ -25,7 +25,7 @@ from tidemill.server.errors import Refusal, named_as_sent, problem_of
 from tidemill.server.keys import Role
 from tidemill.server.members import Body
 from tidemill.server.openai import chat, completions, embeddings, models, rerank, schema
-from tidemill.server.openapi import Described, document_of
+from tidemill.server.openapi import Described, document_of, field_names
 from tidemill.server.security import Security
 
 Handler = Callable[[ServerContext, Request], Awaitable[Response]]
@@ -131,7 +131,14 @@ def build_app(context: ServerContext, security: Security | None = None) -> ASGIA
             # Chrome asks before a public page reaches an address of the private network.
             allow_private_network=True,
         )
-    return Entrance(WithoutLastSlash(door), context.metrics)
+    patterns = [(route.path_regex, route.path) for route in app.routes if isinstance(route, Route)]
+
+    def pattern_of(path: str) -> str | None:
+        path = path.rstrip("/") or "/"
+        return next((pattern for regex, pattern in patterns if regex.match(path)), None)
+
+    names = cache(lambda: field_names(document()))
+    return Entrance(WithoutLastSlash(door), context.metrics, pattern_of, names)
 
 
 class WithoutLastSlash:
@@ -163,6 +170,7 @@ def _endpoint(
         except (TidemillError, Refusal) as error:
             problem = problem_of(error, request.state.request_id)
             problem = named_as_sent(problem, getattr(request.state, "sent_as", {}))
+            request.state.problem = problem
             context.metrics.requests.labels(problem.code or "error").inc()
             return problem.response()
 
@@ -174,6 +182,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException) and error.status_code in (404, 405):
         message = _wrong_route(request.method, request.url.path)
         problem = dataclasses.replace(problem, message=message)
+    request.state.problem = problem
     return problem.response()
 
 
@@ -184,7 +193,8 @@ def _wrong_route(method: str, path: str) -> str:
     if methods:
         if method == "OPTIONS":
             return (
-                f"{asked}: pages of other origins may not use this server; --cors-origin allows one"
+                f"{asked}: web pages of other origins may not use this server; start it with "
+                "--cors-origin ORIGIN to allow one ('*' allows all)"
             )
         return f"there is no {asked} here; {path} takes {' and '.join(methods)}"
     routes = {known: m for m, known, *_ in _ROUTES}

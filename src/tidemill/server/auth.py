@@ -112,6 +112,7 @@ class Door:
         try:
             principal = await self._recognise(scope)
         except Refusal as refusal:
+            scope.setdefault("state", {})["problem"] = refusal.problem
             await refusal.problem.response()(scope, receive, send)
             return
         scope.setdefault("state", {})["principal"] = principal

@@ -40,6 +40,7 @@ class ServerContext:
             where a request leaves a field out.
         limits: bounds.
         metrics: request-side metrics.
+        aliases: names under which the model is served beside its own.
         build: version of the software; part of the fingerprint.
         config_digest: identity of the engine's configuration; part of the fingerprint.
         created: when the model was made available, for /v1/models.
@@ -57,6 +58,7 @@ class ServerContext:
     defaults: Mapping[str, float | int] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
+    aliases: tuple[str, ...] = ()
     build: str = ""
     config_digest: str = ""
     created: int = field(default_factory=lambda: int(wall()))
@@ -115,12 +117,18 @@ class ServerContext:
                 code="unsupported",
             )
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name of the served model; answers carry the first."""
+        return (self.info.model, *self.aliases)
+
     def check_model(self, name: str | None) -> None:
-        """Raise a 404 unless `name` is absent or the served model."""
-        if name is not None and name != self.info.model:
+        """Raise a 404 unless `name` is absent or one of the served model."""
+        if name is not None and name not in self.names:
+            served = " or ".join(map(repr, self.names))
             raise refuse(
                 404,
-                f"the model {name[:256]!r} does not exist; this server serves {self.info.model!r}",
+                f"the model {name[:256]!r} does not exist; this server serves {served}",
                 param="model",
                 code="model_not_found",
             )

@@ -98,6 +98,17 @@ def document_of(version: str, routes: Sequence[Described]) -> dict[str, Any]:
     }
 
 
+def field_names(document: object) -> frozenset[str]:
+    """Every name of a field that a document of `document_of` declares, at any depth."""
+    if isinstance(document, list):
+        return frozenset[str]().union(*map(field_names, document))
+    if not isinstance(document, dict):
+        return frozenset()
+    properties = document.get("properties")
+    own = frozenset(properties) if isinstance(properties, dict) else frozenset()
+    return own.union(*map(field_names, document.values()))
+
+
 def _add_known(definition: dict[str, Any], body: type[Body]) -> None:
     """The fields that a body takes and does not declare, and neutral values of those it does."""
     members = dict(definition["properties"])

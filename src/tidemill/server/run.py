@@ -78,6 +78,7 @@ class ServeOptions:
         stall_timeout: seconds without progress after which the engine is replaced.
         drain_timeout: seconds that requests in flight have after the first signal; a second one
             ends them at once.
+        aliases: names under which the model is served beside the engine's.
     """
 
     config: EngineConfig
@@ -89,6 +90,7 @@ class ServeOptions:
     admission: AdmissionOptions = field(default_factory=AdmissionOptions)
     stall_timeout: float = 5.0
     drain_timeout: float = DRAIN_SECONDS
+    aliases: tuple[str, ...] = ()
 
 
 def serve(options: ServeOptions, listener: socket.socket, *, say: Say = lambda line: None) -> int:
@@ -148,7 +150,11 @@ async def _run(options: ServeOptions, listener: socket.socket, say: Say) -> int:
         http = _Http(context, listener, options.security)
         seconds = monotonic() - started
         url = url_of(listener, tls=options.security.certificates is not None)
-        say(f"serving {engine.info.model} on {url} after {seconds:.1f} s")
+        say(f"serving {' and '.join(context.names)} on {url} after {seconds:.1f} s")
+        from tidemill.server.banner import first_steps
+
+        for line in first_steps(context, url, closed=options.security.keys.closed):
+            say(line)
         return await _until_stopped(http, engine, signals, options.drain_timeout, say)
     finally:
         await engine.close()
@@ -229,6 +235,7 @@ def _make_context(options: ServeOptions, engine: SupervisedEngine, text: TextSid
         defaults=text.defaults,
         chat_side=text.chat,
         limits=options.limits,
+        aliases=options.aliases,
         admission_options=options.admission,
         build=build_id(),
         config_digest=options.config.digest(),

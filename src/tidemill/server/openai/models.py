@@ -39,10 +39,10 @@ def json_response(document: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(document), status_code=status, media_type=JSON)
 
 
-def _card(context: ServerContext) -> dict[str, Any]:
+def _card(context: ServerContext, name: str) -> dict[str, Any]:
     info = context.info
     return {
-        "id": info.model,
+        "id": name,
         "object": "model",
         "created": context.created,
         "owned_by": "tidemill",
@@ -66,14 +66,16 @@ def _tasks(context: ServerContext) -> tuple[str, ...]:
 
 
 async def list_models(context: ServerContext, request: Request) -> Response:
-    """The served model, as a list."""
-    return json_response({"object": "list", "data": [_card(context)]})
+    """The served model under each of its names."""
+    cards = [_card(context, name) for name in context.names]
+    return json_response({"object": "list", "data": cards})
 
 
 async def get_model(context: ServerContext, request: Request) -> Response:
     """The served model by name; names may contain slashes."""
-    context.check_model(request.path_params["model"])
-    return json_response(_card(context))
+    name: str = request.path_params["model"]
+    context.check_model(name)
+    return json_response(_card(context, name))
 
 
 async def tokenize(context: ServerContext, request: Request) -> Response:

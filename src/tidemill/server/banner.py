@@ -1,0 +1,45 @@
+"""What a person can do with a server that has started."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.parse import urlsplit
+
+from tidemill.server.context import ServerContext
+
+# What the bundled model answers well, too.
+_MESSAGE = "Who are you?"
+
+_ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # nosec B104: addresses to replace
+
+
+def first_steps(context: ServerContext, url: str, *, closed: bool) -> list[str]:
+    """A request to copy into a shell, and what an OpenAI client needs.
+
+    Args:
+        context: the server's.
+        url: where it listens.
+        closed: whether it wants a key.
+    """
+    parts = urlsplit(url)
+    host = _ANYWHERE.get(parts.hostname or "")
+    if host is not None:
+        url = parts._replace(netloc=f"{host}:{parts.port}").geturl()
+    path, body = _example(context)
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if closed else ""
+    sent = json.dumps(body)
+    return [
+        f"try: curl {url}{path} -H 'Content-Type: application/json'{key} -d '{sent}'",
+        f"OpenAI clients: base URL {url}/v1, {'an API key of yours' if closed else 'any API key'}",
+    ]
+
+
+def _example(context: ServerContext) -> tuple[str, dict[str, Any]]:
+    if not context.info.generates:
+        if context.vectors.head == "score":
+            return "/v1/score", {"text_1": "What is a tide?", "text_2": "The sea rises and falls."}
+        return "/v1/embeddings", {"input": "The sea rises and falls."}
+    if not context.template.exists:
+        return "/v1/completions", {"prompt": "The tide", "max_tokens": 32}
+    return "/v1/chat/completions", {"messages": [{"role": "user", "content": _MESSAGE}]}
