@@ -36,7 +36,7 @@ class BackendOptions:
     Attributes:
         dtype: computing type, ``float32`` or ``bfloat16``.
         quantize: requantize float matrices at load: ``none``, ``q8_0``, ``q4_0`` or ``int8``. Norms
-            and biases stay float, and so does a matrix whose rows are no whole blocks.
+            and biases stay float, and so does a matrix whose rows are not whole blocks.
         kv_dtype: ``float32``, ``bfloat16``, ``int8`` or ``int4``.
         block_size: tokens per KV block.
         max_positions: positions that rope tables must cover.
@@ -57,16 +57,17 @@ class BackendOptions:
 
 @dataclass(frozen=True, slots=True)
 class BackendMemory:
-    """What a backend holds, in bytes, and what it computes with.
+    """Memory that a backend holds, in bytes, and the device it computes on.
 
     Attributes:
         weight_bytes: of all weights.
         kv_bytes: of the KV cache and recurrent states.
         isa: instruction set.
-        device: where it computes.
-        mapped_bytes: of `weight_bytes`, what lies in the system's page cache: the system counts it
-            as free although it is needed.
-        promised_bytes: of `weight_bytes`, what is reserved and not written yet: the same.
+        device: device it computes on.
+        mapped_bytes: part of `weight_bytes` that is in the page cache. The system counts it as
+            free, although it is needed.
+        promised_bytes: part of `weight_bytes` that is reserved and not written yet. The system
+            counts it as free as well.
     """
 
     weight_bytes: int
@@ -88,7 +89,7 @@ class SamplingInputs:
         seed: uint64 [S].
         choice: int32 [S]; second word of the random key.
         position: int32 [S]; position of the token that is sampled; third word of the key.
-        num_logprobs: int32 [S]; -1 for none, else how many alternatives.
+        num_logprobs: int32 [S]; number of alternatives; -1 for no logprobs.
         bias_start: int32 [S + 1]; row s adds bias_value[i] to logit bias_id[i] for i in
             bias_start[s] .. bias_start[s + 1]; -inf bans.
         bias_id, bias_value: int32, float32.
@@ -96,7 +97,7 @@ class SamplingInputs:
             prompt then generated tokens. When the row's input is FUTURE, that token is not yet in
             it and the backend counts it as generated.
         history: int32.
-        history_prompt: int32 [S]; how many of the history's tokens are the prompt.
+        history_prompt: int32 [S]; number of the history's tokens that are the prompt.
     """
 
     temperature: Float32
@@ -120,14 +121,14 @@ class SamplingInputs:
 
 @dataclass(frozen=True, slots=True)
 class LayerSlice:
-    """The layers computed of a step's last row, when not all.
+    """A range of layers computed for a step's last row, instead of all layers.
 
-    A long prompt's chunk is computed over several steps like this, a few layers in each, so that
-    streams need not wait for all of it. What the last layer of a slice gives stays with the backend
-    until a step goes on with the same sequence and tokens; a step that failed may come again.
+    A long prompt chunk is computed over several steps, a few layers in each, so that decoding
+    streams do not wait for the whole chunk. The backend holds the output of a slice's last layer
+    until a step continues with the same sequence and tokens. A failed step may be submitted again.
 
     Attributes:
-        sequence: whose row.
+        sequence: sequence of the row.
         begin, end: the layers, `end` exclusive. A slice that ends before the last layer has no
             logits.
     """
@@ -153,21 +154,22 @@ class StepInputs:
         sample: uint8 [R]; 1 for rows that sample (they have LOGITS_LAST or LOGITS_ALL).
         await_mask: uint8 [R]; 1 for rows whose sampling waits for `StepHandle.set_mask`.
         target_ids: int32 [T]; for LOGITS_ALL rows the known next token of each position, -1 where
-            none is known or no logprob is wanted.
-        target_logprobs: int32 [R]; alternatives per target of LOGITS_ALL rows (-1 none wanted).
+            it is unknown or its logprob is not requested.
+        target_logprobs: int32 [R]; alternatives per target of LOGITS_ALL rows; -1 for no logprobs.
         copies: per cache group int32 [C, 2]: blocks (source, target) copied before the rows run.
         sampling: see `SamplingInputs`.
         states: int32 [R, 2] for models with recurrent layers, else empty: the state each row reads
-            (-1 at position 0, where it is empty) and the one it writes. No row reads or writes what
-            another writes. A step that fails has changed no state that any row reads.
-        snapshots: int32 [N, 3]: row, how many of its tokens, and the state that is written after
-            these as well; by row and tokens, ascending.
-        slice: which layers of the last row are computed; None: all, as of all others.
-        return_logits: also return the float32 logits of all rows that have any (tests).
-        hidden: uint8 [R]; HIDDEN_NONE, HIDDEN_LAST or HIDDEN_ALL: of which tokens the hidden states
-            behind the last norm are returned. None: of none.
-        second: int32 [R]: position from which a row's tokens are of type 1; 0 where none are. None:
-            of no row.
+            (-1 at position 0, where the state is empty) and the state it writes. No row reads or
+            writes a state that another row writes. A failed step leaves every state that a row
+            reads unchanged.
+        snapshots: int32 [N, 3]: row, token count, and the additional state written after that many
+            of the row's tokens; ascending by row and token count.
+        slice: layers computed for the last row; None: all. Other rows always compute all layers.
+        return_logits: also return the float32 logits of all rows that have logits (for tests).
+        hidden: uint8 [R]; HIDDEN_NONE, HIDDEN_LAST or HIDDEN_ALL: tokens whose final hidden states
+            (after the last norm) are returned. None: no tokens.
+        second: int32 [R]: position from which a row's tokens have type 1; 0 for a row without such
+            tokens. None: no row has any.
     """
 
     step_id: int
@@ -192,8 +194,9 @@ class StepInputs:
 
 @dataclass(slots=True)
 class LogprobArrays:
-    """Log-probabilities of N tokens: chosen [N] float32; top ids/values [N, K], K the widest
-    request of the step, rows padded with -1."""
+    """Log-probabilities of N tokens: chosen [N] float32; top ids/values [N, K], where K is the
+    largest number of alternatives that a row of the step requests; rows are padded with -1.
+    """
 
     chosen: Float32
     top_ids: Int32
@@ -202,14 +205,14 @@ class LogprobArrays:
 
 @dataclass(slots=True)
 class StepOutputs:
-    """What a step computed.
+    """Results of a step.
 
     Attributes:
         sampled: int32 [S], in row order of the sampling rows; -1 where a mask left no token.
-        logprobs: over the S sampling rows (rows that asked for none hold NaN), or None.
-        targets: over all positions of LOGITS_ALL rows with a target, in order, or None.
+        logprobs: of the S sampling rows, or None. Rows that requested no logprobs hold NaN.
+        targets: of all positions of LOGITS_ALL rows with a target, in order, or None.
         logits: float32 [L, vocab] when `return_logits`, in row order (LAST: one, ALL: each token).
-        seconds: (queued, forward, sampling, total); forward without the wait for weights that are
+        seconds: (queued, forward, sampling, total); forward excludes the wait for weights that are
             not loaded yet.
         hidden: float32 [H, hidden_size], in row order (LAST: one, ALL: each token), or None.
     """
@@ -223,20 +226,21 @@ class StepOutputs:
 
 
 class StepHandle(Protocol):
-    """A submitted step. Two may be outstanding; they run in order."""
+    """A submitted step. At most two may be in flight; they run in order."""
 
     def set_mask(self, row: int, draft: int, bits: UInt8) -> None:
-        """Give the token mask a row waits for. bits: uint8 [ceil(vocab / 8)], little-endian bit
-        order, 1 allows. draft: index of the sampled position within the row (0 without drafts)."""
+        """Set the token mask that a row waits for. bits: uint8 [ceil(vocab / 8)], little-endian bit
+        order, 1 allows. draft: index of the sampled position within the row (0 without drafts).
+        """
 
     def done(self, seconds: float = 0.0) -> bool:
-        """True when `result` would not block; waits for that for at most so many seconds."""
+        """Whether `result` would return without blocking. Waits up to `seconds` for that."""
 
     def result(self) -> StepOutputs:
-        """Wait for the step (the GIL is released) and return what it computed.
+        """Wait for the step (the GIL is released) and return its results.
 
-        Raises TidemillError when the step failed; steps submitted after it fail too, and nothing
-        they computed counts.
+        Raises TidemillError when the step failed. Steps submitted after it fail too, and their
+        results are discarded.
         """
 
 
@@ -245,9 +249,9 @@ class ExportedBlocks:
     """Blocks in a portable form: per layer K [blocks, block_size, kv_heads, head_dim] and V
     [blocks, block_size, kv_heads, v_dim].
 
-    `kv_dtype` names the elements (bfloat16 as uint16 bits, int4 as a uint8 each); int8 and int4
-    carry float32 `scales`, [blocks, block_size, kv_heads, *scales_shape] (`models/kv_types.py`),
-    per layer for K and V.
+    `kv_dtype` is the element type (bfloat16 is stored as uint16 bits, int4 as one uint8 per value);
+    int8 and int4 carry float32 `scales`, [blocks, block_size, kv_heads, *scales_shape]
+    (`models/kv_types.py`), per layer for K and V.
     """
 
     kv_dtype: str
@@ -261,9 +265,9 @@ class Backend(Protocol):
     """An executor of any DecoderSpec it supports. Construct it with (spec, tensors, options).
 
     Attributes:
-        spec: what it computes.
-        options: how.
-        slices_layers: it takes steps with a `LayerSlice`.
+        spec: the model's spec.
+        options: the resolved options.
+        slices_layers: whether it accepts steps with a `LayerSlice`.
     """
 
     spec: DecoderSpec
@@ -271,67 +275,71 @@ class Backend(Protocol):
     slices_layers: bool
 
     def when_loaded(self, told: Told) -> bool:
-        """Have `told` called once: with None when all weights are held in the backend's own form,
-        or with the error for which they never will be; from another thread, or at once where that
-        is so already (True is returned then). It is not called when the backend is closed before.
+        """Register a callback that is called once: with None when the backend holds all weights in
+        its own form, or with the error that ended loading. Returns True when loading has already
+        ended; the callback then runs at once. Otherwise it runs on another thread. It does not run
+        when the backend is closed first.
 
-        Steps may be submitted sooner: they wait for the weights that they reach, and fail with the
-        error when those do not come.
+        Steps may be submitted earlier. They wait for the weights that they need and fail with the
+        error when loading fails.
         """
 
     def stop_loading(self) -> None:
-        """Give up what is still being loaded: steps that need it fail as UNAVAILABLE, those that
-        wait for it now included, and nobody is told. Returns at once; idempotent."""
+        """Cancel loading. Steps that need weights not loaded yet fail as UNAVAILABLE, including
+        those that already wait; callbacks do not run. Returns at once; idempotent.
+        """
 
     def memory(self) -> BackendMemory:
-        """What is held now."""
+        """Memory held now."""
 
     def allocate_cache(
         self, num_blocks: tuple[int, ...], kv_dtype: str | None = None, states: int = 2
     ) -> None:
-        """Allocate the KV cache: blocks per cache group of `spec.cache_groups()`, and as many
-        states where the model has recurrent layers, replacing any.
+        """Allocate the KV cache, replacing an earlier one: a number of blocks per cache group of
+        `spec.cache_groups()`, and `states` states when the model has recurrent layers.
 
-        `kv_dtype` is another element type than the options', for comparing; blocks are exported
-        and imported with the options' alone.
+        `kv_dtype` overrides the element type of the options, for comparisons. Blocks are exported
+        and imported only in the options' type.
 
-        Raises TidemillError of kind RESOURCE when memory does not suffice.
+        Raises TidemillError of kind RESOURCE when memory is insufficient.
         """
 
     def submit(self, inputs: StepInputs) -> StepHandle:
-        """Queue a step. Returns at once; at most two are outstanding."""
+        """Queue a step. Returns at once; at most two may be in flight."""
 
     def copy_blocks(self, group: int, pairs: Int32) -> None:
         """Copy blocks at once: int32 [C, 2] of (source, target)."""
 
     def export_blocks(self, group: int, blocks: Int32) -> ExportedBlocks:
-        """Read blocks out in a portable form. No step may be outstanding."""
+        """Read blocks out in a portable form. No step may be in flight."""
 
     def import_blocks(self, group: int, blocks: Int32, data: ExportedBlocks) -> None:
-        """Write blocks exported earlier. No step may be outstanding."""
+        """Write blocks exported earlier. No step may be in flight."""
 
     def progress(self) -> int:
-        """A counter that advances while a step computes, so that slow differs from stalled."""
+        """A counter that advances while a step computes. It separates a slow step from a stalled
+        one.
+        """
 
     def close(self) -> None:
-        """Free everything; outstanding steps fail, and what is being loaded is given up."""
+        """Free everything. Steps in flight fail, and loading is cancelled."""
 
 
 class PackedWeights(Protocol):
-    """Where a backend keeps the weights of the model it loads in its own form, between starts.
+    """Storage for a model's weights in a backend's own form, which outlives the process.
 
-    `layout` says everything that form depends on beside the model's content and the build.
-    `checksum` is the backend's, over the bytes of an array.
+    `layout` covers everything that this form depends on except the model's content and the build.
+    `checksum` is the backend's checksum over the bytes of an array.
     """
 
     def find(self, layout: str, nbytes: int, checksum: Checksum) -> UInt8 | None:
-        """What was kept: uint8 [nbytes], read-only, whole and undamaged; or None."""
+        """The stored weights: uint8 [nbytes], read-only, complete and undamaged; or None."""
 
     def keep(self, layout: str, data: UInt8, checksum: Checksum) -> None:
-        """Keep `data`, beside what is done next: it must stay as it is until `close`."""
+        """Store `data` in the background. It must not change until `close`."""
 
     def close(self) -> None:
-        """Read `data` no more. Idempotent."""
+        """Stop reading `data`. Idempotent."""
 
 
 class BackendFactory(Protocol):

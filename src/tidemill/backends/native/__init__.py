@@ -1,4 +1,4 @@
-"""The C++ executor's Python side: it describes a model to the core and moves arrays.
+"""Python side of the C++ executor: it describes a model to the core and moves arrays.
 
 The core computes a whole step in one call with the GIL released: see csrc/ and `backend.py`.
 """
@@ -9,7 +9,7 @@ from tidemill.backends.base import Backend, BackendOptions, PackedWeights
 from tidemill.models.spec import DecoderSpec
 from tidemill.models.tensors import TensorMap
 
-# Larger than any core's private caches, so that a read comes from memory (or a shared cache).
+# Larger than any core's private caches, so that reads are served by memory or a shared cache.
 _BANDWIDTH_BYTES = 256 << 20
 
 
@@ -19,12 +19,13 @@ def load(
     options: BackendOptions,
     packed: PackedWeights | None = None,
 ) -> Backend:
-    """Load a model into a new native backend: map its weights as they were packed at an earlier
-    start, or check them and begin to repack them in memory (`Backend.when_loaded`).
+    """Load a model into a new native backend. Weights packed at an earlier start are mapped;
+    otherwise the tensors are checked and a thread starts to repack them in memory
+    (`Backend.when_loaded`).
 
     Raises TidemillError: UNSUPPORTED for a spec this backend does not run, MODEL_FILE for tensors
-    that contradict the spec, CONFIG for an instruction set this machine lacks, RESOURCE when
-    memory does not suffice.
+    that contradict the spec, CONFIG for an instruction set this machine lacks, RESOURCE when memory
+    is insufficient.
     """
     from tidemill.backends.native.backend import NativeBackend
 
@@ -39,7 +40,7 @@ def available_isas() -> list[str]:
 
 
 def read_bandwidth(threads: int) -> float:
-    """Bytes per second that `threads` threads read from memory together (about 0.3 s)."""
+    """Read bandwidth of memory with `threads` threads, in bytes per second (takes about 0.3 s)."""
     from tidemill.backends.native import _core
 
     return _core.read_bandwidth(threads, _BANDWIDTH_BYTES, 3)

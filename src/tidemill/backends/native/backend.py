@@ -75,10 +75,10 @@ class NativeHandle:
 class NativeBackend:
     """See backends.base.Backend.
 
-    Results of a row do not depend on what shares its batch, on how its prefill was cut, or on the
-    number of threads: bit for bit, per build and instruction set.
+    The results of a row do not depend on the other rows of its batch, on the prefill chunks, or on
+    the number of threads: they are equal bit for bit, per build and instruction set.
 
-    A step counts as outstanding until its result was taken or its handle dropped.
+    A step is in flight until its result is taken or its handle is dropped.
     """
 
     slices_layers = True
@@ -115,7 +115,9 @@ class NativeBackend:
         self._packing.stop()
 
     def memory(self) -> BackendMemory:
-        """See backends.base.Backend. An embedding read from its file counts as weight bytes."""
+        """See backends.base.Backend. An embedding that is read from its file counts as weight
+        bytes.
+        """
         core = self._core
         mapped = sum(array.nbytes for array in self._mapped)
         return BackendMemory(
@@ -125,14 +127,13 @@ class NativeBackend:
         )
 
     def when_loaded(self, told: Told) -> bool:
-        """See backends.base.Backend. Weights are packed from the start on, in the order of need."""
+        """See backends.base.Backend. Packing starts in the constructor, in the order of need."""
         return self._packing.when_loaded(told)
 
     def allocate_cache(
         self, num_blocks: tuple[int, ...], kv_dtype: str | None = None, states: int = 2
     ) -> None:
-        """See backends.base.Backend. Replaces a cache allocated before; no step may be
-        outstanding."""
+        """See backends.base.Backend. Replaces an earlier cache; no step may be in flight."""
         kv_dtype = kv_dtype or self.options.kv_dtype
         if kv_dtype != self._kv_dtype:
             self._core.retype_cache(KV_TYPES[kv_dtype])
@@ -159,13 +160,13 @@ class NativeBackend:
     def submit(self, inputs: StepInputs) -> NativeHandle:
         """See backends.base.Backend. Arrays are copied before it returns.
 
-        Raises TidemillError: INTERNAL for inputs that contradict themselves or the cache and for a
-        third outstanding step, UNAVAILABLE when closed.
+        Raises TidemillError: INTERNAL for inconsistent inputs and for a third step in flight,
+        UNAVAILABLE when closed.
         """
         return NativeHandle(self._core.submit(inputs, self.spec.vocab_size))
 
     def copy_blocks(self, group: int, pairs: Int32) -> None:
-        """See backends.base.Backend. Waits for the step that runs, not for queued ones."""
+        """See backends.base.Backend. Waits for the running step, not for queued ones."""
         self._core.copy_blocks(group, np.ascontiguousarray(pairs, dtype=np.int32))
 
     def export_blocks(self, group: int, blocks: Int32) -> ExportedBlocks:
@@ -213,7 +214,7 @@ class NativeBackend:
             self._core.import_layer(layer, blocks, _bytes(arrays[0]), _bytes(arrays[1]), *scales)
 
     def _portable_shapes(self, layer: int, count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of K and of V."""
+        """Shapes of K and of V."""
         mixer = self.spec.attentions()[layer]
         common = (count, self.options.block_size, mixer.kv_heads)
         return (*common, mixer.head_dim), (*common, mixer.v_dim)
@@ -221,7 +222,7 @@ class NativeBackend:
     def _scale_shapes(
         self, shapes: tuple[tuple[int, ...], tuple[int, ...]]
     ) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
-        """Of the scales of K and of V of such shapes; None where the type has none."""
+        """Shapes of the scales of K and of V for such shapes; None for a type without scales."""
         kv_dtype = self.options.kv_dtype
         key, value = (
             scales_shape(kv_dtype, shape[-1], key=is_key)
@@ -233,11 +234,13 @@ class NativeBackend:
         )
 
     def progress(self) -> int:
-        """See backends.base.Backend: tiles finished since the start, of packing and of steps."""
+        """See backends.base.Backend. Counts tiles finished since the start, by packing and by
+        steps.
+        """
         return self._core.progress() + self._packing.progress()
 
     def close(self) -> None:
-        """See backends.base.Backend. Returns when the step that runs and packing have ended."""
+        """See backends.base.Backend. Returns when the running step and packing have ended."""
         self._packing.stop()
         self._packing.wait()
         if self._packed is not None:

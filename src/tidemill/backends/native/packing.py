@@ -1,4 +1,4 @@
-"""Packs a model's matrices beside what is done next, in the order a step needs them."""
+"""Packs a model's matrices in the background, in the order in which a step needs them."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from tidemill.models.tensors import RawTensor
 
 _log = get_logger(__name__)
 
-# Stored bytes that are packed at a time, and then given back: little beside any matrix, some
-# milliseconds of work.
+# Stored bytes packed at a time and then released: small next to a matrix, and a few milliseconds of
+# work.
 _PIECE_BYTES = 8 * 2**20
 
-# What is being packed. When Python ends it ends daemon threads where they next want the GIL, and
-# one in native code cannot be unwound: all are stopped before that.
+# Packings with a running thread. At exit Python ends a daemon thread at its next request for the
+# GIL, and native code cannot be unwound, so all of them are stopped first.
 _running: weakref.WeakSet[Packing] = weakref.WeakSet()
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A matrix that has its place.
+    """A matrix with reserved memory.
 
     Attributes:
-        name: canonical.
+        name: canonical name.
         tensor: its bytes, as stored.
-        source: code of the type it is stored in.
+        source: code of its stored type.
     """
 
     name: str
@@ -43,13 +43,13 @@ class Matrix:
 
 
 class Packing:
-    """Packs all matrices of a core, in a thread of its own; steps wait for those that they reach.
+    """Packs all matrices of a core in a background thread; steps wait for the matrices they need.
 
-    Nothing else reads the tensors meanwhile.
+    Nothing else may read the tensors during packing.
 
     Args:
-        core: with every matrix in its place and the model described.
-        matrices: in the order of their ids; none where all were found packed.
+        core: with memory reserved for every matrix and the model described.
+        matrices: in the order of their ids; empty when all are already packed.
     """
 
     def __init__(self, core: _core.Executor, matrices: Sequence[Matrix]) -> None:
@@ -79,8 +79,9 @@ class Packing:
         return True
 
     def progress(self) -> int:
-        """A number that changes with every call while a matrix is being read or unpacked: that is
-        Python's work, which counts no tiles; that its thread gets on is what can be said."""
+        """A counter that advances with every call while a matrix is read or unpacked. That work
+        runs in Python and counts no tiles, so a finer measure does not exist.
+        """
         if self._reading:
             self._beats += 1
         return self._beats
@@ -91,7 +92,7 @@ class Packing:
         self._core.fail(ErrorKind.UNAVAILABLE, "the native backend is closed", "")
 
     def wait(self) -> None:
-        """Return when the thread has ended."""
+        """Wait until the thread has ended."""
         if self._thread.ident is not None:
             self._thread.join()
 
@@ -111,7 +112,7 @@ class Packing:
             _running.discard(self)
 
     def _pack(self, index: int, matrix: Matrix) -> None:
-        """Pack one, a piece after the other; what is packed of a piece is not held as stored."""
+        """Pack one matrix piece by piece. The stored bytes of a packed piece are released."""
         tensor = matrix.tensor
         self._reading = True
         try:
@@ -132,7 +133,7 @@ class Packing:
         self._matrices.clear()
         if self._stopping:
             return
-        while True:  # before steps fail: whoever has them computed knows why then
+        while True:  # before steps fail, so that the callbacks know the reason first
             with self._lock:
                 told, self._told = self._told, []
                 if not told:
@@ -142,25 +143,25 @@ class Packing:
                 try:
                     each(error)
                 except Exception:
-                    _log.exception("what was to be done once the weights are packed has failed")
+                    _log.exception("a callback of when_loaded has failed")
         if error is not None:
             self._core.fail(error.kind, error.message, error.param or "")
 
 
 def as_bytes(tensor: RawTensor) -> NDArray[np.uint8]:
-    """The tensor's bytes, not copied."""
+    """The tensor's bytes, without a copy."""
     return np.frombuffer(tensor.data, dtype=np.uint8)
 
 
 def _named(error: Exception, name: str) -> TidemillError:
-    """The error that packing a tensor met, with the tensor's name."""
+    """The error of packing a tensor, with the tensor's name."""
     if isinstance(error, TidemillError):
         message = error.message if name in error.message else f"{name}: {error.message}"
         return TidemillError(error.kind, message, param=error.param or name)
     if isinstance(error, MemoryError):
         return TidemillError(
             ErrorKind.RESOURCE,
-            f"{name}: memory does not suffice to pack it: give a smaller --kv-memory, or use a "
+            f"{name}: out of memory while packing: set a smaller --kv-memory or use a "
             "smaller model",
             param=name,
         )

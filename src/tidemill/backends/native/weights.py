@@ -1,4 +1,4 @@
-"""Which type every tensor gets in memory, and its way into the core."""
+"""Selects the type of every tensor in memory, and passes the tensors to the core."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ _SCORINGS = ("softmax", "sigmoid", "softmax_chosen", "sparse_mixer", "sigmoid_ch
 def packed_type(name: str, tensor: RawTensor, options: BackendOptions) -> str:
     """Type a matrix is packed as.
 
-    Computing in bfloat16 turns float32 matrices into bfloat16 (but see `stays_wide`). F16 stays
-    F16, whose products are computed in float32 either way, and so does BF16 when computing in
-    float32.
+    When computing in bfloat16, float32 matrices become bfloat16 (except those of `stays_wide`). F16
+    stays F16, because its products are computed in float32 in either case. When computing in
+    float32, BF16 stays BF16 for the same reason.
     """
     stored = stored_type(name, tensor, options.quantize)
     narrowed = stored == "F32" and options.dtype == "bfloat16" and not stays_wide(name)
@@ -114,7 +114,9 @@ def _check_recurrent(layer: int, mixer: Recurrent) -> None:
 
 
 def check_tensors(spec: DecoderSpec, tensors: TensorMap) -> None:
-    """Raise TidemillError MODEL_FILE unless exactly the expected tensors are there, whole."""
+    """Raise TidemillError MODEL_FILE unless the tensors are exactly the expected ones and
+    complete.
+    """
     expected = spec.expected_tensors()
     missing, extra = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected)
     if missing or extra:
@@ -152,11 +154,11 @@ def _check_memory(need: int) -> None:
 
 
 class ModelBuilder:
-    """Describes a model to a core Executor, with a place in memory for each of its matrices.
+    """Describes a model to a core Executor and reserves memory for each of its matrices.
 
     After `build`, `mapped` holds the arrays that the core reads in place and that must outlive it:
-    the file's own embedding, the packed matrices of an earlier start. `unpacked` are the matrices
-    that are still to be packed, in the order a step needs them.
+    the file's own embedding and the packed matrices of an earlier start. `unpacked` are the
+    matrices that still have to be packed, in the order a step needs them.
     """
 
     def __init__(
@@ -176,7 +178,7 @@ class ModelBuilder:
         self._found = False
         self._ropes: dict[Rope, int] = {}
         self._constants: dict[tuple[float, ...], int] = {}
-        # Rows of embeddings that lie in the file.
+        # Embeddings whose rows are read from the file.
         self._sources = {name: np.zeros(0, np.uint8) for name in (names.EMBED, names.LAYER_INPUTS)}
         self.mapped: tuple[NDArray[np.uint8], ...] = ()
         self.unpacked: list[Matrix] = []
@@ -184,7 +186,8 @@ class ModelBuilder:
     def build(self) -> None:
         """Reserve the memory of all matrices, read the vectors and describe the layers.
 
-        Raises TidemillError RESOURCE when memory does not suffice."""
+        Raises TidemillError RESOURCE when memory is insufficient.
+        """
         self._layout = self._provide()
         config = _core.ModelConfig()
         spec, options = self._spec, self._options
@@ -198,7 +201,7 @@ class ModelBuilder:
         config.embed_scale, config.residual_scale = spec.embed_scale, spec.residual_scale
         config.logit_scale, config.logit_softcap = spec.logit_scale, spec.logit_softcap or 0.0
         config.group_windows = [group.window or 0 for group in groups]
-        # Matrices get their places, and are packed, in the order a step comes to them.
+        # Matrices are laid out and packed in the order in which a step uses them.
         config.embedding_type = WEIGHT_TYPES[self._tensors[names.EMBED].dtype]
         config.embedding = self._embedding(names.EMBED)
         if spec.learned_positions:
@@ -227,14 +230,15 @@ class ModelBuilder:
         self._core.build(config, self._sources[names.EMBED], self._sources[names.LAYER_INPUTS])
 
     def keep(self) -> None:
-        """Have the packed matrices kept for the next start; all are packed."""
+        """Store the packed matrices for the next start. All must be packed."""
         if self._packed is not None and not self._found:
             data = self._core.packed()
             self._packed.keep(self._layout, data, lambda data: _core.checksum(data, 1))
 
     def _embedding(self, name: str) -> int:
-        """Id of the packed matrix; -1 where rows are read from the file's own bytes, since a step
-        touches only a few of them."""
+        """Id of the packed matrix; -1 when rows are read from the file's own bytes, because a step
+        reads only a few of them.
+        """
         if not self._is_mapped(name):
             return self._matrix(name)
         self._sources[name] = as_bytes(self._tensors[name])
@@ -244,7 +248,7 @@ class ModelBuilder:
     def _is_mapped(self, name: str) -> bool:
         tensor = self._tensors[name]
         same = stored_type(name, tensor, self._options.quantize) == tensor.dtype
-        # A tied matrix serves both.
+        # A tied matrix is also the output projection, so it is packed.
         rows = name in self._sources and not (name == names.EMBED and self._spec.tied_embeddings)
         return rows and same and tensor.dtype not in ROW_HEADS
 
@@ -261,8 +265,10 @@ class ModelBuilder:
         return config
 
     def _provide(self) -> str:
-        """Memory for the matrices, packed already where they were kept; returns their layout."""
-        # In which order matrices lie is this module's doing, and no part of the core's build.
+        """Reserve memory for the matrices, or map the packed ones stored earlier; returns their
+        layout.
+        """
+        # This module decides the order of the matrices, and the core's build id does not cover it.
         order = hashlib.blake2b(Path(__file__).read_bytes(), digest_size=8).hexdigest()
         layout = [f"{self._core.isa} {self._options.dtype} {order}"]
         total = 0
@@ -300,7 +306,7 @@ class ModelBuilder:
         return self._core.add_vector(name, WEIGHT_TYPES[tensor.dtype], count, as_bytes(tensor))
 
     def _constant(self, values: tuple[float, ...]) -> int:
-        """A vector that no file holds, added once."""
+        """A vector that is in no file, added once."""
         if values not in self._constants:
             array = np.array(values, np.float32)
             self._constants[values] = self._core.add_vector(

@@ -17,7 +17,7 @@ def load(
     """Load a model into a new torch backend. It packs nothing, so `packed` is not used.
 
     Raises TidemillError: CONFIG when torch is not installed or the device does not exist,
-    UNSUPPORTED for a spec this backend does not run, RESOURCE when memory does not suffice.
+    UNSUPPORTED for a spec this backend does not run, RESOURCE when memory is insufficient.
     """
     try:
         from tidemill.backends.torch.backend import TorchBackend

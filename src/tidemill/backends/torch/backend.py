@@ -1,9 +1,9 @@
 """TorchBackend: any DecoderSpec in plain torch operations, one readable module.
 
-On the CPU in float32 it is the reference the tests compare with. It runs on any torch device.
-Steps run in order on one worker thread, so that masks may arrive while the layers run. Unlike the
-native backend it does not promise that a row's bits are independent of its batch: torch's matrix
-products choose their kernels by shape.
+On the CPU in float32 it is the reference for the tests. It runs on any torch device. Steps run in
+order on one worker thread, so that masks may arrive while the layers run. Unlike the native backend
+it is not batch-invariant: torch selects matrix product kernels by shape, so a row's bits may depend
+on its batch.
 """
 
 from __future__ import annotations
@@ -82,12 +82,12 @@ class TorchBackend:
     # --- the interface -------------------------------------------------------------------------
 
     def when_loaded(self, told: Told) -> bool:
-        """See backends.base.Backend: the weights are loaded when it is made."""
+        """See backends.base.Backend. The weights are loaded in the constructor."""
         told(None)
         return True
 
     def stop_loading(self) -> None:
-        """See backends.base.Backend: there is nothing to stop."""
+        """See backends.base.Backend. No loading is in progress."""
 
     def memory(self) -> BackendMemory:
         """See backends.base.Backend."""
@@ -145,13 +145,13 @@ class TorchBackend:
     def _compute(self, tokens: Int32, inputs: StepInputs) -> Computed:
         for group, pairs in enumerate(inputs.copies):
             self._ready_cache().copy(group, pairs)
-        if not inputs.context_len.size:  # a step may do nothing but copy
+        if not inputs.context_len.size:  # a step may only copy blocks
             return Computed()
         hidden = self._forward(torch.from_numpy(tokens).long().to(self._device), inputs)
         return Computed(self._logits(hidden, inputs), _hidden(hidden, inputs))
 
     def _forward(self, tokens: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
-        """Final hidden states [tokens, hidden] of all rows, the KV cache written."""
+        """Final hidden states [tokens, hidden] of all rows; writes the KV cache."""
         spec, weights = self.spec, self._weights
         positions, slots, contexts = self._addresses(inputs)
         x = weights[names.EMBED][tokens] * spec.embed_scale
@@ -193,7 +193,7 @@ class TorchBackend:
     def _own_inputs(
         self, inputs: LayerInputs, tokens: torch.Tensor, x: torch.Tensor
     ) -> torch.Tensor:
-        """What each layer takes beside x, [tokens, layers, width]; x is the embedded tokens."""
+        """Per-layer inputs, [tokens, layers, width]; x is the embedded tokens."""
         shape = (len(tokens), -1, inputs.width)
         projected = self._linear(x, "layer_inputs.projection") * inputs.projection_scale
         normed = self._norm("layer_inputs.norm", self.spec.norm, projected.view(shape))
@@ -210,7 +210,7 @@ class TorchBackend:
         contexts: list[list[torch.Tensor]],
         inputs: StepInputs,
     ) -> torch.Tensor:
-        """What the layer's mixer makes, normed behind it and scaled, or both of two do."""
+        """Output of the layer's mixer or two parallel mixers, after post norm and scale."""
         behind, scales = layer.post_norm and not layer.sum_norm, [layer.mixer_scale]
         made = []
         if layer.attention is not None:
@@ -236,7 +236,8 @@ class TorchBackend:
         self, inputs: StepInputs
     ) -> tuple[torch.Tensor, list[torch.Tensor], list[list[torch.Tensor]]]:
         """Positions [tokens]; per cache group the slots written [tokens]; per group and row the
-        slots of positions 0 .. the row's last."""
+        slots of positions 0 up to the row's last one.
+        """
         size = self.options.block_size
         starts = inputs.row_start.tolist()
         spans = [
@@ -262,7 +263,7 @@ class TorchBackend:
         return F.linear(x, self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias"))
 
     def _mlp(self, index: int, mlp: Mlp | Moe, h: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """The feed-forward block of h, the norm of x."""
+        """Output of the feed-forward block for h, the normed x."""
         name = layer_name(index, "mlp")
         if isinstance(mlp, Moe):
             return self._experts(name, mlp, h, x)
@@ -372,7 +373,7 @@ class TorchBackend:
         return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
 
     def _types(self, inputs: StepInputs, positions: torch.Tensor) -> torch.Tensor:
-        """The type of each token: 1 from where its row's second text begins."""
+        """Type of each token: 1 from the start of its row's second text."""
         if inputs.second is None:
             return torch.zeros_like(positions)
         second = np.repeat(inputs.second, np.diff(inputs.row_start))
@@ -380,7 +381,9 @@ class TorchBackend:
         return (positions >= begins.to(positions)).long()
 
     def _ends(self, inputs: StepInputs, positions: torch.Tensor) -> torch.Tensor:
-        """The last position of each token's row: what it sees where nothing is causal."""
+        """Last position of each token's row, which bounds what the token sees in non-causal
+        attention.
+        """
         if inputs.context_len.any():
             raise TidemillError(ErrorKind.INTERNAL, "an encoder's input is computed whole")
         counts = np.diff(inputs.row_start)
@@ -389,8 +392,9 @@ class TorchBackend:
     def _project(
         self, index: int, mixer: Attention, x: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        """Q, K, V as [tokens, heads, head_dim], normed and rotated; Q alone where K and V are
-        another layer's."""
+        """Q, K and V as [tokens, heads, head_dim], normed and rotated; only Q for a layer that
+        reads another layer's K and V.
+        """
         if mixer.latent is not None:
             name = layer_name(index, "attn")
             angles = self._angles(index, mixer.rope, positions, x.dtype) if mixer.rope else None
@@ -432,7 +436,7 @@ class TorchBackend:
     def _qk_norm(
         self, index: int, part: str, qk: QkNorm, heads: int, x: torch.Tensor
     ) -> torch.Tensor:
-        """Q or K [tokens, heads * dim] normed."""
+        """Norm of Q or K, [tokens, heads * dim]."""
         name = layer_name(index, f"attn.{part}_norm")
         weight, bias = self._weights.get(f"{name}.weight"), self._weights.get(f"{name}.bias")
         if qk.scope != "full":
@@ -445,7 +449,7 @@ class TorchBackend:
     # --- logits and tokens ---------------------------------------------------------------------
 
     def _logits(self, hidden: torch.Tensor, inputs: StepInputs) -> list[NDArray[np.float32]]:
-        """Per row float32 [wanted, vocab] (an empty array for rows that want none)."""
+        """Per row float32 [count, vocab] (an empty array for rows without logits)."""
         head = names.EMBED if self.spec.tied_embeddings else names.LM_HEAD
         rows = []
         for row, wanted in enumerate(inputs.logits.tolist()):
@@ -464,7 +468,7 @@ class TorchBackend:
 
 
 def _hidden(hidden: torch.Tensor, inputs: StepInputs) -> NDArray[np.float32] | None:
-    """The final hidden states that rows want, float32 [wanted, hidden]."""
+    """Final hidden states that the rows request, float32 [count, hidden]."""
     if inputs.hidden is None or not inputs.hidden.any():
         return None
     parts = []

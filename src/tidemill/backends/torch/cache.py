@@ -12,7 +12,7 @@ from tidemill.models.spec import DecoderSpec
 
 
 class _Paged:
-    """K or V of one layer: what its codec holds per slot and head."""
+    """K or V of one layer: the elements and scales of its codec, per slot and head."""
 
     def __init__(self, slots: int, heads: int, held: Codec, device: str) -> None:
         self.codec = held
@@ -79,7 +79,7 @@ class PagedCache:
         self._values[layer].write(slots, v)
 
     def read(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V at flat slots as float32, as the cache rounded them."""
+        """K and V at flat slots as float32, with the cache's rounding."""
         return self._keys[layer].read(slots), self._values[layer].read(slots)
 
     def _slots(self, blocks: torch.Tensor) -> torch.Tensor:

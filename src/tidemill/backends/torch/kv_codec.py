@@ -1,4 +1,4 @@
-"""How a torch KV cache holds vectors: one class per kind of element type."""
+"""Encodings of vectors in a torch KV cache: one class per kind of element type."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tidemill.models.kv_types import INT4_GROUP
 
 
 class Codec(Protocol):
-    """Vectors [count, heads, width] of float32 to what is held, and back.
+    """Encodes float32 vectors [count, heads, width] for the cache, and decodes them.
 
     Attributes:
-        dtype: of the held elements.
-        held: elements held per vector.
-        scales: shape of the scales per vector; None: there are none.
-        scale_dtype: their type.
+        dtype: type of the stored elements.
+        held: elements stored per vector.
+        scales: shape of the scales per vector; None without scales.
+        scale_dtype: type of the scales.
     """
 
     dtype: torch.dtype
@@ -30,7 +30,7 @@ class Codec(Protocol):
         ...
 
     def decode(self, data: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-        """float32 of elements and scales."""
+        """float32 values of elements and scales."""
         ...
 
     def portable(self, data: torch.Tensor) -> torch.Tensor:
@@ -38,7 +38,7 @@ class Codec(Protocol):
         ...
 
     def packed(self, data: torch.Tensor) -> torch.Tensor:
-        """What `portable` gave, as it is held."""
+        """The stored form of elements returned by `portable`."""
         ...
 
 
@@ -101,8 +101,8 @@ class Int8Codec:
 
 
 class Int4Codec:
-    """round((x - minimum) / scale), 0 to 15, two to a byte; scale and minimum per group in
-    bfloat16, the minimum rounded down and the scale up, so that no value is cut off.
+    """round((x - minimum) / scale), 0 to 15, two per byte; scale and minimum per group in bfloat16,
+    the minimum rounded down and the scale up, so that no value is cut off.
 
     K has groups of 32 values, V is one group.
     """
@@ -121,7 +121,7 @@ class Int4Codec:
         """See `Codec`."""
         values = x.float()
         spare = self._groups * self._group - self._width
-        # The last group's own last value fills it up, which moves neither end of its range.
+        # Padding with the group's last value moves neither end of the last group's range.
         padded = torch.cat([values, values[..., -1:].expand(*values.shape[:-1], spare)], dim=-1)
         groups = padded.reshape(*values.shape[:-1], self._groups, self._group)
         minimum = _bfloat16_below(groups.amin(dim=-1))
@@ -138,7 +138,7 @@ class Int4Codec:
         return self.portable(data).float() * wide[..., 0] + wide[..., 1]
 
     def portable(self, data: torch.Tensor) -> torch.Tensor:
-        """See `Codec`: a value a byte."""
+        """See `Codec`: one byte per value."""
         return torch.stack([data & 15, data >> 4], dim=-1).flatten(-2)[..., : self._width]
 
     def packed(self, data: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Attention to latents in plain torch operations: what comes before and after it; see `Latent`."""
+"""Latent attention in plain torch operations: the projections before and after it; see `Latent`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ Projected = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def stack_heads(spec: DecoderSpec, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Takes the heads' own matrices, which are multiplied together, out of `weights`: name without
-    head -> [heads, out, in]."""
+    """Remove the per-head matrices from `weights` and stack them, since they are multiplied
+    together: name without head -> [heads, out, in].
+    """
     stacks = {}
     for i, mixer in spec.attentions().items():
         for part in ("k_up", "v_up") if mixer.latent else ():
@@ -34,7 +35,7 @@ def project(
     k_up: torch.Tensor,
     angles: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> Projected:
-    """Q in the latents' space [tokens, heads, head_dim], and K and V as they are cached.
+    """Q in latent space [tokens, heads, head_dim], and K and V as they are cached.
 
     Args:
         mixer, latent: the layer's.
@@ -60,5 +61,7 @@ def project(
 
 
 def leave(out: torch.Tensor, v_up: torch.Tensor) -> torch.Tensor:
-    """What heads attended to, [tokens, heads, rank], as their outputs [tokens, heads, value]."""
+    """Project attention outputs in latent space, [tokens, heads, rank], to [tokens, heads,
+    value].
+    """
     return torch.einsum("thr,hvr->thv", out, v_up)

@@ -1,4 +1,4 @@
-"""What a decoder computes between its matrix products, in plain torch operations."""
+"""Operations of a decoder other than its matrix products, in plain torch operations."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def attend(
         mixer: the layer's attention.
         q: [count, heads, head_dim]; keys: [context, kv_heads, head_dim]; values: [context,
             kv_heads, v_dim]; positions: [count].
-        last: [count]: the last position each query sees; its own where attention is causal.
+        last: [count]: the last position each query sees; its own position in causal attention.
         sinks: [heads] or None.
 
     Returns:
@@ -118,10 +118,10 @@ def attend(
 def route(
     moe: Moe, logits: torch.Tensor, correction: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Experts and their weights, [tokens, top_k] each, best first; of equal scores the lowest id.
+    """Experts and their weights, [tokens, top_k] each, best first; ties go to the lowest id.
 
     Args:
-        moe: the rule; see csrc/route.cpp, which this follows.
+        moe: the routing rule. The arithmetic follows csrc/route.cpp.
         logits: the router's, float32 [tokens, experts].
         correction: [experts] or None.
     """
@@ -135,7 +135,7 @@ def route(
     choice = scores if correction is None else scores + correction.float()
     if moe.groups > 1:
         choice = _best_groups(moe, choice, correction is not None)
-    # A stable sort keeps equal ones in order, as topk does not.
+    # A stable sort keeps the order of equal scores; topk does not.
     chosen = choice.sort(dim=-1, descending=True, stable=True).indices[:, : moe.top_k]
     weights = scores.gather(-1, chosen)
     if moe.scoring == "softmax_chosen":

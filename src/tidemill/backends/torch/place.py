@@ -1,4 +1,4 @@
-"""Where torch computes, and how stored weights get there."""
+"""The torch device, and the transfer of stored weights to it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def open_device(options: BackendOptions) -> torch.device:
-    """The device that was asked for; on the CPU torch is told its threads.
+    """The configured device. On the CPU it also sets torch's thread count.
 
     Raises:
         TidemillError: CONFIG when torch cannot use it.
@@ -32,8 +32,8 @@ def open_device(options: BackendOptions) -> torch.device:
 def to_torch(
     tensor: RawTensor, dtype: torch.dtype, device: torch.device | None = None
 ) -> torch.Tensor:
-    """A stored tensor's values, on the CPU where no device is named."""
+    """Values of a stored tensor, on `device` or the CPU."""
     values = to_float32(tensor)
-    # A mapped file is read-only memory, which torch does not take.
+    # A mapped file is read-only memory, which torch rejects.
     owned = values if values.flags.writeable else values.copy()
     return torch.from_numpy(owned).to(device=device, dtype=dtype)

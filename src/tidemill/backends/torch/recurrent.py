@@ -39,8 +39,9 @@ class States:
 
 @dataclass(slots=True)
 class Row:
-    """Tokens begin .. end - 1 of a step; the state read (-1: empty) and written; how many tokens ->
-    the state that is written after these as well."""
+    """Tokens begin .. end - 1 of a step, with the state read (-1: empty) and the state written.
+    `snapshots` maps a token count to the additional state written after that many tokens.
+    """
 
     begin: int
     end: int
@@ -110,7 +111,7 @@ def _convolve(
     mixer: Recurrent, seen: torch.Tensor, weights: Mapping[str, torch.Tensor]
 ) -> torch.Tensor:
     kernel = weights["conv.weight"].float().view(mixer.channels, 1, mixer.taps)
-    if mixer.rule == "ssd":  # of what is convolved, not of its bias
+    if mixer.rule == "ssd":  # silu of the convolved values, not of their bias
         keys = mixer.key_heads * mixer.key_dim
         widths = torch.tensor([mixer.inner, keys, keys])
         scales = torch.tensor(mixer.scales[1:4]).repeat_interleave(widths)

@@ -1,8 +1,8 @@
 """Sampling on float32 logits in numpy, in double precision: the reference of the semantics.
 
-See contract.sampling.SamplingParams for the order of application. The three filters top-k, top-p
-and min-p are computed from the same softmax of the temperature-scaled logits, and a token stays if
-it passes all of them.
+See contract.sampling.SamplingParams for the order of application. The filters top-k, top-p and
+min-p use the same softmax of the temperature-scaled logits, and a token is kept when it passes all
+three.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 _U32 = 0xFFFFFFFF
 
-NO_TOKEN = -1  # a mask or bans left nothing
-NOT_FINITE = -2  # the logits hold NaN
+NO_TOKEN = -1  # a mask or bans left no token
+NOT_FINITE = -2  # the logits contain NaN
 
 
 def philox_uniform(seed: int, choice: int, position: int, draw: int) -> float:

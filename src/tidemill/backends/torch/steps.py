@@ -1,7 +1,7 @@
-"""Steps in order on one thread, and the tokens sampled from what they compute.
+"""Runs steps in order on one thread and samples tokens from their logits.
 
-What the torch backends share: masks may arrive while the layers run, and a row's input may be what
-the step before samples.
+The torch backends share it. Masks may arrive while the layers run, and a row's input may be a token
+that the previous step samples.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Handle:
     def set_mask(self, row: int, draft: int, bits: UInt8) -> None:
         """See backends.base.StepHandle."""
         if draft != 0:
-            raise TidemillError(ErrorKind.UNSUPPORTED, "this backend verifies no drafts")
+            raise TidemillError(ErrorKind.UNSUPPORTED, "this backend does not verify draft tokens")
         with self._changed:
             self.masks[row] = np.array(bits, dtype=np.uint8)
             self._changed.notify_all()
@@ -74,11 +74,11 @@ class Handle:
 
 @dataclass(slots=True)
 class Computed:
-    """What the layers of a step give.
+    """Output of the layers of a step.
 
     Attributes:
-        rows: per row float32 [wanted, vocab]: the logits of its last token, of all, or of none.
-        hidden: float32 [H, hidden_size], see `StepOutputs`; None: of no token.
+        rows: per row float32 [count, vocab]: logits of its last token, of all its tokens, or empty.
+        hidden: float32 [H, hidden_size], see `StepOutputs`; None: no hidden states.
     """
 
     rows: list[Float32] = field(default_factory=list)
@@ -89,11 +89,12 @@ Compute = Callable[[Int32, StepInputs], Computed]
 
 
 class StepThread:
-    """Runs steps in order, two outstanding at most.
+    """Runs steps in order, with at most two in flight.
 
     Args:
-        compute: (token ids int32 [T] with every future token known, the step's inputs) -> what its
-            rows want. Called in inference mode, also for a step without rows.
+        compute: (token ids int32 [T] with every future token known, the step's inputs) -> the
+            logits and hidden states that its rows request. Called in inference mode, also for a
+            step without rows.
         vocab_size: called when a mask is applied.
     """
 
@@ -115,7 +116,7 @@ class StepThread:
             )
         self._outstanding = [h for h in self._outstanding if not h.done()]
         if len(self._outstanding) >= _MAX_OUTSTANDING:
-            raise TidemillError(ErrorKind.INTERNAL, "two steps are outstanding already")
+            raise TidemillError(ErrorKind.INTERNAL, "two steps are in flight already")
         previous = self._last if inputs.token_ids.size and inputs.token_ids.min() < 0 else None
         handle = Handle(inputs, self._outstanding[-1] if self._outstanding else previous)
         self._last = handle
@@ -124,7 +125,7 @@ class StepThread:
         return handle
 
     def close(self) -> None:
-        """Outstanding steps fail; returns when the thread has ended."""
+        """Fail the steps in flight and wait until the thread has ended."""
         self._closed = True
         for handle in self._outstanding:
             handle.close()
@@ -134,7 +135,7 @@ class StepThread:
         previous, handle.previous = handle.previous, None
         try:
             if previous is not None and previous.future.exception() is not None:
-                raise TidemillError(ErrorKind.INTERNAL, "an earlier step failed; this one is void")
+                raise TidemillError(ErrorKind.INTERNAL, "not run: an earlier step failed")
             with torch.inference_mode():
                 outputs = self._step(handle, previous)
             handle.future.set_result(outputs)
@@ -143,7 +144,7 @@ class StepThread:
         except torch.OutOfMemoryError as error:
             failure = TidemillError(ErrorKind.RESOURCE, f"out of memory in a step: {error}")
             handle.future.set_exception(failure)
-        except Exception as error:  # a defect must end this step, not the thread
+        except Exception as error:  # an unexpected error ends this step, not the thread
             failure = TidemillError(ErrorKind.INTERNAL, f"step failed: {error!r}")
             failure.__cause__ = error
             handle.future.set_exception(failure)
@@ -170,11 +171,11 @@ class StepThread:
     def _resolve(self, row: int, previous: Handle | None) -> int:
         """The token that row `row` of the previous step sampled."""
         if previous is None or previous.sampled is None:
-            raise TidemillError(ErrorKind.INTERNAL, "a future token names no earlier step")
+            raise TidemillError(ErrorKind.INTERNAL, "a future token refers to no earlier step")
         index = int(previous.inputs.sample[:row].sum())
         token = int(previous.sampled[index])
         if not previous.inputs.sample[row] or token < 0:
-            raise TidemillError(ErrorKind.INTERNAL, f"row {row} of the step before has no token")
+            raise TidemillError(ErrorKind.INTERNAL, f"row {row} of the previous step has no token")
         return token
 
     def _sample(
@@ -219,7 +220,7 @@ class StepThread:
 def _logprobs(
     chosen: list[int], logits: list[NDArray[np.float32]], widths: list[int]
 ) -> LogprobArrays | None:
-    """Log-probabilities of chosen tokens; a width of -1 asks for none, k for k alternatives."""
+    """Log-probabilities of chosen tokens. A width of k requests k alternatives, -1 no logprobs."""
     if not any(w >= 0 for w in widths):
         return None
     most = max(widths)

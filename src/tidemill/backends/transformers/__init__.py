@@ -1,4 +1,4 @@
-"""Any causal language model that transformers can load, run as transformers runs it."""
+"""Backend for any causal language model that transformers can load and run."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def load(
     options: BackendOptions,
     packed: PackedWeights | None = None,
 ) -> Backend:
-    """Load a model into a new transformers backend. It packs nothing, so `packed` is not used.
+    """Load a model into a new transformers backend. `packed` is unused, since nothing is packed.
 
     Raises TidemillError: CONFIG when torch or transformers is not installed or the device does not
-    exist, UNSUPPORTED for a model that transformers does not know, MODEL_FILE for weights that are
-    not the model's, RESOURCE when memory does not suffice.
+    exist, UNSUPPORTED for a model that transformers does not know, MODEL_FILE for weights that do
+    not match the model, RESOURCE when memory is insufficient.
     """
     try:
         from tidemill.backends.transformers.backend import TransformersBackend

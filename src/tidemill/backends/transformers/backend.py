@@ -1,8 +1,8 @@
-"""TransformersBackend: models that no family describes, computed by transformers.
+"""TransformersBackend: runs models without a Tidemill family through transformers.
 
-Each row is computed by itself, behind a cache object of transformers' own. So a sequence's past is
-a state, as that of a recurrent model is: blocks count its tokens, hold nothing, and cannot be
-shared. It is the slowest backend, and the one that runs the most.
+Each row is computed alone, with a cache object of transformers. A sequence's past is therefore a
+state, like that of a recurrent model. Its blocks count tokens, hold no data and cannot be shared.
+It is the slowest backend and supports the most models.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TransformersBackend:
     """See backends.base.Backend.
 
     Attributes:
-        notes: what a person should know of how the model runs.
+        notes: notes for the user on how the model runs.
     """
 
     slices_layers = False
@@ -61,7 +61,8 @@ class TransformersBackend:
         for module in model.modules():
             module.register_forward_hook(self._advance)
         self._pasts: list[Past] = []
-        # Which sequence (a pair of states) had a block last, and which blocks each had.
+        # The sequence (a pair of states) that used each block last, and the blocks of each
+        # sequence.
         self._owner: Int32 = np.zeros(0, np.int32)
         self._held: dict[int, Int32] = {}
         try:
@@ -71,7 +72,7 @@ class TransformersBackend:
                 self.spec = self._measured(spec, foreign)
         except TidemillError:
             raise
-        except Exception as error:  # of any model's code
+        except Exception as error:  # raised by any model's code
             raise unsupported(
                 "architectures", f"transformers cannot run {foreign.architecture}: {error!r}"
             ) from error
@@ -82,7 +83,7 @@ class TransformersBackend:
         self._progress += 1
 
     def _measured(self, spec: DecoderSpec, foreign: Foreign) -> DecoderSpec:
-        """The spec with the sizes that the model turns out to have."""
+        """The spec with the sizes measured on the loaded model."""
         stepper, sizes = self._stepper, []
         for count in _MEASURED:
             tokens = np.zeros(count, np.int32)
@@ -104,15 +105,15 @@ class TransformersBackend:
     # --- the interface -------------------------------------------------------------------------
 
     def when_loaded(self, told: Told) -> bool:
-        """See backends.base.Backend: the weights are loaded when it is made."""
+        """See backends.base.Backend. The weights are loaded in the constructor."""
         told(None)
         return True
 
     def stop_loading(self) -> None:
-        """See backends.base.Backend: there is nothing to stop."""
+        """See backends.base.Backend. No loading is in progress."""
 
     def memory(self) -> BackendMemory:
-        """See backends.base.Backend; of the cache, what it may grow to."""
+        """See backends.base.Backend. The cache counts with its maximum size."""
         foreign = self.spec.foreign
         assert foreign is not None
         held = {t.data_ptr(): t for t in self._stepper.model.parameters()}
@@ -135,15 +136,15 @@ class TransformersBackend:
         return self._steps.submit(inputs)
 
     def copy_blocks(self, group: int, pairs: Int32) -> None:
-        """See backends.base.Backend; blocks hold nothing."""
+        """See backends.base.Backend. Blocks hold no data."""
 
     def export_blocks(self, group: int, blocks: Int32) -> ExportedBlocks:
         """See backends.base.Backend; UNSUPPORTED."""
-        raise unsupported("backend", "the transformers backend's blocks hold nothing to export")
+        raise unsupported("backend", "the transformers backend cannot export KV blocks")
 
     def import_blocks(self, group: int, blocks: Int32, data: ExportedBlocks) -> None:
         """See backends.base.Backend; UNSUPPORTED."""
-        raise unsupported("backend", "the transformers backend's blocks take nothing in")
+        raise unsupported("backend", "the transformers backend cannot import KV blocks")
 
     def progress(self) -> int:
         """Modules computed so far."""
@@ -174,28 +175,30 @@ class TransformersBackend:
                 logits, past = self._stepper.logits(
                     past, tokens[begin:end], every=asked == LOGITS_ALL
                 )
-                # inference tensors: numpy takes what is copied to the CPU
+                # Inference tensors convert to numpy only after a copy to the CPU.
                 found = logits[: 0 if asked == LOGITS_NONE else None]
                 rows.append(np.ascontiguousarray(found.cpu().numpy()))
             self._pasts[write] = past
         return Computed(rows, torch.cat(hidden).cpu().numpy() if hidden else None)
 
     def _past(self, read: int, count: int) -> Past:
-        """What stands before a row. Its cache is taken out of the state, which keeps the tokens:
-        the row may come again."""
+        """The past that a row continues. The state keeps its tokens and gives up its cache, because
+        the row may be submitted again.
+        """
         if read < 0:
             return Past(NOTHING.tokens)
         kept = self._pasts[read]
         if len(kept.tokens) != count:
             raise TidemillError(
-                ErrorKind.INTERNAL, f"a state of {len(kept.tokens)} tokens, where {count} are read"
+                ErrorKind.INTERNAL, f"a state has {len(kept.tokens)} tokens, but {count} are read"
             )
         self._pasts[read] = Past(kept.tokens)
         return kept
 
     def _take_blocks(self, inputs: StepInputs, row: int, count: int, write: int) -> None:
-        """The row's blocks are its own: what another sequence that had them left is dropped, since
-        no later step reads it."""
+        """Take ownership of the row's blocks. The past of a sequence that used them before is
+        dropped, since no later step reads it.
+        """
         used = -(-(int(inputs.context_len[row]) + count) // self.options.block_size)
         blocks = inputs.block_tables[0][row, :used]
         pair = write // STATES_OF_A_SEQUENCE
@@ -213,30 +216,28 @@ class TransformersBackend:
 def _check(options: BackendOptions) -> None:
     if options.quantize != "none":
         raise config_error(
-            "quantize", "the transformers backend quantizes nothing: leave --quantize out"
+            "quantize", "the transformers backend does not quantize: remove --quantize"
         )
     if options.kv_dtype != options.dtype:
         raise config_error(
             "kv_dtype",
             f"the transformers backend keeps its cache in the computing type, {options.dtype}: "
-            "leave --kv-dtype out",
+            "remove --kv-dtype",
         )
 
 
 def _described(foreign: Foreign, manner: Manner, positions: int) -> tuple[str, ...]:
-    """How the model runs, for the log."""
+    """Notes on how the model runs, for the log."""
     import transformers
 
     lines = [
         f"{foreign.architecture} is run by transformers {transformers.__version__}, sequence by "
-        "sequence: slower than a model that Tidemill has a family for"
+        "sequence: slower than a model family built into Tidemill"
     ]
     if positions == UNSTATED_POSITIONS:
-        lines.append(f"config.json states no context: up to {positions} tokens are taken")
+        lines.append(f"config.json states no context length: up to {positions} tokens are accepted")
     if manner is Manner.TOKENS:
-        lines.append("the model takes a prompt whole or token by token: prompts are not cut")
+        lines.append("the model reads a prompt whole or token by token: prefill is not chunked")
     if manner is Manner.ANEW:
-        lines.append(
-            "the model keeps nothing between two tokens: each one computes all before it again"
-        )
+        lines.append("the model has no cache: every token recomputes all tokens before it")
     return tuple(lines)

@@ -1,7 +1,7 @@
-"""A model of transformers from a config and tensors that were read here.
+"""Builds a transformers model from a config and tensors that Tidemill has read.
 
-Transformers gets no path, so it reads no file, fetches nothing and runs none of a checkpoint's
-code.
+Transformers receives no path, so it reads no file, downloads nothing and runs no code of the
+checkpoint.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import os
 from typing import Any
 
-# Read when transformers is imported: its layers would fetch kernels from the hub.
+# Transformers reads this at import. Without it, its layers would download kernels from the hub.
 os.environ["USE_HUB_KERNELS"] = "NO"
 
 import torch
@@ -30,17 +30,17 @@ _SHOWN = 3
 def build(
     foreign: Foreign, tensors: TensorMap, dtype: torch.dtype, device: torch.device
 ) -> tuple[Any, tuple[str, ...]]:
-    """The model in evaluation mode on its device, and what a person should know.
+    """The model in evaluation mode on its device, and notes for the user.
 
     Args:
-        foreign: says which.
+        foreign: the model's config and architecture.
         tensors: by their names in the checkpoint.
-        dtype: of all its floats.
-        device: where it goes.
+        dtype: type of all its floats.
+        device: device of its weights.
 
     Raises:
         TidemillError: UNSUPPORTED for a model that transformers does not know, MODEL_FILE when
-            config or weights do not make up a model, RESOURCE when memory does not suffice.
+            config or weights do not match the model, RESOURCE when memory is insufficient.
     """
     quiet: Any = transformers_logging
     quiet.set_verbosity_error()
@@ -56,14 +56,14 @@ def build(
             dtype=dtype,
             use_safetensors=True,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are refused below, by name
+            ignore_mismatched_sizes=True,  # rejected below, by name
             local_files_only=True,
         )
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise TidemillError(
             ErrorKind.RESOURCE, "the model's weights do not fit into memory", param="model"
         ) from error
-    except Exception as error:  # whatever a model's code says of a config that does not fit it
+    except Exception as error:  # any error of a model's code on an inconsistent config
         raise model_file_error(
             f"transformers {transformers.__version__} cannot build {foreign.architecture}: {error}"
         ) from error

@@ -1,7 +1,7 @@
-"""What transformers keeps of a sequence, and how a model goes on from it.
+"""The cache of a transformers model for one sequence, and how the model continues from it.
 
-How a model wants its past handed back differs: as a cache that is given to it first, as one it
-makes, not at all. What works is found by trying (`find_manner`), since no attribute says it.
+Models differ in how they take their past back: as a cache passed to the first call, as one that
+they create, or not at all. No attribute states it, so `find_manner` tries each call style.
 """
 
 from __future__ import annotations
@@ -20,31 +20,30 @@ from tidemill.base.log import get_logger
 
 _log = get_logger(__name__)
 
-# Where models return what they keep, which is also where they take it.
+# Names of the cache in a model's outputs, which are also its argument names.
 _CACHES = ("past_key_values", "cache_params", "state")
 _PROBED = 24
 _CUT = 9
-# Of the logits' spread: what differing kernels may do to float32 and to bfloat16. A past that is
-# not understood moves them by the whole of it.
+# Allowed difference as a fraction of the logits' standard deviation: kernels differ by less. A
+# past that the model misreads changes the logits by about the whole deviation.
 _TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 0.3}
 
 
 class Manner(StrEnum):
-    """How a model goes on behind what it has computed."""
+    """How a model continues after the tokens it has computed."""
 
-    PIECES = "pieces"  # any number of tokens at once
-    TOKENS = "tokens"  # one token at a time
-    ANEW = "anew"  # from the first token, always: it keeps nothing
+    PIECES = "pieces"  # any number of tokens per call
+    TOKENS = "tokens"  # one token per call
+    ANEW = "anew"  # no cache: every call starts at the first token
 
 
 @dataclass(slots=True)
 class Past:
-    """What a sequence leaves.
+    """The cached past of a sequence.
 
     Attributes:
-        tokens: int32 [count]: what it is the past of.
-        cache: the name of a model's argument, and what it is given to cover these tokens; None: it
-            has to be made from them again.
+        tokens: int32 [count]: the tokens it covers.
+        cache: argument name and cache object for these tokens; None: they must be recomputed.
     """
 
     tokens: Int32
@@ -52,7 +51,7 @@ class Past:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the cache's tensors."""
+        """Size of the cache's tensors in bytes."""
         return _nbytes(self.cache, set())
 
 
@@ -60,11 +59,11 @@ NOTHING = Past(np.zeros(0, np.int32))
 
 
 class Stepper:
-    """Computes tokens of one sequence behind its past.
+    """Computes tokens of one sequence after its past.
 
     Args:
-        model: of transformers.
-        manner: how it goes on.
+        model: a transformers model.
+        manner: how it continues.
     """
 
     def __init__(self, model: Any, manner: Manner = Manner.PIECES) -> None:
@@ -73,13 +72,14 @@ class Stepper:
         parameters = inspect.signature(model.forward).parameters
         self._positions = "position_ids" in parameters
         self._keeps = "logits_to_keep" in parameters
-        # As transformers' generate decides it.
+        # The rule that transformers' `generate` uses.
         mamba = "mamba" in type(model).__name__.lower()
         self._cache_name = "cache_params" if mamba else "past_key_values"
 
     def logits(self, past: Past, tokens: Int32, *, every: bool) -> tuple[torch.Tensor, Past]:
-        """float32 logits of the last token [1, vocab], or of every one [count, vocab]; and the
-        past with the tokens. `past.cache` is used up."""
+        """float32 logits of the last token [1, vocab], or of every token [count, vocab]; and the
+        past extended by the tokens. `past.cache` is consumed.
+        """
         parts = []
         for piece in self._pieces(past, tokens):
             cache = self._cache_for(past)
@@ -89,13 +89,13 @@ class Stepper:
             outputs = self.model(**inputs, return_dict=True)
             past = self._after(past, piece, outputs, cache)
             found = outputs.logits[0]
-            # Of one computed anew, what stands before the piece comes with it.
+            # Without a cache the outputs include the tokens before the piece.
             parts.append(found[-len(piece) :] if every else found[-1:])
         logits = torch.cat(parts) if every else parts[-1]
         return logits.float(), past
 
     def hidden(self, past: Past, tokens: Int32) -> tuple[torch.Tensor, Past]:
-        """float32 [count, hidden]: what the output layer reads of the tokens; and the past."""
+        """Final hidden states float32 [count, hidden], the output layer's input; and the past."""
         parts = []
         for piece in self._pieces(past, tokens):
             cache = self._cache_for(past)
@@ -107,13 +107,15 @@ class Stepper:
         return torch.cat(parts).float(), past
 
     def _pieces(self, past: Past, tokens: Int32) -> list[Int32]:
-        """The tokens as the model takes them; what was lost of the past is computed again."""
+        """The tokens split as the model takes them. A past without a cache is recomputed with
+        them.
+        """
         if self.manner is Manner.TOKENS and past.cache is not None:
             return list(np.split(tokens, len(tokens)))
         return [tokens]
 
     def _cache_for(self, past: Past) -> tuple[str, Any] | None:
-        """The cache that goes with the next tokens, and the name it is given by."""
+        """The cache passed with the next tokens, and its argument name."""
         if past.cache is not None or self.manner is Manner.ANEW:
             return past.cache
         if not self.model._supports_default_dynamic_cache():
@@ -148,14 +150,14 @@ class Stepper:
             found = getattr(outputs, name, None)
             if found is not None:
                 return Past(tokens, (name, found))
-        return Past(tokens, cache)  # some write into the one they are given, and return none
+        return Past(tokens, cache)  # some models update the cache in place and return none
 
 
 def find_manner(model: Any, vocab_size: int, dtype: torch.dtype) -> Manner:
-    """How a model goes on: the most it does with the same logits as in one go.
+    """The most capable call style whose logits equal those of one full pass.
 
     Raises:
-        Exception: whatever the model raises on computing anything at all.
+        Exception: any error of the model in computing a full pass.
     """
     tokens = (np.arange(_PROBED, dtype=np.int64) * 7919 % vocab_size).astype(np.int32)
     whole, _ = Stepper(model, Manner.ANEW).logits(Past(NOTHING.tokens), tokens, every=True)
@@ -169,7 +171,7 @@ def find_manner(model: Any, vocab_size: int, dtype: torch.dtype) -> Manner:
                 if past.cache is None:
                     return Manner.ANEW
                 parts.append(found)
-        except Exception as error:  # it cannot: that is what is asked
+        except Exception as error:  # unsupported; this is what the probe finds out
             _log.debug("the model does not go on in %s: %s", manner.name.lower(), error)
             continue
         apart = float((torch.cat(parts) - whole).abs().max())
@@ -179,7 +181,7 @@ def find_manner(model: Any, vocab_size: int, dtype: torch.dtype) -> Manner:
 
 
 def _nbytes(value: Any, seen: set[int]) -> int:
-    """Bytes of the tensors in a cache, whatever holds them."""
+    """Size of the tensors in a cache in bytes, whatever object holds them."""
     if id(value) in seen:
         return 0
     seen.add(id(value))
@@ -189,7 +191,7 @@ def _nbytes(value: Any, seen: set[int]) -> int:
         return sum(_nbytes(item, seen) for item in value.values())
     if isinstance(value, list | tuple):
         return sum(_nbytes(item, seen) for item in value)
-    # Of transformers' own classes alone: a layer's cache may hold a config, and so on.
+    # Only transformers' own classes: a layer's cache may hold a config or other objects.
     if type(value).__module__.startswith("transformers.") and not hasattr(value, "to_dict"):
         return sum(_nbytes(item, seen) for item in vars(value).values())
     return 0
