@@ -59,9 +59,9 @@ class Packing:
         self._told: list[Told] = []
         self._ended = False
         self._error: TidemillError | None = None
-        self._stopping = False
-        self._reading = False
-        self._beats = 0
+        self._is_stopping = False
+        self._is_reading = False
+        self._polls = 0
         self._thread = threading.Thread(target=self._run, name="tidemill-packing", daemon=True)
         if not self._matrices:
             self._ended = True
@@ -82,13 +82,13 @@ class Packing:
         """A counter that advances with every call while a matrix is read or unpacked. That work
         runs in Python and counts no tiles, so a finer measure does not exist.
         """
-        if self._reading:
-            self._beats += 1
-        return self._beats
+        if self._is_reading:
+            self._polls += 1
+        return self._polls
 
     def stop(self) -> None:
         """See backends.base.Backend.stop_loading."""
-        self._stopping = True
+        self._is_stopping = True
         self._core.fail(ErrorKind.UNAVAILABLE, "the native backend is closed", "")
 
     def wait(self) -> None:
@@ -103,9 +103,9 @@ class Packing:
                 try:
                     self._pack(index, matrix)
                 except Exception as failure:
-                    error = _named(failure, matrix.name)
+                    error = _with_name(failure, matrix.name)
                     break
-                if self._stopping:
+                if self._is_stopping:
                     return
             self._end(error)
         finally:
@@ -114,16 +114,16 @@ class Packing:
     def _pack(self, index: int, matrix: Matrix) -> None:
         """Pack one matrix piece by piece. The stored bytes of a packed piece are released."""
         tensor = matrix.tensor
-        self._reading = True
+        self._is_reading = True
         try:
             data = as_bytes(tensor)
         finally:
-            self._reading = False
+            self._is_reading = False
         count = tensor.shape[0]
         row_bytes = max(1, data.nbytes // count)
         panels = max(1, _PIECE_BYTES // (row_bytes * _core.PANEL_ROWS))
         for first in range(0, count, panels * _core.PANEL_ROWS):
-            if self._stopping:
+            if self._is_stopping:
                 return
             last = min(count, first + panels * _core.PANEL_ROWS)
             self._core.pack(matrix.name, index, matrix.source, data, first, last)
@@ -131,7 +131,7 @@ class Packing:
 
     def _end(self, error: TidemillError | None) -> None:
         self._matrices.clear()
-        if self._stopping:
+        if self._is_stopping:
             return
         while True:  # before steps fail, so that the callbacks know the reason first
             with self._lock:
@@ -153,7 +153,7 @@ def as_bytes(tensor: RawTensor) -> NDArray[np.uint8]:
     return np.frombuffer(tensor.data, dtype=np.uint8)
 
 
-def _named(error: Exception, name: str) -> TidemillError:
+def _with_name(error: Exception, name: str) -> TidemillError:
     """The error of packing a tensor, with the tensor's name."""
     if isinstance(error, TidemillError):
         message = error.message if name in error.message else f"{name}: {error.message}"

@@ -188,7 +188,7 @@ class ModelBuilder:
 
         Raises TidemillError RESOURCE when memory is insufficient.
         """
-        self._layout = self._provide()
+        self._layout = self._reserve_or_map()
         config = _core.ModelConfig()
         spec, options = self._spec, self._options
         config.vocab, config.hidden = spec.vocab_size, spec.hidden_size
@@ -264,7 +264,7 @@ class ModelBuilder:
         config.norm = self._norm("layer_inputs.norm", self._spec.norm, inputs.width)
         return config
 
-    def _provide(self) -> str:
+    def _reserve_or_map(self) -> str:
         """Reserve memory for the matrices, or map the packed ones stored earlier; returns their
         layout.
         """

@@ -28,7 +28,7 @@ from tidemill.backends.torch import sampling
 from tidemill.base.clock import monotonic
 from tidemill.base.errors import ErrorKind, TidemillError
 
-_MAX_OUTSTANDING = 2
+_MAX_IN_FLIGHT = 2
 
 
 class Handle:
@@ -102,7 +102,7 @@ class StepThread:
         self._compute = compute
         self._vocab_size = vocab_size
         self._steps = ThreadPoolExecutor(1, "torch-step")
-        self._outstanding: list[Handle] = []
+        self._in_flight: list[Handle] = []
         self._last: Handle | None = None  # its tokens may be the next step's input
         self._closed = False
 
@@ -114,20 +114,20 @@ class StepThread:
             raise TidemillError(
                 ErrorKind.INTERNAL, "the backend computes all layers of a row at once"
             )
-        self._outstanding = [h for h in self._outstanding if not h.done()]
-        if len(self._outstanding) >= _MAX_OUTSTANDING:
+        self._in_flight = [h for h in self._in_flight if not h.done()]
+        if len(self._in_flight) >= _MAX_IN_FLIGHT:
             raise TidemillError(ErrorKind.INTERNAL, "two steps are in flight already")
         previous = self._last if inputs.token_ids.size and inputs.token_ids.min() < 0 else None
-        handle = Handle(inputs, self._outstanding[-1] if self._outstanding else previous)
+        handle = Handle(inputs, self._in_flight[-1] if self._in_flight else previous)
         self._last = handle
-        self._outstanding.append(handle)
+        self._in_flight.append(handle)
         self._steps.submit(self._run, handle)
         return handle
 
     def close(self) -> None:
         """Fail the steps in flight and wait until the thread has ended."""
         self._closed = True
-        for handle in self._outstanding:
+        for handle in self._in_flight:
             handle.close()
         self._steps.shutdown(wait=True)
 

@@ -27,14 +27,14 @@ from tidemill.backends.base import (
 from tidemill.backends.torch.place import DTYPES, open_device
 from tidemill.backends.torch.steps import Computed, Handle, StepThread
 from tidemill.backends.transformers.building import build
-from tidemill.backends.transformers.past import NOTHING, Manner, Past, Stepper, find_manner
+from tidemill.backends.transformers.past import NOTHING, CallStyle, Past, Stepper, find_call_style
 from tidemill.base.errors import ErrorKind, TidemillError, Told, config_error, unsupported
 from tidemill.models.foreign import UNSTATED_POSITIONS, Foreign
 from tidemill.models.spec import DecoderSpec
 from tidemill.models.tensors import TensorMap
 
 _MEASURED = (8, 24)
-_NOBODY = -1
+_NO_OWNER = -1
 STATES_OF_A_SEQUENCE = 2
 """States 2p and 2p + 1 are one sequence's; see worker.states."""
 
@@ -67,8 +67,8 @@ class TransformersBackend:
         self._held: dict[int, Int32] = {}
         try:
             with torch.inference_mode():
-                manner = find_manner(model, spec.vocab_size, dtype)
-                self._stepper = Stepper(model, manner)
+                style = find_call_style(model, spec.vocab_size, dtype)
+                self._stepper = Stepper(model, style)
                 self.spec = self._measured(spec, foreign)
         except TidemillError:
             raise
@@ -76,7 +76,7 @@ class TransformersBackend:
             raise unsupported(
                 "architectures", f"transformers cannot run {foreign.architecture}: {error!r}"
             ) from error
-        self.notes = (*_described(foreign, manner, spec.max_positions), *notes)
+        self.notes = (*_described(foreign, style, spec.max_positions), *notes)
         self._steps = StepThread(self._compute, lambda: self.spec.vocab_size)
 
     def _advance(self, *_: object) -> None:
@@ -96,7 +96,7 @@ class TransformersBackend:
             foreign,
             token_bytes=each,
             fixed_bytes=fixed,
-            in_pieces=stepper.manner is Manner.PIECES,
+            in_pieces=stepper.style is CallStyle.PIECES,
         )
         return replace(
             spec, vocab_size=logits.shape[-1], hidden_size=hidden.shape[-1], foreign=found
@@ -128,7 +128,7 @@ class TransformersBackend:
     ) -> None:
         """See backends.base.Backend."""
         self._pasts = [NOTHING] * states
-        self._owner = np.full(num_blocks[0], _NOBODY, np.int32)
+        self._owner = np.full(num_blocks[0], _NO_OWNER, np.int32)
         self._held = {}
 
     def submit(self, inputs: StepInputs) -> Handle:
@@ -202,13 +202,13 @@ class TransformersBackend:
         used = -(-(int(inputs.context_len[row]) + count) // self.options.block_size)
         blocks = inputs.block_tables[0][row, :used]
         pair = write // STATES_OF_A_SEQUENCE
-        for other in set(self._owner[blocks].tolist()) - {pair, _NOBODY}:
+        for other in set(self._owner[blocks].tolist()) - {pair, _NO_OWNER}:
             first = other * STATES_OF_A_SEQUENCE
             self._pasts[first : first + STATES_OF_A_SEQUENCE] = [NOTHING] * STATES_OF_A_SEQUENCE
         held = self._held.get(pair)
         if held is not None:
             mine = held[self._owner[held] == pair]
-            self._owner[mine] = _NOBODY
+            self._owner[mine] = _NO_OWNER
         self._owner[blocks] = pair
         self._held[pair] = blocks.copy()
 
@@ -226,7 +226,7 @@ def _check(options: BackendOptions) -> None:
         )
 
 
-def _described(foreign: Foreign, manner: Manner, positions: int) -> tuple[str, ...]:
+def _described(foreign: Foreign, style: CallStyle, positions: int) -> tuple[str, ...]:
     """Notes on how the model runs, for the log."""
     import transformers
 
@@ -236,8 +236,8 @@ def _described(foreign: Foreign, manner: Manner, positions: int) -> tuple[str, .
     ]
     if positions == UNSTATED_POSITIONS:
         lines.append(f"config.json states no context length: up to {positions} tokens are accepted")
-    if manner is Manner.TOKENS:
+    if style is CallStyle.TOKENS:
         lines.append("the model reads a prompt whole or token by token: prefill is not chunked")
-    if manner is Manner.ANEW:
+    if style is CallStyle.RECOMPUTE:
         lines.append("the model has no cache: every token recomputes all tokens before it")
     return tuple(lines)

@@ -1,7 +1,7 @@
 """The cache of a transformers model for one sequence, and how the model continues from it.
 
 Models differ in how they take their past back: as a cache passed to the first call, as one that
-they create, or not at all. No attribute states it, so `find_manner` tries each call style.
+they create, or not at all. No attribute states it, so `find_call_style` tries each call style.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _CUT = 9
 _TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 0.3}
 
 
-class Manner(StrEnum):
+class CallStyle(StrEnum):
     """How a model continues after the tokens it has computed."""
 
     PIECES = "pieces"  # any number of tokens per call
     TOKENS = "tokens"  # one token per call
-    ANEW = "anew"  # no cache: every call starts at the first token
+    RECOMPUTE = "recompute"  # no cache: every call starts at the first token
 
 
 @dataclass(slots=True)
@@ -63,12 +63,12 @@ class Stepper:
 
     Args:
         model: a transformers model.
-        manner: how it continues.
+        style: how it continues.
     """
 
-    def __init__(self, model: Any, manner: Manner = Manner.PIECES) -> None:
+    def __init__(self, model: Any, style: CallStyle = CallStyle.PIECES) -> None:
         self.model = model
-        self.manner = manner
+        self.style = style
         parameters = inspect.signature(model.forward).parameters
         self._positions = "position_ids" in parameters
         self._keeps = "logits_to_keep" in parameters
@@ -110,13 +110,13 @@ class Stepper:
         """The tokens split as the model takes them. A past without a cache is recomputed with
         them.
         """
-        if self.manner is Manner.TOKENS and past.cache is not None:
+        if self.style is CallStyle.TOKENS and past.cache is not None:
             return list(np.split(tokens, len(tokens)))
         return [tokens]
 
     def _cache_for(self, past: Past) -> tuple[str, Any] | None:
         """The cache passed with the next tokens, and its argument name."""
-        if past.cache is not None or self.manner is Manner.ANEW:
+        if past.cache is not None or self.style is CallStyle.RECOMPUTE:
             return past.cache
         if not self.model._supports_default_dynamic_cache():
             return None
@@ -126,7 +126,7 @@ class Stepper:
     def _inputs(self, past: Past, piece: Int32, cache: tuple[str, Any] | None) -> dict[str, Any]:
         device = self.model.device
         known = torch.from_numpy(np.concatenate([past.tokens, piece])).long()[None].to(device)
-        given: dict[str, Any] = {"use_cache": self.manner is not Manner.ANEW}
+        given: dict[str, Any] = {"use_cache": self.style is not CallStyle.RECOMPUTE}
         given["attention_mask"] = torch.ones_like(known)
         if self._positions:
             given["position_ids"] = torch.arange(known.shape[1], device=device)[None]
@@ -144,7 +144,7 @@ class Stepper:
     def _after(self, past: Past, piece: Int32, outputs: Any, cache: tuple[str, Any] | None) -> Past:
         tokens = np.concatenate([past.tokens, piece])
         past.cache = None
-        if self.manner is Manner.ANEW:
+        if self.style is CallStyle.RECOMPUTE:
             return Past(tokens)
         for name in _CACHES:
             found = getattr(outputs, name, None)
@@ -153,31 +153,31 @@ class Stepper:
         return Past(tokens, cache)  # some models update the cache in place and return none
 
 
-def find_manner(model: Any, vocab_size: int, dtype: torch.dtype) -> Manner:
+def find_call_style(model: Any, vocab_size: int, dtype: torch.dtype) -> CallStyle:
     """The most capable call style whose logits equal those of one full pass.
 
     Raises:
         Exception: any error of the model in computing a full pass.
     """
     tokens = (np.arange(_PROBED, dtype=np.int64) * 7919 % vocab_size).astype(np.int32)
-    whole, _ = Stepper(model, Manner.ANEW).logits(Past(NOTHING.tokens), tokens, every=True)
+    whole, _ = Stepper(model, CallStyle.RECOMPUTE).logits(Past(NOTHING.tokens), tokens, every=True)
     spread = float(whole.std()) or 1.0
-    for manner in (Manner.PIECES, Manner.TOKENS):
-        stepper = Stepper(model, manner)
+    for style in (CallStyle.PIECES, CallStyle.TOKENS):
+        stepper = Stepper(model, style)
         try:
             past, parts = Past(NOTHING.tokens), []
             for piece in np.split(tokens, (_CUT, _PROBED - 2, _PROBED - 1)):
                 found, past = stepper.logits(past, piece, every=True)
                 if past.cache is None:
-                    return Manner.ANEW
+                    return CallStyle.RECOMPUTE
                 parts.append(found)
         except Exception as error:  # unsupported; this is what the probe finds out
-            _log.debug("the model does not go on in %s: %s", manner.name.lower(), error)
+            _log.debug("the model does not go on in %s: %s", style.name.lower(), error)
             continue
         apart = float((torch.cat(parts) - whole).abs().max())
         if apart <= _TOLERANCE[dtype] * spread:
-            return manner
-    return Manner.ANEW
+            return style
+    return CallStyle.RECOMPUTE
 
 
 def _nbytes(value: Any, seen: set[int]) -> int:
