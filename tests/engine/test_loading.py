@@ -15,7 +15,7 @@ from helpers.fake_backend import FakeBackend
 from helpers.fake_engine import fake_core
 from helpers.quantized_folder import write
 
-from tidemill.base.errors import ErrorKind, TidemillError, Told, model_file_error
+from tidemill.base.errors import ErrorKind, LoadCallback, TidemillError, model_file_error
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.request import EngineRequest
 from tidemill.contract.sampling import SamplingParams
@@ -39,16 +39,16 @@ def _request(i: int = 0) -> EngineRequest:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[Told]:
-    """What the core asks a backend to be told, whose weights are not loaded yet."""
-    asked: list[Told] = []
+def callbacks(monkeypatch: pytest.MonkeyPatch) -> list[LoadCallback]:
+    """Callbacks that the core registers with a backend whose weights are not loaded yet."""
+    registered: list[LoadCallback] = []
 
-    def later(self: FakeBackend, told: Told) -> bool:
-        asked.append(told)
+    def later(self: FakeBackend, on_loaded: LoadCallback) -> bool:
+        registered.append(on_loaded)
         return False
 
     monkeypatch.setattr(FakeBackend, "when_loaded", later)
-    return asked
+    return registered
 
 
 def _ask(core: EngineCore) -> tuple[queue.SimpleQueue[Message], Callable[[], Stats]]:
@@ -64,20 +64,22 @@ def _ask(core: EngineCore) -> tuple[queue.SimpleQueue[Message], Callable[[], Sta
     return messages, stats
 
 
-def test_statistics_say_that_weights_are_being_loaded(told: list[Told]) -> None:
+def test_statistics_say_that_weights_are_being_loaded(callbacks: list[LoadCallback]) -> None:
     core, _ = fake_core()
     _, stats = _ask(core)
     assert stats().stats.loading
-    told[0](None)
+    callbacks[0](None)
     assert not stats().stats.loading
     core.close()
 
 
-def test_an_idle_engine_ends_when_its_weights_cannot_be_loaded(told: list[Told]) -> None:
+def test_an_idle_engine_ends_when_its_weights_cannot_be_loaded(
+    callbacks: list[LoadCallback],
+) -> None:
     core, _ = fake_core()
     messages, _ = _ask(core)
     error = model_file_error("layers.0.attn.q.weight is damaged", param="layers.0.attn.q.weight")
-    told[0](error)
+    callbacks[0](error)
     fatal = messages.get(timeout=SECONDS)
     assert isinstance(fatal, Fatal) and fatal.error is not None
     assert "layers.0.attn.q.weight is damaged" in fatal.message
@@ -88,14 +90,16 @@ def test_an_idle_engine_ends_when_its_weights_cannot_be_loaded(told: list[Told])
     assert not core.alive
 
 
-def test_closing_waits_for_no_weights(told: list[Told], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_waits_for_no_weights(
+    callbacks: list[LoadCallback], monkeypatch: pytest.MonkeyPatch
+) -> None:
     stopped: list[FakeBackend] = []
     monkeypatch.setattr(FakeBackend, "stop_loading", lambda self: stopped.append(self))
     core, backend = fake_core()
     core.close()
     assert stopped == [backend]
     core, _ = fake_core()
-    told[1](None)
+    callbacks[1](None)
     core.close()
     assert stopped == [backend]
 

@@ -23,7 +23,7 @@ from tidemill.backends.base import (
     StepInputs,
     StepOutputs,
 )
-from tidemill.base.errors import ErrorKind, TidemillError, Told
+from tidemill.base.errors import ErrorKind, LoadCallback, TidemillError
 from tidemill.models.spec import Attention, DecoderSpec, Layer, Mlp
 
 UNWRITTEN = -7
@@ -154,9 +154,9 @@ class FakeBackend:
         self._previous: dict[int, int] = {}
         self._lock = threading.Lock()
 
-    def when_loaded(self, told: Told) -> bool:
+    def when_loaded(self, on_loaded: LoadCallback) -> bool:
         """It has no weights to wait for."""
-        told(None)
+        on_loaded(None)
         return True
 
     def stop_loading(self) -> None:

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.base.errors import Told
+from tidemill.base.errors import LoadCallback
 from tidemill.models.spec import DecoderSpec
 from tidemill.models.tensors import TensorMap
 
@@ -274,7 +274,7 @@ class Backend(Protocol):
     options: BackendOptions
     slices_layers: bool
 
-    def when_loaded(self, told: Told) -> bool:
+    def when_loaded(self, on_loaded: LoadCallback) -> bool:
         """Register a callback that is called once: with None when the backend holds all weights in
         its own form, or with the error that ended loading. Returns True when loading has already
         ended; the callback then runs at once. Otherwise it runs on another thread. It does not run

@@ -55,8 +55,8 @@ class TidemillError(Exception):
         self.retryable = retryable
 
 
-# Called once something done beside has ended: with None, or with the error it ended with.
-Told = Callable[[TidemillError | None], object]
+# Called once background loading has ended: with None, or with the error that ended it.
+LoadCallback = Callable[[TidemillError | None], object]
 
 
 def bad_request(param: str | None, message: str) -> TidemillError:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.base.errors import Told
+from tidemill.base.errors import LoadCallback
 from tidemill.contract.plan import StepPlan, StepResult
 from tidemill.engine.flightlog import FlightLog, request_key
 from tidemill.executor.base import Executor, PlanHandle
@@ -71,9 +71,9 @@ class RecordingExecutor:
         """See Executor."""
         self._executor.rollback(plan)
 
-    def when_loaded(self, told: Told) -> bool:
+    def when_loaded(self, on_loaded: LoadCallback) -> bool:
         """See Executor."""
-        return self._executor.when_loaded(told)
+        return self._executor.when_loaded(on_loaded)
 
     def stop_loading(self) -> None:
         """See Executor."""

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.base.errors import Told
+from tidemill.base.errors import LoadCallback
 from tidemill.contract.plan import StepPlan, StepResult
 
 
@@ -38,7 +38,7 @@ class Executor(Protocol):
     def rollback(self, plan: StepPlan) -> None:
         """Forget what an outstanding plan that failed changed; unknown plans are ignored."""
 
-    def when_loaded(self, told: Told) -> bool:
+    def when_loaded(self, on_loaded: LoadCallback) -> bool:
         """See `backends.base.Backend`."""
 
     def stop_loading(self) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tidemill.base.errors import Told
+from tidemill.base.errors import LoadCallback
 from tidemill.base.files import opened_files
 from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.contract.config import EngineConfig
@@ -34,9 +34,9 @@ class InprocExecutor:
         """See Executor."""
         self._runner.rollback(plan)
 
-    def when_loaded(self, told: Told) -> bool:
+    def when_loaded(self, on_loaded: LoadCallback) -> bool:
         """See Executor."""
-        return self._runner.backend.when_loaded(told)
+        return self._runner.backend.when_loaded(on_loaded)
 
     def stop_loading(self) -> None:
         """See Executor."""

@@ -21,8 +21,8 @@ from tidemill.backends.native.packing import Packing
 from tidemill.backends.native.weights import KV_TYPES, ModelBuilder, check_spec, check_tensors
 from tidemill.base.errors import (
     ErrorKind,
+    LoadCallback,
     TidemillError,
-    Told,
     bad_request,
     config_error,
     unsupported,
@@ -126,9 +126,9 @@ class NativeBackend:
             promised_bytes=core.unpacked_bytes(),
         )
 
-    def when_loaded(self, told: Told) -> bool:
+    def when_loaded(self, on_loaded: LoadCallback) -> bool:
         """See backends.base.Backend. Packing starts in the constructor, in the order of need."""
-        return self._packing.when_loaded(told)
+        return self._packing.when_loaded(on_loaded)
 
     def allocate_cache(
         self, num_blocks: tuple[int, ...], kv_dtype: str | None = None, states: int = 2

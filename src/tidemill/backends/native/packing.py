@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.backends.native import _core
-from tidemill.base.errors import ErrorKind, TidemillError, Told
+from tidemill.base.errors import ErrorKind, LoadCallback, TidemillError
 from tidemill.base.log import get_logger
 from tidemill.models.tensors import RawTensor
 
@@ -56,7 +56,7 @@ class Packing:
         self._core = core
         self._matrices = list(matrices)
         self._lock = threading.Lock()
-        self._told: list[Told] = []
+        self._callbacks: list[LoadCallback] = []
         self._ended = False
         self._error: TidemillError | None = None
         self._is_stopping = False
@@ -69,13 +69,13 @@ class Packing:
         _running.add(self)
         self._thread.start()
 
-    def when_loaded(self, told: Told) -> bool:
+    def when_loaded(self, on_loaded: LoadCallback) -> bool:
         """See backends.base.Backend."""
         with self._lock:
             if not self._ended:
-                self._told.append(told)
+                self._callbacks.append(on_loaded)
                 return False
-        told(self._error)
+        on_loaded(self._error)
         return True
 
     def progress(self) -> int:
@@ -135,13 +135,13 @@ class Packing:
             return
         while True:  # before steps fail, so that the callbacks know the reason first
             with self._lock:
-                told, self._told = self._told, []
-                if not told:
+                callbacks, self._callbacks = self._callbacks, []
+                if not callbacks:
                     self._ended, self._error = True, error
                     break
-            for each in told:
+            for on_loaded in callbacks:
                 try:
-                    each(error)
+                    on_loaded(error)
                 except Exception:
                     _log.exception("a callback of when_loaded has failed")
         if error is not None:

@@ -29,7 +29,7 @@ from tidemill.backends.torch import latents, layers, recurrent
 from tidemill.backends.torch.cache import PagedCache
 from tidemill.backends.torch.place import DTYPES, open_device, to_torch
 from tidemill.backends.torch.steps import Computed, Handle, StepThread
-from tidemill.base.errors import ErrorKind, TidemillError, Told
+from tidemill.base.errors import ErrorKind, LoadCallback, TidemillError
 from tidemill.models import tensors as names
 from tidemill.models.quantization import QUANTIZED_TYPES, convert, stored_type
 from tidemill.models.spec import (
@@ -81,9 +81,9 @@ class TorchBackend:
 
     # --- the interface -------------------------------------------------------------------------
 
-    def when_loaded(self, told: Told) -> bool:
+    def when_loaded(self, on_loaded: LoadCallback) -> bool:
         """See backends.base.Backend. The weights are loaded in the constructor."""
-        told(None)
+        on_loaded(None)
         return True
 
     def stop_loading(self) -> None:

@@ -28,7 +28,7 @@ from tidemill.backends.torch.place import DTYPES, open_device
 from tidemill.backends.torch.steps import Computed, Handle, StepThread
 from tidemill.backends.transformers.building import build
 from tidemill.backends.transformers.past import NOTHING, CallStyle, Past, Stepper, find_call_style
-from tidemill.base.errors import ErrorKind, TidemillError, Told, config_error, unsupported
+from tidemill.base.errors import ErrorKind, LoadCallback, TidemillError, config_error, unsupported
 from tidemill.models.foreign import UNSTATED_POSITIONS, Foreign
 from tidemill.models.spec import DecoderSpec
 from tidemill.models.tensors import TensorMap
@@ -104,9 +104,9 @@ class TransformersBackend:
 
     # --- the interface -------------------------------------------------------------------------
 
-    def when_loaded(self, told: Told) -> bool:
+    def when_loaded(self, on_loaded: LoadCallback) -> bool:
         """See backends.base.Backend. The weights are loaded in the constructor."""
-        told(None)
+        on_loaded(None)
         return True
 
     def stop_loading(self) -> None:
