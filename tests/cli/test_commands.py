@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -20,6 +21,7 @@ from tests.loading.test_kind import write_vocabulary
 from tidemill.base.errors import TidemillError
 from tidemill.cli import main
 from tidemill.cli.machine import human_bytes, parse_bytes
+from tidemill.cli.other_flags import OTHER_FLAGS
 from tidemill.loading.bundled import bundled_models
 from tidemill.loading.packed_store import Entry, PackedStore
 
@@ -155,7 +157,11 @@ def test_types_are_taken_in_any_case(tmp_path: Path) -> None:
         (("serve", "--port", "0", "--log-level", "loud"), 2, "--log-level"),
         (("serve", "--port", "0", "--max-model-len", "9999999"), 2, "positions"),
         (("serve", "--port", "0", "--isa", "neon"), 2, "neon"),
-        (("serve", "--port", "0", "--chat-template", "/no/file"), 2, "chat-template"),
+        (("serve", "--port", "0", "--kv-memory", "400TiB"), 1, "of memory; give less"),
+        (("serve", "--kv-memroy", "1GiB"), 2, "Did you mean '--kv-memory'?"),
+        (("serve", "--gpu-memory-utilization", "0.9"), 2, "by --kv-memory 4GiB"),
+        (("serve", "-c", "4096"), 2, "--max-model-len"),
+        (("serve", "--dtype", "f16"), 2, "auto, float32, bfloat16"),
         (("run", "brook", "hi", "--top-p", "7"), 2, "top_p"),
         (("run", "brook"), 2, "the prompt is empty"),
         (("show", "/no/such/model"), 2, "no such file"),
@@ -177,6 +183,41 @@ def test_errors_are_one_line_with_a_remedy(
     lines = [line for line in done.stderr.splitlines() if line.startswith("error")]
     assert len(lines) == 1 and says in lines[0], done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "flags", [("--chat-template", "/no/file"), ("--tool-format", "nobodys"),
+              ("--reasoning-format", "nobodys")],
+)  # fmt: skip
+def test_what_is_wrong_with_the_text_side_is_said_before_the_weights_are_loaded(
+    flags: tuple[str, str],
+) -> None:
+    done = tidemill("serve", "--port", "0", *flags)
+    assert done.returncode == 2 and f"error [{flags[0][2:]}]" in done.stderr
+    assert "loading" not in done.stderr
+
+
+def test_a_log_of_json_is_json_from_its_first_line_to_the_error_that_ends_it() -> None:
+    done = tidemill("serve", "--port", "0", "--log-format", "json", "--log-level", "error",
+                    "--host", "0.0.0.0", "--insecure", "--kv-memory", "400TiB")  # fmt: skip
+    events = [json.loads(line) for line in done.stderr.splitlines()]
+    assert done.returncode == 1 and len(events) >= 3
+    assert events[0]["message"].startswith("warning: --insecure on 0.0.0.0")
+    assert events[-1]["level"] == "error" and "[kv_memory]" in events[-1]["message"]
+
+
+def test_help_is_whole() -> None:
+    text = " ".join(tidemill("-h").stdout.split())
+    assert "answer one prompt (an argument, or piped in)." in text
+    assert "[auto|float32|bfloat16]" in tidemill("run", "-h").stdout
+
+
+def test_hints_are_about_flags_that_serve_lacks_and_name_those_that_there_are() -> None:
+    commands = main._app([]).commands
+    assert not set(OTHER_FLAGS) & {name for p in commands["serve"].params for name in p.opts}
+    parameters = [p for c in commands.values() for p in c.params]
+    known = {name for p in parameters for name in (*p.opts, *p.secondary_opts)}
+    assert set(re.findall(r"(?<!\w)--[a-z][a-z-]+", " ".join(OTHER_FLAGS.values()))) <= known
 
 
 def test_a_port_in_use_is_known_before_the_model_is_loaded() -> None:

@@ -87,7 +87,11 @@ def command(name: str, function: Callable[..., None]) -> click.Command:
         callback=function,
         params=parameters,
         help=inspect.getdoc(function),
-        context_settings={"show_default": True},
+        context_settings={
+            "show_default": True,
+            "help_option_names": ["-h", "--help"],
+            "max_content_width": 100,
+        },
     )
 
 

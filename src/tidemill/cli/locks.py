@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tidemill.base.log import FORMATS
 from tidemill.cli.declared import option
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ INSECURE = option(False, "--insecure", help="Listen beyond this machine although
 LIMIT = option(
     (), help="NAME=VALUE: another bound for requests, see docs/operations.md; repeatable."
 )
-LOG_FORMAT = option("text", help="text or json.")
+LOG_FORMAT = option("text", choices=FORMATS, help="Of every line on stderr.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,11 @@ class LockFlags:
                 f"--host {host} can be reached from other machines and there is no API key: anyone "
                 f"there could use and overload this server. Set {KEY_VARIABLE}, --api-key or "
                 "--api-keys (or --tls-client-ca), or insist with --insecure",
+            )
+        if not (local or keys.closed or self.tls_client_ca):
+            say(
+                f"warning: --insecure on {host}: whoever reaches this machine can use the server, "
+                f"for there is no API key ({KEY_VARIABLE} or --api-key sets one)"
             )
         own: tuple[str, ...] | None = None
         if local and not keys.closed and not self.insecure:

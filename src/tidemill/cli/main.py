@@ -11,8 +11,10 @@ import click
 
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.base.files import shown
+from tidemill.base.log import get_logger, log_format
 from tidemill.base.stderr import open_standard_streams
 from tidemill.cli.declared import command
+from tidemill.cli.other_flags import OTHER_FLAGS
 
 # Command -> its module and function, in the order of the help.
 _COMMANDS = {
@@ -40,6 +42,13 @@ class _Commands(click.Group):
         """Their names."""
         return list(self.commands)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Their first sentences, whole: click's own list cuts them at a line's end."""
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, (c.help or "").split("\n\n")[0]) for name, c in self.commands.items()]
+            )
+
 
 def _app(arguments: Sequence[str]) -> click.Group:
     """The command line for these arguments: where the first is a command's name, with that one
@@ -48,6 +57,7 @@ def _app(arguments: Sequence[str]) -> click.Group:
         "tidemill",
         help="LLM inference and serving: one system from a laptop's CPU up.",
         no_args_is_help=True,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )
     click.version_option(package_name="tidemill", message="%(prog)s %(version)s")(app)
     named = arguments[0] if arguments else ""
@@ -66,9 +76,11 @@ def main() -> None:
     try:
         app = _app(sys.argv[1:])
         sys.exit(app.main(prog_name=app.name, standalone_mode=False))
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(error.exit_code)
+    except click.ClickException as error:
+        _fail(f": {_explained(error)}", error.exit_code)
     except TidemillError as error:
         about = f" [{error.param}]" if error.param else ""
         _fail(f"{about}: {error.message}", 2 if error.kind in _USAGE else 1)
@@ -85,7 +97,19 @@ def main() -> None:
         _fail(": out of memory: use a smaller model or cache, or free memory", 1)
 
 
+def _explained(error: click.ClickException) -> str:
+    """What is wrong with the command line, and where its words are listed."""
+    text = error.format_message()
+    ctx = error.ctx if isinstance(error, click.UsageError) else None
+    if isinstance(error, click.NoSuchOption) and error.option_name in OTHER_FLAGS:
+        text = f"No such option '{error.option_name}': {OTHER_FLAGS[error.option_name]}."
+    return f"{text} See `{ctx.command_path} --help`." if ctx is not None else text
+
+
 def _fail(text: str, code: int) -> None:
+    if log_format() == "json":
+        get_logger(__name__).error("error%s", text)
+        sys.exit(code)
     red, plain = ("\033[31m", "\033[0m") if sys.stderr.isatty() else ("", "")
     with contextlib.suppress(OSError):  # the exit code says it, too
         print(f"{red}error{plain}{text}", file=sys.stderr, flush=True)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tidemill.cli.declared import argument, option
 from tidemill.cli.machine import parse_bytes as parse_bytes
+from tidemill.contract.config import BACKENDS, DTYPES, KV_DTYPES, QUANTIZATIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,17 +23,18 @@ FILE = option(None, help="Of a model on the hub: which GGUF file, or which folde
 REVISION = option(None, help="Of a model on the hub: branch, tag or commit; default: main.")
 BACKEND = option(
     "auto",
+    choices=BACKENDS,
     help="native (C++), torch, or transformers (slow; for models without a family here); auto: "
     "native, or transformers where a model needs it.",
 )
 DEVICE = option("cpu", help="cpu, or a torch device for the backends torch and transformers.")
-DTYPE = option("auto", help="Computing type: auto, float32 or bfloat16.")
+DTYPE = option("auto", choices=DTYPES, help="Computing type.")
 QUANTIZE = option(
     "none",
-    choices=("none", "q8_0", "q4_0", "int8"),
+    choices=QUANTIZATIONS,
     help="Quantize float weights at load; `tidemill quantize` writes more types.",
 )
-KV_DTYPE = option("auto", help="Type of the KV cache: auto, float32, bfloat16, int8 or int4.")
+KV_DTYPE = option("auto", choices=KV_DTYPES, help="Type of the KV cache.")
 BLOCK_SIZE = option(32, help="Tokens per KV block: 16, 32, 64 or 128.")
 MAX_MODEL_LEN = option(
     None, help="Tokens a request may use; default: the model's, bounded by memory."

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tidemill.base.log import get_logger, log_format
 from tidemill.cli import locks, options
 from tidemill.cli.declared import option
 
 if TYPE_CHECKING:
     from tidemill.server.limits import Limits
     from tidemill.server.run import TextSide
+
+log = get_logger(__name__)
 
 
 def serve(
@@ -76,12 +81,15 @@ def serve(
     trusted_proxy: tuple[str, ...] = locks.TRUSTED_PROXY,
     insecure: bool = locks.INSECURE,
     limit: tuple[str, ...] = locks.LIMIT,
-    log_level: str = option("info", help="debug, info, warning or error."),
+    log_level: str = option(
+        "info", choices=("debug", "info", "warning", "error"), help="The least that is logged."
+    ),
     log_format: str = locks.LOG_FORMAT,
 ) -> None:
     """Serve a model through the OpenAI API (default: the bundled one, on 127.0.0.1:8000)."""
     from tidemill.base.errors import config_error
-    from tidemill.base.log import FORMATS, log_line, set_up_logging
+    from tidemill.base.files import opened_files
+    from tidemill.base.log import log_line, set_up_logging
     from tidemill.base.stderr import guard_stderr
     from tidemill.contract.config import EngineConfig
     from tidemill.loading.hub_name import with_options
@@ -93,10 +101,7 @@ def serve(
     from tidemill.server.run import serve as run_server
 
     guard_stderr(log_line)
-    if log_level not in ("debug", "info", "warning", "error"):
-        raise config_error(
-            "log-level", f"--log-level is debug, info, warning or error, not {log_level!r}"
-        )
+    set_up_logging("api", log_level, log_format)
     for flag, value, least in (
         ("stall-timeout", stall_timeout, 1.0),
         ("drain-timeout", drain_timeout, 0.0),
@@ -110,9 +115,6 @@ def serve(
         max_queue_time=max_queue_time,
         ttft_objective_ms=ttft_objective_ms,
     )
-    if log_format not in FORMATS:
-        raise config_error("log-format", f"--log-format is text or json, not {log_format!r}")
-    set_up_logging("api", log_level, log_format)
     limits = _limits(limit)
     security = locks.LockFlags(
         *(api_key, api_keys, share_prefix_cache, tls_cert, tls_key, tls_client_ca),
@@ -141,10 +143,17 @@ def serve(
     ).validate()
     # After what is cheap to check, before the model is loaded: a port in use is known at once.
     listener = bind(host, port)
+
+    load_text = partial(_load_text, str(path), chat_template, tool_format, reasoning_format)
+    checked: TextSide | None = None
+    if (chat_template, tool_format, reasoning_format) != (None, "auto", "auto"):
+        # What is given may be wrong: that is said before the weights are loaded.
+        with opened_files() as opened:
+            checked = dataclasses.replace(load_text(), files=tuple(opened.values()))
     code = run_server(
         ServeOptions(
             config,
-            lambda: _load_text(str(path), chat_template, tool_format, reasoning_format),
+            lambda: checked or load_text(),
             log_level,
             limits=limits,
             security=security,
@@ -205,6 +214,10 @@ def _load_text(
 
 
 def _say(line: str) -> None:
+    """A line of the start, whatever the log's level; it is one of the log where that is JSON."""
+    if log_format() == "json":
+        log.handle(log.makeRecord(log.name, logging.INFO, "", 0, line, (), None))
+        return
     # In one write: two threads have something to say while loading.
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()

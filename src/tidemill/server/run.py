@@ -215,7 +215,8 @@ async def _prepare(options: ServeOptions) -> TextSide:
     # engine has its weights.
     def open_both() -> TextSide:
         with opened_files() as opened:
-            text = replace(options.load_text(), files=tuple(opened.values()))
+            text = options.load_text()
+            text = replace(text, files=text.files or tuple(opened.values()))
         give_back()
         import_module("tidemill.server.http")
         return text

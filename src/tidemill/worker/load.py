@@ -19,10 +19,16 @@ from tidemill.loading.lazy import Holding
 from tidemill.loading.parts import ModelFiles
 from tidemill.models.spec import DecoderSpec
 from tidemill.worker.kv_check import NARROW, check_kv
-from tidemill.worker.machine import available_memory, usable_cpus
+from tidemill.worker.machine import available_memory, total_memory, usable_cpus
 from tidemill.worker.packed import kept_weights
 from tidemill.worker.runner import Runner
-from tidemill.worker.sizing import check_weights_fit, plan_cache, wanted_len, weight_bytes
+from tidemill.worker.sizing import (
+    check_cache_setting,
+    check_weights_fit,
+    plan_cache,
+    wanted_len,
+    weight_bytes,
+)
 
 # Backends are imported when they are chosen: torch may not be installed.
 _BACKENDS = {
@@ -100,6 +106,7 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
         stored = {name: tensors.header(name) for name in tensors}
         need = weight_bytes(stored, dtype, config.quantize, name)
         check_weights_fit(need, available_memory(), config.served_name)
+        check_cache_setting(config.kv_memory, total_memory())
     # Refuses a context the model does not have before minutes are spent on loading it.
     if spec.foreign is None:
         plan_cache(config, spec, kv_dtype, available_memory())

@@ -36,6 +36,13 @@ def available_memory(root: Path = _CGROUP) -> int:
     return int(free)
 
 
+def total_memory(root: Path = _CGROUP) -> int:
+    """Bytes this process could have if nothing else were there: the machine's, or the cgroup's."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = (_word(root / "memory.max"), _word(root / "memory/memory.limit_in_bytes"))
+    return min([total, *(limit for limit in limits if limit is not None)])
+
+
 def _reclaimable(stat: Path) -> int:
     """Bytes of file cache that the kernel drops before it refuses memory."""
     try:

@@ -102,6 +102,22 @@ class CachePlan:
         return STATES_PER_SEQUENCE * self.max_num_seqs + self.snapshots
 
 
+def check_cache_setting(kv_memory: int | None, total: int) -> None:
+    """Raise RESOURCE for a KV cache that is larger than the memory there is.
+
+    What is free is no bound: pages are taken as they fill, and an engine that takes another's
+    place starts while that one's memory is on its way back.
+    """
+    if kv_memory is not None and kv_memory > total:
+        raise TidemillError(
+            ErrorKind.RESOURCE,
+            f"--kv-memory asks for {kv_memory / _GIB:.1f} GiB and this machine (or its container) "
+            f"has {total / _GIB:.1f} GiB of memory; give less, or leave it out to take what is "
+            "free",
+            param="kv_memory",
+        )
+
+
 def plan_cache(config: EngineConfig, spec: DecoderSpec, kv_dtype: str, free: int) -> CachePlan:
     """Size the KV cache.
 
