@@ -38,7 +38,7 @@ from tidemill.text.answering import (
     PLAIN,
     AnswerRules,
     ChatSide,
-    read_wishes,
+    read_output_options,
     rules_of,
     text_rules,
 )
@@ -330,12 +330,12 @@ class LLM:
         fields = {k: v for k, v in options.items() if k in ANSWER_FIELDS or k in _OF_THE_PROMPT}
         kwargs = {k: v for k, v in options.items() if k not in fields}
         fields["chat_template_kwargs"] = kwargs
-        wishes = read_wishes(self.chat_side, {**fields, **_cuts(sampling)})
-        asked = _prompt_options(options, kwargs, wishes.variables)
-        text = render_prompt(self.template, self.chat_side, messages, asked, wishes.use)
+        output_options = read_output_options(self.chat_side, {**fields, **_cuts(sampling)})
+        asked = _prompt_options(options, kwargs, output_options.variables)
+        text = render_prompt(self.template, self.chat_side, messages, asked, output_options.use)
         ids = tuple(self.tokenizer.encode(text, add_special=False))
         continued = bool(asked.continue_final_message)
-        return ids, rules_of(self.chat_side, wishes, text, continued=continued)
+        return ids, rules_of(self.chat_side, output_options, text, continued=continued)
 
     def _samplings(self, prompts: Sequence[Any], params: Params) -> list[SamplingParams]:
         """The parameters of each prompt."""

@@ -48,8 +48,10 @@ class Source:
         if len(tensor.shape) < 2:
             return tensor
         header = TensorHeader(tensor.dtype, tensor.shape, tensor.nbytes)
-        let_go = self.gone.setdefault(name, [])
-        return DeferredTensor(header, lambda: self._read(name), lambda b, e: let_go.append((b, e)))
+        release_pages = self.gone.setdefault(name, [])
+        return DeferredTensor(
+            header, lambda: self._read(name), lambda b, e: release_pages.append((b, e))
+        )
 
     def _read(self, name: str) -> RawTensor:
         if name == self._held:

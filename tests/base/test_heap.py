@@ -19,7 +19,7 @@ def test_once_some_time_after_a_burst(monkeypatch: pytest.MonkeyPatch) -> None:
     async def bursts() -> None:
         loop = asyncio.get_running_loop()
         monkeypatch.setattr(heap, "give_back", lambda: given.append(loop.time()))
-        giver = heap.Giver(0.1)
+        giver = heap.HeapTrimmer(0.1)
         for _ in range(2):
             begun = loop.time()
             for _ in range(20):
@@ -33,7 +33,7 @@ def test_once_some_time_after_a_burst(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_loop_that_ends_is_no_error(capfd: pytest.CaptureFixture[str]) -> None:
     async def work() -> None:
-        heap.Giver(0.0).done()
+        heap.HeapTrimmer(0.0).done()
         await asyncio.get_running_loop().shutdown_default_executor()
         await asyncio.sleep(0.01)
 

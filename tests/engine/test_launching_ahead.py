@@ -101,10 +101,10 @@ def test_what_the_next_plan_waits_for() -> None:
     machine.launch()
     assert ahead() == 0.5
     assert ahead(0.0) is None, "nothing was measured"
-    [flight] = scheduler._outstanding[0].flights
-    flight.seq.constraint = cast(Constraint, object())
+    [in_flight] = scheduler._outstanding[0].rows_in_flight
+    in_flight.seq.constraint = cast(Constraint, object())
     assert ahead() is None, "its next mask depends on the token"
-    flight.seq.constraint = None
+    in_flight.seq.constraint = None
     machine.launch()
     assert scheduler.ahead is None, "two are outstanding"
 

@@ -32,7 +32,7 @@ def held(quarantine: Quarantine, *requests: EngineRequest) -> list[bool]:
 
 def test_variants_of_a_grammar_are_held_and_nothing_else() -> None:
     quarantine = Quarantine(Clock())
-    quarantine.convicted(with_grammar([1, 2], "a+"))
+    quarantine.quarantined(with_grammar([1, 2], "a+"))
     variant = with_grammar([3], "a+")
     assert held(quarantine, variant) == [True]
     assert held(quarantine, with_grammar([1, 2], "b+"), request("c", [1, 2])) == [False, False]
@@ -54,12 +54,12 @@ def test_what_ended_well_is_not_held_but_must_prove_itself_again() -> None:
     quarantine = Quarantine(Clock())
     good, bad = with_grammar([1], "a+"), with_grammar([2], "a+")
     quarantine.ended_well(good)
-    quarantine.convicted(bad)
+    quarantine.quarantined(bad)
     assert held(quarantine, good) == [False]
     quarantine.ended_well(good)
-    quarantine.convicted(bad)
+    quarantine.quarantined(bad)
     assert held(quarantine, good) == [False]
-    quarantine.convicted(bad)
+    quarantine.quarantined(bad)
     assert held(quarantine, good) == [True]
 
 
@@ -72,9 +72,9 @@ def test_what_is_no_clients_own_takes_two() -> None:
         quarantine = Quarantine(Clock())
         one = msgspec.structs.replace(request("a", [1]), **shared)
         other = msgspec.structs.replace(request("b", [2]), **shared)
-        quarantine.convicted(one)
+        quarantine.quarantined(one)
         assert held(quarantine, other) == [False]
-        quarantine.convicted(one)
+        quarantine.quarantined(one)
         assert held(quarantine, other) == [True]
 
 
@@ -82,12 +82,12 @@ def test_a_quarantine_passes() -> None:
     clock = Clock()
     quarantine = Quarantine(clock)
     one = with_grammar([1], "a+")
-    quarantine.convicted(one)
+    quarantine.quarantined(one)
     clock.now = QUARANTINE_SECONDS - 1
     assert held(quarantine, one) == [True]
     clock.now += 2
     assert held(quarantine, one) == [False]
-    quarantine.convicted(one)
+    quarantine.quarantined(one)
     assert held(quarantine, one) == [True]
 
 
@@ -99,7 +99,7 @@ def test_two_variants_that_end_an_engine_alone_are_one_case() -> None:
     assert not quarantine.ended_alone(one) and not quarantine.ended_alone(one)
     assert not quarantine.ended_alone(other)
     assert quarantine.ended_alone(two)
-    quarantine.convicted(two)
+    quarantine.quarantined(two)
     assert held(quarantine, one, two, other) == [True, True, False]
     quarantine.ended_well(other)
     assert not quarantine.ended_alone(msgspec.structs.replace(other, request_id="d"))

@@ -123,7 +123,7 @@ def test_native(
 ) -> None:
     numbers, want = alone
     if "layer" in condition:  # no time is left beside streams
-        monkeypatch.setattr("tidemill.sched.room.step_seconds", lambda *args, **options: 0.0)
+        monkeypatch.setattr("tidemill.sched.step_budget.step_seconds", lambda *args, **options: 0.0)
     engine = real_engine("native", **{**numbers.options, **CONDITIONS[condition]})
     batch = requests()
     random.Random(condition).shuffle(batch)

@@ -9,11 +9,11 @@ import pytest
 from helpers.drive import request
 
 from tidemill.engine.flightlog import FlightLog, request_key
-from tidemill.engine.suspects import MAX_CONVICTS, Docket, fingerprint
+from tidemill.engine.suspects import MAX_QUARANTINED, SuspectTracker, fingerprint
 
 
 def test_one_death_makes_nobody_a_suspect() -> None:
-    docket = Docket()
+    docket = SuspectTracker()
     docket.death(["a", "b", "c"])
     assert docket.suspects() == []
     docket.death(["c", "d", "b"])
@@ -21,7 +21,7 @@ def test_one_death_makes_nobody_a_suspect() -> None:
 
 
 def test_who_gets_on_alone_is_cleared() -> None:
-    docket = Docket()
+    docket = SuspectTracker()
     for _ in range(2):
         docket.death(["a", "b"])
     docket.clear("a")
@@ -31,42 +31,42 @@ def test_who_gets_on_alone_is_cleared() -> None:
 
 
 def test_two_deaths_alone_without_a_token_between_convict() -> None:
-    docket = Docket()
-    assert not docket.death_alone("a", 5)
-    assert not docket.death_alone("a", 6), "it got on in between"
-    assert docket.death_alone("a", 6)
-    assert not docket.death_alone("b", 0)
+    docket = SuspectTracker()
+    assert not docket.record_isolated_crash("a", 5)
+    assert not docket.record_isolated_crash("a", 6), "it got on in between"
+    assert docket.record_isolated_crash("a", 6)
+    assert not docket.record_isolated_crash("b", 0)
     docket.clear("b")
-    assert not docket.death_alone("b", 0)
+    assert not docket.record_isolated_crash("b", 0)
 
 
 def test_who_ended_an_engine_alone_is_tried_again_after_the_others() -> None:
-    docket = Docket()
+    docket = SuspectTracker()
     for _ in range(2):
         docket.death(["a", "b", "c"])
-    assert not docket.death_alone("a", 0)
+    assert not docket.record_isolated_crash("a", 0)
     assert docket.suspects() == ["b", "c", "a"]
     docket.clear("b")
-    assert not docket.death_alone("c", 0)
+    assert not docket.record_isolated_crash("c", 0)
     assert docket.suspects() == ["a", "c"]
-    assert docket.death_alone("a", 0)
+    assert docket.record_isolated_crash("a", 0)
 
 
 def test_many_that_are_guilty_are_convicted_one_after_the_other() -> None:
-    docket, names, deaths = Docket(), [f"r{i}" for i in range(12)], 0
+    docket, names, deaths = SuspectTracker(), [f"r{i}" for i in range(12)], 0
     for _ in range(2):
         docket.death(names)
     longest, since = 0, 0
     while suspects := docket.suspects():
         deaths, since = deaths + 1, since + 1
-        if docket.death_alone(suspects[0], 0):
-            docket.convict(request(suspects[0], [deaths]))
+        if docket.record_isolated_crash(suspects[0], 0):
+            docket.quarantine(request(suspects[0], [deaths]))
             longest, since = max(longest, since), 0
     assert deaths == 24 and longest <= 4, "deaths in a row that convict nobody"
 
 
 def test_who_has_ended_is_forgotten() -> None:
-    docket = Docket()
+    docket = SuspectTracker()
     docket.death(["a", "b"])
     docket.retain({"b"})
     docket.death(["a", "b"])
@@ -74,7 +74,7 @@ def test_who_has_ended_is_forgotten() -> None:
 
 
 def test_who_was_never_computed_is_suspected_once_more_engines_had_it() -> None:
-    docket = Docket()
+    docket = SuspectTracker()
     for _ in range(3):
         docket.death(["a"], ["a", "b"])
         docket.clear("a")  # it got on alone
@@ -86,25 +86,25 @@ def test_who_was_never_computed_is_suspected_once_more_engines_had_it() -> None:
 
 
 def test_a_conviction_explains_the_deaths_of_those_in_flight() -> None:
-    docket = Docket()
+    docket = SuspectTracker()
     for _ in range(3):
         docket.death([], ["a", "b"])
-    docket.convict(request("a", [1]))
+    docket.quarantine(request("a", [1]))
     docket.death([], ["b"])
     assert docket.suspects() == []
 
 
 def test_convicts_are_known_by_prompt_and_settings() -> None:
-    docket = Docket()
+    docket = SuspectTracker()
     one = request("a", [1, 2, 3], temperature=0.5, seed=4)
-    mark = docket.convict(one)
+    mark = docket.quarantine(one)
     again = request("b", [1, 2, 3], temperature=0.5, seed=9)
-    assert docket.convicted(again) == mark == fingerprint(again)
-    assert docket.convicted(request("c", [1, 2, 4], temperature=0.5)) is None
-    assert docket.convicted(request("c", [1, 2, 3], temperature=0.6)) is None
-    for i in range(MAX_CONVICTS):
-        docket.convict(request("x", [i + 10]))
-    assert docket.convicted(one) is None, "memory of convicts is bounded"
+    assert docket.quarantined(again) == mark == fingerprint(again)
+    assert docket.quarantined(request("c", [1, 2, 4], temperature=0.5)) is None
+    assert docket.quarantined(request("c", [1, 2, 3], temperature=0.6)) is None
+    for i in range(MAX_QUARANTINED):
+        docket.quarantine(request("x", [i + 10]))
+    assert docket.quarantined(one) is None, "memory of convicts is bounded"
 
 
 @pytest.fixture

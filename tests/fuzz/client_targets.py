@@ -31,7 +31,7 @@ from tidemill.server.errors import Refusal
 from tidemill.server.limits import Limits
 from tidemill.server.openai.prompting import said
 from tidemill.server.openai.schema import ChatRequest
-from tidemill.text.answering import ChatSide, read_wishes, rules_of
+from tidemill.text.answering import ChatSide, read_output_options, rules_of
 from tidemill.text.parsers.engine import OutputParser
 from tidemill.text.parsers.formats import FORMATS
 
@@ -124,10 +124,10 @@ def _bodies() -> Target:
             body = parse_body(ChatRequest, data, Limits())
         except Refusal as refusal:
             raise bad_request("body", str(refusal)) from None
-        wishes = read_wishes(chat, asdict(body))
+        output_options = read_output_options(chat, asdict(body))
         text = opened.template.render(said(body.messages), [])
         opened.tokenizer.encode(text)
-        for phase in rules_of(chat, wishes, text, continued=False).program.phases:
+        for phase in rules_of(chat, output_options, text, continued=False).program.phases:
             if isinstance(phase, Grammar):
                 _follow(phase, random.Random(0))
 

@@ -231,7 +231,7 @@ class FakeBackend:
     def _write(self, x: StepInputs) -> list[list[int]]:
         size = self.options.block_size
         contexts = []
-        unfinished = self._go_on(x)
+        unfinished = self._resume_streams(x)
         writes: list[tuple[int, int, int]] = []
         for r in range(len(x.context_len)):
             tokens = x.token_ids[x.row_start[r] : x.row_start[r + 1]].copy()
@@ -262,7 +262,7 @@ class FakeBackend:
             read.append(texts[0])
         return read
 
-    def _go_on(self, x: StepInputs) -> int:
+    def _resume_streams(self, x: StepInputs) -> int:
         """Which row has layers left after this step, if any; -1: none."""
         if x.slice is None:
             return -1

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tidemill.loading import packed_store
-from tidemill.loading.packed_store import DATA_OFFSET, DamagedError, Entry, FullError, PackedStore
+from tidemill.loading.packed_store import DATA_OFFSET, CorruptEntry, Entry, PackedStore, StoreFull
 
 DATA = bytes(range(256)) * 64
 
@@ -61,7 +61,7 @@ def test_a_damaged_or_partial_entry_is_told_from_a_whole_one(store: PackedStore,
     put(store, "one")
     path = store.folder / "one.packed"
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(DamagedError):
+    with pytest.raises(CorruptEntry):
         store.open("one")
     assert len(store.entries()) == 1
     put(store, "one")
@@ -71,7 +71,7 @@ def test_a_damaged_or_partial_entry_is_told_from_a_whole_one(store: PackedStore,
 def test_an_entry_under_another_key_is_damaged(store: PackedStore) -> None:
     put(store, "one")
     (store.folder / "one.packed").rename(store.folder / "two.packed")
-    with pytest.raises(DamagedError):
+    with pytest.raises(CorruptEntry):
         store.open("two")
 
 
@@ -86,7 +86,7 @@ def test_the_entry_unused_for_longest_makes_room(
     store.used("a")
     put(store, "d")
     assert {key for key in "abcd" if store.open(key)} == {"a", "c", "d"}
-    with pytest.raises(FullError, match="may be kept"):
+    with pytest.raises(StoreFull, match="may be kept"):
         put(store, "huge", bytes(8 * DATA_OFFSET))
     assert {key for key in "abcd" if store.open(key)} == {"a", "c", "d"}
 

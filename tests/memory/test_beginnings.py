@@ -34,7 +34,7 @@ def test_shared_tokens_are_counted_as_a_loop_would() -> None:
         want = 0
         while want < len(others) and others[want] == tokens[want]:
             want += 1
-        assert index.beginning(ROOT, pack(others)) == ((key, want) if want else None)
+        assert index.partial_match(ROOT, pack(others)) == ((key, want) if want else None)
 
 
 def test_the_block_with_most_in_common_is_taken_of_the_latest() -> None:
@@ -42,31 +42,31 @@ def test_the_block_with_most_in_common_is_taken_of_the_latest() -> None:
     far = _published(memory, [1, 2, 3, 4, 9, 9, 9, 9])
     near = _published(memory, [1, 2, 3, 4, 5, 6, 9, 9])
     _published(memory, [1, 2, 8, 8, 8, 8, 8, 8])
-    found = memory.beginning(ROOT, [1, 2, 3, 4, 5, 6, 7])
+    found = memory.partial_match(ROOT, [1, 2, 3, 4, 5, 6, 7])
     assert found is not None and (found.blocks, found.tokens) == (near, 6)
-    assert (found := memory.beginning(ROOT, [1, 2, 3, 4, 9])) and found.blocks == far
+    assert (found := memory.partial_match(ROOT, [1, 2, 3, 4, 9])) and found.blocks == far
     for i in range(prefix._MOST_LOOKED_AT):
         _published(memory, [1, 2, 3, 100 + i, 0, 0, 0, 0])
-    assert (found := memory.beginning(ROOT, [1, 2, 3, 4, 5, 6, 7])) and found.tokens == 3
+    assert (found := memory.partial_match(ROOT, [1, 2, 3, 4, 5, 6, 7])) and found.tokens == 3
 
 
 def test_too_little_another_salt_or_a_recurrent_model_shares_nothing() -> None:
     memory = KVMemory((16,), SIZE)
     _published(memory, [1, 2, 3, 4, 5, 6, 7, 8])
-    assert memory.beginning(ROOT, [1, 9]) is None
-    assert memory.beginning(root_digest(salt="b"), [1, 2, 3, 4]) is None
-    assert memory.beginning(ROOT, []) is None
+    assert memory.partial_match(ROOT, [1, 9]) is None
+    assert memory.partial_match(root_digest(salt="b"), [1, 2, 3, 4]) is None
+    assert memory.partial_match(ROOT, []) is None
     recurrent = KVMemory((16,), SIZE, recurrent=True, snapshots=4)
     _published(recurrent, [1, 2, 3, 4, 5, 6, 7, 8])
-    assert recurrent.beginning(ROOT, [1, 2, 3, 4]) is None
+    assert recurrent.partial_match(ROOT, [1, 2, 3, 4]) is None
     without = KVMemory((16,), SIZE, prefix_caching=False)
-    assert without.beginning(ROOT, [1, 2, 3, 4]) is None
+    assert without.partial_match(ROOT, [1, 2, 3, 4]) is None
 
 
 def test_a_borrowed_block_is_copied_in_every_group_and_stays_findable() -> None:
     memory = KVMemory((8, 8), SIZE)
     blocks = _published(memory, [1, 2, 3, 4, 5, 6, 7, 8])
-    found = memory.beginning(ROOT, [1, 2, 3, 7])
+    found = memory.partial_match(ROOT, [1, 2, 3, 7])
     assert found is not None
     lease = memory.lease([], found)
     memory.check()
@@ -76,7 +76,7 @@ def test_a_borrowed_block_is_copied_in_every_group_and_stays_findable() -> None:
     for copy, table in zip(growth.copies, lease.tables, strict=True):
         assert table[0] == copy.target != copy.source
     memory.check()
-    assert memory.beginning(ROOT, [1, 2, 3, 4])
+    assert memory.partial_match(ROOT, [1, 2, 3, 4])
     lease.close()
     memory.check()
 
@@ -86,5 +86,5 @@ def test_what_is_reused_is_no_longer_found() -> None:
     _published(memory, [1, 2, 3, 4, 5, 6, 7, 8])
     lease = memory.lease()
     lease.grow(2 * SIZE)
-    assert memory.beginning(ROOT, [1, 2, 3, 4]) is None
+    assert memory.partial_match(ROOT, [1, 2, 3, 4]) is None
     memory.check()

@@ -199,11 +199,11 @@ def test_the_queue_is_bounded_in_tokens_and_empties() -> None:
     admission = world.admission
     assert admission.waiting_tokens == admission._running == admission._unread == 0
     assert admission.active == 0 and not admission._clients
-    assert len(admission._bookings) <= 2000
+    assert len(admission._reservations) <= 2000
     world.now += 1e5
-    admission._bookings._lapse(world.now)
-    assert len(admission._bookings) == 0 and not admission._bookings._booked
-    assert admission._bookings.due(1e9) == 0
+    admission._reservations._expire(world.now)
+    assert len(admission._reservations) == 0 and not admission._reservations._booked
+    assert admission._reservations.due(1e9) == 0
 
 
 def test_another_clients_flood_refuses_nobody_else() -> None:

@@ -12,7 +12,7 @@ from helpers.live_server import fake_context, serving
 from helpers.scripted_engine import ScriptedEngine
 
 from tidemill.server.fields import ANY, Alias, Group, Neutral
-from tidemill.server.members import Body, Unfit, fill
+from tidemill.server.members import Body, InvalidField, fill
 from tidemill.server.openai import schema
 from tidemill.text.template import ChatTemplate
 
@@ -94,7 +94,7 @@ def test_neutral_values_change_nothing_and_others_are_refused_by_name(
     for value in VALUES:
         if any(same(value, other) for other in known.values) or of_a_kind(value, known):
             continue
-        with pytest.raises(Unfit) as caught:
+        with pytest.raises(InvalidField) as caught:
             fill(model, {**fresh(base), name: fresh(value)})
         assert (caught.value.code, caught.value.path) == ("unsupported", name)
         assert known.described() in caught.value.reason and known.feature
@@ -149,11 +149,11 @@ def test_other_names_mean_the_same(
             assert names == {target: at}
             assert fill(model, {**fresh(base), target: meant, name: fresh(value)}) == body
             other = next(v for v in SAMPLES[target] if v != meant)
-            with pytest.raises(Unfit) as caught:
+            with pytest.raises(InvalidField) as caught:
                 fill(model, {**fresh(base), target: other, name: fresh(value)})
             assert caught.value.path == at
             assert at in caught.value.reason and target in caught.value.reason
-    with pytest.raises(Unfit) as caught:
+    with pytest.raises(InvalidField) as caught:
         fill(model, {**fresh(base), name: [{}] if inner is None else {inner: [{}]}})
     assert caught.value.path == at
 
@@ -163,7 +163,7 @@ def test_words_that_leave_the_model_its_way() -> None:
         assert fill(schema.ChatRequest, {**CHAT, "thinking": thinking}) == fill(
             schema.ChatRequest, dict(CHAT)
         )
-    with pytest.raises(Unfit) as caught:
+    with pytest.raises(InvalidField) as caught:
         fill(schema.ChatRequest, {**CHAT, "thinking": {"type": "enabled", "budget": 5}})
     assert caught.value.path == "thinking.budget" and "budget_tokens" in caught.value.reason
 
@@ -176,7 +176,7 @@ def test_whole_numbers_may_be_written_with_a_point() -> None:
     assert (body.n, body.max_tokens, body.stop_token_ids) == (2, 4, [1, 2])
     assert type(body.n) is int
     for name, value in (("n", 2.5), ("max_tokens", 1e300), ("stop_token_ids", [1.5])):
-        with pytest.raises(Unfit):
+        with pytest.raises(InvalidField):
             fill(schema.CompletionRequest, {"prompt": "x", name: value})
 
 

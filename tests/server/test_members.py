@@ -7,7 +7,15 @@ from typing import Annotated, Any, Literal
 import msgspec
 import pytest
 
-from tidemill.server.members import Body, Unfit, checked, documented, fill, unsupported, wrong_value
+from tidemill.server.members import (
+    Body,
+    InvalidField,
+    checked,
+    documented,
+    fill,
+    unsupported,
+    wrong_value,
+)
 
 
 def _even(value: Any) -> None:
@@ -79,14 +87,14 @@ def test_null_members_that_nobody_knows_are_absent_wherever_they_stand() -> None
 def test_a_refusal_names_the_member(
     more: dict[str, Any], code: str, path: str, reason: str
 ) -> None:
-    with pytest.raises(Unfit) as caught:
+    with pytest.raises(InvalidField) as caught:
         fill(Whole, {**SOUND, **more})
     assert (caught.value.code, caught.value.path) == (code, path)
     assert reason in caught.value.reason
 
 
 def test_what_is_missing_is_named() -> None:
-    with pytest.raises(Unfit) as caught:
+    with pytest.raises(InvalidField) as caught:
         fill(Whole, {"text": "x"})
     assert (caught.value.code, caught.value.path) == ("missing_required_parameter", "anything")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tidemill.grammar.schema import prepared
 from tidemill.text.answer import AnswerText, Found
-from tidemill.text.answering import ChatSide, read_wishes, rules_of
+from tidemill.text.answering import ChatSide, read_output_options, rules_of
 from tidemill.text.template import ChatTemplate
 from tidemill.text.tokenizer import Tokenizer
 
@@ -35,7 +35,7 @@ BODIES: list[dict[str, Any]] = [
 
 def said(body: dict[str, Any], tokens: bytes, cuts: list[int], stop: tuple[str, ...]) -> Any:
     """Everything that came of an output whose tokens came in these steps."""
-    rules = rules_of(CHAT, read_wishes(CHAT, body), "x")
+    rules = rules_of(CHAT, read_output_options(CHAT, body), "x")
     assert rules.parser is not None
     answer = AnswerText(TOKENIZER, rules.parser(), kept=rules.kept, stop=stop, track=True)
     found, stopped, at = Found(), False, 0

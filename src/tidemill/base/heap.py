@@ -44,7 +44,7 @@ def give_back() -> None:
         trim(0)
 
 
-class Giver:
+class HeapTrimmer:
     """Gives freed memory back some seconds after something was done, and not again before.
 
     What a burst took would else stay with the process: the C library keeps it, and a burst of

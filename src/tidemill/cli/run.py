@@ -72,9 +72,9 @@ def run(
     if thinking is not None and thinking not in THINKING:
         raise config_error("thinking", f"--thinking is fold, show or hide, not {thinking!r}")
     functions = None if tools is None else Functions.of_file(tools)
-    wishes: dict[str, Any] = {} if schema is None else {"json_schema": _read_schema(schema)}
+    output_options: dict[str, Any] = {} if schema is None else {"json_schema": _read_schema(schema)}
     if think is not None:
-        wishes["enable_thinking"] = think
+        output_options["enable_thinking"] = think
 
     piped = None if sys.stdin.isatty() else sys.stdin.read().strip("\n")
     interactive = prompt is None and piped is None
@@ -116,7 +116,7 @@ def run(
             lambda call: yes or (interactive and _allows(call)),
             system=system,
             functions=functions,
-            options=wishes,
+            options=output_options,
             stats=stats,
         )
         if interactive:

@@ -48,9 +48,9 @@ def render(
     from tidemill.server.body import parse_body
     from tidemill.server.errors import Refusal
     from tidemill.server.limits import Limits
-    from tidemill.server.openai.prompting import prompt_options, said
+    from tidemill.server.openai.prompting import prompt_options, template_messages
     from tidemill.server.openai.schema import ChatRequest
-    from tidemill.text.answering import ChatSide, read_wishes
+    from tidemill.text.answering import ChatSide, read_output_options
     from tidemill.text.prompt import render_prompt
 
     opened = options.open_text(model, chat_template)
@@ -60,12 +60,12 @@ def render(
         body = parse_body(ChatRequest, sys.stdin.buffer.read(), Limits())
     except Refusal as refusal:
         raise bad_request(refusal.problem.param, refusal.problem.message) from refusal
-    wishes = read_wishes(chat, asdict(body))
+    output_options = read_output_options(chat, asdict(body))
     text = render_prompt(
         template,
         chat,
-        said(body.messages),
-        prompt_options(body, wishes.variables),
-        wishes.use,
+        template_messages(body.messages),
+        prompt_options(body, output_options.variables),
+        output_options.use,
     )
     sys.stdout.write(text)

@@ -98,7 +98,7 @@ class EngineCore:
         self._flying: deque[tuple[StepPlan, PlanHandle]] = deque()
         self._since = 0.0  # when the oldest of them began to compute
         self._lead = 0.0  # seconds that planning and launching take
-        self._untold: list[Emission] = []  # of the last step, to be delivered beside the next
+        self._pending_outputs: list[Emission] = []  # of the last step, sent during the next
         self._seconds = [0.0, 0.0, 0.0]  # of all steps, of the backend, of the last step
         self._stats = scheduler.stats()
         self._turns = 0
@@ -108,7 +108,7 @@ class EngineCore:
         self._loading = False
         self._watch = FileWatch(info.files)
         self._unloadable: TidemillError | None = None
-        self._farewell: Fatal | None = None
+        self._fatal_message: Fatal | None = None
         self._thread = threading.Thread(target=self._run, name="tidemill-engine", daemon=True)
 
     def start(self) -> EngineCore:
@@ -127,9 +127,9 @@ class EngineCore:
         with self._wake:
             client = next(self._client_ids)
             self._sinks[client] = sink
-            farewell = self._farewell
-        if farewell is not None:
-            sink(farewell)
+            fatal_message = self._fatal_message
+        if fatal_message is not None:
+            sink(fatal_message)
         return client
 
     def disconnect(self, client: int) -> None:
@@ -225,9 +225,9 @@ class EngineCore:
         if error is not None:
             message = f"the model cannot be loaded: {error.message}"
             self._unloadable = TidemillError(error.kind, message, param=error.param)
-            self._post(self._give_up)
+            self._post(self._abandon_engine)
 
-    def _give_up(self) -> list[Emission]:
+    def _abandon_engine(self) -> list[Emission]:
         assert self._unloadable is not None
         raise self._unloadable
 
@@ -247,7 +247,7 @@ class EngineCore:
             while self._turn():
                 pass
             emissions = [e for command in self._stop() for e in command()]
-            emissions = self._untold + emissions
+            emissions = self._pending_outputs + emissions
             self._deliver(emissions + self._end_all(FinishReason.CANCELLED, None))
         except Exception as error:
             self._stop()
@@ -279,15 +279,15 @@ class EngineCore:
         if commands is None:
             return False
         self._turns += 1
-        untold, self._untold = self._untold, []
-        emissions = untold + self._heed(commands)
+        pending_outputs, self._pending_outputs = self._pending_outputs, []
+        emissions = pending_outputs + self._run_commands(commands)
         if not self._flying:
             emissions += self._launch()
         self._deliver(emissions)
         self._launch_ahead()
         emissions = self._take_oldest()
         if self._scheduler.has_work:
-            self._untold = emissions
+            self._pending_outputs = emissions
         else:
             self._deliver(emissions)
         return True
@@ -320,7 +320,7 @@ class EngineCore:
             self._busy.clear()
         self._wake.wait(seconds)
 
-    def _heed(self, commands: list[_Command]) -> list[Emission]:
+    def _run_commands(self, commands: list[_Command]) -> list[Emission]:
         emissions: list[Emission] = []
         for command in commands:
             emissions += command()
@@ -355,7 +355,7 @@ class EngineCore:
         with self._wake:
             commands = list(self._inbox)
             self._inbox.clear()
-        emissions = self._heed(commands) + self._launch()
+        emissions = self._run_commands(commands) + self._launch()
         self._lead += LEAD_RATE * (monotonic() - begun - self._lead)
         self._deliver(emissions)
 
@@ -438,7 +438,7 @@ class EngineCore:
                 emissions += self._commit(plan, result)
             culprit = unsent
         else:
-            culprit = self._take_back_all()
+            culprit = self._rollback_all()
         _log.error(
             "step %d failed with %d rows; it is computed again in parts",
             culprit.step_id,
@@ -465,7 +465,7 @@ class EngineCore:
             self._scheduler.shrink(culprit)
         return emissions
 
-    def _take_back_all(self) -> StepPlan:
+    def _rollback_all(self) -> StepPlan:
         """Take back what is outstanding; of the oldest plan, which failed, only what the executor
         did: the scheduler's part is returned."""
         plans = [plan for plan, _ in self._flying]
@@ -565,11 +565,11 @@ class EngineCore:
             told = RequestError(lasting.kind, lasting.message, lasting.param, lasting.retryable)
             _log.error("the engine stops: %s", message)
         with self._wake:
-            farewell = self._farewell = Fatal(message, told)
+            fatal_message = self._fatal_message = Fatal(message, told)
             sinks = list(self._sinks.values())
         for sink in sinks:
             try:
-                sink(farewell)
+                sink(fatal_message)
             except Exception:
                 _log.exception("a client could not be told that the engine stops")
 

@@ -134,7 +134,7 @@ class _Connection(asyncio.Protocol):
     def _receive(self, message: ToEngine) -> None:
         core, client = self._server.core, self._client
         if isinstance(message, Hello):
-            self._greet(message)
+            self._handshake(message)
         elif client is None:
             raise ValueError("the first message must be Hello")
         elif isinstance(message, Submit):
@@ -146,7 +146,7 @@ class _Connection(asyncio.Protocol):
         elif isinstance(message, StatsRequest):
             core.request_stats(client, message.nonce)
 
-    def _greet(self, hello: Hello) -> None:
+    def _handshake(self, hello: Hello) -> None:
         server = self._server
         ours = (PROTOCOL_VERSION, build_id(), server.config_digest)
         theirs = (hello.protocol, hello.build, hello.config_digest)
@@ -279,12 +279,12 @@ async def _remove_socket(path: Path, *, orphaned: bool) -> None:
 async def _watch_parent(gone: asyncio.Future[None]) -> None:
     """Complete `gone` when stdin closes."""
 
-    class Lifeline(asyncio.Protocol):
+    class OwnerWatch(asyncio.Protocol):
         def connection_lost(self, exc: Exception | None) -> None:
             if not gone.done():
                 gone.set_result(None)
 
-    await asyncio.get_running_loop().connect_read_pipe(Lifeline, sys.stdin.buffer)
+    await asyncio.get_running_loop().connect_read_pipe(OwnerWatch, sys.stdin.buffer)
 
 
 def main() -> int:

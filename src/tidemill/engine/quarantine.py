@@ -80,7 +80,7 @@ class Quarantine:
                 found |= first != request.request_id
         return found
 
-    def convicted(self, request: EngineRequest) -> None:
+    def quarantined(self, request: EngineRequest) -> None:
         """The request ends engines."""
         self._ended_alone.clear()
         for trait in traits(request):

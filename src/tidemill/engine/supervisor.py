@@ -37,9 +37,9 @@ from tidemill.engine.restarts import RestartPolicy
 from tidemill.engine.spawn import EngineHome, EngineProcess, ending, start_engine
 from tidemill.engine.streams import Journal, Stream, StreamTable, engine_gone
 from tidemill.engine.suspects import (
-    DEATHS_FOR_CONVICTION,
-    DEATHS_FOR_SUSPICION,
-    Docket,
+    CRASHES_FOR_QUARANTINE,
+    CRASHES_FOR_SUSPICION,
+    SuspectTracker,
     verdict,
 )
 
@@ -87,7 +87,7 @@ class Supervision:
 
 
 @dataclass(slots=True)
-class _Trial:
+class _IsolatedReplay:
     """A suspect that is computed alone; `before`: tokens per choice when it began."""
 
     stream: Stream
@@ -113,15 +113,15 @@ class SupervisedEngine:
         self._supervision = supervision
         self._home = EngineHome(config.max_num_seqs)
         self._table = StreamTable()
-        self._docket = Docket()
+        self._docket = SuspectTracker()
         self._quarantine = Quarantine()
         self._restarts = supervision.restarts()
         self._work = asyncio.Event()
         self._problem: str | None = "the engine is loading"
         self._closing: str | None = None
         self._closed = False
-        self._trial: _Trial | None = None
-        self._on_trial = False  # said already
+        self._isolated_replay: _IsolatedReplay | None = None
+        self._replay_logged = False  # said already
         self._tokens = 0  # received, ever
         self._last_end = ""  # how the last engine ended
         self._process: EngineProcess
@@ -197,14 +197,14 @@ class SupervisedEngine:
             raise unavailable(self._closing)
         if self.failed.done():
             raise unavailable(self.failed.result().message)
-        mark = self._docket.convicted(request)
+        mark = self._docket.quarantined(request)
         if mark is not None:
             _log.warning("request %s is refused: fingerprint %s", request.request_id, mark)
             raise TidemillError(ErrorKind.INTERNAL, verdict(mark))
         if (trait := self._quarantine.holds(request)) is not None:
             _log.warning("request %s is refused: %s %s", request.request_id, *trait)
             raise TidemillError(ErrorKind.INTERNAL, shared_verdict(trait))
-        send = self._problem is None and self._trial is None
+        send = self._problem is None and self._isolated_replay is None
         waiting = len(self._table) - self._table.num_sent
         if not send and waiting >= self._supervision.max_waiting:
             raise TidemillError(
@@ -292,8 +292,8 @@ class SupervisedEngine:
         self._tokens += received
         if received or any(map(_is_answer, message.outputs)):
             self._restarts.progressed()
-        if self._trial is not None and self._trial.passed():
-            self._acquit(self._trial.stream)
+        if self._isolated_replay is not None and self._isolated_replay.passed():
+            self._clear_suspect(self._isolated_replay.stream)
 
     def _note_good_ends(self, message: Outputs) -> None:
         """A choice that ends by itself clears what its request shares with others."""
@@ -311,7 +311,7 @@ class SupervisedEngine:
                 await self._recover(await self._watch())
         except Exception as error:
             _log.exception("the supervision of the engine has failed")
-            self._give_up(f"the supervision of the engine has failed: {summary(error)}")
+            self._abandon_engine(f"the supervision of the engine has failed: {summary(error)}")
 
     async def _watch(self) -> str:
         """Wait for the engine's end; returns the cause, ``crash`` or ``stall``."""
@@ -365,7 +365,7 @@ class SupervisedEngine:
         if (fatal := self._connection.fatal) is not None:
             self._problem = self._connection.reason
             await self._end_process(kill=False)
-            self._give_up(fatal.message)
+            self._abandon_engine(fatal.message)
             return
         timeout = self._supervision.stall_timeout
         what = f"has made no progress for {timeout:g} s" if cause == "stall" else "has ended"
@@ -380,9 +380,9 @@ class SupervisedEngine:
             self._last_end,
             in_flight,
         )
-        self._hold_inquest()
+        self._analyse_crash()
         if (why := missing_files(self._info)) is not None:
-            self._give_up(why)
+            self._abandon_engine(why)
             return
         expiring = asyncio.ensure_future(self._expire_meanwhile())
         try:
@@ -394,7 +394,7 @@ class SupervisedEngine:
         self._restarts.started(monotonic())
         seconds = monotonic() - began
         _log.warning("engine process %d goes on after %.1f s", self._process.pid, seconds)
-        self._go_on()
+        self._resume_streams()
         self._supervision.on_recovery(Recovery(cause, seconds, in_flight))
 
     async def _end_process(self, *, kill: bool) -> int:
@@ -407,14 +407,14 @@ class SupervisedEngine:
                 _log.error("engine process %d does not end and is killed", self._process.pid)
         return await self._process.kill()
 
-    def _hold_inquest(self) -> None:
+    def _analyse_crash(self) -> None:
         """Enter who was being computed, convict whom that convicts, and take everybody back."""
         keys = self._process.log.suspects()
         streams = {stream.journal.request.request_id: stream for stream in self._table.streams()}
         present = [i for i, s in streams.items() if request_key(s.journal.wire_id) in keys]
         in_flight = [i for i, s in streams.items() if self._table.is_sent(s)]
         self._docket.retain(streams)
-        trial, self._trial = self._trial, None
+        trial, self._isolated_replay = self._isolated_replay, None
         if trial is None:
             self._docket.death(present, in_flight)
         else:
@@ -432,10 +432,13 @@ class SupervisedEngine:
         """An engine has ended that computed this suspect alone."""
         request = stream.journal.request
         one_case = self._quarantine.ended_alone(request)
-        if not self._docket.death_alone(request.request_id, stream.journal.tokens) and not one_case:
+        if (
+            not self._docket.record_isolated_crash(request.request_id, stream.journal.tokens)
+            and not one_case
+        ):
             return
-        mark = self._docket.convict(request)
-        self._quarantine.convicted(request)
+        mark = self._docket.quarantine(request)
+        self._quarantine.quarantined(request)
         _log.error(
             "request %s (fingerprint %s) ended two engines while it was computed alone%s, at %d "
             "tokens of prompt and %d of output; it ends with an error",
@@ -445,7 +448,7 @@ class SupervisedEngine:
             len(request.prompt_token_ids),
             stream.journal.tokens,
         )
-        self._restarts.explained(DEATHS_FOR_SUSPICION + DEATHS_FOR_CONVICTION)
+        self._restarts.explained(CRASHES_FOR_SUSPICION + CRASHES_FOR_QUARANTINE)
         stream.fail(RequestError(ErrorKind.INTERNAL, verdict(mark)))
         self._fail_variants()
 
@@ -463,7 +466,7 @@ class SupervisedEngine:
         while True:
             delay = self._restarts.delay(monotonic())
             if delay is None:
-                self._give_up(
+                self._abandon_engine(
                     f"the engine has ended too often ({self._restarts.bound}); at last it "
                     f"{self._last_end}"
                 )
@@ -477,7 +480,7 @@ class SupervisedEngine:
                 self._last_end = end
                 _log.error("the next engine %s", end)
                 if error.kind in _LASTING or (alike >= STARTS_ALIKE and not _may_mend(error)):
-                    self._give_up(f"the next engine could not start: {error.message}")
+                    self._abandon_engine(f"the next engine could not start: {error.message}")
                     return False
                 continue
             why = difference(self._info, self._connection.info)
@@ -485,7 +488,7 @@ class SupervisedEngine:
                 return True
             self._connection.abort("another engine")
             await self._process.kill()
-            self._give_up(why)
+            self._abandon_engine(why)
             return False
 
     async def _expire_meanwhile(self) -> None:
@@ -505,41 +508,43 @@ class SupervisedEngine:
                 stream.fail(error)
                 self._forget(request.request_id)
 
-    def _go_on(self) -> None:
+    def _resume_streams(self) -> None:
         """Give the engine what it is to compute: the next suspect alone, or all."""
         suspects = [s for i in self._docket.suspects() if (s := self._table.get(i)) is not None]
         if suspects:
             stream = suspects[0]
-            level = logging.DEBUG if self._on_trial else logging.WARNING
+            level = logging.DEBUG if self._replay_logged else logging.WARNING
             _log.log(
                 level, "%d requests had a row in two deaths; each is tried alone", len(suspects)
             )
-            self._on_trial = True
-            self._trial = _Trial(stream, [len(tokens) for tokens in stream.journal.accepted])
+            self._replay_logged = True
+            self._isolated_replay = _IsolatedReplay(
+                stream, [len(tokens) for tokens in stream.journal.accepted]
+            )
             self._send(stream)
             return
-        self._on_trial = False
+        self._replay_logged = False
         for stream in self._table.streams():
             if not self._table.is_sent(stream):
                 self._send(stream)
 
-    def _acquit(self, stream: Stream) -> None:
+    def _clear_suspect(self, stream: Stream) -> None:
         """A suspect has got on alone; it waits until the others have been tried."""
         journal = stream.journal
-        self._trial = None
+        self._isolated_replay = None
         self._docket.clear(journal.request.request_id)
         if journal.open_choices:
             self._connection.send(Cancel(journal.wire_id))
             self._table.recall(stream)
             if stream.settle():
                 self._forget(journal.request.request_id)
-        self._go_on()
+        self._resume_streams()
 
     def _forget(self, request_id: str) -> None:
         self._table.forget(request_id)
         self._docket.clear(request_id)
 
-    def _give_up(self, why: str) -> None:
+    def _abandon_engine(self, why: str) -> None:
         self._problem = why
         _log.critical("the server stops: %s", why)
         self._table.fail_all(engine_gone(why))

@@ -19,14 +19,14 @@ import msgspec
 
 from tidemill.contract.request import EngineRequest
 
-DEATHS_FOR_SUSPICION = 2
+CRASHES_FOR_SUSPICION = 2
 DEATHS_IN_FLIGHT_FOR_SUSPICION = 4
-DEATHS_FOR_CONVICTION = 2
+CRASHES_FOR_QUARANTINE = 2
 # Suspects that have ended an engine alone and wait for their second trial while others have their
 # first. With no bound, many that are guilty would end many engines before the first is convicted.
 MAX_WAITING_FOR_SECOND = 3
 # Convicted requests that are remembered, so that sending one again costs nobody an engine.
-MAX_CONVICTS = 1024
+MAX_QUARANTINED = 1024
 
 
 def fingerprint(request: EngineRequest) -> str:
@@ -42,14 +42,14 @@ def fingerprint(request: EngineRequest) -> str:
     return hashlib.sha256(msgspec.msgpack.encode(parts, order="deterministic")).hexdigest()[:24]
 
 
-class Docket:
+class SuspectTracker:
     """What is known against the requests in flight."""
 
     def __init__(self) -> None:
         self._deaths: dict[str, int] = {}
         self._in_flight: dict[str, int] = {}  # deaths of engines that had it
         self._alone: dict[str, tuple[int, int]] = {}  # deaths alone, tokens there were at them
-        self._convicts: OrderedDict[str, None] = OrderedDict()
+        self._quarantined: OrderedDict[str, None] = OrderedDict()
 
     def death(self, present: Iterable[str], in_flight: Iterable[str] = ()) -> None:
         """An engine has ended.
@@ -67,7 +67,7 @@ class Docket:
         """So many engines have ended that had the request that it need not have been computed."""
         return self._in_flight.get(request_id, 0) >= DEATHS_IN_FLIGHT_FOR_SUSPICION
 
-    def death_alone(self, request_id: str, tokens: int) -> bool:
+    def record_isolated_crash(self, request_id: str, tokens: int) -> bool:
         """An engine has ended that computed nothing but this suspect.
 
         Args:
@@ -80,12 +80,12 @@ class Docket:
         deaths, before = self._alone.get(request_id, (0, tokens))
         deaths = deaths + 1 if tokens == before else 1
         self._alone[request_id] = (deaths, tokens)
-        return deaths >= DEATHS_FOR_CONVICTION
+        return deaths >= CRASHES_FOR_QUARANTINE
 
     def suspects(self) -> list[str]:
         """Ids of those to be tried: those that have ended no engine alone first, unless
         `MAX_WAITING_FOR_SECOND` have; else in the order in which they came under suspicion."""
-        found = [id_ for id_, deaths in self._deaths.items() if deaths >= DEATHS_FOR_SUSPICION]
+        found = [id_ for id_, deaths in self._deaths.items() if deaths >= CRASHES_FOR_SUSPICION]
         found += [id_ for id_ in self._in_flight if self.suspected_in_flight(id_)]
         first = [i for i in dict.fromkeys(found) if i not in self._alone]
         second = [i for i in dict.fromkeys(found) if i in self._alone]
@@ -103,22 +103,22 @@ class Docket:
         self._in_flight.pop(request_id, None)
         self._alone.pop(request_id, None)
 
-    def convict(self, request: EngineRequest) -> str:
+    def quarantine(self, request: EngineRequest) -> str:
         """Remember a request as one that ends engines; returns its fingerprint."""
         self.clear(request.request_id)
         self._in_flight.clear()  # the deaths are explained
         mark = fingerprint(request)
-        self._convicts[mark] = None
-        while len(self._convicts) > MAX_CONVICTS:
-            self._convicts.popitem(last=False)
+        self._quarantined[mark] = None
+        while len(self._quarantined) > MAX_QUARANTINED:
+            self._quarantined.popitem(last=False)
         return mark
 
-    def convicted(self, request: EngineRequest) -> str | None:
+    def quarantined(self, request: EngineRequest) -> str | None:
         """The fingerprint, if a request like this one was convicted."""
-        if not self._convicts:
+        if not self._quarantined:
             return None
         mark = fingerprint(request)
-        return mark if mark in self._convicts else None
+        return mark if mark in self._quarantined else None
 
 
 def verdict(mark: str) -> str:

@@ -66,7 +66,7 @@ def open_folder(folder: Path, backend: str | None = None) -> ModelFiles:
         return _foreign_files(folder, config)
     try:
         return _family_files(folder, config)
-    except Undescribed as undescribed:
+    except UnknownArchitecture as undescribed:
         refusal = undescribed.refusal
         if backend is None:
             raise refusal from None
@@ -79,7 +79,7 @@ def open_folder(folder: Path, backend: str | None = None) -> ModelFiles:
             raise refusal from None
 
 
-class Undescribed(Exception):
+class UnknownArchitecture(Exception):
     """No family reads a config.json; `refusal` says what of it."""
 
     def __init__(self, refusal: TidemillError) -> None:
@@ -93,7 +93,7 @@ def _described(
     """The family that reads a config.json, its quantization schemes and its spec.
 
     Raises:
-        Undescribed: no family knows the architecture or a key.
+        UnknownArchitecture: no family knows the architecture or a key.
         TidemillError: MODEL_FILE: a value is broken.
     """
     try:
@@ -122,7 +122,7 @@ def _in_config(folder: Path, error: TidemillError) -> TidemillError:
 
 
 def _sorted(error: TidemillError) -> Exception:
-    return Undescribed(error) if error.kind is ErrorKind.UNSUPPORTED else error
+    return UnknownArchitecture(error) if error.kind is ErrorKind.UNSUPPORTED else error
 
 
 def _text_side(folder: Path, published: Mapping[str, Any]) -> Mapping[str, Any] | None:

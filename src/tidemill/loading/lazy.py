@@ -98,10 +98,10 @@ class LazyTensors(Mapping[str, RawTensor]):
     def _release(self, name: str, begin: int, end: int) -> None:
         place = self.places[name]
         if isinstance(place, OneTensor) and place.exact == place.dtype:  # read where they lie
-            place.stored.file.let_go(place.stored.offset + begin, end - begin)
+            place.stored.file.release_pages(place.stored.offset + begin, end - begin)
         elif end == self.header(name).nbytes:
             for part in place.parts:
-                part.file.let_go(part.offset, part.nbytes)
+                part.file.release_pages(part.offset, part.nbytes)
 
     def forget(self) -> None:
         """Hold nothing that was made for several weights; told when all have been taken over."""
@@ -125,7 +125,7 @@ class LazyTensors(Mapping[str, RawTensor]):
         try:
             tensor = place.packed(rounded=True)
         except Inexact:
-            raise _refusal(place, reason) from None
+            raise _rejection(place, reason) from None
         self._note(name, _some_rows(place.values()), _some_rows(to_float32(tensor)))
         return tensor
 
@@ -191,7 +191,7 @@ def _some_rows(values: Float32) -> Float32:
     return values[:: max(1, len(values) // _MEASURED_ROWS)].astype(np.float32)
 
 
-def _refusal(place: Place, reason: str) -> TidemillError:
+def _rejection(place: Place, reason: str) -> TidemillError:
     return unsupported(
         place.name,
         f"{place.parts[0].file.path.name}: {place.name} is stored as {place.dtype}, and {reason}: "

@@ -58,7 +58,7 @@ class MappedFile:
             raise model_file_error(f"{path}: cannot be read: {error.strerror}") from error
         self.view = memoryview(self._map)
 
-    def let_go(self, offset: int = 0, nbytes: int | None = None) -> None:
+    def release_pages(self, offset: int = 0, nbytes: int | None = None) -> None:
         """Give its pages, or those that a part of it touches, back to the page cache; what is used
         again is mapped again."""
         if hasattr(mmap, "MADV_DONTNEED"):

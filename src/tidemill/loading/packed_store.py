@@ -43,11 +43,11 @@ _STALE_SECONDS = 60.0
 Stamp = tuple[tuple[int, ...], ...]
 
 
-class DamagedError(Exception):
+class CorruptEntry(Exception):
     """An entry that cannot be used, and why."""
 
 
-class FullError(Exception):
+class StoreFull(Exception):
     """An entry that finds no room, and why."""
 
 
@@ -102,7 +102,7 @@ class PackedStore:
         """An entry's header and its data, mapped read-only; None when there is none.
 
         Raises:
-            DamagedError: it is cut short, not one of ours, or its header does not add up. The data
+            CorruptEntry: it is cut short, not one of ours, or its header does not add up. The data
                 is not looked at: that is what `Entry.checksum` is for.
         """
         path = self._path(key)
@@ -111,12 +111,12 @@ class PackedStore:
                 entry = _read_header(file.read(_HEADER_BYTES))
                 size = os.fstat(file.fileno()).st_size
                 if entry.key != key or size != DATA_OFFSET + entry.nbytes:
-                    raise DamagedError(f"{path} has {size} bytes, or is another's entry")
+                    raise CorruptEntry(f"{path} has {size} bytes, or is another's entry")
                 mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            raise DamagedError(f"{path} cannot be read: {error}") from error
+            raise CorruptEntry(f"{path} cannot be read: {error}") from error
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):  # advice only
                 mapped.madvise(mmap.MADV_HUGEPAGE)
@@ -135,7 +135,7 @@ class PackedStore:
             chunks: its data, `entry.nbytes` in all.
 
         Raises:
-            FullError: the folder's disk has no room for it.
+            StoreFull: the folder's disk has no room for it.
             OSError: the system refuses.
         """
         self._make_room(entry)
@@ -181,7 +181,7 @@ class PackedStore:
             try:
                 with open(path, "rb") as file:
                     name = _read_header(file.read(_HEADER_BYTES)).model
-            except (DamagedError, OSError, ValueError):
+            except (CorruptEntry, OSError, ValueError):
                 name = "(damaged)"
             found.append(Listed(name, status.st_blocks * 512, status.st_mtime))
         return found[::-1]
@@ -234,7 +234,7 @@ class PackedStore:
         free = shutil.disk_usage(self.folder).free
         bound = min(MAX_BYTES, int((free + held) * DISK_SHARE))
         if need > bound:
-            raise FullError(
+            raise StoreFull(
                 f"{need / 2**30:.2f} GiB are more than the {bound / 2**30:.2f} GiB that may be kept"
                 f" there ({DISK_SHARE:.0%} of what is free, at most {MAX_BYTES // 2**30} GiB)"
             )
@@ -300,17 +300,17 @@ def _header(entry: Entry) -> bytes:
 
 
 def _read_header(data: bytes) -> Entry:
-    """Raises DamagedError."""
+    """Raises CorruptEntry."""
     start = len(_MAGIC) + _LENGTH_BYTES + _DIGEST_BYTES
     length = int.from_bytes(data[len(_MAGIC) : len(_MAGIC) + _LENGTH_BYTES], "little")
     text = data[start : start + length]
     digest = hashlib.blake2b(text, digest_size=_DIGEST_BYTES).digest()
     if not data.startswith(_MAGIC) or data[start - _DIGEST_BYTES : start] != digest:
-        raise DamagedError("its header is damaged")
+        raise CorruptEntry("its header is damaged")
     try:
         found = json.loads(text)
         if found["version"] != _VERSION:
-            raise DamagedError(f"its version is {found['version']}")
+            raise CorruptEntry(f"its version is {found['version']}")
         return Entry(
             str(found["key"]),
             str(found["model"]),
@@ -320,4 +320,4 @@ def _read_header(data: bytes) -> Entry:
             found["note"],
         )
     except (ValueError, LookupError, TypeError) as error:
-        raise DamagedError(f"its header is damaged: {error!r}") from error
+        raise CorruptEntry(f"its header is damaged: {error!r}") from error

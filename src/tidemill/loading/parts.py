@@ -87,5 +87,5 @@ def weights_digest(spec: DecoderSpec, tensors: LazyTensors) -> bytes:
                 start = last * i // (_SAMPLES - 1)
                 digest.update(part.view[start : start + _SAMPLE_BYTES])
             # The system maps many pages around each one that is touched.
-            part.file.let_go(part.offset, part.nbytes)
+            part.file.release_pages(part.offset, part.nbytes)
     return digest.digest()

@@ -50,5 +50,5 @@ def _same(a: StoredTensor | Place, b: StoredTensor | Place) -> bool:
         if not np.array_equal(left, right):
             return False
         for tensor in (one, other):
-            tensor.file.let_go(tensor.offset + start, end - start)
+            tensor.file.release_pages(tensor.offset + start, end - start)
     return True

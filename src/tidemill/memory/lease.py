@@ -27,7 +27,7 @@ class Growth(NamedTuple):
     copies: tuple[BlockCopy, ...]
 
 
-class Beginning(NamedTuple):
+class PartialMatch(NamedTuple):
     """A block of which another sequence shares the first tokens.
 
     Attributes:
@@ -142,7 +142,7 @@ class KVMemory:
         held = tuple(block for block in blocks if block is not None)
         return held if len(held) == len(blocks) else None
 
-    def beginning(self, parent: bytes, token_ids: Sequence[int]) -> Beginning | None:
+    def partial_match(self, parent: bytes, token_ids: Sequence[int]) -> PartialMatch | None:
         """A block behind the last found one that begins as the sequence goes on.
 
         Its first tokens' KV is what the sequence would compute; a lease that borrows it copies it
@@ -155,11 +155,11 @@ class KVMemory:
         """
         if not self.prefix_caching or self.recurrent:
             return None
-        found = self._indices[0].beginning(parent, pack(token_ids))
+        found = self._indices[0].partial_match(parent, pack(token_ids))
         if found is None or found[1] < self.block_size // LEAST_SHARED:
             return None
         blocks = self._blocks_under(found[0])
-        return None if blocks is None else Beginning(blocks, found[1])
+        return None if blocks is None else PartialMatch(blocks, found[1])
 
     def num_reclaimed(self, found: Sequence[tuple[int, ...]]) -> int:
         """How many free blocks per group taking `found` into use would consume, at most."""
@@ -170,19 +170,19 @@ class KVMemory:
         )
 
     def lease(
-        self, found: Sequence[tuple[int, ...]] = (), beginning: Beginning | None = None
+        self, found: Sequence[tuple[int, ...]] = (), partial_match: PartialMatch | None = None
     ) -> Lease:
         """Open a lease, starting from blocks that `find` and `beginning` returned just now.
 
         While a block is borrowed to be copied, one more than the lease's own is in use.
         """
-        if beginning is not None:
-            found = [*found, beginning.blocks]
+        if partial_match is not None:
+            found = [*found, partial_match.blocks]
         for blocks in found:
             for pool, block in zip(self._pools, blocks, strict=True):
                 pool.acquire(block)
         tables = [[blocks[g] for blocks in found] for g in range(self.num_groups)]
-        return self._open(tables, borrowed=beginning is not None)
+        return self._open(tables, borrowed=partial_match is not None)
 
     def _open(self, tables: list[list[int]], *, borrowed: bool) -> Lease:
         lease = Lease(self, tables, borrowed=borrowed)

@@ -107,7 +107,7 @@ class PrefixIndex:
         held = self._keys[block]
         return block if held.tokens == key.tokens and held.parent == key.parent else None
 
-    def beginning(self, parent: bytes, tokens: bytes) -> tuple[BlockKey, int] | None:
+    def partial_match(self, parent: bytes, tokens: bytes) -> tuple[BlockKey, int] | None:
         """Of the blocks after `parent` the one that begins with the most of `tokens`.
 
         Args:

@@ -58,7 +58,7 @@ class RawTensor:
         """Size of the data in bytes."""
         return self.data.nbytes
 
-    def let_go(self, begin: int, end: int) -> None:
+    def release_pages(self, begin: int, end: int) -> None:
         """Told once bytes `begin` to `end` of the data have been taken over, in ascending order:
         the memory they lie in may be given back, until they are asked for again."""
 
@@ -69,7 +69,7 @@ class DeferredTensor(RawTensor):
     Args:
         header: its type, shape and size.
         read: makes the bytes.
-        release: what `let_go` does.
+        release: what `release_pages` does.
     """
 
     __slots__ = ("_read", "_release", "_size")
@@ -98,7 +98,7 @@ class DeferredTensor(RawTensor):
         """Size of the data in bytes; nothing is read for it."""
         return self._size
 
-    def let_go(self, begin: int, end: int) -> None:
+    def release_pages(self, begin: int, end: int) -> None:
         """See `RawTensor`."""
         self._release(begin, end)
 

@@ -13,41 +13,41 @@ from tidemill.contract.request import (
     Status,
 )
 from tidemill.sched import snapshots
-from tidemill.sched.draft import Flight
+from tidemill.sched.plan_builder import InFlightRow
 from tidemill.sched.sequence import Emission, Sequence
 from tidemill.sched.state import State
 
 
-def commit_row(state: State, flight: Flight, result: RowResult) -> Emission | None:
+def commit_row(state: State, in_flight: InFlightRow, result: RowResult) -> Emission | None:
     """Account for one row of a committed step.
 
     Returns:
         What the choice's client is told, if anything. A row of a choice that has ended meanwhile
         counts for nothing.
     """
-    seq = flight.seq
-    seq.pending -= flight.sample
-    good = result.error is None and flight.epoch == seq.epoch
-    snapshots.settle(state, flight, good=good and seq.status is not Status.FINISHED)
+    seq = in_flight.seq
+    seq.pending -= in_flight.sample
+    good = result.error is None and in_flight.epoch == seq.epoch
+    snapshots.settle(state, in_flight, good=good and seq.status is not Status.FINISHED)
     if seq.status is Status.FINISHED:
         return None
     if result.error is not None:
         error = RequestError(result.error_kind, result.error, result.error_param)
         return finish(state, seq, FinishReason.ERROR, error=error)
-    if flight.epoch == seq.epoch:
-        seq.computed = flight.start + flight.count
-    _take_prompt_logprobs(seq, flight, result)
+    if in_flight.epoch == seq.epoch:
+        seq.computed = in_flight.start + in_flight.count
+    _take_prompt_logprobs(seq, in_flight, result)
     try:
         accepted, stop_token, reason = _accept(seq, result)
     except TidemillError as error:
         told = RequestError(error.kind, error.message, error.param, error.retryable)
         return finish(state, seq, FinishReason.ERROR, error=told)
     state.forced += len(accepted) - len(result.token_ids) if reason is None else 0
-    if flight.epoch == seq.epoch:
+    if in_flight.epoch == seq.epoch:
         _publish(state, seq)
     if result.pooled:
         return finish(state, seq, FinishReason.STOP, result=result)
-    if flight.sample:
+    if in_flight.sample:
         release_held(state, seq)
     if reason is not None:
         return finish(state, seq, reason, tokens=accepted, stop_token=stop_token, result=result)
@@ -66,7 +66,7 @@ def _accept(
             accepted.append(token)
             stop_token, reason = append_token(seq, token)
             if len(accepted) <= len(result.token_ids):
-                seq.told = len(seq.tokens)  # the executor sampled it
+                seq.num_sent = len(seq.tokens)  # the executor sampled it
             if reason is not None:
                 return tuple(accepted), stop_token, reason
         coming = seq.constraint.forced() if seq.jumps and seq.constraint is not None else ()
@@ -105,10 +105,10 @@ def end_of(seq: Sequence) -> FinishReason | None:
     return FinishReason.LENGTH if len(seq.tokens) >= seq.max_len else None
 
 
-def _take_prompt_logprobs(seq: Sequence, flight: Flight, result: RowResult) -> None:
+def _take_prompt_logprobs(seq: Sequence, in_flight: InFlightRow, result: RowResult) -> None:
     logprobs = seq.owner.prompt_logprobs
     if result.prompt_logprobs and logprobs:
-        first = flight.start + 1
+        first = in_flight.start + 1
         for position, logprob in enumerate(result.prompt_logprobs, first):
             if position < seq.prompt_len:
                 logprobs[position] = logprob

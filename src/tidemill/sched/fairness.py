@@ -120,7 +120,7 @@ class Tenants:
         """Of these active tenants, whose turn it is."""
         return min((self._active[n] for n in names), key=self._rank)
 
-    def took(self, name: str) -> None:
+    def record_turn(self, name: str) -> None:
         """The tenant had its turn."""
         tenant = self._active[name]
         self._turns += 1

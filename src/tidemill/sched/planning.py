@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from tidemill.contract.plan import LogitsWanted, NewSequence, Row
 from tidemill.contract.request import Status
-from tidemill.memory.lease import Beginning, Growth
+from tidemill.memory.lease import Growth, PartialMatch
 from tidemill.sched import snapshots
 from tidemill.sched.cost import Load
-from tidemill.sched.draft import Draft, Flight
+from tidemill.sched.plan_builder import InFlightRow, PlanBuilder
 from tidemill.sched.policy import admission_headroom, decode_seconds, streams
-from tidemill.sched.room import Chunk, Room, is_urgent
 from tidemill.sched.sequence import Sequence, Slice
 from tidemill.sched.state import State
+from tidemill.sched.step_budget import Chunk, StepBudget, is_urgent
 
 
-def build(state: State, step_id: int, last_step: int | None) -> Draft:
+def build(state: State, step_id: int, last_step: int | None) -> PlanBuilder:
     """Fill a draft.
 
     Args:
@@ -27,18 +27,18 @@ def build(state: State, step_id: int, last_step: int | None) -> Draft:
         step_id: of the plan.
         last_step: the outstanding plan before it, if there is one.
     """
-    draft = Draft(step_id, state.limits.max_step_tokens)
+    builder = PlanBuilder(step_id, state.limits.max_step_tokens)
     competing = state.tenants.competing(state.clock())
     if len(state.tenants) > 1:
-        _make_room(state, draft)
+        _make_room(state, builder)
     urgent = competing and any(is_urgent(state, seq) for seq in _unread(state))
-    _plan_streams(state, draft, last_step, urgent=urgent, competing=competing)
-    _prefill(state, draft, last_step, competing=competing)
-    return draft
+    _plan_streams(state, builder, last_step, urgent=urgent, competing=competing)
+    _prefill(state, builder, last_step, competing=competing)
+    return builder
 
 
 def _plan_streams(
-    state: State, draft: Draft, last_step: int | None, *, urgent: bool, competing: bool
+    state: State, builder: PlanBuilder, last_step: int | None, *, urgent: bool, competing: bool
 ) -> None:
     """Give running streams a row, in order; those that cannot all have one take turns.
 
@@ -50,50 +50,50 @@ def _plan_streams(
         for s in state.running
         if streams(s) and s.known < s.max_len and not (s.pending and s.constraint is not None)
     ]
-    chosen = _chosen_streams(state, draft, due, urgent=urgent, competing=competing)
+    chosen = _chosen_streams(state, builder, due, urgent=urgent, competing=competing)
     for seq in sorted(chosen, key=lambda s: s.order):
-        _plan_stream(state, draft, seq, last_step)
-    if not draft.rows and len(chosen) < len(due):
+        _plan_stream(state, builder, seq, last_step)
+    if not builder.rows and len(chosen) < len(due):
         # No memory for any of these; without a row there may be none at all in the step.
         for seq in due:
-            if not draft.rows and seq.seq_id not in draft.tried:
-                _plan_stream(state, draft, seq, last_step)
+            if not builder.rows and seq.seq_id not in builder.tried:
+                _plan_stream(state, builder, seq, last_step)
 
 
-def _plan_stream(state: State, draft: Draft, seq: Sequence, last_step: int | None) -> None:
-    if seq.lease is not None and draft.budget > 0:
-        _plan_running(state, draft, seq, Chunk(min(seq.remaining, draft.budget)), last_step)
+def _plan_stream(state: State, builder: PlanBuilder, seq: Sequence, last_step: int | None) -> None:
+    if seq.lease is not None and builder.budget > 0:
+        _plan_running(state, builder, seq, Chunk(min(seq.remaining, builder.budget)), last_step)
 
 
 def _chosen_streams(
-    state: State, draft: Draft, due: list[Sequence], *, urgent: bool, competing: bool
+    state: State, builder: PlanBuilder, due: list[Sequence], *, urgent: bool, competing: bool
 ) -> list[Sequence]:
     seconds = decode_seconds(state.limits, urgent=urgent, competing=competing)
     if seconds is not None and state.cost.ready:
         return _fair_rows(state, due, seconds)
-    if len(due) > draft.budget:
-        return sorted(due, key=lambda s: (s.last_row, s.order))[: draft.budget]
+    if len(due) > builder.budget:
+        return sorted(due, key=lambda s: (s.last_row, s.order))[: builder.budget]
     return due
 
 
 def _fair_rows(state: State, due: list[Sequence], seconds: float) -> list[Sequence]:
     """As many streams as fit into the time, one of each tenant in turn, longest unserved first."""
-    lines: dict[str, list[Sequence]] = {}
+    candidates: dict[str, list[Sequence]] = {}
     for seq in sorted(due, key=lambda s: (s.last_row, s.order), reverse=True):
-        lines.setdefault(seq.owner.request.tenant, []).append(seq)
-    taken: dict[str, float] = dict.fromkeys(lines, 0.0)
+        candidates.setdefault(seq.owner.request.tenant, []).append(seq)
+    taken: dict[str, float] = dict.fromkeys(candidates, 0.0)
     load, chosen = Load(), []
-    while lines:
-        name = min(lines, key=lambda n: taken[n])
-        seq = lines[name].pop()
+    while candidates:
+        name = min(candidates, key=lambda n: taken[n])
+        seq = candidates[name].pop()
         load.add(seq.planned, seq.remaining)
         # Each tenant's first row is in any case: time may be short, nobody stands still.
         if taken[name] and state.cost.bound(load) > seconds:
             break
         chosen.append(seq)
         taken[name] += 1 / state.tenants.share(name)
-        if not lines[name]:
-            del lines[name]
+        if not candidates[name]:
+            del candidates[name]
     return chosen
 
 
@@ -108,7 +108,7 @@ def _prefills(seq: Sequence) -> bool:
 
 
 def _plan_running(
-    state: State, draft: Draft, seq: Sequence, chunk: Chunk, last_step: int | None
+    state: State, builder: PlanBuilder, seq: Sequence, chunk: Chunk, last_step: int | None
 ) -> bool:
     """Give a running sequence a row, preempting others if it needs their blocks.
 
@@ -120,24 +120,24 @@ def _plan_running(
     assert lease is not None
     before = lease.num_blocks
     while lease.needed(seq.planned + count) > state.memory.num_free:
-        if state.strip_waiting():
+        if state.release_waiting_fork():
             continue
-        victim = state.victim(seq, draft.planned)
+        victim = state.victim(seq, builder.planned)
         if victim is None:
-            draft.tried.add(seq.seq_id)
+            builder.tried.add(seq.seq_id)
             return False
         state.preempt(victim)
-        draft.preempted = True
+        builder.preempted = True
     growth = lease.grow(seq.planned + count)
     input_from = last_step if seq.planned == len(seq.tokens) else None
-    _add_row(state, draft, seq, chunk, growth.new_blocks, before, input_from=input_from)
-    draft.copies.extend(growth.copies)
+    _add_row(state, builder, seq, chunk, growth.new_blocks, before, input_from=input_from)
+    builder.copies.extend(growth.copies)
     return True
 
 
 def _add_row(
     state: State,
-    draft: Draft,
+    builder: PlanBuilder,
     seq: Sequence,
     chunk: Chunk,
     blocks: tuple[tuple[int, ...], ...],
@@ -157,15 +157,15 @@ def _add_row(
         logits = LogitsWanted.ALL
     kept = snapshots.reserve(state, snapshots.to_keep(state, seq, start, count))
     introduced = not seq.on_worker
-    untold = () if introduced else tuple(seq.tokens[seq.told :])
-    draft.rows.append(
+    unsent = () if introduced else tuple(seq.tokens[seq.num_sent :])
+    builder.rows.append(
         Row(
             seq_id=seq.seq_id,
             start=start,
             count=count,
             new_blocks=blocks if any(blocks) else (),
-            new_token_ids=untold,
-            new_token_start=seq.told if untold else 0,
+            new_token_ids=unsent,
+            new_token_start=seq.num_sent if unsent else 0,
             input_from=input_from,
             layers=layers,
             state_from=source,
@@ -175,7 +175,7 @@ def _add_row(
             mask_announced=sample and seq.constraint is not None and seq.constraint.masked,
         )
     )
-    flight = Flight(
+    in_flight = InFlightRow(
         seq,
         seq.epoch,
         start,
@@ -184,34 +184,34 @@ def _add_row(
         seq.slice,
         blocks_before,
         seq.charged,
-        seq.told,
+        seq.num_sent,
         admitted,
         introduced,
         tuple(key for key, _ in kept.values()),
         source,
     )
-    seq.told = len(seq.tokens)
-    draft.flights.append(flight)
+    seq.num_sent = len(seq.tokens)
+    builder.rows_in_flight.append(in_flight)
     if introduced:
-        draft.new.append(_static_data(seq))
+        builder.new.append(_static_data(seq))
         seq.on_worker = True
-    draft.planned.add(seq.seq_id)
-    draft.budget -= count
+    builder.planned.add(seq.seq_id)
+    builder.budget -= count
     share = 1.0 if layers is None else (layers.end - layers.begin) / total
-    draft.load.add(start, count, share)
-    _charge(state, flight)
-    seq.last_row = draft.step_id
+    builder.load.add(start, count, share)
+    _charge(state, in_flight)
+    seq.last_row = builder.step_id
     seq.slice = None if layers is None or done else Slice(count, layers.end)
-    seq.planned += flight.count
+    seq.planned += in_flight.count
     seq.pending += sample
 
 
-def _charge(state: State, flight: Flight, sign: int = 1) -> None:
+def _charge(state: State, in_flight: InFlightRow, sign: int = 1) -> None:
     """The tenant pays for positions that are computed for the first time."""
-    seq, end = flight.seq, flight.start + flight.count
-    fresh = max(0, end - max(flight.start, flight.charged_before))
+    seq, end = in_flight.seq, in_flight.start + in_flight.count
+    fresh = max(0, end - max(in_flight.start, in_flight.charged_before))
     state.tenants.charge(seq.owner.request.tenant, sign * fresh)
-    seq.charged = max(flight.charged_before, end) if sign > 0 else flight.charged_before
+    seq.charged = max(in_flight.charged_before, end) if sign > 0 else in_flight.charged_before
 
 
 def _static_data(seq: Sequence) -> NewSequence:
@@ -230,70 +230,72 @@ def _static_data(seq: Sequence) -> NewSequence:
     )
 
 
-def _prefill(state: State, draft: Draft, last_step: int | None, *, competing: bool) -> None:
+def _prefill(state: State, builder: PlanBuilder, last_step: int | None, *, competing: bool) -> None:
     """Spend what is left of the step on prompts.
 
     Waiting sequences of a tenant are admitted in order, until one does not fit: nobody overtakes
     it. A step that had to preempt for a running sequence admits nobody.
     """
-    room = Room(state, draft, competing=competing)
-    admitting = not draft.preempted and _streams_may_grow(state)
+    step_budget = StepBudget(state, builder, competing=competing)
+    admitting = not builder.preempted and _streams_may_grow(state)
     reserved = state.blocks_promised() if admitting else 0
-    while draft.budget > 0:
-        seq = _next_prefill(state, draft, admitting=admitting)
+    while builder.budget > 0:
+        seq = _next_prefill(state, builder, admitting=admitting)
         if seq is None:
             return
         if seq.lease is not None and seq in state.running:
-            chunk = room.chunk(seq, seq.planned)
+            chunk = step_budget.chunk(seq, seq.planned)
             if chunk.tokens == 0:
                 return
             promised = _blocks_promised(state, seq)
-            if _plan_running(state, draft, seq, chunk, last_step):
-                state.tenants.took(seq.owner.request.tenant)
+            if _plan_running(state, builder, seq, chunk, last_step):
+                state.tenants.record_turn(seq.owner.request.tenant)
             reserved -= promised - _blocks_promised(state, seq)
             # Who was preempted for it waits; nobody takes the blocks in this step.
-            admitting = admitting and not draft.preempted
+            admitting = admitting and not builder.preempted
             continue
         found = _found(state, seq) if seq.lease is None else []
         if not _room_for(state, seq, found, reserved):
             admitting = False
             continue
-        beginning = _beginning(state, seq, found, reserved)
+        partial_match = _partial_match(state, seq, found, reserved)
         start = seq.planned
         if seq.lease is None:
-            start = len(found) * state.memory.block_size + (beginning.tokens if beginning else 0)
-        chunk = room.chunk(seq, start)
+            start = len(found) * state.memory.block_size + (
+                partial_match.tokens if partial_match else 0
+            )
+        chunk = step_budget.chunk(seq, start)
         if chunk.tokens == 0:
             return
-        _admit(state, draft, seq, found, beginning, start, chunk)
-        state.tenants.took(seq.owner.request.tenant)
+        _admit(state, builder, seq, found, partial_match, start, chunk)
+        state.tenants.record_turn(seq.owner.request.tenant)
         reserved += _blocks_promised(state, seq)
 
 
-def _next_prefill(state: State, draft: Draft, *, admitting: bool) -> Sequence | None:
+def _next_prefill(state: State, builder: PlanBuilder, *, admitting: bool) -> Sequence | None:
     """Whose prompt is read next: of the tenant that is owed most, by priority.
 
     Of its prompts of equal priority the shortest and the oldest have their turns. A chunk of which
     some layers are computed comes before all: nobody else's can be cut like that meanwhile.
     """
-    first, draft.first = draft.first, None
+    first, builder.first = builder.first, None
     if first is not None and admitting:
         return first
     for seq in state.running:
-        if seq.slice and seq.seq_id not in draft.planned and seq.seq_id not in draft.tried:
+        if seq.slice and seq.seq_id not in builder.planned and seq.seq_id not in builder.tried:
             return seq
-    lines: dict[str, list[Sequence]] = {}
+    candidates: dict[str, list[Sequence]] = {}
     for seq in state.running:
-        if _prefills(seq) and seq.seq_id not in draft.planned and seq.seq_id not in draft.tried:
-            lines.setdefault(seq.owner.request.tenant, []).append(seq)
+        if _prefills(seq) and seq.seq_id not in builder.planned and seq.seq_id not in builder.tried:
+            candidates.setdefault(seq.owner.request.tenant, []).append(seq)
     if admitting and len(state.running) < state.limits.max_num_seqs:
         for name, seq in state.queue.heads():
             if not seq.pending:
-                lines.setdefault(name, []).append(seq)
-    if not lines:
+                candidates.setdefault(name, []).append(seq)
+    if not candidates:
         return None
-    tenant = state.tenants.pick(lines)
-    line = lines[tenant.name]
+    tenant = state.tenants.pick(candidates)
+    line = candidates[tenant.name]
     priority = min(seq.order[0] for seq in line)
     line = [seq for seq in line if seq.order[0] == priority]
     if tenant.turns % 2 == 0:
@@ -313,7 +315,7 @@ def _streams_may_grow(state: State) -> bool:
     return state.cost.bound(load) <= limit
 
 
-def _make_room(state: State, draft: Draft) -> None:
+def _make_room(state: State, builder: PlanBuilder) -> None:
     """A tenant without anything running gets a place from one with more than its share."""
     running = {seq.owner.request.tenant for seq in state.running}
     heads = [(n, s) for n, s in state.queue.heads() if n not in running and not s.pending]
@@ -333,21 +335,21 @@ def _make_room(state: State, draft: Draft) -> None:
             return
         state.preempt(donor)
         reserved = state.blocks_promised()
-    draft.first = seq
+    builder.first = seq
 
 
 def _admit(
     state: State,
-    draft: Draft,
+    builder: PlanBuilder,
     seq: Sequence,
     found: list[tuple[int, ...]],
-    beginning: Beginning | None,
+    partial_match: PartialMatch | None,
     start: int,
     chunk: Chunk,
 ) -> None:
     """Open the lease (or take the fork's) and give the sequence its first row."""
     if seq.lease is None:
-        seq.lease = state.memory.lease(found, beginning)
+        seq.lease = state.memory.lease(found, partial_match)
         seq.computed = seq.planned = start
         seq.published = len(found)
         state.note_hit(seq, seq.computed)
@@ -356,8 +358,8 @@ def _admit(
     state.start(seq)
     growth: Growth = seq.lease.grow(seq.planned + chunk.tokens)
     tables = tuple(tuple(table) for table in seq.lease.tables)
-    _add_row(state, draft, seq, chunk, tables, 0, admitted=True, source=source)
-    draft.copies.extend(growth.copies)
+    _add_row(state, builder, seq, chunk, tables, 0, admitted=True, source=source)
+    builder.copies.extend(growth.copies)
 
 
 def _blocks_promised(state: State, seq: Sequence) -> int:
@@ -379,9 +381,9 @@ def _may_find(state: State, seq: Sequence) -> bool:
     return seq.lease is None and state.memory.prefix_caching and not seq.wants_every_position
 
 
-def _beginning(
+def _partial_match(
     state: State, seq: Sequence, found: list[tuple[int, ...]], reserved: int
-) -> Beginning | None:
+) -> PartialMatch | None:
     """A block that begins as the sequence goes on behind what was found, if there is room to borrow
     it: until it is copied, it takes a place that was counted as free."""
     if not _may_find(state, seq) or not _fits(state, seq, found, reserved, 1):
@@ -390,14 +392,14 @@ def _beginning(
     keys = seq.keys_up_to(len(found), size)
     start = len(found) * size
     rest = seq.tokens[start : min(start + size, len(seq.tokens) - 1)]
-    return state.memory.beginning(keys[-1].digest if keys else seq.owner.root, rest)
+    return state.memory.partial_match(keys[-1].digest if keys else seq.owner.root, rest)
 
 
 def _room_for(state: State, seq: Sequence, found: list[tuple[int, ...]], reserved: int) -> bool:
     """All its known tokens find room beside what running prefills still need."""
     if not state.running:
         # Nobody else can free memory, so what waiting forks hold must not stand in the way.
-        while not _fits(state, seq, found, 0, 0) and state.strip_waiting(except_for=seq):
+        while not _fits(state, seq, found, 0, 0) and state.release_waiting_fork(except_for=seq):
             pass
         return _fits(state, seq, found, 0, 0)
     return _fits(state, seq, found, reserved, admission_headroom(len(state.running)))
@@ -414,21 +416,21 @@ def _fits(
     return need + reserved + headroom <= memory.num_free
 
 
-def undo(state: State, flights: list[Flight]) -> None:
+def undo(state: State, rows_in_flight: list[InFlightRow]) -> None:
     """Take a failed plan's rows back; the newest outstanding plan is undone first."""
-    for flight in reversed(flights):
-        seq = flight.seq
-        snapshots.settle(state, flight, good=False)
-        seq.pending -= flight.sample
-        _charge(state, flight, -1)
-        seq.told = min(seq.told, flight.told_before)
-        if flight.introduced:
+    for in_flight in reversed(rows_in_flight):
+        seq = in_flight.seq
+        snapshots.settle(state, in_flight, good=False)
+        seq.pending -= in_flight.sample
+        _charge(state, in_flight, -1)
+        seq.num_sent = min(seq.num_sent, in_flight.sent_before)
+        if in_flight.introduced:
             seq.on_worker = False
-        if seq.status is not Status.RUNNING or seq.epoch != flight.epoch:
+        if seq.status is not Status.RUNNING or seq.epoch != in_flight.epoch:
             continue
         assert seq.lease is not None
-        if flight.admitted:
+        if in_flight.admitted:
             state.preempt(seq, counted=False)
         else:
-            seq.planned, seq.slice = flight.start, flight.slice_before
-            seq.lease.truncate(flight.blocks_before)
+            seq.planned, seq.slice = in_flight.start, in_flight.slice_before
+            seq.lease.truncate(in_flight.blocks_before)

@@ -34,11 +34,11 @@ from tidemill.memory.prefix import root_digest
 from tidemill.sched.commit import append_token, commit_row, end_of, finish
 from tidemill.sched.constraint import Constraint
 from tidemill.sched.cost import Load
-from tidemill.sched.draft import Flight
+from tidemill.sched.memory_pressure import MemoryPressure
+from tidemill.sched.plan_builder import InFlightRow
 from tidemill.sched.planning import build, undo
 from tidemill.sched.policy import Limits, order_key
 from tidemill.sched.sequence import Emission, RequestState, Sequence
-from tidemill.sched.squeeze import Squeeze
 from tidemill.sched.state import State
 
 _log = get_logger(__name__)
@@ -47,17 +47,17 @@ _COUNTERS = ("steps", "step_tokens", "step_rows", "generated", "expired", "queue
 
 
 @dataclass(slots=True)
-class _Outstanding:
+class _InFlightStep:
     """A plan on its way, with what is needed to commit it or take it back.
 
     Attributes:
-        plan, flights: what was planned.
+        plan, rows_in_flight: what was planned.
         load: its cost's features.
         predicted: seconds it should take; 0 before anything was measured.
     """
 
     plan: StepPlan
-    flights: list[Flight]
+    rows_in_flight: list[InFlightRow]
     load: Load
     predicted: float
 
@@ -89,9 +89,9 @@ class Scheduler:
         self._eos = frozenset(eos_token_ids)
         self._identity = (weights_digest, kv_dtype)
         self._state = State(memory, limits, clock)
-        self._squeeze = Squeeze(limits)
+        self._memory_pressure = MemoryPressure(limits)
         self._requests: dict[tuple[int, str], RequestState] = {}
-        self._outstanding: deque[_Outstanding] = deque()
+        self._outstanding: deque[_InFlightStep] = deque()
         self._deadlines: list[tuple[float, int, bool, RequestState]] = []
         self._unready = 0
         self._next_seq = 0
@@ -118,7 +118,7 @@ class Scheduler:
             self._validate(request)
         except TidemillError as error:
             choices = range(max(1, min(request.sampling.n, MAX_CHOICES)))
-            return [_refusal(client, request, choice, error) for choice in choices]
+            return [_rejection(client, request, choice, error) for choice in choices]
         owner = self._open(request, client)
         if not owner.ready:
             return []
@@ -366,18 +366,20 @@ class Scheduler:
             return None
         last = self._outstanding[-1].plan.step_id if self._outstanding else None
         state = self._state
-        draft = build(state, self._next_step, last)
-        if not draft.rows and draft.preempted and not self._outstanding:
-            draft = build(state, self._next_step, last)
-        if not draft.rows:
+        builder = build(state, self._next_step, last)
+        if not builder.rows and builder.preempted and not self._outstanding:
+            builder = build(state, self._next_step, last)
+        if not builder.rows:
             return None
-        plan = draft.plan(tuple(state.tell_preempted), tuple(state.tell_finished))
-        state.tell_preempted.clear()
-        state.tell_finished.clear()
+        plan = builder.plan(tuple(state.preempted_to_send), tuple(state.finished_to_send))
+        state.preempted_to_send.clear()
+        state.finished_to_send.clear()
         self._next_step += 1
         cost = state.cost
-        predicted = cost.predict(draft.load) if cost.ready else 0.0
-        self._outstanding.append(_Outstanding(plan, draft.flights, draft.load, predicted))
+        predicted = cost.predict(builder.load) if cost.ready else 0.0
+        self._outstanding.append(
+            _InFlightStep(plan, builder.rows_in_flight, builder.load, predicted)
+        )
         return plan
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Emission]:
@@ -386,26 +388,26 @@ class Scheduler:
         if outstanding.plan.step_id != plan.step_id or result.step_id != plan.step_id:
             raise RuntimeError(f"step {plan.step_id} is not the oldest outstanding one")
         self._outstanding.popleft()
-        self._squeeze.succeeded()
-        self._state.limits = self._squeeze.limits
+        self._memory_pressure.succeeded()
+        self._state.limits = self._memory_pressure.limits
         emissions = []
-        for flight, row in zip(outstanding.flights, result.rows, strict=True):
-            emission = commit_row(self._state, flight, row)
+        for in_flight, row in zip(outstanding.rows_in_flight, result.rows, strict=True):
+            emission = commit_row(self._state, in_flight, row)
             if emission is not None:
                 emissions.append(emission)
                 self._counts["generated"] += len(emission.output.token_ids)
                 if emission.output.finish_reason is not None:
-                    self._forget_if_done(flight.seq.owner)
+                    self._forget_if_done(in_flight.seq.owner)
         self._counts["steps"] += 1
         # A chunk whose layers are computed in several steps counts with the last of them.
-        tokens = sum(flight.count for flight in outstanding.flights)
+        tokens = sum(in_flight.count for in_flight in outstanding.rows_in_flight)
         self._counts["step_tokens"] += tokens
         self._counts["step_rows"] += len(plan.rows)
         self._last = (tokens, len(plan.rows))
         self._learn(outstanding, result.timings.forward + result.timings.sampling)
         return emissions
 
-    def _learn(self, outstanding: _Outstanding, seconds: float) -> None:
+    def _learn(self, outstanding: _InFlightStep, seconds: float) -> None:
         figures = self._seconds
         figures["last_predicted"] = outstanding.predicted
         if outstanding.predicted > 0.0:
@@ -420,16 +422,16 @@ class Scheduler:
             raise RuntimeError(f"step {plan.step_id} is not the newest outstanding one")
         self._outstanding.pop()
         state = self._state
-        undo(state, outstanding.flights)
-        state.tell_preempted[:0] = plan.preempted
-        state.tell_finished[:0] = plan.finished
+        undo(state, outstanding.rows_in_flight)
+        state.preempted_to_send[:0] = plan.preempted
+        state.finished_to_send[:0] = plan.finished
 
     def shrink(self, plan: StepPlan) -> None:
         """A step like this one did not fit into memory: the next ones hold half of it, and the
         youngest sequences beyond that make room. No plan is outstanding."""
         state = self._state
-        self._squeeze.tighten(plan.num_tokens)
-        state.limits = self._squeeze.limits
+        self._memory_pressure.tighten(plan.num_tokens)
+        state.limits = self._memory_pressure.limits
         while len(state.running) > state.limits.max_num_seqs:
             state.preempt(max(state.running, key=lambda seq: seq.order[1:]))
 
@@ -453,9 +455,9 @@ class Scheduler:
     def constraint(self, seq_id: int) -> Constraint | None:
         """The constraint of a sequence that has a row in an outstanding plan."""
         for outstanding in self._outstanding:
-            for flight in outstanding.flights:
-                if flight.seq.seq_id == seq_id:
-                    return flight.seq.constraint
+            for in_flight in outstanding.rows_in_flight:
+                if in_flight.seq.seq_id == seq_id:
+                    return in_flight.seq.constraint
         return None
 
     @property
@@ -470,8 +472,8 @@ class Scheduler:
         if self.limits.depth < 2 or len(self._outstanding) != 1:
             return None
         [outstanding] = self._outstanding
-        for flight in outstanding.flights:
-            if not flight.sample or flight.count != 1 or flight.seq.constraint is not None:
+        for in_flight in outstanding.rows_in_flight:
+            if not in_flight.sample or in_flight.count != 1 or in_flight.seq.constraint is not None:
                 return None
         return outstanding.predicted or None
 
@@ -542,7 +544,7 @@ class Scheduler:
             assert self.memory.num_used == 0, "blocks are held and no request is there"
 
 
-def _refusal(client: int, request: EngineRequest, choice: int, error: TidemillError) -> Emission:
+def _rejection(client: int, request: EngineRequest, choice: int, error: TidemillError) -> Emission:
     wire = RequestError(error.kind, error.message, error.param, error.retryable)
     output = ChoiceOutput(
         request_id=request.request_id,

@@ -124,7 +124,7 @@ class Sequence:
     trail: BlockKey | None = None
     published: int = 0
     on_worker: bool = False
-    told: int = 0
+    num_sent: int = 0
     constraint: Constraint | None = None
     jumps: bool = False
     first_sent: bool = False

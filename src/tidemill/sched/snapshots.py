@@ -9,7 +9,7 @@ next turn of its conversation.
 from __future__ import annotations
 
 from tidemill.memory.prefix import BlockKey
-from tidemill.sched.draft import Flight
+from tidemill.sched.plan_builder import InFlightRow
 from tidemill.sched.sequence import Sequence
 from tidemill.sched.state import State
 
@@ -55,19 +55,19 @@ def reserve(state: State, wanted: dict[int, BlockKey]) -> dict[int, tuple[BlockK
     return found
 
 
-def settle(state: State, flight: Flight, *, good: bool) -> None:
+def settle(state: State, in_flight: InFlightRow, *, good: bool) -> None:
     """A row's step is over: what it kept can be found, or not."""
-    snapshots, seq = state.memory.snapshots, flight.seq
+    snapshots, seq = state.memory.snapshots, in_flight.seq
     if snapshots is None:
         return
-    if flight.source >= 0:
-        snapshots.unpin(flight.source)
-    for key in flight.keeps:
+    if in_flight.source >= 0:
+        snapshots.unpin(in_flight.source)
+    for key in in_flight.keeps:
         if not good:
             snapshots.cancel(key)
             continue
         snapshots.keep(key)
-        if flight.start >= seq.prompt_len:
+        if in_flight.start >= seq.prompt_len:
             if seq.trail is not None:
                 snapshots.forget(seq.trail)
             seq.trail = key

@@ -39,8 +39,8 @@ class State:
         self.running: list[Sequence] = []
         self.queue = WaitingQueue()
         self.forks: dict[int, Sequence] = {}
-        self.tell_preempted: list[int] = []
-        self.tell_finished: list[int] = []
+        self.preempted_to_send: list[int] = []
+        self.finished_to_send: list[int] = []
         self.preemptions = 0
         self.forced = 0
         self.prompt_tokens = 0
@@ -71,7 +71,7 @@ class State:
             if seq.lease is not None
         )
 
-    def victim(self, needy: Sequence, planned: set[int]) -> Sequence | None:
+    def victim(self, requester: Sequence, planned: set[int]) -> Sequence | None:
         """Who gives its blocks up for `needy`: of those who may be asked, who loses least.
 
         May be asked: without a row in this plan, and either later in order (of one tenant) or of a
@@ -80,17 +80,17 @@ class State:
         """
         oldest = self._oldest()
         held = self._held_per_weight()
-        mine = held[needy.owner.request.tenant]
+        mine = held[requester.owner.request.tenant]
 
-        def may_be_asked(seq: Sequence) -> bool:
-            if seq is needy or seq is oldest or seq.seq_id in planned:
+        def is_preemptible(seq: Sequence) -> bool:
+            if seq is requester or seq is oldest or seq.seq_id in planned:
                 return False
             theirs = held[seq.owner.request.tenant]
-            if needy is oldest or theirs > mine:
+            if requester is oldest or theirs > mine:
                 return True
-            return theirs == mine and seq.order > needy.order
+            return theirs == mine and seq.order > requester.order
 
-        return self._least_loss([seq for seq in self.running if may_be_asked(seq)])
+        return self._least_loss([seq for seq in self.running if is_preemptible(seq)])
 
     def donor(self, tenant: str) -> Sequence | None:
         """Who makes room for a tenant that has nothing running: one of a tenant above its share."""
@@ -141,7 +141,7 @@ class State:
             count[seq.owner.request.tenant] = count.get(seq.owner.request.tenant, 0) + 1
         return count
 
-    def strip_waiting(self, except_for: Sequence | None = None) -> bool:
+    def release_waiting_fork(self, except_for: Sequence | None = None) -> bool:
         """Take the shared blocks from one waiting fork; it will find or compute them itself."""
         for seq in self.forks.values():
             if seq is not except_for and seq.lease is not None:
@@ -182,7 +182,7 @@ class State:
         self.running.remove(seq)
         self.queue.push(seq)
         if seq.on_worker:
-            self.tell_preempted.append(seq.seq_id)
+            self.preempted_to_send.append(seq.seq_id)
         if counted:
             seq.preemptions += 1
             self.preemptions += 1
@@ -205,7 +205,7 @@ class State:
             seq.forget_progress()
         seq.move_to(Status.FINISHED)
         if seq.on_worker:
-            self.tell_finished.append(seq.seq_id)
+            self.finished_to_send.append(seq.seq_id)
 
     def check(self) -> None:
         """Verify the invariants.

@@ -12,7 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tidemill.base.clock import monotonic
-from tidemill.base.heap import Giver
+from tidemill.base.heap import HeapTrimmer
 from tidemill.base.ids import new_id
 from tidemill.base.log import get_logger
 from tidemill.metrics.registry import ServerMetrics
@@ -35,7 +35,7 @@ _SEGMENT = re.compile(r"([A-Za-z_]\w*)(?:\[\d+\])*", re.ASCII)
 _QUIET = frozenset({"/healthz", "/readyz", "/health", "/ping", "/metrics"})
 
 
-class Entrance:
+class AccessLogMiddleware:
     """ASGI middleware around everything else.
 
     - Gives every request an id, taken from X-Request-Id where it is sane, and sends it back.
@@ -66,7 +66,7 @@ class Entrance:
         self._metrics = metrics
         self._pattern_of = pattern_of
         self._field_names = field_names
-        self._giver = Giver()
+        self._giver = HeapTrimmer()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""

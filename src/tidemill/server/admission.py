@@ -24,10 +24,10 @@ from tidemill.contract.wire import EngineInfo
 from tidemill.metrics.admission import AdmissionMetrics
 from tidemill.server.admission_options import AdmissionOptions
 from tidemill.server.answers import NOTHING_HELD, AnswerSize
-from tidemill.server.bookings import Bookings, Fingerprint
 from tidemill.server.errors import Problem, Refusal
 from tidemill.server.estimates import AnswerLengths, ReadingSpeed, Throughput
 from tidemill.server.prefixes import Held, Prefixes
+from tidemill.server.reservations import Fingerprint, Reservations
 from tidemill.server.shares import Shares
 
 QUEUE_SECONDS = 60.0
@@ -161,7 +161,7 @@ class Admission:
         self._lengths = AnswerLengths()
         self._rate = Throughput()
         self._reading = ReadingSpeed()
-        self._bookings = Bookings()
+        self._reservations = Reservations()
         self._prefixes = Prefixes()
 
     # -- bounds ------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ class Admission:
         self.check_choices(choices)
         cost = sum(part.cost for part in parts)
         who = (caller.client, hash((tuple(prompts), choices, sampling[0].max_tokens)))
-        claimed = self._bookings.claim(who, now)
+        claimed = self._reservations.claim(who, now)
         reason, earliest = self._judge(caller, parts, cost, size, claimed=claimed)
         if reason is not None:
             self._refuse(caller, who, reason, cost, earliest, now)
@@ -317,10 +317,10 @@ class Admission:
         earliest: float,
         now: float,
     ) -> None:
-        seconds = self._bookings.wait(who, now)
+        seconds = self._reservations.wait(who, now)
         if seconds is None:
             rate = self._drain() * self._share(caller)
-            seconds = self._bookings.book(who, now, cost=cost, earliest=earliest, rate=rate)
+            seconds = self._reservations.book(who, now, cost=cost, earliest=earliest, rate=rate)
         self._metrics.refused(reason, caller.client, seconds)
         if reason == "choices":
             bound = self._choices.bound
@@ -331,7 +331,7 @@ class Admission:
             why = "it would not have its first token in time (--ttft-objective-ms)"
         else:
             why = f"{self._waiting} tokens wait and the queue is full"
-        raise _refusal(f"the server is busy: {why}; try again in {seconds:.0f} s", seconds)
+        raise _rejection(f"the server is busy: {why}; try again in {seconds:.0f} s", seconds)
 
     def _enter(
         self,
@@ -438,7 +438,7 @@ class Admission:
 
     def _kept(self) -> float:
         """Tokens of bookings that are due before a newcomer's turn."""
-        return self._bookings.due(self._clock() + self._waiting / self._drain())
+        return self._reservations.due(self._clock() + self._waiting / self._drain())
 
     def _share(self, caller: Caller) -> float:
         """The client's part of the queue while all who are there want theirs."""
@@ -473,6 +473,6 @@ def _held_bytes(size: AnswerSize, parts: Sequence[_Part]) -> int:
     return size.fixed + size.per_token * sum(part.tokens for part in parts)
 
 
-def _refusal(message: str, seconds: float) -> Refusal:
+def _rejection(message: str, seconds: float) -> Refusal:
     headers = {"Retry-After": f"{max(1.0, seconds):.0f}"}
     return Refusal(Problem(429, "rate_limit_error", message, None, "overloaded", headers))

@@ -18,8 +18,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tidemill.base.errors import TidemillError
 from tidemill.server import health
-from tidemill.server.access import Entrance
-from tidemill.server.auth import Door, principal_of, require
+from tidemill.server.access import AccessLogMiddleware
+from tidemill.server.auth import AuthMiddleware, principal_of, require
 from tidemill.server.context import ServerContext
 from tidemill.server.errors import Refusal, named_as_sent, problem_of
 from tidemill.server.keys import Role
@@ -113,7 +113,7 @@ def build_app(context: ServerContext, security: Security | None = None) -> ASGIA
         ),
     )
     app.router.redirect_slashes = False
-    door: ASGIApp = Door(
+    door: ASGIApp = AuthMiddleware(
         app,
         security.keys,
         share_prefix_cache=security.share_prefix_cache,
@@ -138,7 +138,7 @@ def build_app(context: ServerContext, security: Security | None = None) -> ASGIA
         return next((pattern for regex, pattern in patterns if regex.match(path)), None)
 
     names = cache(lambda: field_names(document()))
-    return Entrance(WithoutLastSlash(door), context.metrics, pattern_of, names)
+    return AccessLogMiddleware(WithoutLastSlash(door), context.metrics, pattern_of, names)
 
 
 class WithoutLastSlash:

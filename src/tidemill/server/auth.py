@@ -81,7 +81,7 @@ def _by_key(key: Key, share: bool) -> Principal:
     return Principal(f"key:{key.name}", key.name, key.role, key.weight, salt)
 
 
-class Door:
+class AuthMiddleware:
     """ASGI middleware that sets `state.principal` or answers 401.
 
     Args:

@@ -14,7 +14,7 @@ from tidemill.server.bounds import check_fields, check_shape
 from tidemill.server.errors import Problem, Refusal, refuse
 from tidemill.server.id_lists import loads
 from tidemill.server.limits import Limits
-from tidemill.server.members import Model, Unfit, fill
+from tidemill.server.members import InvalidField, Model, fill
 from tidemill.server.turns import next_turn
 
 SHORT_BODY_BYTES = 2**14
@@ -140,7 +140,7 @@ def parse_body(
     check_fields(document, limits)
     try:
         return fill(model, document, names)
-    except Unfit as unfit:
+    except InvalidField as unfit:
         raise Refusal(_problem(unfit)) from None
 
 
@@ -191,7 +191,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _problem(unfit: Unfit) -> Problem:
+def _problem(unfit: InvalidField) -> Problem:
     param = unfit.path
     if unfit.code == "unknown_parameter":
         return _bad(param, f"{param} {unfit.reason}", unfit.code)

@@ -36,11 +36,11 @@ def caller_of(
     """
     principal = principal_of(request)
     header = request.headers.get(TIMEOUT_HEADER)
-    wishes = []
+    output_options = []
     if timeout is not None:
-        wishes.append(_checked("timeout", timeout))
+        output_options.append(_checked("timeout", timeout))
     if header is not None:
-        wishes.append(_checked(TIMEOUT_HEADER, _number(header)))
+        output_options.append(_checked(TIMEOUT_HEADER, _number(header)))
     if cache_salt is not None and not 1 <= len(cache_salt) <= MAX_SALT_CHARS:
         raise bad_request(
             "cache_salt",
@@ -50,7 +50,7 @@ def caller_of(
         client=principal.client_id,
         weight=principal.weight,
         cache_salt=principal.salted(cache_salt),
-        deadline=arrival + min(wishes) if wishes else None,
+        deadline=arrival + min(output_options) if output_options else None,
         priority=priority,
     )
 

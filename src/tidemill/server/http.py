@@ -67,7 +67,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._clock: asyncio.TimerHandle | None = None  # of a head or a body
         self._deaf = False  # nothing more is read from this connection
         self._replaying = False
-        self._refusal: Problem | None = None
+        self._rejection: Problem | None = None
         self._probes_only = False  # it came when all connections were taken
         self._chunks = self._chunk_bytes = 0  # of the body under way
         self._half_closed = False  # the client sends nothing more
@@ -140,7 +140,7 @@ class BoundedProtocol(HttpToolsProtocol):
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
-            problem = self._refusal
+            problem = self._rejection
             if problem is None:
                 reason = str(error.args[0]) if error.args else "it cannot be parsed"
                 problem = refuse(400, f"this is no valid HTTP: {reason}", code="bad_http").problem
@@ -269,7 +269,7 @@ class BoundedProtocol(HttpToolsProtocol):
     # -- refusals ------------------------------------------------------------------------------
 
     def _stop_parsing(self, problem: Problem) -> None:
-        self._refusal = problem
+        self._rejection = problem
         raise ValueError("refused")  # the parser hands it on as an error of its own
 
     def _too_large(self, what: str, bound: int, unit: str) -> Problem:

@@ -16,9 +16,9 @@ import msgspec
 from msgspec.structs import fields
 
 from tidemill.server.fields import NO_FIELDS, Alias, Fields, Group, Neutral, closest, equal
-from tidemill.text.shapes import Misfit, parts_of, words_at
+from tidemill.text.shapes import InvalidShape, parts_of, words_at
 
-# What a member's value must satisfy beyond its type: raises `Unfit`.
+# What a member's value must satisfy beyond its type: raises `InvalidField`.
 Check = Callable[[Any], None]
 JsonSchema = dict[str, Any]
 
@@ -39,14 +39,14 @@ class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """Last changes and checks that need several members.
 
         Raises:
-            Unfit: they contradict each other.
+            InvalidField: they contradict each other.
         """
 
 
 Model = TypeVar("Model", bound=Body)
 
 
-class Unfit(Exception):
+class InvalidField(Exception):
     """A value that the member it was sent for does not take.
 
     Attributes:
@@ -60,19 +60,19 @@ class Unfit(Exception):
         self.code, self.reason, self.path = code, reason, path
 
 
-def wrong_type(reason: str) -> Unfit:
+def wrong_type(reason: str) -> InvalidField:
     """A value of a kind that the member does not take."""
-    return Unfit("invalid_type", reason)
+    return InvalidField("invalid_type", reason)
 
 
-def wrong_value(reason: str) -> Unfit:
+def wrong_value(reason: str) -> InvalidField:
     """A value of the right kind that means nothing here."""
-    return Unfit("invalid_value", reason)
+    return InvalidField("invalid_value", reason)
 
 
-def unsupported(reason: str) -> Unfit:
+def unsupported(reason: str) -> InvalidField:
     """What this version does not do."""
-    return Unfit("unsupported", reason)
+    return InvalidField("unsupported", reason)
 
 
 def checked(check: Check, schema: JsonSchema | None = None) -> msgspec.Meta:
@@ -138,7 +138,7 @@ def fill(
         names: gets, for each member that came under another name, that name.
 
     Raises:
-        Unfit: naming the member as it was sent.
+        InvalidField: naming the member as it was sent.
     """
     names = {} if names is None else names
     try:
@@ -146,9 +146,9 @@ def fill(
         try:
             body = msgspec.convert(document, model, strict=True)
         except msgspec.ValidationError as error:
-            raise _refusal(model, Misfit.of(str(error))) from None
+            raise _rejection(model, InvalidShape.of(str(error))) from None
         _check(body, "")
-    except Unfit as unfit:
+    except InvalidField as unfit:
         unfit.path = names.get(unfit.path, unfit.path)
         raise
     return body
@@ -182,19 +182,19 @@ def _normalize_other(
         return
     known = model.known.get(name)
     if known is None:
-        raise Unfit("unknown_parameter", _unknown(model, name), at)
+        raise InvalidField("unknown_parameter", _unknown(model, name), at)
     if not isinstance(known, Group):
         _apply(known, value, at, document, path, names)
         return
     if not isinstance(value, dict):
-        raise Unfit("invalid_type", "expected an object", at)
+        raise InvalidField("invalid_type", "expected an object", at)
     for inner, part in value.items():
         inside = _inside(at, inner[:64])
         if part is None:
             continue
         if inner not in known.members:
             reason = f"is not a field this server knows; {at} takes {', '.join(known.members)}"
-            raise Unfit("unknown_parameter", reason, inside)
+            raise InvalidField("unknown_parameter", reason, inside)
         _apply(known.members[inner], part, inside, document, path, names)
 
 
@@ -210,7 +210,7 @@ def _apply(
     if isinstance(known, Neutral):
         if known.takes(value):
             return
-        raise Unfit("unsupported", known.refusal(), at)
+        raise InvalidField("unsupported", known.refusal(), at)
     spelled = [meaning for word, meaning in known.values.items() if equal(word, value)]
     if spelled:
         value = spelled[0]
@@ -218,17 +218,19 @@ def _apply(
             return
     elif known.strict:
         words = ", ".join(repr(word) for word in known.values)
-        raise Unfit("invalid_value", f"expected one of {words}", at)
+        raise InvalidField("invalid_value", f"expected one of {words}", at)
     target = known.target(value)
     if target is None:
-        raise Unfit("invalid_type", "its value is of a type that is not taken", at)
+        raise InvalidField("invalid_type", "its value is of a type that is not taken", at)
     other = document.get(target)
     if other is None:
         document[target] = value
         names[_inside(path, target)] = at
     elif not equal(other, value):
         one = names.get(_inside(path, target), _inside(path, target))
-        raise Unfit("invalid_value", f"{at} and {one} mean the same and differ; send one", at)
+        raise InvalidField(
+            "invalid_value", f"{at} and {one} mean the same and differ; send one", at
+        )
 
 
 def _as_integers(value: Any) -> Any:
@@ -257,7 +259,7 @@ def _check(body: Body, path: str) -> None:
                 raise wrong_value("the number is too large")
             for check in member.checks:
                 check(value)
-        except Unfit as unfit:
+        except InvalidField as unfit:
             unfit.path = at
             raise
         if member.inner is not None:
@@ -266,7 +268,7 @@ def _check(body: Body, path: str) -> None:
                     _check(part, inside)
     try:
         body.settle()
-    except Unfit as unfit:
+    except InvalidField as unfit:
         unfit.path = _inside(path, unfit.path)
         raise
 
@@ -283,13 +285,13 @@ def _inside(path: str, name: str) -> str:
     return f"{path}.{name}" if path and name else path or name
 
 
-def _refusal(model: type[Body], misfit: Misfit) -> Unfit:
+def _rejection(model: type[Body], misfit: InvalidShape) -> InvalidField:
     if misfit.missing:
         return _missing(misfit.path)
     words = words_at(model, misfit.path)
     reason = f"expected one of {', '.join(map(repr, words))}" if words else misfit.reason
-    return Unfit("invalid_type", reason, misfit.path)
+    return InvalidField("invalid_type", reason, misfit.path)
 
 
-def _missing(path: str) -> Unfit:
-    return Unfit("missing_required_parameter", "is required", path)
+def _missing(path: str) -> InvalidField:
+    return InvalidField("missing_required_parameter", "is required", path)

@@ -1,6 +1,6 @@
 """From what a request asks of its answer to what the engine enforces and how the text is read.
 
-Two steps, because the chat template stands between them: `read_wishes` looks at the request alone
+Two steps, with the chat template between them: `read_output_options` looks at the request alone
 and finds contradictions; `rules_of` knows the prompt's end, and so whether the model will think.
 """
 
@@ -31,7 +31,7 @@ from tidemill.text.tools import NO_TOOLS, ToolUse, tool_use
 
 TOOL_FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
 ANSWER_FIELDS = (*CONSTRAINT_FIELDS, *TOOL_FIELDS, *THINKING_FIELDS, "verbosity")
-"""The fields that `read_wishes` reads."""
+"""The fields that `read_output_options` reads."""
 
 VERBOSITIES = ("low", "medium", "high")
 
@@ -143,7 +143,7 @@ class ChatSide:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class OutputOptions:
     """What a request asks of its answer beyond words.
 
     Attributes:
@@ -188,7 +188,7 @@ PLAIN = AnswerRules()
 """Free text, all of it content."""
 
 
-def read_wishes(chat: ChatSide, fields: Mapping[str, Any]) -> Wishes:
+def read_output_options(chat: ChatSide, fields: Mapping[str, Any]) -> OutputOptions:
     """Read and check what a request asks of its answer.
 
     Args:
@@ -227,7 +227,7 @@ def read_wishes(chat: ChatSide, fields: Mapping[str, Any]) -> Wishes:
         if thinking.wanted:
             raise _exclude(thinking.by, "continue_final_message")
     verbosity = _verbosity(fields.get("verbosity"), chat.abilities_for(use))
-    return Wishes(use, constraint, thinking, verbosity)
+    return OutputOptions(use, constraint, thinking, verbosity)
 
 
 def _verbosity(value: object, abilities: Abilities) -> str | None:
@@ -298,7 +298,7 @@ def _exclude(one: str, other: str) -> TidemillError:
 
 
 def rules_of(
-    chat: ChatSide, wishes: Wishes, prompt: str, *, continued: bool = False
+    chat: ChatSide, output_options: OutputOptions, prompt: str, *, continued: bool = False
 ) -> AnswerRules:
     """How the outputs of a prompt are made and read.
 
@@ -312,25 +312,25 @@ def rules_of(
         TidemillError: kind BAD_REQUEST naming the field that cannot be honoured.
     """
     state = "over" if continued else _thinking_state(chat.form, prompt)
-    budget = wishes.thinking.budget
+    budget = output_options.thinking.budget
     if budget is not None and state == "over":
-        by = wishes.thinking.budget_by
+        by = output_options.thinking.budget_by
         raise bad_request(by, f"{by}: the chat template ends the thinking before it began")
     phases: list[Phase] = []
-    ruled = _ruled_part(chat, wishes)
+    ruled = _ruled_part(chat, output_options)
     if state != "over" and (ruled is not None or budget is not None):
-        by = wishes.thinking.budget_by or (ruled.param if ruled is not None else "")
-        has_switch = chat.abilities_for(wishes.use).switch is not None
+        by = output_options.thinking.budget_by or (ruled.param if ruled is not None else "")
+        has_switch = chat.abilities_for(output_options.use).switch is not None
         phases += _thinking_phases(chat, by, budget, opened=state == "open", has_switch=has_switch)
     if ruled is not None:
-        if wishes.constraint is not None and not wishes.use.tools:
+        if output_options.constraint is not None and not output_options.use.tools:
             phases += _answer_mark(chat)
         phases.append(ruled)
     elif phases:
         phases.append(FreeText())
     return AnswerRules(
         program=OutputProgram(tuple(phases)),
-        parser=_parser(chat, wishes, state, continued=continued),
+        parser=_parser(chat, output_options, state, continued=continued),
         kept=chat.kept,
         thinks=chat.thinks,
         budget=budget,
@@ -405,9 +405,9 @@ def _mark_ids(tokenizer: Tokenizer, mark: str) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _ruled_part(chat: ChatSide, wishes: Wishes) -> Grammar | None:
+def _ruled_part(chat: ChatSide, output_options: OutputOptions) -> Grammar | None:
     """What rules the answer behind the thinking; None where nothing does."""
-    use, constraint = wishes.use, wishes.constraint
+    use, constraint = output_options.use, output_options.constraint
     if constraint is not None and not use.tools:
         return _ruled(constraint, chat.prepare)
     if constraint is None and use.enforced is None:
@@ -416,7 +416,7 @@ def _ruled_part(chat: ChatSide, wishes: Wishes) -> Grammar | None:
     document = None
     if constraint is not None and not use.required:
         document = constraint.grammar
-        assert document is not None, "read_wishes refuses regions beside tools"
+        assert document is not None, "read_output_options rejects regions with tools"
         if document.kind == "json_schema":
             source = chat.prepare(document.source, document.param)
             document = msgspec.structs.replace(document, source=source)
@@ -436,9 +436,11 @@ def _ruled_part(chat: ChatSide, wishes: Wishes) -> Grammar | None:
     return Grammar("lark", source, by)
 
 
-def _parser(chat: ChatSide, wishes: Wishes, state: str, *, continued: bool) -> ParserFactory | None:
+def _parser(
+    chat: ChatSide, output_options: OutputOptions, state: str, *, continued: bool
+) -> ParserFactory | None:
     """What makes the parser of a choice; None where the model has no marks to be read."""
-    use, form = wishes.use, chat.form
+    use, form = output_options.use, chat.form
     if not chat.thinks and not use.tools and not form.dropped:
         return None
 
@@ -448,11 +450,11 @@ def _parser(chat: ChatSide, wishes: Wishes, state: str, *, continued: bool) -> P
             use.tools,
             parse_tools=bool(use.tools),
             # Behind the thinking a document may well begin with what looks like more.
-            parse_reasoning=wishes.constraint is None or state != "over",
+            parse_reasoning=output_options.constraint is None or state != "over",
             starts_in_reasoning=state == "open",
-            document=wishes.constraint is not None,
+            document=output_options.constraint is not None,
             continued=continued,
-            stream_arguments=use.enforced is not None or wishes.constraint is not None,
+            stream_arguments=use.enforced is not None or output_options.constraint is not None,
         )
 
     return make

@@ -45,7 +45,7 @@ def _present(value: object) -> object:
 
 
 @dataclass(frozen=True, slots=True)
-class Misfit:
+class InvalidShape:
     """What msgspec says of a value that does not fit.
 
     Attributes:
@@ -60,7 +60,7 @@ class Misfit:
     reason: str
 
     @staticmethod
-    def of(message: str) -> Misfit:
+    def of(message: str) -> InvalidShape:
         """By the text of a `msgspec.ValidationError`, which has no other form."""
         reason, _, path = message.partition(" - at `$")
         path = path.removesuffix("`").removeprefix(".")
@@ -69,7 +69,7 @@ class Misfit:
         if (missing or unknown) and (match := _FIELD.search(reason)):
             path = f"{path}.{match[1][:64]}".removeprefix(".")
         reason = reason.removeprefix("Invalid value ")
-        return Misfit(path, missing, unknown, f"{reason[:1].lower()}{reason[1:]}")
+        return InvalidShape(path, missing, unknown, f"{reason[:1].lower()}{reason[1:]}")
 
 
 def words_at(kind: object, path: str) -> tuple[str, ...]:
@@ -102,7 +102,7 @@ def _is_struct(kind: object) -> bool:
 
 
 def _named(param: str, message: str, kind: object) -> TidemillError:
-    misfit = Misfit.of(message)
+    misfit = InvalidShape.of(message)
     inside = misfit.path if misfit.path.startswith("[") else f".{misfit.path}"
     at = param + inside if misfit.path else param
     if misfit.unknown:

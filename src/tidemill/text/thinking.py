@@ -62,7 +62,7 @@ def thinking_of(
         TidemillError: kind BAD_REQUEST naming the field, or both of two that contradict.
     """
     # For a model that does not think, a variable of the template is that and no more.
-    wishes = _switches(fields, kwargs or {} if thinks else {})
+    output_options = _switches(fields, kwargs or {} if thinks else {})
     budget_by, budget = _budget(fields)
     effort = fields.get("reasoning_effort")
     variables: dict[str, Any] = {}
@@ -80,14 +80,14 @@ def thinking_of(
                 )
             variables["reasoning_effort"] = abilities.known_effort(effort)
         else:
-            wishes.append(("reasoning_effort", effort not in _OFF))
+            output_options.append(("reasoning_effort", effort not in _OFF))
             if effort in EFFORT_BUDGETS:
                 if budget is not None:
                     raise _both("reasoning_effort", budget_by, "both bound the thinking")
                 budget_by, budget = "reasoning_effort", EFFORT_BUDGETS[effort]
     if budget is not None:
-        wishes.append((budget_by, True))
-    by, wanted = _agreed(wishes)
+        output_options.append((budget_by, True))
+    by, wanted = _agreed(output_options)
     if wanted and not thinks:
         raise bad_request(by, f"{by}: this model does not think before it answers")
     if wanted is False and thinks and abilities.switch is None:
@@ -124,11 +124,11 @@ def _budget(fields: Mapping[str, Any]) -> tuple[str, int | None]:
     return by, budget
 
 
-def _agreed(wishes: list[tuple[str, bool]]) -> tuple[str, bool | None]:
-    if not wishes:
+def _agreed(output_options: list[tuple[str, bool]]) -> tuple[str, bool | None]:
+    if not output_options:
         return "", None
-    by, wanted = wishes[0]
-    for other, wish in wishes[1:]:
+    by, wanted = output_options[0]
+    for other, wish in output_options[1:]:
         if wish != wanted:
             raise _both(by, other, "contradict each other")
     return by, wanted

@@ -104,7 +104,7 @@ class InputBuilder:
                 self._states.release(seq_id)
         for new in plan.new:
             seqs.add(new)
-        refused = {row.seq_id: error for row in plan.rows if (error := _refusal(row))}
+        refused = {row.seq_id: error for row in plan.rows if (error := _rejection(row))}
         rows = [row for row in plan.rows if row.seq_id not in refused] if refused else [*plan.rows]
         slots = np.fromiter((seqs.slot(row.seq_id) for row in rows), np.int32, len(rows))
         blocks_before = seqs.table_len[slots]
@@ -378,7 +378,7 @@ def _slice_of(row: Row) -> LayerSlice | None:
     return None if layers is None else LayerSlice(row.seq_id, layers.begin, layers.end)
 
 
-def _refusal(row: Row) -> RowResult | None:
+def _rejection(row: Row) -> RowResult | None:
     for name, words in _REFUSED.items():
         if getattr(row, name):
             return RowResult(

@@ -122,13 +122,13 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
     spec = backend.spec  # a foreign model's sizes are known now
     lost: list[str] = []
 
-    def let_files_go() -> None:
+    def release_file_pages() -> None:
         for file in files.files:
-            file.let_go()  # what is read in place comes back when it is used
+            file.release_pages()  # what is read in place comes back when it is used
 
     def loaded(error: TidemillError | None) -> None:
         tensors.forget()
-        let_files_go()
+        release_file_pages()
         if error is None:
             progress(f"weights loaded in {monotonic() - started:.1f} s")
             if note := tensors.error_note() or (packed.note if packed is not None else None):
@@ -136,7 +136,7 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
                 progress(note)
 
     if not backend.when_loaded(loaded):
-        let_files_go()  # headers and vectors have been read
+        release_file_pages()  # headers and vectors have been read
         progress("weights are packed while requests are taken; a step waits for those it reaches")
     eos = _known(files.eos_token_ids, spec)
     narrowed = (

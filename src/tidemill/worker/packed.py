@@ -28,11 +28,11 @@ from tidemill.contract.config import EngineConfig
 from tidemill.loading.mapped import MappedFile, file_stamp
 from tidemill.loading.packed_store import (
     CHUNK,
-    DamagedError,
+    CorruptEntry,
     Entry,
-    FullError,
     PackedStore,
     Stamp,
+    StoreFull,
     default_folder,
 )
 from tidemill.loading.parts import ModelFiles
@@ -113,11 +113,11 @@ class KeptWeights:
                 return None
             entry, view = found
             if entry.nbytes != nbytes:
-                raise DamagedError(f"it holds {entry.nbytes} bytes, not {nbytes}")
+                raise CorruptEntry(f"it holds {entry.nbytes} bytes, not {nbytes}")
             data = np.frombuffer(view, np.uint8)
             if checksum(data) != entry.checksum:
-                raise DamagedError("its checksum does not match its bytes")
-        except DamagedError as error:
+                raise CorruptEntry("its checksum does not match its bytes")
+        except CorruptEntry as error:
             self._say(f"packed weights are damaged and made again: {error}")
             self._store.remove(key)
             return None
@@ -138,7 +138,7 @@ class KeptWeights:
                 self._keep(layout, data, checksum)
             except _Stopped:
                 _log.debug("the packed weights were not kept: the engine ended before that")
-            except (FullError, OSError) as error:
+            except (StoreFull, OSError) as error:
                 self._say(f"packed weights are not kept in {self._store.folder}: {error}")
             finally:
                 self._unread.set()
@@ -198,7 +198,7 @@ class KeptWeights:
         """Whether another process has kept the same meanwhile."""
         try:
             found = self._store.open(entry.key)
-        except DamagedError:
+        except CorruptEntry:
             return False
         return found is not None and found[0] == entry
 

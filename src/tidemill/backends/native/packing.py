@@ -127,7 +127,7 @@ class Packing:
                 return
             last = min(count, first + panels * _core.PANEL_ROWS)
             self._core.pack(matrix.name, index, matrix.source, data, first, last)
-            tensor.let_go(first * row_bytes, last * row_bytes)
+            tensor.release_pages(first * row_bytes, last * row_bytes)
 
     def _end(self, error: TidemillError | None) -> None:
         self._matrices.clear()

@@ -30,7 +30,7 @@ from tidemill.server.openai.resolve import (
     whole_prompt_logprobs,
 )
 from tidemill.server.stream import Answer
-from tidemill.text.answering import Wishes, read_wishes, rules_of
+from tidemill.text.answering import OutputOptions, read_output_options, rules_of
 
 
 def effective_of(
@@ -65,14 +65,16 @@ async def chat_completions(context: ServerContext, request: Request) -> Response
         prompt_logprobs=whole_prompt_logprobs(body),
     )
     params.validate(context.info.vocab_size)
-    wishes = wishes_of(body, context)
+    output_options = output_options_of(body, context)
     prompt = await chat_prompt(
         context,
         body.messages,
-        prompt_options(body, wishes.variables),
-        wishes.use,
+        prompt_options(body, output_options.variables),
+        output_options.use,
     )
-    rules = rules_of(context.chat, wishes, prompt.text, continued=bool(body.continue_final_message))
+    rules = rules_of(
+        context.chat, output_options, prompt.text, continued=bool(body.continue_final_message)
+    )
     ids = prompt.token_ids
     sampling = resolve_all(
         params, [ids], context, prompt_param="messages", max_tokens_param=max_tokens_param
@@ -103,17 +105,17 @@ async def chat_completions(context: ServerContext, request: Request) -> Response
         context.tokenizer,
         generation.num_choices,
         logprobs=params.logprobs is not None,
-        tools=bool(wishes.use.tools),
-        reasoning=wishes.thinking.shown,
+        tools=bool(output_options.use.tools),
+        reasoning=output_options.thinking.shown,
         prompt_logprobs=body.prompt_logprobs is not None,
     )
     return Answer(generation, form, stream=bool(body.stream), request_id=request.state.request_id)
 
 
-def wishes_of(body: schema.ChatRequest, context: ServerContext) -> Wishes:
+def output_options_of(body: schema.ChatRequest, context: ServerContext) -> OutputOptions:
     """What the request asks of its answer beyond words.
 
     Raises:
         TidemillError: kind BAD_REQUEST naming the member, or both of two that exclude each other.
     """
-    return read_wishes(context.chat, asdict(body))
+    return read_output_options(context.chat, asdict(body))

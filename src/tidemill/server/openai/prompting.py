@@ -49,13 +49,13 @@ async def chat_prompt(
     """A conversation by the model's chat template; see `render_prompt`."""
     # In a thread: a template may take up to its time bound.
     text = await asyncio.to_thread(
-        render_prompt, context.template, context.chat, said(messages), options, use
+        render_prompt, context.template, context.chat, template_messages(messages), options, use
     )
     ids = await encode_prompt(context, text, param="messages", add_special=False)
     return ChatPrompt(ids, text)
 
 
-def said(messages: Sequence[schema.Message]) -> list[dict[str, Any]]:
+def template_messages(messages: Sequence[schema.Message]) -> list[dict[str, Any]]:
     """Messages as `render_prompt` takes them."""
     return [{k: v for k, v in asdict(m).items() if v is not None} for m in messages]
 

@@ -1,4 +1,4 @@
-"""Bookings: what a Retry-After promises, so that it can be kept.
+"""Reservations: what a Retry-After promises, so that it can be kept.
 
 Who is refused is told when to come back, and a place is kept for that time: clients come back one
 after the other as fast as the engine works, not all at once. A booking is claimed by the same
@@ -31,7 +31,7 @@ _K = TypeVar("_K", str, int)
 
 
 @dataclass(slots=True, order=True)
-class Booking:
+class Reservation:
     """A time at which a request of `cost` tokens may come back.
 
     Attributes:
@@ -45,12 +45,12 @@ class Booking:
     claimed: bool = field(default=False, compare=False)
 
 
-class Bookings:
+class Reservations:
     """All bookings of a server. Times are readings of one monotonic clock, in seconds."""
 
     def __init__(self) -> None:
-        self._of: dict[Fingerprint, deque[Booking]] = {}
-        self._by_end: list[Booking] = []
+        self._of: dict[Fingerprint, deque[Reservation]] = {}
+        self._by_end: list[Reservation] = []
         self._booked: dict[str, int] = {}
         self._due: Counter[int] = Counter()  # tokens by the second they are due in
         self._kept = 1.0
@@ -60,19 +60,19 @@ class Bookings:
 
     def claim(self, who: Fingerprint, now: float) -> bool:
         """The request is back: True when it was told to come now, and its booking is used up."""
-        self._lapse(now)
+        self._expire(now)
         queue = self._of.get(who)
         if not queue or now < queue[0].due - EARLY_SECONDS:
             return False
-        booking = queue[0]
-        booking.claimed = True
-        self._drop(booking)
+        reservation = queue[0]
+        reservation.claimed = True
+        self._drop(reservation)
         self._note(1.0)
         return True
 
     def wait(self, who: Fingerprint, now: float) -> float | None:
         """Seconds until its booking is due, for a request that came too early; else None."""
-        self._lapse(now)
+        self._expire(now)
         queue = self._of.get(who)
         return max(0.0, queue[0].due - now) if queue else None
 
@@ -92,7 +92,7 @@ class Bookings:
             earliest: seconds before which there is no room in any case.
             rate: tokens per second that are this client's.
         """
-        self._lapse(now)
+        self._expire(now)
         client = who[0]
         booked = self._booked.get(client, 0)
         per_second = rate * _SAFETY / self._kept
@@ -101,29 +101,29 @@ class Bookings:
         if seconds > HORIZON_SECONDS or len(self._by_end) >= MAX_BOOKINGS:
             return min(float(seconds), HORIZON_SECONDS)
         due = now + seconds
-        booking = Booking(due + max(LATE_SECONDS, seconds / 2), due, who, cost)
+        reservation = Reservation(due + max(LATE_SECONDS, seconds / 2), due, who, cost)
         self._booked[client] = booked + cost
         self._due[int(due)] += cost
-        self._of.setdefault(who, deque()).append(booking)
-        heapq.heappush(self._by_end, booking)
+        self._of.setdefault(who, deque()).append(reservation)
+        heapq.heappush(self._by_end, reservation)
         return float(seconds)
 
-    def _lapse(self, now: float) -> None:
+    def _expire(self, now: float) -> None:
         """Forget those that did not come."""
         while self._by_end and (self._by_end[0].until < now or self._by_end[0].claimed):
-            booking = heapq.heappop(self._by_end)
-            if booking.claimed:
+            reservation = heapq.heappop(self._by_end)
+            if reservation.claimed:
                 continue
-            self._drop(booking)
+            self._drop(reservation)
             self._note(0.0)
 
-    def _drop(self, booking: Booking) -> None:
-        queue = self._of[booking.who]
-        queue.remove(booking)
+    def _drop(self, reservation: Reservation) -> None:
+        queue = self._of[reservation.who]
+        queue.remove(reservation)
         if not queue:
-            del self._of[booking.who]
-        _take(self._booked, booking.who[0], booking.cost)
-        _take(self._due, int(booking.due), booking.cost)
+            del self._of[reservation.who]
+        _take(self._booked, reservation.who[0], reservation.cost)
+        _take(self._due, int(reservation.due), reservation.cost)
 
     def _note(self, kept: float) -> None:
         self._kept += _KEPT_RATE * (kept - self._kept)

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from tidemill.contract.plan import LayerRange
 from tidemill.sched.cost import Load
-from tidemill.sched.draft import Draft
 from tidemill.sched.fairness import QUANTUM
+from tidemill.sched.plan_builder import PlanBuilder
 from tidemill.sched.policy import (
     BRIEF_PROMPT_SECONDS,
     MAX_SLICE,
@@ -50,7 +50,7 @@ def is_brief(state: State, seq: Sequence) -> bool:
     return state.cost.bound(Load().plus(cached, seq.known - cached)) <= BRIEF_PROMPT_SECONDS
 
 
-class Room:
+class StepBudget:
     """How long the next chunk of a step may be.
 
     Args:
@@ -59,13 +59,13 @@ class Room:
         competing: several tenants want the engine.
     """
 
-    def __init__(self, state: State, draft: Draft, *, competing: bool) -> None:
+    def __init__(self, state: State, builder: PlanBuilder, *, competing: bool) -> None:
         self._state = state
-        self._draft = draft
+        self._draft = builder
         self._competing = competing
-        self._streams = len(draft.rows)
-        self._budget = draft.budget
-        self._decode = state.cost.bound(draft.load) if draft.rows else 0.0
+        self._streams = len(builder.rows)
+        self._budget = builder.budget
+        self._decode = state.cost.bound(builder.load) if builder.rows else 0.0
         block_size = state.memory.block_size
         self._tokens = prefill_room(state.limits.max_step_tokens, block_size, self._streams)
 
@@ -73,10 +73,10 @@ class Room:
         """A sequence's next row behind `start`; `FULL`: the step is."""
         if self._state.limits.whole_prompts:
             return Chunk(self._whole(seq, start))
-        draft, cost = self._draft, self._state.cost
-        most = min(seq.known - start, draft.budget)
+        builder, cost = self._draft, self._state.cost
+        most = min(seq.known - start, builder.budget)
         if not cost.ready:
-            return Chunk(max(0, min(most, self._tokens - (self._budget - draft.budget))))
+            return Chunk(max(0, min(most, self._tokens - (self._budget - builder.budget))))
         urgent = self._competing and is_urgent(self._state, seq)
         seconds = step_seconds(
             self._state.limits,
@@ -85,12 +85,12 @@ class Room:
             competing=self._competing,
             brief=not self._competing and is_brief(self._state, seq),
         )
-        alone = len(draft.rows) == self._streams
+        alone = len(builder.rows) == self._streams
         if seq.slice is not None and not (self._state.limits.layers and seq.slice.tokens <= most):
             self._state.drop_slice(seq)
         if seq.slice is not None:
             return self._layers_of(start, *seq.slice, seconds, alone=alone)
-        count = cost.longest_chunk(draft.load, start, most, seconds)
+        count = cost.longest_chunk(builder.load, start, most, seconds)
         if alone and count < min(most, SLICE_BELOW) and self._may_slice():
             tokens = self._sliced(start, most, seconds)
             return self._layers_of(start, tokens, 0, seconds, alone=True)
@@ -101,16 +101,16 @@ class Room:
 
     def _whole(self, seq: Sequence, start: int) -> int:
         """All or nothing: the first row is in any case, others while they fit."""
-        draft, cost = self._draft, self._state.cost
+        builder, cost = self._draft, self._state.cost
         count = seq.known - start
-        if not draft.rows:
+        if not builder.rows:
             return count
-        if count > draft.budget:
+        if count > builder.budget:
             return 0
         seconds = step_seconds(
             self._state.limits, 0.0, urgent=False, competing=self._competing, brief=False
         )
-        late = cost.ready and cost.bound(draft.load.plus(start, count)) > seconds
+        late = cost.ready and cost.bound(builder.load.plus(start, count)) > seconds
         return 0 if late else count
 
     def _may_slice(self) -> bool:

@@ -10,7 +10,7 @@ from tidemill.sched.policy import Limits
 RELAX_STEPS = 64
 
 
-class Squeeze:
+class MemoryPressure:
     """The limits in force.
 
     Args:

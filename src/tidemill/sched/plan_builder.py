@@ -11,7 +11,7 @@ from tidemill.sched.sequence import Sequence, Slice
 
 
 @dataclass(slots=True)
-class Flight:
+class InFlightRow:
     """A row of an outstanding plan, and what undoing it takes.
 
     Attributes:
@@ -36,7 +36,7 @@ class Flight:
     slice_before: Slice | None
     blocks_before: int
     charged_before: int
-    told_before: int
+    sent_before: int
     admitted: bool
     introduced: bool
     keeps: tuple[BlockKey, ...] = ()
@@ -44,7 +44,7 @@ class Flight:
 
 
 @dataclass(slots=True)
-class Draft:
+class PlanBuilder:
     """A plan under construction.
 
     Attributes:
@@ -60,7 +60,7 @@ class Draft:
     rows: list[Row] = field(default_factory=list)
     new: list[NewSequence] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
-    flights: list[Flight] = field(default_factory=list)
+    rows_in_flight: list[InFlightRow] = field(default_factory=list)
     planned: set[int] = field(default_factory=set)
     load: Load = field(default_factory=Load)
     preempted: bool = False
@@ -72,7 +72,7 @@ class Draft:
         cut = next((i for i, row in enumerate(self.rows) if row.layers is not None), None)
         if cut is not None:
             self.rows.append(self.rows.pop(cut))
-            self.flights.append(self.flights.pop(cut))
+            self.rows_in_flight.append(self.rows_in_flight.pop(cut))
         return StepPlan(
             step_id=self.step_id,
             new=tuple(self.new),
