@@ -288,6 +288,11 @@ void bind_executor(nb::module_& m) {
              nb::gil_scoped_release release;
              e.copy_blocks(group, pairs.data(), static_cast<int64_t>(pairs.shape(0)));
            })
+      .def("give_back_blocks",
+           [](Executor& e, int64_t group, const Blocks& blocks) {
+             nb::gil_scoped_release release;
+             e.give_back_blocks(group, blocks.data(), static_cast<int64_t>(blocks.size()));
+           })
       .def("export_layer", &export_layer)
       .def("import_layer", &import_layer)
       .def("progress", &Executor::progress)

@@ -116,6 +116,22 @@ void KvCache::check_blocks(int64_t g, const int32_t* blocks, int64_t count) cons
   }
 }
 
+void KvCache::give_back(int64_t g, const int32_t* blocks, int64_t count) {
+  check_blocks(g, blocks, count);
+  for (int64_t i = 0; i < count;) {
+    const int64_t first = blocks[i];
+    while (++i < count && blocks[i] == blocks[i - 1] + 1) {
+    }
+    const int64_t end = blocks[i - 1] + 1;
+    // The thread that takes pages may be under way beyond `first`.
+    if (prefault_ && end == num_blocks(g)) prefault_->given_back(g, first);
+    for (int l : group(g).layers) {
+      const KvLayer& kv = layer(l);
+      Region::give_back(kv.base + first * kv.block_stride, kv.base + end * kv.block_stride);
+    }
+  }
+}
+
 void KvCache::copy(int64_t g, const int32_t* pairs, int64_t count) {
   check_blocks(g, pairs, 2 * count);
   for (int64_t i = 0; i < count; ++i) {

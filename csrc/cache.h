@@ -54,6 +54,10 @@ class KvCache {
   KvType type() const { return type_; }
   const KvLayer& layer(int l) const { return kv_[static_cast<size_t>(l)]; }
 
+  // Returns the pages of blocks that hold nothing to the system, as far as whole huge pages are theirs.
+  // In ascending order; no step may be outstanding.
+  void give_back(int64_t g, const int32_t* blocks, int64_t count);
+
   // Copies blocks pairs[2 i] -> pairs[2 i + 1], in order.
   void copy(int64_t g, const int32_t* pairs, int64_t count);
   // Portable form of `count` blocks of one layer: K [count, block_size, kv_heads, head_dim] and V

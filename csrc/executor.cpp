@@ -93,6 +93,10 @@ void Executor::copy_blocks(int64_t group, const int32_t* pairs, int64_t count) {
   cache().copy(group, pairs, count);
 }
 
+void Executor::give_back_blocks(int64_t group, const int32_t* blocks, int64_t count) {
+  with_idle_cache([&](KvCache& cache, ThreadPool&) { cache.give_back(group, blocks, count); });
+}
+
 void Executor::close() {
   closed_ = true;
   weights_.close();

@@ -41,6 +41,8 @@ class Executor {
 
   std::shared_ptr<Step> submit(StepInput input);
   void copy_blocks(int64_t group, const int32_t* pairs, int64_t count);
+  // See KvCache. Error (Internal) if a step is outstanding.
+  void give_back_blocks(int64_t group, const int32_t* blocks, int64_t count);
   // Runs body(cache, pool) while no step is outstanding; Error (Internal) if one is.
   template <class Body>
   void with_idle_cache(Body&& body) {

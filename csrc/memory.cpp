@@ -60,6 +60,14 @@ Region& Region::operator=(Region&& other) noexcept {
   return *this;
 }
 
+void Region::give_back([[maybe_unused]] uint8_t* begin, [[maybe_unused]] uint8_t* end) {
+#ifdef __linux__  // elsewhere the advice says something else
+  const auto first = (reinterpret_cast<uintptr_t>(begin) + kHugePage - 1) / kHugePage * kHugePage;
+  const auto last = reinterpret_cast<uintptr_t>(end) / kHugePage * kHugePage;
+  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
+#endif
+}
+
 void Region::release() {
   if (mapping_ != nullptr) munmap(mapping_, mapped_);
   mapping_ = nullptr;

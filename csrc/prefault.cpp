@@ -20,8 +20,8 @@ constexpr int64_t kSmallPage = 4096;
 // Beside steps it runs for at most a tenth of the time: a kernel that clears a page is not interrupted
 // for it, and the thread it keeps from its core keeps the others of its step waiting. Else for half.
 constexpr int kBusyRest = 9, kIdleRest = 1;
-// Taken while no step is computed: a share of the cache, since it may never be needed, and no more.
-constexpr int64_t kSpareShare = 4, kSpareBytes = int64_t{2} << 30;
+// Taken for the next burst: a share of the cache, since it may never be needed, and no more.
+constexpr int64_t kBurstShare = 4, kBurstBytes = int64_t{2} << 30;
 
 #if defined(__GNUC__)
 __attribute__((no_sanitize_thread))  // beside a step that writes the same page
@@ -41,8 +41,16 @@ void step_back() {
 
 int64_t Prefault::Progress::wanted(bool idle) const {
   const int64_t at = reached.load(std::memory_order_relaxed);
-  const int64_t soon = at < 0 ? 0 : (at / unit + 2) * unit;
-  return std::min(soon + (idle ? spare : 0), group.blocks);
+  // The next unit from the middle of the one before.
+  const int64_t soon = at < 0 ? 0 : ((at + std::max<int64_t>(1, unit / 2)) / unit + 1) * unit;
+  const int64_t next = idle ? at + 1 + std::min(burst, most) : 0;
+  return std::min(std::max(soon, next), group.blocks);
+}
+
+void Prefault::Progress::settle() {
+  const int64_t at = reached.load(std::memory_order_relaxed);
+  burst = std::max(burst, at - settled);
+  settled = at;
 }
 
 Prefault::Prefault(std::vector<Group> groups, std::chrono::milliseconds quiet) : quiet_(quiet) {
@@ -50,13 +58,13 @@ Prefault::Prefault(std::vector<Group> groups, std::chrono::milliseconds quiet) :
   for (const Group& group : groups) {
     for (const Array& array : group.arrays) total += array.stride * group.blocks;
   }
-  const double share = std::min(1.0 / kSpareShare, static_cast<double>(kSpareBytes) /
+  const double share = std::min(1.0 / kBurstShare, static_cast<double>(kBurstBytes) /
                                                        static_cast<double>(std::max<int64_t>(total, 1)));
   for (Group& group : groups) {
     int64_t widest = 1;
     for (const Array& array : group.arrays) widest = std::max(widest, array.stride);
     auto progress = std::make_unique<Progress>();
-    progress->spare = static_cast<int64_t>(share * static_cast<double>(group.blocks));
+    progress->most = static_cast<int64_t>(share * static_cast<double>(group.blocks));
     progress->group = std::move(group);
     progress->unit = std::max<int64_t>(1, kHugePage / widest);
     groups_.push_back(std::move(progress));
@@ -84,6 +92,22 @@ void Prefault::reached(int64_t group, int64_t block) {
   changed_.notify_all();
 }
 
+void Prefault::given_back(int64_t group, int64_t first) {
+  steps_.fetch_add(1, std::memory_order_relaxed);  // what is being taken for a burst is given up
+  Progress& progress = *groups_[static_cast<size_t>(group)];
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const int64_t at = std::min(progress.reached.load(std::memory_order_relaxed), first - 1);
+    progress.reached.store(at, std::memory_order_relaxed);
+    progress.settled = at;
+    progress.burst = 0;
+    const int64_t taken = progress.taken.load(std::memory_order_relaxed);
+    progress.taken.store(std::min(taken, first / progress.unit * progress.unit),
+                         std::memory_order_relaxed);
+  }
+  changed_.notify_all();
+}
+
 int64_t Prefault::taken(int64_t group) const {
   return groups_[static_cast<size_t>(group)]->taken.load(std::memory_order_acquire);
 }
@@ -96,26 +120,41 @@ Prefault::Progress* Prefault::behind(bool idle) {
   return nullptr;
 }
 
+bool Prefault::unsettled() const {
+  return std::any_of(groups_.begin(), groups_.end(), [](const auto& progress) {
+    return progress->reached.load(std::memory_order_relaxed) != progress->settled;
+  });
+}
+
 void Prefault::work() {
   step_back();
   while (true) {
     uint64_t steps = 0;
-    Progress* soon = nullptr;
+    Progress* next = nullptr;
+    bool idle = false;
     {
       std::unique_lock<std::mutex> lock(mutex_);
-      const auto due = [&] { return stopping_ || (soon = behind(false)) != nullptr; };
-      changed_.wait(lock, [&] { return stopping_ || behind(true) != nullptr; });
+      const auto due = [&] { return stopping_ || (next = behind(false)) != nullptr; };
+      changed_.wait(lock, [&] { return stopping_ || unsettled() || behind(true) != nullptr; });
       steps = steps_.load(std::memory_order_relaxed);
       changed_.wait_for(lock, quiet_, due);
       if (stopping_) return;
-    }
-    if (soon != nullptr) {
-      take(*soon, kBusyRest, nullptr);
-    } else if (steps == steps_.load(std::memory_order_relaxed)) {
-      while (Progress* spare = stopping_ ? nullptr : behind(true)) {
-        take(*spare, kIdleRest, &steps);
-        if (steps != steps_.load(std::memory_order_relaxed)) break;
+      idle = next == nullptr && steps == steps_.load(std::memory_order_relaxed);
+      if (idle) {
+        for (const auto& progress : groups_) progress->settle();
+        next = behind(true);
       }
+    }
+    if (next == nullptr) continue;
+    if (!idle) {
+      take(*next, kBusyRest, nullptr);
+      continue;
+    }
+    while (next != nullptr) {
+      take(*next, kIdleRest, &steps);
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (stopping_ || steps != steps_.load(std::memory_order_relaxed)) break;
+      next = behind(true);
     }
   }
 }

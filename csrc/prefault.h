@@ -5,8 +5,9 @@
 // layers cross into a new huge page in the same step: a model of 28 layers then waits for 56 MB of
 // cleared pages, 5 ms each on a virtual machine whose host has to find them too. A thread of lowest
 // priority does that one such crossing ahead, page by page with long rests between. Prompts come to
-// fresh pages faster than that, so while no step is computed it goes on: to a part of the cache that a
-// burst of requests would fill. It writes nothing: touching is an atomic "or 0".
+// fresh pages faster than that, so while no step is computed it goes on: as many blocks as the largest
+// recent burst of requests came to are taken for the next one. `give_back` ends that: the load was long
+// ago. Touching writes nothing: it is an atomic "or 0".
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -40,6 +41,10 @@ class Prefault {
   // A step begins, and is about to use blocks up to this one. From any thread, cheap.
   void reached(int64_t group, int64_t block);
 
+  // Blocks from this one on hold nothing, and their pages were given back: the load until now is
+  // forgotten. Not beside a step.
+  void given_back(int64_t group, int64_t first);
+
   // Blocks below this one were taken (tests).
   int64_t taken(int64_t group) const;
 
@@ -47,15 +52,20 @@ class Prefault {
   struct Progress {
     Group group;
     int64_t unit;  // blocks whose pages are taken together: a huge page of the widest layer
-    int64_t spare;  // blocks that are taken beyond those while no step is computed
+    int64_t most;  // blocks that are taken for a burst at most
     std::atomic<int64_t> reached{-1};
     std::atomic<int64_t> taken{0};
+    // Under the mutex: what was reached when no step was computed last, and the most blocks that were
+    // come to between two such times.
+    int64_t settled = -1, burst = 0;
 
     int64_t wanted(bool idle) const;
+    void settle();
   };
 
   void work();
   Progress* behind(bool idle);
+  bool unsettled() const;
   void take(Progress& progress, int rest, const uint64_t* steps);
 
   std::vector<std::unique_ptr<Progress>> groups_;

@@ -1,10 +1,12 @@
 // thread_check [rounds]: stress test of the thread pool, the step queue and the packing latch from
 // several threads. Meant for the thread sanitizer (`make sanitizers`); its own checks are of results
 // and order.
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -283,7 +285,8 @@ void check_prefault(int rounds) {
   }
 }
 
-// Without steps, a quarter of the cache beyond what is needed soon is prefaulted, and no more.
+// Without steps, as many blocks as the last burst came to are prefaulted, a quarter of the cache at
+// most, and nothing once their pages were given back.
 void check_prefault_idle() {
   constexpr int64_t kStride = 1 << 20, kBlocks = 64, kUnit = 2;
   const tidemill::Region region(kBlocks * kStride, "a test");
@@ -295,12 +298,35 @@ void check_prefault_idle() {
     std::this_thread::sleep_for(std::chrono::milliseconds(60));
     return ahead.taken(0);
   };
-  expect(settle(kBlocks / 4) == kBlocks / 4, "a quarter is taken before the first step");
+  expect(settle(0) == 0, "nothing is taken before the first step");
+  ahead.reached(0, 0);
+  expect(settle(kUnit) == kUnit, "what is needed soon is enough for a small load");
   ahead.reached(0, 9);
-  expect(settle((9 / kUnit + 2) * kUnit + kBlocks / 4) == (9 / kUnit + 2) * kUnit + kBlocks / 4,
-         "a quarter is taken beyond what is needed soon");
+  expect(settle(20) == 20, "a burst's nine blocks are taken again, in whole units");
+  ahead.given_back(0, 4);
+  expect(settle(6) == 6, "what is needed soon is taken after pages were given back");
+  ahead.reached(0, 39);
+  expect(settle(40 + kBlocks / 4) == 40 + kBlocks / 4, "a quarter is taken at most");
   ahead.reached(0, kBlocks - 1);
   expect(settle(kBlocks) == kBlocks, "the whole cache and no more is taken");
+}
+
+// Huge pages within a range are given back: they read as zeros, and what is beside them stays.
+void check_give_back() {
+  constexpr int64_t kHuge = 2 << 20;
+  const tidemill::Region region(4 * kHuge, "a test");
+  std::memset(region.data(), 7, static_cast<size_t>(4 * kHuge));
+  tidemill::Region::give_back(region.data() + 1, region.data() + 3 * kHuge + 1);
+  const auto all = [&](int64_t begin, int64_t end, uint8_t value) {
+    return std::all_of(region.data() + begin, region.data() + end,
+                       [&](uint8_t byte) { return byte == value; });
+  };
+  expect(all(0, kHuge, 7) && all(3 * kHuge, 4 * kHuge, 7), "pages that are not whole stay");
+#ifdef __linux__
+  expect(all(kHuge, 3 * kHuge, 0), "whole pages are given back");
+#endif
+  tidemill::Region::give_back(region.data() + kHuge - 1, region.data() + kHuge + 1);
+  expect(all(0, kHuge, 7), "a range without a whole page changes nothing");
 }
 
 }  // namespace
@@ -315,6 +341,7 @@ int main(int argc, char** argv) {
   check_close(50);
   check_prefault(20);
   check_prefault_idle();
+  check_give_back();
   std::printf("threads checked, %d failures\n", failures);
   return failures ? 1 : 0;
 }

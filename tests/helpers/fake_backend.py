@@ -123,6 +123,7 @@ class FakeBackend:
         on_step: called with each step's inputs before it runs.
         fail_if: the exception that a step of these inputs fails with, if any.
         step_seconds: how long a step takes.
+        given_back: what `give_back_blocks` was called with.
         cost: seconds that a step says it took, whatever it took.
     """
 
@@ -149,6 +150,7 @@ class FakeBackend:
         self.fail_if: Callable[[StepInputs], Exception | None] = lambda inputs: None
         self.steps = 0
         self.closed = False
+        self.given_back: list[tuple[int, list[int]]] = []
         self._caches: list[np.ndarray] = []
         self._queue: list[FakeHandle] = []
         self._previous: dict[int, int] = {}
@@ -314,6 +316,10 @@ class FakeBackend:
     def copy_blocks(self, group: int, pairs: np.ndarray) -> None:
         for source, target in pairs.tolist():
             self._caches[group][target] = self._caches[group][source]
+
+    def give_back_blocks(self, group: int, blocks: np.ndarray) -> None:
+        self._caches[group][blocks] = UNWRITTEN
+        self.given_back.append((group, blocks.tolist()))
 
     def export_blocks(self, group: int, blocks: np.ndarray) -> object:
         raise NotImplementedError

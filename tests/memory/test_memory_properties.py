@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from tidemill.memory.lease import KVMemory, Lease
+from tidemill.memory.lease import KEEP_SECONDS, KVMemory, Lease
 from tidemill.memory.pool import BlockPool
 from tidemill.memory.prefix import BlockKey, PrefixIndex, block_key, root_digest
 
@@ -71,6 +71,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.written: dict[tuple[int, int], list[int]] = {}
         self.texts: dict[int, list[int]] = {}
         self.open: list[Lease] = []
+        self.now = 0.0
 
     def _write(self, lease: Lease, start: int, text: list[int]) -> None:
         for g in range(2):
@@ -127,6 +128,21 @@ class LeaseMachine(RuleBasedStateMachine):
         self.open.append(lease)
         self.texts[id(lease)] = text
         return lease
+
+    @rule(seconds=st.sampled_from([0.0, 1.0, KEEP_SECONDS]))
+    def vacate(self, seconds: float) -> None:
+        self.now += seconds
+        indices = self.memory._indices
+        for g, blocks in enumerate(self.memory.vacate(self.now)):
+            held = {block for lease in self.open for block in lease.tables[g]}
+            assert list(blocks) == sorted(blocks)
+            assert not held & set(blocks), "a block in use is vacant"
+            assert not any(block in indices[g] for block in blocks), "a vacant block is findable"
+            free = list(self.memory._pools[g].free_blocks())
+            assert free[: len(blocks)] == list(blocks), "vacant blocks are reused first, in order"
+            assert all(block in indices[g] for block in free[len(blocks) :])
+            for block in blocks:
+                self.written.pop((g, block), None)
 
     @rule(lease=leases)
     def grow_and_undo(self, lease: Lease) -> None:

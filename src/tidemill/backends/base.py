@@ -310,6 +310,11 @@ class Backend(Protocol):
     def copy_blocks(self, group: int, pairs: Int32) -> None:
         """Copy blocks at once: int32 [C, 2] of (source, target)."""
 
+    def give_back_blocks(self, group: int, blocks: Int32) -> None:
+        """Return the memory of blocks, int32 in ascending order, to the system where that can be
+        done: what they hold is lost, and it is taken again when they are written. No step may be
+        outstanding."""
+
     def export_blocks(self, group: int, blocks: Int32) -> ExportedBlocks:
         """Read blocks out in a portable form. No step may be in flight."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,6 +78,10 @@ class RecordingExecutor:
     def stop_loading(self) -> None:
         """See Executor."""
         self._executor.stop_loading()
+
+    def give_back(self, group: int, blocks: Sequence[int]) -> None:
+        """See Executor."""
+        self._executor.give_back(group, blocks)
 
     def progress(self) -> int:
         """See Executor."""

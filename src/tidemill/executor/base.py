@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -43,6 +44,10 @@ class Executor(Protocol):
 
     def stop_loading(self) -> None:
         """See `backends.base.Backend`."""
+
+    def give_back(self, group: int, blocks: Sequence[int]) -> None:
+        """Blocks of a cache group, in ascending order, hold nothing: their memory may be returned
+        to the system. No plan may be outstanding."""
 
     def progress(self) -> int:
         """A counter that advances while a step computes, so that slow differs from stalled."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -41,6 +41,10 @@ class InprocExecutor:
     def stop_loading(self) -> None:
         """See Executor."""
         self._runner.backend.stop_loading()
+
+    def give_back(self, group: int, blocks: Sequence[int]) -> None:
+        """See Executor."""
+        self._runner.give_back(group, blocks)
 
     def progress(self) -> int:
         """See Executor."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
@@ -13,6 +14,10 @@ from tidemill.memory.snapshots import SnapshotIndex
 
 # A block that begins alike is copied where the tokens shared are at least one part in so many.
 LEAST_SHARED = 4
+
+# A prefix that nobody used for so long is not kept in an idle server's memory. People come back to
+# a conversation after minutes, and reading it again would take seconds of all threads.
+KEEP_SECONDS = 3600.0
 
 
 class Growth(NamedTuple):
@@ -76,6 +81,9 @@ class KVMemory:
             for count, index in zip(num_blocks, self._indices, strict=True)
         )
         self._leases: dict[int, Lease] = {}
+        # When the pools' periods ended, from the oldest on that is not yet too long ago.
+        self._periods: deque[float] = deque()
+        self._oldest = 0
 
     def _forget(self, index: PrefixIndex, block: int) -> None:
         key = index.forget(block)
@@ -188,6 +196,37 @@ class KVMemory:
         lease = Lease(self, tables, borrowed=borrowed)
         self._leases[id(lease)] = lease
         return lease
+
+    def vacate(self, now: float) -> tuple[tuple[int, ...], ...]:
+        """The free blocks that hold nothing worth finding, for an executor that returns their
+        memory to the system. They are handed out first from now on, in order, so that sequences
+        fill pages side by side.
+
+        A prefix that nobody used for `KEEP_SECONDS` is forgotten here first. Its age counts from
+        the first call after its last use: this is called now and then, and uses need no clock.
+
+        Args:
+            now: seconds on any clock that goes forward.
+
+        Returns:
+            Per cache group, in ascending order.
+        """
+        self._periods.append(now)
+        while self._periods and self._periods[0] <= now - KEEP_SECONDS:
+            self._periods.popleft()
+            self._oldest += 1
+        vacant = []
+        for pool, index in zip(self._pools, self._indices, strict=True):
+            pool.next_period()
+            blocks = []
+            for block in sorted(pool.free_blocks()):
+                if block in index and pool.freed_in(block) < self._oldest:
+                    self._forget(index, block)
+                if block not in index:
+                    blocks.append(block)
+            pool.reuse_first(blocks)
+            vacant.append(tuple(blocks))
+        return tuple(vacant)
 
     def check(self) -> None:
         """Verify pools, indices, and that references and leases agree; O(blocks).

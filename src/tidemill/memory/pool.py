@@ -7,7 +7,7 @@ that it stays findable as long as possible; one that holds nothing worth finding
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 
 class BlockPool:
@@ -32,6 +32,8 @@ class BlockPool:
         self._next: list[int] = [*range(1, num_blocks + 1), 0]
         self._prev: list[int] = [num_blocks, *range(num_blocks)]
         self._num_free = num_blocks
+        self._freed = [0] * num_blocks
+        self._period = 0
 
     @property
     def num_free(self) -> int:
@@ -86,6 +88,22 @@ class BlockPool:
             sentinel = self.num_blocks
             after = self._prev[sentinel] if findable else sentinel
             self._link(block, after)
+            self._freed[block] = self._period
+
+    def next_period(self) -> int:
+        """A new period begins; returns the number of the one that ends, the first being 0."""
+        self._period += 1
+        return self._period - 1
+
+    def freed_in(self, block: int) -> int:
+        """The period in which a free block was last in use; 0 if it never was."""
+        return self._freed[block]
+
+    def reuse_first(self, blocks: Sequence[int]) -> None:
+        """Hand out these free blocks before all others, in this order."""
+        for block in reversed(blocks):
+            self._unlink(block)
+            self._link(block, self.num_blocks)
 
     def _unlink(self, block: int) -> None:
         before, after = self._prev[block], self._next[block]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,6 +135,10 @@ class Runner:
         step = self._steps.pop(plan.step_id, None)
         if step is not None:
             self.inputs.undo(step)
+
+    def give_back(self, group: int, blocks: Sequence[int]) -> None:
+        """See executor.base.Executor."""
+        self.backend.give_back_blocks(group, np.array(blocks, np.int32))
 
     def close(self) -> None:
         """Free the backend."""

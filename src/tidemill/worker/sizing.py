@@ -16,8 +16,8 @@ from tidemill.worker.states import STATES_PER_SEQUENCE
 _GIB = 2**30
 # Left alone: the step's activations and logits, the interpreter, and the rest of the machine.
 RESERVE_BYTES = 512 * 2**20
-# Of what is free beyond the reserve. The cache fills slowly but never shrinks, and other processes
-# (a second model, a browser) come later than we do.
+# Of what is free beyond the reserve. The cache fills slowly and keeps prefixes for long, and other
+# processes (a second model, a browser) come later than we do.
 CACHE_SHARE = 0.6
 
 # A cache beyond this holds nothing but old prefixes: every sequence at a typical length, or a few

@@ -117,6 +117,9 @@ class TorchBackend:
         """See backends.base.Backend."""
         self._ready_cache().copy(group, pairs)
 
+    def give_back_blocks(self, group: int, blocks: Int32) -> None:
+        """See backends.base.Backend: the memory of its tensors stays."""
+
     def export_blocks(self, group: int, blocks: Int32) -> ExportedBlocks:
         """See backends.base.Backend."""
         return self._ready_cache().export(group, blocks)

@@ -138,6 +138,9 @@ class TransformersBackend:
     def copy_blocks(self, group: int, pairs: Int32) -> None:
         """See backends.base.Backend. Blocks hold no data."""
 
+    def give_back_blocks(self, group: int, blocks: Int32) -> None:
+        """See backends.base.Backend; blocks hold nothing."""
+
     def export_blocks(self, group: int, blocks: Int32) -> ExportedBlocks:
         """See backends.base.Backend; UNSUPPORTED."""
         raise unsupported("backend", "the transformers backend cannot export KV blocks")
