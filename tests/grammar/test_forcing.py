@@ -36,6 +36,7 @@ DO_NOT = [
     ("regex", r"\p{L}{1,5000}"),
     ("lark", 'start: "<tool_call>" /[a-z]{1,64}/ %json {"type": "string", "maxLength": 9000}'),
     ("choice", json.dumps(["yes", "no"])),
+    ("choice", json.dumps(["no \u2009{9999}", "yes"])),
     ("json_object", ""),
     ("json_schema", json.dumps({"type": "array", "items": {"pattern": "^[0-9]{4}$"}})),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from collections.abc import Iterator
@@ -10,6 +11,9 @@ import pytest
 from helpers.constrained import Brook
 
 from tidemill.contract.program import Grammar
+from tidemill.grammar.languages import explained, llguidance_source
+from tidemill.grammar.messages import VocabularyShape
+from tidemill.grammar.trial import Trial
 
 EXPRESSION = """
 root ::= term (("+" | "-" | "*") term)*
@@ -106,3 +110,36 @@ def _term(text: str, at: int) -> int:
         return at + 1 if at >= 0 and text[at : at + 1] == ")" else -1
     found = re.compile(r"0|[1-9][0-9]*").match(text, at)
     return found.end() if found else -1
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        [f"word{i}" for i in range(4096)],
+        [f"{i:050d}" for i in range(4096)],
+        ['a"b\\n\n/é\u2028😀\x00', "(a|b)*", "^$", "a", "ab", "]", "x{2}", " ", "\t", "#-&~"],
+    ],
+    ids=["many", "long", "marks"],
+)
+def test_each_of_the_choices_can_be_written_and_nothing_else(choices: list[str]) -> None:
+    trial = Trial(VocabularyShape(300, (), (2,)))
+    compiled = trial._compiled(llguidance_source(Grammar("choice", json.dumps(choices), "field")))
+    for text in choices[:: max(1, len(choices) // 20)]:
+        matcher = compiled.deep_copy()
+        for at, byte in enumerate(text.encode()):
+            mask = int.from_bytes(matcher.compute_bitmask(), "little") >> 300 & (1 << 256) - 1
+            begun = text.encode()[:at]
+            after = {c.encode()[at] for c in choices if c.encode()[:at] == begun and c != begun
+                     and len(c.encode()) > at}  # fmt: skip
+            assert mask == sum(1 << b for b in after), (text, at, matcher.get_error())
+            assert matcher.consume_token(300 + byte)
+        assert matcher.is_accepting()
+
+
+def test_a_rule_of_too_many_texts_is_told_what_would_do() -> None:
+    rule = "root ::= " + " | ".join(f'"w{i}"' for i in range(3000))
+    trial = Trial(VocabularyShape(300, (), (2,)))
+    matcher = trial._compiled(llguidance_source(Grammar("gbnf", rule, "field")))
+    matcher.compute_bitmask()
+    assert not matcher.consume_token(300 + ord("w"))
+    assert "regular expression" in explained(matcher.get_error())

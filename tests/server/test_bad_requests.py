@@ -246,6 +246,14 @@ def test_malformed_json(http: httpx.Client, body: bytes) -> None:
     _is_error(response, 400)
 
 
+def test_a_byte_order_mark_is_passed_over(http: httpx.Client) -> None:
+    body = b"\xef\xbb\xbf" + b'{"prompt": "a", "max_tokens": 1}'
+    response = http.post(
+        "/v1/completions", content=body, headers={"content-type": "application/json"}
+    )
+    assert response.status_code == 200, response.text
+
+
 def test_unknown_model(http: httpx.Client) -> None:
     for path, base in (("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)):
         error = _is_error(http.post(path, json={**base, "model": "gpt-5"}), 404)

@@ -97,6 +97,12 @@ def test_what_is_continued_ends_behind_its_content(source: str, content: Any, en
     assert prompt.endswith(f"The tide?<|end|><|assistant|>{end}")
 
 
+def test_a_variable_that_is_null_is_absent() -> None:
+    source = WHOLE + "{{ day is defined }}{{ day }}"
+    assert ours(source, ASK, kwargs={"day": None}) == ours(source, ASK) != ""
+    assert ours(source, ASK, kwargs={"day": "Monday"}).endswith("TrueMonday")
+
+
 @pytest.mark.parametrize(
     ("source", "options", "param"),
     [

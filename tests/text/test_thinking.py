@@ -111,3 +111,16 @@ def test_a_field_and_the_template_variable_must_agree() -> None:
     with pytest.raises(TidemillError) as caught:
         thinking_of(fields, SWITCHED, thinks=True, kwargs=kwargs)
     assert "chat_template_kwargs.enable_thinking" in caught.value.message
+
+
+@pytest.mark.parametrize("value", ["false", "true", 0, 1, [], 10**400])
+def test_the_template_variable_is_a_boolean(value: object) -> None:
+    with pytest.raises(TidemillError) as caught:
+        thinking_of({}, SWITCHED, thinks=True, kwargs={"enable_thinking": value})
+    assert caught.value.param == "chat_template_kwargs.enable_thinking"
+    assert "true or false" in caught.value.message
+
+
+def test_a_template_variable_that_is_null_decides_nothing() -> None:
+    found = thinking_of({}, SWITCHED, thinks=True, kwargs={"enable_thinking": None})
+    assert (found.wanted, found.variables) == (None, {})

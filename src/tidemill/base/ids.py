@@ -16,5 +16,6 @@ def new_call_id() -> str:
 
 
 def new_seed() -> int:
-    """Draw a sampling seed: 63 random bits, so that it is a positive signed 64-bit integer."""
-    return secrets.randbits(63)
+    """Draw a sampling seed: 53 random bits, so that a client whose JSON numbers are doubles
+    (JavaScript, jq) reads it exactly and can send it again."""
+    return secrets.randbits(53)

@@ -42,6 +42,8 @@ def may_force_much(grammar: Grammar, source: str) -> bool:
         return _regex_run(grammar.source) > MAX_FORCED
     if grammar.kind in ("json_schema", "json_object"):
         return _schema_forces_much(grammar.source)
+    if grammar.kind == "choice":
+        return any(len(text) > MAX_FORCED for text in json.loads(grammar.source))
     rest, schemas = embedded_schemas(source)
     counts = 1
     for found in _COUNT.finditer(rest):

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from tidemill.base.errors import ErrorKind, TidemillError, bad_request
 from tidemill.contract.program import Forced, FreeText, Grammar, OutputProgram
+from tidemill.grammar.languages import explained
 from tidemill.grammar.repetition import LIMIT, Repetition
 from tidemill.grammar.triggers import Triggers
 from tidemill.grammar.vocabulary import Vocabulary
@@ -222,7 +223,7 @@ class ProgramState:
             raise bad_request(
                 phase.param,
                 f"{phase.param}: the language became too complex to follow, or refused what it "
-                f"had allowed: {matcher.get_error().split('<state>')[0].strip()[:300]}",
+                f"had allowed: {explained(matcher.get_error())}",
             )
         if matcher.is_stopped():
             if self._last:

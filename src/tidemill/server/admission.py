@@ -323,8 +323,10 @@ class Admission:
             seconds = self._reservations.book(who, now, cost=cost, earliest=earliest, rate=rate)
         self._metrics.refused(reason, caller.client, seconds)
         if reason == "choices":
-            bound = self._choices.bound
-            why = f"{self.active} choices are being generated and at most {bound} may be"
+            why = (
+                f"{self.active} choices are being generated and at most {self._choices.bound} may "
+                "be, this request's included"
+            )
         elif reason == "answers":
             why = f"answers of {self._answers.total} bytes are under way"
         elif reason == "objective":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
 import re
 from typing import Any
@@ -145,6 +146,8 @@ def parse_body(
 
 
 def _load(body: bytes) -> dict[str, Any]:
+    if body.startswith(codecs.BOM_UTF8):
+        body = body[len(codecs.BOM_UTF8) :]  # as editors on Windows write it; RFC 8259 lets it pass
     try:
         if len(body) <= SHORT_BODY_BYTES:
             document = json.loads(

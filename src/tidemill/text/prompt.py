@@ -63,7 +63,9 @@ def render_prompt(
     template, abilities = template.chosen(tools=bool(use.shown)), chat.abilities_for(use)
     source = template.source or ""
     plain = check_messages(messages, abilities, source)
-    kwargs, documents = dict(options.kwargs or {}), options.documents
+    # A null is an absent value, as in every field: templates could not tell it from "None".
+    kwargs = {k: v for k, v in (options.kwargs or {}).items() if v is not None}
+    documents = options.documents
     for name in SWITCHES:
         # Off is what a model that does not think does anyway.
         if kwargs.get(name) is False and not chat.thinks and name not in template.names:

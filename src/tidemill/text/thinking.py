@@ -101,9 +101,16 @@ def thinking_of(
 
 
 def _switches(fields: Mapping[str, Any], kwargs: Mapping[str, Any]) -> list[tuple[str, bool]]:
-    found = [
-        (f"chat_template_kwargs.{name}", bool(kwargs[name])) for name in SWITCHES if name in kwargs
-    ]
+    found = []
+    for name in SWITCHES:
+        value, param = kwargs.get(name), f"chat_template_kwargs.{name}"
+        if value is None:
+            continue
+        if not isinstance(value, bool):
+            # Templates would take "false" for true.
+            kind = type(value).__name__
+            raise bad_request(param, f"{param} must be true or false, got a value of type {kind}")
+        found.append((param, value))
     if fields.get("enable_thinking") is not None:
         found.insert(0, ("enable_thinking", bool(fields["enable_thinking"])))
     return found
