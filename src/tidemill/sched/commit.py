@@ -1,4 +1,4 @@
-"""Taking a step's results in: tokens, published blocks, forks, ends."""
+"""Applying a step's results: accepted tokens, published blocks, forks and finished choices."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from tidemill.sched.state import State
 
 
 def commit_row(state: State, in_flight: InFlightRow, result: RowResult) -> Emission | None:
-    """Account for one row of a committed step.
+    """Apply the result of one row.
 
     Returns:
-        What the choice's client is told, if anything. A row of a choice that has ended meanwhile
-        counts for nothing.
+        The output for the client, or None. The row of a choice that has ended is ignored.
     """
     seq = in_flight.seq
     seq.pending -= in_flight.sample
@@ -57,8 +56,11 @@ def commit_row(state: State, in_flight: InFlightRow, result: RowResult) -> Emiss
 def _accept(
     seq: Sequence, result: RowResult
 ) -> tuple[tuple[int, ...], int | None, FinishReason | None]:
-    """Append sampled tokens, and those that a constraint forces after them, up to the one that
-    ends the choice."""
+    """Append sampled tokens and the tokens that a constraint forces after them.
+
+    Returns:
+        The appended tokens, the stop token if it is one of them, and the finish reason or None.
+    """
     accepted: list[int] = []
     coming = result.token_ids
     while coming:
@@ -74,17 +76,21 @@ def _accept(
 
 
 def append_token(seq: Sequence, token: int) -> tuple[int | None, FinishReason | None]:
-    """Make a token known: the token, if it is one that ends the choice, and why the choice ends.
+    """Append a token to a choice.
+
+    Returns:
+        The token if it is a stop token, else None; the finish reason, or None if the choice
+        continues.
 
     Raises:
-        TidemillError: the choice's constraint does not allow it.
+        TidemillError: the choice's constraint does not allow the token.
     """
     seq.tokens.append(token)
     return advance(seq)
 
 
 def advance(seq: Sequence) -> tuple[int | None, FinishReason | None]:
-    """What the last known token, which was generated, means; see `append_token`."""
+    """Evaluate the last token, a generated one; returns and raises as `append_token`."""
     reason = end_of(seq)
     if reason is FinishReason.STOP:
         return seq.tokens[-1], reason
@@ -98,7 +104,7 @@ def advance(seq: Sequence) -> tuple[int | None, FinishReason | None]:
 
 
 def end_of(seq: Sequence) -> FinishReason | None:
-    """Why the choice ends with its last token; None when it goes on."""
+    """Why the choice ends with its last token; None if it continues."""
     sampling = seq.owner.request.sampling
     if seq.generated > sampling.min_tokens and seq.tokens[-1] in seq.stop_ids:
         return FinishReason.STOP
@@ -115,7 +121,7 @@ def _take_prompt_logprobs(seq: Sequence, in_flight: InFlightRow, result: RowResu
 
 
 def _publish(state: State, seq: Sequence) -> None:
-    """Offer blocks that this step filled to the prefix index."""
+    """Publish the blocks that this step filled in the prefix index."""
     memory = state.memory
     full = seq.computed // memory.block_size
     if memory.prefix_caching and full > seq.published and seq.lease is not None:
@@ -126,7 +132,7 @@ def _publish(state: State, seq: Sequence) -> None:
 
 
 def release_held(state: State, leader: Sequence) -> None:
-    """The leader's prompt is computed (or it ended): the other choices need not wait any longer."""
+    """Queue the held choices as forks of the leader, whose prompt is computed."""
     owner = leader.owner
     held, owner.held = owner.held, []
     for seq in held:
@@ -143,7 +149,7 @@ def finish(
     result: RowResult | None = None,
     error: RequestError | None = None,
 ) -> Emission:
-    """End a choice, whatever it is doing: its blocks are free when this returns."""
+    """End a choice in any state; its blocks are free when this returns."""
     owner = seq.owner
     now = monotonic()
     timings = RequestTimings(
@@ -164,7 +170,7 @@ def finish(
 
 
 def _promote(state: State, ended: Sequence) -> None:
-    """If the ended choice was to compute the prompt for others, the next one does."""
+    """If the ended choice was the leader, make the next held choice compute the prompt."""
     owner = ended.owner
     if owner.ready and owner.held and all(seq in owner.held for seq in owner.open_choices):
         state.queue.push(owner.held.pop(0))
@@ -207,5 +213,5 @@ def _output(
 
 
 def internal_error(message: str) -> RequestError:
-    """A defect of ours, as the client is told."""
+    """The error sent to the client after a bug in Tidemill; retryable."""
     return RequestError(ErrorKind.INTERNAL, message, None, True)

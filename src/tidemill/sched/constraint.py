@@ -1,4 +1,4 @@
-"""What the scheduler asks of a choice's constraint; `tidemill.grammar` answers."""
+"""The constraint interface that the scheduler uses; `tidemill.grammar` implements it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Protocol
 
 
 class Constraint(Protocol):
-    """Where one choice stands in its OutputProgram. It advances with accepted tokens alone, so a
-    preemption or a step taken back does not touch it."""
+    """The position of one choice in its OutputProgram. Only accepted tokens advance it, so neither
+    a preemption nor a rollback changes it."""
 
     @property
     def masked(self) -> bool:
@@ -15,22 +15,23 @@ class Constraint(Protocol):
 
     @property
     def complete(self) -> bool:
-        """The output obeys the program and can go no further: the choice ends here."""
+        """The output satisfies the program and cannot continue: the choice ends."""
 
     @property
     def repeats(self) -> bool:
-        """The output goes round in circles and has for long."""
+        """The output has been repeating itself for long."""
 
     def accept(self, token_id: int) -> None:
         """Advance by a token.
 
         Raises:
-            TidemillError: the token is not allowed here (a defect, or a replay of another program),
-                or the language grew beyond its bounds.
+            TidemillError: the token is not allowed (a bug, or a replay of another program), or the
+                grammar exceeded its size limits.
         """
 
     def forced(self) -> tuple[int, ...]:
-        """Tokens that must come next, known without sampling; empty when there is a choice.
+        """The tokens that are the only allowed continuation; empty if several tokens are allowed.
 
-        They are what masks would enforce one by one, so appending them changes no answer.
+        Masks would enforce the same tokens one by one, so appending them does not change the
+        output.
         """

@@ -1,16 +1,16 @@
-"""StepCost: how long a step will take, learned from the steps that ran.
+"""StepCost: predicts the time of a step from the measured times of earlier steps.
 
-A step's time is predicted as a sum of four non-negative parts: what every step costs (reading the
-weights), a part per token computed (matrix products), per query-key pair (attention) and per KV
-position read. Steps are kept as means over classes of similar steps, so that what was learned about
-long contexts is not forgotten while none is there; the parts are fitted to the classes by least
-squares of the relative error under the sign constraint (coordinate descent on the normal equations;
-Lawson and Hanson, Solving Least Squares Problems, 1974, chapter 23, has the problem). A step far
-off its class counts as less far off (Huber, Robust Estimation of a Location Parameter, 1964): a
-neighbour's work on the machine is not the step's. `margin` is learned too: the ratio of measured to
-predicted that 95 % of the steps stay below.
+The prediction is a sum of four non-negative terms: a constant (reading the weights), and terms
+proportional to the tokens computed (matrix products), the query-key pairs (attention) and the KV
+positions read. Measurements are stored as means over classes of similar steps, so that those of
+long contexts survive while only short ones run. The coefficients are fitted to the classes by
+non-negative least squares on the relative error (Lawson and Hanson, Solving Least Squares Problems,
+1974, chapter 23), solved by coordinate descent on the normal equations. Outliers are clipped
+(Huber, Robust Estimation of a Location Parameter, 1964), because other processes on the machine
+also delay steps. `margin` is learned too: the ratio of measured to predicted time that 95 % of the
+steps stay below.
 
-Tokens do not depend on any of this: how a prefill is cut changes no answer (promise 6).
+Predictions never change the output: it does not depend on how a prompt is chunked (promise 6).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-# Features are scaled by these, so that the fitted parts are of similar size.
+# Scale of the features, so that the fitted coefficients are of similar magnitude.
 _UNITS = (1.0, 64.0, 2.0**18, 2.0**14)
 
-# Before attention over a long context was measured it is taken to cost as much as the matrix
-# products at this depth. Real models come to that later (a 0.6B model on AVX-512 at some 1500), so
-# that first chunks at depth are too small rather than too large.
+# Prior for attention: at this context length it costs as much as the matrix products. Real models
+# reach that at longer contexts (a 0.6B model on AVX-512 at some 1500), so the first chunks at long
+# contexts are too small rather than too large.
 _PRIOR_DEPTH = 512.0
 _PRIOR_WEIGHT = 0.02
 
@@ -45,10 +45,10 @@ _Vector = tuple[float, float, float, float]
 
 @dataclass(slots=True)
 class Load:
-    """What a step computes, as its cost sees it.
+    """The work of a step, as features of the cost model.
 
     Attributes:
-        tokens: computed.
+        tokens: tokens computed.
         pairs: query-key pairs of attention.
         reach: KV positions read, over all rows.
     """
@@ -58,8 +58,8 @@ class Load:
     reach: float = 0
 
     def add(self, start: int, count: int, share: float = 1.0) -> None:
-        """A row of `count` tokens behind `start` computed ones, of which a share of the layers is
-        computed."""
+        """Add a row of `count` tokens after `start` computed ones; `share` is the fraction of
+        layers that the step computes."""
         self.tokens += share * count
         self.pairs += share * (count * start + count * (count + 1) // 2)
         self.reach += share * (start + count)
@@ -73,7 +73,7 @@ class Load:
 
     @property
     def features(self) -> _Vector:
-        """What the four parts are multiplied with."""
+        """The scaled features, in the order of the coefficients."""
         _, tokens, pairs, reach = _UNITS
         return 1.0, self.tokens / tokens, self.pairs / pairs, self.reach / reach
 
@@ -105,25 +105,25 @@ class StepCost:
 
     @property
     def ready(self) -> bool:
-        """Enough steps were measured for a prediction to be worth something."""
+        """True once enough steps were measured for a prediction."""
         return self._steps >= _FIRST_STEPS
 
     def predict(self, load: Load) -> float:
-        """Seconds the step is expected to take; 0 before anything was measured."""
+        """Predicted seconds of the step; 0 before any step was measured."""
         a, b, c, d = self._parts
         _, tokens, pairs, reach = load.features
         return (a + b * tokens + c * pairs + d * reach) * self._drift
 
     def bound(self, load: Load) -> float:
-        """Seconds that 95 % of such steps stay below."""
+        """Upper bound in seconds that 95 % of such steps stay below."""
         return self.predict(load) * self.margin
 
     def bound_of_row(self, load: Load, start: int, count: int) -> float:
-        """What one more row adds to the bound."""
+        """Seconds that one more row adds to the bound."""
         return self.bound(load.plus(start, count)) - self.bound(load)
 
     def longest_chunk(self, load: Load, start: int, most: int, seconds: float) -> int:
-        """Tokens (0 to `most`) of a row behind `start` that fit beside `load` into the time."""
+        """The most tokens (0 to `most`) of a row at `start` that fit into `seconds` with `load`."""
         low, high = 0, most
         while low < high:
             middle = (low + high + 1) // 2
@@ -134,7 +134,7 @@ class StepCost:
         return low
 
     def observe(self, load: Load, seconds: float) -> None:
-        """Learn from a step that took so long. Steps that took no time teach nothing."""
+        """Learn from a measured step. Steps without a time or without tokens are ignored."""
         if seconds <= 0.0 or load.tokens == 0:
             return
         if self.ready:
@@ -145,7 +145,8 @@ class StepCost:
             self._fit()
 
     def _compare(self, ratio: float) -> None:
-        # A quantile by small steps: up by its share when exceeded, down by the rest when not.
+        # Stochastic quantile estimate: up by the quantile's share if exceeded, else down by the
+        # remainder.
         step = _MARGIN_STEP * (_MARGIN_SHARE if ratio > self.margin else _MARGIN_SHARE - 1.0)
         self.margin = _clip(self.margin + step, *_MARGIN_RANGE)
         drift = self._drift * _clip(ratio, 1 / _FAR, _FAR)
@@ -169,7 +170,7 @@ class StepCost:
             known.features[i] += rate * (value - known.features[i])
 
     def _fit(self) -> None:
-        """Least squares of the relative error over the classes, no part below zero."""
+        """Non-negative least squares of the relative error over the classes."""
         prior = self._prior()
         gram = [[0.0] * 4 for _ in range(4)]
         right = [0.0] * 4
@@ -181,7 +182,7 @@ class StepCost:
                 for j in range(4):
                     row[j] += x[i] * x[j]
         for i in range(4):
-            # What no class tells apart stays near the prior.
+            # Regularization: coefficients that the classes do not determine stay near the prior.
             pull = _PRIOR_WEIGHT / max(prior[i], prior[1]) ** 2
             gram[i][i] += pull
             right[i] += pull * prior[i]
@@ -193,7 +194,7 @@ class StepCost:
         self._parts = parts
 
     def _prior(self) -> list[float]:
-        """The cheapest class, all of it taken to be its tokens' and their attention's."""
+        """Coefficients that attribute all time of the cheapest class to tokens and attention."""
         per_token = min(
             known.seconds
             / (known.features[1] * _UNITS[1] + known.features[2] * _UNITS[2] / _PRIOR_DEPTH)

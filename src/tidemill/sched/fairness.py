@@ -1,13 +1,13 @@
-"""Tenants: whose turn it is, as deficit round robin on tokens with weights.
+"""Tenants: weighted fair scheduling by deficit round robin on tokens.
 
-Every token computed for a tenant is charged to it; a round hands every active tenant its share of
-what was computed. The difference is its deficit counter, as in Shreedhar and Varghese, Efficient
-Fair Queuing using Deficit Round Robin (1995), with rounds as small as a token, so that nobody waits
-for a long turn of another to end. Whoever has the largest deficit is served next.
+Every token computed for a tenant is charged to it, and every active tenant is credited its share of
+all tokens computed. The difference is its deficit counter, as in Shreedhar and Varghese, Efficient
+Fair Queuing using Deficit Round Robin (1995), with rounds as small as one token, so that no tenant
+waits for a long round of another. The tenant with the largest deficit is served next.
 
-A tenant that comes back has kept at most a quantum: enough to have a prompt of that length read at
-once, and nothing to be hoarded. Nobody owes more than `MAX_DEBT` for what it used while others left
-it unused.
+The deficit is bounded on both sides. A returning tenant has at most one `QUANTUM` of credit: enough
+to prefill a prompt of that length at once, and not more for having been idle. A tenant that used
+capacity which others left idle has at most `MAX_DEBT` of debt.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 QUANTUM = 512.0
-"""Tokens (per unit of weight) that a tenant is ahead at most."""
+"""Maximum credit of a tenant, in tokens per unit of weight."""
 
 MAX_DEBT = 2048.0
-"""Tokens (per unit of weight) that it is behind at most."""
+"""Maximum debt of a tenant, in tokens per unit of weight."""
 
 MAX_IDLE = 4096
-"""Tenants without a request that are remembered."""
+"""Maximum number of tenants without a request whose counters are stored."""
 
 RECENT_SECONDS = 10.0
-"""So long after another tenant's last request the engine still reckons with its next one."""
+"""Seconds after its last request during which a tenant still counts as competing."""
 
 
 @dataclass(slots=True)
 class Tenant:
-    """A tenant with requests in the engine, or one that had some lately.
+    """A tenant that has or recently had requests in the engine.
 
     Attributes:
         name, weight: see `EngineRequest`.
         served: tokens charged per unit of weight, on the scale of `Tenants`' round.
-        requests: in the engine now.
-        turns: prompts' chunks planned for it; decides between its oldest and its shortest prompt.
-        last_turn: when it had one last (a counter over all).
-        seen: clock reading of its last request's end.
+        requests: number of its requests in the engine.
+        turns: prefill chunks planned for it; its parity selects the oldest or the shortest prompt.
+        last_turn: global turn counter at its latest turn.
+        seen: clock time in seconds at which a request of it ended last.
     """
 
     name: str
@@ -66,13 +66,13 @@ class Tenants:
         return len(self._active)
 
     def enter(self, name: str, weight: float) -> None:
-        """A request of the tenant comes."""
+        """Register a request of the tenant."""
         tenant = self._active.get(name)
         if tenant is None:
             alone = not self._active
             tenant = self._idle.pop(name, None)
             if tenant is None or alone:
-                # Who finds nobody else there needs no advantage over anybody.
+                # Without another active tenant there is no one to have credit over.
                 credit = 0.0 if alone else QUANTUM
                 tenant = Tenant(name, weight, self._round - credit)
             self._active[name] = tenant
@@ -83,7 +83,7 @@ class Tenants:
         tenant.requests += 1
 
     def leave(self, name: str, now: float) -> None:
-        """A request of the tenant has ended; `now` is a clock reading in seconds."""
+        """Unregister a request that has ended; `now` is in clock seconds."""
         tenant = self._active[name]
         tenant.requests -= 1
         tenant.seen = now
@@ -95,16 +95,17 @@ class Tenants:
                 self._idle.popitem(last=False)
 
     def charge(self, name: str, tokens: int) -> None:
-        """Tokens were planned for the tenant; negative when a plan is taken back."""
+        """Charge planned tokens to the tenant; negative on rollback."""
         tenant = self._active.get(name)
         if tenant is None:
-            return  # its last request ended while the plan was out
+            return  # its last request ended while the plan was in flight
         self._settle(tenant)
         tenant.served += tokens / tenant.weight
         self._round += tokens / self._weights
 
     def deficit(self, name: str) -> float:
-        """Tokens the tenant is owed (negative: has had too much); 0 for one that is not there."""
+        """The tenant's deficit in tokens: positive if it got less than its share, negative if it
+        got more; 0 for an inactive tenant."""
         tenant = self._active.get(name)
         if tenant is None:
             return 0.0
@@ -112,23 +113,23 @@ class Tenants:
         return (self._round - tenant.served) * tenant.weight
 
     def share(self, name: str) -> float:
-        """The part of the engine that is the tenant's while all the others want theirs."""
+        """The tenant's fraction of the total weight of active tenants; 1 for an inactive one."""
         tenant = self._active.get(name)
         return tenant.weight / self._weights if tenant is not None else 1.0
 
     def pick(self, names: Iterable[str]) -> Tenant:
-        """Of these active tenants, whose turn it is."""
+        """Of these active tenants, the one to serve next."""
         return min((self._active[n] for n in names), key=self._rank)
 
     def record_turn(self, name: str) -> None:
-        """The tenant had its turn."""
+        """Count a prefill chunk planned for the tenant."""
         tenant = self._active[name]
         self._turns += 1
         tenant.last_turn = self._turns
         tenant.turns += 1
 
     def competing(self, now: float) -> bool:
-        """Several tenants want the engine, or did within the last seconds."""
+        """True if several tenants are active, or were within `RECENT_SECONDS`."""
         if len(self._active) != 1:
             return len(self._active) > 1
         return any(
@@ -145,7 +146,7 @@ class Tenants:
         tenant.served = min(high, max(low, tenant.served))
 
     def check(self) -> None:
-        """Verify the books. Raises AssertionError (a defect of ours)."""
+        """Verify the invariants. Raises AssertionError (a bug in Tidemill)."""
         assert abs(self._weights - sum(t.weight for t in self._active.values())) < 1e-6
         assert all(t.requests > 0 for t in self._active.values()), "an idle tenant is active"
-        assert not self._active.keys() & self._idle.keys(), "a tenant is twice there"
+        assert not self._active.keys() & self._idle.keys(), "a tenant is both active and idle"

@@ -1,4 +1,4 @@
-"""What a step may hold after one ran out of memory: half as much, and twice as much again later."""
+"""MemoryPressure: halves the step limits after an out-of-memory step and doubles them later."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 
 from tidemill.sched.policy import Limits
 
-# Steps that must succeed before twice as much is tried.
+# Successful steps before the limits are doubled.
 RELAX_STEPS = 64
 
 
@@ -14,10 +14,10 @@ class MemoryPressure:
     """The limits in force.
 
     Args:
-        limits: those without any squeeze.
+        limits: the limits without memory pressure.
 
     Attributes:
-        limits: those in force.
+        limits: the limits in force.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -26,12 +26,12 @@ class MemoryPressure:
         self._steps = 0
 
     def tighten(self, tokens: int) -> None:
-        """A step of so many tokens did not fit."""
+        """Halve the limits after a step of `tokens` tokens ran out of memory."""
         self._steps = 0
         self._set(max(1, tokens // 2))
 
     def succeeded(self) -> None:
-        """A step fitted."""
+        """Count a successful step; after `RELAX_STEPS` of them, double the limits."""
         if self.limits is self._full:
             return
         self._steps += 1

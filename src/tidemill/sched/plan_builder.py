@@ -1,4 +1,4 @@
-"""A plan under construction, and what undoing it takes."""
+"""PlanBuilder: a plan under construction; InFlightRow: the state needed to undo a row."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from tidemill.sched.sequence import Sequence, Slice
 
 @dataclass(slots=True)
 class InFlightRow:
-    """A row of an outstanding plan, and what undoing it takes.
+    """A row of a plan in flight, and the state needed to undo it.
 
     Attributes:
-        seq, epoch: whose row, planned when.
-        start, sample: as in the row.
-        count: tokens that are computed with it: none while layers of them are left.
-        slice_before: the sequence's slice before.
+        seq, epoch: its sequence, and the sequence's epoch when the row was planned.
+        start, sample: as in `Row`.
+        count: tokens whose computation it completes; 0 while some layers of them are left.
+        slice_before: the sequence's slice before this row.
         blocks_before: blocks its lease held before.
-        charged_before: positions its tenant had paid for before.
-        told_before: tokens the executor knew before.
-        keeps: boundaries whose states the step keeps.
-        source: the snapshot it starts from, or -1.
+        charged_before: positions charged to its tenant before.
+        sent_before: tokens sent to the executor before.
+        keeps: keys of the block boundaries at which the step stores a state snapshot.
+        source: slot of the snapshot that the row starts from, or -1.
         admitted: the sequence was admitted by this plan.
-        introduced: the executor learns of it in this plan.
+        introduced: this plan sends the sequence's static data to the executor.
     """
 
     seq: Sequence
@@ -49,10 +49,11 @@ class PlanBuilder:
 
     Attributes:
         budget: tokens left.
-        load: what it computes so far, as the cost model sees it.
-        preempted: somebody had to make room for a running sequence.
-        first: admitted before anybody else is looked at: room was made for it.
-        tried: sequences without room for a row; not asked again.
+        load: the work planned so far, as features of the cost model.
+        planned: ids of sequences that have a row.
+        preempted: a sequence was preempted for the blocks of a running one.
+        first: the sequence to admit first, because another was preempted for it.
+        tried: ids of sequences for which no blocks could be freed; not tried again.
     """
 
     step_id: int
@@ -68,7 +69,7 @@ class PlanBuilder:
     tried: set[int] = field(default_factory=set)
 
     def plan(self, preempted: tuple[int, ...], finished: tuple[int, ...]) -> StepPlan:
-        """The finished plan; a row that computes some of its layers is its last one."""
+        """The finished plan. A row that computes only some of its layers is placed last."""
         cut = next((i for i, row in enumerate(self.rows) if row.layers is not None), None)
         if cut is not None:
             self.rows.append(self.rows.pop(cut))

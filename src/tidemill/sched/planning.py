@@ -1,8 +1,8 @@
-"""Building one step: the streams' rows, then prefill, within time, tokens and memory.
+"""Building one step: decode rows first, then prefill, within the time, token and memory budgets.
 
-Prefills under way and admissions are one thing: in each step the tenant that is owed most goes
-first, with its oldest and its shortest prompt in turn, so that neither another tenant's long prompt
-nor one of its own keeps a short one from its first token.
+Running prefills and admissions share one order. The tenant with the largest deficit is served
+first, alternating between its oldest and its shortest prompt. This prevents head-of-line blocking:
+a long prompt, of this tenant or another, does not delay the first token of a short one.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tidemill.sched.step_budget import Chunk, StepBudget, is_urgent
 
 
 def build(state: State, step_id: int, last_step: int | None) -> PlanBuilder:
-    """Fill a draft.
+    """Plan the rows of one step.
 
     Args:
-        state: the scheduler's books; leases grow, victims are preempted.
-        step_id: of the plan.
-        last_step: the outstanding plan before it, if there is one.
+        state: the scheduler's state; leases grow and victims are preempted.
+        step_id: the id of the new plan.
+        last_step: the id of the plan in flight before it, or None.
     """
     builder = PlanBuilder(step_id, state.limits.max_step_tokens)
     competing = state.tenants.competing(state.clock())
@@ -40,10 +40,10 @@ def build(state: State, step_id: int, last_step: int | None) -> PlanBuilder:
 def _plan_streams(
     state: State, builder: PlanBuilder, last_step: int | None, *, urgent: bool, competing: bool
 ) -> None:
-    """Give running streams a row, in order; those that cannot all have one take turns.
+    """Plan a row for each running stream, in order; if not all fit, streams take turns.
 
-    The tokens that outstanding steps sample must not be a stream's last ones, and what a constraint
-    allows next is known once they are.
+    A stream is skipped if the tokens it samples in flight reach its maximum length. A constrained
+    stream is skipped while a token is in flight, since its next mask depends on that token.
     """
     due = [
         s
@@ -54,7 +54,8 @@ def _plan_streams(
     for seq in sorted(chosen, key=lambda s: s.order):
         _plan_stream(state, builder, seq, last_step)
     if not builder.rows and len(chosen) < len(due):
-        # No memory for any of these; without a row there may be none at all in the step.
+        # None of the chosen streams got memory. Try the others, since the step may otherwise stay
+        # empty.
         for seq in due:
             if not builder.rows and seq.seq_id not in builder.tried:
                 _plan_stream(state, builder, seq, last_step)
@@ -77,7 +78,8 @@ def _chosen_streams(
 
 
 def _fair_rows(state: State, due: list[Sequence], seconds: float) -> list[Sequence]:
-    """As many streams as fit into the time, one of each tenant in turn, longest unserved first."""
+    """As many streams as fit into `seconds`: tenants in turn by weight, and of each tenant the
+    stream first whose latest row is oldest."""
     candidates: dict[str, list[Sequence]] = {}
     for seq in sorted(due, key=lambda s: (s.last_row, s.order), reverse=True):
         candidates.setdefault(seq.owner.request.tenant, []).append(seq)
@@ -87,7 +89,7 @@ def _fair_rows(state: State, due: list[Sequence], seconds: float) -> list[Sequen
         name = min(candidates, key=lambda n: taken[n])
         seq = candidates[name].pop()
         load.add(seq.planned, seq.remaining)
-        # Each tenant's first row is in any case: time may be short, nobody stands still.
+        # The first row of each tenant is always planned, so that every tenant makes progress.
         if taken[name] and state.cost.bound(load) > seconds:
             break
         chosen.append(seq)
@@ -98,7 +100,7 @@ def _fair_rows(state: State, due: list[Sequence], seconds: float) -> list[Sequen
 
 
 def _unread(state: State) -> list[Sequence]:
-    """Prompts that could be read in this step: those under way, and each tenant's next."""
+    """Prefills that this step could run: the running ones, and the head of each tenant's queue."""
     waiting = [seq for _, seq in state.queue.heads() if not seq.pending]
     return waiting + [seq for seq in state.running if _prefills(seq)]
 
@@ -110,10 +112,10 @@ def _prefills(seq: Sequence) -> bool:
 def _plan_running(
     state: State, builder: PlanBuilder, seq: Sequence, chunk: Chunk, last_step: int | None
 ) -> bool:
-    """Give a running sequence a row, preempting others if it needs their blocks.
+    """Plan a row for a running sequence, preempting others if it needs their blocks.
 
     Returns:
-        False when there was no memory.
+        False if not enough blocks could be freed.
     """
     count = chunk.tokens
     lease = seq.lease
@@ -207,7 +209,7 @@ def _add_row(
 
 
 def _charge(state: State, in_flight: InFlightRow, sign: int = 1) -> None:
-    """The tenant pays for positions that are computed for the first time."""
+    """Charge the tenant for positions that are computed for the first time; `sign` -1 refunds."""
     seq, end = in_flight.seq, in_flight.start + in_flight.count
     fresh = max(0, end - max(in_flight.start, in_flight.charged_before))
     state.tenants.charge(seq.owner.request.tenant, sign * fresh)
@@ -231,10 +233,10 @@ def _static_data(seq: Sequence) -> NewSequence:
 
 
 def _prefill(state: State, builder: PlanBuilder, last_step: int | None, *, competing: bool) -> None:
-    """Spend what is left of the step on prompts.
+    """Spend the rest of the step's budget on prefill.
 
-    Waiting sequences of a tenant are admitted in order, until one does not fit: nobody overtakes
-    it. A step that had to preempt for a running sequence admits nobody.
+    Waiting sequences are admitted in order until one does not fit; none overtakes it. A step that
+    preempted for a running sequence admits none.
     """
     step_budget = StepBudget(state, builder, competing=competing)
     admitting = not builder.preempted and _streams_may_grow(state)
@@ -251,7 +253,7 @@ def _prefill(state: State, builder: PlanBuilder, last_step: int | None, *, compe
             if _plan_running(state, builder, seq, chunk, last_step):
                 state.tenants.record_turn(seq.owner.request.tenant)
             reserved -= promised - _blocks_promised(state, seq)
-            # Who was preempted for it waits; nobody takes the blocks in this step.
+            # No sequence is admitted into blocks that a preemption of this step has freed.
             admitting = admitting and not builder.preempted
             continue
         found = _found(state, seq) if seq.lease is None else []
@@ -273,10 +275,10 @@ def _prefill(state: State, builder: PlanBuilder, last_step: int | None, *, compe
 
 
 def _next_prefill(state: State, builder: PlanBuilder, *, admitting: bool) -> Sequence | None:
-    """Whose prompt is read next: of the tenant that is owed most, by priority.
+    """The next sequence to prefill: of the tenant with the largest deficit, by priority.
 
-    Of its prompts of equal priority the shortest and the oldest have their turns. A chunk of which
-    some layers are computed comes before all: nobody else's can be cut like that meanwhile.
+    Among prompts of equal priority, the shortest and the oldest alternate. A chunk with some layers
+    computed goes first, since only one chunk at a time may be split by layers.
     """
     first, builder.first = builder.first, None
     if first is not None and admitting:
@@ -304,7 +306,7 @@ def _next_prefill(state: State, builder: PlanBuilder, *, admitting: bool) -> Seq
 
 
 def _streams_may_grow(state: State) -> bool:
-    """One more stream would not take the streams beyond --max-itl-ms."""
+    """True if decode rows stay within --max-itl-ms with one more stream of average context."""
     limit = state.limits.max_itl
     if limit is None or not state.cost.ready or not state.running:
         return True
@@ -316,7 +318,10 @@ def _streams_may_grow(state: State) -> bool:
 
 
 def _make_room(state: State, builder: PlanBuilder) -> None:
-    """A tenant without anything running gets a place from one with more than its share."""
+    """Admit a tenant that has no running sequence, by preempting one of a tenant above its share.
+
+    The sequence to admit is left in `builder.first`.
+    """
     running = {seq.owner.request.tenant for seq in state.running}
     heads = [(n, s) for n, s in state.queue.heads() if n not in running and not s.pending]
     if not heads:
@@ -324,7 +329,7 @@ def _make_room(state: State, builder: PlanBuilder) -> None:
     name, seq = max(heads, key=lambda head: state.tenants.deficit(head[0]))
     total = state.memory.capacity_tokens // state.memory.block_size
     if state.memory.blocks_for(seq.known) > state.tenants.share(name) * total:
-        return  # it waits for its turn like everybody: no share holds it
+        return  # larger than the tenant's whole share: it waits for free blocks
     reserved = state.blocks_promised()
     while not (
         len(state.running) < state.limits.max_num_seqs
@@ -347,7 +352,7 @@ def _admit(
     start: int,
     chunk: Chunk,
 ) -> None:
-    """Open the lease (or take the fork's) and give the sequence its first row."""
+    """Open the lease (a fork already has one), start the sequence and plan its first row."""
     if seq.lease is None:
         seq.lease = state.memory.lease(found, partial_match)
         seq.computed = seq.planned = start
@@ -363,13 +368,13 @@ def _admit(
 
 
 def _blocks_promised(state: State, seq: Sequence) -> int:
-    """Blocks it needs for tokens it knows already."""
+    """Blocks per group that its known tokens still need."""
     assert seq.lease is not None
     return max(0, state.memory.blocks_for(seq.known) - seq.lease.num_blocks)
 
 
 def _found(state: State, seq: Sequence) -> list[tuple[int, ...]]:
-    """Blocks of its prefix in the index; never the last known token's, which is to be computed."""
+    """Cached blocks of its prefix, without the last known token, which is always computed."""
     memory = state.memory
     if not _may_find(state, seq):
         return []
@@ -384,8 +389,8 @@ def _may_find(state: State, seq: Sequence) -> bool:
 def _partial_match(
     state: State, seq: Sequence, found: list[tuple[int, ...]], reserved: int
 ) -> PartialMatch | None:
-    """A block that begins as the sequence goes on behind what was found, if there is room to borrow
-    it: until it is copied, it takes a place that was counted as free."""
+    """A cached block that shares its first tokens with the sequence after the blocks found; None
+    without one, or if it does not fit. Until it is copied it occupies one more block."""
     if not _may_find(state, seq) or not _fits(state, seq, found, reserved, 1):
         return None
     size = state.memory.block_size
@@ -396,9 +401,9 @@ def _partial_match(
 
 
 def _room_for(state: State, seq: Sequence, found: list[tuple[int, ...]], reserved: int) -> bool:
-    """All its known tokens find room beside what running prefills still need."""
+    """True if all known tokens fit into the free blocks that running prefills do not need."""
     if not state.running:
-        # Nobody else can free memory, so what waiting forks hold must not stand in the way.
+        # Nothing runs that could free blocks later, so the leases of waiting forks are closed.
         while not _fits(state, seq, found, 0, 0) and state.release_waiting_fork(except_for=seq):
             pass
         return _fits(state, seq, found, 0, 0)
@@ -417,7 +422,7 @@ def _fits(
 
 
 def undo(state: State, rows_in_flight: list[InFlightRow]) -> None:
-    """Take a failed plan's rows back; the newest outstanding plan is undone first."""
+    """Undo the rows of a failed plan. Plans in flight are undone newest first."""
     for in_flight in reversed(rows_in_flight):
         seq = in_flight.seq
         snapshots.settle(state, in_flight, good=False)

@@ -1,4 +1,4 @@
-"""The scheduler's rules of thumb, as numbers in one place."""
+"""Scheduling policy: the time and token budgets of a step, as constants and pure functions."""
 
 from __future__ import annotations
 
@@ -7,52 +7,54 @@ from dataclasses import dataclass
 from tidemill.contract.request import EngineRequest
 from tidemill.sched.sequence import OrderKey, Sequence
 
-# Until steps have been measured, a step beside running streams spends at most this share of its
-# token budget on prefill. Backends that report no times stay with it.
+# Until step times have been measured, a step with decode rows spends at most one part in so many
+# of its token budget on prefill. Backends that report no times always use this rule.
 MIXED_PREFILL_SHARE = 4
 
-# The gap between two tokens of a stream is one step. Without --max-itl-ms a step with prefill in it
-# may take so long: hardly noticed by who reads along, and wide enough on a small machine for the
-# weights' reading to be shared. A large model whose streams alone take longer gets half as much
-# again for its prefill.
+# The inter-token latency of a stream is one step. Without --max-itl-ms a step with prefill may take
+# MIXED_SECONDS: readers hardly notice it, and even on a small machine the prefill chunk is large
+# enough to amortize reading the weights. If decoding alone takes longer (a large model), the step
+# may take MIXED_GROWTH times as long as its decode rows.
 MIXED_SECONDS = 0.120
 MIXED_GROWTH = 1.5
 
-# While one tenant has the engine, its prompts that are soon read (alone in BRIEF_PROMPT_SECONDS)
-# may make a step so long: its streams see a longer gap now and then, and newcomers' first tokens do
-# not wait for many small chunks. Without this, short prompts one after another keep their streams
-# few: on a busy machine 4 of 16 ran at once, with first tokens after 15 s.
+# While a single tenant is active, a short prompt (alone it takes at most BRIEF_PROMPT_SECONDS) may
+# extend a step to BRIEF_SECONDS. Running streams see a longer gap now and then; in return the time
+# to first token is not spread over many small chunks. Without this rule, a series of short prompts
+# keeps the decode batch small: on a busy machine 4 of 16 ran at once, with first tokens after 15 s.
 BRIEF_SECONDS = 0.180
 BRIEF_PROMPT_SECONDS = 1.0
 
-# A prompt within what its tenant is owed is read as if it were alone, if that takes no more than a
-# few such steps; the others' streams see a long step, and get no more of it than so much.
+# A prompt within its tenant's deficit is urgent if its prefill takes at most URGENT_STEPS steps of
+# URGENT_SECONDS. Its chunks are sized as if it were alone: running streams see a long step, and
+# their decode rows get at most URGENT_DECODE_SECONDS of it.
 URGENT_SECONDS = 0.450
 URGENT_STEPS = 4
 URGENT_GROWTH = 2.0
 URGENT_DECODE_SECONDS = 0.050
 
-# While several tenants compete, the streams of a step take at most so long and take turns beyond.
+# While several tenants compete, the decode rows of a step may take this long; streams beyond that
+# take turns.
 COMPETING_DECODE_SECONDS = 0.100
 
-# Nobody waits for a token: prefill takes the whole budget. Still bounded, because whoever comes
-# next waits for the step's end; less so if that is to be expected soon.
+# Bounds of a step without decode rows. Prefill may use the whole token budget, but the next request
+# waits for the end of the step; the bound is lower when competing tenants make that likely.
 ALONE_SECONDS = 1.0
 COMPETING_SECONDS = 0.150
 
-# However little time is left, a step computes so many tokens of a prefill: else a long one would
-# never end.
+# The minimum prefill chunk, however little time is left: it guarantees progress of a long prompt.
 MIN_CHUNK = 8
 
-# Where fewer tokens of a prompt than this fit beside the streams, a longer chunk is computed, a few
-# layers in each step: reading a long context for a handful of tokens costs nearly as much as for
-# many. It is as long as lets so many layers fit into a step, within bounds.
+# If fewer than SLICE_BELOW prompt tokens fit next to the decode rows, a longer chunk is computed
+# over several steps, a few layers in each: attention over a long context costs nearly as much for a
+# few tokens as for many. The chunk length (at most MAX_SLICE) is chosen so that SLICE_LAYERS layers
+# fit into a step.
 SLICE_BELOW = 64
 SLICE_LAYERS = 3
 MAX_SLICE = 256
 
-# A stream that knows up to so many tokens it has not computed (jump-ahead) goes on like one that
-# knows one; more is a prefill.
+# A stream with up to this many known but uncomputed tokens (jump-ahead decoding) is scheduled as
+# decode; with more it is scheduled as prefill.
 MAX_STREAM_TOKENS = 16
 
 
@@ -61,16 +63,18 @@ class Limits:
     """Bounds of the scheduler.
 
     Attributes:
-        max_num_seqs: sequences that hold blocks and run at once.
+        max_num_seqs: sequences that run concurrently and hold blocks.
         max_step_tokens: tokens computed per step.
         max_model_len: positions a request may use.
-        vocab_size: for checking token ids; None skips it.
-        depth: plans that may be outstanding (1 or 2).
-        jump_ahead: append tokens that a constraint forces without sampling them; the answers are
+        vocab_size: for validating token ids; None disables the check.
+        depth: plans that may be in flight (1 or 2).
+        jump_ahead: append tokens that a constraint forces without sampling them; the output is
             the same either way.
-        max_itl: seconds a step beside streams may take by prediction; None: as above.
-        layers: of the model, if the executor can compute a row's layers in several steps; else 0.
-        whole_prompts: a prompt is computed in one step (its tokens see those behind them).
+        max_itl: predicted seconds that a step with decode rows may take; None: MIXED_SECONDS and
+            the bounds after it.
+        layers: the model's layers if the executor can compute a row's layers over several steps;
+            else 0.
+        whole_prompts: a prompt is computed in one step (bidirectional attention).
         generates: the model has an output layer.
     """
 
@@ -87,18 +91,18 @@ class Limits:
 
 
 def order_key(request: EngineRequest, receipt: int, choice: int) -> OrderKey:
-    """Smaller runs earlier among those of a tenant, and is preempted later."""
+    """Sort key within a tenant: the smaller key runs earlier and is preempted later."""
     return request.priority, request.arrival, receipt, choice
 
 
 def streams(seq: Sequence) -> bool:
-    """A running sequence is past its prompt: its next row is due in every step."""
+    """True if the running sequence decodes: it has computed its prompt and is due in every step."""
     left = seq.remaining
     return left == 1 or (1 < left <= MAX_STREAM_TOKENS and seq.planned >= seq.prompt_len)
 
 
 def prefill_room(max_step_tokens: int, block_size: int, decode_rows: int) -> int:
-    """Tokens of prefill beside `decode_rows` running streams while no step has been measured."""
+    """Prefill tokens of a step with `decode_rows` decode rows while no step has been measured."""
     left = max_step_tokens - decode_rows
     if decode_rows == 0:
         return left
@@ -106,7 +110,7 @@ def prefill_room(max_step_tokens: int, block_size: int, decode_rows: int) -> int
 
 
 def decode_seconds(limits: Limits, *, urgent: bool, competing: bool) -> float | None:
-    """Seconds that the streams' rows of a step may take; None: all of them run."""
+    """Seconds that the decode rows of a step may take; None: unbounded."""
     if not competing:
         return None
     bound = URGENT_DECODE_SECONDS if urgent else COMPETING_DECODE_SECONDS
@@ -116,14 +120,14 @@ def decode_seconds(limits: Limits, *, urgent: bool, competing: bool) -> float | 
 def step_seconds(
     limits: Limits, decode: float, *, urgent: bool, competing: bool, brief: bool
 ) -> float:
-    """Seconds that a step may take with its prefill.
+    """Seconds that a step may take, prefill included.
 
     Args:
-        limits: the scheduler's.
-        decode: predicted seconds of its streams' rows; 0 when none run.
-        urgent: the prefill is within what its tenant is owed.
-        competing: several tenants want the engine.
-        brief: the prompt is soon read, and nobody else's streams wait for it.
+        limits: the limits in force.
+        decode: predicted seconds of its decode rows; 0 without any.
+        urgent: the prefill is within its tenant's deficit (`step_budget.is_urgent`).
+        competing: several tenants are active.
+        brief: the prompt is short, and no other tenant's streams wait for it.
     """
     if decode == 0.0:
         return COMPETING_SECONDS if competing and not urgent else ALONE_SECONDS
@@ -135,8 +139,8 @@ def step_seconds(
 
 
 def admission_headroom(running: int) -> int:
-    """Blocks left free by an admission, so that running sequences can grow for a while.
+    """Blocks that an admission leaves free for the growth of `running` sequences.
 
-    Without it a full cache admits a prompt only to preempt it a few steps later.
+    Without this headroom a full cache admits a prompt only to preempt it a few steps later.
     """
     return running // 2

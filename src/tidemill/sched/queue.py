@@ -1,4 +1,4 @@
-"""WaitingQueue: which of a tenant's sequences is admitted next, in O(log n)."""
+"""WaitingQueue: per-tenant priority queues of sequences to admit, O(log n) per operation."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from tidemill.sched.sequence import OrderKey, Sequence
 
 
 class WaitingQueue:
-    """Sequences waiting to be admitted, per tenant the first in order (`Sequence.order`) first.
+    """Sequences waiting to be admitted, sorted per tenant by `Sequence.order`.
 
-    Between tenants it decides nothing. Removal from the middle is lazy: an entry whose sequence is
+    It defines no order between tenants. Removal from the middle is lazy: an entry whose sequence is
     no longer in `_members` is skipped when it reaches the top.
     """
 
@@ -26,7 +26,7 @@ class WaitingQueue:
         return len(self._members)
 
     def __iter__(self) -> Iterator[Sequence]:
-        """The members, in no order."""
+        """The members, in no particular order."""
         return iter(self._members.values())
 
     def __contains__(self, seq: Sequence) -> bool:
@@ -34,12 +34,12 @@ class WaitingQueue:
 
     @property
     def tokens(self) -> int:
-        """Known tokens of all members when they were pushed."""
+        """Known tokens of all members, as counted when they were pushed."""
         return self._tokens
 
     def push(self, seq: Sequence) -> None:
-        """Add a sequence; its place follows from its order, not from when it is pushed."""
-        assert seq.seq_id not in self._members, f"sequence {seq.seq_id} waits already"
+        """Add a sequence; its position depends on its order, not on when it is pushed."""
+        assert seq.seq_id not in self._members, f"sequence {seq.seq_id} is already queued"
         name = seq.owner.request.tenant
         self._members[seq.seq_id] = seq
         self._waiting[name] = self._waiting.get(name, 0) + 1
@@ -48,14 +48,14 @@ class WaitingQueue:
         heapq.heappush(self._heaps.setdefault(name, []), (seq.order, seq.seq_id))
 
     def heads(self) -> Iterator[tuple[str, Sequence]]:
-        """Of every tenant with members, its name and its first."""
+        """The name and the first sequence of every tenant that has members."""
         for name in self._heaps:
             seq = self.peek(name)
             assert seq is not None, "a tenant without members has a heap"
             yield name, seq
 
     def peek(self, tenant: str) -> Sequence | None:
-        """The tenant's first in order, or None."""
+        """The tenant's first sequence, or None."""
         heap = self._heaps.get(tenant, [])
         while heap:
             seq = self._members.get(heap[0][1])
@@ -65,7 +65,7 @@ class WaitingQueue:
         return None
 
     def remove(self, seq: Sequence) -> None:
-        """Take a sequence out; one that does not wait is ignored."""
+        """Remove a sequence; one that is not queued is ignored."""
         if self._members.pop(seq.seq_id, None) is None:
             return
         self._tokens -= self._counted.pop(seq.seq_id)
@@ -75,7 +75,7 @@ class WaitingQueue:
             del self._waiting[name], self._heaps[name]
             return
         heap = self._heaps[name]
-        # A pushed-again sequence would find its stale entry; keep the heap clean when cheap.
+        # A sequence pushed again would match its stale entry; remove it now where that is cheap.
         if heap[0][1] == seq.seq_id:
             heapq.heappop(heap)
         if len(heap) > 2 * self._waiting[name] + 16:

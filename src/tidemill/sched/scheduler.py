@@ -1,9 +1,9 @@
-"""Scheduler: requests in, plans out, results in, outputs out.
+"""Scheduler: turns requests into step plans, and step results into outputs.
 
-There are no phases: in every step each running sequence moves its computed tokens toward its known
-tokens. A request's way: `submit` queues its choices; `plan` admits them when blocks are free and
-gives running ones a row each; `commit` accepts what was sampled and says what clients are told;
-`rollback` takes a plan back whose step failed. All calls come from one thread.
+There are no prefill and decode phases: in every step each running sequence advances its computed
+tokens toward its known tokens. `submit` queues a request's choices. `plan` admits them when blocks
+are free and plans a row for each running sequence. `commit` accepts the sampled tokens and returns
+the outputs for clients. `rollback` undoes a plan whose step failed. All calls come from one thread.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _COUNTERS = ("steps", "step_tokens", "step_rows", "generated", "expired", "queue
 
 @dataclass(slots=True)
 class _InFlightStep:
-    """A plan on its way, with what is needed to commit it or take it back.
+    """A plan in flight, with the state needed to commit it or roll it back.
 
     Attributes:
-        plan, rows_in_flight: what was planned.
-        load: its cost's features.
-        predicted: seconds it should take; 0 before anything was measured.
+        plan, rows_in_flight: the plan and the state of its rows.
+        load: the features for its cost.
+        predicted: predicted seconds; 0 before any step was measured.
     """
 
     plan: StepPlan
@@ -66,10 +66,10 @@ class Scheduler:
     """Decides what every step computes.
 
     Args:
-        memory: the KV cache's books.
+        memory: allocation of KV blocks.
         limits: bounds.
         eos_token_ids: the model's end tokens.
-        weights_digest, kv_dtype: part of every block's identity.
+        weights_digest, kv_dtype: part of every block's key.
         clock: monotonic seconds.
     """
 
@@ -107,12 +107,13 @@ class Scheduler:
         """Queue a request.
 
         Returns:
-            Outputs already due: the terminal messages of a request that cannot be served (its
-            error names the field), or of choices whose resumed tokens are complete.
+            Final outputs: of a request that cannot be served (its error names the field), or of
+            choices whose resumed tokens are already complete.
         """
         if (client, request.request_id) in self._requests:
-            # A terminal message would end the first one's stream; clients refuse this themselves.
-            _log.error("request %r was submitted twice; the second is dropped", request.request_id)
+            # A final output would end the stream of the first one. Clients reject duplicates
+            # before they send.
+            _log.error("duplicate request id %r: the second request is dropped", request.request_id)
             return []
         try:
             self._validate(request)
@@ -132,12 +133,12 @@ class Scheduler:
         return emissions
 
     def ends_of(self, request: EngineRequest) -> frozenset[int]:
-        """Tokens that end the request's choices."""
+        """Token ids that end the request's choices."""
         eos = frozenset() if request.sampling.ignore_eos else self._eos
         return frozenset(request.sampling.stop_token_ids) | eos
 
     def awaits_program(self, client: int, request_id: str) -> bool:
-        """The request waits for `release`, and has not ended meanwhile; from any thread."""
+        """True while the request has not ended and waits for `release`; safe from any thread."""
         owner = self._requests.get((client, request_id))
         return owner is not None and not owner.ready
 
@@ -148,12 +149,12 @@ class Scheduler:
         constraints: TypingSequence[Constraint],
         error: TidemillError | None = None,
     ) -> list[Emission]:
-        """A request's program is compiled, or cannot be: it is queued, or ends with the error.
+        """Queue a request whose output program is compiled, or end it with the compile error.
 
         Args:
-            client, request_id: whose; one that has ended meanwhile is ignored.
-            constraints: one per choice, at the beginning.
-            error: why there are none.
+            client, request_id: identify the request; one that has ended is ignored.
+            constraints: one per choice, in their initial state.
+            error: why compiling failed; None if it succeeded.
         """
         owner = self._requests.get((client, request_id))
         if owner is None or owner.ready:
@@ -175,7 +176,7 @@ class Scheduler:
         return emissions
 
     def _replay(self, seq: Sequence) -> list[Emission]:
-        """Take a resumed choice's constraint over the tokens it had before."""
+        """Advance a resumed choice's constraint over the tokens it already has."""
         tokens, seq.tokens = seq.tokens, seq.tokens[: seq.prompt_len]
         reason, stop = None, None
         try:
@@ -190,7 +191,7 @@ class Scheduler:
 
     def _validate(self, request: EngineRequest) -> None:
         if request.adapter is not None:
-            raise unsupported("adapter", f"no adapter {request.adapter!r} is loaded")
+            raise unsupported("adapter", f"adapter {request.adapter!r} is not loaded")
         sampling = request.sampling.validate(self.limits.vocab_size)
         if sampling.seed is None:
             raise bad_request("seed", "the request reached the engine without a seed")
@@ -249,7 +250,7 @@ class Scheduler:
         stops = self.ends_of(request)
         room = self.max_len if sampling.max_tokens is None else len(prompt) + sampling.max_tokens
         if request.pooling is not None:
-            room = len(prompt) + 1  # never reached: its last token is computed like any other
+            room = len(prompt) + 1  # never reached: a pooled request samples nothing
         for choice in range(sampling.n):
             resumed = request.resume[choice] if request.resume else ()
             owner.choices.append(
@@ -282,7 +283,8 @@ class Scheduler:
         return owner
 
     def _enqueue(self, owner: RequestState) -> None:
-        """The first choice computes the prompt; the others wait for it, unless they resume."""
+        """Queue the first choice, which computes the prompt. The others are held until then and
+        fork from it; resumed choices are queued at once."""
         choices = owner.open_choices
         if owner.request.resume:
             for seq in choices:
@@ -298,24 +300,24 @@ class Scheduler:
         reason: FinishReason = FinishReason.CANCELLED,
         client: int = 0,
     ) -> list[Emission]:
-        """End a request's choice (None: all of them); unknown or ended ones are ignored."""
+        """End a choice of a request (None: all choices); unknown or ended ones are ignored."""
         return self._end(client, request_id, choice, reason, None)
 
     def drop_client(self, client: int) -> None:
-        """A client is gone: end all it had."""
+        """End all requests of a client that disconnected."""
         for key in [key for key in self._requests if key[0] == client]:
             self.cancel(key[1], client=client)
 
     def end_all(self, reason: FinishReason, error: RequestError | None = None) -> list[Emission]:
-        """End every request: the engine closes."""
+        """End every request, because the engine closes."""
         emissions: list[Emission] = []
         for client, request_id in list(self._requests):
             emissions += self._end(client, request_id, None, reason, error)
         return emissions
 
     def expire(self, now: float) -> list[Emission]:
-        """End requests whose deadline (monotonic seconds) has passed, queued or running, and those
-        that have waited for their first step beyond their limit."""
+        """End requests whose deadline has passed, queued or running, and requests that have waited
+        for their first step longer than they may. `now` is in monotonic seconds."""
         emissions: list[Emission] = []
         while self._deadlines and self._deadlines[0][0] <= now:
             *_, to_start, owner = heapq.heappop(self._deadlines)
@@ -340,7 +342,7 @@ class Scheduler:
         if owner is None:
             return []
         ended = [seq for seq in owner.open_choices if choice is None or seq.choice == choice]
-        # Back to front, so that no choice is promoted to leader only to be ended next.
+        # In reverse, so that no choice is promoted to leader just before it is ended.
         emissions = [finish(self._state, seq, reason, error=error) for seq in reversed(ended)]
         self._forget_if_done(owner)
         return emissions[::-1]
@@ -353,7 +355,7 @@ class Scheduler:
                 self._drop_old_deadlines()
 
     def _drop_old_deadlines(self) -> None:
-        """Deadlines of requests that have ended must not pile up until they pass."""
+        """Remove deadlines of ended requests, so that they do not accumulate until they pass."""
         live = [d for d in self._deadlines if self._requests.get(d[-1].key) is d[-1]]
         self._deadlines = live
         heapq.heapify(live)
@@ -361,7 +363,7 @@ class Scheduler:
     # -- steps -------------------------------------------------------------------------------
 
     def plan(self) -> StepPlan | None:
-        """The next step; None when there is nothing to do or enough plans are outstanding."""
+        """The next step; None if there is no work or `Limits.depth` plans are in flight."""
         if len(self._outstanding) >= self.limits.depth:
             return None
         last = self._outstanding[-1].plan.step_id if self._outstanding else None
@@ -383,10 +385,17 @@ class Scheduler:
         return plan
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Emission]:
-        """Take the results of the oldest outstanding plan in."""
+        """Apply the results of the oldest plan in flight.
+
+        Returns:
+            Outputs for clients.
+
+        Raises:
+            RuntimeError: the plan or the result is not of the oldest plan in flight.
+        """
         outstanding = self._outstanding[0]
         if outstanding.plan.step_id != plan.step_id or result.step_id != plan.step_id:
-            raise RuntimeError(f"step {plan.step_id} is not the oldest outstanding one")
+            raise RuntimeError(f"step {plan.step_id} is not the oldest step in flight")
         self._outstanding.popleft()
         self._memory_pressure.succeeded()
         self._state.limits = self._memory_pressure.limits
@@ -399,7 +408,7 @@ class Scheduler:
                 if emission.output.finish_reason is not None:
                     self._forget_if_done(in_flight.seq.owner)
         self._counts["steps"] += 1
-        # A chunk whose layers are computed in several steps counts with the last of them.
+        # A chunk whose layers are computed over several steps is counted in the last of them.
         tokens = sum(in_flight.count for in_flight in outstanding.rows_in_flight)
         self._counts["step_tokens"] += tokens
         self._counts["step_rows"] += len(plan.rows)
@@ -416,10 +425,14 @@ class Scheduler:
         self._state.cost.observe(outstanding.load, seconds)
 
     def rollback(self, plan: StepPlan) -> None:
-        """Take the newest outstanding plan back: its step failed and nothing of it counts."""
+        """Undo the newest plan in flight, because its step failed.
+
+        Raises:
+            RuntimeError: the plan is not the newest one in flight.
+        """
         outstanding = self._outstanding[-1]
         if outstanding.plan.step_id != plan.step_id:
-            raise RuntimeError(f"step {plan.step_id} is not the newest outstanding one")
+            raise RuntimeError(f"step {plan.step_id} is not the newest step in flight")
         self._outstanding.pop()
         state = self._state
         undo(state, outstanding.rows_in_flight)
@@ -427,8 +440,8 @@ class Scheduler:
         state.finished_to_send[:0] = plan.finished
 
     def shrink(self, plan: StepPlan) -> None:
-        """A step like this one did not fit into memory: the next ones hold half of it, and the
-        youngest sequences beyond that make room. No plan is outstanding."""
+        """Halve the step size after a step ran out of memory, and preempt the youngest sequences
+        beyond the new `max_num_seqs`. No plan may be in flight."""
         state = self._state
         self._memory_pressure.tighten(plan.num_tokens)
         state.limits = self._memory_pressure.limits
@@ -436,7 +449,7 @@ class Scheduler:
             state.preempt(max(state.running, key=lambda seq: seq.order[1:]))
 
     def fail(self, plan: StepPlan, error: RequestError) -> list[Emission]:
-        """End the choices that had a row in a plan that was rolled back."""
+        """End the choices that have a row in a plan that was rolled back."""
         rows = {row.seq_id for row in plan.rows}
         emissions = []
         for owner in list(self._requests.values()):
@@ -449,11 +462,11 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Some request has not ended and does not wait for its program."""
+        """True if a request has not ended and does not wait for its output program."""
         return len(self._requests) > self._unready
 
     def constraint(self, seq_id: int) -> Constraint | None:
-        """The constraint of a sequence that has a row in an outstanding plan."""
+        """The constraint of a sequence that has a row in a plan in flight; None without one."""
         for outstanding in self._outstanding:
             for in_flight in outstanding.rows_in_flight:
                 if in_flight.seq.seq_id == seq_id:
@@ -462,12 +475,12 @@ class Scheduler:
 
     @property
     def ahead(self) -> float | None:
-        """Seconds that the outstanding step should take, if the next plan need not wait for what
-        it gives; None: it must.
+        """Predicted seconds of the step in flight, if the next step can be planned before its
+        results; None: it cannot.
 
-        It need not when streams alone are computed: which tokens they get matters to the next step
-        only as its inputs, which the executor knows. A constraint's next mask depends on them, and
-        blocks of a prompt are there for others once it is computed.
+        It can if every row decodes one token without a constraint. Their sampled tokens matter to
+        the next step only as inputs, which the executor already has. A constraint's next mask
+        depends on the sampled token, and a prompt's blocks can be shared only once computed.
         """
         if self.limits.depth < 2 or len(self._outstanding) != 1:
             return None
@@ -479,7 +492,7 @@ class Scheduler:
 
     @property
     def num_outstanding(self) -> int:
-        """Plans neither committed nor rolled back."""
+        """Plans in flight: neither committed nor rolled back."""
         return len(self._outstanding)
 
     def sequences(self) -> Iterable[Sequence]:
@@ -525,23 +538,23 @@ class Scheduler:
         )
 
     def check(self) -> None:
-        """Verify every invariant of the books; for tests, and for the engine when it is idle.
+        """Verify every invariant of the scheduler; for tests, and for the engine when it is idle.
 
         Raises:
-            AssertionError: something does not add up (a defect of ours).
+            AssertionError: an invariant is violated (a bug in Tidemill).
         """
         self._state.check()
         placed = {seq.seq_id for seq in self._state.running}
         placed |= {seq.seq_id for seq in self._state.queue}
         for owner in self._requests.values():
             placed |= {seq.seq_id for seq in owner.held}
-            assert owner.open_choices, f"request {owner.key} has ended and is still known"
+            assert owner.open_choices, f"request {owner.key} has ended and is still registered"
         tenants = {owner.request.tenant for owner in self._requests.values()}
-        assert len(self._state.tenants) == len(tenants), "a tenant is known without a request"
+        assert len(self._state.tenants) == len(tenants), "a tenant without a request is active"
         known = {seq.seq_id for seq in self.sequences()}
-        assert placed == known, "a sequence is nowhere, or is somewhere after its end"
+        assert placed == known, "an open sequence is in no queue, or an ended one is still queued"
         if not self._requests:
-            assert self.memory.num_used == 0, "blocks are held and no request is there"
+            assert self.memory.num_used == 0, "KV blocks are leaked: held without a request"
 
 
 def _rejection(client: int, request: EngineRequest, choice: int, error: TidemillError) -> Emission:
@@ -560,9 +573,9 @@ def _expiry(owner: RequestState, now: float, *, to_start: bool) -> RequestError:
     waited = now - (request.arrival or owner.received)
     if to_start:
         text = (
-            f"the request waited {waited:.1f} s for its turn, longer than requests may wait here "
-            "(--max-queue-time); try again later"
+            f"the request waited {waited:.1f} s in the queue, longer than --max-queue-time allows; "
+            "try again later"
         )
         return RequestError(ErrorKind.OVERLOADED, text, None, True)
-    text = f"the request's deadline passed {waited:.1f} s after it came; give it a longer timeout"
+    text = f"the request timed out {waited:.1f} s after its arrival; set a longer timeout"
     return RequestError(ErrorKind.TIMEOUT, text, "timeout", True)

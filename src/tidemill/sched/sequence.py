@@ -1,4 +1,4 @@
-"""What the scheduler knows about a request and about each of its choices."""
+"""RequestState and Sequence: the scheduler's state of a request and of each of its choices."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ OrderKey = tuple[int, float, int, int]
 
 
 class Slice(NamedTuple):
-    """A chunk that is computed a few layers a step: its tokens, and the layers planned so far."""
+    """A chunk computed over several steps, a few layers each: its tokens and the layers planned."""
 
     tokens: int
     layers: int
 
 
 class Emission(NamedTuple):
-    """An output and the client it is for."""
+    """An output and the client that receives it."""
 
     client: int
     output: ChoiceOutput
@@ -38,13 +38,13 @@ class RequestState:
     """A request in the engine.
 
     Attributes:
-        client, request: whose it is, and what was asked.
-        root: digest that its block identities start from.
+        client, request: the client's id and its request.
+        root: root digest of its block keys.
         received: seconds of `base.clock.monotonic`.
         choices: all its sequences, by choice.
         held: choices that wait for the leader's prompt, to be forked from it.
         prompt_logprobs: index p holds the logprob of prompt token p; None where not computed yet
-            (index 0 stays None). Empty when none were asked for, and once they were sent.
+            (index 0 stays None). Empty if not requested, and once sent.
         ready: its constraint is compiled, or it has none; until then all its choices are held.
         cached_tokens: prompt tokens found in the prefix cache at the leader's first admission.
     """
@@ -61,7 +61,7 @@ class RequestState:
 
     @property
     def key(self) -> tuple[int, str]:
-        """What names it among all requests of the engine."""
+        """Its unique key in the engine."""
         return self.client, self.request.request_id
 
     @property
@@ -75,31 +75,31 @@ class Sequence:
     """One choice of one request: computed tokens chase known tokens.
 
     Attributes:
-        seq_id: its name toward the executor.
-        owner, choice: whose it is.
-        order: smaller runs earlier: priority, arrival, order of receipt, choice.
+        seq_id: its id in plans.
+        owner, choice: its request, and its index among the request's choices.
+        order: sort key, smaller runs earlier: priority, arrival, order of receipt, choice.
         tokens: known tokens: prompt, then accepted ones.
         lease: its blocks; a waiting fork may hold one, a running sequence always does.
         computed: tokens whose KV is in the cache, by committed steps.
-        planned: the same, outstanding steps included.
-        slice: the chunk behind `planned` whose first layers are computed; it has its blocks.
-        pending: tokens that outstanding steps will sample.
-        epoch: counts preemptions and undone admissions: what was planned in an earlier epoch says
-            nothing about the blocks held now.
-        keys: identities of its full blocks, as far as they were needed.
-        marks: positions where its state is kept for other prompts, of a recurrent model.
-        trail: the last boundary of its own output whose state is kept.
-        published: how many of its blocks were offered to the prefix index.
-        on_worker: the executor knows it.
-        told: of its tokens, how many the executor knows (sampled ones it knows by itself).
-        constraint: what its output must obey; it has advanced over all accepted tokens.
+        planned: the same, steps in flight included.
+        slice: the chunk after `planned` whose first layers are computed; its blocks are allocated.
+        pending: tokens that steps in flight will sample.
+        epoch: counts preemptions and undone admissions. A row planned in an earlier epoch refers to
+            blocks that are no longer held.
+        keys: keys of its full blocks, computed as needed.
+        marks: positions where the state of a recurrent model is stored for other prompts.
+        trail: key of the latest block boundary in its output whose state is stored.
+        published: number of its blocks that are published in the prefix index.
+        on_worker: its static data was sent to the executor.
+        num_sent: number of its tokens that the executor has, the sampled ones included.
+        constraint: constrains its output; it has advanced over all accepted tokens.
         jumps: forced tokens are appended without being sampled.
         stop_ids: tokens that end it.
-        unbounded: it may run to the context's end, since its request says no max_tokens; then a
-            constrained output ends by length once it repeats itself.
+        unbounded: no max_tokens, so it may fill the context; a constrained output then ends with
+            reason `length` once it repeats itself.
         banned: tokens that cannot be sampled before min_tokens.
-        charged: positions its tenant has paid for; what is computed again is not paid for twice.
-        last_row: id of the latest plan with a row of it.
+        charged: positions charged to its tenant; recomputed positions are not charged again.
+        last_row: id of the latest plan that has a row for it.
     """
 
     seq_id: int
@@ -141,38 +141,38 @@ class Sequence:
 
     @property
     def known(self) -> int:
-        """Tokens known, counting those that outstanding steps sample."""
+        """Known tokens, those that steps in flight sample included."""
         return len(self.tokens) + self.pending
 
     @property
     def remaining(self) -> int:
-        """Known tokens that no step computes yet."""
+        """Known tokens that no step has computed or planned."""
         return len(self.tokens) + self.pending - self.planned
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Some prompt token's logprob was asked for and is not there."""
+        """True while a requested prompt logprob is not computed."""
         logprobs = self.owner.prompt_logprobs
         return len(logprobs) > 1 and self.generated == 0 and None in logprobs[1:]
 
     @property
     def wants_every_position(self) -> bool:
-        """Positions found in the cache would be missing: each is to be computed for itself."""
+        """True if every prompt position must be computed: cached prefixes cannot be used."""
         pooling = self.owner.request.pooling
         return self.wants_prompt_logprobs or (pooling is not None and pooling.kind != "last")
 
     def move_to(self, status: Status) -> None:
-        """Change state.
+        """Change the status.
 
         Raises:
-            RuntimeError: the life cycle has no such transition.
+            RuntimeError: the transition is not allowed.
         """
         if status not in TRANSITIONS[self.status]:
             raise RuntimeError(f"sequence {self.seq_id} cannot go from {self.status} to {status}")
         self.status = status
 
     def keys_up_to(self, blocks: int, block_size: int) -> list[BlockKey]:
-        """Identities of its first `blocks` blocks, all of them full of known tokens."""
+        """Keys of its first `blocks` blocks, all of which must be full of known tokens."""
         keys = self.keys
         while len(keys) < blocks:
             start = len(keys) * block_size
@@ -181,7 +181,7 @@ class Sequence:
         return keys[:blocks] if len(keys) > blocks else keys
 
     def forget_progress(self) -> None:
-        """Its blocks are gone: everything is to be computed again."""
+        """Reset the computed state after its blocks were freed."""
         self.lease = None
         self.slice = None
         self.computed = self.planned = self.published = 0

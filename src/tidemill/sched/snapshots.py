@@ -1,9 +1,9 @@
-"""Which states of a recurrent model are kept, for whom, and until when.
+"""State snapshots of recurrent models: where they are taken, and how long they are stored.
 
-A prompt's state is kept at two boundaries: at its last one, for a prompt that begins with all of
-it, and where the blocks that others have left end, since that is where prompts part (behind a
-system prompt, say) and nobody kept the state. A stream's is kept at its latest boundary, for the
-next turn of its conversation.
+A prompt's state is stored at two block boundaries: at its last one, for prompts that extend it, and
+at the end of the blocks already cached, where prompts diverge (after a common system prompt) and no
+state is stored yet. A stream's state is stored at its latest boundary, for the next turn of its
+conversation.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from tidemill.sched.state import State
 
 
 def start_behind(state: State, seq: Sequence) -> int:
-    """Choose an admitted sequence's marks, and pin what it starts from.
+    """Choose the snapshot positions of an admitted sequence, and pin the snapshot it starts from.
 
     Returns:
-        The snapshot of what stands before its first row; -1 for none.
+        The slot of the snapshot of the state before its first row; -1 for none.
     """
     memory = state.memory
     if memory.snapshots is None:
@@ -33,7 +33,7 @@ def start_behind(state: State, seq: Sequence) -> int:
 
 
 def to_keep(state: State, seq: Sequence, start: int, count: int) -> dict[int, BlockKey]:
-    """Position -> boundary, of those that a row of the sequence should keep and nobody has."""
+    """Position -> block key, of the boundaries at which a row should store a snapshot."""
     memory = state.memory
     if memory.snapshots is None:
         return {}
@@ -45,7 +45,7 @@ def to_keep(state: State, seq: Sequence, start: int, count: int) -> dict[int, Bl
 
 
 def reserve(state: State, wanted: dict[int, BlockKey]) -> dict[int, tuple[BlockKey, int]]:
-    """Position -> boundary and slot, of those that found one."""
+    """Position -> block key and reserved slot, of the boundaries that got a slot."""
     snapshots = state.memory.snapshots
     found = {}
     for position, key in wanted.items():
@@ -56,7 +56,7 @@ def reserve(state: State, wanted: dict[int, BlockKey]) -> dict[int, tuple[BlockK
 
 
 def settle(state: State, in_flight: InFlightRow, *, good: bool) -> None:
-    """A row's step is over: what it kept can be found, or not."""
+    """After a row's step: publish its snapshots if `good`, else cancel them; unpin its source."""
     snapshots, seq = state.memory.snapshots, in_flight.seq
     if snapshots is None:
         return

@@ -1,4 +1,4 @@
-"""The scheduler's books: who runs, who waits, who must make room."""
+"""State: running and waiting sequences, and the choice of preemption victims."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tidemill.sched.sequence import Sequence
 
 
 class State:
-    """Sequences by what they are doing, and the counters over them.
+    """Running and waiting sequences, and counters over them.
 
-    Invariants: `running` is sorted by order; a sequence is in `running`, in `queue` or held by its
-    request, never in two; running sequences have a lease, waiting ones have none but for `forks`,
-    which share their leader's until they run.
+    Invariants: `running` is sorted by order. A sequence is in exactly one of `running`, `queue` and
+    its request's `held`. Running sequences have a lease. Waiting ones have none, except `forks`,
+    which share their leader's blocks until they run.
 
     Args:
-        memory: the KV cache's books.
+        memory: allocation of KV blocks.
         limits: bounds.
         clock: monotonic seconds.
     """
@@ -47,7 +47,7 @@ class State:
         self.cached_tokens = 0
 
     def start(self, seq: Sequence) -> None:
-        """A waiting sequence runs."""
+        """Move a waiting sequence to `running`."""
         seq.move_to(Status.RUNNING)
         self.forks.pop(seq.seq_id, None)
         insort(self.running, seq, key=lambda s: s.order)
@@ -55,7 +55,8 @@ class State:
             seq.first_scheduled = monotonic()
 
     def note_hit(self, seq: Sequence, cached: int) -> None:
-        """Count a first admission's prefix hit; resumptions and forks are not hits of a client."""
+        """Count the prefix cache hit of a request's first admission; forks and readmissions do not
+        count."""
         owner = seq.owner
         if owner.cached_tokens is None:
             owner.cached_tokens = min(cached, seq.prompt_len)
@@ -63,7 +64,7 @@ class State:
             self.cached_tokens += owner.cached_tokens
 
     def blocks_promised(self) -> int:
-        """Blocks (per group) that running sequences need for tokens they know already."""
+        """Blocks (per group) that the known tokens of running sequences still need."""
         blocks_for = self.memory.blocks_for
         return sum(
             max(0, blocks_for(seq.known) - seq.lease.num_blocks)
@@ -72,11 +73,12 @@ class State:
         )
 
     def victim(self, requester: Sequence, planned: set[int]) -> Sequence | None:
-        """Who gives its blocks up for `needy`: of those who may be asked, who loses least.
+        """The sequence to preempt for `requester`: the preemptible one cheapest to recompute.
 
-        May be asked: without a row in this plan, and either later in order (of one tenant) or of a
-        tenant that holds more for its weight. The longest received of all running sequences is
-        never asked and may ask everybody: it always gets on, so that the work ends.
+        A sequence is preemptible if it has no row in this plan (`planned`), and its tenant holds
+        more blocks per weight, or equally many and the sequence is later in order. The oldest
+        running sequence is never preempted and may preempt any other: it always makes progress,
+        which rules out livelock.
         """
         oldest = self._oldest()
         held = self._held_per_weight()
@@ -93,7 +95,8 @@ class State:
         return self._least_loss([seq for seq in self.running if is_preemptible(seq)])
 
     def donor(self, tenant: str) -> Sequence | None:
-        """Who makes room for a tenant that has nothing running: one of a tenant above its share."""
+        """The sequence to preempt for a tenant that has none running: one of a tenant above its
+        share of blocks or sequences, and not that tenant's only one."""
         total = self.memory.capacity_tokens // self.memory.block_size
         slots = self.limits.max_num_seqs
         held, count = self._held(), self._running_per_tenant()
@@ -109,7 +112,8 @@ class State:
         return self._least_loss(asked)
 
     def _least_loss(self, asked: list[Sequence]) -> Sequence | None:
-        """Who has least to compute again; the last in order of equal ones, and none for nothing."""
+        """The candidate with the fewest tokens to recompute; of equal ones the last in order.
+        Candidates whose preemption would free no block are chosen last."""
         best: Sequence | None = None
         least = (True, 0)
         for seq in reversed(asked):
@@ -142,7 +146,7 @@ class State:
         return count
 
     def release_waiting_fork(self, except_for: Sequence | None = None) -> bool:
-        """Take the shared blocks from one waiting fork; it will find or compute them itself."""
+        """Close the lease of one waiting fork, which will later look up or recompute its prompt."""
         for seq in self.forks.values():
             if seq is not except_for and seq.lease is not None:
                 del self.forks[seq.seq_id]
@@ -152,10 +156,10 @@ class State:
         return False
 
     def add_fork(self, seq: Sequence, leader: Sequence) -> None:
-        """A choice joins the queue; its leader's blocks, if there are any, are shared with it.
+        """Queue a choice that shares its leader's blocks, if the leader has computed the prompt.
 
-        All of the prompt but its last token is taken over: computing that one gives the choice
-        logits of its own to sample from.
+        All prompt tokens but the last are shared. Computing the last one yields the logits that the
+        choice samples from.
         """
         shared = seq.prompt_len - 1
         recurrent = self.memory.recurrent  # the leader's state is beyond that token
@@ -169,11 +173,11 @@ class State:
         self.queue.push(seq)
 
     def preempt(self, seq: Sequence, *, counted: bool = True) -> None:
-        """Free a running sequence's blocks; it waits, at its old place in order.
+        """Free a running sequence's blocks and queue it again, at its old position.
 
         Args:
-            seq: who.
-            counted: False when an admission is undone, which is nobody's preemption.
+            seq: the sequence.
+            counted: False for an undone admission, which does not count as a preemption.
         """
         assert seq.lease is not None
         seq.lease.close()
@@ -188,13 +192,13 @@ class State:
             self.preemptions += 1
 
     def drop_slice(self, seq: Sequence) -> None:
-        """The chunk of which a sequence has some layers cannot go on: it is begun anew."""
+        """Discard a partly computed chunk and its blocks; it will be computed from layer 0."""
         assert seq.lease is not None
         seq.slice = None
         seq.lease.truncate(self.memory.blocks_for(seq.planned))
 
     def retire(self, seq: Sequence) -> None:
-        """The sequence has ended: free its blocks now, tell the executor with the next plan."""
+        """End the sequence: free its blocks now, and notify the executor with the next plan."""
         if seq.status is Status.RUNNING:
             self.running.remove(seq)
         else:
@@ -211,7 +215,7 @@ class State:
         """Verify the invariants.
 
         Raises:
-            AssertionError: one does not hold (a defect of ours).
+            AssertionError: one is violated (a bug in Tidemill).
         """
         self.memory.check()
         self.tenants.check()

@@ -1,4 +1,4 @@
-"""How much of a prompt a step takes: by predicted time once steps have been measured, else by
+"""StepBudget: the size of prefill chunks, by predicted time once steps were measured, else by
 tokens."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tidemill.sched.state import State
 
 
 class Chunk(NamedTuple):
-    """Tokens of a row, and which layers of them, when not all."""
+    """The tokens of a row, and the layers to compute; None: all."""
 
     tokens: int
     layers: LayerRange | None = None
@@ -35,7 +35,7 @@ FULL = Chunk(0)
 
 
 def is_urgent(state: State, seq: Sequence) -> bool:
-    """The prompt is within what its tenant is owed, and soon read."""
+    """True if the prompt is within its tenant's deficit and its prefill is short."""
     owed = state.tenants.deficit(seq.owner.request.tenant)
     uncached = seq.known - (seq.owner.cached_tokens or 0)
     if uncached > QUANTUM * seq.owner.request.weight or seq.remaining > owed:
@@ -45,18 +45,18 @@ def is_urgent(state: State, seq: Sequence) -> bool:
 
 
 def is_brief(state: State, seq: Sequence) -> bool:
-    """The whole prompt, but for what was cached of it, is soon read."""
+    """True if the prefill of the prompt, its cached prefix excluded, is short."""
     cached = seq.owner.cached_tokens or 0
     return state.cost.bound(Load().plus(cached, seq.known - cached)) <= BRIEF_PROMPT_SECONDS
 
 
 class StepBudget:
-    """How long the next chunk of a step may be.
+    """Sizes the prefill chunks of one step.
 
     Args:
-        state: the scheduler's books.
-        draft: the step; its streams have their rows.
-        competing: several tenants want the engine.
+        state: the scheduler's state.
+        builder: the plan, which already has its decode rows.
+        competing: several tenants are active.
     """
 
     def __init__(self, state: State, builder: PlanBuilder, *, competing: bool) -> None:
@@ -70,7 +70,7 @@ class StepBudget:
         self._tokens = prefill_room(state.limits.max_step_tokens, block_size, self._streams)
 
     def chunk(self, seq: Sequence, start: int) -> Chunk:
-        """A sequence's next row behind `start`; `FULL`: the step is."""
+        """The next chunk of a sequence from position `start` on; `FULL` if the step is full."""
         if self._state.limits.whole_prompts:
             return Chunk(self._whole(seq, start))
         builder, cost = self._draft, self._state.cost
@@ -96,11 +96,12 @@ class StepBudget:
             return self._layers_of(start, tokens, 0, seconds, alone=True)
         if alone:
             return Chunk(max(count, min(most, MIN_CHUNK)))
-        # A last sliver would cost a row and bring its prompt no nearer to its first token.
+        # A tiny chunk would cost a row without bringing the prompt closer to its first token.
         return Chunk(count) if count >= min(most, MIN_CHUNK) else FULL
 
     def _whole(self, seq: Sequence, start: int) -> int:
-        """All or nothing: the first row is in any case, others while they fit."""
+        """Tokens of a prompt that must be computed in one step: all, or 0 if they do not fit. The
+        first row of a step always fits."""
         builder, cost = self._draft, self._state.cost
         count = seq.known - start
         if not builder.rows:
@@ -114,7 +115,7 @@ class StepBudget:
         return 0 if late else count
 
     def _may_slice(self) -> bool:
-        """Somebody waits for the step's end, and no other row is between its layers."""
+        """True if streams wait for the step, and no other chunk is partly computed."""
         state = self._state
         return (
             self._streams > 0
@@ -123,7 +124,7 @@ class StepBudget:
         )
 
     def _sliced(self, start: int, most: int, seconds: float) -> int:
-        """Tokens of a chunk of which some layers at a time fit into steps like this one."""
+        """Tokens of a chunk of which `SLICE_LAYERS` layers fit into a step like this one."""
         cost, load = self._state.cost, self._draft.load
         bound = cost.bound(load)
         spare = max(0.0, seconds - bound) * self._state.limits.layers / SLICE_LAYERS
@@ -133,8 +134,8 @@ class StepBudget:
     def _layers_of(
         self, start: int, tokens: int, begin: int, seconds: float, *, alone: bool
     ) -> Chunk:
-        """As many layers of a chunk, from `begin` on, as fit into the time; one if it is the step's
-        first."""
+        """As many layers of a chunk, from `begin` on, as fit into `seconds`; at least one if the
+        chunk is the first of the step (`alone`)."""
         cost, load, layers = self._state.cost, self._draft.load, self._state.limits.layers
         whole = max(cost.bound_of_row(load, start, tokens), 1e-9)
         fit = int(layers * (seconds - cost.bound(load)) / whole)
