@@ -192,7 +192,7 @@ def test_a_cancel_while_compiling_leaves_nothing(brook: Brook) -> None:
         assert brook._changed.wait_for(lambda: brook._left == 0, 30)
         assert brook._open.pop("gone")[0].finish == "cancelled"
     valid(brook, brook.ask("Who is Anna?", PERSON_PHASE)[0])
-    assert not brook.core._scheduler._unready and not brook.core._scheduler.has_work
+    assert not brook.core._scheduler._num_awaiting_program and not brook.core._scheduler.has_work
 
 
 def test_an_answer_that_repeats_itself_ends_by_length(brook: Brook) -> None:

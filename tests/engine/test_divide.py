@@ -20,7 +20,7 @@ CURSED = 666_000
 
 @pytest.fixture(params=[(1, 0), (2, 0), (1, 7)], ids=["one", "two", "layers"])
 def made(request: pytest.FixtureRequest) -> Iterator[tuple[InprocEngine, FakeBackend]]:
-    """With one and with two steps outstanding, and with prompts computed a few layers a step."""
+    """With one and with two steps in flight, and with prompts computed a few layers a step."""
     depth, layers = request.param
     core, backend = fake_core(depth=depth, max_step_tokens=64, max_num_seqs=24, layers=layers)
     if layers:

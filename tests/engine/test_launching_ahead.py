@@ -89,11 +89,11 @@ def test_what_the_next_plan_waits_for() -> None:
     scheduler = machine.scheduler
 
     def ahead(predicted: float = 0.5) -> float | None:
-        [outstanding] = scheduler._outstanding
-        outstanding.predicted = predicted
-        return scheduler.ahead
+        [step] = scheduler._in_flight
+        step.predicted = predicted
+        return scheduler.overlap_seconds
 
-    assert scheduler.ahead is None, "nothing is outstanding"
+    assert scheduler.overlap_seconds is None, "nothing is in flight"
     machine.submit(request("a", [1, 2, 3, 4], max_tokens=9, ignore_eos=True))
     machine.launch()
     assert ahead() is None, "a prompt's blocks are others' too, once it is computed"
@@ -101,12 +101,12 @@ def test_what_the_next_plan_waits_for() -> None:
     machine.launch()
     assert ahead() == 0.5
     assert ahead(0.0) is None, "nothing was measured"
-    [in_flight] = scheduler._outstanding[0].rows_in_flight
+    [in_flight] = scheduler._in_flight[0].rows_in_flight
     in_flight.seq.constraint = cast(Constraint, object())
     assert ahead() is None, "its next mask depends on the token"
     in_flight.seq.constraint = None
     machine.launch()
-    assert scheduler.ahead is None, "two are outstanding"
+    assert scheduler.overlap_seconds is None, "two are in flight"
 
 
 def test_a_recurrent_models_steps_are_waited_for() -> None:

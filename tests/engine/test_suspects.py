@@ -124,7 +124,7 @@ def test_the_flight_log_names_who_was_computed(logs: tuple[FlightLog, FlightLog]
     assert ours.pulse == 7
     assert ours.suspects() == {11, 12, 13}, "outputs are told while the next step computes"
     theirs.enter(3, {14})
-    assert ours.suspects() == {12, 13, 14}, "two steps may be outstanding"
+    assert ours.suspects() == {12, 13, 14}, "two steps may be in flight"
     theirs.leave(2)
     theirs.leave(3)
     assert ours.suspects() == {14}, "what follows the last step can fail as well"

@@ -346,7 +346,7 @@ class EngineCore:
 
         Not sooner: what comes meanwhile is to have its row in the very next step.
         """
-        if not self._flying or (seconds := self._scheduler.ahead) is None:
+        if not self._flying or (seconds := self._scheduler.overlap_seconds) is None:
             return
         due = self._since + AHEAD_SHARE * seconds - 2 * self._lead
         if self._flying[0][1].done(max(0.0, due - monotonic())):
@@ -497,14 +497,14 @@ class EngineCore:
         if self._grammars is None:
             done([], unsupported("program", "this engine has no vocabulary to constrain output by"))
             return
-        ends = sorted(self._scheduler.ends_of(request))
+        ends = sorted(self._scheduler.end_tokens(request))
         self._grammars.compile_later(
             request.program,
             ends,
             request.sampling.n,
             done,
             tenant=request.tenant,
-            wanted=lambda: self._scheduler.awaits_program(client, request.request_id),
+            wanted=lambda: self._scheduler.is_waiting_for_program(client, request.request_id),
         )
 
     def _set_beside(self, request: EngineRequest, beside: bool) -> None:

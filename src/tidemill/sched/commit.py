@@ -27,7 +27,7 @@ def commit_row(state: State, in_flight: InFlightRow, result: RowResult) -> Emiss
     seq = in_flight.seq
     seq.pending -= in_flight.sample
     good = result.error is None and in_flight.epoch == seq.epoch
-    snapshots.settle(state, in_flight, good=good and seq.status is not Status.FINISHED)
+    snapshots.finish_row(state, in_flight, good=good and seq.status is not Status.FINISHED)
     if seq.status is Status.FINISHED:
         return None
     if result.error is not None:
@@ -39,8 +39,8 @@ def commit_row(state: State, in_flight: InFlightRow, result: RowResult) -> Emiss
     try:
         accepted, stop_token, reason = _accept(seq, result)
     except TidemillError as error:
-        told = RequestError(error.kind, error.message, error.param, error.retryable)
-        return finish(state, seq, FinishReason.ERROR, error=told)
+        failure = RequestError(error.kind, error.message, error.param, error.retryable)
+        return finish(state, seq, FinishReason.ERROR, error=failure)
     state.forced += len(accepted) - len(result.token_ids) if reason is None else 0
     if in_flight.epoch == seq.epoch:
         _publish(state, seq)
@@ -91,7 +91,7 @@ def append_token(seq: Sequence, token: int) -> tuple[int | None, FinishReason | 
 
 def advance(seq: Sequence) -> tuple[int | None, FinishReason | None]:
     """Evaluate the last token, a generated one; returns and raises as `append_token`."""
-    reason = end_of(seq)
+    reason = finish_reason_of(seq)
     if reason is FinishReason.STOP:
         return seq.tokens[-1], reason
     if seq.constraint is not None:
@@ -103,7 +103,7 @@ def advance(seq: Sequence) -> tuple[int | None, FinishReason | None]:
     return None, reason
 
 
-def end_of(seq: Sequence) -> FinishReason | None:
+def finish_reason_of(seq: Sequence) -> FinishReason | None:
     """Why the choice ends with its last token; None if it continues."""
     sampling = seq.owner.request.sampling
     if seq.generated > sampling.min_tokens and seq.tokens[-1] in seq.stop_ids:

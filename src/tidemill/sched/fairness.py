@@ -99,7 +99,7 @@ class Tenants:
         tenant = self._active.get(name)
         if tenant is None:
             return  # its last request ended while the plan was in flight
-        self._settle(tenant)
+        self._clamp(tenant)
         tenant.served += tokens / tenant.weight
         self._round += tokens / self._weights
 
@@ -109,7 +109,7 @@ class Tenants:
         tenant = self._active.get(name)
         if tenant is None:
             return 0.0
-        self._settle(tenant)
+        self._clamp(tenant)
         return (self._round - tenant.served) * tenant.weight
 
     def share(self, name: str) -> float:
@@ -138,10 +138,10 @@ class Tenants:
         )
 
     def _rank(self, tenant: Tenant) -> tuple[float, int]:
-        self._settle(tenant)
+        self._clamp(tenant)
         return tenant.served, tenant.last_turn
 
-    def _settle(self, tenant: Tenant) -> None:
+    def _clamp(self, tenant: Tenant) -> None:
         low, high = self._round - QUANTUM, self._round + MAX_DEBT
         tenant.served = min(high, max(low, tenant.served))
 

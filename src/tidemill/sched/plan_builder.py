@@ -22,7 +22,7 @@ class InFlightRow:
         blocks_before: blocks its lease held before.
         charged_before: positions charged to its tenant before.
         sent_before: tokens sent to the executor before.
-        keeps: keys of the block boundaries at which the step stores a state snapshot.
+        snapshot_keys: keys of the block boundaries at which the step stores a state snapshot.
         source: slot of the snapshot that the row starts from, or -1.
         admitted: the sequence was admitted by this plan.
         introduced: this plan sends the sequence's static data to the executor.
@@ -39,7 +39,7 @@ class InFlightRow:
     sent_before: int
     admitted: bool
     introduced: bool
-    keeps: tuple[BlockKey, ...] = ()
+    snapshot_keys: tuple[BlockKey, ...] = ()
     source: int = -1
 
 

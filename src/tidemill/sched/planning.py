@@ -13,7 +13,7 @@ from tidemill.memory.lease import Growth, PartialMatch
 from tidemill.sched import snapshots
 from tidemill.sched.cost import Load
 from tidemill.sched.plan_builder import InFlightRow, PlanBuilder
-from tidemill.sched.policy import admission_headroom, decode_seconds, streams
+from tidemill.sched.policy import admission_headroom, decode_seconds, is_decoding
 from tidemill.sched.sequence import Sequence, Slice
 from tidemill.sched.state import State
 from tidemill.sched.step_budget import Chunk, StepBudget, is_urgent
@@ -30,8 +30,8 @@ def build(state: State, step_id: int, last_step: int | None) -> PlanBuilder:
     builder = PlanBuilder(step_id, state.limits.max_step_tokens)
     competing = state.tenants.competing(state.clock())
     if len(state.tenants) > 1:
-        _make_room(state, builder)
-    urgent = competing and any(is_urgent(state, seq) for seq in _unread(state))
+        _preempt_for_tenant(state, builder)
+    urgent = competing and any(is_urgent(state, seq) for seq in _prefill_candidates(state))
     _plan_streams(state, builder, last_step, urgent=urgent, competing=competing)
     _prefill(state, builder, last_step, competing=competing)
     return builder
@@ -48,7 +48,7 @@ def _plan_streams(
     due = [
         s
         for s in state.running
-        if streams(s) and s.known < s.max_len and not (s.pending and s.constraint is not None)
+        if is_decoding(s) and s.known < s.max_len and not (s.pending and s.constraint is not None)
     ]
     chosen = _chosen_streams(state, builder, due, urgent=urgent, competing=competing)
     for seq in sorted(chosen, key=lambda s: s.order):
@@ -99,14 +99,14 @@ def _fair_rows(state: State, due: list[Sequence], seconds: float) -> list[Sequen
     return chosen
 
 
-def _unread(state: State) -> list[Sequence]:
+def _prefill_candidates(state: State) -> list[Sequence]:
     """Prefills that this step could run: the running ones, and the head of each tenant's queue."""
     waiting = [seq for _, seq in state.queue.heads() if not seq.pending]
     return waiting + [seq for seq in state.running if _prefills(seq)]
 
 
 def _prefills(seq: Sequence) -> bool:
-    return seq.remaining > 0 and not streams(seq)
+    return seq.remaining > 0 and not is_decoding(seq)
 
 
 def _plan_running(
@@ -155,9 +155,9 @@ def _add_row(
     last = done and count == seq.remaining
     sample = last and seq.owner.request.pooling is None
     logits = LogitsWanted.LAST if sample else LogitsWanted.NONE
-    if done and start + 1 < seq.prompt_len and seq.wants_prompt_logprobs:
+    if done and start + 1 < seq.prompt_len and seq.needs_prompt_logprobs:
         logits = LogitsWanted.ALL
-    kept = snapshots.reserve(state, snapshots.to_keep(state, seq, start, count))
+    kept = snapshots.reserve(state, snapshots.snapshots_to_take(state, seq, start, count))
     introduced = not seq.on_worker
     unsent = () if introduced else tuple(seq.tokens[seq.num_sent :])
     builder.rows.append(
@@ -256,8 +256,8 @@ def _prefill(state: State, builder: PlanBuilder, last_step: int | None, *, compe
             # No sequence is admitted into blocks that a preemption of this step has freed.
             admitting = admitting and not builder.preempted
             continue
-        found = _found(state, seq) if seq.lease is None else []
-        if not _room_for(state, seq, found, reserved):
+        found = _cached_blocks(state, seq) if seq.lease is None else []
+        if not _fits_now(state, seq, found, reserved):
             admitting = False
             continue
         partial_match = _partial_match(state, seq, found, reserved)
@@ -317,7 +317,7 @@ def _streams_may_grow(state: State) -> bool:
     return state.cost.bound(load) <= limit
 
 
-def _make_room(state: State, builder: PlanBuilder) -> None:
+def _preempt_for_tenant(state: State, builder: PlanBuilder) -> None:
     """Admit a tenant that has no running sequence, by preempting one of a tenant above its share.
 
     The sequence to admit is left in `builder.first`.
@@ -333,7 +333,7 @@ def _make_room(state: State, builder: PlanBuilder) -> None:
     reserved = state.blocks_promised()
     while not (
         len(state.running) < state.limits.max_num_seqs
-        and _room_for(state, seq, _found(state, seq), reserved)
+        and _fits_now(state, seq, _cached_blocks(state, seq), reserved)
     ):
         donor = state.donor(name)
         if donor is None:
@@ -357,8 +357,8 @@ def _admit(
         seq.lease = state.memory.lease(found, partial_match)
         seq.computed = seq.planned = start
         seq.published = len(found)
-        state.note_hit(seq, seq.computed)
-    source = snapshots.start_behind(state, seq)
+        state.count_prefix_hit(seq, seq.computed)
+    source = snapshots.start_snapshot(state, seq)
     state.queue.remove(seq)
     state.start(seq)
     growth: Growth = seq.lease.grow(seq.planned + chunk.tokens)
@@ -373,17 +373,17 @@ def _blocks_promised(state: State, seq: Sequence) -> int:
     return max(0, state.memory.blocks_for(seq.known) - seq.lease.num_blocks)
 
 
-def _found(state: State, seq: Sequence) -> list[tuple[int, ...]]:
+def _cached_blocks(state: State, seq: Sequence) -> list[tuple[int, ...]]:
     """Cached blocks of its prefix, without the last known token, which is always computed."""
     memory = state.memory
-    if not _may_find(state, seq):
+    if not _can_use_prefix(state, seq):
         return []
     full = (len(seq.tokens) - 1) // memory.block_size
     return memory.find(seq.keys_up_to(full, memory.block_size))
 
 
-def _may_find(state: State, seq: Sequence) -> bool:
-    return seq.lease is None and state.memory.prefix_caching and not seq.wants_every_position
+def _can_use_prefix(state: State, seq: Sequence) -> bool:
+    return seq.lease is None and state.memory.prefix_caching and not seq.needs_every_position
 
 
 def _partial_match(
@@ -391,7 +391,7 @@ def _partial_match(
 ) -> PartialMatch | None:
     """A cached block that shares its first tokens with the sequence after the blocks found; None
     without one, or if it does not fit. Until it is copied it occupies one more block."""
-    if not _may_find(state, seq) or not _fits(state, seq, found, reserved, 1):
+    if not _can_use_prefix(state, seq) or not _fits(state, seq, found, reserved, 1):
         return None
     size = state.memory.block_size
     keys = seq.keys_up_to(len(found), size)
@@ -400,7 +400,7 @@ def _partial_match(
     return state.memory.partial_match(keys[-1].digest if keys else seq.owner.root, rest)
 
 
-def _room_for(state: State, seq: Sequence, found: list[tuple[int, ...]], reserved: int) -> bool:
+def _fits_now(state: State, seq: Sequence, found: list[tuple[int, ...]], reserved: int) -> bool:
     """True if all known tokens fit into the free blocks that running prefills do not need."""
     if not state.running:
         # Nothing runs that could free blocks later, so the leases of waiting forks are closed.
@@ -425,7 +425,7 @@ def undo(state: State, rows_in_flight: list[InFlightRow]) -> None:
     """Undo the rows of a failed plan. Plans in flight are undone newest first."""
     for in_flight in reversed(rows_in_flight):
         seq = in_flight.seq
-        snapshots.settle(state, in_flight, good=False)
+        snapshots.finish_row(state, in_flight, good=False)
         seq.pending -= in_flight.sample
         _charge(state, in_flight, -1)
         seq.num_sent = min(seq.num_sent, in_flight.sent_before)

@@ -95,13 +95,13 @@ def order_key(request: EngineRequest, receipt: int, choice: int) -> OrderKey:
     return request.priority, request.arrival, receipt, choice
 
 
-def streams(seq: Sequence) -> bool:
+def is_decoding(seq: Sequence) -> bool:
     """True if the running sequence decodes: it has computed its prompt and is due in every step."""
     left = seq.remaining
     return left == 1 or (1 < left <= MAX_STREAM_TOKENS and seq.planned >= seq.prompt_len)
 
 
-def prefill_room(max_step_tokens: int, block_size: int, decode_rows: int) -> int:
+def prefill_tokens(max_step_tokens: int, block_size: int, decode_rows: int) -> int:
     """Prefill tokens of a step with `decode_rows` decode rows while no step has been measured."""
     left = max_step_tokens - decode_rows
     if decode_rows == 0:

@@ -31,7 +31,7 @@ from tidemill.contract.sampling import MAX_CHOICES
 from tidemill.contract.wire import EngineStats
 from tidemill.memory.lease import KVMemory
 from tidemill.memory.prefix import root_digest
-from tidemill.sched.commit import append_token, commit_row, end_of, finish
+from tidemill.sched.commit import append_token, commit_row, finish, finish_reason_of
 from tidemill.sched.constraint import Constraint
 from tidemill.sched.cost import Load
 from tidemill.sched.memory_pressure import MemoryPressure
@@ -91,9 +91,9 @@ class Scheduler:
         self._state = State(memory, limits, clock)
         self._memory_pressure = MemoryPressure(limits)
         self._requests: dict[tuple[int, str], RequestState] = {}
-        self._outstanding: deque[_InFlightStep] = deque()
+        self._in_flight: deque[_InFlightStep] = deque()
         self._deadlines: list[tuple[float, int, bool, RequestState]] = []
-        self._unready = 0
+        self._num_awaiting_program = 0
         self._next_seq = 0
         self._receipts = 0
         self._next_step = 0
@@ -125,19 +125,19 @@ class Scheduler:
             return []
         emissions = []
         for seq in list(owner.choices):
-            reason = end_of(seq) if seq.generated else None
+            reason = finish_reason_of(seq) if seq.generated else None
             if reason is not None:
                 stop = seq.tokens[-1] if reason is FinishReason.STOP else None
                 emissions.append(finish(self._state, seq, reason, stop_token=stop))
         self._forget_if_done(owner)
         return emissions
 
-    def ends_of(self, request: EngineRequest) -> frozenset[int]:
+    def end_tokens(self, request: EngineRequest) -> frozenset[int]:
         """Token ids that end the request's choices."""
         eos = frozenset() if request.sampling.ignore_eos else self._eos
         return frozenset(request.sampling.stop_token_ids) | eos
 
-    def awaits_program(self, client: int, request_id: str) -> bool:
+    def is_waiting_for_program(self, client: int, request_id: str) -> bool:
         """True while the request has not ended and waits for `release`; safe from any thread."""
         owner = self._requests.get((client, request_id))
         return owner is not None and not owner.ready
@@ -160,10 +160,10 @@ class Scheduler:
         if owner is None or owner.ready:
             return []
         if error is not None:
-            told = RequestError(error.kind, error.message, error.param, error.retryable)
-            return self._end(client, request_id, None, FinishReason.ERROR, told)
+            failure = RequestError(error.kind, error.message, error.param, error.retryable)
+            return self._end(client, request_id, None, FinishReason.ERROR, failure)
         owner.ready, owner.held = True, []
-        self._unready -= 1
+        self._num_awaiting_program -= 1
         sampling = owner.request.sampling
         emissions = []
         for seq in owner.open_choices:
@@ -183,8 +183,8 @@ class Scheduler:
             for token in tokens[seq.prompt_len :]:
                 stop, reason = append_token(seq, token)
         except TidemillError as error:
-            told = RequestError(error.kind, error.message, error.param, error.retryable)
-            return [finish(self._state, seq, FinishReason.ERROR, error=told)]
+            failure = RequestError(error.kind, error.message, error.param, error.retryable)
+            return [finish(self._state, seq, FinishReason.ERROR, error=failure)]
         if reason is None:
             return []
         return [finish(self._state, seq, reason, stop_token=stop)]
@@ -247,7 +247,7 @@ class Scheduler:
         sampling, prompt = request.sampling, request.prompt_token_ids
         if sampling.prompt_logprobs is not None:
             owner.prompt_logprobs = [None] * len(prompt)
-        stops = self.ends_of(request)
+        stops = self.end_tokens(request)
         room = self.max_len if sampling.max_tokens is None else len(prompt) + sampling.max_tokens
         if request.pooling is not None:
             room = len(prompt) + 1  # never reached: a pooled request samples nothing
@@ -273,7 +273,7 @@ class Scheduler:
             self._enqueue(owner)
         else:
             owner.ready, owner.held = False, list(owner.choices)
-            self._unready += 1
+            self._num_awaiting_program += 1
         self._requests[owner.key] = owner
         self._state.tenants.enter(request.tenant, request.weight)
         if request.deadline is not None:
@@ -349,7 +349,7 @@ class Scheduler:
 
     def _forget_if_done(self, owner: RequestState) -> None:
         if not owner.open_choices and self._requests.pop(owner.key, None) is not None:
-            self._unready -= not owner.ready
+            self._num_awaiting_program -= not owner.ready
             self._state.tenants.leave(owner.request.tenant, self._state.clock())
             if len(self._deadlines) > 2 * len(self._requests) + 64:
                 self._drop_old_deadlines()
@@ -364,12 +364,12 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """The next step; None if there is no work or `Limits.depth` plans are in flight."""
-        if len(self._outstanding) >= self.limits.depth:
+        if len(self._in_flight) >= self.limits.depth:
             return None
-        last = self._outstanding[-1].plan.step_id if self._outstanding else None
+        last = self._in_flight[-1].plan.step_id if self._in_flight else None
         state = self._state
         builder = build(state, self._next_step, last)
-        if not builder.rows and builder.preempted and not self._outstanding:
+        if not builder.rows and builder.preempted and not self._in_flight:
             builder = build(state, self._next_step, last)
         if not builder.rows:
             return None
@@ -379,9 +379,7 @@ class Scheduler:
         self._next_step += 1
         cost = state.cost
         predicted = cost.predict(builder.load) if cost.ready else 0.0
-        self._outstanding.append(
-            _InFlightStep(plan, builder.rows_in_flight, builder.load, predicted)
-        )
+        self._in_flight.append(_InFlightStep(plan, builder.rows_in_flight, builder.load, predicted))
         return plan
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Emission]:
@@ -393,14 +391,14 @@ class Scheduler:
         Raises:
             RuntimeError: the plan or the result is not of the oldest plan in flight.
         """
-        outstanding = self._outstanding[0]
-        if outstanding.plan.step_id != plan.step_id or result.step_id != plan.step_id:
+        step = self._in_flight[0]
+        if step.plan.step_id != plan.step_id or result.step_id != plan.step_id:
             raise RuntimeError(f"step {plan.step_id} is not the oldest step in flight")
-        self._outstanding.popleft()
+        self._in_flight.popleft()
         self._memory_pressure.succeeded()
         self._state.limits = self._memory_pressure.limits
         emissions = []
-        for in_flight, row in zip(outstanding.rows_in_flight, result.rows, strict=True):
+        for in_flight, row in zip(step.rows_in_flight, result.rows, strict=True):
             emission = commit_row(self._state, in_flight, row)
             if emission is not None:
                 emissions.append(emission)
@@ -409,20 +407,20 @@ class Scheduler:
                     self._forget_if_done(in_flight.seq.owner)
         self._counts["steps"] += 1
         # A chunk whose layers are computed over several steps is counted in the last of them.
-        tokens = sum(in_flight.count for in_flight in outstanding.rows_in_flight)
+        tokens = sum(in_flight.count for in_flight in step.rows_in_flight)
         self._counts["step_tokens"] += tokens
         self._counts["step_rows"] += len(plan.rows)
         self._last = (tokens, len(plan.rows))
-        self._learn(outstanding, result.timings.forward + result.timings.sampling)
+        self._learn(step, result.timings.forward + result.timings.sampling)
         return emissions
 
-    def _learn(self, outstanding: _InFlightStep, seconds: float) -> None:
+    def _learn(self, step: _InFlightStep, seconds: float) -> None:
         figures = self._seconds
-        figures["last_predicted"] = outstanding.predicted
-        if outstanding.predicted > 0.0:
-            figures["predicted"] += outstanding.predicted
+        figures["last_predicted"] = step.predicted
+        if step.predicted > 0.0:
+            figures["predicted"] += step.predicted
             figures["measured"] += seconds
-        self._state.cost.observe(outstanding.load, seconds)
+        self._state.cost.observe(step.load, seconds)
 
     def rollback(self, plan: StepPlan) -> None:
         """Undo the newest plan in flight, because its step failed.
@@ -430,12 +428,12 @@ class Scheduler:
         Raises:
             RuntimeError: the plan is not the newest one in flight.
         """
-        outstanding = self._outstanding[-1]
-        if outstanding.plan.step_id != plan.step_id:
+        step = self._in_flight[-1]
+        if step.plan.step_id != plan.step_id:
             raise RuntimeError(f"step {plan.step_id} is not the newest step in flight")
-        self._outstanding.pop()
+        self._in_flight.pop()
         state = self._state
-        undo(state, outstanding.rows_in_flight)
+        undo(state, step.rows_in_flight)
         state.preempted_to_send[:0] = plan.preempted
         state.finished_to_send[:0] = plan.finished
 
@@ -463,18 +461,18 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """True if a request has not ended and does not wait for its output program."""
-        return len(self._requests) > self._unready
+        return len(self._requests) > self._num_awaiting_program
 
     def constraint(self, seq_id: int) -> Constraint | None:
         """The constraint of a sequence that has a row in a plan in flight; None without one."""
-        for outstanding in self._outstanding:
-            for in_flight in outstanding.rows_in_flight:
+        for step in self._in_flight:
+            for in_flight in step.rows_in_flight:
                 if in_flight.seq.seq_id == seq_id:
                     return in_flight.seq.constraint
         return None
 
     @property
-    def ahead(self) -> float | None:
+    def overlap_seconds(self) -> float | None:
         """Predicted seconds of the step in flight, if the next step can be planned before its
         results; None: it cannot.
 
@@ -482,18 +480,18 @@ class Scheduler:
         the next step only as inputs, which the executor already has. A constraint's next mask
         depends on the sampled token, and a prompt's blocks can be shared only once computed.
         """
-        if self.limits.depth < 2 or len(self._outstanding) != 1:
+        if self.limits.depth < 2 or len(self._in_flight) != 1:
             return None
-        [outstanding] = self._outstanding
-        for in_flight in outstanding.rows_in_flight:
+        [step] = self._in_flight
+        for in_flight in step.rows_in_flight:
             if not in_flight.sample or in_flight.count != 1 or in_flight.seq.constraint is not None:
                 return None
-        return outstanding.predicted or None
+        return step.predicted or None
 
     @property
-    def num_outstanding(self) -> int:
+    def num_in_flight(self) -> int:
         """Plans in flight: neither committed nor rolled back."""
-        return len(self._outstanding)
+        return len(self._in_flight)
 
     def sequences(self) -> Iterable[Sequence]:
         """All sequences that have not ended."""

@@ -87,8 +87,8 @@ class Sequence:
         epoch: counts preemptions and undone admissions. A row planned in an earlier epoch refers to
             blocks that are no longer held.
         keys: keys of its full blocks, computed as needed.
-        marks: positions where the state of a recurrent model is stored for other prompts.
-        trail: key of the latest block boundary in its output whose state is stored.
+        snapshot_positions: where the state of a recurrent model is stored for other prompts.
+        output_snapshot: key of the latest block boundary in its output whose state is stored.
         published: number of its blocks that are published in the prefix index.
         on_worker: its static data was sent to the executor.
         num_sent: number of its tokens that the executor has, the sampled ones included.
@@ -120,8 +120,8 @@ class Sequence:
     pending: int = 0
     epoch: int = 0
     keys: list[BlockKey] = field(default_factory=list)
-    marks: tuple[int, ...] = ()
-    trail: BlockKey | None = None
+    snapshot_positions: tuple[int, ...] = ()
+    output_snapshot: BlockKey | None = None
     published: int = 0
     on_worker: bool = False
     num_sent: int = 0
@@ -150,16 +150,16 @@ class Sequence:
         return len(self.tokens) + self.pending - self.planned
 
     @property
-    def wants_prompt_logprobs(self) -> bool:
+    def needs_prompt_logprobs(self) -> bool:
         """True while a requested prompt logprob is not computed."""
         logprobs = self.owner.prompt_logprobs
         return len(logprobs) > 1 and self.generated == 0 and None in logprobs[1:]
 
     @property
-    def wants_every_position(self) -> bool:
+    def needs_every_position(self) -> bool:
         """True if every prompt position must be computed: cached prefixes cannot be used."""
         pooling = self.owner.request.pooling
-        return self.wants_prompt_logprobs or (pooling is not None and pooling.kind != "last")
+        return self.needs_prompt_logprobs or (pooling is not None and pooling.kind != "last")
 
     def move_to(self, status: Status) -> None:
         """Change the status.

@@ -14,7 +14,7 @@ from tidemill.sched.sequence import Sequence
 from tidemill.sched.state import State
 
 
-def start_behind(state: State, seq: Sequence) -> int:
+def start_snapshot(state: State, seq: Sequence) -> int:
     """Choose the snapshot positions of an admitted sequence, and pin the snapshot it starts from.
 
     Returns:
@@ -26,19 +26,21 @@ def start_behind(state: State, seq: Sequence) -> int:
     size = memory.block_size
     keys = seq.keys_up_to((len(seq.tokens) - 1) // size, size)
     marks = {len(memory.held(keys)), len(keys)}
-    seq.marks = tuple(sorted(mark * size for mark in marks if mark * size > seq.planned))
+    seq.snapshot_positions = tuple(
+        sorted(mark * size for mark in marks if mark * size > seq.planned)
+    )
     if not seq.planned:
         return -1
     return memory.snapshots.use(keys[seq.planned // size - 1])
 
 
-def to_keep(state: State, seq: Sequence, start: int, count: int) -> dict[int, BlockKey]:
+def snapshots_to_take(state: State, seq: Sequence, start: int, count: int) -> dict[int, BlockKey]:
     """Position -> block key, of the boundaries at which a row should store a snapshot."""
     memory = state.memory
     if memory.snapshots is None:
         return {}
     end, size = start + count, memory.block_size
-    marks = [mark for mark in seq.marks if start < mark <= end]
+    marks = [mark for mark in seq.snapshot_positions if start < mark <= end]
     if end > seq.prompt_len and end % size == 0 and end <= len(seq.tokens):
         marks.append(end)
     return {mark: seq.keys_up_to(mark // size, size)[-1] for mark in marks}
@@ -55,19 +57,19 @@ def reserve(state: State, wanted: dict[int, BlockKey]) -> dict[int, tuple[BlockK
     return found
 
 
-def settle(state: State, in_flight: InFlightRow, *, good: bool) -> None:
+def finish_row(state: State, in_flight: InFlightRow, *, good: bool) -> None:
     """After a row's step: publish its snapshots if `good`, else cancel them; unpin its source."""
     snapshots, seq = state.memory.snapshots, in_flight.seq
     if snapshots is None:
         return
     if in_flight.source >= 0:
         snapshots.unpin(in_flight.source)
-    for key in in_flight.keeps:
+    for key in in_flight.snapshot_keys:
         if not good:
             snapshots.cancel(key)
             continue
         snapshots.keep(key)
         if in_flight.start >= seq.prompt_len:
-            if seq.trail is not None:
-                snapshots.forget(seq.trail)
-            seq.trail = key
+            if seq.output_snapshot is not None:
+                snapshots.forget(seq.output_snapshot)
+            seq.output_snapshot = key

@@ -54,7 +54,7 @@ class State:
         if seq.first_scheduled == 0.0:
             seq.first_scheduled = monotonic()
 
-    def note_hit(self, seq: Sequence, cached: int) -> None:
+    def count_prefix_hit(self, seq: Sequence, cached: int) -> None:
         """Count the prefix cache hit of a request's first admission; forks and readmissions do not
         count."""
         owner = seq.owner
@@ -108,15 +108,17 @@ class State:
             and max(held[name] / total, running / slots) > self.tenants.share(name)
         }
         oldest = self._oldest()
-        asked = [s for s in self.running if s is not oldest and s.owner.request.tenant in above]
-        return self._least_loss(asked)
+        candidates = [
+            s for s in self.running if s is not oldest and s.owner.request.tenant in above
+        ]
+        return self._least_loss(candidates)
 
-    def _least_loss(self, asked: list[Sequence]) -> Sequence | None:
+    def _least_loss(self, candidates: list[Sequence]) -> Sequence | None:
         """The candidate with the fewest tokens to recompute; of equal ones the last in order.
         Candidates whose preemption would free no block are chosen last."""
         best: Sequence | None = None
         least = (True, 0)
-        for seq in reversed(asked):
+        for seq in reversed(candidates):
             assert seq.lease is not None
             own = seq.lease.num_exclusive
             shared = (seq.lease.num_blocks - own) * self.memory.block_size

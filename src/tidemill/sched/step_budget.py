@@ -17,7 +17,7 @@ from tidemill.sched.policy import (
     SLICE_LAYERS,
     URGENT_SECONDS,
     URGENT_STEPS,
-    prefill_room,
+    prefill_tokens,
     step_seconds,
 )
 from tidemill.sched.sequence import Sequence
@@ -61,19 +61,19 @@ class StepBudget:
 
     def __init__(self, state: State, builder: PlanBuilder, *, competing: bool) -> None:
         self._state = state
-        self._draft = builder
+        self._builder = builder
         self._competing = competing
         self._streams = len(builder.rows)
         self._budget = builder.budget
         self._decode = state.cost.bound(builder.load) if builder.rows else 0.0
         block_size = state.memory.block_size
-        self._tokens = prefill_room(state.limits.max_step_tokens, block_size, self._streams)
+        self._tokens = prefill_tokens(state.limits.max_step_tokens, block_size, self._streams)
 
     def chunk(self, seq: Sequence, start: int) -> Chunk:
         """The next chunk of a sequence from position `start` on; `FULL` if the step is full."""
         if self._state.limits.whole_prompts:
             return Chunk(self._whole(seq, start))
-        builder, cost = self._draft, self._state.cost
+        builder, cost = self._builder, self._state.cost
         most = min(seq.known - start, builder.budget)
         if not cost.ready:
             return Chunk(max(0, min(most, self._tokens - (self._budget - builder.budget))))
@@ -102,7 +102,7 @@ class StepBudget:
     def _whole(self, seq: Sequence, start: int) -> int:
         """Tokens of a prompt that must be computed in one step: all, or 0 if they do not fit. The
         first row of a step always fits."""
-        builder, cost = self._draft, self._state.cost
+        builder, cost = self._builder, self._state.cost
         count = seq.known - start
         if not builder.rows:
             return count
@@ -125,7 +125,7 @@ class StepBudget:
 
     def _sliced(self, start: int, most: int, seconds: float) -> int:
         """Tokens of a chunk of which `SLICE_LAYERS` layers fit into a step like this one."""
-        cost, load = self._state.cost, self._draft.load
+        cost, load = self._state.cost, self._builder.load
         bound = cost.bound(load)
         spare = max(0.0, seconds - bound) * self._state.limits.layers / SLICE_LAYERS
         most = min(most, MAX_SLICE)
@@ -136,7 +136,7 @@ class StepBudget:
     ) -> Chunk:
         """As many layers of a chunk, from `begin` on, as fit into `seconds`; at least one if the
         chunk is the first of the step (`alone`)."""
-        cost, load, layers = self._state.cost, self._draft.load, self._state.limits.layers
+        cost, load, layers = self._state.cost, self._builder.load, self._state.limits.layers
         whole = max(cost.bound_of_row(load, start, tokens), 1e-9)
         fit = int(layers * (seconds - cost.bound(load)) / whole)
         end = min(layers, begin + (max(1, fit) if alone else fit))
