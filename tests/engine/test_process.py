@@ -11,6 +11,7 @@ import stat
 import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from helpers.tiny_checkpoints import make_checkpoint
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.request import ChoiceOutput
+from tidemill.engine import spawn
 from tidemill.engine.client import InprocClient, SocketClient
 from tidemill.engine.spawn import EngineProcess, ending, spawn_engine
 
@@ -226,3 +228,17 @@ async def test_guests_come_and_go(config: EngineConfig) -> None:
     assert client.problem is None
     await engine.stop()
     await client.close()
+
+
+def test_a_temporary_folder_too_deep_for_a_socket_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("d" * 120)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    folder = spawn._make_folder()
+    try:
+        assert len(f"{folder}/{spawn.SOCKET_NAME}") <= spawn.MAX_SOCKET_PATH
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700 and list(deep.iterdir()) == []
+    finally:
+        folder.rmdir()

@@ -32,7 +32,7 @@ def _engine_listens(pid: int, folder: Path) -> bool:
     return any(folder.glob("tidemill-*/engine.sock"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 @pytest.mark.parametrize("stage", [_engine_started, _engine_listens])
 def test_a_signal_during_the_start(
     tmp_path_factory: pytest.TempPathFactory, number: int, stage: Callable[[int, Path], bool]

@@ -243,10 +243,17 @@ def _make_folder() -> Path:
             f"no folder for the engine's socket can be made ({error}); set TMPDIR to a folder "
             "that can be written to",
         ) from error
-    if len(os.fsencode(folder)) + len(f"/{SOCKET_NAME}") > MAX_SOCKET_PATH:
+    if _too_long(folder):
         shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir="/tmp"))
+    if _too_long(folder):
         raise config_error("TMPDIR", f"{folder} is too long for a socket; set a shorter TMPDIR")
     return folder
+
+
+def _too_long(folder: Path) -> bool:
+    return len(os.fsencode(folder)) + len(f"/{SOCKET_NAME}") > MAX_SOCKET_PATH
 
 
 def _sweep(parent: Path) -> None:

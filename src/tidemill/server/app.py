@@ -138,12 +138,12 @@ def build_app(context: ServerContext, security: Security | None = None) -> ASGIA
         return next((pattern for regex, pattern in patterns if regex.match(path)), None)
 
     names = cache(lambda: field_names(document()))
-    return AccessLogMiddleware(WithoutLastSlash(door), context.metrics, pattern_of, names)
+    return AccessLogMiddleware(PlainPath(door), context.metrics, pattern_of, names)
 
 
-class WithoutLastSlash:
-    """ASGI middleware by which ``/v1/models/`` is ``/v1/models``, without a redirection, which
-    would lose a body.
+class PlainPath:
+    """ASGI middleware by which ``/v1/models/`` and ``//v1/models`` (a base URL that ends with a
+    slash) are ``/v1/models``, without a redirection, which would lose a body.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -151,8 +151,10 @@ class WithoutLastSlash:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] == "http" and scope["path"].endswith("/"):
-            scope = {**scope, "path": scope["path"].rstrip("/") or "/"}
+        if scope["type"] == "http":
+            path = scope["path"]
+            if path.endswith("/") or "//" in path:
+                scope = {**scope, "path": "/" + "/".join(filter(None, path.split("/")))}
         await self.app(scope, receive, send)
 
 

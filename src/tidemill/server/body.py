@@ -28,6 +28,16 @@ PART_BYTES = 2**16
 """A body whose length is not announced is counted in steps of so much."""
 
 _BARE = ("", "application/x-www-form-urlencoded")
+_CHARSETS = {
+    **dict.fromkeys(("", "utf-8", "utf8", "us-ascii", "ascii"), ""),
+    **dict.fromkeys(("iso-8859-1", "iso8859-1", "latin1", "latin-1"), "iso-8859-1"),
+    "windows-1252": "cp1252",
+    "utf-16": "utf-16",
+    "utf-16le": "utf-16-le",
+    "utf-16be": "utf-16-be",
+}
+"""What ``charset=`` may say, and the codec for it; RFC 8259 knows UTF-8 alone."""
+
 _BROWSER = frozenset({"origin", "referer", "sec-fetch-site", "sec-fetch-mode"})
 
 
@@ -63,6 +73,7 @@ async def read_body(request: Request, limits: Limits, *, bare: bool = False) -> 
     hold: Hold = request.state.hold
     # As announced, before anything of it is here; what is not announced, as it comes.
     hold.need(declared)
+    decoder = _decoder(request)
     body = bytearray()
     loop = asyncio.get_running_loop()
     ends = loop.time() + limits.body_timeout
@@ -83,7 +94,40 @@ async def read_body(request: Request, limits: Limits, *, bare: bool = False) -> 
         raise refuse(408, f"{what} within {seconds:g} s", code="timeout") from None
     except ClientDisconnect:
         raise refuse(400, "the client closed the connection before the body was complete") from None
-    return bytes(body)
+    return _as_utf8(bytes(body), decoder)
+
+
+def _decoder(request: Request) -> str:
+    """The encoding that a request's content type says its body has; "" where that is UTF-8.
+
+    Raises:
+        Refusal: 415 for an encoding that is not known.
+    """
+    _, _, parameters = request.headers.get("content-type", "").partition(";")
+    for parameter in parameters.split(";"):
+        name, _, value = parameter.partition("=")
+        if name.strip().lower() == "charset":
+            charset = value.strip().strip("\"'").lower()
+            if charset not in _CHARSETS:
+                known = ", ".join(_CHARSETS)
+                raise refuse(415, f"charset {charset[:32]!r} is not taken; known are {known}")
+            return _CHARSETS[charset]
+    return ""
+
+
+def _as_utf8(body: bytes, decoder: str) -> bytes:
+    """A body in UTF-8 without the mark that editors of Windows put before a text.
+
+    Raises:
+        Refusal: 400 where the body is not in the encoding that it was said to have.
+    """
+    if decoder:
+        try:
+            body = body.decode(decoder).encode()
+        except UnicodeError:
+            message = f"the body is not in the encoding that the content type says ({decoder})"
+            raise Refusal(_bad(None, message, "invalid_json")) from None
+    return body.removeprefix(codecs.BOM_UTF8)
 
 
 def _too_long(limits: Limits, got: str) -> Refusal:
@@ -163,7 +207,10 @@ def _load(body: bytes) -> dict[str, Any]:
         where = f"{error.msg} at line {error.lineno}, column {error.colno}"
         raise Refusal(_bad(None, f"the body is not valid JSON: {where}", "invalid_json")) from None
     except UnicodeDecodeError as error:
-        message = f"the body is not valid UTF-8 at byte {error.start}"
+        message = (
+            f"the body is not valid UTF-8 at byte {error.start}; send it as UTF-8, or name its "
+            "encoding in the content type (application/json; charset=iso-8859-1)"
+        )
         raise Refusal(_bad(None, message, "invalid_json")) from None
     except UnicodeEncodeError:
         message = "the body is not valid JSON: half of a surrogate pair stands alone in a string"

@@ -9,7 +9,11 @@ from typing import Any
 
 import httptools
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from tidemill.base.clock import wall
 from tidemill.base.ids import new_id
@@ -40,6 +44,16 @@ MANY_CHUNKS, SMALL_CHUNK = 4096, 64
 """A body of more chunks than this must have so many bytes in each on average."""
 
 _INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+_PROXY = "this is the PROXY protocol, which the server does not take: turn it off in the proxy"
+_OTHER_PROTOCOLS = {
+    b"\x16\x03": "this is TLS, and the server speaks plain HTTP on this port: use http://",
+    b"PRI * HTTP/2": "this is HTTP/2, and the server speaks HTTP/1.1: let the client use that",
+    b"SSH-": "this is SSH, and the server speaks HTTP on this port",
+    b"PROXY ": _PROXY,
+    b"\r\n\r\n\0\r\nQUIT\n": _PROXY,
+}
+"""How connections of other protocols begin, and what their clients should do."""
 
 
 class _Config(uvicorn.Config):
@@ -142,8 +156,7 @@ class BoundedProtocol(HttpToolsProtocol):
         except httptools.HttpParserError as error:
             problem = self._rejection
             if problem is None:
-                reason = str(error.args[0]) if error.args else "it cannot be parsed"
-                problem = refuse(400, f"this is no valid HTTP: {reason}", code="bad_http").problem
+                problem = _invalid(data, error)
             self._refuse(problem)
             return
         # Looked at afterwards: what completed a head may have had a body behind it.
@@ -229,6 +242,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self._probes_only:
             self.cycle.keep_alive = False
+        if self.scope["http_version"] == "1.0":
+            _write_until_closed(self.cycle)
         self.config.readers.watch(self.transport, self._answering)
 
     def on_body(self, body: bytes) -> None:
@@ -307,9 +322,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
         self.config.metrics.on_response(problem.status)
         client = self.client[0] if self.client else "?"
-        log.info(
-            "%s: %d before a request: %s (%s)", client, problem.status, problem.code, request_id
-        )
+        why = problem.message if problem.message in _OTHER_PROTOCOLS.values() else problem.code
+        log.info("%s: %d before a request: %s (%s)", client, problem.status, why, request_id)
 
     # -- clocks --------------------------------------------------------------------------------
 
@@ -333,6 +347,34 @@ class BoundedProtocol(HttpToolsProtocol):
             # A body that did not come, or a connection that never said a word.
             self._deaf = True
             self.transport.close()
+
+
+def _invalid(data: bytes, error: httptools.HttpParserError) -> Problem:
+    """What to say of bytes that are no HTTP/1; a known other protocol is named."""
+    reason = str(error.args[0]) if error.args else "it cannot be parsed"
+    message = f"this is no valid HTTP: {reason}"
+    for beginning, meant in _OTHER_PROTOCOLS.items():
+        if data.startswith(beginning):
+            message = meant
+    return refuse(400, message, code="bad_http").problem
+
+
+def _write_until_closed(cycle: RequestResponseCycle) -> None:
+    """HTTP/1.0 knows no chunks: an answer of a length not announced ends with the connection."""
+    send = cycle.send
+    unknown = False
+
+    async def send_unchunked(message: Any) -> None:
+        nonlocal unknown
+        if message["type"] == "http.response.start":
+            unknown = all(name.lower() != b"content-length" for name, _ in message["headers"])
+            if unknown:
+                cycle.chunked_encoding = False
+        elif unknown:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.send = send_unchunked  # type: ignore[method-assign]
 
 
 def _is_chunked(headers: list[tuple[bytes, bytes]]) -> bool:

@@ -185,14 +185,17 @@ async def _abandon(
 
 
 class _Signals:
-    """The first SIGINT or SIGTERM asks for the end, the second one hurries."""
+    """The first SIGINT or SIGTERM asks for the end, the second one hurries; so does SIGHUP (the
+    terminal was closed) until something is there to be read again by it (`_Http`)."""
 
     def __init__(self) -> None:
         self.first = asyncio.Event()
         self.second = asyncio.Event()
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._received)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # What nohup set to be ignored stays so.
+            if signal.getsignal(number) is not signal.SIG_IGN or number != signal.SIGHUP:
+                loop.add_signal_handler(number, self._received)
 
     def _received(self) -> None:
         (self.second if self.first.is_set() else self.first).set()

@@ -7,7 +7,7 @@ out, so that a request the engine refuses is an HTTP error and not a broken stre
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -27,6 +27,13 @@ _STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+
+
+KEEP_ALIVE_SECONDS = 15.0
+"""A stream that has been silent for so long sends a comment: proxies close what is silent for 60 s
+or so, and a long prompt, a queue, or a tool call that is written may take longer."""
+
+_COMMENT = b": keep-alive\n\n"
 
 
 class Format(Protocol):
@@ -122,31 +129,26 @@ class Answer(Response):
 
     async def _send_events(self, send: Send) -> None:
         generation, form = self._generation, self._form
-        started = False
+        out = _Events(send, lambda: form.opening(generation))
         try:
-            async with aclosing(generation.steps()) as steps:
+            async with aclosing(out), aclosing(generation.steps()) as steps:
                 async for deltas in steps:
-                    data = b""
-                    if not started:
-                        data = form.opening(generation)
-                        start = {"type": "http.response.start", "status": 200}
-                        await send({**start, "headers": _STREAM_HEADERS})
-                        started = True
+                    data = out.begin()
                     for delta in deltas:
                         if delta.first:
                             await form.read_prompt(delta)
                         data += form.events(delta)
                         if len(data) > WRITE_BYTES:
-                            await send(_part(data))
+                            await out.write(data)
                             data = b""
                     if generation.finished:
-                        await send(_part(data + form.closing(generation), more=False))
+                        await out.write(data + form.closing(generation), more=False)
                     elif data:
-                        await send(_part(data))
+                        await out.write(data)
         except Exception as error:
-            if started:
+            if out.started:
                 event = b"data: " + problem_of(error, self._request_id).body() + b"\n\n"
-                await send(_part(event, more=False))
+                await out.write(event, more=False)
             else:
                 await self._send_problem(error, send)
 
@@ -156,6 +158,60 @@ class Answer(Response):
         start = {"type": "http.response.start", "status": response.status_code}
         await send({**start, "headers": headers})
         await send(_part(bytes(response.body), more=False))
+
+
+class _Events:
+    """The events of one stream, in order, with a comment where there was none for long.
+
+    The head goes out with the first of them, so that what fails before has a status of its own;
+    or with the first comment.
+
+    Args:
+        send: of the connection.
+        opening: the events before all others.
+    """
+
+    def __init__(self, send: Send, opening: Callable[[], bytes]) -> None:
+        self.started = False
+        self._send = send
+        self._opening = opening
+        self._head_sent = False
+        self._turn = asyncio.Lock()
+        self._wrote = True
+        self._commenting: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._clock = self._loop.call_later(KEEP_ALIVE_SECONDS, self._look)
+
+    def begin(self) -> bytes:
+        """The opening events, once; from here on an error is an event."""
+        if self.started:
+            return b""
+        self.started = True
+        return self._opening()
+
+    async def write(self, data: bytes, *, more: bool = True) -> None:
+        """Send whole events."""
+        self._wrote = True
+        async with self._turn:
+            if not self._head_sent:
+                start = {"type": "http.response.start", "status": 200}
+                await self._send({**start, "headers": _STREAM_HEADERS})
+                self._head_sent = True
+            await self._send(_part(data, more=more))
+
+    async def aclose(self) -> None:
+        """Send no more comments."""
+        self._clock.cancel()
+        if self._commenting is not None:
+            self._commenting.cancel()
+            await asyncio.gather(self._commenting, return_exceptions=True)
+
+    def _look(self) -> None:
+        # One look per period, not a clock per event: it comes after one to two periods of silence.
+        silent, self._wrote = not self._wrote, False
+        if silent and not self._turn.locked():
+            self._commenting = self._loop.create_task(self.write(self.begin() + _COMMENT))
+        self._clock = self._loop.call_later(KEEP_ALIVE_SECONDS, self._look)
 
 
 def _part(data: bytes, *, more: bool = True) -> dict[str, Any]:
