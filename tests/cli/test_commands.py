@@ -20,6 +20,7 @@ from helpers.tiny_folder import write_folder
 from tests.loading.test_kind import write_vocabulary
 from tidemill.base.errors import TidemillError
 from tidemill.cli import main
+from tidemill.cli.doctor import doctor
 from tidemill.cli.machine import human_bytes, parse_bytes
 from tidemill.cli.other_flags import OTHER_FLAGS
 from tidemill.loading.bundled import bundled_models
@@ -98,6 +99,15 @@ def test_show_list_doctor() -> None:
     assert re.search(r"brook +bundled", tidemill("list").stdout)
     report = tidemill("doctor", "--no-bandwidth").stdout
     assert "kernels that run here" in report and "will be used" in report
+    assert "torch backend" in report
+
+
+def test_brackets_are_no_markup(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tidemill.cli.machine.installed", lambda package: None)
+    doctor(bandwidth=False)
+    assert "pip install 'tidemill[torch]'" in " ".join(capsys.readouterr().out.split())
 
 
 def test_list_finds_models_in_folders(tmp_path: Path) -> None:
@@ -163,7 +173,8 @@ def test_types_are_taken_in_any_case(tmp_path: Path) -> None:
         (("serve", "-c", "4096"), 2, "--max-model-len"),
         (("serve", "--dtype", "f16"), 2, "auto, float32, bfloat16"),
         (("run", "brook", "hi", "--top-p", "7"), 2, "top_p"),
-        (("run", "brook"), 2, "the prompt is empty"),
+        (("run", "brook"), 2, "the prompt is empty: standard input is no terminal"),
+        (("run", "Who are you?"), 2, "name a model before it"),
         (("show", "/no/such/model"), 2, "no such file"),
         (("list", "/no/such/folder"), 2, "not a folder"),
         (("bench", "--url", "http://127.0.0.1:1/v1"), 1, "Is it running"),
@@ -282,6 +293,11 @@ def test_a_conversation_at_a_terminal() -> None:
     terminal.wait_for(r"\.\.\. ")
     terminal.type("two\r")
     terminal.wait_for(r"tokens/s\).*?>>> ")
+    terminal.type("\x1b[200~three\rfour\x1b[201~\r")
+    pasted = terminal.wait_for(r"tokens/s\).*?>>> ")
+    assert pasted.count("tokens/s") == 1, "a paste is one turn"
+    terminal.type("/show messages\r")
+    assert re.search(r"user: three\s+four\r", terminal.wait_for(r"four\r.*?>>> "))
     terminal.type("/nonsense\r")
     assert "no command" in terminal.wait_for(r"Ctrl-C.*?>>> ")
     terminal.type("/clear\r")

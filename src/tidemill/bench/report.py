@@ -121,7 +121,7 @@ def render_table(report: BenchReport) -> Table:
             row = point.latencies[name]
             cells.append(f"{row['p50']:.1f} / {row['p99']:.1f}")
         cells.append(", ".join(f"{n}x {e}" for e, n in point.errors.items()) or "-")
-        table.add_row(*cells)
+        table.add_row(*map(Text, cells))
     details = {kind: text for point in report.points for kind, text in point.error_details.items()}
     if details:
         # As plain text: a server's words must not be read as markup.

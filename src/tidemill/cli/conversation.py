@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tidemill.base.clock import monotonic
+from tidemill.base.errors import bad_request
 from tidemill.base.ids import new_call_id
 from tidemill.cli.screen import Screen
 
@@ -33,6 +34,8 @@ class Conversation:
         allowed: asks whether a described call may be made.
         functions: that the model may call, or None.
         options: for `LLM.stream_parts`: constraints, thinking, variables of the template.
+        history: whether a turn sees those before it.
+        open_model: opens another model, by name or path; see `change_model`.
         messages: what was said.
     """
 
@@ -42,8 +45,10 @@ class Conversation:
     allowed: Callable[[str], bool]
     system: str | None = None
     functions: Functions | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     stats: bool = False
+    history: bool = True
+    open_model: Callable[[str], LLM] | None = None
     messages: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -52,6 +57,24 @@ class Conversation:
     def clear(self) -> None:
         """Forget what was said."""
         self.messages = [{"role": "system", "content": self.system}] if self.system else []
+
+    def set_system(self, text: str) -> None:
+        """Another system message, from the next turn on; what was said stays."""
+        self.system = text
+        said = [m for m in self.messages if m["role"] != "system"]
+        self.messages = [{"role": "system", "content": text}, *said]
+
+    def change_model(self, model: str) -> None:
+        """Go on with another model, without what was said.
+
+        Raises:
+            TidemillError: it cannot be opened; the one there is stays.
+        """
+        if self.open_model is None:
+            raise bad_request("model", "another model cannot be loaded here")
+        before, self.llm = self.llm, self.open_model(model)
+        before.close()
+        self.clear()
 
     def answer(self, text: str) -> None:
         """Answer one turn, making the calls that are allowed; Ctrl-C ends it early.
@@ -62,6 +85,8 @@ class Conversation:
         if not self.llm.template.exists:
             self._round(text)
             return
+        if not self.history:
+            self.clear()
         said = [*self.messages, {"role": "user", "content": text}]
         for _ in range(MAX_ROUNDS):
             message, stopped = self._round(said)

@@ -13,6 +13,7 @@ def doctor(
 
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from tidemill import __version__
     from tidemill.backends import native
@@ -42,5 +43,5 @@ def doctor(
         rows.append(("a 1 GB model decodes at", f"most {together / 1e9:.0f} tokens/s per stream"))
     table = Table(show_header=False, box=None)
     for name, value in rows:
-        table.add_row(f"[bold]{name}[/bold]", value)
+        table.add_row(Text(name, style="bold"), Text(value))  # brackets are no markup
     console.print(table)

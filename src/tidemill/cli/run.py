@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tidemill.cli import options
 from tidemill.cli.declared import argument, option
+from tidemill.cli.reading import edit_lines, read_turn
+from tidemill.cli.screen import THINKING
+from tidemill.cli.slash import is_command, run_command
 
 if TYPE_CHECKING:
     from tidemill.cli.conversation import Conversation
-
-HELP = """\
-/clear   forget the conversation
-/stats   show or hide tokens per second
-/help    this list
-/exit    leave (also Ctrl-D)
-Ctrl-C stops an answer. End a line with \\ to go on in the next."""
 
 
 def run(
@@ -39,7 +34,7 @@ def run(
         None, "--think/--no-think", help="Let the model think first, where its template can."
     ),
     thinking: str | None = option(
-        None, help="fold, show or hide the thinking; default: fold on a terminal."
+        None, choices=THINKING, help="Of the thinking; default: fold on a terminal."
     ),
     schema: str | None = option(None, help="The answer obeys the JSON schema in this file."),
     tools: str | None = option(
@@ -64,23 +59,28 @@ def run(
     from tidemill.base.errors import config_error
     from tidemill.cli.conversation import Conversation
     from tidemill.cli.functions import Functions
-    from tidemill.cli.screen import THINKING, screen_for
+    from tidemill.cli.screen import screen_for
+    from tidemill.contract.sampling import SamplingParams
     from tidemill.llm import LLM
     from tidemill.loading.hub_name import with_options
     from tidemill.loading.named import locate
 
-    if thinking is not None and thinking not in THINKING:
-        raise config_error("thinking", f"--thinking is fold, show or hide, not {thinking!r}")
     functions = None if tools is None else Functions.of_file(tools)
     output_options: dict[str, Any] = {} if schema is None else {"json_schema": _read_schema(schema)}
     if think is not None:
         output_options["enable_thinking"] = think
 
+    if model is not None and prompt is None and not Path(model).exists():
+        _check_is_no_prompt(model)
     piped = None if sys.stdin.isatty() else sys.stdin.read().strip("\n")
     interactive = prompt is None and piped is None
     text = "\n\n".join(part for part in (prompt, piped) if part)
     if not interactive and not text:
-        raise config_error("prompt", "the prompt is empty")
+        raise config_error(
+            "prompt",
+            "the prompt is empty: standard input is no terminal and holds no text. Give a prompt "
+            "as an argument (tidemill run brook 'PROMPT'), pipe one in, or run this in a terminal",
+        )
     wanted: dict[str, Any] = {
         "temperature": temperature,
         "top_p": top_p,
@@ -90,39 +90,58 @@ def run(
         "max_tokens": max_tokens,
         "seed": seed,
     }
-    path, name = locate(with_options(model, file, revision), _say)
-    llm = LLM(
-        path,
-        served_name=name,
-        progress=_say if verbose else lambda line: None,
-        quantize=quantize,
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-        max_model_len=max_model_len,
-        kv_memory=options.parse_bytes("kv-memory", kv_memory),
-        threads=threads,
-        backend=backend,
-        device=device,
-        isa=isa,
-        packed_cache=options.packed_cache(packed_cache),
-        max_num_seqs=1,
+    params = SamplingParams(**{k: v for k, v in wanted.items() if v is not None})
+    settings: dict[str, Any] = {
+        "quantize": quantize,
+        "dtype": dtype,
+        "kv_dtype": kv_dtype,
+        "max_model_len": max_model_len,
+        "kv_memory": options.parse_bytes("kv-memory", kv_memory),
+        "threads": threads,
+        "backend": backend,
+        "device": device,
+        "isa": isa,
+        "packed_cache": options.packed_cache(packed_cache),
+        "max_num_seqs": 1,
+        "progress": _say if verbose else lambda line: None,
+    }
+
+    def open_model(named: str | None, file: str | None = None, revision: str | None = None) -> LLM:
+        path, name = locate(with_options(named, file, revision), _say)
+        return LLM(path, served_name=name, **settings)
+
+    chat = Conversation(
+        open_model(model, file, revision),
+        params,
+        lambda: screen_for(plain=plain, thinking=thinking),
+        lambda call: yes or (interactive and _allows(call)),
+        system=system,
+        functions=functions,
+        options=output_options,
+        stats=stats,
+        open_model=open_model,
     )
-    with llm:
-        params = llm.sampling(**{k: v for k, v in wanted.items() if v is not None}).validate()
-        chat = Conversation(
-            llm,
-            params,
-            lambda: screen_for(plain=plain, thinking=thinking),
-            lambda call: yes or (interactive and _allows(call)),
-            system=system,
-            functions=functions,
-            options=output_options,
-            stats=stats,
-        )
+    try:
         if interactive:
             _talk(chat)
         else:
+            if functions is not None and not yes:
+                _say("calls are not made: nobody is asked at a terminal; --yes allows them all")
             chat.answer(text)
+    finally:
+        chat.llm.close()
+
+
+def _check_is_no_prompt(model: str) -> None:
+    """Raise where a text stands in the model's place."""
+    from tidemill.base.errors import config_error
+
+    if len(model.split()) > 1 or model.endswith(("?", "!")):
+        raise config_error(
+            "model",
+            "the first argument is the model, and this looks like a prompt; name a model before "
+            "it: tidemill run brook 'PROMPT'",
+        )
 
 
 def _read_schema(path: str) -> Any:
@@ -152,63 +171,16 @@ def _talk(chat: Conversation) -> None:
     """Turns until the person leaves."""
     from tidemill.base.errors import TidemillError
 
-    _line_editing()
+    edit_lines()
     exists = chat.llm.template.exists
     kind = "a chat" if exists else "no chat template: it continues your text"
-    print(f"{chat.llm.info.model}, {kind}. /help lists commands.")
-    while (text := _read_turn()) is not None:
-        if text.startswith("/"):
-            if not _command(chat, text):
+    print(f"{chat.llm.info.model}, {kind}. /help lists commands, Ctrl-D leaves.")
+    while (text := read_turn()) is not None:
+        if is_command(text):
+            if not run_command(chat, text):
                 return
         elif text.strip():
             try:
                 chat.answer(text)
             except TidemillError as error:
                 print(f"{error.message}\n(/clear starts over)", file=sys.stderr)
-
-
-def _command(chat: Conversation, text: str) -> bool:
-    """Run a slash command; False to leave."""
-    name = text.strip().lower()
-    if name in ("/exit", "/quit", "/bye"):
-        return False
-    if name == "/clear":
-        chat.clear()
-        print("(forgotten)")
-    elif name == "/stats":
-        chat.stats = not chat.stats
-        print(f"(stats {'on' if chat.stats else 'off'})")
-    else:
-        print(HELP if name == "/help" else f"no command {name}\n{HELP}")
-    return True
-
-
-def _line_editing() -> None:
-    import contextlib
-
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  (input() edits lines once it is imported)
-
-
-def _read_turn() -> str | None:
-    """What the person typed (lines ending in a backslash joined); None at the end of input."""
-    lines: list[str] = []
-    for prompt in _prompts():
-        try:
-            line = input(prompt)
-        except EOFError:
-            print()
-            return "\n".join(lines) if lines else None
-        except KeyboardInterrupt:
-            print("\n(/exit leaves)")
-            return ""
-        if not line.endswith("\\"):
-            return "\n".join([*lines, line])
-        lines.append(line[:-1])
-    return None
-
-
-def _prompts() -> Iterator[str]:
-    yield ">>> "
-    while True:
-        yield "... "

@@ -244,5 +244,5 @@ def _tensor_table(opened: OpenedModel, *, grouped: bool) -> Table:
     table.add_column("bytes", justify="right")
     for (name, dtype, shape), sizes in groups.items():
         dims = " x ".join(map(str, shape))
-        table.add_row(name, dtype, dims, str(len(sizes)), human_bytes(sum(sizes)))
+        table.add_row(_escaped(name), dtype, dims, str(len(sizes)), human_bytes(sum(sizes)))
     return table
