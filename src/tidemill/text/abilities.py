@@ -1,7 +1,7 @@
-"""What a chat template can do, found out by rendering with it: tools, thinking, effort.
+"""Chat template capabilities, detected by rendering probe conversations: tools, thinking, effort.
 
-Reading a template's source says which names occur in it; only rendering says what they do. The
-probes run once, when a model is opened, under the bounds that every rendering has.
+A template's source shows which names occur in it; only rendering shows what they do. The probes run
+once, when a model is opened, under the same bounds as every rendering.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from tidemill.text.bounds import TimeExceeded
 from tidemill.text.template import ChatTemplate
 
 SWITCHES = ("enable_thinking", "thinking")
-"""Template variables that turn thinking on and off, by the names model makers gave them."""
+"""Template variables that turn thinking on and off, as published templates name them."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 _HISTORY = ("reasoning_content", "thinking", "reasoning")
 
-# Variables beside `tools`; those of built-in ones take names that mean something to the model.
+# Tool variables other than `tools`. Variables for built-in tools are excluded: they take names that
+# the model was trained on.
 _OTHER_TOOLS = re.compile(r"(?!.*builtin)(?!tools$).*(tools|functions).*")
 _KEY, _NAME, _VALUE, _OTHER = "probe_key", "probe_tool", "probevalue", "probeother"
 _SPEAKERS = ("system", "user", "assistant")
-_SHORT_ID = "probe1234"  # the one shape that every template takes
+_SHORT_ID = "probe1234"  # nine letters and digits: the only format that every template accepts
 _EFFORTS = ("xhigh", "max")
 _USER = {"role": "user", "content": "probe"}
 _TOOL: dict[str, Any] = {
@@ -45,12 +46,12 @@ _TOOL: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class ToolsVariable:
-    """The template's variable that tools are given in.
+    """The template variable that holds the tools.
 
     Attributes:
         name: of the variable.
-        bare: it takes the functions alone, without the object that says `"type": "function"`.
-        needed: what it takes no function without: of `description`, `parameters`, `properties`.
+        bare: it takes bare functions, without the enclosing `{"type": "function", ...}` object.
+        needed: members that every function must have: of `description`, `parameters`, `properties`.
     """
 
     name: str = "tools"
@@ -58,14 +59,14 @@ class ToolsVariable:
     needed: frozenset[str] = frozenset()
 
     def given(self, tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
-        """The variables that show a request's tools, described as in OpenAI's API."""
+        """Template variables for a request's tools, which are in OpenAI's layout."""
         if not tools:
             return {}
         shown = [{**tool, "function": self._filled(tool["function"])} for tool in tools]
         return {self.name: [tool["function"] for tool in shown] if self.bare else shown}
 
     def _filled(self, function: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The function with an empty one of what the template needs and it does not state."""
+        """The function, with an empty value for each needed member that it lacks."""
         if "description" in self.needed:
             function = {**function, "description": function.get("description", "")}
         if "parameters" in self.needed and "parameters" not in function:
@@ -78,25 +79,25 @@ class ToolsVariable:
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What a chat template does with what it is given.
+    """What a chat template supports.
 
     Attributes:
-        tools: it tells the model about tools.
-        tools_variable: the variable in which it takes them.
-        calls: it repeats the tool calls of earlier turns.
-        text_arguments: it wants a call's arguments as JSON text, not as an object.
-        broken_arguments: it writes arguments that are text, though it may want an object.
-        null_content: it repeats the calls of a message only if its content is None.
-        short_ids: it takes no call ids but those of nine letters and digits.
+        tools: it renders tool descriptions.
+        tools_variable: the variable that holds them.
+        calls: it renders the tool calls of earlier turns.
+        text_arguments: it expects a call's arguments as JSON text, not as an object.
+        broken_arguments: it renders arguments that are text, even if it expects an object.
+        null_content: it renders the calls of a message only if the content is None.
+        short_ids: it accepts only call ids of nine letters and digits.
         switch: the variable that turns thinking on and off, or None.
         effort: it uses `reasoning_effort`.
-        words: of those that it may use as values, the ones that occur in it.
+        words: the values of `_EFFORTS` that occur in its source.
         verbosity: it uses `verbosity`.
         history: the keys under which it reads the thinking of earlier turns.
-        developer: it has a place for messages of the role `developer`.
-        names: the roles (system, user, assistant) of which it writes the `name`.
-        parts: the roles whose content it takes as a list of text parts.
-        only_parts: it takes no contents but lists of parts.
+        developer: it supports the role `developer`.
+        names: the roles (system, user, assistant) whose `name` it renders.
+        parts: the roles whose content may be a list of text parts.
+        only_parts: contents must be lists of parts.
     """
 
     tools: bool = False
@@ -117,12 +118,12 @@ class Abilities:
     only_parts: bool = False
 
     def known_effort(self, effort: str) -> str:
-        """A `reasoning_effort` as the template takes it: the highest that most know is ``high``."""
+        """Map a `reasoning_effort` to a value the template knows; most know none above ``high``."""
         return "high" if effort in _EFFORTS and effort not in self.words else effort
 
     @classmethod
     def of(cls, template: ChatTemplate) -> Self:
-        """Probe a template; none at all can do nothing, and nor can one that does not end."""
+        """Probe a template. A missing template, or one that times out, supports nothing."""
         if template.source is None:
             return cls()
         try:
@@ -165,14 +166,14 @@ def _tools_variable(template: ChatTemplate) -> ToolsVariable | None:
                 continue
             if f"'{_NAME}'" not in text:
                 return _with_short_tools(template, variable)
-            found = found or variable  # it writes them as Python does, not as JSON
+            found = found or variable  # rendered as a Python repr, not as JSON
         if found is not None:
             break
     return found and _with_short_tools(template, found)
 
 
 def _with_short_tools(template: ChatTemplate, variable: ToolsVariable) -> ToolsVariable:
-    """The variable, with what it takes no function without."""
+    """The variable, with `needed` filled in."""
 
     def takes(**function: Any) -> bool:
         tool = {"type": "function", "function": {"name": _NAME, **function}}
@@ -191,9 +192,9 @@ def _with_short_tools(template: ChatTemplate, variable: ToolsVariable) -> ToolsV
 
 
 def _call_form(template: ChatTemplate, shown: Mapping[str, Any]) -> dict[str, bool]:
-    """The fields of `Abilities` that say how a call is taken."""
+    """The fields of `Abilities` that describe how calls are passed to the template."""
     forms = [(text, null) for text in (False, True) for null in (False, True)]
-    # An object printed as Python does, or text written as a JSON string, is in the wrong form.
+    # A Python repr of the object, or a doubly encoded JSON string, means the wrong form was passed.
     wrong = (f"'{_KEY}': '{_VALUE}'", f'\\"{_VALUE}')
     found = None
     for form in forms:
@@ -237,7 +238,7 @@ def _calling(
 
 
 def _render_role(template: ChatTemplate, role: str, **message: Any) -> str:
-    """A short conversation with one message of a role, whose content is `_VALUE` unless given."""
+    """Render a short conversation with one message of a role; its content defaults to `_VALUE`."""
     probe = {"role": role, "content": _VALUE, **message}
     if role in ("system", "developer"):
         return template.probe([probe, _USER])
@@ -262,7 +263,7 @@ def _parts(template: ChatTemplate) -> frozenset[str]:
 def _takes_parts(template: ChatTemplate, role: str) -> bool:
     parts = [{"type": "text", "text": text} for text in (_VALUE, _OTHER)]
     text = _render_role(template, role, content=parts)
-    wrong = (f"'{_VALUE}'", f'"{_VALUE}"')  # the list itself was printed
+    wrong = (f"'{_VALUE}'", f'"{_VALUE}"')  # the list's repr was rendered
     return _VALUE in text and _OTHER in text and not any(w in text for w in wrong)
 
 

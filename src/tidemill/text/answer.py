@@ -1,4 +1,4 @@
-"""What one choice of a chat says: its tokens read as thinking, answer and tool calls."""
+"""One chat choice's output: tokens to reasoning, content and tool calls."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from tidemill.text.tokenizer import Tokenizer
 
 
 class Parser(Protocol):
-    """What finds the parts of an output; see `tidemill.text.parsers`."""
+    """Splits an output into reasoning, content and tool calls; see `tidemill.text.parsers`."""
 
     in_reasoning: bool
     """The text so far ends inside the thinking."""
 
     def push(self, text: str) -> Iterable[Event]:
-        """More of the output; what is now certain."""
+        """Add output text; return the events that are now certain."""
 
     def finish(self, cut: bool = False) -> Iterable[Event]:
-        """The end of the output, `cut` by a bound on its length or not; what was held back."""
+        """End the output; return events for the text held back. `cut`: a length limit ended it."""
 
 
 ParserFactory = Callable[[], Parser]
@@ -38,12 +38,12 @@ ParserFactory = Callable[[], Parser]
 
 @dataclass(frozen=True, slots=True)
 class CallPart:
-    """More of a tool call.
+    """The next part of a tool call.
 
     Attributes:
         index: of the call in its answer.
-        name: with the call's first part, and only there.
-        arguments: more of its arguments' JSON text.
+        name: set in the call's first part only.
+        arguments: the next part of the arguments' JSON text.
     """
 
     index: int
@@ -53,12 +53,12 @@ class CallPart:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What some tokens brought.
+    """The output that some tokens added.
 
     Attributes:
-        content, reasoning: more of the answer, more of the thinking.
-        calls: more of the calls, one part per call at most, in their order.
-        errors: why something that looked like a call is none.
+        content, reasoning: text added to the answer and to the thinking.
+        calls: parts added to the calls, at most one per call, in order.
+        errors: one reason for each malformed tool call.
     """
 
     content: str = ""
@@ -81,14 +81,14 @@ NOTHING = Found()
 
 
 class AnswerText:
-    """Reads a choice's tokens.
+    """Decodes and parses a choice's tokens.
 
-    Stop strings are looked for in what the answer says; thinking and tool calls are not ended by
-    them. Without a parser everything is content. What is said before a call and what is said behind
-    it are parted by a line end where no white space does.
+    Stop strings match in the content only, never in thinking or tool calls. Without a parser all
+    text is content. Content before and after a call is separated by a newline unless white space
+    separates it already.
 
     Attributes:
-        reasoning_tokens: tokens of the thinking, its marks included.
+        reasoning_tokens: tokens of the thinking, its delimiters included.
         calls: complete tool calls so far.
 
     Args:
@@ -122,8 +122,8 @@ class AnswerText:
         )
         self.reasoning_tokens = 0
         self.calls = 0
-        self._last = ""  # character of the content
-        self._call_seen = False  # a call came behind it
+        self._last = ""  # last character of the content
+        self._call_seen = False  # a call followed that character
 
     @property
     def tokens(self) -> int:
@@ -142,16 +142,16 @@ class AnswerText:
 
     @property
     def stopped(self) -> bool:
-        """True once a stop string was met."""
+        """True once a stop string matched."""
         return self.stop_string is not None
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that was met, or None."""
+        """The stop string that matched, or None."""
         return self._text.stop_string if self._matcher is None else self._matcher.matched
 
     def push(self, token_ids: Sequence[int], *, hide_last: bool = False) -> tuple[Found, bool]:
-        """Add accepted tokens; return what may be shown now, and whether it has stopped.
+        """Add accepted tokens; return the output that may be shown, and whether it has stopped.
 
         Args:
             token_ids: newly accepted tokens, in order.
@@ -161,8 +161,8 @@ class AnswerText:
         if parser is None:
             text, stopped = self._text.push(token_ids, hide_last=hide_last)
             return (Found(text) if text else NOTHING), stopped
-        # Token by token, so that what is counted as thinking, and where a stop string ends the
-        # output, does not depend on how many tokens a step brings.
+        # Token by token: the count of thinking tokens and the position of a stop must not depend on
+        # how many tokens a step produces.
         gathered = _Gathered()
         last = len(token_ids) - 1
         for index, token_id in enumerate(token_ids):
@@ -177,10 +177,10 @@ class AnswerText:
         return gathered.found(), self.stopped
 
     def finish(self, *, cut: bool = False) -> Found:
-        """What is still held back, at the end of the choice; nothing after a stop string.
+        """End the choice; return the output held back, which is nothing after a stop string.
 
         Args:
-            cut: the output ended because of a bound on its length.
+            cut: a length limit ended the output.
         """
         parser = self._parser
         if parser is None:
@@ -212,7 +212,7 @@ class AnswerText:
             gathered.add(event)
 
     def _separate(self, text: str) -> str:
-        """More of the content, kept apart from what was said before a call."""
+        """Prepend a newline to the first content after a call, unless white space is there."""
         glued = self._last and not self._last.isspace() and not text[0].isspace()
         if self._call_seen and glued:
             text = "\n" + text
@@ -221,7 +221,7 @@ class AnswerText:
 
 
 class _Gathered:
-    """Events of a step, joined by kind."""
+    """The events of a step, concatenated by kind."""
 
     __slots__ = ("calls", "content", "errors", "reasoning")
 

@@ -1,7 +1,8 @@
-"""From what a request asks of its answer to what the engine enforces and how the text is read.
+"""A request's output options to the output program the engine enforces and the parser to use.
 
-Two steps, with the chat template between them: `read_output_options` looks at the request alone
-and finds contradictions; `rules_of` knows the prompt's end, and so whether the model will think.
+Two steps, before and after the chat template is rendered. `read_output_options` validates the
+request alone and finds contradictions. `rules_of` also sees the end of the rendered prompt, which
+shows whether the model will think.
 """
 
 from __future__ import annotations
@@ -41,32 +42,32 @@ AUTO = "auto"
 NO_WISH = Thinking()
 FREE = OutputProgram()
 
-# Sampling fields that end an output where no grammar would, or carry it on where one has ended,
-# and the value at which they do nothing. Stop strings are none of them: they are looked for in what
-# the answer says, and the answer names the one that cut a document short.
+# Sampling fields that end an output before its grammar does, or prolong it after the grammar has
+# ended, and each one's neutral value. Stop strings are not listed: they match in the content only,
+# and the response reports the one that cut a document short.
 CUTS: dict[str, object] = {
     "stop_token_ids": (),
     "ignore_eos": False,
     "min_tokens": 0,
 }
 _BEFORE_MARKS = ("a", ".", "\n", " ", "\n\n")
-# Kinds that can be one alternative of a grammar whose other is a tool call.
+# Grammar kinds that can be alternatives to a tool call within one grammar.
 _BESIDE_CALLS = ("json_schema", "json_object", "regex", "choice")
 
 
 @dataclass(frozen=True, slots=True)
 class ChatSide:
-    """What a model's text side can do in a chat.
+    """A model's chat capabilities.
 
     Attributes:
         tokenizer: the vocabulary.
         abilities: of its chat template.
-        tool_abilities: of the template that it has for conversations with tools; mostly the same.
-        form: how it writes thinking and tool calls.
-        kept: special tokens that are part of how it writes them.
-        prepare: checks a JSON schema (its text, the field it came from) and returns it as a grammar
-            takes it; raises what names the keyword that cannot be enforced.
-        found: how it was found out how calls are read, for a person.
+        tool_abilities: of its template for conversations with tools; usually the same template.
+        form: its format of thinking and tool calls.
+        kept: special tokens that belong to that format.
+        prepare: takes a JSON schema's text and the field it came from, validates it and returns it
+            in the form the grammar compiler accepts. The error names an unsupported keyword.
+        found: how the format was detected, for humans.
     """
 
     tokenizer: Tokenizer
@@ -87,15 +88,16 @@ class ChatSide:
         tool_format: str = AUTO,
         reasoning_format: str = AUTO,
     ) -> ChatSide:
-        """Find out what a model can do.
+        """Detect a model's capabilities.
 
         Args:
             tokenizer, template: the model's.
             prepare: see the class; `tidemill.grammar.schema.prepared`.
-            tool_format, reasoning_format: names of formats; ``auto`` finds them in the template.
+            tool_format, reasoning_format: names of formats; ``auto`` detects them from the
+                template.
 
         Raises:
-            TidemillError: kind CONFIG for a name that does not exist.
+            TidemillError: kind CONFIG for an unknown format name.
         """
         for flag, name, known in (
             ("tool-format", tool_format, FORMATS),
@@ -121,36 +123,36 @@ class ChatSide:
         return cls(tokenizer, abilities, with_tools, form, kept, prepare, found.calls)
 
     def abilities_for(self, use: ToolUse) -> Abilities:
-        """The abilities of the template that a request with these tools is rendered with."""
+        """The abilities of the template that renders a request with these tools."""
         return self.tool_abilities if use.shown else self.abilities
 
     @property
     def thinks(self) -> bool:
-        """It marks its thinking in a way this server reads."""
+        """The format's thinking delimiters are known."""
         return self.form.think is not None
 
     @property
     def calls(self) -> bool:
-        """It writes tool calls in a way this server reads."""
+        """The format's tool call syntax is known."""
         return self.form.syntax is not None
 
     def described(self) -> str:
-        """One line about it, for a person."""
+        """One line for humans."""
         think = self.form.think
         marks = f"ends with {think.close.strip()!r}" if think is not None else "is not marked"
-        tools = "shows" if self.tool_abilities.tools else "has no place for"
+        tools = "renders" if self.tool_abilities.tools else "does not support"
         return f"chat: the template {tools} tools, calls {self.found}; thinking {marks}"
 
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """What a request asks of its answer beyond words.
+    """A request's requirements on its output.
 
     Attributes:
-        use: the tools it may or must call.
-        constraint: what the text must be, or None.
-        thinking: whether and how long it thinks.
-        verbosity: how long it should be, for templates that say it to the model.
+        use: the tools that may or must be called.
+        constraint: the structured output constraint, or None.
+        thinking: whether the model thinks, and its token budget.
+        verbosity: the requested length of the answer, for templates that use it.
     """
 
     use: ToolUse = NO_TOOLS
@@ -160,21 +162,21 @@ class OutputOptions:
 
     @property
     def variables(self) -> dict[str, Any]:
-        """What the request says to the chat template by its own fields."""
-        said = {} if self.verbosity is None else {"verbosity": self.verbosity}
-        return {**self.thinking.variables, **said}
+        """Chat template variables that follow from the request's own fields."""
+        verbosity = {} if self.verbosity is None else {"verbosity": self.verbosity}
+        return {**self.thinking.variables, **verbosity}
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerRules:
-    """How one request's outputs are made and read.
+    """How one request's outputs are constrained and parsed.
 
     Attributes:
-        program: what the engine enforces.
-        parser: makes a choice's parser; None where all is content.
+        program: the output program that the engine enforces.
+        parser: creates a choice's parser; None where all text is content.
         kept: special tokens that the parser reads.
-        thinks: the answer may have thinking; it is counted.
-        budget: tokens of thinking at most, as the request says; None: no bound.
+        thinks: the output may contain thinking, whose tokens are counted.
+        budget: the request's limit of thinking tokens; None: no limit.
     """
 
     program: OutputProgram = FREE
@@ -189,7 +191,7 @@ PLAIN = AnswerRules()
 
 
 def read_output_options(chat: ChatSide, fields: Mapping[str, Any]) -> OutputOptions:
-    """Read and check what a request asks of its answer.
+    """Read and validate a request's output options.
 
     Args:
         chat: the model's.
@@ -211,7 +213,7 @@ def read_output_options(chat: ChatSide, fields: Mapping[str, Any]) -> OutputOpti
     if use.tools and not chat.calls:
         raise bad_request(
             "tools",
-            "tools: how this model writes tool calls is not known; start the server with "
+            "tools: this model's tool call format is not known; start the server with "
             "--tool-format",
         )
     ruling = constraint.field if constraint is not None else use.enforced
@@ -231,7 +233,7 @@ def read_output_options(chat: ChatSide, fields: Mapping[str, Any]) -> OutputOpti
 
 
 def _verbosity(value: object, abilities: Abilities) -> str | None:
-    """The wish of `verbosity`; the default of OpenAI's models says nothing to other templates."""
+    """`verbosity` as the template takes it; OpenAI's default ``medium`` is a neutral value."""
     if value is None or (value == "medium" and not abilities.verbosity):
         return None
     if not isinstance(value, str) or value not in VERBOSITIES:
@@ -246,7 +248,7 @@ def _verbosity(value: object, abilities: Abilities) -> str | None:
 
 
 def text_rules(fields: Mapping[str, Any], prepare: Prepare) -> AnswerRules:
-    """The rules of a plain prompt's continuation, which is all content.
+    """The rules of a plain prompt's completion, whose text is all content.
 
     Args:
         fields: the request's values by name: constraints, and the sampling fields that can end or
@@ -264,7 +266,7 @@ def text_rules(fields: Mapping[str, Any], prepare: Prepare) -> AnswerRules:
 
 
 def check_tools(use: ToolUse, chat: ChatSide) -> None:
-    """Raise unless the model's chat template can tell it about the tools.
+    """Raise unless the model's chat template supports the request's tools.
 
     Raises:
         TidemillError: kind BAD_REQUEST naming ``tools``.
@@ -272,16 +274,16 @@ def check_tools(use: ToolUse, chat: ChatSide) -> None:
     if use.shown and not chat.tool_abilities.tools:
         raise bad_request(
             "tools",
-            "tools: the model's chat template has no place for them; use one that has "
-            "(--chat-template FILE)",
+            "tools: the model's chat template does not support tools; start the server with one "
+            "that does (--chat-template FILE)",
         )
 
 
 def check_cuts(ruling: str, fields: Mapping[str, Any]) -> None:
-    """Refuse what would end a ruled output too early or carry it on past its end.
+    """Reject sampling fields that end a constrained output early or prolong it past its end.
 
     Args:
-        ruling: the field that rules the output.
+        ruling: the field that constrains the output.
         fields: the request's sampling fields by name.
 
     Raises:
@@ -300,13 +302,13 @@ def _exclude(one: str, other: str) -> TidemillError:
 def rules_of(
     chat: ChatSide, output_options: OutputOptions, prompt: str, *, continued: bool = False
 ) -> AnswerRules:
-    """How the outputs of a prompt are made and read.
+    """The rules for the outputs of a rendered prompt.
 
     Args:
         chat: the model's.
-        wishes: the request's.
-        prompt: the prompt's text as the template wrote it.
-        continued: the output goes on with a message whose thinking is over.
+        output_options: the request's.
+        prompt: the prompt's text as the template rendered it.
+        continued: the output continues a message whose thinking has ended.
 
     Raises:
         TidemillError: kind BAD_REQUEST naming the field that cannot be honoured.
@@ -315,7 +317,9 @@ def rules_of(
     budget = output_options.thinking.budget
     if budget is not None and state == "over":
         by = output_options.thinking.budget_by
-        raise bad_request(by, f"{by}: the chat template ends the thinking before it began")
+        raise bad_request(
+            by, f"{by}: the chat template closes the thinking in the prompt; there is none to bound"
+        )
     phases: list[Phase] = []
     ruled = _ruled_part(chat, output_options)
     if state != "over" and (ruled is not None or budget is not None):
@@ -338,7 +342,7 @@ def rules_of(
 
 
 def _thinking_state(form: Format, prompt: str) -> str:
-    """``open`` when the prompt ends inside the thinking, ``over`` behind it, else ``ahead``."""
+    """``open`` if the prompt ends inside the thinking, ``over`` if after it, else ``ahead``."""
     think, end = form.think, prompt.rstrip()
     if think is None or end.endswith(think.close.strip()):
         return "over"
@@ -348,15 +352,15 @@ def _thinking_state(form: Format, prompt: str) -> str:
 def _thinking_phases(
     chat: ChatSide, by: str, budget: int | None, *, opened: bool, has_switch: bool
 ) -> tuple[Phase, ...]:
-    """Thinking up to its closing mark, which comes by itself or when the budget is used up.
+    """Thinking up to its closing mark, which the model writes or an exhausted budget forces.
 
-    Where thinking is on (the request gives it a budget, or the template has a switch that is not
-    off), its opening mark is written for the model, and where the mark's first token could begin
-    something else; else it is the model's choice to think.
+    The opening mark is forced in three cases: the request sets a budget, the template has a
+    thinking switch that is not off, or the mark's first token could also begin another mark.
+    Otherwise the model decides whether to think.
 
     Args:
-        by: the field that rules what follows, for errors.
-        budget: tokens at most, or None.
+        by: the field that constrains the text after the thinking, for errors.
+        budget: maximum number of tokens, or None.
         opened: the prompt ends inside the thinking.
         has_switch: the template has a variable that turns thinking on and off.
     """
@@ -364,49 +368,50 @@ def _thinking_phases(
     assert think is not None
     mark = think.close.strip()
     close = _mark_ids(tokenizer, mark)
-    # Behind any text the mark must be the same tokens, or its end could be missed.
+    # The mark must encode to the same tokens after any text, or its end could be missed.
     size = len(close)
     spelled = [tokenizer.encode(f"{text}{mark}{{", add_special=False) for text in _BEFORE_MARKS]
     if any(tuple(ids[-size - 1 : -1]) != close for ids in spelled):
         raise unsupported(
             by,
-            f"{by}: this model ends its thinking with {mark!r}, which is no token of its own, so "
-            "that its end cannot be told in time; turn thinking off (enable_thinking: false)",
+            f"{by}: this model ends its thinking with {mark!r}, which is not a single token, so "
+            "the end of the thinking cannot be detected; turn thinking off "
+            "(enable_thinking: false)",
         )
     gap = tuple(tokenizer.encode(mark + think.gap, add_special=False))
     gap = gap[size:] if gap[:size] == close else ()
-    # A thought that is cut ends its line first, as those do that end by themselves.
+    # Truncated thinking ends with a newline before the closing mark, as the model's own does.
     end = () if budget is None else (*tokenizer.encode("\n", add_special=False), *close)
     begin = _mark_ids(tokenizer, think.open)
     if opened:
         return (FreeText(until=(close,), budget=budget, then=end), Forced(gap))
     others = (chat.form.begin, *chat.form.section, *chat.form.dropped)
-    told = not any(_mark_ids(tokenizer, m)[:1] == begin[:1] for m in others if m)
-    if budget is None and not has_switch and told:
-        # Nothing says whether it will think, so it must be free to; what may be skipped cannot be
-        # followed by what must be there, and the gap is left to be missed.
+    unambiguous = not any(_mark_ids(tokenizer, m)[:1] == begin[:1] for m in others if m)
+    if budget is None and not has_switch and unambiguous:
+        # The model may or may not think. A forced gap cannot follow an optional phase, so the gap
+        # is not written.
         return (FreeText(until=(close,), opened_by=begin[:1]),)
     left = None if budget is None else max(0, budget - len(begin))
     return (Forced(begin), FreeText(until=(close,), budget=left, then=end), Forced(gap))
 
 
 def _answer_mark(chat: ChatSide) -> tuple[Phase, ...]:
-    """The mark in front of an answer, where the vocabulary has a token for it."""
+    """The mark before an answer, if the vocabulary has a token for it."""
     ids = chat.tokenizer.encode(chat.form.answer, add_special=False) if chat.form.answer else []
     return (Forced(tuple(ids)),) if chat.kept.intersection(ids) else ()
 
 
 def _mark_ids(tokenizer: Tokenizer, mark: str) -> tuple[int, ...]:
-    """A mark's tokens as they stand within a text."""
+    """A mark's tokens within a text."""
     ids = tokenizer.encode(mark, add_special=False)
-    # SentencePiece models put a blank in front of what they take for a text's beginning.
+    # SentencePiece models prepend a space to the beginning of a text.
     while len(ids) > 1 and not tokenizer.token_bytes(ids[0]).strip():
         ids = ids[1:]
     return tuple(ids)
 
 
 def _ruled_part(chat: ChatSide, output_options: OutputOptions) -> Grammar | None:
-    """What rules the answer behind the thinking; None where nothing does."""
+    """The grammar of the answer after the thinking; None for free text."""
     use, constraint = output_options.use, output_options.constraint
     if constraint is not None and not use.tools:
         return _ruled(constraint, chat.prepare)
@@ -439,7 +444,7 @@ def _ruled_part(chat: ChatSide, output_options: OutputOptions) -> Grammar | None
 def _parser(
     chat: ChatSide, output_options: OutputOptions, state: str, *, continued: bool
 ) -> ParserFactory | None:
-    """What makes the parser of a choice; None where the model has no marks to be read."""
+    """The factory of a choice's parser; None where the model has no marks to parse."""
     use, form = output_options.use, chat.form
     if not chat.thinks and not use.tools and not form.dropped:
         return None
@@ -449,7 +454,7 @@ def _parser(
             form,
             use.tools,
             parse_tools=bool(use.tools),
-            # Behind the thinking a document may well begin with what looks like more.
+            # After the thinking, a document may begin with text that looks like more thinking.
             parse_reasoning=output_options.constraint is None or state != "over",
             starts_in_reasoning=state == "open",
             document=output_options.constraint is not None,
@@ -461,7 +466,7 @@ def _parser(
 
 
 def _ruled(constraint: Constraint, prepare: Prepare) -> Grammar:
-    """The phase that enforces a constraint on all of a text."""
+    """The phase that enforces a constraint on a whole text."""
     if constraint.grammar is not None:
         return constraint.grammar
     source = regions_grammar(constraint.regions, constraint.triggers, prepare)

@@ -1,4 +1,4 @@
-"""What bounds a template's rendering: time, sizes of values, and the checks before large ones."""
+"""Limits of template rendering: time, sizes of values, and checks before large allocations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jinja2.utils import Namespace
 
 from tidemill.base.clock import monotonic, thread_cpu
 
-# Of computing. Gemma 4's template takes time with the square of the messages: 3 s for 720.
+# CPU time. Gemma 4's template takes time quadratic in the number of messages: 3 s for 720.
 MAX_RENDER_SECONDS = 4.0
 MAX_PROBE_SECONDS = 10.0
 MAX_VALUE_CHARS = 2**24
@@ -24,7 +24,7 @@ MAX_WIDTH = 4096
 
 
 class BudgetExceeded(Exception):
-    """A template went over its bounds in time or size."""
+    """A template exceeded its limits in time or size."""
 
 
 class TimeExceeded(BudgetExceeded):
@@ -32,18 +32,18 @@ class TimeExceeded(BudgetExceeded):
 
 
 class Budget:
-    """What one rendering may spend: seconds of computing, and the weight of the values it builds.
+    """Limits of one rendering: CPU seconds, and the size of the values it builds.
 
-    Time in which the machine computes something else does not count, so that what is rendered on an
-    idle machine is rendered on a busy one.
+    Only this thread's CPU time counts. A template that renders on an idle machine therefore also
+    renders on a busy one.
     """
 
     def __init__(self, seconds: float = MAX_RENDER_SECONDS) -> None:
         self._seconds = seconds
         self._began = thread_cpu()
-        self._look_at = monotonic() + seconds  # not before then can the seconds be used up
+        self._look_at = monotonic() + seconds  # the budget cannot be exhausted earlier
         self._chars = 0
-        # id -> (the value, kept alive so that its id stays its own; its weight)
+        # id -> (value, weight); holding the value prevents reuse of its id
         self._weights: dict[int, tuple[Any, int]] = {}
 
     def tick(self) -> None:
@@ -55,7 +55,7 @@ class Budget:
             self._look_at = monotonic() + left
 
     def allocate(self, chars: int) -> None:
-        """Account for a text (or list) about to be made."""
+        """Account for a text or list before it is allocated."""
         self._chars += chars
         if chars > MAX_VALUE_CHARS:
             raise BudgetExceeded(f"a text or list grew beyond {MAX_VALUE_CHARS} characters")
@@ -63,10 +63,10 @@ class Budget:
             raise BudgetExceeded(f"its texts together grew beyond {MAX_TOTAL_CHARS} characters")
 
     def weigh(self, value: Any) -> int:
-        """Nodes of a value as a tree; a part that is shared counts each time it occurs."""
+        """Number of nodes of a value as a tree; shared parts count once per occurrence."""
         if isinstance(value, Namespace):
             value = value._Namespace__attrs
-            return self._measure(value)  # it changes: its weight is not kept
+            return self._measure(value)  # mutable: its weight is not cached
         if not isinstance(value, list | tuple | Mapping):
             return 1
         known = self._weights.get(id(value))
@@ -92,7 +92,7 @@ _active = threading.local()
 
 @contextmanager
 def spending(budget: Budget) -> Iterator[None]:
-    """Everything this thread does in templates inside the block spends from `budget`."""
+    """Charge this thread's template work inside the block to `budget`."""
     _active.budget = budget
     try:
         yield
@@ -107,12 +107,12 @@ def current_budget() -> Budget:
 
 
 def allocate(size: int) -> None:
-    """Account for a text or list of `size` characters or items, about to be made."""
+    """Account for a text or list of `size` characters or items before it is allocated."""
     current_budget().allocate(size)
 
 
 def to_text(value: Any) -> str:
-    """`str(value)`, its size checked first."""
+    """`str(value)`, after a check of its size."""
     if isinstance(value, str):
         return value
     if isinstance(value, list | tuple | Mapping | Namespace):
@@ -122,10 +122,10 @@ def to_text(value: Any) -> str:
 
 
 def text_size(value: Any) -> int:
-    """Upper bound of the text of a weighed value, in characters (its strings and punctuation)."""
+    """Upper bound of a weighed value's text, in characters (strings and punctuation)."""
     if isinstance(value, str):
         return len(value) + 4
-    # A list may have been weighed before a namespace in it grew: the walk itself is bounded too.
+    # A namespace in a list may have grown since the list was weighed, so the walk is bounded too.
     current_budget().tick()
     if isinstance(value, Namespace):
         return text_size(value._Namespace__attrs) + 16
@@ -150,7 +150,7 @@ def concat(parts: Iterable[Any]) -> str:
 
 
 class Ticking:
-    """An iterable whose every step spends from the budget; sized if what it wraps is."""
+    """An iterable that charges each step to the budget; it has a length if the wrapped one has."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -166,13 +166,13 @@ class Ticking:
 
 
 def check_width(name: str, value: Any, limit: int = MAX_WIDTH) -> None:
-    """A number that asks for so many characters."""
+    """Check a number that determines how many characters are allocated."""
     if isinstance(value, int) and abs(value) > limit:
         raise BudgetExceeded(f"{name} by {value} is more than {limit}")
 
 
 def check_replace(text: str, args: tuple[Any, ...]) -> None:
-    """`str.replace`: every occurrence grows."""
+    """`str.replace`: the result may grow at every occurrence."""
     if len(args) >= 2 and isinstance(args[0], str) and isinstance(args[1], str):
         allocate(len(text) + text.count(args[0]) * len(args[1]))
 
@@ -184,20 +184,20 @@ def check_join(text: str, args: tuple[Any, ...]) -> None:
 
 
 def check_pad(text: str, args: tuple[Any, ...]) -> None:
-    """`str.center` and its like."""
+    """`str.center` and similar methods."""
     if args:
         check_width("padding", args[0])
         allocate(len(text) + MAX_WIDTH)
 
 
 def check_scan(text: str, args: tuple[Any, ...]) -> None:
-    """Methods that compare every place of a text with every character of their argument."""
+    """Methods that compare every position of a text with every character of their argument."""
     if args and isinstance(args[0], str) and len(text) * len(args[0]) > MAX_SCAN:
         raise BudgetExceeded("a search in a text takes too long")
 
 
 def check_split(text: str, args: tuple[Any, ...]) -> None:
-    """Splitting: every part is an object."""
+    """Splitting: each part becomes an object."""
     check_scan(text, args)
     separator = args[0] if args else None
     parts = text.count(separator) if isinstance(separator, str) and separator else len(text) // 4
@@ -212,9 +212,9 @@ _WIDE = re.compile(
 
 
 def check_format(text: str, args: Any) -> None:
-    """Widths in a format string, literal or taken from an argument, and the values it repeats."""
+    """A format string: its widths, literal or from an argument, and the values it repeats."""
     values = list(args.values()) if isinstance(args, Mapping) else list(args)
     if _WIDE.search(text.replace("{{", "").replace("}}", "")):
-        raise BudgetExceeded("a format string asks for a width that is too large or not constant")
+        raise BudgetExceeded("a format string has a width that is too large or not constant")
     largest = max((len(to_text(value)) for value in values), default=0)
     allocate(len(text) + (text.count("{") + text.count("%")) * (largest + 1000))

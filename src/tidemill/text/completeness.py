@@ -1,14 +1,14 @@
-"""The check that a chat template left out nothing of what somebody said (promise 2).
+"""Verifies that a chat template drops no message text (promise 2).
 
-A text that stands in the prompt need not have come from its own message: a short one stands in
-others, in the tools' descriptions or in the template itself. So a text that could have come from
-elsewhere is marked, with a word that occurs nowhere, and the conversation is rendered once more:
-where the marks come out, the text was written. The same tells a text that the template rewrites
-(`/no_think` in a system message) from one that it drops.
+A text found in the prompt need not come from its own message: a short one may also occur in other
+messages, in the tools' descriptions or in the template. Such ambiguous texts are wrapped in marks
+that occur nowhere else, and the conversation is rendered a second time. A text was rendered if its
+marks appear. The marks also distinguish a text that the template rewrites (`/no_think` in a system
+message) from one that it drops.
 
-What a template drops follows from a conversation's shape: roles, calls, which contents are empty,
-variables. A shape of which the second rendering showed everything is not rendered twice again, so
-that an agent's long conversations cost one rendering each.
+What a template drops depends on the conversation's shape: roles, calls, which contents are empty,
+variables. A shape that passed the second rendering is remembered and not rendered twice again, so
+an agent's long conversations cost one rendering each.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import Any
 from tidemill.base.errors import TidemillError, bad_request
 from tidemill.text.bounds import BudgetExceeded
 
-# A template may rewrite earlier answers (cut their thinking); what others said must be there.
+# A template may rewrite earlier answers (cut their thinking); all other texts must be rendered.
 _MUST_APPEAR = frozenset({"system", "developer", "user", "tool"})
 _SHORT = 4
-# Characters read in search of texts; beyond, a second rendering takes less time.
+# Characters searched for texts; beyond this a second rendering is faster.
 _MAX_SEARCH = 2**26
 _MAX_SHAPES = 4096
 
@@ -36,12 +36,12 @@ Path = tuple[int | str, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A text that must appear.
+    """A text that must appear in the prompt.
 
     Attributes:
-        param: names it in an error.
-        text: what was said.
-        path: where it stands in `[messages, documents]`.
+        param: its field, for errors.
+        text: the text.
+        path: its path in `[messages, documents]`.
     """
 
     param: str
@@ -51,7 +51,7 @@ class _Piece:
 
 @dataclass(slots=True)
 class KnownShapes:
-    """Shapes of conversations of which a template writes everything, as digests."""
+    """Digests of the conversation shapes that a template renders completely."""
 
     digests: set[bytes] = field(default_factory=set)
 
@@ -71,16 +71,16 @@ def check_complete(
     variables: Mapping[str, Any] | None = None,
     known: KnownShapes | None = None,
 ) -> None:
-    """Raise if the template left out what somebody said.
+    """Raise if the template dropped a text.
 
     Args:
-        messages: as they were given to the template.
-        prompt: what it made of them.
-        render: renders other messages and documents in the same way.
-        documents: that were given to it as well; of these the member `text` must be there.
+        messages: as passed to the template.
+        prompt: as the template rendered them.
+        render: renders other messages and documents with the same variables.
+        documents: as passed to the template; their member `text` must be rendered.
         source: the template.
-        variables: all else that it was given.
-        known: the template's shapes; what is learnt is added.
+        variables: all other variables passed to the template.
+        known: the template's known shapes; a new one is added.
 
     Raises:
         TidemillError: kind BAD_REQUEST naming the message or document.
@@ -116,7 +116,7 @@ def _check_marked(
     except TidemillError as error:
         if isinstance(error.__cause__, BudgetExceeded):
             raise
-        written = None  # it takes no such texts: what it wrote at first has to tell
+        written = None  # the template rejects marked texts: search the first rendering instead
     found = set() if written is None else set(re.findall(rf"{word}\d+[az]", written))
     for piece in pieces:
         if written is None:
@@ -131,7 +131,7 @@ def _check_marked(
 
 
 def _marked(value: Any, marks: Mapping[Path, tuple[str, str]]) -> Any:
-    """A copy of a value with marks around the texts at some places; the rest is shared."""
+    """A copy of a value with marks around the texts at some paths; the rest is shared."""
     if () in marks:
         before, behind = marks[()]
         return f"{before}{value}{behind}"
@@ -149,8 +149,8 @@ def _shape(
     documents: Sequence[Mapping[str, Any]],
     variables: Mapping[str, Any],
 ) -> bytes:
-    """A digest of what a template can decide by, beside the words of what was said."""
-    said = [
+    """A digest of everything a template can branch on, except the texts themselves."""
+    outline = [
         (
             m["role"],
             len(m["content"]) if isinstance(m["content"], list) else bool(m["content"]),
@@ -159,11 +159,11 @@ def _shape(
         )
         for m in messages
     ]
-    around = {
+    scalars = {
         name: value if isinstance(value, bool | int | str | None) else type(value).__name__
         for name, value in variables.items()
     }
-    shape = repr((said, len(documents), around))
+    shape = repr((outline, len(documents), scalars))
     return hashlib.blake2b(shape.encode(errors="replace"), digest_size=16).digest()
 
 
@@ -187,7 +187,7 @@ def _of_messages(messages: Sequence[Mapping[str, Any]]) -> Iterator[_Piece]:
         for place, call in enumerate(message.get("tool_calls", ())):
             path: Path = (0, index, "tool_calls", place, "function", "name")
             yield _Piece(f"{at}.tool_calls[{place}]", call["function"]["name"], path)
-        # A tool's name is its call's, which stands in the prompt where the call does.
+        # A tool message's name is that of its call, which the template renders with the call.
         if role != "tool" and "name" in message:
             yield from _piece(f"{at}.name", message["name"], (0, index, "name"))
 
@@ -204,7 +204,7 @@ def _piece(param: str, text: object, path: Path) -> Iterator[_Piece]:
 
 
 def _once(text: str, texts: str) -> bool:
-    """It occurs once, as itself, and is too long to come about by chance."""
+    """The text occurs only once among all texts, and is too long for a chance match."""
     return len(text) >= _SHORT and texts.find(text, texts.find(text) + 1) < 0
 
 

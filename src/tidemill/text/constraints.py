@@ -1,8 +1,8 @@
-"""The one constraint of an answer, out of the many fields that other servers know it by.
+"""The structured output constraint of a request, from the many fields that can state it.
 
 `FIELDS` is the table: field -> how its value becomes a `Constraint`. Every field means the same
-thing in chat, in completions and offline. The language itself is checked and compiled by the
-engine; what is checked here is the shape.
+thing in chat, in completions and offline. This module validates the shape only; the engine
+validates and compiles the language itself.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tidemill.text.shapes import as_json, shaped
 MAX_CHOICES = 4096
 MAX_TAGS = 128
 
-# A rule of GBNF, at the beginning of its line: a search that crossed lines would take each run of
-# empty ones as often as it is long.
+# A GBNF rule at the beginning of a line. The leading white space must not cross lines, or a run of
+# empty lines would take quadratic time.
 _GBNF_RULE = re.compile(r"^[^\S\n]*[\w-]+\s*::=", re.MULTILINE)
 
 
@@ -33,8 +33,8 @@ class Region:
 
     Attributes:
         begin, end: the texts around it.
-        schema: JSON schema (as JSON text) of what is between them.
-        param: where the schema stands in the request.
+        schema: JSON schema (as JSON text) of the content between them.
+        param: the schema's path in the request.
     """
 
     begin: str
@@ -45,13 +45,13 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What the whole answer must be: a member of a language, or text with constrained regions.
+    """The constraint on a whole answer: a grammar, or free text with constrained regions.
 
     Attributes:
-        field: the request's field it came from, as the client knows it.
+        field: the request's field that states it.
         grammar: the language; None for a structural tag.
         regions: of a structural tag.
-        triggers: texts of which each region's beginning starts with one: writing it opens a region.
+        triggers: texts that open a region. Each region's `begin` starts with one of them.
     """
 
     field: str
@@ -119,9 +119,9 @@ class _StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
     structural_tag: dict[str, Any] | str | None = None
 
 
-# Members of a response_format and the types that have them; with another type they are a mistake.
-# The schema stands in json_schema (OpenAI's chat completions) or beside the type (llama.cpp,
-# Together, OpenAI's responses).
+# Members of a response_format and the types that have them; with another type they are an error.
+# The schema is in json_schema (OpenAI's chat completions) or next to the type (llama.cpp, Together,
+# OpenAI's responses).
 _MEMBERS = {
     "json_schema": ("json_schema",),
     "schema": ("json_schema", "json_object"),
@@ -135,26 +135,26 @@ _MEMBERS = {
 
 
 def _from_response_format(param: str, value: object) -> Constraint | None:
-    wanted = shaped(param, value, _ResponseFormat)
+    options = shaped(param, value, _ResponseFormat)
     for member, kinds in _MEMBERS.items():
-        if getattr(wanted, member) is not None and wanted.type not in kinds:
+        if getattr(options, member) is not None and options.type not in kinds:
             raise bad_request(
                 f"{param}.{member}",
                 f"{param}.{member} belongs to the type {' or '.join(kinds)}; the type here is "
-                f"{wanted.type}",
+                f"{options.type}",
             )
-    if wanted.type == "text":
+    if options.type == "text":
         return None
-    if wanted.type == "structural_tag":
-        return _regions(param, wanted.structures, wanted.triggers, wanted.format)
-    at, found = f"{param}.schema", wanted.schema
-    if wanted.json_schema is not None:
+    if options.type == "structural_tag":
+        return _regions(param, options.structures, options.triggers, options.format)
+    at, found = f"{param}.schema", options.schema
+    if options.json_schema is not None:
         if found is not None:
-            raise bad_request(at, f"{param}.json_schema and {at} both hold a schema; send one")
-        at, found = f"{param}.json_schema.schema", wanted.json_schema.schema
+            raise bad_request(at, f"{param}.json_schema and {at} both contain a schema; send one")
+        at, found = f"{param}.json_schema.schema", options.json_schema.schema
     if found is not None:
         return Constraint(param, Grammar("json_schema", as_json(at, found), at))
-    if wanted.type == "json_object":
+    if options.type == "json_object":
         return Constraint(param, Grammar("json_object", param=param))
     at = f"{param}.json_schema"
     raise bad_request(at, f"{at} is required: an object with name and schema")
@@ -184,7 +184,7 @@ def _from_choice(param: str, value: object) -> Constraint:
 
 def _from_grammar(param: str, value: object) -> Constraint:
     source = _text(param, value, "a grammar: GBNF (name ::= ...) or Lark (name: ...)")
-    # A rule of GBNF is written with ::=, which no Lark grammar has outside a string.
+    # GBNF rules use ::=, which does not occur in a Lark grammar outside a string.
     kind = "gbnf" if _GBNF_RULE.search(source) else "lark"
     return Constraint(param, Grammar(kind, source, param))
 
@@ -220,11 +220,11 @@ _MEMBER_READERS: dict[str, Callable[[str, object], Constraint | None]] = {
 
 
 def _from_structured_outputs(param: str, value: object) -> Constraint:
-    wanted = shaped(param, value, _StructuredOutputs)
+    options = shaped(param, value, _StructuredOutputs)
     found = [
         constraint
         for member, read in _MEMBER_READERS.items()
-        if (inner := getattr(wanted, member)) is not None
+        if (inner := getattr(options, member)) is not None
         and (constraint := read(f"{param}.{member}", inner)) is not None
     ]
     if len(found) == 1:
@@ -306,11 +306,11 @@ def _regions(
     if not 1 <= len(regions) <= MAX_TAGS:
         raise bad_request(inner, f"{inner} takes 1 to {MAX_TAGS} regions, got {len(regions)}")
     if not triggers or not all(triggers):
-        raise bad_request(at, f"{at} takes at least one text, none of them empty")
+        raise bad_request(at, f"{at} must contain at least one text, none of them empty")
     for index, region in enumerate(regions):
         if not any(region.begin.startswith(trigger) for trigger in triggers):
             raise bad_request(
                 f"{inner}[{index}].begin",
-                f"{inner}[{index}].begin starts with none of the triggers: nothing would open it",
+                f"{inner}[{index}].begin must start with one of the triggers, which open a region",
             )
     return Constraint(param, None, tuple(regions), tuple(triggers))
