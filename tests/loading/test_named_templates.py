@@ -71,7 +71,9 @@ def test_folders(case: str, tools: Any, tmp_path: Path) -> None:
     opened = open_text(str(path))
     side = ChatSide.of(opened.tokenizer, opened.template, prepared)
     if tools and case in ("files before the list", "one"):
-        with pytest.raises(TidemillError, match="does not support tools"):  # transformers leaves them out
+        with pytest.raises(
+            TidemillError, match="does not support tools"
+        ):  # transformers leaves them out
             ours(opened.template, side, tools)
         assert "look" not in theirs
     else:
@@ -99,7 +101,7 @@ def test_each_template_has_its_own_abilities(tmp_path: Path) -> None:
     side = ChatSide.of(opened.tokenizer, opened.template, prepared)
     assert side.tool_abilities.tools and side.tool_abilities.calls
     assert not side.abilities.tools and not side.abilities.calls
-    assert "shows tools" in side.described()
+    assert "renders tools" in side.described()
     one = open_text(str(folder(tmp_path / "one", TOOL_USE, {})))
     alone = ChatSide.of(one.tokenizer, one.template, prepared)
     assert alone.abilities is alone.tool_abilities

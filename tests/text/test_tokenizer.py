@@ -120,7 +120,7 @@ def test_metaspace_decoder_and_no_decoder() -> None:
 
 
 def test_bad_tokenizers_are_clear_errors() -> None:
-    with pytest.raises(TidemillError, match=r"put its tokenizer\.json") as caught:
+    with pytest.raises(TidemillError, match=r"add its tokenizer\.json") as caught:
         Tokenizer(TokenizerData())
     assert caught.value.kind is ErrorKind.MODEL_FILE
     with pytest.raises(TidemillError, match="cannot be read") as caught:

@@ -17,7 +17,7 @@ from tidemill.text.shapes import as_json, shaped
 _RESERVED = frozenset(
     {"messages", "tools", "add_generation_prompt", "continue_final_message", "documents"}
 )
-# Members of this server's answers that come back in the history.
+# Members of this server's answers that clients send back in the history.
 _OF_AN_ANSWER = frozenset({"reasoning_content", "reasoning", "tool_calls", "tool_call_errors"})
 
 NOT_SHOWN = frozenset(
@@ -29,13 +29,13 @@ NOT_SHOWN = frozenset(
         *("reasoning_details", "opts"),
     }
 )
-"""Members of messages that clients keep and send back; they are not for the model."""
+"""Message members that clients echo back; they are not meant for the model."""
 
 PART_NOT_SHOWN = frozenset({"cache_control", "annotations", "logprobs", "prompt_cache_breakpoint"})
-"""The same of a content's parts."""
+"""The same for content parts."""
 
 TEXT_PARTS = ("text", "input_text", "output_text")
-"""Types of parts that are text; the last two are the Responses API's names."""
+"""Types of text parts; the last two are the Responses API's names."""
 
 _PART = ("type", "text")
 
@@ -43,11 +43,11 @@ _PART = ("type", "text")
 class _Function(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     arguments: str | dict[str, Any]
-    parsed_arguments: Any = None  # as OpenAI's `parse` keeps them
+    parsed_arguments: Any = None  # added by OpenAI's `parse`
 
 
 class _Call(msgspec.Struct, forbid_unknown_fields=True):
-    """A call of an earlier answer; what stands behind `type` is the client's own."""
+    """A call of an earlier answer; members after `type` are the client's and are ignored."""
 
     function: _Function
     id: str | None = None
@@ -59,18 +59,20 @@ class _Call(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def check_messages(messages: object, abilities: Abilities, source: str) -> list[dict[str, Any]]:
-    """Messages as a chat template takes them.
+    """Validate messages and convert them to the form the chat template expects.
 
-    Contents become strings, except for lists of parts that the template takes as such; tool calls
-    get their arguments in the form the template wants, tool results their calls' order and names,
-    and earlier thinking the names the template reads it by (a template without one leaves it out,
-    as those do that cut it from earlier turns). A `name` that the template does not write is put in
-    front of the content (``ann: hello``), except for the assistant, which is the model itself.
-    Members of `NOT_SHOWN` are left out unless the template reads them.
+    - Contents become strings, or stay lists of parts where the template supports them.
+    - Tool calls get their arguments in the template's form; tool results get the order and the
+      names of their calls.
+    - Earlier thinking gets the key that the template reads. It is dropped if the template reads
+      none, as in templates that cut thinking from earlier turns.
+    - A `name` that the template does not render is prepended to the content (``ann: hello``),
+      except for the assistant, which is the model itself.
+    - Members of `NOT_SHOWN` are dropped unless the template reads them.
 
     Args:
         messages: a sequence of mappings with a role and a content, which is a string or a list of
-            text parts; other keys are for templates that read them. None means absent.
+            text parts. Other keys are passed to templates that read them. None means absent.
         abilities: of the chat template.
         source: the chat template.
 
@@ -87,7 +89,7 @@ def check_messages(messages: object, abilities: Abilities, source: str) -> list[
 
 
 def _with_short_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Ids of calls as Mistral's templates insist on: nine letters and digits."""
+    """Replace call ids by nine letters and digits, which Mistral's templates require."""
     for message in messages:
         if "tool_call_id" in message:
             message["tool_call_id"] = _short_id(message["tool_call_id"])
@@ -113,9 +115,9 @@ def _plain(at: str, message: object, abilities: Abilities, source: str) -> dict[
             f"{at}.role", f"{at}.role must be one of {', '.join(ROLES)}; got {_short(role)}"
         )
     if role == "developer" and not abilities.developer:
-        role = "system"  # OpenAI's newer name for the same thing; most templates know the old one
+        role = "system"  # OpenAI renamed the role; most templates know only the old name
     own = _assistants(at, given, abilities) if role == "assistant" else {}
-    # A turn may consist of calls or of thinking alone, or have been cut before its first word.
+    # A turn may consist of calls or thinking only, or have been truncated before its first word.
     empty = role == "assistant" and "content" not in given
     content = "" if empty else _text(at, given.get("content"))
     plain = {"role": role, "content": _content_form(content, given, str(role), abilities), **own}
@@ -131,7 +133,7 @@ def _plain(at: str, message: object, abilities: Abilities, source: str) -> dict[
 
 
 def _add_name(at: str, plain: dict[str, Any], name: object, abilities: Abilities) -> None:
-    """Give a message its speaker's name where the template, or else the content, tells it."""
+    """Add the speaker's name: as `name` if the template renders it, else in the content."""
     if not isinstance(name, str):
         raise bad_request(f"{at}.name", f"{at}.name must be a string")
     if plain["role"] in abilities.names:
@@ -147,7 +149,7 @@ def _add_name(at: str, plain: dict[str, Any], name: object, abilities: Abilities
 def _check_key(at: str, key: object, value: object, role: str, source: str) -> None:
     param = f"{at}.{str(key)[:64]}"
     if key in _OF_AN_ANSWER:
-        raise bad_request(param, f"{param} belongs into messages of the assistant")
+        raise bad_request(param, f"{param} is only allowed in messages of the assistant")
     if role == "tool" and key in ("tool_call_id", "name"):
         if not isinstance(value, str):
             raise bad_request(param, f"{param} must be a string")
@@ -156,7 +158,7 @@ def _check_key(at: str, key: object, value: object, role: str, source: str) -> N
 
 
 def _assistants(at: str, given: Mapping[str, Any], abilities: Abilities) -> dict[str, Any]:
-    """What only an assistant's message has: tool calls and thinking."""
+    """The members that only assistant messages have: tool calls and thinking."""
     found: dict[str, Any] = {}
     thoughts = {k: given[k] for k in ("reasoning_content", "reasoning") if given.get(k)}
     for key, thought in thoughts.items():
@@ -184,16 +186,17 @@ def _call(param: str, call: _Call, abilities: Abilities) -> dict[str, Any]:
     plain: dict[str, Any] = {"type": "function"}
     if call.id is not None:
         plain["id"] = call.id
-    wanted = _wanted(param, call.function.arguments, abilities)
-    plain["function"] = {"name": call.function.name, "arguments": wanted}
+    arguments = _arguments(param, call.function.arguments, abilities)
+    plain["function"] = {"name": call.function.name, "arguments": arguments}
     return plain
 
 
-def _wanted(param: str, arguments: str | dict[str, Any], abilities: Abilities) -> object:
-    """Arguments in the form that the template wants.
+def _arguments(param: str, arguments: str | dict[str, Any], abilities: Abilities) -> object:
+    """Arguments in the form that the template expects.
 
-    A model may have written what is no JSON object; the conversation must be able to go on, so it
-    is given as text, as the value of a member `arguments` where the template wants an object.
+    A model may have written arguments that are not a JSON object, and the conversation must be able
+    to continue. They are passed as text or, if the template expects an object, as its member
+    `arguments`.
     """
     if isinstance(arguments, dict):
         return as_json(param, arguments) if abilities.text_arguments else arguments
@@ -209,9 +212,9 @@ def _wanted(param: str, arguments: str | dict[str, Any], abilities: Abilities) -
 
 
 def _with_results_in_order(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Tool results in the order of their calls: most templates know no ids, only the order.
+    """Sort tool results into the order of their calls, because most templates ignore call ids.
 
-    A result also gets its call's name, for templates that write it.
+    A result also gets its call's name, for templates that render it.
     """
     ordered: list[dict[str, Any]] = []
     calls: dict[str, tuple[int, str]] | None = {}  # None: the latest have no ids
@@ -239,18 +242,20 @@ def _in_order(results: list[tuple[int, dict[str, Any]]]) -> list[dict[str, Any]]
 def _result(
     index: int, message: dict[str, Any], calls: Mapping[str, tuple[int, str]] | None
 ) -> tuple[int, dict[str, Any]]:
-    """A tool's result with its place among the calls; -1 where it names none."""
+    """A tool result with the index of its call; -1 if it names none."""
     identity = message.get("tool_call_id")
     if identity is None or calls is None:
         return -1, message
     param = f"messages[{index}].tool_call_id"
     if identity not in calls:
-        raise bad_request(param, f"{param} {identity[:80]!r} is the id of no call before it")
+        raise bad_request(
+            param, f"{param} {identity[:80]!r} does not match the id of a preceding tool call"
+        )
     place, name = calls[identity]
-    said = message.get("name", name)
-    if said != name:
+    given = message.get("name", name)
+    if given != name:
         param = f"messages[{index}].name"
-        raise bad_request(param, f"{param} is {said[:80]!r}, but its call was of {name[:80]!r}")
+        raise bad_request(param, f"{param} is {given[:80]!r}, but its call was of {name[:80]!r}")
     return place, {**message, "name": name}
 
 
@@ -268,7 +273,7 @@ def _text(at: str, content: object) -> str:
 def _content_form(
     text: str, given: Mapping[str, Any], role: str, abilities: Abilities
 ) -> str | list[dict[str, str]] | None:
-    """A content as the template takes it: a text, a list of text parts, or None beside calls."""
+    """A content in the template's form: text, a list of text parts, or None next to calls."""
     content = given.get("content")
     if isinstance(content, list) and content and role in abilities.parts:
         return [{"type": "text", "text": part["text"]} for part in content]
@@ -298,7 +303,7 @@ def _mentions(source: str, name: str) -> bool:
 
 
 def check_kwargs(kwargs: Mapping[str, Any], names: frozenset[str]) -> None:
-    """Raise unless every variable is among the names that the template reads.
+    """Raise unless the template reads every variable.
 
     Raises:
         TidemillError: kind BAD_REQUEST naming the variable.
@@ -306,16 +311,16 @@ def check_kwargs(kwargs: Mapping[str, Any], names: frozenset[str]) -> None:
     for name in kwargs:
         param = f"chat_template_kwargs.{name[:64]}"
         if name in _RESERVED:
-            raise bad_request(param, f"{param} has a field of its own in the request")
+            raise bad_request(param, f"{param} is reserved; use the request's own field {name}")
         if name not in names:
             raise bad_request(param, f"{param} is not used by the model's chat template")
 
 
 def check_documents(documents: object, names: frozenset[str]) -> None:
-    """Raise unless documents are a list of objects and among the names that the template reads.
+    """Raise unless documents are a list of objects and the template reads them.
 
     Raises:
-        TidemillError: kind BAD_REQUEST naming ``documents``, and which of them.
+        TidemillError: kind BAD_REQUEST naming ``documents`` or the document.
     """
     if isinstance(documents, str | bytes | Mapping) or not isinstance(documents, Sequence):
         raise bad_request("documents", "documents must be a list of objects (title, text, ...)")
@@ -326,5 +331,6 @@ def check_documents(documents: object, names: frozenset[str]) -> None:
     if "documents" not in names:
         raise bad_request(
             "documents",
-            "documents: the model's chat template reads none; put their text into a message",
+            "documents: the model's chat template does not use documents; put their text into a "
+            "message",
         )

@@ -1,4 +1,4 @@
-"""Token ids to text, a few at a time, never emitting a broken character."""
+"""Incremental detokenization, which never emits an incomplete character."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Protocol
 
 
 class TokenTexts(Protocol):
-    """What decoding needs of a tokenizer: the bytes of each token.
+    """The tokenizer interface that decoding needs: the bytes of each token.
 
     Attributes:
-        strip: leading spaces that decoding a whole text removes.
+        strip: number of leading spaces that decoding removes from a whole text.
     """
 
     strip: int
@@ -24,9 +24,9 @@ class TokenTexts(Protocol):
 class Detokenizer:
     """Incremental decoding of one sequence.
 
-    Invariant: for any way of cutting a sequence of ids into pushes, the pushed texts and `finish()`
-    joined equal the one-shot decoding. Bytes that may still become a character are held back;
-    bytes that cannot become U+FFFD, one per maximal invalid part.
+    Invariant: however a sequence of ids is split into pushes, the concatenation of the returned
+    texts and `finish()` equals the one-shot decoding. Bytes that may still become a character are
+    held back. Invalid bytes become U+FFFD, one per maximal invalid part.
 
     Args:
         tokenizer: the vocabulary.
@@ -51,7 +51,7 @@ class Detokenizer:
         self._strip = tokenizer.strip if at_start else 0
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Add tokens; return the text that is now certain."""
+        """Add tokens; return the text that is final."""
         pieces = self._pieces
         if len(token_ids) == 1:
             data = self._held + pieces[token_ids[0]]
@@ -60,12 +60,12 @@ class Detokenizer:
         return self._decode(data, False)
 
     def finish(self) -> str:
-        """The text of what is held back, at the end of the sequence."""
+        """End the sequence; return the text of the bytes held back."""
         return self._decode(self._held, True)
 
     @property
     def held_bytes(self) -> int:
-        """Bytes waiting for the rest of their character."""
+        """Number of bytes of an incomplete character."""
         return len(self._held)
 
     def _decode(self, data: bytes, final: bool) -> str:
@@ -79,6 +79,6 @@ class Detokenizer:
         cut = 0
         while cut < min(self._strip, len(text)) and text[cut] == " ":
             cut += 1
-        # Anything but a space ends the prefix for good.
+        # Any other character ends the prefix permanently.
         self._strip = self._strip - cut if cut == len(text) else 0
         return text[cut:]

@@ -1,7 +1,7 @@
-"""The vocabulary in a GGUF file's metadata, as a tokenizer of the `tokenizers` library.
+"""Builds a tokenizer of the `tokenizers` library from the vocabulary in a GGUF file's metadata.
 
-Five kinds are read: ``gpt2`` (byte-level BPE with merges; ``tokenizer.ggml.pre`` names the rule
-that cuts text into words), ``gemma4`` (BPE with merges over characters, with byte fallback),
+Five kinds are supported: ``gpt2`` (byte-level BPE with merges; ``tokenizer.ggml.pre`` names the
+pre-tokenization rule), ``gemma4`` (BPE with merges over characters, with byte fallback),
 ``llama`` (SentencePiece BPE: pieces with scores and byte fallback), ``t5`` (SentencePiece unigram)
 and ``bert`` (WordPiece).
 """
@@ -43,14 +43,14 @@ MAX_PIECE_CHARS = 512
 
 
 def tokenizer_from_gguf(gguf: Mapping[str, Any]) -> tuple[Tokenizer, list[str]]:
-    """Build the tokenizer; returns it with notes for people (empty if there is nothing to say).
+    """Build the tokenizer; return it with notes for the log (possibly empty).
 
     Args:
         gguf: the file's ``tokenizer.*`` metadata, arrays as lists.
 
     Raises:
         TidemillError: kind MODEL_FILE if the metadata is incomplete or contradicts itself;
-            UNSUPPORTED for a vocabulary kind or word rule we do not know.
+            UNSUPPORTED for an unknown vocabulary kind or word rule.
     """
     kind = gguf.get(PREFIX + "model")
     builders = {
@@ -60,7 +60,8 @@ def tokenizer_from_gguf(gguf: Mapping[str, Any]) -> tuple[Tokenizer, list[str]]:
     if not isinstance(kind, str) or kind not in builders:
         raise unsupported(
             PREFIX + "model",
-            f"the GGUF file's vocabulary is of kind {kind!r}; supported are {', '.join(builders)}",
+            f"the GGUF file's vocabulary is of kind {kind!r}, which is not supported; supported "
+            f"are {', '.join(builders)}",
         )
     tokens = array(gguf, "tokens")
     if not tokens:
@@ -88,9 +89,9 @@ def tokenizer_from_gguf(gguf: Mapping[str, Any]) -> tuple[Tokenizer, list[str]]:
 def _merged(
     gguf: Mapping[str, Any], tokens: list[str], vocab: dict[str, int], notes: list[str]
 ) -> tuple[Tokenizer, Affixes]:
-    """BPE with merges, by a word rule."""
-    rule, said = word_rule(gguf)
-    notes += said
+    """BPE with merges, pre-tokenized by a word rule."""
+    rule, rule_notes = word_rule(gguf)
+    notes += rule_notes
     if rule.raw:
         unknown = special_tokens(gguf).get("unk_token")
         raw = _bpe(gguf, tokens, vocab, unk_token=unknown, fuse_unk=True, byte_fallback=True)
@@ -106,8 +107,8 @@ def _merged(
 def _bpe(
     gguf: Mapping[str, Any], tokens: list[str], vocab: dict[str, int], **options: Any
 ) -> models.BPE:
-    """The library's model of the merges, whose parts and results are in the vocabulary: it would
-    panic over one that is not."""
+    """The library's BPE model. Merges are checked first: the library panics if a merge's parts or
+    result are not in the vocabulary."""
     merges = _texts.merges(array(gguf, "merges"), vocab, tokens)
     if isinstance(merges, int):
         raise unknown_merge(array(gguf, "merges")[merges])
@@ -115,7 +116,7 @@ def _bpe(
 
 
 def _raw(model: models.BPE) -> Tokenizer:
-    """Merges over the characters of the whole text, as Gemma's tokenizer.json has them."""
+    """Merges over the characters of the whole text, as in Gemma's tokenizer.json."""
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     tokenizer.decoder = decoders.Sequence(
@@ -125,7 +126,7 @@ def _raw(model: models.BPE) -> Tokenizer:
 
 
 def splitter(rule: WordRule) -> pre_tokenizers.PreTokenizer:
-    """What cuts text into words by a rule, and writes bytes in the vocabulary's alphabet."""
+    """The pre-tokenizer of a word rule, which maps bytes to the vocabulary's alphabet."""
     splits = [pre_tokenizers.Split(Regex(p), "isolated") for p in rule.patterns]
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return pre_tokenizers.Sequence([*splits, byte_level])
@@ -134,18 +135,17 @@ def splitter(rule: WordRule) -> pre_tokenizers.PreTokenizer:
 def merges_from_scores(vocab: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
     """Merges of a SentencePiece BPE vocabulary, which stores only pieces and their scores.
 
-    SentencePiece joins the neighbours whose union has the best score, leftmost first; as ranked
-    pairs: every way to split a piece into two pieces, by the piece's score. Among the ways to split
-    one piece the longer left part comes first: joining leftmost first, it is the left one that has
-    grown.
+    SentencePiece joins the neighbours whose union has the best score, leftmost first. Equivalent
+    merges are all splits of a piece into two pieces, ranked by the piece's score. Among the splits
+    of one piece the longer left part has priority, because leftmost joining grows the left part.
     """
     ranked: list[tuple[float, int, int, str, str]] = []
     for piece, index in vocab.items():
         score = scores[index]
-        if len(piece) > MAX_PIECE_CHARS:  # all its ways to be split take the square of its length
+        if len(piece) > MAX_PIECE_CHARS:  # enumerating splits takes quadratic time
             raise model_file_error(
-                f"{PREFIX}tokens holds a piece of {len(piece)} characters; SentencePiece makes "
-                f"none beyond {MAX_PIECE_CHARS}",
+                f"{PREFIX}tokens contains a piece of {len(piece)} characters; SentencePiece's "
+                f"limit is {MAX_PIECE_CHARS}",
                 param=PREFIX + "tokens",
             )
         for cut in range(1, len(piece)):
@@ -166,7 +166,7 @@ def _sentencepiece(
             param=PREFIX + "scores",
         )
     types = token_types(gguf, len(tokens))
-    # Only ordinary pieces are joined: control, byte and unused tokens never come out of text.
+    # Only ordinary pieces are merged; control, byte and unused tokens never result from text.
     ordinary = {token: i for token, i in vocab.items() if types[i] in (1, USER_DEFINED)}
     unknown = special_tokens(gguf).get("unk_token")
     tokenizer = Tokenizer(
@@ -193,7 +193,7 @@ def _sentencepiece(
 
 
 def _normalization(gguf: Mapping[str, Any]) -> list[normalizers.Normalizer]:
-    """SentencePiece's own: a table of replacements, and blanks that say nothing left out."""
+    """SentencePiece's normalization: its charsmap, and removal of extra white space."""
     steps: list[normalizers.Normalizer] = []
     charsmap = gguf.get(PREFIX + "precompiled_charsmap")
     if charsmap:
@@ -241,8 +241,8 @@ def _unigram(
 def _wordpiece(
     gguf: Mapping[str, Any], tokens: list[str], vocab: dict[str, int], notes: list[str]
 ) -> tuple[Tokenizer, Affixes]:
-    """Converters write a word's first piece with a leading ▁ and later ones as they are, where
-    WordPiece has the piece as it is and ## before later ones."""
+    """Converters mark a word's first piece with a leading ▁ and leave later pieces unmarked;
+    WordPiece leaves the first piece unmarked and prefixes later ones with ##."""
     types = token_types(gguf, len(tokens))
     pieces: dict[str, int] = {}
     for index, (token, kind) in enumerate(zip(tokens, types, strict=True)):
@@ -253,7 +253,7 @@ def _wordpiece(
     unknown = special_tokens(gguf).get("unk_token", "[UNK]")
     if unknown not in pieces:
         raise model_file_error(
-            f"the vocabulary lacks its own token for unknown words ({unknown[:40]!r})",
+            f"the vocabulary lacks its token for unknown words ({unknown[:40]!r})",
             param=PREFIX + "unknown_token_id",
         )
     tokenizer = Tokenizer(models.WordPiece(pieces, unk_token=unknown))
@@ -266,12 +266,12 @@ def _wordpiece(
 
 
 def _add_affixes(tokenizer: Tokenizer, gguf: Mapping[str, Any], default: Affixes) -> None:
-    """Put the start and end tokens around plain text where the metadata (or the kind) says so."""
+    """Add the start and end tokens to plain text where the metadata (or the kind) requires it."""
     first, last = affix_tokens(gguf, default)
     around = {token: tokenizer.token_to_id(token) for token in (first, last) if token is not None}
     if None in around.values():
         raise model_file_error(
-            f"the vocabulary has no token for its own start or end ({', '.join(around)!r})",
+            f"the vocabulary lacks its start or end token ({', '.join(around)!r})",
             param=PREFIX + "tokens",
         )
     if not around:

@@ -1,4 +1,4 @@
-"""What a GGUF file's metadata say of a vocabulary, as lists that have been looked at.
+"""Reads and validates the vocabulary in a GGUF file's metadata.
 
 Format: the GGUF specification, section "Tokenizer".
 """
@@ -16,7 +16,7 @@ PREFIX = "tokenizer.ggml."
 # Values of tokenizer.ggml.token_type.
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
 SPECIAL_TYPES = frozenset({UNKNOWN, CONTROL})
-# What an array's entries are; texts where nothing is said.
+# Types of an array's entries; strings unless listed.
 _ENTRIES: dict[str, set[type]] = {
     "token_type": {int}, "scores": {int, float}, "precompiled_charsmap": {int},
 }  # fmt: skip
@@ -28,7 +28,7 @@ _ROLES = {
     "unknown_token_id": "unk_token",
     "padding_token_id": "pad_token",
     "separator_token_id": "sep_token",
-    "seperator_token_id": "sep_token",  # written so by old converters
+    "seperator_token_id": "sep_token",  # misspelt by old converters
     "cls_token_id": "cls_token",
     "mask_token_id": "mask_token",
     "eot_token_id": "eot_token",
@@ -43,7 +43,7 @@ _DEFAULT_NOTE = (
 
 
 class Affixes(NamedTuple):
-    """What stands around plain text unless the metadata says otherwise."""
+    """Special tokens added around plain text, unless the metadata overrides them."""
 
     bos: bool = False
     eos: bool = False
@@ -51,8 +51,10 @@ class Affixes(NamedTuple):
 
 
 def left_out(gguf: Mapping[str, Any]) -> dict[str, int]:
-    """Keys of special tokens that are there and name none, with their ids: of any role the ids that
-    say so, of padding, which nothing here is filled up with, also one beyond the vocabulary."""
+    """Special-token keys whose id means "no token", with that id.
+
+    A padding id beyond the vocabulary counts too, because padding is never used here.
+    """
     found: dict[str, int] = {}
     for key in _ROLES:
         value = gguf.get(PREFIX + key)
@@ -65,9 +67,9 @@ def left_out(gguf: Mapping[str, Any]) -> dict[str, int]:
 
 
 def left_out_notes(gguf: Mapping[str, Any]) -> list[str]:
-    """A line for people on them."""
+    """A note for the log about the keys of `left_out`, if any."""
     absent = ", ".join(f"{key} ({value})" for key, value in left_out(gguf).items())
-    return [f"the GGUF file names no token where it gives an id: {absent}"] if absent else []
+    return [f"special token ids of the GGUF file that name no token: {absent}"] if absent else []
 
 
 def special_tokens(gguf: Mapping[str, Any]) -> dict[str, str]:
@@ -92,16 +94,16 @@ def special_tokens(gguf: Mapping[str, Any]) -> dict[str, str]:
 
 
 def stored(gguf: Mapping[str, Any], name: str) -> Sequence[Any]:
-    """A list that a vocabulary needs, as the metadata have it."""
+    """A required list of the vocabulary, as stored in the metadata."""
     value = gguf.get(PREFIX + name)
     if value is None:
         raise model_file_error(
-            f"the GGUF file has no {PREFIX}{name}: it carries no vocabulary; "
-            "use a file made with its tokenizer",
+            f"the GGUF file has no {PREFIX}{name}: it contains no vocabulary; "
+            "use a file converted with its tokenizer",
             param=PREFIX + name,
         )
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-        raise model_file_error(f"{PREFIX}{name} is no list", param=PREFIX + name)
+        raise model_file_error(f"{PREFIX}{name} is not an array", param=PREFIX + name)
     return value
 
 
@@ -116,27 +118,27 @@ def array(gguf: Mapping[str, Any], name: str, length: int | None = None) -> list
         )
     if not set(map(type, values)) <= _ENTRIES.get(name, {str}):
         raise model_file_error(
-            f"{PREFIX}{name} holds entries of another type than it should", param=PREFIX + name
+            f"{PREFIX}{name} contains entries of the wrong type", param=PREFIX + name
         )
     return values
 
 
 def token_types(gguf: Mapping[str, Any], count: int) -> list[int]:
-    """The type of each of so many tokens; ordinary ones where nothing is said."""
+    """The type of each of `count` tokens; all are ordinary if the metadata has no types."""
     return array(gguf, "token_type", count) or [1] * count
 
 
 def marked(types: Sequence[int]) -> list[tuple[int, bool]]:
-    """Tokens that are found in the text before it is cut into words: id, and whether special."""
+    """Tokens matched in the text before pre-tokenization: id, and whether special."""
     kinds = {USER_DEFINED: False} | dict.fromkeys(SPECIAL_TYPES, True)
     return [(i, kinds[kind]) for i, kind in enumerate(types) if kind in kinds]
 
 
 def word_rule(gguf: Mapping[str, Any]) -> tuple[WordRule, list[str]]:
-    """How a vocabulary with merges cuts text into words, and notes for people.
+    """The pre-tokenization rule of a vocabulary with merges, and notes for the log.
 
     Raises:
-        TidemillError: UNSUPPORTED for a rule that is not known.
+        TidemillError: UNSUPPORTED for an unknown rule.
     """
     kind = gguf[PREFIX + "model"]
     name = "gemma4" if kind == "gemma4" else str(gguf.get(PREFIX + "pre", "default"))
@@ -146,24 +148,24 @@ def word_rule(gguf: Mapping[str, Any]) -> tuple[WordRule, list[str]]:
     if rule is None:
         raise unsupported(
             PREFIX + "pre",
-            f"the GGUF file cuts words by the rule {name!r}, which is not known here; "
-            f"known are {', '.join(sorted(WORD_RULES))}",
+            f"the GGUF file's pre-tokenizer {name!r} is not supported; "
+            f"supported are {', '.join(sorted(WORD_RULES))}",
         )
     return rule, []
 
 
 def unknown_merge(line: str) -> Exception:
-    """The error about a merge of what is no token."""
+    """The error for a merge whose parts or result are not tokens."""
     return model_file_error(
-        f"{PREFIX}merges holds {line!r}, whose parts or result are not in the vocabulary",
+        f"{PREFIX}merges contains {line!r}, whose parts or result are not in the vocabulary",
         param=PREFIX + "merges",
     )
 
 
 def affix_tokens(gguf: Mapping[str, Any], default: Affixes) -> tuple[str | None, str | None]:
-    """The tokens before and after plain text, where the metadata (or the kind) asks for them.
+    """The tokens before and after plain text, where the metadata (or the kind) requires them.
 
-    A separator stands at the end where it is asked for; an end token then does not.
+    A required separator replaces the end token.
     """
     special = special_tokens(gguf)
     bos, eos, sep = (special.get(role) for role in ("bos_token", "eos_token", "sep_token"))

@@ -1,4 +1,4 @@
-"""Vocabularies that the `tokenizers` library keeps: every kind that it can express."""
+"""Vocabularies encoded by the `tokenizers` library: every kind that it supports."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class LibraryVocabulary:
     """See `Vocabulary`.
 
     Raises:
-        TidemillError: MODEL_FILE if the data are missing or corrupt, UNSUPPORTED if they are of a
-            kind that is not read.
+        TidemillError: MODEL_FILE if the data are missing or corrupt, UNSUPPORTED if their kind is
+            not supported.
     """
 
     def __init__(self, data: TokenizerData) -> None:
         self.notes: list[str] = []
         self._backend = self._build(data)
-        self._backend.no_truncation()  # nothing is dropped silently
+        self._backend.no_truncation()  # nothing may be dropped silently
         self._backend.no_padding()
         self._literal: tokenizers.Tokenizer | None = None
         self.size = self._backend.get_vocab_size(with_added_tokens=True)
@@ -45,12 +45,12 @@ class LibraryVocabulary:
                 backend, self.notes = tokenizer_from_gguf(data.gguf)
             return backend
         raise model_file_error(
-            "the model has no tokenizer: put its tokenizer.json into the model's folder",
+            "the model has no tokenizer: add its tokenizer.json to the model's folder",
             param="tokenizer.json",
         )
 
     def _affixes(self) -> tuple[list[int], list[int]]:
-        """What the post-processor puts around a text."""
+        """The token ids that the post-processor adds before and after a text."""
         plain = _encoding(self._backend, "a", False).ids
         full = _encoding(self._backend, "a", True).ids
         start = next(
@@ -74,9 +74,9 @@ class LibraryVocabulary:
         self._literal = self._backend
 
     def _without_special(self) -> tokenizers.Tokenizer:
-        """A second instance that reads special tokens as text; made at first use.
+        """A second instance that encodes special tokens as text; created at first use.
 
-        The library keeps this as a property of the tokenizer, so one instance cannot serve both.
+        In the library this is a property of the tokenizer, so one instance cannot serve both.
         """
         if self._literal is None:
             literal = tokenizers.Tokenizer.from_str(self._backend.to_str())
@@ -102,20 +102,20 @@ def _encoding(
     except (TypeError, UnicodeEncodeError) as error:
         raise no_unicode() from error
     except BaseException as error:
-        if not _is_panic(error) and type(error) is not Exception:  # its errors are bare ones
+        if not _is_panic(error) and type(error) is not Exception:  # the library raises Exception
             raise
         length = len(text) if isinstance(text, str) else sum(map(len, text))
         raise gave_up(length, error) from error
 
 
 def _is_panic(error: BaseException) -> bool:
-    """A panic of the library's Rust code, which is no Exception; its class cannot be imported."""
+    """A panic of the library's Rust code. It is not an Exception; its class is not importable."""
     return type(error).__name__ == "PanicException"
 
 
 @contextlib.contextmanager
 def _reading(what: str, param: str) -> Iterator[None]:
-    """The library gives up on a model's file: an error of ours, and no end of the process."""
+    """Convert the library's errors and panics about a model file to `TidemillError`."""
     try:
         yield
     except TidemillError:
@@ -127,7 +127,7 @@ def _reading(what: str, param: str) -> Iterator[None]:
 
 
 def _decoder_of(backend: tokenizers.Tokenizer) -> dict[str, Any] | None:
-    """The decoder's description. Pickling a component yields its JSON alone, not the vocabulary."""
+    """The decoder's description. Pickling a component yields only its JSON, not the vocabulary."""
     decoder = backend.decoder
     if decoder is None:
         return None

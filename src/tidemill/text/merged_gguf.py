@@ -22,10 +22,10 @@ from tidemill.text.merged_parts import BARE, NO_FRAME, Frame, Mark, Parts, Piece
 
 
 def parts_of_gguf(gguf: Mapping[str, Any]) -> Parts | None:
-    """Its parts; None where it is another kind, or only the library can tell what is wrong.
+    """The vocabulary's parts; None for another kind, or if the library must report the error.
 
     Raises:
-        TidemillError: MODEL_FILE, UNSUPPORTED for what the metadata say.
+        TidemillError: MODEL_FILE or UNSUPPORTED for invalid or unsupported metadata.
     """
     if gguf.get(PREFIX + "model") != "gpt2":
         return None
@@ -40,7 +40,7 @@ def parts_of_gguf(gguf: Mapping[str, Any]) -> Parts | None:
     encoder = _texts.Encoder.of_texts(texts.packed, merges.packed, rule.whole_words)
     if isinstance(encoder, int):
         raise unknown_merge(merges[encoder])
-    if encoder is None or len(encoder) < len(tokens):  # a text that is there twice
+    if encoder is None or len(encoder) < len(tokens):  # a token's text occurs twice
         return None
     marks = [Mark(tokens[i], i, special) for i, special in marked(types) if tokens[i]]
     before, after = affix_tokens(gguf, Affixes(bos=rule.add_bos))
@@ -50,14 +50,14 @@ def parts_of_gguf(gguf: Mapping[str, Any]) -> Parts | None:
 
 
 def _framed(encoder: _texts.Encoder, before: str | None, after: str | None) -> Frame:
-    """One text between tokens, if there are any; two stand for themselves."""
+    """Add the tokens, if any, around a single text; pairs get none."""
     ids = [None if token is None else encoder.token_to_id(token) for token in (before, after)]
     first, last = ([] if i is None else [Piece([i], 0, 0)] for i in ids)
     return Frame([*first, *BARE.single, *last], BARE.pair) if first or last else NO_FRAME
 
 
 def _as_texts(gguf: Mapping[str, Any], name: str) -> Texts | None:
-    """A list of the metadata as bytes; None where it holds what is no text."""
+    """A list of the metadata as packed texts; None if an entry is not valid Unicode."""
     found = stored(gguf, name)
     if isinstance(found, Texts):
         return found

@@ -1,6 +1,6 @@
 """A byte-level BPE vocabulary from a tokenizer.json.
 
-Strict: a section with a key or a value that is not known here leaves the file to the library.
+Strict: a file with an unknown key or value in any section is left to the library.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tidemill.base import _texts
 from tidemill.text.merged_parts import BARE, NO_FRAME, Frame, Mark, Parts, Piece
 from tidemill.text.word_rules import WORD_RULES
 
-# Settings of a tokenizer.json's model, and the values that are as if they were not there.
+# Settings of a tokenizer.json's model, and their neutral values.
 _MODEL_DEFAULTS: dict[str, tuple[Any, ...]] = {
     "dropout": (None,),
     "unk_token": (None,),
@@ -28,7 +28,7 @@ _SECTIONS = {
 
 
 def parts_of_json(content: bytes | memoryview) -> Parts | None:
-    """Its parts; None where it is another kind, or cannot be read."""
+    """The vocabulary's parts; None if it is another kind or cannot be read."""
     spans = _texts.find_model(content)
     if spans is None:
         return None
@@ -40,13 +40,13 @@ def parts_of_json(content: bytes | memoryview) -> Parts | None:
     try:
         return _parts_of_document(json.loads(b"".join(rest)), content, spans)
     except (AttributeError, KeyError, TypeError, ValueError):
-        return None  # not of the shape it should have: the library says what is wrong
+        return None  # malformed: the library reports the error
 
 
 def _parts_of_document(
     document: dict[str, Any], content: bytes | memoryview, spans: tuple[int, int, int, int]
 ) -> Parts | None:
-    """The parts, from all of the document but texts and merges, and from where those stand."""
+    """The parts, from the document without vocabulary and merges, and from the spans of those."""
     model = document["model"]
     if set(document) != _SECTIONS or document["version"] != "1.0" or model.get("type") != "BPE":
         return None
@@ -67,7 +67,7 @@ def _parts_of_document(
     if encoder is None or marks is None:
         return None
     late = [mark for mark, normalized in marks if normalized]
-    if late and normalizer is not None:  # their own spelling would have to be normalized too
+    if late and normalizer is not None:  # the tokens' own texts would need normalization too
         return None
     early = [mark for mark, normalized in marks if not normalized]
     decoder = document["decoder"]
@@ -77,9 +77,9 @@ def _parts_of_document(
 
 
 def _marks(added: Any, encoder: _texts.Encoder) -> list[tuple[Mark, bool]] | None:
-    """Added tokens, and whether each is found in normalized text."""
+    """Added tokens, and whether each is matched in normalized text."""
     found: list[tuple[Mark, bool]] = []
-    following = len(encoder)  # the id that the library gives to a token the vocabulary lacks
+    following = len(encoder)  # the library's next id for a token that the vocabulary lacks
     texts = set()
     for token in added:
         text, index = token.get("content"), token.get("id")
@@ -104,7 +104,7 @@ def _is_byte_level(section: Mapping[str, Any]) -> bool:
 
 
 def _cuts(pre_tokenizer: Any) -> list[tuple[str, bool]] | None:
-    """The expressions of a `pre_tokenizer` section that ends in ByteLevel; None for another."""
+    """The expressions of a `pre_tokenizer` section that ends in ByteLevel; None for others."""
     if not isinstance(pre_tokenizer, dict):
         return None
     steps = [pre_tokenizer]
@@ -135,7 +135,7 @@ def _cut(step: Mapping[str, Any]) -> tuple[str, bool] | None:
 
 
 def _frame(post_processor: Any) -> Frame | None:
-    """What a `post_processor` section puts around texts; None where it is not known."""
+    """The tokens that a `post_processor` section adds around texts; None if it is unknown."""
     steps: Sequence[Any] = [post_processor]
     if isinstance(post_processor, dict) and post_processor.get("type") == "Sequence":
         steps = post_processor.get("processors") or [{}]
@@ -160,7 +160,7 @@ def _piece(item: Mapping[str, Any], special: Mapping[str, Mapping[str, Any]]) ->
     """An item of a template.
 
     Raises:
-        AttributeError, KeyError, TypeError, ValueError: it is none.
+        AttributeError, KeyError, TypeError, ValueError: the item is malformed.
     """
     ((kind, part),) = item.items()
     name, token_type = part["id"], part["type_id"]

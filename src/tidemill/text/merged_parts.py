@@ -1,4 +1,4 @@
-"""What a byte-level BPE vocabulary consists of, wherever it was read."""
+"""The parts of a byte-level BPE vocabulary, independent of its file format."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tidemill.base import _texts
 
 
 class Mark(NamedTuple):
-    """A token that is found in the text before it is cut into words."""
+    """A token that is matched in the text before pre-tokenization."""
 
     text: str
     id: int
@@ -16,12 +16,12 @@ class Mark(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A part of what is made of one or two texts.
+    """A part of an encoded input: special tokens or one of the texts.
 
     Attributes:
-        ids: what stands there; None for a text.
-        text: which one, 0 or 1.
-        type: of its tokens.
+        ids: the special tokens; None for a text.
+        text: the index of the text, 0 or 1.
+        type: the token type id.
     """
 
     ids: list[int] | None
@@ -30,27 +30,27 @@ class Piece(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """What stands around one text, and around two."""
+    """The layout of an encoded single text, and of an encoded pair."""
 
     single: list[Piece]
     pair: list[Piece]
 
 
-# Where nothing is said, and where it is said that nothing is put around texts.
+# Without a post-processor, and with one that adds no tokens (it gives the second text type 1).
 NO_FRAME = Frame([Piece(None, 0, 0)], [Piece(None, 0, 0), Piece(None, 1, 0)])
 BARE = Frame([Piece(None, 0, 0)], [Piece(None, 0, 0), Piece(None, 1, 1)])
 
 
 class Parts(NamedTuple):
-    """A vocabulary, read.
+    """A parsed vocabulary.
 
     Attributes:
-        encoder: texts and merges.
-        cuts: expressions that cut text into words one after another; False beside one where what
-            stands between its matches is no word.
-        nfc: text between marks is brought to normalization form C first.
-        early, late: marks that are found before and after that.
-        frame: what stands around texts.
+        encoder: vocabulary and merges.
+        cuts: pre-tokenization expressions, applied one after another. The flag is False if the text
+            between an expression's matches is removed.
+        nfc: text between marks is normalized to NFC first.
+        early, late: marks matched before and after normalization.
+        frame: the special tokens around texts.
         decoder, notes: see `Vocabulary`.
     """
 

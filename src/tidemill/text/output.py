@@ -1,4 +1,4 @@
-"""The visible output of one choice: detokenization and stop strings together."""
+"""The visible output of one choice: detokenization and stop strings."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ class OutputText:
     """Assembles a choice's text from its tokens.
 
     Attributes:
-        tokens: tokens taken so far, the one that completed a stop string included; tokens pushed
-            after it are surplus and are neither returned nor counted.
-        stopped: a stop string was met; the text is complete.
-        stop_string: the one that was met, or None.
-        offsets: with `track`, for each token taken, the number of characters decoded before it
-            (before stop strings are cut, from the start of the output).
-        pieces: with `track`, the bytes of each token taken (a special token's spelling included).
+        tokens: number of tokens consumed, including the one that completed a stop string. Tokens
+            pushed after it are ignored.
+        stopped: a stop string matched; the text is complete.
+        stop_string: the one that matched, or None.
+        offsets: with `track`, for each consumed token the number of output characters decoded
+            before it (stop strings not yet removed).
+        pieces: with `track`, the bytes of each consumed token, special tokens included.
 
     Args:
         tokenizer: the vocabulary.
-        stop: stop strings; a `StopSet` where several choices have the same.
+        stop: stop strings; a `StopSet` if several choices share them.
         min_tokens: stop strings completed before this many tokens are ordinary text.
         skip_special_tokens: special tokens add no text.
-        kept: special tokens that do; see `Tokenizer.pieces`.
-        at_start: the output is a text of its own (a chat message), not the continuation of a
-            prompt; see `Detokenizer`.
+        kept: special tokens that add text all the same; see `Tokenizer.pieces`.
+        at_start: the output begins a text (a chat message) instead of continuing a prompt; see
+            `Detokenizer`.
         track: record `offsets` and `pieces`, for logprobs.
     """
 
@@ -57,21 +57,21 @@ class OutputText:
 
     @property
     def stopped(self) -> bool:
-        """True once a stop string was met."""
+        """True once a stop string matched."""
         return self._matcher is not None and self._matcher.matched is not None
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that was met, or None."""
+        """The stop string that matched, or None."""
         return self._matcher.matched if self._matcher is not None else None
 
     def push(self, token_ids: Sequence[int], *, hide_last: bool = False) -> tuple[str, bool]:
-        """Add accepted tokens; return the text that may be shown now, and whether it has stopped.
+        """Add accepted tokens; return the text that may be shown, and whether it has stopped.
 
         Args:
             token_ids: newly accepted tokens, in order.
-            hide_last: the last one ended the choice (an end token or stop token id): it is counted
-                and has no text.
+            hide_last: the last token ended the choice (an end token or stop token id): it counts
+                but adds no text.
         """
         if self._matcher is None and not self._track:
             self.tokens += len(token_ids)
@@ -98,12 +98,12 @@ class OutputText:
         return self._matcher.push(text, armed=self.tokens >= self._min_tokens)[0]
 
     def finish(self) -> str:
-        """The text still held back, at the end of the choice; empty after a stop string."""
+        """End the choice; return the text held back, which is empty after a stop string."""
         text = self._detokenizer.finish()
         if self._matcher is None:
             return text
         if self.stopped:
             return ""
-        # The end of the output is no token: a stop string completed by U+FFFD still counts.
+        # A final U+FFFD (an incomplete character) may still complete a stop string.
         shown, _ = self._matcher.push(text, armed=self.tokens >= self._min_tokens)
         return shown + self._matcher.finish()

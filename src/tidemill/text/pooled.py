@@ -1,7 +1,7 @@
-"""What a pooled vector becomes: an embedding, a score.
+"""Converts pooled vectors to embeddings and scores.
 
-A room of its own since it is the only one of the API process that needs numpy: its import and its
-memory are for models and requests with vectors alone.
+This is a separate module because nothing else in the API process needs numpy. Only models and
+requests with vectors import it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ Float32 = NDArray[np.float32]
 
 
 def finish_embedding(pooled: bytes, data: VectorData, dimensions: int | None) -> Float32:
-    """An embedding: cut to its first `dimensions` (Kusupati et al. 2022, Matryoshka) and divided by
-    its length, as the model's files say; one that was cut is always of the length it had."""
+    """An embedding, cut to its first `dimensions` (Kusupati et al. 2022, Matryoshka) and then
+    divided by its length if the model's files say so."""
     vector = np.frombuffer(pooled, np.float32).astype(np.float64)
     if dimensions is not None:
         vector = vector[:dimensions]
@@ -31,7 +31,7 @@ def finish_score(pooled: bytes, data: VectorData) -> float:
     logit = float(np.frombuffer(pooled, np.float32)[0])
     if not data.sigmoid:
         return logit
-    # Of the two ways to write it, the one whose exponential does not overflow.
+    # Sigmoid, in the form whose exponential does not overflow.
     small = float(np.exp(-abs(logit)))
     return 1.0 / (1.0 + small) if logit >= 0 else small / (1.0 + small)
 

@@ -1,4 +1,4 @@
-"""Probe conversations: what a chat template writes for messages made up to find that out."""
+"""Renders probe conversations, which show what a chat template supports."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def render_probe(
     add_generation_prompt: bool = True,
     **variables: Any,
 ) -> str | None:
-    """Render a conversation as a request's would be, without the check that nothing is dropped.
+    """Render a conversation like a request's, without the check that nothing is dropped.
 
     Args:
         template: the model's.
-        abilities: of that template; they say in which form it takes arguments, ids and thinking.
+        abilities: of that template; they determine the form of arguments, ids and thinking.
         messages: as clients send them: a call's arguments are JSON text or an object, thinking is
             `reasoning_content`.
         tools: as clients send them, or None.
@@ -32,7 +32,7 @@ def render_probe(
         **variables: further variables of the template (`enable_thinking`).
 
     Returns:
-        The prompt's text; None where the template has no place for something or rejects it.
+        The prompt's text; None if the template rejects or does not support the messages.
     """
     try:
         plain = check_messages(messages, abilities, template.source or "")

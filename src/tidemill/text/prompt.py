@@ -1,4 +1,4 @@
-"""A conversation to the prompt's text: by the template, ended as the request says, nothing lost."""
+"""Renders a conversation to the prompt's text and checks that nothing was dropped."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from tidemill.text.template import ChatTemplate
 from tidemill.text.tools import NO_TOOLS, ToolUse
 
 _CONTINUED = "continue_final_message"
-# The mark that transformers puts behind the message; some templates look for it.
+# The mark that transformers appends to the message; some templates search for it.
 _MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 @dataclass(frozen=True, slots=True)
 class PromptOptions:
-    """What a request says of its prompt beside messages and tools.
+    """A request's prompt options other than messages and tools.
 
     Attributes:
-        add_generation_prompt: end with the opening of the assistant's turn; None: unless the final
-            message is continued.
-        continue_final_message: end within the final message, which is the assistant's, right behind
-            its content.
-        documents: for templates that read them: objects, mostly with `title` and `text`.
+        add_generation_prompt: end with the opening of the assistant's turn; None: yes, unless the
+            final message is continued.
+        continue_final_message: end right after the content of the final message, which must be the
+            assistant's.
+        documents: for templates that use them: objects, usually with `title` and `text`.
         kwargs: the request's `chat_template_kwargs`.
-        variables: what the server itself has to tell the template.
+        variables: template variables set by the server.
     """
 
     add_generation_prompt: bool | None = None
@@ -47,11 +47,11 @@ def render_prompt(
     options: PromptOptions,
     use: ToolUse = NO_TOOLS,
 ) -> str:
-    """What a model's template makes of a conversation, as transformers' `apply_chat_template` does.
+    """Render a conversation as transformers' `apply_chat_template` does.
 
     Args:
         template: the model's.
-        chat: what is known of the model.
+        chat: the model's chat capabilities.
         messages: see `check_messages`.
         options: see `PromptOptions`.
         use: the tools to show.
@@ -67,7 +67,7 @@ def render_prompt(
     kwargs = {k: v for k, v in (options.kwargs or {}).items() if v is not None}
     documents = options.documents
     for name in SWITCHES:
-        # Off is what a model that does not think does anyway.
+        # "Off" is a neutral value for a model that does not think.
         if kwargs.get(name) is False and not chat.thinks and name not in template.names:
             del kwargs[name]
     check_kwargs(kwargs, template.names)
@@ -112,12 +112,12 @@ def _check_continued(final: Mapping[str, Any], generate: bool) -> None:
         raise bad_request(_CONTINUED, f"{_CONTINUED} needs the final message to be the assistant's")
     if final.get("tool_calls"):
         raise bad_request(
-            _CONTINUED, f"{_CONTINUED}: the final message ends with tool calls, not with text"
+            _CONTINUED, f"{_CONTINUED}: the final message ends with tool calls, not with content"
         )
 
 
 def _with_mark(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with a mark at the end of the final one's content."""
+    """The messages, with a mark at the end of the final one's content."""
     *earlier, final = messages
     content = final["content"]
     if isinstance(content, list):
@@ -129,7 +129,7 @@ def _with_mark(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _cut_at_mark(prompt: str, content: str | list[dict[str, Any]] | None) -> str:
-    """The prompt up to the end of its final message's content, to be continued from there."""
+    """The prompt up to the end of the final message's content."""
     text = content[-1]["text"] if isinstance(content, list) else content or ""
     head, mark, _ = prompt.rpartition(_MARK.strip())
     if not mark or not head.rstrip().endswith(text.strip()):
@@ -137,5 +137,5 @@ def _cut_at_mark(prompt: str, content: str | list[dict[str, Any]] | None) -> str
             _CONTINUED,
             "the model's chat template rewrites the final message, so it cannot be continued",
         )
-    # A template that trims the content trimmed the mark's blank instead.
+    # If the mark's trailing space is gone, the template trims contents: trim this one too.
     return head if prompt.startswith(_MARK, len(head)) else head.rstrip()

@@ -1,8 +1,8 @@
-"""Which format a model writes: by name, by the table, or derived from its chat template.
+"""Detects a model's format: by name, from the table, or derived from its chat template.
 
-The table is asked first. What it says is tried on two turns of made-up calls, since a template may
-have a known family's mark and a layout of its own; where they are not read back, or the table knows
-no mark, the format is derived from what the template renders.
+The table has priority. Its format is verified with two turns of probe calls, because a template may
+use a known family's mark with a different layout. If they are not parsed back, or the table knows
+no mark of the template, the format is derived from what the template renders.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tidemill.text.template import ChatTemplate
 
 
 class Recognised(NamedTuple):
-    """A format, and how it was found.
+    """A format, and how it was detected.
 
     Attributes:
         form: the format.
-        calls: how calls are read, for a person: "calls ...".
+        calls: how calls are parsed, for humans; completes "calls ...".
     """
 
     form: Format
@@ -38,16 +38,16 @@ def recognised(
     tool_format: str | None = None,
     reasoning_format: str | None = None,
 ) -> Recognised:
-    """The format of a model.
+    """Detect a model's format.
 
     Args:
-        template: the one that is rendered where tools are shown.
+        template: the one for conversations with tools.
         abilities: of that template.
-        tool_format: a name of the table, or None.
-        reasoning_format: a name of the table of thinking, ``none``, or None.
+        tool_format: a name in `FORMATS`, or None.
+        reasoning_format: a name in `THINKING`, ``none``, or None.
 
     Raises:
-        KeyError: there is no format of that name.
+        KeyError: unknown name.
     """
     found = detect(template.source)
     if tool_format is not None:
@@ -70,11 +70,11 @@ def recognised(
 
 def _of_table(found: Format) -> Recognised:
     known = found.syntax is not None
-    return Recognised(found, f"as {found.name}" if known else "are not read")
+    return Recognised(found, f"as {found.name}" if known else "are not parsed")
 
 
 def _tried(template: ChatTemplate, abilities: Abilities, found: Format) -> Recognised:
-    """The table's format if it reads what the template renders, else a derived one."""
+    """The table's format if it parses what the template renders, else a derived one."""
     if found.syntax is not None:
         turns = Turns(template, abilities, SCHEMAS)
         verdict = verify(found, turns, most=2)
@@ -86,16 +86,16 @@ def _tried(template: ChatTemplate, abilities: Abilities, found: Format) -> Recog
     if derived is not None:
         form, verdict = derived
         marks = form.begin or form.section[0] or "the answer's beginning"
-        said = f"{verdict.right} of {verdict.rendered} made-up calls were read back"
-        return Recognised(form, f"as the template renders them, from {marks!r} ({said})")
+        counts = f"{verdict.right} of {verdict.rendered} probe calls were parsed back"
+        return Recognised(form, f"as the template renders them, from {marks!r} ({counts})")
     if found.syntax is None:
-        return Recognised(found, "are not read: no reader fits what the template renders")
-    said = f"as {found.name} by a mark in it, although what it renders is not read back so"
-    return Recognised(found, said)
+        return Recognised(found, "are not parsed: the template's tool call format is not known")
+    how = f"as {found.name} by a mark in it, although its rendered calls are not parsed back"
+    return Recognised(found, how)
 
 
 def _with_rendered_thinking(template: ChatTemplate, abilities: Abilities, form: Format) -> Format:
-    """A format with the marks around thinking as they are rendered, and what follows them."""
+    """A format with the marks of thinking and the gap after them as the template renders them."""
     turns = Turns(template, abilities, SCHEMAS if abilities.tools else {})
     if form.think is not None:
         gap = gap_behind(form.think, turns)

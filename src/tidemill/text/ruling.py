@@ -1,7 +1,7 @@
-"""Grammars of answers that call tools or have marked regions, in llguidance's Lark dialect.
+"""Grammars of answers with tool calls or constrained regions, in llguidance's Lark dialect.
 
 https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md: special tokens as ``<[id]>``,
-``%json`` for a schema, ``[lazy]`` for text that ends where its last part is first met.
+``%json`` for a schema, ``[lazy]`` for the shortest match.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _TEXT = "TEXT: /(.|\\n)*/"
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """How texts are written in a grammar.
+    """Converts texts to the grammar's notation.
 
     Attributes:
-        special: spellings of the special tokens that may stand in marks -> their ids.
+        special: texts of the special tokens that may occur in marks -> their ids.
     """
 
     special: dict[str, int]
 
     def write(self, text: str) -> str:
-        """A text as a sequence of strings and special tokens; empty for none."""
+        """A text as a sequence of strings and special tokens; empty for an empty text."""
         marks = sorted(self.special, key=len, reverse=True)
         parts = re.split(f"({'|'.join(map(re.escape, marks))})", text) if marks else [text]
         return " ".join(
@@ -41,7 +41,7 @@ class Spelling:
         )
 
     def special_only(self, text: str) -> str:
-        """The same where a special token is in it, else empty: plain text needs no allowing."""
+        """`write` if the text contains a special token, else empty: `TEXT` covers plain text."""
         return self.write(text) if any(mark in text for mark in self.special) else ""
 
 
@@ -57,15 +57,16 @@ def calls_grammar(
     """The grammar of an answer in which tool calls obey their schemas.
 
     Args:
-        form: how the model writes.
-        tools: that may be called; schemas as the grammar takes them.
+        form: the model's format.
+        tools: the tools that may be called; their schemas are prepared for the grammar.
         spelling: of marks.
-        required: there must be a call, and there is nothing else.
-        parallel: there may be several.
-        document: what the answer is where it is no call; None: any text.
+        required: the answer must be a call and nothing else.
+        parallel: several calls are allowed.
+        document: the constraint on an answer that is not a call; None: any text.
 
     Raises:
-        TidemillError: kind BAD_REQUEST naming what of a tool cannot be enforced in this format.
+        TidemillError: kind BAD_REQUEST naming the part of a tool that cannot be enforced in this
+            format.
     """
     write = spelling.write
     listed = getattr(form.syntax, "listed", False) or getattr(form.syntax, "bracketed", False)
@@ -77,10 +78,10 @@ def calls_grammar(
     rules.append("unit: " + _join(write(form.begin), rest))
     between = write(form.between or form.spread)
     if not between and form.begin:
-        between = '"\\n"?'  # templates of one family differ
+        between = '"\\n"?'  # the templates of a family differ
     several = "unit" if listed or not parallel else f"unit ({_join(between, 'unit')})*"
     before = write(form.section[0])
-    # White space is a piece of its own: the lexer does not go back from a longer one.
+    # White space is a separate terminal: the lexer does not backtrack from a longer match.
     opened = _join(write(form.spread) if before else "", several)
     closed = _join(write(form.spread), write(form.section[1])) if before else ""
     rules.append("calls: " + _join(before, opened, closed))
@@ -97,7 +98,7 @@ def calls_grammar(
         return _program("start: calls | free", [*rules, *_addressed(form, spelling)])
     mark = before or write(form.begin)
     rules += _regions(form, spelling, mark, _join(opened, closed) if before else rest)
-    # A single call is the text's end: in what follows it another could be opened.
+    # Without parallel calls the text ends after a call; more text could open another one.
     return _program("start: region* tail" if parallel else "start: region | tail", rules)
 
 
@@ -105,26 +106,26 @@ def _regions(form: Format, spelling: Spelling, mark: str, opened: str) -> list[s
     """Text in which a mark opens calls."""
     if not mark.startswith("<["):
         return [f"region: head {opened}", f"head[lazy]: TEXT {mark}", "tail: TEXT", _TEXT]
-    # Marks that say nothing may stand in the text as well.
-    said = [spelled for d in form.dropped if (spelled := spelling.special_only(d))]
-    if not said:
+    # Dropped marks may occur in the text too.
+    dropped = [spelled for d in form.dropped if (spelled := spelling.special_only(d))]
+    if not dropped:
         return [f"region: TEXT {mark} {opened}", "tail: TEXT", _TEXT]
-    words = " | ".join(["WORDS", *said])
+    words = " | ".join(["WORDS", *dropped])
     return [f"region: tail {mark} {opened}", f"tail: ({words})*", _TEXT.replace("TEXT", "WORDS")]
 
 
 def _addressed(form: Format, spelling: Spelling) -> list[str]:
-    """Text of a message that is no call's: it says so, or does not begin as one."""
+    """Text of a plain message: it begins with the answer mark, or not like a call."""
     if form.answer:
         return [f"free: {spelling.write(form.answer)} TEXT", _TEXT]
     return ["free: FREE", rf"FREE: /(.|\n)*/ & ~/\s*{pattern(form.begin)}(.|\n)*/"]
 
 
 def _first_character(form: Format, spelling: Spelling) -> list[str]:
-    """Where a call is what an answer begins with, what begins otherwise is none."""
-    said = [spelled for d in form.dropped if (spelled := spelling.special_only(d))]
-    lead = f"({' | '.join(said)})? " if said else ""
-    space = r"\s\x1c-\x1f"  # what Python calls space, too
+    """Plain text for formats without a begin mark: its first character must not begin a call."""
+    dropped = [spelled for d in form.dropped if (spelled := spelling.special_only(d))]
+    lead = f"({' | '.join(dropped)})? " if dropped else ""
+    space = r"\s\x1c-\x1f"  # includes what Python's str.isspace accepts
     return [f"free: {lead}FREE", f"FREE: /[{space}]*([^{space}{{\\[](.|\\n)*)?/"]
 
 
@@ -137,7 +138,7 @@ def _join(*parts: str) -> str:
 
 
 def _call(number: int, form: Format, tool: Tool, spelling: Spelling) -> list[str]:
-    """The rules of one tool's call; the first is its own."""
+    """The rules of one tool's call; the first is the call's."""
     syntax, body, rule = form.syntax, f"%json {tool.schema}", f"call_{number}"
     if isinstance(syntax, TaggedCall):
         return tagged_rules(rule, tool, syntax, spelling.write, spelling.special)
@@ -173,7 +174,7 @@ def _document(document: Grammar) -> str:
         return "document: " + " | ".join(
             json.dumps(c, ensure_ascii=False) for c in json.loads(document.source)
         )
-    # A slash or a line's end would end the expression here; what is escaped stays as it is.
+    # A slash or a newline would end the expression; existing escapes are kept.
     pattern = re.sub(r"(\\.)|/|\n", _escaped, document.source)
     return f"document: DOCUMENT\nDOCUMENT: /{pattern}/"
 
@@ -185,11 +186,11 @@ def _escaped(match: re.Match[str]) -> str:
 def regions_grammar(
     regions: Sequence[Region], triggers: Sequence[str], prepare: Callable[[str, str], str]
 ) -> str:
-    """The grammar of text in which what a trigger opens is one of the regions.
+    """The grammar of free text in which each trigger opens one of its regions.
 
     Args:
         regions: each begins with one of the triggers.
-        triggers: texts.
+        triggers: texts that open a region.
         prepare: see `ChatSide`.
     """
     write = Spelling({}).write

@@ -78,7 +78,7 @@ def test_unknown_marks_are_found_and_said(turn: str, begin: str, syntax: type) -
     recognised_ = found(whole(turn))
     form = recognised_.form
     assert (form.name, form.begin) == ("derived", begin) and isinstance(form.syntax, syntax)
-    assert repr(begin) in recognised_.calls and "18 of 18 made-up calls" in recognised_.calls
+    assert repr(begin) in recognised_.calls and "18 of 18 probe calls" in recognised_.calls
 
 
 def test_thinking_between_unknown_marks() -> None:
@@ -116,7 +116,7 @@ def test_white_space_between_marks_is_the_templates() -> None:
 def test_what_is_not_read_back_is_no_format(turn: str) -> None:
     assert derived(whole(turn)) is None
     recognised_ = found(whole(turn))
-    assert recognised_.form.syntax is None and "not read" in recognised_.calls
+    assert recognised_.form.syntax is None and "not parsed" in recognised_.calls
 
 
 def test_the_table_goes_first_and_names_go_before_it() -> None:
@@ -127,7 +127,7 @@ def test_the_table_goes_first_and_names_go_before_it() -> None:
 def test_a_known_mark_with_an_unreadable_layout_is_said() -> None:
     broken = TEMPLATES["hermes"][0].replace("{{ f.name }}", "{{ f.name | replace('_', '-') }}")
     recognised_ = found(whole(broken))
-    assert recognised_.form.name == "hermes" and "not read back" in recognised_.calls
+    assert recognised_.form.name == "hermes" and "not parsed back" in recognised_.calls
 
 
 def test_it_is_said_at_start() -> None:

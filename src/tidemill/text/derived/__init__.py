@@ -1,1 +1,1 @@
-"""How a model writes calls and thinking, found out from what its chat template renders."""
+"""Derives a model's format of calls and thinking from what its chat template renders."""

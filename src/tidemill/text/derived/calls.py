@@ -1,7 +1,7 @@
-"""Calls whose arguments are one object, or written in Python: the marks around them.
+"""Derives the marks of calls whose arguments are one object, and of Python calls.
 
-Each function looks for its own layout in a turn with known calls and returns None where the turn
-is not like that.
+Each function matches one layout against a turn with known calls, and returns None if the turn does
+not have that layout.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DECODER = json.JSONDecoder()
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """A call's own part in a text, and what is known of it."""
+    """A call's span in a text, and the value parsed from it."""
 
     start: int
     end: int
@@ -30,7 +30,7 @@ class _Span:
 
 
 def _bodies(turns: Turns, lead: int, tail: int) -> tuple[str, str | None] | None:
-    """What the model writes for one call, and for two where a turn can hold them."""
+    """The model's text for one call, and for two calls if a turn can hold them."""
     calls = [Call(name, ARGUMENTS) for name in NAMES]
     one, two = turns.turn(calls[:1], ids=False), turns.turn(calls, ids=False)
     if one is None:
@@ -53,7 +53,7 @@ def _format(found: Around, syntax: CallSyntax, *, listed: bool = False) -> Forma
     Args:
         found: the marks.
         syntax: of a call.
-        listed: brackets stand around all calls, and the marks around those.
+        listed: the calls form a bracketed list, and the marks enclose the brackets.
     """
     if listed:
         begin, end = found.opening or found.begin, found.closing or found.end
@@ -65,11 +65,11 @@ def _format(found: Around, syntax: CallSyntax, *, listed: bool = False) -> Forma
     space = begin[len(begin.rstrip()) :]
     padding = space if space and end.startswith(space) else ""
     closing, more = trimmed(found.opening, found.closing)
-    if not found.opening and not found.between:  # one call at most
+    if not found.opening and not found.between:  # at most one call per turn
         end, more = trimmed(begin, end)
     opening, between = found.opening.strip(), found.between
     spread = spread_of(found)
-    if isinstance(syntax, NamedJson):  # what stands in front of a name need not stand behind
+    if isinstance(syntax, NamedJson):  # the space before a name need not occur after it
         syntax, padding = replace(syntax, before=space + syntax.before), ""
     return Format(
         "derived",
@@ -92,7 +92,7 @@ def _object_at(text: str, at: int) -> tuple[Any, int] | None:
 
 
 def _json_span(text: str, name: str, after: int = 0) -> _Span | None:
-    """The outermost JSON object behind `after` that names a function."""
+    """The outermost JSON object after offset `after` that names a function."""
     limit = text.find(name, after)
     at = text.find("{", after)
     while 0 <= at < limit:
@@ -125,7 +125,7 @@ def _json_syntax(value: Mapping[str, Any], *, listed: bool) -> JsonCall | None:
 
 
 def json_format(turns: Turns, lead: int, tail: int) -> Format | None:
-    """Calls that are JSON objects with their name in them. See the module."""
+    """Calls that are JSON objects containing the name. See the module."""
     bodies = _bodies(turns, lead, tail)
     if bodies is None:
         return None
@@ -142,7 +142,7 @@ def json_format(turns: Turns, lead: int, tail: int) -> Format | None:
 
 
 def _both(two: str | None, find: Any) -> list[_Span]:
-    """The spans of both calls in a text of two; fewer where they are not found."""
+    """The spans of both calls in a text of two calls; empty if either is not found."""
     if two is None:
         return []
     first = find(two, NAMES[0], 0)
@@ -151,7 +151,7 @@ def _both(two: str | None, find: Any) -> list[_Span]:
 
 
 def named_format(turns: Turns, lead: int, tail: int) -> Format | None:
-    """Calls of a name and a JSON object behind it. See the module."""
+    """Calls that are a name followed by a JSON object. See the module."""
     bodies = _bodies(turns, lead, tail)
     if bodies is None:
         return None
@@ -164,7 +164,7 @@ def named_format(turns: Turns, lead: int, tail: int) -> Format | None:
     after = str(first.value)
     numbered = False
     id_marks: tuple[str, ...] = ()
-    if len(spans) == 2 and spans[0].value != spans[1].value:  # a number behind the name
+    if len(spans) == 2 and spans[0].value != spans[1].value:  # a number follows the name
         zero, one_ = str(spans[0].value), str(spans[1].value)
         at = next(i for i, (a, b) in enumerate(zip(zero, one_, strict=False)) if a != b)
         if not zero[at].isdigit() or not zero[:at]:
@@ -188,7 +188,7 @@ def named_format(turns: Turns, lead: int, tail: int) -> Format | None:
 
 
 def _tail(end: str) -> tuple[str, str]:
-    """What closes the arguments, and the mark that closes the call."""
+    """The text that closes the arguments, and the mark that closes the call."""
     parts = atoms(end.rstrip())
     if len(parts) > 1 and len(parts[-1]) > 1 and not parts[-1].isalnum():
         return "".join(parts[:-1]), parts[-1]
@@ -196,7 +196,7 @@ def _tail(end: str) -> tuple[str, str]:
 
 
 def _named_span(text: str, name: str, after: int = 0) -> _Span | None:
-    """From a name to the end of the arguments behind it; `value` is what stands between."""
+    """From a name to the end of its arguments; `value` is the text between them."""
     at = text.find(name, after)
     brace = text.find("{", at) if at >= 0 else -1
     while brace >= 0:
@@ -209,7 +209,7 @@ def _named_span(text: str, name: str, after: int = 0) -> _Span | None:
 
 
 def unquoted_format(turns: Turns, lead: int, tail: int) -> Format | None:
-    """Calls of a name and an object with bare keys and strings between a mark. See the module."""
+    """Calls that are a name and an object with bare keys and marked strings. See the module."""
     bodies = _bodies(turns, lead, tail)
     if bodies is None:
         return None
@@ -248,7 +248,7 @@ def python_format(turns: Turns, lead: int, tail: int) -> Format | None:
     listed = one[: first.start].rstrip().endswith("[") and one[first.end :].lstrip()[:1] == "]"
     found = _around(one, first, None if listed else two, _both(two, _python_span))
     form = _format(found, PythonCalls(bracketed=listed), listed=listed)
-    # Without brackets the end mark is all that ends them.
+    # Without brackets only the end mark ends the calls.
     return form if listed or form.end else None
 
 

@@ -1,8 +1,8 @@
-"""The format of a chat template that no row of the table describes.
+"""Derives the format of a chat template that is not in the table.
 
-Conversations made up for it are rendered; by difference the marks around calls, their parts and the
-thinking are found, one of the engine's readers is chosen, and what is rendered for many calls must
-be read back. What is not read back is no format.
+Probe conversations are rendered and compared. The differences show the marks around calls, their
+parts and the thinking, and so which of the parser's readers applies. A derived format is accepted
+only if it parses back all calls of a set of rendered probes.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ _LAYOUTS: tuple[Callable[[Turns, int, int], Format | None], ...] = (
 
 
 def derive(template: ChatTemplate, abilities: Abilities) -> tuple[Format, Verdict] | None:
-    """The format in which a template writes calls and thinking.
+    """Derive a template's format of calls and thinking.
 
     Args:
         template: the model's.
         abilities: of that template.
 
     Returns:
-        The format, which reads back every call that was tried, and how many those were; None where
-        none of the engine's readers does.
+        The format, which parses back every probe call, and the counts of that check; None if no
+        reader of the parser fits.
     """
     turns = Turns(template, abilities, SCHEMAS)
     edges = _edges(turns)
@@ -73,14 +73,14 @@ def derive(template: ChatTemplate, abilities: Abilities) -> tuple[Format, Verdic
 
 
 def _is_first(form: Format) -> bool:
-    """Calls without a mark are what an answer begins with: an object or a list."""
+    """Calls without a mark that begin the answer: an object or a list."""
     return getattr(form.syntax, "name", None) is not None or bool(
         getattr(form.syntax, "bracketed", False)
     )
 
 
 def _edges(turns: Turns) -> tuple[int, int] | None:
-    """Characters of a turn in front of its calls' marks, and behind them."""
+    """Numbers of characters of a turn before its calls' marks and after them."""
     prompt, plain = turns.prompt(), turns.turn(content=CONTENT)
     calling = turns.turn([Call(NAMES[0], ARGUMENTS)], ids=False)
     if prompt is None or plain is None or calling is None:
@@ -88,7 +88,7 @@ def _edges(turns: Turns) -> tuple[int, int] | None:
     lead = len(common_prefix(prompt, calling))
     think, answer = think_marks(turns)
     rest = without_thought(calling[lead:], think)
-    for mark in (answer, answer_end(turns)):  # an answer of no words stands there
+    for mark in (answer, answer_end(turns)):  # the marks of an empty answer precede the calls
         if mark and rest.lstrip().startswith(mark):
             rest = rest.lstrip().removeprefix(mark)
     tail = len(common_suffix(plain, calling))

@@ -1,7 +1,7 @@
-"""White space between the marks of a call, as one template of a family writes it.
+"""Adapts the white space between a call's marks to the template.
 
-The table has the marks of a family; its templates differ in white space between them, which readers
-skip and which the grammar of enforced calls writes.
+The table holds a family's marks, but its templates differ in the white space between them. Readers
+skip that white space; the grammar of enforced calls writes it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ _ARGUMENTS = {"qq_text": "Qqvaluea", "qq_more": "Qqvalueb"}
 
 
 def with_gaps(form: Format, turns: Turns) -> Format:
-    """A format of calls with marks around each parameter, with the template's white space.
+    """A format of tagged calls, with the white space that the template writes.
 
     Args:
-        form: any format; others are returned as they are, as is one that the template does not fit.
+        form: any format. It is returned unchanged if its calls are not tagged or the template does
+            not match it.
         turns: of the template.
     """
     syntax = form.syntax

@@ -1,4 +1,4 @@
-"""What stands around calls: the marks of one call and of their section, by comparing turns."""
+"""Separates the marks of one call from those of the calls' section, by comparing turns."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from tidemill.text.derived.turns import CLOSERS, OPENERS, common_prefix, common_
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """The texts around a call's own part.
+    """The texts around a call.
 
     Attributes:
-        begin, end: stand at every call, with their white space.
-        opening, closing: stand at all of them together.
-        between: separates two.
+        begin, end: enclose every call; white space included.
+        opening, closing: enclose all calls together.
+        between: separates two calls.
     """
 
     begin: str
@@ -25,12 +25,12 @@ class Around:
 
 
 def around(before: str, middle: str | None, after: str) -> Around:
-    """Tell marks of a call from marks of the section.
+    """Separate the marks of a call from the marks of the section.
 
     Args:
-        before: in front of the first call's own part.
-        middle: between two calls' own parts; None where a turn has one call at most.
-        after: behind the last call's own part.
+        before: the text before the first call.
+        middle: the text between two calls; None if a turn has at most one call.
+        after: the text after the last call.
     """
     if middle is None:
         return Around(before, after)
@@ -38,7 +38,7 @@ def around(before: str, middle: str | None, after: str) -> Around:
     if len(begin) + len(end) > len(middle):
         at = boundary(middle, len(middle) - len(begin), len(end))
         begin, end = middle[at:], middle[:at]
-    if not begin.strip() and not end.strip():  # calls are told apart by what is between them
+    if not begin.strip() and not end.strip():  # only the text between calls separates them
         return Around("", "", before, after, middle)
     return Around(
         begin,
@@ -50,7 +50,7 @@ def around(before: str, middle: str | None, after: str) -> Around:
 
 
 def boundary(text: str, least: int, most: int) -> int:
-    """Where between two places one mark ends and the next begins; the later place if nowhere."""
+    """The offset from `least` to `most` where one mark ends and the next begins; else `most`."""
     for at in range(least, most + 1):
         left, right = text[:at].rstrip(), text[at:].lstrip()
         if left[-1:] in CLOSERS and right[:1] in OPENERS:
@@ -66,7 +66,7 @@ def spread_of(found: Around) -> str:
 
 
 def trimmed(opening: str, closing: str) -> tuple[str, str]:
-    """A closing text without what closes more than was opened (the turn), and that."""
+    """Split a closing text into the part that closes `opening` and the rest (the turn's end)."""
     mark, rest = split_tags(closing)
     if not opening.strip():
         return "", closing.strip()
@@ -74,7 +74,7 @@ def trimmed(opening: str, closing: str) -> tuple[str, str]:
 
 
 def split_tags(text: str) -> tuple[str, str]:
-    """A text of two tags as its first tag and the rest; the rest is empty where there is one."""
+    """Split a text into its first tag and the rest; the rest is empty if it has only one."""
     stripped = text.strip()
     for at in range(1, len(stripped)):
         if stripped[at - 1].isspace() or stripped[at - 1 : at + 1] == "><":

@@ -1,4 +1,4 @@
-"""Calls made up to find out how a template writes them, and the tools that they call."""
+"""Probe calls, rendered to derive a template's format, and the tools they call."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _OTHERS: tuple[dict[str, Any], ...] = (
 
 
 def probes() -> Iterator[list[Call]]:
-    """The turns that are tried: what they call."""
+    """The calls of each probe turn."""
     first, other = NAMES
     yield [Call(first, {"qq_text": "Rome", "qq_count": 7})]
     yield [Call(first, {"qq_text": "x"}), Call(other, {"qq_text": "y", "qq_count": 0})]

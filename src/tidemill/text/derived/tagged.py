@@ -1,7 +1,8 @@
-"""Calls whose parameters stand between marks: the marks, from what stands around names and values.
+"""Derives the marks of tagged calls from the texts around parameter names and values.
 
-Two texts under two names give what stands between a name and its value, a value and the next name,
-and behind the last value; values of other types tell whether a mark says the type.
+A probe call with two string parameters shows the text between a name and its value, between a value
+and the next name, and after the last value. Probe values of other types show whether a mark states
+the type.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from tidemill.text.derived.made_up import NAMES, Call
 from tidemill.text.derived.turns import ID, Turns, common_prefix, common_suffix
 from tidemill.text.parsers.format import Format, Gaps, Kind, TaggedCall
 
-_KEY = "\ue001"  # stands for a parameter's name where its value's closing mark repeats it
+_KEY = "\ue001"  # placeholder for a parameter's name that the value's closing mark repeats
 KEYS = ("qq_text", "qq_more")
 _VALUES = ("Qqvaluea", "Qqvalueb")
 _MARKUP = "Qqa<b>&c\nQqd"
-# Parameter, value, its JSON type, and texts of which one stands for it.
+# Parameter, value, its JSON type, and the texts that may represent the value.
 _TYPED: tuple[tuple[str, Any, str, tuple[str, ...]], ...] = (
     ("qq_count", 70417, "number", ("70417",)),
     ("qq_on", True, "boolean", ("true", "True")),
@@ -37,21 +38,21 @@ _TYPED: tuple[tuple[str, Any, str, tuple[str, ...]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class _Pieces:
-    """One call's text, cut at its name, its parameters' names and their values."""
+    """One call's text, split at its name, its parameters' names and their values."""
 
-    before: str  # in front of the call's name
+    before: str  # before the call's name
     name: str  # between it and the first parameter's name
     value: str  # between a parameter's name and its value
     next: str  # between a value and the next parameter's name
-    after: str  # behind the last value
+    after: str  # after the last value
 
 
 def tagged_format(turns: Turns, lead: int, tail: int) -> Format | None:
-    """The format of calls with marks around each parameter; None where it is not like that.
+    """The format of tagged calls; None if the template does not write them so.
 
     Args:
         turns: of the template.
-        lead, tail: characters of a turn in front of what the model writes, and behind it.
+        lead, tail: numbers of characters of a turn before the model's text and after it.
     """
     arguments = dict(zip(KEYS, _VALUES, strict=True))
     one = turns.turn([Call(NAMES[0], arguments)], ids=False)
@@ -72,7 +73,7 @@ def tagged_format(turns: Turns, lead: int, tail: int) -> Format | None:
 
 
 def _cut(text: str, name: str) -> _Pieces | None:
-    """A turn's text in pieces."""
+    """Split a turn's text into pieces."""
     places = [text.find(word) for pair in zip(KEYS, _VALUES, strict=True) for word in pair]
     start = text.rfind(name, 0, max(places[0], 0))
     if start < 0 or -1 in places or places != sorted(places):
@@ -93,8 +94,8 @@ def _cut(text: str, name: str) -> _Pieces | None:
 def _value_marks(pieces: _Pieces) -> tuple[str, str] | None:
     """The mark that closes a value and the one that opens a parameter, each with its white space.
 
-    What stands between two parameters is both, one behind the other: the first is also behind the
-    last value, the second also behind the call's name.
+    The text between two parameters is the first mark followed by the second. The first also follows
+    the last value, and the second also follows the call's name.
     """
     least = len(pieces.next) - len(common_suffix(pieces.name, pieces.next))
     most = len(common_prefix(pieces.next, pieces.after))
@@ -109,9 +110,10 @@ def _value_marks(pieces: _Pieces) -> tuple[str, str] | None:
 def _around_calls(
     turns: Turns, arguments: dict[str, str], pieces: _Pieces, lead: int, tail: int
 ) -> tuple[Around, str]:
-    """What stands around a call's name and its last value, two calls compared.
+    """The texts before a call's name and after its last value, from a comparison of two calls.
 
-    Where the name stands twice, the second is what is between both, and the first is looked at.
+    If the name occurs twice (a recipient header), the second result is the text between both, and
+    the marks are those around the first.
     """
     before, _, recipient = pieces.before.partition(NAMES[0])
     two = turns.turn([Call(n, arguments) for n in NAMES], ids=False)
@@ -127,7 +129,7 @@ def _around_calls(
 
 
 def _numbered(name_close: str) -> tuple[str, str]:
-    """What closes a call's name, and what closes a number behind that; empty for none."""
+    """The mark after a call's name, and the mark after a number that follows; empty for none."""
     text = name_close.replace(ID, "1")
     digits = [i for i, c in enumerate(text) if c.isdigit()]
     if not digits:
@@ -143,12 +145,12 @@ def _format(
     marks: tuple[str, str, str, str, str],
     recipient: str,
 ) -> Format:
-    """The format, from a name's and a number's end, a parameter's opening and closing, the rest."""
+    """Build the format. `marks`: name close, index close, key open, value close, and the rest."""
     name_close, index, key_open, close, after = marks
     shut = index or name_close
     gap_name = shut[len(shut.rstrip()) :]
     name_close, index = (name_close, index.rstrip()) if index else (name_close.rstrip(), "")
-    if not name_close:  # the line's end is the mark
+    if not name_close:  # the newline is the mark
         name_close, gap_name = gap_name, ""
     kind, key_close = _kind(turns, pieces, close)
     padded = pieces.value.endswith("\n") and close.startswith("\n")
@@ -177,7 +179,7 @@ def _format(
         section=(found.opening.strip(), closing),
         dropped=tuple(mark for mark in dropped if mark),
         spread=spread_of(found),
-        # A header is a mark at a message's beginning alone.
+        # A recipient header is a mark only at the beginning of a message.
         leading=bool(recipient),
         between=found.between.strip() if recipient else "",
         padding="\n" if own and found.begin.strip()[len(begin) :].startswith("\n") else "",
@@ -200,7 +202,7 @@ def _format(
 def _between(
     turns: Turns, key: str, value: Any, spellings: Sequence[str]
 ) -> tuple[str, str] | None:
-    """What stands between a parameter's name and its value, and the value as it is written."""
+    """The text between a parameter's name and its value, and the value as written."""
     text = turns.turn([Call(NAMES[0], {key: value})])
     at = -1 if text is None else text.rfind(key)
     if text is None or at < 0:
@@ -214,7 +216,7 @@ def _between(
 
 
 def _kind(turns: Turns, pieces: _Pieces, close: str) -> tuple[Kind | None, str]:
-    """The attribute that says how a value is written, and what closes a parameter's name."""
+    """The attribute that states how a value is written, and the mark after a parameter's name."""
     if _KEY in close:
         return None, ""
     said: dict[str, str] = {}
@@ -235,13 +237,13 @@ def _kind(turns: Turns, pieces: _Pieces, close: str) -> tuple[Kind | None, str]:
     other = names.pop() if len(names) == 1 else ""
     if not other and any(name != word for name, word in said.items()):
         return None, ""
-    # The name's own closing mark is what stands in front of the attribute: a quote.
+    # The name's closing mark is the text before the attribute: a quote.
     at = next((i for i, c in enumerate(before) if c.isspace()), 0)
     return Kind(before[at:], after.rstrip(), text, other), before[:at]
 
 
 def _quotes(turns: Turns, pieces: _Pieces, close: str) -> tuple[str, str]:
-    """Marks around a text that holds markup."""
+    """The marks around a text that contains markup."""
     text = turns.turn([Call(NAMES[0], {KEYS[0]: _MARKUP})])
     begin = KEYS[0] + pieces.value
     at = -1 if text is None else text.rfind(begin)

@@ -1,4 +1,4 @@
-"""Marks around thinking and answers, from turns with and without them."""
+"""Derives the marks of thinking and answers from turns with and without them."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _CALL = (Call(NAMES[0], {"qq_text": "x"}),)
 
 
 def answer_end(turns: Turns) -> str:
-    """What closes an answer in front of calls; empty for nothing."""
-    plain, beside = turns.turn(content=CONTENT) or "", turns.turn(_CALL, CONTENT) or ""
-    return common_prefix(plain.partition(CONTENT)[2], beside.partition(CONTENT)[2]).strip()
+    """The mark that closes an answer before calls; empty if there is none."""
+    plain, calling = turns.turn(content=CONTENT) or "", turns.turn(_CALL, CONTENT) or ""
+    return common_prefix(plain.partition(CONTENT)[2], calling.partition(CONTENT)[2]).strip()
 
 
 def with_answer(form: Format, turns: Turns) -> Format:
-    """A format with the marks of thinking and of answers that are no calls."""
-    think, said = think_marks(turns, form)
+    """Add the marks of thinking and of plain answers to a format."""
+    think, mark_after_thinking = think_marks(turns, form)
     dropped = [*form.dropped]
     prompt, plain = turns.prompt() or "", turns.turn(content=CONTENT) or ""
     before, _, behind = plain[len(common_prefix(prompt, plain)) :].partition(CONTENT)
     before = without_thought(before, think)
     if think is not None and think.gap.strip():
         dropped.append(think.gap.strip())
-    answer, ending = said or before.strip(), answer_end(turns)
+    answer, ending = mark_after_thinking or before.strip(), answer_end(turns)
     dropped += [answer, ending]
     if answer and not ending:
         closing = next((a for a in atoms(behind) if a.strip()), "")
@@ -43,11 +43,11 @@ def with_answer(form: Format, turns: Turns) -> Format:
 
 
 def think_marks(turns: Turns, form: Format | None = None) -> tuple[ThinkMarks | None, str]:
-    """The marks around thinking, and the mark of the answer behind it (empty: there is none).
+    """The marks around thinking, and the mark of the answer after it (empty: none).
 
     Args:
         turns: of the template.
-        form: of the calls, where it is known.
+        form: the format of the calls, if known.
     """
     prompt = turns.prompt(thinking=True) or ""
     plain, calling = turns.turn(content=CONTENT, thought=THOUGHT), turns.turn(_CALL, "", THOUGHT)
@@ -70,7 +70,7 @@ def think_marks(turns: Turns, form: Format | None = None) -> tuple[ThinkMarks | 
     answer = behind[0][len(close) :].strip() if len(behind) > 1 else ""
     opened = before[len(lead) :].strip()
     if not opened and close.strip() not in (begun := prompt[len(lead) :].strip()):
-        opened = begun  # the prompt opens the thinking, with words that a turn does not repeat
+        opened = begun  # only the prompt contains the opening mark; a turn does not repeat it
     if not opened:
         opened, close, more = _last_mark(before, close)
         answer = answer or more
@@ -83,9 +83,9 @@ def think_marks(turns: Turns, form: Format | None = None) -> tuple[ThinkMarks | 
 
 
 def _last_mark(before: str, close: str) -> tuple[str, str, str]:
-    """The mark at the end of a text, and the one that closes it, and what follows that.
+    """The mark at the end of a text, the one that closes it, and the text after that.
 
-    A mark may be three parts, of which the middle one names what is opened or closed.
+    A mark may consist of three atoms, of which the middle one names the section.
     """
     found = [a for a in atoms(before) if a.strip()]
     closing = [a for a in atoms(close) if a.strip()]
@@ -95,7 +95,7 @@ def _last_mark(before: str, close: str) -> tuple[str, str, str]:
 
 
 def _header(prompt: str, close: str) -> str:
-    """The header of the assistant's turn, where it is repeated behind a thought; else empty."""
+    """The header of the assistant's turn if it is repeated after the thinking; else empty."""
     parts = [a for a in atoms(prompt) if a.strip()]
     for start in range(len(parts) - 1):
         header = "".join(parts[start:])

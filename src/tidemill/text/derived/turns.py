@@ -1,4 +1,4 @@
-"""Turns of the assistant as a chat template renders them, and how texts of marks are compared."""
+"""Renders assistant turns with a chat template, and compares texts without splitting marks."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ USER = "Qqprobe user"
 CONTENT = "Qqprobe content"
 THOUGHT = "Qqprobe thought"
 MAX_SECONDS = 5.0
-"""Of rendering for one template, a hundred times what one takes; nothing is rendered after."""
+"""Time limit of all renderings of one template, about a hundred times what they usually take."""
 MAX_TURN = 2**16
-"""Characters of a turn that is looked at."""
+"""Maximum characters of a turn; longer ones are ignored."""
 
 ID = "\ue000"
-"""Stands in a turn where the template wrote a call's id."""
+"""Placeholder for a call's id in a turn."""
 
-# A mark, an opened tag whose name is still to come, a word, or one character. Marks are compared
-# whole: half of one is none.
+# An atom: a mark, a tag that is opened but not closed, a word, or one character. Comparison is by
+# atoms, so a mark is never split.
 _ATOM = re.compile(
     r"<[^<>\s][^<>\n]*>|«[^«»\n]*»|【[^【】\n]*】|\[/?[A-Z_]+\]|[<«【][^<>«»【】\n]*$|\w+|.",
     re.DOTALL,
 )
 CLOSERS, OPENERS = frozenset(">])}»】"), frozenset("<[]{«【")
-"""What a mark ends with, and begins with."""
+"""The characters that marks end and begin with."""
 
 
 def atoms(text: str) -> list[str]:
-    """A text as marks, words and single characters."""
+    """Split a text into marks, words and single characters."""
     return _ATOM.findall(text)
 
 
@@ -45,20 +45,20 @@ def _shared(one: Sequence[str], other: Sequence[str]) -> int:
 
 
 def common_prefix(one: str, other: str) -> str:
-    """The longest common beginning that cuts no mark and no word."""
+    """The longest common prefix that splits no mark and no word."""
     found = atoms(one)
     return "".join(found[: _shared(found, atoms(other))])
 
 
 def common_suffix(one: str, other: str) -> str:
-    """The longest common end that cuts no mark and no word."""
+    """The longest common suffix that splits no mark and no word."""
     found = atoms(one)
     count = _shared(found[::-1], atoms(other)[::-1])
     return "".join(found[len(found) - count :])
 
 
 def without_thought(text: str, think: ThinkMarks | None) -> str:
-    """What a model writes, without an empty thought in front."""
+    """Remove an empty thinking section from the beginning of a model's text."""
     for mark in () if think is None else (think.open.strip(), think.close.strip()):
         if text.lstrip().startswith(mark):
             text = text.lstrip().removeprefix(mark)
@@ -66,7 +66,7 @@ def without_thought(text: str, think: ThinkMarks | None) -> str:
 
 
 class Turns:
-    """Renders the assistant's turn behind one of a user.
+    """Renders the assistant's turn after a user's.
 
     Args:
         template: the model's.
@@ -88,7 +88,7 @@ class Turns:
         self._thinking_on = {switch: True} if switch is not None else {}
 
     def prompt(self, *, thinking: bool = False) -> str | None:
-        """What follows the user's words where the assistant is to answer."""
+        """The text after the user's content in a generation prompt."""
         return self._render([], thinking, add_generation_prompt=True)
 
     def turn(
@@ -99,16 +99,16 @@ class Turns:
         *,
         ids: bool = True,
     ) -> str | None:
-        """What follows the user's words where the assistant has answered.
+        """The text after the user's content in a finished conversation.
 
         Args:
-            calls: what it calls.
-            content: what it says.
-            thought: what it thinks; the template's switch is then on.
-            ids: leave the calls' ids as they are; else each is `ID`.
+            calls: the assistant's tool calls.
+            content: its content.
+            thought: its thinking; if given, the template's thinking switch is on.
+            ids: keep the calls' ids; else each is replaced by `ID`.
 
         Returns:
-            None where the template cannot render it.
+            None if the template cannot render it.
         """
         message: dict[str, Any] = {"role": "assistant", "content": content}
         names = [f"callid{n:03d}" for n in range(len(calls))]

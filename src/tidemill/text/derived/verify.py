@@ -1,4 +1,4 @@
-"""Whether a format reads back what a template renders: a round trip over made-up calls."""
+"""Verifies a format by a round trip: probe calls are rendered and parsed back."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ TOOLS: Sequence[Offered] = [_Tool(name, json.dumps(SCHEMA)) for name in NAMES]
 
 
 class Verdict(NamedTuple):
-    """How many rendered turns were read back to the same calls, and how many there were."""
+    """How many rendered turns were parsed back to the same calls, and how many were rendered."""
 
     right: int
     rendered: int
 
     @property
     def sure(self) -> bool:
-        """Every turn was read back."""
+        """Every turn was parsed back."""
         return self.rendered > 0 and self.right == self.rendered
 
 
 def verify(form: Format, turns: Turns, *, most: int = 100) -> Verdict:
-    """Read back what is rendered for made-up calls.
+    """Render the probe calls and parse them back.
 
     Args:
         form: the format.
         turns: of the template.
-        most: try so many turns at most.
+        most: maximum number of turns.
     """
     prompt = turns.prompt() or ""
     rendered = right = 0
@@ -59,7 +59,7 @@ def verify(form: Format, turns: Turns, *, most: int = 100) -> Verdict:
         if number >= most:
             break
         text = turns.turn(calls)
-        # A template may render one call at most, and say so or leave the others out.
+        # A template may support one call at most: it then rejects the turn or drops the others.
         names = [call.name for call in calls]
         left_out = any((text or "").count(name) < names.count(name) for name in names)
         if text is None or (left_out and len(calls) > 1):
@@ -71,7 +71,7 @@ def verify(form: Format, turns: Turns, *, most: int = 100) -> Verdict:
 
 
 def verify_thinking(form: Format, turns: Turns) -> bool:
-    """A turn with a thought and an answer is read back as both."""
+    """A turn with thinking and an answer is parsed back as both."""
     prompt, text = turns.prompt(thinking=True), turns.turn(content=CONTENT, thought=THOUGHT)
     if prompt is None or text is None or THOUGHT not in text or form.think is None:
         return False
@@ -85,7 +85,7 @@ def verify_thinking(form: Format, turns: Turns) -> bool:
 
 
 def gap_behind(think: ThinkMarks, turns: Turns) -> str | None:
-    """White space that a template writes between thinking and answer; None where that is not it."""
+    """White space that a template writes between thinking and answer; None if not only that."""
     text = turns.turn(content=CONTENT, thought=THOUGHT) or ""
     gap = text.partition(THOUGHT)[2].partition(CONTENT)[0].lstrip()
     mark = think.close.strip()
@@ -95,8 +95,8 @@ def gap_behind(think: ThinkMarks, turns: Turns) -> str | None:
 
 
 def _read(form: Format, body: str) -> list[tuple[str, Mapping[str, Any]]] | None:
-    """The calls of an output; None where something is said that is no call's part."""
-    body = without_thought(body, form.think)  # its opening mark may be the prompt's
+    """The calls of an output; None if content precedes the calls or a call is malformed."""
+    body = without_thought(body, form.think)  # the prompt may contain its opening mark
     parser = OutputParser(form, TOOLS)
     events = [*parser.push(body), *parser.finish()]
     if any(isinstance(e, Malformed) for e in events):
