@@ -27,7 +27,7 @@ from tidemill.grammar.vocabulary import Vocabulary
 from tidemill.loading import bundled_models, open_model
 from tidemill.offline.opened_text import OpenedText
 from tidemill.server.body import parse_body
-from tidemill.server.errors import Refusal
+from tidemill.server.errors import Rejection
 from tidemill.server.limits import Limits
 from tidemill.server.openai.prompting import said
 from tidemill.server.openai.schema import ChatRequest
@@ -122,8 +122,8 @@ def _bodies() -> Target:
         chat, opened = _chat()
         try:
             body = parse_body(ChatRequest, data, Limits())
-        except Refusal as refusal:
-            raise bad_request("body", str(refusal)) from None
+        except Rejection as rejection:
+            raise bad_request("body", str(rejection)) from None
         output_options = read_output_options(chat, asdict(body))
         text = opened.template.render(said(body.messages), [])
         opened.tokenizer.encode(text)

@@ -16,7 +16,7 @@ from tidemill.contract.sampling import SamplingParams
 from tidemill.metrics.admission import MAX_TENANTS, AdmissionMetrics
 from tidemill.server.admission import Admission, Caller, Ticket
 from tidemill.server.admission_options import AdmissionOptions
-from tidemill.server.errors import Refusal
+from tidemill.server.errors import Rejection
 from tidemill.server.estimates import AnswerLengths, Throughput
 
 CAPACITY = 64 * 32
@@ -79,9 +79,9 @@ class World:
             ticket = self.admission.admit(
                 Caller(client), [prompt], [SamplingParams(max_tokens=OUTPUT)]
             )
-        except Refusal as refusal:
-            assert refusal.problem.status == 429 and refusal.problem.code == "overloaded"
-            seconds = float(refusal.problem.headers["Retry-After"])
+        except Rejection as rejection:
+            assert rejection.problem.status == 429 and rejection.problem.code == "overloaded"
+            seconds = float(rejection.problem.headers["Retry-After"])
             assert seconds >= 1 and seconds == int(seconds)
             self.refusals.append((client, seconds))
             self.broken += told
@@ -177,8 +177,8 @@ def test_retry_after_is_honoured_when_many_begin_and_end_together(piece: int) ->
             prompt = (number,) * PROMPT
             try:
                 ticket = admission.admit(Caller(), [prompt], [SamplingParams(max_tokens=OUTPUT)])
-            except Refusal as refusal:
-                seconds = float(refusal.problem.headers["Retry-After"])
+            except Rejection as rejection:
+                seconds = float(rejection.problem.headers["Retry-After"])
                 heapq.heappush(requests, (now + seconds, number, True))
                 kept += [False] * told
             else:
@@ -197,12 +197,12 @@ def test_the_queue_is_bounded_in_tokens_and_empties() -> None:
     assert world.most_waiting <= CAPACITY + 2 * 1000
     world.run(1e6, come_back=0.0)
     admission = world.admission
-    assert admission.waiting_tokens == admission._running == admission._unread == 0
+    assert admission.waiting_tokens == admission._running == admission._queued_prompt == 0
     assert admission.active == 0 and not admission._clients
     assert len(admission._reservations) <= 2000
     world.now += 1e5
     admission._reservations._expire(world.now)
-    assert len(admission._reservations) == 0 and not admission._reservations._booked
+    assert len(admission._reservations) == 0 and not admission._reservations._reserved
     assert admission._reservations.due(1e9) == 0
 
 
@@ -222,7 +222,7 @@ def test_an_idle_server_takes_what_exceeds_every_bound() -> None:
     prompts = [(i,) * 200 for i in range(30)]
     ticket = world.admission.admit(Caller("a"), prompts, [params] * 30)
     assert world.admission.active == 240
-    with pytest.raises(Refusal):
+    with pytest.raises(Rejection):
         world.admission.admit(Caller("a"), [(1,)], [SamplingParams(max_tokens=5)])
     for i in range(30):
         ticket.progress(i, 8)
@@ -248,12 +248,12 @@ def test_choices_are_bounded_by_client() -> None:
         )
 
     greedy = ask("greedy", 0, 256, 16)
-    with pytest.raises(Refusal, match="4096 choices are being generated"):
+    with pytest.raises(Rejection, match="4096 choices are being generated"):
         ask("greedy", 1, 1, 1)
     # The others have their share all the same, be it in choices or in inputs.
     others = [ask("a", i, 1, 1) for i in range(25)]
     others.append(ask("b", 0, 1000, 1))
-    with pytest.raises(Refusal):
+    with pytest.raises(Rejection):
         ask("b", 1, 1000, 1)
     # It gets its places back as choices end, whatever became of the rest of its request.
     for prompt in range(100):
@@ -280,7 +280,7 @@ def test_retry_after_of_choices_says_when_there_is_room() -> None:
     for second in range(1, 51):  # 40 tokens a second
         now = float(second)
         ticket.progress(0, 40)
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(Rejection) as refused:
         admission.admit(Caller("a"), [(3, 4)], [SamplingParams(max_tokens=100, n=20)])
     # Half of 4000 tokens of 40 a second, and its own.
     assert 50 <= float(refused.value.problem.headers["Retry-After"]) <= 120
@@ -297,15 +297,15 @@ def test_a_prompt_that_many_share_is_counted_once() -> None:
     rest = 1501 - shared + 1
     tickets = [admission.admit(Caller("a"), [(*system, i)], [params]) for i in range(15)]
     assert admission.waiting_tokens == shared + 15 * rest
-    with pytest.raises(Refusal):  # another key's cache is another one
+    with pytest.raises(Rejection):  # another key's cache is another one
         admission.admit(Caller("a", cache_salt="b"), [(*system, 1)], [params])
     tickets.pop(0).close()
-    assert admission._room() == CAPACITY - shared
+    assert admission._free_tokens() == CAPACITY - shared
     for ticket in tickets:
         ticket.progress(0, 1)
         ticket.close([1])
     assert admission._running == admission.waiting_tokens == 0
-    assert admission._room() == CAPACITY
+    assert admission._free_tokens() == CAPACITY
 
 
 def test_the_objective_refuses_what_would_come_too_late() -> None:

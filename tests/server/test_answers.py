@@ -16,7 +16,7 @@ from tidemill.metrics.admission import AdmissionMetrics
 from tidemill.server.admission import Admission, Caller
 from tidemill.server.admission_options import AdmissionOptions
 from tidemill.server.answers import AnswerSize, answer_size, vectors_size
-from tidemill.server.errors import Refusal
+from tidemill.server.errors import Rejection
 from tidemill.server.limits import Limits
 from tidemill.server.pieces import WRITE_BYTES, Document
 
@@ -106,10 +106,10 @@ def test_answers_that_are_held_are_bounded_by_client() -> None:
         return admission.admit(Caller(client), [(number,)], params, AnswerSize(per_token=600))
 
     first = ask("a", 1)
-    with pytest.raises(Refusal, match="answers of 60000 bytes") as refused:
+    with pytest.raises(Rejection, match="answers of 60000 bytes") as refused:
         ask("a", 2)
     assert int(refused.value.problem.headers["Retry-After"]) >= 1
-    with pytest.raises(Refusal):
+    with pytest.raises(Rejection):
         ask("b", 3)  # beyond its share
     smaller = AnswerSize(per_token=450)
     other = admission.admit(Caller("b"), [(4,)], params, smaller)

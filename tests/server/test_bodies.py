@@ -14,7 +14,7 @@ from helpers.scripted_engine import ScriptedEngine
 
 from tidemill.server.auth import Principal
 from tidemill.server.bodies import Bodies
-from tidemill.server.errors import Refusal
+from tidemill.server.errors import Rejection
 from tidemill.server.limits import Limits
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -26,7 +26,7 @@ def test_a_client_has_its_share_and_gives_it_back() -> None:
     with bodies.hold(A) as first:
         first.need(60)
         first.need(50)  # it has them already
-        with bodies.hold(A) as second, pytest.raises(Refusal) as refused:
+        with bodies.hold(A) as second, pytest.raises(Rejection) as refused:
             second.need(50)
         assert refused.value.problem.status == 429
         assert "max_bodies_bytes" in refused.value.problem.message

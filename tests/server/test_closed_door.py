@@ -172,7 +172,7 @@ def test_addresses_stand_for_clients_where_there_are_no_keys() -> None:
     assert ids[2] == ids[3] == "addr:2001:db8::/64"
     assert ids[4:] == ["addr:::1", "addr:local"]
     mine, yours = by_address("a", None), by_address("b", None)
-    assert mine.salted(None) == "" and mine.salted("x") == yours.salted("x") != ""
+    assert mine.salt_for(None) == "" and mine.salt_for("x") == yours.salt_for("x") != ""
 
 
 # -- CORS and host names ----------------------------------------------------------------------

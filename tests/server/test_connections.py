@@ -125,7 +125,7 @@ def _post(body: bytes, version: bytes = b"1.1") -> bytes:
 
 @pytest.mark.parametrize("stream", [b"true", b"false"])
 def test_who_sends_no_more_is_answered(stream: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "ASKING_SECONDS", (0.01,))
+    monkeypatch.setattr(http, "LIVENESS_INTERVALS", (0.01,))
     engine = ScriptedEngine(lambda request, choice: [97] * 5, step_seconds=0.05)
     body = b'{"prompt": "a", "max_tokens": 5, "stream": %b}' % stream
     with serving(fake_context(engine)) as url:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tidemill.base.errors import TidemillError
 from tidemill.server import id_lists
 from tidemill.server.body import parse_body
-from tidemill.server.errors import Refusal
+from tidemill.server.errors import Rejection
 from tidemill.server.id_lists import LONG_BYTES, Ids, loads
 from tidemill.server.limits import Limits
 from tidemill.server.openai import schema
@@ -104,10 +104,10 @@ def test_a_body_with_a_long_prompt(prompt: str) -> None:
     assert found.prompt == json.loads(prompt)
     for wrong in ('["a",[%s]]', '[[%s],"a"]', "[[%s],[true]]", '{"a":[%s]}'):
         body = _body(wrong % LONG)
-        with pytest.raises((Refusal, TidemillError)):
+        with pytest.raises((Rejection, TidemillError)):
             parse_body(schema.CompletionRequest, body, Limits())
     pair = body.replace(b"xx", b"\\ud83d", 1)
-    with pytest.raises(Refusal, match="surrogate"):
+    with pytest.raises(Rejection, match="surrogate"):
         parse_body(schema.CompletionRequest, pair, Limits())
 
 

@@ -33,7 +33,7 @@ class Part(Body):
     low: float | None = None
     high: float | None = None
 
-    def settle(self) -> None:
+    def finalize(self) -> None:
         if self.low is not None and self.high is not None and self.low > self.high:
             raise wrong_value("low is above high")
 

@@ -47,13 +47,13 @@ def test_every_piece_is_counted_once_while_anybody_has_it() -> None:
             (held,) = prefixes.look_up("", [prompt])
             prefixes.hold(held)
             under_way.append((prompt, held))
-        paid = sum((len(h.pieces) - h.shared) * PIECE_TOKENS for _, h in under_way)
+        owned = sum((len(h.pieces) - h.shared) * PIECE_TOKENS for _, h in under_way)
         distinct = Counter(
             p[: i + PIECE_TOKENS]
             for p, h in under_way
             for i in range(0, len(h.pieces) * PIECE_TOKENS, PIECE_TOKENS)
         )
-        assert paid + prefixes.unpaid == len(distinct) * PIECE_TOKENS
+        assert owned + prefixes.orphaned == len(distinct) * PIECE_TOKENS
     for _, held in under_way:
         prefixes.release(held)
-    assert prefixes.unpaid == 0 and not prefixes._pieces
+    assert prefixes.orphaned == 0 and not prefixes._pieces

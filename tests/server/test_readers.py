@@ -31,7 +31,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
         monkeypatch.setattr(readers, "monotonic", lambda: self.now)
-        monkeypatch.setattr(readers, "LOOK_SECONDS", 0.001)
+        monkeypatch.setattr(readers, "CHECK_SECONDS", 0.001)
 
     async def pass_(self, seconds: float) -> None:
         self.now += seconds

@@ -18,7 +18,7 @@ from helpers.loop_meter import LoopMeter
 from helpers.scripted_engine import ScriptedEngine, fake_info
 
 from tidemill.server.lane import Lane
-from tidemill.server.turns import AT_ONCE, next_turn
+from tidemill.server.turns import MAX_STARTS_PER_TURN, next_turn
 
 
 async def test_pieces_that_come_together_take_turns() -> None:
@@ -37,7 +37,7 @@ async def test_pieces_that_come_together_take_turns() -> None:
         turn += 1
         await asyncio.sleep(0)
     assert done == [i for i in range(50) if i != 5]
-    assert max(Counter(turns).values()) == AT_ONCE
+    assert max(Counter(turns).values()) == MAX_STARTS_PER_TURN
     assert turns[-1] - turns[0] <= 8  # no turn is wasted
     began = turn
     await next_turn()

@@ -118,12 +118,12 @@ def _read_event(event: bytes, trace: RequestTrace) -> bool:
     for choice in data.get("choices", ()):
         trace.finish_reason = choice.get("finish_reason") or trace.finish_reason
         delta = choice.get("delta")
-        spoken = [choice.get("text")] if delta is None else [delta.get(key) for key in _CONTENT]
-        content = content or any(spoken)
+        output = [choice.get("text")] if delta is None else [delta.get(key) for key in _CONTENT]
+        content = content or any(output)
     return content
 
 
-async def _one(
+async def _send_request(
     target: Target, options: BenchOptions, body: bytes, given: int, start: float, zero: float
 ) -> RequestTrace:
     trace = RequestTrace(start=start, input_tokens=given)
@@ -152,7 +152,7 @@ async def _one(
     return trace
 
 
-async def _closed(
+async def _closed_loop(
     target: Target, options: BenchOptions, bodies: list[tuple[bytes, int]], streams: int,
     tick: Callable[[], None],
 ) -> list[RequestTrace]:  # fmt: skip
@@ -165,14 +165,14 @@ async def _closed(
             now = monotonic() - zero
             if now >= options.max_seconds:
                 return
-            traces.append(await _one(target, options, body, given, now, zero))
+            traces.append(await _send_request(target, options, body, given, now, zero))
             tick()
 
     await asyncio.gather(*(stream() for _ in range(min(streams, len(bodies)))))
     return traces
 
 
-async def _open(
+async def _open_loop(
     target: Target, options: BenchOptions, bodies: list[tuple[bytes, int]], rate: float,
     tick: Callable[[], None],
 ) -> list[RequestTrace]:  # fmt: skip
@@ -186,7 +186,7 @@ async def _open(
             break
         await asyncio.sleep(max(0.0, zero + due - monotonic()))
         # Latency counts from when the request was due, so that a late sender cannot hide queueing.
-        task = asyncio.create_task(_one(target, options, body, given, due, zero))
+        task = asyncio.create_task(_send_request(target, options, body, given, due, zero))
         task.add_done_callback(lambda _: tick())
         tasks.append(task)
     return list(await asyncio.gather(*tasks))
@@ -213,7 +213,7 @@ async def _run(options: BenchOptions, progress: Progress) -> BenchReport:
         count = options.requests_for(value)
         for _ in range(options.warmup):
             body, given = source.next()
-            await _one(target, options, body, given, 0.0, monotonic())
+            await _send_request(target, options, body, given, 0.0, monotonic())
         # Made before the clock starts: drawing a long prompt would hold up the running streams.
         bodies = [source.next() for _ in range(count)]
         finished = 0
@@ -225,9 +225,9 @@ async def _run(options: BenchOptions, progress: Progress) -> BenchReport:
             progress(label, finished, count)
 
         if open_loop:
-            traces = await _open(target, options, bodies, value, tick)
+            traces = await _open_loop(target, options, bodies, value, tick)
         else:
-            traces = await _closed(target, options, bodies, int(value), tick)
+            traces = await _closed_loop(target, options, bodies, int(value), tick)
         points.append(summarize("rate" if open_loop else "concurrency", value, traces))
     lengths = str(options.lengths_file) if options.lengths_file else None
     return BenchReport(

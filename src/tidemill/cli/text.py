@@ -46,7 +46,7 @@ def render(
     from tidemill.base.errors import bad_request
     from tidemill.grammar.schema import prepared
     from tidemill.server.body import parse_body
-    from tidemill.server.errors import Refusal
+    from tidemill.server.errors import Rejection
     from tidemill.server.limits import Limits
     from tidemill.server.openai.prompting import prompt_options, template_messages
     from tidemill.server.openai.schema import ChatRequest
@@ -58,8 +58,8 @@ def render(
     chat = ChatSide.of(tokenizer, template, prepared)
     try:
         body = parse_body(ChatRequest, sys.stdin.buffer.read(), Limits())
-    except Refusal as refusal:
-        raise bad_request(refusal.problem.param, refusal.problem.message) from refusal
+    except Rejection as rejection:
+        raise bad_request(rejection.problem.param, rejection.problem.message) from rejection
     output_options = read_output_options(chat, asdict(body))
     text = render_prompt(
         template,

@@ -25,7 +25,7 @@ log = get_logger(__name__)
 MAX_REQUEST_ID = 128
 _ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-_.:/+=")
 
-CLIENT_LEFT = 499
+CLIENT_CLOSED_REQUEST = 499
 """Status in the log of a request whose client left before the answer began."""
 
 # A name, and indices of arrays behind it.
@@ -66,14 +66,14 @@ class AccessLogMiddleware:
         self._metrics = metrics
         self._pattern_of = pattern_of
         self._field_names = field_names
-        self._giver = HeapTrimmer()
+        self._heap_trimmer = HeapTrimmer()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        request_id = _sane(Headers(scope=scope).get("x-request-id")) or new_id("req")
+        request_id = _valid_id(Headers(scope=scope).get("x-request-id")) or new_id("req")
         if scope["path"] not in PROBES:
             await next_turn()
         method, began, status = scope["method"], monotonic(), 0
@@ -96,8 +96,8 @@ class AccessLogMiddleware:
             if not status:
                 raise
         finally:
-            self._giver.done()
-            self._log(scope, method, status or CLIENT_LEFT, monotonic() - began)
+            self._heap_trimmer.done()
+            self._log(scope, method, status or CLIENT_CLOSED_REQUEST, monotonic() - began)
 
     def _log(self, scope: Scope, method: str, status: int, seconds: float) -> None:
         state = scope["state"]
@@ -147,7 +147,7 @@ def declared_names(param: str, names: Collection[str]) -> str:
     return ".".join(m[0] if m is not None and m[1] in names else "?" for m in parts)
 
 
-def _sane(request_id: str | None) -> str | None:
+def _valid_id(request_id: str | None) -> str | None:
     if request_id and len(request_id) <= MAX_REQUEST_ID and _ID_CHARACTERS.issuperset(request_id):
         return request_id
     return None

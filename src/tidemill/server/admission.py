@@ -1,13 +1,15 @@
-"""Admission: what may start or wait, counted in tokens, and when the rest may come back.
+"""Admission control: which requests may run or wait, counted in tokens, and when others may retry.
 
-A request costs its prompt and the answer expected of it (a learned mean, capped by max_tokens);
-what it begins with like one under way is counted once, as it is computed and held once. It is
-admitted when that fits into what the KV cache has room for plus a queue bounded in tokens, else
-refused with 429 and a Retry-After from the measured rate. Who comes back as told finds a place:
-newcomers leave what is kept for bookings that are due before them. No client is refused for
-another's queue while its own is within its share of the bound; in all, no more waits than the bound
-and once more the bound, or what runs where that is more (`_most`). The number of choices being
-generated and the bytes of answers that are held are bounded in the same way (`Shares`).
+The cost of a request is its prompt plus the expected length of its answer: a learned mean, capped
+by max_tokens. A prefix shared with a request in flight counts once, because it is computed and
+held once.
+
+A request is admitted when its cost fits into the free part of the KV cache plus a queue bounded in
+tokens. Otherwise it is rejected with 429 and a Retry-After from the measured rate. A request that
+returns at that time is admitted: new requests leave room for reservations that are due before
+them. No client is rejected because of another's queue while its own queue is within its share of
+the bound. The queue as a whole never exceeds `_max_waiting`. The number of choices in flight and
+the bytes of buffered answers are bounded in the same way (`Shares`).
 
 Runs in the API process, on its event loop; nothing here blocks or takes long.
 """
@@ -24,8 +26,8 @@ from tidemill.contract.wire import EngineInfo
 from tidemill.metrics.admission import AdmissionMetrics
 from tidemill.server.admission_options import AdmissionOptions
 from tidemill.server.answers import NOTHING_HELD, AnswerSize
-from tidemill.server.errors import Problem, Refusal
-from tidemill.server.estimates import AnswerLengths, ReadingSpeed, Throughput
+from tidemill.server.errors import Problem, Rejection
+from tidemill.server.estimates import AnswerLengths, PrefillSpeed, Throughput
 from tidemill.server.prefixes import Held, Prefixes
 from tidemill.server.reservations import Fingerprint, Reservations
 from tidemill.server.shares import Shares
@@ -55,7 +57,7 @@ class Caller:
     priority: int = 0
 
 
-ANYBODY = Caller()
+ANONYMOUS = Caller()
 
 
 @dataclass(slots=True)
@@ -64,7 +66,7 @@ class _Client:
 
     weight: float
     waiting: int = 0
-    unread: int = 0
+    queued_prompt: int = 0
     tickets: int = 0
 
 
@@ -155,12 +157,12 @@ class Admission:
         self._clock = clock
         self._clients: dict[str, _Client] = {}
         self._waiting = 0
-        self._unread = 0
+        self._queued_prompt = 0
         self._running = 0
         self._started = 0
         self._lengths = AnswerLengths()
         self._rate = Throughput()
-        self._reading = ReadingSpeed()
+        self._prefill_speed = PrefillSpeed()
         self._reservations = Reservations()
         self._prefixes = Prefixes()
 
@@ -217,12 +219,12 @@ class Admission:
         """Take a request in, or refuse it.
 
         Args:
-            caller: who asks.
+            caller: the client, its weight and its deadline.
             prompts, sampling: token ids and resolved parameters, prompt by prompt.
             size: of the answer.
 
         Raises:
-            Refusal: 429 with a Retry-After in seconds.
+            Rejection: 429 with a Retry-After in seconds.
             TidemillError: kind BAD_REQUEST when there are more choices than may ever be.
         """
         now = self._clock()
@@ -238,11 +240,11 @@ class Admission:
         choices = sum(part.choices for part in parts)
         self.check_choices(choices)
         cost = sum(part.cost for part in parts)
-        who = (caller.client, hash((tuple(prompts), choices, sampling[0].max_tokens)))
-        claimed = self._reservations.claim(who, now)
-        reason, earliest = self._judge(caller, parts, cost, size, claimed=claimed)
+        fingerprint = (caller.client, hash((tuple(prompts), choices, sampling[0].max_tokens)))
+        claimed = self._reservations.claim(fingerprint, now)
+        reason, earliest = self._check(caller, parts, cost, size, claimed=claimed)
         if reason is not None:
-            self._refuse(caller, who, reason, cost, earliest, now)
+            self._reject(caller, fingerprint, reason, cost, earliest, now)
         return self._enter(caller, parts, held, cost, size, now)
 
     def check_choices(self, choices: int) -> None:
@@ -256,7 +258,7 @@ class Admission:
                 "n", f"n asks for {choices} choices over all prompts; at most {bound}"
             )
 
-    def _judge(
+    def _check(
         self, caller: Caller, parts: list[_Part], cost: int, size: AnswerSize, *, claimed: bool
     ) -> tuple[str | None, float]:
         """Why it is refused (None: it is not), and seconds before which it would be again."""
@@ -269,7 +271,7 @@ class Admission:
             if excess and not (claimed and shares.total + amount <= 2 * shares.bound):
                 tokens = (self._running + self._waiting) / max(1, shares.total)
                 return reason, excess * tokens / self._drain()
-        bound, room = self.queue_bound, self._room()
+        bound, room = self.queue_bound, self._free_tokens()
         client = self._clients.get(caller.client)
         mine = client.waiting if client is not None else 0
         share = self._share(caller)
@@ -277,9 +279,9 @@ class Admission:
         fits = (
             self._waiting == 0
             # Under a flood few come so far as to have the bookings counted.
-            or (total <= room + bound and total + self._kept() <= room + bound)
-            or (mine + cost <= share * (room + bound) and total <= self._most(room, bound))
-            or (claimed and total <= self._most(room, bound))
+            or (total <= room + bound and total + self._reserved_tokens() <= room + bound)
+            or (mine + cost <= share * (room + bound) and total <= self._max_waiting(room, bound))
+            or (claimed and total <= self._max_waiting(room, bound))
         )
         if not fits:
             over = min(total, (mine + cost) / share) - room - bound
@@ -298,9 +300,9 @@ class Admission:
         if objective is None:
             return 0.0
         prompt = sum(part.prompt for part in parts)
-        own = self._reading.seconds(prompt) or 0.0
-        if self._room() >= self._waiting + cost:
-            wait = self._reading.seconds(self._unread_ahead(caller, prompt)) or 0.0
+        own = self._prefill_speed.seconds(prompt) or 0.0
+        if self._free_tokens() >= self._waiting + cost:
+            wait = self._prefill_speed.seconds(self._prompt_ahead(caller, prompt)) or 0.0
         else:
             wait = self._ahead(caller, cost, share) / self._drain()
         late = wait + own - max(objective, own)
@@ -308,19 +310,21 @@ class Admission:
             late = max(late, wait + own - (caller.deadline - monotonic()))
         return max(0.0, late)
 
-    def _refuse(
+    def _reject(
         self,
         caller: Caller,
-        who: Fingerprint,
+        fingerprint: Fingerprint,
         reason: str,
         cost: int,
         earliest: float,
         now: float,
     ) -> None:
-        seconds = self._reservations.wait(who, now)
+        seconds = self._reservations.wait(fingerprint, now)
         if seconds is None:
             rate = self._drain() * self._share(caller)
-            seconds = self._reservations.book(who, now, cost=cost, earliest=earliest, rate=rate)
+            seconds = self._reservations.reserve(
+                fingerprint, now, cost=cost, earliest=earliest, rate=rate
+            )
         self._metrics.refused(reason, caller.client, seconds)
         if reason == "choices":
             why = (
@@ -345,16 +349,16 @@ class Admission:
         now: float,
     ) -> Ticket:
         prompt = sum(part.prompt for part in parts)
-        ahead = self._unread_ahead(caller, prompt)
+        ahead = self._prompt_ahead(caller, prompt)
         for part in parts:
             part.ahead = ahead
         client = self._clients.setdefault(caller.client, _Client(caller.weight))
         client.weight = caller.weight
         client.waiting += cost
-        client.unread += prompt
+        client.queued_prompt += prompt
         client.tickets += 1
         self._waiting += cost
-        self._unread += prompt
+        self._queued_prompt += prompt
         for prefix in held:
             self._prefixes.hold(prefix)
         choices = sum(part.choices for part in parts)
@@ -363,7 +367,7 @@ class Admission:
         self._answers.take(caller.client, taken, caller.weight)
         ticket = Ticket(caller, parts, held, now, size, taken, self)
         self._rate.begin(now)
-        self._tell(caller.client)
+        self._update_metrics(caller.client)
         return ticket
 
     def _progress(self, ticket: Ticket, part: _Part, tokens: int) -> None:
@@ -377,8 +381,8 @@ class Admission:
             self._running += before
             self._started += part.open
             if len(ticket.parts) == 1:
-                self._reading.note(round(part.prompt + part.ahead), now - ticket.admitted)
-            self._tell(ticket.caller.client)
+                self._prefill_speed.note(round(part.prompt + part.ahead), now - ticket.admitted)
+            self._update_metrics(ticket.caller.client)
         part.generated += tokens
         self._running += part.cost - before
         self._rate.note(computed, now)
@@ -411,39 +415,39 @@ class Admission:
             del self._clients[name]
         if not self._clients:
             self._rate.pause(self._clock())
-        self._tell(name)
+        self._update_metrics(name)
 
     def _leave_queue(self, ticket: Ticket, part: _Part) -> None:
         client = self._clients[ticket.caller.client]
         client.waiting -= part.cost
-        client.unread -= part.prompt
+        client.queued_prompt -= part.prompt
         self._waiting -= part.cost
-        self._unread -= part.prompt
+        self._queued_prompt -= part.prompt
 
     # -- figures -----------------------------------------------------------------------------
 
-    def _room(self) -> int:
+    def _free_tokens(self) -> int:
         """Tokens for which the cache has room beside what runs: while there are more choices than
         may run at once, no more than those of the waiting ones that have a seat."""
-        memory = max(0, self.capacity - self._running - self._prefixes.unpaid)
+        memory = max(0, self.capacity - self._running - self._prefixes.orphaned)
         seats = max(0, self._info().max_num_seqs - self._started)
         waiting = self.active - self._started
         return memory if waiting < seats else min(memory, self._waiting * seats // max(1, waiting))
 
-    def _most(self, room: int, bound: int) -> int:
-        """Tokens that may wait at most, with those who were told to come.
+    def _max_waiting(self, room: int, bound: int) -> int:
+        """Bound on waiting tokens when requests return with a reservation.
 
         What began together ends together: until then nothing leaves the queue, while as much may
         have been told to come as runs.
         """
         return room + bound + max(bound, self._running)
 
-    def _kept(self) -> float:
+    def _reserved_tokens(self) -> float:
         """Tokens of bookings that are due before a newcomer's turn."""
         return self._reservations.due(self._clock() + self._waiting / self._drain())
 
     def _share(self, caller: Caller) -> float:
-        """The client's part of the queue while all who are there want theirs."""
+        """The client's part of the queue while every active client uses its own."""
         others = sum(c.weight for n, c in self._clients.items() if n != caller.client)
         return caller.weight / (caller.weight + others)
 
@@ -453,18 +457,18 @@ class Admission:
         mine = client.waiting if client is not None else 0
         return min(float(self._waiting), (mine + cost) / share - cost)
 
-    def _unread_ahead(self, caller: Caller, prompt: int) -> float:
+    def _prompt_ahead(self, caller: Caller, prompt: int) -> float:
         """The same of prompt tokens."""
         client = self._clients.get(caller.client)
-        mine = client.unread if client is not None else 0
-        return min(float(self._unread), (mine + prompt) / self._share(caller) - prompt)
+        mine = client.queued_prompt if client is not None else 0
+        return min(float(self._queued_prompt), (mine + prompt) / self._share(caller) - prompt)
 
     def _drain(self) -> float:
         """Tokens per second that leave the queue."""
         rate = self._rate.rate(self._clock())
         return rate if rate is not None else max(1.0, self.queue_bound / FIRST_DRAIN_SECONDS)
 
-    def _tell(self, name: str) -> None:
+    def _update_metrics(self, name: str) -> None:
         client = self._clients.get(name)
         self._metrics.waiting(self._waiting, name, client.waiting if client is not None else 0)
         self._metrics.bound.set(self.queue_bound)
@@ -475,6 +479,6 @@ def _held_bytes(size: AnswerSize, parts: Sequence[_Part]) -> int:
     return size.fixed + size.per_token * sum(part.tokens for part in parts)
 
 
-def _rejection(message: str, seconds: float) -> Refusal:
+def _rejection(message: str, seconds: float) -> Rejection:
     headers = {"Retry-After": f"{max(1.0, seconds):.0f}"}
-    return Refusal(Problem(429, "rate_limit_error", message, None, "overloaded", headers))
+    return Rejection(Problem(429, "rate_limit_error", message, None, "overloaded", headers))

@@ -68,12 +68,12 @@ def check_answer(size: AnswerSize, params: SamplingParams, bound: int, *, stream
     causes["prompt_logprobs"] = params.prompt_logprobs
     if not streamed:
         causes["max_tokens"] = params.max_tokens
-    said = ", ".join(f"{name} {value}" for name, value in causes.items() if value is not None)
+    settings = ", ".join(f"{name} {value}" for name, value in causes.items() if value is not None)
     param = "prompt_logprobs" if params.logprobs is None else "logprobs"
-    helps = not streamed and params.n * size.fixed <= bound
+    streaming_helps = not streamed and params.n * size.fixed <= bound
     raise bad_request(
         param,
-        f"with {said} the answer could have {size.most} bytes of logprobs, and at most {bound} "
+        f"with {settings} the answer could have {size.most} bytes of logprobs, and at most {bound} "
         "are sent (max_answer_bytes): ask for less of one of them"
-        + (", or stream the answer" if helps else ""),
+        + (", or stream the answer" if streaming_helps else ""),
     )

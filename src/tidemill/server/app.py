@@ -21,18 +21,18 @@ from tidemill.server import health
 from tidemill.server.access import AccessLogMiddleware
 from tidemill.server.auth import AuthMiddleware, principal_of, require
 from tidemill.server.context import ServerContext
-from tidemill.server.errors import Refusal, named_as_sent, problem_of
+from tidemill.server.errors import Rejection, named_as_sent, problem_of
 from tidemill.server.keys import Role
 from tidemill.server.members import Body
 from tidemill.server.openai import chat, completions, embeddings, models, rerank, schema
-from tidemill.server.openapi import Described, document_of, field_names
+from tidemill.server.openapi import RouteDescription, document_of, field_names
 from tidemill.server.security import Security
 
 Handler = Callable[[ServerContext, Request], Awaitable[Response]]
 
-_ANYONE: frozenset[Role] = frozenset()
+_PUBLIC: frozenset[Role] = frozenset()
 _USERS = frozenset({Role.ADMIN, Role.USER})
-_METERS = frozenset({Role.ADMIN, Role.METRICS})
+_METRICS_READERS = frozenset({Role.ADMIN, Role.METRICS})
 
 # method, path, handler, body, who may (none named: everyone, even without a key)
 _Route = tuple[str, str, Handler, type[Body] | None, frozenset[Role]]
@@ -50,12 +50,12 @@ _ROUTES: tuple[_Route, ...] = (
     ("GET", "/", health.about, None, _USERS),
     ("GET", "/v1", health.about, None, _USERS),
     ("GET", "/version", health.version, None, _USERS),
-    ("GET", "/healthz", health.healthz, None, _ANYONE),
-    ("GET", "/readyz", health.readyz, None, _ANYONE),
+    ("GET", "/healthz", health.healthz, None, _PUBLIC),
+    ("GET", "/readyz", health.readyz, None, _PUBLIC),
     # As other servers call readiness.
-    ("GET", "/health", health.readyz, None, _ANYONE),
-    ("GET", "/ping", health.readyz, None, _ANYONE),
-    ("GET", "/metrics", health.metrics, None, _METERS),
+    ("GET", "/health", health.readyz, None, _PUBLIC),
+    ("GET", "/ping", health.readyz, None, _PUBLIC),
+    ("GET", "/metrics", health.metrics, None, _METRICS_READERS),
 )
 
 # Routes of other servers' own APIs, and which of ours does what they do.
@@ -93,7 +93,7 @@ def build_app(context: ServerContext, security: Security | None = None) -> ASGIA
         return document_of(
             context.build or "0",
             [
-                Described(
+                RouteDescription(
                     *(method, path, handler.__name__, getdoc(handler) or "", body),
                     locked=bool(roles),
                     stream=body in _STREAMED,
@@ -109,20 +109,20 @@ def build_app(context: ServerContext, security: Security | None = None) -> ASGIA
             for method, path, handler, _, roles in routes
         ],
         exception_handlers=dict.fromkeys(
-            (TidemillError, Refusal, HTTPException, Exception), _answer_error
+            (TidemillError, Rejection, HTTPException, Exception), _answer_error
         ),
     )
     app.router.redirect_slashes = False
-    door: ASGIApp = AuthMiddleware(
+    protected: ASGIApp = AuthMiddleware(
         app,
         security.keys,
         share_prefix_cache=security.share_prefix_cache,
         own_hosts=security.own_hosts,
     )
     if security.cors_origins:
-        # Before the door: a browser asks what it may without a key.
-        door = CORSMiddleware(
-            door,
+        # Outside authentication: a browser sends its preflight request without a key.
+        protected = CORSMiddleware(
+            protected,
             allow_origins=security.cors_origins,
             # What an allowed origin asks for: clients' own headers are many and change.
             allow_methods=("*",),
@@ -138,7 +138,7 @@ def build_app(context: ServerContext, security: Security | None = None) -> ASGIA
         return next((pattern for regex, pattern in patterns if regex.match(path)), None)
 
     names = cache(lambda: field_names(document()))
-    return AccessLogMiddleware(PlainPath(door), context.metrics, pattern_of, names)
+    return AccessLogMiddleware(PlainPath(protected), context.metrics, pattern_of, names)
 
 
 class PlainPath:
@@ -169,7 +169,7 @@ def _endpoint(
                 require(principal, roles)
             with context.bodies.hold(principal) as request.state.hold:
                 return await handler(context, request)
-        except (TidemillError, Refusal) as error:
+        except (TidemillError, Rejection) as error:
             problem = problem_of(error, request.state.request_id)
             problem = named_as_sent(problem, getattr(request.state, "sent_as", {}))
             request.state.problem = problem
@@ -190,19 +190,19 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 
 def _wrong_route(method: str, path: str) -> str:
     """Where a request that no route takes may have been meant to go."""
-    asked = f"{method} {path}"[:200]
+    target = f"{method} {path}"[:200]
     methods = [m for m, known, *_ in _ROUTES if known == path]
     if methods:
         if method == "OPTIONS":
             return (
-                f"{asked}: web pages of other origins may not use this server; start it with "
+                f"{target}: web pages of other origins may not use this server; start it with "
                 "--cors-origin ORIGIN to allow one ('*' allows all)"
             )
-        return f"there is no {asked} here; {path} takes {' and '.join(methods)}"
+        return f"there is no {target} here; {path} takes {' and '.join(methods)}"
     routes = {known: m for m, known, *_ in _ROUTES}
     nearest = _FOREIGN_ROUTES.get(path) or _closest(path, routes)
     meant = f" Did you mean {routes[nearest]} {nearest}?" if nearest else ""
-    return f"There is no {asked} here.{meant} GET /openapi.json lists all routes."
+    return f"There is no {target} here.{meant} GET /openapi.json lists all routes."
 
 
 def _closest(path: str, routes: Iterable[str]) -> str | None:

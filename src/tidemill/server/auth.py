@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tidemill.server.errors import Refusal, refuse
+from tidemill.server.errors import Rejection, reject
 from tidemill.server.keys import Key, KeyStore, NoKeys, Role
 
 PROBES = frozenset({"/healthz", "/readyz", "/health", "/ping"})
@@ -44,14 +44,14 @@ class Principal:
     weight: float = 1.0
     cache_salt: str = ""
 
-    def salted(self, wish: str | None) -> str:
-        """The cache salt of a request that asks for `wish`.
+    def salt_for(self, requested: str | None) -> str:
+        """The cache salt of a request whose field `cache_salt` is `requested`.
 
-        A wish narrows what is shared and never widens it: nobody can name another's salt.
+        A requested narrows what is shared and never widens it: nobody can name another's salt.
         """
-        if not wish:
+        if not requested:
             return self.cache_salt
-        return hashlib.sha256(f"{self.cache_salt}\0{wish}".encode()).hexdigest()[:32]
+        return hashlib.sha256(f"{self.cache_salt}\0{requested}".encode()).hexdigest()[:32]
 
 
 def principal_of(request: Request) -> Principal:
@@ -110,15 +110,15 @@ class AuthMiddleware:
             await self.app(scope, receive, send)
             return
         try:
-            principal = await self._recognise(scope)
-        except Refusal as refusal:
-            scope.setdefault("state", {})["problem"] = refusal.problem
-            await refusal.problem.response()(scope, receive, send)
+            principal = await self._authenticate(scope)
+        except Rejection as rejection:
+            scope.setdefault("state", {})["problem"] = rejection.problem
+            await rejection.problem.response()(scope, receive, send)
             return
         scope.setdefault("state", {})["principal"] = principal
         await self.app(scope, receive, send)
 
-    async def _recognise(self, scope: Scope) -> Principal:
+    async def _authenticate(self, scope: Scope) -> Principal:
         client = scope.get("client")
         host = client[0] if client else ""
         if self._own_hosts is not None and scope["path"] not in PROBES:
@@ -130,7 +130,7 @@ class AuthMiddleware:
             if key is None:
                 raise _unauthorized("the API key is not known here")
             return _by_key(key, self._share)
-        except Refusal:
+        except Rejection:
             if scope["path"] in PROBES:
                 return by_address(host, None)
             raise
@@ -140,7 +140,7 @@ def require(principal: Principal, roles: Collection[Role]) -> None:
     """Raise a 403 unless the principal has one of the roles."""
     if principal.role not in roles:
         allowed = " or ".join(sorted(roles))
-        raise refuse(
+        raise reject(
             403, f"the key {principal.name!r} has the role {principal.role}; this takes {allowed}"
         )
 
@@ -157,8 +157,8 @@ def _bearer(headers: Iterable[tuple[bytes, bytes]]) -> str:
     return token.strip()
 
 
-def _unauthorized(message: str) -> Refusal:
-    return refuse(401, message, headers=_CHALLENGE)
+def _unauthorized(message: str) -> Rejection:
+    return reject(401, message, headers=_CHALLENGE)
 
 
 def check_host(headers: Iterable[tuple[bytes, bytes]], own: Collection[str]) -> None:
@@ -170,7 +170,7 @@ def check_host(headers: Iterable[tuple[bytes, bytes]], own: Collection[str]) -> 
     under ``.internal``, by which containers know their host (host.docker.internal).
 
     Raises:
-        Refusal: 403.
+        Rejection: 403.
     """
     value = next((v for n, v in headers if n == b"host"), b"").decode("latin-1").strip().lower()
     name = value.rpartition(":")[0] if value.rpartition(":")[2].isdigit() else value
@@ -180,7 +180,7 @@ def check_host(headers: Iterable[tuple[bytes, bytes]], own: Collection[str]) -> 
     try:
         ipaddress.ip_address(name)
     except ValueError:
-        raise refuse(
+        raise reject(
             403,
             f"the host name {name[:128]!r} is not this server's; --allowed-host makes it known, "
             "and a server with an API key does not ask",

@@ -11,7 +11,7 @@ from tidemill.server.context import ServerContext
 # What the bundled model answers well, too.
 _MESSAGE = "Who are you?"
 
-_ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # nosec B104: addresses to replace
+_WILDCARD_ADDRESSES = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # nosec B104: addresses to replace
 
 
 def first_steps(context: ServerContext, url: str, *, closed: bool) -> list[str]:
@@ -23,7 +23,7 @@ def first_steps(context: ServerContext, url: str, *, closed: bool) -> list[str]:
         closed: whether it wants a key.
     """
     parts = urlsplit(url)
-    host = _ANYWHERE.get(parts.hostname or "")
+    host = _WILDCARD_ADDRESSES.get(parts.hostname or "")
     if host is not None:
         url = parts._replace(netloc=f"{host}:{parts.port}").geturl()
     path, body = _example(context)

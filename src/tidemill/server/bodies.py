@@ -7,12 +7,12 @@ from contextlib import contextmanager
 
 from tidemill.base.clock import monotonic
 from tidemill.server.auth import Principal
-from tidemill.server.errors import refuse
+from tidemill.server.errors import reject
 from tidemill.server.estimates import Throughput
 from tidemill.server.lane import Lane
 from tidemill.server.shares import Shares
 
-MOST_RETRY_SECONDS = 60.0
+MAX_RETRY_SECONDS = 60.0
 
 
 class Bodies:
@@ -47,8 +47,8 @@ class Bodies:
         now = monotonic()
         if excess:
             rate = self._rate.rate(now)
-            seconds = min(MOST_RETRY_SECONDS, max(1.0, excess / rate if rate else 1.0))
-            raise refuse(
+            seconds = min(MAX_RETRY_SECONDS, max(1.0, excess / rate if rate else 1.0))
+            raise reject(
                 429,
                 f"bodies of {self.total} bytes are being received, {self._shares.of(client)} of "
                 f"them this client's, and at most {self._shares.bound} may be (max_bodies_bytes); "
@@ -91,7 +91,7 @@ class Hold:
         """Hold at least so much.
 
         Raises:
-            Refusal: 429 with a Retry-After.
+            Rejection: 429 with a Retry-After.
         """
         if size > self.size:
             self._bodies._take(self, size - self.size)

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from tidemill.server.bodies import Hold
 from tidemill.server.bounds import check_fields, check_shape
-from tidemill.server.errors import Problem, Refusal, refuse
+from tidemill.server.errors import Problem, Rejection, reject
 from tidemill.server.id_lists import loads
 from tidemill.server.limits import Limits
 from tidemill.server.members import InvalidField, Model, fill
@@ -51,7 +51,7 @@ async def read_body(request: Request, limits: Limits, *, bare: bool = False) -> 
             page in a browser, which could send one to any server without being asked.
 
     Raises:
-        Refusal: 415 for another content type, 413 when it is too long, 408 when it does not come,
+        Rejection: 415 for another content type, 413 when it is too long, 408 when it does not come,
             429 when all that are being received hold too much.
     """
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -60,14 +60,14 @@ async def read_body(request: Request, limits: Limits, *, bare: bool = False) -> 
         got = f"got {media!r}" if media else "the request has none"
         if media == _BARE[1]:
             got += ", which curl sends unless told -H 'Content-Type: application/json'"
-        raise refuse(415, f"Content-Type must be application/json; {got}")
+        raise reject(415, f"Content-Type must be application/json; {got}")
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     if coding != "identity":
-        raise refuse(415, f"Content-Encoding {coding!r} is not taken; send the body as it is")
+        raise reject(415, f"Content-Encoding {coding!r} is not taken; send the body as it is")
     try:
         declared = int(request.headers.get("content-length", "0"))
     except ValueError:
-        raise refuse(400, "Content-Length is not a number") from None
+        raise reject(400, "Content-Length is not a number") from None
     if declared > limits.max_body_bytes:
         raise _too_long(limits, str(declared))
     hold: Hold = request.state.hold
@@ -91,9 +91,9 @@ async def read_body(request: Request, limits: Limits, *, bare: bool = False) -> 
         late = loop.time() >= ends
         seconds = limits.body_timeout if late else limits.body_idle_timeout
         what = "the body did not arrive" if late else "nothing more of the body arrived"
-        raise refuse(408, f"{what} within {seconds:g} s", code="timeout") from None
+        raise reject(408, f"{what} within {seconds:g} s", code="timeout") from None
     except ClientDisconnect:
-        raise refuse(400, "the client closed the connection before the body was complete") from None
+        raise reject(400, "the client closed the connection before the body was complete") from None
     return _as_utf8(bytes(body), decoder)
 
 
@@ -101,7 +101,7 @@ def _decoder(request: Request) -> str:
     """The encoding that a request's content type says its body has; "" where that is UTF-8.
 
     Raises:
-        Refusal: 415 for an encoding that is not known.
+        Rejection: 415 for an encoding that is not known.
     """
     _, _, parameters = request.headers.get("content-type", "").partition(";")
     for parameter in parameters.split(";"):
@@ -110,7 +110,7 @@ def _decoder(request: Request) -> str:
             charset = value.strip().strip("\"'").lower()
             if charset not in _CHARSETS:
                 known = ", ".join(_CHARSETS)
-                raise refuse(415, f"charset {charset[:32]!r} is not taken; known are {known}")
+                raise reject(415, f"charset {charset[:32]!r} is not taken; known are {known}")
             return _CHARSETS[charset]
     return ""
 
@@ -119,20 +119,20 @@ def _as_utf8(body: bytes, decoder: str) -> bytes:
     """A body in UTF-8 without the mark that editors of Windows put before a text.
 
     Raises:
-        Refusal: 400 where the body is not in the encoding that it was said to have.
+        Rejection: 400 where the body is not in the encoding that it was said to have.
     """
     if decoder:
         try:
             body = body.decode(decoder).encode()
         except UnicodeError:
             message = f"the body is not in the encoding that the content type says ({decoder})"
-            raise Refusal(_bad(None, message, "invalid_json")) from None
+            raise Rejection(_bad(None, message, "invalid_json")) from None
     return body.removeprefix(codecs.BOM_UTF8)
 
 
-def _too_long(limits: Limits, got: str) -> Refusal:
+def _too_long(limits: Limits, got: str) -> Rejection:
     # What is left of the body is thrown away by the connection, for a short time (`server.http`).
-    return refuse(
+    return reject(
         413,
         f"the body has {got} bytes; at most {limits.max_body_bytes} are taken: send a shorter one",
     )
@@ -150,7 +150,7 @@ async def read_model(
         bare: see `read_body`.
 
     Raises:
-        Refusal: see `read_body` and `parse_body`.
+        Rejection: see `read_body` and `parse_body`.
         TidemillError: a bound of `limits` is exceeded.
     """
     body = await read_body(request, limits, bare=bare)
@@ -177,7 +177,7 @@ def parse_body(
         names: see `members.fill`.
 
     Raises:
-        Refusal: 400 naming the field.
+        Rejection: 400 naming the field.
         TidemillError: a bound of `limits` is exceeded.
     """
     check_shape(body, limits)
@@ -185,8 +185,8 @@ def parse_body(
     check_fields(document, limits)
     try:
         return fill(model, document, names)
-    except InvalidField as unfit:
-        raise Refusal(_problem(unfit)) from None
+    except InvalidField as invalid:
+        raise Rejection(_problem(invalid)) from None
 
 
 def _load(body: bytes) -> dict[str, Any]:
@@ -205,21 +205,23 @@ def _load(body: bytes) -> dict[str, Any]:
             json.dumps(texts, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         where = f"{error.msg} at line {error.lineno}, column {error.colno}"
-        raise Refusal(_bad(None, f"the body is not valid JSON: {where}", "invalid_json")) from None
+        raise Rejection(
+            _bad(None, f"the body is not valid JSON: {where}", "invalid_json")
+        ) from None
     except UnicodeDecodeError as error:
         message = (
             f"the body is not valid UTF-8 at byte {error.start}; send it as UTF-8, or name its "
             "encoding in the content type (application/json; charset=iso-8859-1)"
         )
-        raise Refusal(_bad(None, message, "invalid_json")) from None
+        raise Rejection(_bad(None, message, "invalid_json")) from None
     except UnicodeEncodeError:
         message = "the body is not valid JSON: half of a surrogate pair stands alone in a string"
-        raise Refusal(_bad(None, message, "invalid_json")) from None
+        raise Rejection(_bad(None, message, "invalid_json")) from None
     except (ValueError, RecursionError):
         message = "the body is not valid JSON: a number has too many digits"
-        raise Refusal(_bad(None, message, "invalid_json")) from None
+        raise Rejection(_bad(None, message, "invalid_json")) from None
     if not isinstance(document, dict):
-        raise Refusal(_bad(None, "the body must be a JSON object", "invalid_type"))
+        raise Rejection(_bad(None, "the body must be a JSON object", "invalid_type"))
     return document
 
 
@@ -227,7 +229,7 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def _no_number(name: str) -> None:
-    raise Refusal(_bad(None, f"the body is not valid JSON: it has no {name}", "invalid_json"))
+    raise Rejection(_bad(None, f"the body is not valid JSON: it has no {name}", "invalid_json"))
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -237,17 +239,17 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         name = next(k for k, _ in pairs if k in seen or seen.add(k))[:64]  # type: ignore[func-returns-value]
         message = f"{name} is there twice in one object; send it once"
-        raise Refusal(_bad(name, message, "duplicate_parameter"))
+        raise Rejection(_bad(name, message, "duplicate_parameter"))
     return found
 
 
-def _problem(unfit: InvalidField) -> Problem:
-    param = unfit.path
-    if unfit.code == "unknown_parameter":
-        return _bad(param, f"{param} {unfit.reason}", unfit.code)
-    if unfit.code == "missing_required_parameter":
-        return _bad(param, f"{param} is required", unfit.code)
-    return _bad(param, f"{param}: {unfit.reason}", unfit.code)
+def _problem(invalid: InvalidField) -> Problem:
+    param = invalid.path
+    if invalid.code == "unknown_parameter":
+        return _bad(param, f"{param} {invalid.reason}", invalid.code)
+    if invalid.code == "missing_required_parameter":
+        return _bad(param, f"{param} is required", invalid.code)
+    return _bad(param, f"{param}: {invalid.reason}", invalid.code)
 
 
 def _bad(param: str | None, message: str, code: str) -> Problem:

@@ -36,11 +36,11 @@ def caller_of(
     """
     principal = principal_of(request)
     header = request.headers.get(TIMEOUT_HEADER)
-    output_options = []
+    timeouts = []
     if timeout is not None:
-        output_options.append(_checked("timeout", timeout))
+        timeouts.append(_checked("timeout", timeout))
     if header is not None:
-        output_options.append(_checked(TIMEOUT_HEADER, _number(header)))
+        timeouts.append(_checked(TIMEOUT_HEADER, _number(header)))
     if cache_salt is not None and not 1 <= len(cache_salt) <= MAX_SALT_CHARS:
         raise bad_request(
             "cache_salt",
@@ -49,8 +49,8 @@ def caller_of(
     return Caller(
         client=principal.client_id,
         weight=principal.weight,
-        cache_salt=principal.salted(cache_salt),
-        deadline=arrival + min(output_options) if output_options else None,
+        cache_salt=principal.salt_for(cache_salt),
+        deadline=arrival + min(timeouts) if timeouts else None,
         priority=priority,
     )
 

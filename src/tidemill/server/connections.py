@@ -11,7 +11,7 @@ from tidemill.server.auth import by_address
 PROBE_CONNECTIONS = 64
 """Beyond the bound, connections that are kept to be asked for probes; the oldest makes room."""
 
-_LOOKED_AT = 64
+_MAX_EXAMINED = 64
 
 
 class Connection(Protocol):
@@ -56,7 +56,7 @@ class Connections:
     def enter(self, connection: Connection, host: str) -> bool:
         """A connection was made; False when there is no place for it, except for probes."""
         name = by_address(host, None).client_id
-        if len(self._names) >= self.bound and not self._make_place(name):
+        if len(self._names) >= self.bound and not self._evict_idle(name):
             self._on_full()
             if len(self._probes) >= PROBE_CONNECTIONS:
                 oldest = next((c for c in self._probes if not c.busy), None)
@@ -80,7 +80,7 @@ class Connections:
         if not peer.connections:
             del self._peers[name]
 
-    def _make_place(self, name: str) -> bool:
+    def _evict_idle(self, name: str) -> bool:
         """Close an idle connection of the peer with most, for one of a peer below its share."""
         most = max(self._peers, key=lambda n: len(self._peers[n].connections))
         mine = self._peers.get(name)
@@ -89,7 +89,7 @@ class Connections:
         if name == most or held + 1 > self.bound / peers:
             return False
         connections = self._peers[most].connections
-        for _ in range(min(_LOOKED_AT, len(connections))):
+        for _ in range(min(_MAX_EXAMINED, len(connections))):
             oldest = next(iter(connections))
             if not oldest.busy:
                 self.leave(oldest)

@@ -15,7 +15,7 @@ from tidemill.metrics.registry import ServerMetrics
 from tidemill.server.admission import Admission
 from tidemill.server.admission_options import AdmissionOptions
 from tidemill.server.bodies import Bodies
-from tidemill.server.errors import refuse
+from tidemill.server.errors import reject
 from tidemill.server.limits import Limits
 from tidemill.text.answering import ChatSide
 
@@ -109,7 +109,7 @@ class ServerContext:
         """Raise a 400 unless the model can answer in words."""
         if not self.info.generates:
             does = "/v1/rerank and /v1/score" if self.vectors.head == "score" else "/v1/embeddings"
-            raise refuse(
+            raise reject(
                 400,
                 f"the model {self.info.model!r} generates no text: it has no output layer; "
                 f"{does} are for it",
@@ -126,7 +126,7 @@ class ServerContext:
         """Raise a 404 unless `name` is absent or one of the served model."""
         if name is not None and name not in self.names:
             served = " or ".join(map(repr, self.names))
-            raise refuse(
+            raise reject(
                 404,
                 f"the model {name[:256]!r} does not exist; this server serves {served}",
                 param="model",

@@ -90,7 +90,7 @@ def named_as_sent(problem: Problem, names: Mapping[str, str]) -> Problem:
     return replace(problem, param=param, message=f"{param}: {problem.message}")
 
 
-class Refusal(Exception):
+class Rejection(Exception):
     """Raised to answer with a particular problem."""
 
     def __init__(self, problem: Problem) -> None:
@@ -98,22 +98,22 @@ class Refusal(Exception):
         self.problem = problem
 
 
-def refuse(
+def reject(
     status: int,
     message: str,
     *,
     param: str | None = None,
     code: str | None = None,
     headers: Mapping[str, str] | None = None,
-) -> Refusal:
+) -> Rejection:
     """A refusal of the given status; its type follows from the status."""
     kind, default = _HTTP_CODES.get(status, ("invalid_request_error", None))
-    return Refusal(Problem(status, kind, message, param, code or default, headers or {}))
+    return Rejection(Problem(status, kind, message, param, code or default, headers or {}))
 
 
 def problem_of(error: BaseException, request_id: str) -> Problem:
     """What the client is told about an exception; a defect of ours is logged here."""
-    if isinstance(error, Refusal):
+    if isinstance(error, Rejection):
         return error.problem
     if isinstance(error, TidemillError) and error.kind in _KINDS:
         status, kind, code = _KINDS[error.kind]

@@ -12,11 +12,11 @@ FIRST_GUESS = 256.0
 MAX_CLIENTS = 1024
 """Clients whose answers' lengths are remembered; beyond, the longest unseen is forgotten."""
 
-LEAST_SECONDS = 0.1
+MIN_SECONDS = 0.1
 """Of work, before a rate is worth anything."""
 
-_RATE = 1 / 16
-_FEW = 8
+_MIN_WEIGHT = 1 / 16
+_MIN_SAMPLES = 8
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class _Mean:
 
     def note(self, value: float) -> None:
         self.count += 1
-        self.value += max(_RATE, 1 / self.count) * (value - self.value)
+        self.value += max(_MIN_WEIGHT, 1 / self.count) * (value - self.value)
 
 
 class AnswerLengths:
@@ -50,9 +50,9 @@ class AnswerLengths:
     def expected(self, client: str, max_tokens: int) -> int:
         """Tokens of the client's next answer: at least 1, at most `max_tokens`."""
         mean = self._clients.get(client)
-        if mean is None or mean.count < _FEW:
+        if mean is None or mean.count < _MIN_SAMPLES:
             mean = self._all
-        value = mean.value if mean.count >= _FEW else FIRST_GUESS
+        value = mean.value if mean.count >= _MIN_SAMPLES else FIRST_GUESS
         return max(1, min(max_tokens, math.ceil(value)))
 
 
@@ -88,11 +88,11 @@ class Throughput:
     def rate(self, now: float) -> float | None:
         """Tokens per second; None before enough work was seen."""
         self.note(0, now)
-        known = self._seconds >= LEAST_SECONDS and self._tokens > 0
+        known = self._seconds >= MIN_SECONDS and self._tokens > 0
         return self._tokens / self._seconds if known else None
 
 
-class ReadingSpeed:
+class PrefillSpeed:
     """Prompt tokens per second from admission to first token, those waiting ahead included."""
 
     def __init__(self) -> None:

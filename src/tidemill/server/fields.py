@@ -58,7 +58,7 @@ class Neutral:
             return True
         return self.test is not None and self.test(value)
 
-    def refusal(self) -> str:
+    def rejection(self) -> str:
         """Why other values are refused, without the field's name."""
         known = self.described()
         taken = f"; {known} is accepted because it changes nothing" if known else ""

@@ -15,7 +15,7 @@ from tidemill.base.clock import monotonic
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason, TokenLogprob
 from tidemill.contract.sampling import SamplingParams
-from tidemill.server.admission import ANYBODY, Caller
+from tidemill.server.admission import ANONYMOUS, Caller
 from tidemill.server.answers import answer_size, check_answer
 from tidemill.server.context import ServerContext
 from tidemill.server.errors import engine_error
@@ -117,7 +117,7 @@ class Generation:
         arrival: float | None = None,
         counted: bool = True,
         streamed: bool = False,
-        caller: Caller = ANYBODY,
+        caller: Caller = ANONYMOUS,
     ) -> None:
         self.request_id = request_id
         self.prompts = prompts
@@ -192,7 +192,7 @@ class Generation:
 
         Raises:
             TidemillError: what the engine said.
-            Refusal: 429, there is too much to do already.
+            Rejection: 429, there is too much to do already.
         """
         context = self._context
         ticket = context.admission.admit(self._caller, self.prompts, self.sampling, self._size)

@@ -23,7 +23,7 @@ from tidemill.server.app import build_app
 from tidemill.server.auth import PROBES
 from tidemill.server.connections import Connections
 from tidemill.server.context import ServerContext
-from tidemill.server.errors import Problem, refuse
+from tidemill.server.errors import Problem, reject
 from tidemill.server.limits import Limits
 from tidemill.server.readers import SlowReaders
 from tidemill.server.security import Security
@@ -37,7 +37,7 @@ answered already, may go on arriving before the connection is closed."""
 PROBE_SECONDS = 2.0
 """So long a connection beyond the bound is waited for to ask for a probe."""
 
-ASKING_SECONDS = (0.05, 1.0, 2.0, 4.0, 8.0)
+LIVENESS_INTERVALS = (0.05, 1.0, 2.0, 4.0, 8.0)
 """Between the questions to a client that sends no more, whether it is there; see `eof_received`."""
 
 MANY_CHUNKS, SMALL_CHUNK = 4096, 64
@@ -60,7 +60,7 @@ class _Config(uvicorn.Config):
     limits: Limits
     metrics: ServerMetrics
     readers: SlowReaders
-    kept: Connections
+    connections: Connections
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -78,14 +78,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._limits = self.config.limits
         self._head_bytes: int | None = 0  # None while a body or an answer is under way
         self._arriving = False  # between the start and the end of a request's bytes
-        self._clock: asyncio.TimerHandle | None = None  # of a head or a body
-        self._deaf = False  # nothing more is read from this connection
+        self._timer: asyncio.TimerHandle | None = None  # of a head or a body
+        self._reading_stopped = False  # nothing more is read from this connection
         self._replaying = False
         self._rejection: Problem | None = None
         self._probes_only = False  # it came when all connections were taken
         self._chunks = self._chunk_bytes = 0  # of the body under way
         self._half_closed = False  # the client sends nothing more
-        self._asking: asyncio.TimerHandle | None = None
+        self._liveness_timer: asyncio.TimerHandle | None = None
 
     # -- connections ---------------------------------------------------------------------------
 
@@ -93,18 +93,18 @@ class BoundedProtocol(HttpToolsProtocol):
         """Start the clock for the first head, or turn the connection away."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=self._limits.max_unread_bytes)
-        if self.config.kept.enter(self, self.client[0] if self.client else ""):
-            self._start_clock(self._limits.head_timeout)
+        if self.config.connections.enter(self, self.client[0] if self.client else ""):
+            self._start_timer(self._limits.head_timeout)
         else:
             self._probes_only = True
-            self._start_clock(PROBE_SECONDS)
+            self._start_timer(PROBE_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clocks."""
-        self._stop_clock()
-        if self._asking is not None:
-            self._asking.cancel()
-        self.config.kept.leave(self)
+        self._stop_timer()
+        if self._liveness_timer is not None:
+            self._liveness_timer.cancel()
+        self.config.connections.leave(self)
         self.config.readers.forget(self.transport)
         super().connection_lost(exc)
 
@@ -115,7 +115,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def close_idle(self) -> None:
         """Close it for the sake of others."""
-        self._deaf = True
+        self._reading_stopped = True
         self.transport.close()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
@@ -128,26 +128,26 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self.busy or self.scheme == "https" or self.scope["http_version"] != "1.1":
             return None
         self._half_closed = True
-        self._ask_later(0)
+        self._schedule_liveness_check(0)
         return True
 
-    def _ask_later(self, turn: int) -> None:
-        seconds = ASKING_SECONDS[min(turn, len(ASKING_SECONDS) - 1)]
-        self._asking = self.loop.call_later(seconds, self._ask_whether_there, turn + 1)
+    def _schedule_liveness_check(self, turn: int) -> None:
+        seconds = LIVENESS_INTERVALS[min(turn, len(LIVENESS_INTERVALS) - 1)]
+        self._liveness_timer = self.loop.call_later(seconds, self._check_liveness, turn + 1)
 
-    def _ask_whether_there(self, turn: int) -> None:
-        self._asking = None
+    def _check_liveness(self, turn: int) -> None:
+        self._liveness_timer = None
         if self.transport.is_closing() or not self.busy:
             return
         if self.pipeline:
-            self._ask_later(turn)  # another's answer is being written
+            self._schedule_liveness_check(turn)  # another's answer is being written
         elif not self.cycle.response_started:
             self.transport.write(_INTERIM)
-            self._ask_later(turn)
+            self._schedule_liveness_check(turn)
 
     def data_received(self, data: bytes) -> None:
         """Parse what came, within the bounds."""
-        if self._deaf:
+        if self._reading_stopped:
             return
         if self._head_bytes is not None:
             self._head_bytes += len(data)
@@ -157,13 +157,13 @@ class BoundedProtocol(HttpToolsProtocol):
             problem = self._rejection
             if problem is None:
                 problem = _invalid(data, error)
-            self._refuse(problem)
+            self._reject(problem)
             return
         # Looked at afterwards: what completed a head may have had a body behind it.
         if self._head_bytes is not None and self._head_bytes > self._limits.max_head_bytes:
-            self._refuse(self._too_large("head", self._limits.max_head_bytes, "bytes"))
-        elif self._arriving and self._head_bytes is None and self._clock is None:
-            self._start_clock(self._limits.body_timeout + BODY_GRACE_SECONDS)
+            self._reject(self._too_large("head", self._limits.max_head_bytes, "bytes"))
+        elif self._arriving and self._head_bytes is None and self._timer is None:
+            self._start_timer(self._limits.body_timeout + BODY_GRACE_SECONDS)
 
     def _feed(self, data: bytes) -> None:
         try:
@@ -198,7 +198,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._arriving = True
         if self._head_bytes is None:
             self._head_bytes = 0
-            self._start_clock(self._limits.head_timeout)
+            self._start_timer(self._limits.head_timeout)
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -208,7 +208,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_url(url)
         if len(self.url) > self._limits.max_url_bytes:
             message = f"the URL has more than {self._limits.max_url_bytes} bytes"
-            self._stop_parsing(refuse(414, message).problem)
+            self._stop_parsing(reject(414, message).problem)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header, or behind a chunked body a trailer, which nobody here reads."""
@@ -217,7 +217,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._head_bytes is None:
             # Not into the request: it has passed the door with the headers it had.
             self._stop_parsing(
-                refuse(400, "trailers behind a chunked body are not taken", code="bad_http").problem
+                reject(400, "trailers behind a chunked body are not taken", code="bad_http").problem
             )
         super().on_header(name, value)
         if len(self.headers) > self._limits.max_headers:
@@ -229,13 +229,13 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._head_bytes = None
         self._chunks = self._chunk_bytes = 0
-        self._stop_clock()
+        self._stop_timer()
         reason = _ambiguous(self.headers, self.parser.get_http_version(), self.url)
         if reason is not None:
-            self._stop_parsing(refuse(400, reason, code="bad_http").problem)
+            self._stop_parsing(reject(400, reason, code="bad_http").problem)
         if len(self.pipeline) >= self._limits.max_pipelined:
             message = f"more than {self._limits.max_pipelined} requests wait on this connection"
-            self._stop_parsing(refuse(400, message, code="too_many_pipelined").problem)
+            self._stop_parsing(reject(400, message, code="too_many_pipelined").problem)
         self._date()
         if self._probes_only and self.url.partition(b"?")[0].decode("latin-1") not in PROBES:
             self._stop_parsing(self._full())
@@ -254,7 +254,7 @@ class BoundedProtocol(HttpToolsProtocol):
         # A read can bring tens of thousands of them, each of which costs a call.
         if small and self._chunks > MANY_CHUNKS and _is_chunked(self.headers):
             message = f"the body comes in chunks of less than {SMALL_CHUNK} bytes on average"
-            self._stop_parsing(refuse(400, message + "; send larger ones").problem)
+            self._stop_parsing(reject(400, message + "; send larger ones").problem)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -262,7 +262,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._replaying:
             return
         self._arriving = False
-        self._stop_clock()
+        self._stop_timer()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -271,7 +271,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._half_closed and not self._answering():
             self.transport.close()
         elif self._arriving and self._head_bytes is None:
-            self._start_clock(BODY_GRACE_SECONDS)
+            self._start_timer(BODY_GRACE_SECONDS)
 
     def _answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
@@ -288,26 +288,26 @@ class BoundedProtocol(HttpToolsProtocol):
         raise ValueError("refused")  # the parser hands it on as an error of its own
 
     def _too_large(self, what: str, bound: int, unit: str) -> Problem:
-        return refuse(431, f"the request's {what} has more than {bound} {unit}").problem
+        return reject(431, f"the request's {what} has more than {bound} {unit}").problem
 
     def _full(self) -> Problem:
         message = f"all {self._limits.max_connections} connections are taken; try again later"
         code, headers = "too_many_connections", {"Retry-After": "1"}
-        return refuse(503, message, code=code, headers=headers).problem
+        return reject(503, message, code=code, headers=headers).problem
 
-    def _refuse(self, problem: Problem) -> None:
+    def _reject(self, problem: Problem) -> None:
         """Answer what was no request, unless an earlier one is still being answered."""
         cycle = self.cycle
         if self._answering() and (cycle.response_started or not cycle.more_body):
-            self._deaf = True
+            self._reading_stopped = True
             cycle.keep_alive = False
-            self._stop_clock()
+            self._stop_timer()
             return
         self._answer(problem)
 
     def _answer(self, problem: Problem) -> None:
-        self._deaf = True
-        self._stop_clock()
+        self._reading_stopped = True
+        self._stop_timer()
         if self.transport.is_closing():
             return
         self._date()
@@ -327,25 +327,25 @@ class BoundedProtocol(HttpToolsProtocol):
 
     # -- clocks --------------------------------------------------------------------------------
 
-    def _start_clock(self, seconds: float) -> None:
-        self._stop_clock()
-        self._clock = self.loop.call_later(seconds, self._too_slow)
+    def _start_timer(self, seconds: float) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(seconds, self._on_timeout)
 
-    def _stop_clock(self) -> None:
-        if self._clock is not None:
-            self._clock.cancel()
-            self._clock = None
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
-    def _too_slow(self) -> None:
-        self._clock = None
+    def _on_timeout(self) -> None:
+        self._timer = None
         if self._probes_only and self._head_bytes is not None:
-            self._refuse(self._full())
+            self._reject(self._full())
         elif self._head_bytes:
             seconds = self._limits.head_timeout
-            self._refuse(refuse(408, f"the head did not arrive within {seconds:g} s").problem)
+            self._reject(reject(408, f"the head did not arrive within {seconds:g} s").problem)
         elif self._arriving or self.cycle is None or self.cycle.response_complete:
             # A body that did not come, or a connection that never said a word.
-            self._deaf = True
+            self._reading_stopped = True
             self.transport.close()
 
 
@@ -356,7 +356,7 @@ def _invalid(data: bytes, error: httptools.HttpParserError) -> Problem:
     for beginning, meant in _OTHER_PROTOCOLS.items():
         if data.startswith(beginning):
             message = meant
-    return refuse(400, message, code="bad_http").problem
+    return reject(400, message, code="bad_http").problem
 
 
 def _write_until_closed(cycle: RequestResponseCycle) -> None:
@@ -452,7 +452,7 @@ def make_server(
         ),
     )
     config.limits, config.metrics = context.limits, context.metrics
-    config.kept = Connections(context.limits.max_connections)
+    config.connections = Connections(context.limits.max_connections)
     config.readers = SlowReaders(
         context.limits.slow_reader_timeout, context.metrics.slow_readers.inc
     )

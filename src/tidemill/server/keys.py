@@ -199,7 +199,7 @@ def read_keys(path: Path) -> tuple[list[Key], list[str]]:
         document = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         # The parsers' messages tell the place; a cause would show the text around it.
-        raise _bad(path, f"is not valid: {_place(error)}") from None
+        raise _bad(path, f"is not valid: {_location(error)}") from None
     try:
         entries = msgspec.convert(document, _File).keys
     except msgspec.ValidationError as error:
@@ -254,7 +254,7 @@ def _check_unique(keys: Sequence[Key]) -> None:
         digests[key.digest] = key.name
 
 
-def _place(error: Exception) -> str:
+def _location(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg} at line {error.lineno}, column {error.colno}"
     found = re.search(r"\(at [^)]*\)", str(error))

@@ -35,7 +35,7 @@ class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     known: ClassVar[Fields] = NO_FIELDS
 
-    def settle(self) -> None:
+    def finalize(self) -> None:
         """Last changes and checks that need several members.
 
         Raises:
@@ -148,8 +148,8 @@ def fill(
         except msgspec.ValidationError as error:
             raise _rejection(model, InvalidShape.of(str(error))) from None
         _check(body, "")
-    except InvalidField as unfit:
-        unfit.path = names.get(unfit.path, unfit.path)
+    except InvalidField as invalid:
+        invalid.path = names.get(invalid.path, invalid.path)
         raise
     return body
 
@@ -210,7 +210,7 @@ def _apply(
     if isinstance(known, Neutral):
         if known.takes(value):
             return
-        raise InvalidField("unsupported", known.refusal(), at)
+        raise InvalidField("unsupported", known.rejection(), at)
     spelled = [meaning for word, meaning in known.values.items() if equal(word, value)]
     if spelled:
         value = spelled[0]
@@ -259,17 +259,17 @@ def _check(body: Body, path: str) -> None:
                 raise wrong_value("the number is too large")
             for check in member.checks:
                 check(value)
-        except InvalidField as unfit:
-            unfit.path = at
+        except InvalidField as invalid:
+            invalid.path = at
             raise
         if member.inner is not None:
             for inside, part in _objects(value, at):
                 if isinstance(part, Body):
                     _check(part, inside)
     try:
-        body.settle()
-    except InvalidField as unfit:
-        unfit.path = _inside(path, unfit.path)
+        body.finalize()
+    except InvalidField as invalid:
+        invalid.path = _inside(path, invalid.path)
         raise
 
 
@@ -285,12 +285,12 @@ def _inside(path: str, name: str) -> str:
     return f"{path}.{name}" if path and name else path or name
 
 
-def _rejection(model: type[Body], misfit: InvalidShape) -> InvalidField:
-    if misfit.missing:
-        return _missing(misfit.path)
-    words = words_at(model, misfit.path)
-    reason = f"expected one of {', '.join(map(repr, words))}" if words else misfit.reason
-    return InvalidField("invalid_type", reason, misfit.path)
+def _rejection(model: type[Body], shape: InvalidShape) -> InvalidField:
+    if shape.missing:
+        return _missing(shape.path)
+    words = words_at(model, shape.path)
+    reason = f"expected one of {', '.join(map(repr, words))}" if words else shape.reason
+    return InvalidField("invalid_type", reason, shape.path)
 
 
 def _missing(path: str) -> InvalidField:

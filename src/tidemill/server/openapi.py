@@ -57,7 +57,7 @@ _OF_PATHS = {"/v1/models/{model:path}": _NAMED_MODEL}
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class RouteDescription:
     """A route for the document.
 
     Attributes:
@@ -78,7 +78,7 @@ class Described:
     stream: bool
 
 
-def document_of(version: str, routes: Sequence[Described]) -> dict[str, Any]:
+def document_of(version: str, routes: Sequence[RouteDescription]) -> dict[str, Any]:
     """The document for an API of these routes."""
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
@@ -119,7 +119,7 @@ def _add_known(definition: dict[str, Any], body: type[Body]) -> None:
             definition["properties"][name] = {"anyOf": [members[name], known.schema()]}
 
 
-def _operation(route: Described, path: str) -> dict[str, Any]:
+def _operation(route: RouteDescription, path: str) -> dict[str, Any]:
     method = route.method.lower()
     found: dict[str, Any] = {
         "summary": route.name.replace("_", " ").title(),
@@ -141,7 +141,7 @@ def _operation(route: Described, path: str) -> dict[str, Any]:
     return found
 
 
-def _responses(route: Described) -> dict[str, Any]:
+def _responses(route: RouteDescription) -> dict[str, Any]:
     problems = {
         **_ANY,
         **(_LOCKED if route.locked else {}),

@@ -12,7 +12,7 @@ PIECE_TOKENS = 64
 @dataclass(slots=True)
 class _Piece:
     holders: int = 0
-    paid: bool = True
+    owned: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +29,17 @@ class Held:
 
 
 class Prefixes:
-    """The prompts under way, as far as they may share what is computed of them.
+    """The prompts in flight, in pieces whose computation they can share.
 
-    Whoever brings a piece pays for its tokens. They are `unpaid` once that request has ended while
-    others still have the piece.
+    The first request with a piece owns its tokens. They are `orphaned` once that request has ended
+    while others still hold the piece.
 
     Attributes:
-        unpaid: tokens.
+        orphaned: tokens.
     """
 
     def __init__(self) -> None:
-        self.unpaid = 0
+        self.orphaned = 0
         self._pieces: dict[int, _Piece] = {}
 
     def look_up(self, salt: str, prompts: Sequence[tuple[int, ...]]) -> list[Held]:
@@ -72,8 +72,8 @@ class Prefixes:
             piece = self._pieces[name]
             piece.holders -= 1
             if i >= held.shared:
-                piece.paid = False
-                self.unpaid += PIECE_TOKENS
+                piece.owned = False
+                self.orphaned += PIECE_TOKENS
             if not piece.holders:
                 del self._pieces[name]
-                self.unpaid -= 0 if piece.paid else PIECE_TOKENS
+                self.orphaned -= 0 if piece.owned else PIECE_TOKENS

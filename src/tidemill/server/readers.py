@@ -10,7 +10,7 @@ from tidemill.base.log import get_logger
 
 log = get_logger(__name__)
 
-LOOK_SECONDS = 1.0
+CHECK_SECONDS = 1.0
 """Between two looks at the connections that have something to be read."""
 
 _PROGRESS_BYTES = 2**14
@@ -33,7 +33,7 @@ class SlowReaders:
         self._on_cut = on_cut
         self._watched: dict[asyncio.Transport, Callable[[], bool]] = {}
         self._unread: dict[asyncio.Transport, tuple[float, int]] = {}  # since when so many bytes
-        self._clock: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, transport: asyncio.Transport, answering: Callable[[], bool]) -> None:
         """Look after a connection until nothing is answered on it and nothing waits to be read.
@@ -43,7 +43,7 @@ class SlowReaders:
             answering: whether a request of it is being answered.
         """
         self._watched[transport] = answering
-        if self._clock is None:
+        if self._timer is None:
             self._tick()
 
     def forget(self, transport: asyncio.Transport) -> None:
@@ -52,10 +52,10 @@ class SlowReaders:
         self._unread.pop(transport, None)
 
     def _tick(self) -> None:
-        self._clock = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
+        self._timer = asyncio.get_running_loop().call_later(CHECK_SECONDS, self._check)
 
-    def _look(self) -> None:
-        self._clock = None
+    def _check(self) -> None:
+        self._timer = None
         now = monotonic()
         for transport, answering in list(self._watched.items()):
             size, since = transport.get_write_buffer_size(), self._unread.get(transport)

@@ -38,10 +38,10 @@ log = get_logger(__name__)
 DRAIN_SECONDS = 10.0
 """How long requests in flight may go on after SIGTERM where nothing else was asked for."""
 
-FAREWELL_SECONDS = 3
+TERMINATION_SECONDS = 3
 """How long those that are ended have to be told so."""
 
-LOOK_SECONDS = 3.0
+MODEL_CHECK_SECONDS = 3.0
 """How long an engine that is still loading may take to find a fault of its own."""
 
 Say = Callable[[str], None]
@@ -105,7 +105,7 @@ def serve(options: ServeOptions, listener: socket.socket, *, say: Say = lambda l
         The exit code: 0 after a signal, 1 when the engine was given up.
 
     Raises:
-        TidemillError: why it could not start.
+        TidemillError: mismatch it could not start.
     """
     import uvloop
 
@@ -118,35 +118,37 @@ def serve(options: ServeOptions, listener: socket.socket, *, say: Say = lambda l
 async def _run(options: ServeOptions, listener: socket.socket, say: Say) -> int:
     started = monotonic()
     signals = _Signals()
-    observed = _Observed()
-    supervision = Supervision(stall_timeout=options.stall_timeout, on_recovery=observed.on_recovery)
+    recovery_metrics = _RecoveryMetrics()
+    supervision = Supervision(
+        stall_timeout=options.stall_timeout, on_recovery=recovery_metrics.on_recovery
+    )
     level = _engine_level(options.log_level)
     spawning = asyncio.ensure_future(
         SupervisedEngine.open(options.config, say, log_level=level, supervision=supervision)
     )
     preparing = asyncio.ensure_future(_prepare(options))
-    ready = asyncio.ensure_future(_ended(spawning, preparing))
+    ready = asyncio.ensure_future(_start_failure(spawning, preparing))
     stopping = asyncio.ensure_future(signals.first.wait())
     await asyncio.wait((ready, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     if not ready.done():
         ready.cancel()
-        await _abandon(spawning, preparing)
+        await _abort_start(spawning, preparing)
         say("stopped while loading")
         return 0
     if (failed := ready.result()) is not None:
-        await _abandon(spawning, preparing)
+        await _abort_start(spawning, preparing)
         raise failed
     engine, text = spawning.result(), preparing.result()
-    if (why := different_files(text.files, engine.info.files, only_common=True)) is not None:
+    if (mismatch := different_files(text.files, engine.info.files, only_common=True)) is not None:
         await engine.close()
-        raise model_file_error(why)
+        raise model_file_error(mismatch)
     gc.freeze()
     gc.enable()
     try:
         context = _make_context(options, engine, text)
         say(context.admission.describe())
-        observed.metrics = context.metrics
+        recovery_metrics.metrics = context.metrics
         http = _Http(context, listener, options.security)
         seconds = monotonic() - started
         url = url_of(listener, tls=options.security.certificates is not None)
@@ -160,7 +162,7 @@ async def _run(options: ServeOptions, listener: socket.socket, say: Say) -> int:
         await engine.close()
 
 
-async def _ended(
+async def _start_failure(
     spawning: asyncio.Future[SupervisedEngine], preparing: asyncio.Future[TextSide]
 ) -> BaseException | None:
     """Why a start failed, once that is clear; None when both halves are there.
@@ -170,11 +172,11 @@ async def _ended(
     """
     halves = (spawning, preparing)
     await asyncio.wait(halves, return_when=asyncio.FIRST_EXCEPTION)
-    await asyncio.wait((spawning,), timeout=LOOK_SECONDS)
+    await asyncio.wait((spawning,), timeout=MODEL_CHECK_SECONDS)
     return next((h.exception() for h in halves if h.done() and h.exception()), None)
 
 
-async def _abandon(
+async def _abort_start(
     spawning: asyncio.Future[SupervisedEngine], preparing: asyncio.Future[TextSide]
 ) -> None:
     """Half of the start failed, or it is not wanted any more: leave no engine behind."""
@@ -201,7 +203,7 @@ class _Signals:
         (self.second if self.first.is_set() else self.first).set()
 
 
-class _Observed:
+class _RecoveryMetrics:
     """Recoveries on their way to the metrics, which come to life after the engine."""
 
     def __init__(self) -> None:
@@ -257,7 +259,7 @@ class _Http:
         if security.reloadable:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload, security)
         self._reloading: asyncio.Task[None] | None = None
-        self._server = make_server(context, drain_seconds=FAREWELL_SECONDS, security=security)
+        self._server = make_server(context, drain_seconds=TERMINATION_SECONDS, security=security)
         self.task = asyncio.ensure_future(self._server.serve(sockets=[listener]))
 
     def _reload(self, security: Security) -> None:
@@ -271,7 +273,7 @@ class _Http:
         self._reloading = asyncio.ensure_future(reload())
 
     async def stop(self) -> None:
-        """Listen no longer; answers under way have `FAREWELL_SECONDS` to be written."""
+        """Listen no longer; answers under way have `TERMINATION_SECONDS` to be written."""
         self._server.stop()
         await self.task
 
@@ -290,17 +292,17 @@ async def _until_stopped(
     engine.drain("the server is shutting down and takes no new requests; send it again later")
     say(f"stopping; requests in flight have {drain_timeout:g} s (a second signal ends them)")
     idle = asyncio.ensure_future(engine.idle())
-    hurry = asyncio.ensure_future(signals.second.wait())
+    second_signal = asyncio.ensure_future(signals.second.wait())
     await asyncio.wait(
-        (idle, hurry, engine.failed, http.task),
+        (idle, second_signal, engine.failed, http.task),
         timeout=drain_timeout,
         return_when=asyncio.FIRST_COMPLETED,
     )
     if not idle.done():
         say("ending the requests that are left")
-        await engine.close()  # each is told why and that another try may succeed
+        await engine.close()  # each gets the reason and that a retry may succeed
     idle.cancel()
-    hurry.cancel()
+    second_signal.cancel()
     await http.stop()
     return 0
 

@@ -58,7 +58,7 @@ class Format(Protocol):
         """Events after the last delta, the end marker included."""
 
 
-async def _gone(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -66,18 +66,18 @@ async def _gone(receive: Receive) -> None:
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
     """Run `work`; cancel it as soon as the client leaves, and wait until it has ended."""
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(receive))
+    disconnected = asyncio.ensure_future(_wait_for_disconnect(receive))
     try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((task, disconnected), return_when=asyncio.FIRST_COMPLETED)
     finally:
-        gone.cancel()
+        disconnected.cancel()
         if not task.done():
             try:
                 await next_turn()  # many may leave at once
             finally:
                 task.cancel()
         # Not awaited directly: the cancellation is ours, errors are looked at below.
-        await asyncio.gather(task, gone, return_exceptions=True)
+        await asyncio.gather(task, disconnected, return_exceptions=True)
     if not task.cancelled():
         task.result()
 

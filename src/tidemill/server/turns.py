@@ -7,7 +7,7 @@ import asyncio
 from collections import deque
 from weakref import WeakKeyDictionary
 
-AT_ONCE = 8
+MAX_STARTS_PER_TURN = 8
 """Pieces that begin in one turn. A turn takes long when others have much to do, and then those who
 wait for theirs must not wait for hundreds of turns."""
 
@@ -21,7 +21,7 @@ class _Turns:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def take(self) -> None:
-        if self._taken < AT_ONCE and not self._waiting:
+        if self._taken < MAX_STARTS_PER_TURN and not self._waiting:
             if not self._taken:
                 self._loop.call_soon(self._next)
             self._taken += 1
@@ -32,7 +32,7 @@ class _Turns:
 
     def _next(self) -> None:
         self._taken = 0
-        while self._waiting and self._taken < AT_ONCE:
+        while self._waiting and self._taken < MAX_STARTS_PER_TURN:
             future = self._waiting.popleft()
             if not future.done():
                 future.set_result(None)
@@ -41,7 +41,7 @@ class _Turns:
             self._loop.call_soon(self._next)
 
 
-_of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turns] = WeakKeyDictionary()
+_by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turns] = WeakKeyDictionary()
 
 
 async def next_turn() -> None:
@@ -51,7 +51,7 @@ async def next_turn() -> None:
     request, reading a body, ending what nobody waits for.
     """
     loop = asyncio.get_running_loop()
-    turns = _of_loop.get(loop)
+    turns = _by_loop.get(loop)
     if turns is None:
-        turns = _of_loop[loop] = _Turns(loop)
+        turns = _by_loop[loop] = _Turns(loop)
     await turns.take()

@@ -66,7 +66,7 @@ class Vectors:
 
         Raises:
             TidemillError: what the engine said of the first input that failed.
-            Refusal: 429, there is too much to do already.
+            Rejection: 429, there is too much to do already.
         """
         context, count = self._context, len(self._inputs)
         prompts = [i.token_ids for i in self._inputs]

@@ -93,7 +93,7 @@ def running_usage(
 
 
 def finish_of(finish: str | None, stopped_by: str | int | None) -> bytes:
-    """A choice's finish reason and, as a member behind it, the stop string or token id that was
+    """A choice's finish reason and, as the next member, the stop string or token id that was
     met, encoded.
     """
     named = b"" if stopped_by is None else b',"stop_reason":%b' % encode(stopped_by)
@@ -183,7 +183,7 @@ class CompletionFormat:
         self._logprobs = logprobs
         self._echo = echo
         self._scored = scored
-        self._wants_prompts = prompt_logprobs
+        self._has_prompt_logprobs = prompt_logprobs
         self._per_prompt = per_prompt or choices
         # By prompt, for all its choices: the member, and what `echo` begins their lists with.
         self._prompts: dict[int, list[Piece]] = {}
@@ -194,7 +194,7 @@ class CompletionFormat:
     async def read_prompt(self, delta: ChoiceDelta) -> None:
         """Take in what a choice's first delta says of its prompt, once for all its choices."""
         prompt = delta.index // self._per_prompt
-        if self._wants_prompts and prompt not in self._prompts:
+        if self._has_prompt_logprobs and prompt not in self._prompts:
             entries = await prompt_entries(self._tokenizer, delta.prompt_logprobs or ())
             self._prompts[prompt] = entries
         echoed = self._echoed(delta)
@@ -209,8 +209,8 @@ class CompletionFormat:
         return self._echo[delta.index // self._per_prompt] if self._echo else None
 
     def _new_lists(self, delta: ChoiceDelta) -> CompletionLogprobs:
-        behind = self._echo_lists.get(delta.index // self._per_prompt) if delta.first else None
-        return CompletionLogprobs(self._tokenizer, behind)
+        prefix = self._echo_lists.get(delta.index // self._per_prompt) if delta.first else None
+        return CompletionLogprobs(self._tokenizer, prefix)
 
     def _text(self, delta: ChoiceDelta) -> str:
         echoed = self._echoed(delta) if delta.first else None
@@ -246,7 +246,7 @@ class CompletionFormat:
             }
             for index, c in enumerate(self._collected)
         ]
-        if self._wants_prompts:
+        if self._has_prompt_logprobs:
             for index, choice in enumerate(choices):
                 entries = self._prompts[index // self._per_prompt]
                 choice["prompt_logprobs"] = placed.place(entries)

@@ -63,19 +63,19 @@ class ChatFormat:
         reasoning: bool = True,
         prompt_logprobs: bool = False,
     ) -> None:
-        self._wants_prompt = prompt_logprobs
+        self._has_prompt_logprobs = prompt_logprobs
         self._prompt: list[Piece] = [b"[]"]
         self._envelope = envelope
         self._tokenizer = tokenizer
         self._chunks = Chunks(envelope, "chat.completion.chunk")
         self._logprobs = logprobs
-        self._silent = None if tools else ""
+        self._empty_content = None if tools else ""
         self._reasoning = reasoning
         self._messages = [_Message() for _ in range(choices)]
 
     async def read_prompt(self, delta: ChoiceDelta) -> None:
         """Take in what a choice's first delta says of the prompt."""
-        if self._wants_prompt and delta.index == 0:
+        if self._has_prompt_logprobs and delta.index == 0:
             self._prompt = await prompt_entries(self._tokenizer, delta.prompt_logprobs or ())
 
     def add(self, delta: ChoiceDelta) -> None:
@@ -109,11 +109,11 @@ class ChatFormat:
             }
             for index, message in enumerate(self._messages)
         ]
-        more = {"prompt_logprobs": placed.place(self._prompt)} if self._wants_prompt else {}
+        more = {"prompt_logprobs": placed.place(self._prompt)} if self._has_prompt_logprobs else {}
         return self._envelope.document("chat.completion", choices, generation, placed, **more)
 
     def _document(self, message: _Message) -> dict[str, Any]:
-        content = "".join(message.content) or self._silent
+        content = "".join(message.content) or self._empty_content
         found: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if reasoning := "".join(message.reasoning):
             found |= _thinking(reasoning)
@@ -129,7 +129,7 @@ class ChatFormat:
 
     def opening(self, generation: Generation) -> bytes:
         """The role chunk of every choice."""
-        delta = encode({"role": "assistant", "content": self._silent})
+        delta = encode({"role": "assistant", "content": self._empty_content})
         tail = b'"delta":%b,"logprobs":null,"finish_reason":null}' % delta
         return b"".join(
             [self._chunks.chunk(b'{"index":%d,' % i + tail) for i in range(len(self._messages))]

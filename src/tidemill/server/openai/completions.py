@@ -59,30 +59,30 @@ def split_prompts(prompt: object, limit: int, *, param: str = "prompt") -> list[
 
 
 async def encode_source(
-    context: ServerContext, source: Source, param: str, *, room: int = 1
+    context: ServerContext, source: Source, param: str, *, output_tokens: int = 1
 ) -> tuple[int, ...]:
     """Token ids of one prompt, checked.
 
     Args:
         param: names it in errors.
-        room: tokens of output the context must hold beside it.
+        output_tokens: tokens of output the context must hold beside it.
     """
     if not source:
         # A model's own start token alone would do, but an empty string is a client's mistake.
         raise bad_request(param, f"{param} is empty")
     if isinstance(source, str):
         ids = await encode_prompt(context, source, param=param, add_special=True)
-        _check_length(context, len(ids), param, room)
+        _check_length(context, len(ids), param, output_tokens)
         await asyncio.sleep(0)  # a short text is encoded at once, and there may be many
         return ids
     # Before the ids are looked at: there may be millions.
-    _check_length(context, len(source), param, room)
+    _check_length(context, len(source), param, output_tokens)
     await check_ids(source, context.info.vocab_size, param)
     return tuple(source)
 
 
-def _check_length(context: ServerContext, count: int, param: str, room: int) -> None:
-    if room:
+def _check_length(context: ServerContext, count: int, param: str, output_tokens: int) -> None:
+    if output_tokens:
         check_prompt(count, context.info.max_model_len, param=param)
     else:
         check_input(count, context.max_input, param=param)
@@ -102,7 +102,7 @@ async def echo_prompt(
         return EchoedPrompt(text, (), ())
     # What was sent as a string may spell special tokens; they are characters of it.
     spelled = isinstance(source, str)
-    added = _added_in_front(tokenizer, token_ids) if spelled else 0
+    added = _count_start_tokens(tokenizer, token_ids) if spelled else 0
     detokenizer = Detokenizer(tokenizer, skip_special_tokens=not spelled, at_start=True)
     offsets, length = [0] * added, 0
     async for tokens in slices(token_ids[added:], DECODED_AT_ONCE):
@@ -112,16 +112,16 @@ async def echo_prompt(
     return EchoedPrompt(text, tuple(tokenizer.token_bytes(t) for t in token_ids), tuple(offsets))
 
 
-def _added_in_front(tokenizer: Tokenizer, token_ids: Sequence[int]) -> int:
+def _count_start_tokens(tokenizer: Tokenizer, token_ids: Sequence[int]) -> int:
     lengths = range(1, min(8, len(token_ids)) + 1)
     return next((k for k in lengths if tokenizer.starts_with_special(token_ids[:k])), 0)
 
 
 def _prompt_logprobs(body: schema.CompletionRequest) -> int | None:
-    """Alternatives per token of the prompt: as asked for, and as `echo` shows them."""
-    asked = whole_prompt_logprobs(body)
+    """Alternatives per token of the prompt: as requested, and as `echo` shows them."""
+    requested = whole_prompt_logprobs(body)
     echoed = body.logprobs if body.echo else None
-    return max((n for n in (asked, echoed) if n is not None), default=None)
+    return max((n for n in (requested, echoed) if n is not None), default=None)
 
 
 async def completions(context: ServerContext, request: Request) -> Response:
@@ -181,9 +181,9 @@ async def completions(context: ServerContext, request: Request) -> Response:
         effective_of(context, body),
         running_usage(body, generation),
     )
-    wanted = params.logprobs is not None
+    with_logprobs = params.logprobs is not None
     echo = [
-        await echo_prompt(context.tokenizer, source, prompt, pieces=wanted)
+        await echo_prompt(context.tokenizer, source, prompt, pieces=with_logprobs)
         for source, prompt in zip(sources, prompts, strict=True)
         if body.echo
     ]
@@ -191,7 +191,7 @@ async def completions(context: ServerContext, request: Request) -> Response:
         envelope,
         context.tokenizer,
         generation.num_choices,
-        logprobs=wanted,
+        logprobs=with_logprobs,
         echo=echo,
         prompt_logprobs=body.prompt_logprobs is not None,
         scored=scored,

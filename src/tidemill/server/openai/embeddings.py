@@ -42,7 +42,7 @@ async def embeddings(context: ServerContext, request: Request) -> Response:
     inputs = []
     for index, source in enumerate(sources):
         name = "input" if len(sources) == 1 else f"input[{index}]"
-        ids = await encode_source(context, _prompted(context, body, source), name, room=0)
+        ids = await encode_source(context, _prompted(context, body, source), name, output_tokens=0)
         inputs.append(Input(ids))
     encoded = body.encoding_format == "base64"
     length = body.dimensions or context.info.hidden_size

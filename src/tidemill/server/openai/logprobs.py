@@ -100,16 +100,16 @@ class CompletionLogprobs:
 
     Args:
         tokenizer: the vocabulary.
-        behind: lists that these go on, of a prompt that several choices repeat.
+        prefix: lists that these go on, of a prompt that several choices repeat.
     """
 
-    def __init__(self, tokenizer: Tokenizer, behind: CompletionLogprobs | None = None) -> None:
+    def __init__(self, tokenizer: Tokenizer, prefix: CompletionLogprobs | None = None) -> None:
         self._tokenizer = tokenizer
-        self._behind = behind
+        self._prefix = prefix
         self._texts = {name: bytearray() for name in LISTS}  # without brackets
 
     def __bool__(self) -> bool:
-        return bool(self._texts["tokens"] or self._behind)
+        return bool(self._texts["tokens"] or self._prefix)
 
     def add(self, piece: bytes, logprob: TokenLogprob | None, offset: int) -> None:
         """Append a token; `logprob` is None for the first token of a prompt."""
@@ -140,7 +140,7 @@ class CompletionLogprobs:
         """Each list's JSON text in pieces."""
         found: dict[str, list[Piece]] = {}
         for name, text in self._texts.items():
-            before = self._behind._texts[name] if self._behind is not None else b""
+            before = self._prefix._texts[name] if self._prefix is not None else b""
             between = b"," if before and text else b""
             found[name] = [b"[", before, between, text, b"]"]
         return found

@@ -94,7 +94,7 @@ class _Scores:
             for index, text in enumerate(texts):
                 param = name if len(texts) == 1 else f"{name}[{index}]"
                 whole = prompted(text, self._context.vectors, prompt) if text else text
-                ids = await encode_source(self._context, whole, param, room=0)
+                ids = await encode_source(self._context, whole, param, output_tokens=0)
                 found.append(Input(ids))
         return found
 

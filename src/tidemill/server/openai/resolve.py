@@ -175,18 +175,18 @@ def effective(
         "quantization": info.quantization,
         "kv_dtype": info.kv_dtype,
         "speculation": None,
-        **_answering(context, generation),
+        **_output_rules(context, generation),
     }
 
 
-def _answering(context: ServerContext, generation: Generation) -> dict[str, Any]:
-    """How the answer was ruled and read."""
+def _output_rules(context: ServerContext, generation: Generation) -> dict[str, Any]:
+    """The constraint on the answer and the formats in which it was parsed."""
     phases, form = generation.rules.program.phases, context.chat.form
-    ruled = [p for p in phases if isinstance(p, Grammar)]
+    grammars = [p for p in phases if isinstance(p, Grammar)]
     return {
         "tool_format": form.name,
         "reasoning_format": None if form.think is None else form.think.close.strip(),
         "thinking_token_budget": generation.rules.budget,
-        "constraint": ruled[0].kind if ruled else None,
-        "constraint_from": ruled[0].param if ruled else None,
+        "constraint": grammars[0].kind if grammars else None,
+        "constraint_from": grammars[0].param if grammars else None,
     }

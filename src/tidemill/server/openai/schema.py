@@ -190,7 +190,7 @@ class Message(Body, kw_only=True):
     tool_call_errors: list[str] | None = None
     provider_specific_fields: ReturnedFields | None = None
 
-    def settle(self) -> None:
+    def finalize(self) -> None:
         for name, value in asdict(self.provider_specific_fields or ReturnedFields()).items():
             if value is None:
                 continue
