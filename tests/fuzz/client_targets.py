@@ -29,7 +29,7 @@ from tidemill.offline.opened_text import OpenedText
 from tidemill.server.body import parse_body
 from tidemill.server.errors import Rejection
 from tidemill.server.limits import Limits
-from tidemill.server.openai.prompting import said
+from tidemill.server.openai.prompting import template_messages
 from tidemill.server.openai.schema import ChatRequest
 from tidemill.text.answering import ChatSide, read_output_options, rules_of
 from tidemill.text.parsers.engine import OutputParser
@@ -125,7 +125,7 @@ def _bodies() -> Target:
         except Rejection as rejection:
             raise bad_request("body", str(rejection)) from None
         output_options = read_output_options(chat, asdict(body))
-        text = opened.template.render(said(body.messages), [])
+        text = opened.template.render(template_messages(body.messages), [])
         opened.tokenizer.encode(text)
         for phase in rules_of(chat, output_options, text, continued=False).program.phases:
             if isinstance(phase, Grammar):
