@@ -11,6 +11,7 @@ from helpers.fake_backend import expected_tokens, fake_logprob, next_token
 from tidemill.base.errors import ErrorKind
 from tidemill.contract.plan import LogitsWanted
 from tidemill.contract.request import EngineRequest, FinishReason
+from tidemill.sched.policy import PART_SECONDS
 
 
 def prompt_of(length: int, seed: int = 0, vocab: int = 97) -> list[int]:
@@ -204,6 +205,18 @@ def test_priority_then_arrival() -> None:
     machine.run()
     order = [name for name, _ in machine.collected]
     assert order == ["urgent", "early", "late"]
+
+
+def test_the_parts_of_a_body_give_way_to_what_comes_meanwhile_and_begin_in_the_end() -> None:
+    machine = Machine(max_num_seqs=1)
+    parts = [request(f"part{i}", [1, i + 2], 2, arrival=1.0, place=i) for i in range(6)]
+    second = PART_SECONDS * 2.5  # as the third part begins
+    chats = [request(f"chat{i}", [2, i], 2, arrival=1.0 + second + i / 100) for i in range(3)]
+    machine.submit(*parts, *chats)
+    machine.run()
+    order = [name for name, _ in machine.collected]
+    assert order == [*(f"part{i}" for i in range(3)), *(f"chat{i}" for i in range(3)),
+                     *(f"part{i}" for i in range(3, 6))]  # fmt: skip
 
 
 def test_lowest_priority_latest_arrival_is_preempted() -> None:

@@ -160,3 +160,10 @@ def test_tiny_chunks_are_refused() -> None:
                 answers.append(connection.recv(1000))
     assert answers[0].startswith(b"HTTP/1.1 400") and b"less than 64 bytes" in answers[0]
     assert answers[1].startswith(b"HTTP/1.1 200")
+
+
+def test_the_prompts_of_a_body_have_places(base_url: str, engine: ScriptedEngine) -> None:
+    before = len(engine.requests)
+    answer = httpx.post(base_url + "/v1/completions", json={"prompt": ["a", "b", "c"]}, timeout=10)
+    assert answer.status_code == 200
+    assert [r.place for r in engine.requests[before:]] == [0, 1, 2]

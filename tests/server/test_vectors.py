@@ -39,7 +39,7 @@ def test_the_openai_client_gets_what_the_engine_made(
     asked = engine.requests[before:]
     assert [r.prompt_token_ids for r in asked] == [(256, 97, 98, 99), (256, 100, 101)]
     assert all(r.pooling == Pooling("last") for r in asked)
-    assert [d.index for d in answer.data] == [0, 1]
+    assert [d.index for d in answer.data] == [r.place for r in asked] == [0, 1]
     for entry, request in zip(answer.data, asked, strict=True):
         np.testing.assert_array_equal(
             np.float32(entry.embedding), unit(hashed_vector(request)).astype(np.float32)

@@ -68,6 +68,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         program: what the output must obey.
         priority: smaller runs earlier; requests of equal priority run first come, first served.
         arrival: when the API process received it.
+        place: how many prompts or inputs of the same body stand before it.
         deadline: when the engine ends it, or None.
         cache_salt: separates tenants in the prefix index; equal salts share blocks.
         adapter: name of a loaded adapter, or None for the base model.
@@ -85,6 +86,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     program: OutputProgram = OutputProgram()
     priority: int = 0
     arrival: float = 0.0
+    place: int = 0
     deadline: float | None = None
     cache_salt: str = ""
     adapter: str | None = None

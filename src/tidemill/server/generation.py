@@ -252,6 +252,7 @@ class Generation:
             sampling=self.sampling[prompt],
             program=self.rules.program,
             arrival=self._arrival,
+            place=prompt,
             deadline=caller.deadline,
             priority=caller.priority,
             start_by=None if limit is None else self._arrival + limit,

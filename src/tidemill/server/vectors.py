@@ -77,7 +77,7 @@ class Vectors:
             name = new_id("vec")
             streams = []
             async for some in slices(range(count), SUBMITTED_AT_ONCE):
-                streams += [self._submit(f"{name}-{i}", self._inputs[i]) for i in some]
+                streams += [self._submit(f"{name}-{i}", i) for i in some]
             found = []
             for i, stream in enumerate(streams):
                 found.append(await self._take(stream))
@@ -94,7 +94,8 @@ class Vectors:
             ticket.close()
             observer.finish(reason, self.prompt_tokens, self.cached_tokens)
 
-    def _submit(self, request_id: str, item: Input) -> AsyncIterator[ChoiceOutput]:
+    def _submit(self, request_id: str, place: int) -> AsyncIterator[ChoiceOutput]:
+        item = self._inputs[place]
         caller, limit = self._caller, self._context.admission_options.max_queue_time
         stream = self._context.client.submit(
             EngineRequest(
@@ -102,6 +103,7 @@ class Vectors:
                 prompt_token_ids=item.token_ids,
                 sampling=_NOTHING,
                 arrival=self._arrival,
+                place=place,
                 deadline=caller.deadline,
                 start_by=None if limit is None else self._arrival + limit,
                 cache_salt=caller.cache_salt,
