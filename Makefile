@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+SAY := .ci/progress.sh
 NATIVE := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.inl' -o -name '*.cmake' -o -name '*.hpp' 2>/dev/null)
 JOBS ?= 2
 
@@ -20,16 +21,15 @@ help: ## show this list
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Tidemill needs Python 3.11 or later; set PYTHON=/path/to/python3.11" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) install -U pip
+	@$(PYTHON) -m venv $(VENV) || { echo "making $(VENV) failed; Debian has it in python3-venv" >&2; exit 1; }
+	@$(SAY) "making the environment $(VENV)" $(PIP) install -U pip
 
 # The editable install knows the modules it was made with: a new or removed one needs it again.
 $(VENV)/.modules: FORCE | $(BIN)/python
 	@find src/tidemill -name '*.py' | LC_ALL=C sort > $@.new; cmp -s $@.new $@ && rm $@.new || mv $@.new $@
 
 $(VENV)/.installed: $(BIN)/python pyproject.toml CMakeLists.txt $(NATIVE) $(VENV)/.modules
-	@echo "building and installing tidemill (a minute or two the first time) ..."
-	$(PIP) install -e .
+	@$(SAY) "building and installing tidemill (minutes the first time)" $(PIP) install -e .
 	@$(BIN)/python -m compileall -q src/tidemill  # as pip does for a package that is no editable one
 	@touch $@
 
@@ -42,9 +42,8 @@ run: install ## chat with the bundled model in the terminal
 	@exec $(BIN)/tidemill run $(ARGS)
 
 $(VENV)/.test-installed: $(VENV)/.installed
-	@echo "installing what the tests need ..."
-	$(PIP) install $(TORCH)
-	$(PIP) install -e '.[test]'
+	@$(SAY) "installing torch, which the tests compare with" $(PIP) install $(TORCH)
+	@$(SAY) "installing what the tests need" $(PIP) install -e '.[test]'
 	@touch $@
 
 test-install: $(VENV)/.test-installed ## install what the tests need

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,3 +31,14 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert target.exists(), f"{link}: no such file"
         if anchor and target.suffix == ".md":
             assert anchor in anchors(target), f"{link}: no such heading"
+
+
+def test_the_example_in_python_is_one_that_the_bundled_model_does_well(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    [example] = [block for block in blocks if "import LLM" in block]
+    names: dict[str, Any] = {}
+    exec(compile(example, "README.md", "exec"), names)
+    names["llm"].close()
+    assert "Paris" in capsys.readouterr().out

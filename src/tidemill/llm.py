@@ -1,8 +1,9 @@
 """The offline Python API: a model in this process, without a server.
 
     from tidemill import LLM, SamplingParams
-    llm = LLM("path/to/model")
-    print(llm.generate("The tide", SamplingParams(max_tokens=32))[0].text)
+    llm = LLM()
+    question = {"role": "user", "content": "What is the capital of France?"}
+    print(llm.chat([question], SamplingParams(max_tokens=32))[0].text)
 
 The engine is the server's, so answers are the server's for equal tokens, parameters and seed.
 """
