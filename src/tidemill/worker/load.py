@@ -137,7 +137,10 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
 
     if not backend.when_loaded(loaded):
         release_file_pages()  # headers and vectors have been read
-        progress("weights are packed while requests are taken; a step waits for those it reaches")
+        progress(
+            "weights are being laid out for this processor; requests are taken meanwhile, and wait "
+            "for what they need"
+        )
     eos = _known(files.eos_token_ids, spec)
     narrowed = (
         check_kv(backend, dtype, kv_dtype, eos[0] if eos else 0)
@@ -154,7 +157,8 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
     memory = backend.memory()
     quantization = _quantization(config, files)
     notes = (
-        f"computing in {dtype} on {memory.isa} with {threads} threads; weights {quantization}, "
+        f"computing in {dtype} on {memory.isa} with {threads} threads; weights "
+        f"{'not quantized' if quantization == 'none' else quantization}, "
         f"{memory.weight_bytes / 2**30:.2f} GiB; KV cache {kv_dtype}",
         *files.notes,
         *_made_for(files.vectors),
