@@ -197,7 +197,7 @@ def test_what_cannot_be_is_refused_by_name(folder: Path, tmp_path: Path) -> None
         ({"n_embd": 64, "rotary_dim": 8}, "have other shapes"),
         ({"n_layer": "two"}, "'n_layer' must be an integer"),
         ({"vocab_size": -1}, "'vocab_size' must be an integer"),
-        ({"architectures": ["T5ForMaskedLM"]}, "no causal language model"),
+        ({"architectures": ["T5ForMaskedLM"]}, "not a causal language model"),
         ({"activation_function": "no_such"}, "cannot build CodeGenForCausalLM"),
     ],
 )

@@ -60,7 +60,7 @@ def test_repacking_loses_nothing(dtype: str) -> None:
 def test_what_does_not_fit_is_said() -> None:
     q = np.full((2, 1, 32), 5, np.int16)
     scale = np.full((2, 1), 0.1, np.float32)
-    with pytest.raises(Inexact, match=r"0\.1\d* is no float16"):
+    with pytest.raises(Inexact, match=r"0\.1\d* does not fit float16"):
         pack_q8_0(Blocks(scale, ones(2), q))
     half = scale.astype(np.float16).astype(np.float32)
     with pytest.raises(Inexact, match="-9 to 5"):

@@ -195,8 +195,7 @@ class StepInputs:
 @dataclass(slots=True)
 class LogprobArrays:
     """Log-probabilities of N tokens: chosen [N] float32; top ids/values [N, K], where K is the
-    largest number of alternatives that a row of the step requests; rows are padded with -1.
-    """
+    largest number of alternatives that a row of the step requests; rows are padded with -1."""
 
     chosen: Float32
     top_ids: Int32
@@ -230,8 +229,7 @@ class StepHandle(Protocol):
 
     def set_mask(self, row: int, draft: int, bits: UInt8) -> None:
         """Set the token mask that a row waits for. bits: uint8 [ceil(vocab / 8)], little-endian bit
-        order, 1 allows. draft: index of the sampled position within the row (0 without drafts).
-        """
+        order, 1 allows. draft: index of the sampled position within the row (0 without drafts)."""
 
     def done(self, seconds: float = 0.0) -> bool:
         """Whether `result` would return without blocking. Waits up to `seconds` for that."""
@@ -286,8 +284,7 @@ class Backend(Protocol):
 
     def stop_loading(self) -> None:
         """Cancel loading. Steps that need weights not loaded yet fail as UNAVAILABLE, including
-        those that already wait; callbacks do not run. Returns at once; idempotent.
-        """
+        those that already wait; callbacks do not run. Returns at once; idempotent."""
 
     def memory(self) -> BackendMemory:
         """Memory held now."""
@@ -323,8 +320,7 @@ class Backend(Protocol):
 
     def progress(self) -> int:
         """A counter that advances while a step computes. It separates a slow step from a stalled
-        one.
-        """
+        one."""
 
     def close(self) -> None:
         """Free everything. Steps in flight fail, and loading is cancelled."""

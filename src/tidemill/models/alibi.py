@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 def slopes(heads: int, bias_max: int = 8) -> tuple[float, ...]:
-    """Each head's slope: 2 ** (-bias_max * i / n) for i = 1 .. n where the number of heads is n, a
-    power of two; else those of the next smaller power, then every other one of the next larger.
+    """Slope of each head. For n heads, n a power of two: 2 ** (-bias_max * i / n), i = 1 .. n.
+    Otherwise the slopes of the next smaller power of two, then every second one of the next larger.
     """
     if heads & (heads - 1) == 0:
         return tuple(2.0 ** (-bias_max * i / heads) for i in range(1, heads + 1))

@@ -1,7 +1,7 @@
-"""Reading a checkpoint's config: typed, bounded, and with no key overlooked.
+"""Reads a checkpoint's config with types and bounds; a key that no table knows is an error.
 
-A config is untrusted input. Every value is checked before it sizes anything, and a key that no
-table knows is an error: it could change the model's arithmetic.
+A config is untrusted input, so every value is checked before it sizes anything. An unknown key
+could change the model's arithmetic.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from tidemill.base.errors import model_file_error, unsupported
 
-MAX_SIZE = 2**24  # any one extent of a tensor
+MAX_SIZE = 2**24  # upper bound of any extent of a tensor
 MAX_LAYERS = 1024
 MAX_POSITIONS = 2**31 - 1
 
@@ -35,19 +35,19 @@ _HARMLESS_TEXT = """
 """
 HARMLESS = frozenset(_HARMLESS_TEXT.split())
 
-# Keys with a meaning that is not implemented, and what to do about each.
+# Keys whose feature is not implemented, and what to do about each.
 _REFUSED = {
     "auto_map": "the checkpoint brings its own code, which is never run",
 }
 
 
 class ConfigReader:
-    """Takes values out of a config and remembers which keys were used.
+    """Reads values from a config and records which keys were used.
 
     Args:
         config: the parsed config.json, or the same keys made from GGUF metadata.
-        family: named in errors.
-        names: our name of a key -> the family's own; errors say its own.
+        family: name of the family, for errors.
+        names: our name of a key -> the family's own name, which errors use.
 
     All getters raise TidemillError of kind MODEL_FILE naming the key when its value is missing
     (without a default), of the wrong type or out of range. A key with the value null counts as
@@ -63,7 +63,7 @@ class ConfigReader:
         self._used: set[str] = set()
 
     def raw(self, key: str) -> Any:
-        """The value of `key` as it is, None when absent."""
+        """The unchecked value of `key`, or None when absent."""
         key = self.name(key)
         self._used.add(key)
         return self._config.get(key)
@@ -82,7 +82,7 @@ class ConfigReader:
         return checked_integer(self.name(key), value, low, high)
 
     def optional_integer(self, key: str, *, low: int = 1, high: int = MAX_SIZE) -> int | None:
-        """The same, or None when the key is absent."""
+        """As `integer`, or None when the key is absent."""
         return None if self.raw(key) is None else self.integer(key, low=low, high=high)
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -93,7 +93,7 @@ class ConfigReader:
         return checked_number(self.name(key), value)
 
     def optional_number(self, key: str) -> float | None:
-        """The same, or None when the key is absent or zero."""
+        """As `number`, or None when the key is absent or zero."""
         return None if not self.raw(key) else self.number(key)
 
     def boolean(self, key: str, default: bool = False) -> bool:
@@ -108,7 +108,7 @@ class ConfigReader:
         return value
 
     def must_be(self, key: str, *allowed: object) -> None:
-        """Refuse every value of `key` but the allowed ones (and absence)."""
+        """Reject all values of `key` except the allowed ones (and absence)."""
         value = self.raw(key)
         if value is not None and value not in allowed:
             choices = " or ".join(repr(a) for a in allowed)
@@ -118,10 +118,10 @@ class ConfigReader:
             )
 
     def finish(self) -> None:
-        """Refuse keys that nobody read and no table calls harmless.
+        """Reject keys that were not read and that no table lists as harmless.
 
-        Keys that begin with an underscore are bookkeeping; unknown ones that are null, false or
-        empty switch nothing on.
+        Keys that begin with an underscore are bookkeeping. Unknown keys with the value null, false
+        or empty enable nothing.
         """
         for key, value in self._config.items():
             if key in self._used or key in HARMLESS or key.startswith("_"):
@@ -169,7 +169,7 @@ def checked_number(key: str, value: object) -> float:
 
 
 def short_repr(value: object) -> str:
-    """A value as it is shown in an error."""
+    """A value as errors show it."""
     try:
         text = repr(value)
     except ValueError:  # an integer of more digits than Python prints

@@ -1,4 +1,4 @@
-"""What dense pre-norm decoders have in common; a family file states its differences."""
+"""The common reading of dense pre-norm decoders; a family file states its differences."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class HeadPart:
 
     Attributes:
         name: of its tensors.
-        activation: one of head.HEAD_ACTIVATIONS, where the config has none under `activation_key`.
-        norm: name of the layer norm behind it; empty for none.
+        activation: one of head.HEAD_ACTIVATIONS, for a config without `activation_key`.
+        norm: name of the layer norm after it; empty for none.
         labels: its width is the number of labels, not the model's.
     """
 
@@ -51,16 +51,16 @@ class HeadPart:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One family: names, the way from a config to a spec, tensor names.
+    """A model family: its names, how its config becomes a spec, and its tensor names.
 
     Attributes:
         name: as in ``DecoderSpec.family``.
         architectures: values of config.json's ``architectures``.
-        spec: config -> spec; raises TidemillError naming the key that is wrong or not understood.
+        spec: config -> spec; raises TidemillError naming a wrong or unknown key.
         rules: tensor names in Hugging Face checkpoints.
-        gguf: None when GGUF files of the family go by another family's name.
-        stored: how Hugging Face checkpoints of it differ from our names' order and meaning.
-        classifier: layers of its classification head, behind the pooled vector.
+        gguf: None when GGUF files of the family use another family's name.
+        stored: how Hugging Face checkpoints differ from the order and meaning of our names.
+        classifier: layers of its classification head, which reads the pooled vector.
     """
 
     name: str
@@ -101,7 +101,7 @@ Ropes = Callable[[int, int], Sequence[Rope | None]]
 
 
 def read_activation(config: ConfigReader, default: str | None = None) -> str:
-    """The spec's name of `hidden_act`."""
+    """The spec's name of the config's `hidden_act`."""
     config.must_be("hidden_act", *ACTIVATION_NAMES)
     found = config.raw("hidden_act") or default
     if found is None:
@@ -112,13 +112,13 @@ def read_activation(config: ConfigReader, default: str | None = None) -> str:
 
 
 def read_heads(config: ConfigReader) -> tuple[int, int, int]:
-    """heads, kv_heads, head_dim."""
+    """The numbers heads, kv_heads and head_dim."""
     hidden = config.integer("hidden_size")
     heads = config.integer("num_attention_heads", high=MAX_HEADS)
     kv_heads = config.integer("num_key_value_heads", heads, high=MAX_HEADS)
     if heads % kv_heads:
         raise model_file_error(
-            f"{config.name('num_attention_heads')} ({heads}) is no multiple of "
+            f"{config.name('num_attention_heads')} ({heads}) is not a multiple of "
             f"{config.name('num_key_value_heads')} ({kv_heads})",
             param=config.name("num_key_value_heads"),
         )
@@ -126,7 +126,7 @@ def read_heads(config: ConfigReader) -> tuple[int, int, int]:
     if head_dim is None:
         if hidden % heads:
             raise model_file_error(
-                f"{config.name('hidden_size')} ({hidden}) is no multiple of "
+                f"{config.name('hidden_size')} ({hidden}) is not a multiple of "
                 f"{config.name('num_attention_heads')} ({heads}), and head_dim is not given",
                 param="head_dim",
             )
@@ -165,9 +165,9 @@ def dense_spec(
         windows: number of layers -> each layer's sliding window; None for full attention
             everywhere.
         ropes: (number of layers, head_dim) -> each layer's rope; None for the config's everywhere.
-        norm: of layers and the last one.
-        norm_eps: the epsilon where the config names none (under `rms_norm_eps`).
-        activation: config's name of the activation where the config names none.
+        norm: kind of the layers' norms and the last one.
+        norm_eps: the epsilon for a config without `rms_norm_eps`.
+        activation: config's name of the activation for a config that names none.
         gated: see `Mlp`.
         moe: the spec's activation -> each layer's mixture of experts, None for a dense layer.
         recurrences: each layer's recurrent mixer, None for attention.
@@ -188,7 +188,7 @@ def dense_spec(
     longest = reach(rope_of, positions, MAX_POSITIONS).longest
     layers = []
     for i, window in enumerate(windows(count) if windows else [None] * count):
-        # A window no shorter than the context hides nothing.
+        # A window at least as long as the context hides nothing.
         kept = window if window is not None and window < longest else None
         mixer = Attention(
             heads=heads,
@@ -224,7 +224,8 @@ def dense_spec(
 def typed_windows(
     config: ConfigReader, layers: int, window: int | None, default: Callable[[int], bool]
 ) -> list[int | None]:
-    """Windows by `layer_types`, or where it is absent by `default` (layer -> whether it slides)."""
+    """Windows from `layer_types`, or without that key from `default` (layer -> whether it
+    slides)."""
     types = config.raw("layer_types")
     if types is None:
         return [window if default(i) else None for i in range(layers)]
@@ -252,14 +253,14 @@ def check_layer_types(types: Any, layers: int, kinds: Mapping[str, object]) -> N
 
 
 def read_top_k(config: ConfigReader, experts_key: str) -> tuple[int, int]:
-    """Number of experts, and how many of them a token is sent to."""
+    """The number of experts, and the number of experts per token."""
     experts = config.integer(experts_key, high=MAX_EXPERTS)
     return experts, config.integer("num_experts_per_tok", high=experts)
 
 
 def layer_windows(config: ConfigReader, layers: int) -> list[int | None]:
-    """Qwen's windows: `layer_types` where given, else layers from `max_window_layers` on; only
-    with `use_sliding_window`."""
+    """Qwen's windows: from `layer_types`, or else for layers from `max_window_layers` on. They
+    apply only with `use_sliding_window`."""
     use = config.boolean("use_sliding_window")
     window = config.optional_integer("sliding_window", low=0, high=MAX_POSITIONS)
     first = config.integer("max_window_layers", layers, low=0, high=MAX_POSITIONS)

@@ -1,7 +1,7 @@
-"""Models that no family describes: what their config.json says of sizes, for transformers to run.
+"""Models that no family supports: the sizes that transformers needs to run them, from config.json.
 
-Nothing here knows an architecture. The few numbers that are needed before the model is built are
-found under the names that configs of causal language models use for them.
+Nothing here is specific to an architecture. The few numbers needed before the model is built are
+looked up under the names that configs of causal language models use for them.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 from tidemill.base.errors import model_file_error, unsupported
 from tidemill.models.config import MAX_LAYERS, MAX_POSITIONS, MAX_SIZE, checked_integer
 
-# What an architecture's name ends in where it is, or holds, a causal language model.
+# Endings of architecture names that are, or contain, a causal language model.
 _CAUSAL = ("ForCausalLM", "LMHeadModel", "ModelWithLMHead", "ForConditionalGeneration")
-# Of a model that states no context (recurrent ones have none): what memory holds is the bound.
+# For a model without a stated context (recurrent models have none); memory is the real bound.
 UNSTATED_POSITIONS = 2**20
 
 _NAMES: dict[str, tuple[str, ...]] = {
@@ -35,16 +35,16 @@ _NAMES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """What a spec holds in place of layers, for the backend `transformers`.
+    """What a spec holds instead of layers, for the backend `transformers`.
 
     Attributes:
         architecture: as config.json names it.
-        config: config.json as a JSON text, without what says how weights are quantized.
-        token_bytes: of a sequence's state, for each of its tokens; before the model is loaded, an
-            estimate from the config's sizes.
-        fixed_bytes: of a sequence's state, whatever its length.
-        in_pieces: a prompt can be computed in several steps at no cost.
-        why: what of it no family reads; empty when transformers was asked for.
+        config: config.json as JSON text, without the quantization settings of the weights.
+        token_bytes: bytes of a sequence's state per token; an estimate from the config's sizes
+            until the model is loaded.
+        fixed_bytes: bytes of a sequence's state independent of its length.
+        in_pieces: prefill can be chunked at no cost.
+        why: the reason why no family reads it; empty when the user selected transformers.
     """
 
     architecture: str
@@ -57,7 +57,7 @@ class Foreign:
 
 @dataclass(frozen=True, slots=True)
 class ForeignSizes:
-    """Sizes that a config states: see `DecoderSpec`."""
+    """Sizes stated by a config: see `DecoderSpec`."""
 
     vocab_size: int
     hidden_size: int
@@ -66,10 +66,10 @@ class ForeignSizes:
 
 
 def read_foreign(config: Mapping[str, Any], why: str = "") -> tuple[Foreign, ForeignSizes]:
-    """What a config.json says of a model that no family reads, and `why` none does.
+    """Describe a model that no family reads, from its config.json; `why` is the reason.
 
     Raises:
-        TidemillError: UNSUPPORTED when it is no causal language model or needs code of its own,
+        TidemillError: UNSUPPORTED when it is not a causal language model or needs its own code,
             MODEL_FILE when a size is missing or out of range.
     """
     architectures = config.get("architectures")
@@ -80,7 +80,7 @@ def read_foreign(config: Mapping[str, Any], why: str = "") -> tuple[Foreign, For
         )
     name = str(architectures[0])[:80]
     if not name.endswith(_CAUSAL) or config.get("is_encoder_decoder") is True:
-        raise unsupported("architectures", f"architecture {name!r} is no causal language model")
+        raise unsupported("architectures", f"architecture {name!r} is not a causal language model")
     if not isinstance(config.get("model_type"), str):
         raise model_file_error(
             "config key 'model_type' is missing: transformers finds a model's code by it",
@@ -104,7 +104,7 @@ def read_foreign(config: Mapping[str, Any], why: str = "") -> tuple[Foreign, For
     return foreign, ForeignSizes(vocab, hidden, positions, bool(sizes.get("tie_word_embeddings")))
 
 
-# How weights are stored is read here; which code runs is never the checkpoint's choice.
+# Quantization is handled by the loader, and a checkpoint never selects the code that runs.
 _DROPPED_TEXT = """
     quantization_config compression_config auto_map attn_implementation _attn_implementation
     _attn_implementation_internal experts_implementation _experts_implementation torch_dtype dtype

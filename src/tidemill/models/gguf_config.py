@@ -1,7 +1,7 @@
-"""GGUF metadata as the config the families read.
+"""Converts GGUF metadata to the config that the families read.
 
-Keys and meanings: the GGUF specification, "Standardized key-value pairs", and what llama.cpp's
-converter writes. Keys under the architecture's prefix that no table knows are errors.
+Keys and meanings: the GGUF specification, "Standardized key-value pairs", and llama.cpp's
+converter. Unknown keys under the architecture's prefix are errors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _KEYS = {
     "rope.freq_base": "rope_theta",
     "vocab_size": "vocab_size",
 }
-# Read below, in ways of their own.
+# Keys with a reader of their own below.
 _HANDLED = {
     "attention.value_length",
     "rope.dimension_count",
@@ -39,8 +39,8 @@ _HANDLED = {
     "rope.scaling.yarn_beta_slow",
     "rope.scale_linear",
 }
-# Known, and without effect here: the tensor layout says nothing new, how the file was made, sizes
-# of pieces that are absent.
+# Known keys without effect here: the tensor layout implies them, they describe how the file was
+# made, or they are sizes of absent parts.
 _HARMLESS = {
     "tensor_data_layout",
     "rope.scaling.finetuned",
@@ -49,11 +49,11 @@ _HARMLESS = {
     "attention.causal",
     "pooling_type",
 }
-# Those of them that must have this value.
+# Harmless keys that must have this value.
 _FIXED = {"expert_count": 0, "expert_used_count": 0, "attention.causal": True, "pooling_type": 0}
 _PATTERN = "attention.sliding_window_pattern"
 _WINDOW = "attention.sliding_window"
-_THETA = 10000.0  # of files that name none
+_THETA = 10000.0  # for files without the key
 
 
 def config_from_gguf(
@@ -65,12 +65,12 @@ def config_from_gguf(
 
     Args:
         metadata: the file's key-value pairs.
-        tensors: stored name -> shape: what GGUF does not say in keys, tensors tell (tied
-            embeddings, biases, the vocabulary's size).
-        family: whose file it is.
+        tensors: stored name -> shape. Tensors imply what GGUF has no keys for (tied embeddings,
+            biases, the vocabulary's size).
+        family: the family that reads the file.
 
     Raises:
-        TidemillError: MODEL_FILE or UNSUPPORTED naming the key that is wrong or not understood.
+        TidemillError: MODEL_FILE or UNSUPPORTED naming a wrong or unknown key.
     """
     prefix = family.arch + "."
     own = {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)}
@@ -112,7 +112,7 @@ def config_from_gguf(
 
 
 def _is_there(tensor: str, tensors: Mapping[str, Any]) -> bool:
-    """Whether a file has a tensor, or one of that name with any number for ``{i}``."""
+    """Whether a file has this tensor, or one of this name with any number for ``{i}``."""
     first, any_layer, last = tensor.partition("{i}")
     if not any_layer:
         return tensor in tensors
@@ -134,7 +134,7 @@ def _check_known(own: Mapping[str, Any], family: GgufFamily, prefix: str) -> Non
 
 
 def _uniform(key: str, value: Any) -> Any:
-    """Some files give per-layer lists; one value repeated is that value."""
+    """The value of a per-layer list whose entries are all equal, as some files write it."""
     if not isinstance(value, list):
         return value
     if not value or any(v != value[0] for v in value):
@@ -156,10 +156,10 @@ def _check_head_dim(own: Mapping[str, Any], config: dict[str, Any], prefix: str)
 
 
 def _add_rotated(own: Mapping[str, Any], config: dict[str, Any], prefix: str) -> None:
-    """How many dimensions of a head rotate, as the share that the families read."""
+    """Add the number of rotating dimensions of a head, as the fraction that the families read."""
     dim, head_dim = own.get("rope.dimension_count"), config.get("head_dim")
     if not isinstance(head_dim, int) or head_dim < 1:
-        return  # refused with the head dimension
+        return  # rejected with the head dimension
     dim = head_dim if dim is None else dim
     if not isinstance(dim, int) or isinstance(dim, bool) or not 2 <= dim <= head_dim or dim % 2:
         raise unsupported(
@@ -189,7 +189,7 @@ def _add_scaling(own: Mapping[str, Any], config: dict[str, Any], prefix: str) ->
         return
     if own.get("rope.scaling.attn_factor", 1.0) != 1.0:
         key = prefix + "rope.scaling.attn_factor"
-        raise unsupported(key, f"GGUF key {key!r} beside yarn is not supported")
+        raise unsupported(key, f"GGUF key {key!r} with yarn is not supported")
     given = {
         "factor": factor,
         "original_max_position_embeddings": own.get("rope.scaling.original_context_length"),
@@ -202,12 +202,12 @@ def _add_scaling(own: Mapping[str, Any], config: dict[str, Any], prefix: str) ->
 
 
 def _add_windows(own: Mapping[str, Any], config: dict[str, Any], period: int, prefix: str) -> None:
-    """Which layers slide: as listed, or all but every so many-th."""
+    """Add which layers have a sliding window: as listed, or all except every n-th one."""
     layers, window = config.get("num_hidden_layers"), config.get("sliding_window")
     if not window:
         config["sliding_window"] = None
     if not isinstance(layers, int) or not 0 < layers < 2**16:
-        return  # refused with the number of layers
+        return  # rejected with the number of layers
     given = own.get(_PATTERN, period)
     if isinstance(given, list):
         slides = [bool(value) for value in given]

@@ -1,4 +1,4 @@
-"""How a family appears in GGUF files."""
+"""GGUF conventions of a family."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Factors = tuple[float | NDArray[np.float32], ...]
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """What a file says, for what follows from it without a key of its own.
+    """Contents of a GGUF file, from which a family derives config keys that GGUF lacks.
 
     Attributes:
-        keys: its keys under the architecture's prefix, without it.
+        keys: its keys under the architecture's prefix, without the prefix.
         tensors: stored name -> shape.
         config: the config so far.
-        lists: of the keys whose lists are by layer: config key -> a value per layer.
+        lists: config key -> a value per layer, for keys whose lists are per layer.
     """
 
     keys: Mapping[str, Any]
@@ -36,12 +36,12 @@ class GgufFile:
 
 @dataclass(frozen=True, slots=True)
 class Folding:
-    """Numbers of a config that files have no keys for: their tensors are multiplied by them.
+    """Config numbers without GGUF keys: the file's tensors are already multiplied by them.
 
     Attributes:
         keys: of the config.
-        factors: (config, spec) -> canonical name, of layers without ``layers.N.``, -> numbers or
-            vectors (one per row) that the tensor is multiplied by, one after another.
+        factors: (config, spec) -> canonical name (of layers without ``layers.N.``) -> numbers or
+            vectors (one per row) that the tensor is multiplied by, in order.
     """
 
     keys: tuple[str, ...]
@@ -50,31 +50,31 @@ class Folding:
 
 @dataclass(frozen=True, slots=True)
 class GgufFamily:
-    """How a family appears in GGUF files.
+    """GGUF conventions of a family.
 
     Attributes:
         arch: value of ``general.architecture``.
-        rules: tensor names. Where several apply, the first whose tensor the model has.
-        stored: see `Conventions`. (A converter may write Q and K for a rope on neighbours, and adds
-            one to norms itself.)
-        biases: config key -> tensor whose presence says true (GGUF has no key for it); ``{i}`` is
+        rules: tensor names. Of several matching rules the first whose tensor the model has applies.
+        stored: see `Conventions`. (A converter may write Q and K in paired rope order, and adds one
+            to norms itself.)
+        biases: config key -> tensor whose presence means true (GGUF has no key for it); ``{i}`` is
             any layer.
         keys: further keys, without the architecture's prefix -> config key.
-        unused: keys that say nothing that tensors do not say better, or that `implied` reads; the
-            common ones among them do not become config keys.
-        names: common config key -> the family's own name of it, as its `ConfigReader` has them.
+        unused: keys that only repeat what tensors state, or that `implied` reads; the common keys
+            among them do not become config keys.
+        names: common config key -> the family's own name, as in its `ConfigReader`.
         rope: whether the layers rotate.
-        period: of families with sliding windows on some layers: every so many-th layer is full
-            where the file does not list them; None for families without.
+        period: for families with sliding windows on some layers: every n-th layer is full when the
+            file does not list them; None for families without.
         implied: config keys that follow from the architecture, or from other keys and tensors.
-        experts: whether it is the one with experts of two families of an architecture.
-        by_layer: keys whose lists may differ between layers; `implied` says what they mean.
-        full_factors: rope divisors in tensors are those of layers without a window alone.
-        latent: attention is to latents, whose widths are keys of their own: what the common keys
-            say of heads does not hold.
-        gating: of families of one architecture, which rule of scoring experts is this one's
-            (expert_gating_func; 1 where a file names none); None for any.
-        folding: see `Folding`; None where files say every number.
+        experts: whether it is the one with experts, when two families share an architecture.
+        by_layer: keys whose lists may differ between layers; `implied` interprets them.
+        full_factors: rope divisors in tensors apply only to layers without a window.
+        latent: attention is latent and its widths have keys of their own, so the common keys for
+            heads do not apply.
+        gating: the expert scoring rule (expert_gating_func; 1 without the key) that selects this
+            family when several share an architecture; None for any.
+        folding: see `Folding`; None when files state every number.
     """
 
     arch: str
@@ -96,15 +96,15 @@ class GgufFamily:
 
 
 def by_layer(file: GgufFile, key: str) -> list[int]:
-    """Of a config key that files may give as a list, each layer's value.
+    """Value of each layer, for a config key that files may give as a list.
 
     Raises:
-        TidemillError: MODEL_FILE when the list has another length than the model, or holds anything
-            but numbers.
+        TidemillError: MODEL_FILE when the list's length is not the number of layers, or an entry is
+            not a number.
     """
     layers = file.config.get("num_hidden_layers")
     if type(layers) is not int or not 0 < layers < 2**16:
-        return []  # refused with the number of layers
+        return []  # rejected with the number of layers
     values = file.lists.get(key, [file.config.get(key, 0)] * layers)
     if len(values) != layers or not all(type(value) is int and value >= 0 for value in values):
         raise model_file_error(f"the GGUF list of {key} must hold a number for each layer")

@@ -1,6 +1,7 @@
-"""What follows the pooled vector: a classifier's layers, or a projection of embeddings.
+"""Layers applied to the pooled vector: a classifier, or a projection of embeddings.
 
-Small products, in double precision and in one order whatever runs beside them (promise 6).
+The products are small. They are computed in double precision and in a fixed order, independent of
+concurrent work (promise 6).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ HEAD_ACTIVATIONS = ("none", "tanh", "gelu", "relu", "silu")
 
 @dataclass(frozen=True, slots=True)
 class HeadLayer:
-    """activation(weight @ x + bias), then a layer norm where there is one.
+    """activation(weight @ x + bias), then an optional layer norm.
 
     Attributes:
         weight: float32 [out, in].
@@ -37,7 +38,8 @@ class HeadLayer:
 
     def apply(self, x: Float64) -> Float64:
         """float64 [in] -> [out]."""
-        # einsum without optimisation sums in one order; BLAS picks one by shape and threads.
+        # einsum without optimisation sums in a fixed order; BLAS picks an order by shape and
+        # threads.
         y: Float64 = np.einsum("oi,i->o", self.weight, x, dtype=np.float64)
         if self.bias is not None:
             y = y + self.bias
@@ -53,7 +55,7 @@ Head = tuple[HeadLayer, ...]
 
 
 def apply_head(head: Head, vector: Float32) -> Float32:
-    """The logits of a head on a pooled vector, float32 [labels]."""
+    """Logits of a head for a pooled vector, float32 [labels]."""
     x = vector.astype(np.float64)
     for layer in head:
         x = layer.apply(x)

@@ -1,7 +1,7 @@
 """Round-to-nearest quantization to Q4_K and Q6_K.
 
-Layouts: ggml's reference functions. Scales are chosen by the extremes of each group, without the
-search for better ones that llama.cpp's quantizer makes: a little less exact, and much faster.
+Layouts: ggml's reference functions. Scales follow from the extremes of each group. llama.cpp's
+quantizer searches for better scales, which is slightly more exact and much slower.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def quantize_q4_k(x: Float32) -> UInt8:
 
 
 def _six_bits(scales: UInt8, offsets: UInt8) -> UInt8:
-    """Eight 6-bit scales and offsets in 12 bytes: the last four of each lie in the others' gaps."""
+    """Eight 6-bit scales and offsets in 12 bytes; the last four of each fill the spare bits of the
+    others."""
     first = (scales[:, :4] & 63) | ((scales[:, 4:] >> 4) << 6)
     second = (offsets[:, :4] & 63) | ((offsets[:, 4:] >> 4) << 6)
     rest = (scales[:, 4:] & 15) | ((offsets[:, 4:] & 15) << 4)

@@ -1,9 +1,9 @@
-"""What one token's K or V of one KV head takes in a cache, by the cache's element type."""
+"""Storage of one token's K or V of one KV head, by the cache's element type."""
 
 from __future__ import annotations
 
 INT4_GROUP = 32
-"""Values of K under one scale and minimum in an int4 cache (``csrc/kernels.h``, kKvGroup)."""
+"""Values of K per scale and minimum in an int4 cache (``csrc/kernels.h``, kKvGroup)."""
 
 _ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 
@@ -14,7 +14,7 @@ def scales_shape(kv_dtype: str, width: int, *, key: bool) -> tuple[int, ...] | N
     Args:
         kv_dtype: ``float32``, ``bfloat16``, ``int8`` or ``int4``.
         width: values of the vector.
-        key: whether it is a K.
+        key: whether the vector is a K.
 
     Returns:
         None without scales; () for int8; (groups, 2) for int4: scale and minimum of each group.

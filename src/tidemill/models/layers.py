@@ -1,4 +1,4 @@
-"""What a decoder's layers are made of, as data: mixers, feed-forward blocks, norms."""
+"""A decoder's layers as data: mixers, feed-forward blocks, norms."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Norm:
 
     Attributes:
         kind: ``rms`` (Zhang & Sennrich 2019) or ``layer`` (Ba et al. 2016).
-        weight, bias: whether it has them.
+        weight, bias: whether it has a weight and a bias.
     """
 
     kind: str = "rms"
@@ -30,10 +30,10 @@ class QkNorm:
     """Normalisation of Q and K.
 
     Attributes:
-        norm: what is computed.
+        norm: the norm.
         scope: ``head``: over each head, with the same weights [head_dim] for all; ``heads``: over
             each head, with each head's own weights; ``full``: over all heads together.
-        after_rope: after the rotation instead of before it.
+        after_rope: applied after the rotation instead of before it.
     """
 
     norm: Norm = Norm()
@@ -45,17 +45,17 @@ class QkNorm:
 class Latent:
     """Multi-head latent attention (DeepSeek-V2, section 2.1), in its absorbed form.
 
-    A token's K and V are made from one vector of `rank` values, its latent, and a rotated key that
-    all heads share. Both are what is cached: of the `Attention` around this, kv_heads is 1,
-    head_dim (K's width) rank + rope and v_dim rank. Queries are taken into the latents' space
-    (attn.k_up), head by head, and what they attend to is brought back from it (attn.v_up).
+    A token's K and V are derived from its latent, a vector of `rank` values, and from a rotated key
+    that all heads share. The cache holds these two. Of the enclosing `Attention`, kv_heads is 1,
+    head_dim (K's width) is rank + rope and v_dim is rank. Each head's queries are projected into
+    latent space (attn.k_up), and its attention output is projected back (attn.v_up).
 
     Attributes:
-        rank: of the latents.
-        rope: width of the key that rotates.
-        nope: width of a head's query beside its rotating part.
+        rank: width of a latent.
+        rope: width of the shared key, which rotates.
+        nope: width of the part of a head's query that does not rotate.
         value: width of a head's output.
-        q_rank: queries are made from a vector of so many values, normed; None: from x.
+        q_rank: width of the normed low-rank vector that queries are projected from; None: from x.
         down_bias: whether the projections to that vector and to [latent, key] have biases.
         norm_eps: epsilon of the norms of latents and of low-rank queries.
     """
@@ -78,25 +78,26 @@ class Attention:
         rope: None for no rotation.
         q_bias, k_bias, v_bias, o_bias: whether the projections have biases.
         qk_norm: see `QkNorm`; None for none.
-        window: sliding window in tokens, or None for full attention. A query sees so many tokens up
-            to itself, and where nothing is causal as many from itself on.
-        chunked: the window does not slide: a query sees its own chunk of so many tokens, up to
-            itself.
-        tuning: (scale, floor, shift): queries are multiplied by log(1 + floor((position + shift) /
-            floor)) * scale + 1 (Nakanishi 2025), after norms and rotation.
+        window: sliding window in tokens, or None for full attention. A query sees this many tokens
+            up to and including itself; in non-causal attention also as many from itself on.
+        chunked: the window does not slide: a query sees its own chunk of `window` tokens, up to and
+            including itself.
+        tuning: attention temperature tuning (scale, floor, shift): queries are multiplied by log(1
+            + floor((position + shift) / floor)) * scale + 1 (Nakanishi 2025), after norms and
+            rotation.
         scale: multiplies the scores; None is head_dim ** -0.5.
-        clip: Q, K and V are clamped to [-clip, clip] after their projections, and norms if these
-            come before the rotation.
+        clip: Q, K and V are clamped to [-clip, clip] after their projections, and after norms that
+            precede the rotation.
         softcap: scores s become softcap * tanh(s / softcap), after the scale.
-        slopes: per head, what a score loses per token of distance (ALiBi, Press et al. 2021);
-            empty for none.
-        sinks: each head has a learned score of a key that has no value.
+        slopes: ALiBi slopes: per head, the penalty of a score per token of distance (Press et al.
+            2021); empty for none.
+        sinks: attention sinks: each head has a learned score for a key without a value.
         gated: the heads' outputs are multiplied by the sigmoid of a projection of their width.
-        latent: see `Latent`; None for K and V of their own.
+        latent: see `Latent`; None for ordinary K and V.
         v_norm: V is RMS-normed over each head, without weights.
-        v_from_k: V is what K is before its norm and rotation: it has no projection of its own.
-        kv_layer: the layer whose K and V are attended to, which has the same kv_heads, head_dim and
-            window; this one makes and caches none. None for its own.
+        v_from_k: V is K before its norm and rotation; it has no projection.
+        kv_layer: index of the layer whose K and V this layer reads, with the same kv_heads,
+            head_dim and window; this layer then computes and caches none. None for its own.
     """
 
     heads: int
@@ -129,7 +130,7 @@ class Attention:
 
     @property
     def score_scale(self) -> float:
-        """The number that multiplies Q·K."""
+        """Factor of the scores Q·K."""
         return self.head_dim**-0.5 if self.scale is None else self.scale
 
 
@@ -138,32 +139,33 @@ MAX_TAPS = 16
 
 @dataclass(frozen=True, slots=True)
 class Recurrent:
-    """A layer's mixer that keeps a state of fixed size per sequence instead of keys and values.
+    """A recurrent mixer: it keeps a state of fixed size per sequence instead of keys and values.
 
-    A projection of the token passes a causal convolution over each channel alone and SiLU. Per head
-    it is then a query q and a key k [key_dim] and a value v [value_dim]; of two more numbers a, b
-    of the head, the state S [key_dim, value_dim] becomes S' = d S + k u^T and the output S'^T q:
+    A projection of the token goes through a causal depthwise convolution and SiLU, which yields per
+    head a query q and a key k [key_dim] and a value v [value_dim]. Two more numbers per head are a
+    and b. The state S [key_dim, value_dim] becomes S' = d S + k u^T, and the output is S'^T q:
 
     - ``delta``, the gated delta rule (Yang et al. 2024): q and k have unit length, q is divided by
       sqrt(key_dim); d = exp(-exp(a_log) softplus(a + a_bias)), u = sigmoid(b) (v - d S^T k).
     - ``ssd``, Mamba-2 (Dao & Gu 2024), whose B are keys and C queries: t = softplus(a + a_bias)
-      within time_limits, d = exp(-exp(a_log) t), u = t v; there is no b.
+      within time_limits, d = exp(-exp(a_log) t), u = t v; b does not exist.
 
     Attributes:
         rule: ``delta`` or ``ssd``.
         key_heads, value_heads: value_heads is a multiple of key_heads.
         key_dim, value_dim: of a head.
-        taps: tokens the convolution sees, the current one included; at most `MAX_TAPS`.
+        taps: width of the convolution kernel in tokens, the current one included; at most
+            `MAX_TAPS`.
         bias: whether the projections have biases.
-        conv_bias: whether the convolution has one.
+        conv_bias: whether the convolution has a bias.
         skip: each head's value times a learned number is added to its output.
-        norm_groups: equal parts in which the output is RMS-normed; 0 for no norm.
-        norm_shared: all parts have the same weights.
-        gate_first: the output is multiplied by SiLU of a projection before it is normed, not after.
-        time_limits: of t.
-        scales: of ``ssd``: what the projections to z, x, B, C and a are multiplied by.
-        tiled: value head h goes with key head h % key_heads, instead of those of a key head
-            following one another.
+        norm_groups: number of equal parts of the output that are RMS-normed; 0 for no norm.
+        norm_shared: all parts share the norm's weights.
+        gate_first: the output is multiplied by SiLU of a projection before its norm, not after.
+        time_limits: bounds of t.
+        scales: for ``ssd``: factors of the projections to z, x, B, C and a.
+        tiled: value head h uses key head h % key_heads. Otherwise the value heads of a key head are
+            adjacent.
     """
 
     rule: str
@@ -189,12 +191,12 @@ class Recurrent:
 
     @property
     def channels(self) -> int:
-        """Width of what is convolved: queries, keys and values; under ``ssd`` x, B and C."""
+        """Width of the convolution: queries, keys and values; for ``ssd`` x, B and C."""
         return 2 * self.key_heads * self.key_dim + self.inner
 
     @property
     def state_values(self) -> int:
-        """Numbers (float32) that a sequence's state holds."""
+        """Number of float32 values in a sequence's state."""
         return (self.taps - 1) * self.channels + self.inner * self.key_dim
 
 
@@ -210,7 +212,7 @@ class Mlp:
         activation: one of `ACTIVATIONS`. ``swiglu_clamped`` is gpt-oss's product of both:
             g * sigmoid(1.702 g) * (u + 1) with g = min(gate, 7) and u = up within [-7, 7].
         bias: whether gate, up and down have biases.
-        gated: whether there is a gate.
+        gated: whether it has a gate.
         gate_scale: multiplies the gate before its activation.
     """
 
@@ -223,30 +225,31 @@ class Mlp:
 
 @dataclass(frozen=True, slots=True)
 class Moe:
-    """A mixture of experts: the sum of the chosen experts' outputs by their weights.
+    """A mixture of experts: the weighted sum of the chosen experts' outputs.
 
     Attributes:
-        experts: how many there are.
-        top_k: how many a token is sent to: those of the highest scores, of equal ones the first.
-        expert: each one's shape.
+        experts: number of experts.
+        top_k: experts per token: those with the highest scores; ties go to the lowest index.
+        expert: shape of each expert.
         scoring: ``softmax`` or ``sigmoid`` of the router's logits; ``softmax_chosen``: softmax over
             the chosen logits alone; ``sigmoid_chosen``: sigmoid of those; ``sparse_mixer``:
             Phi-3.5-MoE's rule (see csrc/route.cpp).
         normalize: the chosen weights are divided by their sum.
         scale: multiplies the weights.
-        scale_inputs: the weights multiply what the experts read instead of what they make.
-        router_bias: the router is affine.
-        correction: a learned vector is added to the scores for choosing, not for weighing.
-        groups, top_groups: experts are chosen among the top_groups of `groups` equal parts, rated
-            by their two best scores (with correction) or their best one.
-        shared: an expert that every token is sent to, unweighted.
+        scale_inputs: the weights multiply the experts' inputs instead of their outputs.
+        router_bias: the router has a bias.
+        correction: a learned vector (e_score_correction_bias) is added to the scores that choose
+            experts, but not to the weights.
+        groups, top_groups: experts are chosen from the top_groups best of `groups` equal groups,
+            rated by their two best scores (with correction) or their best one.
+        shared: an expert applied to every token, unweighted.
         shared_gate: its output is multiplied by the sigmoid of a learned product with the token.
-        jitter: of sparse_mixer, how near to the best a logit counts.
-        apart: the router and the experts read x by norms of their own (router_norm, experts_norm),
-            the shared expert by the layer's; what the shared one makes and what the others do is
-            normed (shared_post_norm, experts_post_norm) before the two are added.
+        jitter: for sparse_mixer, the tolerance within which a logit counts as one of the best.
+        apart: the router and the experts read x through norms of their own (router_norm,
+            experts_norm), the shared expert through the layer's norm. The outputs of the shared
+            expert and of the others are normed (shared_post_norm, experts_post_norm), then added.
         router_scale: multiplies the router's logits.
-        expert_scales: each expert's weight is multiplied by a learned number, once it is chosen.
+        expert_scales: after the choice, each expert's weight is multiplied by a learned number.
     """
 
     experts: int
@@ -273,17 +276,17 @@ class Layer:
     """One decoder layer: x += post(mixer(pre(x))), then x += post(mlp(pre(x))).
 
     Attributes:
-        mixer, mlp: the blocks; a layer may have one of them alone.
-        beside: a recurrent mixer beside attention: it reads the same norm of x, and both outputs
-            are added to x.
-        pre_norm, post_norm: which of the norms there are.
+        mixer, mlp: the blocks; a layer may have only one of them.
+        beside: a recurrent mixer parallel to attention: it reads the same norm of x, and both
+            outputs are added to x.
+        pre_norm, post_norm: which of the norms exist.
         parallel: both blocks read the same x, and both outputs are added to it.
-        shared_norm: of parallel blocks with one norm for both (attn_norm).
-        bare_mixer: there is no norm before the mixer, whatever pre_norm says.
-        sum_norm: the post norms are of x with the block's output: x = post(x + block(x)), as in the
-            first transformer (Vaswani et al. 2017); the same in all layers.
-        scaled: x is multiplied by a learned number behind the layer's blocks.
-        mixer_scale, beside_scale, mlp_scale: what the blocks' outputs are multiplied by.
+        shared_norm: parallel blocks share one norm (attn_norm).
+        bare_mixer: the mixer has no pre norm, whatever pre_norm says.
+        sum_norm: the post norm is applied to the sum: x = post(x + block(x)), as in the original
+            transformer (Vaswani et al. 2017); the same in all layers.
+        scaled: x is multiplied by a learned number after the layer's blocks.
+        mixer_scale, beside_scale, mlp_scale: factors of the blocks' outputs.
     """
 
     mixer: Attention | Recurrent | None
@@ -301,7 +304,7 @@ class Layer:
     mlp_scale: float = 1.0
 
     def has_norm(self, part: str) -> bool:
-        """Whether there is a norm of its own before the block ``attn`` or ``mlp``."""
+        """Whether the block ``attn`` or ``mlp`` has a pre norm of its own."""
         left_out = self.shared_norm if part == "mlp" else self.bare_mixer
         return self.pre_norm and not left_out
 
@@ -312,22 +315,22 @@ class Layer:
 
     @property
     def recurrent(self) -> Recurrent | None:
-        """The layer's recurrent mixer, if it has any, alone or beside attention."""
+        """The layer's recurrent mixer, if it has any, alone or parallel to attention."""
         return self.mixer if isinstance(self.mixer, Recurrent) else self.beside
 
 
 @dataclass(frozen=True, slots=True)
 class LayerInputs:
-    """An input of each layer's own beside x: per-layer embeddings (Gemma 3n and 4).
+    """Per-layer embeddings (Gemma 3n and 4): an additional input of each layer.
 
     A token has a vector of `width` values for each layer: sum_scale * (embed_scale * its row of a
-    second embedding + norm(projection_scale * projection of the first embedding)). At its end a
-    layer adds norm(out(act(gate(x)) * the vector)) to x.
+    second embedding + norm(projection_scale * projection of the first embedding)). The layer ends
+    by adding norm(out(act(gate(x)) * the vector)) to x.
 
     Attributes:
         width: of a layer's vector.
         vocab: rows of the second embedding, at least as many as the model has tokens.
-        activation: one of `ACTIVATIONS` that has no gate.
+        activation: one of `ACTIVATIONS` without a gate.
         embed_scale, projection_scale, sum_scale: see above.
     """
 

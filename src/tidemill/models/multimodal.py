@@ -1,8 +1,8 @@
-"""Checkpoints that hold a vision part beside a text decoder: the decoder alone is read.
+"""Checkpoints with a vision part and a text decoder: only the text decoder is read.
 
-Their config keeps the decoder's keys in an object of its own (`text_config`; early ones among the
-others), and the names of its tensors have a prefix. Keys that published configs leave out are
-those of the decoder's config class in transformers.
+Their config holds the decoder's keys in an object of its own (`text_config`; early configs mix them
+with the others), and the names of its tensors have a prefix. Keys that published configs omit have
+the defaults of the decoder's config class in transformers.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import Any, TypeVar
 from tidemill.base.errors import model_file_error, unsupported
 from tidemill.models.config import short_repr
 
-LEFT_OUT = "the vision part of this file is not loaded: images are refused"
+LEFT_OUT = "the vision part of this file is not loaded: images are rejected"
 
-# Keys that say how pictures and sounds are read, which no text meets.
+# Keys for images and audio, which do not affect text.
 _UNREAD = (
     "vision_", "image_", "video_", "audio_", "projector_", "multimodal_", "mm_", "boi_", "eoi_",
     "boa_", "eoa_", "spatial_merge_size", "ignore_index",
 )  # fmt: skip
-# Sections of positions on several axes, which are all the same one for text.
+# Sections of multi-axis positions. All axes have the same position for text.
 AXES = ("mrope_section", "mrope_interleaved")
 _PARTS = (
     "visual.", "vision_tower.", "vision_model.", "vision_encoder.", "vision_projection.",
     "vision_language_adapter.", "patch_merger.", "multi_modal_projector.",
     "audio_tower.", "embed_vision.", "embed_audio.", "vision_embedder.",
 )  # fmt: skip
-# What text decoders' names begin with, and what our families' do.
+# Prefixes of text decoders' tensor names -> prefixes of our families' names.
 _PREFIXES = (
     ("model.language_model.model.", "model."),
     ("model.language_model.", "model."),
@@ -39,7 +39,7 @@ _PREFIXES = (
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text decoder: its architecture alone, and what its config may leave out."""
+    """A text decoder: its architecture, and defaults of keys that its config may omit."""
 
     architecture: str
     absent: tuple[tuple[str, Any], ...] = ()
@@ -82,7 +82,7 @@ _TEXTS: dict[str, Text] = {
     "qwen3_5_text": Text("Qwen3_5ForCausalLM"),
     "qwen3_5_moe_text": Text("Qwen3_5MoeForCausalLM"),
 }
-# Architecture -> its decoder's model_type where the config names none.
+# Architecture -> its decoder's model_type, for configs that name none.
 _WHOLES: dict[str, str] = {
     "Gemma3ForConditionalGeneration": "gemma3_text",
     "Gemma4ForConditionalGeneration": "gemma4_text",
@@ -105,16 +105,16 @@ _T = TypeVar("_T")
 def text_config(
     config: Mapping[str, Any], stored: Callable[[], Iterable[str]]
 ) -> dict[str, Any] | None:
-    """The config of the text decoder of a checkpoint with a vision part; None of any other.
+    """Config of the text decoder of a checkpoint with a vision part; None for any other checkpoint.
 
     Args:
         config: config.json.
-        stored: gives the names of the checkpoint's tensors, where the config contradicts itself or
-            is silent on whether the output layer is the embedding.
+        stored: returns the names of the checkpoint's tensors. It is called when the config is
+            ambiguous about whether embeddings are tied.
 
     Raises:
-        TidemillError: MODEL_FILE when `text_config` is no object, UNSUPPORTED when its decoder is
-            not known.
+        TidemillError: MODEL_FILE when `text_config` is not an object, UNSUPPORTED when its decoder
+            is not known.
     """
     architectures = config.get("architectures")
     listed = architectures if isinstance(architectures, list) else []
@@ -129,8 +129,8 @@ def text_config(
     if not isinstance(kind, str) or kind not in _TEXTS:
         raise unsupported(
             "text_config.model_type",
-            f"{whole} with a text decoder of the kind {short_repr(kind)} is not supported; with "
-            f"{', '.join(_TEXTS)} it is",
+            f"{whole} with a text decoder of type {short_repr(kind)} is not supported; "
+            f"{', '.join(_TEXTS)} are",
         )
     text = _TEXTS[kind]
     outer = {k: v for k, v in config.items() if not k.startswith(_UNREAD) and k != "text_config"}
@@ -154,19 +154,20 @@ def _tied(
 
 
 def without_axes(rope: Mapping[str, Any]) -> dict[str, Any]:
-    """Rope parameters without what tells the axes of pictures from each other."""
+    """Rope parameters without the sections that separate the axes of images."""
     kept = {k: v for k, v in rope.items() if k not in AXES}
     return {k: "default" if k in ("type", "rope_type") and v == "mrope" else v
             for k, v in kept.items()}  # fmt: skip
 
 
 def in_other_part(name: str) -> bool:
-    """Whether a stored tensor is of a part that is not the text decoder."""
+    """Whether a stored tensor belongs to a part other than the text decoder."""
     return name.removeprefix("model.").startswith(_PARTS)
 
 
 def text_tensors(stored: Mapping[str, _T]) -> dict[str, _T]:
-    """The text decoder's tensors by the names that its family knows; the others are left out."""
+    """The text decoder's tensors under the names that its family knows, without those of other
+    parts."""
     found = {}
     for name, tensor in stored.items():
         if in_other_part(name):

@@ -1,10 +1,10 @@
 """Ordered rules from a checkpoint's tensor names to the canonical ones.
 
 A rule is (pattern, canonical). ``{i}`` stands for a layer's index, ``{e}`` for an expert's, ``{p}``
-for a word, ``{t}`` for weight or bias. The first rule that matches decides (of several, the first
-whose tensors the model has); None as canonical marks a tensor that is known and not needed, `Fused`
-one that is several of ours. Where only the canonical name has ``{e}``, the stored tensor's first
-axis counts the experts; ``{h}``, which no stored name has, the heads.
+for a word, ``{t}`` for weight or bias. The first matching rule applies; if several match, the first
+whose tensors the model has. None as canonical marks a known tensor that is not needed, `Fused` one
+that holds several of ours. When only the canonical name has ``{e}``, the stored tensor's first axis
+counts the experts. ``{h}`` occurs in no stored name and counts the heads.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from tidemill.models.spec import Attention, DecoderSpec, Latent, Recurrent
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """A stored tensor whose rows are those of several of ours.
+    """A stored tensor whose rows belong to several of ours.
 
     Attributes:
         parts: canonical names.
-        layout: ``stacked``: one part after the other; ``alternating``: a row of each in turn;
+        layout: ``stacked``: one part after the other; ``alternating``: rows of the parts in turn;
             ``grouped``: Q, K and V of one KV head after the other, Q with all heads that share it;
             ``heads``: each part's share of one head after the other; ``delta``: of a recurrent
             mixer, Q, K, V and z of one key head after the other; ``latents``: the matrices of one
-            head (``{h}``) after the other, from latents, those of K to be turned.
-        transposed: weights are stored [in, out]; None: where their shape says so.
+            head (``{h}``) after the other, from latents, those of K transposed.
+        transposed: weights are stored [in, out]; None: decided by their shape.
     """
 
     parts: tuple[str, ...]
@@ -47,9 +47,9 @@ class Fused:
 
 Rules = tuple[tuple[str, str | Fused | None], ...]
 
-# Canonical name of the vector of rope divisors that GGUF files carry (not a weight of the spec).
+# Canonical name of GGUF's vector of rope divisors (not a weight of the spec).
 ROPE_FACTORS = "rope_factors"
-# Vectors of ours that may be stored with more axes: how many.
+# Our vectors that may be stored with more axes -> number of axes.
 _FLATTENED = {
     "_norm.weight": (2,), "rec.conv.weight": (2, 3), "rec.norm.weight": (2,), "rec.a_log": (2,),
     "rec.skip": (2,),
@@ -119,7 +119,7 @@ GGUF_RULES: Rules = (
     ("blk.{i}.attn_{p}.{t}", "layers.{i}.attn.{p}.{t}"),
     ("blk.{i}.ffn_{p}.{t}", "layers.{i}.mlp.{p}.{t}"),
 )
-# Experts; early files have a tensor for each.
+# Experts; early files have a tensor per expert.
 GGUF_EXPERTS: Rules = (
     ("blk.{i}.ffn_gate_inp.{t}", "layers.{i}.mlp.router.{t}"),
     ("blk.{i}.ffn_gate_inp_shexp.weight", "layers.{i}.mlp.shared_gate.weight"),
@@ -156,9 +156,10 @@ def _compiled(rules: Rules) -> tuple[tuple[re.Pattern[str], str | Fused | None],
 def canonical_names(
     rules: Rules, stored: str, expected: Container[str] | None = None
 ) -> tuple[bool, Fused]:
-    """(known, what it holds); a known tensor that is not needed holds nothing. A name may keep
-    ``{e}``: the expert is an index into the tensor. Of several rules the first whose tensors are
-    `expected` (of experts, the first one's) decides, or the first of all."""
+    """(known, the canonical names it holds); a known tensor that is not needed holds none. A name
+    may keep ``{e}``: the expert is then an index into the tensor. If several rules match, the first
+    whose tensors are `expected` (for experts, the first one's) applies, or else the first of all.
+    """
     found: tuple[bool, Fused] | None = None
     for pattern, canonical in _compiled(rules):
         match = pattern.fullmatch(stored)
@@ -177,8 +178,8 @@ def canonical_names(
 
 
 def with_prefix(rules: Rules, stored: Mapping[str, _T]) -> dict[str, _T]:
-    """Stored names as a causal model has them: a checkpoint of the layers alone leaves the name of
-    what holds them (``model.``) out."""
+    """Stored names as in a causal model. A checkpoint of the layers alone omits the prefix
+    ``model.``."""
     first = next((pattern for pattern, name in rules if name == names.EMBED), "")
     prefix, dot, rest = first.partition(".")
     if not dot or rest not in stored or any(name.startswith(prefix + dot) for name in stored):
@@ -193,13 +194,13 @@ def match_tensors(
     stored: Mapping[str, tuple[int, ...]],
     conventions: Conventions = AS_NAMED,
 ) -> dict[str, Source]:
-    """Which stored tensor, or part of one, is which tensor of the spec.
+    """Maps every tensor of the spec to a stored tensor, or to part of one.
 
     Args:
         spec: the model.
         rules: the file format's names.
         stored: stored name -> shape.
-        conventions: what must be done to them.
+        conventions: conversions of stored tensors.
 
     Returns:
         canonical name -> source, for exactly `spec.expected_tensors()`.
@@ -225,7 +226,7 @@ def match_tensors(
             if held.layout == "latents":
                 parts = _of_heads(spec, parts)
             if not parts or any(part not in expected for part in parts):
-                # An output projection stored beside tied embeddings is a copy of them.
+                # An output projection stored with tied embeddings is a copy of them.
                 drafts = conventions.draft_layers and _behind(spec, parts)
                 copied = not parts or parts[0] in (names.LM_HEAD, ROPE_FACTORS)
                 unread = _of_shared_kv(spec, parts)
@@ -273,7 +274,7 @@ def _of_heads(spec: DecoderSpec, parts: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _behind(spec: DecoderSpec, parts: tuple[str, ...]) -> bool:
-    """Whether the parts belong to a layer behind the last one."""
+    """Whether the parts belong to a layer after the last one."""
     if not parts:
         return False
     first = parts[0].split(".")
@@ -281,7 +282,7 @@ def _behind(spec: DecoderSpec, parts: tuple[str, ...]) -> bool:
 
 
 def _of_shared_kv(spec: DecoderSpec, parts: tuple[str, ...]) -> bool:
-    """Whether the parts would make K and V of a layer that reads another's."""
+    """Whether the parts produce K and V of a layer that reads another layer's."""
     match = re.match(r"layers\.(\d+)\.attn\.[kv](_norm)?\.", parts[0] if parts else "")
     mixer = spec.attentions().get(int(match[1])) if match else None
     return mixer is not None and mixer.kv_layer is not None
@@ -327,7 +328,7 @@ def _check_shape(
 def split_rows(
     spec: DecoderSpec, held: Fused, expected: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[str, Rows | None]]:
-    """Each part with its rows of the stored tensor; None for all of them."""
+    """Each part with its rows of the stored tensor; None for all rows."""
     parts, layout = held.parts, held.layout
     if len(parts) == 1:
         yield parts[0], None
@@ -413,8 +414,8 @@ def _source(
 
 
 def rope_order(mixer: Attention, part: str) -> NDArray[np.int64] | None:
-    """Where the rows of an attention tensor (``q``, ``k_norm``, ...) in rotate-half order are in
-    files of paired ropes; None where they are the same."""
+    """Order in which the rows of an attention tensor (``q``, ``k_norm``, ...) are read from
+    paired rope files to be in rotate-half order; None when the order is equal."""
     if mixer.latent is not None:
         return _latent_order(mixer, mixer.latent, part)
     heads = {"q": mixer.heads, "k": mixer.kv_heads}.get(part)
@@ -427,7 +428,7 @@ def rope_order(mixer: Attention, part: str) -> NDArray[np.int64] | None:
 
 
 def _latent_order(mixer: Attention, latent: Latent, part: str) -> NDArray[np.int64] | None:
-    """What rotates is each query's end, and the end of [latent, key]."""
+    """Order in latent attention. The end of each query and of [latent, key] rotates."""
     if part == "q":
         return paired_order(mixer.heads, latent.nope + latent.rope, latent.rope, latent.nope)
     if part == "kv_down":

@@ -7,10 +7,10 @@ is a whole number of blocks of 32 values:
 - Q4_0, 18 bytes: float16 d, then 16 bytes; byte j holds q[j] in its low and q[j + 16] in its high
   nibble; value = d * (q - 8), with d = x / -8 for the x of largest magnitude.
 
-INT8 is not GGUF's: a row is its float32 scale d, then k int8 q; value = d * q, with
-d = max|x| / 127 over the row, an output channel. What it multiplies is rounded to int8 too, with a
-scale per token (vector-wise quantization: Dettmers et al., LLM.int8(), 2022, section 3, without
-its outliers).
+INT8 is not a GGUF type: a row is its float32 scale d, then k int8 q; value = d * q, with d = max|x|
+/ 127 over the row, an output channel. Activations are rounded to int8 as well, with a scale per
+token (vector-wise quantization: Dettmers et al., LLM.int8(), 2022, section 3, without its
+outliers).
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ UInt8 = NDArray[np.uint8]
 def stored_type(name: str, tensor: RawTensor | TensorHeader, quantize: str) -> str:
     """Type a tensor has in memory under the `--quantize` option.
 
-    Under ``none`` that is the one it came in or, of one stored in a type that no kernel multiplies,
-    the one it is rounded to. Else, only float matrices whose rows are whole blocks are requantized,
-    and not those that choose experts or positions: they are small, and much hangs on them; nor the
-    layers' own embeddings, of which a step touches a few rows, in their file. Under ``q4_0`` the
-    embedding and the output projection take Q8_0: they are the most sensitive and the least of the
-    bytes.
+    Under ``none`` it is the stored type, or for a type that no kernel multiplies the type it is
+    rounded to. Otherwise only float matrices whose rows are whole blocks are requantized. Routers
+    and position embeddings are not, because they are small and sensitive. Nor are per-layer
+    embeddings: a step reads only a few of their rows, from the file. Under ``q4_0`` the embedding
+    and the output projection take Q8_0: they are the most sensitive matrices and a small share of
+    the bytes.
     """
     block = 1 if quantize == "int8" else BLOCK
     matrix = len(tensor.shape) == 2 and tensor.shape[1] % block == 0
@@ -57,9 +57,9 @@ def stored_type(name: str, tensor: RawTensor | TensorHeader, quantize: str) -> s
 
 
 def stays_wide(name: str) -> bool:
-    """Whether a matrix is held as float32 where nothing smaller keeps its every value, and then
-    multiplied so: the one that takes a head's queries to latents has its axes exchanged, which no
-    quantized type survives, and is a small part of a model."""
+    """Whether a matrix is held and multiplied as float32 when no smaller type represents all its
+    values. It applies to the projection of a head's queries to latents. Its axes are exchanged,
+    which no quantized type survives, and it is a small part of a model."""
     return ".attn.k_up." in name
 
 
@@ -135,7 +135,7 @@ QUANTIZERS = {
 
 
 def convert(tensor: RawTensor, dtype: str) -> RawTensor:
-    """The tensor requantized to a quantized `dtype`; itself when it has that type already."""
+    """The tensor requantized to a quantized `dtype`, or unchanged when it has that type already."""
     if tensor.dtype == dtype:
         return tensor
     packed = np.ascontiguousarray(QUANTIZERS[dtype](to_float32(tensor)))

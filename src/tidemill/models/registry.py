@@ -1,4 +1,4 @@
-"""Which family reads which checkpoint."""
+"""Selects the family that reads a checkpoint."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ FAMILIES: tuple[Family, ...] = (
     llama4.FAMILY,
 )
 
-# Models that give vectors and generate nothing.
+# Models that return vectors and do not generate.
 ENCODERS: tuple[Family, ...] = (
     bert.FAMILY,
     bert.ROBERTA,
@@ -136,14 +136,14 @@ _BY_GGUF = {
 }
 
 
-# Checkpoints of a family without its output layer: what stands in for a causal model's name.
+# Endings that replace a causal model's in checkpoints without the output layer.
 _HEADLESS = ("ForSequenceClassification", "Model")
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
 
 
 def _causal_name(name: object) -> tuple[str, str]:
-    """The name of the architecture as a causal language model, and what it has instead of one's
-    output layer: empty, or an entry of `_HEADLESS`."""
+    """The architecture's name as a causal language model, and its actual ending: empty, or an entry
+    of `_HEADLESS`."""
     text = name if isinstance(name, str) else ""
     if text in _BY_ARCHITECTURE:
         return text, ""
@@ -156,8 +156,7 @@ def _causal_name(name: object) -> tuple[str, str]:
 
 
 def kind_of(config: Mapping[str, Any]) -> str:
-    """What a config.json's architecture ends in: ``generate``, ``classify``, or ``vectors`` (no
-    head at all)."""
+    """Kind of a config.json architecture: ``generate``, ``classify`` or ``vectors`` (headless)."""
     for name in config.get("architectures") or ():
         known, suffix = _causal_name(name)
         if known in _BY_ARCHITECTURE:
@@ -168,10 +167,10 @@ def kind_of(config: Mapping[str, Any]) -> str:
 
 
 def family_for_config(config: Mapping[str, Any]) -> Family:
-    """The family named by a config.json's ``architectures``.
+    """The family of a config.json's ``architectures``.
 
     Raises:
-        TidemillError: MODEL_FILE when it names none, UNSUPPORTED when the family is not known.
+        TidemillError: MODEL_FILE when the key is missing, UNSUPPORTED when the family is not known.
     """
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or not architectures:
@@ -194,7 +193,7 @@ def family_for_gguf(metadata: Mapping[str, Any]) -> Family:
     """The family that reads GGUF files of this ``general.architecture``.
 
     Raises:
-        TidemillError: MODEL_FILE when there is none, UNSUPPORTED when it is not known.
+        TidemillError: MODEL_FILE when the key is missing, UNSUPPORTED when it is not known.
     """
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):

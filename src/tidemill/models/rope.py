@@ -1,4 +1,4 @@
-"""Rotary position embedding: its parameters and the frequencies that follow from them."""
+"""Rotary position embedding: its parameters and the resulting frequencies."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """How rotary frequencies are stretched beyond the trained context.
+    """Scaling of rotary frequencies beyond the trained context.
 
     Attributes:
         kind: ``linear``, ``dynamic``, ``llama3``, ``yarn``, ``longrope``, or ``factors``
             (per-frequency divisors, GGUF's rope_freqs).
-        factor: the stretch.
+        factor: the scaling factor.
         low_freq_factor, high_freq_factor: of llama3 (Llama 3.1's rule).
-        original_context: the context before stretching; of all but linear and factors.
+        original_context: the context before scaling; for all kinds except linear and factors.
         factors: of ``factors`` and ``longrope``: one divisor per frequency, rope.dim / 2 of them.
-        short_factors: of longrope: those for a context no longer than the original one.
+        short_factors: of longrope: divisors for a context no longer than the original one.
         attention_factor: multiplies cosines and sines (yarn, longrope).
-        beta_fast, beta_slow: rotations within the original context above which a frequency is kept
-            and below which it is divided by factor; of yarn.
-        truncate: yarn's bounds are whole frequencies.
+        beta_fast, beta_slow: of yarn: number of rotations within the original context above which a
+            frequency is unchanged, and below which it is divided by factor.
+        truncate: yarn's bounds are rounded to whole frequencies.
     """
 
     kind: str
@@ -41,11 +41,11 @@ class RopeScaling:
 @dataclass(frozen=True, slots=True)
 class Rope:
     """Rotary position embedding (Su et al. 2021), in the rotate-half convention. Weights of models
-    that rotate neighbours are put into this order when they are loaded.
+    that rotate neighbouring values are reordered to it at load.
 
     Attributes:
         theta: base of the frequencies.
-        dim: how many of a head's dimensions rotate (the first ones).
+        dim: number of a head's dimensions that rotate (the first ones).
         scaling: see `RopeScaling`; None for none.
     """
 
@@ -55,24 +55,24 @@ class Rope:
 
     @property
     def attention_factor(self) -> float:
-        """What cosines and sines are multiplied with."""
+        """Factor of cosines and sines."""
         return 1.0 if self.scaling is None else self.scaling.attention_factor
 
 
 def inverse_frequencies(rope: Rope, context: int | None = None) -> list[float]:
-    """Angles per position of each rotating pair, scaling applied: dim / 2 numbers.
+    """Angle per position of each rotating pair, scaling applied: dim / 2 numbers.
 
     Args:
         rope: the parameters.
-        context: the longest context served, by which longrope chooses its factors, and dynamic
-            its base, once and for all (a choice by each sequence's length would change what is
-            cached); None for a long one.
+        context: the longest context served; None for a long one. Longrope selects its factors by
+            it, and dynamic its base, once: a selection by each sequence's length would change
+            cached K.
 
-    The llama3 rule: wavelengths longer than original_context / low_freq_factor are divided by
-    factor, shorter than original_context / high_freq_factor kept, between interpolated linearly
-    (Llama 3.1's reference code and transformers' `rope_type="llama3"`). The yarn rule: Peng et al.
-    2023, section 3.2. The dynamic rule: that of transformers' `rope_type="dynamic"` for a sequence
-    of `context` tokens.
+    The llama3 rule (Llama 3.1's reference code and transformers' `rope_type="llama3"`): wavelengths
+    longer than original_context / low_freq_factor are divided by factor, those shorter than
+    original_context / high_freq_factor are unchanged, and those between are interpolated linearly.
+    The yarn rule: Peng et al. 2023, section 3.2. The dynamic rule: that of transformers'
+    `rope_type="dynamic"` for a sequence of `context` tokens.
     """
     base = [rope.theta ** (-2.0 * i / rope.dim) for i in range(rope.dim // 2)]
     scaling = rope.scaling
@@ -97,11 +97,11 @@ def inverse_frequencies(rope: Rope, context: int | None = None) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How far a model with scaled ropes goes.
+    """Context lengths of a model with scaled ropes.
 
     Attributes:
-        usual: positions that are served where nobody says otherwise.
-        longest: positions that may be asked for.
+        usual: the default number of positions served.
+        longest: the largest number of positions that can be configured.
     """
 
     usual: int
@@ -109,12 +109,14 @@ class Reach:
 
 
 def reach(ropes: Iterable[Rope | None], trained: int, limit: int) -> Reach:
-    """How far layers with these ropes go that were made for `trained` positions, at most `limit`.
+    """Context lengths of layers with these ropes that were trained for `trained` positions, at most
+    `limit`.
 
-    Where every layer that rotates is scaled by yarn, it goes as far as that stretches the original
-    context, by the linear rule as far as that stretches the trained one. (Gemma 3 scales some
-    layers, whose context is stretched already.) The dynamic rule keeps the trained frequencies
-    within the trained context: further only if it is asked for. The other rules say nothing of it.
+    When all rotating layers are scaled by yarn, the context is the original one times its factor;
+    with the linear rule it is the trained one times its factor. (Gemma 3 scales only some layers,
+    and its trained context includes the scaling.) The dynamic rule leaves frequencies unchanged
+    within the trained context, so a longer context is used only when configured. The other rules
+    imply no length.
     """
     scalings = {rope.scaling for rope in ropes if rope is not None}
     scaling = next(iter(scalings)) if len(scalings) == 1 else None
@@ -130,7 +132,7 @@ def _dynamic(base: list[float], rope: Rope, s: RopeScaling, context: int | None)
     if length <= s.original_context:
         return base
     grown = s.factor * (length / s.original_context - 1.0) + 1.0
-    # By logarithms: a config may name a factor whose powers no float holds.
+    # With logarithms, since a config may name a factor whose powers overflow a float.
     theta = math.log(rope.theta) + math.log(grown) * rope.dim / (rope.dim - 2)
     return [math.exp(-2.0 * i / rope.dim * theta) for i in range(rope.dim // 2)]
 

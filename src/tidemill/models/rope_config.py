@@ -1,4 +1,4 @@
-"""Reading rope parameters out of a config, in every spelling checkpoints use."""
+"""Reads rope parameters from a config, in every notation that checkpoints use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ORIGINAL = "original_max_position_embeddings"
 _KEYS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     "default": (frozenset(), frozenset()),
     "linear": (frozenset({"factor"}), frozenset()),
-    # Stretches only beyond the trained context.
+    # Scales only beyond the trained context.
     "dynamic": (frozenset({"factor"}), frozenset({_ORIGINAL, "alpha"})),
     "llama3": (frozenset({"factor", "low_freq_factor", "high_freq_factor", _ORIGINAL}),
                frozenset()),
@@ -31,7 +31,7 @@ _KEYS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
         frozenset({_ORIGINAL, "attention_factor", "beta_fast", "beta_slow", "mscale",
                    "mscale_all_dim", "truncate"}),
     ),
-    # Frequencies are those of the whole head, of which the first share rotates (Gemma 4).
+    # Frequencies of the whole head, of which only the first share rotates (Gemma 4).
     "proportional": (frozenset(), frozenset({"factor"})),
     "longrope": (
         frozenset({"short_factor", "long_factor"}),
@@ -49,18 +49,18 @@ def read_rope(
     theta: float = _DEFAULT_THETA,
     partial: float = 1.0,
 ) -> Rope:
-    """Rope from either spelling: `rope_parameters` (transformers 5), or `rope_theta` with
-    `rope_scaling` (before).
+    """Rope from either notation: `rope_parameters` (transformers 5), or `rope_theta` with
+    `rope_scaling` (earlier versions).
 
     Args:
         config: the config.
         head_dim: of the layers.
         part: name of an object inside `rope_parameters`, for models whose layers differ.
-        theta: the base where the config names none.
-        partial: share of a head's dimensions that rotate where the config names none.
+        theta: the base for a config that names none.
+        partial: the share of a head's dimensions that rotate, for a config that names none.
 
     Raises:
-        TidemillError: MODEL_FILE for wrong values, UNSUPPORTED for a rope type or key not known.
+        TidemillError: MODEL_FILE for wrong values, UNSUPPORTED for an unknown rope type or key.
     """
     theta = config.number("rope_theta", theta)
     partial = config.number("partial_rotary_factor", partial)
@@ -89,14 +89,14 @@ def read_rope(
             param="partial_rotary_factor",
         )
     _check_keys(section, kind, key)
-    if kind == "proportional":  # pairs are as far apart as if all rotated
+    if kind == "proportional":  # pairs are spaced as if the whole head rotated
         factor = _Numbers(section, key)("factor", 1.0)
         return Rope(theta, head_dim, proportional(dim // 2, head_dim // 2, factor))
     return Rope(theta, dim, _scaling(config, kind, section, key, dim // 2))
 
 
 def proportional(rotating: int, pairs: int, factor: float = 1.0) -> RopeScaling | None:
-    """The scaling of a rope of so many pairs, of which the first ones rotate and no others."""
+    """Scaling of a rope over `pairs` pairs of which only the first `rotating` rotate."""
     if rotating == pairs and factor == 1.0:
         return None
     divisors = (factor,) * rotating + (math.inf,) * (pairs - rotating)
@@ -143,7 +143,7 @@ def _scaling(
     if kind == "dynamic":
         if pairs < 2:
             raise model_file_error(f"{key} of type 'dynamic' needs 4 dimensions or more", param=key)
-        # As transformers: a context before stretching of the section's own is not looked at.
+        # As in transformers, the section's own context before scaling is ignored.
         trained = config.integer("max_position_embeddings", high=MAX_POSITIONS)
         return RopeScaling("dynamic", number("factor"), original_context=trained)
     if kind == "linear":
@@ -175,7 +175,7 @@ class _Numbers:
 
 
 def _original(config: ConfigReader, section: Mapping[str, Any], key: str) -> int:
-    """The context before stretching: of the section, of the config, else the whole context."""
+    """The context before scaling: the section's, else the config's, else the whole context."""
     value = section.get(_ORIGINAL)
     if value is not None:
         return checked_integer(f"{key}.{_ORIGINAL}", value, 1, MAX_POSITIONS)
@@ -188,7 +188,7 @@ def _mscale(factor: float, weight: float = 1.0) -> float:
 
 
 def score_factor(config: ConfigReader) -> float:
-    """What DeepSeek's yarn multiplies scores with, beside cosines and sines."""
+    """Factor of the scores in DeepSeek's yarn, in addition to the one of cosines and sines."""
     section, key = _rope_section(config)
     if section.get("rope_type", section.get("type", "default")) == "default":
         return 1.0

@@ -1,4 +1,4 @@
-"""The tensors that a decoder's parts have: canonical name -> shape."""
+"""The tensors of a decoder's parts: canonical name -> shape."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from tidemill.models.layers import Attention, Latent, Layer, LayerInputs, Mlp, M
 
 Shapes = dict[str, tuple[int, ...]]
 
-# Of a mixture of experts whose parts have norms of their own.
+# For a mixture of experts whose parts have norms of their own.
 APART_NORMS = ("router_norm", "experts_norm", "experts_post_norm", "shared_post_norm")
 
 
 def layer_shapes(
     layer: Layer, hidden: int, norm: Norm, inputs: LayerInputs | None = None
 ) -> Shapes:
-    """Of a layer, without the ``layers.N.`` of their names.
+    """Tensors of a layer, their names without ``layers.N.``.
 
     Args:
-        layer: it.
+        layer: the layer.
         hidden: the model's hidden size.
         norm: kind of the layer's norms.
-        inputs: of models whose layers have inputs of their own.
+        inputs: for models with per-layer embeddings.
     """
     shapes: Shapes = {}
     blocks = {"attn": layer.mixer, "mlp": layer.mlp}
@@ -47,7 +47,7 @@ def layer_shapes(
 
 
 def inputs_shapes(inputs: LayerInputs, layers: int, hidden: int, norm: Norm) -> Shapes:
-    """Of what makes the layers' own inputs."""
+    """Tensors of the per-layer embeddings."""
     width = layers * inputs.width
     return {
         names.LAYER_INPUTS: (inputs.vocab, width),
@@ -96,7 +96,7 @@ def _recurrent_shapes(hidden: int, mixer: Recurrent) -> Shapes:
     if mixer.rule == "delta":
         shapes |= _linear_shapes("rec.b", heads, hidden, bias)
     shapes |= _linear_shapes("rec.out", hidden, inner, bias)
-    # Channel after channel; a vector, since it is no matrix that anything is multiplied with.
+    # Channel by channel; stored as a vector, since it is not the matrix of a product.
     shapes["rec.conv.weight"] = (mixer.channels * mixer.taps,)
     if mixer.conv_bias:
         shapes["rec.conv.bias"] = (mixer.channels,)

@@ -38,13 +38,13 @@ SMALL_FLOATS: dict[str, Float32] = {"F8_E4M3": _e4m3(), "F8_E5M2": _e5m2()}
 
 
 def bf16_bytes(values: Float32) -> memoryview:
-    """float32 values that bfloat16 holds exactly (or infinite, or NaN), as its bytes."""
+    """Bytes of float32 values that bfloat16 represents exactly (or that are infinite or NaN)."""
     bits = np.ascontiguousarray(values).reshape(-1).view(np.uint32) >> 16
     return bits.astype(np.uint16).data.cast("B")
 
 
 def rounded_bf16(values: Float32) -> Float32:
-    """float32 values rounded to bfloat16, ties to even; a NaN stays one."""
+    """float32 values rounded to bfloat16, ties to even; NaN stays NaN."""
     bits = np.ascontiguousarray(values).view(np.uint32)
     rounded = (bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) & np.uint32(0xFFFF0000)
     found: Float32 = np.where(np.isnan(values), values, rounded.view(np.float32))

@@ -1,4 +1,4 @@
-"""Where in a file a tensor of the model is, and what must be done to what is stored there."""
+"""Location of a model tensor in a file, and the conversion of the stored values."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ Rows = slice | NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Conventions:
-    """How a family's files differ from the order and meaning our names imply.
+    """How a family's files differ from the order and meaning that our names imply.
 
     Attributes:
-        norms_less_one: norm weights are stored less one (Gemma); never those of a recurrent mixer.
-        paired_rope: rope rotates neighbours (GPT-J), so that Q's and K's rows are stored in pairs;
-            they are put into rotate-half order, which changes no score.
-        tiled_values: value heads of recurrent mixers that share key heads are stored in turns: the
-            first one of each key head, then the second. They are left so: see `Recurrent`.
+        norms_less_one: norm weights are stored minus one (Gemma), except a recurrent mixer's.
+        paired_rope: rope rotates neighbouring values (GPT-J), so the rows of Q and K are stored in
+            pairs. They are reordered to rotate-half, which changes no score.
+        tiled_values: the value heads of recurrent mixers that share key heads are interleaved: the
+            first of each key head, then the second. They keep this order: see `Recurrent`.
         decays: a_log of recurrent mixers is stored as -exp(a_log).
         position_offset: row of the first position's vector (OPT).
-        draft_layers: layers behind the last one draft tokens (multi-token prediction); they are
-            left out.
-        left_out: what names of tensors that are left out as well begin with.
+        draft_layers: layers after the last one draft tokens (multi-token prediction); they are not
+            loaded.
+        left_out: name prefixes of further tensors that are not loaded.
     """
 
     norms_less_one: bool = False
@@ -48,8 +48,8 @@ class Source:
         stored: name of the stored tensor.
         expert: index into its first axis; None for the whole tensor.
         transposed: its last two axes are exchanged, after `expert` and before `rows`.
-        rows: which rows, in which order; None for all.
-        plus: is added to every value.
+        rows: indices of the rows, in order; None for all.
+        plus: added to every value.
         decay: the stored values are -exp of ours.
         flat: a stored tensor of more axes is read as a vector, before `rows` (Cohere's norms of
             heads).
@@ -67,17 +67,17 @@ class Source:
 
     @property
     def plain(self) -> bool:
-        """Whether it is the stored tensor as it is."""
+        """Whether it is the unchanged stored tensor."""
         changed = self.expert is not None or self.flat or self.computed
         return not (changed or self.transposed or self.turned) and self.rows is None
 
     @property
     def computed(self) -> bool:
-        """Whether its values are other numbers than the stored ones."""
+        """Whether its values differ from the stored ones."""
         return self.plus != 0.0 or self.decay
 
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
-        """The view's shape; `stored` has as many axes as the view needs."""
+        """The view's shape; `stored` must have the number of axes that the view needs."""
         shape = stored if self.expert is None else stored[1:]
         if self.transposed:
             shape = shape[::-1]
@@ -89,12 +89,12 @@ class Source:
 
 
 def selected(count: int, rows: Rows) -> int:
-    """How many of `count` rows are taken."""
+    """Number of selected rows out of `count`."""
     return len(range(count)[rows]) if isinstance(rows, slice) else len(rows)
 
 
 def pick(rows: Rows | None, order: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Rows `order` of the view that `rows` is."""
+    """Rows `order` of the view that `rows` describes."""
     if rows is None:
         return order
     if isinstance(rows, slice):
@@ -103,8 +103,7 @@ def pick(rows: Rows | None, order: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def paired_order(heads: int, head_dim: int, dim: int, first: int = 0) -> NDArray[np.int64]:
-    """Where the rows of rotate-half order are when the `dim` from `first` on of each head are in
-    pairs."""
+    """Where rotate-half rows are in paired order; in each head the `dim` rows from `first` on."""
     head = np.arange(head_dim)
     head[first : first + dim] = first + np.concatenate([np.arange(0, dim, 2), np.arange(1, dim, 2)])
     return (np.arange(heads)[:, None] * head_dim + head).reshape(-1)

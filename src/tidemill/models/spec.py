@@ -1,7 +1,7 @@
 """DecoderSpec: a decoder as data, in the field's standard terms. Executors run any spec.
 
-A family (families/<name>.py) turns a checkpoint's config into a spec and names its tensors; no
-family has a forward pass of its own.
+A family (families/<name>.py) turns a checkpoint's config into a spec and names its tensors. No
+family has a forward pass.
 """
 
 from __future__ import annotations
@@ -57,27 +57,28 @@ class DecoderSpec:
     """A decoder-only transformer.
 
     Attributes:
-        family: name of the family file it came from.
+        family: name of its family file.
         vocab_size, hidden_size, max_positions: sizes; max_positions is the trained context.
         layers: one entry per layer.
         norm_eps: epsilon of every norm.
         tied_embeddings: the output projection is the embedding.
-        weights_dtype: type most float weights are stored in ("F32", "F16", "BF16", or a GGUF type).
+        weights_dtype: most common stored type of float weights ("F32", "F16", "BF16", or a GGUF
+            type).
         norm: kind of the layers' norms and the last one.
         learned_positions: a vector per position is added to the embedding.
-        embed_norm: the embedding is normed.
+        embed_norm: a norm follows the embedding.
         embed_scale: multiplies the embedding (before position vectors are added).
         residual_scale: multiplies each block's output before it is added.
         logit_scale: multiplies the logits.
         logit_softcap: logits l become softcap * tanh(l / softcap), after the scale.
         head_bias: the output projection has a bias.
-        generates: it has an output projection; without one it only gives hidden states.
-        causal: a token sees those before it and itself; else it sees its whole input.
-        token_types: vectors for kinds of texts, one of which is added to every embedding; 0 without
-            them.
-        last_norm: there is a norm behind the last layer.
+        generates: it has an output projection; otherwise it only returns hidden states.
+        causal: a token sees itself and earlier tokens; otherwise it sees its whole input.
+        token_types: number of token type vectors, one of which is added to every embedding; 0 for
+            none.
+        last_norm: a norm follows the last layer.
         layer_inputs: see `LayerInputs`; None for none.
-        foreign: no family describes the model, and it has no layers here: see `Foreign`.
+        foreign: for a model that no family supports, which has no layers here: see `Foreign`.
     """
 
     family: str
@@ -104,41 +105,41 @@ class DecoderSpec:
     foreign: Foreign | None = None
 
     def attentions(self) -> dict[int, Attention]:
-        """Layer -> its attention, where it has any."""
+        """Layer -> its attention, for layers that have one."""
         mixers = enumerate(layer.attention for layer in self.layers)
         return {i: mixer for i, mixer in mixers if mixer is not None}
 
     @property
     def reach(self) -> Reach:
-        """How far it goes, ropes stretched."""
+        """Context lengths with scaled ropes."""
         ropes = (mixer.rope for mixer in self.attentions().values())
         return reach(ropes, self.max_positions, MAX_POSITIONS)
 
     def cached(self) -> dict[int, Attention]:
-        """Layer -> its attention, where it has keys and values of its own in the cache."""
+        """Layer -> its attention, for layers with their own keys and values in the cache."""
         return {i: mixer for i, mixer in self.attentions().items() if mixer.kv_layer is None}
 
     def recurrences(self) -> dict[int, Recurrent]:
-        """Layer -> its recurrent mixer, where it has one."""
+        """Layer -> its recurrent mixer, for layers that have one."""
         mixers = enumerate(layer.recurrent for layer in self.layers)
         return {i: mixer for i, mixer in mixers if mixer is not None}
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of one state of all recurrent layers; 0 where there are none.
+        """Bytes of one state of all recurrent layers; 0 without recurrent layers.
 
-        A foreign model's state is the whole of what a sequence leaves, and half of the two states
-        that a sequence has: one of them is always empty.
+        A foreign model's state is the whole past of a sequence. One of a sequence's two states is
+        always empty, so each counts half.
         """
         if self.foreign is not None:
             return max(1, -(-self.foreign.fixed_bytes // 2))
         return sum(4 * mixer.state_values for mixer in self.recurrences().values())
 
     def cache_groups(self) -> tuple[CacheGroup, ...]:
-        """The cache groups of the model, in the order block tables are given.
+        """The cache groups of the model, in the order of block tables.
 
-        The one group of a model without attention, or a foreign one, has no layers: its blocks
-        count tokens, and hold nothing.
+        The single group of a model without attention, or of a foreign one, has no layers: its
+        blocks count tokens and hold no data.
         """
         cached = self.cached()
         if not cached:
@@ -146,7 +147,7 @@ class DecoderSpec:
         full: list[int] = []
         windows: dict[int, list[int]] = {}
         for i, mixer in cached.items():
-            if mixer.window is None or not self.causal:  # an encoder's input is kept whole
+            if mixer.window is None or not self.causal:  # an encoder caches its whole input
                 full.append(i)
             else:
                 windows.setdefault(mixer.window, []).append(i)
@@ -155,12 +156,11 @@ class DecoderSpec:
         return tuple(groups)
 
     def kv_bytes_per_token(self, kv_dtype: str) -> int:
-        """Bytes of KV cache that one token takes over all layers.
+        """Bytes of KV cache per token over all layers.
 
         Args:
             kv_dtype: ``float32``, ``bfloat16``, ``int8`` or ``int4`` (the latter two with scales).
-                A foreign model's are as it keeps them. At least one, also where nothing is kept
-                per token.
+                A foreign model has its own size. At least 1, even when nothing is cached per token.
         """
         if self.foreign is not None:
             return max(1, self.foreign.token_bytes)
@@ -175,8 +175,8 @@ class DecoderSpec:
         return max(1, total)
 
     def expected_tensors(self) -> dict[str, tuple[int, ...]]:
-        """Canonical name -> shape of every tensor the model must have, no more and no less; of a
-        foreign model, none."""
+        """Canonical name -> shape of exactly the tensors the model must have; empty for a foreign
+        model."""
         if self.foreign is not None:
             return {}
         width = (self.hidden_size,)

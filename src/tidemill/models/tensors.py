@@ -1,11 +1,11 @@
-"""Tensors on their way from a file to a backend, and the canonical names they travel under."""
+"""Tensors as passed from a file to a backend, and their canonical names."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-# Bytes and values per storage unit. Quantized types are GGUF's block layouts, row by row.
+# Bytes and values per storage unit. Quantized types have GGUF's block layouts, row by row.
 DTYPE_BLOCKS: dict[str, tuple[int, int]] = {
     "F32": (4, 1),
     "F16": (2, 1),
@@ -19,13 +19,13 @@ DTYPE_BLOCKS: dict[str, tuple[int, int]] = {
     "Q6_K": (210, 256),
     "INT8": (1, 1),
 }
-# Bytes before a row's values: the float32 scale of int8 with one per output channel.
+# Bytes before a row's values: the float32 scale of int8 with a scale per output channel.
 ROW_HEADS = {"INT8": 4}
 
 
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
-    """What is known of a tensor before its bytes are read: type, shape, size in bytes.
+    """Type, shape and size in bytes of a tensor, known before its bytes are read.
 
     `rounded`: see `RawTensor`.
     """
@@ -38,14 +38,14 @@ class TensorHeader:
 
 @dataclass(frozen=True, slots=True)
 class RawTensor:
-    """Bytes of a tensor with their meaning; no copy is made of a mapped file.
+    """Bytes of a tensor with their meaning; a mapped file is not copied.
 
     Attributes:
         dtype: a key of `DTYPE_BLOCKS`.
         shape: logical shape, outermost first ([out, in] for a matrix).
         data: C-contiguous bytes; for quantized types each row is a whole number of blocks.
-        rounded: of values that were stored in fewer bits than `dtype` has, the quantized type they
-            are held in where nobody asks for another; empty for `dtype` itself.
+        rounded: for values stored in fewer bits than `dtype` has: the default quantized type to
+            hold them in; empty for `dtype` itself.
     """
 
     dtype: str
@@ -59,17 +59,17 @@ class RawTensor:
         return self.data.nbytes
 
     def release_pages(self, begin: int, end: int) -> None:
-        """Told once bytes `begin` to `end` of the data have been taken over, in ascending order:
-        the memory they lie in may be given back, until they are asked for again."""
+        """Release bytes `begin` to `end` of the data once they have been copied; called in
+        ascending order. Their memory may be freed until they are accessed again."""
 
 
 class DeferredTensor(RawTensor):
-    """A tensor whose bytes are made when `data` is asked for, each time anew, and not kept.
+    """A tensor whose bytes are produced at every access to `data` and not kept.
 
     Args:
         header: its type, shape and size.
-        read: makes the bytes.
-        release: what `release_pages` does.
+        read: produces the bytes.
+        release: implementation of `release_pages`.
     """
 
     __slots__ = ("_read", "_release", "_size")
@@ -95,7 +95,7 @@ class DeferredTensor(RawTensor):
 
     @property
     def nbytes(self) -> int:
-        """Size of the data in bytes; nothing is read for it."""
+        """Size of the data in bytes; it is known without reading the data."""
         return self._size
 
     def release_pages(self, begin: int, end: int) -> None:
@@ -104,7 +104,7 @@ class DeferredTensor(RawTensor):
 
 
 def expected_nbytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """Bytes that a tensor of this type and shape takes; the last axis must be whole blocks.
+    """Bytes of a tensor with this type and shape; the last axis must be whole blocks.
 
     Raises ValueError when it is not.
     """
@@ -112,19 +112,19 @@ def expected_nbytes(dtype: str, shape: tuple[int, ...]) -> int:
     if not shape:
         return size
     if shape[-1] % values:
-        raise ValueError(f"a row of {shape[-1]} values is no multiple of {dtype}'s {values}")
+        raise ValueError(f"a row of {shape[-1]} values is not a multiple of {dtype}'s {values}")
     rows = 1
     for extent in shape[:-1]:
         rows *= extent
     return rows * (ROW_HEADS.get(dtype, 0) + shape[-1] // values * size)
 
 
-# Canonical names. A checkpoint's names are mapped onto these by its family. What a model has
-# follows from its spec: `DecoderSpec.expected_tensors`.
+# Canonical names. A family maps a checkpoint's names to these. The spec determines which of them a
+# model has: `DecoderSpec.expected_tensors`.
 EMBED = "embed.weight"  # [vocab, hidden]
 POSITIONS = "positions.weight"  # [max_positions, hidden]
 FINAL_NORM = "final_norm.weight"  # [hidden]
-TYPES = "token_types.weight"  # [kinds of texts, hidden]
+TYPES = "token_types.weight"  # [token types, hidden]
 LM_HEAD = "lm_head.weight"  # [vocab, hidden]; absent when tied to EMBED
 LM_HEAD_BIAS = "lm_head.bias"  # [vocab]
 LAYER_INPUTS = "layer_inputs.embed.weight"  # [vocab, layers * width]

@@ -116,8 +116,7 @@ class NativeBackend:
 
     def memory(self) -> BackendMemory:
         """See backends.base.Backend. An embedding that is read from its file counts as weight
-        bytes.
-        """
+        bytes."""
         core = self._core
         mapped = sum(array.nbytes for array in self._mapped)
         return BackendMemory(
@@ -239,8 +238,7 @@ class NativeBackend:
 
     def progress(self) -> int:
         """See backends.base.Backend. Counts tiles finished since the start, by packing and by
-        steps.
-        """
+        steps."""
         return self._core.progress() + self._packing.progress()
 
     def close(self) -> None:

@@ -80,8 +80,7 @@ class Packing:
 
     def progress(self) -> int:
         """A counter that advances with every call while a matrix is read or unpacked. That work
-        runs in Python and counts no tiles, so a finer measure does not exist.
-        """
+        runs in Python and counts no tiles, so a finer measure does not exist."""
         if self._is_reading:
             self._polls += 1
         return self._polls

@@ -115,8 +115,7 @@ def _check_recurrent(layer: int, mixer: Recurrent) -> None:
 
 def check_tensors(spec: DecoderSpec, tensors: TensorMap) -> None:
     """Raise TidemillError MODEL_FILE unless the tensors are exactly the expected ones and
-    complete.
-    """
+    complete."""
     expected = spec.expected_tensors()
     missing, extra = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected)
     if missing or extra:
@@ -237,8 +236,7 @@ class ModelBuilder:
 
     def _embedding(self, name: str) -> int:
         """Id of the packed matrix; -1 when rows are read from the file's own bytes, because a step
-        reads only a few of them.
-        """
+        reads only a few of them."""
         if not self._is_mapped(name):
             return self._matrix(name)
         self._sources[name] = as_bytes(self._tensors[name])
@@ -266,8 +264,7 @@ class ModelBuilder:
 
     def _reserve_or_map(self) -> str:
         """Reserve memory for the matrices, or map the packed ones stored earlier; returns their
-        layout.
-        """
+        layout."""
         # This module decides the order of the matrices, and the core's build id does not cover it.
         order = hashlib.blake2b(Path(__file__).read_bytes(), digest_size=8).hexdigest()
         layout = [f"{self._core.isa} {self._options.dtype} {order}"]

@@ -239,8 +239,7 @@ class TorchBackend:
         self, inputs: StepInputs
     ) -> tuple[torch.Tensor, list[torch.Tensor], list[list[torch.Tensor]]]:
         """Positions [tokens]; per cache group the slots written [tokens]; per group and row the
-        slots of positions 0 up to the row's last one.
-        """
+        slots of positions 0 up to the row's last one."""
         size = self.options.block_size
         starts = inputs.row_start.tolist()
         spans = [
@@ -385,8 +384,7 @@ class TorchBackend:
 
     def _ends(self, inputs: StepInputs, positions: torch.Tensor) -> torch.Tensor:
         """Last position of each token's row, which bounds what the token sees in non-causal
-        attention.
-        """
+        attention."""
         if inputs.context_len.any():
             raise TidemillError(ErrorKind.INTERNAL, "an encoder's input is computed whole")
         counts = np.diff(inputs.row_start)
@@ -396,8 +394,7 @@ class TorchBackend:
         self, index: int, mixer: Attention, x: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         """Q, K and V as [tokens, heads, head_dim], normed and rotated; only Q for a layer that
-        reads another layer's K and V.
-        """
+        reads another layer's K and V."""
         if mixer.latent is not None:
             name = layer_name(index, "attn")
             angles = self._angles(index, mixer.rope, positions, x.dtype) if mixer.rope else None

@@ -15,8 +15,7 @@ Projected = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 def stack_heads(spec: DecoderSpec, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Remove the per-head matrices from `weights` and stack them, since they are multiplied
-    together: name without head -> [heads, out, in].
-    """
+    together: name without head -> [heads, out, in]."""
     stacks = {}
     for i, mixer in spec.attentions().items():
         for part in ("k_up", "v_up") if mixer.latent else ():
@@ -62,6 +61,5 @@ def project(
 
 def leave(out: torch.Tensor, v_up: torch.Tensor) -> torch.Tensor:
     """Project attention outputs in latent space, [tokens, heads, rank], to [tokens, heads,
-    value].
-    """
+    value]."""
     return torch.einsum("thr,hvr->thv", out, v_up)

@@ -40,8 +40,7 @@ class States:
 @dataclass(slots=True)
 class Row:
     """Tokens begin .. end - 1 of a step, with the state read (-1: empty) and the state written.
-    `snapshots` maps a token count to the additional state written after that many tokens.
-    """
+    `snapshots` maps a token count to the additional state written after that many tokens."""
 
     begin: int
     end: int

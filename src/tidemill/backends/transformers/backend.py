@@ -186,8 +186,7 @@ class TransformersBackend:
 
     def _past(self, read: int, count: int) -> Past:
         """The past that a row continues. The state keeps its tokens and gives up its cache, because
-        the row may be submitted again.
-        """
+        the row may be submitted again."""
         if read < 0:
             return Past(NOTHING.tokens)
         kept = self._pasts[read]
@@ -200,8 +199,7 @@ class TransformersBackend:
 
     def _take_blocks(self, inputs: StepInputs, row: int, count: int, write: int) -> None:
         """Take ownership of the row's blocks. The past of a sequence that used them before is
-        dropped, since no later step reads it.
-        """
+        dropped, since no later step reads it."""
         used = -(-(int(inputs.context_len[row]) + count) // self.options.block_size)
         blocks = inputs.block_tables[0][row, :used]
         pair = write // STATES_OF_A_SEQUENCE

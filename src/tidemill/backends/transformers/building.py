@@ -109,7 +109,7 @@ def _class_of(foreign: Foreign, config: Any) -> Any:
     ):
         raise unsupported(
             "architectures",
-            f"{foreign.architecture} is no causal language model: transformers would run it as "
+            f"{foreign.architecture} is not a causal language model: transformers would run it as "
             f"{kind.__name__}, which is another model",
         )
     return kind

@@ -78,8 +78,7 @@ class Stepper:
 
     def logits(self, past: Past, tokens: Int32, *, every: bool) -> tuple[torch.Tensor, Past]:
         """float32 logits of the last token [1, vocab], or of every token [count, vocab]; and the
-        past extended by the tokens. `past.cache` is consumed.
-        """
+        past extended by the tokens. `past.cache` is consumed."""
         parts = []
         for piece in self._pieces(past, tokens):
             cache = self._cache_for(past)
@@ -108,8 +107,7 @@ class Stepper:
 
     def _pieces(self, past: Past, tokens: Int32) -> list[Int32]:
         """The tokens split as the model takes them. A past without a cache is recomputed with
-        them.
-        """
+        them."""
         if self.style is CallStyle.TOKENS and past.cache is not None:
             return list(np.split(tokens, len(tokens)))
         return [tokens]

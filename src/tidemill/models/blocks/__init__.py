@@ -1,7 +1,8 @@
-"""GGUF's block types taken apart, and what each becomes when no kernel knows it.
+"""Decodes GGUF's block types and converts those that no kernel multiplies.
 
-`decode` gives any type's scales and integers; its `values` equal ggml's reference dequantization
-bit for bit. `repack` writes them in a type that the kernels know, where nothing is lost by it.
+`decode` returns the scales and integers of any type. Their `values` equal ggml's reference
+dequantization bit for bit. `repack` writes them in a type that the kernels multiply, if that is
+lossless.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from tidemill.models.blocks import iq, k, legacy
 from tidemill.models.blocks.base import Blocks
 
-# type -> (bytes per block, values per block, how to take it apart).
+# type -> (bytes per block, values per block, decoder)
 DECODERS: dict[str, tuple[int, int, Callable[[NDArray[np.uint8]], Blocks]]] = {
     "Q4_0": (18, 32, legacy.q4_0),
     "Q4_1": (20, 32, legacy.q4_1),
@@ -41,17 +42,17 @@ DECODERS: dict[str, tuple[int, int, Callable[[NDArray[np.uint8]], Blocks]]] = {
     "IQ4_XS": (136, 256, iq.iq4_xs),
 }
 
-_PIECE = 8192  # blocks decoded at once: the intermediates stay in the caches
+_PIECE = 8192  # blocks decoded at once, so that intermediates stay in cache
 
 
 def decode(dtype: str, data: NDArray[np.uint8]) -> Blocks:
-    """Whole blocks of a type, taken apart."""
+    """Decode whole blocks of a type."""
     size, _, decoder = DECODERS[dtype]
     return decoder(data.reshape(-1, size))
 
 
 def dequantize(dtype: str, data: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """float32 [values] of whole blocks, piece by piece."""
+    """float32 [values] of whole blocks, decoded piece by piece."""
     size, values, decoder = DECODERS[dtype]
     blocks = data.reshape(-1, size)
     out = np.empty((len(blocks), values), np.float32)

@@ -1,4 +1,4 @@
-"""What a block of a GGUF type says, as numbers: the form all types share."""
+"""The decoded form that all GGUF block types share."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ UInt8 = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Blocks of one type taken apart: value = d * sub * q - offset * suboffset.
+    """Decoded blocks of one type: value = d * sub * q - offset * suboffset.
 
-    Every product is exact or rounds once, in the order in which ggml's reference functions compute
-    it, so that values come out bit for bit equal.
+    Every product is exact or rounds once, in the order of ggml's reference functions, so that
+    values are equal bit for bit.
 
     Attributes:
         d: float32 [blocks, 1], the block's scale.
-        sub: int16 [blocks, groups], integer factors of it; all 1 in types without them.
+        sub: int16 [blocks, groups], integer factors of the scale; all 1 in types without them.
         q: int16 [blocks, groups, values per group].
         offset: float32 [blocks, 1], or None in types without an offset.
-        suboffset: int16 [blocks, groups], integer factors of that.
+        suboffset: int16 [blocks, groups], integer factors of the offset.
     """
 
     d: Float32
@@ -43,7 +43,7 @@ class Blocks:
 
 
 def half(data: UInt8) -> Float32:
-    """Bytes [blocks, 2] as a float16 each: float32 [blocks, 1]."""
+    """Bytes [blocks, 2], each pair a float16, as float32 [blocks, 1]."""
     return np.ascontiguousarray(data).view(np.float16).astype(np.float32)
 
 
@@ -59,10 +59,8 @@ def fields(data: NDArray[np.unsignedinteger], shifts: list[int], mask: int) -> I
 
 
 def planes(data: UInt8, width: int, shifts: list[int], mask: int) -> Int:
-    """Bit planes: of every `width` bytes the fields at the first shift, then at the next.
-
-    Bytes [blocks, n] become int16 [blocks, n * len(shifts)].
-    """
+    """Bit planes of bytes [blocks, n] as int16 [blocks, n * len(shifts)]: for each run of `width`
+    bytes the fields at the first shift, then those at the next shift, and so on."""
     by = np.array(shifts, np.uint8).reshape(1, 1, -1, 1)
     found = (data.reshape(len(data), -1, 1, width) >> by) & np.uint8(mask)
     return found.reshape(len(data), -1).astype(np.int16)

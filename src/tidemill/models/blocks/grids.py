@@ -1,8 +1,8 @@
-"""The grids of the IQ types: constants of the file format, in an encoding of our own.
+"""The grids of the IQ types: constants of the file format, in a compact encoding.
 
-A grid lists points of four or eight magnitudes; here each magnitude is its rank among the grid's
-few levels, in two or four bits, first one lowest, in base64. The numbers are those of ggml (MIT),
-without which no such file can be read.
+A grid lists points of four or eight magnitudes. Each magnitude is encoded as its rank among the
+grid's few levels, in two or four bits, lowest bits first, in base64. The numbers are those of ggml
+(MIT); files of these types cannot be read without them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _EIGHTS = (8, 25, 43)
 
 @functools.cache
 def grid(name: str) -> NDArray[np.int16]:
-    """int16 [points, magnitudes per point] of the type `name` (IQ1_M shares IQ1_S's)."""
+    """int16 [points, magnitudes per point] of the type `name` (IQ1_M shares the grid of IQ1_S)."""
     levels, width, bits, text = _GRIDS[name]
     packed = np.frombuffer(base64.b64decode(text), np.uint8)
     shifts = np.arange(0, 8, bits, dtype=np.uint8)

@@ -1,7 +1,7 @@
 """Types whose values are points of fixed grids: IQ1 .. IQ4.
 
-A grid's entry gives four or eight magnitudes at once; signs come apart from them, or by a table of
-the even ones. Layouts: ggml's reference functions; grids: `grids.py`.
+A grid entry holds four or eight magnitudes. Their signs are stored separately, directly or as an
+index into the table of even sign masks. Layouts: ggml's reference functions; grids: `grids.py`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def iq3_xxs(data: UInt8) -> Blocks:
     tail = words(data[:, 66:], "u4")
     codes = fields(tail, [0, 7, 14, 21], 127).reshape(len(data), -1)
     sub = 2 * (tail >> 28).astype(np.int16) + 1
-    # All magnitudes of this grid are even: halves, so that they fit six bits with their signs.
+    # All magnitudes of this grid are even. Halved, they fit six bits with their signs.
     points = grid("IQ3_XXS")[data[:, 2:66]] >> 1
     return _gridded(half(data[:, :2]) * np.float32(0.5), sub, points, _even_signs(codes))
 
@@ -85,7 +85,8 @@ def iq3_s(data: UInt8) -> Blocks:
     return _gridded(half(data[:, :2]), _scale_nibbles(data[:, 106:]), points, signs)
 
 
-# The grid of IQ1 holds -1, 0 and 1; an eighth is added or taken away. In eighths: integers.
+# The grid of IQ1 holds -1, 0 and 1, shifted by plus or minus an eighth. In eighths all are
+# integers.
 def _with_delta(points: Int, minus: Int) -> Int:
     return 8 * points.astype(np.int16) + np.where(minus != 0, -1, 1)[..., None].astype(np.int16)
 
@@ -103,7 +104,7 @@ def iq1_s(data: UInt8) -> Blocks:
 
 def iq1_m(data: UInt8) -> Blocks:
     """32 low bytes of grid numbers; 16 bytes of high bits and delta's signs; scales per 16 values,
-    in four words whose highest nibbles make d."""
+    in four words whose highest nibbles form d."""
     tail = words(data[:, 48:], "u2")
     nibbles = (tail >> 12) << np.array([0, 4, 8, 12], np.uint16)
     bits = np.bitwise_or.reduce(nibbles, axis=1, keepdims=True)

@@ -56,8 +56,8 @@ def q6_k(data: UInt8) -> Blocks:
 
 
 def _trits(data: UInt8, width: int, count: int) -> Int:
-    """`count` digits of three a byte: a digit is what a product with a power of three, modulo 256,
-    carries out of the byte when it is tripled."""
+    """`count` ternary digits per byte. A digit is the carry out of a byte when it is tripled, after
+    a multiplication by a power of three modulo 256."""
     powers = (3 ** np.arange(count)).astype(np.uint8).reshape(1, 1, -1, 1)
     turned = data.reshape(len(data), -1, 1, width) * powers
     digits = (turned.astype(np.uint16) * 3) >> 8

@@ -1,4 +1,4 @@
-"""Types of one scale per block, and the small floats: Q4_0 .. Q8_0, IQ4_NL, MXFP4, NVFP4.
+"""Types with one scale per block, and the small floats: Q4_0 .. Q8_0, IQ4_NL, MXFP4, NVFP4.
 
 Layouts: ggml's reference functions.
 """
@@ -56,14 +56,14 @@ def q8_0(data: UInt8) -> Blocks:
 
 
 def iq4_nl(data: UInt8) -> Blocks:
-    """d, 16 bytes of nibbles that number 16 uneven steps."""
+    """d, 16 bytes of nibbles that index 16 uneven steps."""
     return Blocks(half(data[:, :2]), ones(len(data)), IQ4_VALUES[_nibbles(data[:, 2:])][:, None])
 
 
 def mxfp4(data: UInt8) -> Blocks:
-    """A power of two (a float's exponent alone), 16 bytes of 4-bit floats.
+    """A power of two (the exponent of a float), 16 bytes of 4-bit floats.
 
-    The table holds twice the floats, so half the power is the scale; the two smallest are
+    The table holds twice the floats, so the scale is half the power. The two smallest scales are
     subnormal.
     """
     e = data[:, :1].astype(np.uint32)
@@ -73,9 +73,10 @@ def mxfp4(data: UInt8) -> Blocks:
 
 
 def nvfp4(data: UInt8) -> Blocks:
-    """Four groups of 16: a scale each in 8-bit floats without sign (e4m3), 8 bytes of 4-bit floats.
+    """Four groups of 16, each with a scale as an unsigned 8-bit float (e4m3) and 8 bytes of 4-bit
+    floats.
 
-    The scales become blocks of their own, since they are no multiples of one.
+    Each group becomes a block, since its scale is not a multiple of a common one.
     """
     scales = data[:, :4].reshape(-1, 1)
     exponent, mantissa = (scales >> 3).astype(np.int32) & 15, (scales & 7).astype(np.float32)

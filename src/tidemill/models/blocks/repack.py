@@ -1,4 +1,4 @@
-"""Scales and integers written as blocks that kernels multiply, where nothing is lost by it."""
+"""Writes scales and integers as blocks that kernels multiply, when that is lossless."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from tidemill.models.blocks.base import Blocks, Float32, Int, UInt8
 from tidemill.models.blocks.legacy import IQ4_VALUES
 from tidemill.models.tensors import DTYPE_BLOCKS
 
-# Block type -> types that hold all it can say (but for scales at the far end of float16), the
-# smallest first.
+# Block type -> lossless target types, smallest first. Scales at the far end of float16 may not fit.
 _HOLDERS: dict[str, tuple[str, ...]] = {
     "Q5_0": ("Q8_0",),
     "TQ1_0": ("Q4_0",),
@@ -25,41 +24,43 @@ _HOLDERS: dict[str, tuple[str, ...]] = {
 }
 
 
-# Block type -> the type that holds its every value once group scales are multiplied out and rounded
-# to float16 (by 0.05 % at most, where its own quantization moved values by several).
+# Block type -> target type that represents every value once group scales are multiplied out and
+# rounded to float16. This error is at most 0.05 %, against several percent of the type's
+# quantization.
 NEAR_HOLDERS = {"IQ4_XS": "IQ4_NL", "IQ2_XXS": "Q8_0"}
 
 
 class Inexact(ValueError):
-    """The numbers do not fit the type; the text says which."""
+    """The numbers do not fit the type; the message states which."""
 
 
 def holder(dtype: str) -> str | None:
-    """The kernels' type that holds a block type without loss (itself, if they know it), or None."""
+    """The kernel type that holds a block type without loss (itself if kernels support it), or
+    None."""
     if dtype in DTYPE_BLOCKS:
         return dtype
     return next((t for t in _HOLDERS.get(dtype, ()) if t in DTYPE_BLOCKS), None)
 
 
 def multiplied_out(blocks: Blocks) -> Blocks:
-    """Each group a block of its own, its scale rounded to float16."""
+    """Each group as a block, with its scale rounded to float16."""
     scale = (blocks.d * blocks.sub.astype(np.float32)).reshape(-1, 1)
     with np.errstate(over="ignore"):
         scale = scale.astype(np.float16).astype(np.float32)
     if not np.isfinite(scale).all():
-        raise Inexact("a scale of its groups is no float16")
+        raise Inexact("a group scale does not fit float16")
     width = blocks.q.shape[2]
     return Blocks(scale, np.ones_like(scale, np.int16), blocks.q.reshape(-1, 1, width))
 
 
 def _halves(d: Float32, q: Int) -> UInt8:
-    """Scales [blocks, 1] as float16 bytes [blocks, 2]; that of a block of zeros does not matter."""
+    """Scales [blocks, 1] as float16 bytes [blocks, 2]; the scale of an all-zero block becomes 0."""
     d = np.where((q == 0).all(axis=tuple(range(1, q.ndim)))[:, None], np.float32(0), d)
     with np.errstate(over="ignore"):
         half = d.astype(np.float16)
     if not np.array_equal(half.astype(np.float32), d):
         at = np.flatnonzero(half.astype(np.float32)[:, 0] != d[:, 0])[0]
-        raise Inexact(f"its scale {d[at, 0]:.9g} is no float16")
+        raise Inexact(f"its scale {d[at, 0]:.9g} does not fit float16")
     return half.view(np.uint8)
 
 
@@ -69,9 +70,10 @@ def _check_range(q: Int, low: int, high: int) -> None:
 
 
 def _single(blocks: Blocks) -> tuple[Float32, Int]:
-    """Scales [n, 1] and integers [n, 32] of blocks whose one group is a multiple of 32 long."""
+    """Scales [n, 1] and integers [n, 32] of blocks with a single group, whose length is a multiple
+    of 32."""
     if blocks.offset is not None or blocks.sub.shape[1] != 1 or (blocks.sub != 1).any():
-        raise Inexact("its groups have scales or offsets of their own")
+        raise Inexact("it has scales or offsets per group")
     parts = blocks.q.shape[2] // 32
     return np.repeat(blocks.d, parts, axis=0), blocks.q.reshape(-1, 32)
 
@@ -91,7 +93,7 @@ def pack_q4_0(blocks: Blocks) -> UInt8:
     return np.concatenate([_halves(d, q), nibbles[:, :16] | (nibbles[:, 16:] << 4)], axis=1)
 
 
-_IQ4_CODES = np.full(256, 16, np.uint8)  # by value, from -128; 16: none
+_IQ4_CODES = np.full(256, 16, np.uint8)  # by value, from -128; 16: not a step
 _IQ4_CODES[IQ4_VALUES + 128] = np.arange(16)
 
 
@@ -101,14 +103,14 @@ def pack_iq4_nl(blocks: Blocks) -> UInt8:
     _check_range(q, -128, 127)
     codes = _IQ4_CODES[q + 128]
     if codes.size and codes.max() > 15:
-        raise Inexact("its integers are no steps of IQ4_NL")
+        raise Inexact("its integers are not steps of IQ4_NL")
     return np.concatenate([_halves(d, q), codes[:, :16] | (codes[:, 16:] << 4)], axis=1)
 
 
 def pack_q6_k(blocks: Blocks) -> UInt8:
     """uint8 [n, 210], from blocks of 256 values."""
     if blocks.offset is not None:
-        raise Inexact("its groups have offsets")
+        raise Inexact("it has offsets per group")
     count = len(blocks.d)
     q = blocks.q.reshape(count, 256)
     _check_range(q, -32, 31)

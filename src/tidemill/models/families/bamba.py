@@ -1,4 +1,4 @@
-"""Bamba (IBM, Princeton, CMU, UIUC 2024): Mamba-2 layers, some of attention between them."""
+"""Bamba (IBM, Princeton, CMU, UIUC 2024): Mamba-2 layers with some attention layers in between."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RULES: Rules = (
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """Read a Bamba config.
 
-    Keys beside the common ones and `read_mixer`'s: attn_layer_indices (the others are Mamba-2),
+    Keys besides the common ones and `read_mixer`'s: attn_layer_indices (the others are Mamba-2),
     attention_bias, mlp_bias. Half of each head rotates. z_loss_coefficient and num_logits_to_keep
     change no result.
     """

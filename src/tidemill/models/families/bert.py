@@ -1,7 +1,7 @@
 """BERT (Devlin et al. 2019), RoBERTa (Liu et al. 2019) and XLM-R (Conneau et al. 2020): encoders.
 
-Every token sees its whole input; norms are of the sums; positions are learned. In BERT a vector is
-added to every token that says which of two texts it is of.
+Every token sees its whole input, norms are applied to the residual sums, and positions are learned.
+BERT adds a token type vector to every token, which marks the first or second text of a pair.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _rules(prefix: str) -> Rules:
         (layer + "output.dense.{t}", at + "mlp.down.{t}"),
         (layer + "output.LayerNorm.{t}", at + "mlp_post_norm.{t}"),
         (prefix + "pooler.dense.{t}", None),
-        # Of checkpoints trained to fill gaps:
+        # Of checkpoints trained for masked language modelling.
         ("cls.predictions.bias", None),
         ("cls.predictions.transform.dense.{t}", None),
         ("cls.predictions.transform.LayerNorm.{t}", None),
@@ -104,13 +104,13 @@ def _spec(config: Mapping[str, Any], family: str, offset: int) -> DecoderSpec:
 def bert(config: Mapping[str, Any]) -> DecoderSpec:
     """Read a BERT config.
 
-    Keys beside the common ones: layer_norm_eps, type_vocab_size.
+    Keys besides the common ones: layer_norm_eps, type_vocab_size.
     """
     return _spec(config, "bert", 0)
 
 
 def roberta(config: Mapping[str, Any]) -> DecoderSpec:
-    """Read a RoBERTa or XLM-R config; its positions begin behind the padding token's id, 1."""
+    """Read a RoBERTa or XLM-R config. Its positions start after the padding token's id, 1."""
     return _spec(config, "roberta", _OFFSET)
 
 

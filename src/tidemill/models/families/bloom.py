@@ -1,4 +1,4 @@
-"""BLOOM (BigScience 2022): ALiBi, a norm of the embedding, fused QKV by head."""
+"""BLOOM (BigScience 2022): ALiBi, a norm after the embedding, fused QKV by head."""
 
 from __future__ import annotations
 

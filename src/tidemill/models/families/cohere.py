@@ -15,7 +15,7 @@ from tidemill.models.spec import DecoderSpec, QkNorm, Rope
 
 _LOGIT_SCALE = 0.0625
 _PATTERN = 4
-# What published configs of Cohere2 say of the architecture beside transformers' keys.
+# Architecture keys that published Cohere2 configs have in addition to transformers' keys.
 _AS_BUILT = {
     "rotary_pct": 1.0,
     "layer_switch": 4,
@@ -32,7 +32,7 @@ _NAMES = {"rms_norm_eps": "layer_norm_eps"}
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """Read a Cohere config.
 
-    Keys beside the common ones: layer_norm_eps, attention_bias, logit_scale, use_qk_norm.
+    Keys besides the common ones: layer_norm_eps, attention_bias, logit_scale, use_qk_norm.
     """
     reader = ConfigReader(config, "cohere", _NAMES)
     heads = QkNorm(PLAIN_LAYER_NORM, "heads")
@@ -43,9 +43,9 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
 def spec2(config: Mapping[str, Any]) -> DecoderSpec:
     """Read a Cohere2 config.
 
-    Keys beside Cohere's (but use_qk_norm): sliding_window, layer_types, sliding_window_pattern (4:
-    every fourth layer is full), and the architecture in words (`_AS_BUILT`). Layers without a
-    window have no rope.
+    Keys besides Cohere's (except use_qk_norm): sliding_window, layer_types, sliding_window_pattern
+    (4: every fourth layer is full), and descriptions of the architecture (`_AS_BUILT`). Layers
+    without a window have no rope.
     """
     reader = ConfigReader(config, "cohere2", _NAMES)
     for key, value in _AS_BUILT.items():

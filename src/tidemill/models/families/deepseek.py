@@ -1,5 +1,5 @@
-"""DeepSeek-V2 (DeepSeek-AI 2024), V3 and R1 (2024, 2025), and Kimi K2 (2025), which is a V3:
-attention to latents, one shared and many routed experts, of which a token reaches a few groups."""
+"""DeepSeek-V2 (DeepSeek-AI 2024), V3 and R1 (2024, 2025), and Kimi K2 (2025), which is a V3: latent
+attention, one shared expert, and many routed experts limited to a few groups per token."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ATTN, _MLP = "model.layers.{i}.self_attn.", "model.layers.{i}.mlp."
 KV_UP = Fused(
     ("layers.{i}.attn.k_up.{h}.weight", "layers.{i}.attn.v_up.{h}.weight"), layout="latents"
 )
-# Of layers behind the last one, which draft tokens; their embedding and head are copies.
+# Layers after the last one, which draft tokens; their embedding and head are copies.
 _DRAFTS: Rules = (
     ("model.layers.{i}.embed_tokens.weight", None),
     ("model.layers.{i}.shared_head.{p}.weight", None),
@@ -56,8 +56,8 @@ GGUF_RULES_OF_LATENTS: Rules = (
     *GGUF_EXPERTS,
     (_BLK + "q_b.weight", "layers.{i}.attn.q.weight"),  # of low-rank queries
 )
-# What says how the model was trained or is spread over machines, or repeats other keys; and whose
-# code the checkpoint would bring, which computes no more than is read here.
+# Keys about training or distribution, and keys that repeat others. auto_map names the checkpoint's
+# own code, which computes nothing beyond what is read here.
 _IDLE = ("aux_loss_alpha", "seq_aux", "ep_size", "num_nextn_predict_layers", "num_mtp_layers",
          "qk_head_dim", "auto_map")  # fmt: skip
 
@@ -65,8 +65,8 @@ _IDLE = ("aux_loss_alpha", "seq_aux", "ep_size", "num_nextn_predict_layers", "nu
 def spec2(config: Mapping[str, Any]) -> DecoderSpec:
     """Read a DeepSeek-V2 config.
 
-    Keys as of V3, but topk_method greedy (all groups) or group_limited_greedy, scoring_func softmax
-    and norm_topk_prob false.
+    Keys as in V3, except topk_method greedy (all groups) or group_limited_greedy, scoring_func
+    softmax and norm_topk_prob false.
     """
     reader = _reader(config, "deepseek_v2")
     reader.must_be("scoring_func", "softmax")
@@ -82,14 +82,14 @@ def spec2(config: Mapping[str, Any]) -> DecoderSpec:
 
 
 def spec3(config: Mapping[str, Any]) -> DecoderSpec:
-    """Read a DeepSeek-V3 config, or that of a model of its kind.
+    """Read the config of DeepSeek-V3 or of a model with its architecture.
 
-    Keys beside the common ones: kv_lora_rank, q_lora_rank (null: queries come from x),
+    Keys besides the common ones: kv_lora_rank, q_lora_rank (null: queries come from x),
     qk_nope_head_dim, qk_rope_head_dim, v_head_dim, attention_bias (on the projections to latents
     and low-rank queries, and on O), first_k_dense_replace, n_routed_experts (null: none),
     n_shared_experts, num_experts_per_tok, moe_intermediate_size, n_group, topk_group,
-    norm_topk_prob, routed_scaling_factor; and with one value each topk_method, scoring_func,
-    moe_layer_freq, rope_interleave.
+    norm_topk_prob, routed_scaling_factor; and with a single supported value each: topk_method,
+    scoring_func, moe_layer_freq, rope_interleave.
     """
     reader = _reader(config, "deepseek_v3")
     reader.must_be("scoring_func", "sigmoid")
@@ -101,7 +101,7 @@ def spec3(config: Mapping[str, Any]) -> DecoderSpec:
 
 
 def _reader(config: Mapping[str, Any], family: str) -> ConfigReader:
-    # What rotates is what transformers calls a head there; K and V come from what all heads share.
+    # transformers calls the rotating part a head; K and V derive from what all heads share.
     same = {
         "head_dim": config.get("qk_rope_head_dim"),
         "num_key_value_heads": config.get("num_attention_heads"),
@@ -167,7 +167,7 @@ def _latent(reader: ConfigReader, bias: bool) -> Latent:
 def _experts(
     reader: ConfigReader, count: int, rule: dict[str, Any]
 ) -> Callable[[str], list[Moe | None]]:
-    """Activation -> each layer's experts; a model may have none at all."""
+    """Activation -> each layer's experts; a model may have no experts."""
     dense = reader.integer("first_k_dense_replace", 0, low=0, high=MAX_LAYERS)
     keys = ("num_experts_per_tok", "moe_intermediate_size", "n_shared_experts", "n_group",
             "topk_group")  # fmt: skip
@@ -203,7 +203,7 @@ _GGUF_KEYS = {
     "attention.kv_lora_rank": "kv_lora_rank",
 }
 _LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
-# Read below.
+# Keys read by `_of_gguf`.
 _GGUF_READ = frozenset((
     "attention.key_length_mla", "attention.value_length_mla", "expert_gating_func",
     _LOG_MULTIPLIER,
@@ -211,11 +211,11 @@ _GGUF_READ = frozenset((
 
 
 def _of_gguf(file: GgufFile) -> dict[str, Any]:
-    """Widths of heads: with the queries absorbed into latents, or (early files) as they are. yarn's
-    two weights are one there, as in every model published."""
+    """Widths of heads: with the queries absorbed into latents, or (early files) without. The file
+    has one key for yarn's two weights, which are equal in every published model."""
     keys, config = file.keys, file.config
     found: dict[str, Any] = {"routed_scaling_factor": config.get("routed_scaling_factor") or 1.0}
-    for key in ("q_lora_rank", "n_routed_experts"):  # null where there are none
+    for key in ("q_lora_rank", "n_routed_experts"):  # null when absent
         found[key] = config.get(key)
     rope = keys.get("rope.dimension_count")
     whole = keys.get("attention.key_length_mla", keys.get("attention.key_length"))

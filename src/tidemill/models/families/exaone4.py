@@ -1,4 +1,5 @@
-"""EXAONE 4 (LG AI Research 2025): norms after the blocks alone, layers without a window or rope."""
+"""EXAONE 4 (LG AI Research 2025): only post norms; some layers without a window and without
+rope."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from tidemill.models.spec import DecoderSpec, QkNorm, Rope
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """Read an EXAONE 4 config.
 
-    Keys beside the common ones: sliding_window (null: none, and rope everywhere), layer_types,
+    Keys besides the common ones: sliding_window (null: none, and rope everywhere), layer_types,
     sliding_window_pattern (4: every fourth layer is full, and so is the last).
     """
     reader = ConfigReader({"sliding_window": 4096, **config}, "exaone4")

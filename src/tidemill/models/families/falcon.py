@@ -38,9 +38,9 @@ RULES: Rules = (
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """Read a Falcon config.
 
-    Keys beside the common ones: num_kv_heads, ffn_hidden_size (4 hidden_size where absent),
+    Keys besides the common ones: num_kv_heads, ffn_hidden_size (4 hidden_size when absent),
     activation, layer_norm_epsilon, bias, multi_query, new_decoder_architecture, parallel_attn,
-    num_ln_in_parallel_attn. alibi (Falcon-RW, computed in bfloat16 there) is refused.
+    num_ln_in_parallel_attn. alibi (Falcon-RW, computed in bfloat16 there) is rejected.
     """
     plain = ConfigReader(config, "falcon", _NAMES)
     new = plain.boolean("new_decoder_architecture")
@@ -71,7 +71,7 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
     )
 
 
-# With two norms, attn_norm is the MLP's.
+# In models with two norms, attn_norm belongs to the MLP.
 _GGUF_RULES: Rules = (
     ("blk.{i}.attn_norm.{t}", "layers.{i}.mlp_norm.{t}"),
     *GGUF_QKV,
@@ -80,7 +80,7 @@ _GGUF_RULES: Rules = (
 
 
 def _gguf_norms(file: GgufFile) -> dict[str, Any]:
-    """The newer architecture's config says everything that the older one's does."""
+    """Adds the keys of the newer architecture, whose config also covers the older one."""
     norms = 2 if "blk.0.attn_norm_2.weight" in file.tensors else 1
     return {"new_decoder_architecture": True, "num_ln_in_parallel_attn": norms}
 

@@ -1,4 +1,4 @@
-"""Falcon-H1 (TII 2025): attention and Mamba-2 beside each other in every layer."""
+"""Falcon-H1 (TII 2025): attention and Mamba-2 in parallel in every layer."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from tidemill.models.spec import DecoderSpec, Mlp
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """Read a Falcon-H1 config.
 
-    Keys beside the common ones and `read_mixer`'s: mamba_d_ssm (the mixer's width, else as
-    mamba_expand says), mamba_rms_norm and mamba_norm_before_gate, projectors_bias, attention_bias,
-    mlp_bias, and the multipliers: embedding_multiplier, lm_head_multiplier, key_multiplier,
-    attention_in_multiplier, attention_out_multiplier, ssm_in_multiplier, ssm_out_multiplier,
-    ssm_multipliers (of z, x, B, C and dt), mlp_multipliers (of the gate and of the output).
-    num_logits_to_keep changes no result.
+    Keys besides the common ones and `read_mixer`'s: mamba_d_ssm (the mixer's width; without it
+    mamba_expand determines the width), mamba_rms_norm and mamba_norm_before_gate, projectors_bias,
+    attention_bias, mlp_bias, and the multipliers: embedding_multiplier, lm_head_multiplier,
+    key_multiplier, attention_in_multiplier, attention_out_multiplier, ssm_in_multiplier,
+    ssm_out_multiplier, ssm_multipliers (of z, x, B, C and dt), mlp_multipliers (of the gate and of
+    the output). num_logits_to_keep changes no result.
     """
     reader = ConfigReader(config, "falcon_h1")
     reader.raw("num_logits_to_keep")
     types = reader.raw("layers_block_type") or reader.raw("layer_types")
     if types is not None and (not isinstance(types, list) or set(types) != {"hybrid"}):
-        raise unsupported("layer_types", "falcon_h1 is supported with hybrid layers alone")
+        raise unsupported("layer_types", "falcon_h1 is supported with hybrid layers only")
     bias, inner = reader.boolean("attention_bias"), reader.optional_integer("mamba_d_ssm")
     mixer = read_mixer(reader, inner)
     if reader.boolean("projectors_bias") != mixer.bias:
@@ -53,7 +53,7 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
         ("ssm_in_multiplier", into_mixer, mixer.bias),
     ):
         if biased and number != 1.0:
-            raise unsupported(key, f"{key} beside a projection with a bias is not supported")
+            raise unsupported(key, f"{key} with a biased projection is not supported")
     z, x, b, c, dt = (into_mixer * n for n in _numbers(reader, "ssm_multipliers", 5))
     normed, norm_first = (
         reader.boolean("mamba_rms_norm"),
@@ -66,7 +66,7 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
         scales=(z, x, b, c, dt),
     )
     gate, down = _numbers(reader, "mlp_multipliers", 2)
-    # What enters, squared, and the keys' multiplier are the scores'.
+    # The square of the input multiplier times the keys' multiplier scales the scores.
     score = entering**2 * reader.number("key_multiplier", 1.0)
     plain = dense_spec(
         reader,
@@ -76,7 +76,7 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
         layer={
             "beside": mixer,
             "beside_scale": reader.number("ssm_out_multiplier", 1.0),
-            # Q, K and V grow with what enters: V's share stays in the output.
+            # Q, K and V scale with the input. Only V's share remains in the output.
             "mixer_scale": entering * reader.number("attention_out_multiplier", 1.0),
             "mlp_scale": down,
         },
@@ -103,7 +103,7 @@ def _numbers(reader: ConfigReader, key: str, count: int) -> tuple[float, ...]:
 
 
 def _factors(config: Mapping[str, Any], spec: DecoderSpec) -> dict[str, Factors]:
-    """What the multipliers are of, in transformers' order (in float32, so that it shows)."""
+    """What the multipliers apply to, in transformers' order (float32 rounding depends on it)."""
     reader = ConfigReader(config, "falcon_h1")
     mixer = spec.recurrences()[0]
     entering = reader.number("attention_in_multiplier", 1.0)
@@ -143,7 +143,7 @@ FAMILY = Family(
         arch="falcon-h1",
         rules=(
             *GGUF_MIXER,
-            ("blk.{i}.ffn_norm", "layers.{i}.mlp_norm.weight"),  # so in these files
+            ("blk.{i}.ffn_norm", "layers.{i}.mlp_norm.weight"),  # named so in these files
             *GGUF_RULES,
         ),
         stored=GGUF_STORED,

@@ -1,4 +1,4 @@
-"""Gemma (Gemma team 2024): norms stored less one, the embedding scaled by sqrt(hidden)."""
+"""Gemma (Gemma team 2024): norms stored minus one, the embedding scaled by sqrt(hidden)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DEFAULT_HEAD_DIM = 256
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """Read a Gemma config.
 
-    Keys beside the common ones: hidden_activation (before hidden_act), attention_bias (on Q, K, V
+    Keys besides the common ones: hidden_activation (before hidden_act), attention_bias (on Q, K, V
     and O). An absent head_dim is 256.
     """
     act = config.get("hidden_activation") or config.get("hidden_act")

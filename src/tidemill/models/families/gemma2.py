@@ -28,8 +28,8 @@ RULES: Rules = (
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """Read a Gemma 2 config.
 
-    Keys beside the common ones: hidden_activation, attention_bias, query_pre_attn_scalar,
-    sliding_window, layer_types (else every other layer slides, from the first),
+    Keys besides the common ones: hidden_activation, attention_bias, query_pre_attn_scalar,
+    sliding_window, layer_types (default: every other layer slides, from the first),
     attn_logit_softcapping, final_logit_softcapping.
     """
     return _spec(config, "gemma2", lambda layer: layer % 2 == 0)
@@ -38,8 +38,8 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
 def spec3(config: Mapping[str, Any]) -> DecoderSpec:
     """Read the config of Gemma 3's text part.
 
-    Keys beside Gemma 2's (but attn_logit_softcapping): sliding_window_pattern (6: every sixth layer
-    is full), rope_local_base_freq (10000; of sliding layers, which no scaling applies to).
+    Keys besides Gemma 2's (except attn_logit_softcapping): sliding_window_pattern (6: every sixth
+    layer is full), rope_local_base_freq (10000; of sliding layers, whose rope is not scaled).
     """
     pattern = config.get("sliding_window_pattern", _DEFAULT_PATTERN)
     if not isinstance(pattern, int) or isinstance(pattern, bool) or pattern < 1:
@@ -56,7 +56,7 @@ def _spec(config: Mapping[str, Any], family: str, slides: Any) -> DecoderSpec:
     windows = typed_windows(reader, reader.integer("num_hidden_layers"), window, slides)
     if third:
         reader.raw("sliding_window_pattern")
-        reader.must_be("attn_logit_softcapping", 0)  # which transformers reads and does not apply
+        reader.must_be("attn_logit_softcapping", 0)  # transformers reads it but does not apply it
 
     def ropes(layers: int, head_dim: int) -> list[Rope | None]:
         if not third:
@@ -91,18 +91,18 @@ _CAPS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
 }
-_CAPPED = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}  # where files name none
+_CAPPED = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}  # GGUF defaults
 
 
 def _scalar(file: GgufFile, largest: int) -> dict[str, Any]:
-    """What scores are scaled by, which files do not say: the head dimension but for the largest
-    model (of so many layers), whose heads share the hidden size."""
+    """Scale of the scores, which files do not state: the head dimension, except in the largest
+    model (identified by its number of layers), where it is hidden_size / heads."""
     hidden, heads = file.config.get("hidden_size"), file.config.get("num_attention_heads")
     if file.config.get("num_hidden_layers") != largest:
         return {"query_pre_attn_scalar": file.config.get("head_dim")}
     if isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
         return {"query_pre_attn_scalar": hidden // heads}
-    return {}  # refused with the sizes
+    return {}  # rejected with the sizes
 
 
 FAMILY = Family(
@@ -136,7 +136,7 @@ GEMMA3 = Family(
         period=6,
         implied=lambda file: {
             **_scalar(file, 62),
-            "sliding_window": file.config.get("sliding_window") or 4096,  # read where layers slide
+            "sliding_window": file.config.get("sliding_window") or 4096,  # for sliding layers
         },
     ),
 )

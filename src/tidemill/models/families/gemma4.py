@@ -1,5 +1,5 @@
-"""Gemma 4's text part (Gemma team 2026): wider heads on the layers that see everything, and by size
-K and V shared between layers, an input of each layer's own, or experts beside the dense MLP."""
+"""Gemma 4's text part (Gemma team 2026): wider heads on full-attention layers. Depending on the
+size, K and V shared between layers, per-layer embeddings, or experts parallel to the dense MLP."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ RULES: Rules = (
     (_LAYER + "post_feedforward_layernorm_2.weight", _OURS + "mlp.experts_post_norm.weight"),
     (_LAYER + "post_feedforward_layernorm_1.weight", _OURS + "mlp.shared_post_norm.weight"),
     *((name.replace(".mlp.", "."), ours) for name, ours in STACKED_EXPERTS),
-    (_LAYER + "mlp.{p}_proj.weight", _OURS + "mlp.shared.{p}.weight"),  # beside experts
+    (_LAYER + "mlp.{p}_proj.weight", _OURS + "mlp.shared.{p}.weight"),  # parallel to experts
     *GEMMA2_RULES,
 )
 _BLOCK = "blk.{i}."
-# Of sliding layers: V's width and what rotates, which are the heads' width.
+# Of sliding layers: V's width and the rotating width, which equal the heads' width.
 _LOCAL_WIDTHS = ("attention.value_length_swa", "rope.dimension_count_swa")
 GGUF: Rules = (
     ("per_layer_token_embd.weight", "layer_inputs.embed.weight"),
@@ -71,7 +71,7 @@ GGUF: Rules = (
     (_BLOCK + "post_ffw_norm_1.weight", _OURS + "mlp.shared_post_norm.weight"),
     (_BLOCK + "post_ffw_norm_2.weight", _OURS + "mlp.experts_post_norm.weight"),
     (_BLOCK + "ffn_gate_up_exps.weight", STACKED_EXPERTS[0][1]),
-    (_BLOCK + "ffn_{p}.weight", _OURS + "mlp.shared.{p}.weight"),  # beside experts
+    (_BLOCK + "ffn_{p}.weight", _OURS + "mlp.shared.{p}.weight"),  # parallel to experts
     *GGUF_EXPERTS,
 )
 
@@ -79,8 +79,8 @@ GGUF: Rules = (
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """Read the config of Gemma 4's text part.
 
-    Keys beside the common ones: hidden_activation, attention_bias, sliding_window, layer_types
-    (else every sixth layer is full; the last one always is), final_logit_softcapping; of full
+    Keys besides the common ones: hidden_activation, attention_bias, sliding_window, layer_types
+    (default: every sixth layer is full; the last one always is), final_logit_softcapping; for full
     layers global_head_dim and num_global_key_value_heads (with attention_k_eq_v), or both by layer
     in per_layer_config; attention_k_eq_v (of full layers V is K before its norm);
     num_kv_shared_layers (the last layers read K and V of the last other one of their type) and
@@ -89,7 +89,7 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """
     given = {**config, "rope_parameters": config.get("rope_parameters") or _ROPES}
     reader = ConfigReader({"head_dim": 256, **given}, "gemma4", {"hidden_act": "hidden_activation"})
-    # What holds for pictures ("vision") holds for no text.
+    # Bidirectional attention for images ("vision") does not affect text.
     reader.must_be("use_bidirectional_attention", False, "vision")
     bias = reader.boolean("attention_bias")
     full = _full_layers(reader)
@@ -139,13 +139,13 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
 
 
 def spec_unified(config: Mapping[str, Any]) -> DecoderSpec:
-    """Read the config of the text part of the Gemma 4 without encoders (12B): Gemma 4's, where
-    sliding_window is 1024 and hidden_size_per_layer_input 0 when absent."""
+    """Read the config of the text part of the encoder-free Gemma 4 (12B): Gemma 4's, except that an
+    absent sliding_window is 1024 and an absent hidden_size_per_layer_input is 0."""
     return spec({"sliding_window": 1024, "hidden_size_per_layer_input": 0, **config})
 
 
 def _implied(file: GgufFile) -> dict[str, Any]:
-    """What files say by lists of layers, in keys of the two kinds of layers, and by tensors."""
+    """Config keys from per-layer lists, from keys for the two kinds of layers, and from tensors."""
     config, keys = file.config, file.keys
     types = config.get("layer_types") or []
     full = [i for i, kind in enumerate(types) if kind == _FULL]
@@ -164,7 +164,7 @@ def _implied(file: GgufFile) -> dict[str, Any]:
     for key in _LOCAL_WIDTHS:
         if keys.get(key, local_dim) != local_dim:
             raise unsupported(
-                f"gemma4.{key}", f"GGUF key 'gemma4.{key}' is supported as {local_dim!r} alone"
+                f"gemma4.{key}", f"GGUF key 'gemma4.{key}' must be {local_dim!r} here"
             )
     widths = file.lists.get("intermediate_size")
     table = file.tensors.get("per_layer_token_embd.weight")
@@ -186,7 +186,7 @@ def _implied(file: GgufFile) -> dict[str, Any]:
 
 
 def _full_layers(reader: ConfigReader) -> list[bool]:
-    """Of each layer, whether it sees everything."""
+    """For each layer, whether it has full attention."""
     count = reader.integer("num_hidden_layers", high=MAX_LAYERS)
     types = reader.raw("layer_types")
     if types is None:
@@ -196,7 +196,7 @@ def _full_layers(reader: ConfigReader) -> list[bool]:
 
 
 def _head_shapes(reader: ConfigReader, full: list[bool]) -> dict[int, tuple[int, int]]:
-    """Layer -> (head_dim, kv_heads), where they differ from the others'."""
+    """Layer -> (head_dim, kv_heads), for layers that differ from the others."""
     head_dim = reader.integer("head_dim", high=MAX_HEAD_DIM)
     heads = reader.integer("num_attention_heads", high=MAX_HEADS)
     kv_heads = reader.integer("num_key_value_heads", heads, high=MAX_HEADS)
@@ -214,7 +214,7 @@ def _head_shapes(reader: ConfigReader, full: list[bool]) -> dict[int, tuple[int,
     for name, values in given.items():
         key = f"per_layer_config.{str(name)[:20]}"
         if not str(name).isdecimal() or int(name) >= len(full):
-            raise model_file_error(f"{key}: there is no such layer", param="per_layer_config")
+            raise model_file_error(f"{key}: the model has no such layer", param="per_layer_config")
         if unknown := values.keys() - wide:
             raise unsupported(key, f"{key}: {sorted(unknown)[0]!r} is not known here")
         dim = checked_integer(f"{key}.head_dim", values.get("head_dim", head_dim), 2, MAX_HEAD_DIM)
@@ -232,14 +232,14 @@ def _head_shapes(reader: ConfigReader, full: list[bool]) -> dict[int, tuple[int,
 
 
 def _kv_layers(reader: ConfigReader, full: list[bool]) -> dict[int, int]:
-    """Layer -> the one whose K and V it reads: the last of its type that makes its own."""
+    """Layer -> the layer whose K and V it reads: the last of its type that computes its own."""
     count = len(full)
     first = count - reader.integer("num_kv_shared_layers", 0, low=0, high=count)
     last = {kind: i for i, kind in enumerate(full[:first])}
     for kind in full[first:]:
         if kind not in last:
             raise model_file_error(
-                f"num_kv_shared_layers ({count - first}) leaves no layer of some type that makes "
+                f"num_kv_shared_layers ({count - first}) leaves no layer of one type that computes "
                 "K and V",
                 param="num_kv_shared_layers",
             )
@@ -255,8 +255,8 @@ def _layer_inputs(reader: ConfigReader) -> LayerInputs | None:
     if vocab < tokens:
         raise unsupported(
             "vocab_size_per_layer_input",
-            f"vocab_size_per_layer_input ({vocab}) is less than vocab_size ({tokens}): there are "
-            "tokens without an input of the layers",
+            f"vocab_size_per_layer_input ({vocab}) is less than vocab_size ({tokens}): some "
+            "tokens would have no per-layer embedding",
         )
     return LayerInputs(
         width,
@@ -269,7 +269,7 @@ def _layer_inputs(reader: ConfigReader) -> LayerInputs | None:
 
 
 def _experts(reader: ConfigReader) -> Moe | None:
-    """The experts beside each layer's dense MLP, which takes the place of a shared one."""
+    """The experts parallel to each layer's dense MLP, which acts as a shared expert."""
     there = reader.boolean("enable_moe_block")
     for key in ("num_experts", "top_k_experts", "moe_intermediate_size"):
         reader.raw(key)

@@ -26,14 +26,14 @@ _GLM4: Rules = (
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """Read a GLM config.
 
-    Keys beside the common ones: attention_bias (on Q, K and V; true where absent),
+    Keys besides the common ones: attention_bias (on Q, K and V; true where absent),
     partial_rotary_factor (0.5).
     """
     return _spec(config, "glm", {})
 
 
 def spec4(config: Mapping[str, Any]) -> DecoderSpec:
-    """Read a GLM-4 0414 config: GLM's keys, and norms after the blocks too."""
+    """Read a GLM-4 0414 config: GLM's keys, and additional post norms."""
     return _spec(config, "glm4", {"post_norm": True})
 
 

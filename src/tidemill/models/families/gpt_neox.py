@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia (Black et al. 2022): parallel blocks with a norm each, fused QKV by head."""
+"""GPT-NeoX and Pythia (Black et al. 2022): parallel blocks with two norms, fused QKV by head."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RULES: Rules = (
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """Read a GPT-NeoX config.
 
-    Keys beside the common ones: layer_norm_eps, attention_bias (true where absent),
+    Keys besides the common ones: layer_norm_eps, attention_bias (true where absent),
     use_parallel_residual (true where absent), rotary_pct (0.25), rotary_emb_base.
     """
     reader = ConfigReader(config, "gpt_neox", _NAMES)

@@ -25,7 +25,7 @@ RULES: Rules = (
      Fused((_EXPERT + "gate.bias", _EXPERT + "up.bias"), "alternating")),
     ("model.layers.{i}.mlp.experts.down_proj",
      Fused((_EXPERT + "down.weight",), transposed=True)),
-    # Published checkpoints: MXFP4, whose blocks need rows that are inputs of one output.
+    # Published checkpoints use MXFP4, whose rows must be the inputs of one output.
     ("model.layers.{i}.mlp.experts.gate_up_proj_blocks",
      Fused((_EXPERT + "gate.weight", _EXPERT + "up.weight"), "alternating")),
     ("model.layers.{i}.mlp.experts.down_proj_blocks", _EXPERT + "down.weight"),
@@ -37,10 +37,10 @@ RULES: Rules = (
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """Read a gpt-oss config.
 
-    Keys beside the common ones: attention_bias (on Q, K, V and O; true where absent),
-    sliding_window (128), layer_types (else every other layer slides, from the first),
+    Keys besides the common ones: attention_bias (on Q, K, V and O; true where absent),
+    sliding_window (128), layer_types (default: every other layer slides, from the first),
     num_local_experts, num_experts_per_tok, swiglu_limit (7), swiglu_alpha (1.702),
-    initial_context_length (without effect beside rope's own).
+    initial_context_length (without effect, since rope has its own).
     """
     reader = ConfigReader({"head_dim": 64, **config}, "gpt_oss")
     for key in ("initial_context_length", "experts_per_token"):
@@ -73,8 +73,8 @@ _GGUF_RULES: Rules = (
 
 
 def _whole_bounds(file: GgufFile) -> dict[str, Any]:
-    """Files do not say that the bounds of yarn are no whole frequencies. (llama.cpp rounds them,
-    which gives slightly other numbers than the model was trained with.)"""
+    """Files do not state that yarn's bounds are not rounded. (llama.cpp rounds them, so its
+    frequencies differ slightly from those the model was trained with.)"""
     scaling = file.config.get("rope_scaling")
     return {"rope_scaling": {**scaling, "truncate": False}} if isinstance(scaling, dict) else {}
 

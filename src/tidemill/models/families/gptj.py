@@ -1,4 +1,4 @@
-"""GPT-J (Wang & Komatsuzaki 2021): parallel blocks with one norm, rope on neighbours."""
+"""GPT-J (Wang & Komatsuzaki 2021): parallel blocks with one norm, rope on neighbouring values."""
 
 from __future__ import annotations
 

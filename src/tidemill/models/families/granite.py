@@ -26,7 +26,7 @@ def multipliers(reader: ConfigReader) -> dict[str, Any]:
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """Read a Granite config.
 
-    Keys beside the common ones: attention_bias, mlp_bias, embedding_multiplier,
+    Keys besides the common ones: attention_bias, mlp_bias, embedding_multiplier,
     residual_multiplier, attention_multiplier, logits_scaling.
     """
     reader = ConfigReader(config, "granite")
@@ -44,7 +44,7 @@ GGUF_KEYS = {
 
 
 def gguf_scale(file: GgufFile) -> dict[str, Any]:
-    """Files without a scale of the scores mean the usual one."""
+    """Files without a scale of the scores use the default one."""
     head_dim = file.config.get("head_dim")
     usual = head_dim**-0.5 if isinstance(head_dim, int) and head_dim > 0 else None
     return {"attention_multiplier": file.config.get("attention_multiplier") or usual}

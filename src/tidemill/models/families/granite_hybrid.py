@@ -1,4 +1,5 @@
-"""Granite 4 hybrid (IBM 2025): Mamba-2 layers, some of attention between them, dense or MoE."""
+"""Granite 4 hybrid (IBM 2025): Mamba-2 layers with some attention layers in between, dense or
+MoE."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ _SHARED = "model.layers.{i}.shared_mlp."
 
 RULES: Rules = (
     *mixer_rules("model.layers.{i}.mamba."),
-    # Without experts, the shared one is all there is.
+    # In models without experts, the shared one is the only MLP.
     (_SHARED + "input_linear.weight",
      Fused(("layers.{i}.mlp.gate.weight", "layers.{i}.mlp.up.weight"))),
     (_SHARED + "output_linear.weight", "layers.{i}.mlp.down.weight"),
@@ -44,7 +45,7 @@ RULES: Rules = (
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """Read a Granite 4 hybrid config.
 
-    Keys beside Granite's and `read_mixer`'s: layer_types (mamba or attention, in both spellings;
+    Keys besides Granite's and `read_mixer`'s: layer_types (mamba or attention, in both spellings;
     all Mamba-2 where absent), position_embedding_type (rope, else none), num_local_experts (0: a
     dense model), num_experts_per_tok, shared_intermediate_size.
     """
@@ -89,10 +90,10 @@ _PARTIAL = "partial_rotary_factor"
 
 
 def _of_gguf(file: GgufFile) -> dict[str, Any]:
-    """A layer without KV heads is a recurrent one; rope is there unless a file says that it is not.
+    """A layer without KV heads is recurrent; rope applies unless a file disables it.
 
-    Bamba's files, which go by the same name, rotate half of each head: their Q and K are stored in
-    an order of their own.
+    Bamba's files have the same architecture name and rotate half of each head. Their Q and K rows
+    have a different order, so they are rejected.
     """
     config, rotates = file.config, file.config.get(_POSITIONS, True)
     if rotates and config.get(_PARTIAL, 1.0) != 1.0:

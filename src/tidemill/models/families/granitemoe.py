@@ -31,7 +31,7 @@ RULES: Rules = (
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """Read a Granite MoE config.
 
-    Keys beside Granite's: num_local_experts, num_experts_per_tok.
+    Keys besides Granite's: num_local_experts, num_experts_per_tok.
     """
     return _spec(ConfigReader(config, "granitemoe"), "granitemoe", 0)
 
@@ -39,7 +39,7 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
 def spec_shared(config: Mapping[str, Any]) -> DecoderSpec:
     """Read the config of a Granite MoE with a shared expert.
 
-    Keys beside Granite MoE's: shared_intermediate_size (0: none).
+    Keys besides Granite MoE's: shared_intermediate_size (0: none).
     """
     reader = ConfigReader(config, "granitemoeshared")
     return _spec(reader, "granitemoeshared", reader.integer("shared_intermediate_size", 0, low=0))

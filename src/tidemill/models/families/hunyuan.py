@@ -21,7 +21,7 @@ RULES: Rules = (
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """Read a Hunyuan config.
 
-    Keys beside the common ones: attention_bias (on Q, K, V and O), eod_token_id (without effect).
+    Keys besides the common ones: attention_bias (on Q, K, V and O), eod_token_id (without effect).
     """
     reader = ConfigReader(config, "hunyuan")
     reader.raw("eod_token_id")

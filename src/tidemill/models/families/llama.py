@@ -16,7 +16,7 @@ from tidemill.models.spec import DecoderSpec
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """Read a Llama config.
 
-    Keys beside the common ones: attention_bias (on Q, K, V and O) and mlp_bias.
+    Keys besides the common ones: attention_bias (on Q, K, V and O) and mlp_bias.
     """
     reader = ConfigReader(config, "llama")
     bias = reader.boolean("attention_bias")

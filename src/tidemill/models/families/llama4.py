@@ -1,4 +1,5 @@
-"""Llama 4's text decoder (Meta 2025): most layers attend within chunks, the others without rope."""
+"""Llama 4's text decoder (Meta 2025): chunked attention in most layers, full attention without rope
+in the others."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ RULES: Rules = (
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """Read a Llama 4 text config.
 
-    Keys beside the common ones: attention_bias, no_rope_layers (0 for layers without rope; absent
+    Keys besides the common ones: attention_bias, no_rope_layers (0 for layers without rope; absent
     or empty: every no_rope_layer_interval-th, 4), layer_types (else layers with rope are chunked),
     attention_chunk_size (8192), use_qk_norm (of layers with rope; true), attn_temperature_tuning,
     attn_scale and floor_scale (of the others; true, 0.1, 8192), intermediate_size (of experts),
@@ -113,7 +114,7 @@ def _windows(reader: ConfigReader, roped: list[int]) -> list[int | None]:
 
 
 def _sparse(reader: ConfigReader, count: int) -> set[int]:
-    """Layers with experts."""
+    """Indices of layers with experts."""
     step = reader.integer("interleave_moe_layer_step", 1, high=MAX_LAYERS)
     listed = reader.raw("moe_layers")
     if listed is None:
@@ -133,8 +134,8 @@ _CHUNK, _PLAIN_EXPERTS = 8192, 128
 
 
 def _of_gguf(file: GgufFile) -> dict[str, Any]:
-    """What files say of no model: chunks and tuning are as in all that were published, whose
-    largest one does without a norm of Q and K. A window of 0 means neither chunks nor layers
+    """Values that files do not state: chunks and temperature tuning are the same in all published
+    models, the largest of which has no norm of Q and K. A window of 0 means no chunks and no layers
     without rope."""
     layers = file.config.get("num_hidden_layers")
     found: dict[str, Any] = {"attention_chunk_size": _CHUNK}

@@ -1,7 +1,8 @@
 """InternLM2 (Cai et al. 2024), Baichuan 7B (Yang et al. 2023), MiniCPM 1 and 2 (Hu et al. 2024) and
 EXAONE 3 (LG AI Research 2024): Llama under other names, MiniCPM with Granite's multipliers.
 
-Their checkpoints bring code of their own (`auto_map`), which is not run: what it computes is known.
+Their checkpoints bring their own code (`auto_map`), which is never run; their arithmetic is
+implemented here.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def _reader(
 
 
 def internlm2(config: Mapping[str, Any]) -> DecoderSpec:
-    """Read an InternLM2 config. Key beside the common ones: bias (on Q, K, V and O)."""
+    """Read an InternLM2 config. Key besides the common ones: bias (on Q, K, V and O)."""
     reader = _reader(config, "internlm2")
     bias = reader.boolean("bias", True)
     return dense_spec(reader, "internlm2", biases=Biases(q=bias, k=bias, v=bias, o=bias))
@@ -72,8 +73,8 @@ def internlm2(config: Mapping[str, Any]) -> DecoderSpec:
 
 def baichuan(config: Mapping[str, Any]) -> DecoderSpec:
     """Read a Baichuan config. 13B (ALiBi; no max_position_embeddings) and Baichuan 2 (a normed
-    output projection, told by its vocabulary) are refused: there is nothing to compare them with.
-    """
+    output projection, identified by its vocabulary) are rejected, because no reference exists to
+    test them."""
     reader = _reader(config, "baichuan")
     if reader.raw("vocab_size") == _NORMED_HEAD:
         raise unsupported(
@@ -88,9 +89,9 @@ def baichuan(config: Mapping[str, Any]) -> DecoderSpec:
 def minicpm(config: Mapping[str, Any]) -> DecoderSpec:
     """Read a MiniCPM config.
 
-    Keys beside the common ones: scale_emb, scale_depth (residuals are scaled by it over the square
+    Keys besides the common ones: scale_emb, scale_depth (residuals are scaled by it over the square
     root of the layers' number), dim_model_base (logits are divided by hidden_size over it).
-    Embeddings are tied where the config does not say.
+    Embeddings are tied by default.
     """
     reader = _reader(config, "minicpm")
     reader.must_be("num_experts", 0)
@@ -114,10 +115,10 @@ def exaone(config: Mapping[str, Any]) -> DecoderSpec:
 
 
 def _scales(file: GgufFile) -> dict[str, Any]:
-    """MiniCPM's scales, in the terms of its config."""
+    """MiniCPM's scales under the keys of its config."""
     layers, hidden = file.config.get("num_hidden_layers"), file.config.get("hidden_size")
     if not isinstance(layers, int) or not isinstance(hidden, int) or layers < 1:
-        return {}  # refused with the sizes
+        return {}  # rejected with the sizes
     depth, base = (
         checked_number(f"minicpm.{key}", file.keys.get(key))
         for key in ("residual_scale", "logit_scale")
@@ -126,7 +127,7 @@ def _scales(file: GgufFile) -> dict[str, Any]:
 
 
 def _no_13b(file: GgufFile) -> dict[str, Any]:
-    """Files say neither rope nor ALiBi: 13B is told by its 40 layers."""
+    """Reject 13B. Files state neither rope nor ALiBi, so it is identified by its 40 layers."""
     deep = file.config.get("num_hidden_layers") == 40
     return {"max_position_embeddings": None} if deep else {}
 

@@ -1,5 +1,5 @@
-"""What families with Mamba-2 layers (Dao & Gu 2024) have in common: their config keys and names, in
-Hugging Face's folders and in GGUF files."""
+"""Shared by families with Mamba-2 layers (Dao & Gu 2024): config keys, and tensor names in Hugging
+Face folders and in GGUF files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tidemill.models.spec import MAX_TAPS, Recurrent
 _OURS = "layers.{i}.rec."
 _PARTS = ("z", "qkv", "a")
 
-# Names in GGUF files. None has a bias of a projection.
+# Names in GGUF files. No projection has a bias.
 GGUF_MIXER: Rules = (
     ("blk.{i}.ssm_in.weight", Fused(tuple(f"{_OURS}{part}.weight" for part in _PARTS))),
     ("blk.{i}.ssm_out.weight", _OURS + "out.weight"),
@@ -29,7 +29,7 @@ GGUF_MIXER: Rules = (
 )
 GGUF_STORED = Conventions(decays=True)
 GGUF_CONV_BIAS = "blk.{i}.ssm_conv1d.bias"
-# Their keys, as `read_mixer` names them; the remaining one is `INNER`.
+# Their keys, as `read_mixer` names them; the other key is `INNER`.
 GGUF_KEYS = {
     "ssm.conv_kernel": "mamba_d_conv",
     "ssm.state_size": "mamba_d_state",
@@ -39,7 +39,7 @@ GGUF_KEYS = {
 
 
 def mixer_rules(prefix: str) -> Rules:
-    """Names of a mixer's tensors that begin with `prefix`."""
+    """Tensor names of a mixer, which begin with `prefix`."""
     return (
         (prefix + "in_proj.{t}", Fused(tuple(f"{_OURS}{part}.{{t}}" for part in _PARTS))),
         (prefix + "out_proj.{t}", _OURS + "out.{t}"),
@@ -52,25 +52,25 @@ def mixer_rules(prefix: str) -> Rules:
 
 
 def gguf_widths(file: GgufFile) -> tuple[int | None, int | None]:
-    """(width of a mixer, width of its heads) by a file's keys; None where they do not say it.
+    """(width of a mixer, width of its heads) from a file's keys; None when they are missing.
 
     Raises:
-        TidemillError: MODEL_FILE when the heads are no equal parts of the whole.
+        TidemillError: MODEL_FILE when the width is not a multiple of the number of heads.
     """
     inner, heads = file.keys.get(INNER), file.keys.get("ssm.time_step_rank")
     if type(inner) is not int or type(heads) is not int or heads < 1:
-        return None, None  # refused with the number of heads
+        return None, None  # rejected with the number of heads
     if inner % heads:
         raise model_file_error(
-            f"GGUF key {INNER} ({inner}) is no multiple of ssm.time_step_rank ({heads})",
+            f"GGUF key {INNER} ({inner}) is not a multiple of ssm.time_step_rank ({heads})",
             param=INNER,
         )
     return inner, inner // heads
 
 
 def gguf_expand(file: GgufFile, key: str) -> dict[str, Any]:
-    """How many times hidden_size the mixer is wide, as `key`, by a file's keys; nothing where they
-    do not say it. Rounded down: what is not whole is refused with the heads."""
+    """The ratio of the mixer's width to hidden_size, as `key`, from a file's keys; empty when they
+    are missing. It is rounded down: a fraction is rejected with the heads."""
     inner, _ = gguf_widths(file)
     hidden = file.config.get("hidden_size")
     if inner is None or not isinstance(hidden, int) or hidden < 1:
@@ -79,10 +79,10 @@ def gguf_expand(file: GgufFile, key: str) -> dict[str, Any]:
 
 
 def read_mixer(reader: ConfigReader, width: int | None = None) -> Recurrent:
-    """The mixer of a config with these keys: mamba_n_heads, mamba_d_head (absent or "auto": as
-    mamba_expand says), mamba_n_groups, mamba_d_state, mamba_d_conv, mamba_conv_bias,
-    mamba_proj_bias, mamba_expand, time_step_limit. mamba_chunk_size changes no result. `width`:
-    of the mixer, where it is not mamba_expand times hidden_size."""
+    """The mixer of a config with these keys: mamba_n_heads, mamba_d_head (absent or "auto": derived
+    from mamba_expand), mamba_n_groups, mamba_d_state, mamba_d_conv, mamba_conv_bias,
+    mamba_proj_bias, mamba_expand, time_step_limit. mamba_chunk_size changes no result. `width`
+    overrides the mixer's width, which is otherwise mamba_expand times hidden_size."""
     reader.must_be("hidden_act", "silu")
     reader.raw("mamba_chunk_size")
     heads = reader.integer("mamba_n_heads", 128, high=MAX_HEADS)
@@ -121,10 +121,10 @@ def mamba2(
     bias: bool,
     conv_bias: bool,
 ) -> Recurrent:
-    """The mixer of these sizes, its output gated and then normed in its groups."""
+    """The mixer of these sizes; its output is gated and then normed in groups."""
     if heads % groups:
         raise model_file_error(
-            f"{heads} Mamba heads are no multiple of {groups} groups", param="n_groups"
+            f"{heads} Mamba heads are not a multiple of {groups} groups", param="n_groups"
         )
     return Recurrent(
         "ssd",
@@ -146,7 +146,7 @@ def _time_limits(value: Any) -> tuple[float, float]:
     if value is None:
         return 0.0, math.inf
     if isinstance(value, list) and len(value) == 2:
-        # transformers 5 writes numbers that JSON does not have as objects.
+        # transformers 5 writes numbers that JSON lacks (such as infinity) as objects.
         numbers: list[Any] = [v.get("__float__") if isinstance(v, dict) else v for v in value]
         try:
             low, high = (float(v) for v in numbers)

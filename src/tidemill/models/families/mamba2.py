@@ -1,4 +1,4 @@
-"""Mamba-2 (Dao & Gu 2024): layers of its mixer alone, without attention."""
+"""Mamba-2 (Dao & Gu 2024): only Mamba-2 layers, without attention."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tidemill.models.gguf_family import INNER, GgufFamily, GgufFile
 from tidemill.models.naming import GGUF_RULES, Rules
 from tidemill.models.spec import MAX_TAPS, DecoderSpec, Layer
 
-# Configs name no context: nothing in the model ends anywhere.
+# Configs state no context, and the model has no limit.
 _POSITIONS = 2**20
-# How weights were drawn, how a step is cut, and the type of sums that are float32 here anyway.
+# Weight initialisation, chunk sizes, and the type of sums that are always float32 here.
 _HARMLESS = (
     "time_step_rank", "time_step_min", "time_step_max", "time_step_floor", "time_step_scale",
     "time_step_init_scheme", "rescale_prenorm_residual", "residual_in_fp32", "chunk_size",

@@ -14,7 +14,7 @@ from tidemill.models.spec import DecoderSpec
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """Read a Ministral config.
 
-    Keys beside the common ones: sliding_window (4096 where absent, null is none), layer_types.
+    Keys besides the common ones: sliding_window (4096 where absent, null is none), layer_types.
     """
     reader = ConfigReader({"sliding_window": 4096, **config}, "ministral")
     window = reader.optional_integer("sliding_window", high=MAX_POSITIONS)

@@ -17,7 +17,7 @@ _BETA, _ORIGINAL = "llama_4_scaling_beta", "original_max_position_embeddings"
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """Read a Ministral 3 config.
 
-    Keys beside the common ones: sliding_window (of every layer; absent or null is none), and in
+    Keys besides the common ones: sliding_window (of every layer; absent or null is none), and in
     rope_parameters llama_4_scaling_beta, by which queries grow at every multiple of
     original_max_position_embeddings.
     """

@@ -18,7 +18,7 @@ RULES: Rules = (*MIXTRAL_EXPERTS, *HF_RULES)
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """Read a Mixtral config.
 
-    Keys beside the common ones: sliding_window, num_local_experts, num_experts_per_tok.
+    Keys besides the common ones: sliding_window, num_local_experts, num_experts_per_tok.
     """
     reader = ConfigReader(config, "mixtral")
     reader.must_be("router_jitter_noise", 0.0)

@@ -1,4 +1,4 @@
-"""ModernBERT (Warner et al. 2024): an encoder whose layers see a neighbourhood, but for some."""
+"""ModernBERT (Warner et al. 2024): an encoder with local attention in most layers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ RULES: Rules = (
     (_LAYER + "mlp_norm.{t}", "layers.{i}.mlp_norm.{t}"),
     (_LAYER + "mlp.Wi.{t}", GATE_UP),
     (_LAYER + "mlp.Wo.{t}", "layers.{i}.mlp.down.{t}"),
-    # Of checkpoints trained to fill gaps:
+    # Of checkpoints trained for masked language modelling.
     ("head.dense.{t}", None),
     ("head.norm.{t}", None),
     ("decoder.{t}", None),
@@ -51,13 +51,13 @@ RULES: Rules = (
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """Read a ModernBERT config.
 
-    Keys beside the common ones: hidden_activation, norm_eps, norm_bias, attention_bias, mlp_bias,
-    layer_types (else every global_attn_every_n_layers-th layer, 3, from the first on sees
-    everything), local_attention (128: half of it to each side), global_rope_theta and
+    Keys besides the common ones: hidden_activation, norm_eps, norm_bias, attention_bias, mlp_bias,
+    layer_types (default: every global_attn_every_n_layers-th layer, 3, from the first on has full
+    attention), local_attention (128: half of it to each side), global_rope_theta and
     local_rope_theta (160000 and 10000, where rope_parameters does not say).
     """
     kind = config.get("position_embedding_type")
-    if kind not in (None, "absolute", "rope"):  # published ones say absolute, and mean rope
+    if kind not in (None, "absolute", "rope"):  # published configs say absolute but use rope
         raise unsupported(
             "position_embedding_type", f"positions of kind {kind!r} are not supported"
         )
@@ -93,7 +93,7 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
         generates=False,
         causal=False,
     )
-    first, *others = plain.layers  # what it reads was normed as an embedding
+    first, *others = plain.layers  # its input is already normed after the embedding
     return replace(plain, layers=(replace(first, bare_mixer=True), *others))
 
 

@@ -1,4 +1,4 @@
-"""Nemotron 3/4 and Minitron (Parmar et al. 2024): layer norms stored less one, squared ReLU."""
+"""Nemotron 3/4 and Minitron (Parmar et al. 2024): layer norms stored minus one, squared ReLU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAMES = {"rms_norm_eps": "norm_eps"}
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """Read a Nemotron config.
 
-    Keys beside the common ones: norm_eps, attention_bias, mlp_bias, partial_rotary_factor (0.5;
+    Keys besides the common ones: norm_eps, attention_bias, mlp_bias, partial_rotary_factor (0.5;
     also under its older names rope_percent and rope_percentage).
     """
     reader = ConfigReader(config, "nemotron", _NAMES)

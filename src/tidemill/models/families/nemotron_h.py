@@ -1,5 +1,5 @@
-"""Nemotron-H and Nemotron 3 (NVIDIA 2025): layers of one block each, Mamba-2, attention, or a
-feed-forward one."""
+"""Nemotron-H and Nemotron 3 (NVIDIA 2025): layers with one block each: Mamba-2, attention or an
+MLP."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _KINDS = {
     **{name: name for name in _PATTERN.values()},
     "linear_attention": "mamba", "full_attention": "attention",
 }  # fmt: skip
-# Keys that say how it is trained, computed or extended, and nothing of the result.
+# Keys about training, execution or context extension that do not change the result.
 _SILENT = (
     "chunk_size", "expand", "num_logits_to_keep", "time_step_min", "time_step_max",
     "time_step_floor", "use_mamba_kernels", "mamba_ssm_cache_dtype", "rescale_prenorm_residual",
@@ -42,7 +42,7 @@ _SILENT = (
     "mtp_hybrid_override_pattern", "mamba_proj_bias", "n_shared_experts", "num_hidden_layers",
     "intermediate_size", "attention_bias",
 )  # fmt: skip
-# Keys of experts, which a model without any may name.
+# Keys of experts, which configs without experts may also have.
 _OF_EXPERTS = (
     "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "n_group", "topk_group",
     "moe_shared_expert_intermediate_size", "norm_topk_prob", "routed_scaling_factor",
@@ -54,7 +54,7 @@ RULES: Rules = (
     ("backbone.embeddings.weight", "embed.weight"),
     ("backbone.norm_f.weight", "final_norm.weight"),
     ("lm_head.weight", "lm_head.weight"),
-    # A layer has one of both.
+    # A layer has one of the two.
     (_BLOCK + "norm.weight", "layers.{i}.attn_norm.weight"),
     (_BLOCK + "norm.weight", "layers.{i}.mlp_norm.weight"),
     *mixer_rules(_MIXER),
@@ -70,14 +70,14 @@ RULES: Rules = (
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """Read a Nemotron-H config.
 
-    Keys beside the common ones: layers_block_type (or hybrid_override_pattern), mlp_hidden_act,
+    Keys besides the common ones: layers_block_type (or hybrid_override_pattern), mlp_hidden_act,
     mlp_bias, mamba_num_heads, mamba_head_dim, n_groups, ssm_state_size, conv_kernel, use_bias,
     use_conv_bias, time_step_limit, layer_norm_epsilon, n_routed_experts, num_experts_per_tok,
     moe_intermediate_size, moe_shared_expert_intermediate_size, n_group, topk_group,
     norm_topk_prob, routed_scaling_factor. Attention has neither rope nor biases.
 
-    transformers raises time steps to time_step_min at least when it reads a prompt, and not when it
-    generates; here, as in the model's training, time_step_limit alone bounds them.
+    transformers raises time steps to at least time_step_min in prefill, but not in decoding. Here
+    only time_step_limit bounds them, as in the model's training.
     """
     kinds = _kinds(config)
     names = {"hidden_act": "mlp_hidden_act", "rms_norm_eps": "layer_norm_epsilon"}
@@ -91,7 +91,7 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
     reader.must_be("moe_latent_size", None)
     reader.must_be("num_nextn_predict_layers", 0)
     reader.must_be("sliding_window", None)
-    reader.must_be("tie_word_embeddings", False)  # which no implementation ties
+    reader.must_be("tie_word_embeddings", False)  # no implementation ties them
     mixer = mamba2(
         reader,
         reader.integer("mamba_num_heads", 128, high=MAX_HEADS),
@@ -160,7 +160,7 @@ def _experts(reader: ConfigReader, kinds: list[str]) -> Any:
 
 
 def _of_gguf(file: GgufFile) -> dict[str, Any]:
-    """A layer with KV heads has attention, one with a width is a feed-forward one."""
+    """A layer with KV heads has attention; one with a feed-forward width has an MLP."""
     heads, widths = by_layer(file, "num_key_value_heads"), by_layer(file, "intermediate_size")
     dense = "moe" if file.config.get("n_routed_experts") else "mlp"
     kinds = [
@@ -182,7 +182,7 @@ _GGUF = GgufFamily(
     arch="nemotron_h",
     rules=(
         *GGUF_MIXER,
-        # A layer has one of both.
+        # A layer has one of the two.
         ("blk.{i}.attn_norm.weight", "layers.{i}.attn_norm.weight"),
         ("blk.{i}.attn_norm.weight", "layers.{i}.mlp_norm.weight"),
         ("blk.{i}.exp_probs_b.bias", "layers.{i}.mlp.correction"),
@@ -195,7 +195,7 @@ _GGUF = GgufFamily(
         "ssm.state_size": "ssm_state_size",
         "ssm.time_step_rank": "mamba_num_heads",
         "ssm.group_count": "n_groups",
-        "attention.layer_norm_epsilon": "rms_norm_eps",  # llama.cpp wants both
+        "attention.layer_norm_epsilon": "rms_norm_eps",  # llama.cpp requires both
     },
     unused=frozenset({INNER, "rope.freq_base"}),
     names={"rms_norm_eps": "layer_norm_epsilon"},
@@ -206,7 +206,7 @@ _GGUF = GgufFamily(
 FAMILY = Family(
     name="nemotron_h", architectures=("NemotronHForCausalLM",), spec=spec, rules=RULES, gguf=_GGUF
 )
-# Whose GGUF files go by a name of their own.
+# Its GGUF files have an architecture name of their own.
 WITH_EXPERTS = dataclasses.replace(
     FAMILY,
     name="nemotron_h_moe",

@@ -1,7 +1,7 @@
 """nomic-bert (Nussbaum et al. 2024): BERT with rope and a gated feed-forward block, without biases.
 
-Checkpoints as they are published bring code of their own (`auto_map`), which is not run: what it
-computes is known. Their config has GPT-2's keys, transformers' has BERT's.
+Published checkpoints bring their own code (`auto_map`), which is never run; its arithmetic is
+implemented here. Their config has GPT-2's keys, transformers' has BERT's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PUBLISHED = {
     "n_layer": "num_hidden_layers", "layer_norm_epsilon": "layer_norm_eps",
     "rotary_emb_base": "rope_theta",
 }  # fmt: skip
-# What else it says, and the only value with which it is this model; 0 stands for false and null.
+# Further keys, and the only supported values; 0 stands for false and null.
 _FIXED: dict[str, tuple[object, ...]] = {
     "activation_function": ("swiglu",), "rotary_emb_fraction": (1.0,),
     "rotary_emb_interleaved": (False,), "rotary_emb_scale_base": (None,), "causal": (False,),
@@ -65,7 +65,7 @@ def _rules(prefix: str) -> Rules:
         (theirs + "mlp.fc2.weight", _AT + "mlp.down.weight"),
         (theirs + "norm2.{t}", _AT + "mlp_post_norm.{t}"),
         (prefix + "pooler.dense.{t}", None),
-        # Of checkpoints trained to fill gaps:
+        # Of checkpoints trained for masked language modelling.
         ("cls.predictions.bias", None),
         ("cls.predictions.transform.dense.{t}", None),
         ("cls.predictions.transform.LayerNorm.{t}", None),
@@ -77,9 +77,9 @@ def _rules(prefix: str) -> Rules:
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """Read a nomic-bert config.
 
-    Keys beside the common ones, in either spelling: layer_norm_eps, type_vocab_size, rope_theta
-    (1000). Where the context it was trained with (max_trained_positions) is shorter than
-    n_positions it is the context served: beyond it the makers stretch the rope.
+    Keys besides the common ones, in either spelling: layer_norm_eps, type_vocab_size, rope_theta
+    (1000). When the trained context (max_trained_positions) is shorter than n_positions, it is the
+    context served; beyond it the published model scales its rope.
     """
     plain = {_PUBLISHED.get(k, k): v for k, v in config.items()}
     for key, values in _FIXED.items():

@@ -16,7 +16,7 @@ _EPS = 1e-5
 
 
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
-    """Read an OLMo config. Keys beside the common ones: attention_bias, clip_qkv."""
+    """Read an OLMo config. Keys besides the common ones: attention_bias, clip_qkv."""
     reader = ConfigReader(config, "olmo")
     bias = reader.boolean("attention_bias")
     return dense_spec(

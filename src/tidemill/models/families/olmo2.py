@@ -1,4 +1,4 @@
-"""OLMo 2 and 3 (OLMo team 2025): norms after the blocks alone, and over all of Q and of K."""
+"""OLMo 2 and 3 (OLMo team 2025): only post norms, and norms over all of Q and of K."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RULES: Rules = (
 
 
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
-    """Read an OLMo 2 config. Key beside the common ones: attention_bias."""
+    """Read an OLMo 2 config. Key besides the common ones: attention_bias."""
     return _spec(ConfigReader(config, "olmo2"), "olmo2", lambda layers: [None] * layers)
 
 

@@ -15,7 +15,7 @@ from tidemill.models.spec import DecoderSpec, Mlp, Moe, QkNorm
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """Read an OLMoE config.
 
-    Keys beside the common ones: attention_bias, clip_qkv, num_experts (or num_local_experts),
+    Keys besides the common ones: attention_bias, clip_qkv, num_experts (or num_local_experts),
     num_experts_per_tok, norm_topk_prob.
     """
     reader = ConfigReader(config, "olmoe")

@@ -1,4 +1,4 @@
-"""OPT (Zhang et al. 2022), but for 350M: learned positions, ReLU."""
+"""OPT (Zhang et al. 2022), except 350M: learned positions, ReLU."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
 
     Keys: vocab_size, hidden_size, ffn_dim, num_attention_heads, num_hidden_layers,
     max_position_embeddings, activation_function, enable_bias, layer_norm_elementwise_affine,
-    tie_word_embeddings. OPT-350M's norms after the blocks and narrower embedding are refused.
+    tie_word_embeddings. OPT-350M's post norms and narrower embedding are rejected.
     """
     reader = ConfigReader(config, "opt", _NAMES)
     reader.must_be("do_layer_norm_before", True)

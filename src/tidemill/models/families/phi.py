@@ -29,7 +29,7 @@ RULES: Rules = (
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """Read a Phi config.
 
-    Keys beside the common ones: layer_norm_eps, partial_rotary_factor (0.5), qk_layernorm.
+    Keys besides the common ones: layer_norm_eps, partial_rotary_factor (0.5), qk_layernorm.
     """
     reader = ConfigReader(config, "phi", _NAMES)
     return dense_spec(

@@ -21,7 +21,7 @@ RULES: Rules = (
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """Read a Phi-3 config.
 
-    Keys beside the common ones: sliding_window, original_max_position_embeddings,
+    Keys besides the common ones: sliding_window, original_max_position_embeddings,
     partial_rotary_factor.
     """
     reader = ConfigReader(config, "phi3")
@@ -31,7 +31,7 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
 
 
 def gguf_window(file: GgufFile) -> dict[str, Any]:
-    """Files say 0 for none. (llama.cpp ignores windows, and differs past them.)"""
+    """Files state 0 for no window. (llama.cpp ignores windows, and differs beyond them.)"""
     return {"sliding_window": file.config.get("sliding_window") or None}
 
 

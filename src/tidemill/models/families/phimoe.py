@@ -19,9 +19,9 @@ _THETA = 1000000.0
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """Read a Phi-MoE config.
 
-    Keys beside the common ones: attention_bias (on Q, K, V and O), lm_head_bias, sliding_window,
-    num_local_experts, num_experts_per_tok (2), router_jitter_noise (how near to the best a logit
-    counts); input_jitter_noise acts in training alone.
+    Keys besides the common ones: attention_bias (on Q, K, V and O), lm_head_bias, sliding_window,
+    num_local_experts, num_experts_per_tok (2), router_jitter_noise (tolerance within which a logit
+    counts as one of the best); input_jitter_noise acts only in training.
     """
     reader = ConfigReader(config, "phimoe")
     for key in ("input_jitter_noise", "original_max_position_embeddings"):
@@ -63,7 +63,7 @@ FAMILY = Family(
             **WINDOW,
             **EXPERTS,
             "expert_count": "num_local_experts",
-            "attention.layer_norm_rms_epsilon": "rms_norm_eps",  # so in these files
+            "attention.layer_norm_rms_epsilon": "rms_norm_eps",  # named so in these files
         },
         implied=gguf_window,
     ),

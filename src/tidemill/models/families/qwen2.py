@@ -15,10 +15,11 @@ from tidemill.models.spec import DecoderSpec
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """Read a Qwen2 config.
 
-    Keys beside the common ones: use_sliding_window, sliding_window, max_window_layers, layer_types.
+    Keys besides the common ones: use_sliding_window, sliding_window, max_window_layers,
+    layer_types.
     """
     reader = ConfigReader(config, "qwen2")
-    # Written by some Qwen2 configs, false in all text models.
+    # Some Qwen2 configs have it; it is false in all text models.
     reader.must_be("use_mrope", False)
     return dense_spec(
         reader,

@@ -17,7 +17,7 @@ _DEFAULT_HEAD_DIM = 128
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """Read a Qwen3 config.
 
-    Keys beside the common ones: attention_bias (on Q, K, V and O), use_sliding_window,
+    Keys besides the common ones: attention_bias (on Q, K, V and O), use_sliding_window,
     sliding_window, max_window_layers, layer_types. An absent head_dim is 128, whatever the hidden
     size.
     """

@@ -21,8 +21,8 @@ RULES: Rules = (
     *HF_EXPERTS,
     *HF_RULES,
 )
-# Qwen3-VL's files have the experts in one tensor: as published [in, out], as transformers 5 writes
-# new ones [out, in].
+# Qwen3-VL's files have the experts in one tensor: [in, out] in published files, [out, in] in files
+# that transformers 5 writes.
 QWEN3_RULES: Rules = (
     *RULES,
     *((name, dataclasses.replace(held, transposed=None)) for name, held in STACKED_EXPERTS),
@@ -32,7 +32,7 @@ QWEN3_RULES: Rules = (
 def spec2(config: Mapping[str, Any]) -> DecoderSpec:
     """Read a Qwen2-MoE config.
 
-    Keys beside Qwen3-MoE's: qkv_bias (true where absent), shared_expert_intermediate_size.
+    Keys besides Qwen3-MoE's: qkv_bias (true where absent), shared_expert_intermediate_size.
     """
     reader = ConfigReader(config, "qwen2_moe")
     shared = reader.integer("shared_expert_intermediate_size", 5632)
@@ -45,7 +45,7 @@ def spec2(config: Mapping[str, Any]) -> DecoderSpec:
 def spec3(config: Mapping[str, Any]) -> DecoderSpec:
     """Read a Qwen3-MoE config.
 
-    Keys beside the common ones: attention_bias (on Q, K, V and O), moe_intermediate_size,
+    Keys besides the common ones: attention_bias (on Q, K, V and O), moe_intermediate_size,
     num_experts (or num_local_experts), num_experts_per_tok, norm_topk_prob, decoder_sparse_step
     and mlp_only_layers (which layers are dense), use_sliding_window, sliding_window,
     max_window_layers, layer_types. An absent head_dim is 128.
@@ -72,9 +72,9 @@ def read_experts(
 
     Args:
         reader: the config.
-        experts_key: counts the experts.
+        experts_key: key of the number of experts.
         shared: width of the shared expert, or None.
-        normalize: norm_topk_prob where it is absent.
+        normalize: default of norm_topk_prob.
     """
     experts, top_k = read_top_k(reader, experts_key)
     width = reader.integer("moe_intermediate_size")

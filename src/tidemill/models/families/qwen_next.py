@@ -1,5 +1,5 @@
-"""Qwen3-Next (Qwen team 2025) and the text part of Qwen3.5 (2026): three gated delta nets to each
-layer of gated attention."""
+"""Qwen3-Next (Qwen team 2025) and the text part of Qwen3.5 (2026): three gated delta nets per layer
+of gated attention."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tidemill.models.spec import MAX_TAPS, DecoderSpec, QkNorm, Recurrent, Rope
 
 _DEFAULTS = {"head_dim": 256, "num_key_value_heads": 2}
 _INTERVAL, _ROTATING = 4, 0.25
-# Of the layers that draft tokens (multi-token prediction), which are left out.
+# Keys of the layers that draft tokens (multi-token prediction), which are not loaded.
 _DRAFTS = ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
 
 _MIXER = "model.layers.{i}.linear_attn."
@@ -53,7 +53,7 @@ _MIXER_RULES: Rules = (
     (_MIXER + "A_log", _OURS + "a_log"),
     (_MIXER + "dt_bias", _OURS + "a_bias"),
 )  # fmt: skip
-# Folders of any of them are read with either; they are written as the first says.
+# Folders of each family are read with either naming; they are written with the first.
 _SPARSE: Rules = (*_MIXER_RULES, *MOE_RULES, *STACKED_EXPERTS)
 RULES: Rules = (*_TOGETHER, *_EACH, *_SPARSE)
 SPARSE_RULES: Rules = (*_EACH, *_TOGETHER, *_SPARSE)
@@ -69,7 +69,7 @@ _GGUF_MIXER: Rules = (
     ("blk.{i}.ssm_dt.bias", _OURS + "a_bias"),
     ("blk.{i}.ssm_a", _OURS + "a_log"),
     ("blk.{i}.post_attention_norm.weight", "layers.{i}.mlp_norm.weight"),
-    # Of layers behind the last one, which draft tokens.
+    # Layers after the last one, which draft tokens.
     *((f"blk.{{i}}.nextn.{name}.weight", None) for name in (
         "eh_proj", "embed_tokens", "enorm", "hnorm", "shared_head_head", "shared_head_norm")),
 )  # fmt: skip
@@ -78,7 +78,7 @@ _APART: Rules = (
     ("blk.{i}.ssm_beta.weight", _OURS + "b.weight"),
     ("blk.{i}.ssm_alpha.weight", _OURS + "a.weight"),
 )
-# Experts' gates and projections may be one tensor.
+# Experts' gate and up projections may be one tensor.
 _GATE_UP: Rules = (("blk.{i}.ffn_gate_up_exps.weight", STACKED_EXPERTS[0][1]),)
 _TILED = "_tiled_value_heads"
 
@@ -86,7 +86,7 @@ _TILED = "_tiled_value_heads"
 def spec_next(config: Mapping[str, Any]) -> DecoderSpec:
     """Read a Qwen3-Next config.
 
-    Keys beside Qwen3-MoE's and Qwen3.5's: shared_expert_intermediate_size.
+    Keys besides Qwen3-MoE's and Qwen3.5's: shared_expert_intermediate_size.
     """
     reader = _reader(config, "qwen3_next")
     shared = reader.integer("shared_expert_intermediate_size", 512)
@@ -97,10 +97,11 @@ def spec_next(config: Mapping[str, Any]) -> DecoderSpec:
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """Read the config of Qwen3.5's text part.
 
-    Keys beside the common ones: attention_bias, layer_types (else every full_attention_interval-th
-    layer, 4, has attention), linear_num_key_heads, linear_num_value_heads, linear_key_head_dim,
-    linear_value_head_dim, linear_conv_kernel_dim, partial_rotary_factor (0.25 where absent).
-    mrope_section and mrope_interleaved say nothing about text.
+    Keys besides the common ones: attention_bias, layer_types (default: every
+    full_attention_interval-th layer, 4, has attention), linear_num_key_heads,
+    linear_num_value_heads, linear_key_head_dim, linear_value_head_dim, linear_conv_kernel_dim,
+    partial_rotary_factor (0.25 where absent). mrope_section and mrope_interleaved do not affect
+    text.
     """
     return _spec(_reader(config, "qwen3_5"), "qwen3_5")
 
@@ -175,15 +176,15 @@ _KINDS, _DRAFT_LAYERS = "attention.recurrent_layers", "nextn_predict_layers"
 
 
 def _of_gguf(file: GgufFile) -> dict[str, Any]:
-    """Which layers are recurrent; those that draft tokens are counted with the others there."""
+    """Which layers are recurrent; these files also count the layers that draft tokens."""
     layers, drafts = file.config.get("num_hidden_layers"), file.keys.get(_DRAFT_LAYERS, 0)
     found: dict[str, Any] = {"linear_value_head_dim": gguf_widths(file)[1]}
     if type(layers) is not int or type(drafts) is not int:
-        return found  # refused with the number of layers
+        return found  # rejected with the number of layers
     kinds = file.lists.get("layer_types")
     if kinds is not None:
         if len(kinds) != layers or not all(isinstance(kind, bool) for kind in kinds):
-            raise model_file_error(f"GGUF key {_KINDS} must say yes or no for each layer")
+            raise model_file_error(f"GGUF key {_KINDS} must be true or false for each layer")
         names = {True: "linear_attention", False: "full_attention"}
         found["layer_types"] = [names[kind] for kind in kinds[: layers - drafts]]
     return {**found, "num_hidden_layers": layers - drafts}
@@ -194,7 +195,8 @@ def _of_gguf_with_experts(file: GgufFile) -> dict[str, Any]:
 
 
 def _tiled(implied: Callable[[GgufFile], dict[str, Any]]) -> Callable[[GgufFile], dict[str, Any]]:
-    """Qwen3.5's files have value heads in turns: the first of each key head, then the second ..."""
+    """Qwen3.5's files interleave value heads: the first of each key head, then the second, and so
+    on."""
     return lambda file: {**implied(file), _TILED: True}
 
 
@@ -222,7 +224,7 @@ _EXPERT_KEYS = {
     **MOE_KEYS, "expert_shared_feed_forward_length": "shared_expert_intermediate_size"
 }  # fmt: skip
 _READ = frozenset({INNER, _DRAFT_LAYERS})
-_SECTIONS = frozenset({"rope.dimension_sections"})  # which tell the axes of pictures
+_SECTIONS = frozenset({"rope.dimension_sections"})  # axes of image positions
 _FILES = Conventions(decays=True, draft_layers=True)
 _TILES = replace(_FILES, tiled_values=True)
 

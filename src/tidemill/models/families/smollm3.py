@@ -20,7 +20,7 @@ _THETA = 2000000.0
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """Read a SmolLM3 config.
 
-    Keys beside the common ones: attention_bias, mlp_bias, no_rope_layers (a list, 0 for layers
+    Keys besides the common ones: attention_bias, mlp_bias, no_rope_layers (a list, 0 for layers
     without rope), else no_rope_layer_interval (4: every fourth layer has none), use_sliding_window,
     sliding_window, layer_types.
     """

@@ -19,8 +19,8 @@ _NAMES = {"rms_norm_eps": "layer_norm_eps"}
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """Read a StableLM config.
 
-    Keys beside the common ones: layer_norm_eps, use_qkv_bias, use_parallel_residual,
-    partial_rotary_factor (0.25). qk_layernorm (norms of each head apart) is refused.
+    Keys besides the common ones: layer_norm_eps, use_qkv_bias, use_parallel_residual,
+    partial_rotary_factor (0.25). qk_layernorm (a norm per head) is rejected.
     """
     reader = ConfigReader(config, "stablelm", _NAMES)
     reader.must_be("qk_layernorm", False)
@@ -46,7 +46,7 @@ FAMILY = Family(
         arch="stablelm",
         rules=GGUF_RULES,
         biases={"use_qkv_bias": "blk.0.attn_q.bias"},
-        unused=frozenset({"use_parallel_residual"}),  # written as true for serial blocks too
+        unused=frozenset({"use_parallel_residual"}),  # files also set it for serial blocks
         names=_NAMES,
         implied=lambda file: {"use_parallel_residual": "blk.0.ffn_norm.weight" not in file.tensors},
     ),

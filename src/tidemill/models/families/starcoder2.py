@@ -24,7 +24,7 @@ RULES: Rules = (
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """Read a StarCoder2 config.
 
-    Keys beside the common ones: norm_epsilon, use_bias (on every projection), sliding_window,
+    Keys besides the common ones: norm_epsilon, use_bias (on every projection), sliding_window,
     residual_dropout and embedding_dropout (without effect).
     """
     reader = ConfigReader(config, "starcoder2", _NAMES)
