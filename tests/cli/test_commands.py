@@ -133,7 +133,7 @@ def test_a_vocabulary_and_parts_are_called_that(tmp_path: Path) -> None:
     assert shown.returncode == 0 and "none: a vocabulary alone" in shown.stdout
     assert "262 tokens" in shown.stdout
     refused = tidemill("run", str(path), "hi")
-    assert refused.returncode == 2 and "a vocabulary alone" in refused.stderr
+    assert refused.returncode == 2 and "a vocabulary without weights" in refused.stderr
 
 
 def test_types_are_taken_in_any_case(tmp_path: Path) -> None:
@@ -154,10 +154,10 @@ def test_types_are_taken_in_any_case(tmp_path: Path) -> None:
     ("args", "code", "says"),
     [
         (("serve", "--port", "0", "/no/such/model"), 2, "no such file"),
-        (("serve", "--port", "0", "NOTES"), 2, "neither a model's folder nor a GGUF file"),
-        (("serve", "--port", "0", "EMPTY"), 2, "holds no config.json"),
+        (("serve", "--port", "0", "NOTES"), 2, "neither a model folder nor a GGUF file"),
+        (("serve", "--port", "0", "EMPTY"), 2, "no config.json found"),
         (("serve", "--port", "0", "STRANGE"), 1, "architecture"),  # and not its missing vocabulary
-        (("run", "EMPTY", "hi"), 2, "holds no config.json"),
+        (("run", "EMPTY", "hi"), 2, "no config.json found"),
         (("run", "STRANGE", "hi"), 1, "architecture"),
         (("serve", "--port", "99999"), 2, "between 0 and 65535"),
         (("serve", "--port", "0", "--kv-memory", "1KiB"), 1, "KV block"),

@@ -129,7 +129,7 @@ def _config(folder: Path, **changes: Any) -> EngineConfig:
 def test_a_damaged_model_ends_requests_with_the_name_of_the_tensor(tmp_path: Path) -> None:
     engine = InprocEngine.open(_damaged(tmp_path))
     for i in range(2):
-        with pytest.raises(TidemillError, match=r"q_proj.*no float16") as caught:
+        with pytest.raises(TidemillError, match=r"q_proj.*does not fit float16") as caught:
             list(engine.run([_request(i)]))
         assert caught.value.kind is ErrorKind.UNSUPPORTED
     engine.close()
@@ -137,7 +137,7 @@ def test_a_damaged_model_ends_requests_with_the_name_of_the_tensor(tmp_path: Pat
 
 def test_a_check_that_runs_steps_fails_the_start(tmp_path: Path) -> None:
     config = _damaged(tmp_path)
-    with pytest.raises(TidemillError, match=r"q_proj.*no float16"):
+    with pytest.raises(TidemillError, match=r"q_proj.*does not fit float16"):
         InprocEngine.open(_config(Path(config.model), kv_dtype="int8"))
 
 

@@ -94,7 +94,7 @@ def test_pickles_of_many_values(opcode: bytes, tmp_path: Path) -> None:
 
 def test_pickles_that_hold_themselves(tmp_path: Path) -> None:
     data = b"\x80\x02}q\x00X\x01\x00\x00\x00ah\x00s."  # d = {}; d["a"] = d
-    with pytest.raises(TidemillError, match="'a' is no tensor"):
+    with pytest.raises(TidemillError, match="'a' is not a tensor"):
         torch_files.read_file(archive(tmp_path / "m.bin", data))
 
 

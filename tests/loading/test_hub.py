@@ -127,7 +127,7 @@ def test_a_folder_of_gguf_files_is_the_model_in_it(tmp_path: Path) -> None:
         file.touch()
     assert locate(tmp_path) == (parts[0], parts[0].stem)
     (tmp_path / "other.gguf").touch()
-    with pytest.raises(TidemillError, match=r"name one of them: m-Q8_0-00001.*, other\.gguf"):
+    with pytest.raises(TidemillError, match=r"name one: m-Q8_0-00001.*, other\.gguf"):
         resolve(tmp_path)
     (tmp_path / "config.json").touch()
     assert resolve(tmp_path) == tmp_path

@@ -86,7 +86,7 @@ def test_the_entry_unused_for_longest_makes_room(
     store.used("a")
     put(store, "d")
     assert {key for key in "abcd" if store.open(key)} == {"a", "c", "d"}
-    with pytest.raises(StoreFull, match="may be kept"):
+    with pytest.raises(StoreFull, match="exceed the limit"):
         put(store, "huge", bytes(8 * DATA_OFFSET))
     assert {key for key in "abcd" if store.open(key)} == {"a", "c", "d"}
 

@@ -52,7 +52,7 @@ def test_reads_what_the_reference_writes(tmp_path: Path) -> None:
         (b"1234", "truncated"),
         (GOOD[:20], "truncated"),
         (GOOD[:-1], "truncated"),
-        (GOOD + b"x", "belong to none"),
+        (GOOD + b"x", "belong to no tensor"),
         (build(b"", length=2**63), "not a safetensors"),
         (build(b"", length=2**64 - 1), "not a safetensors"),
         (build(b"[1]"), "JSON object"),

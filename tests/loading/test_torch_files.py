@@ -109,7 +109,7 @@ def test_nothing_is_ever_run(tmp_path: Path) -> None:
             torch_files.read_file(archive(tmp_path / f"{protocol}.bin", data))
         assert caught.value.kind in (ErrorKind.UNSUPPORTED, ErrorKind.MODEL_FILE)
         assert not target.exists()
-    assert "posix.mkdir" in caught.value.message and "nothing of it is run" in caught.value.message
+    assert "posix.mkdir" in caught.value.message and "nothing was run" in caught.value.message
 
 
 def legacy(value: Any) -> bytes:
@@ -154,8 +154,8 @@ def written(content: bytes) -> Callable[[Path], Path]:
         (written(legacy(STATE)), "before 1.6"),
         (lambda p: archive(p, pickle.dumps(STATE["w"].tolist()), compress=True), "compressed"),
         (lambda p: archive(p, b"\x80\x02}"), "truncated"),
-        (lambda p: archive(p, b"\x80\x02N."), "no dictionary"),
-        (lambda p: archive(p, pickle.dumps({"w": 1}, 2)), "'w' is no tensor"),
+        (lambda p: archive(p, b"\x80\x02N."), "not hold a dictionary"),
+        (lambda p: archive(p, pickle.dumps({"w": 1}, 2)), "'w' is not a tensor"),
         (lambda p: archive(p, b"\x80\x02" + b"(" * 9000), "more values"),
         (lambda p: archive(p, b"\x80\x02X\xff\xff\xff\x7f"), "text of 2147483647 bytes"),
         (lambda p: archive(p, b"\x80\x02\x8a\xff"), "more than 8 bytes"),

@@ -231,7 +231,7 @@ def test_interrupted_shards_are_taken_up(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "out", "kind", "named"),
     [
-        ("window", "o.gguf", None, r"do not say \(window\)"),
+        ("window", "o.gguf", None, r"lack a key for a property of it \(window\)"),
         ("plain", "o.gguf", None, "no byte-level BPE"),
         ("llama", "m", None, "is there already"),
         ("llama", "no/such/o.gguf", None, "no such folder"),

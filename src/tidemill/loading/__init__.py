@@ -1,6 +1,7 @@
-"""From files to tensors: safetensors, GGUF, the hub. Tensor data is touched only when used.
+"""From files to tensors: safetensors, GGUF, the hub. Tensor data is read only when used.
 
-Names are imported when they are used (PEP 562): a server starts its engine before it opens a file.
+Names are imported on first use (PEP 562), because a server starts its engine before it opens a
+file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Models that ship inside the package, usable by name and offline."""
+"""Models shipped inside the package, available by name and offline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opening a model by path or hub id, whatever its format."""
+"""Opens a model by path or hub id, in any format."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from tidemill.models.spec import DecoderSpec
 
 
 def open_model(model: str | Path, backend: str | None = None) -> ModelFiles:
-    """Open a model; no tensor data is read before it is asked for.
+    """Open a model; tensor data is read only on access.
 
     Args:
-        model: a checkpoint folder, a GGUF file, or a hub id such as ``Qwen/Qwen3-0.6B`` (for a
-            GGUF file on the hub: ``owner/name/file.gguf``). What exists locally wins.
-        backend: what it is opened for, None for no backend; ``auto`` and ``transformers`` also
-            take folders that no family describes, see `huggingface.open_folder`.
+        model: a checkpoint folder, a GGUF file, or a hub id such as ``Qwen/Qwen3-0.6B`` (for a GGUF
+            file on the hub: ``owner/name/file.gguf``). A local path takes precedence.
+        backend: the backend that will run it, None for no backend; ``auto`` and ``transformers``
+            also accept folders that no family supports, see `huggingface.open_folder`.
 
     Raises:
-        TidemillError: NOT_FOUND when there is no such model, MODEL_FILE or UNSUPPORTED when its
-            files cannot be used; the message says what to do.
+        TidemillError: NOT_FOUND for an unknown model, MODEL_FILE or UNSUPPORTED when its files
+            cannot be used; the message gives the remedy.
     """
     path = resolve(model)
     check_model(path)
-    # A start waits for what is imported: of the two only the one that is needed.
+    # Imports delay the start, so only the needed one of the two is imported.
     if path.is_dir():
         from tidemill.loading import huggingface
 
@@ -57,11 +57,11 @@ class ModelSummary:
     Attributes:
         path, format: see `ModelFiles`.
         spec: the decoder.
-        parameters: how many, tied ones once.
+        parameters: number of parameters; tied ones count once.
         weight_bytes: of all tensors as stored.
         file_bytes: of the weight files.
         tensors: in the spec's order.
-        has_vocabulary, has_chat_template: of the text side.
+        has_vocabulary, has_chat_template: whether the text side has them.
         bos_token_id, eos_token_ids: start and end tokens.
     """
 
@@ -79,7 +79,7 @@ class ModelSummary:
 
 
 def inspect_model(model: str | Path) -> ModelSummary:
-    """Everything about a model that its headers say; raises like `open_model`."""
+    """Read everything about a model that its headers contain; raises like `open_model`."""
     files = open_model(model)
     lines = []
     for name in files.spec.expected_tensors():

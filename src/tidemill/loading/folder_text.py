@@ -23,8 +23,8 @@ _ROLES = (
 
 
 def read_tokenizer(folder: Path) -> TokenizerData:
-    """The text side of a checkpoint folder; its vocabulary is its tokenizer.json, else its
-    tokenizer.model (SentencePiece), else its file of tiktoken ranks."""
+    """The text side of a checkpoint folder. Its vocabulary comes from tokenizer.json, else from
+    tokenizer.model (SentencePiece), else from its tiktoken ranks file."""
     settings = read_optional_object(folder / "tokenizer_config.json")
     special_map = read_optional_object(folder / "special_tokens_map.json")
     templates = _templates(folder, settings)
@@ -47,9 +47,12 @@ def read_tokenizer(folder: Path) -> TokenizerData:
 
 
 def _with_flags(vocabulary: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A SentencePiece vocabulary with the start and end tokens that tokenizer_config.json asks for.
+    """A SentencePiece vocabulary with the start and end tokens that tokenizer_config.json
+    configures.
 
-    Without a word of it, the model's own: transformers' Llama tokenizer adds the start token."""
+    Without these keys the model's own defaults apply: transformers' Llama tokenizer adds the start
+    token.
+    """
     bos, eos = _flag(settings, "add_bos_token"), _flag(settings, "add_eos_token")
     unigram = vocabulary["tokenizer.ggml.model"] == "t5"
     vocabulary["tokenizer.ggml.add_bos_token"] = (not unigram) if bos is None else bos
@@ -58,7 +61,7 @@ def _with_flags(vocabulary: dict[str, Any], settings: Mapping[str, Any]) -> dict
 
 
 def _special(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Special tokens by role, a model's own roles (`image_token`) included; a token is a string or
+    """Special tokens by role, including a model's own roles (`image_token`). A token is a string or
     an object with its `content`."""
     found = {}
     own = (key for key in settings if key.endswith("_token"))
@@ -76,8 +79,8 @@ def _flag(settings: Mapping[str, Any], key: str) -> bool | None:
 
 
 def _templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Chat templates by name. Templates in files of their own are there instead of
-    tokenizer_config.json's, as in transformers; only a default one is kept if they have none."""
+    """Chat templates by name. Template files replace those of tokenizer_config.json, as in
+    transformers. Without any template file, only a default template is used."""
     files = {path.stem: _text(path) for path in folder.glob("additional_chat_templates/*.jinja")}
     if is_present(folder / "chat_template.jinja"):
         files["default"] = _text(folder / "chat_template.jinja")
@@ -90,7 +93,7 @@ def _templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _stated_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """The chat templates that tokenizer_config.json or chat_template.json holds."""
+    """The chat templates in tokenizer_config.json or chat_template.json."""
     value = settings.get("chat_template")
     if value is None:
         value = read_optional_object(folder / "chat_template.json").get("chat_template")

@@ -1,4 +1,4 @@
-"""How a model's makers would have it generate: sampling values, start and end tokens."""
+"""The model authors' generation settings: sampling values, start and end tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tidemill.base.errors import model_file_error
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """Sampling values the model's makers recommend; None where they say nothing."""
+    """Sampling values that the model's authors recommend; None where they recommend none."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -20,7 +20,7 @@ class GenerationDefaults:
     repetition_penalty: float | None = None
 
 
-# What a generation_config.json may preset, and between which values.
+# Keys that a generation_config.json may preset, and their ranges.
 _RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 100.0),
     "top_p": (1e-6, 1.0),
@@ -35,9 +35,9 @@ def generation_defaults(
 ) -> tuple[GenerationDefaults, tuple[str, ...]]:
     """Sampling values of a generation_config.json; with do_sample false, temperature 0.
 
-    A value that is no number or out of the sampling parameters' range counts as not given: a
-    default must never turn a client's good request into an error. The second of what is returned
-    says so, a line for each.
+    A value that is not a number or outside the sampling parameters' range is ignored: a default
+    must never turn a valid request into an error. The second result lists the ignored values, one
+    line each.
     """
     found: dict[str, Any] = {}
     notes: list[str] = []

@@ -2,8 +2,8 @@
 
 Format: the GGUF specification in the ggml repository (versions 2 and 3, little endian): magic,
 version, counts, metadata pairs, tensor infos, padding to the alignment, tensor data. Every count
-and length is compared with the bytes left before anything is allocated for it, so that a hostile
-file costs no more than its own size.
+and length is compared with the remaining bytes before anything is allocated for it, so that a
+malicious file costs no more than its own size.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ MAX_DIMS = 4
 MAX_ARRAY_DEPTH = 4
 MAX_STRING_BYTES = 2**26
 MAX_ITEMS = 2**24  # over all metadata; a vocabulary of 256k tokens has about a million
-# What the metadata's values may take in memory: so many times the file, and what the vocabulary of
-# a file without tensors takes. Python takes about so many bytes for a text, beside its characters,
+# Memory limit of the metadata's values: a multiple of the file size, plus the needs of a vocabulary
+# in a file without tensors. Below are the bytes that Python takes for a string, besides its
+# characters,
 # and for a number in a list.
 _MEMORY_FACTOR = 4
 _MEMORY_AT_LEAST = 64 * 2**20
@@ -43,10 +44,10 @@ _SCALARS = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
 }  # fmt: skip
 _BOOL, _STRING, _ARRAY = 7, 8, 9
-_MANY = 4096  # numbers of a list; from here on they are not kept as objects
+_MANY = 4096  # numbers of a list; longer lists are not stored as objects
 
-# Tensor types by number: (name, bytes per block, values per block). Those we do not read are here
-# so that the error can name them.
+# Tensor types by number: (name, bytes per block, values per block). Unsupported types are listed so
+# that the error can name them.
 TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
     0: ("F32", 4, 1), 1: ("F16", 2, 1), 2: ("Q4_0", 18, 32), 3: ("Q4_1", 20, 32),
     6: ("Q5_0", 22, 32), 7: ("Q5_1", 24, 32), 8: ("Q8_0", 34, 32), 9: ("Q8_1", 36, 32),
@@ -65,11 +66,11 @@ class GgufFile:
     """A parsed GGUF file.
 
     Attributes:
-        path: where it lies.
+        path: its path.
         version: 2 or 3.
         metadata: key -> number, bool, string, list of them, or `Texts`.
-        tensors: stored name -> place; shapes are outermost axis first (GGUF stores them innermost
-            first).
+        tensors: stored name -> location; shapes are outermost axis first (GGUF stores them
+            innermost first).
     """
 
     path: Path
@@ -112,7 +113,7 @@ class _Cursor:
         try:
             return str(self.take(length), "utf-8")
         except UnicodeDecodeError as error:
-            raise model_file_error(f"a string before byte {self.position} is no UTF-8") from error
+            raise model_file_error(f"a string before byte {self.position} is not UTF-8") from error
 
     def texts(self, count: int) -> Texts:
         found = Texts(self._view, self.position, count, self._path)
@@ -120,16 +121,17 @@ class _Cursor:
         return found
 
     def spend(self, nbytes: int) -> None:
-        """Account for memory about to be taken."""
+        """Account for memory before it is allocated."""
         self._memory -= nbytes
         if self._memory < 0:
             raise model_file_error(
                 f"the metadata before byte {self.position} would take over {_MEMORY_FACTOR} times "
-                "the file's size in memory; no real model's file is like that"
+                "the file's size in memory; a real model's file does not"
             )
 
     def count(self, item_bytes: int, memory: int) -> int:
-        """A count of items that take at least `item_bytes` each, and in memory `memory`."""
+        """A count of items that take at least `item_bytes` bytes each in the file, and `memory` in
+        memory."""
         count = int(self.scalar("Q"))
         self._items += count
         if count * item_bytes > self.left or self._items > MAX_ITEMS:
@@ -142,10 +144,10 @@ class _Cursor:
 
 
 def read_file(path: Path) -> GgufFile:
-    """Parse a file's header; no tensor data is touched.
+    """Parse a file's header; tensor data is not read.
 
     Raises:
-        TidemillError: MODEL_FILE naming the file and what is wrong.
+        TidemillError: MODEL_FILE naming the file and the fault.
     """
     file = MappedFile(path)
     try:

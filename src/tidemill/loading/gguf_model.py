@@ -33,8 +33,8 @@ _CONTROL = 3  # in tokenizer.ggml.token_type
 
 
 def open_file(path: Path) -> ModelFiles:
-    """Open a GGUF file, or a model of several by any of them; only headers are read (and the few
-    rope divisors, if there are any).
+    """Open a GGUF file, or a model split into several by any of its files. Only headers are read,
+    and the rope divisors if present.
 
     Raises:
         TidemillError: MODEL_FILE or UNSUPPORTED; the message names the key or tensor.
@@ -84,7 +84,8 @@ def _full_layers(config: Mapping[str, Any]) -> set[int]:
 
 
 def _as_matrix(name: str, tensor: StoredTensor) -> StoredTensor:
-    """llama.cpp's quantizer drops the first axis of a matrix of one row (shared experts' gates)."""
+    """Restores the first axis of a matrix of one row (shared experts' gates), which llama.cpp's
+    quantizer drops."""
     if name.endswith("ffn_gate_inp_shexp.weight") and len(tensor.shape) == 1:
         return dataclasses.replace(tensor, shape=(1, *tensor.shape))
     return tensor
@@ -96,8 +97,8 @@ def _ids(metadata: Mapping[str, Any], key: str, vocab_size: int) -> tuple[int, .
 
 
 def _end_tokens(metadata: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
-    """The ids that the keys name, then control tokens whose text says that they end a turn: GGUF
-    has room for one end token where generation configs list several."""
+    """The ids in the keys, then control tokens whose text marks the end of a turn: GGUF stores one
+    end token where generation configs list several."""
     named = [i for key in _EOS_KEYS for i in _ids(metadata, key, vocab_size)]
     tokens = metadata.get("tokenizer.ggml.tokens")
     types = metadata.get("tokenizer.ggml.token_type")

@@ -1,4 +1,4 @@
-"""Rope factors that GGUF files keep as tensors: llama3's divisors, and longrope's two lists."""
+"""Rope factors that GGUF files store as tensors: llama3's divisors, and longrope's two lists."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def with_rope_factors(
     stored: Mapping[str, StoredTensor],
     layers: Container[int] | None = None,
 ) -> DecoderSpec:
-    """The spec with the scaling that tensors express, on every layer that rotates, or on those of
-    `layers` that do.
+    """The spec with the scaling from tensors, on all layers that rotate, or on those of `layers`
+    that do.
 
     Raises:
-        TidemillError: MODEL_FILE naming the tensor or key that is wrong.
+        TidemillError: MODEL_FILE naming the invalid tensor or key.
     """
     if not any(name in stored for name in (DIVISORS, LONG, SHORT)):
         return spec

@@ -1,7 +1,8 @@
-"""A GGUF model in several files: ``name-00001-of-00003.gguf`` and so on, as llama.cpp splits them.
+"""A GGUF model split into several files: ``name-00001-of-00003.gguf`` and so on, as llama.cpp
+writes them.
 
-The first file holds the metadata; each holds some of the tensors and says which part it is
-(split.no from 0, split.count, split.tensors.count).
+The first file holds the metadata. Each file holds some of the tensors and its part number (split.no
+from 0, split.count, split.tensors.count).
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ _MAX_PARTS = 9999
 
 
 def read_model(path: Path) -> gguf.GgufFile:
-    """Parse a file, and the others of its split where it is a part of one (any part will do).
+    """Parse a file, and the other files of its split if it is a part (any part may be given).
 
     Raises:
-        TidemillError: MODEL_FILE naming the file that is wrong, missing, or of another model.
+        TidemillError: MODEL_FILE naming the file that is invalid, missing, or part of another
+            model.
     """
     first = gguf.read_file(path)
     if first.metadata.get("split.count", 0) in (0, 1):

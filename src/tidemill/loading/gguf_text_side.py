@@ -1,4 +1,4 @@
-"""The text side of a GGUF file: what its metadata say of vocabulary and chat templates."""
+"""The text side of a GGUF file: vocabulary and chat templates from its metadata."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TEMPLATES = "tokenizer.chat_template."
 
 
 def read_tokenizer(metadata: Mapping[str, Any]) -> TokenizerData:
-    """The text side that a file's metadata hold."""
+    """The text side from a file's metadata."""
     vocabulary = {k: v for k, v in metadata.items() if k.startswith("tokenizer.")}
     template = vocabulary.get(_TEMPLATE)
     tokens = vocabulary.get("tokenizer.ggml.tokens")

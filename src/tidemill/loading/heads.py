@@ -1,4 +1,4 @@
-"""The layers behind the pooled vector, from a checkpoint's tensors."""
+"""The layers after the pooled vector, from a checkpoint's tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MakeHead = Callable[[], Head]
 
 
 def no_head() -> Head:
-    """A model without one."""
+    """A model without a head."""
     return ()
 
 
@@ -46,10 +46,10 @@ def classifier_head(
     labels: int,
     norm_eps: float,
 ) -> MakeHead:
-    """A family's classification head: its layers one after the other, biases where there are any.
+    """A family's classification head: its layers in order, with their biases if present.
 
     Raises:
-        TidemillError: MODEL_FILE when a layer's weight is not there, UNSUPPORTED for an activation.
+        TidemillError: MODEL_FILE when a layer's weight is missing, UNSUPPORTED for an activation.
     """
     activations = [_activation(part, config) for part in parts]
     for name in (name for part in parts for name in (part.name, part.norm) if name):
@@ -84,7 +84,7 @@ def _activation(part: HeadPart, config: Mapping[str, Any]) -> str:
 
 
 def dense_head(modules: Sequence[DenseModule], hidden: int) -> MakeHead:
-    """sentence-transformers' Dense modules, each with a file of its own."""
+    """sentence-transformers' Dense modules, each with its own file."""
 
     def make() -> Head:
         layers, width = [], hidden
@@ -113,8 +113,8 @@ def dense_head(modules: Sequence[DenseModule], hidden: int) -> MakeHead:
 def token_head(
     embedding: Callable[[], RawTensor], tokens: tuple[int, int | None], scale: float
 ) -> MakeHead:
-    """The difference of two tokens' logits as a head of one label; one token's logit alone where
-    there is no second.
+    """The difference of two tokens' logits as a head of one label; a single token's logit when the
+    second token is None.
 
     Args:
         embedding: the output projection [vocab, hidden].

@@ -1,4 +1,4 @@
-"""A model's name to a local path: what exists locally, then the package's own, then the hub."""
+"""Resolves a model's name to a local path: an existing path, then a bundled model, then the hub."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from tidemill.loading.hub_name import HubName, parse
 Say = Callable[[str], None]
 
 _CONNECT_SECONDS = 8.0
-# How a name begins that can only be a path.
+# Prefixes of names that can only be paths.
 _PATH_STARTS = ("/", "./", "../", "~", ".\\", "..\\")
-# What makes a folder a model's, or a tokenizer's.
+# Files that mark a folder as a model or tokenizer.
 _FOLDER_SIGNS = ("config.json", "tokenizer.json", "tokenizer.model", "tiktoken.model")
 _FILE_ENDS = (".gguf", ".safetensors", ".json", ".bin", ".model")
 
 
 def resolve(model: str | Path, say: Say | None = None) -> Path:
-    """The local path of a model, downloaded if it is one of the hub that is not in its cache.
+    """The local path of a model. A hub model that is not in the cache is downloaded.
 
-    Only what `hub_choice` names is fetched: no pickles, no code.
+    Only the files that `hub_choice` selects are downloaded: no pickles, no code.
 
     Args:
         model: a path, a bundled model's name, or a name on the hub (`hub_name`).
-        say: told in a line what was chosen for the person.
+        say: called with one line about each automatic choice.
 
     Raises:
-        TidemillError: NOT_FOUND when there is neither such a path nor such a model, UNAVAILABLE
-            when the hub cannot be reached, CONFIG for another site's address.
+        TidemillError: NOT_FOUND for an unknown path or model, UNAVAILABLE when the hub cannot be
+            reached, CONFIG for the address of another site.
     """
     path = existing(model)
     if path is not None:
@@ -51,30 +51,30 @@ def resolve(model: str | Path, say: Say | None = None) -> Path:
 
 
 def existing(model: str | Path) -> Path | None:
-    """The path a model is named by, if there is such a file or folder."""
+    """The existing file or folder that a model's name refers to, or None."""
     path = Path(model).expanduser()
     try:
         return path if str(model) and path.exists() else None
     except OSError:
-        return None  # a name that no file can have (too long), or a folder that may not be entered
+        return None  # a name too long for a file, or a folder without search permission
 
 
 def _model_in(path: Path) -> Path:
-    """The path itself; of a folder of GGUF files alone, the model that is in it."""
+    """The path itself, or the single model in a folder that holds only GGUF files."""
     if not path.is_dir() or any((path / name).exists() for name in _FOLDER_SIGNS):
         return path
     models = gguf_models([entry.name for entry in path.glob("*.gguf")])
     if len(models) > 1:
         raise TidemillError(
             ErrorKind.NOT_FOUND,
-            f"{path}: several models lie there, name one of them: {', '.join(sorted(models))}",
+            f"{path}: the folder holds several models; name one: {', '.join(sorted(models))}",
             param="model",
         )
     return path / next(iter(models)) if models else path
 
 
 def _is_path(text: str) -> bool:
-    """Whether a name that is none of a file can only have been meant as one."""
+    """Whether a name that matches no file was clearly meant as a path."""
     if text.startswith(_PATH_STARTS) or "\\" in text:
         return True
     if "://" in text or not text.endswith(_FILE_ENDS):
@@ -84,7 +84,7 @@ def _is_path(text: str) -> bool:
 
 
 def _no_such_path(text: str) -> str:
-    """What is wrong with a name that is neither a path nor of the hub."""
+    """The fault of a name that is neither a path nor a hub name."""
     path = Path(text).expanduser()
     parent = path.parent
     while not parent.is_dir() and parent != parent.parent:
@@ -99,13 +99,13 @@ def _no_such_path(text: str) -> str:
         where = "this folder" if parent == Path() else parent
         message += f": {where} has no {path.relative_to(parent).parts[0]!r}"
     elif not _is_path(text):
-        message += ", and no name of a model on the hub (owner/name)"
+        message += ", and not a model name on the hub (owner/name)"
     near = _near(path.name if parent == path.parent else path.relative_to(parent).parts[0], parent)
     return message + (f"; did you mean {near}?" if near else "")
 
 
 def _near(name: str, folder: Path) -> str | None:
-    """What in a folder is named nearly so."""
+    """The entry of a folder with the most similar name."""
     try:
         names = [entry.name for entry in folder.iterdir()]
     except OSError:
@@ -117,15 +117,15 @@ def _near(name: str, folder: Path) -> str | None:
 
 
 def _fetch(name: HubName, say: Say) -> Path:
-    """What `name` means, downloaded or as it was before."""
-    # Imported only here: it takes a second, and most starts do not need it.
+    """Path of the hub model `name`, downloaded or cached."""
+    # Imported here, because it takes a second and most starts do not need it.
     import huggingface_hub
     from huggingface_hub.constants import HF_HUB_OFFLINE
 
     why = "HF_HUB_OFFLINE is set, unset it" if HF_HUB_OFFLINE else None
     if why is None:
         try:
-            # One try: the library's downloads would try for half a minute.
+            # A single attempt: the library's downloads would retry for half a minute.
             info = huggingface_hub.HfApi().model_info(
                 name.repo, revision=name.revision, timeout=_CONNECT_SECONDS
             )
@@ -141,8 +141,9 @@ def _fetch(name: HubName, say: Say) -> Path:
     if choice.note:
         say(choice.note)
     try:
-        # A revision is the caller's to name, as it is which repository to trust; what comes is data
-        # alone, read as untrusted input.
+        # The caller chooses the revision, as it chooses which repository to trust. Only data is
+        # downloaded, and it
+        # is read as untrusted input.
         folder = huggingface_hub.snapshot_download(  # nosec B615
             name.repo,
             revision=name.revision,
@@ -151,7 +152,7 @@ def _fetch(name: HubName, say: Say) -> Path:
     except Exception as error:
         raise _refused(name, error) or TidemillError(
             ErrorKind.UNAVAILABLE,
-            f"{name}: the download broke off ({_kind(error)}); start again, what has come is kept",
+            f"{name}: the download was interrupted ({_kind(error)}); start again to resume it",
             param="model",
             retryable=True,
         ) from error
@@ -159,7 +160,7 @@ def _fetch(name: HubName, say: Say) -> Path:
 
 
 def _cached(name: HubName, why: str, say: Say) -> Path:
-    """What an earlier download left, when the hub cannot be asked."""
+    """The files of an earlier download, for when the hub cannot be queried."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     repo = Path(HF_HUB_CACHE) / ("models--" + name.repo.replace("/", "--"))
@@ -172,13 +173,13 @@ def _cached(name: HubName, why: str, say: Say) -> Path:
     if not files:
         raise TidemillError(
             ErrorKind.UNAVAILABLE,
-            f"{name}: no such path here, not in the hub's cache, and {why}, or copy the model here "
+            f"{name}: no such path, not in the hub's cache, and {why}, or copy the model here "
             "and give its path",
             param="model",
             retryable=True,
         )
     choice = choose(name, files)
-    say(f"{name} is taken from the hub's cache: {why.partition(',')[0]}")
+    say(f"{name}: using the hub's cache: {why.partition(',')[0]}")
     return _entry(folder, choice)
 
 
@@ -187,7 +188,7 @@ def _entry(folder: Path, choice: Choice) -> Path:
 
 
 def _refused(name: HubName, error: Exception) -> TidemillError | None:
-    """The hub's answer as an error of ours; None where it gave none."""
+    """The hub's error response as a TidemillError; None when it sent none."""
     from huggingface_hub import errors
 
     def not_found(message: str) -> TidemillError:
@@ -219,6 +220,6 @@ def _refused(name: HubName, error: Exception) -> TidemillError | None:
 
 
 def _kind(error: Exception) -> str:
-    """An error's kind, in the words of the library it came from, of any of its versions."""
+    """An error's kind in the terms of its library, for any of the library's versions."""
     cause: Any = error.__cause__ or error
     return type(cause).__name__

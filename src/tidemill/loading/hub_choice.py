@@ -1,4 +1,4 @@
-"""Which of a hub repository's files make the model that is meant."""
+"""Selects the files of a hub repository that make up the requested model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from tidemill.base.errors import ErrorKind, TidemillError, model_file_error
 from tidemill.loading.hub_name import HubName
 
-# The only files ever fetched for a folder: no pickles, no code.
+# The only files downloaded for a folder: no pickles, no code.
 FOLDER_FILES = (
     "config.json",
     "generation_config.json",
@@ -28,7 +28,7 @@ FOLDER_FILES = (
     "config_sentence_transformers.json",
     "sentence_bert_config.json",
 )
-# Of folders inside: named templates, and the modules of sentence-transformers.
+# Files in subfolders: named templates, and the modules of sentence-transformers.
 _INNER_FILES = re.compile(
     r"additional_chat_templates/[^/]+\.jinja|\d+_\w+/(config\.json|model\.safetensors)"
 )
@@ -38,18 +38,18 @@ _LABEL = re.compile(
     r"(?=$|[-._/])",
     re.IGNORECASE,
 )
-# Where no quantization is named: the usual one, then what is nearest to it.
+# Without a named quantization: the most common one, then the next closest.
 _USUAL = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M", "Q6_K", "Q8_0")
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What to fetch.
+    """The files to download.
 
     Attributes:
         files: paths in the repository.
-        entry: the GGUF file to open, of several parts the first; None for the folder.
-        note: a line for people about a choice that was left to us.
+        entry: the GGUF file to open, the first of several parts; None for a folder.
+        note: a line for the user about an automatic choice.
     """
 
     files: tuple[str, ...]
@@ -58,11 +58,11 @@ class Choice:
 
 
 def choose(name: HubName, files: Sequence[str]) -> Choice:
-    """The files that `name` means, of those that its repository has.
+    """The files that `name` refers to, of those in its repository.
 
     Raises:
-        TidemillError: NOT_FOUND naming what there is instead; MODEL_FILE when it holds no model
-            that can be read.
+        TidemillError: NOT_FOUND naming the available alternatives; MODEL_FILE when the repository
+            holds no readable model.
     """
     models = gguf_models(files)
     if name.file is not None:
@@ -78,8 +78,8 @@ def choose(name: HubName, files: Sequence[str]) -> Choice:
 
 
 def gguf_models(files: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """First part -> all parts of each model in GGUF files. Projectors of pictures and importance
-    matrices are none."""
+    """First part -> all parts of each GGUF model. Image projectors and importance matrices are
+    excluded."""
     found: dict[str, list[str]] = {}
     for file in sorted(files, key=lambda file: (file.count("/"), file)):
         base = file.rpartition("/")[2].lower()
@@ -89,14 +89,14 @@ def gguf_models(files: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def _folder(files: Sequence[str]) -> tuple[str, ...] | None:
-    """What makes a folder of safetensors; None where there is none."""
+    """The files of a safetensors folder; None without safetensors."""
     top = [f for f in files if "/" not in f and any(fnmatchcase(f, p) for p in FOLDER_FILES)]
     weights = [f for f in top if f.endswith(".safetensors")]
     if "config.json" not in top or not weights:
         return None
     if "model.safetensors" in weights:
         spare = set(weights) - {"model.safetensors"}
-    else:  # the same weights again, as their maker's own code reads them
+    else:  # the same weights in the format of their author's own code
         spare = {f for f in weights if f.startswith("consolidated")}
         spare = spare if spare != set(weights) else set()
     inner = [f for f in files if _INNER_FILES.fullmatch(f)]
@@ -149,7 +149,7 @@ def _usual(name: HubName, models: dict[str, tuple[str, ...]]) -> Choice:
 
 
 def label(file: str) -> str | None:
-    """The quantization in a GGUF file's name, else its folder's, as it is usually written."""
+    """The quantization in a GGUF file's name, else in its folder's name, in the usual notation."""
     stem = _SPLIT.sub(r"\1\2", file).removesuffix(".gguf")
     found = _LABEL.findall(stem.rpartition("/")[2]) or _LABEL.findall(stem)
     return re.sub("^FP", "F", str(found[-1]).upper()) if found else None

@@ -1,8 +1,8 @@
-"""How a model on the hub is written: ``owner/name``, and what of it is meant.
+"""Names of models on the hub: ``owner/name``, with an optional part of the repository.
 
-Taken are ``owner/name[@revision]`` followed by nothing, by ``:TAG`` (a quantization, as llama.cpp
-and Ollama write it) or by ``/path/in/it.gguf``; before it may stand ``hf.co/``,
-``huggingface.co/``, ``hf://`` or the site's address; and addresses as a browser shows them
+The form is ``owner/name[@revision]``, optionally followed by ``:TAG`` (a quantization, as in
+llama.cpp and Ollama) or by ``/path/in/it.gguf``. It may be preceded by ``hf.co/``,
+``huggingface.co/``, ``hf://`` or the site's address. Addresses copied from a browser are accepted
 (``/tree/``, ``/blob/`` and ``/resolve/``). A slash inside a revision is written ``%2F``.
 """
 
@@ -22,7 +22,7 @@ _HUB_ID = re.compile(
     re.ASCII,
 )
 _HOSTS = ("hf.co", "huggingface.co", "www.huggingface.co")
-# What stands between a repository and a revision in addresses.
+# The part of an address between a repository and a revision.
 _VIEWS = ("tree", "blob", "resolve", "raw")
 _FILE_SUFFIXES = (".gguf",)
 
@@ -34,8 +34,8 @@ class HubName:
     Attributes:
         repo: owner/name.
         revision: a branch, tag or commit; None for the repository's main branch.
-        tag: which of its GGUF files, by quantization.
-        file: which of its GGUF files, or which folder of them, by path.
+        tag: quantization that selects one of its GGUF files.
+        file: path of one of its GGUF files, or of a folder of them.
     """
 
     repo: str
@@ -50,7 +50,7 @@ class HubName:
 
 
 def parse(text: str) -> HubName | None:
-    """The hub's model that `text` names; None when it is no such name.
+    """Parse a hub model name; None when `text` is not one.
 
     Raises:
         TidemillError: CONFIG for the address of another site.
@@ -65,10 +65,10 @@ def parse(text: str) -> HubName | None:
 
 
 def with_options(model: str | None, file: str | None, revision: str | None) -> str | None:
-    """A model's name with what the flags --file and --revision say of it.
+    """A model's name with the flags --file and --revision applied.
 
     Raises:
-        TidemillError: CONFIG where they contradict the name, or it is none of the hub.
+        TidemillError: CONFIG when they contradict the name, or it is not a hub name.
     """
     if file is None and revision is None:
         return model
@@ -99,14 +99,14 @@ def _of_address(text: str) -> HubName | None:
     if address.netloc not in (*_HOSTS, own):
         raise config_error(
             "model",
-            f"{text.partition('?')[0]}: models are fetched from the Hugging Face hub alone; "
+            f"{text.partition('?')[0]}: models are downloaded only from the Hugging Face hub; "
             "download the file and give its path",
         )
     return _of_path(address.path.strip("/"))
 
 
 def _of_path(path: str) -> HubName | None:
-    """What stands behind the site's name."""
+    """Parse the part after the site's name."""
     parts = path.strip("/").split("/")
     if len(parts) < 4 or parts[2] not in _VIEWS:
         return _of_id("/".join(parts))
@@ -137,8 +137,8 @@ def _of_id(text: str, suffixes: tuple[str, ...] = ("",)) -> HubName | None:
 
 
 def _inside(file: str, flag: str = "model") -> str:
-    """A path that stays in the repository."""
+    """A path checked to be inside the repository."""
     parts = file.rstrip("/").split("/")
     if not all(parts) or {".", ".."} & set(parts):
-        raise config_error(flag, f"{file!r} is no path inside a repository")
+        raise config_error(flag, f"{file!r} is not a path inside a repository")
     return "/".join(parts)

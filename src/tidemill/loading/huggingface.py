@@ -54,9 +54,10 @@ def open_folder(folder: Path, backend: str | None = None) -> ModelFiles:
     """Open a checkpoint folder; only headers and small files are read.
 
     Args:
-        folder: holds config.json (`kind.check_model`).
-        backend: ``auto``: what no family describes is opened for transformers; ``transformers``:
-            so is everything; any other, or None for no backend: it is refused.
+        folder: contains config.json (`kind.check_model`).
+        backend: ``auto``: a model that no family supports is opened for transformers;
+            ``transformers``: every model is; any other, or None for no backend: an unsupported
+            model is rejected.
 
     Raises:
         TidemillError: MODEL_FILE or UNSUPPORTED; the message names file and key or tensor.
@@ -80,7 +81,7 @@ def open_folder(folder: Path, backend: str | None = None) -> ModelFiles:
 
 
 class UnknownArchitecture(Exception):
-    """No family reads a config.json; `refusal` says what of it."""
+    """No family reads a config.json; `refusal` is the reason."""
 
     def __init__(self, refusal: TidemillError) -> None:
         super().__init__(str(refusal))
@@ -94,7 +95,7 @@ def _described(
 
     Raises:
         UnknownArchitecture: no family knows the architecture or a key.
-        TidemillError: MODEL_FILE: a value is broken.
+        TidemillError: MODEL_FILE for an invalid value.
     """
     try:
         family = family_for_config(config)
@@ -102,7 +103,7 @@ def _described(
         raise _sorted(error) from None
     schemes = _schemes(folder, config)
     try:
-        # Whoever reads the scheme has read its section: families see a float model.
+        # The scheme has read the quantization section, so families see a float model.
         read = (*QUANTIZATION_KEYS, *VECTOR_KEYS)
         return family, schemes, family.spec({k: v for k, v in config.items() if k not in read})
     except TidemillError as error:
@@ -126,7 +127,7 @@ def _sorted(error: TidemillError) -> Exception:
 
 
 def _text_side(folder: Path, published: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The text decoder's config where the files hold a vision part as well."""
+    """The text decoder's config, for files that also hold a vision part."""
     try:
         return text_config(published, lambda: read_tensors(folder))
     except TidemillError as error:
@@ -140,7 +141,7 @@ def _family_files(folder: Path, published: Mapping[str, Any]) -> ModelFiles:
     sentence = read_sentence_files(folder, config)
     kind = kind_of(config)
     if sentence.pooled and kind == "generate":
-        kind = "vectors"  # trained to embed: what its output layer would say means nothing
+        kind = "vectors"  # trained for embeddings: its output layer is unused
     if kind != "generate":
         spec = dataclasses.replace(spec, generates=False, tied_embeddings=False)
     stored = read_tensors(folder)
@@ -177,14 +178,15 @@ def _family_files(folder: Path, published: Mapping[str, Any]) -> ModelFiles:
 
 
 def _foreign_files(folder: Path, config: Mapping[str, Any], why: str = "") -> ModelFiles:
-    """The folder for transformers: its tensors by their own names. `why`: what no family reads."""
+    """The folder for transformers: its tensors under their stored names. `why`: the reason why no
+    family reads it."""
     try:
         foreign, sizes = read_foreign(config, why)
     except TidemillError as error:
         raise _in_config(folder, error) from error
     stored = read_tensors(folder)
     weights, notes = place_weights(_schemes(folder, config), stored)
-    # Buffers of other types (masks, position numbers) are made by the model's code.
+    # Buffers of other types (masks, position numbers) are created by the model's code.
     places = {
         name: checked_place(place)
         for name, place in weights.items()
@@ -247,11 +249,11 @@ def _head(
     tensors: LazyTensors,
     classifier: tuple[tuple[HeadPart, ...], Mapping[str, StoredTensor | Place]],
 ) -> tuple[VectorData, MakeHead]:
-    """What is behind the pooled vector, and what to call it."""
+    """The head after the pooled vector, and its label for users."""
     vectors, hidden = sentence.vectors, spec.hidden_size
     vectors = dataclasses.replace(vectors, types=spec.token_types > 1)
     if not spec.causal and not sentence.pooled:
-        vectors = dataclasses.replace(vectors, pooling="cls")  # what BERT was trained to put there
+        vectors = dataclasses.replace(vectors, pooling="cls")  # the input of BERT's pooler
     if kind == "classify":
         labels = labels_of(config)
         parts, own = classifier
@@ -269,10 +271,10 @@ def _head(
 
 
 def read_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """A folder's tensors: safetensors where there are any, else PyTorch's files.
+    """A folder's tensors: safetensors if present, else PyTorch's files.
 
     Raises:
-        TidemillError: MODEL_FILE or UNSUPPORTED naming the file and what is wrong.
+        TidemillError: MODEL_FILE or UNSUPPORTED naming the file and the fault.
     """
     if torch_files.LAYOUT.present(folder) and not safetensors.LAYOUT.present(folder):
         return sharded.read_folder(folder, torch_files.LAYOUT)

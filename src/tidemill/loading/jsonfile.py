@@ -13,24 +13,24 @@ from tidemill.loading.mapped import MappedFile
 MAX_JSON_BYTES = 256 * 2**20  # the largest real tokenizer.json is below 64 MiB
 
 
-# What parsed JSON may take in memory: so many times the text, and a little that small files need.
+# Memory limit of parsed JSON: a multiple of the text's size, plus a constant for small files.
 _MEMORY_FACTOR = 4
 _MEMORY_AT_LEAST = 64 * 2**20
-# Bytes that Python takes for what each character of structure opens or parts, at most.
+# Upper bound of the bytes that Python allocates per structural character.
 _STRUCTURE = {b"{": 240, b"[": 96, b",": 64, b":": 104}
 
 
 def _check_memory(data: bytes, where: str) -> None:
-    """MODEL_FILE for a text whose values would take many times its own size: a hostile one of
-    empty lists takes twenty times it."""
+    """MODEL_FILE for text whose values would take many times its size. A malicious text of empty
+    lists takes twenty times its size."""
     limit = _MEMORY_FACTOR * len(data) + _MEMORY_AT_LEAST
     if len(data) * max(_STRUCTURE.values()) <= limit:
         return
     need = len(data) + sum(data.count(char) * size for char, size in _STRUCTURE.items())
     if need > limit:
         raise model_file_error(
-            f"{where}: {len(data)} bytes of JSON that could take {need} bytes of memory; no real "
-            "model's file is like that"
+            f"{where}: {len(data)} bytes of JSON that could take {need} bytes of memory; a real "
+            "model's file does not"
         )
 
 
@@ -65,7 +65,7 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
         )
     except RecursionError:
         raise model_file_error(f"{where}: JSON nested too deep") from None
-    except ValueError as error:  # includes decoding errors and numbers of absurd length
+    except ValueError as error:  # includes decoding errors and overlong numbers
         raise model_file_error(f"{where}: not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise model_file_error(f"{where}: must hold a JSON object")
@@ -73,7 +73,7 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """A small file's content; MODEL_FILE when it is missing, unreadable or absurdly large."""
+    """A small file's content; MODEL_FILE when it is missing, unreadable or too large."""
     try:
         with open_regular(path) as file:
             data = file.read(MAX_JSON_BYTES + 1)
@@ -85,7 +85,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def is_present(path: Path) -> bool:
-    """Whether a folder has such a file; MODEL_FILE when what has its name is no file."""
+    """Whether a folder has such a file; MODEL_FILE when that name is not a regular file."""
     try:
         return is_regular(path)
     except OSError as error:
@@ -93,7 +93,7 @@ def is_present(path: Path) -> bool:
 
 
 def map_bytes(path: Path) -> memoryview:
-    """The same, mapped: for a large file that may not be needed."""
+    """As `read_bytes`, but mapped: for a large file that may not be needed."""
     view = MappedFile(path, use="text").view
     if len(view) > MAX_JSON_BYTES:
         raise model_file_error(f"{path}: larger than {MAX_JSON_BYTES} bytes")
@@ -106,5 +106,5 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_optional_object(path: Path) -> dict[str, Any]:
-    """The same; an absent file is an empty object."""
+    """As `read_object`; a missing file is an empty object."""
     return read_object(path) if is_present(path) else {}

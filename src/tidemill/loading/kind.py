@@ -1,4 +1,4 @@
-"""What a path holds: a model's folder, a GGUF file, or neither."""
+"""The kind of a path: a model folder, a GGUF file, or neither."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ _PART = re.compile(r".*-\d{5}-of-\d{5}\.gguf")
 
 
 def check_model(path: Path) -> None:
-    """Raise MODEL_FILE unless it is a folder with a config.json, or a GGUF file with weights; or
-    unreadable."""
+    """Raise MODEL_FILE unless it is a folder with a config.json or a GGUF file with weights, and
+    readable."""
     if path.is_dir():
         if not is_present(path / "config.json"):
-            raise model_file_error(f"{path}: holds no config.json; is it a model's folder?")
+            raise model_file_error(f"{path}: no config.json found; is it a model folder?")
     elif not is_gguf(path):
         raise model_file_error(
-            f"{path}: neither a model's folder nor a GGUF file; for safetensors give the folder "
+            f"{path}: neither a model folder nor a GGUF file; for safetensors give the folder "
             "that also holds config.json"
         )
     elif vocabulary_alone(path):
         raise model_file_error(
-            f"{path}: a vocabulary alone, without weights, which `tidemill tokenize` and `tidemill "
+            f"{path}: a vocabulary without weights, which only `tidemill tokenize` and `tidemill "
             "show` read; to run the model give the GGUF file that has its weights"
         )
 
 
 def is_gguf(path: Path) -> bool:
-    """By its name, else by its first bytes. Raises MODEL_FILE when these cannot be read."""
+    """Whether it is a GGUF file, by its name or its first bytes. Raises MODEL_FILE when these
+    cannot be read."""
     if path.suffix == ".gguf":
         return True
     try:
@@ -44,7 +45,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def vocabulary_alone(path: Path) -> bool:
-    """Whether it is a GGUF file that announces no tensors, and no part of several, whose first may
+    """Whether it is a GGUF file without tensors that is not part of a split, whose first part may
     have none. Raises MODEL_FILE when it cannot be read."""
     if _PART.fullmatch(path.name):
         return False

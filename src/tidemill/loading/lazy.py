@@ -28,13 +28,13 @@ _MEASURED_ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """How weights are held that no type of the kernels holds without loss.
+    """Storage of weights that no kernel type represents without loss.
 
     Attributes:
-        wide: as float32, as when computing in float32, or when the backend expands all weights.
-        quantize: else requantized to this type, as ``--quantize`` says; ``none``: to the nearest,
-            which is one that rounds scales alone (`NEAR_HOLDERS`), else Q8_0, whose steps are a
-            tenth of those that the weights have.
+        wide: as float32: when computing in float32, or when the backend expands all weights.
+        quantize: otherwise requantized to this type of ``--quantize``. ``none``: to the closest
+            type, which is one that rounds only scales (`NEAR_HOLDERS`), else Q8_0, whose steps are
+            a tenth of the weights' steps.
     """
 
     wide: bool = True
@@ -42,17 +42,18 @@ class Holding:
 
 
 class LazyTensors(Mapping[str, RawTensor]):
-    """A TensorMap over mapped files: a tensor is looked at when its data are asked for.
+    """A TensorMap over mapped files; a tensor is read when its data is accessed.
 
     Args:
-        places: canonical name -> place.
+        places: canonical name -> location.
         holding: see `Holding`.
-        recent: what the places share to unpack once what they are parts of.
+        recent: cache shared by the places, so that a stored tensor with several parts is unpacked
+            once.
 
     Attributes:
-        errors: canonical name -> relative error (root mean square) of each weight that was
-            requantized, measured on some of its rows; filled while data are read.
-        rounded: of weights whose scales, or floats, are rounded, how many of each (stored, held).
+        errors: canonical name -> relative error (root mean square) of each requantized weight,
+            measured on some of its rows; filled while data is read.
+        rounded: (stored, held) -> number of weights whose scales, or floats, are rounded.
     """
 
     def __init__(
@@ -73,12 +74,12 @@ class LazyTensors(Mapping[str, RawTensor]):
                 self.rounded[place.dtype, "BF16"] += 1
 
     def held(self, holding: Holding) -> LazyTensors:
-        """The same weights, held otherwise."""
+        """The same weights with another `Holding`."""
         places = self.places if holding.wide else all_nearly(self.places)
         return LazyTensors(places, holding, self._recent)
 
     def header(self, name: str) -> TensorHeader:
-        """Type, shape and size of what `[name]` gives; no data is touched."""
+        """Type, shape and size of `[name]`; data is not read."""
         place = self.places[name]
         asked = self._holding.wide or self._holding.quantize != "none"
         rounded = ""
@@ -97,14 +98,15 @@ class LazyTensors(Mapping[str, RawTensor]):
 
     def _release(self, name: str, begin: int, end: int) -> None:
         place = self.places[name]
-        if isinstance(place, OneTensor) and place.exact == place.dtype:  # read where they lie
+        if isinstance(place, OneTensor) and place.exact == place.dtype:  # read from the mapped file
             place.stored.file.release_pages(place.stored.offset + begin, end - begin)
         elif end == self.header(name).nbytes:
             for part in place.parts:
                 part.file.release_pages(part.offset, part.nbytes)
 
     def forget(self) -> None:
-        """Hold nothing that was made for several weights; told when all have been taken over."""
+        """Drop cached intermediates that several weights share. Call it when all weights have been
+        read."""
         self._recent.forget()
 
     def _read(self, name: str) -> RawTensor:
@@ -121,7 +123,7 @@ class LazyTensors(Mapping[str, RawTensor]):
         return tensor
 
     def _requantized(self, name: str, place: Place, reason: str) -> RawTensor:
-        """The weight with its scales rounded, whose numbers do not fit as they are."""
+        """The weight with rounded scales, for numbers that do not fit exactly."""
         try:
             tensor = place.packed(rounded=True)
         except Inexact:
@@ -130,7 +132,7 @@ class LazyTensors(Mapping[str, RawTensor]):
         return tensor
 
     def _note(self, name: str, rows: Float32, held: Float32) -> None:
-        """What is lost where `held` stands for `rows`."""
+        """Record the error of `held` compared with `rows`."""
         lost = (held - rows).astype(np.float64)
         size = float(np.sqrt(np.mean(rows.astype(np.float64) ** 2)))
         self.errors[name] = float(np.sqrt(np.mean(lost**2))) / size if size else 0.0
@@ -150,7 +152,7 @@ class LazyTensors(Mapping[str, RawTensor]):
         return sum(place.nbytes for place in self.places.values())
 
     def prevailing_dtype(self) -> str:
-        """The type most bytes of matrices have."""
+        """The type of most bytes in matrices."""
         bytes_by_type: Counter[str] = Counter()
         for place in self.places.values():
             if len(place.shape) > 1:
@@ -158,7 +160,7 @@ class LazyTensors(Mapping[str, RawTensor]):
         return bytes_by_type.most_common(1)[0][0]
 
     def error_note(self) -> str | None:
-        """A line about what requantizing lost so far; None when nothing was requantized."""
+        """A line about the error of requantizing so far; None when nothing was requantized."""
         said = []
         if self.errors:
             worst = max(self.errors, key=self.errors.__getitem__)
@@ -177,7 +179,7 @@ class LazyTensors(Mapping[str, RawTensor]):
         return "; ".join(said) or None
 
     def _from(self) -> str:
-        """Of what types and into which, where nobody asked for it."""
+        """Source and target types of an automatic requantization."""
         if self._holding.quantize != "none":
             return ""
         kinds = Counter(self.places[name].dtype for name in self.errors)
@@ -195,6 +197,6 @@ def _rejection(place: Place, reason: str) -> TidemillError:
     return unsupported(
         place.name,
         f"{place.parts[0].file.path.name}: {place.name} is stored as {place.dtype}, and {reason}: "
-        "give --quantize q8_0, which requantizes such weights and says what that loses, or "
+        "set --quantize q8_0, which requantizes such weights and reports the error, or "
         "--dtype float32, which keeps their exact values at four bytes each",
     )

@@ -1,4 +1,4 @@
-"""Files mapped read-only, and the place of a tensor in one."""
+"""Files mapped read-only, and the location of a tensor in one."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-# Types of files that numpy has too.
+# Types of files that numpy has as well.
 _NUMPY = {
     "F32": "<f4", "F16": "<f2", "F64": "<f8", "I8": "i1", "U8": "u1", "I16": "<i2", "U16": "<u2",
     "I32": "<i4", "U32": "<u4", "I64": "<i8", "U64": "<u8", "BOOL": "?",
 }  # fmt: skip
 
 
-# Linux maps pages around one that is touched, up to so many bytes: those before it with it.
+# On a page fault Linux also maps surrounding pages, within aligned ranges of this many bytes.
 _MAPPED_AROUND = 2**16
 
 
@@ -37,14 +37,14 @@ class MappedFile:
         use: ``weights`` or ``text``; see `base.files.OpenedFile`.
 
     Attributes:
-        path: where it was opened.
+        path: the path it was opened by.
         size: in bytes.
         stamp: its identity on disk: device, inode, size, nanoseconds of its last modification and
-            of its last change. Equal stamps are the same, unchanged file.
+            of its last change. Equal stamps mean the same, unchanged file.
         view: its content.
 
     Raises:
-        TidemillError: kind MODEL_FILE when there is no regular, readable, non-empty file.
+        TidemillError: kind MODEL_FILE unless it is a regular, readable, non-empty file.
     """
 
     def __init__(self, path: Path, *, use: str = "weights") -> None:
@@ -59,8 +59,8 @@ class MappedFile:
         self.view = memoryview(self._map)
 
     def release_pages(self, offset: int = 0, nbytes: int | None = None) -> None:
-        """Give its pages, or those that a part of it touches, back to the page cache; what is used
-        again is mapped again."""
+        """Unmap all pages, or those that a range touches. They remain in the page cache and are
+        mapped again on access."""
         if hasattr(mmap, "MADV_DONTNEED"):
             begin = max(0, offset - _MAPPED_AROUND) // mmap.PAGESIZE * mmap.PAGESIZE
             end = self.size if nbytes is None else min(self.size, offset + nbytes)
@@ -79,13 +79,13 @@ def file_stamp(path: Path, descriptor: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor's place in a file; no data is touched before it is asked for.
+    """Location of a tensor in a file; data is read only on access.
 
     Attributes:
         name: as stored.
-        dtype: the format's name of its type; it may be one we do not read.
+        dtype: the format's name of its type; it may be an unsupported one.
         shape: outermost axis first.
-        file: where it lies.
+        file: the mapped file.
         offset, nbytes: its bytes, checked against the file's size by the parser.
     """
 
@@ -107,14 +107,14 @@ class StoredTensor:
         return self.file.view[self.offset : self.offset + self.nbytes]
 
     def member(self, index: int) -> StoredTensor:
-        """One entry of the first axis."""
+        """Entry `index` of the first axis."""
         size = self.nbytes // self.shape[0]
         offset = self.offset + index * size
         return StoredTensor(self.name, self.dtype, self.shape[1:], self.file, offset, size)
 
     def array(self) -> NDArray[np.generic]:
-        """The values, still mapped, of a type that numpy has; MODEL_FILE for others."""
-        # Whoever reads only a vocabulary does without it.
+        """The values, still mapped, for types that numpy has; MODEL_FILE for others."""
+        # Not needed, and not imported, by a process that reads only a vocabulary.
         import numpy as np
 
         dtype = _NUMPY.get(self.dtype)
@@ -127,7 +127,7 @@ class StoredTensor:
 
 
 def in_file(error: TidemillError, path: Path) -> TidemillError:
-    """The same error with the file's name in front."""
+    """The same error prefixed with the file's name."""
     return TidemillError(
         error.kind,
         f"{path.name}: {error.message}",

@@ -1,4 +1,4 @@
-"""A model as a person names it: where it is, and what to call it."""
+"""A model as the user names it: its path and its display name."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tidemill.loading.hub_name import parse
 
 
 def locate(model: str | Path | None = None, say: Say | None = None) -> tuple[Path, str]:
-    """The local path of a model and the name it goes by; None is the bundled model.
+    """The local path of a model and its display name; None is the bundled model.
 
-    `say` is told in a line what was chosen for the person.
+    `say` is called with one line about each automatic choice.
 
     Raises:
         TidemillError: see `hub.resolve`; CONFIG without a bundled model.
     """
     if model is None:
-        # Not by its name: a folder of that name here must not stand in for it.
+        # Not resolved by name: a local folder of that name must not replace it.
         bundled = bundled_models().get(DEFAULT_MODEL)
         if bundled is None:
             raise config_error(
@@ -38,6 +38,6 @@ def locate(model: str | Path | None = None, say: Say | None = None) -> tuple[Pat
         ) from None
     path = resolve(model, say)
     if existing(model) is None:
-        return path, str(parse(str(model)) or model)  # a bundled name is its own
+        return path, str(parse(str(model)) or model)  # a bundled model keeps its name
     full = path.resolve()
     return path, shown(full.stem if full.suffix == ".gguf" else full.name)

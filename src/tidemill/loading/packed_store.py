@@ -1,11 +1,12 @@
-"""A folder of packed weights: entries of one file each, bounded, shared by processes.
+"""A folder of packed weights: one file per entry, bounded in size, shared by processes.
 
-An entry is `KEY.packed`: a header, then from byte `DATA_OFFSET` on what a backend would otherwise
-compute again at every start. It is written beside its place, synced and renamed, so that no reader
-ever sees half of one, and is never changed afterwards: a mapping of it stays what it was even when
-the entry is replaced or removed. `KEY.sources` beside it says which files, as they lie on disk, are
-known to have the content it was made of. Writers take turns by a lock on the folder; readers need
-none. An entry's time of modification is when it was last used: the oldest make room.
+An entry is `KEY.packed`: a header, then from byte `DATA_OFFSET` on the data that a backend would
+otherwise compute at every start. It is written to a temporary file, synced and renamed, so that no
+reader sees a partial entry. It never changes afterwards, so a mapping stays valid when the entry is
+replaced or removed. `KEY.sources` lists the identities of files on disk that are known to have the
+content it was made from. Writers are serialized by a lock on the folder; readers need none. An
+entry's modification time is the time of its last use, and the least recently used entries are
+evicted.
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Data begins on a huge page and is written in whole ones: Linux then maps the page cache in them.
+# Data begins on a huge page boundary and is written in whole huge pages, so that Linux can map the
+# page
+# cache in huge pages.
 DATA_OFFSET = 2 * 2**20
 CHUNK = 8 * 2**20
 
-# The bound: of what the folder's disk has left beside it, and in any case.
+# The size bound: a fraction of the disk space that is free or used by entries, and an absolute
+# maximum.
 DISK_SHARE = 0.5
 MAX_BYTES = 64 * 2**30
 
@@ -35,7 +39,7 @@ _MAGIC = b"tidemill packed\n"
 _VERSION = 1
 _LENGTH_BYTES = 4
 _DIGEST_BYTES = 16
-_HEADER_BYTES = 64 * 2**10  # at most
+_HEADER_BYTES = 64 * 2**10  # maximum
 _KNOWN_SOURCES = 8
 _STALE_SECONDS = 60.0
 
@@ -44,11 +48,11 @@ Stamp = tuple[tuple[int, ...], ...]
 
 
 class CorruptEntry(Exception):
-    """An entry that cannot be used, and why."""
+    """An entry that cannot be used; the message is the reason."""
 
 
 class StoreFull(Exception):
-    """An entry that finds no room, and why."""
+    """An entry that does not fit; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +60,12 @@ class Entry:
     """An entry's header.
 
     Attributes:
-        key: what it was asked for by.
-        model: the name of the model, for people.
-        content: hexadecimal digest of the files it was made of.
-        nbytes: of its data.
+        key: the lookup key.
+        model: display name of the model.
+        content: hexadecimal digest of the files it was made from.
+        nbytes: size of its data.
         checksum: of its data.
-        note: what a person should know of how the data were made.
+        note: a note for users on how the data was made.
     """
 
     key: str
@@ -74,7 +78,8 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """An entry as a person sees it: model, bytes on disk, seconds of the epoch of its last use."""
+    """An entry as listed for users: model, bytes on disk, time of last use in seconds since the
+    epoch."""
 
     model: str
     nbytes: int
@@ -89,21 +94,21 @@ def default_folder() -> Path:
 
 
 class PackedStore:
-    """The entries of a folder, which is made when the first is written.
+    """The entries of a folder, which is created at the first write.
 
     Args:
-        folder: where.
+        folder: its path.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def open(self, key: str) -> tuple[Entry, memoryview] | None:
-        """An entry's header and its data, mapped read-only; None when there is none.
+        """An entry's header and its data, mapped read-only; None for a missing entry.
 
         Raises:
-            CorruptEntry: it is cut short, not one of ours, or its header does not add up. The data
-                is not looked at: that is what `Entry.checksum` is for.
+            CorruptEntry: it is truncated, of another format, or its header is invalid. The data is
+                not verified: see `Entry.checksum`.
         """
         path = self._path(key)
         try:
@@ -111,7 +116,7 @@ class PackedStore:
                 entry = _read_header(file.read(_HEADER_BYTES))
                 size = os.fstat(file.fileno()).st_size
                 if entry.key != key or size != DATA_OFFSET + entry.nbytes:
-                    raise CorruptEntry(f"{path} has {size} bytes, or is another's entry")
+                    raise CorruptEntry(f"{path} has an unexpected size ({size} bytes) or key")
                 mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
         except FileNotFoundError:
             return None
@@ -123,27 +128,28 @@ class PackedStore:
         return entry, memoryview(mapped)[DATA_OFFSET:]
 
     def used(self, key: str) -> None:
-        """Note that an entry was used now."""
+        """Record that an entry was used now."""
         with contextlib.suppress(OSError):
             os.utime(self._path(key))
 
     def write(self, entry: Entry, chunks: Iterable[memoryview]) -> None:
-        """Write an entry, replacing one of the same key; others make room. Lock first.
+        """Write an entry, replacing one of the same key and evicting others if needed. Hold the
+        lock.
 
         Args:
             entry: its header.
             chunks: its data, `entry.nbytes` in all.
 
         Raises:
-            StoreFull: the folder's disk has no room for it.
-            OSError: the system refuses.
+            StoreFull: it exceeds the size bound of the folder.
+            OSError: a system call fails.
         """
         self._make_room(entry)
         part = self.folder / f"{entry.key}.part"
         try:
             with open(part, "wb", buffering=0) as file:
                 descriptor = file.fileno()
-                # Taken at once: a full disk is known now, and the file lies in few pieces.
+                # Preallocation detects a full disk early and reduces fragmentation.
                 _reserve(descriptor, DATA_OFFSET + entry.nbytes)
                 at = DATA_OFFSET
                 for chunk in chunks:
@@ -156,7 +162,7 @@ class PackedStore:
             part.unlink(missing_ok=True)
 
     def remember(self, key: str, content: str, stamp: Stamp) -> None:
-        """Note that files of this identity have this content. Raises OSError."""
+        """Record that files of this identity have this content. Raises OSError."""
         known = [list(map(list, stamp))]
         known += [other for other in self._sources(key, content) if other != known[0]]
         text = json.dumps({"content": content, "files": known[:_KNOWN_SOURCES]})
@@ -169,13 +175,13 @@ class PackedStore:
         return list(map(list, stamp)) in self._sources(key, content)
 
     def remove(self, key: str) -> None:
-        """Remove an entry; whoever has it mapped keeps it."""
+        """Remove an entry; existing mappings stay valid."""
         for name in (f"{key}.packed", f"{key}.sources"):
             with contextlib.suppress(OSError):
                 (self.folder / name).unlink(missing_ok=True)
 
     def entries(self) -> list[Listed]:
-        """All entries, the one used last first; damaged ones as such."""
+        """All entries, most recently used first; damaged ones are marked as damaged."""
         found = []
         for path, status in self._files():
             try:
@@ -187,7 +193,8 @@ class PackedStore:
         return found[::-1]
 
     def clear(self) -> int:
-        """Remove every entry and what broken writers left; returns the bytes given back."""
+        """Remove all entries and the temporary files of interrupted writers; returns the bytes
+        freed."""
         freed = 0
         with self.locked():
             for path, status in self._files():
@@ -198,10 +205,11 @@ class PackedStore:
 
     @contextlib.contextmanager
     def locked(self, *, wait: bool = True) -> Iterator[bool]:
-        """The turn to write, made the folder if need be; without `wait`, whether it is ours.
+        """Hold the lock of writers, creating the folder if needed. Without `wait`, yields whether
+        it was acquired.
 
         Raises:
-            OSError: the folder cannot be made or locked.
+            OSError: the folder cannot be created or locked.
         """
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -219,7 +227,7 @@ class PackedStore:
         return self.folder / f"{key}.packed"
 
     def _files(self) -> list[tuple[Path, os.stat_result]]:
-        """Entries' files, the one unused for longest first."""
+        """Files of the entries, least recently used first."""
         found = []
         for path in self.folder.glob("*.packed"):
             with contextlib.suppress(OSError):
@@ -235,8 +243,8 @@ class PackedStore:
         bound = min(MAX_BYTES, int((free + held) * DISK_SHARE))
         if need > bound:
             raise StoreFull(
-                f"{need / 2**30:.2f} GiB are more than the {bound / 2**30:.2f} GiB that may be kept"
-                f" there ({DISK_SHARE:.0%} of what is free, at most {MAX_BYTES // 2**30} GiB)"
+                f"{need / 2**30:.2f} GiB exceed the limit of {bound / 2**30:.2f} GiB there"
+                f" ({DISK_SHARE:.0%} of the free space, at most {MAX_BYTES // 2**30} GiB)"
             )
         for path, status in files:
             if held + need <= bound:
@@ -245,10 +253,11 @@ class PackedStore:
             held -= status.st_blocks * 512
 
     def _sweep(self) -> None:
-        """Remove what writers left that ended in the middle: the lock is ours, so none writes."""
+        """Remove temporary files of interrupted writers. The caller holds the lock, so no writer is
+        active."""
         for part in self.folder.glob("*.part"):
             with contextlib.suppress(OSError):
-                # Notes of sources are written without the lock, in a moment.
+                # Source lists are written without the lock, which takes a moment.
                 if ".sources." in part.name and time.time() - part.stat().st_mtime < _STALE_SECONDS:
                     continue
                 part.unlink()
@@ -300,7 +309,7 @@ def _header(entry: Entry) -> bytes:
 
 
 def _read_header(data: bytes) -> Entry:
-    """Raises CorruptEntry."""
+    """Parse a header; raises CorruptEntry."""
     start = len(_MAGIC) + _LENGTH_BYTES + _DIGEST_BYTES
     length = int.from_bytes(data[len(_MAGIC) : len(_MAGIC) + _LENGTH_BYTES], "little")
     text = data[start : start + length]

@@ -1,4 +1,4 @@
-"""What a model's files hold, in the form that does not depend on their format."""
+"""Contents of a model's files, independent of their format."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tidemill.models.spec import DecoderSpec
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """An opened model: everything its files say, no tensor data touched yet.
+    """An opened model: the contents of its headers and small files; tensor data is not read yet.
 
     Attributes:
         path: the folder or file.
@@ -32,10 +32,10 @@ class ModelFiles:
         generation: recommended sampling values.
         tokenizer: the text side.
         files: the mapped weight files.
-        notes: what a person should know about how the files were read; empty if nothing.
-        vectors: how vectors and scores are made.
-        head: makes the layers behind the pooled vector; they are read when it is called.
-        other_parts: stored tensors of parts that are not loaded, by their own names.
+        notes: notes for users on how the files were read; may be empty.
+        vectors: how vectors and scores are computed.
+        head: creates the layers after the pooled vector, and reads their tensors.
+        other_parts: stored tensors of parts that are not loaded, by their stored names.
     """
 
     path: Path
@@ -72,8 +72,8 @@ def weights_digest(spec: DecoderSpec, tensors: LazyTensors) -> bytes:
     tensor, name, type, shape and bytes: whole up to 4 KiB, else 16 evenly spaced samples of 256
     bytes.
 
-    It tells different checkpoints and fine-tunes apart without reading gigabytes; it is no proof
-    against a file made to collide, which a file one chose to serve has no reason to be.
+    It distinguishes checkpoints and fine-tunes without reading gigabytes. It does not protect
+    against a file crafted to collide; the operator chooses the files to serve.
     """
     digest = hashlib.blake2b(repr(spec).encode(), digest_size=16, person=b"tidemill-weights")
     for name in sorted(tensors.places):
@@ -86,6 +86,6 @@ def weights_digest(spec: DecoderSpec, tensors: LazyTensors) -> bytes:
             for i in range(_SAMPLES):
                 start = last * i // (_SAMPLES - 1)
                 digest.update(part.view[start : start + _SAMPLE_BYTES])
-            # The system maps many pages around each one that is touched.
+            # The system maps many pages around each page that is accessed.
             part.file.release_pages(part.offset, part.nbytes)
     return digest.digest()

@@ -1,9 +1,8 @@
-"""The pickle inside a PyTorch file, read as data: nothing it names is ever imported or called.
+"""Reads the pickle inside a PyTorch file as data: no name in it is imported or called.
 
-A pickle is a program for a stack machine. This machine knows the instructions that a dictionary of
-tensors needs and nothing else; the names it may mention are those of `_NAMES`, and what they stand
-for is made here. Format: the opcode documentation in Python's pickletools; PyTorch's serialization
-notes.
+A pickle is a program for a stack machine. This machine supports only the instructions that a
+dictionary of tensors needs. It accepts only the names in `_NAMES`, whose objects are created here.
+Format: the opcode documentation in Python's pickletools; PyTorch's serialization notes.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class _Type:
 
 
 class _Mark:
-    """Where a list of arguments begins on the stack."""
+    """Start of an argument list on the stack."""
 
 
 _TYPES = {
@@ -62,13 +61,13 @@ _DTYPES = {
 
 def _natural(value: Any, what: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**62:
-        raise model_file_error(f"{what} is no natural number")
+        raise model_file_error(f"{what} is not a natural number")
     return value
 
 
 def _naturals(value: Any, what: str) -> tuple[int, ...]:
     if not isinstance(value, tuple) or len(value) > 8:
-        raise model_file_error(f"{what} is no short tuple of natural numbers")
+        raise model_file_error(f"{what} is not a short tuple of natural numbers")
     return tuple(_natural(v, what) for v in value)
 
 
@@ -112,15 +111,15 @@ _NAMES: dict[tuple[str, str], Any] = {
 
 
 def read_pickle(data: memoryview, objects: int) -> Any:
-    """What the pickle describes: dictionaries, tuples, texts, numbers, tensors.
+    """Contents of the pickle: dictionaries, tuples, strings, numbers, tensors.
 
     Args:
         data: the pickle.
-        objects: how many values it may make; bounds the memory it takes.
+        objects: maximum number of values it may create; bounds memory.
 
     Raises:
-        TidemillError: MODEL_FILE for what is no such pickle, UNSUPPORTED naming a name or
-            instruction it may not use.
+        TidemillError: MODEL_FILE for an invalid pickle, UNSUPPORTED naming a forbidden name or
+            instruction.
     """
     machine = _Machine(data, objects)
     try:
@@ -133,7 +132,7 @@ def read_pickle(data: memoryview, objects: int) -> Any:
 
 
 class _Machine:
-    """The stack machine; `position` is the byte it has come to."""
+    """The stack machine; `position` is the offset of the next byte."""
 
     def __init__(self, data: memoryview, objects: int) -> None:
         self._data = data
@@ -152,7 +151,7 @@ class _Machine:
                 raise unsupported(
                     None,
                     f"the pickle uses instruction 0x{opcode:02x} at byte {self.position - 1}, "
-                    "which a file of tensors does not need; it is not followed",
+                    "which a file of tensors does not need; it is not executed",
                 )
             action(self)
 
@@ -169,7 +168,7 @@ class _Machine:
     def push(self, value: Any) -> None:
         self._left -= 1
         if self._left < 0:
-            raise model_file_error("the pickle makes more values than its file can need")
+            raise model_file_error("the pickle creates more values than its file can need")
         self._stack.append(value)
 
     def text(self, form: str) -> None:
@@ -199,14 +198,14 @@ class _Machine:
             raise unsupported(
                 None,
                 f"the pickle names {module[:60]}.{name[:60]}, which a file of tensors does not "
-                "need; nothing of it is run. Convert the model to safetensors where you trust it",
+                "need; nothing was run. If you trust the file, convert it to safetensors elsewhere",
             )
         self.push(_NAMES[module, name])
 
     def stack_name(self) -> None:
         name, module = self._stack.pop(), self._stack.pop()
         if not isinstance(name, str) or not isinstance(module, str):
-            raise model_file_error("a name in the pickle is no text")
+            raise model_file_error("a name in the pickle is not a string")
         self.name(module, name)
 
     def to_mark(self) -> list[Any]:
@@ -231,7 +230,7 @@ class _Machine:
     def set_items(self, pairs: list[Any]) -> None:
         target = self._stack[-1]
         if not isinstance(target, dict) or len(pairs) % 2:
-            raise model_file_error("the pickle sets items of what is no dictionary")
+            raise model_file_error("the pickle sets items of an object that is not a dictionary")
         for key, value in zip(pairs[::2], pairs[1::2], strict=True):
             if not isinstance(key, str | int):
                 raise model_file_error("the pickle has a key that is neither text nor number")
@@ -244,24 +243,26 @@ class _Machine:
     def reduce(self) -> None:
         args, function = self._stack.pop(), self._stack.pop()
         if not isinstance(args, tuple) or function not in (_tensor, _parameter, _ordered):
-            raise model_file_error("the pickle calls what is no tensor's making")
+            raise model_file_error("the pickle calls an object that does not create a tensor")
         self.push(function(args))
 
     def storage(self) -> None:
         """A persistent id: ('storage', class, key, device, count)."""
         ident = self._stack.pop()
         if not isinstance(ident, tuple) or len(ident) != 5 or ident[0] != "storage":
-            raise model_file_error("the pickle refers to something that is no storage")
+            raise model_file_error("the pickle refers to an object that is not a storage")
         _, kind, key, _, count = ident
         if not isinstance(kind, _Type) or not isinstance(key, str):
             raise model_file_error("the pickle refers to a storage without a type")
         self.push(Storage(key, kind.dtype, _natural(count, "a storage's size")))
 
     def build(self) -> None:
-        """State of an OrderedDict: its _metadata, which says nothing about tensors."""
+        """State of an OrderedDict: its _metadata, which holds nothing about tensors."""
         self._stack.pop()
         if not isinstance(self._stack[-1], dict):
-            raise model_file_error("the pickle sets the state of what is no dictionary")
+            raise model_file_error(
+                "the pickle sets the state of an object that is not a dictionary"
+            )
 
 
 _STOP = ord(".")
@@ -301,17 +302,17 @@ _ACTIONS: dict[int, Callable[[_Machine], object]] = {
 
 
 def state_dict(value: Any) -> dict[str, PickledTensor]:
-    """Name -> tensor of a pickled state dictionary, by itself or under ``state_dict``.
+    """Name -> tensor of a pickled state dictionary, at top level or under ``state_dict``.
 
     Raises:
-        TidemillError: MODEL_FILE naming the key that is no tensor.
+        TidemillError: MODEL_FILE naming a key whose value is not a tensor.
     """
     if not isinstance(value, dict):
-        raise model_file_error("the pickle holds no dictionary of tensors")
+        raise model_file_error("the pickle does not hold a dictionary of tensors")
     inner = value.get("state_dict")
     found = inner if isinstance(inner, dict) else value
     for name, tensor in found.items():
         if not isinstance(name, str) or not isinstance(tensor, PickledTensor):
             shown = str(name)[:80]
-            raise model_file_error(f"the pickle's entry {shown!r} is no tensor", param=shown)
+            raise model_file_error(f"the pickle's entry {shown!r} is not a tensor", param=shown)
     return found

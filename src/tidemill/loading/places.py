@@ -1,8 +1,8 @@
-"""A weight's place in the files, and the types it can be held in.
+"""Location of a weight in the files, and the types it can be held in.
 
-A weight is stored in one tensor or, in a quantization scheme, in several; in a type that backends
-know or in one that they do not. Whatever it is, it is held in the type that costs least and loses
-nothing; failing that, as float32 values, which are exact too and mostly too large to keep.
+A weight is stored in one tensor or, in a quantization scheme, in several, and its stored type may
+be one that no backend supports. It is held in the smallest lossless type. Without such a type it is
+expanded to float32, which is exact but mostly too large to keep.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _PIECE = 2**21  # values repacked at once
 
 
 class Place(Protocol):
-    """Where a weight is.
+    """Location of a weight.
 
     Attributes:
-        name: as stored; of several tensors, what they make up.
+        name: as stored; for several tensors, the name of the weight they make up.
         dtype: the format's or scheme's name of its type.
         shape: outermost axis first.
         nbytes: as stored.
         parts: the tensors that hold it.
-        exact: the type that holds it without loss: one of `DTYPE_BLOCKS`; F32 means that nothing
-            smaller does.
+        exact: the type that holds it without loss: one of `DTYPE_BLOCKS`; F32 when no smaller type
+            does.
     """
 
     @property
@@ -56,17 +56,17 @@ class Place(Protocol):
         """The weight as float32 [shape], exactly as its scheme defines it."""
 
     def packed(self, rounded: bool = False) -> RawTensor:
-        """The weight in its type `exact`; raises `Inexact` when its numbers do not fit after all
-        (a scale that is no float16, unless they may be `rounded`)."""
+        """The weight in its type `exact`. Raises `Inexact` when a number does not fit (for example
+        a scale that is not a float16 value, unless scales may be `rounded`)."""
 
 
 @runtime_checkable
 class Stack(Protocol):
-    """A place whose first axis counts matrices (experts) that can be taken out one by one, so that
-    the others are not unpacked for each."""
+    """A place whose first axis counts matrices (experts) that can be read one by one, without
+    unpacking the others."""
 
     def member(self, index: int) -> Place:
-        """One of them."""
+        """Matrix `index`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +159,8 @@ READ_TYPES = (*_FLOATS, *SMALL_FLOATS, *DECODERS)
 
 
 def one_tensor(stored: StoredTensor) -> OneTensor:
-    """The place of a weight in one tensor; UNSUPPORTED, naming type and tensor, unless its type is
-    one we read."""
+    """The place of a weight in one tensor; UNSUPPORTED, naming type and tensor, for a type that is
+    not supported."""
     if stored.dtype not in READ_TYPES:
         raise unsupported(
             stored.name,
@@ -171,6 +171,6 @@ def one_tensor(stored: StoredTensor) -> OneTensor:
 
 
 def held_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """Bytes of a tensor held in one of `DTYPE_BLOCKS`; rows must be whole blocks."""
+    """Size in bytes of a tensor held in one of `DTYPE_BLOCKS`; rows must be whole blocks."""
     size, count = DTYPE_BLOCKS[dtype]
     return math.prod(shape) // count * size + math.prod(shape[:-1]) * ROW_HEADS.get(dtype, 0)

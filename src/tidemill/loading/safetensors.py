@@ -32,8 +32,8 @@ def read_file(path: Path) -> dict[str, StoredTensor]:
     """Tensors of one file by name; only the header is read.
 
     Raises:
-        TidemillError: MODEL_FILE naming the file and what is wrong: no such file, truncated,
-            invalid header, unknown type, bytes that overlap, leave gaps or lie outside.
+        TidemillError: MODEL_FILE naming the file and the fault: missing, truncated, invalid header,
+            unknown type, bytes that overlap, leave gaps or exceed the file.
     """
     file = MappedFile(path)
     try:
@@ -95,7 +95,7 @@ def _naturals(value: Any) -> list[int] | None:
 
 
 def _check_layout(file: MappedFile, start: int, tensors: list[StoredTensor]) -> None:
-    """The tensors must fill the file: the format allows neither gaps nor overlaps."""
+    """Check that the tensors fill the file: the format allows neither gaps nor overlaps."""
     end = start
     for tensor in sorted(tensors, key=lambda t: (t.offset, t.nbytes)):
         if tensor.offset != end:
@@ -103,17 +103,17 @@ def _check_layout(file: MappedFile, start: int, tensors: list[StoredTensor]) -> 
             raise model_file_error(f"tensor {tensor.name!r} {what}", param=tensor.name)
         end = tensor.offset + tensor.nbytes
     if end != file.size:
-        raise model_file_error(f"{file.size - end} bytes after the last tensor belong to none")
+        raise model_file_error(f"{file.size - end} bytes after the last tensor belong to no tensor")
 
 
 LAYOUT = Layout(SINGLE, INDEX, ".safetensors", read_file)
 
 
 def read_folder(folder: Path) -> dict[str, StoredTensor]:
-    """Tensors of a checkpoint folder: model.safetensors, or the shards its index names.
+    """Tensors of a checkpoint folder: model.safetensors, or the shards that its index names.
 
     Raises:
-        TidemillError: MODEL_FILE when there are none; see `sharded.read_folder`.
+        TidemillError: MODEL_FILE when the folder holds none; see `sharded.read_folder`.
     """
     if not LAYOUT.present(folder):
         raise model_file_error(f"{folder}: holds neither {SINGLE} nor {INDEX}{_hint(folder)}")

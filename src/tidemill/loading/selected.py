@@ -1,4 +1,5 @@
-"""A weight that is part of a stored one: rows of a fused tensor, an expert, a transposed matrix."""
+"""A weight that is part of a stored tensor: rows of a fused tensor, an expert, a transposed
+matrix."""
 
 from __future__ import annotations
 
@@ -21,12 +22,12 @@ from tidemill.models.tensors import RawTensor
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """A `Place` seen through a `Source`. Rows move whole, so quantized ones keep their bytes; a
-    quantized matrix whose axes are exchanged is held as float32.
+    """A `Place` seen through a `Source`. Whole rows are moved, so quantized rows keep their bytes.
+    A quantized matrix whose axes are exchanged is held as float32.
 
     Attributes:
-        recent: shared by all that are parts of one place, which is unpacked once for those that
-            are read one after another.
+        recent: cache shared by all parts of one place, which is unpacked once for consecutive
+            reads.
     """
 
     place: Place
@@ -47,7 +48,7 @@ class Selected:
 
     @property
     def nbytes(self) -> int:
-        """As stored: its share of the whole."""
+        """As stored: its share of the whole tensor."""
         return self.place.nbytes * math.prod(self.shape) // math.prod(self.place.shape)
 
     @property
@@ -81,7 +82,7 @@ class Selected:
         return np.ascontiguousarray(values + np.float32(source.plus))
 
     def _logarithms(self, values: Float32) -> Float32:
-        """a of the stored -exp(a)."""
+        """a_log of the stored -exp(a_log)."""
         if not (values < 0).all() or not np.isfinite(values).all():
             raise model_file_error(
                 f"tensor {self.name!r} must hold numbers below 0 alone", param=self.name
@@ -126,14 +127,14 @@ def _rounded(place: Place) -> RawTensor:
 
 
 def _exchanged(raw: NDArray[np.uint8], shape: tuple[int, ...], dtype: str) -> NDArray[np.uint8]:
-    """Bytes of a float matrix of this shape with its axes exchanged."""
+    """Bytes of a float matrix of this shape with exchanged axes."""
     item = held_bytes(dtype, (1,))
     return np.ascontiguousarray(raw.reshape(*shape, item).swapaxes(0, 1)).reshape(-1)
 
 
 def all_nearly(places: Mapping[str, Place]) -> dict[str, Place]:
-    """The same weights, each in a type that rounds no more than scales where there is one."""
-    # Parts of one tensor go on sharing it: `Recent` compares by identity.
+    """The same weights, each in a type that rounds only scales if one exists."""
+    # Parts of one tensor must share the new place: `Recent` compares by identity.
     made: dict[int, OneTensor] = {}
 
     def nearly(place: Place) -> Place:
@@ -147,7 +148,7 @@ def all_nearly(places: Mapping[str, Place]) -> dict[str, Place]:
 
 
 def select(place: Place, source: Source, recent: Recent) -> Place:
-    """The place itself where the source is the whole tensor; of stacks, the one that is meant."""
+    """The place itself when the source is the whole tensor; for a stack, the selected matrix."""
     if source.expert is not None and isinstance(place, Stack):
         place, source = place.member(source.expert), replace(source, expert=None)
     return place if source.plain else Selected(place, source, recent)

@@ -1,9 +1,9 @@
-"""How a folder's model makes vectors and scores: sentence-transformers' files, and config.json's.
+"""How a folder's model computes vectors and scores: sentence-transformers' files and config.json.
 
-Read are modules.json with the config.json of each module (Transformer, Pooling, Normalize, Dense,
-LogitScore), config_sentence_transformers.json, and of config.json: the number of labels,
-``classifier_from_token`` (a server convention: the tokens whose logits' difference is the score),
-``sentence_transformers.activation_fn``.
+The files are modules.json with the config.json of each module (Transformer, Pooling, Normalize,
+Dense, LogitScore), and config_sentence_transformers.json. The keys of config.json are the number of
+labels, ``classifier_from_token`` (a convention of servers: the score is the difference of these
+tokens' logits) and ``sentence_transformers.activation_fn``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tidemill.loading.jsonfile import (
     read_optional_object,
 )
 
-# Keys of config.json that are read here; families need not know them.
+# Keys of config.json that are read here, so that families need not know them.
 VECTOR_KEYS = (
     *("num_labels", "classifier_from_token", "sentence_transformers", "method"),
     *("classifier_activation", "classifier_pooling", "classifier_bias", "problem_type"),
@@ -38,8 +38,7 @@ _POOLING_MODES = {
 _POOLING_NAMES = {"cls": "cls", "mean": "mean", "lasttoken": "last", "last": "last"}
 _IDENTITY, _SIGMOID = "Identity", "Sigmoid"
 
-# What Qwen3-Reranker's makers put around a pair (their model card), for its checkpoints without a
-# template of their own.
+# The prompt around a pair from Qwen3-Reranker's model card, for its checkpoints without a template.
 QWEN3_RERANKER = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
     'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
@@ -59,14 +58,14 @@ class DenseModule:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SentenceFiles:
-    """What a folder says beside its weights.
+    """Contents of a folder's sentence-transformers files.
 
     Attributes:
-        vectors: the facts; `labels` and `head` of a classification architecture are filled in by
-            the caller, who knows its weights.
-        dense: modules behind the pooling.
+        vectors: the settings; the caller, which knows the weights, fills in `labels` and `head` of
+            a classification architecture.
+        dense: modules after pooling.
         score_tokens: ids whose logits' difference is the score: (positive, negative or None).
-        pooled: a Pooling module is there: the model is made for embeddings.
+        pooled: a Pooling module exists, so the model is made for embeddings.
     """
 
     vectors: VectorData
@@ -76,7 +75,7 @@ class SentenceFiles:
 
 
 def read_sentence_files(folder: Path, config: Mapping[str, Any]) -> SentenceFiles:
-    """Read them; a folder without any gets the defaults.
+    """Read the files; a folder without any gets the defaults.
 
     Raises:
         TidemillError: MODEL_FILE or UNSUPPORTED naming the file and the key.
@@ -173,7 +172,7 @@ def _dense(place: Path) -> DenseModule:
 
 
 def _sigmoid(settings: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
-    """Whether scores are sigmoids: where nothing is said, as CrossEncoder does for one label."""
+    """Whether scores are sigmoids; the default is that of CrossEncoder for one label."""
     nested = _as_map(config.get("sentence_transformers"))
     said = settings.get("activation_fn", nested.get("activation_fn"))
     if said is None:
@@ -197,7 +196,7 @@ def _score_tokens(config: Mapping[str, Any], where: str) -> tuple[int, int | Non
 def _with_score_tokens(
     folder: Path, config: Mapping[str, Any], found: SentenceFiles
 ) -> SentenceFiles:
-    """``classifier_from_token`` (negative, positive) and how a pair becomes a prompt."""
+    """Apply ``classifier_from_token`` (negative, positive) and the prompt format of a pair."""
     named = config.get("classifier_from_token")
     vectors, tokens = found.vectors, found.score_tokens
     if named is not None:
@@ -233,7 +232,7 @@ def _ids_of(folder: Path, tokens: list[str]) -> list[int]:
 
 
 def classifier_pooling(config: Mapping[str, Any]) -> str:
-    """What an encoder's classification head reads: ``cls``, or what ModernBERT's config says."""
+    """Input of an encoder's classification head: ``cls``, or the value in ModernBERT's config."""
     pooling = config.get("classifier_pooling", "cls")
     if pooling not in ("cls", "mean"):
         raise unsupported(
@@ -244,8 +243,8 @@ def classifier_pooling(config: Mapping[str, Any]) -> str:
 
 
 def labels_of(config: Mapping[str, Any]) -> int:
-    """Labels of a classification architecture: `num_labels`, else as many as `id2label` has; 2
-    where nothing is said, as in transformers."""
+    """Labels of a classification architecture: `num_labels`, else the size of `id2label`, else 2 as
+    in transformers."""
     labels = config.get("num_labels")
     if labels is None:
         named = config.get("id2label")

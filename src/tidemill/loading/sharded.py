@@ -1,4 +1,4 @@
-"""A folder's tensors: one file, or the shards that an index names."""
+"""A folder's tensors: one file, or the shards that an index lists."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tidemill.loading.mapped import StoredTensor
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a format's files are named in a folder.
+    """File names of a format in a folder.
 
     Attributes:
-        single: the one file.
-        index: the index of several.
-        suffix: how shards' names end.
+        single: the unsharded file.
+        index: the index of the shards.
+        suffix: ending of shards' names.
         read: a file's tensors by name.
     """
 
@@ -36,9 +36,8 @@ def read_folder(folder: Path, layout: Layout) -> dict[str, StoredTensor]:
     """Tensors of a folder that holds the layout's file or index.
 
     Raises:
-        TidemillError: MODEL_FILE for an unusable index, a missing or unusable shard, a file name
-            that leaves the folder, a tensor that is in another shard than the index says, or in
-            two.
+        TidemillError: MODEL_FILE for an invalid index, a missing or invalid shard, a file name
+            outside the folder, or a tensor that is in another shard than the index says, or in two.
     """
     if (folder / layout.single).exists():
         return layout.read(folder / layout.single)
@@ -58,8 +57,7 @@ def read_folder(folder: Path, layout: Layout) -> dict[str, StoredTensor]:
         for name, tensor in layout.read(folder / shard).items():
             if weight_map.get(name, shard) != shard or name in tensors:
                 raise model_file_error(
-                    f"tensor {name!r} is in {shard}, which {layout.index} does not say, or is "
-                    "there twice",
+                    f"tensor {name!r} is in {shard}, contrary to {layout.index}, or is there twice",
                     param=name,
                 )
             tensors[name] = tensor
@@ -73,11 +71,12 @@ def read_folder(folder: Path, layout: Layout) -> dict[str, StoredTensor]:
 
 
 def _check_shard_name(tensor: str, shard: object, layout: Layout) -> None:
-    # A name with a folder in it could reach outside; hub caches link single files, never folders.
+    # A name with a path separator could leave the folder. Hub caches link single files, never
+    # folders.
     plain = isinstance(shard, str) and shard.endswith(layout.suffix)
     if not plain or any(c in str(shard) for c in "/\\\0") or str(shard).startswith("."):
         raise model_file_error(
-            f"{layout.index} places tensor {tensor!r} in {str(shard)[:80]!r}, which is no name of "
+            f"{layout.index} places tensor {tensor!r} in {str(shard)[:80]!r}, not the name of "
             f"a {layout.suffix} file in the same folder",
             param=tensor,
         )

@@ -1,6 +1,6 @@
-"""SentencePiece models (tokenizer.model) as the metadata a GGUF file would carry.
+"""SentencePiece models (tokenizer.model) converted to the metadata of a GGUF file.
 
-Format: SentencePiece's sentencepiece_model.proto, as far as it is needed: pieces with scores and
+Format: SentencePiece's sentencepiece_model.proto, the needed fields only: pieces with scores and
 types (the numbers are GGUF's), the kind of model, special ids, normalization. Protocol buffers'
 wire format: their encoding documentation.
 """
@@ -23,8 +23,8 @@ def read_file(path: Path) -> dict[str, Any]:
     """The vocabulary under GGUF's keys.
 
     Raises:
-        TidemillError: MODEL_FILE for what is no SentencePiece model, UNSUPPORTED for one of words
-            or characters.
+        TidemillError: MODEL_FILE for an invalid SentencePiece model, UNSUPPORTED for the word and
+            character model types.
     """
     file = MappedFile(path)
     try:
@@ -104,7 +104,7 @@ def _metadata(view: memoryview) -> dict[str, Any]:
         _KEY + "token_type": types,
         _KEY + "add_space_prefix": bool(normalizer.get(3, 1)),
         _KEY + "remove_extra_whitespaces": bool(normalizer.get(4, 1)),
-        # As sentencepiece itself encodes: models that want these tokens say so elsewhere.
+        # The default of sentencepiece itself; other files of a model enable these tokens.
         _KEY + "add_bos_token": False,
         _KEY + "add_eos_token": False,
     }
@@ -129,8 +129,8 @@ def _piece(value: Any) -> tuple[str, float, int]:
     if not isinstance(text, memoryview) or not isinstance(kind, int) or not 1 <= kind <= 6:
         raise model_file_error("not a SentencePiece model: a piece without a text")
     if score is not None and (not isinstance(score, memoryview) or len(score) != 4):
-        raise model_file_error("not a SentencePiece model: a score that is no float")
+        raise model_file_error("not a SentencePiece model: a score that is not a float")
     try:
         return str(text, "utf-8"), 0.0 if score is None else struct.unpack("<f", score)[0], kind
     except UnicodeDecodeError as error:
-        raise model_file_error("a piece that is no UTF-8") from error
+        raise model_file_error("a piece that is not UTF-8") from error

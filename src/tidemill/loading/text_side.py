@@ -16,13 +16,13 @@ from tidemill.loading.named import locate
 
 @dataclass(frozen=True, slots=True)
 class TextFiles:
-    """What the files of a model, or of a tokenizer, say of its text.
+    """Text-related contents of a model's or tokenizer's files.
 
     Attributes:
-        path: where they are.
-        name: what the model is called.
+        path: the folder or file.
+        name: display name of the model.
         tokenizer: vocabulary and templates.
-        generation: sampling values its makers recommend.
+        generation: sampling values that its authors recommend.
     """
 
     path: Path
@@ -32,15 +32,15 @@ class TextFiles:
 
 
 def open_text(model: str | Path | None) -> TextFiles:
-    """The vocabulary and templates of a tokenizer's file or of a model.
+    """Read the vocabulary and templates of a tokenizer file or of a model.
 
     Args:
-        model: a tokenizer.json, a SentencePiece model (``.model``), a GGUF file (one of a
-            vocabulary alone, too), a folder that holds one of these, or a model's name; None is
-            the bundled model.
+        model: a tokenizer.json, a SentencePiece model (``.model``), a GGUF file (also one without
+            weights), a folder that holds one of these, or a model's name; None is the bundled
+            model.
 
     Raises:
-        TidemillError: NOT_FOUND without such a file or model, MODEL_FILE when it cannot be read.
+        TidemillError: NOT_FOUND for a missing file or model, MODEL_FILE when it cannot be read.
     """
     path, name = locate(model)
     if path.is_dir():

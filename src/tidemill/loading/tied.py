@@ -1,4 +1,4 @@
-"""Whether the output layer is the embedding: what config.json says, and what the tensors say."""
+"""Whether embeddings are tied, according to config.json and to the tensors."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _PIECE = 2**23  # bytes compared at once
 def as_stored(
     spec: DecoderSpec, rules: Rules, weights: Mapping[str, StoredTensor | Place]
 ) -> tuple[DecoderSpec, tuple[str, ...]]:
-    """The spec with an output layer of its own where the files hold one that differs from the
-    embedding that the config ties it to, and a note on it. transformers decides alike."""
+    """The spec with a separate output layer when the stored one differs from the embedding that the
+    config ties it to, and a note on it. transformers decides the same way."""
     if not spec.generates or not spec.tied_embeddings:
         return spec, ()
     found: dict[str, str] = {}
@@ -38,7 +38,7 @@ def as_stored(
 
 
 def _same(a: StoredTensor | Place, b: StoredTensor | Place) -> bool:
-    """Whether two weights are stored as the same bytes."""
+    """Whether two weights are stored as equal bytes."""
     if len(a.parts) != 1 or len(b.parts) != 1 or a.shape != b.shape or a.dtype != b.dtype:
         return False
     one, other = a.parts[0], b.parts[0]

@@ -1,7 +1,7 @@
-"""Files of tiktoken ranks: a line for each token, its bytes in base64 and its rank.
+"""Files of tiktoken ranks: one line per token, with its bytes in base64 and its rank.
 
-Such a file says nothing of how text is cut into words, and holds no special tokens; both follow
-from whose file it is. As vocabularies they become byte-level BPE in a GGUF file's terms.
+Such a file contains neither the rule that splits text into words nor special tokens; both depend on
+the model it belongs to. The vocabulary is converted to byte-level BPE in the terms of a GGUF file.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ _MAX_TOKEN_BYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class RanksFile:
-    """What a kind of ranks file leaves unsaid.
+    """Properties of a kind of ranks file that the file does not state.
 
     Attributes:
-        rule: of words, see `text.word_rules`.
-        special: the special tokens behind the ranks, in order.
-        reserved: how many places for special tokens there are in all; those that nobody names are
-            ``<|reserved_token_ID|>``.
+        rule: word rule, see `text.word_rules`.
+        special: the special tokens after the ranks, in order.
+        reserved: total number of special token slots; unnamed ones are ``<|reserved_token_ID|>``.
     """
 
     rule: str
@@ -43,12 +42,12 @@ _QWEN = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
     *(f"<|extra_{i}|>" for i in range(205)),
 )
-# tokenizer_class of tokenizer_config.json -> what it makes of the file.
+# tokenizer_class of tokenizer_config.json -> its kind of ranks file.
 _KINDS = {
     "TikTokenTokenizer": RanksFile("kimi-k2", reserved=256),
     "QWenTokenizer": RanksFile("qwen", _QWEN),
 }
-# Names of files that say whose they are.
+# File names that identify the kind.
 _NAMED = {"qwen.tiktoken": _KINDS["QWenTokenizer"], "o200k_base.tiktoken": RanksFile("o200k")}
 
 
@@ -67,7 +66,7 @@ def read_ranks(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
         settings: tokenizer_config.json, which names the class and the special tokens.
 
     Raises:
-        TidemillError: MODEL_FILE for a damaged file, UNSUPPORTED when it is not known whose it is.
+        TidemillError: MODEL_FILE for a damaged file, UNSUPPORTED for a file of unknown kind.
     """
     kind = _NAMED.get(path.name) or _KINDS.get(str(settings.get("tokenizer_class")))
     if kind is None:
@@ -123,7 +122,7 @@ def _parsed(path: Path) -> list[bytes]:
 
 
 def _special(kind: RanksFile, first: int, settings: Mapping[str, Any]) -> list[str]:
-    """The special tokens behind `first` ranks, in order."""
+    """The special tokens after the first `first` ranks, in order."""
     named = {first + i: token for i, token in enumerate(kind.special)}
     stated = settings.get("added_tokens_decoder")
     for key, value in stated.items() if isinstance(stated, dict) else ():
@@ -141,8 +140,8 @@ def _special(kind: RanksFile, first: int, settings: Mapping[str, Any]) -> list[s
 
 
 def _merges(words: list[str]) -> list[str]:
-    """Every way to make a token of two, by the token's rank: tiktoken joins whatever neighbours
-    make the token of the lowest rank."""
+    """All splits of a token into two tokens, by the token's rank: tiktoken merges the adjacent pair
+    that forms the token of the lowest rank."""
     rank = {word: i for i, word in enumerate(words)}
     merges = []
     for word in words:

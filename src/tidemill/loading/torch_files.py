@@ -1,7 +1,7 @@
 """PyTorch checkpoints (.bin: a zip archive of a pickle and raw storages) as mapped tensors.
 
-Nothing in them is executed: see `pickled.py`. The format before PyTorch 1.6 (pickles one after
-another) is not read.
+No code in them is executed: see `pickled.py`. The format before PyTorch 1.6 (a sequence of pickles)
+is not supported.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def read_file(path: Path) -> dict[str, StoredTensor]:
     """Tensors of one file by name; only the pickle is read.
 
     Raises:
-        TidemillError: MODEL_FILE or UNSUPPORTED naming the file and what is wrong.
+        TidemillError: MODEL_FILE or UNSUPPORTED naming the file and the fault.
     """
     file = MappedFile(path)
     try:

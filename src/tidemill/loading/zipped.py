@@ -1,4 +1,4 @@
-"""A zip archive's entries as places in a mapped file; they must be stored, not compressed.
+"""Locations of a zip archive's entries in a mapped file; they must be stored, not compressed.
 
 Format: PKWARE's application note (end of central directory, its 64-bit form, central and local
 headers), as far as PyTorch writes it.
@@ -17,25 +17,24 @@ _END64 = struct.Struct("<4sQ2H2L4Q")
 _LOCATOR = struct.Struct("<4sLQL")
 _CENTRAL = struct.Struct("<4s6H3L5H2L")
 _LOCAL = struct.Struct("<4s5H3L2H")
-_WHOLE = 0xFFFFFFFF  # in 32 bits: the 64-bit number stands in an extra field
-# What an archive of PyTorch's takes at least for an entry: two headers, two names, alignment.
+_WHOLE = 0xFFFFFFFF  # in 32 bits: the 64-bit number is in an extra field
+# Minimum size of an entry in a PyTorch archive: two headers, two names, alignment.
 _ENTRY_BYTES = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where an entry's bytes lie."""
+    """Location of an entry's bytes."""
 
     offset: int
     nbytes: int
 
 
 def entries(file: MappedFile) -> dict[str, Entry]:
-    """Name -> place of every entry.
+    """Name -> location of every entry.
 
     Raises:
-        TidemillError: MODEL_FILE when it is no archive, truncated, compressed, or contradicts
-            itself.
+        TidemillError: MODEL_FILE when it is not an archive, truncated, compressed, or inconsistent.
     """
     count, start = _directory(file)
     if count > 16 + file.size // _ENTRY_BYTES:
@@ -84,7 +83,7 @@ def _entry(file: MappedFile, at: int) -> tuple[str, Entry, int]:
     try:
         name = str(file.view[name_at : name_at + name_len], "utf-8")
     except UnicodeDecodeError as error:
-        raise model_file_error(f"an archive name at byte {name_at} is no UTF-8") from error
+        raise model_file_error(f"an archive name at byte {name_at} is not UTF-8") from error
     if method != 0 or flags & 1:
         raise model_file_error(
             f"archive entry {name[:80]!r} is compressed or encrypted; PyTorch writes neither",
@@ -104,7 +103,7 @@ def _entry(file: MappedFile, at: int) -> tuple[str, Entry, int]:
 
 
 def _wide(extra: memoryview, size: int, compressed: int, local: int) -> tuple[int, int]:
-    """Size and header offset, from the 64-bit extra field where the 32-bit ones are full."""
+    """Size and header offset, from the 64-bit extra field when a 32-bit field overflows."""
     wanted = [v == _WHOLE for v in (size, compressed, local)]
     if not any(wanted):
         return size, local

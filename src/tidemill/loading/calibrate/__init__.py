@@ -1,2 +1,2 @@
-"""Quantizing with a calibration text: a model's layers run in numpy, one after another, and each
-matrix is rounded so that what the layer gives on the text changes least."""
+"""Quantization with a calibration text. A model's layers run in numpy, one after another, and each
+matrix is rounded so that the layer's output on the text changes least."""

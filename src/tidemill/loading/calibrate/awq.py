@@ -1,5 +1,5 @@
-"""AWQ (Lin et al. 2024): inputs that are large get larger weights before these are rounded, and
-whatever makes the inputs gives them that much smaller."""
+"""AWQ (Lin et al. 2024): weights of large inputs are scaled up before rounding, and the source of
+these inputs is scaled down by the same factor."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tidemill.loading.calibrate.rounding import Float32, change, nearest
 from tidemill.models.spec import Attention, Layer, Mlp
 
 _STEPS = 20
-_ROWS = 512  # of a matrix that the search looks at
+_ROWS = 512  # rows of a matrix that the search uses
 _MAX_SCALE = 1e4
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What makes the inputs of some matrices.
+    """The source of the inputs of some matrices.
 
     Attributes:
-        name: a norm (``attn_norm``), or a matrix whose rows are the inputs (``mlp.up``).
-        matrices: those that read it.
+        name: a norm (``attn_norm``), or a matrix whose output rows are the inputs (``mlp.up``).
+        matrices: the matrices that read the inputs.
     """
 
     name: str
@@ -31,7 +31,8 @@ class Source:
 
 
 def sources(layer: Layer) -> list[Source]:
-    """The layer's matrices by what makes their inputs, where that can be made smaller."""
+    """The layer's matrices grouped by the source of their inputs, for sources that can be
+    scaled."""
     mixer, mlp = layer.mixer, layer.mlp
     assert isinstance(mixer, Attention) and isinstance(mlp, Mlp)
     attention = tuple(f"attn.{part}" for part in ("q", "k", "v", *["gate"] * mixer.gated))
@@ -51,11 +52,11 @@ def sources(layer: Layer) -> list[Source]:
 def search(
     matrices: Mapping[str, Float32], hessian: Float32, typical: NDArray[np.float64], group: int
 ) -> Float32:
-    """The scales [k] among powers of the typical inputs that change least.
+    """The scales [k], among powers of the mean input sizes, that change the output least.
 
     Args:
         matrices: name -> float32 [n, k], which share their inputs.
-        hessian: H of these.
+        hessian: H of these inputs.
         typical: [k], the mean size of each input.
         group: columns that share a scale.
     """

@@ -1,7 +1,7 @@
-"""One dense decoder layer in plain numpy, with a tap on what enters each matrix.
+"""One dense decoder layer in plain numpy, with a hook on the inputs of each matrix.
 
-The base install has no torch, and the native executor keeps no inputs of matrices; calibrating runs
-a layer a few times and not a model, so plain numpy is enough.
+The base install has no torch, and the native executor does not expose the inputs of matrices.
+Calibration runs each layer a few times, so plain numpy is fast enough.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Tap = Callable[[str, Float32], None]
 
 
 def check_supported(spec: DecoderSpec) -> None:
-    """UNSUPPORTED naming what this reading of a layer does not compute."""
+    """UNSUPPORTED, naming a feature of the model that this implementation lacks."""
     if spec.layer_inputs is not None:
         raise unsupported(
             "type", "models whose layers have inputs of their own are not calibrated; use a type "
@@ -51,14 +51,14 @@ def check_supported(spec: DecoderSpec) -> None:
 def run_layer(
     spec: DecoderSpec, index: int, weights: Weights, x: Float32, tap: Tap | None = None
 ) -> Float32:
-    """What a layer makes of one sequence.
+    """Output of a layer for one sequence.
 
     Args:
         spec: the model; see `check_supported`.
         index: the layer.
         weights: the layer's tensors by their canonical names without ``layers.N.``.
         x: float32 [tokens, hidden].
-        tap: called with a matrix's name (``attn.q``) and what enters it [tokens, k].
+        tap: called with a matrix's name (``attn.q``) and its inputs [tokens, k].
 
     Returns:
         float32 [tokens, hidden].
@@ -82,7 +82,7 @@ def run_layer(
 
 
 def embed(spec: DecoderSpec, weights: Weights, tokens: NDArray[np.int64]) -> Float32:
-    """float32 [tokens, hidden]: what enters the first layer; `weights` by canonical names."""
+    """Input of the first layer, float32 [tokens, hidden]; `weights` by canonical names."""
     x = weights["embed.weight"][tokens] * np.float32(spec.embed_scale)
     if spec.learned_positions:
         x = x + weights["positions.weight"][: len(tokens)]
@@ -137,7 +137,7 @@ class _Run:
         return self.linear("attn.o", out)
 
     def _positioned(self, mixer: Attention, part: str, x: Float32) -> Float32:
-        """[tokens, heads, head_dim], normed and rotated."""
+        """Q or K as [tokens, heads, head_dim], normed and rotated."""
         rule = mixer.qk_norm
         count = len(x)
         heads = x.reshape(count, -1, mixer.head_dim)
@@ -177,7 +177,7 @@ def _rotated(rope: Rope, x: Float32) -> Float32:
 
 
 def _attend(mixer: Attention, q: Float32, k: Float32, v: Float32) -> Float32:
-    """[tokens, heads * head_dim] of one whole sequence."""
+    """Attention output of one whole sequence, [tokens, heads * head_dim]."""
     count, group = len(q), mixer.heads // mixer.kv_heads
     at = np.arange(count)
     hidden = at[None, :] > at[:, None]
@@ -198,7 +198,7 @@ def _attend(mixer: Attention, q: Float32, k: Float32, v: Float32) -> Float32:
 
 
 def _erf(x: Float32) -> Float32:
-    """Abramowitz and Stegun 7.1.26, within 1.5e-7."""
+    """Error function, Abramowitz and Stegun 7.1.26, within 1.5e-7."""
     t = 1 / (1 + np.float32(0.3275911) * np.abs(x))
     powers = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
     series: NDArray[np.floating] = np.zeros_like(x)

@@ -1,9 +1,9 @@
-"""A whole model quantized layer by layer, each on what the layers before it, already quantized,
-give on the calibration text.
+"""Quantizes a whole model layer by layer. Each layer is calibrated on the output of the layers
+before it, which are already quantized.
 
-One layer's weights are held at a time, what enters the layer (float32 [tokens, hidden]), and per
-matrix H (float32 [k, k], and its factors while it is rounded). Finished layers are kept in a folder
-beside the result, so that an interrupted run goes on.
+Memory holds one layer's weights, its input (float32 [tokens, hidden]), and per matrix H (float32
+[k, k], and its factors during rounding). Finished layers are stored in a folder next to the result,
+so that an interrupted run can resume.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Arrays = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """How matrices are rounded.
+    """Rounding method of the matrices.
 
     Attributes:
         name: ``gptq`` or ``awq``.
@@ -44,7 +44,7 @@ class Method:
     act_order: bool = False
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether a matrix can be written so."""
+        """Whether a matrix can be written in this form."""
         return len(shape) == 2 and shape[1] % self.group == 0 and shape[0] % 8 == 0
 
     def config(self) -> dict[str, Any]:
@@ -66,10 +66,10 @@ class Quantizer:
 
     Args:
         files: the model.
-        method: how.
-        sequences: token ids of the calibration text, each a row of its own.
+        method: the rounding method.
+        sequences: token ids of the calibration text, each as a separate sequence.
         scratch: folder for finished layers.
-        identity: of the model, method and text; what another one left is thrown away.
+        identity: of the model, method and text. Layers left by another identity are deleted.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Quantizer:
         self._x: list[Float32] = []
 
     def run(self, tell: Callable[[int], None] = lambda count: None) -> None:
-        """Quantize what is not finished; `tell` hears of layers as they are done."""
+        """Quantize the unfinished layers; `tell` is called as layers are finished."""
         done, self._x = self._resume()
         tell(done)
         for index in range(done, len(self._spec.layers)):
@@ -101,8 +101,8 @@ class Quantizer:
             tell(1)
 
     def layer(self, index: int) -> Arrays:
-        """What a finished layer became: by name without ``layers.N.``, quantized matrices in their
-        layout's tensors, others that have changed in float32."""
+        """A finished layer by names without ``layers.N.``: quantized matrices in the tensors of
+        their layout, and other changed tensors in float32."""
         with np.load(self._scratch / f"layer-{index}.npz") as stored:
             return {name: stored[name] for name in stored.files}
 
@@ -135,7 +135,8 @@ class Quantizer:
         (self._scratch / f"state-{index}.npz").unlink(missing_ok=True)
 
     def _observe(self, names: Sequence[str]) -> dict[str, tuple[Float32, NDArray[np.float64]]]:
-        """H and the mean size of what enters these matrices; equal inputs are one observation."""
+        """H and the mean size of the inputs of these matrices; matrices with equal inputs share
+        them."""
         found: dict[str, tuple[Float32, NDArray[np.float64]]] = {}
         count = sum(len(x) for x in self._x)
 
@@ -154,7 +155,7 @@ class Quantizer:
         return found
 
     def _stages(self) -> list[tuple[str, ...]]:
-        """The layer's matrices in the order of computing; those of a stage share their inputs."""
+        """The layer's matrices in the order of computation; those of a stage share their inputs."""
         mixer, mlp = self._spec.layers[self._index].mixer, self._spec.layers[self._index].mlp
         assert isinstance(mixer, Attention) and isinstance(mlp, Mlp)
         attention = ("attn.q", "attn.k", "attn.v", *["attn.gate"] * mixer.gated)
@@ -206,8 +207,8 @@ class Quantizer:
         return out
 
     def _divided(self, name: str, wanted: Float32) -> tuple[Float32, Arrays]:
-        """A source's outputs divided by scales: the scales as the file's type keeps them, and the
-        changed tensors."""
+        """Divide a source's outputs by scales. Returns the scales as the file's type stores them,
+        and the changed tensors."""
         found: Arrays = {}
         key = f"{name}.weight"
         weight = self._weights[key]
@@ -227,7 +228,7 @@ class Quantizer:
 
 
 def as_stored(values: Float32, place: Place) -> Float32:
-    """Values as the tensor's own type holds them."""
+    """Values as the tensor's own type stores them."""
     added = np.float32(place.source.plus if isinstance(place, Selected) else 0.0)
     return stored_values(values - added, place.dtype) + added
 

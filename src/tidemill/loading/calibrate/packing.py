@@ -14,13 +14,13 @@ _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def _words(fields: NDArray[np.uint8]) -> NDArray[np.int32]:
-    """Eight fields of a row [rows, m] a word, the first lowest."""
+    """Eight fields per word from rows [rows, m], the first field lowest."""
     pairs = fields[:, ::2] | (fields[:, 1::2] << 4)
     return np.ascontiguousarray(pairs).view("<i4")
 
 
 def gptq_tensors(rounded: Rounded) -> Arrays:
-    """The tensors by ending. Zero points are stored less one."""
+    """The tensors by name suffix. Zero points are stored minus one."""
     k, groups = rounded.codes.shape[1], rounded.scales.shape[1]
     zeros = np.ascontiguousarray((rounded.zeros.T - 1) & 15)
     return {
@@ -32,7 +32,7 @@ def gptq_tensors(rounded: Rounded) -> Arrays:
 
 
 def awq_tensors(rounded: Rounded) -> Arrays:
-    """The tensors by ending."""
+    """The tensors by name suffix."""
 
     def ordered(columns: NDArray[np.uint8]) -> NDArray[np.int32]:
         by_eight = columns.reshape(len(columns), -1, 8)[:, :, _AWQ_ORDER]

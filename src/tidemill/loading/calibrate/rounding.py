@@ -1,6 +1,6 @@
-"""Rounding matrices to 4 bits with the least change of what they give on a calibration text.
+"""Rounds matrices to 4 bits so that their output on a calibration text changes least.
 
-What a matrix W gives on inputs X changes by ||(Q - W) X||^2 = tr(D H D^T) with D = Q - W and
+The output of a matrix W on inputs X changes by ||(Q - W) X||^2 = tr(D H D^T) with D = Q - W and
 H = X X^T, so H is all that is kept of a text.
 """
 
@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 Float32 = NDArray[np.float32]
 _TOP = 15
 _HALF = 8
-_SHRINKS = tuple(1 - 0.05 * i for i in range(9))  # of a group's range, tried for its scale
-_DAMPING = 0.01  # of the mean of H's diagonal, added to it (Frantar et al. 2023, section 4)
+# Fractions of a group's range that are tried for its scale.
+_SHRINKS = tuple(1 - 0.05 * i for i in range(9))
+# Fraction of the mean diagonal added to H's diagonal (Frantar et al. 2023, section 4).
+_DAMPING = 0.01
 _BLOCK = 128
-_WIDE = 6144  # from so many columns on, H is factored in float32
+_WIDE = 6144  # from this many columns on, H is factored in float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class Rounded:
     scales: Float32
 
     def values(self) -> Float32:
-        """float32 [n, k]."""
+        """Dequantized values, float32 [n, k]."""
         n, k = self.codes.shape
         groups = self.scales.shape[1]
         signed = self.codes.reshape(n, groups, -1).astype(np.float32) - self.zeros[:, :, None]
@@ -50,7 +52,7 @@ def change(delta: Float32, hessian: Float32) -> float:
 
 
 def _grid(w: Float32, shrink: float, sym: bool) -> tuple[Float32, Float32]:
-    """(scales, zeros) [n] of a group of columns whose range is made smaller."""
+    """(scales, zeros) [n] of a group of columns with a reduced range."""
     low = np.minimum(w.min(1), 0) * np.float32(shrink)
     high = np.maximum(w.max(1), 0) * np.float32(shrink)
     if sym:
@@ -68,7 +70,8 @@ def _codes(w: Float32, scales: Float32, zeros: Float32) -> Float32:
 
 
 def group_grid(w: Float32, hessian: Float32 | None, sym: bool) -> tuple[Float32, Float32]:
-    """(scales, zeros) [n] of a group of columns, of the ranges tried those that change least.
+    """(scales, zeros) [n] of a group of columns: of the tried ranges, the one that changes the
+    output least.
 
     Args:
         w: float32 [n, group].
@@ -90,7 +93,7 @@ def group_grid(w: Float32, hessian: Float32 | None, sym: bool) -> tuple[Float32,
 
 
 def nearest(w: Float32, group: int, sym: bool, hessian: Float32 | None = None) -> Rounded:
-    """Each value to the nearest; with `hessian` each group's range is chosen by it."""
+    """Round to nearest; with `hessian` it selects the range of each group."""
     codes = np.empty(w.shape, np.uint8)
     scales, zeros = [], []
     for start in range(0, w.shape[1], group):
@@ -104,15 +107,15 @@ def nearest(w: Float32, group: int, sym: bool, hessian: Float32 | None = None) -
 
 
 def gptq(w: Float32, group: int, hessian: Float32, *, act_order: bool = False) -> Rounded:
-    """GPTQ (Frantar et al. 2023): column after column is rounded, and what that changes is made up
-    for by the columns that follow.
+    """GPTQ (Frantar et al. 2023): columns are rounded one after another, and the following columns
+    compensate the error.
 
     Args:
         w: float32 [n, k].
         group: columns that share a scale; divides 128 and k.
         hessian: float32 [k, k].
-        act_order: columns of the largest inputs first. Groups stay runs of neighbours (their scales
-            are chosen beforehand), so that the file says nothing of the order.
+        act_order: columns with the largest inputs first. Groups remain adjacent columns, because
+            their scales are chosen beforehand. The file therefore does not record the order.
     """
     n, k = w.shape
     h: NDArray[Any] = hessian.astype(np.float32 if k > _WIDE else np.float64)
@@ -125,7 +128,7 @@ def gptq(w: Float32, group: int, hessian: Float32, *, act_order: bool = False) -
     order = np.argsort(-diagonal, kind="stable") if act_order else np.arange(k)
     fixed = nearest(work, group, True, hessian) if act_order else None
     inverse: NDArray[Any] = np.linalg.inv(h[np.ix_(order, order)])
-    # The upper factor: row i holds what rounding column i means for those after it.
+    # The upper factor: row i holds the effect of rounding column i on the columns after it.
     upper = np.linalg.cholesky((inverse + inverse.T) / 2).T.astype(np.float32)
     del h, inverse
     work = work[:, order]
@@ -139,7 +142,7 @@ def gptq(w: Float32, group: int, hessian: Float32, *, act_order: bool = False) -
             if fixed is not None:
                 scales[:, g] = fixed.scales[:, g]
             elif i % group == 0:
-                # _BLOCK is a multiple of the group, so that its columns are up to date.
+                # _BLOCK is a multiple of the group, so its columns are up to date.
                 part = hessian[i : i + group, i : i + group]
                 scales[:, g], _ = group_grid(work[:, i : i + group], part, True)
             column, s = work[:, i], scales[:, g]

@@ -1,4 +1,4 @@
-"""Quantization schemes of Hugging Face checkpoints: which one a config names, and its weights."""
+"""Quantization schemes of Hugging Face checkpoints: selection by the config, and the weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tidemill.loading.places import Place, one_tensor
 from tidemill.loading.schemes import awq, compressed, gptq, hqq, mxfp4, nf4, scaled
 from tidemill.loading.schemes.base import Scheme, assemble
 
-# Where a config.json says how its weights are quantized; the second is an old spelling.
+# Sections of config.json with quantization settings; the second is an old name.
 QUANTIZATION_KEYS = ("quantization_config", "compression_config")
 
 _Reader = Callable[[Mapping[str, Any]], tuple[Scheme, ...]]
@@ -22,7 +22,7 @@ def _bitsandbytes(config: Mapping[str, Any]) -> tuple[Scheme, ...]:
 
 
 def _auto_round(config: Mapping[str, Any]) -> tuple[Scheme, ...]:
-    """AutoRound writes other schemes' bytes, and says whose."""
+    """The scheme that AutoRound used: it writes the format of another scheme and names it."""
     packing = str(config.get("packing_format") or "")
     if config.get("extra_config"):
         raise unsupported(
@@ -57,7 +57,7 @@ def quantization_schemes(config: Mapping[str, Any]) -> tuple[Scheme, ...]:
     """The schemes that a config.json's ``quantization_config`` names; empty without one.
 
     Raises:
-        TidemillError: UNSUPPORTED naming a method or setting that is not read.
+        TidemillError: UNSUPPORTED naming an unsupported method or setting.
     """
     section = next((config[key] for key in QUANTIZATION_KEYS if config.get(key)), None)
     if not section:
@@ -79,9 +79,9 @@ def quantization_schemes(config: Mapping[str, Any]) -> tuple[Scheme, ...]:
 def place_weights(
     schemes: tuple[Scheme, ...], stored: Mapping[str, StoredTensor]
 ) -> tuple[dict[str, StoredTensor | Place], tuple[str, ...]]:
-    """Name -> place of a checkpoint's weights, quantized ones in one piece, and notes for people.
+    """Name -> place of a checkpoint's weights, each quantized weight as one, and notes for users.
 
-    Types are not checked here: a tensor that the model does not need may have any.
+    Types are not checked here, because an unneeded tensor may have any type.
     """
     found: dict[str, StoredTensor | Place] = dict(stored)
     ignored = 0
@@ -101,5 +101,5 @@ def place_weights(
 
 
 def checked_place(place: StoredTensor | Place) -> Place:
-    """A weight the model needs; UNSUPPORTED when its type is not read."""
+    """A weight the model needs; UNSUPPORTED for an unsupported type."""
     return one_tensor(place) if isinstance(place, StoredTensor) else place

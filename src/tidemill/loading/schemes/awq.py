@@ -1,7 +1,7 @@
 """AWQ checkpoints (Lin et al. 2024) in the layout named gemm.
 
-Per matrix [n, k]: qweight [k, n / 8] and qzeros [groups, n / 8], eight 4-bit fields a 32-bit word
-along n in an order of their own; scales [groups, n].
+Per matrix [n, k]: qweight [k, n / 8] and qzeros [groups, n / 8], eight 4-bit fields per 32-bit word
+along n, permuted (`_COLUMNS`); scales [groups, n].
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tidemill.loading.schemes.base import (
     unpack,
 )
 
-# Field i of a word, lowest first, holds this of its eight columns.
+# Field i of a word, lowest first, holds this one of its eight columns.
 _COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
 
 

@@ -1,8 +1,7 @@
-"""What the quantization schemes of Hugging Face checkpoints share.
+"""Shared by the quantization schemes of Hugging Face checkpoints.
 
-A scheme stores a matrix in several tensors (integers, scales, zero points). `assemble` puts them
-together under the matrix's own name, so that families see names and shapes as in a float
-checkpoint.
+A scheme stores a matrix in several tensors (integers, scales, zero points). `assemble` combines
+them under the matrix's own name, so that families see the names and shapes of a float checkpoint.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Integers:
     """A matrix as integers and scales: value = scale * (q - zero).
 
     Attributes:
-        q: int16 [n, k], zero points already taken away.
+        q: int16 [n, k], zero points already subtracted.
         scales: float32 [n, groups].
         group_of: int64 [k], each column's group; None when groups are k / groups columns in order.
     """
@@ -41,7 +40,7 @@ class Integers:
     group_of: NDArray[np.int64] | None = None
 
     def values(self) -> Float32:
-        """float32 [n, k]: one rounding each, of an exact product."""
+        """float32 [n, k]: each value rounds an exact product once."""
         n, k = self.q.shape
         if self.group_of is not None:
             return self.scales[:, self.group_of] * self.q.astype(np.float32)
@@ -50,8 +49,8 @@ class Integers:
         return (grouped * self.scales[:, :, None]).reshape(n, k)
 
     def packed(self, dtype: str, rounded: bool = False) -> NDArray[np.uint8]:
-        """The same numbers as blocks, or as rows with a scale each (INT8); raises Inexact when
-        they do not fit. Scales are `rounded` to float16 or have to be one."""
+        """The same numbers as blocks, or as rows with a scale each (INT8); raises Inexact when they
+        do not fit. Scales are `rounded` to float16, or must be exact float16 values."""
         if dtype == "INT8":
             return int8_rows(self.scales, self.q)
         if self.group_of is not None:
@@ -73,11 +72,11 @@ Read = Callable[[], Integers | Float32]
 
 @dataclass(frozen=True, slots=True)
 class SchemeWeight:
-    """A weight that a quantization scheme keeps in several tensors; see `places.Place`.
+    """A weight that a quantization scheme stores in several tensors; see `places.Place`.
 
     Attributes:
-        read: takes the tensors apart: integers with scales, or float values where the scheme has
-            no integers.
+        read: decodes the tensors to integers with scales, or to float values in a scheme without
+            integers.
     """
 
     name: str
@@ -115,7 +114,7 @@ class SchemeWeight:
 
 
 def holder(k: int, group: int, bits: int) -> str:
-    """The type that holds integers of so many bits, sign included, in groups of columns."""
+    """The type that holds integers of `bits` bits, sign included, in groups of columns."""
     if group % 32 or k % group:
         return "F32"
     return "Q4_0" if bits <= 4 else "Q8_0" if bits <= 8 else "F32"
@@ -123,14 +122,15 @@ def holder(k: int, group: int, bits: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How a checkpoint is quantized.
+    """Quantization of a checkpoint.
 
     Attributes:
-        label: named to people.
+        label: name for users.
         suffixes: endings of the tensors that make up a weight, the first one always present.
-        build: makes the weight of (its name, ending -> tensor), or None to leave them alone.
-        ignored: endings of tensors that say how activations or the KV cache would be quantized,
-            which is not followed.
+        build: creates the weight from (its name, ending -> tensor), or returns None to leave the
+            tensors unchanged.
+        ignored: endings of tensors with quantization parameters of activations or the KV cache,
+            which are not used.
     """
 
     label: str
@@ -140,13 +140,13 @@ class Scheme:
 
 
 def assemble(scheme: Scheme, stored: Stored) -> tuple[dict[str, StoredTensor | Place], int]:
-    """The tensors of a checkpoint with every quantized weight in one piece.
+    """The tensors of a checkpoint, with every quantized weight combined into one.
 
     Returns:
-        name -> tensor or weight, and how many tensors were ignored.
+        name -> tensor or weight, and the number of ignored tensors.
 
     Raises:
-        TidemillError: MODEL_FILE or UNSUPPORTED naming the weight whose tensors do not fit.
+        TidemillError: MODEL_FILE or UNSUPPORTED naming the weight whose tensors are inconsistent.
     """
     found: dict[str, StoredTensor | Place] = {}
     used: set[str] = set()
@@ -173,7 +173,7 @@ def assemble(scheme: Scheme, stored: Stored) -> tuple[dict[str, StoredTensor | P
 
 
 def part(parts: Stored, suffix: str) -> StoredTensor:
-    """A part that must be there."""
+    """A part that must exist."""
     if suffix not in parts:
         raise model_file_error(f"its tensor {suffix} is missing", param=suffix)
     return parts[suffix]

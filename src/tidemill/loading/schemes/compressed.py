@@ -3,14 +3,14 @@
 Layouts, from the library's format description:
 
 - pack-quantized: weight_packed [n, ceil(k * bits / 32)], fields along the rows, lowest first,
-  stored plus half the range; weight_scale [n, groups]; weight_shape [2]; optionally
+  stored with half the range added; weight_scale [n, groups]; weight_shape [2]; optionally
   weight_zero_point [ceil(n * bits / 32), groups], packed along n, and weight_g_idx [k];
 - int-quantized: weight int8 [n, k], weight_scale, weight_zero_point;
 - float-quantized: weight fp8 [n, k], weight_scale.
 
-Where int8 weights with a scale per output channel are meant for activations in int8 with a scale
-per token, found as they come, they are multiplied so. Other ways of quantizing activations are
-noted by the checkpoint and not followed: they are computed in more bits.
+int8 weights with a scale per output channel may be meant for dynamic int8 activations with a scale
+per token; they are then multiplied in that form. Other activation quantization in a checkpoint is
+ignored: activations are computed in more bits.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _IGNORED = (
     ".input_scale", ".input_zero_point", ".output_scale", ".k_scale", ".v_scale", ".q_scale",
     ".input_observer.min_val", ".input_observer.max_val",
 )  # fmt: skip
-# What the library takes for granted, and what the kernel of one scale per row does.
+# The library's defaults, which are also what the kernel with one scale per row computes.
 _INPUT_DEFAULTS = {"num_bits": 8, "type": "int", "symmetric": True}
 _PER_TOKEN = {**_INPUT_DEFAULTS, "strategy": "token", "dynamic": True}
 _SUFFIXES = (".weight_scale", ".weight", ".weight_zero_point")
@@ -56,8 +56,8 @@ _PACKED_SUFFIXES = (
 
 
 def schemes(config: Mapping[str, Any]) -> tuple[Scheme, ...]:
-    """Read a ``quantization_config`` of method compressed-tensors: the packed weights' scheme, then
-    the plain ones'."""
+    """Read a ``quantization_config`` of method compressed-tensors: the scheme of packed weights,
+    then those of unpacked ones."""
     layout = config.get("format") or "dense"
     if layout not in _FORMATS:
         raise unsupported(
@@ -97,9 +97,9 @@ def _groups(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _rounds_inputs(config: Mapping[str, Any]) -> bool:
-    """Whether every group of int8 weights is meant for int8 activations with a scale per token that
-    is found as they come. Which modules a group means is told by expressions, which are not read:
-    where groups differ, none is followed."""
+    """Whether every group of int8 weights is meant for dynamic int8 activations with a scale per
+    token. The modules of a group are given as patterns, which are not evaluated, so groups that
+    differ disable it."""
     inputs = [
         group.get("input_activations")
         for group in _groups(config)
@@ -113,7 +113,7 @@ def _rounds_inputs(config: Mapping[str, Any]) -> bool:
 
 
 def _block_structure(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """The blocks of the first group whose weights have a scale per block."""
+    """Block shape of the first group whose weights have a scale per block."""
     for group in _groups(config):
         weights = group.get("weights")
         shape = weights.get("block_structure") if isinstance(weights, dict) else None
@@ -176,7 +176,8 @@ def _packed(name: str, parts: Stored) -> SchemeWeight:
 
 
 def _logical_shape(tensor: StoredTensor) -> tuple[int, int]:
-    # Sixteen bytes of data, read when the model is opened: the shape is nowhere else.
+    # Sixteen bytes of data, read when the model is opened, because the shape is stored nowhere
+    # else.
     check_shape(tensor, (2,))
     check_type(tensor, "I64", "I32")
     n, k = (int(v) for v in tensor.array())

@@ -2,7 +2,7 @@
 
 Per matrix [n, k]: qweight, 32-bit words down the columns [k * bits / 32, n]; qzeros, words along
 the rows [groups, n * bits / 32]; scales [groups, n]; g_idx [k], the group of each column. In the
-first format a zero point is stored less one, modulo 2^bits.
+first format a zero point is stored minus one, modulo 2^bits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tidemill.loading.schemes.base import (
 )
 
 _BITS = (2, 3, 4, 8)
-_FORMATS = {"gptq": 1, "gptq_v2": 0}  # what is added to a stored zero point
+_FORMATS = {"gptq": 1, "gptq_v2": 0}  # added to a stored zero point
 
 
 def scheme(config: Mapping[str, Any]) -> Scheme:
@@ -52,8 +52,8 @@ def scheme(config: Mapping[str, Any]) -> Scheme:
 
 
 def _check_modules(dynamic: object, common: Mapping[str, bool]) -> bool:
-    """Whether modules have settings of their own, which are patterns of names in GPTQModel's
-    configs. They are not matched: what may differ is what the tensors' shapes say."""
+    """Check the per-module settings, which GPTQModel's configs give as name patterns. The patterns
+    are not evaluated: settings that may differ are derived from the tensors' shapes."""
     key = "quantization_config.dynamic"
     if not dynamic:
         return False
@@ -73,7 +73,7 @@ def _check_modules(dynamic: object, common: Mapping[str, bool]) -> bool:
     return True
 
 
-# How a module was quantized, beyond what it became.
+# Settings of the quantization run that do not affect the result's format.
 _MAKING = ("mse", "damp_percent", "static_groups", "act_group_aware")
 
 
@@ -124,7 +124,7 @@ def _weight(
         in_order = k % groups == 0 and np.array_equal(of, regular)
         return Integers(integers, floats(scales).T, None if in_order else of)
 
-    # A symmetric zero point is half the range; others make the integers a bit longer.
+    # A symmetric zero point is half the range; other zero points need one more bit.
     exact = holder(k, k // groups, bits if sym else bits + 1) if ordered else "F32"
     if not sym and bits == 8:
         exact = "Q8_0" if ordered and exact != "F32" else "F32"

@@ -1,10 +1,10 @@
 """HQQ checkpoints (Badri and Shaji 2023) as transformers and hqq save them.
 
 Per matrix [n, k]: W_q, its integers in groups of values, [groups, size] along the rows (axis 1) or
-[size, groups] across them (axis 0), packed so that a word's fields are rows that many apart; scale
-and zero, a number per group; and each setting as a small tensor of its own (text as bytes). value =
-(q - zero) * scale, each step rounded to the wider of its operands' types, q in compute_dtype. A
-zero point is any number, so that no type of few bits holds the values; one of 16 bits mostly does.
+[size, groups] across them (axis 0), packed so that a word's fields are rows at a fixed distance;
+scale and zero, a number per group; and each setting as a small tensor (text as bytes). value = (q -
+zero) * scale, each step rounded to the wider of its operands' types, q in compute_dtype. A zero
+point is any number, so no type of few bits holds the values; mostly one of 16 bits does.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _SETTINGS = (
     ".nbits", ".group_size", ".shape", ".axis", ".packing", ".compute_dtype", ".view_as_float",
     ".quant_scale", ".quant_zero",
 )  # fmt: skip
-# How it was made, and how it is to be held; nothing that its values depend on.
+# Settings of the quantization run and of storage that do not affect the values.
 _IDLE = (
     ".unpack_view_dtype", ".offload_meta", ".encoded_state_dict", ".stores_quant_config",
     ".channel_wise", ".optimize", ".round_zero",
 )  # fmt: skip
 _SUFFIXES = (".W_q", ".scale", ".zero", *_SETTINGS, ".zero_scale", *_IDLE)
-# Packing -> (a word's type, its fields' places, bits of each), the first rows' field first.
+# Packing -> (word type, shifts of its fields, bits per field), the first rows' field first.
 _PACKINGS: dict[str, tuple[type[np.signedinteger | np.unsignedinteger], range, int]] = {
     "8bit_u8": (np.uint8, range(0, 1), 8),
     "4bit_u8": (np.uint8, range(4, -1, -4), 4),
@@ -52,7 +52,7 @@ _MAX_TEXT = 64
 
 
 def scheme() -> Scheme:
-    """The scheme; all that it needs to know is in its tensors."""
+    """The scheme; its tensors hold all settings."""
     return Scheme("HQQ", _SUFFIXES, _weight)
 
 

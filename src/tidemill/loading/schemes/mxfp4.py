@@ -1,8 +1,8 @@
-"""MXFP4 as gpt-oss's checkpoints keep experts: blocks of 32 four-bit floats with a power of two.
+"""MXFP4 experts in gpt-oss checkpoints: blocks of 32 four-bit floats with a power-of-two scale.
 
-Definition: OCP Microscaling formats, section 5.3 (e2m1 elements, e8m0 scales). Of a tensor ``X``
-there are ``X_blocks``, uint8 [..., n, k / 32, 16], two neighbours to a byte, the first in its low
-half, and ``X_scales``, uint8 [..., n, k / 32].
+Definition: OCP Microscaling formats, section 5.3 (e2m1 elements, e8m0 scales). A tensor ``X`` is
+stored as ``X_blocks``, uint8 [..., n, k / 32, 16], two adjacent values per byte, the first in the
+low half, and ``X_scales``, uint8 [..., n, k / 32].
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tidemill.models.small_floats import e8m0
 from tidemill.models.tensors import RawTensor
 
 _BLOCK = 32
-# Twice the values of the 16 codes, which are integers: value = 2^(scale - 128) * this.
+# Twice the values of the 16 codes, as integers: value = 2^(scale - 128) * this.
 _HALVES = (0, 1, 2, 3, 4, 6, 8, 12)
 _TWICE = np.array([*_HALVES, *(-h for h in _HALVES)], np.int8)
 _POWERS = e8m0()
@@ -72,7 +72,7 @@ class Mxfp4Weight:
         return (pairs.astype(np.float32) * scales[:, None]).reshape(self.shape)
 
     def packed(self, rounded: bool = False) -> RawTensor:
-        """See `places.Place`: a scale, then value j of 32 beside value 16 + j in a byte."""
+        """See `places.Place`: a scale, then bytes with value j of 32 and value 16 + j."""
         low, high = self._codes()
         scales = self._scales()
         if (scales == _NAN).any():
@@ -93,7 +93,8 @@ class Mxfp4Weight:
 
 
 def scheme(_config: Mapping[str, Any]) -> Scheme:
-    """Read a ``quantization_config`` of method mxfp4. What is not in blocks is left alone."""
+    """Read a ``quantization_config`` of method mxfp4. Tensors not stored in blocks are
+    unchanged."""
     return Scheme("MXFP4", ("_blocks", "_scales"), _build)
 
 

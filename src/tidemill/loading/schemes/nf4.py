@@ -37,7 +37,7 @@ _MAX_STATE_BYTES = 65536
 
 
 def scheme() -> Scheme:
-    """The scheme; everything it needs to know is in its tensors."""
+    """The scheme; its tensors hold all settings."""
     return Scheme("bitsandbytes 4-bit", _SUFFIXES, _weight)
 
 
@@ -83,7 +83,7 @@ def _weight(name: str, parts: Stored) -> SchemeWeight:
 
 
 def _scales(state: dict[str, Any], parts: Stored, absmax: StoredTensor) -> Any:
-    """A function that gives float32 [blocks]."""
+    """A function that returns the scales, float32 [blocks]."""
     if absmax.dtype != "U8":
         check_type(absmax, "F32")
         return lambda: floats(absmax)

@@ -45,7 +45,7 @@ def fp8(config: Mapping[str, Any]) -> Scheme:
     def build(name: str, parts: Stored) -> SchemeWeight | None:
         scale = parts.get(".weight_scale_inv", parts.get(".weight_scale"))
         if parts[".weight"].dtype not in SMALL_FLOATS or scale is None:
-            return None  # a float weight, or one that needs no scale
+            return None  # a float weight, or one without a scale
         return fp8_weight(name, parts[".weight"], scale, blocks, tuple(parts.values()))
 
     suffixes = (".weight", ".weight_scale_inv", ".weight_scale")
@@ -81,7 +81,8 @@ def fp8_weight(
             wide = np.repeat(np.repeat(factors, blocks[0], 0)[:n], blocks[1], 1)[:, :k]
         return small_float_values(weight) * wide
 
-    # Four bits of an 8-bit float times a power of two is a bfloat16.
+    # The product of an 8-bit float with four significant bits and a power of two is a bfloat16
+    # value.
     exact = "BF16" if scale.dtype == "F8_E8M0" else "F32"
     return SchemeWeight(name, "FP8", weight.shape, parts, exact, read)
 
@@ -114,10 +115,10 @@ def int8_rows(
     parts: tuple[StoredTensor, ...],
     rounded_inputs: bool,
 ) -> SchemeWeight:
-    """int8 [n, k] with a scale (and zero point) for all, per row, or per group of columns.
+    """int8 [n, k] with a scale (and zero point) per tensor, per row, or per group of columns.
 
-    `rounded_inputs`: it was made to multiply activations in int8 with a scale per token, as the
-    kernel of one scale per row does.
+    `rounded_inputs`: the matrix is meant for int8 activations with a scale per token, as in the
+    kernel with one scale per row.
     """
     check_type(weight, "I8")
     if len(weight.shape) != 2:

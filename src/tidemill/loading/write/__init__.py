@@ -1,1 +1,1 @@
-"""Writing model files: tensor by tensor, resumable, in formats that others read too."""
+"""Writes model files tensor by tensor, resumably, in formats that other programs read."""

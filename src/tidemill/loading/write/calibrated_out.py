@@ -1,4 +1,4 @@
-"""The tensors of a model that was quantized with a calibration text, as a folder has them."""
+"""The tensors of a model quantized with a calibration text, in the form of a folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _TYPES = {"int32": "I32", "float16": "F16", "float32": "F32"}
 
 
 def stored_name(place: Place) -> str:
-    """The tensor's name; UNSUPPORTED where a tensor of ours is no tensor of the folder's."""
+    """The tensor's stored name; UNSUPPORTED when our tensor is not exactly one of the folder's
+    tensors."""
     changed = isinstance(place, Selected) and (
         place.source.rows is not None or place.source.transposed or place.source.expert is not None
     )
@@ -35,7 +36,7 @@ def stored_name(place: Place) -> str:
 
 
 def calibrated_tensors(files: ModelFiles, quantizer: Quantizer) -> list[OutTensor]:
-    """Every tensor of the folder; `quantizer` has run."""
+    """All tensors of the folder; `quantizer` must have run."""
     out: list[OutTensor] = []
     finished: dict[int, Arrays] = {}
     for canonical, place in files.tensors.places.items():
@@ -76,7 +77,7 @@ def _array(name: str, array: NDArray[Any], quantizer: Quantizer, index: int, key
 
 
 def _changed(name: str, place: Place, quantizer: Quantizer, index: int, key: str) -> OutTensor:
-    """A tensor in its own type."""
+    """A changed tensor in its stored type."""
     stored = place.parts[0]
     added = np.float32(place.source.plus if isinstance(place, Selected) else 0.0)
 

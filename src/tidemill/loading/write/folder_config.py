@@ -1,7 +1,7 @@
-"""config.json of a model that was read from a GGUF file.
+"""config.json for a model that was read from a GGUF file.
 
-Whether it says enough is tried, as for GGUF: the family reads it again, and what comes out must be
-the same decoder.
+As for GGUF, the result is verified: the family reads the config back, and the decoder must be
+equal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tidemill.models.dense import Family
 from tidemill.models.rope import Rope, RopeScaling, inverse_frequencies
 from tidemill.models.spec import Attention, DecoderSpec
 
-# transformers' model_type where it is not our family's name.
+# transformers' model_type where it differs from our family's name.
 _MODEL_TYPES = {
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
@@ -28,34 +28,34 @@ _MODEL_TYPES = {
     "llama4": "llama4_text",
     "hunyuan": "hunyuan_v1_dense",
 }
-# Keys that transformers derives for a family, and takes from nobody.
+# Keys that transformers derives and rejects when given.
 _DERIVED = {"falcon": ("head_dim",)}
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _CONTEXTS = [2**power for power in range(4, 24)]
 _ROUNDING = 1e-6  # relative: divisors are float32
-_STILL = 1e-20  # angles per position below it turn nothing
+_STILL = 1e-20  # angles per position below this count as no rotation
 
 
 def folder_config(files: ModelFiles, family: Family, dtype: str) -> dict[str, Any]:
-    """The keys, checked by reading them back.
+    """The keys, verified by reading them back.
 
     Args:
         dtype: of the weights: F32, F16 or BF16.
 
     Raises:
-        TidemillError: UNSUPPORTED when config.json cannot say something that this model needs.
+        TidemillError: UNSUPPORTED when config.json cannot express a feature of this model.
     """
     config: dict[str, Any] = {
         "architectures": [family.architectures[0]],
         "model_type": _MODEL_TYPES.get(family.name, family.name),
         "torch_dtype": _DTYPES[dtype],
-        **{k: _shortest(v) for k, v in files.config.items() if not k.startswith("_")},  # ours alone
+        **{k: _shortest(v) for k, v in files.config.items() if not k.startswith("_")},  # internal
         **_shortest(_rope_scaling(files.spec)),
     }
     config |= _proportional(files.spec, config)
     for key in _DERIVED.get(family.name, ()):
         config.pop(key, None)
-    # Said even where there are none: transformers would take those of the family's first model.
+    # Written even when empty: transformers would otherwise use those of the family's first model.
     ends = list(files.eos_token_ids)
     config["bos_token_id"] = files.bos_token_id
     config["eos_token_id"] = ends[0] if len(ends) == 1 else ends or None
@@ -64,7 +64,7 @@ def folder_config(files: ModelFiles, family: Family, dtype: str) -> dict[str, An
     try:
         read = family.spec(config)
     except TidemillError as error:
-        message = f"this model cannot be said in config.json ({error.message})"
+        message = f"this model cannot be written as config.json ({error.message})"
         raise unsupported("out", message) from error
     field = difference(plain_spec(read), plain_spec(files.spec), "")
     if field is None and not _same_ropes(read, files.spec):
@@ -72,14 +72,15 @@ def folder_config(files: ModelFiles, family: Family, dtype: str) -> dict[str, An
     if field is not None:
         raise unsupported(
             "out",
-            f"this model needs something that config.json of its family does not say ({field}); "
+            f"config.json of this model's family lacks a key for a property of it ({field}); "
             "give a name that ends in .gguf as OUT",
         )
     return config
 
 
 def _shortest(value: Any) -> Any:
-    """A number as it was before a file kept it in float32: the shortest that rounds to the same."""
+    """The number before a file stored it as float32: the shortest decimal that rounds to the
+    same."""
     if isinstance(value, float) and float(np.float32(value)) == value:
         return float(str(np.float32(value)))
     if isinstance(value, list):
@@ -111,7 +112,7 @@ def _same_ropes(a: DecoderSpec, b: DecoderSpec) -> bool:
 
 
 def _rope_scaling(spec: DecoderSpec) -> dict[str, Any]:
-    """What files keep as tensors; the other scalings are in the config already."""
+    """Scaling stored as tensors; the other scalings are in the config already."""
     rope = next((rope for rope in _ropes(spec) if rope is not None), None)
     if rope is None or rope.scaling is None or _rotating_share(rope) is not None:
         return {}
@@ -123,7 +124,8 @@ def _rope_scaling(spec: DecoderSpec) -> dict[str, Any]:
 
 
 def _rotating_share(rope: Rope | None) -> float | None:
-    """Of ropes whose divisors let the first pairs alone rotate, which share of them; else None."""
+    """The share of rotating pairs of ropes whose divisors let only the first pairs rotate; else
+    None."""
     factors = () if rope is None or rope.scaling is None else rope.scaling.factors
     rotating = sum(divisor == 1.0 for divisor in factors)
     still = factors[rotating:]
@@ -133,7 +135,7 @@ def _rotating_share(rope: Rope | None) -> float | None:
 
 
 def _proportional(spec: DecoderSpec, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The ropes of kinds of layers (`layer_types`) in which a share of the pairs rotates."""
+    """Ropes of the layer types (`layer_types`) in which only a share of the pairs rotates."""
     kinds, ropes = config.get("layer_types"), _ropes(spec)
     if not isinstance(kinds, list) or len(kinds) != len(ropes):
         return {}
@@ -150,10 +152,10 @@ def _proportional(spec: DecoderSpec, config: Mapping[str, Any]) -> dict[str, Any
 
 
 def _llama3(rope: Rope, divisors: tuple[float, ...]) -> dict[str, Any]:
-    """The parameters of Llama 3.1's rule that give these divisors.
+    """The parameters of Llama 3.1's rule that yield these divisors.
 
-    They are found for its usual bounds (1 and 4): the context before stretching is a power of two,
-    and the largest divisor is the factor.
+    They assume its usual bounds (1 and 4). Then the context before scaling is a power of two, and
+    the largest divisor is the factor.
     """
     factor = max(divisors)
     plain = Rope(rope.theta, rope.dim)

@@ -1,5 +1,5 @@
-"""A model's tensors under the names, and in the shapes and orders, of its family's Hugging Face
-checkpoints: the way back from what is read."""
+"""A model's tensors in the names, shapes and orders of its family's Hugging Face checkpoints: the
+inverse of reading them."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ Bits = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One of the model's tensors, and where a folder has it.
+    """One of the model's tensors, and its location in a folder's tensor.
 
     Attributes:
-        order: which of a folder's rows it has, in its order; None for all as they are.
-        columns: `order` is of columns.
+        order: rows of the folder's tensor that it holds, in its order; None for all, in order.
+        columns: `order` refers to columns.
     """
 
     source: Source
@@ -52,17 +52,17 @@ class _Part:
 def folder_tensors(
     spec: DecoderSpec, family: Family, tensors: LazyTensors, widen: str | None = None
 ) -> list[OutTensor]:
-    """The checkpoint's tensors, every value kept.
+    """The checkpoint's tensors, without loss.
 
-    A vector in float32 whose every value the type of most matrices holds takes that type: GGUF
-    keeps vectors in float32 whatever they were.
+    A float32 vector becomes the type of most matrices when that type represents all its values,
+    because GGUF stores all vectors as float32.
 
     Args:
-        widen: the float type that quantized weights are written in; None refuses them.
+        widen: the float type to dequantize weights to; None rejects quantized weights.
 
     Raises:
-        TidemillError: UNSUPPORTED naming a quantized weight, or one that the family's checkpoints
-            have no name for.
+        TidemillError: UNSUPPORTED naming a quantized weight, or one without a name in the family's
+            checkpoints.
     """
     if family.stored.position_offset:
         raise unsupported("out", f"folders of {family.name} models are not written from GGUF")
@@ -77,14 +77,14 @@ def folder_tensors(
 
 
 def _of_mixer(spec: DecoderSpec, canonical: str) -> tuple[Recurrent, str, str] | None:
-    """The recurrent mixer a tensor is of, which part of it, and the name's ending, if any."""
+    """The recurrent mixer of a tensor, its part of the mixer, and the name's ending, if any."""
     match = _REC.fullmatch(canonical)
     mixer = None if match is None else spec.layers[int(match[1])].recurrent
     return None if match is None or mixer is None else (mixer, match[2], match[3])
 
 
 def _turns(spec: DecoderSpec, canonical: str) -> tuple[NDArray[np.int64] | None, bool]:
-    """`_Part.order` and `columns` of a tensor whose value heads are in turns."""
+    """`_Part.order` and `columns` of a tensor with interleaved value heads."""
     found = _of_mixer(spec, canonical)
     if found is None or not found[0].tiled:
         return None, False
@@ -93,7 +93,7 @@ def _turns(spec: DecoderSpec, canonical: str) -> tuple[NDArray[np.int64] | None,
 
 
 def _unfolded(spec: DecoderSpec, canonical: str, ours: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The shape that vectors of a recurrent mixer have in folders; None: as in GGUF files."""
+    """Shape of a recurrent mixer's vectors in folders; None: as in GGUF files."""
     found = _of_mixer(spec, canonical)
     if found is None or found[1] not in ("conv", "a_log", "skip", "norm"):
         return None
@@ -158,7 +158,7 @@ def _whole(
 
 
 def _fits(parts: list[_Part], dtype: str) -> bool:
-    """Whether float32 vectors are the same in a narrower type."""
+    """Whether a narrower type represents all values of float32 vectors."""
     for part in parts:
         values = part.place.values() - np.float32(part.source.plus)
         raw = RawTensor(dtype, values.shape, memoryview(narrowed(values, dtype).tobytes()))
@@ -186,7 +186,7 @@ def _bits(place: Place, plus: float, dtype: str) -> Bits:
 
 
 def narrowed(values: NDArray[np.float32], dtype: str) -> Bits:
-    """The bits of float32 values in a float type, to the nearest, ties to even."""
+    """The bits of float32 values rounded to a float type, to nearest, ties to even."""
     if dtype == "F32":
         return np.ascontiguousarray(values).view(np.uint32)
     if dtype == "F16":
@@ -196,7 +196,7 @@ def narrowed(values: NDArray[np.float32], dtype: str) -> Bits:
 
 
 def _put(whole: Bits, source: Source, value: Bits) -> None:
-    """Write a tensor where `Source` would read it."""
+    """Write a tensor to the location that `Source` reads."""
     view = whole if source.expert is None else whole[source.expert]
     if source.transposed:
         view = view.T

@@ -1,4 +1,4 @@
-"""What a GGUF file says about the vocabulary of a model from a Hugging Face folder."""
+"""Vocabulary metadata of a GGUF file, for a model from a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def vocabulary(data: TokenizerData, files: ModelFiles, pre: str | None) -> dict[
         pre: name of the word rule (tokenizer.ggml.pre).
 
     Raises:
-        TidemillError: UNSUPPORTED for a tokenizer that is neither byte-level BPE nor one of
-            characters as Gemma 4's is (and no SentencePiece file).
+        TidemillError: UNSUPPORTED for a tokenizer that is neither byte-level BPE nor character BPE
+            like Gemma 4's, and has no SentencePiece file.
     """
     given = data.gguf or {}
     found = {key: list(v) if isinstance(v, Texts | array) else v for key, v in given.items()}
@@ -45,7 +45,7 @@ def vocabulary(data: TokenizerData, files: ModelFiles, pre: str | None) -> dict[
         found[_PREFIX + "eos_token_id"] = files.eos_token_ids[0]
     size = len(found[_PREFIX + "tokens"])
     missing = files.spec.vocab_size - size
-    if missing > 0:  # rows of the embedding that no token names
+    if missing > 0:  # embedding rows without a token
         found[_PREFIX + "tokens"] += [f"[PAD{size + i}]" for i in range(missing)]
         found[_PREFIX + "token_type"] += [5] * missing
         if _PREFIX + "scores" in found:
@@ -74,8 +74,8 @@ def _byte_level(document: dict[str, Any], pre: str | None) -> dict[str, Any]:
 
 
 def _of_characters(document: dict[str, Any]) -> dict[str, Any]:
-    """BPE over the characters of the whole text, spaces shown, bytes where there is no character;
-    nothing for any other."""
+    """Metadata of BPE over the characters of the whole text, with visible spaces and a byte
+    fallback; empty for any other."""
     model, spaces = document.get("model") or {}, document.get("normalizer")
     if model.get("type") != "BPE" or not model.get("byte_fallback") or spaces != _SHOWN_SPACES:
         return {}

@@ -1,4 +1,4 @@
-"""Which tensors a model's GGUF file has, and of which of the model's they are made."""
+"""The tensors of a model's GGUF file, and the model's tensors that each consists of."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ _FIELDS = {
 
 
 _LOW_RANK = "layers.0.attn.q_down.weight"
-# Family -> (tensor, name, its other name): where a model has the tensor, files have the other name.
+# Family -> (tensor, name, alternative name): files use the alternative name when the model has the
+# tensor.
 _RENAMED = {
     "falcon": (("layers.0.mlp_norm.weight", "input_layernorm", "ln_attn"),),
     **dict.fromkeys(
@@ -44,8 +45,8 @@ class GgufTensor:
     Attributes:
         name: as stored.
         shape: outermost axis first.
-        parts: canonical names; their rows follow one another.
-        order: which of those rows the file has, in its order; None for all as they follow.
+        parts: canonical names, whose rows are concatenated.
+        order: order of these rows in the file; None for the order of `parts`.
     """
 
     name: str
@@ -58,7 +59,7 @@ def layout(spec: DecoderSpec, family: Family) -> list[GgufTensor]:
     """The file's tensors, in the order of the model's.
 
     Raises:
-        TidemillError: UNSUPPORTED for a tensor that the family's files have no name for.
+        TidemillError: UNSUPPORTED for a tensor without a name in the family's files.
     """
     assert family.gguf is not None
     expected = spec.expected_tensors()
@@ -82,7 +83,7 @@ def layout(spec: DecoderSpec, family: Family) -> list[GgufTensor]:
 
 
 def usual_name(family: Family, name: str, expected: Container[str]) -> str:
-    """The name that this model's tensor has, of several that a family's rules read."""
+    """Name of this model's tensor, out of several names that a family's rules read."""
     for sign, one, other in _RENAMED.get(family.name, ()):
         if sign in expected:
             name = name.replace(one, other)
@@ -92,7 +93,7 @@ def usual_name(family: Family, name: str, expected: Container[str]) -> str:
 def whole_shape(
     spec: DecoderSpec, canonical: str, held: Fused, expected: Mapping[str, tuple[int, ...]]
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Shape and parts of the stored tensor that holds `canonical`, its axes as ours."""
+    """Shape and parts of the stored tensor that holds `canonical`, in the order of our axes."""
     many = any("{e}" in part or "{h}" in part for part in held.parts)
     parts = _each(held.parts, expected) if many else held.parts
     shape = expected[parts[0]]
@@ -119,8 +120,8 @@ def _each(parts: tuple[str, ...], expected: Mapping[str, tuple[int, ...]]) -> tu
 
 
 def _folded(spec: DecoderSpec, canonical: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Some vectors are stored as a matrix: norms of heads with weights of their own, and what
-    Mamba-2 has per channel, head and group."""
+    """Shape of vectors that are stored as matrices: norms with weights per head, and Mamba-2's
+    values per channel, head and group."""
     match = re.fullmatch(r"layers\.(\d+)\.(attn|rec)\.(.+)", canonical)
     if match is None:
         return shape
@@ -147,10 +148,10 @@ def _matrix_widths(mixer: Recurrent | None) -> dict[str, int]:
 def stored_name(
     rules: Rules, canonical: str, expected: Mapping[str, tuple[int, ...]], *, anyhow: bool = False
 ) -> tuple[str, Fused] | None:
-    """Name of the stored tensor that holds one of ours, and what it holds; None without one.
+    """Name of the stored tensor that holds one of ours, and the tensors it holds; None without one.
 
     Args:
-        anyhow: also one that is transposed, or of any layout (else whole parts or heads' shares).
+        anyhow: include transposed tensors and any layout (otherwise whole parts or heads' shares).
     """
     for pattern, wanted in rules:
         held = wanted if isinstance(wanted, Fused) else Fused((wanted,) if wanted else ())
@@ -172,7 +173,7 @@ def stored_name(
 
 
 def row_order(spec: DecoderSpec, family: Family, canonical: str) -> NDArray[np.int64] | None:
-    """Which of a tensor's rows the file has, in its order; None for all as they are."""
+    """Order of a tensor's rows in the file; None for our order."""
     assert family.gguf is not None
     match = re.fullmatch(r"layers\.(\d+)\.(attn|rec)\.([a-z_]+)(\.weight|\.bias|)", canonical)
     if match is None:
@@ -187,8 +188,8 @@ def row_order(spec: DecoderSpec, family: Family, canonical: str) -> NDArray[np.i
 
 
 def tiled_rows(mixer: Recurrent, part: str) -> NDArray[np.int64] | None:
-    """The rows of a mixer's tensor, or of its output projection the columns, with value heads in
-    turns; None where they are as ours."""
+    """Order of the rows of a mixer's tensor (of its output projection, the columns) with
+    interleaved value heads; None for our order."""
     shared = mixer.value_heads // mixer.key_heads
     if shared == 1 or mixer.tiled:
         return None

@@ -1,4 +1,4 @@
-"""GGUF files written: header, metadata, tensors one after another.
+"""Writes GGUF files: header, metadata, then the tensors.
 
 Format: see `loading/gguf.py`; version 3, little endian, 32 bytes of alignment.
 """
@@ -29,7 +29,7 @@ def write_gguf(
     identity: str,
     tell: Progress = lambda count: None,
 ) -> None:
-    """Write a model; resumes what an earlier call with the same identity left.
+    """Write a model; resumes an interrupted earlier call with the same identity.
 
     Args:
         metadata: key -> text, number, bool, or list of one of these.

@@ -1,7 +1,6 @@
-"""What a GGUF file says about a decoder: its keys, and the tensors that hold rope factors.
+"""GGUF metadata of a decoder: its keys, and the tensors with rope factors.
 
-Whether it says enough is not assumed but tried: the keys are read back by the family that reads
-GGUF files, and what comes out must be the same decoder.
+The result is verified: the family reads the keys back, and the decoder must be equal.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from tidemill.models.rope import Rope, inverse_frequencies
 from tidemill.models.spec import Attention, DecoderSpec, Latent, Mlp, Moe, Recurrent
 
 _ROUNDING = 1e-6  # relative: numbers are float32 in GGUF
-# Scalings that tensors say; the others are keys.
+# Scalings stored as tensors; the others are keys.
 _IN_TENSORS = ("llama3", "factors", "longrope")
-# Says nothing within the trained context, and GGUF files have no key for it.
+# No effect within the trained context, and GGUF has no key for it.
 _BEYOND = ("dynamic",)
 NO_ROTATION = 1e30  # divides the frequencies of pairs that do not rotate
 
@@ -46,10 +45,10 @@ def gguf_family(files: ModelFiles) -> Family:
 
 
 def shape_metadata(files: ModelFiles, family: Family) -> dict[str, Any]:
-    """The keys that describe the decoder, checked by reading them back.
+    """The keys that describe the decoder, verified by reading them back.
 
     Raises:
-        TidemillError: UNSUPPORTED when GGUF cannot say something that this model needs.
+        TidemillError: UNSUPPORTED when GGUF cannot express a feature of this model.
     """
     assert family.gguf is not None
     spec, arch = files.spec, family.gguf.arch
@@ -58,7 +57,7 @@ def shape_metadata(files: ModelFiles, family: Family) -> dict[str, Any]:
     for key in (*family.gguf.keys, *family.gguf.unused):
         value = _FURTHER[key](spec) if key in _FURTHER else None
         if value is not None:
-            # Granite divides the logits by the number that Cohere multiplies them with.
+            # Granite's key is the divisor of the logits, Cohere's the factor.
             divides = family.gguf.keys.get(key) == "logits_scaling"
             own[key] = 1.0 / value if divides else value
     metadata: dict[str, Any] = {"general.architecture": arch, "general.name": files.path.name}
@@ -94,8 +93,8 @@ def _common(spec: DecoderSpec, gguf: GgufFamily) -> dict[str, Any]:
 
 
 def _widths(spec: DecoderSpec, listed: bool) -> int | list[int]:
-    """Of feed-forward blocks, of each layer's where they differ and may be listed (0 for none);
-    else the dense ones', failing that the experts'."""
+    """Widths of feed-forward blocks: per layer when they differ and may be listed (0 for no block);
+    else that of the dense blocks, or of the experts if no block is dense."""
     widths = {i: _width(layer.mlp) for i, layer in enumerate(spec.layers) if layer.mlp is not None}
     every = [widths.get(i, 0) for i in range(len(spec.layers))]
     if listed and len(set(every)) > 1:
@@ -105,14 +104,16 @@ def _widths(spec: DecoderSpec, listed: bool) -> int | list[int]:
 
 
 def _width(mlp: Mlp | Moe) -> int:
-    """Of experts, where the shared one beside them is not the dense block that takes its place."""
+    """Width of a feed-forward block; with parallel dense MLP and experts (`apart`), of the dense
+    MLP."""
     if isinstance(mlp, Moe):
         mlp = mlp.shared if mlp.apart and mlp.shared is not None else mlp.expert
     return mlp.intermediate
 
 
 def _kv_heads(spec: DecoderSpec, listed: bool) -> int | list[int]:
-    """Of each layer where they differ and may be listed (0 for none), else of the first."""
+    """KV heads per layer when they differ and may be listed (0 for none), else of the first
+    layer."""
     heads = {i: mixer.kv_heads for i, mixer in spec.attentions().items()}
     every = [heads.get(i, 0) for i in range(len(spec.layers))]
     return every if listed and len(set(every)) > 1 else next(iter(heads.values()))
@@ -132,7 +133,7 @@ def _recurrent(spec: DecoderSpec) -> dict[str, Any]:
 
 
 def _plain_rope(spec: DecoderSpec) -> Rope | None:
-    """The rope of the layers that see everything, else of any that rotates."""
+    """The rope of full-attention layers, else of any layer that rotates."""
     rotating = [mixer for mixer in spec.attentions().values() if mixer.rope is not None]
     return next((m.rope for m in [*[m for m in rotating if m.window is None], *rotating]), None)
 
@@ -159,7 +160,7 @@ def _rope(spec: DecoderSpec) -> dict[str, Any]:
 
 
 def _latent(spec: DecoderSpec) -> dict[str, Any]:
-    """What is said of heads beside latents, and of yarn what their scores are multiplied with."""
+    """Keys of latent attention: widths of heads, and the factor of the scores under yarn."""
     mixer, moe = _first(spec), _moe(spec)
     if mixer is None or mixer.latent is None:
         return {}
@@ -220,14 +221,15 @@ def _recurrent_layers(spec: DecoderSpec) -> list[bool]:
 
 
 def _interval(spec: DecoderSpec) -> int | None:
-    """Every so many-th layer has attention alone, and no other one; None where that is not so."""
+    """The period of layers with attention only, when every n-th layer and no other is one; else
+    None."""
     kinds = _recurrent_layers(spec)
     every = kinds.index(False) + 1 if False in kinds else len(kinds) + 1
     return every if kinds == [(i + 1) % every > 0 for i in range(len(kinds))] else None
 
 
 def _moe_step(spec: DecoderSpec) -> int | None:
-    """Every so many-th layer has experts."""
+    """The period of layers with experts."""
     sparse = (i for i, layer in enumerate(spec.layers) if isinstance(layer.mlp, Moe))
     first = next(sparse, None)
     return None if first is None else first + 1
@@ -250,8 +252,8 @@ def _of_latent(value: Callable[[Latent], Any]) -> Callable[[DecoderSpec], Any]:
 
 
 def _thirds(spec: DecoderSpec) -> list[int] | None:
-    """Of a rope whose pairs belong to three axes in turns, how many each one has; text has the same
-    position on all."""
+    """Number of pairs on each of three interleaved position axes; for text all axes have the same
+    position."""
     rope = _plain_rope(spec)
     pairs = 0 if rope is None else rope.dim // 2
     return [(pairs + 2) // 3, (pairs + 1) // 3, pairs // 3, 0]
@@ -261,7 +263,7 @@ def _has_experts(spec: DecoderSpec) -> bool:
     return _moe(spec) is not None
 
 
-# Families of which some models' GGUF files go by another's name: (which ones, whose).
+# Families whose GGUF files use another family's name for some models: (condition, that family).
 _SPOKEN_FOR: dict[str, tuple[tuple[Callable[[DecoderSpec], bool], str], ...]] = {
     "mistral": ((lambda spec: True, "llama"),),
     "granitemoe": ((lambda spec: True, "granitemoeshared"),),
@@ -278,7 +280,7 @@ def _leading_dense(spec: DecoderSpec) -> int:
     return sparse[0] if sparse else len(spec.layers)
 
 
-# Keys that some families have -> what they say of a spec; None for nothing.
+# Keys of some families -> their value for a spec; None for no key.
 _FURTHER: dict[str, Callable[[DecoderSpec], Any]] = {
     "attention.sliding_window": _of_local(lambda mixer: mixer.window),
     "attention.key_length_swa": _of_local(lambda mixer: mixer.head_dim),
@@ -327,18 +329,18 @@ def _check_spec(files: ModelFiles, family: Family, metadata: Mapping[str, Any]) 
         read = family.spec(config_from_gguf(metadata, shapes, family.gguf))
         expected = folded_spec(files, family)
     except TidemillError as error:
-        message = f"this model cannot be said in GGUF ({error.message}); give a folder as OUT"
+        message = f"this model cannot be written as GGUF ({error.message}); give a folder as OUT"
         raise unsupported("out", message) from error
     if (field := difference(plain_spec(read), plain_spec(expected), "")) is not None:
         raise unsupported(
             "out",
-            f"this model needs something that GGUF files of its family do not say ({field}); give "
+            f"GGUF files of this model's family lack a key for a property of it ({field}); give "
             "a folder as OUT",
         )
 
 
 def difference(a: Any, b: Any, field: str) -> str | None:
-    """Name of a field in which they differ by more than rounding; None for none."""
+    """Name of a field that differs by more than rounding; None for equal values."""
     if isinstance(a, float) and isinstance(b, float):
         return None if np.isclose(a, b, rtol=_ROUNDING, atol=0) else field
     if dataclasses.is_dataclass(a) and type(a) is type(b):
@@ -354,7 +356,7 @@ def difference(a: Any, b: Any, field: str) -> str | None:
 
 
 def plain_spec(spec: DecoderSpec) -> DecoderSpec:
-    """The spec without what files say in other ways: names, types, rope factors."""
+    """The spec without parts that files express in other ways: names, types, rope factors."""
     layers = []
     for layer in spec.layers:
         mixer, beside = layer.mixer, layer.beside
@@ -373,19 +375,21 @@ def plain_spec(spec: DecoderSpec) -> DecoderSpec:
 
 
 def _plain_recurrent(mixer: Recurrent) -> Recurrent:
-    """Without a norm, when it is gated says nothing; value heads are put into the file's order."""
+    """The mixer with value heads in the file's order; without a norm, gate_first has no effect."""
     gate_first = mixer.gate_first or not mixer.norm_groups
     return dataclasses.replace(mixer, gate_first=gate_first, tiled=False)
 
 
 def rope_tensors(spec: DecoderSpec, *, full: bool = False) -> dict[str, NDArray[np.float32]]:
-    """Stored name -> float32 [dim / 2]: what the frequencies are divided by, where no key says it.
+    """Stored name -> float32 [dim / 2]: divisors of the frequencies, when no key expresses the
+    scaling.
 
     Args:
-        full: they are those of layers without a window alone.
+        full: the divisors apply only to layers without a window.
 
     Raises:
-        TidemillError: UNSUPPORTED where layers differ, which tensors cannot say.
+        TidemillError: UNSUPPORTED for layers with different factors, which the tensors cannot
+            express.
     """
     rope, mixers = _plain_rope(spec), spec.attentions().values()
     if rope is None or rope.scaling is None or rope.scaling.kind not in _IN_TENSORS:
@@ -397,6 +401,6 @@ def rope_tensors(spec: DecoderSpec, *, full: bool = False) -> dict[str, NDArray[
         lists = {LONG: rope.scaling.factors, SHORT: rope.scaling.short_factors}
         return {name: np.array(values, np.float32) for name, values in lists.items()}
     plain = inverse_frequencies(dataclasses.replace(rope, scaling=None))
-    with np.errstate(divide="ignore"):  # of pairs that do not rotate
+    with np.errstate(divide="ignore"):  # for pairs that do not rotate
         divisors: NDArray[np.float64] = np.array(plain) / np.array(inverse_frequencies(rope))
     return {DIVISORS: np.minimum(divisors, NO_ROTATION).astype(np.float32)}

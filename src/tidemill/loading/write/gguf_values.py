@@ -1,4 +1,4 @@
-"""Weights whose numbers in a GGUF file are others than ours: decays, and what has a multiplier."""
+"""Weights whose numbers in a GGUF file differ from ours: decays, and tensors with a multiplier."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tidemill.models.tensors import RawTensor
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """A `Place` whose values are computed from another's, in float32."""
+    """A `Place` whose values are computed from another's in float32."""
 
     place: Place
     change: Callable[[Float32], Float32] = field(repr=False)
@@ -63,7 +63,7 @@ class Computed:
 def as_written(
     canonical: str, place: Place, family: Family, factors: Mapping[str, Factors]
 ) -> Place:
-    """A tensor with the numbers that files of the family have.
+    """A tensor with the numbers that the family's files contain.
 
     Args:
         factors: see `folded_factors`.
@@ -93,11 +93,11 @@ def _times(values: Float32, factors: Factors) -> Float32:
 
 
 def folded_factors(files: ModelFiles, family: Family) -> dict[str, Factors]:
-    """Canonical name, of layers without ``layers.N.``, -> what the file's tensor is multiplied by.
+    """Canonical name (of layers without ``layers.N.``) -> factors of the file's tensor.
 
     Raises:
-        TidemillError: UNSUPPORTED where the embedding and the output projection are one tensor that
-            would have to be multiplied by two numbers.
+        TidemillError: UNSUPPORTED when embedding and output projection are one tensor that needs
+            two different factors.
     """
     assert family.gguf is not None
     if family.gguf.folding is None:
@@ -113,7 +113,8 @@ def folded_factors(files: ModelFiles, family: Family) -> dict[str, Factors]:
 
 
 def folded_spec(files: ModelFiles, family: Family) -> DecoderSpec:
-    """The decoder that a file describes: the model's, without the multipliers in its tensors."""
+    """The decoder that a file describes: the model's, without the multipliers folded into its
+    tensors."""
     assert family.gguf is not None
     folding = family.gguf.folding
     if folding is None:

@@ -30,7 +30,7 @@ class IntegerType:
     group: int | None
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """True for matrices that can be written so."""
+        """True for matrices that can be written in this form."""
         whole = len(shape) == 2 and shape[1] % (32 // self.bits) == 0
         return whole and (self.group is None or shape[1] % self.group == 0)
 
@@ -88,7 +88,7 @@ def _codes(
 def as_integers(
     place: Place, name: str, kind: IntegerType, bf16: bool, loss: Loss
 ) -> list[OutTensor]:
-    """The three tensors that a matrix named ``name`` becomes."""
+    """The three tensors that represent a matrix named ``name``."""
     n, k = place.shape
     groups = 1 if kind.group is None else k // kind.group
     stem = name.removesuffix(".weight")

@@ -1,4 +1,4 @@
-"""Tensors on their way into a file, made piece by piece, and files that can be resumed."""
+"""Tensors written to a file piece by piece, and files whose writing can be resumed."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class OutTensor:
     """A tensor to write.
 
     Attributes:
-        name, dtype, shape: as the file will say; the shape's outermost axis first.
-        nbytes: what `pieces` gives altogether.
-        pieces: makes the bytes, in order.
+        name, dtype, shape: as in the file; the shape's outermost axis first.
+        nbytes: total size of `pieces`.
+        pieces: produces the bytes, in order.
     """
 
     name: str
@@ -44,14 +44,14 @@ class OutTensor:
 
 @dataclass(slots=True)
 class Loss:
-    """What quantizing lost, summed over all weights: squares of errors and of values."""
+    """Quantization error over all weights: sums of squared errors and of squared values."""
 
     lost: float = 0.0
     size: float = 0.0
     worst: tuple[float, str] = (0.0, "")
 
     def add(self, name: str, exact: np.ndarray, kept: np.ndarray) -> None:
-        """Count a weight's float32 values and what became of them."""
+        """Count a weight's float32 values and their quantized counterparts."""
         lost = float(np.square(kept - exact, dtype=np.float64).sum())
         size = float(np.square(exact, dtype=np.float64).sum())
         self.lost, self.size = self.lost + lost, self.size + size
@@ -65,9 +65,9 @@ class Loss:
 
 
 def row_pieces(place: Place) -> Iterator[Place]:
-    """The weight in runs of whole rows of its outermost axes, small enough to be float32 values.
+    """The weight in runs of whole rows of its outermost axes, small enough to expand to float32.
 
-    A weight in several tensors comes in one piece.
+    A weight in several tensors is one piece.
     """
     shape = place.shape
     if not isinstance(place, OneTensor) or len(shape) < 2:
@@ -90,7 +90,7 @@ def row_pieces(place: Place) -> Iterator[Place]:
 
 
 def as_type(place: Place, name: str, dtype: str, loss: Loss) -> OutTensor:
-    """A weight written as F32, in the type it has, or quantized to one of `QUANTIZERS`."""
+    """A weight written as F32, in its own type, or quantized to one of `QUANTIZERS`."""
     if place.dtype == dtype and isinstance(place, OneTensor):
         return OutTensor(name, dtype, place.shape, place.nbytes, lambda: iter([place.stored.view]))
 
@@ -108,12 +108,13 @@ def as_type(place: Place, name: str, dtype: str, loss: Loss) -> OutTensor:
 
 
 class ResumableFile:
-    """A file written as ``NAME.part`` and renamed at its end; what an earlier run left is kept.
+    """A file written as ``NAME.part`` and renamed at its end; the part file of an interrupted run
+    is reused.
 
     Args:
-        path: the file as it will be.
-        head: its first bytes; an earlier part that begins otherwise is thrown away.
-        identity: of the source and the settings; likewise.
+        path: the final path.
+        head: its first bytes; a part file that begins differently is discarded.
+        identity: of the source and the settings; a part file of another identity is discarded.
     """
 
     def __init__(self, path: Path, head: bytes, identity: str) -> None:
@@ -126,7 +127,7 @@ class ResumableFile:
 
         Args:
             tensors: (offset, tensor), ascending.
-            tell: called with the number of bytes that were written (or found).
+            tell: called with the number of bytes written or reused.
         """
         kept = self._kept()
         with open(self._part, "r+b" if kept else "wb") as file:
@@ -157,8 +158,8 @@ class ResumableFile:
         file.flush()
 
     def _kept(self) -> int:
-        """Bytes of the earlier part that can be trusted: all but a last stretch, which a crash may
-        have left unwritten."""
+        """Trusted bytes of the part file: all except its end, which a crash may have left
+        unwritten."""
         with contextlib.suppress(OSError, TidemillError):
             if read_object(self._note).get("identity") == self._identity:
                 with open(self._part, "rb") as file:
@@ -168,7 +169,8 @@ class ResumableFile:
 
 
 def check_target(path: Path, source: Path, overwrite: bool) -> None:
-    """CONFIG unless `path` may be written: absent (or to be overwritten), not the source."""
+    """CONFIG unless `path` may be written: it is absent (or may be overwritten) and is not the
+    source."""
     if path.exists() and (path.samefile(source) or not overwrite):
         raise config_error(
             "out", f"{path} is there already; give another name, or --overwrite (never the source)"

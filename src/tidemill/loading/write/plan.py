@@ -1,4 +1,4 @@
-"""Which tensors a written model has, in which types."""
+"""The tensors of a written model, and their types."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ GGUF_TYPES = {
     "q6_k": ("Q6_K", "Q6_K"),
 }
 _ENDS = re.compile(r"(token_embd|output)\.weight")
-# Small, and decisive: routers, convolutions, positions, norms.
+# Small and sensitive: routers, convolutions, positions, norms.
 _KEPT = re.compile(r".*(norm|ffn_gate_inp|conv1d|ssm_(?!in\.|out\.)|rope_|position_|token_types).*")
-# Vectors in the shape of a matrix.
+# Vectors stored as matrices.
 _VECTORS = re.compile(r".*\.ssm_(a|d|norm\.weight|conv1d\.weight)")
 
 
@@ -45,7 +45,7 @@ def gguf_type(name: str, shape: tuple[int, ...], dtype: str, kind: str | None) -
     """Type of a tensor in a written GGUF file.
 
     Args:
-        name: in GGUF's spelling.
+        name: as stored in GGUF.
         dtype: of the source.
         kind: a key of `GGUF_TYPES`; None keeps types.
     """
@@ -61,7 +61,7 @@ def gguf_type(name: str, shape: tuple[int, ...], dtype: str, kind: str | None) -
 
 
 def from_gguf(file: GgufFile, kind: str | None, loss: Loss) -> Iterator[OutTensor]:
-    """The tensors of a GGUF file (split ones in one), requantized."""
+    """The tensors of a GGUF file (split experts stacked), requantized."""
     for name, stored in file.tensors.items():
         dtype = gguf_type(name, stored.shape, stored.dtype, kind)
         if dtype == stored.dtype:
@@ -97,7 +97,7 @@ def to_gguf(files: ModelFiles, kind: str | None, loss: Loss) -> Iterator[OutTens
         yield _reordered(joined(tensor.name, dtype, tensor.shape, pieces), tensor.order)
 
 
-# The order is that of its columns, which are a recurrent mixer's values.
+# Its order applies to columns, which are a recurrent mixer's values.
 _COLUMNS = ".rec.out.weight"
 
 
@@ -108,7 +108,8 @@ def _with_columns(place: Place, order: NDArray[np.int64] | None) -> Place:
 
 
 def _in_blocks(place: Place) -> Place:
-    """INT8 is no type of GGUF; blocks of Q8_0 hold its weights, and say nothing of activations."""
+    """INT8 is not a GGUF type; blocks of Q8_0 hold its weights, without its activation
+    quantization."""
     if place.exact != "INT8":
         return place
     if isinstance(place, Selected):
@@ -152,7 +153,7 @@ def _one(place: Place, name: str, dtype: str, loss: Loss) -> OutTensor:
 
 
 def _reordered(tensor: OutTensor, order: NDArray[np.int64] | None) -> OutTensor:
-    """Rows moved whole; the tensor is made at once."""
+    """Whole rows in another order; the tensor is created at once."""
     if order is None:
         return tensor
 
@@ -165,7 +166,7 @@ def _reordered(tensor: OutTensor, order: NDArray[np.int64] | None) -> OutTensor:
 
 
 def joined(name: str, dtype: str, shape: tuple[int, ...], parts: list[OutTensor]) -> OutTensor:
-    """Tensors one after another as one."""
+    """Tensors concatenated to one."""
 
     def pieces() -> Iterator[Buffer]:
         for part in parts:
@@ -177,11 +178,11 @@ def joined(name: str, dtype: str, shape: tuple[int, ...], parts: list[OutTensor]
 def to_folder(
     files: ModelFiles, kind: IntegerType | None, loss: Loss
 ) -> tuple[list[OutTensor], list[str]]:
-    """The tensors of a Hugging Face folder under their own names, matrices of the layers as
-    integers, and the modules that were left out of that (a vision part's among them).
+    """The tensors of a Hugging Face folder under their stored names with integer matrices in the
+    layers, and the modules excluded from quantization (those of a vision part among them).
 
     Raises:
-        TidemillError: UNSUPPORTED for weights that safetensors cannot hold as they are.
+        TidemillError: UNSUPPORTED for weights whose type safetensors lacks.
     """
     out: list[OutTensor] = []
     left: list[str] = []

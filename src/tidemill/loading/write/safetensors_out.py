@@ -1,4 +1,4 @@
-"""safetensors written: one file, or shards with an index.
+"""Writes safetensors: one file, or shards with an index.
 
 Format: see `loading/safetensors.py`.
 """
@@ -26,7 +26,7 @@ def write_safetensors(
     tell: Progress = lambda count: None,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Write tensors into a folder; resumes what an earlier call with the same identity left."""
+    """Write tensors into a folder; resumes an interrupted earlier call with the same identity."""
     shards: list[list[OutTensor]] = [[]]
     size = 0
     for tensor in tensors:
@@ -57,7 +57,7 @@ def write_safetensors(
 
 
 def _finished(note: Path, identity: str) -> list[str]:
-    """Shards that an earlier run with the same identity finished."""
+    """Shards that an earlier run with the same identity completed."""
     with contextlib.suppress(TidemillError):
         found = read_optional_object(note)
         names = found.get("finished")
@@ -68,7 +68,7 @@ def _finished(note: Path, identity: str) -> list[str]:
 
 def _write_file(path: Path, tensors: list[OutTensor], identity: str, tell: Progress) -> None:
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    # Wider types first, so that every tensor is aligned to its values without gaps.
+    # Wider types first, so that every tensor is aligned without gaps.
     tensors = sorted(tensors, key=lambda t: -_ALIGN.get(t.dtype, 1))
     offsets, at = [], 0
     for tensor in tensors:
