@@ -182,7 +182,7 @@ def test_what_clients_keep_beside_a_message_is_not_shown() -> None:
 
 
 BAD: list[tuple[str, list[dict[str, Any]], str]] = [
-    (OBJECTS, [{"role": "tool", "tool_call_id": "x"}], "messages[0].content"),
+    (OBJECTS, [{"role": "tool", "tool_call_id": "x"}], "messages[0].tool_call_id"),
     (OBJECTS, [USER, calling({})], "messages[1].tool_calls[0].function"),
     (OBJECTS, [USER, {**USER, "tool_calls": [call()]}], "messages[1].tool_calls"),
     (OBJECTS, [{**USER, "reasoning_content": "t"}], "messages[0].reasoning_content"),
@@ -243,3 +243,52 @@ def test_a_template_that_drops_calls() -> None:
     with pytest.raises(TidemillError) as caught:
         read(only_last, USER, calling(call("f"), call("other")))
     assert caught.value.param == "messages[1].tool_calls[1]"
+
+
+def test_calls_as_clients_keep_them() -> None:
+    abilities = Abilities.of(ChatTemplate(OBJECTS))
+    kept = {
+        "id": "",
+        "type": "",
+        "thought_signature": "x",
+        "function": {"name": "f", "arguments": None, "strict": True, "description": "d"},
+    }
+    nothing = {"role": "tool", "tool_call_id": "", "content": None}
+    messages = check_messages([USER, calling(kept), nothing], abilities, OBJECTS)
+    assert messages[1]["tool_calls"] == [
+        {"type": "function", "function": {"name": "f", "arguments": {}}}
+    ]
+    assert messages[2] == {"role": "tool", "content": ""}
+
+
+def test_parts_as_clients_keep_them() -> None:
+    abilities = Abilities.of(ChatTemplate(OBJECTS))
+    parts = [
+        {"type": "thinking", "thinking": "hm", "signature": "x"},
+        {"type": "reasoning", "text": "!"},
+        {"type": "refusal", "refusal": "no"},
+        "thanks",
+    ]
+    user = {"role": "user", "content": ["a", {"type": "text", "text": "b"}]}
+    found = check_messages([user, {"role": "assistant", "content": parts}], abilities, OBJECTS)
+    assert found[0]["content"] == "ab" and found[1]["content"] == "nothanks"
+    assert found[1]["reasoning_content"] == "hm!"
+    only = check_messages([USER, {"role": "assistant", "content": parts[:2]}], abilities, OBJECTS)
+    assert only[1]["content"] == "" and only[1]["reasoning_content"] == "hm!"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": [{"type": "thinking", "thinking": "hm"}]},
+        {"role": "assistant", "content": [{"type": "refusal"}]},
+        {
+            "role": "assistant",
+            "content": [{"type": "thinking", "thinking": "hm"}],
+            "reasoning_content": "other",
+        },
+    ],
+)
+def test_parts_of_the_assistant_alone(message: dict[str, Any]) -> None:
+    with pytest.raises(TidemillError):
+        check_messages([message, USER], Abilities.of(ChatTemplate(OBJECTS)), OBJECTS)

@@ -74,12 +74,13 @@ BAD: list[tuple[Any, Any, Any, str]] = [
     ("x", None, None, "tools"),
     ({}, None, None, "tools"),
     ([1], None, None, "tools[0]"),
-    ([{}], None, None, "tools[0].type"),
+    ([{}], None, None, "tools[0].function"),
     ([{"type": "function"}], None, None, "tools[0].function"),
     ([{"type": "web_search"}], None, None, "tools[0].type"),
     ([tool(), {"type": "custom", "custom": {"name": "x"}}], None, None, "tools[1].type"),
     ([{**tool(), "cache": 1}], None, None, "tools[0].cache"),
-    ([{"type": "function", "name": "f", "parameters": {}}], None, None, "tools[0].function"),
+    ([{"name": "f", "input_schema": {}}], None, None, "tools[0].function"),
+    ([{"type": "function", "name": "f", "surprise": 1}], None, None, "tools[0].function.surprise"),
     ([tool()], {"type": "tool", "name": "f", "x": 1}, None, "tool_choice.function.x"),
     ([tool()], {"type": "tool", "name": "g"}, None, "tool_choice.function.name"),
     ([tool()], {"type": "all"}, None, "tool_choice.type"),
@@ -151,3 +152,37 @@ def test_bad_values_name_the_member(tools: Any, choice: Any, parallel: Any, para
     assert caught.value.kind is ErrorKind.BAD_REQUEST
     assert caught.value.param == param
     assert param in caught.value.message and len(caught.value.message) < 500
+
+
+def test_tools_as_other_apis_write_them() -> None:
+    nested = tool_use([tool(parameters=PARAMETERS, description="d", strict=True)])
+    flat = {"name": "f", "parameters": PARAMETERS, "description": "d", "strict": True}
+    assert tool_use([{"type": "function", **flat}]) == nested
+    assert tool_use([{"function": flat}]) == nested
+    # As transformers' `get_json_schema` makes them: for the template.
+    (shown,) = tool_use([tool(**{"return": {"type": "string"}})]).shown
+    assert shown["function"] == {"name": "f", "return": {"type": "string"}}
+
+
+def test_null_keywords_of_parameters_say_nothing() -> None:
+    written = {
+        "type": "object",
+        "properties": {
+            "a": {"type": "string", "enum": ["x", None], "default": None, "pattern": None},
+            "b": {"type": "array", "items": None},
+            "const": {"const": None},
+        },
+        "required": None,
+        "$defs": None,
+    }
+    (made,) = tool_use([tool(parameters=written)]).tools
+    assert json.loads(made.schema) == {
+        "type": "object",
+        "properties": {
+            "a": {"type": "string", "enum": ["x", None], "default": None},
+            "b": {"type": "array"},
+            "const": {"const": None},
+        },
+    }
+    (empty,) = tool_use([tool(parameters={"properties": None, "required": None})]).tools
+    assert empty.schema == ANY_OBJECT

@@ -37,13 +37,20 @@ PART_NOT_SHOWN = frozenset({"cache_control", "annotations", "logprobs", "prompt_
 TEXT_PARTS = ("text", "input_text", "output_text")
 """Types of text parts; the last two are the Responses API's names."""
 
+OWN_PARTS = {"refusal": ("refusal",), "thinking": ("thinking",), "reasoning": ("reasoning", "text")}
+"""Part types that only an assistant message may have, and the members that may hold their text."""
+
 _PART = ("type", "text")
 
 
 class _Function(msgspec.Struct, forbid_unknown_fields=True):
     name: str
-    arguments: str | dict[str, Any]
+    arguments: str | dict[str, Any] = ""  # may be absent from a call without arguments
     parsed_arguments: Any = None  # added by OpenAI's `parse`
+    # Members of the tool that some clients keep in its calls.
+    description: Any = None
+    parameters: Any = None
+    strict: Any = None
 
 
 class _Call(msgspec.Struct, forbid_unknown_fields=True):
@@ -51,8 +58,10 @@ class _Call(msgspec.Struct, forbid_unknown_fields=True):
 
     function: _Function
     id: str | None = None
-    type: Literal["function"] | None = None
+    type: Literal["function", ""] | None = None
     index: int | None = None
+    thought_signature: Any = None
+    status: Any = None
     cache_control: Any = None
     extra_content: Any = None
     provider_specific_fields: Any = None
@@ -114,11 +123,13 @@ def _plain(at: str, message: object, abilities: Abilities, source: str) -> dict[
         raise bad_request(
             f"{at}.role", f"{at}.role must be one of {', '.join(ROLES)}; got {_short(role)}"
         )
+    given = _with_text_parts(at, given)
     if role == "developer" and not abilities.developer:
         role = "system"  # OpenAI renamed the role; most templates know only the old name
     own = _assistants(at, given, abilities) if role == "assistant" else {}
-    # A turn may consist of calls or thinking only, or have been truncated before its first word.
-    empty = role == "assistant" and "content" not in given
+    # A turn may consist of calls or thinking only, or have been truncated before its first word; a
+    # tool may return nothing.
+    empty = role in ("assistant", "tool") and "content" not in given
     content = "" if empty else _text(at, given.get("content"))
     plain = {"role": role, "content": _content_form(content, given, str(role), abilities), **own}
     for key, value in given.items():
@@ -130,6 +141,50 @@ def _plain(at: str, message: object, abilities: Abilities, source: str) -> dict[
             _check_key(at, key, value, str(role), source)
             plain[key] = value
     return plain
+
+
+def _with_text_parts(at: str, given: dict[str, Any]) -> dict[str, Any]:
+    """A message whose content's parts are text alone.
+
+    Strings in the list are parts. An assistant's refusal is text, and the thinking among its parts
+    is the message's.
+    """
+    content = given.get("content")
+    if not isinstance(content, list):
+        return given
+    parts: list[object] = []
+    thoughts: list[str] = []
+    for index, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if isinstance(part, str):
+            parts.append({"type": "text", "text": part})
+        elif isinstance(kind, str) and kind in OWN_PARTS:
+            text = own_text(part)
+            if given.get("role") != "assistant" or text is None:
+                param = f"{at}.content[{index}]"
+                raise bad_request(param, f"{param}: {kind} is a text of the assistant's alone")
+            if kind == "refusal":
+                parts.append({"type": "text", "text": text})
+            else:
+                thoughts.append(text)
+        else:
+            parts.append(part)
+    given = {k: v for k, v in given.items() if k != "content"}
+    if parts or not thoughts:
+        given["content"] = parts
+    if thoughts:
+        beside = given.get("reasoning_content") or given.get("reasoning")
+        if beside and beside != "".join(thoughts):
+            param = f"{at}.reasoning_content"
+            raise bad_request(param, f"{param} and the thinking in content differ; send one")
+        given["reasoning_content"] = "".join(thoughts)
+    return given
+
+
+def own_text(part: Mapping[str, Any]) -> str | None:
+    """The text of a part of `OWN_PARTS`; None where it has none."""
+    names = OWN_PARTS[part["type"]]
+    return next((part[name] for name in names if isinstance(part.get(name), str)), None)
 
 
 def _add_name(at: str, plain: dict[str, Any], name: object, abilities: Abilities) -> None:
@@ -184,7 +239,7 @@ def _assistants(at: str, given: Mapping[str, Any], abilities: Abilities) -> dict
 
 def _call(param: str, call: _Call, abilities: Abilities) -> dict[str, Any]:
     plain: dict[str, Any] = {"type": "function"}
-    if call.id is not None:
+    if call.id:  # "" is what a stream's assembly leaves where it met none
         plain["id"] = call.id
     arguments = _arguments(param, call.function.arguments, abilities)
     plain["function"] = {"name": call.function.name, "arguments": arguments}
@@ -244,8 +299,8 @@ def _result(
 ) -> tuple[int, dict[str, Any]]:
     """A tool result with the index of its call; -1 if it names none."""
     identity = message.get("tool_call_id")
-    if identity is None or calls is None:
-        return -1, message
+    if not identity or calls is None:
+        return -1, {k: v for k, v in message.items() if k != "tool_call_id" or v}
     param = f"messages[{index}].tool_call_id"
     if identity not in calls:
         raise bad_request(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -20,16 +20,18 @@ ANY_OBJECT = '{"type": "object", "properties": {}}'
 """Schema of a tool that states no parameters."""
 
 
-class _Function(msgspec.Struct, forbid_unknown_fields=True):
+class _Function(msgspec.Struct, forbid_unknown_fields=True, rename={"returns": "return"}):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    returns: Any = None  # as transformers' `get_json_schema` writes it; for the template
+    response: Any = None  # the same for Gemma's templates
 
 
 class _Tool(msgspec.Struct, forbid_unknown_fields=True):
-    type: Literal["function"]
     function: _Function
+    type: Literal["function"] = "function"
     cache_control: Any = None  # a mark for other servers' caches
 
 
@@ -138,11 +140,7 @@ def tool_use(
 
 def _read_tools(param: str, value: object) -> list[tuple[Tool, Mapping[str, Any]]]:
     if isinstance(value, list | tuple):
-        for index, tool in enumerate(value):
-            if isinstance(tool, Mapping) and "name" in tool and "function" not in tool:
-                at = f"{param}[{index}].function"
-                form = '{"type": "function", "function": {"name": ..., "parameters": ...}}'
-                raise bad_request(at, f"{at} is required: a tool reads {form}")
+        value = [_nested(f"{param}[{index}]", tool) for index, tool in enumerate(value)]
     tools = shaped(param, value, list[_Tool])
     if len(tools) > MAX_TOOLS:
         raise bad_request(param, f"{param} takes at most {MAX_TOOLS} tools, got {len(tools)}")
@@ -170,6 +168,8 @@ def _read_tools(param: str, value: object) -> list[tuple[Tool, Mapping[str, Any]
                 ("name", function.name),
                 ("description", function.description),
                 ("parameters", function.parameters),
+                ("return", function.returns),
+                ("response", function.response),
             )
             if v is not None
         }
@@ -178,7 +178,45 @@ def _read_tools(param: str, value: object) -> list[tuple[Tool, Mapping[str, Any]
     return found
 
 
+def _nested(at: str, tool: object) -> object:
+    """A tool in the layout of chat completions; the Responses API's has no member `function`."""
+    if not isinstance(tool, Mapping) or tool.get("function") is not None:
+        return tool
+    if tool.get("type") == "function" and "name" in tool:
+        outer = {k: v for k, v in tool.items() if k in ("type", "cache_control")}
+        return {**outer, "function": {k: v for k, v in tool.items() if k not in outer}}
+    if "name" in tool:
+        form = '{"type": "function", "function": {"name": ..., "parameters": ...}}'
+        raise bad_request(f"{at}.function", f"{at}.function is required: a tool reads {form}")
+    return tool
+
+
+_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+_VALUES = frozenset({"const", "enum", "default", "examples", "example"})
+
+
+def _without_nulls(schema: object) -> object:
+    """A JSON schema without keywords whose value is null: nothing was meant by them.
+
+    Go and others write null for what they have not set. What stands under `_VALUES` is no schema.
+    """
+    if isinstance(schema, list | tuple):
+        return [_without_nulls(item) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    kept: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _VALUES:
+            kept[key] = value
+        elif key in _MAPS and isinstance(value, Mapping):
+            kept[key] = {name: _without_nulls(inner) for name, inner in value.items()}
+        elif value is not None:
+            kept[key] = _without_nulls(value)
+    return kept
+
+
 def _parameters(param: str, schema: Mapping[str, Any] | None) -> str:
+    schema = cast("Mapping[str, Any]", _without_nulls(schema or {}))
     if not schema:
         return ANY_OBJECT
     if schema.get("type", "object") != "object":
@@ -225,6 +263,8 @@ def _read_choice(value: object, offered: Sequence[str]) -> _Ruling:
     if value.get("type") in ("function", "tool") and "name" in value and "function" not in value:
         # As the Responses API and Anthropic's write it.
         value = {"type": "function", "function": {k: v for k, v in value.items() if k != "type"}}
+    if "type" not in value and "function" in value:
+        value = {"type": "function", **value}
     choice = shaped("tool_choice", value, _Choice)
     other = "allowed_tools" if choice.type == "function" else "function"
     if getattr(choice, other) is not None:

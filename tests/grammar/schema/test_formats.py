@@ -49,7 +49,7 @@ def test_names(name: str, good: list[str], bad: list[str]) -> None:
     assert allowed({"type": "string", "format": name}, texts) == texts[: len(good)]
 
 
-@pytest.mark.parametrize("name", ["phone", "regex", "ipv4network", 5, None])
+@pytest.mark.parametrize("name", ["phone", "regex", "ipv4network", 5])
 def test_what_is_not_known_is_rejected(name: Any) -> None:
     assert rejection({"properties": {"a": {"format": name}}})[0] == "s.properties.a.format"
 

@@ -163,7 +163,7 @@ def test_formats_of_integers_are_bounds() -> None:
         ({"type": "number", "maximum": 2**63}, "s.maximum"),
         ({"type": "number", "exclusiveMinimum": 10**18}, "s.exclusiveMinimum"),
         ({"type": "integer", "minimum": "1"}, "s.minimum"),
-        ({"properties": {"a": {"maximum": None}}}, "s.properties.a.maximum"),
+        ({"properties": {"a": {"maximum": "5"}}}, "s.properties.a.maximum"),
         ({"multipleOf": 2**32}, "s.multipleOf"),
     ],
 )

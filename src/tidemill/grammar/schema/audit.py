@@ -55,6 +55,9 @@ class Audit:
             return schema
         if not isinstance(schema, Mapping):
             raise self._rejected(path, "a schema is an object or a boolean")
+        # Go and others write null for a keyword that is not set; of `const` it is a value.
+        if None in schema.values():
+            schema = {k: v for k, v in schema.items() if v is not None or k == "const"}
         if not depth:
             self._old = "json-schema.org/draft-0" in str(schema.get("$schema", ""))
         self.references |= "$ref" in schema

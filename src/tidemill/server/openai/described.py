@@ -41,11 +41,17 @@ _NAMED: JsonSchema = _object({"name": _STRING}, {})
 _REFERENCE: JsonSchema = _object({"type": _KIND_FUNCTION, "function": _NAMED}, {})
 _FUNCTION: JsonSchema = _object(
     {"name": {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,128}$"}},
-    {"description": _STRING, "parameters": {"type": "object"}, "strict": _BOOLEAN},
+    {
+        "description": _STRING,
+        "parameters": {"type": "object"},
+        "strict": _BOOLEAN,
+        "return": {},
+        "response": {},
+    },
 )
 
 TOOLS: JsonSchema = _or_null(
-    _array(_object({"type": _KIND_FUNCTION, "function": _FUNCTION}, {"cache_control": {}}))
+    _array(_object({"function": _FUNCTION}, {"type": _KIND_FUNCTION, "cache_control": {}}))
 )
 TOOL_CHOICE: JsonSchema = {
     "anyOf": [
@@ -67,8 +73,13 @@ TOOL_CALLS: JsonSchema = _or_null(
         _object(
             {
                 "function": _object(
-                    {"name": _STRING, "arguments": {"anyOf": [_STRING, {"type": "object"}]}},
-                    {"parsed_arguments": {}},
+                    {"name": _STRING},
+                    {
+                        "arguments": {"anyOf": [_STRING, {"type": "object"}]},
+                        **dict.fromkeys(
+                            ("parsed_arguments", "description", "parameters", "strict"), _ANYTHING
+                        ),
+                    },
                 )
             },
             {
@@ -76,7 +87,11 @@ TOOL_CALLS: JsonSchema = _or_null(
                 "type": _KIND_FUNCTION,
                 "index": {"type": "integer"},
                 **dict.fromkeys(
-                    ("cache_control", "extra_content", "provider_specific_fields"), _ANYTHING
+                    (
+                        *("cache_control", "extra_content", "provider_specific_fields"),
+                        *("thought_signature", "status"),
+                    ),
+                    _ANYTHING,
                 ),
             },
         )

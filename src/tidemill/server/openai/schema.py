@@ -24,7 +24,7 @@ from tidemill.server.members import (
     wrong_value,
 )
 from tidemill.server.openai import described, neutral
-from tidemill.text.conversation import PART_NOT_SHOWN, TEXT_PARTS
+from tidemill.text.conversation import OWN_PARTS, PART_NOT_SHOWN, TEXT_PARTS, own_text
 from tidemill.text.thinking import EFFORTS
 
 INT32 = 2**31
@@ -80,9 +80,15 @@ def _check_content(value: Any) -> None:
 
 
 def _check_part(index: int, part: object) -> None:
+    if isinstance(part, str):
+        return
     if not isinstance(part, Mapping):
         raise wrong_type(f'part {index} must be an object such as {{"type": "text", ...}}')
     kind = part.get("type")
+    if isinstance(kind, str) and kind in OWN_PARTS:
+        if own_text(part) is None:
+            raise wrong_type(f"the text of part {index} must be a string")
+        return
     if kind not in TEXT_PARTS:
         if isinstance(kind, str):
             raise unsupported(f"part {index} has the type {kind[:64]!r}; this model takes text")
