@@ -1,4 +1,4 @@
-"""The outermost layer: request ids, one line of log per request, HEAD, and counting answers."""
+"""The outermost middleware: request ids, the access log, HEAD, and response counters."""
 
 from __future__ import annotations
 
@@ -26,33 +26,34 @@ MAX_REQUEST_ID = 128
 _ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-_.:/+=")
 
 CLIENT_CLOSED_REQUEST = 499
-"""Status in the log of a request whose client left before the answer began."""
+"""Status in the log of a request whose client disconnected before the response began."""
 
-# A name, and indices of arrays behind it.
+# A name, followed by array indices.
 _SEGMENT = re.compile(r"([A-Za-z_]\w*)(?:\[\d+\])*", re.ASCII)
 
-# Asked every few seconds by machines.
+# Polled every few seconds; successful requests are logged at debug level.
 _QUIET = frozenset({"/healthz", "/readyz", "/health", "/ping", "/metrics"})
 
 
 class AccessLogMiddleware:
     """ASGI middleware around everything else.
 
-    - Gives every request an id, taken from X-Request-Id where it is sane, and sends it back.
-    - Answers HEAD as GET without the body, which the server beneath leaves out.
-    - Gives freed memory back after requests.
-    - Logs each request with its route's pattern, a rejected one with the error's code and the
-      field that it names. What clients wrote (paths, queries, headers, bodies) never gets into the
-      log, and of names of fields those alone that the API declares.
-    - Swallows what the framework re-raises after it answered 500 (it is logged by then), so that
-      the server beneath prints no second traceback.
+    - Gives every request an id, taken from X-Request-Id where that is valid, and returns it.
+    - Answers HEAD as GET without the body; uvicorn drops it.
+    - Returns freed memory to the system after requests.
+    - Logs each request with its route's pattern, and a rejected one with the error's code and
+      field. Client content (paths, queries, headers, bodies) is never logged. Field names are
+      logged only if the API declares them.
+    - Swallows the exception that the framework re-raises after a 500 response. It is logged
+      already, and uvicorn would print a second traceback.
 
     Args:
-        app: what is behind it; it leaves the `Problem` it answered with in `state.problem`.
-        metrics: where answers are counted.
-        pattern_of: the pattern of the route that a path belongs to, or None; for requests that
-            were answered before they reached a route.
-        field_names: every name of a field that the API declares.
+        app: the wrapped application; it stores the `Problem` of an error response in
+            `state.problem`.
+        metrics: counts responses.
+        pattern_of: maps a path to its route's pattern, or None; for requests that were
+            answered before routing.
+        field_names: all field names that the API declares.
     """
 
     def __init__(
@@ -139,7 +140,7 @@ class AccessLogMiddleware:
 
 
 def declared_names(param: str, names: Collection[str]) -> str:
-    """A field's path with every name that is not of `names` as ``?``: clients' own are content.
+    """A field's path in which ``?`` replaces every name not in `names`, since it may be content.
 
     ``messages[0].content`` stays, ``tools[0].function.parameters.properties.ssn`` ends in ``?``.
     """

@@ -33,21 +33,22 @@ from tidemill.server.reservations import Fingerprint, Reservations
 from tidemill.server.shares import Shares
 
 QUEUE_SECONDS = 60.0
-"""Without --max-queue-tokens: no more waits than is computed in so long, or the cache holds."""
+"""Without --max-queue-tokens, the queue holds at most the tokens computed in this time, and at most
+the capacity of the KV cache."""
 
 FIRST_DRAIN_SECONDS = 10.0
-"""Until the rate has been measured, a full queue is taken to drain in so long."""
+"""Assumed time in which a full queue drains, until the rate has been measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, and by when the answer is wanted.
+    """The client of a request, and the request's deadline.
 
     Attributes:
-        client, weight: for fairness between clients.
-        cache_salt: separates its prefixes in the cache.
-        deadline: seconds of `base.clock.monotonic` when nobody wants the answer any more; or None.
-        priority: among the client's requests, the smaller is computed first.
+        client, weight: the unit of fairness and its share.
+        cache_salt: prefixes are shared only between equal salts.
+        deadline: `base.clock.monotonic` time in seconds at which the request expires; or None.
+        priority: among one client's requests, smaller values run first.
     """
 
     client: str = ""
@@ -62,7 +63,7 @@ ANONYMOUS = Caller()
 
 @dataclass(slots=True)
 class _Client:
-    """A client with requests under way: tokens that wait, and prompt tokens among them."""
+    """A client with requests in flight: its waiting tokens, and the prompt tokens among them."""
 
     weight: float
     waiting: int = 0
@@ -72,11 +73,13 @@ class _Client:
 
 @dataclass(slots=True)
 class _Part:
-    """One prompt of a ticket.
+    """One prompt of a ticket. Costs are in tokens.
 
     Attributes:
-        prompt: its tokens, without those that it shares.
-        choices, open: how many it has, and how many of them have not ended.
+        prompt: its tokens, without those of shared prefixes.
+        choices, open: number of choices, and number of unfinished ones.
+        expected: estimated tokens of each choice.
+        ahead: prompt tokens ahead of it when it was admitted.
     """
 
     prompt: int
@@ -89,21 +92,21 @@ class _Part:
 
     @property
     def cost(self) -> int:
-        """Tokens it takes in all, by what is known now."""
+        """Estimated tokens of prompt and answers."""
         return self.prompt + self.tokens
 
     @property
     def tokens(self) -> int:
-        """Tokens of its answers, as far as they have come or are expected to."""
+        """Tokens of its answers: generated or expected, whichever is more."""
         return max(self.choices * self.expected, self.generated)
 
 
 @dataclass(slots=True)
 class Ticket:
-    """An admitted request. `progress` with every token, `close` exactly once.
+    """An admitted request. Call `progress` for every output and `close` exactly once.
 
     Attributes:
-        size, taken: of its answer, and the bytes of it that are counted.
+        size, taken: estimated size of its answer, and the bytes charged so far.
     """
 
     caller: Caller
@@ -115,27 +118,27 @@ class Ticket:
     _admission: Admission = field(repr=False)
 
     def end_choice(self, prompt: int) -> None:
-        """A choice of a prompt (by index) has ended; those that are left end with the ticket."""
+        """A choice of a prompt (by index) has ended; `close` ends the remaining ones."""
         self._admission._end_choices(self, self.parts[prompt], 1)
 
     def progress(self, prompt: int, tokens: int) -> None:
-        """`tokens` more came for a prompt (by index)."""
+        """A prompt (by index) got `tokens` more tokens."""
         self._admission._progress(self, self.parts[prompt], tokens)
 
     def close(self, lengths: Sequence[int] = ()) -> None:
-        """The request has ended; `lengths`: tokens of the choices that ended by themselves."""
+        """The request has ended; `lengths` has the tokens of each choice that was not cancelled."""
         self._admission._close(self, lengths)
 
 
 class Admission:
-    """The books of what was admitted.
+    """Tracks admitted requests and rejects what exceeds the bounds.
 
     Args:
         options: bounds.
-        info: what the engine resolved at its start, asked whenever needed.
-        metrics: told of everything.
-        max_choices: choices being generated at once, over all requests.
-        max_answers: bytes of answers held at once.
+        info: returns the settings that the engine resolved at start.
+        metrics: updated on every change.
+        max_choices: bound on choices in flight, over all requests.
+        max_answers: bound on bytes of buffered answers.
         clock: monotonic seconds.
     """
 
@@ -170,7 +173,7 @@ class Admission:
 
     @property
     def capacity(self) -> int:
-        """Tokens the KV cache holds."""
+        """Capacity of the KV cache in tokens."""
         info = self._info()
         return info.num_blocks * info.block_size
 
@@ -188,7 +191,7 @@ class Admission:
 
     @property
     def active(self) -> int:
-        """Choices being generated now."""
+        """Choices in flight."""
         return self._choices.total
 
     @property
@@ -197,7 +200,7 @@ class Admission:
         return self._waiting
 
     def describe(self) -> str:
-        """What was chosen, in a line for the log."""
+        """The effective bounds, as one line for the log."""
         options, info = self.options, self._info()
         bound = f"queue: {self.queue_bound} tokens may wait beside {self.capacity} in the KV cache"
         if options.max_queue_tokens is None:
@@ -216,16 +219,16 @@ class Admission:
         sampling: Sequence[SamplingParams],
         size: AnswerSize = NOTHING_HELD,
     ) -> Ticket:
-        """Take a request in, or refuse it.
+        """Admit or reject a request.
 
         Args:
             caller: the client, its weight and its deadline.
             prompts, sampling: token ids and resolved parameters, prompt by prompt.
-            size: of the answer.
+            size: estimated size of the answer.
 
         Raises:
             Rejection: 429 with a Retry-After in seconds.
-            TidemillError: kind BAD_REQUEST when there are more choices than may ever be.
+            TidemillError: kind BAD_REQUEST when the choices exceed the bound even alone.
         """
         now = self._clock()
         shared = self._info().prefix_caching
@@ -248,9 +251,9 @@ class Admission:
         return self._enter(caller, parts, held, cost, size, now)
 
     def check_choices(self, choices: int) -> None:
-        """Raise a 400 when there are more choices than may ever be generated at once.
+        """Raise a 400 when one request has more choices than the server's bound.
 
-        `admit` does so too; asked before, it saves the work for what will be refused.
+        `admit` does so too; an earlier call avoids work for a request that will be rejected.
         """
         bound = self._choices.bound
         if choices > bound:
@@ -261,7 +264,7 @@ class Admission:
     def _check(
         self, caller: Caller, parts: list[_Part], cost: int, size: AnswerSize, *, claimed: bool
     ) -> tuple[str | None, float]:
-        """Why it is refused (None: it is not), and seconds before which it would be again."""
+        """Reason for a rejection (None: admit), and seconds until admission is possible."""
         choices = sum(part.choices for part in parts)
         for reason, shares, amount in (
             ("choices", self._choices, choices),
@@ -278,7 +281,7 @@ class Admission:
         total = self._waiting + cost
         fits = (
             self._waiting == 0
-            # Under a flood few come so far as to have the bookings counted.
+            # The cheap test first: under a flood most requests fail it.
             or (total <= room + bound and total + self._reserved_tokens() <= room + bound)
             or (mine + cost <= share * (room + bound) and total <= self._max_waiting(room, bound))
             or (claimed and total <= self._max_waiting(room, bound))
@@ -292,9 +295,9 @@ class Admission:
         return None, 0.0
 
     def _lateness(self, caller: Caller, parts: list[_Part], cost: int, share: float) -> float:
-        """Seconds by which it would miss the objective or its own deadline; 0 when it would not.
+        """Seconds by which the request would miss the objective or its deadline; 0 if it would not.
 
-        What not even an idle engine could do in time is judged by its waiting alone.
+        A request that would miss the objective even on an idle engine is judged by its queue time.
         """
         objective = self.options.ttft_objective
         if objective is None:
@@ -427,8 +430,8 @@ class Admission:
     # -- figures -----------------------------------------------------------------------------
 
     def _free_tokens(self) -> int:
-        """Tokens for which the cache has room beside what runs: while there are more choices than
-        may run at once, no more than those of the waiting ones that have a seat."""
+        """Tokens of KV cache that running requests leave free. While more choices wait than may run
+        at once, only the share of the waiting tokens that has a free sequence slot."""
         memory = max(0, self.capacity - self._running - self._prefixes.orphaned)
         seats = max(0, self._info().max_num_seqs - self._started)
         waiting = self.active - self._started
@@ -437,13 +440,13 @@ class Admission:
     def _max_waiting(self, room: int, bound: int) -> int:
         """Bound on waiting tokens when requests return with a reservation.
 
-        What began together ends together: until then nothing leaves the queue, while as much may
-        have been told to come as runs.
+        Requests that start together end together. Until then nothing leaves the queue, while
+        reservations for as many tokens as are running may fall due.
         """
         return room + bound + max(bound, self._running)
 
     def _reserved_tokens(self) -> float:
-        """Tokens of bookings that are due before a newcomer's turn."""
+        """Tokens of reservations that are due before a new request would run."""
         return self._reservations.due(self._clock() + self._waiting / self._drain())
 
     def _share(self, caller: Caller) -> float:
@@ -452,19 +455,19 @@ class Admission:
         return caller.weight / (caller.weight + others)
 
     def _ahead(self, caller: Caller, cost: int, share: float) -> float:
-        """Waiting tokens that fairness puts ahead of a newcomer of the client."""
+        """Waiting tokens that fair scheduling runs before a new request of the client."""
         client = self._clients.get(caller.client)
         mine = client.waiting if client is not None else 0
         return min(float(self._waiting), (mine + cost) / share - cost)
 
     def _prompt_ahead(self, caller: Caller, prompt: int) -> float:
-        """The same of prompt tokens."""
+        """Like `_ahead`, in prompt tokens."""
         client = self._clients.get(caller.client)
         mine = client.queued_prompt if client is not None else 0
         return min(float(self._queued_prompt), (mine + prompt) / self._share(caller) - prompt)
 
     def _drain(self) -> float:
-        """Tokens per second that leave the queue."""
+        """Tokens per second at which the queue drains."""
         rate = self._rate.rate(self._clock())
         return rate if rate is not None else max(1.0, self.queue_bound / FIRST_DRAIN_SECONDS)
 
@@ -475,7 +478,7 @@ class Admission:
 
 
 def _held_bytes(size: AnswerSize, parts: Sequence[_Part]) -> int:
-    """Of an answer, by what is expected of it."""
+    """Estimated bytes of an answer that are buffered."""
     return size.fixed + size.per_token * sum(part.tokens for part in parts)
 
 

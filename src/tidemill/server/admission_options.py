@@ -1,4 +1,4 @@
-"""What can be set about admission."""
+"""Settings of admission control."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ MAX_SECONDS = 86400.0
 
 @dataclass(frozen=True, slots=True)
 class AdmissionOptions:
-    """How much may wait, and how long.
+    """Bounds of the queue, in tokens and in time.
 
     Attributes:
-        max_queue_tokens: the queue's bound; None: chosen from the cache and the measured rate.
+        max_queue_tokens: bound of the queue in tokens; None: derived from cache and rate.
         max_queue_time: seconds a request may wait for its first step; None: no limit.
-        ttft_objective: seconds to the first token; what could not meet it is refused. None: off.
+        ttft_objective: seconds to the first token; later requests are rejected. None: off.
     """
 
     max_queue_tokens: int | None = None

@@ -1,4 +1,4 @@
-"""How large an answer can become, and what of it is held until it is sent."""
+"""Estimated size of an answer, and how much of it is buffered until it is sent."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tidemill.base.errors import bad_request
 from tidemill.contract.sampling import SamplingParams
 
 TEXT_BYTES = 8
-"""Of a token as text."""
+"""Bytes of a token's text."""
 
 ENTRY_BYTES = 80
-"""Of a token as text, number and bytes, with its logprob."""
+"""Bytes of a logprob entry: the token as text, id and bytes, and its logprob."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +20,9 @@ class AnswerSize:
     """Estimated bytes of an answer.
 
     Attributes:
-        most: of the logprobs in the whole answer, if every choice becomes as long as it may.
-        fixed: held from the beginning until the answer is sent.
-        per_token: held for each token that is generated.
+        most: upper bound for the logprobs of the whole answer, at maximum length of every choice.
+        fixed: buffered from the start until the answer is sent.
+        per_token: buffered for each generated token.
     """
 
     most: int = 0
@@ -36,11 +36,11 @@ NOTHING_HELD = AnswerSize()
 def answer_size(
     prompts: Sequence[tuple[int, ...]], sampling: Sequence[SamplingParams], *, streamed: bool
 ) -> AnswerSize:
-    """Of a generation.
+    """Estimated size of a generation's answer.
 
     Args:
         prompts, sampling: token ids and resolved parameters, prompt by prompt.
-        streamed: what is generated is not held but sent.
+        streamed: output is sent at once instead of being buffered.
     """
     params = sampling[0]
     entries = 0 if params.logprobs is None else 1 + params.logprobs
@@ -55,7 +55,7 @@ def answer_size(
 
 
 def vectors_size(count: int, length: int, *, encoded: bool) -> AnswerSize:
-    """Of `count` vectors of `length` numbers, encoded in base64 or written as numbers."""
+    """Size of `count` vectors of `length` numbers, encoded in base64 or written as numbers."""
     size = count * length * (4 + (6 if encoded else 22))
     return AnswerSize(size, size)
 

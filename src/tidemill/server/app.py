@@ -34,7 +34,7 @@ _PUBLIC: frozenset[Role] = frozenset()
 _USERS = frozenset({Role.ADMIN, Role.USER})
 _METRICS_READERS = frozenset({Role.ADMIN, Role.METRICS})
 
-# method, path, handler, body, who may (none named: everyone, even without a key)
+# method, path, handler, body, permitted roles (empty: public, no key needed)
 _Route = tuple[str, str, Handler, type[Body] | None, frozenset[Role]]
 _ROUTES: tuple[_Route, ...] = (
     ("POST", "/v1/chat/completions", chat.chat_completions, schema.ChatRequest, _USERS),
@@ -52,13 +52,13 @@ _ROUTES: tuple[_Route, ...] = (
     ("GET", "/version", health.version, None, _USERS),
     ("GET", "/healthz", health.healthz, None, _PUBLIC),
     ("GET", "/readyz", health.readyz, None, _PUBLIC),
-    # As other servers call readiness.
+    # Other servers' names for readiness.
     ("GET", "/health", health.readyz, None, _PUBLIC),
     ("GET", "/ping", health.readyz, None, _PUBLIC),
     ("GET", "/metrics", health.metrics, None, _METRICS_READERS),
 )
 
-# Routes of other servers' own APIs, and which of ours does what they do.
+# Routes of other servers' native APIs, and the equivalent route here.
 _FOREIGN_ROUTES = {
     **dict.fromkeys(
         ("/v1/responses", "/responses", "/v1/messages", "/api/chat", "/v1beta/models"),
@@ -77,15 +77,15 @@ _STREAMED = (schema.ChatRequest, schema.CompletionRequest)
 
 
 def build_app(context: ServerContext, security: Security | None = None) -> ASGIApp:
-    """The application that serves `context` behind the locks of `security`.
+    """The application that serves `context`, protected as `security` says.
 
-    OpenAPI is at /openapi.json. There is no /docs page: the usual one loads its scripts from a
-    content network, which would not work offline.
+    OpenAPI is at /openapi.json. There is no /docs page: the usual one loads scripts from a CDN
+    and would not work offline.
     """
     security = security or Security()
 
     async def openapi(context: ServerContext, request: Request) -> Response:
-        """This description."""
+        """This OpenAPI document."""
         return JSONResponse(document())
 
     @cache
@@ -124,11 +124,11 @@ def build_app(context: ServerContext, security: Security | None = None) -> ASGIA
         protected = CORSMiddleware(
             protected,
             allow_origins=security.cors_origins,
-            # What an allowed origin asks for: clients' own headers are many and change.
+            # Any requested header: clients send many custom ones, and they change.
             allow_methods=("*",),
             allow_headers=("*",),
             expose_headers=("x-request-id", "retry-after"),
-            # Chrome asks before a public page reaches an address of the private network.
+            # Chrome sends a preflight before a public page may reach a private address.
             allow_private_network=True,
         )
     patterns = [(route.path_regex, route.path) for route in app.routes if isinstance(route, Route)]
@@ -189,7 +189,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 
 
 def _wrong_route(method: str, path: str) -> str:
-    """Where a request that no route takes may have been meant to go."""
+    """The message for an unknown route or method, with the route that was probably meant."""
     target = f"{method} {path}"[:200]
     methods = [m for m, known, *_ in _ROUTES if known == path]
     if methods:
@@ -206,7 +206,7 @@ def _wrong_route(method: str, path: str) -> str:
 
 
 def _closest(path: str, routes: Iterable[str]) -> str | None:
-    """The route most like a path; one that ends alike is meant even where the rest differs."""
+    """The most similar route; a common path suffix decides before overall similarity."""
     from difflib import get_close_matches  # errors alone need it
 
     known = [route for route in routes if "{" not in route and route != "/"]

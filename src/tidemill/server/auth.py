@@ -1,7 +1,8 @@
-"""Who asks: the principal of a request, and the door that lets it in.
+"""Authentication: the principal of a request, and the middleware that determines it.
 
-Without keys every client is let in and told apart by its address. As soon as one key exists, every
-route but the probes wants one, unknown routes included, so that nothing can be learnt without it.
+Without keys every client is admitted and identified by its address. With at least one key, every
+route except the probes requires one. Unknown routes require one too, so that nothing can be
+learnt without a key.
 """
 
 from __future__ import annotations
@@ -18,24 +19,24 @@ from tidemill.server.errors import Rejection, reject
 from tidemill.server.keys import Key, KeyStore, NoKeys, Role
 
 PROBES = frozenset({"/healthz", "/readyz", "/health", "/ping"})
-"""Open to everyone: an orchestrator asks them, and without a key they say next to nothing."""
+"""Public, for orchestrators; without a key they reveal only whether the server is ready."""
 
-# Top-level domains that no public name server has.
+# Top-level domains that are reserved and cannot be registered.
 _PRIVATE = (".localhost", ".internal")
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="tidemill"'}
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Whose request it is, in `request.state.principal` of every handler.
+    """The authenticated client of a request: `request.state.principal` in every handler.
 
     Attributes:
         client_id: identity for fairness: ``key:NAME``, or ``addr:ADDRESS`` where there are no keys
-            (an IPv6 network of 64 bits counts as one address: a client has as many as it likes).
-        name: of the key, or the address; for logs.
-        role: what it may do; None on a probe without a valid key.
+            (an IPv6 /64 counts as one address, since a client can use all of it).
+        name: the key's name, or the address; for logs.
+        role: its permissions; None on a probe without a valid key.
         weight: share of the engine relative to other clients.
-        cache_salt: separates its prefixes in the cache from those of others; empty: shared.
+        cache_salt: prefixes are shared only between equal salts; empty: with all.
     """
 
     client_id: str
@@ -47,7 +48,7 @@ class Principal:
     def salt_for(self, requested: str | None) -> str:
         """The cache salt of a request whose field `cache_salt` is `requested`.
 
-        A requested narrows what is shared and never widens it: nobody can name another's salt.
+        A request can only narrow what it shares: no client can name the salt of another.
         """
         if not requested:
             return self.cache_salt
@@ -55,13 +56,13 @@ class Principal:
 
 
 def principal_of(request: Request) -> Principal:
-    """The principal of a request; by its address where no door stands in front (tests)."""
+    """The principal of a request; by address where no `AuthMiddleware` is installed (tests)."""
     found: Principal | None = getattr(request.state, "principal", None)
     return found or by_address(request.client.host if request.client else "", Role.ADMIN)
 
 
 def by_address(host: str, role: Role | None) -> Principal:
-    """The principal of a client that has shown no key."""
+    """The principal of a client without a key."""
     name = host or "local"
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
@@ -85,8 +86,8 @@ class AuthMiddleware:
     """ASGI middleware that sets `state.principal` or answers 401.
 
     Args:
-        app: what is behind it. It refuses roles by itself (`require`), because it knows its routes.
-        keys: where keys are looked up.
+        app: the wrapped application; it checks roles itself (`require`), since it knows the routes.
+        keys: the key store.
         share_prefix_cache: whether clients with different keys may hit each other's prefixes.
         own_hosts: when given, requests for other host names are refused (see `check_host`).
     """
@@ -105,7 +106,7 @@ class AuthMiddleware:
         self._own_hosts = own_hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, or refuse it."""
+        """Serve or reject one request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -162,12 +163,12 @@ def _unauthorized(message: str) -> Rejection:
 
 
 def check_host(headers: Iterable[tuple[bytes, bytes]], own: Collection[str]) -> None:
-    """Refuse host names that are not this machine's.
+    """Reject a Host that is not a name of this machine.
 
-    A server that only the machine itself can reach, and that asks for no key, is open to web pages
-    in the machine's own browser if their name resolves to 127.0.0.1 (DNS rebinding). Such a name
-    has a dot and is no address; names without one cannot be had from the outside, nor can those
-    under ``.internal``, by which containers know their host (host.docker.internal).
+    A server on a loopback address without a key is exposed to DNS rebinding: a web page whose host
+    name resolves to 127.0.0.1 can reach it through the local browser. Such a name contains a dot
+    and is not an IP address. Names without a dot cannot be registered, nor can those under
+    ``.internal``, which containers use for their host (host.docker.internal).
 
     Raises:
         Rejection: 403.

@@ -1,4 +1,4 @@
-"""What a person can do with a server that has started."""
+"""The lines that `serve` prints when it is ready: an example request and client settings."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from urllib.parse import urlsplit
 
 from tidemill.server.context import ServerContext
 
-# What the bundled model answers well, too.
+# The bundled model answers it, too.
 _MESSAGE = "Who are you?"
 
 _WILDCARD_ADDRESSES = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # nosec B104: addresses to replace
 
 
 def first_steps(context: ServerContext, url: str, *, closed: bool) -> list[str]:
-    """A request to copy into a shell, and what an OpenAI client needs.
+    """An example request for a shell, and the settings of an OpenAI client.
 
     Args:
-        context: the server's.
-        url: where it listens.
-        closed: whether it wants a key.
+        context: the served model.
+        url: the address of the server.
+        closed: whether the server requires a key.
     """
     parts = urlsplit(url)
     host = _WILDCARD_ADDRESSES.get(parts.hostname or "")

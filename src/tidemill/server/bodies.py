@@ -1,4 +1,4 @@
-"""What the bodies under way hold in memory, over all requests: bounded, in shares by client."""
+"""Bound on the memory of request bodies in flight, with a share for each client."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ MAX_RETRY_SECONDS = 60.0
 
 
 class Bodies:
-    """The bytes of all bodies that are being received or read.
+    """Counts the bytes of all bodies that are being received or parsed.
 
     Args:
-        bound: of their sum; see `Shares`.
+        bound: of their sum, in bytes; see `Shares`.
     """
 
     def __init__(self, bound: int) -> None:
@@ -34,7 +34,7 @@ class Bodies:
 
     @contextmanager
     def hold(self, principal: Principal) -> Iterator[Hold]:
-        """For one request, until its body is no longer needed."""
+        """A hold for one request, released when its body is no longer needed."""
         hold = Hold(self, principal)
         try:
             yield hold
@@ -73,12 +73,12 @@ class Bodies:
 
 
 class Hold:
-    """One request's part.
+    """The bytes that one request holds.
 
     Attributes:
-        principal: whose request it is.
+        principal: the client of the request.
         size: bytes that it holds.
-        in_lane: it is large, and alone of its kind.
+        in_lane: the body is large and occupies the lane for large bodies.
     """
 
     def __init__(self, bodies: Bodies, principal: Principal) -> None:
@@ -88,7 +88,7 @@ class Hold:
         self._bodies = bodies
 
     def need(self, size: int) -> None:
-        """Hold at least so much.
+        """Hold at least `size` bytes.
 
         Raises:
             Rejection: 429 with a Retry-After.
@@ -98,10 +98,10 @@ class Hold:
             self.size = size
 
     async def enter_lane(self) -> None:
-        """Wait until no other large body is made a prompt of, for as long as this is held.
+        """Wait until no other large body is being processed; the lane is left on release.
 
-        Each takes the interpreter for tens of milliseconds at a time, and several together would
-        take it from the event loop for the sum.
+        Each holds the GIL for tens of milliseconds at a time; several at once would block the
+        event loop for the sum.
         """
         await self._bodies._lane.enter(self.principal.client_id)
         self.in_lane = True

@@ -1,4 +1,4 @@
-"""Request bodies: read within bounds, parsed once, and refused with the field named."""
+"""Request bodies: read within bounds and parsed once; errors name the field."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tidemill.server.members import InvalidField, Model, fill
 from tidemill.server.turns import next_turn
 
 SHORT_BODY_BYTES = 2**14
-"""Up to here parsing takes about a millisecond, whatever it is made of."""
+"""Up to this size parsing takes about a millisecond, whatever the content."""
 
 LARGE_BODY_BYTES = 2**18
-"""Beyond, bodies are read one at a time, and so is made of them what the engine gets."""
+"""Larger bodies are parsed and tokenized one at a time."""
 
 PART_BYTES = 2**16
-"""A body whose length is not announced is counted in steps of so much."""
+"""A body without Content-Length is charged in steps of this size."""
 
 _BARE = ("", "application/x-www-form-urlencoded")
 _CHARSETS = {
@@ -45,21 +45,21 @@ async def read_body(request: Request, limits: Limits, *, bare: bool = False) -> 
     """The body of a JSON request.
 
     Args:
-        request: whose body it is.
-        limits: its bounds.
-        bare: a body that ``curl -d`` sends without saying its type is taken as JSON. Not from a
-            page in a browser, which could send one to any server without being asked.
+        request: the request.
+        limits: bounds.
+        bare: accept the content type that ``curl -d`` sends by default as JSON. Not from a
+            browser, where a page could send such a request to any server without a preflight.
 
     Raises:
-        Rejection: 415 for another content type, 413 when it is too long, 408 when it does not come,
-            429 when all that are being received hold too much.
+        Rejection: 415 for another content type, 413 when it is too long, 408 when it does not
+            arrive in time, 429 when all bodies in flight hold too much memory.
     """
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     bare = bare and media in _BARE and not _BROWSER.intersection(request.headers)
     if media != "application/json" and not media.endswith("+json") and not bare:
         got = f"got {media!r}" if media else "the request has none"
         if media == _BARE[1]:
-            got += ", which curl sends unless told -H 'Content-Type: application/json'"
+            got += ", which curl sends without -H 'Content-Type: application/json'"
         raise reject(415, f"Content-Type must be application/json; {got}")
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     if coding != "identity":
@@ -71,7 +71,7 @@ async def read_body(request: Request, limits: Limits, *, bare: bool = False) -> 
     if declared > limits.max_body_bytes:
         raise _too_long(limits, str(declared))
     hold: Hold = request.state.hold
-    # As announced, before anything of it is here; what is not announced, as it comes.
+    # Charge the declared length before any byte arrives; otherwise charge as bytes arrive.
     hold.need(declared)
     decoder = _decoder(request)
     body = bytearray()
@@ -131,7 +131,7 @@ def _as_utf8(body: bytes, decoder: str) -> bytes:
 
 
 def _too_long(limits: Limits, got: str) -> Rejection:
-    # What is left of the body is thrown away by the connection, for a short time (`server.http`).
+    # The connection discards the rest of the body for a short time (`server.http`).
     return reject(
         413,
         f"the body has {got} bytes; at most {limits.max_body_bytes} are taken: send a shorter one",
@@ -141,7 +141,7 @@ def _too_long(limits: Limits, got: str) -> Rejection:
 async def read_model(
     model: type[Model], request: Request, limits: Limits, *, bare: bool = False
 ) -> Model:
-    """Read a body and validate it; a long one in a thread, so that streams are not held up.
+    """Read and validate a body; a long one in a thread, so that it does not delay streams.
 
     Args:
         model: the kind of body.
@@ -155,7 +155,7 @@ async def read_model(
     """
     body = await read_body(request, limits, bare=bare)
     names: dict[str, str] = {}
-    request.state.sent_as = names  # errors that come later name what was sent
+    request.state.sent_as = names  # later errors use the names as sent
     if len(body) <= SHORT_BODY_BYTES:
         await next_turn()
         return parse_body(model, body, limits, names)
@@ -168,7 +168,7 @@ async def read_model(
 def parse_body(
     model: type[Model], body: bytes, limits: Limits, names: dict[str, str] | None = None
 ) -> Model:
-    """Validate a JSON body against `model`; a null where nothing may be means absent.
+    """Validate a JSON body against `model`; a null for an unknown field means absent.
 
     Args:
         model: the kind of body.
@@ -200,7 +200,7 @@ def _load(body: bytes) -> dict[str, Any]:
         else:
             document = loads(body, _no_number, object_pairs_hook=_unique)
         if _SURROGATE.search(body):
-            # Of the strings alone: lists of ids are long.
+            # Only the strings are checked, since lists of ids can be long.
             texts = loads(body, _no_number, object_pairs_hook=_unique, ids=False)
             json.dumps(texts, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
@@ -233,12 +233,12 @@ def _no_number(name: str) -> None:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object; of two values for one key one would vanish silently."""
+    """An object. Duplicate keys are an error, since a dict would silently drop one."""
     found = dict(pairs)
     if len(found) < len(pairs):
         seen: set[str] = set()
         name = next(k for k, _ in pairs if k in seen or seen.add(k))[:64]  # type: ignore[func-returns-value]
-        message = f"{name} is there twice in one object; send it once"
+        message = f"{name} appears twice in one object; send it once"
         raise Rejection(_bad(name, message, "duplicate_parameter"))
     return found
 

@@ -1,8 +1,8 @@
 """Sizes inside a JSON body, checked before it is validated.
 
-First the shape of the text (depth, number of containers and keys), which costs a scan and no
-objects: a validator would list every mistake of a million, and each takes a kilobyte. Then the
-sizes of fields.
+The shape of the text (depth, number of containers and keys) is checked first, by a scan that
+allocates no objects: a validator could report a million errors of a kilobyte each. The sizes of
+fields follow.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tidemill.base.errors import TidemillError, bad_request
 from tidemill.server.limits import Limits
 
 _CHUNK = 2**18
-"""Bytes looked at without a pause in which another thread may run."""
+"""Bytes that are scanned without releasing the GIL."""
 
 _BRACKETS = bytes.maketrans(b"{}", b"[]")
 _ALL_BUT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
@@ -44,9 +44,9 @@ _SCHEMAS = (
 
 
 def check_shape(body: bytes, limits: Limits) -> None:
-    """Refuse JSON text that is nested too deeply or consists of too many parts.
+    """Reject JSON text that is nested too deeply or has too many parts.
 
-    What is no JSON passes: the parser says so.
+    Invalid JSON passes; the parser reports it.
 
     Raises:
         TidemillError: kind BAD_REQUEST.
@@ -65,7 +65,7 @@ def check_shape(body: bytes, limits: Limits) -> None:
                 raise bad_request(None, f"the body has more than {most} {what}")
         nests.append(bare.translate(_BRACKETS, _ALL_BUT_BRACKETS))
     nest = b"".join(nests)
-    # Each round takes away the innermost pairs, so that the number of rounds is the depth.
+    # Each round removes the innermost pairs, so the number of rounds is the depth.
     for _ in range(limits.max_json_depth):
         less = nest.replace(b"[]", b"")
         if len(less) == len(nest):
@@ -78,8 +78,8 @@ def check_shape(body: bytes, limits: Limits) -> None:
 
 
 def _outside_strings(body: bytes) -> Iterator[bytes]:
-    # Without escapes, every quotation mark opens or closes a string. (Escapes stand in strings
-    # alone; where they do not, the text is no JSON and what is counted here does not matter.)
+    # Without escapes, every quotation mark opens or closes a string. Escapes occur only in strings;
+    # otherwise the text is invalid JSON and the counts do not matter.
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     inside = False
     for start in range(0, len(plain), _CHUNK):
@@ -89,7 +89,7 @@ def _outside_strings(body: bytes) -> Iterator[bytes]:
 
 
 def check_fields(document: Mapping[str, Any], limits: Limits) -> None:
-    """Refuse fields of a request that are too large; their types are not looked at.
+    """Reject fields of a request that are too large; types are not checked.
 
     Raises:
         TidemillError: kind BAD_REQUEST naming the field, the bound and what was sent.
@@ -101,7 +101,7 @@ def check_fields(document: Mapping[str, Any], limits: Limits) -> None:
     for name, bound in _VALUES.items():
         value, most = document.get(name), getattr(limits, bound)
         if type(value) is int and value > most:
-            # Not the number itself: it may have thousands of digits.
+            # A number with thousands of digits is not repeated in the message.
             got = str(value) if value < 2**63 else "more than 64 bits hold"
             raise bad_request(name, f"{name} must be at most {most}, got {got}")
     _check_stops(document.get("stop"), limits)
@@ -129,7 +129,7 @@ def _check_schema(name: str, schema: Any, limits: Limits) -> None:
     if isinstance(schema, (str, bytes)):
         size, depth = len(schema), 0
     else:
-        # The depth of the body is bounded by now, so this cannot recurse too far.
+        # `check_shape` has bounded the depth, so the recursion is bounded.
         size, depth = len(json.dumps(schema, ensure_ascii=False)), _depth(schema)
     if size > limits.max_schema_bytes:
         raise _too_much(name, size, limits.max_schema_bytes, "characters", name)

@@ -1,4 +1,4 @@
-"""Who asks, and by when the answer is wanted: from an HTTP request to a `Caller`."""
+"""From an HTTP request to a `Caller`: client, deadline, cache salt and priority."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def caller_of(
 
     Args:
         request: with its principal.
-        timeout: the body's field: seconds from `arrival` after which nobody wants the answer. The
-            header `X-Request-Timeout` says the same; of two the shorter counts.
+        timeout: the body's field: seconds from `arrival` until the request expires. The header
+            `X-Request-Timeout` means the same; the shorter of two applies.
         arrival: seconds of `base.clock.monotonic`.
-        priority: among the requests of the same principal; smaller is earlier.
+        priority: among the requests of the same principal; smaller values run first.
         cache_salt: the body's field: requests with equal salts of one principal share prefixes.
 
     Raises:

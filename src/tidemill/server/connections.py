@@ -1,4 +1,4 @@
-"""Which connections are kept: one peer's cannot keep others' out, nor anybody's probes."""
+"""The bound on open connections: no peer can lock out other peers, nor health probes."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from typing import Protocol
 from tidemill.server.auth import by_address
 
 PROBE_CONNECTIONS = 64
-"""Beyond the bound, connections that are kept to be asked for probes; the oldest makes room."""
+"""Connections beyond the bound that are kept for probes; a further one evicts the oldest."""
 
 _MAX_EXAMINED = 64
 
 
 class Connection(Protocol):
-    """What is known of a connection here."""
+    """A connection, as `Connections` needs it."""
 
     @property
     def busy(self) -> bool:
-        """A request of it is complete and not answered."""
+        """True when a complete request has not been answered yet."""
 
     def close_idle(self) -> None:
-        """Close it; it is not busy."""
+        """Close the connection, which is not busy."""
 
 
 @dataclass(slots=True)
 class _Peer:
-    # In the order in which they came, and those that were found busy again behind.
+    # In order of arrival; those found busy move to the end.
     connections: dict[Connection, None] = field(default_factory=dict)
 
 
 class Connections:
     """The open connections, by peer (see `auth.by_address`).
 
-    A peer alone may have all. When all are taken, a newcomer of a peer below its share takes the
-    place of a connection on which nothing is answered, of the peer that has most. Who finds no
-    place may still ask for a probe.
+    A single peer may use all of them. When all are in use, a new connection of a peer below its
+    share evicts an idle connection of the peer that has most. A connection that is not admitted
+    can still serve probes.
 
     Args:
-        bound: connections that are served.
-        on_full: called with each that finds no place.
+        bound: maximum number of connections.
+        on_full: called for each connection that is not admitted.
     """
 
     def __init__(self, bound: int, on_full: Callable[[], None] = lambda: None) -> None:
@@ -54,7 +54,7 @@ class Connections:
         return len(self._names)
 
     def enter(self, connection: Connection, host: str) -> bool:
-        """A connection was made; False when there is no place for it, except for probes."""
+        """Register a new connection; False when it is admitted for probes only."""
         name = by_address(host, None).client_id
         if len(self._names) >= self.bound and not self._evict_idle(name):
             self._on_full()
@@ -70,7 +70,7 @@ class Connections:
         return True
 
     def leave(self, connection: Connection) -> None:
-        """A connection is gone."""
+        """Forget a closed connection."""
         self._probes.pop(connection, None)
         name = self._names.pop(connection, None)
         if name is None:
@@ -81,7 +81,7 @@ class Connections:
             del self._peers[name]
 
     def _evict_idle(self, name: str) -> bool:
-        """Close an idle connection of the peer with most, for one of a peer below its share."""
+        """Evict an idle connection of the peer with most, if peer `name` is below its share."""
         most = max(self._peers, key=lambda n: len(self._peers[n].connections))
         mine = self._peers.get(name)
         held = 0 if mine is None else len(mine.connections)

@@ -1,4 +1,4 @@
-"""What every handler of one server shares."""
+"""The state that all handlers of one server share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tidemill.text.template import ChatTemplate
     from tidemill.text.tokenizer import Tokenizer
 
-# What a model's generation_config may preset, and under which name.
+# Sampling parameters that a model's generation_config may preset.
 PRESETS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -35,21 +35,21 @@ class ServerContext:
 
     Attributes:
         client: the engine.
-        tokenizer, template: the model's text side.
+        tokenizer, template: the model's tokenizer and chat template.
         defaults: sampling defaults of the model's generation_config (keys of `PRESETS`), applied
             where a request leaves a field out.
         limits: bounds.
         metrics: request-side metrics.
-        aliases: names under which the model is served beside its own.
+        aliases: further names of the served model.
         build: version of the software; part of the fingerprint.
         config_digest: identity of the engine's configuration; part of the fingerprint.
         created: when the model was made available, for /v1/models.
-        chat_side: what the model's text side can do in a chat; None finds it out.
-        chat: the same, found out.
+        chat_side: what tokenizer and template support in a chat; None detects it.
+        chat: the given or detected `chat_side`.
         vectors: how the model's vectors and scores are made.
-        admission_options: how much may wait, and how long.
-        admission: what is under way, and whether more may come.
-        bodies: what the bodies of requests hold.
+        admission_options: bounds of the queue.
+        admission: admission control.
+        bodies: bound on the memory of request bodies.
     """
 
     client: EngineClient
@@ -82,7 +82,7 @@ class ServerContext:
 
     @property
     def info(self) -> EngineInfo:
-        """What the engine resolved at its start."""
+        """The settings that the engine resolved at start."""
         return self.client.info
 
     @property
@@ -92,7 +92,7 @@ class ServerContext:
 
     @property
     def fingerprint(self) -> str:
-        """Changes whenever the same request may be answered with other tokens."""
+        """Identifies everything besides the request that determines the answer's tokens."""
         info = self.client.info
         parts = (
             f"{self.build}\0{self.config_digest}\0{info.model}\0{info.backend}\0{info.isa}\0"
@@ -102,11 +102,11 @@ class ServerContext:
 
     @property
     def max_input(self) -> int:
-        """Tokens an input may have behind which nothing is generated."""
+        """Maximum tokens of an input without generation."""
         return self.info.max_model_len
 
     def check_generates(self) -> None:
-        """Raise a 400 unless the model can answer in words."""
+        """Raise a 400 unless the model generates text."""
         if not self.info.generates:
             does = "/v1/rerank and /v1/score" if self.vectors.head == "score" else "/v1/embeddings"
             raise reject(

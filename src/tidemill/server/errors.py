@@ -1,7 +1,7 @@
-"""Every failure a client can see, in OpenAI's error shape with the right status.
+"""Errors that clients see, in OpenAI's error format and with their HTTP status.
 
-`{"error": {"message", "type", "param", "code"}}`, for refused requests, unknown routes, and, as an
-event, for a stream that breaks after it began. Details of our own defects stay in the log.
+`{"error": {"message", "type", "param", "code"}}`, for rejected requests, unknown routes and, as an
+event, a stream that fails after its start. Details of internal errors stay in the log.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _HTTP_CODES = {
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One failure as a client sees it."""
+    """One error as the client sees it."""
 
     status: int
     type: str
@@ -78,11 +78,11 @@ class Problem:
 
 
 def named_as_sent(problem: Problem, names: Mapping[str, str]) -> Problem:
-    """A problem of a field that was sent under another name, with that name.
+    """A problem that names a field as the client sent it, under an alias.
 
     Args:
-        problem: what is wrong.
-        names: of fields that came under other names, those names (see `members.fill`).
+        problem: the error.
+        names: from declared names to the names as sent (see `members.fill`).
     """
     param = names.get(problem.param or "")
     if param is None:
@@ -91,7 +91,7 @@ def named_as_sent(problem: Problem, names: Mapping[str, str]) -> Problem:
 
 
 class Rejection(Exception):
-    """Raised to answer with a particular problem."""
+    """Raised to answer a request with an error."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.message)
@@ -106,13 +106,13 @@ def reject(
     code: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Rejection:
-    """A refusal of the given status; its type follows from the status."""
+    """A rejection with the given status; its type follows from the status."""
     kind, default = _HTTP_CODES.get(status, ("invalid_request_error", None))
     return Rejection(Problem(status, kind, message, param, code or default, headers or {}))
 
 
 def problem_of(error: BaseException, request_id: str) -> Problem:
-    """What the client is told about an exception; a defect of ours is logged here."""
+    """The error response to an exception; internal errors are logged here."""
     if isinstance(error, Rejection):
         return error.problem
     if isinstance(error, TidemillError) and error.kind in _KINDS:

@@ -1,4 +1,4 @@
-"""What admission goes by: how long answers are, and how fast the engine works."""
+"""Estimates for admission control: lengths of answers and throughput of the engine."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 FIRST_GUESS = 256.0
-"""Tokens of an answer before any has been seen."""
+"""Assumed tokens of an answer before any has been measured."""
 
 MAX_CLIENTS = 1024
-"""Clients whose answers' lengths are remembered; beyond, the longest unseen is forgotten."""
+"""Clients with a mean length of their own; beyond, the least recently used is evicted."""
 
 MIN_SECONDS = 0.1
-"""Of work, before a rate is worth anything."""
+"""Seconds of work before a rate is reported."""
 
 _MIN_WEIGHT = 1 / 16
 _MIN_SAMPLES = 8
@@ -21,7 +21,7 @@ _MIN_SAMPLES = 8
 
 @dataclass(slots=True)
 class _Mean:
-    """A mean that forgets: of all values while there are few, then of about the last sixteen."""
+    """An exponential moving average over about 16 values; of fewer values, their plain mean."""
 
     value: float = 0.0
     count: int = 0
@@ -39,7 +39,7 @@ class AnswerLengths:
         self._clients: OrderedDict[str, _Mean] = OrderedDict()
 
     def note(self, client: str, tokens: int) -> None:
-        """A choice of the client's ended by itself after so many tokens."""
+        """Record a finished choice of the client with its number of tokens."""
         self._all.note(tokens)
         mean = self._clients.setdefault(client, _Mean())
         self._clients.move_to_end(client)
@@ -48,7 +48,7 @@ class AnswerLengths:
             self._clients.popitem(last=False)
 
     def expected(self, client: str, max_tokens: int) -> int:
-        """Tokens of the client's next answer: at least 1, at most `max_tokens`."""
+        """Expected tokens of the client's next answer: at least 1, at most `max_tokens`."""
         mean = self._clients.get(client)
         if mean is None or mean.count < _MIN_SAMPLES:
             mean = self._all
@@ -57,7 +57,7 @@ class AnswerLengths:
 
 
 class Throughput:
-    """Tokens per second while there is work, over about the last `window` seconds of it."""
+    """Tokens per second of busy time, averaged over about the last `window` seconds of it."""
 
     def __init__(self, window: float = 15.0) -> None:
         self._window = window
@@ -66,17 +66,17 @@ class Throughput:
         self._last: float | None = None
 
     def begin(self, now: float) -> None:
-        """There is work from now on; the time without any does not count."""
+        """The engine is busy from now on; idle time does not count."""
         if self._last is None:
             self._last = now
 
     def pause(self, now: float) -> None:
-        """There is no work from now on."""
+        """The engine is idle from now on."""
         self.note(0, now)
         self._last = None
 
     def note(self, tokens: int, now: float) -> None:
-        """So many tokens were computed until now."""
+        """Record tokens computed since the last call."""
         if self._last is not None and now > self._last:
             seconds = now - self._last
             keep = math.exp(-seconds / self._window)
@@ -86,24 +86,24 @@ class Throughput:
         self._tokens += tokens
 
     def rate(self, now: float) -> float | None:
-        """Tokens per second; None before enough work was seen."""
+        """Tokens per second; None before enough work was measured."""
         self.note(0, now)
         known = self._seconds >= MIN_SECONDS and self._tokens > 0
         return self._tokens / self._seconds if known else None
 
 
 class PrefillSpeed:
-    """Prompt tokens per second from admission to first token, those waiting ahead included."""
+    """Seconds per prompt token from admission to first token, including the queue ahead."""
 
     def __init__(self) -> None:
         self._mean = _Mean()
 
     def note(self, tokens: int, seconds: float) -> None:
-        """A first token came `seconds` after admission, `tokens` prompt tokens were to be read."""
-        # Few tokens say how long a step takes, not how fast prompts are read.
+        """Record a first token: seconds since admission, and prompt tokens to prefill by then."""
+        # With few tokens the fixed cost of a step dominates.
         if tokens >= 32 and seconds > 0:
             self._mean.note(seconds / tokens)
 
     def seconds(self, tokens: float) -> float | None:
-        """Seconds until so many are read; None before it was measured."""
+        """Seconds to prefill `tokens`; None before any measurement."""
         return tokens * self._mean.value if self._mean.count else None

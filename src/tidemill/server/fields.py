@@ -1,9 +1,9 @@
-"""What is known of request fields beyond their types, as data: neutral values and other names.
+"""Request fields beyond their types, as data: neutral values and aliases.
 
-Promise 2 says that no field is silently ignored. A value that asks for what happens anyway need not
-be refused, though, and clients send whole forms. A dialect writes one table per kind of body, from
-a field's name to a `Neutral` or an `Alias`; `server.members` applies it while it reads a body, the
-OpenAPI document and docs/api.md are made of it.
+Promise 2 says that no field is silently ignored. Clients often send all fields at their defaults,
+so a value that requests what this server does anyway is accepted. A dialect defines one table per
+kind of body, from a field's name to a `Neutral` or an `Alias`. `server.members` applies it to a
+body; the OpenAPI document and docs/api.md are generated from it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 JsonSchema = dict[str, Any]
 
 ANY = object
-"""As one of `Neutral.kinds`: values of every type."""
+"""In `Neutral.kinds`: values of every type."""
 
 _TYPE_NAMES: dict[type, str] = {
     bool: "boolean",
@@ -29,18 +29,18 @@ _TYPE_NAMES: dict[type, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Neutral:
-    """A field some of whose values change nothing; those are taken out of the body.
+    """A field some of whose values have no effect; those are removed from the body.
 
-    For a field that the body declares, they mean what its absence means. For any other, all other
-    values are refused.
+    For a field that the body declares, they mean the same as its absence. For any other field,
+    all other values are rejected.
 
     Attributes:
-        values: the values that change nothing; a number equals numbers alone.
-        kinds: types of which every value changes nothing (`float` takes integers too).
-        feature: what other values request, a noun.
-        instead: what to send instead, a clause.
-        test: decides where a list of values cannot.
-        shown: of `test`, what it takes, in words.
+        values: the values without effect; numbers equal only numbers.
+        kinds: types whose values all have no effect (`float` includes integers).
+        feature: the feature that other values request, a noun.
+        instead: the remedy, a clause.
+        test: predicate, where a list of values does not suffice.
+        shown: the values that `test` accepts, in words.
     """
 
     values: tuple[Any, ...] = ()
@@ -51,7 +51,7 @@ class Neutral:
     shown: str = ""
 
     def takes(self, value: Any) -> bool:
-        """True when the value changes nothing."""
+        """True when the value has no effect."""
         if self.kinds and _is_one_of(value, self.kinds):
             return True
         if any(equal(value, known) for known in self.values):
@@ -59,20 +59,20 @@ class Neutral:
         return self.test is not None and self.test(value)
 
     def rejection(self) -> str:
-        """Why other values are refused, without the field's name."""
+        """The message for other values, without the field's name."""
         known = self.described()
         taken = f"; {known} is accepted because it changes nothing" if known else ""
         instead = f"; {self.instead}" if self.instead else ""
         return f"this server does not support {self.feature or 'it'}{taken}{instead}"
 
     def described(self) -> str:
-        """The values that are taken, for people."""
+        """The accepted values, as text."""
         kinds = ["anything" if k is ANY else f"any {_TYPE_NAMES[k]}" for k in self.kinds]
         texts = [_json(value) for value in self.values]
         return " or ".join([*texts, *kinds, *([self.shown] if self.shown else [])])
 
     def schema(self) -> JsonSchema:
-        """The values that are taken, null among them, as a JSON schema."""
+        """The accepted values, including null, as a JSON schema."""
         if ANY in self.kinds:
             return {}
         if self.test is not None:
@@ -84,12 +84,12 @@ class Neutral:
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """Another name of a declared field.
+    """An alias of a declared field.
 
     Attributes:
-        to: the declared field; or by the value's type, which one.
-        values: canonical values of those that are spelled otherwise; None: as if it were absent.
-        strict: other values than those of `values` are refused.
+        to: the declared field, or one for each type of value.
+        values: maps values to canonical ones; None means absent.
+        strict: values that are not in `values` are rejected.
     """
 
     to: str | Mapping[type, str]
@@ -97,19 +97,19 @@ class Alias:
     strict: bool = False
 
     def target(self, value: Any) -> str | None:
-        """The declared field that a value is for; None where there is none for its type."""
+        """The declared field for a value; None if there is none for its type."""
         if isinstance(self.to, str):
             return self.to
         return next((name for kind, name in self.to.items() if type(value) is kind), None)
 
     def targets(self) -> tuple[str, ...]:
-        """Every declared field that it can mean."""
+        """All declared fields that the alias can stand for."""
         return (self.to,) if isinstance(self.to, str) else tuple(self.to.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """An object whose members are known one by one, such as ``{"effort": "low"}``."""
+    """An object with its own table of members, such as ``{"effort": "low"}``."""
 
     members: Mapping[str, Neutral | Alias]
 
@@ -121,11 +121,11 @@ NO_FIELDS: Fields = {}
 
 
 def schema_of(known: Known, members: Mapping[str, JsonSchema]) -> JsonSchema:
-    """What the API's document says of a field that is not declared.
+    """The JSON schema of a field that the body does not declare.
 
     Args:
-        known: what is known of it.
-        members: schemas of the declared fields, which aliases repeat.
+        known: its table entry.
+        members: schemas of the declared fields; aliases reuse them.
     """
     if isinstance(known, Neutral):
         return known.schema()
@@ -153,7 +153,7 @@ def _is_one_of(value: Any, kinds: Iterable[type]) -> bool:
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that somebody who wrote `name` may have meant."""
+    """The known name most similar to `name`, or None."""
     from difflib import get_close_matches  # errors alone need it
 
     plain = {k.replace("_", "").lower(): k for k in known}

@@ -1,7 +1,7 @@
-"""One API request's generation: prompts to the engine, its outputs to text, and nothing left over.
+"""The generation of one API request: submits prompts, turns outputs into text, cancels the rest.
 
-Knows no dialect: it yields `ChoiceDelta`s, which streaming and non-streaming answers assemble the
-same way (promise 8).
+It is independent of the API dialect. It yields `ChoiceDelta`s, from which streamed and whole
+answers are assembled by the same rules (promise 8).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ TOOL_CALLS = "tool_calls"
 """Finish reason of an answer that calls tools."""
 
 REPETITION = "repetition"
-"""The stop_reason of a constrained answer that went round in circles, without max_tokens."""
+"""The stop_reason of a constrained answer without max_tokens that repeated itself."""
 
 _ENDED = (FinishReason.STOP.value, FinishReason.LENGTH.value)
 
 
-# What waited while a reader was slow is written in parts of so many outputs, so that the others'
-# turns come in between.
+# Outputs that queued behind a slow reader are written in batches of this size, so that other tasks
+# run in between.
 MAX_BATCH = 64
 
 
@@ -48,20 +48,20 @@ class TokenPiece:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceDelta:
-    """What one step brought to one choice.
+    """The output of one step for one choice.
 
     Attributes:
         index: over all prompts: prompt * n + choice.
-        text: characters of the answer that may be shown now; can be empty.
-        reasoning: more of the thinking.
-        calls: more of the tool calls.
-        errors: why something that looked like a tool call is none.
-        count: tokens that count in the usage.
-        pieces: one per counted token, when logprobs were asked for.
+        text: new characters of the answer; can be empty.
+        reasoning: new characters of the thinking.
+        calls: new parts of tool calls.
+        errors: reasons why something that began like a tool call is none.
+        count: new tokens that count in the usage.
+        pieces: one per counted token, if logprobs were requested.
         first: the choice's first delta.
-        prompt_logprobs: in the first delta, when asked for; all choices of a prompt share them.
+        prompt_logprobs: in the first delta, if requested; shared by all choices of a prompt.
         finish: ``stop``, ``length`` or ``tool_calls`` in the choice's last delta.
-        stopped_by: there, the stop string or stop token id that ended it, if one did.
+        stopped_by: in the last delta, the stop string or stop token id that ended the choice.
     """
 
     index: int
@@ -92,17 +92,17 @@ class Generation:
         request_id: engine request ids are derived from it.
         prompts: token ids of each prompt.
         sampling: resolved parameters of each prompt; `n` is the same for all.
-        rules: what the outputs must obey and how they are read.
-        at_start: outputs begin a text of their own (see `OutputText`).
+        rules: constraints on the outputs, and how they are parsed.
+        at_start: outputs begin a new text (see `OutputText`).
         arrival: seconds of `base.clock.monotonic` when the request was received.
-        counted: what is generated is output; else the prompt alone was wanted.
-        streamed: what is generated is sent at once.
-        caller: who asks, and by when the answer is wanted.
+        counted: generated tokens are output; False when only the prompt is scored.
+        streamed: output is sent as it is generated.
+        caller: the client and the deadline.
 
     Attributes:
         request_id, prompts, sampling, rules: as given.
-        prompt_tokens, completion_tokens, cached_tokens: usage so far; a prompt counts once however
-            many choices it has, and cached tokens are those that no choice had to compute.
+        prompt_tokens, completion_tokens, cached_tokens: usage so far; a prompt counts once
+            whatever the number of choices; cached tokens are those that no choice had to compute.
     """
 
     def __init__(
@@ -186,13 +186,13 @@ class Generation:
         return sum(c or 0 for c in self._cached)
 
     async def steps(self) -> AsyncGenerator[list[ChoiceDelta], None]:
-        """Start the requests and yield what each step brings; one delta per choice at most.
+        """Submit the requests and yield the output of each step, at most one delta per choice.
 
-        Leaving early (or being cancelled) cancels what still runs in the engine.
+        Closing the generator (or cancelling it) cancels what still runs in the engine.
 
         Raises:
-            TidemillError: what the engine said.
-            Rejection: 429, there is too much to do already.
+            TidemillError: the engine's error.
+            Rejection: 429, the server is overloaded.
         """
         context = self._context
         ticket = context.admission.admit(self._caller, self.prompts, self.sampling, self._size)
@@ -229,7 +229,7 @@ class Generation:
             observer.finish(reason, self.prompt_tokens, self.cached_tokens)
 
     async def _submit_all(self) -> list[AsyncIterator[ChoiceOutput]]:
-        """Give the engine the prompts, with turns for others between: each may be long and have
+        """Submit the prompts, yielding to the event loop between them: each may be long and have
         many choices."""
         stops = StopSet(self.sampling[0].stop)  # the same for all prompts
         streams = []
@@ -241,7 +241,7 @@ class Generation:
         return streams
 
     def _lengths(self) -> list[int]:
-        """Tokens of the choices that ended by themselves."""
+        """Tokens of each finished choice."""
         return [c.text.tokens for choices in self._choices for c in choices if c.done]
 
     def _request(self, prompt: int) -> EngineRequest:
@@ -262,7 +262,7 @@ class Generation:
         )
 
     def _take(self, prompt: int, output: ChoiceOutput) -> ChoiceDelta | None:
-        """Account for one output; None when the choice has already ended here (surplus)."""
+        """Process one output; None when the choice has already ended here (surplus)."""
         choice = self._choices[prompt][output.choice]
         if choice.done:
             return None
@@ -314,11 +314,11 @@ class Generation:
         if text.stopped:
             return text.stop_string
         if output.finish_reason is FinishReason.LENGTH:
-            # An engine ends short of max_tokens what is constrained and repeats itself.
+            # The engine ends a constrained answer before max_tokens when it repeats itself.
             most = self.sampling[prompt].max_tokens
             short = most is not None and text.tokens < most
             return REPETITION if short and not self.rules.program.free else None
-        # The model's own end tokens are no stop that the client named.
+        # The model's end tokens are not stops that the client named.
         token = output.stop_token
         return token if token in self.sampling[prompt].stop_token_ids else None
 
@@ -343,9 +343,9 @@ def _pieces(
 async def _merge(
     streams: Sequence[AsyncIterator[ChoiceOutput]], *, batched: bool
 ) -> AsyncGenerator[list[tuple[int, ChoiceOutput]], None]:
-    """Outputs of all streams with the stream's index; what is ready together comes together.
+    """Outputs of all streams with the stream's index; outputs that are ready together form a batch.
 
-    A step brings one output per choice, and each batch becomes one write to the client.
+    A step produces one output per choice, and each batch becomes one write to the client.
     """
     if not batched:
         try:

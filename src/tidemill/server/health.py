@@ -20,7 +20,7 @@ ENGINE_TIMEOUT = 5.0
 """Seconds the engine has to answer."""
 
 PROBE_TIMEOUT = 1.0
-"""Seconds it has to answer a probe, which does not wait for a long step."""
+"""Seconds the engine has to answer a probe, which does not wait for a long step."""
 
 log = get_logger(__name__)
 
@@ -36,7 +36,7 @@ async def _engine_stats(context: ServerContext) -> EngineStats:
 
 
 async def about(context: ServerContext, request: Request) -> Response:
-    """What answers here."""
+    """Name, version and model of this server."""
     return json_response(
         {
             "server": "tidemill",
@@ -57,15 +57,15 @@ def _version(context: ServerContext) -> str:
 
 
 async def healthz(context: ServerContext, request: Request) -> Response:
-    """The API process answers. It says nothing of the engine: /readyz does."""
+    """The API process is alive. The state of the engine is at /readyz."""
     return json_response({"status": "ok"})
 
 
 async def readyz(context: ServerContext, request: Request) -> Response:
-    """Requests are computed now: 200 with what runs; else 503 with the reason (loading is no
-    answer at all, recovering from a crash or a stall, draining).
+    """Readiness: 200 with the engine's settings; else 503 with the reason (recovering from a crash
+    or a stall, draining). While the model loads there is no answer at all.
 
-    A step that takes long is no reason: the engine's progress is watched, not its answers.
+    A long step does not make the server unready: progress is monitored, not response time.
     """
     stats = context.client.last_stats
     if context.client.problem is None:
@@ -73,10 +73,10 @@ async def readyz(context: ServerContext, request: Request) -> Response:
             async with asyncio.timeout(PROBE_TIMEOUT):
                 stats = await context.client.stats()
         except (TidemillError, TimeoutError):
-            log.debug("the engine is busy; the latest figures stand")
+            log.debug("the engine is busy; the latest statistics are returned")
     problem = context.client.problem
     if principal_of(request).role is None:
-        # A probe without a key, where there are keys: whether, and not what or why.
+        # A probe without a key, where keys exist: only whether the server is ready.
         status = "ready" if problem is None else "unavailable"
         return json_response({"status": status}, 200 if problem is None else 503)
     if problem is not None:
@@ -91,12 +91,12 @@ async def readyz(context: ServerContext, request: Request) -> Response:
 
 
 def _engine(info: EngineInfo) -> dict[str, object]:
-    """What is said of the engine; where its files lie is nobody's business."""
+    """The engine's settings, without the paths of its files."""
     return {k: v for k, v in msgspec.structs.asdict(info).items() if k != "files"}
 
 
 async def metrics(context: ServerContext, request: Request) -> Response:
-    """Prometheus exposition; without the engine's answer, its latest figures stand."""
+    """Prometheus exposition; if the engine does not answer, with its latest statistics."""
     try:
         context.metrics.update_engine(await _engine_stats(context))
     except TidemillError as error:

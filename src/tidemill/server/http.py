@@ -1,4 +1,4 @@
-"""uvicorn around the application: connections within bounds, and signals left to their owner."""
+"""uvicorn with bounds on connections and requests, and without its own signal handlers."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from tidemill.server.security import Security
 log = get_logger(__name__)
 
 BODY_GRACE_SECONDS = 5.0
-"""So long a body may take beyond its time (the application answers first), or, when its request is
-answered already, may go on arriving before the connection is closed."""
+"""Grace period of a body beyond its timeout (the application answers first). Also the time that the
+rest of a body may take after its request is answered, before the connection is closed."""
 
 PROBE_SECONDS = 2.0
-"""So long a connection beyond the bound is waited for to ask for a probe."""
+"""Time in which a connection beyond the bound must request a probe."""
 
 LIVENESS_INTERVALS = (0.05, 1.0, 2.0, 4.0, 8.0)
-"""Between the questions to a client that sends no more, whether it is there; see `eof_received`."""
+"""Intervals between liveness checks of a half-closed connection; see `eof_received`."""
 
 MANY_CHUNKS, SMALL_CHUNK = 4096, 64
-"""A body of more chunks than this must have so many bytes in each on average."""
+"""A body of more than MANY_CHUNKS chunks must have SMALL_CHUNK bytes per chunk on average."""
 
 _INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -66,9 +66,9 @@ class _Config(uvicorn.Config):
 class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's protocol for one connection, with bounds in size and time.
 
-    What is no valid HTTP, and what exceeds a bound of `Limits`, is answered in the API's own shape
-    and closes the connection. The parser beneath refuses ambiguous lengths, folded headers and bare
-    line feeds; `on_headers_complete` what it lets through.
+    Invalid HTTP and requests beyond a bound of `Limits` get an error response of the API and close
+    the connection. The parser rejects ambiguous lengths, folded headers and bare line feeds;
+    `on_headers_complete` rejects what the parser accepts.
     """
 
     config: _Config
@@ -76,21 +76,21 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._limits = self.config.limits
-        self._head_bytes: int | None = 0  # None while a body or an answer is under way
-        self._arriving = False  # between the start and the end of a request's bytes
+        self._head_bytes: int | None = 0  # None while a body or an answer is in flight
+        self._arriving = False  # a request's bytes are arriving
         self._timer: asyncio.TimerHandle | None = None  # of a head or a body
         self._reading_stopped = False  # nothing more is read from this connection
         self._replaying = False
         self._rejection: Problem | None = None
-        self._probes_only = False  # it came when all connections were taken
-        self._chunks = self._chunk_bytes = 0  # of the body under way
-        self._half_closed = False  # the client sends nothing more
+        self._probes_only = False  # admitted beyond the bound
+        self._chunks = self._chunk_bytes = 0  # of the current body
+        self._half_closed = False  # the client has shut down its side
         self._liveness_timer: asyncio.TimerHandle | None = None
 
     # -- connections ---------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the clock for the first head, or turn the connection away."""
+        """Start the timer of the first head, or admit the connection for probes only."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=self._limits.max_unread_bytes)
         if self.config.connections.enter(self, self.client[0] if self.client else ""):
@@ -100,7 +100,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._start_timer(PROBE_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clocks."""
+        """Stop the timers."""
         self._stop_timer()
         if self._liveness_timer is not None:
             self._liveness_timer.cancel()
@@ -110,20 +110,20 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def busy(self) -> bool:
-        """A request of this connection is complete and not answered."""
+        """True when a complete request has not been answered yet."""
         return self._answering() and not self.cycle.more_body
 
     def close_idle(self) -> None:
-        """Close it for the sake of others."""
+        """Close this idle connection in favour of another one."""
         self._reading_stopped = True
         self.transport.close()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """The client sends nothing more: what it has asked for is answered all the same.
+        """The client has shut down its side of the connection: its request is still answered.
 
-        It may be gone altogether, which looks the same until something is sent to it: interim
-        responses find out, so that nobody computes for a client that has left. One of HTTP/1.0 must
-        not be sent any, and is taken to have left.
+        A client that has closed the connection looks the same until something is sent to it.
+        Interim responses detect that, so that nothing is computed for a client that has left.
+        HTTP/1.0 has no interim responses; there the client is assumed to have left.
         """
         if not self.busy or self.scheme == "https" or self.scope["http_version"] != "1.1":
             return None
@@ -140,13 +140,13 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing() or not self.busy:
             return
         if self.pipeline:
-            self._schedule_liveness_check(turn)  # another's answer is being written
+            self._schedule_liveness_check(turn)  # an earlier answer is being written
         elif not self.cycle.response_started:
             self.transport.write(_INTERIM)
             self._schedule_liveness_check(turn)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came, within the bounds."""
+        """Parse received bytes within the bounds."""
         if self._reading_stopped:
             return
         if self._head_bytes is not None:
@@ -159,7 +159,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 problem = _invalid(data, error)
             self._reject(problem)
             return
-        # Looked at afterwards: what completed a head may have had a body behind it.
+        # Checked after parsing: the bytes that completed a head may include a body.
         if self._head_bytes is not None and self._head_bytes > self._limits.max_head_bytes:
             self._reject(self._too_large("head", self._limits.max_head_bytes, "bytes"))
         elif self._arriving and self._head_bytes is None and self._timer is None:
@@ -169,8 +169,8 @@ class BoundedProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            # The parser thinks that another protocol follows. None does: HTTP/1.1 goes on, with
-            # the body that the head announced (Java's client offers h2c with every request).
+            # The parser expects another protocol after an Upgrade header. The offer is ignored:
+            # HTTP/1.1 continues with the declared body (Java's client offers h2c every time).
             rest = data[upgrade.args[0] :]
             self.parser = httptools.HttpRequestParser(self)
             if length := self._body_head():
@@ -182,7 +182,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._feed(rest)
 
     def _body_head(self) -> bytes:
-        """A head with the same body as the latest request, or nothing if it has none."""
+        """A head that declares the same body as the latest request; empty if it has none."""
         for name, value in self.headers:
             if name in (b"content-length", b"transfer-encoding") and value != b"0":
                 return b"POST / HTTP/1.1\r\n%b: %b\r\n\r\n" % (name, value)
@@ -211,13 +211,15 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stop_parsing(reject(414, message).problem)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header, or behind a chunked body a trailer, which nobody here reads."""
+        """A header, or a trailer after a chunked body. Trailers are rejected."""
         if self._replaying:
             return
         if self._head_bytes is None:
-            # Not into the request: it has passed the door with the headers it had.
+            # The request was authenticated with the headers of its head.
             self._stop_parsing(
-                reject(400, "trailers behind a chunked body are not taken", code="bad_http").problem
+                reject(
+                    400, "trailers after a chunked body are unsupported", code="bad_http"
+                ).problem
             )
         super().on_header(name, value)
         if len(self.headers) > self._limits.max_headers:
@@ -251,7 +253,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._chunks += 1
         self._chunk_bytes += len(body)
         small = self._chunk_bytes < SMALL_CHUNK * self._chunks
-        # A read can bring tens of thousands of them, each of which costs a call.
+        # One read can contain tens of thousands of chunks, and each costs a call.
         if small and self._chunks > MANY_CHUNKS and _is_chunked(self.headers):
             message = f"the body comes in chunks of less than {SMALL_CHUNK} bytes on average"
             self._stop_parsing(reject(400, message + "; send larger ones").problem)
@@ -266,7 +268,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """The answer is written; what is left of the request's body has a little time."""
+        """The answer is written; the rest of the request's body may arrive for a short time."""
         super().on_response_complete()
         if self._half_closed and not self._answering():
             self.transport.close()
@@ -277,7 +279,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _date(self) -> None:
-        """The `Date` of what is answered now."""
+        """Set the `Date` header of responses from now on."""
         date = formatdate(int(wall()), usegmt=True).encode()
         self.server_state.default_headers = [(b"date", date)]
 
@@ -285,7 +287,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _stop_parsing(self, problem: Problem) -> None:
         self._rejection = problem
-        raise ValueError("refused")  # the parser hands it on as an error of its own
+        raise ValueError("refused")  # the parser wraps it in its own error
 
     def _too_large(self, what: str, bound: int, unit: str) -> Problem:
         return reject(431, f"the request's {what} has more than {bound} {unit}").problem
@@ -296,7 +298,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return reject(503, message, code=code, headers=headers).problem
 
     def _reject(self, problem: Problem) -> None:
-        """Answer what was no request, unless an earlier one is still being answered."""
+        """Send an error response, unless an earlier request is still being answered."""
         cycle = self.cycle
         if self._answering() and (cycle.response_started or not cycle.more_body):
             self._reading_stopped = True
@@ -344,7 +346,7 @@ class BoundedProtocol(HttpToolsProtocol):
             seconds = self._limits.head_timeout
             self._reject(reject(408, f"the head did not arrive within {seconds:g} s").problem)
         elif self._arriving or self.cycle is None or self.cycle.response_complete:
-            # A body that did not come, or a connection that never said a word.
+            # A body that did not arrive, or a connection without a request.
             self._reading_stopped = True
             self.transport.close()
 
@@ -382,7 +384,7 @@ def _is_chunked(headers: list[tuple[bytes, bytes]]) -> bool:
 
 
 def _ambiguous(headers: list[tuple[bytes, bytes]], version: str, url: bytes) -> str | None:
-    """Why another server could understand this head in another way, or None."""
+    """Why another server could interpret this head differently, or None."""
     hosts = [value for name, value in headers if name == b"host"]
     if len(hosts) != 1 and (version == "1.1" or hosts):
         return f"there must be one Host header, got {len(hosts)}"
@@ -401,14 +403,14 @@ def _ambiguous(headers: list[tuple[bytes, bytes]], version: str, url: bytes) -> 
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn without its own signal handling (`server.run` has an engine to end as well), and
-    without its ten ticks a second: it sleeps until there is something to answer, or `stop`.
+    """uvicorn without signal handlers (`server.run` also has to stop the engine) and without its
+    polling ten times a second: it sleeps until a request arrives or `stop` is called.
     """
 
     _loop: asyncio.AbstractEventLoop | None = None
 
     def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
-        """Nothing."""
+        """Install no handlers."""
         return contextlib.nullcontext()
 
     async def main_loop(self) -> None:
@@ -419,9 +421,9 @@ class HttpServer(uvicorn.Server):
             await self._stopping.wait()
 
     def stop(self) -> None:
-        """Listen no longer, and let the answers under way be written; from any thread."""
+        """Stop listening and let answers in flight finish; callable from any thread."""
         self.should_exit = True
-        # Either `main_loop` sees the line above, or this its loop.
+        # Either `main_loop` sees `should_exit`, or `_loop` is set here.
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._stopping.set)
 
@@ -442,7 +444,7 @@ def make_server(
         access_log=False,
         server_header=False,
         date_header=False,  # `BoundedProtocol` writes it
-        # Whoever is not trusted could otherwise write itself any address.
+        # Other clients could otherwise forge their address.
         proxy_headers=bool(security.trusted_proxies),
         forwarded_allow_ips=list(security.trusted_proxies),
         timeout_keep_alive=context.limits.keep_alive_timeout,  # type: ignore[arg-type]

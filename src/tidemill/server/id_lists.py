@@ -1,8 +1,8 @@
 """Long lists of token ids in a JSON text, read in slices.
 
-The parser reads a list in one go, and a validator looks at it in another, each for tens of
-milliseconds in which no other thread has its turn. So these are read here, some thousands of
-numbers at a time, and stand in what the parser is given as a constant that JSON does not have.
+Parsing a long list holds the GIL for tens of milliseconds, and validating it does so again. So long
+lists are parsed here, some thousands of numbers at a time. In the text for the JSON parser each is
+replaced by a constant that JSON does not have.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 LONG_BYTES = 4096
-"""Of a list's text, from which on it is read here."""
+"""Length of a list's text from which it is parsed in slices."""
 
 _SLICE_BYTES = 2**16
 _NUMBERS = re.compile(rb"[0-9, \t\r\n]*+")
@@ -29,8 +29,8 @@ def loads(body: bytes, constant: Callable[[str], None], *, ids: bool = True, **h
 
     Args:
         body: JSON text.
-        constant: called for what is no JSON (``NaN`` and the like); must raise.
-        ids: False: of such lists nothing is wanted; an empty one is given.
+        constant: called for constants that are not JSON (``NaN``, ...); must raise.
+        ids: False: long lists are skipped and replaced by empty ones.
         hooks: see `json.loads`.
 
     Raises:
@@ -42,12 +42,12 @@ def loads(body: bytes, constant: Callable[[str], None], *, ids: bool = True, **h
         found = _read(body, start, end) if ids else Ids()
         if found is not None:
             lists.append(found)
-            # As long as the list, so that errors behind it have their place.
+            # Padded to the length of the list, so that positions in errors stay right.
             rest[start:end] = _STAND_IN.ljust(end - start)
     lists.reverse()
 
     def stands_in(name: str) -> Ids | None:
-        # In the order of the text; one more than there are is the client's own.
+        # In the order of the text; a surplus NaN is the client's own.
         if name == "NaN" and lists:
             return lists.pop()
         constant(name)
@@ -57,7 +57,7 @@ def loads(body: bytes, constant: Callable[[str], None], *, ids: bool = True, **h
 
 
 def _spans(body: bytes) -> Iterator[tuple[int, int]]:
-    """Where long lists are, brackets included."""
+    """Start and end of each long list, brackets included."""
     # Without escapes, of the same length, every quotation mark opens or closes a string.
     plain = body.replace(b"\\\\", b"__").replace(b'\\"', b"__")
     seen, quotes, start = 0, 0, plain.find(b"[")
@@ -82,7 +82,7 @@ def _end(plain: bytes, position: int) -> int:
 
 
 def _read(body: bytes, start: int, end: int) -> Ids | None:
-    """The list between two positions; None if it is none, which the parser says better."""
+    """The list between two positions; None if it is invalid, which the parser then reports."""
     found = Ids()
     position, last = start + 1, end - 1
     while position < last:

@@ -1,6 +1,6 @@
-"""API keys: where they come from, how they are compared, and how a file of them is read again.
+"""API keys: sources, comparison and reloading of a key file.
 
-Only SHA-256 digests are kept. A key is a random string, not a password, so a fast hash suffices.
+Only SHA-256 digests are stored. A key is a random string, not a password, so a fast hash suffices.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tidemill.base.files import open_regular
 MAX_FILE_BYTES = 16 * 2**20
 MAX_WEIGHT = 1e6
 SHORT_KEY = 16
-"""Characters below which a key is said to be guessable."""
+"""Minimum length of a key; a shorter one causes a warning."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
-# What a Bearer token may consist of, a little wider than RFC 6750's b64token.
+# Characters of a Bearer token, a little wider than RFC 6750's b64token.
 _KEY = re.compile(r"[!-~]{1,512}")
 
 
@@ -45,13 +45,13 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key as it is kept.
+    """A stored key.
 
     Attributes:
-        name: unique; stands in logs and metrics for the key.
+        name: unique; identifies the key in logs and metrics.
         digest: SHA-256 of the key, 32 bytes.
-        role: what its holder may do.
-        weight: its share of the engine relative to the other clients'.
+        role: its permissions.
+        weight: its share of the engine relative to other clients.
     """
 
     name: str
@@ -61,25 +61,25 @@ class Key:
 
 
 class KeyStore(Protocol):
-    """Where keys are looked up; a database of keys is another implementation of this."""
+    """A store of keys; a database would implement this protocol."""
 
     @property
     def closed(self) -> bool:
         """True when requests need a key."""
 
     async def find(self, token: str) -> Key | None:
-        """The key that `token` is, or None; takes the same time for every wrong token."""
+        """The key for `token`, or None; takes the same time for every wrong token."""
 
     def reload(self) -> str:
-        """Read again what can be read again; returns what to tell the operator.
+        """Reload the keys from their source; returns a message for the log.
 
         Raises:
-            TidemillError: kind CONFIG; the keys stay as they were.
+            TidemillError: kind CONFIG; the old keys stay.
         """
 
 
 class NoKeys:
-    """Nothing is locked."""
+    """A store without keys: no authentication."""
 
     closed = False
 
@@ -105,7 +105,7 @@ class StaticKeys:
         path: of a TOML or JSON file (see `read_keys`), or None.
 
     Attributes:
-        notes: what a person should know about them.
+        notes: warnings for the operator.
 
     Raises:
         TidemillError: kind CONFIG.
@@ -136,14 +136,14 @@ class StaticKeys:
 
     @property
     def closed(self) -> bool:
-        """True: whoever makes such a store means to lock the door, even before the first key."""
+        """True: a configured store requires keys even while it is empty."""
         return True
 
     def __len__(self) -> int:
         return len(self._keys)
 
     async def find(self, token: str) -> Key | None:
-        """Compared by digest, in constant time, and with every key whatever the first ones are."""
+        """Compares digests in constant time, and always with every key."""
         digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
         found = None
         for key in self._keys:
@@ -152,7 +152,7 @@ class StaticKeys:
         return found
 
     def reload(self) -> str:
-        """Read the file again; on an error the keys stay as they were."""
+        """Reload the file; on an error the old keys stay."""
         if self._path is None:
             return "the API keys come from the command line; there is no file to read again"
         before = {key.name for key in self._keys}
@@ -178,7 +178,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_keys(path: Path) -> tuple[list[Key], list[str]]:
-    """The keys of a file, and what to tell the operator about them.
+    """The keys of a file, and warnings for the operator.
 
     The file is TOML, or JSON when its name ends so: a list ``keys`` of tables with ``name``,
     ``key`` or ``sha256`` (64 hexadecimal digits), and optionally ``role`` and ``weight``.
@@ -198,7 +198,7 @@ def read_keys(path: Path) -> tuple[list[Key], list[str]]:
         text = data.decode()
         document = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        # The parsers' messages tell the place; a cause would show the text around it.
+        # The messages have only a position; a chained exception could quote the text.
         raise _bad(path, f"is not valid: {_location(error)}") from None
     try:
         entries = msgspec.convert(document, _File).keys

@@ -1,4 +1,4 @@
-"""A lane for large things: one at a time, and clients take turns."""
+"""A lock for large requests, granted to clients in round robin."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections import OrderedDict, deque
 
 
 class Lane:
-    """Lets one in at a time. Of those that wait, each client's first comes before any second."""
+    """A mutex with one FIFO queue per client; clients are served in round robin."""
 
     def __init__(self) -> None:
         self._taken = False
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
     async def enter(self, client: str) -> None:
-        """Wait for the lane; whoever got it must `leave`."""
+        """Acquire the lane; every `enter` needs a `leave`."""
         if not self._taken:
             self._taken = True
             return
@@ -24,11 +24,11 @@ class Lane:
             await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled():
-                self.leave()  # it was let in at the same moment
+                self.leave()  # acquired at the moment of cancellation
             raise
 
     def leave(self) -> None:
-        """Let the next one in."""
+        """Release the lane to the next waiter."""
         self._taken = False
         while self._waiting and not self._taken:
             client, queue = self._waiting.popitem(last=False)
