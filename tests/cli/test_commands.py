@@ -22,7 +22,7 @@ from tidemill.base.errors import TidemillError
 from tidemill.cli import main
 from tidemill.cli.doctor import doctor
 from tidemill.cli.machine import human_bytes, parse_bytes
-from tidemill.cli.other_flags import OTHER_FLAGS
+from tidemill.cli.other_flags import OTHER_COMMANDS, OTHER_FLAGS
 from tidemill.loading.bundled import bundled_models
 from tidemill.loading.packed_store import Entry, PackedStore
 
@@ -171,6 +171,8 @@ def test_types_are_taken_in_any_case(tmp_path: Path) -> None:
         (("serve", "--kv-memroy", "1GiB"), 2, "Did you mean '--kv-memory'?"),
         (("serve", "--gpu-memory-utilization", "0.9"), 2, "by --kv-memory 4GiB"),
         (("serve", "-c", "4096"), 2, "--max-model-len"),
+        (("pull", "x"), 2, "download what they are given"),
+        (("run", "brook", "two", "words"), 2, "in quotes"),
         (("serve", "--dtype", "f16"), 2, "auto, float32, bfloat16"),
         (("run", "brook", "hi", "--top-p", "7"), 2, "top_p"),
         (("run", "brook"), 2, "the prompt is empty: standard input is no terminal"),
@@ -226,6 +228,7 @@ def test_help_is_whole() -> None:
 def test_hints_are_about_flags_that_serve_lacks_and_name_those_that_there_are() -> None:
     commands = main._app([]).commands
     assert not set(OTHER_FLAGS) & {name for p in commands["serve"].params for name in p.opts}
+    assert not set(OTHER_COMMANDS) & set(commands)
     parameters = [p for c in commands.values() for p in c.params]
     known = {name for p in parameters for name in (*p.opts, *p.secondary_opts)}
     assert set(re.findall(r"(?<!\w)--[a-z][a-z-]+", " ".join(OTHER_FLAGS.values()))) <= known

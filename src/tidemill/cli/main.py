@@ -14,7 +14,7 @@ from tidemill.base.files import shown
 from tidemill.base.log import get_logger, log_format
 from tidemill.base.stderr import open_standard_streams
 from tidemill.cli.declared import command
-from tidemill.cli.other_flags import OTHER_FLAGS
+from tidemill.cli.other_flags import OTHER_COMMANDS, OTHER_FLAGS
 
 # Command -> its module and function, in the order of the help.
 _COMMANDS = {
@@ -103,6 +103,10 @@ def _explained(error: click.ClickException) -> str:
     ctx = error.ctx if isinstance(error, click.UsageError) else None
     if isinstance(error, click.NoSuchOption) and error.option_name in OTHER_FLAGS:
         text = f"No such option '{error.option_name}': {OTHER_FLAGS[error.option_name]}."
+    if isinstance(error, click.exceptions.NoSuchCommand) and error.command_name in OTHER_COMMANDS:
+        text = f"No such command '{error.command_name}': {OTHER_COMMANDS[error.command_name]}."
+    elif ctx is not None and ctx.command.name == "run" and "extra argument" in text:
+        text += ": a prompt of several words stands in quotes."
     return f"{text} See `{ctx.command_path} --help`." if ctx is not None else text
 
 

@@ -1,4 +1,4 @@
-"""Flags of other servers, for those who know them: what does the same here."""
+"""Flags and commands of other servers, for those who know them: what does the same here."""
 
 from __future__ import annotations
 
@@ -48,4 +48,15 @@ OTHER_FLAGS: dict[str, str] = {
     "--format": "a JSON schema for the answer is --schema FILE of `run`",
     "--nowordwrap": "--plain shows text as it comes",
     "--hidethinking": "--thinking hide does that",
+}
+
+OTHER_COMMANDS: dict[str, str] = {
+    "pull": "`tidemill serve` and `run` download what they are given the name of",
+    "ls": "models are listed by `tidemill list`",
+    "ps": "a server has one model; `tidemill serve` starts it",
+    "stop": "Ctrl-C or SIGTERM ends a server",
+    "chat": "a chat in the terminal is `tidemill run`",
+    "complete": "`tidemill run MODEL PROMPT` answers a prompt",
+    "create": "`tidemill quantize` and `tidemill convert` write models",
+    "help": "`tidemill -h` lists the commands",
 }
