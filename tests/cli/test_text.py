@@ -32,6 +32,12 @@ def test_tokenize_prints_one_line_of_ids(shared_vocab: Path) -> None:
     assert tidemill("tokenize", str(path), "--no-special").stdout == b"\n"
 
 
+def test_tokenize_reads_the_bundled_model_where_none_is_named() -> None:
+    expected = OpenedText.open().tokenizer.encode("Who are you?")
+    done = tidemill("tokenize", stdin=b"Who are you?")
+    assert done.stdout.decode().split() == [str(i) for i in expected], done.stderr
+
+
 def test_every_kind_of_tokenizer_file(tmp_path: Path) -> None:
     folder = OpenedText.open().path
     expected = OpenedText.open().tokenizer.encode("Who are you?")

@@ -12,6 +12,7 @@ from helpers.tiny_folder import CONFIG, tensors, write_folder
 
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.loading import GenerationDefaults, inspect_model, open_model
+from tidemill.loading.jsonfile import parse_object
 from tidemill.models.tensors import layer_name
 
 
@@ -183,3 +184,12 @@ def test_paths_that_are_no_model(tmp_path: Path) -> None:
     with pytest.raises(TidemillError, match="no such file") as caught:
         open_model(tmp_path / "absent")
     assert caught.value.kind == ErrorKind.NOT_FOUND
+
+
+@pytest.mark.parametrize("text", ['{"a": 1', '{"a": "half', '{"a"', "{"])
+def test_a_file_that_ends_too_early_looks_truncated(text: str) -> None:
+    with pytest.raises(TidemillError, match="looks truncated: fetch it again"):
+        parse_object(text.encode(), "config.json")
+    with pytest.raises(TidemillError) as caught:
+        parse_object(b'{"a": 1, b}', "config.json")
+    assert "truncated" not in caught.value.message

@@ -126,6 +126,9 @@ def test_bad_tokenizers_are_clear_errors() -> None:
     with pytest.raises(TidemillError, match="cannot be read") as caught:
         Tokenizer(TokenizerData(tokenizer_json=b"{not json"))
     assert caught.value.kind is ErrorKind.MODEL_FILE
+    half = byte_level().to_str().encode()[:-20]
+    with pytest.raises(TidemillError, match="looks truncated: fetch it again"):
+        Tokenizer(TokenizerData(tokenizer_json=half))
     state = json.loads(byte_level().to_str())
     state["decoder"] = {
         "type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": True,

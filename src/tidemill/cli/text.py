@@ -6,14 +6,14 @@ from tidemill.cli import options
 from tidemill.cli.declared import argument, option
 
 FILE = argument(
-    ...,
+    None,
     help="A tokenizer.json, a SentencePiece .model, a GGUF file (a vocabulary alone, too), a "
-    "model's folder, or a model's name.",
+    "model's folder, or a model's name. Default: the bundled one.",
 )
 
 
 def tokenize(
-    file: str = FILE,
+    file: str | None = FILE,
     special: bool = option(
         True, "--special/--no-special", help="Add the model's own start and end tokens."
     ),
@@ -22,10 +22,11 @@ def tokenize(
     import sys
 
     from tidemill.base.errors import bad_request
+    from tidemill.loading.bundled import DEFAULT_MODEL
     from tidemill.loading.text_side import open_text
     from tidemill.text.tokenizer import Tokenizer
 
-    tokenizer = Tokenizer(open_text(file).tokenizer)
+    tokenizer = Tokenizer(open_text(file or DEFAULT_MODEL).tokenizer)
     try:
         text = sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:

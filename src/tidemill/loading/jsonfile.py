@@ -65,6 +65,10 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
         )
     except RecursionError:
         raise model_file_error(f"{where}: JSON nested too deep") from None
+    except json.JSONDecodeError as error:
+        cut = error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated string")
+        advice = "; it looks truncated: fetch it again" if cut else ""
+        raise model_file_error(f"{where}: not valid JSON: {error}{advice}") from error
     except ValueError as error:  # includes decoding errors and overlong numbers
         raise model_file_error(f"{where}: not valid JSON: {error}") from error
     if not isinstance(value, dict):

@@ -123,7 +123,8 @@ def _reading(what: str, param: str) -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and not _is_panic(error):
             raise
-        raise model_file_error(f"{what} cannot be read: {error}", param=param) from error
+        advice = "; it looks truncated: fetch it again" if "EOF while" in str(error) else ""
+        raise model_file_error(f"{what} cannot be read: {error}{advice}", param=param) from error
 
 
 def _decoder_of(backend: tokenizers.Tokenizer) -> dict[str, Any] | None:

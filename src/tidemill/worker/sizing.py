@@ -149,10 +149,11 @@ def plan_cache(config: EngineConfig, spec: DecoderSpec, kv_dtype: str, free: int
     if blocks > useful:
         blocks, why = useful, f"room for {what}"
     if blocks < 1:
+        more = "free memory" if config.kv_memory is None else "raise --kv-memory"
         raise TidemillError(
             ErrorKind.RESOURCE,
-            f"one KV block takes {per_block} bytes and {budget} are there for the cache; free "
-            "memory, or try --kv-dtype int8 (or int4) or a smaller --block-size",
+            f"one KV block takes {per_block} bytes and {budget} are there for the cache; {more}, "
+            "or try --kv-dtype int8 (or int4) or a smaller --block-size",
             param="kv_memory",
         )
     capacity = blocks * config.block_size
