@@ -92,7 +92,7 @@ def test_a_template_for_tools_alone() -> None:
     template = ChatTemplate(None, tool_use=TOOL_USE)
     assert template.exists
     assert template.chosen(tools=True).render(MESSAGES, TOOLS).startswith("look")
-    with pytest.raises(TidemillError, match="no chat template but for tools"):
+    with pytest.raises(TidemillError, match="no chat template for conversations without tools"):
         template.chosen(tools=False).render(MESSAGES)
 
 

@@ -159,5 +159,5 @@ def test_a_second_rendering_that_takes_too_long_is_said(monkeypatch: pytest.Monk
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     source = "{% if 'mark' in messages[0].content %}" + endless + "{% endif %}" + ALL
     monkeypatch.setattr(bounds.Budget.__init__, "__defaults__", (0.05,))
-    with pytest.raises(TidemillError, match="stopped"):
+    with pytest.raises(TidemillError, match="exceeded its limits"):
         renderings(source, [said("user", "Hi")])

@@ -243,7 +243,7 @@ def test_a_million_of_one_character_takes_no_second_and_no_giving_up() -> None:
 
 def test_an_expression_that_never_ends_is_an_error() -> None:
     vocabulary = _byte_vocabulary([(r"(?:a+)+b|(?:a|a)+c", True)])
-    with pytest.raises(TidemillError, match="gave up on this text of 200 characters") as caught:
+    with pytest.raises(TidemillError, match="failed on this text of 200 characters") as caught:
         vocabulary.encode("a" * 200, literally=False)
     assert caught.value.kind is ErrorKind.BAD_REQUEST
     assert vocabulary.encode("ab", literally=False) == list(b"ab")

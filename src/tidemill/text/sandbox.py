@@ -1,17 +1,17 @@
-"""Jinja with bounds: a hostile template can neither reach out, hang, nor fill the memory.
+"""A Jinja sandbox with time and memory limits, safe for hostile templates.
 
-Jinja's immutable sandbox keeps templates away from Python's internals; it bounds neither time nor
-size. Nothing can stop a thread inside one C call, so no single operation may be large, and every
-repetition must pass a check:
+Jinja's immutable sandbox isolates templates from Python's internals, but limits neither time nor
+memory. A thread cannot be interrupted inside one C call, so every single operation must be small
+and every repetition must pass a check:
 
-- each iteration of a loop and each call spends from the render's `Budget`, which looks at the clock
-  (the loops' iterables are wrapped when the template is compiled);
-- every operation that makes a large value of small ones (repetition, concatenation, powers,
-  joining, replacing, padding, formatting, indenting, and the pieces of a block) has its result
-  measured before it is made;
-- values that templates build of other values (lists, tuples, mappings) are weighed, shared parts
-  counted each time they occur, since printing or comparing them visits every occurrence;
-- filters and string methods that no check covers are not available, and naming one is an error.
+- Each loop iteration and each call is charged to the rendering's `Budget`, which checks the clock.
+  The loops' iterables are wrapped when the template is compiled.
+- Operations that can make a large value from small ones (repetition, concatenation, powers,
+  joining, replacing, padding, formatting, indenting, the pieces of a block) compute the size of the
+  result before they allocate it.
+- Values that templates build from other values (lists, tuples, mappings) are weighed. Shared parts
+  count once per occurrence, because printing or comparing visits every occurrence.
+- Filters and string methods without a check are not available; using one is an error.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ def _built(context: Context, value: Any) -> Any:
 def _tilde(context: Context, parts: list[Any]) -> str:
     texts = [to_text(part) for part in parts]
     allocate(sum(map(len, texts)))
-    # As Jinja compiles it: text that is marked safe escapes its neighbours under autoescape alone.
+    # As Jinja compiles it: text marked safe escapes its neighbours only under autoescape.
     return markup_join(texts) if context.eval_ctx.autoescape else "".join(texts)
 
 
-# Names no template can spell: what the compiled template calls at the places that need a check.
+# Filters that compiled templates call where a check is needed; templates cannot name them.
 _HIDDEN_FILTERS: dict[str, Callable[..., Any]] = {
     "\0ticking": _ticking,
     "\0built": _built,
@@ -83,7 +83,7 @@ _HIDDEN_FILTERS: dict[str, Callable[..., Any]] = {
 
 
 class _Guard(NodeTransformer):
-    """Puts the hidden filters into a template's syntax tree."""
+    """Inserts the hidden filters into a template's syntax tree."""
 
     def _wrap(self, node: Any, name: str) -> nodes.Expr:
         wrapped = nodes.Filter(node, name, [], [], None, None)
@@ -114,17 +114,17 @@ class _Guard(NodeTransformer):
 
 
 class _GenerationTag(Extension):
-    """``{% generation %}…{% endgeneration %}`` marks the assistant's own text for training."""
+    """``{% generation %}…{% endgeneration %}``, which marks the assistant's text for training."""
 
     tags = {"generation"}
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)  # what is set inside ends with it, as in a macro
+        return nodes.Scope(body, lineno=line)  # variables set inside are local, as in a macro
 
 
-# String methods whose results can be larger than their inputs, and what checks them.
+# String methods whose time or result can exceed their inputs' size, and their checks.
 _STRING_CHECKS: dict[str, Callable[[str, tuple[Any, ...]], None]] = {
     "replace": check_replace,
     "join": check_join,
@@ -199,7 +199,7 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     if isinstance(value, Iterator):
-        value = list(Ticking(value))  # what `map` and `select` give
+        value = list(Ticking(value))  # the result of `map` and `select`
     current_budget().weigh(value)
     allocate(text_size(value))
     if indent is not None:
@@ -226,13 +226,13 @@ def _strftime_now(form: str) -> str:
 
 
 def _checked_filter(original: Callable[..., Any], check: Callable[..., None]) -> Callable[..., Any]:
-    """`original` behind `check`, which gets the same arguments less Jinja's own first one."""
+    """`original` after `check`, which gets the same arguments without Jinja's own first one."""
     passed = getattr(original, "jinja_pass_arg", None)
 
     def checked(*args: Any, **kwargs: Any) -> Any:
         check(*(args[1:] if passed else args), **kwargs)
         result = original(*args, **kwargs)
-        # Lazy results do their work while they are read, out of our sight unless each step ticks.
+        # Lazy results do their work while they are iterated, so each step must be charged.
         return iter(Ticking(result)) if isinstance(result, Iterator) else _weighed(result)
 
     if passed is not None:
@@ -268,7 +268,7 @@ def _filter_slice(value: Any, slices: Any, fill_with: Any = None) -> None:
 
 
 def _filter_urlencode(value: Any) -> None:
-    allocate(12 * text_size(value))  # a character is at most four bytes of three characters each
+    allocate(12 * text_size(value))  # a character is at most four bytes, each written as %XX
 
 
 def _filter_trim(value: Any, chars: Any = None) -> None:
@@ -288,7 +288,7 @@ def _join(eval_context: EvalContext, value: Any, d: Any = "", attribute: Any = N
     if isinstance(value, Undefined):
         return ""
     items = list(Ticking(value))
-    # With an attribute, an item's text is that of a part of it.
+    # With an attribute only a part of each item is joined, which is no larger than the item.
     allocate(sum(text_size(item) + len(to_text(d)) for item in items))
     return do_join(eval_context, items, d, attribute)
 
@@ -321,7 +321,7 @@ _CHECKED_FILTERS: dict[str, Callable[..., None]] = {
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The environment every template runs in."""
+    """The environment of all templates."""
 
     intercepted_binops = frozenset({"*", "**", "+", "%"})
     concat = staticmethod(concat)
@@ -396,7 +396,7 @@ class TemplateProgram:
     """A template compiled with its checks.
 
     Attributes:
-        names: the variables it reads anywhere, its own ones included.
+        names: all variables it reads, including its own.
 
     Raises:
         jinja2.TemplateSyntaxError: the source is not a template, or names an unknown filter.
@@ -404,7 +404,7 @@ class TemplateProgram:
 
     def __init__(self, source: str) -> None:
         environment = _shared_environment()
-        # Compiling folds constants, so checks run here too.
+        # Compilation folds constants, so checks run here too.
         with spending(Budget()):
             parsed = environment.parse(source)
             loaded = (name for name in parsed.find_all(nodes.Name) if name.ctx == "load")

@@ -1,4 +1,4 @@
-"""Untyped JSON values into typed structs, with the field named where they do not fit."""
+"""Converts untyped JSON values to typed structs; errors name the field."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidemill.base.errors import TidemillError, bad_request
 
 T = TypeVar("T")
 
-# What stands under these keys is the client's own document: a null in it is a value.
+# The values of these keys are the client's documents: a null in them is a value.
 _DOCUMENTS = frozenset({"parameters", "schema", "json", "content", "arguments"})
 _INDEX = re.compile(r"\[[^\]]*\]")
 _FIELD = re.compile(r"`([^`]*)`")
@@ -25,7 +25,7 @@ def shaped(param: str, value: object, kind: type[T]) -> T:
     Args:
         param: the request's field that holds `value`, for errors.
         value: decoded JSON.
-        kind: what it must be; no string is read as a number.
+        kind: the required type; strings are not converted to numbers.
 
     Raises:
         TidemillError: kind BAD_REQUEST whose `param` is the path of the member that does not fit.
@@ -46,12 +46,12 @@ def _present(value: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class InvalidShape:
-    """What msgspec says of a value that does not fit.
+    """A parsed msgspec validation error.
 
     Attributes:
-        path: of the member from the value on, such as ``messages[0].role``.
-        missing, unknown: it should be there, or should not.
-        reason: otherwise, what is wrong with it.
+        path: of the member relative to the value, such as ``messages[0].role``.
+        missing, unknown: a required member is absent; the member is not a known field.
+        reason: otherwise, the error.
     """
 
     path: str
@@ -61,7 +61,7 @@ class InvalidShape:
 
     @staticmethod
     def of(message: str) -> InvalidShape:
-        """By the text of a `msgspec.ValidationError`, which has no other form."""
+        """Parse the text of a `msgspec.ValidationError`, which has no structured form."""
         reason, _, path = message.partition(" - at `$")
         path = path.removesuffix("`").removeprefix(".")
         missing = reason.startswith("Object missing required field")
@@ -73,7 +73,7 @@ class InvalidShape:
 
 
 def words_at(kind: object, path: str) -> tuple[str, ...]:
-    """The words that a member is restricted to; empty where it is not restricted to words.
+    """The literal strings that a member may be; empty if its type is not a literal.
 
     Args:
         kind: a msgspec struct, or a type made of them.
@@ -87,7 +87,7 @@ def words_at(kind: object, path: str) -> tuple[str, ...]:
 
 
 def parts_of(hint: Any) -> Iterator[Any]:
-    """A type and all that it is made of; the words of a literal stay together."""
+    """A type and its component types, recursively; a literal is one component."""
     yield hint
     if get_origin(hint) is Annotated:
         yield from hint.__metadata__
@@ -102,23 +102,23 @@ def _is_struct(kind: object) -> bool:
 
 
 def _named(param: str, message: str, kind: object) -> TidemillError:
-    misfit = InvalidShape.of(message)
-    inside = misfit.path if misfit.path.startswith("[") else f".{misfit.path}"
-    at = param + inside if misfit.path else param
-    if misfit.unknown:
+    invalid = InvalidShape.of(message)
+    inside = invalid.path if invalid.path.startswith("[") else f".{invalid.path}"
+    at = param + inside if invalid.path else param
+    if invalid.unknown:
         return bad_request(at, f"{at} is not a field this server knows")
-    if misfit.missing:
+    if invalid.missing:
         return bad_request(at, f"{at} is required")
-    words = words_at(kind, misfit.path)
-    reason = f"expected one of {', '.join(map(repr, words))}" if words else misfit.reason
+    words = words_at(kind, invalid.path)
+    reason = f"expected one of {', '.join(map(repr, words))}" if words else invalid.reason
     return bad_request(at, f"{at}: {reason}")
 
 
 def as_json(param: str, value: Any) -> str:
-    """The JSON text of a document of the client's, keys in its order.
+    """The JSON text of a client's document, with its key order.
 
     Raises:
-        TidemillError: kind BAD_REQUEST naming `param` for what JSON cannot write.
+        TidemillError: kind BAD_REQUEST naming `param` for values that JSON cannot represent.
     """
     import json
 

@@ -1,4 +1,4 @@
-"""Stop strings over streamed text: they never leak, not even in part."""
+"""Stop strings in streamed text; no part of a matched one is ever emitted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _failures(pattern: str) -> list[int]:
 
 
 class StopSet:
-    """Stop strings and the tables that finding them takes: made once, shared by all choices.
+    """Stop strings and their search tables, built once and shared by all choices.
 
     Args:
         stops: stop strings, each non-empty.
@@ -40,16 +40,16 @@ class StopSet:
 class StopMatcher:
     """Finds the first stop string of a stream of text.
 
-    The match that is complete first wins, as if the text came one character at a time; of several
-    that end at the same character, the one that starts first. This does not depend on how the text
-    is cut into pushes. Text that may yet become part of a stop string is held back. Linear in the
-    text times the number of stop strings, whatever they are (Knuth, Morris, Pratt 1977).
+    The match that ends first wins; among matches that end at the same character, the one that
+    starts first. The result does not depend on how the text is split into pushes. Text that may
+    become part of a stop string is held back. Time is linear in the length of the text times the
+    number of stop strings (Knuth, Morris, Pratt 1977).
 
     Attributes:
         matched: the stop string that ended the text, or None.
 
     Args:
-        stops: stop strings, each non-empty; a `StopSet` where several matchers look for the same.
+        stops: stop strings, each non-empty; a `StopSet` if several matchers share them.
     """
 
     __slots__ = ("_failures", "_first", "_held", "_states", "_stops", "matched")
@@ -62,15 +62,15 @@ class StopMatcher:
         self.matched: str | None = None
 
     def push(self, text: str, *, armed: bool = True) -> tuple[str, bool]:
-        """Add text; return what may be shown now, and whether a stop string has been met.
+        """Add text; return the text that may be shown, and whether a stop string has matched.
 
         Args:
             text: the next part of the output.
             armed: False while the output must not end yet (`min_tokens`): a stop string completed
-                in `text` is then ordinary text. One that begins here and is completed by a later,
-                armed push counts.
+                in `text` is then ordinary text. One that begins in `text` and is completed by a
+                later armed push matches.
 
-        After a match everything that follows is dropped.
+        All text after a match is dropped.
         """
         if self.matched is not None:
             return "", True
@@ -89,13 +89,13 @@ class StopMatcher:
         return buffer[:keep], False
 
     def finish(self) -> str:
-        """The text held back, at the end of the output."""
+        """End the output; return the text held back."""
         held, self._held = self._held, ""
         self._states = [0] * len(self._stops)
         return held
 
     def _advance(self, text: str, armed: bool) -> int | None:
-        """Run the automata over `text`; return the index after a match, having set `matched`."""
+        """Run the automata over `text`; on a match, set `matched` and return the index after it."""
         stops, failures, states = self._stops, self._failures, self._states
         for index, char in enumerate(text):
             met = False

@@ -1,9 +1,9 @@
 """Chat templates: messages to the prompt a model was trained on.
 
 Templates follow Hugging Face's conventions (their chat-templating documentation): Jinja with
-trimmed blocks, `raise_exception`, `strftime_now`, a `tojson` that keeps key order and characters,
-loop controls and `generation` blocks. They come from model files and are not trusted; see
-`sandbox.py` for what bounds them.
+trimmed blocks, `raise_exception`, `strftime_now`, a `tojson` that preserves key order and non-ASCII
+characters, loop controls and `generation` blocks. They come from model files and are untrusted; see
+`sandbox.py` for their limits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _REMEDY = (
     "(--chat-template FILE)"
 )
 
-# A model need not have these tokens, and templates join them to other text all the same.
+# A model may lack these tokens, but templates concatenate them to text unconditionally.
 _NO_TOKENS = {"bos_token": "", "eos_token": ""}
 
 
@@ -32,14 +32,14 @@ class ChatTemplate:
     """A compiled chat template.
 
     Args:
-        source: the Jinja text; None for a model without one (rendering is then a clear error).
+        source: the Jinja text; None for a model without one (rendering then raises).
         special: special tokens by role (``bos_token``), visible to the template.
-        tool_use: the Jinja text of a second template for conversations in which tools are shown, as
-            some models have it beside their default one.
+        tool_use: the Jinja text of a second template, for conversations with tools, which some
+            models have in addition to the default one.
 
     Attributes:
         source: as given.
-        complete_shapes: of conversations that it is known to write whole; see `check_complete`.
+        complete_shapes: shapes of conversations that it renders completely; see `check_complete`.
 
     Raises:
         TidemillError: kind MODEL_FILE if the source is not a valid template.
@@ -82,12 +82,12 @@ class ChatTemplate:
         return self._program is not None or self._tool_use is not None
 
     def chosen(self, *, tools: bool) -> ChatTemplate:
-        """The template of a conversation in which tools are shown or not, as in transformers."""
+        """The template for a conversation with or without tools, chosen as in transformers."""
         return self._tool_use if tools and self._tool_use is not None else self
 
     @property
     def names(self) -> frozenset[str]:
-        """The variables that the template reads, its own ones included."""
+        """All variables that the template reads, including its own."""
         return frozenset() if self._program is None else self._program.names
 
     def render(
@@ -101,19 +101,19 @@ class ChatTemplate:
         """Render a conversation.
 
         Args:
-            messages: role, content and whatever else the template reads.
+            messages: role, content and other keys that the template reads.
             tools: the tools' JSON descriptions, or None.
             add_generation_prompt: end with the opening of the assistant's turn.
             documents: for templates that read them, or None.
             **kwargs: further variables of the template (``enable_thinking``).
 
         Raises:
-            TidemillError: kind BAD_REQUEST, naming ``messages``, if the template refuses the
-                conversation, exceeds its bounds, or does not exist.
+            TidemillError: kind BAD_REQUEST, naming ``messages``, if the template rejects the
+                conversation, exceeds its limits, or does not exist.
         """
         variables = {
             **kwargs,
-            # Not copies: what runs in the sandbox cannot change lists and mappings.
+            # Shallow copies suffice: the sandbox cannot modify lists and mappings.
             "messages": list(messages),
             "tools": list(tools) if tools else None,
             "documents": list(documents) if documents else None,
@@ -123,15 +123,14 @@ class ChatTemplate:
             return self._run(variables, Budget())
         except BudgetExceeded as error:
             raise bad_request(
-                "messages", f"the chat template was stopped for these messages: {error}"
+                "messages", f"the chat template exceeded its limits for these messages: {error}"
             ) from error
 
     def probe(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
-        """What the template writes for a conversation made up to find out what it can do; empty
-        where it rejects it.
+        """Render a probe conversation; empty if the template rejects it.
 
         Raises:
-            TimeExceeded: it took longer than any machine should.
+            TimeExceeded: it exceeded `MAX_PROBE_SECONDS`.
         """
         given = {"tools": None, "documents": None, "add_generation_prompt": True, **variables}
         try:
@@ -143,7 +142,9 @@ class ChatTemplate:
 
     def _run(self, variables: Mapping[str, Any], budget: Budget) -> str:
         if self._program is None:
-            lacks = "chat template" if self._tool_use is None else "chat template but for tools"
+            lacks = "chat template"
+            if self._tool_use is not None:
+                lacks = "chat template for conversations without tools"
             raise bad_request("messages", f"this model has no {lacks}; {_REMEDY}")
         try:
             return self._program.render({**_NO_TOKENS, **self._special, **variables}, budget)
@@ -152,5 +153,5 @@ class ChatTemplate:
         except Exception as error:  # a template's code can raise anything
             reason = str(error) or type(error).__name__
             raise bad_request(
-                "messages", f"the model's chat template refused these messages: {reason}"
+                "messages", f"the model's chat template rejected these messages: {reason}"
             ) from error

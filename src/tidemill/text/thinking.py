@@ -1,4 +1,4 @@
-"""What a request says about thinking, under all of its names, as one decision."""
+"""Resolves all request fields about thinking to one decision."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FIELDS = (
 """The request's fields that `thinking_of` reads."""
 
 EFFORT_BUDGETS = {"low": 512, "medium": 2048, "high": 8192, "xhigh": 32768, "max": 131072}
-"""Tokens of thinking by `reasoning_effort`, for templates that know no effort of their own."""
+"""Thinking tokens by `reasoning_effort`, for templates that do not use `reasoning_effort`."""
 
 _OFF = ("none", "minimal")
 EFFORTS = (*_OFF, *EFFORT_BUDGETS)
@@ -24,15 +24,15 @@ EFFORTS = (*_OFF, *EFFORT_BUDGETS)
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """One request's thinking.
+    """One request's thinking options.
 
     Attributes:
         variables: for the chat template.
-        wanted: True or False where the request decides it, None where the model does.
+        wanted: True or False if the request decides whether to think; None: the model decides.
         by: the field that decided it.
-        budget: tokens of thinking at most, its marks included; None: no bound.
-        budget_by: the field that gave the budget.
-        shown: the thinking is part of the answer.
+        budget: maximum number of thinking tokens, marks included; None: no limit.
+        budget_by: the field that set the budget.
+        shown: the response includes the thinking.
     """
 
     variables: Mapping[str, Any] = field(default_factory=dict)
@@ -50,19 +50,19 @@ def thinking_of(
     thinks: bool,
     kwargs: Mapping[str, Any] | None = None,
 ) -> Thinking:
-    """Decide what a request asks for.
+    """Resolve a request's thinking options.
 
     Args:
-        fields: values by the names of `FIELDS`; None where the request has none.
+        fields: values by the names of `FIELDS`; None for absent fields.
         abilities: of the chat template.
-        thinks: the model marks its thinking in a way this server reads.
+        thinks: the format's thinking delimiters are known.
         kwargs: the request's `chat_template_kwargs`.
 
     Raises:
         TidemillError: kind BAD_REQUEST naming the field, or both of two that contradict.
     """
-    # For a model that does not think, a variable of the template is that and no more.
-    output_options = _switches(fields, kwargs or {} if thinks else {})
+    # For a model that does not think, the switch variable is an ordinary template variable.
+    switches = _switches(fields, kwargs or {} if thinks else {})
     budget_by, budget = _budget(fields)
     effort = fields.get("reasoning_effort")
     variables: dict[str, Any] = {}
@@ -80,19 +80,19 @@ def thinking_of(
                 )
             variables["reasoning_effort"] = abilities.known_effort(effort)
         else:
-            output_options.append(("reasoning_effort", effort not in _OFF))
+            switches.append(("reasoning_effort", effort not in _OFF))
             if effort in EFFORT_BUDGETS:
                 if budget is not None:
                     raise _both("reasoning_effort", budget_by, "both bound the thinking")
                 budget_by, budget = "reasoning_effort", EFFORT_BUDGETS[effort]
     if budget is not None:
-        output_options.append((budget_by, True))
-    by, wanted = _agreed(output_options)
+        switches.append((budget_by, True))
+    by, wanted = _agreed(switches)
     if wanted and not thinks:
         raise bad_request(by, f"{by}: this model does not think before it answers")
     if wanted is False and thinks and abilities.switch is None:
         raise bad_request(by, f"{by}: this model's thinking cannot be turned off")
-    # A model that does not think has no switch to set, but a template may use the name.
+    # `wanted` may be False for a model that does not think, whose template may use the variable.
     if wanted is not None and abilities.switch is not None:
         variables[abilities.switch] = wanted
     return Thinking(
@@ -131,12 +131,12 @@ def _budget(fields: Mapping[str, Any]) -> tuple[str, int | None]:
     return by, budget
 
 
-def _agreed(output_options: list[tuple[str, bool]]) -> tuple[str, bool | None]:
-    if not output_options:
+def _agreed(switches: list[tuple[str, bool]]) -> tuple[str, bool | None]:
+    if not switches:
         return "", None
-    by, wanted = output_options[0]
-    for other, wish in output_options[1:]:
-        if wish != wanted:
+    by, wanted = switches[0]
+    for other, value in switches[1:]:
+        if value != wanted:
             raise _both(by, other, "contradict each other")
     return by, wanted
 

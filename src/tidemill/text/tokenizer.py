@@ -1,10 +1,10 @@
-"""Text to token ids and back, for any vocabulary the `tokenizers` library can express.
+"""Text to token ids and back, for any vocabulary that the `tokenizers` library supports.
 
-Encoding is by a `Vocabulary`, with the ids of the original. Decoding is our own: every token has
-fixed bytes (`PieceTable`), which is what incremental detokenization, logprobs and token masks need.
-It equals the library's decoding except where the output is not valid UTF-8: there each maximal
-invalid part becomes one U+FFFD (the Unicode recommendation), for every family alike, while the
-library's byte fallback replaces each byte of the whole run of byte tokens around it.
+A `Vocabulary` encodes, with the same ids as the original tokenizer. Decoding is our own: every
+token has fixed bytes (`PieceTable`), as incremental detokenization, logprobs and token masks
+require. It equals the library's decoding except for invalid UTF-8. Here each maximal invalid part
+becomes one U+FFFD (the Unicode recommendation), in all families. The library's byte fallback
+instead replaces every byte of the surrounding run of byte tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tidemill.base.tokenizer_data import TokenizerData
 
 SHORT_TEXT_CHARS = 1024
-"""Up to here encoding in the event loop (about 0.2 ms) is cheaper than a thread's hand-over."""
+"""Up to this length, encoding in the event loop (about 0.2 ms) is cheaper than using a thread."""
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -33,9 +33,9 @@ class PieceTable(dict[int, bytes]):
     """Token id -> the bytes it adds to the text, computed at first use; unknown ids add nothing.
 
     Args:
-        vocabulary: whose ids they are.
-        rules: how a token's string becomes bytes.
-        skipped: ids that add nothing (special tokens, when they are not wanted).
+        vocabulary: defines the ids.
+        rules: convert a token's string to bytes.
+        skipped: ids that add nothing (skipped special tokens).
     """
 
     def __init__(self, vocabulary: Vocabulary, rules: DecodeRules, skipped: frozenset[int]) -> None:
@@ -45,7 +45,7 @@ class PieceTable(dict[int, bytes]):
         self._skipped = skipped
 
     def __missing__(self, token_id: int) -> bytes:
-        # Unknown ids are not stored: a hostile client must not be able to grow the table.
+        # Unknown ids are not stored, or a hostile client could grow the table.
         token = None if token_id in self._skipped else self._token(token_id)
         if token is None:
             return b""
@@ -55,10 +55,10 @@ class PieceTable(dict[int, bytes]):
 
 
 class DecodeRules:
-    """How tokens become bytes, read from the `decoder` section of a tokenizer.json.
+    """The conversion of tokens to bytes, from the `decoder` section of a tokenizer.json.
 
     Attributes:
-        strip: how many leading spaces the whole text loses (SentencePiece's dummy prefix).
+        strip: number of leading spaces removed from a whole text (SentencePiece's dummy prefix).
 
     Raises:
         TidemillError: kind UNSUPPORTED for a decoder that is not a per-token mapping.
@@ -94,7 +94,7 @@ class DecodeRules:
             prefixed = scheme != "never" if scheme else part.get("add_prefix_space", True)
             self.strip = 1 if prefixed else 0
         elif kind == "WordPiece":
-            # `cleanup`, which takes blanks away before signs, is not followed: it is no mapping.
+            # `cleanup`, which removes spaces before punctuation, is ignored: it is not per token.
             self._continues, self._joiner, self.strip = part["prefix"], " ", 1
         elif kind == "Strip" and part["content"] == " " and not part["stop"]:
             self.strip = part["start"]
@@ -111,7 +111,7 @@ class DecodeRules:
             try:
                 return bytes([self._alphabet[c] for c in token])
             except KeyError:
-                # An added token that is written as itself, not in the alphabet of bytes.
+                # An added token is plain text, not encoded in the byte alphabet.
                 return token.encode()
         if self._byte_fallback and (match := _BYTE_TOKEN.fullmatch(token)):
             return bytes([int(match[1], 16)])
@@ -128,13 +128,13 @@ class Tokenizer:
     Attributes:
         vocab_size: number of token ids, added tokens included (the model's output layer may be
             larger: padding).
-        special_ids: ids of special tokens; they are not part of decoded text by default.
+        special_ids: ids of special tokens; decoded text omits them by default.
         special: names as in tokenizer_config.json (``bos_token``) -> the token's text.
-        notes: what a person should know about how the tokenizer was built; empty if nothing.
+        notes: notes for the log about how the tokenizer was built; may be empty.
 
     Raises:
         TidemillError: kind MODEL_FILE if the tokenizer's data is missing or corrupt, UNSUPPORTED
-            if it is of a kind we do not read.
+            if its kind is not supported.
     """
 
     def __init__(self, data: TokenizerData) -> None:
@@ -157,27 +157,29 @@ class Tokenizer:
         self._note_flags(data)
 
     def _note_flags(self, data: TokenizerData) -> None:
-        """A tokenizer.json's post-processor is the whole truth of what stands around a text
-        (transformers 5 reads it so too): where tokenizer_config.json's `add_bos_token` and
-        `add_eos_token` contradict it, a note says that they are not followed. A GGUF file's flags
-        are in its vocabulary's prefix and suffix already."""
+        """Note flags that are ignored.
+
+        Only a tokenizer.json's post-processor determines the tokens around a text, as in
+        transformers 5. If `add_bos_token` or `add_eos_token` of tokenizer_config.json contradict
+        it, a note says so. A GGUF file's flags are already part of the vocabulary's affixes.
+        """
         sides = (("bos", data.add_bos, self._prefix), ("eos", data.add_eos, self._suffix))
         for role, flag, ids in sides:
             token = self.special_id(f"{role}_token")
             if flag is not None and token is not None and flag != (token in ids):
                 self.notes.append(
                     f"add_{role}_token is {str(flag).lower()} in tokenizer_config.json, but "
-                    f"tokenizer.json does {'not ' * flag}add it; tokenizer.json is followed"
+                    f"tokenizer.json does {'not ' * flag}add it; tokenizer.json takes precedence"
                 )
 
     def only_literally(self) -> Tokenizer:
-        """This tokenizer, whose every text is taken literally from now on (`parse_special` counts
-        no more): it needs no second instance for that."""
+        """Encode every text literally from now on (`parse_special` is ignored); return self. This
+        needs no second instance of the vocabulary."""
         self._vocabulary.only_literally()
         return self
 
     def forget_pieces(self) -> None:
-        """Free the bytes of the tokens looked up so far; they are computed again when asked for."""
+        """Free the cached bytes of tokens; they are computed again on demand."""
         self._pieces.clear()
         self._visible.clear()
 
@@ -188,10 +190,10 @@ class Tokenizer:
 
         Args:
             text: any text.
-            add_special: put the model's own start (and end) tokens around it, as for a plain
-                completion prompt; False for text rendered by a chat template, which has them.
-            parse_special: the spelling of a special token in the text is that token; False reads
-                it as ordinary characters (added tokens that are not special stay tokens).
+            add_special: add the model's start (and end) tokens, as for a plain completion prompt;
+                False for text rendered by a chat template, which contains them.
+            parse_special: encode the text of a special token as that token; False: as ordinary
+                characters (added tokens that are not special stay tokens).
 
         Raises:
             TidemillError: kind BAD_REQUEST if the text is not valid Unicode.
@@ -200,8 +202,8 @@ class Tokenizer:
         return [*self._prefix, *ids, *self._suffix] if add_special else ids
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
-        """Token ids of two texts as one input, with the tokenizer's own special tokens around them,
-        and each token's type (0, or 1 where the tokenizer marks the second text).
+        """Token ids of two texts as one input with the tokenizer's special tokens, and each token's
+        type id (0, or 1 if the tokenizer marks the second text).
 
         Raises:
             TidemillError: kind BAD_REQUEST if a text is not valid Unicode.
@@ -211,7 +213,7 @@ class Tokenizer:
     async def encode_async(
         self, text: str, *, add_special: bool = True, parse_special: bool = True
     ) -> list[int]:
-        """`encode`, in a thread when the text is long, so that the event loop stays free."""
+        """`encode`, in a thread if the text is long, so it does not block the event loop."""
         if len(text) <= SHORT_TEXT_CHARS:
             return self.encode(text, add_special=add_special, parse_special=parse_special)
         return await asyncio.to_thread(
@@ -226,12 +228,12 @@ class Tokenizer:
     def pieces(
         self, *, skip_special_tokens: bool, kept: frozenset[int] = frozenset()
     ) -> PieceTable:
-        """Token id -> bytes; special tokens map to nothing if they are skipped.
+        """Token id -> bytes; skipped special tokens map to no bytes.
 
         Args:
-            skip_special_tokens: leave special tokens out.
-            kept: special tokens that are text all the same: marks that a parser reads. The tables
-                are kept, so there must be few different sets of them.
+            skip_special_tokens: skip special tokens.
+            kept: special tokens that are not skipped: marks that a parser reads. Tables are cached
+                per set, so there must be few different sets.
         """
         if not skip_special_tokens:
             return self._pieces
@@ -243,29 +245,29 @@ class Tokenizer:
         return self._keeping[kept]
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes a token adds to a text (a leading space included); b"" for unknown ids."""
+        """The bytes a token adds to a text, including a leading space; b"" for unknown ids."""
         return self._pieces[token_id]
 
     def id_to_token(self, token_id: int) -> str | None:
-        """The vocabulary's own spelling of a token, or None."""
+        """The vocabulary's string of a token, or None."""
         return self._vocabulary.id_to_token(token_id)
 
     def token_to_id(self, token: str) -> int | None:
-        """Id of a token by the vocabulary's own spelling, or None."""
+        """Id of a token by the vocabulary's string, or None."""
         return self._vocabulary.token_to_id(token)
 
     def special_id(self, name: str) -> int | None:
-        """Id of the special token with a role, for instance ``eos_token``; None without one."""
+        """Id of the special token with a role, for instance ``eos_token``, or None."""
         token = self.special.get(name)
         return None if token is None else self.token_to_id(token)
 
     def adds(self, name: str) -> bool:
-        """True when `encode` puts the special token with this role around a plain text."""
+        """True if `encode` adds the special token with this role to a plain text."""
         token = self.special_id(name)
         return token is not None and token in (*self._prefix, *self._suffix)
 
     def starts_with_special(self, token_ids: Sequence[int]) -> bool:
-        """True when the ids already begin with what `add_special` would put in front."""
+        """True if the ids already begin with the tokens that `add_special` would prepend."""
         prefix = self._prefix
         return bool(prefix) and list(token_ids[: len(prefix)]) == prefix
 

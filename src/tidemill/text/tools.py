@@ -1,4 +1,4 @@
-"""The tools of a request: what is offered, what may or must be called, checked with paths."""
+"""The tools of a request: validation, and which tools may or must be called."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_NAME = 128
 _NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
 
 ANY_OBJECT = '{"type": "object", "properties": {}}'
-"""Schema of a tool that states no parameters."""
+"""Schema of a tool without parameters."""
 
 
 class _Function(msgspec.Struct, forbid_unknown_fields=True, rename={"returns": "return"}):
@@ -32,7 +32,7 @@ class _Function(msgspec.Struct, forbid_unknown_fields=True, rename={"returns": "
 class _Tool(msgspec.Struct, forbid_unknown_fields=True):
     function: _Function
     type: Literal["function"] = "function"
-    cache_control: Any = None  # a mark for other servers' caches
+    cache_control: Any = None  # a cache hint for other servers
 
 
 class _Name(msgspec.Struct, forbid_unknown_fields=True):
@@ -60,10 +60,10 @@ class Tool:
     """One function that the model may call.
 
     Attributes:
-        name: of letters, digits, ``_``, ``-`` and ``.``.
+        name: letters, digits, ``_``, ``-`` and ``.``.
         schema: JSON schema of its arguments, as JSON text.
-        strict: the client wants the arguments to obey the schema.
-        param: where it stands in the request.
+        strict: the client requires the arguments to obey the schema.
+        param: its path in the request.
     """
 
     name: str
@@ -74,15 +74,15 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What may be called in an answer.
+    """Which tools the model sees and may call.
 
     Attributes:
-        shown: the tools' descriptions as the chat template takes them; empty: none are offered.
-        tools: those that may be called.
-        required: there must be a call.
-        parallel: there may be several.
-        enforced: the field that makes a grammar rule the calls (for errors), or None where the
-            model writes freely.
+        shown: the tools' descriptions for the chat template; empty: none.
+        tools: the tools that may be called.
+        required: the answer must be a call.
+        parallel: several calls are allowed.
+        enforced: the field that requires a grammar for the calls, for errors; None: the calls are
+            unconstrained.
     """
 
     shown: tuple[Mapping[str, Any], ...] = ()
@@ -98,7 +98,7 @@ NO_TOOLS = ToolUse()
 def tool_use(
     tools: object, choice: object = None, parallel: object = None, *, param: str = "tools"
 ) -> ToolUse:
-    """The tools of a request.
+    """Read and validate the tools of a request.
 
     Args:
         tools: a list in OpenAI's layout, or None.
@@ -117,13 +117,13 @@ def tool_use(
         if choice is not None and choice not in ("none", "auto"):
             raise bad_request("tool_choice", "tool_choice needs tools")
         return NO_TOOLS
-    ruling = _read_choice(choice, [tool.name for tool, _ in offered])
-    if ruling.mode == "none":
-        # Not shown either: a model that does not see a tool does not call it.
+    allowed = _read_choice(choice, [tool.name for tool, _ in offered])
+    if allowed.mode == "none":
+        # The tools are not shown either: a model does not call a tool that it does not see.
         return NO_TOOLS
-    tools_ = tuple(tool for tool, _ in offered if tool.name in ruling.names)
+    tools_ = tuple(tool for tool, _ in offered if tool.name in allowed.names)
     enforced = None
-    if ruling.mode == "required" or len(tools_) < len(offered):
+    if allowed.mode == "required" or len(tools_) < len(offered):
         enforced = "tool_choice"
     elif parallel is False:
         enforced = "parallel_tool_calls"
@@ -132,8 +132,8 @@ def tool_use(
     return ToolUse(
         shown=tuple(shown for _, shown in offered),
         tools=tools_,
-        required=ruling.mode == "required",
-        parallel=parallel is not False and not ruling.single,
+        required=allowed.mode == "required",
+        parallel=parallel is not False and not allowed.single,
         enforced=enforced,
     )
 
@@ -161,7 +161,7 @@ def _read_tools(param: str, value: object) -> list[tuple[Tool, Mapping[str, Any]
             )
         names[function.name] = index
         schema = _parameters(f"{at}.parameters", function.parameters)
-        # `strict` speaks to the server; the model is told the rest.
+        # `strict` is for the server; the model gets the rest.
         shown = {
             k: v
             for k, v in (
@@ -241,19 +241,19 @@ _MODES = {"none": "none", "auto": "auto", "required": "required", "any": "requir
 
 
 @dataclass(frozen=True, slots=True)
-class _Ruling:
-    """What tool_choice says: whether there must be a call, of which tools, and if just one."""
+class _AllowedCalls:
+    """A parsed tool_choice: whether a call is required, the allowed tools, and if only one call."""
 
     mode: str
     names: frozenset[str]
     single: bool = False
 
 
-def _read_choice(value: object, offered: Sequence[str]) -> _Ruling:
+def _read_choice(value: object, offered: Sequence[str]) -> _AllowedCalls:
     if isinstance(value, Mapping) and set(value) == {"type"} and value["type"] in list(_MODES):
-        value = value["type"]  # Anthropic's way to write the words
+        value = value["type"]  # Anthropic's form
     if value is None or (isinstance(value, str) and value in _MODES):
-        return _Ruling(_MODES[value or "auto"], frozenset(offered))
+        return _AllowedCalls(_MODES[value or "auto"], frozenset(offered))
     if not isinstance(value, Mapping):
         raise bad_request(
             "tool_choice",
@@ -261,7 +261,7 @@ def _read_choice(value: object, offered: Sequence[str]) -> _Ruling:
             f"allowed_tools; got {str(value)[:80]!r}",
         )
     if value.get("type") in ("function", "tool") and "name" in value and "function" not in value:
-        # As the Responses API and Anthropic's write it.
+        # The form of the Responses API and of Anthropic's API.
         value = {"type": "function", "function": {k: v for k, v in value.items() if k != "type"}}
     if "type" not in value and "function" in value:
         value = {"type": "function", **value}
@@ -269,11 +269,11 @@ def _read_choice(value: object, offered: Sequence[str]) -> _Ruling:
     other = "allowed_tools" if choice.type == "function" else "function"
     if getattr(choice, other) is not None:
         at = f"tool_choice.{other}"
-        raise bad_request(at, f"{at} is no part of the type {choice.type}")
+        raise bad_request(at, f"{at} does not belong to the type {choice.type}")
     if choice.function is not None:
         name = choice.function.name
         _known("tool_choice.function.name", name, offered)
-        return _Ruling("required", frozenset({name}), single=True)
+        return _AllowedCalls("required", frozenset({name}), single=True)
     allowed = choice.allowed_tools
     if allowed is None:
         at = f"tool_choice.{choice.type}"
@@ -283,10 +283,10 @@ def _read_choice(value: object, offered: Sequence[str]) -> _Ruling:
         raise bad_request(at, f"{at} is empty")
     for index, reference in enumerate(allowed.tools):
         _known(f"{at}[{index}].function.name", reference.function.name, offered)
-    return _Ruling(allowed.mode, frozenset(r.function.name for r in allowed.tools))
+    return _AllowedCalls(allowed.mode, frozenset(r.function.name for r in allowed.tools))
 
 
 def _known(param: str, name: str, offered: Sequence[str]) -> None:
     if name not in offered:
         known = ", ".join(offered[:16])
-        raise bad_request(param, f"{param} {name[:80]!r} is none of the tools ({known})")
+        raise bad_request(param, f"{param} {name[:80]!r} is not one of the tools ({known})")

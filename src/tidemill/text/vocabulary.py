@@ -1,4 +1,4 @@
-"""What a tokenizer asks of a vocabulary, whoever keeps it."""
+"""The vocabulary interface of the tokenizer, and its errors."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class Vocabulary(Protocol):
 
     Attributes:
         size: number of token ids, added tokens included.
-        added: tokens found in the text before it is cut into words, by id; True where special.
-        decoder: the `decoder` section as a tokenizer.json would have it.
-        prefix, suffix: ids put around a text when special tokens are asked for.
-        notes: what a person should know about how it was built.
+        added: tokens matched in the text before pre-tokenization, by id; True if special.
+        decoder: the `decoder` section of a tokenizer.json, or its equivalent.
+        prefix, suffix: ids added around a text with `add_special`.
+        notes: notes for the log about how it was built.
     """
 
     size: int
@@ -26,37 +26,37 @@ class Vocabulary(Protocol):
     notes: list[str]
 
     def encode(self, text: str, *, literally: bool) -> list[int]:
-        """Ids of a text, without those around it; special tokens' spellings are characters if it is
-        read literally.
+        """Ids of a text, without prefix and suffix; `literally`: special tokens' texts are ordinary
+        characters.
 
         Raises:
-            TidemillError: BAD_REQUEST for a text that is no Unicode, or that is given up on.
+            TidemillError: BAD_REQUEST for a text that is not valid Unicode or cannot be encoded.
         """
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
-        """Ids of two texts as one input with special tokens around, and each one's type."""
+        """Ids of two texts as one input with special tokens, and each token's type id."""
 
     def only_literally(self) -> None:
-        """Every text is read literally from now on, whatever is asked."""
+        """Encode every text literally from now on, whatever `encode`'s argument."""
 
     def id_to_token(self, token_id: int) -> str | None:
-        """The vocabulary's own spelling of a token, or None for an id it does not have."""
+        """The vocabulary's string of a token, or None for an unknown id."""
 
     def token_to_id(self, token: str) -> int | None:
-        """Id of a token by the vocabulary's own spelling, or None."""
+        """Id of a token by the vocabulary's string, or None."""
 
 
 def no_unicode() -> TidemillError:
-    """The error about a text that cannot be encoded."""
+    """The error for a text that is not valid Unicode."""
     return bad_request(
-        None, "the text holds a lone surrogate (U+D800 to U+DFFF), which is not a character"
+        None, "the text contains a lone surrogate (U+D800 to U+DFFF), which is not a character"
     )
 
 
 def gave_up(length: int, reason: object) -> TidemillError:
-    """The error about a text that a tokenizer does not come to an end with."""
+    """The error for a text on which the tokenizer fails."""
     return bad_request(
         None,
-        f"the model's tokenizer gave up on this text of {length} characters ({reason}); very long "
-        "runs of one character do that: send it in smaller parts",
+        f"the model's tokenizer failed on this text of {length} characters ({reason}); very long "
+        "runs of one character cause this: send it in smaller parts",
     )

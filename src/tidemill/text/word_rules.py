@@ -1,7 +1,7 @@
-"""How byte-level vocabularies cut text into words, by the name a GGUF file gives the rule.
+"""Pre-tokenization rules of byte-level vocabularies, by their names in GGUF files.
 
-The expressions are those of the tokenizers the rules are named after; which name means which is
-what llama.cpp's converter writes into ``tokenizer.ggml.pre``.
+The expressions are those of the original tokenizers; the names are those that llama.cpp's converter
+writes into ``tokenizer.ggml.pre``.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class WordRule:
-    """How a byte-level vocabulary cuts text into words before merging.
+    """How a byte-level vocabulary splits text into words before merging.
 
     Attributes:
         patterns: regular expressions applied one after another; matches and gaps are words.
-        whole_words: a word that is a token is taken as it is, whatever the merges say.
-        nfc: text is brought to Unicode normalization form C first.
-        add_bos: plain text gets the start token unless the metadata says otherwise.
-        raw: text is not cut at all, and pieces are characters as they are: a blank is ``▁``, and
-            what the vocabulary lacks is bytes ``<0x0A>`` (Gemma 4; the others write every byte as
-            a character of GPT-2's alphabet).
+        whole_words: a word that is a token is not merged (`ignore_merges`).
+        nfc: text is normalized to NFC first.
+        add_bos: plain text gets the start token unless the metadata overrides it.
+        raw: text is not split, and tokens are plain text: a space is ``▁``, and characters missing
+            from the vocabulary become byte tokens ``<0x0A>`` (Gemma 4). The other rules write every
+            byte as a character of GPT-2's alphabet.
     """
 
     patterns: tuple[str, ...] = ()
@@ -45,12 +45,12 @@ _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]
 
 
 def _modern(digits: str) -> str:
-    """Words with one leading sign, runs of so many digits, signs, line ends, blanks."""
+    """Words with one leading sign, runs of digits, signs, line ends, white space."""
     return "|".join([_CONTRACTIONS, _WORD, digits, _SIGNS, _BLANKS])
 
 
 def _cased(digits: str, suffix: str) -> str:
-    """Words cut where a capital follows a small letter."""
+    """As `_modern`, but words are split where an upper-case letter follows a lower-case one."""
     lead = r"[^\r\n\p{L}\p{N}]?"
     words = [f"{lead}{_UPPER}*{_LOWER}+{suffix}", f"{lead}{_UPPER}+{_LOWER}*{suffix}"]
     return "|".join([*words, digits, r" ?[^\s\p{L}\p{N}]+[\r\n/]*", _BLANKS])
@@ -62,7 +62,7 @@ _DEEPSEEK3_WORDS = (
     + _BLANKS
 )  # fmt: skip
 _DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+", r"\p{N}")
-# Letters with case, as the tokenizer's maker counted them.
+# Letters with case, as listed in the original tokenizer.
 _DEEPSEEK_LETTERS = _range_class(
     "41-5A 61-7A B5 C0-D6 D8-F6 F8-1BA 1BC-1BF 1C4-293 295-2AF 370-373 376 377 37B-37D 37F 386 "
     "388-38A 38C 38E-3A1 3A3-3F5 3F7-481 48A-52F 531-556 10A0-10C5 13A0-13F5 13F8-13FD 1C90-1CBA "
@@ -89,7 +89,7 @@ _BAILING_WORDS = (
 )  # fmt: skip
 _SEED_WORDS = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_BLANKS}"
 
-# OpenAI's later rule without Chinese characters, which are words of their own.
+# OpenAI's o200k rule, except that runs of Chinese characters are separate words.
 _KIMI_WORDS = "|".join([
     r"[\p{Han}]+",
     *(
@@ -100,7 +100,7 @@ _KIMI_WORDS = "|".join([
     r"\p{N}{1,3}", _SIGNS, _BLANKS,
 ])  # fmt: skip
 
-# A run of digits in threes from its right, each alternative in time linear in the run.
+# Splits a run of digits into groups of three from the right, in time linear in the run.
 _AFMOE = (
     r"\p{N}+", r"\A\p{N}{1,2}(?=(?:\p{N}{3})+\z)|\p{N}{3}",
     "[" + _range_class(
@@ -109,14 +109,14 @@ _AFMOE = (
     ) + "]+",
     _DEEPSEEK3_WORDS,
 )  # fmt: skip
-# As \d{1,3}(?=(?:\d{3})*\b), whose time is the square of a run's length: runs that end a word,
-# then threes in those alone.
+# Equivalent to \d{1,3}(?=(?:\d{3})*\b), which takes time quadratic in a run's length: first runs
+# that end a word, then groups of three within those.
 _THREES_OF_WORDS = (
     r"(?<!\d)\d++\b",
     r"\A(?!\d++\z)(?m:.)+|\A\d{1,2}(?=(?:\d{3})+\z)|\d{3}",
 )
-# As cuts at (?=(\d{3})+(?!\d)), likewise: a piece is three digits, or the one or two that begin a
-# run, with all that stands behind them up to the next cut.
+# Equivalent to splits at (?=(\d{3})+(?!\d)), in linear time: a piece is three digits, or the first
+# one or two of a run, with all text up to the next split.
 _HEAD = r"\d{1,2}(?=(?:\d{3})*(?!\d))"
 _SUPERBPE = (r"\p{N}+", rf"(?:\A{_HEAD}|\d{{3}}|\A(?=\D))(?:\D+(?:{_HEAD})?)*")
 _CHAMELEON = (
@@ -158,7 +158,7 @@ _BY_RULE: tuple[tuple[WordRule, str], ...] = (
         "gpt-2 gpt2 phi-2 jais trillion granite-docling gigachat jina-es jina-de jina-v2-es "
         "jina-v2-de jina-v1-en jina-v2-code roberta-bpe a.x-4.0 mellum exaone4",
     ),
-    # GPT-NeoX's tokenizer, and those made from it.
+    # GPT-NeoX's tokenizer and its derivatives.
     (WordRule((_GPT2_WORDS,), nfc=True), "olmo mpt modern-bert"),
     (
         _LLAMA3,
@@ -167,8 +167,8 @@ _BY_RULE: tuple[tuple[WordRule, str], ...] = (
     (_THREE_DIGITS, "smaug-bpe dbrx chatglm-bpe"),
     (_GLM4, "glm4 glm5"),
     (_QWEN2, "qwen2 megrez kormo f2llmv2"),
-    # Measured on held-back cases of a published vocabulary: GGUF files of this name take text as it
-    # is, although transformers' class for the family normalizes.
+    # Verified with held-out cases of a published vocabulary: GGUF files with this name do not
+    # normalize, although transformers' class for the family does.
     (WordRule((_QWEN35_WORDS,)), "qwen35"),
     (WordRule((_modern(r"\p{N}"),), add_bos=True, nfc=False), "deepseek-r1-qwen"),
     (_ONE_DIGIT, "stablelm2 hunyuan solar-open grok-2"),
@@ -183,7 +183,7 @@ _BY_RULE: tuple[tuple[WordRule, str], ...] = (
     (_DEEPSEEK3, "deepseek-v3 hunyuan-dense joyai-llm hy_v4"),
     (WordRule(_FALCON), "falcon"),
     (WordRule((_KIMI_WORDS,), whole_words=True), "kimi-k2"),
-    # As their ranks files are read: whatever is a token is taken whole.
+    # Vocabularies from tiktoken rank files: a word that is a token is not merged.
     (WordRule(_QWEN2.patterns, whole_words=True, nfc=True), "qwen"),
     (WordRule(_GPT4O.patterns, whole_words=True), "o200k"),
     (_BLOOM, "bloom gpt3-finnish poro-chat"),

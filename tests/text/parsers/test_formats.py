@@ -342,11 +342,11 @@ def test_however_it_is_cut(case: Case, stream: bool) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ('<tool_call>\n{"name": "nope", "arguments": {}}\n</tool_call> rest', "no tool 'nope'"),
+        ('<tool_call>\n{"name": "nope", "arguments": {}}\n</tool_call> rest', "unknown tool 'nope'"),
         ('<tool_call>\n{"name": "f", "argu', "ended inside a call"),
-        ('<tool_call>{"name": "f" @}</tool_call>y', "no valid JSON"),
-        ('<tool_call>{"name": "f", "arguments": [1]}</tool_call>', "no JSON object"),
-        ("<tool_call>f()</tool_call>", "JSON object was expected"),
+        ('<tool_call>{"name": "f" @}</tool_call>y', "not valid JSON"),
+        ('<tool_call>{"name": "f", "arguments": [1]}</tool_call>', "not a JSON object"),
+        ("<tool_call>f()</tool_call>", "expected a JSON object"),
     ],
 )
 def test_nothing_is_lost(text: str, says: str) -> None:
@@ -360,9 +360,9 @@ def test_nothing_is_lost(text: str, says: str) -> None:
     [
         ("pythonic", "[f(1)]", "arguments must be given by name"),
         ("pythonic", "[f(a=1", "ended inside a call"),
-        ("pythonic", "[f(a=x)]", "cannot be read"),
+        ("pythonic", "[f(a=x)]", "cannot be parsed"),
         ("llama3_json", '{"name": "f", "parameters": {"a":', "ended inside a call"),
-        ("minimax_m1", "<tool_calls>\n[1]", "JSON object was expected"),
+        ("minimax_m1", "<tool_calls>\n[1]", "expected a JSON object"),
         ("qwen3_coder", "<function=f", "ended inside a call"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Parsing of what a model writes: reasoning, tool calls, content; one engine, formats as data."""
+"""Parses model output into reasoning, tool calls and content: one parser, formats as data."""

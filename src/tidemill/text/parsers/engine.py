@@ -1,11 +1,10 @@
-"""One parser for every format: an output's text into reasoning, content and tool calls.
+"""The parser of all formats: splits an output's text into reasoning, content and tool calls.
 
-What comes out, joined by kind, does not depend on how the text is cut into chunks (promise 8), and
-each character is looked at a bounded number of times. Nothing is lost: what looked like a call and
-is none comes out as content, with the reason beside it.
+The events, concatenated by kind, do not depend on how the text is split into chunks (promise 8).
+Each character is examined a bounded number of times. No text is lost: a malformed call is emitted
+as content, with an event that states the reason.
 
-White space: around thinking and around calls it belongs to the layout and is left out; elsewhere it
-is kept.
+White space around thinking and calls belongs to the layout and is dropped; elsewhere it is kept.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class _Marks:
         self._initial = re.compile(f"[{initials}]" if initials else r"(?!)")
 
     def find(self, text: str) -> tuple[int, str]:
-        """Where the first mark is, and which; ("" and a place) where one may begin at the end."""
+        """Offset and text of the first mark; else the offset where one may begin, and ""."""
         match = self._search(text)
         if match is not None and not self._longer(text, match):
             return match.start(), match.group()
@@ -63,7 +62,7 @@ class _Marks:
         return (len(text), "") if match is None else _of(match)
 
     def _longer(self, text: str, match: re.Match[str]) -> bool:
-        """The text ends inside what may become a longer mark than the one found."""
+        """The text ends inside a possible mark that is longer than the one found."""
         if match.end() < len(text):
             return False
         rest = text[match.start() :]
@@ -75,22 +74,23 @@ def _of(match: re.Match[str]) -> tuple[int, str]:
 
 
 class OutputParser:
-    """Reads one output.
+    """Parses one output.
 
     Attributes:
         in_reasoning: the text so far ends inside the thinking.
 
     Args:
-        form: how the model writes.
-        tools: that may be called.
-        parse_tools: tool calls are looked for; else their marks are content.
-        parse_reasoning: thinking is looked for.
+        form: the model's format.
+        tools: the tools that may be called.
+        parse_tools: parse tool calls; else their marks are content.
+        parse_reasoning: parse thinking.
         starts_in_reasoning: the prompt ends inside the thinking.
-        document: the answer is a document if it is no call: once it has begun, marks in it are
-            text, and its white space is its own.
-        continued: the output goes on with an answer that has begun.
-        stream_arguments: show a call as it comes, because a grammar sees to it that it is right;
-            else it is shown once it is complete and found right, since nothing can be taken back.
+        document: an answer that is not a call is a document. Once it has begun, its marks and its
+            white space are content.
+        continued: the output continues an answer that has begun.
+        stream_arguments: emit a call while it is incomplete, because a grammar guarantees that it
+            is valid. Otherwise a call is emitted when complete and valid, since events cannot be
+            retracted.
     """
 
     def __init__(
@@ -113,37 +113,37 @@ class OutputParser:
         marks = [*form.dropped]
         if self._think is not None:
             marks.append(self._think.open)
-        # Where a grammar rules the calls, it rules those that begin as it writes them.
+        # A grammar enforces only calls that begin with the format's own marks.
         self._also = form.also if self._calls_on and not stream_arguments else ()
         if self._calls_on:
             marks += [form.begin, *form.section, *self._also]
         self._marks = _Marks(marks)
         self._close = _Marks([self._think.close] if self._think is not None else [])
         tail = form.syntax.tail if isinstance(form.syntax, NamedJson) else ""
-        # What may follow a call and belongs to it: read only there.
+        # Marks that may follow a call and belong to it; they are recognized only there.
         end = "" if ends_itself(form.syntax) else form.end
         self._after_marks = tuple(m for m in (tail.strip(), end, form.between.strip()) if m)
         self.in_reasoning = starts_in_reasoning and self._think is not None
-        self._held = ""  # may be the beginning of a mark
+        self._held = ""  # held back: may be the beginning of a mark
         self._space = ""  # white space that is content if content follows
         self._lead = not continued  # white space here is layout, and thinking may begin
         self._document = document
-        self._gap = ""  # of a document: what is still to come between thinking and answer
-        # A call may begin without a mark: where the output does, or a section.
+        self._gap = ""  # for a document: the rest of the gap between thinking and answer
+        # A call without a begin mark may start at the beginning of the output or of a section.
         self._bare = self._calls_on and not form.begin
         self._fresh = self._bare and not form.section[0] and not continued
-        self._after = False  # right behind a call
+        self._after = False  # right after a call
         self._reader: Reader | None = None
-        self._raw: list[str] = []  # what the reader took since the last complete call
+        self._raw: list[str] = []  # text consumed by the reader since the last complete call
         self._index = 0
-        self._started = False  # the open call has been announced
-        self._said = 0  # parts of its arguments that were shown
+        self._started = False  # the open call's CallStart was emitted
+        self._emitted = 0  # characters of its arguments that were emitted
 
     def push(self, text: str) -> list[Event]:
-        """More of the output.
+        """Add output text.
 
         Returns:
-            What is now certain, in order.
+            The events that are now certain, in order.
         """
         events: list[Event] = []
         pending, self._held = self._held + text, ""
@@ -152,10 +152,11 @@ class OutputParser:
         return _joined(events)
 
     def finish(self, cut: bool = False) -> list[Event]:
-        """The end of the output.
+        """End the output; return the remaining events.
 
         Args:
-            cut: it ended for want of room; a call that was being shown stays as it is.
+            cut: a length limit ended the output. A call that was being streamed stays incomplete
+                without an error.
         """
         events: list[Event] = []
         held, self._held = self._held, ""
@@ -169,7 +170,7 @@ class OutputParser:
             else:
                 self._give_up("the output ended inside a call", events, plain=True)
         if held in self._form.dropped and self._is_free():
-            self._met(held, events)  # it could have become a longer mark
+            self._met(held, events)  # it was held back because a longer mark was possible
         elif held and not self._started:
             if self.in_reasoning:
                 self._reason(held, events)
@@ -182,10 +183,10 @@ class OutputParser:
         return _joined(events)
 
     def _is_free(self) -> bool:
-        """Neither in thinking, nor in a call, nor right behind one."""
+        """Not in thinking, not in a call and not right after one."""
         return self._reader is None and not self.in_reasoning and not self._after
 
-    # -- one step: takes some of the text, returns the rest -----------------------------------
+    # -- one step: consumes some of the text, returns the rest --------------------------------
 
     def _step(self, text: str, events: list[Event]) -> str:
         if self._reader is not None:
@@ -215,7 +216,7 @@ class OutputParser:
         return text[at + len(mark) :]
 
     def _between(self, text: str) -> str:
-        """Between thinking and document: the gap, if it is there, and nothing else is dropped."""
+        """Between thinking and document: drop the gap, if present, and nothing else."""
         gap, self._gap = self._gap, ""
         if len(text) < len(gap) and gap.startswith(text):
             self._held, self._gap = text, gap
@@ -223,7 +224,7 @@ class OutputParser:
         return text.removeprefix(gap)
 
     def _written(self, text: str, events: list[Event]) -> str:
-        """A document, which only what stands in front of it can turn out not to be."""
+        """A document: marks are recognized only before its first character."""
         if self._lead:
             at, mark = self._marks.find(text)
             if not text[:at].strip():
@@ -244,10 +245,10 @@ class OutputParser:
         return self._met(mark, events) + text[at + len(mark) :]
 
     def _met(self, mark: str, events: list[Event]) -> str:
-        """A mark outside calls and thinking; returns what of it is still to be read."""
+        """Handle a mark outside calls and thinking; return the part of it that is not consumed."""
         form = self._form
         if self._think is not None and mark == self._think.open:
-            if not self._lead:  # an answer that speaks of the mark
+            if not self._lead:  # the answer quotes the mark
                 self._content(mark, events)
                 return ""
             self.in_reasoning, self._space = True, ""
@@ -269,7 +270,7 @@ class OutputParser:
         return ""
 
     def _beginning(self, text: str, events: list[Event]) -> str:
-        """Where a call may begin without a mark: only as the first thing that is said."""
+        """Where a call may begin without a mark: only as the first content."""
         stripped = text.lstrip()
         if not stripped:
             self._space += text
@@ -288,7 +289,7 @@ class OutputParser:
         return stripped
 
     def _behind(self, text: str, events: list[Event]) -> str:
-        """Right behind a call: its end mark and what separates it from the next."""
+        """Right after a call: its end mark and the separator from the next one."""
         stripped = text.lstrip()
         if not stripped:
             self._held = text
@@ -309,7 +310,7 @@ class OutputParser:
         assert syntax is not None
         self._reader = reader_of(syntax, self._form.end, self._schemas)
         self._raw = [mark] if mark else []
-        self._started, self._said = False, 0
+        self._started, self._emitted = False, 0
 
     def _read(self, text: str, events: list[Event]) -> str:
         reader = self._reader
@@ -328,19 +329,19 @@ class OutputParser:
         return text[read.taken :]
 
     def _complete(self, read: Read, events: list[Event]) -> bool:
-        """Tell of complete calls; False when one of them is none after all."""
+        """Emit complete calls; False if one names an unknown tool."""
         for name, arguments in read.calls:
             if name not in self._schemas:
                 offered = ", ".join(list(self._schemas)[:8])
-                self._give_up(f"there is no tool {name[:80]!r} (there are: {offered})", events)
+                self._give_up(f"unknown tool {name[:80]!r} (the tools are {offered})", events)
                 return False
             self._announce(name, events)
-            shown = self._said
+            shown = self._emitted
             if rest := arguments[shown:]:
                 events.append(CallArguments(self._index, rest))
             events.append(CallEnd(self._index))
             self._index += 1
-            self._started, self._said, self._raw = False, 0, []
+            self._started, self._emitted, self._raw = False, 0, []
         return True
 
     def _announce(self, name: str, events: list[Event]) -> None:
@@ -350,33 +351,33 @@ class OutputParser:
             events.append(CallStart(self._index, name))
 
     def _show(self, reader: Reader, events: list[Event]) -> None:
-        """What is known of the call that is still open."""
+        """Emit the known part of the open call."""
         if reader.name is None or reader.name not in self._schemas:
             return
         self._announce(reader.name, events)
         text = "".join(reader.arguments)
         reader.arguments[:] = [text]
         known = text.lstrip()
-        # White space at the end may turn out to stand behind the arguments.
+        # Trailing white space may turn out to follow the arguments.
         known = known.rstrip() if not known.endswith('"') else known
-        if len(known) > self._said:
-            events.append(CallArguments(self._index, known[self._said :]))
-            self._said = len(known)
+        if len(known) > self._emitted:
+            events.append(CallArguments(self._index, known[self._emitted :]))
+            self._emitted = len(known)
 
     def _give_up(self, reason: str, events: list[Event], *, plain: bool = False) -> None:
-        """It was no call: its text is content.
+        """Emit the text of a malformed call as content.
 
         Args:
-            plain: where calls have no mark, it need not have been meant as one.
+            plain: the text need not have been meant as a call, in formats without call marks.
         """
         reader = self._reader
         named = reader is not None and reader.likely in self._schemas
         if not plain or self._form.begin or self._form.section[0] or named:
             events.append(Malformed(reason, self._index if self._started else None))
         raw = "".join(self._raw)
-        self._index += self._started  # what was announced keeps its number
+        self._index += self._started  # a call that was announced keeps its index
         self._reader, self._raw, self._fresh = None, [], False
-        self._started, self._said = False, 0
+        self._started, self._emitted = False, 0
         self._say(self._space + raw, events)
 
     # -- texts -------------------------------------------------------------------------------
@@ -392,13 +393,13 @@ class OutputParser:
             events.append(Content(kept))
 
     def _say(self, text: str, events: list[Event]) -> None:
-        """Content as it stands: what was given back is exact."""
+        """Emit content verbatim."""
         self._space, self._lead = "", False
         if text:
             events.append(Content(text))
 
     def _kept(self, text: str) -> str:
-        """White space held back: it is layout if a mark follows."""
+        """The text without trailing white space, which is held back: a mark may follow it."""
         if self._lead:
             text = text.lstrip()
             if not text:
@@ -411,7 +412,7 @@ class OutputParser:
 
 
 def _joined(events: list[Event]) -> list[Event]:
-    """Neighbours of a kind as one."""
+    """Merge adjacent events of a kind."""
     found: list[Event] = []
     for event in events:
         last = found[-1] if found else None

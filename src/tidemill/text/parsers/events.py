@@ -1,6 +1,6 @@
-"""What a parser finds in a model's output, in order.
+"""The events a parser emits for a model's output, in order.
 
-Concatenating the events' texts of one kind gives the same whatever the chunking of the output
+The concatenated texts of the events of one kind do not depend on the chunking of the output
 (promise 8).
 """
 
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """More of the thinking."""
+    """Text added to the thinking."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """More of the answer."""
+    """Text added to the answer."""
 
     text: str
 
@@ -28,8 +28,8 @@ class CallStart:
     """A tool call begins.
 
     Attributes:
-        index: calls of one output are numbered from 0.
-        name: of a tool that was offered.
+        index: of the call in the output, from 0.
+        name: of one of the request's tools.
     """
 
     index: int
@@ -38,7 +38,7 @@ class CallStart:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """More of a call's arguments: JSON text; joined, one valid JSON object."""
+    """Text added to a call's arguments; concatenated, it is one valid JSON object."""
 
     index: int
     text: str
@@ -53,11 +53,11 @@ class CallEnd:
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """Something that began like a tool call and is none; its text follows (or was sent) as Content.
+    """A malformed tool call; its text follows (or was emitted) as Content.
 
     Attributes:
-        reason: one line for a person: what is wrong and where.
-        index: the call it had been announced as (a `CallStart` went out), or None.
+        reason: one line for humans: the error and where it is.
+        index: of the call, if its `CallStart` was emitted, or None.
     """
 
     reason: str

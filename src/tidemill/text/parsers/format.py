@@ -1,8 +1,8 @@
-"""How a family of models writes thinking and tool calls, as data.
+"""The format of a model family's thinking and tool calls, as data.
 
-A `Format` is read by one engine (`engine.OutputParser`) and turned into a grammar by one builder
-(`text.ruling`); neither knows a family. Marks are texts; where a vocabulary has a special token of
-that spelling, it is that token.
+One parser (`engine.OutputParser`) reads every `Format`, and one builder (`text.ruling`) turns it
+into a grammar; neither has code for a family. Marks are texts. If a vocabulary has a special token
+with a mark's text, the mark is that token.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ class ThinkMarks:
     """Marks around the thinking.
 
     Attributes:
-        open: begins it; a template may write it into the prompt instead.
-        close: ends it; what follows is the answer.
-        gap: what the family writes between the closing mark and the answer's first character.
+        open: begins the thinking; a template may write it into the prompt instead.
+        close: ends the thinking; the answer follows.
+        gap: the text between the closing mark and the answer's first character.
     """
 
     open: str
@@ -30,10 +30,10 @@ class JsonCall:
     """``{"name": ..., "arguments": {...}}``, one object or (with `listed`) a list of them.
 
     Attributes:
-        name, arguments: the keys; the first of several is what the grammar writes.
-        listed: a JSON list stands around the calls (one object alone is read as well).
+        name, arguments: the keys; the grammar writes the first of several.
+        listed: the calls form a JSON list (a single object is accepted too).
         keyed: the name is the object's only key and the arguments are its value.
-        inside: the member that holds name and arguments; empty: the object itself does.
+        inside: the member that contains name and arguments; empty: the object itself.
     """
 
     name: tuple[str, ...] = ("name",)
@@ -48,14 +48,15 @@ class NamedJson:
     """A name, a separator, and the arguments as a JSON object.
 
     Attributes:
-        before: stands in front of the name.
+        before: precedes the name.
         after: separates name and arguments.
-        id_marks: what follows the name from one of these on (an index, a type) is dropped.
+        id_marks: the text after the name from one of these marks on (an index, a type) is dropped.
         numbered: the grammar writes the first of `id_marks` and a number after the name.
-        id_first: an id of the call stands in front of `before`; it is dropped.
-        infix: what else the grammar writes between the name and `after`.
-        tail: closes the arguments where the call's end mark does not.
-        quote: not JSON: strings stand between this mark as they are, and keys without any.
+        id_first: a call id precedes `before`; it is dropped.
+        infix: additional text that the grammar writes between the name and `after`.
+        tail: closes the arguments, if the call's end mark does not.
+        quote: the arguments are not JSON: keys are bare, and strings are unescaped between this
+            mark.
     """
 
     before: str = ""
@@ -70,12 +71,12 @@ class NamedJson:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """An attribute after a parameter's name that says how its value is written.
+    """An attribute after a parameter's name that states how the value is written.
 
     Attributes:
         before, after: marks around it.
-        text: its value where the parameter's is a bare text.
-        other: its value where the parameter's is JSON; empty: the JSON type's name.
+        text: its value if the parameter's value is unquoted text.
+        other: its value if the parameter's value is JSON; empty: the name of the JSON type.
     """
 
     before: str
@@ -92,7 +93,7 @@ class Gaps:
         name: after the name's closing mark.
         key: between a parameter's name and its value's opening mark.
         value: after each value.
-        end: in front of the mark that closes the call, where it has one of its own.
+        end: before the mark that closes the call, if the syntax has one.
     """
 
     name: str = "\n"
@@ -103,20 +104,20 @@ class Gaps:
 
 @dataclass(frozen=True, slots=True)
 class TaggedCall:
-    """A name and parameters between marks; values are texts whose types the tool's schema says.
+    """A name and parameters between marks; the tool's schema determines the values' types.
 
     Attributes:
         name: marks around the name.
         key: marks around a parameter's name.
-        value: marks around its value; an empty opening one means that it follows the key's mark.
-        end: closes the call, or empty where the format's own end mark does.
-        padded: one line break inside each of a value's marks belongs to the marks.
-        kind: an attribute after a parameter's name, in front of `key`'s closing mark.
-        index: closes a number that follows the name's closing mark; empty: there is none.
-        echoed: a value's closing mark is followed by the parameter's name and this text, and
-            values that are objects or lists are elements of the same layout.
-        quotes: marks around a text that holds what would otherwise be markup.
-        recipient: the name stands in the message's header as well, and this between both.
+        value: marks around its value; an empty opening mark: the value follows the key's mark.
+        end: closes the call; empty: the format's end mark does.
+        padded: one newline inside each of a value's marks belongs to the marks.
+        kind: an attribute after a parameter's name, before `key`'s closing mark.
+        index: closes a number that follows the name's closing mark; empty: no number.
+        echoed: a value's closing mark is followed by the parameter's name and this text. Values
+            that are objects or lists are nested elements of the same layout.
+        quotes: marks around a text that contains markup.
+        recipient: the message's header contains the name too; this text is between both.
         gaps: white space that the grammar writes.
     """
 
@@ -138,7 +139,7 @@ class PythonCalls:
     """``[f(a=1), g(b="x")]``: Python calls with literal keyword arguments.
 
     Attributes:
-        bracketed: a list's brackets stand around them.
+        bracketed: a list's brackets enclose the calls.
     """
 
     bracketed: bool = True
@@ -149,24 +150,24 @@ CallSyntax = JsonCall | NamedJson | TaggedCall | PythonCalls
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One way to write an output.
+    """The format of an output.
 
     Attributes:
         name: as on the command line.
         think: marks of the thinking, or None.
-        begin: mark in front of each call; empty: a call is what the answer begins with.
-        end: mark behind it; may be empty where the syntax ends by itself.
-        syntax: of what is between them; None: the family has no tool calls.
+        begin: mark before each call; empty: calls begin the answer.
+        end: mark after each call; may be empty if the syntax is self-delimiting.
+        syntax: of the text between them; None: the family has no tool calls.
         section: marks around all calls, or empty.
-        between: separates calls that have no begin mark of their own.
-        dropped: marks that say nothing to a reader and are left out of the content.
+        between: separates calls that have no begin mark.
+        dropped: marks without meaning for the client, which are removed from the content.
         padding: white space the grammar writes inside begin and end marks.
         spread: white space the grammar writes inside a section's marks and between its calls.
-        answer: mark in front of an answer that is no call, one of `dropped`; where a grammar rules
-            the answer and the mark has a special token, it is written.
-        also: other marks that begin a call, where no grammar rules the calls. One that holds the
-            syntax's first mark is read from there on, another one stands for `begin`.
-        leading: `begin` is a mark only where a message begins; elsewhere it is text.
+        answer: mark before an answer that is not a call, one of `dropped`. It is forced if a
+            grammar constrains the answer and the mark has a special token.
+        also: other marks that begin a call, if no grammar constrains the calls. Parsing continues
+            at the syntax's first mark if the mark contains it; otherwise the mark replaces `begin`.
+        leading: `begin` is a mark only at the beginning of a message; elsewhere it is text.
     """
 
     name: str
@@ -185,7 +186,7 @@ class Format:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """All spellings that may be special tokens and must be visible to the parser."""
+        """All texts that may be special tokens and must be visible to the parser."""
         found = [*self.section, self.begin, self.end, *self.also, *self.dropped]
         if self.think is not None:
             found += [self.think.open, self.think.close]

@@ -1,8 +1,7 @@
 # ruff: noqa: RUF001  (DeepSeek spells its marks with a full-width bar)
-"""The formats there are, and how a chat template's text tells which one a model was trained on.
+"""The table of formats, and their detection from a chat template's source.
 
-Each follows the layout that the family's published chat template writes (named in
-docs/tool-formats.md).
+Each format follows the family's published chat template (named in docs/tool-formats.md).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from tidemill.text.parsers.format import (
 
 THINK = ThinkMarks("<think>", "</think>")
 
-# Marks of thinking by name; the first found in a template is its family's.
+# Marks of thinking by name; see `_THINK_SIGNS` for detection.
 THINKING: dict[str, ThinkMarks] = {
     "think": THINK,
     "magistral": ThinkMarks("[THINK]", "[/THINK]", ""),
@@ -42,7 +41,7 @@ _M3 = "]<]minimax[>["  # one token, in front of every mark
 
 
 def _dsml(name: str, section: str) -> Format:
-    """DeepSeek's marks from V3.2 on; versions differ in the section's name."""
+    """DeepSeek's marks since V3.2; versions differ in the section's name."""
     return Format(
         name,
         begin='<｜DSML｜invoke name="',
@@ -303,7 +302,7 @@ _CALLS = (
             "<|return|>",
             "<|end|>",
         ),
-        also=(" to=functions.",),  # the recipient may stand in front of the channel
+        also=(" to=functions.",),  # the recipient may precede the channel
     ),
     Format(
         "gemma", begin="```tool_code", end="```", syntax=PythonCalls(bracketed=False), padding="\n"
@@ -312,7 +311,7 @@ _CALLS = (
 
 FORMATS: dict[str, Format] = {f.name: f for f in _CALLS}
 
-# What stands in a chat template -> format; the first row whose marks all occur decides.
+# Texts in a chat template -> format; the first row whose texts all occur decides.
 _SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<|channel|>", "<|message|>", "to=functions"), "harmony"),
     (("<|channel|>", "<|message|>"), "harmony"),
@@ -332,7 +331,7 @@ _SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<|tools_prefix|>", "<|tools_suffix|>"), "apertus"),
     (("<|function_call|>", "<|role_sep|>"), "gigachat3"),
     (("<|tool_call_start|>",), "lfm2"),
-    (("<|tool_list_start|>",), "lfm2"),  # its first templates show no calls
+    (("<|tool_list_start|>",), "lfm2"),  # its first templates do not render calls
     (("keep_past_thinking", "List of tools: ["), "lfm2"),
     (("function call", "<|role_sep|>", "<|message_sep|>"), "gigachat3"),
     (("<TOOLCALL>",), "nemotron"),
@@ -368,7 +367,7 @@ _THINK_SIGNS: tuple[tuple[str, str], ...] = (
 
 
 def detect(template: str | None) -> Format:
-    """The format that a chat template's own text speaks of; ``none`` where it speaks of none."""
+    """Detect the format from a chat template's source; ``none`` if no row matches."""
     source = template or ""
     name = next((f for marks, f in _SIGNS if all(m in source for m in marks)), "none")
     think = next((THINKING[t] for sign, t in _THINK_SIGNS if sign in source), None)
@@ -376,5 +375,5 @@ def detect(template: str | None) -> Format:
 
 
 def with_thinking(form: Format, think: ThinkMarks | None) -> Format:
-    """A format with these marks of thinking, where it has none of its own."""
+    """A format with these marks of thinking, unless it has its own."""
     return form if form.think is not None or think is None else replace(form, think=think)

@@ -1,4 +1,4 @@
-"""A JSON value found in a stream of characters, each looked at once."""
+"""Finds the end of a JSON value in a stream of characters, in one pass."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import Enum
 
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')  # inside a string
 _LENIENT = re.compile(r'[^"\\]+')
-# One that is not closed goes to the end: else each quote in it would be looked at anew.
+# An unclosed string extends to the end, or each quote in it would start another search.
 _STRING = re.compile(r'"(?:\\.|[^"\\])*(?:"|\\?\Z)', re.DOTALL)
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _SPACE = re.compile(r"[ \t\r\n]+")
@@ -16,17 +16,17 @@ _SCALAR = re.compile(r"[-+.0-9A-Za-z]+")
 
 
 class State(Enum):
-    """How far a scan is."""
+    """The state of a scan."""
 
-    MORE = 1  # the value goes on
+    MORE = 1  # the value is incomplete
     DONE = 2  # the value has ended
-    WRONG = 3  # the next character cannot go on with the value
+    WRONG = 3  # the next character cannot continue the value
 
 
 @dataclass(slots=True)
 class Member:
-    """A member of the outermost object: its key, its value's first character, and where that starts
-    and ends (-1: open)."""
+    """A member of the outermost object: its key, its value's first character, and the offsets where
+    the value starts and ends (-1: not yet)."""
 
     key: str
     start: int
@@ -35,16 +35,16 @@ class Member:
 
 
 class JsonScan:
-    """Looks for the end of one JSON object or list, and for the members of the outermost object.
+    """Finds the end of one JSON object or list, and the members of the outermost object.
 
-    Grammar only as far as structure goes: strings, nesting, separators. What it finds is given to a
-    JSON reader afterwards, which is the judge.
+    It checks the structure only: strings, nesting, separators. A JSON parser validates the text
+    afterwards.
 
     Args:
-        lenient: control characters may stand in strings as they are; see `escaped`.
+        lenient: raw control characters are allowed in strings; see `escaped`.
 
     Attributes:
-        seen: characters taken so far; offsets of members count from the first.
+        seen: characters consumed so far; members' offsets count from the first.
         members: of the outermost object, in order.
     """
 
@@ -55,18 +55,18 @@ class JsonScan:
         self._stack: list[str] = []
         self._in_string = False
         self._escaped = False
-        self._key: list[str] | None = None  # pieces of the key that is being read
-        self._name: str | None = None  # the key that was read
+        self._key: list[str] | None = None  # pieces of the current key
+        self._name: str | None = None  # the last complete key
         self._expects_key = False
         self._expects_value = False
 
     @property
     def inside(self) -> bool:
-        """The text so far ends within a string, or deeper than in the outermost value."""
+        """The text so far ends within a string or a nested value."""
         return self._in_string or len(self._stack) > 1
 
     def feed(self, chunk: str) -> tuple[State, int]:
-        """Look on: the state, and how many characters of the chunk belong to the value."""
+        """Scan a chunk; return the state and how many of its characters belong to the value."""
         at, end = 0, len(chunk)
         while at < end:
             if self._in_string:
@@ -124,7 +124,7 @@ class JsonScan:
         return state, at
 
     def _string(self, chunk: str, at: int) -> int:
-        """On within a string; the same place where a character has no business in one."""
+        """Scan within a string; return the new offset, or `at` for an invalid character."""
         if self._escaped:
             self._escaped = False
             self._note(chunk[at])
@@ -157,7 +157,7 @@ class JsonScan:
 
 
 def escaped(text: str) -> str:
-    """JSON text whose strings hold no control characters as they are; models write line breaks."""
+    """Escape raw control characters in a JSON text's strings; models write raw line breaks."""
     if _CONTROL.search(text) is None:
         return text
     return _STRING.sub(lambda found: _CONTROL.sub(_escape, found[0]), text)

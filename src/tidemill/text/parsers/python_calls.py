@@ -1,8 +1,8 @@
-"""Reads calls written in Python: up to the closing bracket or the format's end mark.
+"""Parses calls written in Python, up to the closing bracket or the format's end mark.
 
-Nothing is run. The structure (names, keywords, where an argument ends) is found here, because
-models write what Python's grammar does not allow: keywords and names with a hyphen as names of
-functions and arguments, line breaks within quotes. Each argument's value is then a literal.
+No code is executed. This module parses the structure (names, keywords, ends of arguments) because
+models write text that Python's grammar rejects: keywords and hyphenated names as names of functions
+and arguments, line breaks within quotes. Each argument's value is then parsed as a literal.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tidemill.text.parsers.reading import Read
 from tidemill.text.parsers.values import dumps
 
 MAX_PYTHON = 200_000
-"""Characters of Python calls that are read."""
+"""Maximum characters of Python calls."""
 
 _ENDS = ",)]}:"
-# A quote ends a text where one of these follows; else it is part of it: models write 'it's'. A text
-# that is not closed goes to the end: else each quote in it would be looked at anew.
+# A quote ends a string only before one of these, because models write 'it's'. An unclosed string
+# extends to the end, or each quote in it would start another search.
 _STRING = "|".join(
     rf"{q}{q}{q}(?:\\.|[^\\])*?(?:{q}{q}{q}|(\\?\Z))"
     rf"|{q}(?:\\.|[^{q}\\]|{q}(?!\s*(?:[,)\]}}:]|$)))*(?:{q}|(\\?\Z))"
@@ -29,7 +29,7 @@ _STRING = "|".join(
 )
 _TOKEN = re.compile(rf"(?P<string>{_STRING})|(?P<open>[(\[{{])|(?P<close>[)\]}}])|,", re.DOTALL)
 _STRINGS = re.compile(_STRING, re.DOTALL)
-# What is to be escaped within quotes; within three, only backslashes that escape nothing.
+# Text to escape within quotes; within triple quotes, only backslashes that escape nothing.
 _WITHIN = {q: re.compile(rf"\\.|{q}|\r|\n", re.DOTALL) for q in "\"'"}
 _WITHIN[""] = re.compile(r"\\.", re.DOTALL)
 _ESCAPES = frozenset("\n\\'\"abfnrtv01234567xNuU")
@@ -39,7 +39,7 @@ _LIKELY = re.compile(r"\s*(?:\[\s*)?([\w.-]{1,128})\(")
 
 
 class PythonReader:
-    """See `PythonCalls`; what stands in quotes ends nothing.
+    """See `PythonCalls`; quoted brackets and end marks are ignored.
 
     Args:
         syntax: the layout.
@@ -55,9 +55,9 @@ class PythonReader:
         self._quote = ""
         self._inside = ""  # the last characters since the quote was opened, three at most
         self._escaped = False
-        self._closing = False  # a quote came that ends the text if something fit follows
-        self._empty = False  # with nothing in front of it
-        self._spelled = ""  # how much of the end mark the last characters spell
+        self._closing = False  # the last quote ends the string if a character of _ENDS follows
+        self._empty = False  # the string before that quote is empty
+        self._spelled = ""  # the prefix of the end mark that the last characters match
         self.name: str | None = None
         self.arguments: list[str] = []
 
@@ -110,7 +110,7 @@ class PythonReader:
         return False
 
     def _quoted(self, char: str) -> bool:
-        """A character within quotes; False where it follows them."""
+        """Handle a character within quotes; False if it follows them."""
         if self._closing:
             if self._empty and char == self._quote:
                 self._quote, self._closing, self._inside = char * 3, False, ""
@@ -138,19 +138,20 @@ class PythonReader:
 
 
 def python_calls(text: str) -> list[tuple[str, str]] | str:
-    """Calls written in Python, as (name, arguments' JSON text), or why they are none."""
+    """Parse Python calls to (name, arguments' JSON text) pairs, or return the error."""
     text = text.strip()
     if text[:1] + text[-1:] in ("[]", "()"):
         text = text[1:-1]
     try:
         calls = [_python_call(call) for call in _split(text)]
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
-        return f"the calls cannot be read: {str(error).splitlines()[0][:120] if str(error) else ''}"
+        reason = str(error).splitlines()[0][:120] if str(error) else ""
+        return f"the calls cannot be parsed: {reason}"
     return calls or "no function is called"
 
 
 def _split(text: str) -> Iterator[str]:
-    """What stands between commas that are neither within quotes nor within brackets."""
+    """Split at commas that are neither within quotes nor within brackets."""
     start = depth = 0
     for token in _TOKEN.finditer(text):
         if token["open"]:
@@ -178,19 +179,19 @@ def _python_call(text: str) -> tuple[str, str]:
 
 
 def literal(text: str) -> Any:
-    """The value of a Python literal; JSON's constants and raw line breaks in quotes are read too.
+    """Parse a Python literal; JSON's constants and raw line breaks in quotes are accepted too.
 
     Raises:
-        SyntaxError, ValueError, TypeError, RecursionError, MemoryError: it is none.
+        SyntaxError, ValueError, TypeError, RecursionError, MemoryError: not a literal.
     """
     plain = _STRINGS.sub(_plain, text.strip())
     return ast.literal_eval(_Literals().visit(ast.parse(plain, mode="eval").body))
 
 
 def _plain(found: re.Match[str]) -> str:
-    """A quoted text as Python's grammar has it: on one line, its quotes and backslashes escaped."""
+    """Rewrite a quoted string to a valid Python literal: line breaks and quotes escaped."""
     text = found[0]
-    if found.lastindex is not None:  # it is not closed
+    if found.lastindex is not None:  # unclosed
         return text
     size = 3 if text[:3] in ('"""', "'''") else 1
     inside = _WITHIN[text[0] if size == 1 else ""].sub(_spelled, text[size:-size])
@@ -205,7 +206,7 @@ def _spelled(found: re.Match[str]) -> str:
 
 
 class _Literals(ast.NodeTransformer):
-    """JSON's spellings of constants, which models mix with Python's."""
+    """Converts JSON's constants, which models mix with Python's."""
 
     _JSON: ClassVar = {"true": True, "false": False, "null": None}
 

@@ -1,7 +1,7 @@
-"""Readers of one call section's body, one per syntax: fed with chunks, each character once.
+"""Readers of calls, one class per syntax; each consumes chunks and sees every character once.
 
-A reader says what it found in `Read`s; the characters it took are its own to give back if they turn
-out to be no call.
+A reader returns its results as `Read`s. The caller keeps the consumed text, which becomes content
+if the call is malformed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Object:
     """One JSON object, with its text.
 
     Args:
-        quote: see `NamedJson`; empty: it is JSON.
+        quote: see `NamedJson`; empty: the object is JSON.
     """
 
     def __init__(self, quote: str = "") -> None:
@@ -48,7 +48,7 @@ class _Object:
         return "".join(self.parts)
 
     def arguments(self) -> str | None:
-        """The whole object as JSON text; None: it is none."""
+        """The whole object as JSON text; None if it is not a valid object."""
         if not self._quote:
             text = escaped(self.text)
             return text.strip() if isinstance(_loads(text), dict) else None
@@ -100,7 +100,7 @@ class JsonCallReader:
             read.taken += 1
             read.done = True
         else:
-            read.wrong, read.plain = f"a JSON object was expected where {char!r} stands", True
+            read.wrong, read.plain = f"expected a JSON object, found {char!r}", True
 
     def _inside(self, chunk: str, read: Read) -> None:
         call = self._object
@@ -111,7 +111,7 @@ class JsonCallReader:
         read.taken += taken
         self._show(call, rest, before)
         if state is State.WRONG:
-            read.wrong = "the call is no valid JSON"
+            read.wrong = "the call is not valid JSON"
             return
         if state is State.MORE:
             return
@@ -126,7 +126,7 @@ class JsonCallReader:
         read.done = not self._in_list
 
     def _show(self, call: _Object, rest: str, before: int) -> None:
-        """Keep what is known of an open call up to date."""
+        """Update the known name and arguments of an open call."""
         syntax = self._syntax
         for member in call.scan.members:
             if syntax.keyed and self.name is None:
@@ -134,7 +134,7 @@ class JsonCallReader:
             elif member.key in syntax.name and member.end >= 0 and self.name is None:
                 value = _loads(call.text[member.start : member.end])
                 self.name = value if isinstance(value, str) else None
-            # Arguments that are text with JSON in it are known when they are complete.
+            # Arguments that are JSON text within a string are known only when complete.
             if (syntax.keyed or member.key in syntax.arguments) and member.first == "{":
                 end = member.end if member.end >= 0 else call.scan.seen
                 start = max(member.start, before)
@@ -142,13 +142,13 @@ class JsonCallReader:
                     self.arguments.append(rest[start - before : end - before])
 
 
-_NO_NAME = "the object names no function"
+_NO_NAME = "the object does not name a function"
 
 
 def _json_call(text: str, scan: JsonScan, syntax: JsonCall) -> tuple[str, str] | str:
     value = _loads(escaped(text))
     if not isinstance(value, dict):
-        return "the call is no valid JSON"
+        return "the call is not valid JSON"
     held = value.get(syntax.inside, value) if syntax.inside else value
     if held is not value and isinstance(held, dict):
         return _written_call(held, syntax)
@@ -171,26 +171,26 @@ def _name(value: Mapping[str, Any], syntax: JsonCall) -> str | None:
 
 
 def _written_call(value: Mapping[str, Any], syntax: JsonCall) -> tuple[str, str] | str:
-    """A call that stands deeper in the object, whose text is written anew."""
+    """A call nested in the object; its arguments' text is serialized again."""
     name = _name(value, syntax)
     if name is None:
         return _NO_NAME
     key = next((k for k in syntax.arguments if k in value), None)
     try:
         return _named_arguments(name, "{}" if key is None else dumps(value[key]))
-    except ValueError:  # 1e999 is a number, and has no value
-        return f"the arguments of {name!r} are no JSON object"
+    except ValueError:  # 1e999 is valid JSON but has no finite value
+        return f"the arguments of {name!r} are not a JSON object"
 
 
 def _named_arguments(name: str, text: str) -> tuple[str, str] | str:
     arguments = escaped(text)
     found = _loads(arguments)
-    if isinstance(found, str):  # JSON within a text
+    if isinstance(found, str):  # JSON text within a string
         arguments = escaped(found)
         found = _loads(arguments) if arguments.strip() else {}
         arguments = arguments.strip() or "{}"
     if not isinstance(found, dict):
-        return f"the arguments of {name!r} are no JSON object"
+        return f"the arguments of {name!r} are not a JSON object"
     return name, arguments.strip()
 
 
@@ -206,7 +206,7 @@ class NamedJsonReader:
 
     def __init__(self, syntax: NamedJson) -> None:
         self._syntax = syntax
-        # A brace ends a name as well: models leave the mark between name and arguments out.
+        # A brace ends a name too: models omit the mark between name and arguments.
         self._header = Until(syntax.after, "{")
         self._object: _Object | None = None
         self.name: str | None = None
@@ -242,17 +242,17 @@ class NamedJsonReader:
             return
         arguments = body.arguments() if state is State.DONE else None
         if arguments is None:
-            read.wrong = f"the arguments of {self.name!r} are no JSON object"
+            read.wrong = f"the arguments of {self.name!r} are not a JSON object"
         else:
             read.calls.append((self.name, arguments))
             read.done = True
 
     def _feed_header(self, chunk: str, read: Read) -> str:
-        """The name and what is around it; returns what of the object was taken with it."""
+        """Read the name and its marks; return the part of the object consumed with them."""
         header, read.taken = self._header.feed(chunk)
         if header is None:
             if self._header.size > MAX_HEADER:
-                read.wrong = "no function's name ends here"
+                read.wrong = "the function name is not terminated"
             return ""
         syntax, name = self._syntax, header.strip()
         if syntax.id_first:
@@ -266,21 +266,21 @@ class NamedJsonReader:
 
 
 def ends_itself(syntax: CallSyntax | None) -> bool:
-    """A reader of this syntax takes the format's end mark as well."""
+    """A reader of this syntax consumes the format's end mark too."""
     if isinstance(syntax, PythonCalls):
         return not syntax.bracketed
     return isinstance(syntax, TaggedCall) and not syntax.end
 
 
 def first_mark(syntax: CallSyntax | None) -> str:
-    """What a reader of this syntax expects first; empty for none."""
+    """The mark that a reader of this syntax expects first; empty for none."""
     if isinstance(syntax, TaggedCall):
         return syntax.name[0]
     return syntax.before if isinstance(syntax, NamedJson) else ""
 
 
 def reader_of(syntax: CallSyntax, end: str, schemas: Mapping[str, Any]) -> Reader:
-    """A reader at the beginning of a body."""
+    """A new reader of this syntax."""
     if isinstance(syntax, JsonCall):
         return JsonCallReader(syntax)
     if isinstance(syntax, NamedJson):

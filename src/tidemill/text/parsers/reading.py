@@ -1,4 +1,4 @@
-"""What all readers of calls share: their interface, and text up to a mark."""
+"""Shared by all readers of calls: their interface, and reading up to a mark."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 MAX_HEADER = 1024
-"""Characters of a name and what is around it; a longer one is no call."""
+"""Maximum characters of a name and its marks; a longer header is not a call."""
 
 
 @dataclass(slots=True)
 class Read:
-    """What a reader made of a chunk.
+    """The result of feeding a chunk to a reader.
 
     Attributes:
-        taken: characters of the chunk that belong to the calls.
-        calls: complete ones, as (name, arguments' JSON text).
-        wrong: why what was taken since the last complete call is no call; empty: it may be one.
-        plain: with `wrong`: it need not have been meant as a call.
-        done: nothing more belongs to the calls.
+        taken: number of characters of the chunk that were consumed.
+        calls: complete calls, as (name, arguments' JSON text).
+        wrong: why the text since the last complete call is malformed; empty: no error so far.
+        plain: with `wrong`: the text need not have been meant as a call.
+        done: the calls have ended.
     """
 
     taken: int = 0
@@ -30,25 +30,25 @@ class Read:
 
 
 class Reader(Protocol):
-    """Reads a body. `name` and `arguments` are what is known of a call that is still open, for
-    those who show it as it comes; `arguments` grows."""
+    """Reads calls. `name` and `arguments` are the known parts of an open call, for streaming;
+    `arguments` grows."""
 
     name: str | None
     arguments: list[str]
 
     @property
     def likely(self) -> str | None:
-        """The name that an unfinished or wrong body seems to call, or None."""
+        """The function that an unfinished or malformed text seems to call, or None."""
 
     def feed(self, chunk: str) -> Read:
-        """More of the body."""
+        """Add text."""
 
 
 class Until:
-    """Text up to the first of some marks, whose characters may come one at a time."""
+    """Reads text up to the first of several marks, in chunks of any size."""
 
     def __init__(self, *marks: str) -> None:
-        # A mark that holds another one would be found too late.
+        # A mark that contains another one would be found too late.
         self._marks = [m for m in marks if m and not any(o in m for o in marks if o and o != m)]
         self._search = re.compile("|".join(map(re.escape, self._marks))).search
         self._keep = max(map(len, self._marks)) - 1
@@ -58,7 +58,7 @@ class Until:
         self.mark = ""
 
     def feed(self, chunk: str) -> tuple[str | None, int]:
-        """The text before the mark once it is there, and how much of the chunk was taken.
+        """Return the text before the mark, once found, and how much of the chunk was consumed.
 
         `mark` is then the mark that was found.
         """

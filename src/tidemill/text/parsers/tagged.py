@@ -1,4 +1,4 @@
-"""Reads a call whose name and parameters stand between marks; see `TaggedCall`."""
+"""Parses a call whose name and parameters are between marks; see `TaggedCall`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class TaggedReader:
 
     Args:
         syntax: the layout.
-        end: the mark that closes the call where the syntax has none.
-        schemas: the tools' parameters, by name: they say which values are no strings.
+        end: the mark that closes the call if the syntax has none.
+        schemas: the tools' parameters, by name; they determine the values' types.
     """
 
     def __init__(self, syntax: TaggedCall, end: str, schemas: Mapping[str, Any]) -> None:
@@ -28,13 +28,13 @@ class TaggedReader:
         self._until: Until | None = None
         self._then: Callable[[str], None] = self._named
         self._key = ""
-        self._kind = ""  # what the parameter's attribute says
-        self._ended = False  # the call's closing mark was met
+        self._kind = ""  # value of the parameter's kind attribute
+        self._ended = False  # the call's closing mark was found
         self._values: dict[str, Any] = {}
-        self._scan: JsonScan | None = None  # of a value that goes on behind a closing mark
+        self._scan: JsonScan | None = None  # of a value that contains the closing mark
         self._pieces: list[str] = []
-        self._quoted = False  # the value stands between marks of its own
-        self._opened = 0  # elements within it that have the parameter's name
+        self._quoted = False  # the value is between `quotes`
+        self._opened = 0  # nested elements that have the parameter's name
         self.name: str | None = None
         self.arguments: list[str] = []
         self._expected: tuple[str, ...] = (syntax.name[0],)
@@ -52,7 +52,7 @@ class TaggedReader:
         self._expected, self._until, self._then = (), Until(*marks), then
 
     def _read_name(self) -> None:
-        # Models leave the mark behind a name out, before a parameter and where there is none.
+        # Models omit the mark after a name, before the first parameter or without parameters.
         syntax = self._syntax
         self._read_until(self._named, syntax.name[1], syntax.key[0], self._close)
 
@@ -67,7 +67,7 @@ class TaggedReader:
                     self._then(text)
                     self._finish(read)
                 elif self.name is None and self._until.size > MAX_HEADER:
-                    read.wrong = "no function's name ends here"
+                    read.wrong = "the function name is not terminated"
             else:
                 self._step(chunk, read)
         return read
@@ -79,14 +79,14 @@ class TaggedReader:
             read.done = True
 
     def _step(self, chunk: str, read: Read) -> None:
-        """One character toward one of the expected marks; white space before them is skipped."""
+        """Match one character of an expected mark; white space before marks is skipped."""
         char = chunk[read.taken]
         if not self._window and char.isspace():
             read.taken += 1
             return
         window = self._window + char
         if not any(mark.startswith(window) for mark in self._expected):
-            read.wrong = f"{' or '.join(self._expected)} was expected where {window[:40]!r} stands"
+            read.wrong = f"expected {' or '.join(self._expected)}, found {window[:40]!r}"
             return
         read.taken += 1
         self._window = window
@@ -107,7 +107,7 @@ class TaggedReader:
             self._read_value()
 
     def _addressed(self, _: str) -> None:
-        """The header's recipient is over; the call says its name itself."""
+        """The recipient header has ended; the call repeats the name."""
         if self._syntax.name[0]:
             self._expected, self._until = (self._syntax.name[0],), None
         else:
@@ -116,7 +116,7 @@ class TaggedReader:
     def _named(self, text: str) -> None:
         assert self._until is not None
         mark = self._until.mark
-        if not text.strip() and not mark.strip():  # the name stands on a line of its own
+        if not text.strip() and not mark.strip():  # the name is on the next line
             self._read_name()
             return
         self.name = text.strip()
@@ -128,7 +128,7 @@ class TaggedReader:
             self._await_next()
 
     def _await_next(self, _: str = "") -> None:
-        # Where a key's mark begins the closing one, the key is read first: see `_keyed`.
+        # If the closing mark starts with the key's mark, a key is read first: see `_keyed`.
         first = self._syntax.key[0]
         close = () if self._close.startswith(first) else (self._close,)
         self._expected, self._until = (first, *close), None
@@ -178,7 +178,7 @@ class TaggedReader:
         return text if self._kind == syntax.kind.text else typed(text, {"type": _OTHERS})
 
     def _goes_on(self, text: str, mark: str, schema: object) -> bool:
-        """The closing mark that ended `text` stands inside the value, and is part of it."""
+        """The closing mark after `text` is part of the value."""
         syntax = self._syntax
         left, right = syntax.quotes
         if not self._pieces:
@@ -202,7 +202,7 @@ class TaggedReader:
             if text.lstrip()[:1] not in ("{", "[", '"'):
                 return False
             self._scan = JsonScan()
-            # Inside a list a string alone is a value too.
+            # The scan needs a container: within a list, a plain string is a value too.
             self._scan.feed("[")
         state, _ = self._scan.feed(text)
         if state is not State.MORE or not self._scan.inside:
@@ -214,10 +214,10 @@ _OTHERS = ["object", "array", "number", "boolean", "null"]
 
 
 def element(text: str, schema: Any, syntax: TaggedCall) -> Any:
-    """A value that may be written as elements: an object's members, or a list's under one name.
+    """Parse a value that may be nested elements: an object's members, or a list's items.
 
     Args:
-        text: what stands between the marks.
+        text: the text between the marks.
         schema: of the value.
         syntax: the layout, with `echoed`.
     """

@@ -1,4 +1,4 @@
-"""An object whose keys are bare and whose strings stand between a mark of their own.
+"""Parses an object whose keys are bare and whose strings are delimited by a special mark.
 
 ``{city:<|"|>Rome<|"|>,days:[1,2],on:true}``: JSON's structure without its quotes and escapes.
 """
@@ -23,7 +23,7 @@ _CONSTANTS = {
 
 
 class UnquotedScan:
-    """Looks for the end of one object, as `JsonScan` does for JSON.
+    """Finds the end of one object, as `JsonScan` does for JSON.
 
     Args:
         quote: the mark around strings.
@@ -34,10 +34,10 @@ class UnquotedScan:
         self._find = re.compile(rf"{re.escape(quote)}|[{{}}\[\]]")
         self._in_string = False
         self._depth = 0
-        self._tail = ""  # may be the beginning of the mark
+        self._tail = ""  # held back: may be the beginning of the mark
 
     def feed(self, chunk: str) -> tuple[State, int]:
-        """Look on: the state, and how many characters of the chunk belong to the object."""
+        """Scan a chunk; return the state and how many of its characters belong to the object."""
         window, ahead = self._tail + chunk, len(self._tail)
         if not self._depth and window.lstrip()[:1] not in ("{", ""):
             return State.WRONG, 0
@@ -61,14 +61,14 @@ class UnquotedScan:
 
 
 def unquoted(text: str, quote: str) -> Any:
-    """The value of a complete text.
+    """Parse a complete text.
 
     Raises:
-        ValueError: it is none.
+        ValueError: malformed text.
     """
     value, end = _value(text, _skip(text, 0), quote)
     if text[end:].strip():
-        raise ValueError("the object goes on behind its end")
+        raise ValueError("text follows the object")
     return value
 
 
@@ -92,7 +92,7 @@ def _value(text: str, at: int, quote: str) -> tuple[Any, int]:
     try:
         return json.loads(word, parse_constant=no_constant), end
     except ValueError:
-        return word, end  # a string whose marks were left out
+        return word, end  # a string without its marks
 
 
 def _string(text: str, at: int, quote: str) -> tuple[str, int]:
@@ -117,7 +117,7 @@ def _container(text: str, at: int, quote: str) -> tuple[Any, int]:
         if text[at : at + 1] == ",":
             at = _skip(text, at + 1)
         elif text[at : at + 1] != close:
-            raise ValueError("a comma or the object's end was expected")
+            raise ValueError("expected a comma or the end of the object")
     return (members if named else items), at + 1
 
 

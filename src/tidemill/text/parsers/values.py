@@ -1,8 +1,8 @@
-"""Values that stand in a call as bare text: what a schema takes them for.
+"""Typing of values that are written as unquoted text, by their JSON schema.
 
-Formats with a mark around each argument write a string without quotes, so the text alone does not
-say whether ``12`` is a number. The reader of such calls and the grammar that enforces them ask
-here, and so agree.
+Formats with marks around each argument write strings without quotes, so the text alone does not
+show whether ``12`` is a number. The reader of such calls and the grammar that enforces them both
+use this module, so they agree.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 TYPES = frozenset({"string", "integer", "number", "boolean", "null", "array", "object"})
 
-# Keywords that ask nothing of a value.
+# Keywords that do not constrain a value.
 _SILENT = frozenset({
     "title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly",
     "$comment", "$schema", "$id", "x-guidance", "$defs", "definitions",
@@ -24,7 +24,7 @@ _MAX_REFS = 16
 
 
 def resolved(root: object, schema: object) -> Any:
-    """A schema with its own ``$ref`` into `root`'s definitions followed."""
+    """A schema with its top-level ``$ref`` into `root` resolved."""
     for _ in range(_MAX_REFS):
         target = schema.get("$ref") if isinstance(schema, Mapping) else None
         if not isinstance(target, str) or not target.startswith("#/"):
@@ -40,13 +40,13 @@ def resolved(root: object, schema: object) -> Any:
 
 
 def property_of(schema: object, key: str) -> Any:
-    """The schema of an object's member, references followed; None where there is none."""
+    """The schema of an object's member, references resolved; None if it has none."""
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     return resolved(schema, properties.get(key) if isinstance(properties, Mapping) else None)
 
 
 def asked(schema: object) -> dict[str, Any]:
-    """A schema's keywords that ask something of a value."""
+    """A schema's keywords that constrain a value."""
     if not isinstance(schema, Mapping):
         return {}
     return {key: value for key, value in schema.items() if key not in _SILENT}
@@ -62,7 +62,7 @@ def alternatives(schema: object) -> list[Any] | None:
 
 
 def types_of(schema: object) -> frozenset[str] | None:
-    """The types that a schema speaks of, whatever else it asks; None where it does not say."""
+    """The types that a schema names, whatever its other keywords; None if it names none."""
     told = asked(schema)
     named = told.get("type")
     if isinstance(named, str):
@@ -78,8 +78,8 @@ def types_of(schema: object) -> frozenset[str] | None:
 
 
 def is_bare(schema: object) -> bool:
-    """Nothing but types is asked of a value (and of a string alone its length), so that any text
-    is one where strings are."""
+    """The schema constrains only types (and the length of a plain string), so any text is valid if
+    strings are allowed."""
     told = asked(schema)
     if not told:
         return True
@@ -93,25 +93,25 @@ def is_bare(schema: object) -> bool:
 
 
 def is_text(schema: object) -> bool:
-    """The value may be any text, so that nothing in it but the closing mark ends it."""
+    """The value may be any text, so only the closing mark ends it."""
     types = types_of(schema)
     return "string" in (TYPES if types is None and not asked(schema) else types or ())
 
 
 def no_constant(name: str) -> None:
-    """For JSON readers: NaN and the infinities are no JSON.
+    """`parse_constant` for `json.loads`: NaN and the infinities are not JSON.
 
     Raises:
         ValueError: always.
     """
-    raise ValueError(f"{name} is no JSON value")
+    raise ValueError(f"{name} is not a JSON value")
 
 
 def dumps(value: Any) -> str:
-    """JSON text that can be sent: a lone surrogate stays an escape.
+    """JSON text that can be encoded as UTF-8: lone surrogates stay escaped.
 
     Raises:
-        ValueError: a number has no JSON spelling.
+        ValueError: NaN or an infinity.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     try:
@@ -122,7 +122,7 @@ def dumps(value: Any) -> str:
 
 
 def typed(text: str, schema: object) -> Any:
-    """A value written as text, as the type its schema says; text where that cannot be read."""
+    """Convert text to the type its schema names; text that cannot be converted stays a string."""
     known = alternatives(schema)
     if known is not None and text in [k for k in known if isinstance(k, str)]:
         return text
@@ -136,18 +136,18 @@ def typed(text: str, schema: object) -> Any:
         return None
     try:
         value = json.loads(stripped, parse_constant=no_constant)
-        json.dumps(value, allow_nan=False)  # 1e999 is a number, and has no value
+        json.dumps(value, allow_nan=False)  # 1e999 is valid JSON but has no finite value
     except (ValueError, RecursionError):
         return _container(stripped, types) or text
     if types is not None and "string" in types and not types & _kinds(value):
         return text
-    # Where strings are bare, quotes are part of one.
+    # Strings are unquoted, so quotes belong to the string.
     bare = types is not None and "string" in types
     return text if bare and isinstance(value, str) else value
 
 
 def _container(text: str, types: frozenset[str] | None) -> Any:
-    """A list or an object that is written as Python does, or None."""
+    """Parse a list or an object written as a Python literal, or return None."""
     if types is None or "string" in types or text[:1] not in ("{", "["):
         return None
     try:
@@ -159,7 +159,7 @@ def _container(text: str, types: frozenset[str] | None) -> Any:
 
 
 def _kinds(value: object) -> set[str]:
-    """The types that a JSON value is of."""
+    """The JSON Schema types of a value."""
     if isinstance(value, bool):
         return {"boolean"}
     if isinstance(value, int):
