@@ -342,7 +342,7 @@ def test_however_it_is_cut(case: Case, stream: bool) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ('<tool_call>\n{"name": "nope", "arguments": {}}\n</tool_call> rest', "unknown tool 'nope'"),
+        ('<tool_call>\n{"name": "nope", "arguments": {}}\n</tool_call> rest', "unknown tool"),
         ('<tool_call>\n{"name": "f", "argu', "ended inside a call"),
         ('<tool_call>{"name": "f" @}</tool_call>y', "not valid JSON"),
         ('<tool_call>{"name": "f", "arguments": [1]}</tool_call>', "not a JSON object"),
