@@ -40,7 +40,7 @@ COMMON: dict[str, list[Any]] = {
     "include_effective": [1, "yes"],
     "cache_salt": [1, "", "x" * 257, []],
     "user": [1, {}],
-    "metadata": ["x", {"a": 1}, []],
+    "metadata": ["x", []],
     "safety_identifier": [1],
     "prompt_cache_key": [1],
     "store": [True, 0, "false"],
@@ -188,7 +188,7 @@ def test_dropped_messages_are_refused(rules: str) -> None:
 def test_null_means_absent_and_the_documented_exceptions(http: httpx.Client) -> None:
     harmless = {
         "user": "me",
-        "metadata": {"a": "b"},
+        "metadata": {"a": "b", "n": 1, "of": {"a": "trace"}},
         "safety_identifier": "x",
         "prompt_cache_key": "y",
         "store": False,

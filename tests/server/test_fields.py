@@ -119,6 +119,7 @@ ALIASES = [
 SAMPLES: dict[str, list[Any]] = {
     "repetition_penalty": [1.5, 1.25],
     "max_tokens": [5, 6],
+    "top_n": [1, 2],
     "seed": [7, -8],
     "stop": ["a", ["b", "c"]],
     "guided_regex": ["a+", "b"],

@@ -122,6 +122,23 @@ def test_rerank_by_cosine(http: httpx.Client, engine: ScriptedEngine) -> None:
     assert answer["usage"]["total_tokens"] == 8
 
 
+def test_rerank_and_score_as_other_servers_clients_ask(http: httpx.Client) -> None:
+    body = {"query": "q", "documents": ["a", "b"]}
+    wanted = http.post("/v1/rerank", json=body).json()["results"]
+    for path, more in (
+        ("/v2/rerank", {"model": "", "max_tokens_per_doc": None}),
+        ("/rerank", {"top_k": 2}),
+    ):
+        answer = http.post(path, json={**body, **more})
+        assert answer.status_code == 200 and answer.json()["results"] == wanted, answer.text
+    texts = {"text_1": "q", "text_2": ["a", "b"]}
+    scores = [http.post(path, json=texts).json()["data"] for path in ("/score", "/v1/score")]
+    assert scores[0] == scores[1]
+    for field, value in (("max_tokens_per_doc", 512), ("top_k", 0)):
+        refused = http.post("/v2/rerank", json={**body, field: value})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == field
+
+
 def test_sides_of_a_search_get_their_prompts() -> None:
     engine = ScriptedEngine(info=fake_info(vectors=PROMPTED))
     with serving(fake_context(engine)) as url:

@@ -116,7 +116,7 @@ def _decoder(request: Request) -> str:
 
 
 def _as_utf8(body: bytes, decoder: str) -> bytes:
-    """A body in UTF-8 without the mark that editors of Windows put before a text.
+    """A body in UTF-8.
 
     Raises:
         Rejection: 400 where the body is not in the encoding that it was said to have.
@@ -127,7 +127,7 @@ def _as_utf8(body: bytes, decoder: str) -> bytes:
         except UnicodeError:
             message = f"the body is not in the encoding that the content type says ({decoder})"
             raise Rejection(_bad(None, message, "invalid_json")) from None
-    return body.removeprefix(codecs.BOM_UTF8)
+    return body
 
 
 def _too_long(limits: Limits, got: str) -> Rejection:

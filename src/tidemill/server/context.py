@@ -123,8 +123,8 @@ class ServerContext:
         return (self.info.model, *self.aliases)
 
     def check_model(self, name: str | None) -> None:
-        """Raise a 404 unless `name` is absent or one of the served model."""
-        if name is not None and name not in self.names:
+        """Raise a 404 unless `name` is absent, empty or one of the served model."""
+        if name and name not in self.names:
             served = " or ".join(map(repr, self.names))
             raise reject(
                 404,

@@ -311,6 +311,8 @@ COMPLETION: Fields = {
 TOKENIZE: Fields = {
     "content": Alias("prompt"),
     "add_special": Alias("add_special_tokens"),
+    "parse_special": Neutral((True,), feature="special tokens read as plain text"),
+    "with_pieces": Neutral((False,), feature="pieces by this name", instead="return_token_strs"),
 }
 
 VECTORS: Fields = {
@@ -325,11 +327,18 @@ EMBEDDING: Fields = {
     **VECTORS,
     "normalize": Neutral(feature="vectors of another length than the model's"),
     "embedding_types": Neutral((["float"],), feature="other types than float"),
-    "input_type": Neutral(feature="input types", instead="prompt_name picks one of the model's"),
+    **dict.fromkeys(
+        ("input_type", "task"),
+        Neutral(feature="input types", instead="prompt_name picks one of the model's"),
+    ),
+    "embedding_type": Neutral(("float",), feature="other types than float"),
+    "late_chunking": Neutral((False,), feature="late chunking"),
 }
 RERANK: Fields = {
     **VECTORS,
+    "top_k": Alias("top_n"),
     "max_chunks_per_doc": Neutral(feature="documents in parts"),
+    "max_tokens_per_doc": Neutral(feature="truncation of documents"),
     "rank_fields": Neutral((["text"],), feature="other members than text"),
 }
 
@@ -344,6 +353,7 @@ MESSAGE: Fields = {
     "audio": Neutral(feature="audio"),
     "thinking": Alias("reasoning_content"),
     "images": Neutral(([],), feature="images"),
+    "is_error": Neutral((False,), feature="errors by this name", instead="say it in the content"),
     "function_call": Neutral(feature="the older form of tool calls", instead="send tool_calls"),
     "prefix": Neutral((False,), feature="prefix", instead="send continue_final_message"),
     "partial": Neutral((False,), feature="partial", instead="send continue_final_message"),

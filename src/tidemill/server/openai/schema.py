@@ -113,12 +113,6 @@ def _check_bias(value: Mapping[str, Any]) -> None:
             raise wrong_type(f"the value of {key} must be a number")
 
 
-def _check_metadata(value: Mapping[str, Any]) -> None:
-    for key, text in value.items():
-        if not isinstance(text, str):
-            raise wrong_type(f"the value of {key[:64]} must be a string")
-
-
 _STRING: JsonSchema = {"type": "string"}
 _INTEGER: JsonSchema = {"type": "integer"}
 _STRINGS: JsonSchema = {"type": "array", "items": _STRING}
@@ -130,7 +124,6 @@ _TEXT_PART: JsonSchema = {
 }
 
 _NUMBERS: JsonSchema = {"additionalProperties": {"type": "number"}}
-_TEXTS: JsonSchema = {"additionalProperties": _STRING}
 
 Prompt = Annotated[
     Any,
@@ -144,7 +137,6 @@ Content = Annotated[
         {"anyOf": [_STRING, {"type": "array", "items": _TEXT_PART}, {"type": "null"}]},
     ),
 ]
-Metadata = Annotated[dict[str, Any], checked(_check_metadata, _TEXTS)]
 
 
 class StreamOptions(Body, kw_only=True):
@@ -264,7 +256,7 @@ class Generation(Body, kw_only=True):
     cache_salt: str | None = None
     include_effective: bool | None = None
     user: str | None = None
-    metadata: Metadata | None = None
+    metadata: dict[str, Any] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
@@ -357,7 +349,7 @@ class VectorBody(Body, kw_only=True):
     timeout: float | None = None
     cache_salt: str | None = None
     user: str | None = None
-    metadata: Metadata | None = None
+    metadata: dict[str, Any] | None = None
 
 
 class EmbeddingRequest(VectorBody, kw_only=True):
