@@ -517,6 +517,7 @@ def test_a_rejected_request_is_logged_with_its_route_and_field(
         expected for *_, expected in cases
     ]
     assert [e["route"] for e in events] == [*[chat] * 5, "/v1/models/{model:path}", "unknown route"]
+    assert events[4]["client"] == "127.0.0.1", "of whom no key is known, the address"
     assert "401 in" in events[4]["message"] and ": invalid_api_key (" in events[4]["message"]
 
 

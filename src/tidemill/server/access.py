@@ -16,7 +16,7 @@ from tidemill.base.heap import HeapTrimmer
 from tidemill.base.ids import new_id
 from tidemill.base.log import get_logger
 from tidemill.metrics.registry import ServerMetrics
-from tidemill.server.auth import PROBES
+from tidemill.server.auth import PROBES, by_address
 from tidemill.server.errors import Problem
 from tidemill.server.turns import next_turn
 
@@ -114,7 +114,7 @@ class AccessLogMiddleware:
             "route": path,
             "status": status,
             "seconds": round(seconds, 6),
-            "client": principal.name if principal is not None else None,
+            "client": (principal or by_address((scope.get("client") or ("",))[0], None)).name,
         }
         more = ""
         if generation is not None:
