@@ -1,7 +1,7 @@
-"""A streaming HTTP/1.1 client that costs little per chunk, so that it does not measure itself.
+"""A streaming HTTP/1.1 client with little overhead per chunk, so that it does not measure itself.
 
-It speaks exactly what a benchmark needs: one POST per connection, a response either chunked or with
-a length, server-sent events in it. Plain asyncio streams; TLS through the standard library.
+It implements only what a benchmark needs: one POST per connection, a response, chunked or with
+a length, and server-sent events. It uses asyncio streams, with TLS of the standard library.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Target:
         """Split a base URL. Raises ValueError when it has no http(s) scheme or host."""
         parts = urlsplit(base_url if "//" in base_url else f"http://{base_url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{base_url!r} is no http(s) URL")
+            raise ValueError(f"{base_url!r} is not an http(s) URL")
         tls = parts.scheme == "https"
         headers = (f"Authorization: Bearer {api_key}",) if api_key else ()
         port = parts.port or (443 if tls else 80)
@@ -69,7 +69,7 @@ async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]
     status_line = await reader.readline()
     fields = status_line.split(None, 2)
     if len(fields) < 2 or not fields[1].isdigit():
-        raise ConnectionError("the server closed the connection or spoke no HTTP")
+        raise ConnectionError("the server closed the connection or did not answer with HTTP")
     headers: dict[str, str] = {}
     while True:
         line = (await reader.readline()).strip()
@@ -109,8 +109,8 @@ async def get_json(target: Target, route: str) -> object:
 
 
 async def stream_events(target: Target, route: str, body: bytes) -> AsyncIterator[list[bytes]]:
-    """POST `body` and yield the data fields of server-sent events, those that came together as one
-    list. Ends at ``[DONE]`` or the end of the response.
+    """POST `body` and yield the data fields of server-sent events, in one list for each read.
+    Ends at ``[DONE]`` or the end of the response.
 
     Raises HttpFailure for another status than 200, OSError for a broken connection.
     """

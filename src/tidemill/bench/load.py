@@ -1,4 +1,4 @@
-"""The load itself: prompts, closed and open loops, and the trace of each request."""
+"""The load generator: prompts, closed and open loops, and a trace of each request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidemill.bench.client import HttpFailure, Target, get_json, stream_events
 from tidemill.bench.options import BenchOptions, BenchReport, PointReport, RequestTrace
 from tidemill.bench.report import summarize
 
-# Common words that most vocabularies spell as one token, so that a word is about a token.
+# Common words that are one token in most vocabularies.
 _WORDS = [
     "time", "year", "people", "way", "day", "man", "thing", "woman",
     "life", "child", "world", "school", "state", "family", "student", "group",
@@ -28,7 +28,7 @@ _WORDS = [
     "power", "hour", "game", "line", "end", "member",
 ]  # fmt: skip
 
-# Where a chat chunk carries output: text, reasoning (under either name servers use), tool calls.
+# Fields of a chat delta that carry output: text, reasoning (under both names), tool calls.
 _CONTENT = ("content", "reasoning_content", "reasoning", "tool_calls")
 
 Progress = Callable[[str, int, int], None]
@@ -67,7 +67,7 @@ def read_lengths(path: Path) -> list[tuple[int, int]]:
 
 
 class _Requests:
-    """Makes request bodies, all different, the same for the same seed."""
+    """Generates distinct request bodies; equal seeds give equal bodies."""
 
     def __init__(self, options: BenchOptions, model: str) -> None:
         self._options = options
@@ -82,7 +82,7 @@ class _Requests:
         return [self._random.randrange(self._options.vocab) for _ in range(count)]
 
     def next(self) -> tuple[bytes, int]:
-        """A request body and its asked input length."""
+        """A request body and its requested input length."""
         options = self._options
         given, wanted = next(self._lengths)
         ids = (self._prefix + self._draw(max(0, given - len(self._prefix))))[:given]
@@ -104,7 +104,7 @@ class _Requests:
 
 
 def _read_event(event: bytes, trace: RequestTrace) -> bool:
-    """Take one event into the trace; True when it carried output."""
+    """Add one event to the trace; True when it carried output."""
     data = json.loads(event)
     if "error" in data:
         raise HttpFailure(200, json.dumps(data["error"]))
@@ -185,7 +185,7 @@ async def _open_loop(
         if due > options.max_seconds:
             break
         await asyncio.sleep(max(0.0, zero + due - monotonic()))
-        # Latency counts from when the request was due, so that a late sender cannot hide queueing.
+        # Latency counts from the due time, so that a late sender cannot hide queueing.
         task = asyncio.create_task(_send_request(target, options, body, given, due, zero))
         task.add_done_callback(lambda _: tick())
         tasks.append(task)
@@ -198,7 +198,7 @@ async def _model_name(target: Target, options: BenchOptions) -> str:
     data = await get_json(target, "/models")
     models = data.get("data") if isinstance(data, dict) else None
     if not models:
-        raise config_error("model", "the server lists no model; name one with --model")
+        raise config_error("model", "the server lists no model; set one with --model")
     return str(models[0]["id"])
 
 
@@ -214,7 +214,7 @@ async def _run(options: BenchOptions, progress: Progress) -> BenchReport:
         for _ in range(options.warmup):
             body, given = source.next()
             await _send_request(target, options, body, given, 0.0, monotonic())
-        # Made before the clock starts: drawing a long prompt would hold up the running streams.
+        # Prepared before the measurement: generating long prompts would delay running streams.
         bodies = [source.next() for _ in range(count)]
         finished = 0
         progress(label, 0, count)
@@ -245,11 +245,11 @@ def run_bench(options: BenchOptions, progress: Progress = lambda *_: None) -> Be
 
     Args:
         options: see `BenchOptions`.
-        progress: called with (point's label, requests finished, requests in all).
+        progress: called with (label of the point, finished requests, total requests).
 
     Raises:
-        TidemillError: CONFIG for options that make no sense, UNAVAILABLE when the server cannot be
-            reached at all. Failures of single requests are counted in the report.
+        TidemillError: CONFIG for invalid options, UNAVAILABLE when the server cannot be reached.
+            Failures of single requests are counted in the report.
     """
     options.validate()
     try:

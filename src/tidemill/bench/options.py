@@ -1,4 +1,4 @@
-"""What a benchmark run does, and what it measured."""
+"""Settings of a benchmark run, and its results."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from tidemill.base.errors import config_error
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """A load to put on an OpenAI-compatible server.
+    """A load for an OpenAI-compatible server.
 
     Attributes:
         base_url: for example ``http://127.0.0.1:8000/v1``.
-        model: model name to ask for; None takes the server's first.
-        api_key: bearer token, if the server wants one.
+        model: model name; None takes the first that the server lists.
+        api_key: bearer token, if the server requires one.
         endpoint: ``completions`` or ``chat``.
         concurrency: closed loop: one measurement per number of parallel streams.
         rates: open loop: one measurement per Poisson arrival rate (requests per second); when
             given, `concurrency` is not used.
         requests: measured requests per point; None is 4 per stream, at least 16.
-        warmup: requests sent and not counted before each point.
+        warmup: unmeasured requests before each point.
         input_tokens, output_tokens: lengths of every request.
         lengths_file: JSONL (``{"input": 200, "output": 64}`` or ``[200, 64]``) or CSV of pairs; its
-            rows are used in turn instead of the fixed lengths.
-        token_ids: send prompts as token ids (exact lengths; the server must take them) instead of
+            rows are used cyclically instead of the fixed lengths.
+        token_ids: send prompts as token ids (exact lengths; the server must accept them) instead of
             words; `completions` only.
         vocab: ids are drawn from [0, vocab) when token_ids is set.
-        ignore_eos: ask the server to go on after the end token, so that lengths are exact.
+        ignore_eos: generation continues after the end token, so that lengths are exact.
         temperature: 0 is greedy.
-        shared_prefix: the first tokens of every prompt that are the same for all requests.
+        shared_prefix: length of the prefix that all prompts share, in tokens.
         seed: of prompts and arrivals.
         timeout: seconds one request may take.
-        max_seconds: seconds one point may take; what has not finished then is an error.
+        max_seconds: seconds one point may take; unfinished requests then count as errors.
     """
 
     base_url: str
@@ -95,14 +95,14 @@ class RequestTrace:
 
     Attributes:
         start: when it was sent (open loop: when it was due).
-        arrivals: when each content-bearing chunk came.
+        arrivals: arrival times of the chunks with content.
         end: when the stream ended.
-        input_tokens, output_tokens: by the server's usage when it reports one, else the asked
-            input length and the number of chunks.
+        input_tokens, output_tokens: from the server's usage, else the requested input length
+            and the number of chunks.
         cached_tokens: prompt tokens the server found in its prefix cache, by its usage.
         finish_reason: as reported.
         error: kind of failure, or None.
-        detail: what the failure said.
+        detail: message of the failure.
     """
 
     start: float
@@ -122,7 +122,7 @@ class PointReport:
 
     Latencies are milliseconds: {"ttft": {"mean", "p50", "p90", "p95", "p99", "max"}, "itl", "tpot",
     "e2e"}. Throughputs are per second of wall time from the first send to the last end. `errors`
-    counts failed requests by kind; `error_details` has what the first of each kind said.
+    counts failed requests by kind; `error_details` has the message of the first of each kind.
     """
 
     mode: str
@@ -143,7 +143,7 @@ class PointReport:
 
 @dataclass(slots=True)
 class BenchReport:
-    """All points of a run, with what was asked."""
+    """All points of a run, with its settings."""
 
     base_url: str
     model: str

@@ -18,7 +18,7 @@ PERCENTILES = (50, 90, 95, 99)
 
 
 def percentile(ordered: Sequence[float], q: float) -> float:
-    """The q-th percentile of ascending values, linear between neighbours; NaN of none."""
+    """The q-th percentile of ascending values, with linear interpolation; NaN if empty."""
     if not ordered:
         return math.nan
     position = (len(ordered) - 1) * q / 100
@@ -82,7 +82,7 @@ def summarize(mode: str, value: float, traces: list[RequestTrace]) -> PointRepor
 
 
 def report_json(report: BenchReport) -> str:
-    """The whole report as JSON; figures that do not exist (no sample) are null."""
+    """The whole report as JSON; values without a sample are null."""
 
     def clean(value: object) -> object:
         if isinstance(value, dict):
@@ -124,7 +124,7 @@ def render_table(report: BenchReport) -> Table:
         table.add_row(*map(Text, cells))
     details = {kind: text for point in report.points for kind, text in point.error_details.items()}
     if details:
-        # As plain text: a server's words must not be read as markup.
+        # Plain text, so that rich does not interpret a server's message as markup.
         table.caption = Text("\n".join(f"{kind}: {text}" for kind, text in details.items()))
         table.caption_justify = "left"
     return table

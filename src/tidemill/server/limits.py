@@ -1,4 +1,4 @@
-"""Bounds that keep one client from taking the API process down; every one can be set."""
+"""Bounds that keep one client from exhausting the API process; each can be set."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ from tidemill.contract.sampling import (
 class Limits:
     """Bounds of the HTTP API, checked before any work is done.
 
-    What a request exceeds is said in its answer with the bound and what it sent: 400 for fields,
-    413 for bodies, 414 for URLs, 431 for heads, 408 for what does not arrive in time.
+    The error response names the bound and the actual value. Its status is 400 for fields, 413 for
+    bodies, 414 for URLs, 431 for heads and 408 for timeouts.
 
     Attributes:
         max_connections: further connections are answered 503 and closed.
         max_head_bytes, max_headers, max_url_bytes: of one request's head.
-        head_timeout: seconds in which a head must have arrived once the connection is there.
+        head_timeout: seconds for a head to arrive on a new connection.
         keep_alive_timeout: seconds after which an idle connection is closed.
-        max_pipelined: requests of one connection that may wait behind the one being answered.
+        max_pipelined: requests of one connection that may wait while one is answered.
         max_body_bytes: of one request.
-        body_timeout: seconds in which a body must have arrived.
-        body_idle_timeout: seconds without a byte of it after which a body is given up.
-        max_bodies_bytes: of all bodies being received or read; shared by clients. Beyond: 429.
-        max_answer_bytes: that an answer could have, in all or, streamed, of its prompts' logprobs.
-        max_answers_bytes: of answers that are held until they are complete, as far as they have
-            come or are expected to; shared by clients. Beyond: 429.
-        max_unread_bytes: of an answer that may wait here for a slow reader.
-        slow_reader_timeout: seconds without progress after which such a reader is disconnected.
+        body_timeout: seconds for a body to arrive.
+        body_idle_timeout: seconds without progress after which a body times out.
+        max_bodies_bytes: of all bodies being received or parsed; shared by clients. Beyond: 429.
+        max_answer_bytes: upper bound of one answer; of a streamed one, of its prompts' logprobs.
+        max_answers_bytes: of answers that are buffered until they are complete, generated or
+            expected; shared by clients. Beyond: 429.
+        max_unread_bytes: of an answer that are buffered for a slow reader.
+        slow_reader_timeout: seconds without progress after which a slow reader is disconnected.
         max_json_depth: nesting of a body.
-        max_json_nodes: objects and lists of a body, and, counted apart, keys.
+        max_json_nodes: objects and lists of a body; the same bound applies to keys.
         max_json_values: values of a body (token ids, for instance).
         max_messages, max_tools: of one request.
         max_schema_bytes, max_schema_depth: of one JSON schema or grammar.
         max_prompts: prompts of one completions request.
         max_inputs: inputs of one embeddings request, documents or texts of one rerank or score.
         max_n, max_logprobs, max_logit_bias, max_stop, max_stop_chars, max_stop_token_ids: of one
-            request; the defaults are also the most that can be set.
-        max_active_choices: choices being generated, and inputs being read, at once over all
+            request; the defaults are also the maxima.
+        max_active_choices: choices being generated and inputs being embedded, over all
             requests; shared by clients (`server.shares`). Beyond: 429.
     """
 
@@ -99,7 +99,7 @@ class Limits:
             name = name.strip().replace("-", "_")
             if name not in names:
                 known = ", ".join(names)
-                raise config_error("limit", f"--limit knows no {name!r}; there is {known}")
+                raise config_error("limit", f"--limit has no {name!r}; known are {known}")
             default: int | float = getattr(_DEFAULTS, name)
             try:
                 value = type(default)(text)

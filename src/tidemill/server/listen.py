@@ -1,4 +1,4 @@
-"""The listening socket: taken before anything is loaded, so that a port in use is known at once."""
+"""The listening socket, bound before anything is loaded, so that a port in use fails at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BACKLOG = 2048
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens on (host, port); connections wait until the server takes them.
+    """A socket that listens on (host, port); connections wait until the server accepts them.
 
     Raises:
         TidemillError: RESOURCE when the port is in use, CONFIG when the address cannot be used.
@@ -44,22 +44,22 @@ def _addresses(host: str, port: int) -> list[Any]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether what listens on `host` can be reached from this machine alone.
+    """Whether a server on `host` is reachable only from this machine.
 
     Raises:
-        TidemillError: kind CONFIG when it is no address.
+        TidemillError: kind CONFIG when `host` is not an address.
     """
     found = _addresses(host, 0)[0][4][0].partition("%")[0]
     return ipaddress.ip_address(found).is_loopback
 
 
 def raise_file_limit(connections: int) -> int:
-    """Let this process have so many connections open, if the system allows it.
+    """Raise RLIMIT_NOFILE for this number of connections, as far as the system allows.
 
     Returns:
-        The connections that it can have.
+        The number of connections that the limit allows.
     """
-    own = 256  # the engine's sockets, the log, files of the model's text side
+    own = 256  # sockets of the engine, the log, tokenizer files
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY:
         hard = max(soft, connections + own)

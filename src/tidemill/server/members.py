@@ -1,7 +1,7 @@
-"""Request bodies as structs: what their members may be, and decoded JSON turned into them.
+"""Request bodies as structs: declaration, validation and conversion from decoded JSON.
 
-A body is declared once (`server.openai.schema`), as a msgspec struct; that gives its types, the
-document of the API (`server.openapi`) and, with `checked`, what types cannot say.
+A body is declared once (`server.openai.schema`), as a msgspec struct. The declaration gives its
+types, the OpenAPI schema (`server.openapi`) and, with `checked`, checks beyond types.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from msgspec.structs import fields
 from tidemill.server.fields import NO_FIELDS, Alias, Fields, Group, Neutral, closest, equal
 from tidemill.text.shapes import InvalidShape, parts_of, words_at
 
-# What a member's value must satisfy beyond its type: raises `InvalidField`.
+# Checks a member's value beyond its type; raises `InvalidField`.
 Check = Callable[[Any], None]
 JsonSchema = dict[str, Any]
 
@@ -26,17 +26,16 @@ _CHECK = "check"
 
 
 class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Base of every object in a request body; of members that are not there, or null, None is
-    kept.
+    """Base of every object in a request body; absent and null members are None.
 
     Attributes:
-        known: neutral values of members, and other fields than members (`server.fields`).
+        known: neutral values of members, and fields that are not members (`server.fields`).
     """
 
     known: ClassVar[Fields] = NO_FIELDS
 
     def finalize(self) -> None:
-        """Last changes and checks that need several members.
+        """Normalize and check combinations of members.
 
         Raises:
             InvalidField: they contradict each other.
@@ -47,12 +46,12 @@ Model = TypeVar("Model", bound=Body)
 
 
 class InvalidField(Exception):
-    """A value that the member it was sent for does not take.
+    """A value that its member does not accept.
 
     Attributes:
-        code: of the answer's error.
+        code: `code` of the error response.
         reason: what is wrong, without the member's name.
-        path: of the member, such as ``messages[0].role``; told by whoever knows more of it.
+        path: of the member, such as ``messages[0].role``; callers prepend their part.
     """
 
     def __init__(self, code: str, reason: str, path: str = "") -> None:
@@ -61,36 +60,36 @@ class InvalidField(Exception):
 
 
 def wrong_type(reason: str) -> InvalidField:
-    """A value of a kind that the member does not take."""
+    """A value of the wrong type."""
     return InvalidField("invalid_type", reason)
 
 
 def wrong_value(reason: str) -> InvalidField:
-    """A value of the right kind that means nothing here."""
+    """A value of the right type that is invalid."""
     return InvalidField("invalid_value", reason)
 
 
 def unsupported(reason: str) -> InvalidField:
-    """What this version does not do."""
+    """A value that requests an unsupported feature."""
     return InvalidField("unsupported", reason)
 
 
 def checked(check: Check, schema: JsonSchema | None = None) -> msgspec.Meta:
-    """A member's check beyond its type, and what the API's document says of it."""
+    """A member's check beyond its type, and its JSON schema."""
     return msgspec.Meta(extra={_CHECK: check}, extra_json_schema=schema)
 
 
 def documented(schema: JsonSchema) -> msgspec.Meta:
-    """What the API's document says of a member that others check."""
+    """The JSON schema of a member that is validated elsewhere."""
     return msgspec.Meta(extra_json_schema=schema)
 
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """A declared member: its checks, the kind of object in it.
+    """A declared member: its checks and the type of objects in it.
 
     Attributes:
-        integral: it is an integer or a list of those, and takes no other numbers.
+        integral: it is an integer or a list of integers.
     """
 
     checks: tuple[Check, ...]
@@ -116,7 +115,7 @@ def _members(model: type[Body]) -> Mapping[str, _Member]:
 
 
 def bodies_in(model: type[Body]) -> set[type[Body]]:
-    """A kind of body and those of the objects within it."""
+    """A type of body and the types of all objects nested in it."""
     found, left = set(), {model}
     while left:
         one = left.pop()
@@ -129,13 +128,13 @@ def bodies_in(model: type[Body]) -> set[type[Body]]:
 def fill(
     model: type[Model], document: dict[str, Any], names: dict[str, str] | None = None
 ) -> Model:
-    """A body of decoded JSON; null where the model knows no member means absent.
+    """Convert decoded JSON into a body; a null for an unknown field means absent.
 
     Args:
         model: the kind of body.
-        document: its members, which are brought into the form that the model declares: neutral
-            values and unknown nulls are taken out, other names become the declared ones.
-        names: gets, for each member that came under another name, that name.
+        document: its members; modified in place: neutral values and unknown nulls are removed,
+            aliases are replaced by the declared names.
+        names: filled with the name as sent of each member that was sent under an alias.
 
     Raises:
         InvalidField: naming the member as it was sent.
@@ -157,7 +156,7 @@ def fill(
 def _normalize(
     model: type[Body], document: dict[str, Any], path: str, names: dict[str, str]
 ) -> None:
-    """Bring an object into the form that its model declares."""
+    """Normalize an object in place to the fields that its model declares."""
     members = _members(model)
     for name in [name for name in document if name not in members]:
         _normalize_other(model, name, document, path, names)
@@ -176,7 +175,7 @@ def _normalize(
 def _normalize_other(
     model: type[Body], name: str, document: dict[str, Any], path: str, names: dict[str, str]
 ) -> None:
-    """Take a field out of an object that its model does not declare."""
+    """Remove an undeclared field from an object, and apply its table entry."""
     value, at = document.pop(name), _inside(path, name[:64])
     if value is None:
         return
@@ -206,7 +205,7 @@ def _apply(
     path: str,
     names: dict[str, str],
 ) -> None:
-    """Leave a neutral value out, or put an alias's into the field that it means."""
+    """Drop a neutral value, or move an alias's value to the declared field."""
     if isinstance(known, Neutral):
         if known.takes(value):
             return
@@ -221,7 +220,7 @@ def _apply(
         raise InvalidField("invalid_value", f"expected one of {words}", at)
     target = known.target(value)
     if target is None:
-        raise InvalidField("invalid_type", "its value is of a type that is not taken", at)
+        raise InvalidField("invalid_type", "a value of this type is not supported", at)
     other = document.get(target)
     if other is None:
         document[target] = value
@@ -234,7 +233,7 @@ def _apply(
 
 
 def _as_integers(value: Any) -> Any:
-    """Integers that were written as ``4.0``."""
+    """Convert integral floats such as ``4.0`` to integers."""
     if type(value) is float and value.is_integer() and abs(value) <= 2**53:
         return int(value)
     if type(value) is list and float in set(map(type, value)):
@@ -274,7 +273,7 @@ def _check(body: Body, path: str) -> None:
 
 
 def _objects(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """What a member holds, one by one, each with its path."""
+    """The objects in a member, each with its path."""
     if isinstance(value, list):
         yield from ((f"{path}[{index}]", part) for index, part in enumerate(value))
     else:

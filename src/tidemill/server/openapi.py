@@ -1,4 +1,4 @@
-"""The OpenAPI document: routes, their bodies, and every status they can answer.
+"""The OpenAPI document: routes, their bodies, and all response statuses.
 
 Format: the OpenAPI specification 3.1.
 """
@@ -39,18 +39,18 @@ _ANY = {
     408: "The request did not arrive in time",
     414: "The URL is too long",
     431: "The head is too large",
-    500: "A defect of the server; its log has the details under the request id",
+    500: "Internal error; the server's log has the details under the request id",
     503: "The engine does not answer, or the server is full or shutting down; try again later",
 }
 _LOCKED = {
-    401: "A key is needed, or the one sent is not known",
-    403: "The key may not do this",
+    401: "A key is required, or the one sent is unknown",
+    403: "The key has no permission for this",
 }
 _WITH_BODY = {
     404: "There is no such model",
     413: "The body is too large",
     415: "The body is not JSON",
-    429: "There is too much to do already; Retry-After says when to come again",
+    429: "The server is overloaded; Retry-After says when to retry",
 }
 _NAMED_MODEL = {404: "There is no such model"}
 _OF_PATHS = {"/v1/models/{model:path}": _NAMED_MODEL}
@@ -61,12 +61,12 @@ class RouteDescription:
     """A route for the document.
 
     Attributes:
-        method, path: as routed; a path's parameters are texts, `{name}` or `{name:path}`.
-        name: of what answers; unique together with the path.
-        text: what it does.
-        body: the JSON body it takes, or None.
-        locked: it asks for a key.
-        stream: its answer can be a stream of server-sent events.
+        method, path: as routed; path parameters are strings, `{name}` or `{name:path}`.
+        name: of the handler; unique together with the path.
+        text: its description.
+        body: type of the JSON body, or None.
+        locked: it requires a key.
+        stream: the response can be a stream of server-sent events.
     """
 
     method: str
@@ -110,7 +110,7 @@ def field_names(document: object) -> frozenset[str]:
 
 
 def _add_known(definition: dict[str, Any], body: type[Body]) -> None:
-    """The fields that a body takes and does not declare, and neutral values of those it does."""
+    """Add a body's undeclared fields, and the neutral values of declared ones."""
     members = dict(definition["properties"])
     for name, known in body.known.items():
         if name not in members:

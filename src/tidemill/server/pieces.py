@@ -1,4 +1,4 @@
-"""Large answers as pieces: encoded as they come, never joined, written within the reader's pace."""
+"""Large answers in pieces: encoded incrementally, never joined, written at the reader's pace."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from tidemill.server.errors import JSON
 Piece = bytes | bytearray
 
 WRITE_BYTES = 2**18
-"""Written at once; then others have a turn, and a slow reader is waited for."""
+"""Maximum size of one write; between writes other tasks run, with back-pressure from the reader."""
 
 _MARK = re.compile(rb"\0(\d+)\0")
 
 
 class Document:
-    """A JSON document some of whose values are already encoded.
+    """A JSON document with some values that are already encoded.
 
-    `place` gives what stands for such a value in what `encode` is given; NUL bytes mark it there,
-    which JSON text has nowhere.
+    `place` returns a placeholder for such a value, to be used in the argument of `encode`. NUL
+    bytes mark placeholders, since they cannot occur in JSON text.
     """
 
     def __init__(self) -> None:
         self._placed: list[Sequence[Piece]] = []
 
     def place(self, pieces: Sequence[Piece]) -> msgspec.Raw:
-        """Stands for a value whose JSON text is the pieces, one behind the other."""
+        """A placeholder for the value whose JSON text is the concatenation of `pieces`."""
         self._placed.append(pieces)
         return msgspec.Raw(b"\0%d\0" % (len(self._placed) - 1))
 
@@ -48,7 +48,7 @@ class Document:
 async def write_pieces(
     send: Send, pieces: Sequence[Piece], headers: Iterable[tuple[bytes, bytes]] = ()
 ) -> None:
-    """Answer 200 with a JSON document in pieces."""
+    """Send a 200 response with a JSON document in pieces."""
     size = sum(map(len, pieces))
     start = {
         "type": "http.response.start",

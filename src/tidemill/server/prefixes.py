@@ -1,4 +1,4 @@
-"""Prefixes that prompts under way have in common: computed and held once for all of them."""
+"""Common prefixes of prompts in flight, which are computed and held once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 PIECE_TOKENS = 64
-"""Prefixes are compared in pieces of so many tokens; what is left of a prompt is nobody else's."""
+"""Prefixes are compared in pieces of this many tokens; a remainder is not shared."""
 
 
 @dataclass(slots=True)
@@ -17,14 +17,14 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A prompt's pieces, from its beginning on; the first `shared` of them others brought."""
+    """Hashes of a prompt's pieces, in order; other prompts own the first `shared` of them."""
 
     pieces: tuple[int, ...]
     shared: int
 
     @property
     def shared_tokens(self) -> int:
-        """Tokens that others brought."""
+        """Tokens that other prompts own."""
         return self.shared * PIECE_TOKENS
 
 
@@ -35,7 +35,7 @@ class Prefixes:
     while others still hold the piece.
 
     Attributes:
-        orphaned: tokens.
+        orphaned: tokens of held pieces whose owner has ended.
     """
 
     def __init__(self) -> None:
@@ -43,10 +43,10 @@ class Prefixes:
         self._pieces: dict[int, _Piece] = {}
 
     def look_up(self, salt: str, prompts: Sequence[tuple[int, ...]]) -> list[Held]:
-        """What each prompt would share with those under way, and with those before it.
+        """What each prompt would share with prompts in flight and with those before it in the list.
 
         Args:
-            salt: prompts under another one share nothing with these.
+            salt: prompts with different salts share nothing.
             prompts: token ids.
         """
         found, brought = [], set[int]()
@@ -62,12 +62,12 @@ class Prefixes:
         return found
 
     def hold(self, held: Held) -> None:
-        """The prompt is under way; in the order in which they were looked up, and at once."""
+        """Register a prompt: directly after its `look_up`, and in the same order."""
         for piece in held.pieces:
             self._pieces.setdefault(piece, _Piece()).holders += 1
 
     def release(self, held: Held) -> None:
-        """The prompt's request has ended."""
+        """Unregister a prompt whose request has ended."""
         for i, name in enumerate(held.pieces):
             piece = self._pieces[name]
             piece.holders -= 1

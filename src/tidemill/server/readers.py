@@ -1,4 +1,4 @@
-"""Clients that do not read what they are sent: looked for while answers are under way, and cut."""
+"""Slow readers: clients that do not read their answers are detected and disconnected."""
 
 from __future__ import annotations
 
@@ -11,43 +11,44 @@ from tidemill.base.log import get_logger
 log = get_logger(__name__)
 
 CHECK_SECONDS = 1.0
-"""Between two looks at the connections that have something to be read."""
+"""Interval between checks of the watched connections."""
 
 _PROGRESS_BYTES = 2**14
 
 
 class SlowReaders:
-    """Disconnects clients that make no progress in reading their answers.
+    """Disconnects clients that do not make progress in reading their answers.
 
     Args:
-        timeout: seconds within which a client must read all that waits for it, or half, or some
-            kilobytes.
-        on_cut: called for each that did not.
+        timeout: seconds within which a client must read half of its buffered data, or 16 KiB.
+        on_cut: called for each client that is disconnected.
 
-    Of the event loop's thread. There is a clock only while a watched connection is answered or has
-    something left to be read: a server without requests does not wake.
+    For the event loop's thread only. The timer runs only while a watched connection has a request
+    in flight or unread data, so an idle server does not wake up.
     """
 
     def __init__(self, timeout: float, on_cut: Callable[[], None]) -> None:
         self._timeout = timeout
         self._on_cut = on_cut
         self._watched: dict[asyncio.Transport, Callable[[], bool]] = {}
-        self._unread: dict[asyncio.Transport, tuple[float, int]] = {}  # since when so many bytes
+        self._unread: dict[
+            asyncio.Transport, tuple[float, int]
+        ] = {}  # (time, bytes) of the last progress
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, transport: asyncio.Transport, answering: Callable[[], bool]) -> None:
-        """Look after a connection until nothing is answered on it and nothing waits to be read.
+        """Watch a connection until no request is in flight on it and its buffer is empty.
 
         Args:
-            transport: of the connection.
-            answering: whether a request of it is being answered.
+            transport: the connection's.
+            answering: returns whether a request of it is being answered.
         """
         self._watched[transport] = answering
         if self._timer is None:
             self._tick()
 
     def forget(self, transport: asyncio.Transport) -> None:
-        """The connection is gone."""
+        """Stop watching a closed connection."""
         self._watched.pop(transport, None)
         self._unread.pop(transport, None)
 

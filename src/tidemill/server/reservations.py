@@ -32,7 +32,7 @@ _K = TypeVar("_K", str, int)
 
 @dataclass(slots=True, order=True)
 class Reservation:
-    """A time at which a request of `cost` tokens may come back.
+    """A time at which a request of `cost` tokens may return.
 
     Attributes:
         due, expires: clock seconds between which it can be claimed.
@@ -46,20 +46,20 @@ class Reservation:
 
 
 class Reservations:
-    """All bookings of a server. Times are readings of one monotonic clock, in seconds."""
+    """All reservations of a server. Times are readings of one monotonic clock, in seconds."""
 
     def __init__(self) -> None:
         self._of: dict[Fingerprint, deque[Reservation]] = {}
         self._by_expiry: list[Reservation] = []
         self._reserved: dict[str, int] = {}
-        self._due: Counter[int] = Counter()  # tokens by the second they are due in
+        self._due: Counter[int] = Counter()  # second -> tokens due in it
         self._claim_rate = 1.0
 
     def __len__(self) -> int:
         return sum(len(queue) for queue in self._of.values())
 
     def claim(self, fingerprint: Fingerprint, now: float) -> bool:
-        """The request is back: True when it was told to come now, and its booking is used up."""
+        """Claim the reservation of a returning request: True if it is due; it is then used up."""
         self._expire(now)
         queue = self._of.get(fingerprint)
         if not queue or now < queue[0].due - EARLY_SECONDS:
@@ -71,32 +71,32 @@ class Reservations:
         return True
 
     def wait(self, fingerprint: Fingerprint, now: float) -> float | None:
-        """Seconds until its booking is due, for a request that came too early; else None."""
+        """Seconds until its reservation is due, for a request that returns too early; else None."""
         self._expire(now)
         queue = self._of.get(fingerprint)
         return max(0.0, queue[0].due - now) if queue else None
 
     def due(self, time: float) -> float:
-        """Tokens of bookings that are due by then and are likely to be claimed."""
+        """Tokens of reservations that are due by `time`, weighted by the rate of claims."""
         return self._claim_rate * sum(n for second, n in self._due.items() if second <= time)
 
     def reserve(
         self, fingerprint: Fingerprint, now: float, *, cost: int, earliest: float, rate: float
     ) -> float:
-        """Keep a place; returns the seconds to wait for it.
+        """Make a reservation; returns the seconds until it is due.
 
         Args:
             fingerprint: client and request.
             now: clock reading.
             cost: tokens.
-            earliest: seconds before which there is no room in any case.
-            rate: tokens per second that are this client's.
+            earliest: seconds until the capacity can be free at all.
+            rate: tokens per second of this client's share.
         """
         self._expire(now)
         client = fingerprint[0]
         reserved = self._reserved.get(client, 0)
         per_second = rate * _SAFETY / self._claim_rate
-        # What the client is told is whole seconds.
+        # Retry-After is in whole seconds.
         seconds = math.ceil(max(1.0, max(earliest, reserved / per_second) + cost / per_second))
         if seconds > HORIZON_SECONDS or len(self._by_expiry) >= MAX_RESERVATIONS:
             return min(float(seconds), HORIZON_SECONDS)
@@ -109,7 +109,7 @@ class Reservations:
         return float(seconds)
 
     def _expire(self, now: float) -> None:
-        """Forget those that did not come."""
+        """Drop expired reservations."""
         while self._by_expiry and (self._by_expiry[0].expires < now or self._by_expiry[0].claimed):
             reservation = heapq.heappop(self._by_expiry)
             if reservation.claimed:

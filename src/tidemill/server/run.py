@@ -1,4 +1,4 @@
-"""`serve`: the API process and its engine process, from start to a clean end."""
+"""`serve`: starts the API process and its engine process, serves, and shuts both down."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 DRAIN_SECONDS = 10.0
-"""How long requests in flight may go on after SIGTERM where nothing else was asked for."""
+"""Default of --drain-timeout: seconds for requests in flight after SIGTERM."""
 
 TERMINATION_SECONDS = 3
-"""How long those that are ended have to be told so."""
+"""Seconds to write the error responses of requests that are ended."""
 
 MODEL_CHECK_SECONDS = 3.0
-"""How long an engine that is still loading may take to find a fault of its own."""
+"""Seconds in which an engine that is still loading may report an error of its own."""
 
 Say = Callable[[str], None]
 
@@ -52,8 +52,8 @@ class TextSide:
     """A model's tokenizer, chat template and sampling defaults.
 
     Attributes:
-        chat: what the two can do in a chat; None finds it out.
-        files: what was opened for them.
+        chat: what both support in a chat; None detects it.
+        files: the files that were opened for them.
     """
 
     tokenizer: Tokenizer
@@ -65,20 +65,20 @@ class TextSide:
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """What `serve` runs.
+    """Settings of `serve`.
 
     Attributes:
-        config: the engine's.
-        load_text: opens the model's text side; called in a thread while the engine loads.
+        config: the engine's configuration.
+        load_text: opens tokenizer and template; runs in a thread while the engine loads.
         log_level: of both processes.
         limits: bounds of the API.
         security: keys, certificates, origins.
         log_format: of both processes.
-        admission: how much may wait, and how long.
+        admission: bounds of the queue.
         stall_timeout: seconds without progress after which the engine is replaced.
-        drain_timeout: seconds that requests in flight have after the first signal; a second one
+        drain_timeout: seconds for requests in flight after the first signal; a second signal
             ends them at once.
-        aliases: names under which the model is served beside the engine's.
+        aliases: further names of the served model.
     """
 
     config: EngineConfig
@@ -94,15 +94,15 @@ class ServeOptions:
 
 
 def serve(options: ServeOptions, listener: socket.socket, *, say: Say = lambda line: None) -> int:
-    """Serve until SIGTERM or SIGINT; both processes have ended when it returns.
+    """Serve until SIGTERM or SIGINT; on return both processes have ended.
 
     Args:
         options: what to run.
         listener: from `listen.bind`.
-        say: told in a line each what is being done, what was chosen, and the URL when ready.
+        say: called with each line of progress: effective settings, and the URL when ready.
 
     Returns:
-        The exit code: 0 after a signal, 1 when the engine was given up.
+        The exit code: 0 after a signal, 1 when the engine could not be restarted.
 
     Raises:
         TidemillError: mismatch it could not start.
@@ -110,7 +110,7 @@ def serve(options: ServeOptions, listener: socket.socket, *, say: Say = lambda l
     import uvloop
 
     use_few_arenas()
-    # What is made while starting stays: looking through it for garbage, now or later, finds none.
+    # Objects created during start live as long as the process: collection would find no garbage.
     gc.disable()
     return uvloop.run(_run(options, listener, say))
 
@@ -165,10 +165,10 @@ async def _run(options: ServeOptions, listener: socket.socket, say: Say) -> int:
 async def _start_failure(
     spawning: asyncio.Future[SupervisedEngine], preparing: asyncio.Future[TextSide]
 ) -> BaseException | None:
-    """Why a start failed, once that is clear; None when both halves are there.
+    """Wait for engine and text side; the exception if one failed, else None.
 
-    What the engine says of a model's files goes before what its text lacks, so that a text's fault
-    is held back until the engine has looked at them.
+    The engine's errors about model files take precedence. So an error of the text side is reported
+    only after the engine had `MODEL_CHECK_SECONDS` to check the files.
     """
     halves = (spawning, preparing)
     await asyncio.wait(halves, return_when=asyncio.FIRST_EXCEPTION)
@@ -179,7 +179,7 @@ async def _start_failure(
 async def _abort_start(
     spawning: asyncio.Future[SupervisedEngine], preparing: asyncio.Future[TextSide]
 ) -> None:
-    """Half of the start failed, or it is not wanted any more: leave no engine behind."""
+    """Abort a failed or cancelled start, and stop an engine that was started."""
     spawning.cancel()
     await asyncio.gather(spawning, preparing, return_exceptions=True)
     if not spawning.cancelled() and spawning.exception() is None:
@@ -187,8 +187,8 @@ async def _abort_start(
 
 
 class _Signals:
-    """The first SIGINT or SIGTERM asks for the end, the second one hurries; so does SIGHUP (the
-    terminal was closed) until something is there to be read again by it (`_Http`)."""
+    """The first SIGINT or SIGTERM starts draining, the second one ends it. SIGHUP (the terminal was
+    closed) does the same until `_Http` installs a reload handler for it."""
 
     def __init__(self) -> None:
         self.first = asyncio.Event()
@@ -204,7 +204,7 @@ class _Signals:
 
 
 class _RecoveryMetrics:
-    """Recoveries on their way to the metrics, which come to life after the engine."""
+    """Forwards recoveries to the metrics, which are created after the engine."""
 
     def __init__(self) -> None:
         self.metrics: ServerMetrics | None = None
@@ -215,9 +215,8 @@ class _RecoveryMetrics:
 
 
 async def _prepare(options: ServeOptions) -> TextSide:
-    # All while the engine starts. One after the other: both need the interpreter all the time, and
-    # what reading a vocabulary took for a moment is free for modules then, and gone before the
-    # engine has its weights.
+    # Runs while the engine starts. Sequential, since both parts hold the GIL: imports can reuse the
+    # temporary memory of the vocabulary, which is released before the engine has its weights.
     def open_both() -> TextSide:
         with opened_files() as opened:
             text = options.load_text()
@@ -226,7 +225,7 @@ async def _prepare(options: ServeOptions) -> TextSide:
         import_module("tidemill.server.http")
         return text
 
-    # The build is asked for when the engine is ready.
+    # `build_id` is cached for when the engine is ready.
     text, _ = await asyncio.gather(asyncio.to_thread(open_both), asyncio.to_thread(build_id))
     return text
 
@@ -266,14 +265,14 @@ class _Http:
         before = self._reloading
 
         async def reload() -> None:
-            if before is not None:  # what is read last counts
+            if before is not None:  # reloads run in order; the last one counts
                 await asyncio.wait((before,))
             await security.reload()
 
         self._reloading = asyncio.ensure_future(reload())
 
     async def stop(self) -> None:
-        """Listen no longer; answers under way have `TERMINATION_SECONDS` to be written."""
+        """Stop listening; answers in flight have `TERMINATION_SECONDS` to be written."""
         self._server.stop()
         await self.task
 
@@ -281,7 +280,7 @@ class _Http:
 async def _until_stopped(
     http: _Http, engine: SupervisedEngine, signals: _Signals, drain_timeout: float, say: Say
 ) -> int:
-    """Serve, then drain: at once not ready and without new work, while streams finish."""
+    """Serve, then drain: /readyz fails and new requests are rejected while streams finish."""
     stopping = asyncio.ensure_future(signals.first.wait())
     await asyncio.wait((http.task, engine.failed, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
@@ -299,7 +298,7 @@ async def _until_stopped(
         return_when=asyncio.FIRST_COMPLETED,
     )
     if not idle.done():
-        say("ending the requests that are left")
+        say("ending the remaining requests")
         await engine.close()  # each gets the reason and that a retry may succeed
     idle.cancel()
     second_signal.cancel()
@@ -308,5 +307,5 @@ async def _until_stopped(
 
 
 def _engine_level(level: str) -> str:
-    # What the engine says while it starts is printed by `say`; twice would be noise.
+    # `say` already prints the progress of the engine's start.
     return "warning" if level == "info" else level

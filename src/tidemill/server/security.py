@@ -1,4 +1,4 @@
-"""What locks a server: keys, certificates, origins, and where it may be reached from."""
+"""Security settings of a server: keys, certificates, origins, host names and proxies."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _ORIGIN = re.compile(r"\*|https?://[^/\s,*]+")
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """The locks of one server. The default is what suits an address of this machine alone.
+    """Security settings of one server. The defaults suit a loopback address.
 
     Attributes:
         keys: API keys.
-        share_prefix_cache: clients with different keys may hit each other's cached prefixes, and
-            so could measure what another one has asked.
-        certificates: what connections are encrypted with, or None.
+        share_prefix_cache: clients with different keys may hit each other's cached prefixes; they
+            could learn each other's prompts from response times.
+        certificates: for TLS, or None.
         cors_origins: origins whose pages may use the API from a browser; ``*`` is all.
-        own_hosts: host names that requests may be for, or None for all; see `auth.check_host`.
-        trusted_proxies: addresses whose X-Forwarded-For is believed.
+        own_hosts: accepted values of Host, or None for all; see `auth.check_host`.
+        trusted_proxies: addresses whose X-Forwarded-For is trusted.
     """
 
     keys: KeyStore = field(default_factory=NoKeys)
@@ -45,8 +45,8 @@ class Security:
         return self.keys.closed or self.certificates is not None
 
     async def reload(self) -> None:
-        """Read keys and certificates again (SIGHUP); what is wrong with them is logged, and the
-        old ones stay. A large file of keys is read beside the event loop.
+        """Reload keys and certificates (SIGHUP). On an error, which is logged, the old ones stay.
+        Keys are read in a thread, since the file can be large.
         """
         try:
             log.warning("%s", await asyncio.to_thread(self.keys.reload))

@@ -1,4 +1,4 @@
-"""A bound that clients share: nobody is refused for another's use while within its own share."""
+"""A bound shared by clients: none is rejected for another's use while within its own share."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ class _Holder:
 
 
 class Shares:
-    """Amounts of one resource, held by clients, under one bound.
+    """Amounts of one resource that clients hold under one bound.
 
-    A client alone may hold all of it. While others hold something, each may have its part by weight
-    even where another's use has reached the bound; so with k clients of equal weight no more is
-    held than 1 + 1/2 + ... + 1/k times the bound, when each came after the one before had taken all
-    that it may. What is held beyond the bound is given back first: a client above its share gets
-    nothing until the total is below the bound again.
+    A single client may hold all of it. With several clients each may hold its share by weight, even
+    if another client has used up the bound. So k clients of equal weight hold at most
+    1 + 1/2 + ... + 1/k times the bound: the case in which each starts after the previous one took
+    all it may. While the total is above the bound, a client above its share gets nothing.
 
     Args:
-        bound: of what may be held.
+        bound: the total that may be held.
 
     Attributes:
-        total: what is held.
+        total: the amount held by all clients.
     """
 
     def __init__(self, bound: int) -> None:
@@ -33,17 +32,17 @@ class Shares:
         self._holders: dict[str, _Holder] = {}
 
     def of(self, client: str) -> int:
-        """What a client holds."""
+        """The amount that a client holds."""
         holder = self._holders.get(client)
         return 0 if holder is None else holder.amount
 
     def share(self, client: str, weight: float = 1.0) -> float:
-        """The part of the bound that is the client's while all who hold something want theirs."""
+        """The client's share of the bound among the clients that hold something."""
         others = sum(h.weight for name, h in self._holders.items() if name != client)
         return self.bound * weight / (weight + others)
 
     def excess(self, client: str, amount: int, weight: float = 1.0) -> float:
-        """How much has to be given back before the client may have so much more; 0 when it may."""
+        """How much must be released before the client may take `amount`; 0 if it may now."""
         over = self.total + amount - self.bound
         if over <= 0:
             return 0.0
@@ -51,7 +50,7 @@ class Shares:
         return max(0.0, min(over, own))
 
     def take(self, client: str, amount: int, weight: float = 1.0) -> None:
-        """Let the client hold so much more, whatever is held."""
+        """Add to what the client holds, without checking the bound."""
         if not amount:
             return
         holder = self._holders.setdefault(client, _Holder(weight))
@@ -60,7 +59,7 @@ class Shares:
         self.total += amount
 
     def give_back(self, client: str, amount: int) -> None:
-        """The client holds so much less."""
+        """Release an amount that the client holds."""
         if not amount:
             return
         holder = self._holders[client]

@@ -1,4 +1,4 @@
-"""Work on large things in slices, so that the event loop's other tasks have their turns between."""
+"""Long sequences in slices, so that other tasks of the event loop run in between."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _T = TypeVar("_T")
 
 
 async def slices(items: Sequence[_T], size: int) -> AsyncIterator[Sequence[_T]]:
-    """`items` in slices of `size`, with a turn of the event loop between two of them."""
+    """Yield `items` in slices of `size`, and yield to the event loop between them."""
     for start in range(0, len(items), size):
         if start:
             await asyncio.sleep(0)

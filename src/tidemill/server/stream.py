@@ -1,7 +1,7 @@
-"""Answers as ASGI responses that notice when the client leaves.
+"""Answers as ASGI responses that are cancelled when the client disconnects.
 
-Streams are pre-encoded bytes, one write per step. The first step is awaited before the status goes
-out, so that a request the engine refuses is an HTTP error and not a broken stream.
+Streams are pre-encoded bytes, one write per step. The status is sent after the first step, so that
+a request that the engine rejects gets an HTTP error and not a broken stream.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Format(Protocol):
     """How a dialect writes a generation."""
 
     async def read_prompt(self, delta: ChoiceDelta) -> None:
-        """Take in what a choice's first delta says of its prompt; before the delta itself."""
+        """Process the prompt's part of a choice's first delta; called before `add` or `events`."""
 
     def add(self, delta: ChoiceDelta) -> None:
-        """Take a delta into the document (non-streaming)."""
+        """Add a delta to the document (non-streaming)."""
 
     def document(self, generation: Generation) -> list[Piece]:
         """The whole answer, in pieces."""
@@ -64,7 +64,7 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Run `work`; cancel it as soon as the client leaves, and wait until it has ended."""
+    """Run `work`; cancel it as soon as the client disconnects, and wait until it has ended."""
     task = asyncio.ensure_future(work)
     disconnected = asyncio.ensure_future(_wait_for_disconnect(receive))
     try:
@@ -73,10 +73,10 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> 
         disconnected.cancel()
         if not task.done():
             try:
-                await next_turn()  # many may leave at once
+                await next_turn()  # many clients may disconnect at once
             finally:
                 task.cancel()
-        # Not awaited directly: the cancellation is ours, errors are looked at below.
+        # Gathered: the cancellation is expected, and errors are raised below.
         await asyncio.gather(task, disconnected, return_exceptions=True)
     if not task.cancelled():
         task.result()
@@ -101,7 +101,7 @@ class Answer(Response):
         self._request_id = request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve; a client that leaves cancels the generation."""
+        """Serve; a disconnect of the client cancels the generation."""
         generation = self._generation
         scope.setdefault("state", {})["generation"] = generation  # for the log of requests
         log.debug(

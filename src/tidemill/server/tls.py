@@ -1,4 +1,4 @@
-"""Certificates, checked at the start: what is wrong with them is said before anything is loaded."""
+"""TLS certificates, checked before anything is loaded."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tidemill.base.files import open_regular
 
 
 class Certificates:
-    """The server's certificate, and optionally the authority that clients' ones must come from.
+    """The server's certificate, and optionally the authority for client certificates.
 
     Args:
         cert: PEM file: the certificate, followed by the intermediate ones.
         key: PEM file of its private key, without a password; None: in `cert` as well.
-        client_ca: PEM file of authorities; clients must show a certificate of theirs (mTLS).
+        client_ca: PEM file of authorities; clients must present a certificate issued by one (mTLS).
 
     Attributes:
         context: for the listening socket. TLS 1.2 at least.
@@ -29,12 +29,14 @@ class Certificates:
         self.context = self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
 
     def reload(self) -> None:
-        """Read the server's certificate again; connections from now on get the new one.
+        """Reload the server's certificate; new connections use it.
 
         Raises:
             TidemillError: kind CONFIG; the old certificate stays.
         """
-        self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # on its own first
+        self._load(
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        )  # validate before changing the context in use
         self.context.load_cert_chain(self._cert, self._key, _no_password)
 
     def _load(self, context: ssl.SSLContext) -> ssl.SSLContext:
@@ -69,7 +71,7 @@ class _Encrypted(Exception):
 
 
 def _no_password() -> bytes:
-    # Without this OpenSSL would ask on the terminal and wait.
+    # Otherwise OpenSSL would prompt on the terminal and block.
     raise _Encrypted
 
 

@@ -1,5 +1,5 @@
-"""Turns: what many requests want to do at once, a few after the other, with a turn of the event
-loop for everything else between."""
+"""A limit on work per event-loop iteration: a burst of requests is spread over many iterations, so
+that other tasks run in between."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections import deque
 from weakref import WeakKeyDictionary
 
 MAX_STARTS_PER_TURN = 8
-"""Pieces that begin in one turn. A turn takes long when others have much to do, and then those who
-wait for theirs must not wait for hundreds of turns."""
+"""Pieces of work that begin in one iteration. With fewer, a burst would wait for hundreds of
+iterations, each of which is long when the loop is busy."""
 
 
 class _Turns:
-    """Of one event loop. Whoever comes alone does not wait."""
+    """The queue of one event loop. A single caller does not wait."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._taken = 0  # in this turn
+        self._taken = 0  # started in this iteration
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def take(self) -> None:
@@ -45,10 +45,10 @@ _by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turns] = WeakKeyDictiona
 
 
 async def next_turn() -> None:
-    """Wait until few others' pieces of work begin in this turn of the running event loop.
+    """Wait until fewer than `MAX_STARTS_PER_TURN` pieces of work have begun in this iteration.
 
-    For pieces of a millisecond that hundreds of clients can cause at the same moment: beginning a
-    request, reading a body, ending what nobody waits for.
+    For work of about a millisecond that hundreds of clients can cause at the same moment: the start
+    of a request, parsing a body, cancelling an abandoned request.
     """
     loop = asyncio.get_running_loop()
     turns = _by_loop.get(loop)

@@ -1,4 +1,4 @@
-"""Requests that generate nothing: inputs to the engine, a pooled vector back for each."""
+"""Requests without generation: a pooled vector for each input."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from tidemill.server.stream import while_connected
 from tidemill.text.vectors import Input, pooling_of
 
 SUBMITTED_AT_ONCE = 16
-"""Inputs that the engine is given without a pause."""
+"""Inputs that are submitted without yielding to the event loop."""
 
-# Nothing is sampled; one token stands for the work behind the prompt in the admission's books.
+# Nothing is sampled; admission control counts one token for the work after the prompt.
 _NOTHING = SamplingParams(max_tokens=1, seed=0)
 
 
 class Vectors:
-    """The inputs of one API request on their way through the engine.
+    """Runs the inputs of one API request through the engine.
 
     Args:
         context: the server's.
-        inputs: what is read; at least one.
-        pooling: what is made of each.
+        inputs: at least one.
+        pooling: applied to each input.
         arrival: seconds of `base.clock.monotonic` when the request was received.
-        caller: who asks, and by when the answer is wanted.
-        size: of the answer.
+        caller: the client and the deadline.
+        size: estimated size of the answer.
 
     Attributes:
         prompt_tokens, cached_tokens: usage, complete after `run`.
@@ -62,11 +62,11 @@ class Vectors:
         self._open: dict[str, None] = {}
 
     async def run(self) -> list[bytes]:
-        """Each input's vector as float32 bytes, in order. Being cancelled cancels them all.
+        """Each input's vector as float32 bytes, in order. Cancellation cancels all.
 
         Raises:
-            TidemillError: what the engine said of the first input that failed.
-            Rejection: 429, there is too much to do already.
+            TidemillError: the engine's error for the first input that failed.
+            Rejection: 429, the server is overloaded.
         """
         context, count = self._context, len(self._inputs)
         prompts = [i.token_ids for i in self._inputs]
@@ -130,7 +130,7 @@ class Vectors:
 
 
 class VectorAnswer(Response):
-    """Runs the vectors and writes the document; a client that leaves cancels them."""
+    """Runs `work` and sends its response; a disconnect of the client cancels it."""
 
     def __init__(self, work: Callable[[], Awaitable[Response]], *, request_id: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Completion answers, whole and as chunks, from the same deltas; and what chat answers share.
+"""Completion answers, whole and as chunks, from the same deltas; and parts shared with chat.
 
 A chunk is a prebuilt head, the encoded text and a tail: encoding a whole object per token would
 cost several times as much.
@@ -26,13 +26,13 @@ Effective = Callable[[Generation], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What every document and chunk of an answer repeats.
+    """The fields that all documents and chunks of an answer repeat.
 
     Attributes:
         id, created, model, fingerprint: as in the API.
         include_usage: a stream ends with a usage chunk (and other chunks say ``usage: null``).
-        running_usage: computes what other chunks say instead, when it was asked for.
-        effective: computes the `tidemill` object when it was asked for.
+        running_usage: computes the usage of the other chunks, if requested.
+        effective: computes the `tidemill` object, if requested.
     """
 
     id: str
@@ -61,7 +61,7 @@ class Envelope:
         placed: Document,
         **more: Any,
     ) -> list[Piece]:
-        """A whole answer; `placed`: what of it is encoded already; `more`: further members."""
+        """A whole answer; `placed` has its pre-encoded values, `more` further members."""
         answer = {**self.fields(kind), "choices": choices, "usage": usage(generation), **more}
         if self.effective is not None:
             answer["tidemill"] = self.effective(generation)
@@ -85,7 +85,7 @@ def usage(generation: Generation) -> dict[str, Any]:
 def running_usage(
     request: schema.Generation, generation: Generation
 ) -> Callable[[], dict[str, Any]] | None:
-    """What computes the usage of every chunk, if the request asks for it."""
+    """A function for the usage of every chunk, if requested."""
     options = request.stream_options
     if options is None or not options.continuous_usage_stats:
         return None
@@ -117,7 +117,7 @@ class Chunks:
         return self._head + choice + self._tail
 
     def closing(self, generation: Generation) -> bytes:
-        """The last events: usage and what was applied, if asked for, and the end marker."""
+        """The last events: usage and effective settings, if requested, and the end marker."""
         envelope = self._envelope
         if not envelope.include_usage and envelope.effective is None:
             return DONE
@@ -155,14 +155,14 @@ class CompletionFormat:
     """`text_completion`, whole and streamed (the two have the same shape).
 
     Args:
-        envelope: what repeats.
+        envelope: the repeated fields.
         tokenizer: for the bytes of alternative tokens.
-        choices: how many there are over all prompts.
-        logprobs: whether they were asked for.
+        choices: their number over all prompts.
+        logprobs: whether they were requested.
         echo: the prompt repeated before each choice's output, or empty.
-        prompt_logprobs: each choice says the logprobs of its prompt.
-        scored: nothing is said beyond the prompt.
-        per_prompt: choices of each prompt; 0: all are of one.
+        prompt_logprobs: each choice includes the logprobs of its prompt.
+        scored: only the prompt is returned.
+        per_prompt: choices of each prompt; 0: there is one prompt.
     """
 
     def __init__(
@@ -185,14 +185,14 @@ class CompletionFormat:
         self._scored = scored
         self._has_prompt_logprobs = prompt_logprobs
         self._per_prompt = per_prompt or choices
-        # By prompt, for all its choices: the member, and what `echo` begins their lists with.
+        # By prompt, shared by its choices: `prompt_logprobs`, and the lists of an echoed prompt.
         self._prompts: dict[int, list[Piece]] = {}
         self._echo_lists: dict[int, CompletionLogprobs] = {}
         self._collected = [_Collected() for _ in range(choices)]
         self._lists: dict[int, CompletionLogprobs] = {}
 
     async def read_prompt(self, delta: ChoiceDelta) -> None:
-        """Take in what a choice's first delta says of its prompt, once for all its choices."""
+        """Process the prompt's part of a first delta, once for all choices of the prompt."""
         prompt = delta.index // self._per_prompt
         if self._has_prompt_logprobs and prompt not in self._prompts:
             entries = await prompt_entries(self._tokenizer, delta.prompt_logprobs or ())
@@ -223,7 +223,7 @@ class CompletionFormat:
             _add_pieces(lists, delta.pieces, 0 if echoed is None else len(echoed.text))
 
     def add(self, delta: ChoiceDelta) -> None:
-        """Take a delta into the document."""
+        """Add a delta to the document."""
         collected = self._collected[delta.index]
         collected.text.append(self._text(delta))
         collected.finish = ("length" if self._scored else delta.finish) or collected.finish
@@ -261,7 +261,7 @@ class CompletionFormat:
         return b""
 
     def events(self, delta: ChoiceDelta) -> bytes:
-        """A chunk if there is anything to show or the choice has ended."""
+        """A chunk if the delta has content or ends the choice."""
         text = self._text(delta)
         finish = delta.finish and ("length" if self._scored else delta.finish)
         logprobs = b"null"

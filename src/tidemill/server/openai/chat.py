@@ -36,7 +36,7 @@ from tidemill.text.answering import OutputOptions, read_output_options, rules_of
 def effective_of(
     context: ServerContext, body: schema.Generation
 ) -> Callable[[Generation], dict[str, Any]] | None:
-    """What computes the `tidemill` object of a response, if the request asks for it."""
+    """A function for the `tidemill` object of a response, if requested."""
     if not body.include_effective:
         return None
     return lambda generation: effective(context, body, generation)
@@ -113,7 +113,7 @@ async def chat_completions(context: ServerContext, request: Request) -> Response
 
 
 def output_options_of(body: schema.ChatRequest, context: ServerContext) -> OutputOptions:
-    """What the request asks of its answer beyond words.
+    """The request's options for tools, thinking and constraints on its answer.
 
     Raises:
         TidemillError: kind BAD_REQUEST naming the member, or both of two that exclude each other.

@@ -39,17 +39,17 @@ class _Message:
 class ChatFormat:
     """Writes chat answers.
 
-    Whatever a stream says in parts, the whole answer says joined: both are made of the same deltas
-    by the same rules (promise 8).
+    A whole answer equals the concatenated parts of a stream: both are made of the same deltas by
+    the same rules (promise 8).
 
     Args:
-        envelope: what repeats.
+        envelope: the repeated fields.
         tokenizer: for the bytes of alternative tokens.
-        choices: how many there are.
-        logprobs: whether they were asked for.
-        tools: tools were offered: an answer that says nothing has the content null, not "".
-        reasoning: the thinking is shown.
-        prompt_logprobs: the answer says the logprobs of the prompt.
+        choices: their number.
+        logprobs: whether they were requested.
+        tools: tools were offered, so the content of an answer without text is null, not "".
+        reasoning: the answer includes the thinking.
+        prompt_logprobs: the answer includes the logprobs of the prompt.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class ChatFormat:
         self._messages = [_Message() for _ in range(choices)]
 
     async def read_prompt(self, delta: ChoiceDelta) -> None:
-        """Take in what a choice's first delta says of the prompt."""
+        """Process the prompt's part of a choice's first delta."""
         if self._has_prompt_logprobs and delta.index == 0:
             self._prompt = await prompt_entries(self._tokenizer, delta.prompt_logprobs or ())
 
     def add(self, delta: ChoiceDelta) -> None:
-        """Take a delta into the document."""
+        """Add a delta to the document."""
         message = self._messages[delta.index]
         message.content.append(delta.text)
         message.finish = delta.finish or message.finish
@@ -136,7 +136,7 @@ class ChatFormat:
         )
 
     def events(self, delta: ChoiceDelta) -> bytes:
-        """A chunk if there is anything to show, and the finish chunk at the end."""
+        """A chunk if the delta has content, and the finish chunk at the end."""
         events = b""
         shown = self._delta(delta)
         if shown is not None or delta.pieces:
@@ -156,10 +156,10 @@ class ChatFormat:
         return events
 
     def _delta(self, delta: ChoiceDelta) -> bytes | None:
-        """The encoded delta; None when it says nothing."""
+        """The encoded delta; None when it is empty."""
         reasoning = delta.reasoning if self._reasoning else ""
         if not reasoning and not delta.calls and not delta.errors:
-            # What nearly every chunk is: not worth a dictionary.
+            # The common case, without the cost of a dictionary.
             return b'{"content":%b}' % encode(delta.text) if delta.text else None
         found: dict[str, Any] = {}
         if reasoning:
@@ -185,5 +185,5 @@ class ChatFormat:
 
 
 def _thinking(text: str) -> dict[str, str]:
-    # Servers and clients disagree about the name; both are read in the wild.
+    # Clients read one name or the other, so both are sent.
     return {"reasoning_content": text, "reasoning": text}

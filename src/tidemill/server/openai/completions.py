@@ -65,17 +65,17 @@ async def encode_source(
 
     Args:
         param: names it in errors.
-        output_tokens: tokens of output the context must hold beside it.
+        output_tokens: tokens of output that the context must hold after the prompt.
     """
     if not source:
-        # A model's own start token alone would do, but an empty string is a client's mistake.
+        # The model's start token would suffice, but an empty string is probably an error.
         raise bad_request(param, f"{param} is empty")
     if isinstance(source, str):
         ids = await encode_prompt(context, source, param=param, add_special=True)
         _check_length(context, len(ids), param, output_tokens)
-        await asyncio.sleep(0)  # a short text is encoded at once, and there may be many
+        await asyncio.sleep(0)  # short texts are encoded without yielding, and there may be many
         return ids
-    # Before the ids are looked at: there may be millions.
+    # Before the ids are validated: there may be millions.
     _check_length(context, len(source), param, output_tokens)
     await check_ids(source, context.info.vocab_size, param)
     return tuple(source)
@@ -94,13 +94,13 @@ async def echo_prompt(
     """A prompt as `echo` repeats it: a string as it was sent, token ids decoded.
 
     Args:
-        pieces: also locate each token, for logprobs. Start tokens that encoding added to a string
-            have no characters in it.
+        pieces: also locate each token, for logprobs. Start tokens that encoding added have no
+            characters in the string.
     """
     text = source if isinstance(source, str) else await decode_ids(tokenizer, token_ids)
     if not pieces:
         return EchoedPrompt(text, (), ())
-    # What was sent as a string may spell special tokens; they are characters of it.
+    # Special tokens written out in a string are part of its text.
     spelled = isinstance(source, str)
     added = _count_start_tokens(tokenizer, token_ids) if spelled else 0
     detokenizer = Detokenizer(tokenizer, skip_special_tokens=not spelled, at_start=True)
@@ -140,7 +140,7 @@ async def completions(context: ServerContext, request: Request) -> Response:
     include_usage = check_stream_options(body)
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise bad_request("best_of", "this server does not support best_of unless it equals n")
-    scored = body.max_tokens == 0  # the prompt alone is looked at; a step samples something anyway
+    scored = body.max_tokens == 0  # only the prompt is scored; a step samples one token in any case
     params = sampling_of(
         body,
         context,

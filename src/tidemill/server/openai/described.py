@@ -1,7 +1,7 @@
 """JSON schemas of the bodies' untyped members, for the OpenAPI document.
 
-These members are read by `text.constraints`, `text.tools` and `text.conversation`, which the
-offline API shares; this is what they take, in the document's terms.
+`text.constraints`, `text.tools` and `text.conversation`, which the offline API shares, validate
+these members; this module describes what they accept.
 """
 
 from __future__ import annotations

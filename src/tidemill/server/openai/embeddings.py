@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 VECTORS_AT_ONCE = 8
-"""Vectors that are written without a pause."""
+"""Vectors that are encoded without yielding to the event loop."""
 
 
 async def embeddings(context: ServerContext, request: Request) -> Response:
@@ -90,7 +90,7 @@ def _prompted(context: ServerContext, body: schema.EmbeddingRequest, source: Sou
 
 
 def _entry(index: int, vector: Float32, *, encoded: bool) -> dict[str, Any]:
-    # Little endian float32, as the openai client reads it.
+    # Little-endian float32, as the openai client expects.
     data = vector.astype("<f4")
     value = base64.b64encode(data.tobytes()).decode() if encoded else data.tolist()
     return {"object": "embedding", "index": index, "embedding": value}

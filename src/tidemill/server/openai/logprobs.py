@@ -1,7 +1,7 @@
 """Logprobs in OpenAI's two formats.
 
-There is one entry per counted token, the end token included: its spelling stands in the entry
-although it is no part of the text.
+There is one entry per counted token. The end token has an entry too, although it is not part of the
+text.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from tidemill.text.tokenizer import Tokenizer
 encode = msgspec.json.encode
 
 SLICE = 64
-"""Tokens of a prompt, each with its alternatives, that are encoded without a pause."""
+"""Prompt tokens, with alternatives, that are encoded without yielding to the event loop."""
 
 FLOOR = -9999.0
-"""Stands for minus infinity, which JSON cannot write."""
+"""Replaces minus infinity, which JSON cannot represent."""
 
 
 def _finite(logprob: float) -> float:
@@ -51,7 +51,7 @@ def chat_entries(tokenizer: Tokenizer, pieces: Sequence[TokenPiece]) -> bytes:
 
 
 def spelled(piece: bytes) -> str:
-    """A token as text; one that is no whole character as ``bytes:\\xe2\\x80``."""
+    """A token as text; one with incomplete characters as ``bytes:\\xe2\\x80``."""
     try:
         return piece.decode()
     except UnicodeDecodeError:
@@ -61,11 +61,11 @@ def spelled(piece: bytes) -> str:
 async def prompt_entries(
     tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob | None]
 ) -> list[Piece]:
-    """A prompt's `prompt_logprobs`, encoded in pieces: per token, by token id, itself and the
-    likeliest alternatives.
+    """A prompt's `prompt_logprobs`, encoded in pieces: for each token a map by token id of
+    itself and the likeliest alternatives.
 
-    `rank` is 1 for the likeliest token, and null where the token is not among the alternatives that
-    were asked for. The first token of a prompt has no logprob.
+    `rank` is 1 for the likeliest token, and null where the token is not among the requested
+    alternatives. The first token of a prompt has no logprob.
     """
     found: list[Piece] = []
     async for some in slices(logprobs, SLICE):
@@ -100,7 +100,7 @@ class CompletionLogprobs:
 
     Args:
         tokenizer: the vocabulary.
-        prefix: lists that these go on, of a prompt that several choices repeat.
+        prefix: lists of an echoed prompt, shared by choices, that precede these.
     """
 
     def __init__(self, tokenizer: Tokenizer, prefix: CompletionLogprobs | None = None) -> None:
@@ -119,7 +119,7 @@ class CompletionLogprobs:
         if logprob is not None:
             number, top = _finite(logprob.logprob), {}
             for token_id, value in logprob.top:
-                # Two tokens can be spelled alike; the likelier one keeps the place.
+                # Two tokens can have the same text; the likelier one wins.
                 top.setdefault(spelled(self._tokenizer.token_bytes(token_id)), _finite(value))
             top.setdefault(token, number)
         values: tuple[object, ...] = (token, number, top, offset)

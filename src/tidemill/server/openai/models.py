@@ -25,11 +25,11 @@ from tidemill.server.slices import slices
 from tidemill.text.tools import tool_use
 
 MAX_TOKENIZE_CHARS = 2**20
-"""Characters that /tokenize takes at once, or what a context holds if that is more."""
+"""Maximum characters of /tokenize; more if the context is larger."""
 
 
 MAX_DETOKENIZE_TOKENS = 2**18
-"""Token ids that /detokenize takes at once, or what a context holds if that is more."""
+"""Maximum token ids of /detokenize; more if the context is larger."""
 
 _STRINGS_AT_ONCE = 4096
 
@@ -60,7 +60,7 @@ def _card(context: ServerContext, name: str) -> dict[str, Any]:
 
 
 def _tasks(context: ServerContext) -> tuple[str, ...]:
-    """What the model answers: `generate`, `embed`, `score`."""
+    """Tasks of the model: `generate`, `embed`, `score`."""
     generates = ("generate",) if context.info.generates else ()
     return (*generates, *(("score",) if context.vectors.head == "score" else ("embed", "score")))
 
@@ -98,7 +98,7 @@ async def tokenize(context: ServerContext, request: Request) -> Response:
 async def _encoded(
     ids: Sequence[int], shown: Callable[[int], str | int | None] = lambda token: token
 ) -> list[Piece]:
-    """A list with what is shown for each token id, as JSON text in pieces."""
+    """The list of `shown(id)` for each token id, as JSON text in pieces."""
     found: list[Piece] = []
     async for some in slices(ids, _STRINGS_AT_ONCE):
         values = msgspec.json.encode([shown(i) for i in some])[1:-1]

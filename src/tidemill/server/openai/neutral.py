@@ -1,7 +1,7 @@
-"""The table of fields that clients of the OpenAI dialect send, beyond those that it declares.
+"""Fields that clients of the OpenAI dialect send beyond those that the schema declares.
 
-Fields of OpenAI, vLLM, llama.cpp, SGLang, TGI, OpenRouter and others: for each, the values that
-change nothing here, and other names of declared fields. The mechanism is `server.fields`.
+The tables cover OpenAI, vLLM, llama.cpp, SGLang, TGI, OpenRouter and others: values of these fields
+that have no effect here, and aliases of declared fields. `server.fields` applies them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _CHAT = "send it to /v1/chat/completions"
 
 
 def _in_our_order(value: Any) -> bool:
-    """A list of llama.cpp's samplers that asks for the order in which ours are applied.
+    """True for a list of llama.cpp's samplers in the order of this server.
 
-    The filters behind the temperature are of one distribution, so their order does not matter.
-    Samplers that are always off may stand anywhere.
+    The filters after the temperature are computed from one distribution, so their order does not
+    matter. Samplers that are always off may be at any position.
     """
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         return False
@@ -31,8 +31,8 @@ def _in_our_order(value: Any) -> bool:
 
 _IDENTITY = Neutral(kinds=(str,), feature="values that are no strings")
 
-# Samplers and searches that are not built, each at the value that turns it off; and what only
-# tunes one of them, at any value.
+# Unsupported samplers and searches, each with the value that turns it off; and their parameters,
+# with any value.
 _SAMPLERS: Fields = {
     "typical_p": Neutral((1,), feature="typical sampling"),
     "typical": Neutral((1,), feature="typical sampling"),
@@ -93,7 +93,7 @@ _SAMPLERS: Fields = {
     "negative_prompt": Neutral(("",), feature="classifier-free guidance"),
     "watermark": Neutral((False,), feature="watermarks"),
 }
-# What is done with the text and the tokens, where the value asks for what is done.
+# Processing of text and tokens, with the values that this server implements.
 _TEXT: Fields = {
     "skip_special_tokens": Neutral((True,), feature="special tokens in the text"),
     "spaces_between_special_tokens": Neutral(
@@ -212,7 +212,7 @@ _ALIASES: Fields = {
     "stop_sequences": Alias("stop"),
     "regex": Alias("guided_regex"),
 }
-# Of declared fields: values that mean what their absence means.
+# Declared fields: values that mean the same as absence.
 _DEFAULTS: Fields = {
     "max_tokens": Neutral((-1,)),
     "stop": Neutral(("", [], [""])),
@@ -346,7 +346,7 @@ STREAM_OPTIONS: Fields = {
     "include_obfuscation": Neutral((False,), feature="obfuscation of a stream's sizes")
 }
 
-# Members of messages as answers carry them, and clients send them back.
+# Members of answer messages that clients send back in the history.
 RETURNED: Fields = dict.fromkeys(sorted(NOT_SHOWN), Neutral(kinds=(ANY,)))
 MESSAGE: Fields = {
     **RETURNED,

@@ -1,4 +1,4 @@
-"""A body's conversation or text to the prompt's tokens."""
+"""From the conversation or text of a body to the tokens of the prompt."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from tidemill.text.tokenizer import Tokenizer
 from tidemill.text.tools import NO_TOOLS, ToolUse
 
 HEAD_CHARS = 2**15
-"""Characters that may always be tokenized, whatever the context."""
+"""Characters that are always tokenized, whatever the context length."""
 
 
 DECODED_AT_ONCE = 4096
-"""Tokens that are turned into text without a pause."""
+"""Tokens that are decoded without yielding to the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation as the model reads it.
+    """A rendered and tokenized conversation.
 
     Attributes:
         token_ids: of the whole prompt.
-        text: what the template wrote; its end says whether the model is thinking.
+        text: output of the template; its end shows whether thinking has begun.
     """
 
     token_ids: tuple[int, ...]
@@ -46,7 +46,7 @@ async def chat_prompt(
     options: PromptOptions,
     use: ToolUse = NO_TOOLS,
 ) -> ChatPrompt:
-    """A conversation by the model's chat template; see `render_prompt`."""
+    """Render a conversation with the model's chat template; see `render_prompt`."""
     # In a thread: a template may take up to its time bound.
     text = await asyncio.to_thread(
         render_prompt, context.template, context.chat, template_messages(messages), options, use
@@ -63,7 +63,7 @@ def template_messages(messages: Sequence[schema.Message]) -> list[dict[str, Any]
 def prompt_options(
     body: schema.ChatRequest | schema.TokenizeRequest, variables: Mapping[str, Any] | None = None
 ) -> PromptOptions:
-    """What a body says of its prompt."""
+    """The options of a body that concern the prompt."""
     return PromptOptions(
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
@@ -78,8 +78,8 @@ async def encode_prompt(
 ) -> tuple[int, ...]:
     """Token ids of a prompt's text.
 
-    A text far beyond the context is refused by a beginning of it: tokens take a hundred times the
-    memory of their characters, so that a few bodies of the allowed size could use up a machine's.
+    A text far beyond the context is rejected after tokenizing only its beginning. Tokens take a
+    hundred times the memory of their characters, so a few large bodies could exhaust memory.
 
     Raises:
         TidemillError: kind BAD_REQUEST naming `param`.
@@ -87,7 +87,7 @@ async def encode_prompt(
     limit, size = context.info.max_model_len, HEAD_CHARS
     while size < len(text):
         head = len(await context.tokenizer.encode_async(text[:size], add_special=False))
-        # Twice: where the text is cut, its tokens may be others than in the whole.
+        # Factor 2: at the cut, the tokens may differ from those of the whole text.
         if head > 2 * limit:
             raise ContextLengthError(
                 param,

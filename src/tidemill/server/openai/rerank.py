@@ -1,7 +1,7 @@
-"""POST /v1/rerank, /rerank (Cohere's and Jina's) and /v1/score: how well texts fit together.
+"""POST /v1/rerank, /rerank (Cohere's and Jina's format) and /v1/score: relevance of text pairs.
 
-A cross-encoder reads both texts as one input. Any other model embeds each, and the score is the
-cosine of the two vectors.
+A cross-encoder reads both texts as one input. With any other model each text is embedded, and the
+score is the cosine similarity of the two vectors.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class _Scores:
         self._cross = context.vectors.head == "score"
 
     async def prepare(self, names: tuple[str, str], arrival: float, caller: Caller) -> Vectors:
-        """Encode everything.
+        """Tokenize all inputs.
 
         Args:
-            names: of the members the texts came in, for errors.
+            names: of the two fields with the texts, for errors.
         """
         context = self._context
         if self._cross:
@@ -99,7 +99,7 @@ class _Scores:
         return found
 
     def of(self, found: Sequence[bytes]) -> list[float]:
-        """The pairs' scores, from what the engine gave."""
+        """The scores of the pairs, from the pooled outputs of the engine."""
         from tidemill.text.pooled import finish_score, similarity  # numpy, see there
 
         if self._cross:
@@ -109,7 +109,7 @@ class _Scores:
 
 
 async def rerank(context: ServerContext, request: Request) -> Response:
-    """Documents in the order in which they fit a query."""
+    """Documents ordered by relevance to a query."""
     arrival = monotonic()
     body = await read_model(schema.RerankRequest, request, context.limits, bare=True)
     context.check_model(body.model)
@@ -144,7 +144,7 @@ async def rerank(context: ServerContext, request: Request) -> Response:
 
 
 async def score(context: ServerContext, request: Request) -> Response:
-    """How well texts fit together: one with each of several, or pair by pair."""
+    """Relevance scores of text pairs: one text with each of several, or pair by pair."""
     arrival = monotonic()
     body = await read_model(schema.ScoreRequest, request, context.limits, bare=True)
     context.check_model(body.model)

@@ -1,4 +1,4 @@
-"""From a request body to resolved sampling parameters, and back to what was really applied."""
+"""From a request body to resolved sampling parameters, and the report of effective settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tidemill.server.context import PRESETS, ServerContext
 from tidemill.server.generation import Generation
 from tidemill.server.openai import schema
 
-# Fields taken over as they are when the request has them.
+# Fields that are copied unchanged if the request has them.
 _PLAIN = (
     *PRESETS,
     *("presence_penalty", "frequency_penalty", "seed", "min_tokens", "ignore_eos", "n"),
@@ -29,7 +29,7 @@ def sampling_of(
     logprobs: int | None,
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
-    """The request's parameters; what it leaves out stays open until `resolve_all`."""
+    """The request's parameters; `resolve_all` fills in absent ones."""
     values: dict[str, Any] = {
         name: value for name in _PLAIN if (value := getattr(request, name)) is not None
     }
@@ -52,8 +52,8 @@ def resolve_all(
 ) -> list[SamplingParams]:
     """Resolved parameters of each prompt.
 
-    A seed of the request's own is every prompt's, as if they had come alone; drawn seeds differ,
-    so that equal prompts of one request do not get equal answers.
+    A seed in the request applies to every prompt, as in separate requests. Drawn seeds differ, so
+    that equal prompts of one request do not get equal answers.
     """
     info = context.info
     single = len(prompts) == 1
@@ -72,7 +72,7 @@ def resolve_all(
 
 
 def chat_max_tokens(request: schema.ChatRequest) -> tuple[int | None, str]:
-    """The bound on the output, and the name of the field that gave it."""
+    """The bound on output tokens, and the name of the field that set it."""
     old, new = request.max_tokens, request.max_completion_tokens
     if old is not None and new is not None and old != new:
         raise bad_request(
@@ -91,7 +91,7 @@ def chat_max_tokens(request: schema.ChatRequest) -> tuple[int | None, str]:
 
 
 def chat_logprobs(request: schema.ChatRequest) -> int | None:
-    """How many alternatives a chat request wants; None for no logprobs."""
+    """Requested number of alternatives in a chat; None for no logprobs."""
     top = request.top_logprobs
     if not request.logprobs:
         if top:
@@ -105,7 +105,7 @@ def chat_logprobs(request: schema.ChatRequest) -> int | None:
 
 
 def whole_prompt_logprobs(request: schema.Generation) -> int | None:
-    """How many alternatives of the prompt's tokens are wanted; they come with a whole answer."""
+    """Requested number of alternatives for prompt tokens; not available for streams."""
     if request.prompt_logprobs is not None and request.stream:
         raise bad_request(
             "prompt_logprobs", "prompt_logprobs and stream exclude each other; send one of them"
@@ -114,7 +114,7 @@ def whole_prompt_logprobs(request: schema.Generation) -> int | None:
 
 
 def check_stream_options(request: schema.Generation) -> bool:
-    """Whether a usage chunk is wanted."""
+    """Whether a usage chunk is requested."""
     options = request.stream_options
     if options is None:
         return False
@@ -132,7 +132,7 @@ _TIERS = {"priority": -1, "flex": 1}
 
 
 def priority_of(request: schema.Generation) -> int:
-    """Which of one client's requests are computed first: those with the smaller number."""
+    """The priority among one client's requests; smaller numbers run first."""
     tier, priority = request.service_tier, request.priority
     if priority is None:
         return _TIERS.get(tier or "", 0)
@@ -146,7 +146,7 @@ def priority_of(request: schema.Generation) -> int:
 def effective(
     context: ServerContext, request: schema.Generation, generation: Generation
 ) -> dict[str, Any]:
-    """What was really applied: the `tidemill` object of a response (promise 2)."""
+    """The effective settings: the `tidemill` object of a response (promise 2)."""
     info = context.info
     params = generation.sampling[0]
     sampling = {
@@ -154,7 +154,7 @@ def effective(
         for name in SamplingParams.__struct_fields__
         if name not in ("seed", "max_tokens", "logit_bias")
     }
-    # Keys as the request writes them.
+    # Keys are strings, as in the request.
     sampling["logit_bias"] = {str(k): v for k, v in params.logit_bias.items()}
     per_prompt = generation.sampling
     sampling["seed"] = [p.seed for p in per_prompt] if len(per_prompt) > 1 else params.seed

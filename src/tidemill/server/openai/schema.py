@@ -1,7 +1,7 @@
 """Request bodies of the OpenAI dialect, with Tidemill's extensions.
 
-Types are strict: no string is read as a number, no true as 1. Unknown fields are errors. Ranges are
-not checked here but where sampling parameters are (`contract.sampling`), once for every entrance.
+Types are strict: a string is never read as a number, nor true as 1. Unknown fields are errors.
+Ranges are checked with the sampling parameters (`contract.sampling`), once for all APIs.
 """
 
 from __future__ import annotations
@@ -143,8 +143,8 @@ class StreamOptions(Body, kw_only=True):
     """Options of a stream.
 
     Attributes:
-        include_usage: the last chunk says the usage.
-        continuous_usage_stats: every chunk says the usage so far; needs `include_usage`.
+        include_usage: the last chunk has the usage.
+        continuous_usage_stats: every chunk has the usage so far; needs `include_usage`.
     """
 
     known: ClassVar[Fields] = neutral.STREAM_OPTIONS
@@ -154,7 +154,7 @@ class StreamOptions(Body, kw_only=True):
 
 
 class ReturnedFields(Body, kw_only=True):
-    """What litellm sends back under `provider_specific_fields`: members of our answers."""
+    """Members of this server's answers that litellm returns in `provider_specific_fields`."""
 
     known: ClassVar[Fields] = neutral.RETURNED
 
@@ -168,11 +168,11 @@ class Message(Body, kw_only=True):
     """One turn of a conversation.
 
     Attributes:
-        tool_calls, reasoning_content, reasoning: of the assistant's messages; the two names of the
-            thinking mean the same.
-        refusal: of an assistant that refused: its content, where it has no other.
-        tool_call_errors: as this server's answers carry it; it is not shown to the model.
-        provider_specific_fields: where litellm keeps such members; they count as the message's own.
+        tool_calls, reasoning_content, reasoning: of assistant messages; the two names of the
+            thinking are equivalent.
+        refusal: of an assistant message: its content, if it has no other.
+        tool_call_errors: as in this server's answers; not shown to the model.
+        provider_specific_fields: litellm's place for such members; merged into the message.
     """
 
     known: ClassVar[Fields] = neutral.MESSAGE
@@ -206,21 +206,20 @@ class Message(Body, kw_only=True):
 
 
 class Generation(Body, kw_only=True):
-    """What chat and completions have in common.
+    """Fields that chat and completions share.
 
     Attributes:
-        user, metadata, safety_identifier, prompt_cache_key: accepted because clients send them and
-            because they cannot change an answer (promise 2); the others are in
-            `server.openai.neutral`.
-        service_tier, priority: which of one client's requests are computed first.
+        user, metadata, safety_identifier, prompt_cache_key: accepted, since clients send them and
+            they cannot change an answer (promise 2); others are in `server.openai.neutral`.
+        service_tier, priority: order among one client's requests.
         response_format, guided_json, guided_regex, guided_choice, guided_grammar,
-            structured_outputs, json_schema, grammar: what the answer must be, under the names that
-            servers give it (`text.constraints`); one of them at most.
-        timeout: an extension: seconds after which the answer is not wanted any more.
-        cache_salt: an extension: cached prefixes are shared with requests of equal salt alone.
-        prompt_logprobs: an extension: logprobs of the prompt's tokens, with so many alternatives.
-        include_effective: an extension: the response carries a `tidemill` object that says what
-            was really applied.
+            structured_outputs, json_schema, grammar: the constraint on the answer, as named by
+            several servers (`text.constraints`); at most one of them.
+        timeout: an extension: seconds until the request expires.
+        cache_salt: an extension: cached prefixes are shared only between equal salts.
+        prompt_logprobs: an extension: number of alternatives in the logprobs of prompt tokens.
+        include_effective: an extension: the response has a `tidemill` object with the effective
+            settings.
     """
 
     known: ClassVar[Fields] = neutral.GENERATION
@@ -310,7 +309,7 @@ class TokenizeRequest(Body, kw_only=True):
 
     Attributes:
         add_special_tokens: put the model's own start tokens around a plain prompt (default true).
-        return_token_strs: also return the vocabulary's spelling of each token.
+        return_token_strs: also return each token as the vocabulary writes it.
     """
 
     known: ClassVar[Fields] = neutral.TOKENIZE
@@ -336,10 +335,10 @@ class DetokenizeRequest(Body, kw_only=True):
 
 
 class VectorBody(Body, kw_only=True):
-    """What the requests that generate nothing have in common.
+    """Fields that requests without generation share.
 
     Attributes:
-        user, metadata: accepted because clients send them and because they cannot change an answer.
+        user, metadata: accepted, since clients send them and they cannot change an answer.
         timeout, cache_salt: as in `Generation`.
     """
 
@@ -356,7 +355,7 @@ class EmbeddingRequest(VectorBody, kw_only=True):
     """Body of POST /v1/embeddings.
 
     Attributes:
-        prompt_name: an extension: which of the model's own prompts is put before each text.
+        prompt_name: an extension: the model's prompt that precedes each text.
     """
 
     known: ClassVar[Fields] = neutral.EMBEDDING
@@ -368,7 +367,7 @@ class EmbeddingRequest(VectorBody, kw_only=True):
 
 
 class Document(Body, kw_only=True):
-    """A document of a rerank request in its longer form."""
+    """A document of a rerank request, as an object."""
 
     text: str
 
