@@ -32,20 +32,21 @@ SPECS = {
         Moe(8, 2, Mlp(64), shared=Mlp(96), shared_gate=True), mixer={"qk_norm": QkNorm()}
     ),
     "sigmoid-groups": _with(
-        Moe(8, 3, Mlp(64, bias=True), scoring="sigmoid", correction=True, groups=4, top_groups=2)
+        Moe(8, 3, Mlp(64, bias=True), scoring="sigmoid", e_score_correction_bias=True,
+            groups=4, top_groups=2)
     ),
     "cap-alibi": _with(mixer={"softcap": 2.0, "slopes": slopes(6), "rope": None}),
     **{name: make(_BASE) for name, make in MODELS.items() if name != "plain"},
     "sinks-window": _with(mixer={"sinks": True, "window": 100, "clip": 0.7}),
     "latent": _with(
-        Moe(8, 2, Mlp(64), scoring="sigmoid", correction=True, groups=4, top_groups=2),
+        Moe(8, 2, Mlp(64), scoring="sigmoid", e_score_correction_bias=True, groups=4, top_groups=2),
         mixer={"heads": 5, "kv_heads": 1, "head_dim": 96, "rope": Rope(10000.0, 32),
                "latent": Latent(rank=64, rope=32, nope=32, value=64, q_rank=64)},
     ),
     "chunks": _with(
         Moe(8, 2, Mlp(64), scoring="sigmoid_chosen", normalize=False, scale_inputs=True,
             shared=Mlp(96)),
-        mixer={"window": 100, "chunked": True, "tuning": (0.3, 64.0, 1),
+        mixer={"window": 100, "chunked": True, "attention_temperature": (0.3, 64.0, 1),
                "qk_norm": QkNorm(Norm(weight=False), after_rope=True)},
     ),
     "parallel": replace(

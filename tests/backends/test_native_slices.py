@@ -21,7 +21,9 @@ _SPEC = with_windows(
     (24, None, 24, None, None),
 )
 _DENSE = _SPEC.layers[0].mlp
-_APART = Moe(4, 2, Mlp(64), shared=Mlp(96), apart=True, router_scale=0.1, expert_scales=True)
+_SEPARATE_NORMS = Moe(
+    4, 2, Mlp(64), shared=Mlp(96), separate_norms=True, router_scale=0.1, expert_scales=True
+)
 SPECS = {
     "sequential": _SPEC,
     "inputs, shared KV, experts apart": replace(
@@ -38,7 +40,7 @@ SPECS = {
             for layer, kv, mlp in zip(
                 _SPEC.layers,
                 (None, None, 0, 1, None),
-                (_DENSE, _APART, _DENSE, _APART, _DENSE),
+                (_DENSE, _SEPARATE_NORMS, _DENSE, _SEPARATE_NORMS, _DENSE),
                 strict=True,
             )
         ),

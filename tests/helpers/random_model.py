@@ -53,7 +53,7 @@ def with_recurrence(spec: DecoderSpec) -> DecoderSpec:
     delta = Recurrent("delta", 2, 4, 20, 24, norm_groups=4, norm_shared=True)
     ssd = Recurrent(
         "ssd", 2, 4, 16, 40, bias=True, conv_bias=True, skip=True, norm_groups=2, gate_first=True,
-        time_limits=(0.01, 3.0), taps=3,
+        time_limits=(0.01, 3.0), conv_kernel=3,
     )  # fmt: skip
     assert isinstance(first.mixer, Attention)
     mixers = (delta, replace(first.mixer, gated=True), ssd)
@@ -71,11 +71,11 @@ def state_alone(spec: DecoderSpec) -> DecoderSpec:
 def mixers_beside(spec: DecoderSpec) -> DecoderSpec:
     """The spec with Mamba-2 beside its attention, everything scaled."""
     mixer = replace(_SSD, norm_groups=0, gate_first=False, scales=(0.8, 1.2, 0.7, 1.1, 0.9))
-    scaled = {"mixer_scale": 0.7, "beside_scale": 1.2, "mlp_scale": 0.9}
+    scaled = {"mixer_scale": 0.7, "parallel_scale": 1.2, "mlp_scale": 0.9}
     return replace(
         spec,
         layers=tuple(
-            replace(layer, beside=mixer, mlp=replace(layer.mlp, gate_scale=1.3), **scaled)
+            replace(layer, parallel_mixer=mixer, mlp=replace(layer.mlp, gate_scale=1.3), **scaled)
             for layer in spec.layers
         ),
     )
@@ -86,7 +86,9 @@ def with_shared_kv(spec: DecoderSpec) -> DecoderSpec:
     experts beside the dense block."""
     first = spec.layers[0]
     assert isinstance(first.mlp, Mlp)
-    experts = Moe(4, 2, Mlp(64), shared=first.mlp, apart=True, router_scale=0.2, expert_scales=True)
+    experts = Moe(
+        4, 2, Mlp(64), shared=first.mlp, separate_norms=True, router_scale=0.2, expert_scales=True
+    )
     first = replace(first, mlp=experts, post_norm=True, scaled=True)
     own = replace(first.mixer, v_norm=True, v_from_k=True, scale=1.0)
     reads = replace(first, mixer=replace(own, v_from_k=False, kv_layer=0))

@@ -30,21 +30,23 @@ CONFIG: dict[str, Any] = {
 def test_multipliers() -> None:
     made = spec(CONFIG)
     layer = made.layers[0]
-    assert layer.attention is not None and layer.beside is not None
+    assert layer.attention is not None and layer.parallel_mixer is not None
     assert layer.attention.score_scale == pytest.approx(64**-0.5 * 0.5**2 * 0.4)
-    assert layer.mixer_scale == pytest.approx(0.5 * 0.9) and layer.beside_scale == 0.2
-    assert layer.beside.scales == pytest.approx([1.25 * n for n in (0.4, 0.3, 0.2, 0.5, 0.6)])
+    assert layer.mixer_scale == pytest.approx(0.5 * 0.9) and layer.parallel_scale == 0.2
+    assert layer.parallel_mixer.scales == pytest.approx(
+        [1.25 * n for n in (0.4, 0.3, 0.2, 0.5, 0.6)]
+    )
     assert isinstance(layer.mlp, Mlp) and (layer.mlp.gate_scale, layer.mlp_scale) == (0.9, 0.6)
     assert (made.embed_scale, made.logit_scale) == (5.7, 0.04)
 
 
 def test_the_mixers_norm_and_width() -> None:
-    mixer = spec(CONFIG).layers[0].beside
+    mixer = spec(CONFIG).layers[0].parallel_mixer
     assert mixer is not None and (mixer.inner, mixer.norm_groups) == (1536, 0)
-    mixer = spec({**CONFIG, "mamba_rms_norm": True, "mamba_n_groups": 2}).layers[0].beside
+    mixer = spec({**CONFIG, "mamba_rms_norm": True, "mamba_n_groups": 2}).layers[0].parallel_mixer
     assert mixer is not None and (mixer.norm_groups, mixer.gate_first) == (2, True)
     wide = {"mamba_d_ssm": None, "mamba_n_heads": 32, "mamba_norm_before_gate": True}
-    mixer = spec({**CONFIG, **wide}).layers[0].beside
+    mixer = spec({**CONFIG, **wide}).layers[0].parallel_mixer
     assert mixer is not None and (mixer.inner, mixer.gate_first) == (2048, False)
 
 

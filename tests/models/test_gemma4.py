@@ -105,7 +105,7 @@ def test_wide_heads_k_as_v_and_experts() -> None:
     assert full.rope is not None and full.rope.scaling is not None
     assert full.rope.dim == 512 and full.rope.scaling.factors.count(math.inf) == 192
     mlp = made.layers[0].mlp
-    assert isinstance(mlp, Moe) and mlp.apart and mlp.shared == Mlp(6144, "gelu_tanh")
+    assert isinstance(mlp, Moe) and mlp.separate_norms and mlp.shared == Mlp(6144, "gelu_tanh")
     names = made.expected_tensors()
     assert "layers.4.attn.v.weight" not in names and "layers.3.attn.v.weight" in names
     assert made.layer_inputs is None

@@ -39,7 +39,8 @@ def test_layers() -> None:
     assert without == [3, 7]
     assert [i for i, m in enumerate(attention) if m.window is None] == without
     assert all(m.chunked == (m.window == 8192) for m in attention)
-    assert [m.tuning for m in attention] == [(0.1, 8192.0, 1) if i in without else None
+    temperatures = [m.attention_temperature for m in attention]
+    assert temperatures == [(0.1, 8192.0, 1) if i in without else None
                                              for i in range(8)]  # fmt: skip
     assert [i for i, layer in enumerate(layers) if isinstance(layer.mlp, Moe)] == [1, 3, 5, 7]
     dense = layers[0].mlp
@@ -53,7 +54,7 @@ def test_kinds_of_layers_may_be_listed() -> None:
     types = ["chunked_attention", "full_attention"] * 4
     assert [m.window for m in mixers(layer_types=types)] == [8192, None] * 4
     assert [m.rope is None for m in mixers(no_rope_layers=[0, 1] * 4)] == [True, False] * 4
-    assert all(m.tuning is None for m in mixers(attn_temperature_tuning=False))
+    assert all(m.attention_temperature is None for m in mixers(attn_temperature_tuning=False))
     layers = spec({**CONFIG, "moe_layers": [2]}).layers
     assert [i for i, layer in enumerate(layers) if isinstance(layer.mlp, Moe)] == [2]
 

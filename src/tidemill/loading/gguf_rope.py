@@ -67,7 +67,9 @@ def _scaling(
 
 def _factors(stored: Mapping[str, StoredTensor], name: str, rope: Rope) -> tuple[float, ...]:
     if name not in stored:
-        raise model_file_error(f"tensor {name!r} is missing beside its counterpart", param=name)
+        raise model_file_error(
+            f"tensor {name!r} is missing, although its counterpart exists", param=name
+        )
     pairs = rope.dim // 2
     if stored[name].shape != (pairs,):
         raise model_file_error(f"tensor {name!r} must hold {pairs} positive numbers", param=name)

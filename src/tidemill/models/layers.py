@@ -82,9 +82,9 @@ class Attention:
             up to and including itself; in non-causal attention also as many from itself on.
         chunked: the window does not slide: a query sees its own chunk of `window` tokens, up to and
             including itself.
-        tuning: attention temperature tuning (scale, floor, shift): queries are multiplied by log(1
-            + floor((position + shift) / floor)) * scale + 1 (Nakanishi 2025), after norms and
-            rotation.
+        attention_temperature: (scale, floor, shift): queries are multiplied by
+            log(1 + floor((position + shift) / floor)) * scale + 1 (Nakanishi 2025), after norms
+            and rotation.
         scale: multiplies the scores; None is head_dim ** -0.5.
         clip: Q, K and V are clamped to [-clip, clip] after their projections, and after norms that
             precede the rotation.
@@ -111,7 +111,7 @@ class Attention:
     qk_norm: QkNorm | None = None
     window: int | None = None
     chunked: bool = False
-    tuning: tuple[float, float, int] | None = None
+    attention_temperature: tuple[float, float, int] | None = None
     scale: float | None = None
     clip: float | None = None
     softcap: float | None = None
@@ -134,7 +134,7 @@ class Attention:
         return self.head_dim**-0.5 if self.scale is None else self.scale
 
 
-MAX_TAPS = 16
+MAX_CONV_KERNEL = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +154,8 @@ class Recurrent:
         rule: ``delta`` or ``ssd``.
         key_heads, value_heads: value_heads is a multiple of key_heads.
         key_dim, value_dim: of a head.
-        taps: width of the convolution kernel in tokens, the current one included; at most
-            `MAX_TAPS`.
+        conv_kernel: width of the convolution kernel in tokens, the current one included; at most
+            `MAX_CONV_KERNEL`.
         bias: whether the projections have biases.
         conv_bias: whether the convolution has a bias.
         skip: each head's value times a learned number is added to its output.
@@ -173,7 +173,7 @@ class Recurrent:
     value_heads: int
     key_dim: int
     value_dim: int
-    taps: int = 4
+    conv_kernel: int = 4
     bias: bool = False
     conv_bias: bool = False
     skip: bool = False
@@ -197,7 +197,7 @@ class Recurrent:
     @property
     def state_values(self) -> int:
         """Number of float32 values in a sequence's state."""
-        return (self.taps - 1) * self.channels + self.inner * self.key_dim
+        return (self.conv_kernel - 1) * self.channels + self.inner * self.key_dim
 
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_clamped")
@@ -238,14 +238,14 @@ class Moe:
         scale: multiplies the weights.
         scale_inputs: the weights multiply the experts' inputs instead of their outputs.
         router_bias: the router has a bias.
-        correction: a learned vector (e_score_correction_bias) is added to the scores that choose
+        e_score_correction_bias: a learned vector is added to the scores that choose
             experts, but not to the weights.
         groups, top_groups: experts are chosen from the top_groups best of `groups` equal groups,
             rated by their two best scores (with correction) or their best one.
         shared: an expert applied to every token, unweighted.
         shared_gate: its output is multiplied by the sigmoid of a learned product with the token.
         jitter: for sparse_mixer, the tolerance within which a logit counts as one of the best.
-        apart: the router and the experts read x through norms of their own (router_norm,
+        separate_norms: the router and the experts read x through norms of their own (router_norm,
             experts_norm), the shared expert through the layer's norm. The outputs of the shared
             expert and of the others are normed (shared_post_norm, experts_post_norm), then added.
         router_scale: multiplies the router's logits.
@@ -260,13 +260,13 @@ class Moe:
     scale: float = 1.0
     scale_inputs: bool = False
     router_bias: bool = False
-    correction: bool = False
+    e_score_correction_bias: bool = False
     groups: int = 1
     top_groups: int = 1
     shared: Mlp | None = None
     shared_gate: bool = False
     jitter: float = 0.0
-    apart: bool = False
+    separate_norms: bool = False
     router_scale: float = 1.0
     expert_scales: bool = False
 
@@ -277,16 +277,16 @@ class Layer:
 
     Attributes:
         mixer, mlp: the blocks; a layer may have only one of them.
-        beside: a recurrent mixer parallel to attention: it reads the same norm of x, and both
-            outputs are added to x.
+        parallel_mixer: a recurrent mixer parallel to attention: it reads the same norm of x, and
+            both outputs are added to x.
         pre_norm, post_norm: which of the norms exist.
         parallel: both blocks read the same x, and both outputs are added to it.
         shared_norm: parallel blocks share one norm (attn_norm).
-        bare_mixer: the mixer has no pre norm, whatever pre_norm says.
+        no_mixer_norm: the mixer has no pre norm, whatever pre_norm says.
         sum_norm: the post norm is applied to the sum: x = post(x + block(x)), as in the original
             transformer (Vaswani et al. 2017); the same in all layers.
         scaled: x is multiplied by a learned number after the layer's blocks.
-        mixer_scale, beside_scale, mlp_scale: factors of the blocks' outputs.
+        mixer_scale, parallel_scale, mlp_scale: factors of the blocks' outputs.
     """
 
     mixer: Attention | Recurrent | None
@@ -295,17 +295,17 @@ class Layer:
     post_norm: bool = False
     parallel: bool = False
     shared_norm: bool = False
-    bare_mixer: bool = False
+    no_mixer_norm: bool = False
     sum_norm: bool = False
-    beside: Recurrent | None = None
+    parallel_mixer: Recurrent | None = None
     scaled: bool = False
     mixer_scale: float = 1.0
-    beside_scale: float = 1.0
+    parallel_scale: float = 1.0
     mlp_scale: float = 1.0
 
     def has_norm(self, part: str) -> bool:
         """Whether the block ``attn`` or ``mlp`` has a pre norm of its own."""
-        left_out = self.shared_norm if part == "mlp" else self.bare_mixer
+        left_out = self.shared_norm if part == "mlp" else self.no_mixer_norm
         return self.pre_norm and not left_out
 
     @property
@@ -316,7 +316,7 @@ class Layer:
     @property
     def recurrent(self) -> Recurrent | None:
         """The layer's recurrent mixer, if it has any, alone or parallel to attention."""
-        return self.mixer if isinstance(self.mixer, Recurrent) else self.beside
+        return self.mixer if isinstance(self.mixer, Recurrent) else self.parallel_mixer
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ def _recurrent_shapes(hidden: int, mixer: Recurrent) -> Shapes:
         shapes |= _linear_shapes("rec.b", heads, hidden, bias)
     shapes |= _linear_shapes("rec.out", hidden, inner, bias)
     # Channel by channel; stored as a vector, since it is not the matrix of a product.
-    shapes["rec.conv.weight"] = (mixer.channels * mixer.taps,)
+    shapes["rec.conv.weight"] = (mixer.channels * mixer.conv_kernel,)
     if mixer.conv_bias:
         shapes["rec.conv.bias"] = (mixer.channels,)
     shapes |= {"rec.a_log": (heads,), "rec.a_bias": (heads,)}
@@ -135,7 +135,7 @@ def _mlp_shapes(name: str, hidden: int, mlp: Mlp) -> Shapes:
 
 def _moe_shapes(hidden: int, moe: Moe, norm: Norm) -> Shapes:
     shapes = _linear_shapes("mlp.router", moe.experts, hidden, moe.router_bias)
-    if moe.correction:
+    if moe.e_score_correction_bias:
         shapes["mlp.correction"] = (moe.experts,)
     for expert in range(moe.experts):
         shapes |= _mlp_shapes(f"mlp.experts.{expert}", hidden, moe.expert)
@@ -145,7 +145,7 @@ def _moe_shapes(hidden: int, moe: Moe, norm: Norm) -> Shapes:
         shapes["mlp.shared_gate.weight"] = (1, hidden)
     if moe.expert_scales:
         shapes["mlp.expert_scales"] = (moe.experts,)
-    if moe.apart:
+    if moe.separate_norms:
         for part in APART_NORMS:
             shapes |= norm_shapes(f"mlp.{part}", norm, (hidden,))
     return shapes

@@ -15,7 +15,7 @@ from tidemill.models.foreign import Foreign
 from tidemill.models.kv_types import vector_bytes
 from tidemill.models.layers import (
     ACTIVATIONS,
-    MAX_TAPS,
+    MAX_CONV_KERNEL,
     RMS,
     Attention,
     Latent,
@@ -31,7 +31,7 @@ from tidemill.models.rope import Reach, Rope, RopeScaling, inverse_frequencies, 
 from tidemill.models.shapes import inputs_shapes, layer_shapes, norm_shapes
 
 __all__ = [
-    "ACTIVATIONS", "MAX_TAPS", "Attention", "CacheGroup", "DecoderSpec", "Latent", "Layer",
+    "ACTIVATIONS", "MAX_CONV_KERNEL", "Attention", "CacheGroup", "DecoderSpec", "Latent", "Layer",
     "LayerInputs", "Mlp", "Moe", "Norm", "QkNorm", "Recurrent", "Rope", "RopeScaling",
     "inverse_frequencies",
 ]  # fmt: skip

@@ -19,7 +19,7 @@ from tidemill.models.quantization import FLOAT_TYPES, stays_wide, stored_type
 from tidemill.models.shapes import APART_NORMS
 from tidemill.models.spec import (
     ACTIVATIONS,
-    MAX_TAPS,
+    MAX_CONV_KERNEL,
     Attention,
     DecoderSpec,
     Latent,
@@ -68,7 +68,7 @@ def check_spec(spec: DecoderSpec) -> None:
     for i, layer in enumerate(spec.layers):
         mlp = layer.mlp.expert if isinstance(layer.mlp, Moe) else layer.mlp
         if layer.parallel and (layer.mixer is None or mlp is None):
-            raise unsupported("layers", f"layer {i}: a single block has nothing beside it")
+            raise unsupported("layers", f"layer {i}: parallel blocks need a mixer and an MLP")
         if mlp is not None and (
             mlp.activation not in ACTIVATIONS
             or (mlp.activation == "swiglu_clamped" and not mlp.gated)
@@ -78,8 +78,8 @@ def check_spec(spec: DecoderSpec) -> None:
             )
         if layer.recurrent is not None:
             _check_recurrent(i, layer.recurrent)
-        if layer.beside is not None and (layer.parallel or layer.post_norm):
-            raise unsupported("layers", f"layer {i}: mixers beside each other have no norm behind")
+        if layer.parallel_mixer is not None and (layer.parallel or layer.post_norm):
+            raise unsupported("layers", f"layer {i}: parallel mixers cannot have post norms")
         mixer = layer.attention
         if mixer is None:
             continue
@@ -99,11 +99,12 @@ def check_spec(spec: DecoderSpec) -> None:
 
 
 def _check_recurrent(layer: int, mixer: Recurrent) -> None:
-    if mixer.rule not in _RULES or not 1 <= mixer.taps <= MAX_TAPS:
+    if mixer.rule not in _RULES or not 1 <= mixer.conv_kernel <= MAX_CONV_KERNEL:
         raise unsupported(
             "recurrent",
             f"layer {layer}: the native backend knows the rules {', '.join(_RULES)} and "
-            f"convolutions of at most {MAX_TAPS} taps; got {mixer.rule!r} and {mixer.taps}",
+            f"convolutions of at most {MAX_CONV_KERNEL} tokens; got {mixer.rule!r} "
+            f"and {mixer.conv_kernel}",
         )
     if mixer.value_heads % mixer.key_heads or mixer.inner % max(1, mixer.norm_groups):
         raise unsupported(
@@ -331,7 +332,7 @@ class ModelBuilder:
         layer = self._spec.layers[index]
         config = _core.LayerConfig()
         config.parallel = layer.parallel
-        config.mixer_scale, config.beside_scale = layer.mixer_scale, layer.beside_scale
+        config.mixer_scale, config.beside_scale = layer.mixer_scale, layer.parallel_scale
         config.mlp_scale = layer.mlp_scale
         blocks = {"attn": layer.mixer, "mlp": layer.mlp}
         for part in (part for part, block in blocks.items() if block is not None):
@@ -370,8 +371,10 @@ class ModelBuilder:
         config.scale = mixer.score_scale
         config.softcap, config.clip = mixer.softcap or 0.0, mixer.clip or 0.0
         config.window, config.chunked = mixer.window or 0, mixer.chunked
-        if mixer.tuning is not None:
-            config.tuning_scale, config.tuning_floor, config.tuning_shift = mixer.tuning
+        if mixer.attention_temperature is not None:
+            config.tuning_scale, config.tuning_floor, config.tuning_shift = (
+                mixer.attention_temperature
+            )
         if mixer.rope is not None:
             config.rope = self._ropes.setdefault(mixer.rope, len(self._ropes))
         if mixer.slopes:
@@ -405,7 +408,7 @@ class ModelBuilder:
         config = _core.RecurrentConfig()
         config.key_heads, config.value_heads = mixer.key_heads, mixer.value_heads
         config.key_dim, config.value_dim = mixer.key_dim, mixer.value_dim
-        config.taps, config.delta = mixer.taps, mixer.rule == "delta"
+        config.taps, config.delta = mixer.conv_kernel, mixer.rule == "delta"
         config.norm_groups, config.norm_shared = mixer.norm_groups, mixer.norm_shared
         config.gate_first, config.tiled = mixer.gate_first, mixer.tiled
         config.time_min, config.time_max = mixer.time_limits
@@ -455,7 +458,7 @@ class ModelBuilder:
         config.normalize, config.scale, config.jitter = moe.normalize, moe.scale, moe.jitter
         config.scale_inputs = moe.scale_inputs
         config.router = self._linear(f"{name}.router")
-        if moe.correction:
+        if moe.e_score_correction_bias:
             config.correction = self._vector(f"{name}.correction")
         config.experts = [
             self._feed_forward(f"{name}.experts.{e}", moe.expert) for e in range(moe.experts)
@@ -467,7 +470,7 @@ class ModelBuilder:
         config.router_scale = moe.router_scale
         if moe.expert_scales:
             config.expert_scales = self._vector(f"{name}.expert_scales")
-        if moe.apart:
+        if moe.separate_norms:
             hidden = self._spec.hidden_size
             for part in APART_NORMS:
                 norm = self._norm(f"{name}.{part}", self._spec.norm, hidden)

@@ -220,7 +220,7 @@ class TorchBackend:
             made.append(
                 self._attention(index, layer.attention, h, positions, slots, contexts, inputs)
             )
-            scales.append(layer.beside_scale)
+            scales.append(layer.parallel_scale)
         if layer.recurrent is not None:
             made.append(self._recurrent(index, layer.recurrent, h, inputs))
         found = torch.zeros_like(h)
@@ -280,13 +280,13 @@ class TorchBackend:
 
     def _experts(self, name: str, moe: Moe, h: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         norm = self.spec.norm
-        routed = self._norm(f"{name}.router_norm", norm, x) if moe.apart else h
+        routed = self._norm(f"{name}.router_norm", norm, x) if moe.separate_norms else h
         logits = self._linear(routed, f"{name}.router").float() * moe.router_scale
         correction = self._weights.get(f"{name}.correction")
         chosen, weights = layers.route(moe, logits, correction)
         if moe.expert_scales:
             weights = weights * self._weights[f"{name}.expert_scales"].float()[chosen]
-        read = self._norm(f"{name}.experts_norm", norm, x) if moe.apart else h
+        read = self._norm(f"{name}.experts_norm", norm, x) if moe.separate_norms else h
         parts = x.new_zeros(*chosen.shape, x.shape[-1])
         for expert in torch.unique(chosen).tolist():
             at = (chosen == expert).nonzero(as_tuple=True)
@@ -304,7 +304,7 @@ class TorchBackend:
         shared = self._feed_forward(f"{name}.shared", moe.shared, h)
         if moe.shared_gate:
             shared = shared * self._linear(h, f"{name}.shared_gate").sigmoid()
-        if moe.apart:
+        if moe.separate_norms:
             out = self._norm(f"{name}.experts_post_norm", norm, out)
             shared = self._norm(f"{name}.shared_post_norm", norm, shared)
         return out + shared
@@ -428,9 +428,11 @@ class TorchBackend:
             if qk is not None and qk.after_rope:
                 part = self._qk_norm(index, name, qk, part.shape[1], part.flatten(1)).view_as(part)
             parts[name] = part
-        if mixer.tuning is not None:
-            tuning = layers.tuning(mixer.tuning, positions)[:, None, None]
-            parts["q"] = parts["q"] * tuning.to(parts["q"].dtype)
+        if mixer.attention_temperature is not None:
+            temperature = layers.attention_temperature(mixer.attention_temperature, positions)[
+                :, None, None
+            ]
+            parts["q"] = parts["q"] * temperature.to(parts["q"].dtype)
         return tuple(parts.values())
 
     def _qk_norm(

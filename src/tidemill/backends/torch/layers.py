@@ -43,8 +43,8 @@ def softcap(x: torch.Tensor, cap: float) -> torch.Tensor:
     return torch.tanh(x / cap) * cap
 
 
-def tuning(rule: tuple[float, float, int], positions: torch.Tensor) -> torch.Tensor:
-    """What queries at [positions] are multiplied with; see `Attention.tuning`."""
+def attention_temperature(rule: tuple[float, float, int], positions: torch.Tensor) -> torch.Tensor:
+    """Factors of queries at [positions]; see `Attention.attention_temperature`."""
     scale, floor, shift = rule
     return torch.log1p(((positions.float() + shift) / floor).floor()) * scale + 1.0
 

@@ -19,7 +19,7 @@ class States:
     """States of the recurrent layers: the convolution's last inputs and S, float32.
 
     Attributes:
-        tails: layer -> [states, taps - 1, channels].
+        tails: layer -> [states, conv_kernel - 1, channels].
         matrices: layer -> [states, value_heads, key_dim, value_dim].
     """
 
@@ -27,7 +27,7 @@ class States:
         self.tails: dict[int, torch.Tensor] = {}
         self.matrices: dict[int, torch.Tensor] = {}
         for i, m in spec.recurrences().items():
-            self.tails[i] = torch.zeros(count, m.taps - 1, m.channels, device=device)
+            self.tails[i] = torch.zeros(count, m.conv_kernel - 1, m.channels, device=device)
             shape = (count, m.value_heads, m.key_dim, m.value_dim)
             self.matrices[i] = torch.zeros(shape, device=device)
 
@@ -80,7 +80,7 @@ def mix(
         time = gain = time.clamp(*mixer.time_limits)
     decay = torch.exp(-weights["a_log"].float().exp() * time)
     out = x.new_empty(len(x), mixer.inner, dtype=torch.float32)
-    tail, matrix, kept = states.tails[layer], states.matrices[layer], mixer.taps - 1
+    tail, matrix, kept = states.tails[layer], states.matrices[layer], mixer.conv_kernel - 1
     for row in rows:
         before = tail[row.read] if row.read >= 0 else torch.zeros_like(tail[0])
         state = matrix[row.read] if row.read >= 0 else torch.zeros_like(matrix[0])
@@ -109,7 +109,7 @@ def mix(
 def _convolve(
     mixer: Recurrent, seen: torch.Tensor, weights: Mapping[str, torch.Tensor]
 ) -> torch.Tensor:
-    kernel = weights["conv.weight"].float().view(mixer.channels, 1, mixer.taps)
+    kernel = weights["conv.weight"].float().view(mixer.channels, 1, mixer.conv_kernel)
     if mixer.rule == "ssd":  # silu of the convolved values, not of their bias
         keys = mixer.key_heads * mixer.key_dim
         widths = torch.tensor([mixer.inner, keys, keys])

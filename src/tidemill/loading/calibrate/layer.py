@@ -38,8 +38,8 @@ def check_supported(spec: DecoderSpec) -> None:
             what = "attention to latents"
         elif mixer.v_norm or mixer.v_from_k or mixer.kv_layer is not None:
             what = "K and V made or shared in ways of their own"
-        elif layer.beside or layer.scaled or layer.mlp.gate_scale != 1.0:
-            what = "blocks beside each other or scaled"
+        elif layer.parallel_mixer or layer.scaled or layer.mlp.gate_scale != 1.0:
+            what = "parallel or scaled blocks"
         elif mixer.sinks or layer.mlp.activation == "swiglu_clamped":
             what = "attention sinks and clamped activations"
         if what is not None:

@@ -99,7 +99,7 @@ def _unfolded(spec: DecoderSpec, canonical: str, ours: tuple[int, ...]) -> tuple
         return None
     mixer, part, ending = found
     if part == "conv" and ending == ".weight":
-        return (ours[0] // mixer.taps, 1, mixer.taps)
+        return (ours[0] // mixer.conv_kernel, 1, mixer.conv_kernel)
     return ours
 
 

@@ -137,7 +137,7 @@ def _folded(spec: DecoderSpec, canonical: str, shape: tuple[int, ...]) -> tuple[
 
 def _matrix_widths(mixer: Recurrent | None) -> dict[str, int]:
     assert mixer is not None
-    widths = {"conv.weight": mixer.taps}
+    widths = {"conv.weight": mixer.conv_kernel}
     if mixer.rule == "ssd":
         widths |= {"a_log": 1, "skip": 1}
         if mixer.norm_groups:
@@ -197,6 +197,6 @@ def tiled_rows(mixer: Recurrent, part: str) -> NDArray[np.int64] | None:
     values = (heads[:, None] * mixer.value_dim + np.arange(mixer.value_dim)).reshape(-1)
     before = mixer.channels - mixer.inner  # queries and keys
     channels = np.concatenate([np.arange(before), before + values])
-    taps = (channels[:, None] * mixer.taps + np.arange(mixer.taps)).reshape(-1)
+    taps = (channels[:, None] * mixer.conv_kernel + np.arange(mixer.conv_kernel)).reshape(-1)
     rows = {"qkv": channels, "conv": taps, "z": values, "out": values}
     return heads if part in ("a", "b", "a_log", "a_bias") else rows.get(part)

@@ -104,10 +104,10 @@ def _widths(spec: DecoderSpec, listed: bool) -> int | list[int]:
 
 
 def _width(mlp: Mlp | Moe) -> int:
-    """Width of a feed-forward block; with parallel dense MLP and experts (`apart`), of the dense
-    MLP."""
+    """Width of a feed-forward block. With `separate_norms` it is that of the dense MLP, which runs
+    parallel to the experts."""
     if isinstance(mlp, Moe):
-        mlp = mlp.shared if mlp.apart and mlp.shared is not None else mlp.expert
+        mlp = mlp.shared if mlp.separate_norms and mlp.shared is not None else mlp.expert
     return mlp.intermediate
 
 
@@ -124,7 +124,7 @@ def _recurrent(spec: DecoderSpec) -> dict[str, Any]:
     if mixer is None:
         return {}
     return {
-        "ssm.conv_kernel": mixer.taps,
+        "ssm.conv_kernel": mixer.conv_kernel,
         INNER: mixer.inner,
         "ssm.state_size": mixer.key_dim,
         "ssm.time_step_rank": mixer.value_heads,
@@ -359,7 +359,7 @@ def plain_spec(spec: DecoderSpec) -> DecoderSpec:
     """The spec without parts that files express in other ways: names, types, rope factors."""
     layers = []
     for layer in spec.layers:
-        mixer, beside = layer.mixer, layer.beside
+        mixer, parallel = layer.mixer, layer.parallel_mixer
         if isinstance(mixer, Attention):
             rope = mixer.rope
             kind = None if rope is None or rope.scaling is None else rope.scaling.kind
@@ -368,9 +368,9 @@ def plain_spec(spec: DecoderSpec) -> DecoderSpec:
             mixer = dataclasses.replace(mixer, rope=rope, scale=mixer.score_scale)
         elif mixer is not None:
             mixer = _plain_recurrent(mixer)
-        if beside is not None:
-            beside = _plain_recurrent(beside)
-        layers.append(dataclasses.replace(layer, mixer=mixer, beside=beside))
+        if parallel is not None:
+            parallel = _plain_recurrent(parallel)
+        layers.append(dataclasses.replace(layer, mixer=mixer, parallel_mixer=parallel))
     return dataclasses.replace(spec, family="", weights_dtype="", layers=tuple(layers))
 
 

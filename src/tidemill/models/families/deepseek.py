@@ -96,7 +96,12 @@ def spec3(config: Mapping[str, Any]) -> DecoderSpec:
     reader.must_be("topk_method", "noaux_tc")
     reader.must_be("rope_interleave", True)
     normalize = reader.boolean("norm_topk_prob", True)
-    rule = {**_groups(reader), "scoring": "sigmoid", "correction": True, "normalize": normalize}
+    rule = {
+        **_groups(reader),
+        "scoring": "sigmoid",
+        "e_score_correction_bias": True,
+        "normalize": normalize,
+    }
     return _spec(reader, "deepseek_v3", rule, scale=2.5)
 
 

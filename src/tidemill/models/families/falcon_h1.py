@@ -74,8 +74,8 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
         biases=Biases(q=bias, k=bias, v=bias, o=bias, mlp=reader.boolean("mlp_bias")),
         norm_eps=1e-5,
         layer={
-            "beside": mixer,
-            "beside_scale": reader.number("ssm_out_multiplier", 1.0),
+            "parallel_mixer": mixer,
+            "parallel_scale": reader.number("ssm_out_multiplier", 1.0),
             # Q, K and V scale with the input. Only V's share remains in the output.
             "mixer_scale": entering * reader.number("attention_out_multiplier", 1.0),
             "mlp_scale": down,

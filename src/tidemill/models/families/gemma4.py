@@ -283,7 +283,7 @@ def _experts(reader: ConfigReader) -> Moe | None:
             reader.integer("moe_intermediate_size"),
             read_activation(reader, "gelu_pytorch_tanh"),
         ),
-        apart=True,
+        separate_norms=True,
         router_scale=reader.integer("hidden_size") ** -0.5,
         expert_scales=True,
     )

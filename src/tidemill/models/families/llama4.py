@@ -49,7 +49,7 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
     windows = _windows(reader, roped)
     norm = QkNorm(Norm(weight=False), after_rope=True)
     qk_norm = norm if reader.boolean("use_qk_norm", True) else None
-    tuning = _tuning(reader)
+    temperature = _attention_temperature(reader)
     experts, top_k = read_top_k(reader, "num_local_experts")
     width, dense = reader.integer("intermediate_size"), reader.integer("intermediate_size_mlp")
 
@@ -78,7 +78,7 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
         assert isinstance(made.mixer, Attention)
         mixer = replace(made.mixer, chunked=made.mixer.window is not None)
         if mixer.rope is None:
-            mixer = replace(mixer, tuning=tuning)
+            mixer = replace(mixer, attention_temperature=temperature)
         else:
             mixer = replace(mixer, qk_norm=qk_norm)
         mlp = replace(made.mlp, intermediate=dense) if isinstance(made.mlp, Mlp) else made.mlp
@@ -124,7 +124,7 @@ def _sparse(reader: ConfigReader, count: int) -> set[int]:
     return set(listed)
 
 
-def _tuning(reader: ConfigReader) -> tuple[float, float, int] | None:
+def _attention_temperature(reader: ConfigReader) -> tuple[float, float, int] | None:
     scale, floor = reader.number("attn_scale", 0.1), reader.number("floor_scale", 8192.0)
     on = reader.raw("attn_temperature_tuning")  # a number in published configs
     return (scale, floor, 1) if on is None or on else None

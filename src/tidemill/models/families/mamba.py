@@ -12,7 +12,7 @@ from tidemill.models.dense import MAX_HEADS
 from tidemill.models.gguf_family import INNER, GgufFile
 from tidemill.models.naming import Fused, Rules
 from tidemill.models.sources import Conventions
-from tidemill.models.spec import MAX_TAPS, Recurrent
+from tidemill.models.spec import MAX_CONV_KERNEL, Recurrent
 
 _OURS = "layers.{i}.rec."
 _PARTS = ("z", "qkv", "a")
@@ -104,7 +104,7 @@ def read_mixer(reader: ConfigReader, width: int | None = None) -> Recurrent:
         head_dim,
         groups=reader.integer("mamba_n_groups", 1, high=MAX_HEADS),
         state=reader.integer("mamba_d_state", 256),
-        taps=reader.integer("mamba_d_conv", 4, high=MAX_TAPS),
+        conv_kernel=reader.integer("mamba_d_conv", 4, high=MAX_CONV_KERNEL),
         bias=reader.boolean("mamba_proj_bias"),
         conv_bias=reader.boolean("mamba_conv_bias", True),
     )
@@ -117,7 +117,7 @@ def mamba2(
     *,
     groups: int,
     state: int,
-    taps: int,
+    conv_kernel: int,
     bias: bool,
     conv_bias: bool,
 ) -> Recurrent:
@@ -132,7 +132,7 @@ def mamba2(
         heads,
         state,
         head_dim,
-        taps=taps,
+        conv_kernel=conv_kernel,
         bias=bias,
         conv_bias=conv_bias,
         skip=True,

@@ -20,7 +20,7 @@ from tidemill.models.families.mamba import (
 )
 from tidemill.models.gguf_family import INNER, GgufFamily, GgufFile
 from tidemill.models.naming import GGUF_RULES, Rules
-from tidemill.models.spec import MAX_TAPS, DecoderSpec, Layer
+from tidemill.models.spec import MAX_CONV_KERNEL, DecoderSpec, Layer
 
 # Configs state no context, and the model has no limit.
 _POSITIONS = 2**20
@@ -68,7 +68,7 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
         head_dim,
         groups=reader.integer("n_groups", 8, high=MAX_HEADS),
         state=reader.integer("state_size", 128),
-        taps=reader.integer("conv_kernel", 4, high=MAX_TAPS),
+        conv_kernel=reader.integer("conv_kernel", 4, high=MAX_CONV_KERNEL),
         bias=reader.boolean("use_bias"),
         conv_bias=reader.boolean("use_conv_bias", True),
     )

@@ -22,11 +22,11 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
     original_max_position_embeddings.
     """
     rope = config.get("rope_parameters") or config.get("rope_scaling")
-    tuning = None
+    temperature = None
     if isinstance(rope, dict):
         kept = {k: v for k, v in rope.items() if k not in (_BETA, "max_position_embeddings")}
         if rope.get(_BETA):
-            tuning = _tuning(rope, config)
+            temperature = _attention_temperature(rope, config)
         config = {k: v for k, v in config.items() if k != "rope_scaling"}
         config["rope_parameters"] = kept
     reader = ConfigReader(config, "ministral3")
@@ -36,11 +36,13 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
         "ministral3",
         windows=lambda layers: [window] * layers,
         norm_eps=1e-5,
-        attention={"tuning": tuning},
+        attention={"attention_temperature": temperature},
     )
 
 
-def _tuning(rope: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[float, float, int]:
+def _attention_temperature(
+    rope: Mapping[str, Any], config: Mapping[str, Any]
+) -> tuple[float, float, int]:
     beta = checked_number(f"rope_parameters.{_BETA}", rope[_BETA])
     original = rope.get(_ORIGINAL, config.get(_ORIGINAL))
     if original is None:

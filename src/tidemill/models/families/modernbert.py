@@ -94,7 +94,7 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
         causal=False,
     )
     first, *others = plain.layers  # its input is already normed after the embedding
-    return replace(plain, layers=(replace(first, bare_mixer=True), *others))
+    return replace(plain, layers=(replace(first, no_mixer_norm=True), *others))
 
 
 FAMILY = Family(

@@ -27,7 +27,7 @@ from tidemill.models.families.mamba import (
 )
 from tidemill.models.gguf_family import EXPERTS, INNER, GgufFamily, GgufFile, by_layer
 from tidemill.models.naming import GGUF_EXPERTS, Rules
-from tidemill.models.spec import MAX_TAPS, DecoderSpec, Layer, Mlp, Moe
+from tidemill.models.spec import MAX_CONV_KERNEL, DecoderSpec, Layer, Mlp, Moe
 
 _PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 _KINDS = {
@@ -98,7 +98,7 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
         reader.integer("mamba_head_dim", 64),
         groups=reader.integer("n_groups", 8, high=MAX_HEADS),
         state=reader.integer("ssm_state_size", 128),
-        taps=reader.integer("conv_kernel", 4, high=MAX_TAPS),
+        conv_kernel=reader.integer("conv_kernel", 4, high=MAX_CONV_KERNEL),
         bias=reader.boolean("use_bias"),
         conv_bias=reader.boolean("use_conv_bias", True),
     )
@@ -143,7 +143,7 @@ def _experts(reader: ConfigReader, kinds: list[str]) -> Any:
         "scoring": "sigmoid",
         "normalize": reader.boolean("norm_topk_prob", True),
         "scale": reader.number("routed_scaling_factor", 1.0),
-        "correction": True,
+        "e_score_correction_bias": True,
         "groups": groups,
         "top_groups": reader.integer("topk_group", 1, high=groups),
     }

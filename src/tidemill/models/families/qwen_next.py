@@ -26,7 +26,7 @@ from tidemill.models.naming import (
 )
 from tidemill.models.rope_config import read_rope
 from tidemill.models.sources import Conventions
-from tidemill.models.spec import MAX_TAPS, DecoderSpec, QkNorm, Recurrent, Rope
+from tidemill.models.spec import MAX_CONV_KERNEL, DecoderSpec, QkNorm, Recurrent, Rope
 
 _DEFAULTS = {"head_dim": 256, "num_key_value_heads": 2}
 _INTERVAL, _ROTATING = 4, 0.25
@@ -155,7 +155,7 @@ def _mixer(reader: ConfigReader) -> Recurrent:
         heads,
         reader.integer("linear_key_head_dim", 128),
         reader.integer("linear_value_head_dim", 128),
-        taps=reader.integer("linear_conv_kernel_dim", 4, high=MAX_TAPS),
+        conv_kernel=reader.integer("linear_conv_kernel_dim", 4, high=MAX_CONV_KERNEL),
         norm_groups=heads,
         norm_shared=True,
         tiled=reader.boolean(_TILED),
