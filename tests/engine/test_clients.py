@@ -138,7 +138,7 @@ async def test_refusals_are_terminal_outputs(setup: Setup) -> None:
         assert output.error is not None and output.error.param == "prompt"
         assert "600" in output.error.message and "512" in output.error.message
     stream = client.submit(request("twice", [1], 50))
-    with pytest.raises(TidemillError, match="running already"):
+    with pytest.raises(TidemillError, match="already running"):
         client.submit(request("twice", [1], 5))
     assert len(tokens_of(await collect(stream))) == 50
     await client.close()

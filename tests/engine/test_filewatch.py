@@ -102,7 +102,7 @@ def test_a_replaced_file_is_said_once(
     new.rename(weights)
     for _ in range(3):
         watch.check()
-    assert len(caplog.records) == 1 and "goes on with what it has opened" in caplog.text
+    assert len(caplog.records) == 1 and "continues with the file it opened" in caplog.text
 
 
 def test_a_file_that_changes_while_it_is_loaded(weights: Path) -> None:

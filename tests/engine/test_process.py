@@ -91,7 +91,7 @@ async def test_a_killed_engine_ends_streams_with_a_retryable_error(config: Engin
 
 def test_how_a_process_ended_is_said_in_words() -> None:
     assert ending(3).startswith("ended with exit code 3")
-    assert ending(-signal.SIGBUS).startswith("was ended by SIGBUS (a file that was mapped")
+    assert ending(-signal.SIGBUS).startswith("was ended by SIGBUS (a mapped file was truncated")
     assert ending(-signal.SIGHUP) == "was ended by SIGHUP"
     assert ending(-200) == "was ended by signal 200"
 

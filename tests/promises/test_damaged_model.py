@@ -107,7 +107,7 @@ def test_weights_that_change_under_the_server_end_it_at_once(
         assert server.process.wait(20) == 1
         server._reader.join(5)
         assert "stopping: the model's file" in server.text and "Traceback" not in server.text
-        assert "goes on after" not in server.text and "could not start" not in server.text
+        assert "resumes after" not in server.text and "could not start" not in server.text
 
 
 def test_what_does_not_change_the_bytes_ends_nothing(model: Path) -> None:

@@ -95,7 +95,7 @@ def test_promise_1_poison_ends_alone(faulty: RealServer) -> None:
         answer = faulty.http.post("/v1/completions", json=poison)
         assert answer.status_code == 500, answer.text
         deadline = time.monotonic() + 10  # the log is read by a thread
-        while not (marks := re.findall(r"\(fingerprint (\w+)\) ended two engines", faulty.text)):
+        while not (marks := re.findall(r"\(fingerprint (\w+)\) crashed two engines", faulty.text)):
             assert time.monotonic() < deadline, faulty.text
             time.sleep(0.05)
         assert len(marks) == 1, faulty.text
@@ -116,7 +116,7 @@ def test_promise_1_poison_ends_alone(faulty: RealServer) -> None:
     deadline = time.monotonic() + 10  # the log is read by a thread
     while (
         faulty.text.count(f"fingerprint {marks[0]}") < 2
-        or faulty.text.count("is refused: grammar") < 2
+        or faulty.text.count("is rejected: quarantined grammar") < 2
     ):
         assert time.monotonic() < deadline, faulty.text
         time.sleep(0.05)
@@ -137,7 +137,7 @@ def test_promise_1_a_step_that_fails_costs_its_culprit_alone(faulty: RealServer)
         assert fed.status_code == 200, fed.text
         assert running.result() == expected
     assert faulty.engine().pid == pid, "no engine had to end for it"
-    assert "it is computed again in parts" in faulty.text
+    assert "it is recomputed in parts" in faulty.text
     assert faulty.stats()["blocks_used"] == 0
 
 

@@ -1,9 +1,9 @@
-"""EngineClient: how the API side talks to an engine, in this process or over a socket.
+"""EngineClient: the API side's interface to an engine, in this process or over a socket.
 
-`submit` and `cancel` return at once and are called from the client's event loop; outputs come back
-through the stream that `submit` returned. If the engine of one of these two dies, every open choice
-ends with a retryable UNAVAILABLE error, and nothing waits for ever; `engine.supervisor` is the
-client that replaces the engine and goes on.
+`submit` and `cancel` return at once and are called from the client's event loop; outputs arrive
+through the stream that `submit` returns. If the engine dies, the two clients of this module end
+every open choice with a retryable UNAVAILABLE error. The client in `engine.supervisor` replaces the
+engine and continues.
 """
 
 from __future__ import annotations
@@ -25,45 +25,45 @@ if TYPE_CHECKING:
 
 
 class EngineClient(Protocol):
-    """An engine, as its clients see it."""
+    """The interface of an engine for its clients."""
 
     @property
     def info(self) -> EngineInfo:
-        """What the engine resolved at its start."""
+        """The properties that the engine resolved at its start."""
 
     @property
     def problem(self) -> str | None:
-        """Why requests are not computed now; None when they are."""
+        """Why requests are not computed now; None if they are."""
 
     @property
     def last_stats(self) -> EngineStats:
-        """The statistics that came with the latest outputs."""
+        """The statistics received with the latest outputs."""
 
     def on_stats(self, callback: Callable[[EngineStats], None]) -> None:
         """Call `callback` with every statistics snapshot that arrives."""
 
     def submit(self, request: EngineRequest) -> AsyncIterator[ChoiceOutput]:
-        """Start a request. The iterator ends after every choice's terminal output; leaving it
-        early does not stop the request: `cancel` does.
+        """Start a request. The iterator ends after every choice's final output. Leaving it early
+        does not stop the request: `cancel` does.
 
         Raises:
-            TidemillError: UNAVAILABLE when the engine is gone, BAD_REQUEST for an id in use.
+            TidemillError: UNAVAILABLE if the engine has ended, BAD_REQUEST for an id in use.
         """
 
     def cancel(
         self, request_id: str, choice: int | None = None, reason: str = FinishReason.CANCELLED
     ) -> None:
-        """Stop a request's choice (None: all); `reason` is what its terminal output carries."""
+        """Stop a request's choice (None: all); its final output has finish reason `reason`."""
 
     async def stats(self) -> EngineStats:
-        """Statistics of this moment. Raises TidemillError UNAVAILABLE when the engine is gone."""
+        """Current statistics. Raises TidemillError UNAVAILABLE if the engine has ended."""
 
     async def close(self) -> None:
-        """Leave. An engine that this client owns stops."""
+        """Disconnect. An engine that this client owns stops."""
 
 
 class InprocClient:
-    """The twin over an `EngineCore` in a thread of this process.
+    """An EngineClient of an `EngineCore` in a thread of this process.
 
     Args:
         core: started.
@@ -150,7 +150,7 @@ class InprocClient:
         self._table.fail_all(engine_gone("the client was closed"))
 
     def _sink(self, message: Message) -> None:
-        # Called from the engine's thread; a loop that is gone means that nobody listens.
+        # Called from the engine's thread. RuntimeError: the client's event loop is closed.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._receive, message)
 
@@ -166,7 +166,7 @@ class InprocClient:
 
 
 class SocketClient:
-    """The twin over a Unix socket: one message per step in, one per call out.
+    """An EngineClient over a Unix socket: receives a message per step, sends one per call.
 
     Made by `connect`.
     """
@@ -177,7 +177,7 @@ class SocketClient:
 
     @classmethod
     async def connect(cls, path: str, config_digest: str, *, owner: bool = False) -> SocketClient:
-        """Connect and shake hands; see `EngineConnection.connect`."""
+        """Connect and perform the handshake; see `EngineConnection.connect`."""
         client = cls()
         client._connection = await EngineConnection.connect(
             path, config_digest, client._table.deliver, client._lost, owner=owner
@@ -204,7 +204,7 @@ class SocketClient:
         self._table.on_stats = callback
 
     def journals(self) -> list[Journal]:
-        """Journals of the requests in flight: what a new engine needs to go on with them."""
+        """Journals of the requests in flight, from which a new engine can resume them."""
         return self._table.journals()
 
     def submit(self, request: EngineRequest) -> AsyncIterator[ChoiceOutput]:
@@ -230,7 +230,7 @@ class SocketClient:
         await self._connection.close("the server is shutting down")
 
     async def wait_lost(self) -> None:
-        """Return when the connection is gone."""
+        """Return when the connection is lost."""
         await self._connection.wait_lost()
 
     def _lost(self, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""One connection to an engine's socket: the handshake, messages both ways, and its loss."""
+"""EngineConnection: a connection to an engine's socket, with handshake and loss detection."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STATS_SECONDS = 10.0
 
 
 def unavailable(message: str) -> TidemillError:
-    """The engine cannot be reached now; another try may succeed."""
+    """A retryable UNAVAILABLE error."""
     return TidemillError(ErrorKind.UNAVAILABLE, message, retryable=True)
 
 
@@ -43,8 +43,8 @@ class EngineConnection(asyncio.Protocol):
     """A connection; made by `connect`.
 
     Attributes:
-        reason: why it is lost, or will have been.
-        fatal: what ended the engine, where another one would meet it as well.
+        reason: why the connection is lost, or the reason to report if it is lost later.
+        fatal: the error that ended the engine, if it would end a new engine as well.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class EngineConnection(asyncio.Protocol):
         on_lost: Callable[[str], None],
     ) -> None:
         loop = asyncio.get_running_loop()
-        self.reason = "the engine process has gone; send the request again"
+        self.reason = "the engine process has ended; send the request again"
         self.fatal: RequestError | None = None
         self._hello = hello
         self._on_outputs = on_outputs
@@ -76,18 +76,18 @@ class EngineConnection(asyncio.Protocol):
         *,
         owner: bool = False,
     ) -> EngineConnection:
-        """Connect and shake hands.
+        """Connect and perform the handshake.
 
         Args:
-            path: of the engine's socket.
-            config_digest: the configuration that the engine must have.
-            on_outputs: called with what each step brings.
-            on_lost: called once, with the reason, when the connection is gone.
+            path: path of the engine's socket.
+            config_digest: digest of the configuration that the engine must have.
+            on_outputs: called with the outputs of each step.
+            on_lost: called once, with the reason, when the connection is lost.
             owner: the engine exits when this connection closes.
 
         Raises:
-            TidemillError: UNAVAILABLE when nobody listens at `path` or the engine has another
-                protocol, build or configuration.
+            TidemillError: UNAVAILABLE if no engine listens at `path`, or its protocol, build or
+                configuration differs.
         """
         hello = Hello(PROTOCOL_VERSION, build_id(), config_digest, owner)
         connection = cls(hello, on_outputs, on_lost)
@@ -106,29 +106,29 @@ class EngineConnection(asyncio.Protocol):
 
     @property
     def info(self) -> EngineInfo:
-        """What the engine resolved at its start."""
+        """The properties that the engine resolved at its start."""
         return self._welcome.result().info
 
     @property
     def open(self) -> bool:
-        """It is connected."""
+        """True while connected."""
         return self._transport is not None and not self._lost.done()
 
     @property
     def unanswered(self) -> bool:
-        """The engine was asked for statistics and has not answered."""
+        """True while a statistics request is pending."""
         return bool(self._asked)
 
     def send(self, message: ToEngine) -> None:
-        """Send a message; one that comes too late goes nowhere."""
+        """Send a message; it is dropped if the connection is closing."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(frame(message))
 
     async def stats(self) -> EngineStats:
-        """Statistics of this moment, as soon as a step allows.
+        """Current statistics; the engine answers between two steps.
 
         Raises:
-            TidemillError: UNAVAILABLE when the engine is gone or does not answer in time.
+            TidemillError: UNAVAILABLE if the engine has ended or does not answer in time.
         """
         if not self.open:
             raise unavailable(self.reason)
@@ -143,45 +143,45 @@ class EngineConnection(asyncio.Protocol):
             raise unavailable(f"the engine did not answer within {STATS_SECONDS:g} s") from None
 
     async def close(self, reason: str) -> None:
-        """Leave; `reason` is what `on_lost` is told."""
+        """Close the connection after pending writes; `on_lost` is called with `reason`."""
         if self._transport is not None:
             self.reason = reason
             self._transport.close()
             await self._lost
 
     def abort(self, reason: str) -> None:
-        """Leave now, whatever is still to be written."""
+        """Close the connection now and discard pending writes."""
         if self._transport is not None:
             self.reason = reason
             self._transport.abort()
 
     async def wait_lost(self) -> None:
-        """Return when the connection is gone."""
+        """Return when the connection is lost."""
         await asyncio.shield(self._lost)
 
     # -- asyncio.Protocol --------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Speak first."""
+        """Send the first message of the handshake."""
         # uvloop's transports are transports without inheriting from asyncio's.
         self._transport = cast(asyncio.Transport, transport)
         self.send(self._hello)
 
     def data_received(self, data: bytes) -> None:
-        """Take messages in."""
+        """Decode and handle messages."""
         try:
             for body in self._reader.feed(data):
                 self._receive(to_client_decoder.decode(body))
         except ValueError as error:
-            _log.error("the engine's messages cannot be read: %s", error)
-            self.abort("the engine sent what cannot be read")
+            _log.error("invalid message from the engine: %s", error)
+            self.abort("the engine sent an invalid message")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The engine is gone, or we left."""
+        """Fail pending requests; the engine has ended or this side closed the connection."""
         error = unavailable(self.reason)
         if not self._welcome.done():
             self._welcome.set_exception(error)
-            self._welcome.exception()  # looked at, even if whoever connected has given up
+            self._welcome.exception()  # marks it as retrieved, if `connect` has timed out
         for future in self._asked.values():
             if not future.done():
                 future.set_exception(error)

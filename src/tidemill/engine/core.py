@@ -1,10 +1,11 @@
-"""EngineCore: the step loop, in a thread of its own.
+"""EngineCore: the step loop, in a dedicated thread.
 
-Clients put commands into an inbox; the loop takes them between two steps, plans, runs and commits a
-step, and hands each client all its outputs of the step in one message, which is made and sent while
-the next step computes. When nothing runs the thread
-sleeps on a condition. A failed step is computed again in parts, and costs the rows that fail alone;
-a defect in the books themselves stops the engine, which says so to every client.
+Clients put commands into an inbox. Between two steps the loop runs the commands, then plans, runs
+and commits a step. Each client gets all its outputs of a step in one message, which is encoded and
+sent while the next step computes. Without work the thread sleeps on a condition variable.
+
+A failed step is recomputed in parts, so that only the rows that fail on their own are lost. An
+unhandled error in the scheduler stops the engine, which notifies every client.
 """
 
 from __future__ import annotations
@@ -44,20 +45,20 @@ if TYPE_CHECKING:
 
 _log = get_logger(__name__)
 
-# An idle engine verifies its books once it has been idle for so many seconds.
+# After so many idle seconds the engine verifies the scheduler's invariants.
 IDLE_CHECK_SECONDS = 1.0
 
-# The next step is launched when this share of the predicted time of the one that computes has
-# passed, less what planning takes twice over.
+# The next step is launched after this fraction of the predicted time of the step in flight, less
+# twice the measured time of planning (`_lead`).
 AHEAD_SHARE = 0.95
 LEAD_RATE = 0.1
 
-# Plans that may be outstanding: one that computes and one behind it.
+# Maximum plans in flight: one that computes and one queued after it.
 DEPTH = 2
 
-# Running engines. When Python ends, it ends daemon threads where they next want the GIL, and one
-# that waits for it in native code cannot be unwound: the process would abort. So all are stopped
-# before that.
+# Running engines, which are stopped before the interpreter exits. At exit Python ends daemon
+# threads when they acquire the GIL; a thread that does so inside native code cannot be unwound, and
+# the process would abort.
 _running: weakref.WeakSet[EngineCore] = weakref.WeakSet()
 
 Message = Outputs | Stats | Fatal
@@ -66,16 +67,16 @@ _Command = Callable[[], list[Emission]]
 
 
 class EngineCore:
-    """One model's engine.
+    """The engine of one model.
 
     Args:
         executor: runs the plans.
-        scheduler: makes them.
-        info: what was resolved at start.
-        grammars: for constrained output; None: requests that ask for it are refused.
+        scheduler: makes the plans.
+        info: the properties resolved at start.
+        grammars: compiles grammars; None: requests for constrained output are rejected.
 
-    Sinks are called from the engine's thread (or, for `Fatal`, from whichever found out) and must
-    not block.
+    Sinks are called from the engine's thread (for `Fatal`, possibly from another) and must not
+    block.
     """
 
     def __init__(
@@ -122,8 +123,8 @@ class EngineCore:
     # -- called by clients, from any thread --------------------------------------------------
 
     def connect(self, sink: Sink) -> int:
-        """A client comes; returns its id, the namespace of its request ids. One that comes too late
-        is told at once why the engine has ended."""
+        """Register a client; returns its id, the namespace of its request ids. If the engine has
+        ended, the client receives the `Fatal` message at once."""
         with self._wake:
             client = next(self._client_ids)
             self._sinks[client] = sink
@@ -133,7 +134,7 @@ class EngineCore:
         return client
 
     def disconnect(self, client: int) -> None:
-        """A client is gone: everything it had ends, its blocks are free within one step."""
+        """Unregister a client: its requests end, and their blocks are free within one step."""
 
         def command() -> list[Emission]:
             self._sinks.pop(client, None)
@@ -149,7 +150,7 @@ class EngineCore:
             TidemillError: kind UNAVAILABLE when the engine has stopped.
         """
         if self._thread.ident is not None and not self._thread.is_alive() and not self._stopped:
-            # Threads do not survive a fork; whoever waits for this one waits for ever.
+            # Threads do not survive a fork, so the request would hang.
             raise TidemillError(
                 ErrorKind.UNAVAILABLE,
                 "the engine runs in the process that loaded it, not in a fork of it; load the "
@@ -187,7 +188,7 @@ class EngineCore:
 
     @property
     def alive(self) -> bool:
-        """The step loop runs and will take commands."""
+        """True if the step loop runs and accepts commands."""
         return self._thread.is_alive() and not self._closing
 
     def progress(self) -> int:
@@ -195,32 +196,31 @@ class EngineCore:
         return self._executor.progress()
 
     def pulse(self) -> int:
-        """A number that changes while the engine gets on with its work, be it in a long step."""
+        """A counter that advances while the engine makes progress, within a long step as well."""
         return self._turns + self._executor.progress()
 
     def wait_busy(self) -> None:
-        """Return once there is something to do (or when closing)."""
+        """Block until there is work, or until the engine closes."""
         self._busy.wait()
 
     def record_in(self, log: FlightLog) -> None:
-        """Note in a flight log whose rows are computed and which request is taken in; before
-        `start`."""
+        """Record in a flight log the requests being computed or admitted. Call before `start`."""
         self._log = log
         self._executor = RecordingExecutor(self._executor, log)
 
     def close(self) -> None:
-        """Stop after the step that runs; open choices end as cancelled."""
+        """Stop after the current step; open choices end as cancelled."""
         with self._wake:
             self._closing = True
             self._busy.set()
             self._wake.notify()
         if self._loading:
-            self._executor.stop_loading()  # what the step that runs may be waiting for
+            self._executor.stop_loading()  # the current step may be waiting for weights
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
 
     def _loaded(self, error: TidemillError | None) -> None:
-        """The weights are there; or they never will be, and the engine ends."""
+        """Called when the weights are loaded; on an error the engine ends."""
         self._loading = False
         if error is not None:
             message = f"the model cannot be loaded: {error.message}"
@@ -232,7 +232,7 @@ class EngineCore:
         raise self._unloadable
 
     def _post(self, command: _Command) -> bool:
-        """Put a command into the inbox; False when the engine has stopped."""
+        """Put a command into the inbox; False if the engine has stopped."""
         with self._wake:
             if not self._stopped:
                 self._inbox.append(command)
@@ -254,8 +254,8 @@ class EngineCore:
             if self._unloadable is not None:
                 self._fatal(self._unloadable.message)
             else:
-                _log.exception("the engine stops: its books do not add up")
-                self._fatal(f"the engine met a defect of its own and stops: {summary(error)}")
+                _log.exception("unhandled engine error; the engine stops")
+                self._fatal(f"unhandled engine error: {summary(error)}")
         finally:
             self._executor.close()
             self._watch.close()
@@ -263,7 +263,7 @@ class EngineCore:
                 self._grammars.close()
 
     def _stop(self) -> list[_Command]:
-        """Take no more commands; returns those that came just before."""
+        """Stop accepting commands; returns those still in the inbox."""
         with self._wake:
             self._closing = self._stopped = True
             commands = list(self._inbox)
@@ -271,9 +271,9 @@ class EngineCore:
         return commands
 
     def _turn(self) -> bool:
-        """Take the inbox, see that a step computes, and take its results in; False when closing.
+        """One iteration: run the inbox, launch a step, commit the oldest one; False when closing.
 
-        While it computes, what the step before said is told and the next one is prepared.
+        While the step computes, the outputs of the previous one are sent and the next is planned.
         """
         commands = self._wait()
         if commands is None:
@@ -293,7 +293,7 @@ class EngineCore:
         return True
 
     def _wait(self) -> list[_Command] | None:
-        """The commands there are; sleeps while there is neither a command nor work."""
+        """The commands in the inbox, None when closing; sleeps without commands and work."""
         with self._wake:
             if not (self._inbox or self._closing or self._scheduler.has_work or self._flying):
                 self._rest(IDLE_CHECK_SECONDS)
@@ -310,9 +310,9 @@ class EngineCore:
             return commands
 
     def _rest(self, seconds: float | None = None) -> None:
-        """Wait for a command, for a while or for good; called with the lock held."""
+        """Wait for a command, at most `seconds`; called with the lock held."""
         if self._beside:
-            # Programs are being compiled: that may take its time, and is no standstill.
+            # Compiling a program may take long; it counts as progress, not as a stall.
             self._turns += 1
             self._wake.wait(BEAT_SECONDS)
             return
@@ -327,7 +327,7 @@ class EngineCore:
         return emissions + self._scheduler.expire(monotonic())
 
     def _launch(self) -> list[Emission]:
-        """Plan and launch a step, if there is one; returns what a failure at that has to tell."""
+        """Plan and launch a step, if there is work; returns the outputs of a failed launch."""
         plan = self._scheduler.plan()
         if plan is not None:
             if not self._flying:
@@ -337,14 +337,14 @@ class EngineCore:
             except Exception as error:
                 return self._failed(error, plan)
         elif not self._flying and self._scheduler.has_work:
-            raise RuntimeError("work is left and the scheduler plans nothing")
+            raise RuntimeError("the scheduler has work but planned no rows")
         return []
 
     def _launch_ahead(self) -> None:
-        """Shortly before the step that computes should end, launch the next one, where its plan
-        does not depend on what this one gives.
+        """Launch the next step shortly before the current one should end, if its plan does not
+        depend on the current step's results.
 
-        Not sooner: what comes meanwhile is to have its row in the very next step.
+        It is not launched sooner, so that requests that arrive meanwhile are in the next step.
         """
         if not self._flying or (seconds := self._scheduler.overlap_seconds) is None:
             return
@@ -360,7 +360,7 @@ class EngineCore:
         self._deliver(emissions)
 
     def _take_oldest(self) -> list[Emission]:
-        """Wait for the oldest step, if there is one, and commit it."""
+        """Wait for the oldest step in flight, if any, and commit it."""
         if not self._flying:
             return []
         plan, handle = self._flying[0]
@@ -372,13 +372,13 @@ class EngineCore:
         now = monotonic()
         seconds, self._since = now - self._since, now
         emissions = self._commit(plan, result)
-        if not self._flying:  # the books' time is the step's
+        if not self._flying:  # scheduling time counts for the step
             seconds += monotonic() - now
         self._time(seconds, result)
         return emissions
 
     def _commit(self, plan: StepPlan, result: StepResult) -> list[Emission]:
-        """Take a result in, unless the weights it was computed from have been written over."""
+        """Commit a result. Raises TidemillError MODEL_FILE if mapped weights were overwritten."""
         self._check_files()
         return self._scheduler.commit(plan, result)
 
@@ -400,7 +400,7 @@ class EngineCore:
         return handle
 
     def _give_masks(self, plan: StepPlan, handle: PlanHandle) -> None:
-        """Masks for the rows that wait for one, while their step computes."""
+        """Compute the masks of constrained rows while their step computes."""
         waiting = [i for i, row in enumerate(plan.rows) if row.mask_announced]
         if not waiting:
             return
@@ -409,25 +409,25 @@ class EngineCore:
         try:
             masks = self._grammars.masks([cast("ProgramState", state) for state in states])
         except Exception:
-            # The step waits for them; rows without any token allowed end with an error.
+            # The step waits for the masks. With no token allowed, these rows end with an error.
             _log.exception("the masks of step %d could not be computed", plan.step_id)
             masks = [np.zeros(-(-self.info.vocab_size // 8), np.uint8) for _ in states]
         for i, mask in zip(waiting, masks, strict=True):
             handle.set_mask(i, 0, mask)
 
     def _failed(self, error: Exception, unsent: StepPlan | None = None) -> list[Emission]:
-        """A step failed: find the rows that make it fail, and go on with the others.
+        """Recover from a failed step: end the rows that cause the failure, compute the others.
 
         Args:
-            error: what the executor raised.
-            unsent: the plan it did not take, when it failed at that.
+            error: raised by the executor.
+            unsent: the plan whose submission failed; None if a submitted step failed.
         """
         if self._unloadable is not None:
             raise self._unloadable
         emissions: list[Emission] = []
         if unsent is not None:
             self._executor.rollback(unsent)
-            while self._flying:  # submitted before it, and perhaps well
+            while self._flying:  # submitted earlier, and may have succeeded
                 plan, handle = self._flying[0]
                 try:
                     result = handle.result()
@@ -440,7 +440,7 @@ class EngineCore:
         else:
             culprit = self._rollback_all()
         _log.error(
-            "step %d failed with %d rows; it is computed again in parts",
+            "step %d failed with %d rows; it is recomputed in parts",
             culprit.step_id,
             len(culprit.rows),
             exc_info=error,
@@ -450,7 +450,7 @@ class EngineCore:
             told = RequestError(error.kind, error.message, None, True)
             return emissions + self._scheduler.fail(culprit, told)
         if lacks_memory(error) and culprit.rows[-1].layers is not None:
-            # Some layers of a chunk cannot be cut further; what comes next is a smaller chunk.
+            # A chunk computed by layers cannot be divided. The next chunk is smaller.
             self._scheduler.rollback(culprit)
             self._scheduler.shrink(culprit)
             return emissions
@@ -459,21 +459,24 @@ class EngineCore:
         for seq in self._scheduler.sequences():
             if seq.seq_id in failed:
                 request_id, why = seq.owner.request.request_id, failed[seq.seq_id]
-                _log.error("request %s ends with its step's error: %s", request_id, why)
+                _log.error("request %s failed in its step: %s", request_id, why)
         emissions += self._commit(culprit, result)
         if lacks_memory(error):
             self._scheduler.shrink(culprit)
         return emissions
 
     def _rollback_all(self) -> StepPlan:
-        """Take back what is outstanding; of the oldest plan, which failed, only what the executor
-        did: the scheduler's part is returned."""
+        """Roll back all plans in flight, but the oldest, which failed, in the executor only.
+
+        Returns:
+            The oldest plan; the scheduler still has it in flight.
+        """
         plans = [plan for plan, _ in self._flying]
         for _, handle in list(self._flying):
             try:
                 handle.result()
             except Exception:  # nosec B112
-                continue  # taken back whatever became of it
+                continue  # rolled back in any case
         self._flying.clear()
         for plan in reversed(plans[1:]):
             self._executor.rollback(plan)
@@ -482,20 +485,20 @@ class EngineCore:
         return plans[0]
 
     def _compile(self, client: int, request: EngineRequest) -> None:
-        """Have a request's program compiled beside the steps; it is queued once that is done."""
+        """Compile a request's program concurrently with steps; then the request is queued."""
 
         def done(states: list[ProgramState], error: TidemillError | None) -> None:
             def command() -> list[Emission]:
                 self._set_beside(request, False)
-                if not states and error is None:  # nobody waits for it any more
+                if not states and error is None:  # the request has ended meanwhile
                     return []
                 return self._scheduler.release(client, request.request_id, states, error)
 
             self._post(command)
 
-        self._check_files(text=True)  # what its program is compiled with is read at the first one
+        self._check_files(text=True)  # the first compile reads the tokenizer's files
         if self._grammars is None:
-            done([], unsupported("program", "this engine has no vocabulary to constrain output by"))
+            done([], unsupported("program", "constrained output needs a tokenizer vocabulary"))
             return
         ends = sorted(self._scheduler.end_tokens(request))
         self._grammars.compile_later(
@@ -508,14 +511,14 @@ class EngineCore:
         )
 
     def _set_beside(self, request: EngineRequest, beside: bool) -> None:
-        """Whether a request is being taken in, or its program compiled: beside the steps."""
+        """Record whether a request is being admitted or its program compiled, outside of steps."""
         key = request_key(request.request_id)
         (self._beside.add if beside else self._beside.discard)(key)
         if self._log is not None:
             self._log.beside(self._beside)
 
     def _deliver(self, emissions: list[Emission]) -> None:
-        """One message per client with all that is for it."""
+        """Send each client its outputs in one message."""
         if not emissions:
             return
         stats = self._snapshot()
@@ -532,8 +535,8 @@ class EngineCore:
         try:
             sink(message)
         except Exception:
-            # A client that cannot be told is gone; it must not take the others with it.
-            _log.exception("client %d cannot be reached and is dropped", client)
+            # An unreachable client must not affect the others.
+            _log.exception("client %d is unreachable and is dropped", client)
             self._sinks.pop(client, None)
             self._scheduler.drop_client(client)
 
@@ -571,19 +574,19 @@ class EngineCore:
             try:
                 sink(fatal_message)
             except Exception:
-                _log.exception("a client could not be told that the engine stops")
+                _log.exception("a client could not be notified that the engine stops")
 
 
 def make_core(
     opened: OpenedExecutor, config: EngineConfig, *, depth: int = DEPTH, jump_ahead: bool = True
 ) -> EngineCore:
-    """The core over an executor that is ready.
+    """The core for an opened executor.
 
     Args:
         opened: the executor.
-        config: what it serves.
-        depth: plans that may be outstanding (1 or 2); one for a recurrent model: of a sequence's
-            two states one is what its outstanding row began with, for when that fails.
+        config: the engine's configuration.
+        depth: plans that may be in flight (1 or 2). A recurrent model always has 1: of a sequence's
+            two states, one is the state before the row in flight, which a rollback restores.
         jump_ahead: see `sched.policy.Limits`.
     """
     info = opened.info
@@ -627,9 +630,9 @@ def open_core(
     """Load a model into this process and start its engine.
 
     Args:
-        config: what it serves.
-        progress: told in a line each what is being done.
-        log: where it notes what a supervisor must know of it.
+        config: the engine's configuration.
+        progress: called with a line for each stage of loading.
+        log: the flight log for a supervisor.
 
     Raises:
         TidemillError: the model or the configuration cannot be used.
@@ -643,5 +646,5 @@ def open_core(
 @atexit.register
 def _close_all() -> None:
     for core in list(_running):
-        if core.alive:  # in a fork of the process that loaded it, it is not
+        if core.alive:  # False in a forked child of the process that loaded it
             core.close()

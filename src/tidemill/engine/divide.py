@@ -1,8 +1,8 @@
-"""A step that failed, computed again in parts: the row that made it fail is found, and the others
-get what they would have got.
+"""Recomputing a failed step in parts: bisection finds the rows that cause the failure, and the
+other rows get their results.
 
-The arithmetic of a row does not depend on what shares its step nor on how it is cut, so the parts
-together are the step. Nothing is committed before all is known.
+The arithmetic of a row depends neither on the other rows of its step nor on how it is chunked, so
+the parts compute exactly what the step would have. Nothing is committed before all parts are done.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Rows = tuple[Row, ...]
 
 
 def lacks_memory(error: Exception) -> bool:
-    """The step failed for want of memory: it may fit in parts, whoever is in it."""
+    """True if the step ran out of memory: it may fit in parts."""
     if isinstance(error, TidemillError):
         return error.kind is ErrorKind.RESOURCE
     return isinstance(error, MemoryError)
@@ -31,19 +31,19 @@ def compute_in_parts(
     launch: Callable[[StepPlan], PlanHandle],
     rollback: Callable[[StepPlan], None],
 ) -> StepResult:
-    """Compute a plan that failed, and that the executor has taken back.
+    """Recompute a failed plan, which the executor has rolled back.
 
     Args:
-        plan: the oldest outstanding one; every earlier plan was committed.
-        error: what it failed with.
+        plan: the oldest plan in flight; every earlier one is committed.
+        error: the error of the failed step.
         launch: submits a plan.
-        rollback: takes back what a failed plan changed in the executor.
+        rollback: undoes what a failed plan changed in the executor.
 
     Returns:
-        The result of the whole plan, without timings. Rows that fail alone carry their error.
+        The result of the whole plan, without timings. Rows that fail on their own have an error.
     """
     starts = {row.seq_id: row.start for row in plan.rows}
-    # Tokens that earlier plans sampled are known by now.
+    # Earlier plans are committed, so the tokens they sampled are known.
     rows = tuple(msgspec.structs.replace(row, input_from=None) for row in plan.rows)
     todo = _halves(rows, error) or [rows]
     copies, preempted, finished = plan.copies, plan.preempted, plan.finished
@@ -51,7 +51,7 @@ def compute_in_parts(
     while todo:
         rows = todo.pop()
         if rows[0].seq_id in done and done[rows[0].seq_id].error is not None:
-            continue  # the rest of a row whose beginning failed
+            continue  # the second part of a row whose first part failed
         first = {row.seq_id for row in rows if row.start == starts[row.seq_id]}
         part = StepPlan(
             step_id=plan.step_id,
@@ -61,7 +61,7 @@ def compute_in_parts(
             preempted=preempted,
             finished=finished,
         )
-        # Said once: a sequence may have been preempted and given a row in the same plan.
+        # Sent with the first part only: a sequence may be preempted and have a row in one plan.
         preempted = finished = ()
         try:
             results = launch(part).result().rows
@@ -79,7 +79,7 @@ def compute_in_parts(
 
 
 def _halves(rows: Rows, error: Exception) -> list[Rows]:
-    """The rows as two parts, the one to be computed first last; none when they cannot be parted."""
+    """The rows in two parts, the one to compute first last; empty if they cannot be divided."""
     if len(rows) > 1:
         middle = len(rows) // 2
         return [rows[middle:], rows[:middle]]
@@ -103,7 +103,7 @@ def _halves(rows: Rows, error: Exception) -> list[Rows]:
 
 
 def _joined(before: RowResult | None, result: RowResult) -> RowResult:
-    """A row's result from those of its parts, in order."""
+    """Merge the result of a row's next part into that of its earlier parts."""
     if before is None or result.error is not None:
         return result
     if before.prompt_logprobs is None and result.prompt_logprobs is None:
@@ -118,5 +118,5 @@ def _culprit(row: Row, error: Exception) -> RowResult:
         kind, message, param = error.kind, error.message, error.param
     elif lacks_memory(error):
         kind = ErrorKind.RESOURCE
-        message = "memory does not suffice for this request, not even for one token of it at a time"
+        message = "out of memory: a step with a single token of this request does not fit"
     return RowResult(seq_id=row.seq_id, error=message, error_kind=str(kind), error_param=param)

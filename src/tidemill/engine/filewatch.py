@@ -1,9 +1,8 @@
-"""The model's files under an engine that reads them in place.
+"""FileWatch: detects changes of model files that the engine has mapped into memory.
 
-Weights are mapped, so a file that is written over while it is served changes answers at once.
-Before the results of a step are taken, the files' sizes and times are looked at; a change ends the
-engine for good. A file that was replaced (its name leads to another one now) does no harm to what
-is mapped; that is said once.
+Overwriting a mapped weight file changes the output at once. So the engine checks the files' sizes
+and times before it commits a step; a change ends the engine permanently. Replacing a file by
+renaming another over it leaves the mapped content intact; it is logged once.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ _log = get_logger(__name__)
 
 
 class FileWatch:
-    """Looks at mapped files for as long as they are in use.
+    """Watches mapped files while they are in use.
 
     Args:
-        files: that were opened for the model; those that were only read are left out.
+        files: the files opened for the model; those not mapped are ignored.
 
     Raises:
-        TidemillError: MODEL_FILE when one has changed since it was opened.
+        TidemillError: MODEL_FILE if one has changed since it was opened.
     """
 
     def __init__(self, files: Iterable[OpenedFile]) -> None:
@@ -36,7 +35,7 @@ class FileWatch:
                 self._watched.append(_Watched(file))
 
     def check(self, *, text: bool = False) -> None:
-        """Raise MODEL_FILE when mapped weights (or also texts) are not what was opened any more."""
+        """Raise MODEL_FILE if mapped weights (with `text` also text files) have changed."""
         for watched in self._watched:
             if watched.text and not text:
                 continue
@@ -45,18 +44,18 @@ class FileWatch:
                 watched.look(status)
 
     def close(self) -> None:
-        """Leave the files alone."""
+        """Stop watching and close the descriptors."""
         for watched in self._watched:
             watched.close()
         self._watched.clear()
 
 
 class _Watched:
-    """One file, with a descriptor of it.
+    """One file, with an open descriptor.
 
     Attributes:
-        latest: times and size by which it is known to be unchanged.
-        text: it holds no weights.
+        latest: times and size at the latest check that found it unchanged.
+        text: it contains text (tokenizer data), not weights.
     """
 
     def __init__(self, file: OpenedFile) -> None:
@@ -67,7 +66,7 @@ class _Watched:
             with open_regular(file.path) as opened:
                 self.descriptor = os.dup(opened.fileno())
         except OSError as error:
-            raise _changed(file, error.strerror or "it has gone") from error
+            raise _changed(file, error.strerror or "it was removed") from error
         os.set_inheritable(self.descriptor, False)
         status = os.fstat(self.descriptor)
         try:
@@ -79,25 +78,25 @@ class _Watched:
             raise
 
     def status(self) -> os.stat_result:
-        """What the system says of it now; MODEL_FILE where it cannot (a share that has gone)."""
+        """Its current stat. Raises MODEL_FILE if that fails (an unmounted network share)."""
         try:
             return os.fstat(self.descriptor)
         except OSError as error:
-            raise _changed(self._file, error.strerror or "it cannot be looked at") from error
+            raise _changed(self._file, error.strerror or "stat failed") from error
 
     def look(self, status: os.stat_result) -> None:
-        """Its times are others than they were: is it the same all the same?"""
+        """Its times have changed: raise MODEL_FILE unless its content is the same."""
         before, now = self._file.stamp, stamp_of(status)
         replaced = self._is_replaced()
-        # Renaming a file changes one of its times and nothing in it.
+        # Renaming a file changes its ctime, not its content.
         if not same_content(before, now, renamed=replaced):
             raise _changed(self._file, _difference(before, now))
         self.latest = (status.st_mtime_ns, status.st_ctime_ns, status.st_size)
         if replaced and not self._said:
             self._said = True
             _log.warning(
-                "%s has been replaced or removed; this server goes on with what it has opened, and "
-                "ends if its engine does: start it again for the new file",
+                "%s has been replaced or removed; this server continues with the file it opened, "
+                "and stops if its engine ends: restart it to use the new file",
                 self._file.path,
             )
 
@@ -115,14 +114,14 @@ class _Watched:
 def _difference(before: tuple[int, ...], now: tuple[int, ...]) -> str:
     if before[2] != now[2]:
         return f"it has {now[2]} bytes instead of {before[2]}"
-    return "its time of modification is another" if before[3] != now[3] else "it was written to"
+    return "its modification time changed" if before[3] != now[3] else "it was written to"
 
 
 def _changed(file: OpenedFile, what: str) -> TidemillError:
-    # Clients are told the error; where files lie is for the log.
+    # Clients receive the error. Only the log has the path.
     _log.error("%s has changed: %s", file.path, what)
     return model_file_error(
         f"the model's file {os.path.basename(file.path)} was changed while it was in use ({what}), "
-        "and no answer could be trusted; start again, and replace files by renaming, "
+        "so results would be invalid; restart the server, and replace model files by renaming, "
         "not in place"
     )

@@ -1,11 +1,12 @@
-"""FlightLog: a page of memory shared by an engine and its supervisor, readable after a crash.
+"""FlightLog: memory shared by an engine and its supervisor, readable after a crash.
 
-The engine notes whose rows it is about to compute, and a number that changes while it is alive and
-working; the supervisor reads both when the engine says nothing any more. The page is anonymous
-memory behind a file descriptor: it takes no disk, has no name, and is gone with its last process.
+The engine records the requests whose rows it is about to compute, and a heartbeat counter that
+advances while it makes progress. The supervisor reads both when the engine stalls or dies. It is
+anonymous shared memory behind a file descriptor: it uses no disk space, has no name, and is freed
+with its last process.
 
-Layout in 64-bit words: the pulse, then three slots (two steps may be outstanding; one for what
-happens beside the steps), each: state, step, count, and `count` request keys.
+Layout in 64-bit words: the heartbeat counter, then three slots (two for the steps in flight, one
+for requests outside of steps), each: state, step, count, and `count` request keys.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ _WORD = 8
 
 
 def request_key(request_id: str) -> int:
-    """What names a request in the log: 63 bits of its id's digest, never 0."""
+    """The key of a request in the log: 63 bits of its id's digest, never 0."""
     digest = hashlib.blake2b(request_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1 or 1
 
 
 class FlightLog:
-    """One side's view of the page.
+    """One process's mapping of the shared memory.
 
     Args:
-        descriptor: of the shared memory; owned by this object from now on.
-        capacity: rows a step may have.
+        descriptor: file descriptor of the shared memory; this object takes ownership.
+        capacity: maximum rows of a step.
 
     Attributes:
-        descriptor: to hand to the engine process.
+        descriptor: to pass to the engine process.
         capacity: as given.
     """
 
@@ -51,14 +52,14 @@ class FlightLog:
 
     @classmethod
     def create(cls, capacity: int) -> FlightLog:
-        """A new page of zeros. Raises OSError when the system has no memory (or disk) for it."""
+        """A new log of zeros. Raises OSError if the system has no memory (or disk) for it."""
         if hasattr(os, "memfd_create"):
             descriptor = os.memfd_create("tidemill-flight-log", os.MFD_CLOEXEC)
         else:
             descriptor, path = tempfile.mkstemp(prefix="tidemill-flight-log-")
             os.unlink(path)
         try:
-            # Written, not truncated to size: memory that is missing must be missed here.
+            # Written rather than truncated to size, so that a lack of memory fails here.
             os.write(descriptor, bytes(_size(capacity)))
             return cls(descriptor, capacity)
         except BaseException:
@@ -66,7 +67,7 @@ class FlightLog:
             raise
 
     def close(self) -> None:
-        """Unmap the page."""
+        """Unmap the memory and close the descriptor."""
         self._words.release()
         self._memory.close()
         os.close(self.descriptor)
@@ -74,19 +75,19 @@ class FlightLog:
     # -- the engine's side -------------------------------------------------------------------
 
     def beat(self, pulse: int) -> None:
-        """Show that the engine lives: a number other than the last one."""
+        """Store the heartbeat counter; a changed value means that the engine makes progress."""
         self._words[_PULSE] = pulse & (2**63 - 1)
 
     def enter(self, step: int, keys: Collection[int]) -> None:
-        """A step is about to be computed for these requests."""
+        """Record that a step of these requests begins."""
         self._write(step % 2, step, keys)
 
     def leave(self, step: int) -> None:
-        """The step has ended, well or with an error."""
+        """Record that the step has ended, with a result or an error."""
         self._words[self._base(step % 2) + _STATE] = _DONE
 
     def beside(self, keys: Collection[int]) -> None:
-        """These requests are being taken in, or have their programs compiled."""
+        """Record the requests that are being admitted or whose programs are being compiled."""
         self._write(_BESIDE, 0, keys)
         if not keys:
             self._words[self._base(_BESIDE) + _STATE] = _EMPTY
@@ -108,14 +109,15 @@ class FlightLog:
 
     @property
     def pulse(self) -> int:
-        """The engine's latest number."""
+        """The engine's heartbeat counter."""
         return self._words[_PULSE]
 
     def suspects(self) -> set[int]:
-        """Keys of the requests that may have ended an engine that is no more.
+        """Keys of the requests that may have crashed the engine.
 
-        Those in steps that were being computed, those beside them, and those of the step before:
-        what follows a step can fail as well, and its outputs are told while the next one computes.
+        These are the requests in the steps in flight, those admitted or compiled concurrently, and
+        those of the last finished step: handling its results may crash as well, since its outputs
+        are sent while the next step computes.
         """
         words = self._words
         slots = [self._base(slot) for slot in range(3)]
@@ -129,7 +131,7 @@ class FlightLog:
         return found
 
     def clear(self) -> None:
-        """Forget the last engine; before the next one starts."""
+        """Reset the log before the next engine starts."""
         for slot in range(3):
             self._words[self._base(slot) + _STATE] = _EMPTY
         self._words[_PULSE] = 0

@@ -1,8 +1,8 @@
-"""Whether another engine computes what the first one would have computed.
+"""Checks that a replacement engine computes the same as the first one.
 
-Streams go on with a new engine token by token, so it must have the same weights, the same
-vocabulary and the same sizes. Sizes come from `EngineInfo`; of the files, whatever the system says
-of them decides, since no digest is made of all their bytes.
+Streams resume on a new engine in the middle of their output, so it must have the same weights,
+vocabulary and sizes. Sizes are compared by `EngineInfo`, files by their stat (inode, size and
+times), since hashing all weights would take too long.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ from tidemill.contract.wire import EngineInfo
 
 _log = get_logger(__name__)
 
-# A new engine computes alike if it has these in common with the first.
+# Fields that must be equal for a new engine to compute the same.
 _RESOLVED = (
     *("identity", "backend", "isa", "dtype", "quantization", "kv_dtype", "vocab_size"),
     *("max_model_len", "block_size", "num_blocks", "max_num_seqs", "max_step_tokens"),
     *("prefix_caching", "eos_token_ids"),
 )
-# Chat templates are the API process's, which keeps the ones it began with.
+# Chat templates are used by the API process alone, which has already loaded them.
 _TEMPLATES = (".jinja", "chat_template.json")
 
 
 def missing_files(first: EngineInfo) -> str | None:
-    """Why no engine can be like the first any more, by what its files have become; None: it can."""
+    """Why no new engine can compute the same, because of changed files; None if it can."""
     for file in first.files:
         fate = file.fate()
         if fate is None:
             continue
         if not file.path.endswith(_TEMPLATES):
             return _unlike(file.path, fate)
-        _log.warning("%s has been %s; the server goes on with what it was", file.path, fate)
+        _log.warning("%s has been %s; the server continues with the old content", file.path, fate)
     return None
 
 
 def difference(first: EngineInfo, other: EngineInfo) -> str | None:
-    """Why another engine is unlike the first; None: it is not."""
+    """Why another engine computes differently from the first; None if it does not."""
     changed = [name for name in _RESOLVED if getattr(first, name) != getattr(other, name)]
     if changed:
         return (
-            f"the next engine computes otherwise ({', '.join(changed)} changed: was the model "
-            "replaced?); start the server again"
+            f"the new engine differs from the first ({', '.join(changed)} changed: was the model "
+            "replaced?); restart the server"
         )
     return different_files(first.files, other.files)
 
@@ -51,9 +51,12 @@ def difference(first: EngineInfo, other: EngineInfo) -> str | None:
 def different_files(
     ours: tuple[OpenedFile, ...], theirs: tuple[OpenedFile, ...], *, only_common: bool = False
 ) -> str | None:
-    """Why two readings of a model are not of the same files; None: they are.
+    """Why the files of two loads of a model differ; None if they are the same.
 
-    `only_common`: the first reading was of some of the files alone.
+    Args:
+        ours: files opened by the first load.
+        theirs: files opened by the second load.
+        only_common: ignore files that the first load did not open.
     """
     stamps = {file.path: file.stamp for file in ours}
     for file in theirs:
@@ -68,9 +71,9 @@ def different_files(
 
 
 def _unlike(path: str, fate: str) -> str:
-    # Clients are told why; where files lie is for the log.
+    # Clients receive the reason. Only the log has the path.
     _log.error("%s has been %s since this server started", path, fate)
     return (
         f"the model's file {os.path.basename(path)} has been {fate} since this server started, "
-        "and another engine would compute otherwise; start the server again"
+        "so a new engine would compute differently; restart the server"
     )

@@ -1,4 +1,4 @@
-"""InprocEngine: the engine for the offline API, blocking and without asyncio."""
+"""InprocEngine: the engine of the offline API; blocking, without asyncio."""
 
 from __future__ import annotations
 
@@ -29,35 +29,36 @@ class InprocEngine:
     def open(
         cls, config: EngineConfig, progress: Callable[[str], None] = lambda line: None
     ) -> InprocEngine:
-        """Load a model. Raises TidemillError when it or the configuration cannot be used."""
+        """Load a model. Raises TidemillError if it or the configuration cannot be used."""
         return cls(open_core(config, progress))
 
     @property
     def info(self) -> EngineInfo:
-        """What the engine resolved at its start."""
+        """The properties that the engine resolved at its start."""
         return self._core.info
 
     def run(self, requests: Iterable[EngineRequest]) -> Iterator[ChoiceOutput]:
         """Submit all requests and yield their outputs as they come, until every choice has ended.
 
-        Leaving the iterator early cancels what still runs. Threads may run batches side by side.
+        Leaving the iterator early cancels the unfinished requests. Several threads may run batches
+        concurrently.
 
         Raises:
-            TidemillError: BAD_REQUEST for two requests of one id, UNAVAILABLE when the engine
-                stops. Errors of single requests come as terminal outputs.
+            TidemillError: BAD_REQUEST for duplicate request ids, UNAVAILABLE if the engine stops.
+                An error of a single request is in its final output.
         """
         open_choices: dict[str, int] = {}
         batch = [resolve_seed(request) for request in requests]
         for request in batch:
             if request.request_id in open_choices:
-                raise bad_request("request_id", f"{request.request_id!r} is there twice")
+                raise bad_request("request_id", f"{request.request_id!r} is a duplicate id")
             open_choices[request.request_id] = request.sampling.n
         return self._outputs(batch, open_choices)
 
     def _outputs(
         self, batch: list[EngineRequest], open_choices: dict[str, int]
     ) -> Iterator[ChoiceOutput]:
-        # A client of its own: batches of several threads must not read each other's messages.
+        # One client per batch, so that concurrent batches do not read each other's messages.
         messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
         client = self._core.connect(messages.put)
         try:

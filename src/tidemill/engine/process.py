@@ -1,9 +1,9 @@
 """The engine's own process: `python -m tidemill.engine.process --socket PATH`.
 
-The configuration comes as one line of JSON on stdin, which stays open: when it closes, the parent
-is gone and so is the engine. Until it listens, and until its weights are loaded, the engine reports
-on stdout, one JSON `Report` a line; everything else goes over the socket. Several clients may
-connect; the engine exits when the connection of its owner closes, and on SIGTERM.
+The configuration is one line of JSON on stdin, which stays open: when it closes, the parent has
+ended, and the engine exits. Until it listens and its weights are loaded, the engine writes one JSON
+`Report` per line to stdout; everything else uses the socket. Several clients may connect. The
+engine exits when the connection of its owner closes, and on SIGTERM.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ from tidemill.engine.reports import FOLDER_PREFIX, Report
 
 _log = get_logger(__name__)
 
-# A client that reads nothing for so many seconds while so much waits for it is dropped. Much alone
-# is no sign: several requests may end at once, each bounded when it is admitted.
+# A client that reads nothing for UNREAD_SECONDS while more than MAX_UNREAD_BYTES are buffered for
+# it is dropped. The buffer's size alone is no criterion: several large requests may end at once.
 MAX_UNREAD_BYTES = 64 * 2**20
 UNREAD_SECONDS = 20.0
 
-# An engine that ends before its owner has connected waits so long for it.
+# An engine that fails before its owner has connected waits so long, to report the error.
 OWNER_SECONDS = 10.0
 
 EXIT_OK, EXIT_START_FAILED, EXIT_FATAL = 0, 2, 3
@@ -66,8 +66,8 @@ class EngineServer:
     """Serves an `EngineCore` to the clients of a Unix socket.
 
     Args:
-        core: started.
-        config_digest: what clients must expect.
+        core: a started core.
+        config_digest: the configuration digest that clients must send.
     """
 
     def __init__(self, core: EngineCore, config_digest: str) -> None:
@@ -79,7 +79,7 @@ class EngineServer:
         core.connect(self._watch)
 
     def stop(self, code: int = EXIT_OK) -> None:
-        """Let the process end with an exit code; the first one counts."""
+        """End the process with an exit code; the first call wins."""
         if not self.exit_code.done():
             self.exit_code.set_result(code)
 
@@ -88,12 +88,12 @@ class EngineServer:
             self.loop.call_soon_threadsafe(self._end)
 
     def _end(self) -> None:
-        # The owner may be about to connect, and is to be told why.
+        # An owner that is about to connect must still receive the error.
         self._over = True
         self.loop.call_later(0 if self._owned else OWNER_SECONDS, self.stop, EXIT_FATAL)
 
     def owned(self) -> None:
-        """The owner is connected."""
+        """Called when the owner has connected."""
         self._owned = True
         if self._over:
             self.loop.call_soon(self.stop, EXIT_FATAL)
@@ -108,8 +108,8 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._client: int | None = None
         self._owner = False
-        self._written = 0  # bytes, those that wait included
-        self._watched = False  # whether it reads
+        self._written = 0  # bytes, buffered ones included
+        self._watched = False  # a check of whether the client reads is scheduled
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -120,7 +120,7 @@ class _Connection(asyncio.Protocol):
             for body in self._reader.feed(data):
                 self._receive(to_engine_decoder.decode(body))
         except (ValueError, TidemillError) as error:
-            _log.error("a client is dropped: %s", error)
+            _log.error("invalid message from a client, which is dropped: %s", error)
             if self._transport is not None:
                 self._transport.abort()
 
@@ -166,7 +166,7 @@ class _Connection(asyncio.Protocol):
             server.owned()
 
     def _sink(self, message: Outputs | Stats | Fatal) -> None:
-        # On the engine's thread: encode here, so that the event loop only writes.
+        # Runs in the engine's thread. Encoding here leaves only the write to the event loop.
         for data in frames(message):
             self._server.loop.call_soon_threadsafe(self._write, data)
 
@@ -189,7 +189,7 @@ class _Connection(asyncio.Protocol):
         if transport is None or transport.get_write_buffer_size() <= MAX_UNREAD_BYTES:
             return
         if self._read_bytes(transport) <= before:
-            _log.error("a client read nothing for %g s and is dropped", UNREAD_SECONDS)
+            _log.error("a client has read nothing for %g s and is dropped", UNREAD_SECONDS)
             transport.abort()
         else:
             self._write(b"")
@@ -198,7 +198,7 @@ class _Connection(asyncio.Protocol):
 async def serve_core(
     core: EngineCore, path: str, config_digest: str
 ) -> tuple[asyncio.Server, EngineServer]:
-    """Listen on a Unix socket for clients of a core that is started."""
+    """Listen on a Unix socket for clients of a started core."""
     engine = EngineServer(core, config_digest)
     server = await engine.loop.create_unix_server(lambda: _Connection(engine), path)
     os.chmod(path, 0o600)
@@ -217,7 +217,7 @@ async def _main(path: str, config: EngineConfig, reports: IO[bytes], log: Flight
             reports.write(msgspec.json.encode(message) + b"\n")
             reports.flush()
         except OSError:
-            _log.warning("nobody reads this engine's reports")
+            _log.warning("the parent process no longer reads this engine's reports")
 
     def progress(line: str) -> None:
         _log.info("%s", line)
@@ -228,7 +228,7 @@ async def _main(path: str, config: EngineConfig, reports: IO[bytes], log: Flight
     ended = [gone, asyncio.ensure_future(terminated.wait())]
     await asyncio.wait([loading, *ended], return_when=asyncio.FIRST_COMPLETED)
     if not loading.done():
-        # The loading thread cannot be interrupted, and there is nothing to save.
+        # The loading thread cannot be interrupted, and no state needs to be saved.
         os._exit(EXIT_OK)
     try:
         core = loading.result()
@@ -249,15 +249,15 @@ async def _main(path: str, config: EngineConfig, reports: IO[bytes], log: Flight
     if heartbeat is not None:
         heartbeat.stop()
     await asyncio.to_thread(core.close)
-    await asyncio.sleep(0)  # the last outputs are on their way to the transports
-    # The owner's connection may be gone a moment before its pipe is.
+    await asyncio.sleep(0)  # lets the last outputs reach the transports
+    # The owner's socket may close a moment before its pipe does.
     await asyncio.wait([gone], timeout=0.1)
     await _remove_socket(Path(path), orphaned=gone.done())
     return engine.exit_code.result() if engine.exit_code.done() else EXIT_OK
 
 
 async def _remove_socket(path: Path, *, orphaned: bool) -> None:
-    """Remove the socket, and, when the owner (who holds its lock) is no more, its folder."""
+    """Remove the socket and, if the owner (which holds the folder's lock) has died, the folder."""
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
         if not orphaned or not path.parent.name.startswith(FOLDER_PREFIX):
@@ -288,27 +288,27 @@ async def _watch_parent(gone: asyncio.Future[None]) -> None:
 
 
 def main() -> int:
-    """Run an engine process; see the module."""
+    """Run an engine process; see the module docstring."""
     parser = argparse.ArgumentParser(prog="tidemill.engine.process", description=__doc__)
     parser.add_argument("--socket", required=True, help="path of the Unix socket to listen on")
     parser.add_argument("--log-level", default="info", help="debug, info, warning or error")
     parser.add_argument("--log-format", default="text", help="text or json")
     parser.add_argument("--flight-log", help="DESCRIPTOR:ROWS of the supervisor's flight log")
     options = parser.parse_args()
-    # Ctrl-C reaches the whole terminal group; the owner decides when the engine ends.
+    # Ctrl-C reaches the terminal's whole process group; the owner decides when the engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     use_few_arenas()
     guard_stderr(log_line)
     set_up_logging("engine", options.log_level, options.log_format)
     reports = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints must not look like a report
+    os.dup2(2, 1)  # the output of libraries must not mix with the reports
     line = _read_line(0)
     if not line:
-        return EXIT_OK  # the owner was gone before it said what it wanted
+        return EXIT_OK  # the owner ended before it sent the configuration
     try:
         config = msgspec.json.decode(line, type=EngineConfig)
     except msgspec.DecodeError as error:
-        text = f"the configuration cannot be read: {error}"
+        text = f"the configuration is invalid: {error}"
         reports.write(
             msgspec.json.encode(Report(error=RequestError(ErrorKind.CONFIG, text))) + b"\n"
         )
@@ -322,7 +322,7 @@ def main() -> int:
 
 
 def _read_line(descriptor: int) -> bytes:
-    """A line read byte by byte, so that nothing behind it is taken."""
+    """Read a line byte by byte, so that nothing after it is consumed."""
     line = bytearray()
     while (byte := os.read(descriptor, 1)) not in (b"", b"\n"):
         line += byte

@@ -1,10 +1,10 @@
-"""What requests share with one that ended engines: a grammar, an adapter, a kind of pooling.
+"""Quarantine of traits: what a poison request shares with others (grammar, adapter, pooling kind).
 
-A request that is convicted may owe it to any part of it. What it shares with others is put in
-quarantine, so that its variants cost nobody an engine: with other prompts around the same grammar,
-say. Two things keep that from innocents. What has ended well in a request since anything was held
-against it is not quarantined, and what is no client's own (an adapter, pooling, any JSON object)
-only when a second request is convicted with it. And a quarantine passes.
+Any part of a request that crashes engines may be the cause. Its traits are quarantined too, so that
+variants of it (other prompts with the same grammar) do not crash more engines. Three rules protect
+harmless requests. A trait is not quarantined if another request with it has finished normally
+before. A trait that is not specific to a client (an adapter, pooling, any JSON object) is
+quarantined only after a second poison request has it. Every quarantine expires.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from tidemill.contract.request import EngineRequest
 QUARANTINE_SECONDS = 600.0
 
 MAX_TRAITS = 4096
-"""Of each kind that are remembered."""
+"""Maximum number of traits stored in each table."""
 
 Trait = tuple[str, str]
-"""What it is, in words for an error, and which."""
+"""The kind, in words for an error message, and the value."""
 
-# Convictions with it that it takes, when nothing with it has ended well.
+# Poison requests with a trait that it takes to quarantine the trait, by kind.
 _CONVICTIONS = {"grammar": 1, "kind of grammar": 2, "adapter": 2, "pooling": 2}
 
 
 def traits(request: EngineRequest) -> tuple[Trait, ...]:
-    """What a request may share with others; nothing that every request has."""
+    """The traits of a request: what it may share with some other requests, not with all."""
     found: list[Trait] = []
     for phase in request.program.phases:
         if isinstance(phase, Grammar):
@@ -45,10 +45,10 @@ def traits(request: EngineRequest) -> tuple[Trait, ...]:
 
 
 class Quarantine:
-    """Traits of requests that ended engines.
+    """Traits of requests that crashed engines.
 
     Args:
-        clock: seconds, of a clock that does not jump.
+        clock: monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
@@ -59,7 +59,7 @@ class Quarantine:
         self._ended_alone: dict[Trait, str] = {}  # the request that ended an engine with it
 
     def ended_well(self, request: EngineRequest) -> None:
-        """The request had an end of its own: what it shares with others ends no engine as such."""
+        """Record that the request finished normally: its traits alone do not crash engines."""
         for trait in traits(request):
             self._proven[trait] = None
             self._proven.move_to_end(trait)
@@ -67,11 +67,11 @@ class Quarantine:
                 self._proven.popitem(last=False)
 
     def ended_alone(self, request: EngineRequest) -> bool:
-        """An engine has ended that computed nothing but the request.
+        """Record that an engine crashed while it computed this request alone.
 
         Returns:
-            True when another one with a trait of a client's own has ended one alone as well: the
-            two are one case.
+            True if another request with the same client-specific trait also crashed an engine
+            alone: both have the same cause.
         """
         found = False
         for trait in traits(request):
@@ -81,11 +81,11 @@ class Quarantine:
         return found
 
     def quarantined(self, request: EngineRequest) -> None:
-        """The request ends engines."""
+        """Count a poison request, and quarantine its traits that have reached their threshold."""
         self._ended_alone.clear()
         for trait in traits(request):
             if trait in self._proven:
-                del self._proven[trait]  # and what comes now must prove it again
+                del self._proven[trait]  # a later request must finish normally again
                 continue
             self._convictions[trait] += 1
             if self._convictions[trait] >= _CONVICTIONS[trait[0]]:
@@ -96,7 +96,7 @@ class Quarantine:
             self._convictions.clear()
 
     def holds(self, request: EngineRequest) -> Trait | None:
-        """A trait of the request that is in quarantine now."""
+        """A trait of the request that is in quarantine; None without one."""
         if not self._until:
             return None
         now = self._clock()
@@ -109,11 +109,11 @@ class Quarantine:
 
 
 def shared_verdict(trait: Trait) -> str:
-    """What a request with a trait in quarantine is answered."""
+    """The error message for a request with a quarantined trait."""
     label, name = trait
     minutes = QUARANTINE_SECONDS / 60
     return (
-        f"a request with the same {label} ended the engine process each time it was computed, and "
-        f"none has ended well since; no request with it is computed for {minutes:g} minutes, and "
-        f"the server's log has it as {name}"
+        f"a request with the same {label} crashed the engine process each time it was computed, "
+        f"and none has succeeded since; such requests are rejected for {minutes:g} minutes. "
+        f"The server's log has it as {name}"
     )

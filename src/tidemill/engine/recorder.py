@@ -1,4 +1,4 @@
-"""What an engine process writes into its flight log: who is computed, and that it lives."""
+"""The engine process's side of the flight log: the requests being computed, and a heartbeat."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BEAT_SECONDS = 0.2
 
 
 class RecordedHandle:
-    """A submitted plan whose end is noted."""
+    """A submitted plan whose end is recorded in the flight log."""
 
     def __init__(self, handle: PlanHandle, log: FlightLog, step: int) -> None:
         self._handle = handle
@@ -41,11 +41,11 @@ class RecordedHandle:
 
 
 class RecordingExecutor:
-    """An executor that notes in the flight log whose rows each step computes.
+    """An executor that records in the flight log the requests that each step computes.
 
     Args:
-        executor: does the work.
-        log: where it is noted.
+        executor: the executor to forward to.
+        log: the flight log.
     """
 
     def __init__(self, executor: Executor, log: FlightLog) -> None:
@@ -93,15 +93,15 @@ class RecordingExecutor:
 
 
 class Heartbeat:
-    """A thread that shows the supervisor a number which changes while the engine gets on.
+    """A thread that writes a counter to the flight log, which advances while the engine progresses.
 
-    While the engine loads, the thread's own turns are the number: that it runs is what can be said.
-    From `follow` on, the number is the engine's. The kernels count tiles without Python, and they
-    release the GIL, so a long step goes on counting; an engine that has nothing to do lets the
-    thread sleep.
+    While the engine loads, the counter is the number of iterations of this thread, which shows only
+    that the process runs. From `follow` on it is the engine's progress. Kernels count their tiles
+    in native code with the GIL released, so the counter advances within a long step as well. While
+    the engine is idle, the thread sleeps.
 
     Args:
-        log: where the number is written.
+        log: the flight log.
     """
 
     def __init__(self, log: FlightLog) -> None:
@@ -114,12 +114,12 @@ class Heartbeat:
         self._thread.start()
 
     def follow(self, pulse: Callable[[], int], await_work: Callable[[], object]) -> None:
-        """Show `pulse()` from now on; `await_work` returns once the engine has something to do."""
+        """Write `pulse()` from now on; `await_work` blocks until the engine has work."""
         self._await_work = await_work
         self._pulse = pulse
 
     def stop(self) -> None:
-        """End the thread, which must not be in Python when the interpreter ends."""
+        """Stop the thread, which must not run Python code while the interpreter exits."""
         self._stop.set()
 
     def _run(self) -> None:

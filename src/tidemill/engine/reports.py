@@ -1,4 +1,4 @@
-"""What an engine process and whoever starts it agree on before they are connected."""
+"""The startup protocol of an engine process and its parent, before they are connected."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import msgspec
 
 from tidemill.contract.request import RequestError
 
-# How the folder of an engine's socket is named.
+# Prefix of the name of the folder with an engine's socket.
 FOLDER_PREFIX = "tidemill-"
 
 
 class Report(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line on stdout while the engine starts, or loads when it listens already: exactly one of
-    the three is set.
+    """A line on stdout while the engine starts, and while weights load after it listens. Exactly
+    one of the fields is set.
 
     Attributes:
-        progress: what is being done.
-        ready: it listens.
-        error: why it could not start; it exits.
+        progress: a stage of loading, in words.
+        ready: the engine listens.
+        error: why the engine could not start; it exits.
     """
 
     progress: str | None = None

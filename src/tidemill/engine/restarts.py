@@ -1,20 +1,20 @@
-"""When an engine that has ended is replaced, and when the server gives up."""
+"""RestartPolicy: the backoff between engine restarts, and when the server gives up."""
 
 from __future__ import annotations
 
 
 class RestartPolicy:
-    """When a dead engine is replaced: at once, then later and later, and at some point not at all.
+    """Restarts a dead engine at once, then with exponential backoff, and finally not at all.
 
-    Two bounds end it: deaths per time, and deaths in a row without progress between. The second one
-    counts time on a clock that only runs while there is an engine, so that deaths weeks apart are
-    not in a row, and starts that take minutes and fail still are.
+    Two limits end it: the number of deaths within a time window, and the number of consecutive
+    deaths without progress. The second limit measures time only while an engine runs. So deaths
+    weeks apart are not consecutive, while starts that fail after minutes are.
 
     Args:
-        most: deaths and failed starts within `window` seconds that are put up with.
+        most: tolerated deaths and failed starts within `window` seconds.
         window: seconds.
-        fruitless: deaths and failed starts in a row, without progress and less than `window`
-            seconds of an engine's life apart, that are put up with.
+        fruitless: tolerated consecutive deaths and failed starts without progress, each within
+            `window` seconds of engine uptime of the previous one.
     """
 
     def __init__(self, most: int = 30, window: float = 600.0, fruitless: int = 10) -> None:
@@ -27,23 +27,24 @@ class RestartPolicy:
         self._since: float | None = None  # when the engine that lives was there
 
     def started(self, now: float) -> None:
-        """An engine is there, at a time of the clock that `delay` is given."""
+        """Record that an engine is up; `now` is of the same clock as in `delay`."""
         self._since = now
 
     def progressed(self) -> None:
-        """Somebody was brought a token, a vector or an end, or a culprit was found."""
+        """Record progress: a client received a token, a vector or a final output."""
         self._in_vain.clear()
 
     def explained(self, deaths: int) -> None:
-        """The latest deaths had a culprit, who is gone: they count no more."""
+        """Discount the latest deaths, whose cause was found and quarantined."""
         self._in_vain.clear()
         del self._times[max(0, len(self._times) - deaths) :]
 
     def delay(self, now: float) -> float | None:
-        """Seconds to wait before the next start; None: no more starts.
+        """Count a death or a failed start; returns the seconds to wait before the next start, or
+        None for no more starts.
 
         Args:
-            now: of a clock that does not jump.
+            now: monotonic seconds.
         """
         if self._since is not None:
             self._lived += now - self._since
@@ -58,7 +59,7 @@ class RestartPolicy:
 
     @property
     def bound(self) -> str:
-        """The bound in words."""
+        """The limits in words."""
         return (
             f"{self._most} times within {self._window / 60:g} minutes, or {self._fruitless} times "
             "in a row without an answer or a part of one between"

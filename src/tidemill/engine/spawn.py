@@ -1,4 +1,4 @@
-"""Starting an engine process: its folder, its flight log, its start, its end."""
+"""Starting and stopping an engine process, with its folder and flight log."""
 
 from __future__ import annotations
 
@@ -27,37 +27,37 @@ from tidemill.engine.streams import raise_error
 
 _log = get_logger(__name__)
 
-# The kernel's bound on a Unix socket's path, with a byte to spare.
+# The system's limit on the path of a Unix socket, less a byte.
 MAX_SOCKET_PATH = 106
 SOCKET_NAME = "engine.sock"
 STOP_SECONDS = 10.0
 
-# While an engine loads, its heartbeat does not stand still for so long, unless it is stopped.
+# An engine whose heartbeat stalls for so long while it loads is taken to be stopped.
 LOAD_STALL_SECONDS = 30.0
-# What ends processes by these signals, as a rule.
+# The usual cause of each signal.
 _SIGNALS = {
-    "SIGKILL": "by hand, or by the system for want of memory",
-    "SIGBUS": "a file that was mapped became shorter, or its disk failed",
-    "SIGABRT": "a check in native code failed",
-    "SIGSEGV": "a defect in native code",
-    "SIGILL": "an instruction that this processor does not have",
+    "SIGKILL": "killed manually, or by the system's out-of-memory killer",
+    "SIGBUS": "a mapped file was truncated, or its disk failed",
+    "SIGABRT": "an assertion in native code failed",
+    "SIGSEGV": "a segmentation fault in native code",
+    "SIGILL": "an instruction that this processor does not support",
 }
-# A folder younger than this may be one that its owner is about to lock.
+# A younger folder may belong to an owner that has not locked it yet.
 STALE_SECONDS = 60.0
 
 
 class EngineHome:
-    """What the engines of one owner share, one after the other: a folder that only this user can
-    enter (mode 0700), with their socket, and the flight log. Close it when the last has ended.
+    """The resources that successive engines of one owner share: a private folder (mode 0700) with
+    their socket, and the flight log. Close it when the last engine has ended.
 
-    The folder is locked while its owner lives. Folders that a killed owner (and its killed engine)
-    left behind are removed when the next one is made.
+    The owner locks the folder. Folders left by a killed owner (and its killed engine) are removed
+    when the next one is created.
 
     Args:
-        capacity: rows a step may have.
+        capacity: maximum rows of a step.
 
     Raises:
-        TidemillError: CONFIG when TMPDIR cannot be used, RESOURCE without memory.
+        TidemillError: CONFIG if TMPDIR cannot be used, RESOURCE without memory.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -77,12 +77,12 @@ class EngineHome:
         except OSError as error:
             self._remove()
             raise TidemillError(
-                ErrorKind.RESOURCE, f"no memory can be shared with the engine: {error}"
+                ErrorKind.RESOURCE, f"shared memory for the engine cannot be created: {error}"
             ) from error
         _sweep(self._folder.parent)
 
     def prepare(self) -> None:
-        """Clear up after the last engine; before the next one starts."""
+        """Clean up after the previous engine, before the next one starts."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
         Path(self.socket_path).unlink(missing_ok=True)
         self.log.clear()
@@ -100,11 +100,11 @@ class EngineHome:
 
 
 class EngineProcess:
-    """A running engine process. `stop` ends it; it also ends by itself when its owner is gone.
+    """A running engine process. It ends on `stop`, or when its owner ends.
 
     Attributes:
-        pid: of the process.
-        socket_path: where clients may connect.
+        pid: process id.
+        socket_path: path of the socket that clients connect to.
         log: its flight log.
     """
 
@@ -117,7 +117,7 @@ class EngineProcess:
         self._following: asyncio.Task[None] | None = None
 
     def follow(self, progress: Callable[[str], None]) -> None:
-        """Tell `progress` what the engine, which is ready, goes on to report."""
+        """Call `progress` with the further reports of an engine that is ready."""
 
         async def follow() -> None:
             assert self._process.stdout is not None
@@ -130,11 +130,11 @@ class EngineProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; negative: killed by that signal."""
+        """None while it runs; negative if a signal of that number killed it."""
         return self._process.returncode
 
     async def wait(self) -> int:
-        """Its exit code, when it has ended."""
+        """Wait for its end; returns the exit code."""
         code = await self._process.wait()
         home, self._home = self._home, None
         if home is not None:
@@ -142,7 +142,7 @@ class EngineProcess:
         return code
 
     async def stop(self, timeout: float = STOP_SECONDS) -> int:
-        """End it: by SIGTERM, and by SIGKILL when that does nothing within `timeout` seconds."""
+        """End it by SIGTERM, and by SIGKILL if it has not ended after `timeout` seconds."""
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
         try:
@@ -152,7 +152,7 @@ class EngineProcess:
             return await self.kill()
 
     async def kill(self) -> int:
-        """End it now."""
+        """End it by SIGKILL."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         return await self.wait()
@@ -169,14 +169,15 @@ async def start_engine(
     """Start an engine process and wait until it listens.
 
     Args:
-        config: what it serves.
-        home: where; no other engine lives there.
-        progress: told in a line each what it is doing, of its weights also once it is ready.
-        log_level: of its log, which goes to stderr.
-        owns_home: the home is closed when the process has ended.
+        config: the engine's configuration.
+        home: its folder and flight log; no other engine may use them.
+        progress: called with a line for each stage, also for weights that load after it is ready.
+        log_level: level of its log, which it writes to stderr.
+        owns_home: close the home when the process has ended.
 
     Raises:
-        TidemillError: why it could not start, as raised there (CONFIG, MODEL_FILE, RESOURCE, ...).
+        TidemillError: why it could not start, as raised in the engine (CONFIG, MODEL_FILE,
+            RESOURCE, ...).
     """
     try:
         home.prepare()
@@ -204,7 +205,7 @@ async def spawn_engine(
     *,
     log_level: str = "info",
 ) -> tuple[EngineProcess, SocketClient]:
-    """Start an engine process that nobody supervises, and connect to it as its owner.
+    """Start an unsupervised engine process, and connect to it as its owner.
 
     Raises:
         TidemillError: see `start_engine`.
@@ -223,9 +224,9 @@ async def spawn_engine(
 
 
 def ending(code: int) -> str:
-    """How a process ended, in words after its name."""
+    """How a process ended: the predicate of a sentence about it."""
     if code >= 0:
-        return f"ended with exit code {code} (the lines of its log before that say why)"
+        return f"ended with exit code {code} (see its log above)"
     try:
         name = signal.Signals(-code).name
     except ValueError:
@@ -240,8 +241,8 @@ def _make_folder() -> Path:
     except OSError as error:
         raise config_error(
             "TMPDIR",
-            f"no folder for the engine's socket can be made ({error}); set TMPDIR to a folder "
-            "that can be written to",
+            f"the folder for the engine's socket cannot be created ({error}); set TMPDIR to a "
+            "writable folder",
         ) from error
     if _too_long(folder):
         shutil.rmtree(folder, ignore_errors=True)
@@ -257,7 +258,7 @@ def _too_long(folder: Path) -> bool:
 
 
 def _sweep(parent: Path) -> None:
-    """Remove folders of owners that were killed; what is not certainly theirs stays."""
+    """Remove the folders of killed owners; folders with any other content are kept."""
     for folder in parent.glob(f"{FOLDER_PREFIX}*"):
         with contextlib.suppress(OSError):
             status = folder.lstat()
@@ -281,8 +282,8 @@ async def _start(home: EngineHome, log_level: str) -> Process:
         *("--log-level", log_level, "--log-format", log_format()),
         *("--flight-log", f"{descriptor}:{home.log.capacity}"),
     )
-    # numpy's BLAS would start a thread for each processor, which spins for work that never comes:
-    # what an engine computes, its own kernels (or torch's) do.
+    # numpy's BLAS would start a spinning thread per processor. The engine never uses BLAS: its
+    # kernels (or torch's) compute everything.
     environment = {"OPENBLAS_NUM_THREADS": "1", **os.environ}
     try:
         return await asyncio.create_subprocess_exec(
@@ -293,17 +294,18 @@ async def _start(home: EngineHome, log_level: str) -> Process:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             pass_fds=(descriptor,),
-            # Ctrl-C goes to the whole group of a terminal; the owner decides when the engine ends.
+            # Ctrl-C reaches the terminal's whole process group; the owner decides when the engine
+            # ends.
             start_new_session=True,
         )
     except OSError as error:
         raise TidemillError(
-            ErrorKind.RESOURCE, f"no engine process can be started: {error}", retryable=True
+            ErrorKind.RESOURCE, f"the engine process cannot be started: {error}", retryable=True
         ) from error
 
 
 async def _wait_ready(process: Process, progress: Callable[[str], None]) -> None:
-    """Follow the engine's reports until it listens."""
+    """Read the engine's reports until it listens."""
     assert process.stdout is not None
     async for line in process.stdout:
         report = msgspec.json.decode(line, type=Report)
@@ -322,9 +324,9 @@ async def _wait_ready(process: Process, progress: Callable[[str], None]) -> None
 
 
 async def _watch_load(engine: EngineProcess) -> None:
-    """Kill an engine that is stopped while it loads: nothing else would ever end the wait.
+    """Kill an engine that stalls while it loads; otherwise the wait would never end.
 
-    Reading a large file may keep every thread waiting for long; then its memory grows.
+    A large read may block every thread for long, so growing memory also counts as progress.
     """
     seen, unchanged = _signs_of_life(engine), 0.0
     while unchanged < LOAD_STALL_SECONDS:
@@ -332,13 +334,13 @@ async def _watch_load(engine: EngineProcess) -> None:
         latest = _signs_of_life(engine)
         unchanged = 0.0 if latest != seen else unchanged + 1.0
         seen = latest
-    _log.error("engine process %d is at a standstill while it loads and is killed", engine.pid)
+    _log.error("engine process %d made no progress while loading and is killed", engine.pid)
     with contextlib.suppress(ProcessLookupError):
         os.kill(engine.pid, signal.SIGKILL)
 
 
 def _signs_of_life(engine: EngineProcess) -> tuple[object, ...]:
-    import psutil  # takes a while to import, and a start is over before this is called
+    import psutil  # slow to import, and only needed when a start takes more than a second
 
     try:
         process = psutil.Process(engine.pid)

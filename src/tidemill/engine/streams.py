@@ -1,4 +1,4 @@
-"""A client's side of its requests: the streams that are open, and the journal of each."""
+"""The client's side of requests: open streams, and the journal of each."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tidemill.contract.wire import EngineStats, Outputs
 
 
 class Journal:
-    """What it takes to go on with a request on another engine: prompt, settings, accepted tokens.
+    """The state from which another engine resumes a request: prompt, settings, accepted tokens.
 
     Attributes:
         request: as sent, with its seed resolved.
         accepted: per choice, the tokens received.
-        ended: choices that have had their terminal output.
-        cancelled: choices whose end was asked for, and the reason they are to end with.
-        lives: how many engines have been given the request.
+        ended: choices that have received their final output.
+        cancelled: cancelled choices, and the finish reason they must end with.
+        lives: number of engines that the request was sent to.
     """
 
     __slots__ = (
@@ -60,12 +60,17 @@ class Journal:
         self._prompt_told = False
 
     def begin_life(self) -> None:
-        """The request goes to an engine now."""
+        """Record that the request is being sent to an engine."""
         self.lives += 1
         self._prompt_logprobs = []
 
     def joined(self, output: ChoiceOutput) -> ChoiceOutput | None:
-        """An output with the prompt's logprobs that came ahead of it; None for one of those."""
+        """Collect prompt logprobs that arrive in several outputs.
+
+        Returns:
+            The output, with all prompt logprobs if it has tokens; None for an output that only has
+            a part of the prompt logprobs.
+        """
         part = output.prompt_logprobs
         if part is None:
             return output
@@ -78,7 +83,7 @@ class Journal:
         return output
 
     def note(self, output: ChoiceOutput) -> None:
-        """Enter an output."""
+        """Record an output."""
         self.accepted[output.choice].extend(output.token_ids)
         self._told.add(output.choice)
         self._prompt_told = self._prompt_told or output.prompt_logprobs is not None
@@ -91,7 +96,7 @@ class Journal:
 
     @property
     def open_choices(self) -> list[int]:
-        """Choices without a terminal output yet."""
+        """Choices without a final output yet."""
         return [c for c in range(self.request.sampling.n) if c not in self.ended]
 
     @property
@@ -101,14 +106,14 @@ class Journal:
 
     @property
     def wire_id(self) -> str:
-        """The request's id toward the engine it was given to last; no two engines' are equal, so
-        that nothing an earlier one (or an earlier run on the same one) says is taken for news."""
+        """The request's id on the wire. It differs for every time the request is sent, so that late
+        outputs of an earlier engine (or an earlier replay) are not mistaken for new ones."""
         extra = f"~{self.lives - 1}" if self.lives > 1 else ""
         return self.request.request_id + extra
 
     def replay(self) -> EngineRequest:
-        """The request that goes on where this one stands; choices that have ended end at once
-        again, or are cancelled by whoever replays."""
+        """The request that resumes from the accepted tokens. Choices that have ended end at once
+        again, or the caller cancels them."""
         fresh = not self.ended and not any(self.accepted)
         sampling = self.request.sampling
         if self._prompt_told:
@@ -121,8 +126,8 @@ class Journal:
         )
 
     def continued(self, output: ChoiceOutput) -> ChoiceOutput:
-        """An output of a replay as the client of the whole must see it: what comes once per choice
-        comes once, and the figures are the first engine's."""
+        """An output of a replay, adapted for the client: fields sent once per choice are not
+        repeated, and timings and cached tokens are those of the first engine."""
         told = output.choice in self._told
         cached, timings = output.cached_tokens, output.timings
         if told:
@@ -140,7 +145,7 @@ class Journal:
 
 
 class Stream:
-    """Outputs of one request, as an async iterator that ends after every choice's terminal one.
+    """Outputs of one request, as an async iterator that ends after every choice's final output.
 
     Used from the client's event loop only.
     """
@@ -152,9 +157,9 @@ class Stream:
         self._done = False
 
     def push(self, output: ChoiceOutput) -> bool:
-        """Deliver an output; True when it was the request's last.
+        """Deliver an output; True if it was the request's last.
 
-        An output of a choice that has ended is dropped: nothing follows a terminal output.
+        An output of a choice that has ended is dropped: nothing follows a final output.
         """
         journal = self.journal
         if output.choice in journal.ended:
@@ -179,7 +184,7 @@ class Stream:
             self._end(choice, FinishReason.ERROR, error)
 
     def settle(self) -> bool:
-        """End the choices whose end was asked for, without an engine; True when none is left."""
+        """End the cancelled choices without an engine; True if no open choice is left."""
         for choice, reason in self.journal.cancelled.items():
             if choice not in self.journal.ended:
                 self._end(choice, reason)
@@ -207,11 +212,11 @@ class Stream:
 
 
 class StreamTable:
-    """The open streams of one client, by request id, and by what the engine calls them.
+    """The open streams of one client, by request id and by wire id.
 
     Attributes:
         stats: the engine's latest statistics.
-        on_stats: called with them whenever they come.
+        on_stats: called with every statistics snapshot that arrives.
     """
 
     def __init__(self) -> None:
@@ -224,25 +229,25 @@ class StreamTable:
         return len(self._streams)
 
     def open(self, request: EngineRequest) -> Stream:
-        """A stream for a request, its seed resolved (`stream.journal.request` is what to send).
+        """Open a stream; `stream.journal.request`, with its seed resolved, is the request to send.
 
         Raises:
-            TidemillError: BAD_REQUEST when a request of this id is running.
+            TidemillError: BAD_REQUEST if a request with this id is running.
         """
         stream = self.wait(request)
         self.send(stream)
         return stream
 
     def wait(self, request: EngineRequest) -> Stream:
-        """As `open`, for a request that is to be sent later: by `send`."""
+        """As `open`, for a request that is sent later with `send`."""
         if request.request_id in self._streams:
-            raise bad_request("request_id", f"request {request.request_id!r} is running already")
+            raise bad_request("request_id", f"request {request.request_id!r} is already running")
         stream = Stream(resolve_seed(request))
         self._streams[request.request_id] = stream
         return stream
 
     def send(self, stream: Stream) -> EngineRequest:
-        """A stream's request as it is to be sent now; outputs of the answer will reach it."""
+        """The request to send for a stream; its outputs will be delivered to the stream."""
         self.recall(stream)
         stream.journal.begin_life()
         request = stream.journal.replay()
@@ -250,21 +255,20 @@ class StreamTable:
         return request
 
     def recall(self, stream: Stream) -> bool:
-        """What an engine says of the stream's request is surplus from now on; False when it was not
-        sent."""
+        """Ignore further outputs for the stream's request; False if it was not sent."""
         return self._sent.pop(stream.journal.wire_id, None) is not None
 
     def is_sent(self, stream: Stream) -> bool:
-        """An engine has the stream's request."""
+        """True if the stream's request was sent to an engine."""
         return stream.journal.wire_id in self._sent
 
     def sent(self, wire_id: str) -> Stream | None:
-        """The stream of a request that an engine has, by what the engine calls it."""
+        """The stream of a sent request, by its wire id."""
         return self._sent.get(wire_id)
 
     @property
     def num_sent(self) -> int:
-        """Requests that an engine has."""
+        """Number of requests sent to an engine."""
         return len(self._sent)
 
     def get(self, request_id: str) -> Stream | None:
@@ -272,7 +276,7 @@ class StreamTable:
         return self._streams.get(request_id)
 
     def deliver(self, message: Outputs) -> None:
-        """Hand a step's outputs to their streams; those of forgotten requests are surplus."""
+        """Deliver a step's outputs to their streams; those without a stream are dropped."""
         if message.stats is not None:
             self.stats = message.stats
             if self.on_stats is not None:
@@ -283,15 +287,15 @@ class StreamTable:
                 self.forget(stream.journal.request.request_id)
 
     def streams(self) -> list[Stream]:
-        """Every open stream, in the order of their opening."""
+        """Every open stream, in order of opening."""
         return list(self._streams.values())
 
     def journals(self) -> list[Journal]:
-        """Of every request in flight: what a replay needs."""
+        """The journals of all requests in flight."""
         return [stream.journal for stream in self._streams.values()]
 
     def fail_all(self, error: RequestError) -> None:
-        """The engine is gone: every open choice ends with the error."""
+        """End every open choice with the error, because the engine has ended."""
         streams = self.streams()
         self._streams.clear()
         self._sent.clear()
@@ -299,14 +303,14 @@ class StreamTable:
             stream.fail(error)
 
     def forget(self, request_id: str) -> None:
-        """Drop a stream that has ended, or was never sent."""
+        """Remove a stream that has ended or was never sent."""
         stream = self._streams.pop(request_id, None)
         if stream is not None:
             self.recall(stream)
 
 
 def resolve_seed(request: EngineRequest) -> EngineRequest:
-    """The request with a seed: a drawn one if it has none, so that a replay draws the same."""
+    """The request with a seed, a random one if it has none; a replay then samples the same."""
     if request.sampling.seed is not None:
         return request
     sampling = msgspec.structs.replace(request.sampling, seed=new_seed())
@@ -314,7 +318,7 @@ def resolve_seed(request: EngineRequest) -> EngineRequest:
 
 
 def engine_gone(message: str) -> RequestError:
-    """What a client's streams end with when the engine is no longer there."""
+    """The retryable UNAVAILABLE error for the streams of an engine that has ended."""
     return RequestError(ErrorKind.UNAVAILABLE, message, None, True)
 
 

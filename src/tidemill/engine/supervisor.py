@@ -1,14 +1,15 @@
-"""SupervisedEngine: the client that replaces its engine and goes on.
+"""SupervisedEngine: the client that replaces a dead or stalled engine and replays its requests.
 
-An engine process may end at any moment (a signal, no memory, a defect), or stand still. Then a new
-one is started with the same resolved configuration and build, and every request in flight is
-given to it as far as it had got: determinism makes the rest what it would have been, and the
-streams notice nothing but a pause. Requests that come meanwhile wait.
+An engine process may die at any moment (a signal, out of memory, a bug), or stall. Then a new one
+is started with the same resolved configuration and build, and every request in flight is replayed
+with its accepted tokens. Since engines are deterministic, the rest of the output is the same; the
+streams only see a pause. New requests wait meanwhile.
 
-A request may be what ends engines. The flight log says who was being computed; `suspects` weighs
-it, and here suspects are computed alone while everybody else waits.
+A request may be the cause of crashes. The flight log has the requests that were being computed,
+and `suspects` attributes the crashes. Here suspects are replayed in isolation while all other
+requests wait.
 
-Everything happens on the client's event loop.
+Everything runs on the client's event loop.
 """
 
 from __future__ import annotations
@@ -47,20 +48,20 @@ _log = get_logger(__name__)
 
 TICK_SECONDS = 0.25
 EXIT_SECONDS = 5.0
-# A start that has failed so often in the same way will not succeed.
+# After so many starts that failed in the same way, further ones are not tried.
 STARTS_ALIKE = 3
 
-# Errors at a start that the next start would meet as well.
+# Errors of a start that the next start would have as well.
 _LASTING = {ErrorKind.MODEL_FILE, ErrorKind.NOT_FOUND, ErrorKind.UNSUPPORTED, ErrorKind.CONFIG}
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """A death and what was done about it, for the metrics.
+    """A recovery from the death of an engine, for the metrics.
 
     Attributes:
         cause: ``crash`` or ``stall``.
-        seconds: from noticing it to the replay.
+        seconds: from its detection to the replay.
         replayed: requests that were in flight.
     """
 
@@ -71,13 +72,13 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True)
 class Supervision:
-    """How an engine is watched.
+    """How an engine is supervised.
 
     Attributes:
-        stall_timeout: seconds without progress, while work waits, after which it is replaced.
-        max_waiting: requests that may wait while there is no engine.
-        restarts: makes the policy of restarts.
-        on_recovery: told of every recovery.
+        stall_timeout: seconds without progress, while there is work, after which it is replaced.
+        max_waiting: requests that may wait while no engine runs.
+        restarts: makes the restart policy.
+        on_recovery: called with every recovery.
     """
 
     stall_timeout: float = 5.0
@@ -88,22 +89,22 @@ class Supervision:
 
 @dataclass(slots=True)
 class _IsolatedReplay:
-    """A suspect that is computed alone; `before`: tokens per choice when it began."""
+    """The isolated replay of a suspect; `before`: tokens per choice at its start."""
 
     stream: Stream
     before: list[int]
 
     def passed(self) -> bool:
-        """It ended, or every open choice has got on."""
+        """True if the request ended, or every open choice has a new token."""
         journal = self.stream.journal
         return all(len(journal.accepted[c]) > self.before[c] for c in journal.open_choices)
 
 
 class SupervisedEngine:
-    """See the module, and `engine.client.EngineClient`. Made by `open`.
+    """See the module docstring, and `engine.client.EngineClient`. Made by `open`.
 
     Attributes:
-        failed: completes with the error when the engine is given up.
+        failed: completes with the error when the engine is abandoned.
     """
 
     def __init__(self, config: EngineConfig, log_level: str, supervision: Supervision) -> None:
@@ -121,8 +122,8 @@ class SupervisedEngine:
         self._closing: str | None = None
         self._closed = False
         self._isolated_replay: _IsolatedReplay | None = None
-        self._replay_logged = False  # said already
-        self._tokens = 0  # received, ever
+        self._replay_logged = False  # the isolated replays were logged
+        self._tokens = 0  # received in total
         self._last_end = ""  # how the last engine ended
         self._process: EngineProcess
         self._connection: EngineConnection
@@ -138,7 +139,7 @@ class SupervisedEngine:
         log_level: str = "info",
         supervision: Supervision | None = None,
     ) -> SupervisedEngine:
-        """Start an engine process and watch over it.
+        """Start an engine process and supervise it.
 
         Raises:
             TidemillError: why the first engine could not start; see `start_engine`.
@@ -165,7 +166,7 @@ class SupervisedEngine:
 
     @property
     def pid(self) -> int:
-        """Of the engine process there is, or was last."""
+        """Process id of the current engine process, or of the last one."""
         return self._process.pid
 
     @property
@@ -187,11 +188,11 @@ class SupervisedEngine:
         return self._table.journals()
 
     def submit(self, request: EngineRequest) -> AsyncIterator[ChoiceOutput]:
-        """See EngineClient. Without an engine the request waits for the next one.
+        """See EngineClient. While no engine runs, the request waits for the next one.
 
         Raises:
-            TidemillError: UNAVAILABLE when draining or given up, OVERLOADED when too many wait,
-                INTERNAL for a request that was found to end engines.
+            TidemillError: UNAVAILABLE if draining or abandoned, OVERLOADED if too many requests
+                wait, INTERNAL for a request that is quarantined.
         """
         if self._closing is not None:
             raise unavailable(self._closing)
@@ -199,18 +200,20 @@ class SupervisedEngine:
             raise unavailable(self.failed.result().message)
         mark = self._docket.quarantined(request)
         if mark is not None:
-            _log.warning("request %s is refused: fingerprint %s", request.request_id, mark)
+            _log.warning(
+                "request %s is rejected: quarantined fingerprint %s", request.request_id, mark
+            )
             raise TidemillError(ErrorKind.INTERNAL, verdict(mark))
         if (trait := self._quarantine.holds(request)) is not None:
-            _log.warning("request %s is refused: %s %s", request.request_id, *trait)
+            _log.warning("request %s is rejected: quarantined %s %s", request.request_id, *trait)
             raise TidemillError(ErrorKind.INTERNAL, shared_verdict(trait))
         send = self._problem is None and self._isolated_replay is None
         waiting = len(self._table) - self._table.num_sent
         if not send and waiting >= self._supervision.max_waiting:
             raise TidemillError(
                 ErrorKind.OVERLOADED,
-                f"the engine is being replaced and {waiting} requests wait for it already; "
-                "try again in some seconds",
+                f"the engine is being replaced and {waiting} requests already wait for it; "
+                "try again in a few seconds",
                 retryable=True,
             )
         stream = self._table.wait(request)
@@ -242,7 +245,7 @@ class SupervisedEngine:
         return await self._connection.stats()
 
     def drain(self, reason: str) -> None:
-        """Take no new requests; those in flight go on."""
+        """Reject new requests; those in flight continue."""
         self._closing = self._closing or reason
 
     async def idle(self) -> None:
@@ -251,7 +254,7 @@ class SupervisedEngine:
             await asyncio.sleep(0.02)
 
     async def close(self) -> None:
-        """See EngineClient. What is in flight ends with a retryable error. Idempotent."""
+        """See EngineClient. Requests in flight end with a retryable error. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -296,7 +299,7 @@ class SupervisedEngine:
             self._clear_suspect(self._isolated_replay.stream)
 
     def _note_good_ends(self, message: Outputs) -> None:
-        """A choice that ends by itself clears what its request shares with others."""
+        """Clear the traits of requests of which a choice finished normally."""
         for output in message.outputs:
             if output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
                 stream = self._table.sent(output.request_id)
@@ -310,8 +313,8 @@ class SupervisedEngine:
             while not self.failed.done():
                 await self._recover(await self._watch())
         except Exception as error:
-            _log.exception("the supervision of the engine has failed")
-            self._abandon_engine(f"the supervision of the engine has failed: {summary(error)}")
+            _log.exception("unhandled error in the engine's supervisor")
+            self._abandon_engine(f"unhandled error in the engine's supervisor: {summary(error)}")
 
     async def _watch(self) -> str:
         """Wait for the engine's end; returns the cause, ``crash`` or ``stall``."""
@@ -325,10 +328,10 @@ class SupervisedEngine:
                 )
                 if lost.done() or exited.done():
                     return "crash"
-                if len(self._table) > self._table.num_sent:  # they wait while a suspect is tried
+                if len(self._table) > self._table.num_sent:  # waiting for an isolated replay
                     self._expire()
                 now, latest = monotonic(), self._process.log.pulse
-                # At most two ticks a time: this process may have been stopped itself.
+                # At most two ticks per iteration, since this process may itself have been stopped.
                 unchanged += min(now - since, 2 * TICK_SECONDS)
                 since = now
                 if latest != pulse or not self._work_waits():
@@ -343,7 +346,7 @@ class SupervisedEngine:
                 task.cancel()
 
     async def _rest(self, *ends: asyncio.Future[Any]) -> None:
-        """Sleep while there is nothing to watch for."""
+        """Sleep until there is work, or until the engine ends."""
         self._work.clear()
         work = asyncio.ensure_future(self._work.wait())
         try:
@@ -358,7 +361,7 @@ class SupervisedEngine:
 
     async def _recover(self, cause: str) -> None:
         began = monotonic()
-        if cause == "crash":  # what it said last may still be on its way
+        if cause == "crash":  # its last messages may still be in the socket
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(EXIT_SECONDS):
                     await self._connection.wait_lost()
@@ -393,22 +396,22 @@ class SupervisedEngine:
         self._problem = None
         self._restarts.started(monotonic())
         seconds = monotonic() - began
-        _log.warning("engine process %d goes on after %.1f s", self._process.pid, seconds)
+        _log.warning("engine process %d resumes after %.1f s", self._process.pid, seconds)
         self._resume_streams()
         self._supervision.on_recovery(Recovery(cause, seconds, in_flight))
 
     async def _end_process(self, *, kill: bool) -> int:
-        """Its exit code. An engine that ends by itself is given a moment to do so."""
+        """End the process and return its exit code; unless `kill`, first wait for it to exit."""
         if not kill:
             try:
                 async with asyncio.timeout(EXIT_SECONDS):
                     return await self._process.wait()
             except TimeoutError:
-                _log.error("engine process %d does not end and is killed", self._process.pid)
+                _log.error("engine process %d does not exit and is killed", self._process.pid)
         return await self._process.kill()
 
     def _analyse_crash(self) -> None:
-        """Enter who was being computed, convict whom that convicts, and take everybody back."""
+        """Attribute the crash to requests, quarantine a poison request, and recall all streams."""
         keys = self._process.log.suspects()
         streams = {stream.journal.request.request_id: stream for stream in self._table.streams()}
         present = [i for i, s in streams.items() if request_key(s.journal.wire_id) in keys]
@@ -429,7 +432,7 @@ class SupervisedEngine:
                 self._forget(request_id)
 
     def _weigh(self, stream: Stream) -> None:
-        """An engine has ended that computed this suspect alone."""
+        """Handle a crash during this suspect's isolated replay: quarantine it if it is proven."""
         request = stream.journal.request
         one_case = self._quarantine.ended_alone(request)
         if (
@@ -440,8 +443,8 @@ class SupervisedEngine:
         mark = self._docket.quarantine(request)
         self._quarantine.quarantined(request)
         _log.error(
-            "request %s (fingerprint %s) ended two engines while it was computed alone%s, at %d "
-            "tokens of prompt and %d of output; it ends with an error",
+            "request %s (fingerprint %s) crashed two engines while it was computed alone%s, at %d "
+            "tokens of prompt and %d of output; it is quarantined and ends with an error",
             request.request_id,
             mark,
             ", one of them in a variant" if one_case else "",
@@ -453,21 +456,21 @@ class SupervisedEngine:
         self._fail_variants()
 
     def _fail_variants(self) -> None:
-        """End the requests that share what is in quarantine; not those that have got on with it."""
+        """End the requests that have a quarantined trait and have not received any token."""
         for stream in self._table.streams():
             journal = stream.journal
             if not journal.tokens and (trait := self._quarantine.holds(journal.request)):
-                _log.error("request %s ends with it: %s %s", journal.request.request_id, *trait)
+                _log.error("request %s ends: quarantined %s %s", journal.request.request_id, *trait)
                 stream.fail(RequestError(ErrorKind.INTERNAL, shared_verdict(trait)))
 
     async def _replace(self) -> bool:
-        """Start the next engine; False when it is given up."""
+        """Start the next engine; False if it is abandoned."""
         alike = 0  # failures of starts in a row that were the same
         while True:
             delay = self._restarts.delay(monotonic())
             if delay is None:
                 self._abandon_engine(
-                    f"the engine has ended too often ({self._restarts.bound}); at last it "
+                    f"the engine has ended too often ({self._restarts.bound}); the last time it "
                     f"{self._last_end}"
                 )
                 return False
@@ -478,9 +481,9 @@ class SupervisedEngine:
                 end = f"could not start: {error.message}"
                 alike = alike + 1 if end == self._last_end else 1
                 self._last_end = end
-                _log.error("the next engine %s", end)
+                _log.error("the new engine %s", end)
                 if error.kind in _LASTING or (alike >= STARTS_ALIKE and not _may_mend(error)):
-                    self._abandon_engine(f"the next engine could not start: {error.message}")
+                    self._abandon_engine(f"the new engine could not start: {error.message}")
                     return False
                 continue
             why = difference(self._info, self._connection.info)
@@ -492,15 +495,15 @@ class SupervisedEngine:
             return False
 
     async def _expire_meanwhile(self) -> None:
-        """See to deadlines for as long as there is no engine to do so."""
+        """Enforce deadlines while no engine does."""
         while True:
             self._expire()
             await asyncio.sleep(TICK_SECONDS)
 
     def _expire(self) -> None:
-        """End the requests whose deadline has passed while no engine has them."""
+        """End the requests whose deadline has passed and that are not sent to an engine."""
         now = monotonic()
-        error = RequestError(ErrorKind.TIMEOUT, "the request's deadline passed", None, True)
+        error = RequestError(ErrorKind.TIMEOUT, "the request timed out", None, True)
         for stream in self._table.streams():
             request = stream.journal.request
             late = request.deadline is not None and request.deadline <= now
@@ -509,13 +512,13 @@ class SupervisedEngine:
                 self._forget(request.request_id)
 
     def _resume_streams(self) -> None:
-        """Give the engine what it is to compute: the next suspect alone, or all."""
+        """Send the requests to the engine: the next suspect alone, or without suspects all."""
         suspects = [s for i in self._docket.suspects() if (s := self._table.get(i)) is not None]
         if suspects:
             stream = suspects[0]
             level = logging.DEBUG if self._replay_logged else logging.WARNING
             _log.log(
-                level, "%d requests had a row in two deaths; each is tried alone", len(suspects)
+                level, "%d requests are suspects of crashes; each is replayed alone", len(suspects)
             )
             self._replay_logged = True
             self._isolated_replay = _IsolatedReplay(
@@ -529,7 +532,7 @@ class SupervisedEngine:
                 self._send(stream)
 
     def _clear_suspect(self, stream: Stream) -> None:
-        """A suspect has got on alone; it waits until the others have been tried."""
+        """Clear a suspect that made progress alone; it waits until the others were replayed."""
         journal = stream.journal
         self._isolated_replay = None
         self._docket.clear(journal.request.request_id)
@@ -553,8 +556,8 @@ class SupervisedEngine:
 
 
 def resolved(config: EngineConfig, info: EngineInfo) -> EngineConfig:
-    """The configuration with what its first engine chose written out, so that the next one, on a
-    machine with other memory free, chooses the same."""
+    """The configuration with the automatic choices of the first engine made explicit, so that the
+    next one makes the same choices even if the free memory differs."""
     return msgspec.structs.replace(
         config,
         kv_memory=info.num_blocks * info.block_size * info.kv_bytes_per_token,
@@ -566,10 +569,10 @@ def resolved(config: EngineConfig, info: EngineInfo) -> EngineConfig:
 
 
 def _may_mend(error: TidemillError) -> bool:
-    """Whether a start that failed may succeed once the machine has something free again."""
+    """True if a failed start may succeed once the machine has free resources again."""
     return error.kind is ErrorKind.RESOURCE or ending(-signal.SIGKILL) in error.message
 
 
 def _is_answer(output: ChoiceOutput) -> bool:
-    """It ends a choice as was asked: with a vector, or with a prompt that was read."""
+    """True if it ends a choice normally; it may have no tokens (an embedding)."""
     return output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)

@@ -1,12 +1,13 @@
-"""Who ends engines: from deaths to suspects, and from trials to verdicts.
+"""Crash attribution: which request crashes engines (a poison request).
 
-A request is under suspicion once it had a row in the last step of two engines. Suspects are
-computed alone, one after the other: who gets on alone is cleared, and who ends two engines alone,
-with no new token between, is convicted. Between these two the other suspects are tried, so that
-what ends engines at their start, or by chance, does not meet the same one twice.
+A request becomes a suspect once it had a row in the last step of two engines that crashed. Suspects
+are replayed in isolation, one after the other. A suspect that makes progress alone is cleared. One
+that crashes two engines alone, without a new token between, is quarantined. Between these two
+replays the other suspects have theirs, so that crashes at an engine's start, or random ones, do not
+hit the same suspect twice.
 
-Something may end engines without a row in their last step: a message about it, or its replay. So a
-request is under suspicion as well once more engines have ended while they merely had it.
+A request may crash engines without a row in their last step: by a message about it, or by its
+replay. So it also becomes a suspect once a larger number of engines crashed while it was in flight.
 """
 
 from __future__ import annotations
@@ -22,15 +23,16 @@ from tidemill.contract.request import EngineRequest
 CRASHES_FOR_SUSPICION = 2
 DEATHS_IN_FLIGHT_FOR_SUSPICION = 4
 CRASHES_FOR_QUARANTINE = 2
-# Suspects that have ended an engine alone and wait for their second trial while others have their
-# first. With no bound, many that are guilty would end many engines before the first is convicted.
+# Suspects that crashed an engine alone and wait for their second replay while others have their
+# first. Without this bound, many poison requests would crash many engines before the first of them
+# is quarantined.
 MAX_WAITING_FOR_SECOND = 3
-# Convicted requests that are remembered, so that sending one again costs nobody an engine.
+# Maximum number of stored fingerprints of poison requests, which are rejected if sent again.
 MAX_QUARANTINED = 1024
 
 
 def fingerprint(request: EngineRequest) -> str:
-    """Names a prompt with its settings; the seed and the request's id do not count."""
+    """A digest of a request's prompt and settings, without its seed and id."""
     sampling = msgspec.structs.replace(request.sampling, seed=None)
     parts = (
         request.prompt_token_ids,
@@ -43,7 +45,7 @@ def fingerprint(request: EngineRequest) -> str:
 
 
 class SuspectTracker:
-    """What is known against the requests in flight."""
+    """Counts crashes per request in flight, and stores the fingerprints of poison requests."""
 
     def __init__(self) -> None:
         self._deaths: dict[str, int] = {}
@@ -52,11 +54,11 @@ class SuspectTracker:
         self._quarantined: OrderedDict[str, None] = OrderedDict()
 
     def death(self, present: Iterable[str], in_flight: Iterable[str] = ()) -> None:
-        """An engine has ended.
+        """Record the death of an engine.
 
         Args:
-            present: requests that it computed.
-            in_flight: requests that it had.
+            present: ids of requests that it was computing.
+            in_flight: ids of all requests that were sent to it.
         """
         for request_id in present:
             self._deaths[request_id] = self._deaths.get(request_id, 0) + 1
@@ -64,18 +66,18 @@ class SuspectTracker:
             self._in_flight[request_id] = self._in_flight.get(request_id, 0) + 1
 
     def suspected_in_flight(self, request_id: str) -> bool:
-        """So many engines have ended that had the request that it need not have been computed."""
+        """True if enough engines died with the request in flight to suspect it without a row."""
         return self._in_flight.get(request_id, 0) >= DEATHS_IN_FLIGHT_FOR_SUSPICION
 
     def record_isolated_crash(self, request_id: str, tokens: int) -> bool:
-        """An engine has ended that computed nothing but this suspect.
+        """Record that an engine crashed while it computed this suspect alone.
 
         Args:
-            request_id: the suspect.
-            tokens: it has got so far.
+            request_id: the suspect's id.
+            tokens: the number of tokens it has received so far.
 
         Returns:
-            True when that convicts it.
+            True if it must be quarantined.
         """
         deaths, before = self._alone.get(request_id, (0, tokens))
         deaths = deaths + 1 if tokens == before else 1
@@ -83,8 +85,8 @@ class SuspectTracker:
         return deaths >= CRASHES_FOR_QUARANTINE
 
     def suspects(self) -> list[str]:
-        """Ids of those to be tried: those that have ended no engine alone first, unless
-        `MAX_WAITING_FOR_SECOND` have; else in the order in which they came under suspicion."""
+        """Ids of suspects in the order of their isolated replay: first those that have not crashed
+        an engine alone, unless `MAX_WAITING_FOR_SECOND` have; each group in order of suspicion."""
         found = [id_ for id_, deaths in self._deaths.items() if deaths >= CRASHES_FOR_SUSPICION]
         found += [id_ for id_ in self._in_flight if self.suspected_in_flight(id_)]
         first = [i for i in dict.fromkeys(found) if i not in self._alone]
@@ -92,19 +94,19 @@ class SuspectTracker:
         return second + first if len(second) >= MAX_WAITING_FOR_SECOND else first + second
 
     def retain(self, request_ids: Container[str]) -> None:
-        """Forget what is known of all others: they have ended."""
+        """Clear all requests except these; the others have ended."""
         known = {*self._deaths, *self._in_flight}
         for request_id in [id_ for id_ in known if id_ not in request_ids]:
             self.clear(request_id)
 
     def clear(self, request_id: str) -> None:
-        """The request has got on alone, or is no more."""
+        """Drop the counts of a request that made progress alone or has ended."""
         self._deaths.pop(request_id, None)
         self._in_flight.pop(request_id, None)
         self._alone.pop(request_id, None)
 
     def quarantine(self, request: EngineRequest) -> str:
-        """Remember a request as one that ends engines; returns its fingerprint."""
+        """Store the request's fingerprint as a poison request's; returns the fingerprint."""
         self.clear(request.request_id)
         self._in_flight.clear()  # the deaths are explained
         mark = fingerprint(request)
@@ -114,7 +116,7 @@ class SuspectTracker:
         return mark
 
     def quarantined(self, request: EngineRequest) -> str | None:
-        """The fingerprint, if a request like this one was convicted."""
+        """The fingerprint, if an equal request was quarantined; else None."""
         if not self._quarantined:
             return None
         mark = fingerprint(request)
@@ -122,8 +124,8 @@ class SuspectTracker:
 
 
 def verdict(mark: str) -> str:
-    """What a convicted request is answered."""
+    """The error message for a quarantined request."""
     return (
-        "this request ended the engine process each time it was computed, alone as well, and is "
-        f"not computed again; the server's log has it under fingerprint {mark}"
+        "this request crashed the engine process each time it was computed, also when it was "
+        f"computed alone, and is quarantined; the server's log has it under fingerprint {mark}"
     )
