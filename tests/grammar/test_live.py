@@ -17,7 +17,7 @@ def test_what_is_held_counts_as_long_as_its_holder_lives() -> None:
     one, two = Holder(), Holder()
     live.hold(one, "a", 60)
     live.hold(two, "a", 40)
-    with pytest.raises(TidemillError, match="try again") as caught:
+    with pytest.raises(TidemillError, match="retry later") as caught:
         live.hold(Holder(), "a", 1)
     assert caught.value.kind is ErrorKind.OVERLOADED and caught.value.retryable
     del one

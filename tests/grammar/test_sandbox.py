@@ -92,7 +92,7 @@ def test_what_ended_a_process_is_not_tried_again(
 ) -> None:
     first = rejected(sandbox, lark(RECURSES))
     asked: list[Grammar] = []
-    monkeypatch.setattr(sandbox, "_ask", asked.append)
+    monkeypatch.setattr(sandbox, "_try", asked.append)
     again = rejected(sandbox, Grammar("lark", lark(RECURSES).source, "other"))
     assert not asked and again.message == first.message.replace("g ", "other ", 1)
 

@@ -1,1 +1,1 @@
-"""What an output must obey, as token masks: programs' phases, schemas, expressions, grammars."""
+"""Constrained output as token masks: output programs, schemas, regular expressions, grammars."""

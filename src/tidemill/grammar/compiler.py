@@ -1,4 +1,4 @@
-"""Grammars compiled to matchers, kept for the next request that asks for the same one."""
+"""Compiles grammars to matchers, and caches them for later requests with the same grammar."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from tidemill.grammar.vocabulary import Vocabulary
 
 MAX_KEPT = 256
 MAX_KEPT_BYTES = 64 * 2**20
-"""Compiled grammars kept, and the memory that they hold together."""
+"""Limits of the cache: number of compiled grammars, and their total memory."""
 
-# A matcher and its copies share the states of their lexer, which become more as outputs differ: a
-# usual request of 300 tokens adds some 100 KiB, one made for it 100 MiB. What masks are seen to add
-# counts, and one that has been used often is compiled anew.
+# A matcher and its copies share the states of their lexer, whose number grows as outputs differ: a
+# usual request of 300 tokens adds some 100 KiB, an adversarial one 100 MiB. The growth measured
+# while masks are computed counts, and a grammar is compiled again after `MAX_USES`.
 USE_BYTES = 128 * 2**10
 MAX_USES = 128
 MAX_BYTES = MAX_KEPT_BYTES // 2
-"""Of one grammar that is kept."""
+"""Of one cached grammar."""
 
-# Where the trial cannot measure what a grammar takes: at most so many times its source.
+# Estimated memory per byte of source, if the trial cannot measure it.
 SOURCE_FACTOR = 110
 
 
 @dataclass(slots=True)
 class CompileStats:
-    """Counters since the start: seconds of compiling, grammars compiled, found again, refused."""
+    """Counters since the start: compile seconds, grammars compiled, reused and rejected."""
 
     seconds: float = 0.0
     compiled: int = 0
@@ -49,10 +49,10 @@ class CompiledGrammar:
     """A compiled grammar, shared by all requests that use it.
 
     Attributes:
-        matcher: at its beginning; requests have copies.
-        bytes: of memory that it and its copies share, estimated.
-        uses: requests it was given to.
-        kept: for later requests.
+        matcher: in its initial state; requests use copies.
+        bytes: estimated memory that it and its copies share.
+        uses: number of requests that used it.
+        kept: it is in the cache.
     """
 
     matcher: LLMatcher
@@ -66,8 +66,8 @@ class Compiler:
 
     Args:
         vocabulary: the model's.
-        attempt: tries a grammar before it is compiled here, and says what is to be compiled; None:
-            tried in this process, which a hostile one can end.
+        attempt: validates a grammar before it is compiled here, and returns the source to compile;
+            None: validate in this process, which a hostile grammar can crash.
     """
 
     def __init__(
@@ -81,20 +81,20 @@ class Compiler:
         self._kept_bytes = 0
 
     def has(self, grammar: Grammar) -> bool:
-        """The grammar is compiled already."""
+        """The grammar is in the cache."""
         with self._lock:
             return _key(grammar) in self._kept
 
     def matcher(self, grammar: Grammar) -> LLMatcher:
-        """A matcher at the beginning of a language, the caller's own; see `compiled`."""
+        """A new matcher in its initial state; see `compiled`."""
         return self.compiled(grammar).matcher.deep_copy()
 
     def compiled(self, grammar: Grammar) -> CompiledGrammar:
-        """A grammar compiled, now or before.
+        """Compile a grammar, or return it from the cache.
 
         Raises:
-            TidemillError: kind BAD_REQUEST naming the field: the language cannot be honoured in
-                full, or not within the bounds.
+            TidemillError: kind BAD_REQUEST naming the field: the language cannot be enforced
+                completely, or not within the limits.
         """
         key = _key(grammar)
         with self._lock:
@@ -114,14 +114,14 @@ class Compiler:
             self.stats.seconds += monotonic() - begun
             self.stats.compiled += 1
             self._discard(key)
-            # The trial's vocabulary shows within some percent what it takes over the model's.
+            # Memory measured with the trial's vocabulary is within a few percent of the model's.
             kept = CompiledGrammar(made, tried.heap_bytes or len(tried.source) * SOURCE_FACTOR)
             self._kept[key] = kept
             self._kept_bytes += kept.bytes
             return self._use(key, kept)
 
     def grown(self, compiled: CompiledGrammar, size: int) -> None:
-        """A grammar was seen to take more memory; it is not kept beyond the bounds."""
+        """Account for a grammar's growth in memory; evict it if a limit is exceeded."""
         with self._lock:
             compiled.bytes += size
             if compiled.kept:
@@ -130,13 +130,13 @@ class Compiler:
                     self._discard(next(k for k, one in self._kept.items() if one is compiled))
 
     def discard(self, grammar: Grammar) -> None:
-        """Compile the grammar anew for the next request: this one's states are used up."""
+        """Evict a grammar whose lexer states are exhausted; the next request compiles it again."""
         with self._lock:
             self._discard(_key(grammar))
 
     @property
     def kept_bytes(self) -> int:
-        """Memory that the grammars kept hold, estimated."""
+        """Estimated memory of the cached grammars."""
         return self._kept_bytes
 
     # -- with the lock held ------------------------------------------------------------------

@@ -1,9 +1,9 @@
-"""Grammars that may leave one way on for very long: `c{100000}`.
+"""Detects grammars that may force very long token runs: `c{100000}`.
 
-llguidance looks for all that must come next in one go, whenever a mask is wanted; in a run without
-an end that takes a second, in which every stream of the engine waits. Such grammars are compiled to
-go token by token, which comes to the same tokens. Whether a grammar is one is estimated, and rather
-too often than too seldom.
+llguidance computes all forced tokens at once whenever a mask is requested. For a very long run that
+takes a second, which blocks every stream of the engine. Such grammars are compiled without forcing
+and advance token by token, which yields the same tokens. The detection is an estimate that prefers
+false positives.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tidemill.contract.program import Grammar
 from tidemill.grammar import schema
 
 MAX_FORCED = 4096
-"""Bytes in a row that may be looked for at once; they take up to 40 ms."""
+"""Maximum forced bytes that are computed at once, which takes up to 40 ms."""
 
 MAX_SCHEMAS = 600
 
@@ -28,15 +28,15 @@ _CLASS = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*+\]?", re.DOTALL)
 _ESCAPE = re.compile(r"\\(?:[pPxuU]\{[^}]*\}?|.)", re.DOTALL)
 _LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*+|/(?:\\.|[^/\\\n])*+')
 _SCHEMA = re.compile(r"%json\s*")
-_OPTION = '\n%llguidance {"no_forcing": true}\n'  # the last one counts
+_OPTION = '\n%llguidance {"no_forcing": true}\n'  # the last option line takes effect
 
 
 def may_force_much(grammar: Grammar, source: str) -> bool:
-    """The language may have a run of more than `MAX_FORCED` bytes without a choice.
+    """The language may force more than `MAX_FORCED` bytes in a row.
 
     Args:
-        grammar: what was asked for.
-        source: the same as llguidance reads it.
+        grammar: the request's.
+        source: the same in llguidance's syntax.
     """
     if grammar.kind == "regex":
         return _regex_run(grammar.source) > MAX_FORCED
@@ -53,7 +53,7 @@ def may_force_much(grammar: Grammar, source: str) -> bool:
 
 
 def without_forcing(source: str) -> str:
-    """llguidance's text of a grammar that goes token by token."""
+    """The source of the same grammar with forcing disabled."""
     if source.lstrip().startswith("{"):
         document = json.loads(source)
         (only,) = document["grammars"]
@@ -88,8 +88,8 @@ def _texts(node: Any) -> Iterator[str]:
 
 
 def _regex_run(expression: str) -> int:
-    """The most bytes in a row that an expression may force: of its repeated parts, and of its
-    plain text, both overestimated."""
+    """Upper bound of the bytes in a row that an expression may force, by its repetitions and its
+    literal text."""
     sums, longest, piece, at = [0], 0, 0, 0
     while at < len(expression):
         char, end = expression[at], at + 1
@@ -115,11 +115,11 @@ def _regex_run(expression: str) -> int:
 
 
 def embedded_schemas(lark: str) -> tuple[str, list[str]]:
-    """A grammar without the JSON schemas in it, and these; `MAX_SCHEMAS` are looked for."""
+    """A grammar without its embedded JSON schemas, and the first `MAX_SCHEMAS` of those."""
     rest, schemas, at, decoder = [], [], 0, json.JSONDecoder()
     for found in islice(_SCHEMA.finditer(lark), MAX_SCHEMAS):
         if found.start() < at:
-            continue  # within the last one
+            continue  # within the previous schema
         try:
             _, end = decoder.raw_decode(lark, found.end())
         except (ValueError, RecursionError):

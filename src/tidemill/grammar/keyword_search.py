@@ -1,4 +1,4 @@
-"""Which keyword of a grammar's schemas ends the process that compiles it: found by trying parts."""
+"""Finds the schema keyword that crashes the compiling process, by compiling parts of the schema."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ Path = tuple[str | int, ...]
 
 
 def fatal_place(grammar: Grammar, is_fatal: Callable[[Grammar], bool]) -> tuple[str, str]:
-    """Where in a grammar its fatal keyword is: below the grammar's field
-    (``.properties.a.const``), and in words where that is no field of a request.
+    """Locate the fatal keyword of a grammar.
+
+    Returns:
+        Its path relative to the grammar's field (``.properties.a.const``), and a description if the
+        schema is embedded in a grammar and therefore has no path.
 
     Args:
-        grammar: one that is fatal.
-        is_fatal: tries a grammar.
+        grammar: a fatal one.
+        is_fatal: compiles a grammar; True if that ends the process.
     """
 
     def fatal_schema(source: str) -> bool:
@@ -45,12 +48,12 @@ def fatal_place(grammar: Grammar, is_fatal: Callable[[Grammar], bool]) -> tuple[
 
 
 def fatal_keyword(source: str, is_fatal: Callable[[str], bool]) -> str:
-    """The place of a schema's fatal keyword below the schema (``.properties.a.const``); of the
-    smallest part that was found to be fatal where no single keyword is.
+    """The path of a schema's fatal keyword, relative to the schema (``.properties.a.const``). If no
+    single keyword is fatal, the path of the smallest fatal part that was found.
 
     Args:
-        source: a schema that is fatal, as JSON text.
-        is_fatal: tries a schema; called `MAX_TRIES` times at most.
+        source: a fatal schema, as JSON text.
+        is_fatal: compiles a schema; called at most `MAX_TRIES` times.
     """
     try:
         schema = json.loads(source)
@@ -82,7 +85,7 @@ def fatal_keyword(source: str, is_fatal: Callable[[str], bool]) -> str:
 
 
 def _among(parts: list[tuple[Path, Any]], fatal: Callable[[Any], bool]) -> tuple[Path, Any] | None:
-    """One of the parts that is fatal alone, by halving them; None when none is."""
+    """A part that is fatal on its own, by bisection; None if there is none."""
     if not parts or not fatal({"anyOf": [part for _, part in parts]}):
         return None
     while len(parts) > 1:

@@ -1,4 +1,4 @@
-"""A thread that works off jobs of many tenants in turns."""
+"""A worker thread that serves tenants' jobs round-robin."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Job = Callable[[], None]
 
 
 class Lane:
-    """One thread and the jobs that wait for it: the tenants take turns, each with its oldest job.
+    """One thread with a queue per tenant; tenants are served round-robin, each in FIFO order.
 
-    The thread starts with the first job and sleeps without any.
+    The thread starts with the first job and sleeps when idle.
 
     Args:
         name: of the thread.
@@ -25,7 +25,7 @@ class Lane:
         self._waiting: OrderedDict[str, deque[Job]] = OrderedDict()
 
     def submit(self, tenant: str, job: Job) -> None:
-        """Have a job done, which raises nothing.
+        """Queue a job. It must not raise.
 
         Raises:
             RuntimeError: after `close`.
@@ -35,7 +35,7 @@ class Lane:
         self._pool.submit(self._run_next)
 
     def close(self, *, wait: bool = False) -> None:
-        """End the thread; jobs that still wait are dropped, or (`wait`) done before."""
+        """Stop the thread; queued jobs are dropped, or with `wait` completed first."""
         self._pool.shutdown(wait=wait, cancel_futures=not wait)
 
     def _run_next(self) -> None:

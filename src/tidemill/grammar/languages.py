@@ -1,4 +1,4 @@
-"""Grammars as llguidance reads them: each kind's source checked and rewritten, in Python alone."""
+"""Validates grammars of each kind and converts them to llguidance's syntax, in Python only."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tidemill.grammar.forcing import may_force_much, without_forcing
 
 MAX_SOURCE_BYTES = 256 * 1024
 
-# What one step of a parser may cost before it gives up: some milliseconds. Beyond it the request
-# ends with an error of its own; the others' tokens come in time.
+# Limit of one parser step: some milliseconds. A request that exceeds it fails with an error, so it
+# does not delay other requests.
 STEP_FUEL = 200_000
 COMPILE_FUEL = 2_000_000
 
-# States are never freed while a matcher or a copy of it lives; each takes 0.4 to 2 KiB. A string
-# with a length takes some for each of its characters: these do for 50,000 of them.
+# States are not freed while a matcher or a copy of it exists; each takes 0.4 to 2 KiB. A string
+# with a length limit takes several states per character; this suffices for 50,000 characters.
 MAX_LEXER_STATES = 250_000
 
 _UNQUOTED = re.compile(r"[^A-Za-z0-9 ]")  # what may mean something in an expression
@@ -37,7 +37,7 @@ _ROW_HINT = (
 
 
 def limits() -> LLParserLimits:
-    """What compiling a grammar and a step of its parser may cost."""
+    """The limits of compiling a grammar and of a step of its parser."""
     return LLParserLimits(
         initial_lexer_fuel=COMPILE_FUEL,
         step_lexer_fuel=STEP_FUEL,
@@ -52,21 +52,23 @@ def check_size(grammar: Grammar) -> None:
     if size > MAX_SOURCE_BYTES:
         param = grammar.param
         raise bad_request(
-            param, f"{param} has {size} bytes; at most {MAX_SOURCE_BYTES} are compiled"
+            param, f"{param} has {size} bytes; at most {MAX_SOURCE_BYTES} are allowed"
         )
 
 
 def llguidance_source(grammar: Grammar) -> str:
-    """A grammar as llguidance's own text.
+    """A grammar in llguidance's syntax.
 
     Raises:
-        TidemillError: kind BAD_REQUEST naming the field that cannot be honoured in full.
+        TidemillError: kind BAD_REQUEST naming the field that cannot be enforced completely.
     """
     check_size(grammar)
     prepare = _KINDS.get(grammar.kind)
     if prepare is None:
         param, known = grammar.param, ", ".join(_KINDS)
-        raise bad_request(param, f"{param}: there is no language {grammar.kind!r}: {known} are")
+        raise bad_request(
+            param, f"{param}: unknown grammar kind {grammar.kind!r}; known are {known}"
+        )
     source = prepare(grammar)
     return without_forcing(source) if may_force_much(grammar, source) else source
 
@@ -75,9 +77,9 @@ def rejection(grammar: Grammar, reason: str, rejects: Callable[[str], str]) -> T
     """The error for a grammar that llguidance rejects.
 
     Args:
-        grammar: which.
-        reason: in llguidance's words.
-        rejects: compiles llguidance's text; returns its error, or an empty string.
+        grammar: the request's.
+        reason: llguidance's error.
+        rejects: compiles a source in llguidance's syntax; returns its error, or an empty string.
     """
     param, reason = grammar.param, one_line(reason)
     if grammar.kind in ("json_schema", "json_object"):
@@ -90,7 +92,7 @@ def rejection(grammar: Grammar, reason: str, rejects: Callable[[str], str]) -> T
 
 
 def one_line(text: str) -> str:
-    """An error of llguidance without the parser's state."""
+    """An error of llguidance on one line, without the parser's state."""
     return re.sub(r"\s+", " ", text.split("<state>")[0]).strip()[:400]
 
 
@@ -127,12 +129,12 @@ def _choice(grammar: Grammar) -> str:
 
 
 def _checked(grammar: Grammar, form: str) -> str:
-    """llguidance's own form of a language that it reads as text."""
+    """Convert a grammar with llguidance's own parser of its notation."""
     try:
         return grammar_from(form, grammar.source)  # type: ignore[arg-type]
-    except Exception as error:  # its readers raise whatever they meet
+    except Exception as error:  # its parsers raise exceptions of any type
         raise bad_request(
-            grammar.param, f"{grammar.param} cannot be read: {one_line(str(error))}"
+            grammar.param, f"{grammar.param} cannot be parsed: {one_line(str(error))}"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Memory of compiled grammars that requests hold, bounded and shared by tenants."""
+"""Limits the memory of the compiled grammars of requests in flight, with fair shares of tenants."""
 
 from __future__ import annotations
 
@@ -9,46 +9,46 @@ from collections import Counter, deque
 from tidemill.base.errors import ErrorKind, TidemillError
 
 MAX_LIVE_BYTES = 512 * 2**20
-"""Of the grammars of all requests in flight together."""
+"""Total memory of the grammars of all requests in flight."""
 
-# A choice's own copy of a matcher: at most a 75th of what the copies share, and some more.
+# A choice's copy of a matcher takes at most a 75th of the shared memory, plus a constant.
 CHOICE_SHARE, CHOICE_BYTES = 64, 16 * 2**10
 
 
 def choices_bytes(shared: int, choices: int) -> int:
-    """What the choices of a request take beside what they share."""
+    """Memory of a request's choices in addition to their shared memory."""
     return choices * (shared // CHOICE_SHARE + CHOICE_BYTES)
 
 
 class LiveGrammars:
-    """Who holds how much. Safe to call from several threads.
+    """Accounts for grammar memory per tenant. Safe to call from several threads.
 
-    Beyond the bound a tenant is refused once it holds more than an even share of it, so that none
-    keeps the others out.
+    Beyond the limit, a tenant is rejected if it would hold more than an equal share, so that no
+    tenant can starve the others.
     """
 
     def __init__(self, most: int = MAX_LIVE_BYTES) -> None:
         self._most = most
         self._lock = threading.Lock()
         self._held: Counter[str] = Counter()
-        # Filled by finalizers, which run anywhere, within the lock too.
+        # Appended to by finalizers, which may run at any time, even while the lock is held.
         self._released: deque[tuple[str, int]] = deque()
 
     def hold(self, holder: object, tenant: str, size: int) -> None:
-        """Count bytes for a tenant while `holder` lives.
+        """Charge bytes to a tenant while `holder` is alive.
 
         Raises:
-            TidemillError: OVERLOADED beyond the bound.
+            TidemillError: OVERLOADED beyond the limit.
         """
         with self._lock:
-            self._settle()
+            self._apply_releases()
             total = self._held.total()
             share = self._most // len({*self._held, tenant})
             if total + size > self._most and self._held[tenant] + size > share:
                 raise TidemillError(
                     ErrorKind.OVERLOADED,
                     f"the grammars of requests in flight take {total >> 20} MiB of "
-                    f"{self._most >> 20}; try again when some have ended, or use smaller ones",
+                    f"{self._most >> 20}; retry later, or use smaller grammars",
                     retryable=True,
                 )
             self._held[tenant] += size
@@ -58,10 +58,10 @@ class LiveGrammars:
     def total(self) -> int:
         """Bytes held."""
         with self._lock:
-            self._settle()
+            self._apply_releases()
             return self._held.total()
 
-    def _settle(self) -> None:
+    def _apply_releases(self) -> None:
         while self._released:
             tenant, size = self._released.popleft()
             self._held[tenant] -= size

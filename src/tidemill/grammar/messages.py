@@ -1,4 +1,4 @@
-"""What an engine and its grammar sandbox tell each other: msgpack with a length prefix."""
+"""Messages between an engine and its grammar sandbox: length-prefixed msgpack."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _LENGTH = struct.Struct("<I")
 
 
 class VocabularyShape(msgspec.Struct, frozen=True, tag="shape"):
-    """What of a vocabulary decides whether a grammar is accepted; the first message.
+    """The properties of a vocabulary that decide whether a grammar is accepted; the first message.
 
     Attributes:
         size: token ids of the model's output layer.
-        special: ids and spellings of special tokens.
+        special: ids and bytes of special tokens.
         ends: the model's end tokens.
     """
 
@@ -28,17 +28,17 @@ class VocabularyShape(msgspec.Struct, frozen=True, tag="shape"):
 
 
 class Attempt(msgspec.Struct, frozen=True, tag="attempt"):
-    """A grammar to be tried."""
+    """A grammar to try."""
 
     grammar: Grammar
 
 
 class Tried(msgspec.Struct, frozen=True, tag="tried"):
-    """A grammar that compiles and can be followed.
+    """A grammar that compiled and whose matcher could be advanced.
 
     Attributes:
-        source: as llguidance reads it.
-        heap_bytes: memory that it took, compiled and followed; 0 where it cannot be measured.
+        source: in llguidance's syntax.
+        heap_bytes: memory used by compiling and advancing it; 0 if it cannot be measured.
     """
 
     source: str
@@ -46,13 +46,13 @@ class Tried(msgspec.Struct, frozen=True, tag="tried"):
 
 
 class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
-    """A grammar that cannot be honoured, and why."""
+    """A grammar that cannot be enforced, and why."""
 
     error: RequestError
 
 
 class Died(msgspec.Struct, frozen=True, tag="died"):
-    """The process that tried a grammar was ended by a signal."""
+    """A signal ended the process that tried a grammar."""
 
     signal: int
 
@@ -66,13 +66,13 @@ from_sandbox: msgspec.msgpack.Decoder[FromSandbox] = msgspec.msgpack.Decoder(Fro
 
 
 def send(connection: socket.socket, message: ToSandbox | FromSandbox) -> None:
-    """Send a message. Raises OSError when the other side is gone, or reads too slowly."""
+    """Send a message. Raises OSError if the peer is gone or reads too slowly."""
     body = _encoder.encode(message)
     connection.sendall(_LENGTH.pack(len(body)) + body)
 
 
 def receive(connection: socket.socket) -> bytes:
-    """The next message's body; empty when the other side is gone. Raises OSError (TimeoutError)."""
+    """The next message's body; empty if the peer is gone. Raises OSError (TimeoutError)."""
     head = _exactly(connection, _LENGTH.size)
     return _exactly(connection, _LENGTH.unpack(head)[0]) if head else b""
 

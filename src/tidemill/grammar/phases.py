@@ -1,4 +1,4 @@
-"""A choice's way through its program: which tokens may come next, and which must."""
+"""The state of a choice in its output program: which tokens are allowed next, which are forced."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Mask = NDArray[np.uint8]  # [ceil(vocab / 8)], little-endian bits, 1 allows
 
 
 def bits_of(vocabulary: Vocabulary, token_ids: Sequence[int]) -> Mask:
-    """A mask with these tokens alone."""
+    """A mask that allows only these tokens."""
     mask = np.zeros(vocabulary.mask_bytes, np.uint8)
     for token in token_ids:
         mask[token >> 3] |= np.uint8(1 << (token & 7))
@@ -31,15 +31,15 @@ def bits_of(vocabulary: Vocabulary, token_ids: Sequence[int]) -> Mask:
 
 
 class CompiledProgram:
-    """A program whose languages are compiled; one for all choices of a request.
+    """A program with compiled grammars, shared by all choices of a request.
 
     Args:
         program: the phases.
         compiled: one per `Grammar` phase, in order.
         vocabulary: the model's.
         ends: tokens that end the request's choices (end tokens, stop token ids).
-        discard: called with a grammar whose matcher met a bound: what it shares with others of its
-            language is used up.
+        discard: called with a grammar whose matcher exceeded a limit: the state that it shares with
+            other matchers of the grammar is exhausted.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class CompiledProgram:
         self.vocabulary = vocabulary
         own = iter(compiled)
         self.compiled = [next(own) if isinstance(p, Grammar) else None for p in program.phases]
-        # Of this program's own: masks are asked of them where a phase may not be opened.
+        # Copies owned by this program, for masks of a grammar after an optional phase.
         made = iter([one.matcher.deep_copy() for one in compiled])
         self.matchers = [next(made) if isinstance(p, Grammar) else None for p in program.phases]
         self.triggers = [
@@ -67,30 +67,30 @@ class CompiledProgram:
         self.no_ends = ~self.end_bits
 
     def start(self) -> ProgramState:
-        """A choice at its beginning."""
+        """The initial state of a choice."""
         return ProgramState(self)
 
 
 class ProgramState:
-    """Where one choice stands; see `sched.constraint.Constraint`.
+    """The position of one choice in its program; see `sched.constraint.Constraint`.
 
-    Invariant: `matcher` belongs to the current phase, and `_queue` holds tokens that must come
-    before anything else (a phase's own tokens, or a forced end of a free phase).
+    Invariant: `matcher` belongs to the current phase, and `_queue` holds tokens that are forced
+    next (those of a `Forced` phase, or the forced end of a free phase).
     """
 
     def __init__(self, program: CompiledProgram) -> None:
         self._program = program
         self._index = -1
         self._used = 0  # tokens of the current free phase
-        self._found = 0  # how much of a trigger its last tokens spell
+        self._found = 0  # state of the trigger automaton after its last token
         self._queue: tuple[int, ...] = ()
         self._opening = False  # the phase's first token decides whether it is entered
         self.matcher: LLMatcher | None = None
-        self._repetition = Repetition()  # of what matchers have followed
+        self._repetition = Repetition()  # of tokens consumed by matchers
         self.complete = False
         self._enter(0)
 
-    # -- where it stands ---------------------------------------------------------------------
+    # -- position ----------------------------------------------------------------------------
 
     @property
     def _last(self) -> bool:
@@ -130,18 +130,18 @@ class ProgramState:
         """See Constraint."""
         if self._queue or self.matcher is not None or self._opening:
             return True
-        return not self._last  # a free phase that something follows: no end tokens
+        return not self._last  # a free phase before the last one: end tokens are masked
 
     def fixed_mask(self) -> Mask | None:
-        """The next token's mask where no language is asked; None where `matcher` is."""
+        """The next token's mask if it needs no matcher; None if it does."""
         if self._queue:
             return bits_of(self._program.vocabulary, self._queue[:1])
         if self.matcher is None and not self._opening:
             return self._program.no_ends
         return None
 
-    def asked(self) -> LLMatcher:
-        """The matcher that says what may come next (of the phase after one that may not open)."""
+    def mask_matcher(self) -> LLMatcher:
+        """The matcher for the next token's mask; that of the next phase if this one is optional."""
         if not self._opening:
             assert self.matcher is not None
             return self.matcher
@@ -149,15 +149,16 @@ class ProgramState:
         assert following is not None
         return following
 
-    def asked_grammar(self) -> CompiledGrammar:
-        """The grammar of the matcher that `asked` returns."""
+    def mask_grammar(self) -> CompiledGrammar:
+        """The grammar of `mask_matcher`."""
         compiled = self._program.compiled[self._index + self._opening]
         assert compiled is not None
         return compiled
 
     def finish_mask(self, mask: Mask) -> Mask:
-        """What a matcher allows as a mask: no end before the last phase, and the opening."""
-        if self.asked().is_error():
+        """Complete a matcher's mask: no end tokens before the last phase; tokens that open an
+        optional phase are allowed."""
+        if self.mask_matcher().is_error():
             phase = self._program.phases[self._index + self._opening]
             assert isinstance(phase, Grammar)
             self._program.discard(phase)
@@ -202,7 +203,7 @@ class ProgramState:
     def _accept_queued(self, token_id: int) -> None:
         if token_id != self._queue[0]:
             raise TidemillError(
-                ErrorKind.INTERNAL, f"token {token_id} came where {self._queue[0]} was forced"
+                ErrorKind.INTERNAL, f"token {token_id} came where {self._queue[0]} is forced"
             )
         self._queue = self._queue[1:]
         if not self._queue:
@@ -222,7 +223,7 @@ class ProgramState:
             self._program.discard(phase)
             raise bad_request(
                 phase.param,
-                f"{phase.param}: the language became too complex to follow, or refused what it "
+                f"{phase.param}: the grammar became too complex to enforce, or rejected a token it "
                 f"had allowed: {explained(matcher.get_error())}",
             )
         if matcher.is_stopped():

@@ -1,16 +1,16 @@
-"""Answers that go round in circles: models that do not end write the same to the context's end."""
+"""Detects endless repetition: a model that does not end repeats itself up to the context limit."""
 
 from __future__ import annotations
 
 SPAN = 8
-"""Tokens in a row that are looked up."""
+"""Length of the token n-grams that are compared."""
 
 LIMIT = 1_024
-"""Tokens in a row that bring no span that was not there before: the answer repeats itself."""
+"""Tokens in a row without a new n-gram, after which the answer counts as repetitive."""
 
 
 class Repetition:
-    """Counts how long an answer has brought nothing new. A pure function of its tokens."""
+    """Counts the tokens since the last new n-gram. A pure function of the answer's tokens."""
 
     __slots__ = ("_recent", "_seen", "length")
 
@@ -18,12 +18,12 @@ class Repetition:
         self._seen: set[int] = set()
         self._recent: tuple[int, ...] = ()
         self.length = 0
-        """Tokens since the last new span."""
+        """Tokens since the last new n-gram."""
 
     def add(self, token_id: int) -> None:
-        """Take the next token in."""
+        """Add the next token."""
         self._recent = (*self._recent[1 - SPAN :], token_id)
-        key = hash(self._recent)  # of integers: the same in every process
+        key = hash(self._recent)  # hashes of integers are the same in every process
         if key in self._seen:
             self.length += 1
         else:

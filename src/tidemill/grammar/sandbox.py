@@ -1,12 +1,12 @@
-"""GrammarSandbox: grammars are tried in a process of their own before the engine compiles them.
+"""GrammarSandbox: compiles grammars in a separate process before the engine compiles them.
 
-llguidance is native code that reads clients' bytes. A grammar that makes it recurse without end,
-take all memory or never return ends that process, not the engine, and is rejected with the field,
-and for a JSON schema the keyword, named. The process starts with the first grammar, stays warm, and
-ends with its owner.
+llguidance is native code that parses clients' input. A grammar that causes unbounded recursion,
+memory exhaustion or an endless loop ends the sandbox process, not the engine. It is then rejected
+with an error that names the field and, for a JSON schema, the keyword. The process starts with the
+first grammar, stays warm, and ends with its owner.
 
-A compiled grammar cannot be moved between processes, so the engine compiles it again: what was
-tried is exactly what is compiled (`Tried.source`).
+A compiled grammar cannot be moved between processes, so the engine compiles it again, from exactly
+the source that was tried (`Tried.source`).
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from tidemill.grammar.sandbox_limits import CPU_SECONDS, MEMORY_BYTES, STACK_BYT
 _log = get_logger(__name__)
 
 MAX_FATAL = 1024
-"""Grammars that ended a process and are remembered, so that sending one again costs nothing."""
+"""Maximum number of remembered fatal grammars; sending one again costs nothing."""
 
-# How the end of a worker reads in the client's error. Any other signal came from outside.
+# The client's error by the signal that ended a worker. Other signals came from outside.
 _CAUSES = {
     signal.SIGPROF: f"takes more than {CPU_SECONDS:g} s of processor time to compile",
     signal.SIGABRT: f"takes more than {MEMORY_BYTES >> 20} MiB to compile, or breaks its compiler",
@@ -57,7 +57,7 @@ _CAUSES = {
 
 
 class GrammarSandbox:
-    """Tries grammars in another process, one at a time. Safe to call from several threads."""
+    """Tries grammars in a separate process, one at a time. Safe to call from several threads."""
 
     def __init__(self) -> None:
         self._shape: VocabularyShape | None = None
@@ -65,40 +65,40 @@ class GrammarSandbox:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
         self._fatal: OrderedDict[bytes, tuple[str, str]] = OrderedDict()
-        self._shaped = False  # the process knows the vocabulary
+        self._shaped = False  # the vocabulary was sent to the process
         self._closed = False
 
     def start(self) -> None:
-        """Start the process, which imports what it needs while the caller goes on.
+        """Start the process; it imports its modules while the caller continues.
 
         Raises:
-            TidemillError: UNAVAILABLE when it cannot be started.
+            TidemillError: UNAVAILABLE if it cannot be started.
         """
         with self._lock:
             self._ensure_process()
 
     def set_vocabulary(self, shape: VocabularyShape) -> None:
-        """Say what grammars are tried with; before the first `attempt`."""
+        """Set the vocabulary to try grammars with; required before the first `attempt`."""
         self._shape = shape
 
     @property
     def pid(self) -> int | None:
-        """Of the process, if it has been started."""
+        """The id of the process, if it has been started."""
         return None if self._process is None else self._process.pid
 
     def attempt(self, grammar: Grammar) -> Tried:
-        """Compile a grammar and follow it for some bytes.
+        """Compile a grammar and advance it by some bytes, in the sandbox.
 
         Raises:
-            TidemillError: BAD_REQUEST naming the field (or its keyword) that cannot be honoured, or
-                not within the bounds; UNAVAILABLE when no process can try it now.
+            TidemillError: BAD_REQUEST naming the field (or its keyword) that cannot be enforced, or
+                not within the limits; UNAVAILABLE if no process can try it now.
         """
         check_size(grammar)
         digest = _digest(grammar)
         with self._lock:
             known = self._fatal.get(digest)
             if known is None:
-                answer = self._ask_twice(grammar)
+                answer = self._try_twice(grammar)
                 if isinstance(answer, Died):
                     known = self._find_cause(grammar, answer)
                     self._remember(digest, known)
@@ -107,18 +107,18 @@ class GrammarSandbox:
             param = grammar.param + at
             raise bad_request(param, f"{param} {cause}; simplify it or leave it out")
         if isinstance(answer, Rejected):
-            told = answer.error
+            error = answer.error
             raise TidemillError(
-                ErrorKind(told.kind), told.message, param=told.param, retryable=told.retryable
+                ErrorKind(error.kind), error.message, param=error.param, retryable=error.retryable
             )
         assert isinstance(answer, Tried)
         return answer
 
     def close(self) -> None:
-        """End the process; `attempt` fails from now on. Idempotent."""
+        """Terminate the process; `attempt` fails from now on. Idempotent."""
         self._closed = True
         connection = self._connection
-        if connection is not None:  # whoever waits for an answer is told by its end
+        if connection is not None:  # unblocks a thread that waits for a reply
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
         with self._lock:
@@ -126,19 +126,19 @@ class GrammarSandbox:
 
     # -- with the lock held ------------------------------------------------------------------
 
-    def _ask_twice(self, grammar: Grammar) -> FromSandbox:
-        """What becomes of a grammar; a process that is ended by something else is replaced once."""
+    def _try_twice(self, grammar: Grammar) -> FromSandbox:
+        """Try a grammar; if the process ends for another reason, replace it and retry once."""
         for _ in range(2):
-            answer = self._ask(grammar)
+            answer = self._try(grammar)
             if answer is not None and not (isinstance(answer, Died) and not _is_fault(answer)):
                 return answer
             self._end_process()
         raise _unavailable("its process has ended twice without a fault of the grammar")
 
-    def _ask(self, grammar: Grammar) -> FromSandbox | None:
-        """The answer; None when there is none: the process is gone, or says nothing."""
+    def _try(self, grammar: Grammar) -> FromSandbox | None:
+        """Send a grammar; return the reply, or None if the process is gone or does not reply."""
         connection = self._ensure_process()
-        assert self._shape is not None, "the vocabulary comes first"
+        assert self._shape is not None, "set_vocabulary comes first"
         try:
             if not self._shaped:
                 send(connection, self._shape)
@@ -146,19 +146,19 @@ class GrammarSandbox:
             send(connection, Attempt(grammar))
             body = receive(connection)
         except OSError as error:
-            _log.warning("the grammar sandbox does not answer (%s)", type(error).__name__)
+            _log.warning("the grammar sandbox does not reply (%s)", type(error).__name__)
             return None
         return from_sandbox.decode(body) if body else None
 
     def _find_cause(self, grammar: Grammar, died: Died) -> tuple[str, str]:
-        """Where in a grammar the cause of a death is, below its field, and in words."""
+        """The cause of a worker's death: the path relative to the grammar's field, and a reason."""
         number = signal.Signals(died.signal)
-        _log.warning("a grammar of kind %s ended its sandbox (%s)", grammar.kind, number.name)
+        _log.warning("a grammar of kind %s ended the sandbox (%s)", grammar.kind, number.name)
         at, note = "", ""
         if number is not signal.SIGPROF:
 
             def is_fatal(part: Grammar) -> bool:
-                answer = self._ask(part)
+                answer = self._try(part)
                 return isinstance(answer, Died) and _is_fault(answer)
 
             at, note = fatal_place(grammar, is_fatal)
@@ -185,7 +185,7 @@ class GrammarSandbox:
         try:
             self._process = subprocess.Popen(
                 (sys.executable, "-P", "-m", "tidemill.grammar.sandbox_process"),
-                # Threads' heaps would count as memory of the grammar.
+                # Arenas of further threads would count as the grammar's memory.
                 env={**os.environ, "MALLOC_ARENA_MAX": "1"},
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
@@ -204,7 +204,7 @@ class GrammarSandbox:
         if connection is not None:
             connection.close()
         if process is not None:
-            # Its worker as well; both would end by themselves, but for one that is stopped.
+            # Kill the worker too. Both end when the socket closes, unless they are stopped.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()

@@ -1,16 +1,16 @@
-"""What trying one grammar may take; see `sandbox`."""
+"""Limits of trying one grammar; see `sandbox`."""
 
 from __future__ import annotations
 
 CPU_SECONDS = 2.0
-"""Of processor time; the slowest grammar that is accepted takes about a tenth."""
+"""CPU time; the slowest accepted grammar takes about a tenth."""
 
 MEMORY_BYTES = 256 * 2**20
-"""Beyond what the sandbox takes itself; grammars of the largest size take up to 30 MiB."""
+"""In addition to the sandbox's own memory; the largest accepted grammars take up to 30 MiB."""
 
 STACK_BYTES = 2**20
-"""What is accepted needs less than half; the engine's threads that compile grammars and compute
-masks have 2 MiB at least."""
+"""Accepted grammars need less than half. The engine's threads that compile grammars and compute
+masks have at least 2 MiB."""
 
 WALL_SECONDS = 30.0
-"""After which a sandbox that says nothing (it is stopped, say) is replaced."""
+"""Timeout of a reply, after which the sandbox (stopped, for example) is replaced."""

@@ -1,12 +1,11 @@
-"""The grammar sandbox's own process: `python -m tidemill.grammar.sandbox_process`.
+"""The process of the grammar sandbox: `python -m tidemill.grammar.sandbox_process`.
 
-Its stdin is a socket of the engine. It imports and prepares everything once, and forks a worker
-that tries one grammar after the other. When a worker dies, the engine is told of its signal, and
-the next one is forked, which takes milliseconds. Both end when the engine's end of the socket
-closes.
+Its stdin is a socket to the engine. It imports and prepares everything once, and forks a worker
+that tries grammars one by one. When a worker dies, the process reports the signal to the engine and
+forks the next one, which takes milliseconds. Both end when the engine closes its end of the socket.
 
-A worker is bounded in processor time, memory and stack; what exceeds a bound kills it, also within
-native code that never returns.
+A worker has limits of CPU time, memory and stack. Exceeding one kills it, even within native code
+that never returns.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from tidemill.grammar.sandbox_limits import CPU_SECONDS, MEMORY_BYTES, STACK_BYT
 from tidemill.grammar.trial import Trial
 
 RECYCLED = 3
-"""Exit code of a worker whose memory has grown: the next one has all of `MEMORY_BYTES` again."""
+"""Exit code of a worker whose memory has grown; its successor has all of `MEMORY_BYTES` again."""
 
 GROWN_BYTES = MEMORY_BYTES // 4
 
@@ -44,11 +43,11 @@ GROWN_BYTES = MEMORY_BYTES // 4
 def main() -> int:
     """Run a sandbox; see the module."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # A terminal or a service manager sends these to all; the engine decides when this ends.
+        # Terminals and service managers signal all processes; the engine decides when this ends.
         signal.signal(number, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")  # if memory runs out, let it be here
+        file.write("1000")  # the kernel's out-of-memory killer should choose this process
     connection = socket.socket(fileno=0)
     body = receive(connection)
     if not body:
@@ -56,14 +55,14 @@ def main() -> int:
     shape = to_sandbox.decode(body)
     assert isinstance(shape, VocabularyShape)
     trial = Trial(shape)
-    # Native code says grammars' text when it dies; nobody is to read it.
+    # A crash in native code prints the grammar's text, which must not reach a log.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    busy = mmap.mmap(-1, 1)  # shared with the workers: whether one is trying a grammar
+    busy = mmap.mmap(-1, 1)  # shared with the workers: 1 while one tries a grammar
     return _supervise(connection, trial, busy)
 
 
 def _supervise(connection: socket.socket, trial: Trial, busy: mmap.mmap) -> int:
-    """Have a worker there until the engine is gone."""
+    """Keep a worker running until the engine is gone."""
     while True:
         busy[0] = 0
         worker = os.fork()
@@ -94,7 +93,7 @@ def _run_worker(connection: socket.socket, trial: Trial, busy: mmap.mmap) -> Non
             _, hard = resource.getrlimit(resource.RLIMIT_AS)
             bound = base + MEMORY_BYTES
             resource.setrlimit(resource.RLIMIT_AS, (bound, hard))
-        # The main thread's stack is the system's choice; one of its own has the size we want.
+        # The system sets the main thread's stack size, so a new thread is used.
         threading.stack_size(STACK_BYTES)
         thread = threading.Thread(target=serve)
         thread.start()
@@ -109,7 +108,7 @@ def _serve(connection: socket.socket, trial: Trial, busy: mmap.mmap) -> int:
         message = to_sandbox.decode(body)
         assert isinstance(message, Attempt)
         busy[0] = 1
-        # No handler: the signal ends the process, whatever it is doing.
+        # No handler: SIGPROF ends the process, even within native code.
         signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
         answer = _attempt(trial, message)
         signal.setitimer(signal.ITIMER_PROF, 0.0)
@@ -128,18 +127,18 @@ def _attempt(trial: Trial, message: Attempt) -> FromSandbox:
     try:
         return trial.attempt(message.grammar)
     except TidemillError as error:
-        told = RequestError(error.kind, error.message, error.param, error.retryable)
+        rejection = RequestError(error.kind, error.message, error.param, error.retryable)
     except (MemoryError, RecursionError) as error:
-        text = f"{param} cannot be compiled within the bounds ({type(error).__name__}); simplify it"
-        told = RequestError("bad_request", text, param)
-    except BaseException as error:  # a panic of native code is no Exception
+        text = f"{param} cannot be compiled within the limits ({type(error).__name__}); simplify it"
+        rejection = RequestError("bad_request", text, param)
+    except BaseException as error:  # a panic of native code is not an Exception
         text = f"{param} cannot be compiled ({type(error).__name__})"
-        told = RequestError("bad_request", text, param)
-    return Rejected(told)
+        rejection = RequestError("bad_request", text, param)
+    return Rejected(rejection)
 
 
 def _address_space() -> int:
-    """Bytes of it in use; 0 where the system does not say."""
+    """Bytes of address space in use; 0 if unknown."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[0]) * mmap.PAGESIZE

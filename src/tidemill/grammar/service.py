@@ -1,7 +1,7 @@
-"""Programs compiled beside the step loop, and masks computed while a step runs.
+"""Compiles output programs concurrently with the step loop, and computes masks during a step.
 
-What reads vocabularies and grammars is imported when the first program comes: an engine starts
-sooner without.
+Modules that read vocabularies and grammars are imported with the first program, so that the engine
+starts faster.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _log = get_logger(__name__)
 MAX_PHASES = 64
 
 NOTED_BYTES = 4096
-"""Of memory that a mask takes; less is what every use of a grammar is charged with."""
+"""Minimum growth per mask that is accounted for; less is covered by `USE_BYTES`."""
 
-# A vocabulary takes about so many bytes per token, in a tokenizer and in llguidance's table (127
-# MiB for 152,000 tokens), and a second to read. It is read before somebody asks for it where that
-# is at most this share of the weights.
+# A vocabulary takes about this many bytes per token, in a tokenizer and in llguidance's table (127
+# MiB for 152,000 tokens), and a second to read. It is read in advance if its memory is at most this
+# fraction of the weights.
 TOKEN_BYTES = 800
 WARM_SHARE = 0.05
 
@@ -46,10 +46,10 @@ Done = Callable[["list[ProgramState]", TidemillError | None], None]
 
 
 class GrammarService:
-    """What an engine needs for constrained output. The vocabulary is read at first use.
+    """The engine's service for constrained output. The vocabulary is read at first use.
 
     Args:
-        data: the model's text side.
+        data: the model's tokenizer.
         vocab_size: token ids of the output layer.
         ends: the model's end tokens.
     """
@@ -59,7 +59,7 @@ class GrammarService:
         self._lock = Lock()
         self._compiler: Compiler | None = None
         self._sandbox: GrammarSandbox | None = None
-        # New grammars take their time; what is compiled already does not wait behind them.
+        # Compiling takes time; requests whose grammars are cached do not queue behind it.
         self._new, self._known = Lane("tidemill-grammar"), Lane("tidemill-grammar-known")
         self._live = LiveGrammars()
         self._masks: LLExecutor | None = None
@@ -79,17 +79,17 @@ class GrammarService:
         tenant: str = "",
         wanted: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Compile a program in a thread; `done` is called there with a state per choice, or with
-        the error that names the field.
+        """Compile a program in a thread, which calls `done` with a state per choice, or with the
+        error that names the field.
 
         Args:
-            program: what is compiled.
+            program: the program.
             ends: tokens that end the request's choices.
-            choices: states wanted.
+            choices: number of states.
             done: see above.
-            tenant: whose turn it takes; tenants that have new grammars take turns.
-            wanted: whether somebody still waits for it, asked right before; where nobody does,
-                `done` is called with neither states nor an error.
+            tenant: the request's tenant; tenants are served round-robin.
+            wanted: called right before compiling: whether the request is still active. If it is
+                not, `done` is called with no states and no error.
         """
         self._used = True
 
@@ -130,17 +130,17 @@ class GrammarService:
     def compile(
         self, program: OutputProgram, ends: Sequence[int], choices: int = 1, tenant: str = ""
     ) -> CompiledProgram:
-        """A program ready to run; see `compile_later`.
+        """Compile a program; see `compile_later`.
 
         Raises:
-            TidemillError: kind BAD_REQUEST naming the field that cannot be honoured, OVERLOADED
-                when compiled grammars take too much memory.
+            TidemillError: kind BAD_REQUEST naming the field that cannot be enforced, OVERLOADED if
+                compiled grammars take too much memory.
         """
         from tidemill.grammar.phases import CompiledProgram
 
         grammars = [p for p in program.phases if isinstance(p, Grammar)]
         if grammars and self._compiler is None:
-            self._make_sandbox().start()  # which takes as long as reading the vocabulary
+            self._make_sandbox().start()  # concurrent with reading the vocabulary
         compiler = self._ready()
         _check(program, compiler.vocabulary.size)
         compiled = [compiler.compiled(grammar) for grammar in grammars]
@@ -158,7 +158,7 @@ class GrammarService:
             return self._sandbox
 
     def _ready(self) -> Compiler:
-        if self._compiler is not None:  # never unmade
+        if self._compiler is not None:  # never reset
             return self._compiler
         sandbox = self._make_sandbox()
         with self._lock:
@@ -169,12 +169,12 @@ class GrammarService:
                 vocabulary = Vocabulary(*self._source)
                 sandbox.set_vocabulary(vocabulary.shape)
                 self._compiler = Compiler(vocabulary, sandbox.attempt)
-                give_back()  # what reading the vocabulary took and freed
+                give_back()  # memory that reading the vocabulary used and freed
             return self._compiler
 
     def warm(self, weight_bytes: int) -> None:
-        """Read the vocabulary in a thread, before somebody waits for it; once, and only beside so
-        many bytes of weights that what it takes is little."""
+        """Read the vocabulary in a thread in advance, once, and only if its memory is small
+        compared to the weights."""
         if self._source[1] * TOKEN_BYTES > WARM_SHARE * weight_bytes:
             return
         with self._lock:
@@ -191,7 +191,7 @@ class GrammarService:
 
     @property
     def used(self) -> bool:
-        """Some program was asked for."""
+        """A program has been requested."""
         return self._used
 
     def figures(self) -> dict[str, float]:
@@ -208,40 +208,40 @@ class GrammarService:
     # -- masks: the engine's thread ----------------------------------------------------------
 
     def masks(self, states: Sequence[ProgramState]) -> list[Mask]:
-        """Masks of the next token of each choice; several languages are asked in parallel."""
+        """Masks of the next token of each choice; several matchers run in parallel."""
         begun = monotonic()
         found: list[Mask | None] = [state.fixed_mask() for state in states]
-        asked = [i for i, mask in enumerate(found) if mask is None]
-        if asked:
+        matched = [i for i, mask in enumerate(found) if mask is None]
+        if matched:
             from llguidance import LLExecutor
             from llguidance.numpy import fill_next_token_bitmask_par
 
             from tidemill.grammar.trial import heap_in_use
 
             vocabulary = self._ready().vocabulary
-            table = np.zeros((len(asked), -(-vocabulary.size // 32)), np.int32)
+            table = np.zeros((len(matched), -(-vocabulary.size // 32)), np.int32)
             if self._masks is None:
                 self._masks = LLExecutor(num_threads=max(1, (os.cpu_count() or 2) // 2))
-            matchers = [(states[i].asked(), row) for row, i in enumerate(asked)]
+            matchers = [(states[i].mask_matcher(), row) for row, i in enumerate(matched)]
             before = heap_in_use()
             fill_next_token_bitmask_par(self._masks, matchers, table)
-            self._note_growth([states[i] for i in asked], heap_in_use() - before)
+            self._note_growth([states[i] for i in matched], heap_in_use() - before)
             rows = table.view(np.uint8)[:, : vocabulary.mask_bytes]
-            for row, i in enumerate(asked):
+            for row, i in enumerate(matched):
                 found[i] = states[i].finish_mask(rows[row])
         self._mask_seconds += monotonic() - begun
         return [mask for mask in found if mask is not None]
 
     def _note_growth(self, states: Sequence[ProgramState], grown: int) -> None:
-        """Memory that was taken while masks were computed is taken to be their grammars'. What
-        other threads took at that time makes a grammar be compiled anew too soon, at worst."""
+        """Attribute heap growth during mask computation to the grammars. Allocations of other
+        threads can at worst cause a grammar to be compiled again too early."""
         share = grown // len(states)
         if share >= NOTED_BYTES and self._compiler is not None:
             for state in states:
-                self._compiler.grown(state.asked_grammar(), share)
+                self._compiler.grown(state.mask_grammar(), share)
 
     def close(self) -> None:
-        """End the threads and the sandbox; programs still being compiled are dropped."""
+        """Stop the threads and the sandbox; programs still being compiled are dropped."""
         self._new.close()
         self._known.close()
         if self._sandbox is not None:
@@ -265,8 +265,8 @@ def _check(program: OutputProgram, vocab_size: int) -> None:
                 raise bad_request(at, f"{at}: the budget is {phase.budget}; at least 0")
             endless = not phase.until and phase.budget is None
             if endless and not last:
-                raise bad_request(at, f"{at} never ends, so what follows it is never reached")
+                raise bad_request(at, f"{at} never ends, so the next phase is never reached")
             if phase.opened_by and (last or not isinstance(phases[index + 1], Grammar)):
-                raise bad_request(at, f"{at}: a phase that may be skipped needs a grammar after it")
+                raise bad_request(at, f"{at}: an optional phase must be followed by a grammar")
         if not all(0 <= i < vocab_size for i in ids):
             raise bad_request(at, f"{at}: token ids must be between 0 and {vocab_size - 1}")

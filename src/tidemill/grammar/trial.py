@@ -1,9 +1,8 @@
-"""A grammar compiled and walked over a vocabulary of single bytes.
+"""Compiles a grammar and walks through it, with a vocabulary of single bytes.
 
-What recurses without end, takes all memory or never returns in llguidance depends on the grammar,
-hardly on the vocabulary; one of bytes takes 1 MiB where the model's takes up to 127. Whether
-grammars are accepted must not depend on it either: ids, special tokens and end tokens are the
-model's.
+Unbounded recursion, memory exhaustion and endless loops in llguidance depend on the grammar and
+hardly on the vocabulary. A byte vocabulary takes 1 MiB, a model's up to 127 MiB. Acceptance must
+not depend on the vocabulary either, so ids, special tokens and end tokens are the model's.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from tidemill.grammar.languages import limits, llguidance_source, rejection
 from tidemill.grammar.messages import Tried, VocabularyShape
 
 WALKS, WALK_BYTES = 2, 12
-"""Ways through a grammar that are tried, and bytes of each."""
+"""Number of walks through a grammar, and bytes of each."""
 
 WALK_SECONDS = 0.005
-"""Of processor time, after which a way is gone no further: a grammar may be slow to follow."""
+"""CPU time after which a walk stops, because a grammar may be slow to advance."""
 
 
 class _Bytes:
-    """A tokenizer whose tokens are bytes, in the form that llguidance's wrapper reads; their ids
+    """A tokenizer of single bytes, with the interface of llguidance's wrapper; the byte tokens' ids
     follow the model's."""
 
     bos_token_id = None
@@ -60,13 +59,13 @@ class Trial:
             n_vocab=len(tokenizer.tokens),
             eos_token=[*shape.ends] or None,
         )
-        tokenizer.tokens = []  # it has its own by now
+        tokenizer.tokens = []  # llguidance has copied them
 
     def attempt(self, grammar: Grammar) -> Tried:
-        """Compile a grammar, and follow it for some bytes.
+        """Compile a grammar, and advance it by some bytes.
 
         Raises:
-            TidemillError: kind BAD_REQUEST naming the field that cannot be honoured.
+            TidemillError: kind BAD_REQUEST naming the field that cannot be enforced.
         """
         source = llguidance_source(grammar)
         before = heap_in_use()
@@ -81,15 +80,15 @@ class Trial:
         return Tried(source, max(0, heap_in_use() - before))
 
     def _follow(self, matcher: LLMatcher) -> bool:
-        """Walk through a grammar; False when it forces very much somewhere."""
+        """Walk through a grammar; False if more than `MAX_FORCED` bytes are forced somewhere."""
         return all(self._walk(matcher.deep_copy(), highest=bool(i % 2)) for i in range(WALKS))
 
     def _compiled(self, source: str) -> LLMatcher:
         return LLMatcher(self._ll, source, log_level=0, limits=limits())
 
     def _walk(self, matcher: LLMatcher, highest: bool) -> bool:
-        """Follow the lowest (highest) byte that is allowed, and what is forced. An error there is
-        the request's own when it comes so far: which way its output takes nobody knows yet.
+        """Advance by the lowest (highest) allowed byte and by forced tokens. Errors are ignored:
+        the request's output may not reach them.
 
         Returns:
             False where more than `MAX_FORCED` bytes were forced.
@@ -135,4 +134,4 @@ def _measure() -> Callable[[], int]:
 
 
 heap_in_use = _measure()
-"""Bytes that this process has allocated; 0 where the C library does not say. Takes 0.2 us."""
+"""Bytes that this process has allocated; 0 if the C library cannot report it. Takes 0.2 us."""

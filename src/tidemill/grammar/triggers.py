@@ -1,4 +1,4 @@
-"""Several token sequences looked for at once in a stream of tokens."""
+"""Searches a stream of tokens for several token sequences at once."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Sequence
 class Triggers:
     """An automaton over token sequences (Aho and Corasick, 1975): one step per token.
 
-    A state is a number; 0 is the beginning.
+    A state is a number; 0 is the initial state.
 
     Args:
-        sequences: what is looked for; none is empty.
+        sequences: the token sequences, each non-empty.
     """
 
     def __init__(self, sequences: Sequence[Sequence[int]]) -> None:

@@ -1,4 +1,4 @@
-"""A model's vocabulary as llguidance wants it."""
+"""A model's vocabulary in the form that llguidance requires."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.grammar.messages import VocabularyShape
 from tidemill.text.tokenizer import Tokenizer
 
-# A tokenizer that puts a space before every text spells the middle of a text otherwise than its
-# beginning, and one that cannot spell a byte spells nothing reliably: no jumping ahead there.
+# Forced tokens are disabled for a tokenizer that prepends a space to every text, which encodes the
+# middle of a text differently, and for one that cannot encode every byte.
 _PROBES = ('{"name": "x", "list": [1, 2]}', "a\n  b", "né 漢字")
 
 
@@ -22,10 +22,10 @@ class Vocabulary:
         size: token ids of the model's output layer; ids beyond the tokenizer's are never allowed.
         mask_bytes: bytes of a token mask.
         ends: end tokens, all below `size`.
-        canonical: how the tokenizer spells a text is known piece by piece, so that tokens which
-            must come next can be named.
-        ll: llguidance's own view.
-        shape: what of it decides whether a grammar is accepted.
+        canonical: a part of a text encodes to the same tokens as within the text, so forced tokens
+            can be computed.
+        ll: llguidance's tokenizer.
+        shape: the properties that decide whether a grammar is accepted.
     """
 
     def __init__(self, data: TokenizerData, size: int, ends: Iterable[int]) -> None:
@@ -45,12 +45,12 @@ class Vocabulary:
         self.canonical = tokenizer.strip == 0 and all(map(self._spells, _PROBES))
         wrapper = llguidance.TokenizerWrapper(self)
         self.ll = llguidance.LLTokenizer(wrapper, n_vocab=size, eos_token=[*self.ends] or None)
-        # It has its own by now; ten megabytes and more.
+        # llguidance has copied them; they take ten megabytes and more.
         self.tokens = []
         tokenizer.forget_pieces()
 
     def __call__(self, text: bytes) -> list[int]:
-        """Token ids of a text, special tokens' spellings read as plain characters."""
+        """Token ids of a text; special tokens' texts are ordinary characters."""
         plain = text.decode("utf-8", errors="replace")
         return self._tokenizer.encode(plain, add_special=False, parse_special=False)
 

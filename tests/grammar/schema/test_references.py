@@ -63,7 +63,7 @@ def test_what_describes_nothing_is_rejected_by_place(schema: Any, at: str) -> No
 )  # fmt: skip
 def test_no_finite_document(schema: Any, at: str) -> None:
     found, message = rejection(schema)
-    assert found == at and "no document" in message
+    assert found == at and "no finite document" in message
 
 
 def test_recursion_with_a_base_case_is_taken() -> None:
@@ -110,7 +110,7 @@ def test_long_chains_of_references_are_rejected_before_the_library_descends_them
         made = {f"d{i}": inner({"$ref": f"#/$defs/d{i + 1}"}) for i in range(count)}
         return {"$defs": {**made, f"d{count}": {"type": "null"}}, "$ref": "#/$defs/d0"}
 
-    assert "one within the other" in rejection(chain(MAX_FOLLOWED))[1]
+    assert "nested within each other" in rejection(chain(MAX_FOLLOWED))[1]
     assert allows(chain(MAX_FOLLOWED // 2 - 5), "null")
 
 
@@ -119,5 +119,5 @@ def test_what_takes_too_many_steps_is_rejected() -> None:
     shared = {"allOf": [{"multipleOf": 3 + i % 5} for i in range(400)]}
     uses = [{"allOf": [{"$ref": "#/$defs/m"}], "multipleOf": 2} for _ in range(3000)]
     begun = time.thread_time()
-    assert "compared" in rejection({"anyOf": uses, "$defs": {"m": shared}})[1]
+    assert "parts to compare" in rejection({"anyOf": uses, "$defs": {"m": shared}})[1]
     assert time.thread_time() - begun < 2

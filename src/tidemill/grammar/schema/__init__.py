@@ -1,12 +1,12 @@
-"""JSON schemas, keyword by keyword: enforced, without effect on what is valid, or rejected.
+"""JSON schemas, keyword by keyword: each is enforced, ignored as an annotation, or rejected.
 
-llguidance enforces a part of JSON Schema, passes over keywords it does not know, and computes
-numbers as doubles. A schema that it would not honour in full is written so that it does, or
-rejected here with the keyword and its place named; nothing is relaxed quietly. Covers drafts 4 to
-2020-12 (https://json-schema.org/draft/2020-12).
+llguidance enforces a subset of JSON Schema, ignores unknown keywords, and computes numbers as
+doubles. A schema that it would not enforce completely is rewritten so that it does, or rejected
+with the keyword's path; no constraint is relaxed silently. Covers drafts 4 to 2020-12
+(https://json-schema.org/draft/2020-12).
 
-Everything in this package is a pure function of the schema's text: no clock, no state, no I/O, no
-native code but the standard library's JSON reader. Its time is bounded by `keywords`' limits.
+This package is a pure function of the schema's text: no clock, no state, no I/O, no native code
+except the standard library's JSON parser. The limits in `keywords` bound its time.
 """
 
 from __future__ import annotations
@@ -24,22 +24,24 @@ from tidemill.grammar.schema.references import References
 
 __all__ = ["MAX_DEPTH", "MAX_ENUM", "MAX_NODES", "MAX_OPTIONAL", "path_of", "patterns", "prepared"]
 
-# Between the parts of a document: what one-line and indented documents need, no runs of it.
+# White space between tokens: enough for one-line and indented documents, but no long runs.
 WHITESPACE = r" {0,2}|\r?\n[ \t]{0,62}"
 
-# A name that may be any could be another's in the disguise of escapes ("\u0061" for "a").
+# Without this restriction, an additional property could repeat a named one by means of Unicode
+# escapes ("\u0061" for "a").
 _NAMED_ESCAPES = 'nrbtf\\"'
 
 
 def prepared(source: str, param: str) -> str:
-    """A schema as it is given to the compiler, once all of it is known to be enforceable.
+    """Validate a schema and rewrite it for the compiler, such that all of it is enforced.
 
     Args:
         source: JSON text.
-        param: the request's field it came from.
+        param: the request's field that holds it.
 
     Raises:
-        TidemillError: kind BAD_REQUEST whose `param` is the path of the keyword that is not.
+        TidemillError: kind BAD_REQUEST whose `param` is the path of a keyword that cannot be
+            enforced.
     """
     try:
         schema = json.loads(source)
@@ -50,14 +52,14 @@ def prepared(source: str, param: str) -> str:
     if kept is True:
         kept = {}
     if not isinstance(kept, dict):
-        at = () if schema is False else ("not",)  # what has become false said so there
-        raise rejected(param, at, "the schema allows nothing; no answer obeys it")
+        at = () if schema is False else ("not",)  # only `not` reduces a schema to false
+        raise rejected(param, at, "the schema allows no value, so no answer is valid")
     references = References(kept, param)
     if audit.references:
         references.check()
     lowered = lower(kept, references, param)
     if audit.references and lowered.changed:
-        references = References(kept, param)  # what is rewritten cannot be pointed to
+        references = References(kept, param)  # targets may have been rewritten
         references.check()
     if references.recursive or audit.never or lowered.never or lowered.changed:
         without_endless(kept, references, param)

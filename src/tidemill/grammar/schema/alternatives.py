@@ -1,8 +1,8 @@
-"""oneOf: enforced where any two of its alternatives exclude each other, so that it equals anyOf.
+"""oneOf: enforced as anyOf if its alternatives are pairwise disjoint.
 
-What two schemas say of types, constants, ranges, required properties and closed objects is
-compared, references followed. Where that shows nothing, the keyword is rejected: that exactly one
-alternative holds cannot be told from a prefix.
+Disjointness is derived from types, constants, ranges, required properties and closed objects, with
+references resolved. If it cannot be shown, the keyword is rejected, because a prefix of a document
+does not determine that exactly one alternative matches.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tidemill.grammar.schema.references import References
 from tidemill.grammar.schema.values import comparable, kinds_of
 
 MAX_COMPARED = 64
-"""Alternatives compared two by two; more must differ in one required constant."""
+"""Maximum alternatives compared pairwise; more must differ in one required constant."""
 
 _DEEP = 4
 
@@ -29,13 +29,13 @@ def anyof_of_oneof(
     """Replace a schema's oneOf by anyOf, in place.
 
     Args:
-        node: the schema that has it.
-        references: of the whole.
-        root: the whole; what is required of an alternative's definition is written beside it.
-        param, path: where it stands.
+        node: the schema with the keyword.
+        references: of the root schema.
+        root: the root schema; modified copies of alternatives' definitions are added to it.
+        param, path: the location of `node`.
 
     Raises:
-        TidemillError: kind BAD_REQUEST: two alternatives may hold at once.
+        TidemillError: kind BAD_REQUEST: two alternatives may match the same value.
     """
     parts = [part for part in node.pop("oneOf") if part is not False]
     tag = node.pop("discriminator", {}).get("propertyName")
@@ -43,14 +43,14 @@ def anyof_of_oneof(
         parts = [_tagged(part, tag, references, root) for part in parts]
     around = {key: value for key, value in node.items() if key not in ("$defs", "definitions")}
     views = [_view([around, part], references) for part in parts]
-    if not _told_apart(views):
+    if not _have_distinct_constants(views):
         pair = _overlapping(views, references)
         if pair is not None:
             raise rejected(
                 param,
                 (*path, "oneOf"),
-                f"alternatives {pair[0]} and {pair[1]} may hold at once, and exactly one must: "
-                "give each a required property with a constant of its own, or use anyOf",
+                f"alternatives {pair[0]} and {pair[1]} may both match, but exactly one must: "
+                "give each a required property with a distinct constant, or use anyOf",
             )
     if "anyOf" in node:
         node["allOf"] = [*node.get("allOf", ()), {"anyOf": parts}]
@@ -59,9 +59,9 @@ def anyof_of_oneof(
 
 
 def _tagged(part: Any, tag: str, references: References, root: dict[str, Any]) -> Any:
-    """An alternative in which the discriminator's property is required, as OpenAPI has it.
+    """An alternative in which the discriminator's property is required, as OpenAPI demands.
 
-    Generators leave it out of ``required`` where the property has a default.
+    Generators omit it from ``required`` if the property has a default.
     """
     found = references.followed(part)
     if not isinstance(found, dict) or tag not in found.get("properties", {}):
@@ -71,7 +71,7 @@ def _tagged(part: Any, tag: str, references: References, root: dict[str, Any]) -
     made = {**found, "required": [*found.get("required", ()), tag]}
     if found is part:
         return made
-    # A definition of its own, since a reference with something beside it cannot be recursive.
+    # A new definition, because a reference with sibling keywords cannot be recursive.
     definitions = root.setdefault("$defs", {})
     name = f"{tag}~{len(definitions)}"
     definitions[name] = made
@@ -80,13 +80,13 @@ def _tagged(part: Any, tag: str, references: References, root: dict[str, Any]) -
 
 @dataclass(slots=True)
 class _View:
-    """What several schemas say together of one value."""
+    """The conjunction of several schemas for one value."""
 
     types: frozenset[str] = frozenset(TYPES)
-    values: list[str] | None = None  # constants, as their JSON text
+    values: list[str] | None = None  # constants, as `comparable` texts
     required: set[str] = field(default_factory=set)
     properties: dict[str, list[Any]] = field(default_factory=dict)
-    closed: list[set[str]] = field(default_factory=list)  # names beyond which there are none
+    closed: list[set[str]] = field(default_factory=list)  # names, if no others are allowed
     low: float = float("-inf")
     high: float = float("inf")
     fewest: int = 0
@@ -137,10 +137,10 @@ def _add(view: _View, node: Mapping[str, Any]) -> None:
     view.most = min(view.most, node.get("maxItems", view.most))
 
 
-def _told_apart(views: list[_View]) -> bool:
-    """One required property has constants in every alternative, none of them in two.
+def _have_distinct_constants(views: list[_View]) -> bool:
+    """A required property has constants in every alternative, and no constant occurs twice.
 
-    What `_disjoint` finds as well, in one go for any number of alternatives.
+    `_disjoint` would find this too; this check is linear in the number of alternatives.
     """
     if not views or any(view.types != {"object"} for view in views):
         return False
@@ -170,7 +170,7 @@ def _constants(part: Any) -> list[str] | None:
 
 
 def _overlapping(views: list[_View], references: References) -> tuple[int, int] | None:
-    """The first two alternatives that are not known to exclude each other."""
+    """The first pair of alternatives that are not known to be disjoint."""
     if len(views) > MAX_COMPARED:
         return 0, 1
     for one, two in combinations(range(len(views)), 2):
@@ -180,7 +180,7 @@ def _overlapping(views: list[_View], references: References) -> tuple[int, int] 
 
 
 def _disjoint(a: _View, b: _View, references: References, deep: int) -> bool:
-    """No value obeys both. False where that is not known."""
+    """No value matches both; False if unknown."""
     references.spend(1)
     both = a.types & b.types
     if not both:
@@ -199,7 +199,7 @@ def _disjoint(a: _View, b: _View, references: References, deep: int) -> bool:
 
 
 def _each_disjoint(a: _View, b: _View, references: References, deep: int) -> bool:
-    """Whatever alternative of its own anyOf `a` takes, it excludes `b`."""
+    """Every alternative of one of `a`'s anyOf lists is disjoint from `b`."""
     return any(
         len(choices) <= MAX_COMPARED
         and all(_disjoint(_view([part], references), b, references, deep - 1) for part in choices)

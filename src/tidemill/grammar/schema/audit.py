@@ -1,6 +1,6 @@
-"""The first pass: every keyword is decided, annotations are dropped, numbers are made exact.
+"""The first pass: classifies every keyword, drops annotations, makes numbers exact.
 
-What needs to know where references lead is left to the second pass (`lowering`).
+Rewriting that needs resolved references is left to the second pass (`lowering`).
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from tidemill.grammar.schema.values import comparable, kinds_of
 
 
 class Audit:
-    """Walks a schema and copies what of it has an effect, each schema an object of its own.
+    """Copies a schema without annotations; each subschema becomes a separate object.
 
     Args:
-        param: the request's field it came from.
+        param: the request's field that holds the schema.
     """
 
     def __init__(self, param: str) -> None:
         self._param = param
         self._nodes = 0
         self._budget = Budget()
-        self._plain: dict[str, list[str]] = {}  # patterns that had look-around, without
-        self._old = False  # a draft in which nothing beside $ref counts
+        self._plain: dict[str, list[str]] = {}  # pattern with look-around -> equivalent patterns
+        self._old = False  # a draft in which keywords next to $ref are ignored
         self.references = False
-        """Some schema has a reference."""
+        """A subschema has a reference."""
         self.never = False
-        """Some schema is false where that is not the usual way to say that there are no more."""
+        """A subschema is false, other than to forbid additional properties or items."""
 
     def _rejected(self, path: Path, message: str) -> TidemillError:
         return rejected(self._param, path, message)
@@ -67,8 +67,8 @@ class Audit:
             if self._old and "$ref" in schema and key in keywords.ENFORCED - keywords.BESIDE_REF:
                 raise self._rejected(
                     at,
-                    f"this draft passes over {key!r} beside $ref and 2020-12 does not; remove it, "
-                    "or $schema",
+                    f"this draft ignores {key!r} next to $ref, but 2020-12 does not; remove it, or "
+                    "$schema",
                 )
             if keywords.is_annotation(key) and not (key in ("id", "$id") and depth):
                 if key in ("$schema", "$id", "$anchor"):
@@ -109,7 +109,7 @@ class Audit:
         return value
 
     def _exact(self, kept: dict[str, Any], schema: Mapping[str, Any], path: Path) -> Any:
-        """What keywords of one schema say together, in keywords that are enforced exactly."""
+        """Rewrite the combined keywords of one schema to keywords that are enforced exactly."""
         if kept.pop("nullable", False):
             self._nullable(kept, path)
         integers = None
@@ -130,11 +130,11 @@ class Audit:
         return kept
 
     def _nullable(self, kept: dict[str, Any], path: Path) -> None:
-        """OpenAPI 3.0: null is one more of the types; without types it has no meaning."""
+        """OpenAPI 3.0: null is added to the types; without types the keyword has no meaning."""
         types = kept.get("type")
         if types is None:
             raise self._rejected(
-                (*path, "nullable"), 'has an effect beside type alone; use anyOf with "null"'
+                (*path, "nullable"), 'has an effect only next to type; use anyOf with "null"'
             )
         types = [types] if isinstance(types, str) else list(types)
         kept["type"] = types if "null" in types else [*types, "null"]
@@ -152,7 +152,7 @@ class Audit:
             kept["allOf"] = [*kept.get("allOf", ()), *({"pattern": p} for p in more)]
 
     def _negated(self, kept: dict[str, Any], path: Path) -> bool:
-        """Work out a negation that is a set of types or values; False where nothing is left."""
+        """Apply a negation of types or values; False if no value is left."""
         negated = kept.pop("not")
         if negated is False:
             return True
@@ -188,7 +188,7 @@ def _check_type(value: Any) -> str | None:
     known = value if isinstance(value, list) else [value]
     if known and all(isinstance(kind, str) and kind in keywords.TYPES for kind in known):
         return None
-    return f"{str(value)[:64]!r} is no type; known are {', '.join(keywords.TYPES)}"
+    return f"{str(value)[:64]!r} is not a type; known are {', '.join(keywords.TYPES)}"
 
 
 def _check_enum(value: Any) -> str | None:

@@ -1,8 +1,9 @@
-"""Extended regular expressions (with intersection and complement) to plain ones, by automaton.
+"""Converts extended regular expressions (with intersection and complement) to plain ones.
 
-Terms are derived by characters (J. Brzozowski, Derivatives of Regular Expressions, 1964) into a
-deterministic automaton, which is minimised and whose states are then eliminated one by one.
-Characters are ids of classes that no set of the expression cuts. Sizes are bounded.
+Derivatives of terms by characters (J. Brzozowski, Derivatives of Regular Expressions, 1964) yield a
+deterministic automaton. It is minimized, and its states are eliminated one by one. Characters are
+represented by ids of equivalence classes: no set of the expression splits a class. Sizes are
+bounded.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ EMPTY: Term = ("empty",)
 MAX_STATES = 256
 MAX_DERIVED = 20_000
 MAX_LENGTH = 12_000
-"""States of the automaton, derivatives of terms, characters of the expression that is made."""
+"""Limits: states of the automaton, derivatives of terms, characters of the result."""
 
 ALL: Ranges = ((0, 0xD7FF), (0xE000, 0x10FFFF))
 
 
 class TooLarge(ValueError):
-    """The automaton or its expression is beyond the bounds."""
+    """The automaton or its expression exceeds a limit."""
 
 
 def chars(ids: frozenset[int]) -> Term:
-    """One character of some classes."""
+    """One character of the given classes."""
     return ("set", ids) if ids else NONE
 
 
 def cat(a: Term, b: Term) -> Term:
-    """One after the other."""
+    """Concatenation."""
     if NONE in (a, b):
         return NONE
     if a == EMPTY:
@@ -48,7 +49,7 @@ def cat(a: Term, b: Term) -> Term:
 
 
 def alt(*parts: Term) -> Term:
-    """Either."""
+    """Union."""
     found: set[Term] = set()
     for part in parts:
         found |= part[1] if part[0] == "alt" else {part}
@@ -61,7 +62,7 @@ def alt(*parts: Term) -> Term:
 
 
 def both(*parts: Term) -> Term:
-    """Both at once."""
+    """Intersection."""
     found: set[Term] = set()
     for part in parts:
         found |= part[1] if part[0] == "and" else {part}
@@ -74,7 +75,7 @@ def both(*parts: Term) -> Term:
 
 
 def complement(a: Term) -> Term:
-    """All texts but these."""
+    """Complement."""
     if a == NONE:
         return ANY
     if a == ANY:
@@ -83,7 +84,7 @@ def complement(a: Term) -> Term:
 
 
 def repeat(a: Term, least: int, most: int | None) -> Term:
-    """`a` some number of times."""
+    """`a` repeated `least` to `most` times (None: no limit)."""
     if a in (NONE, EMPTY):
         return EMPTY if a == EMPTY or not least else NONE
     if most == 0:
@@ -97,7 +98,7 @@ ANY: Term = ("rep", ("all",), 0, None)
 
 
 def nullable(a: Term) -> bool:
-    """The empty text is among them."""
+    """The language contains the empty text."""
     kind = a[0]
     if kind == "cat":
         return nullable(a[1]) and nullable(a[2])
@@ -111,20 +112,20 @@ def nullable(a: Term) -> bool:
 
 
 class Budget:
-    """Derivatives that may still be worked out, for one expression or several together."""
+    """The remaining number of derivatives, for one expression or for several together."""
 
     def __init__(self, left: int = MAX_DERIVED) -> None:
         self.left = left
 
     def spend(self, count: int) -> None:
-        """Count some.
+        """Deduct `count`.
 
         Raises:
-            TooLarge: there are none left.
+            TooLarge: the budget is exhausted.
         """
         self.left -= count
         if self.left < 0:
-            raise TooLarge("it takes too many steps to work out")
+            raise TooLarge("it takes too many steps")
 
 
 class _Deriver:
@@ -133,7 +134,7 @@ class _Deriver:
         self._budget = budget
 
     def __call__(self, a: Term, char: int) -> Term:
-        """What may follow `char` in texts of `a`."""
+        """The derivative of `a` by `char`: what may follow `char` in texts of `a`."""
         key = (a, char)
         found = self._known.get(key)
         if found is None:
@@ -164,7 +165,7 @@ class _Deriver:
 
 
 def classes_of(sets: Sequence[Ranges]) -> list[Ranges]:
-    """The coarsest classes of characters of which each set is a union."""
+    """The coarsest partition of the characters in which each set is a union of classes."""
     edges = {low for low, _ in ALL} | {high + 1 for _, high in ALL}
     for ranges in sets:
         edges |= {low for low, _ in ranges} | {high + 1 for _, high in ranges}
@@ -178,11 +179,11 @@ def classes_of(sets: Sequence[Ranges]) -> list[Ranges]:
 
 
 def plain(term: Term, classes: Sequence[Ranges], budget: Budget) -> str:
-    """An expression without anchors for the same texts.
+    """A plain expression, without anchors, of the same language.
 
     Args:
         classes: the ranges of each class id of the term.
-        budget: of what is worked out.
+        budget: limits the work.
 
     Raises:
         TooLarge: see the class.
@@ -211,7 +212,7 @@ def _automaton(term: Term, count: int, budget: Budget) -> tuple[list[list[int]],
 
 
 def _minimal(steps: list[list[int]], accepting: list[bool]) -> tuple[list[list[int]], list[bool]]:
-    """Merge states that no text tells apart (E. F. Moore, 1956)."""
+    """Merge equivalent states (E. F. Moore, 1956)."""
     block = [int(a) for a in accepting]
     while True:
         numbers: dict[tuple[int, ...], int] = {}
@@ -222,7 +223,7 @@ def _minimal(steps: list[list[int]], accepting: list[bool]) -> tuple[list[list[i
         if len(numbers) == len(set(block)):
             break
         block = finer
-    # The first state is block 0 since numbers are given in order.
+    # The initial state is in block 0, because numbers are assigned in order.
     first = [finer.index(number) for number in range(len(numbers))]
     return [[finer[to] for to in steps[state]] for state in first], [accepting[s] for s in first]
 
@@ -277,13 +278,13 @@ def _either(a: str, b: str) -> str:
 
 
 def _grouped(text: str) -> str:
-    """A text to which a quantifier can be put."""
+    """Group an expression, if necessary, so that a quantifier can follow it."""
     whole = text.startswith("[") and text.find("]") == len(text) - 1
     return text if whole or text == _ANY_CHAR else f"(?:{text})"
 
 
 def _open(text: str) -> bool:
-    """An alternation on its outermost level; sets spell every character as a number."""
+    """The expression is an alternation at its top level; sets contain no `(`, `)` or `|`."""
     depth = 0
     for char in text:
         depth += (char == "(") - (char == ")")

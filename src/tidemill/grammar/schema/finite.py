@@ -1,7 +1,7 @@
-"""Which schemas have a finite document: a least fixed point over the schemas and their references.
+"""Finds schemas without finite documents, by a least fixed point over schemas and references.
 
-What is known for sure is used alone (types, required properties, least numbers of items, constants
-and references): a schema is taken to have one where that does not rule it out.
+It considers types, required properties, minimum numbers of items, constants and references. A
+schema is assumed to have a finite document unless these rule it out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def without_endless(root: dict[str, Any], references: References, param: str) ->
     """Replace, in place, each schema that has no finite document by ``false``.
 
     Raises:
-        TidemillError: kind BAD_REQUEST naming the place: the whole schema has none.
+        TidemillError: kind BAD_REQUEST naming the path: the root schema has no finite document.
     """
     finite = _Finite(references)
     finite.solve(root)
@@ -27,8 +27,8 @@ def without_endless(root: dict[str, Any], references: References, param: str) ->
         raise rejected(
             param,
             finite.cause(root),
-            "no document that ends obeys this: a value is required that nothing obeys, or that "
-            "holds another of its kind without end",
+            "no finite document matches: a required value is impossible, or requires another value "
+            "of the same schema without a base case",
         )
     finite.prune(root)
 
@@ -72,7 +72,7 @@ class _Finite:
                     stack.append((inner, types if step[0] in IN_PLACE else TYPES))
 
     def _blocking(self, node: dict[str, Any]) -> list[tuple[Path, Any]] | None:
-        """Why a schema is not known to have a finite document: schemas of which one must first."""
+        """The subschemas of which one must first have a finite document; None if none is needed."""
         self._references.spend(1 + len(node.get("required", ())) + len(node.get("allOf", ())))
         if "$ref" in node:
             target = self._references.target(node, ())
@@ -126,7 +126,7 @@ class _Finite:
         return None
 
     def cause(self, root: dict[str, Any]) -> Path:
-        """The place where the whole schema's documents cannot end."""
+        """The path of the subschema because of which the root schema has no finite document."""
         where = {id(node): path for node, path in places(root)}
         node: Any = root
         path: Path = ()

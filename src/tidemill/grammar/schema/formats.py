@@ -1,7 +1,7 @@
-"""Formats of strings: those that the grammar library knows, and those that patterns can say.
+"""String formats: those that the grammar library supports, and those expressed as patterns.
 
-Names whose meaning depends on what is not in the text (does the path exist?) say nothing here, as
-they say nothing to a validator. A format that is neither is rejected.
+Formats whose meaning is not in the text (does the path exist?) are ignored, as validators do. Other
+formats are rejected.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Any
 
 from tidemill.grammar.schema.numbers import INTEGER_FORMATS
 
-# llguidance lets every year have a 29th of February and be 0000, and every minute a second 60. A
-# date's first ten characters obey this as well (RFC 3339, appendix C; the year from 1 on, as
-# calendars have it). A leap second is one of 23:59 in UTC: written so for offsets of whole hours.
+# llguidance accepts 29 February in every year, year 0000, and second 60 in every minute. These
+# patterns restrict dates to the calendar (RFC 3339, appendix C; years from 1) and leap seconds to
+# 23:59 UTC, written for offsets of whole hours.
 _YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 _FOURTH = "(?:0[48]|[2468][048]|[13579][26])"
 _CALENDAR = (
@@ -41,7 +41,7 @@ _BASE64 = {"pattern": _base64("A-Za-z0-9+/", "=")}
 _LIBRARY = frozenset({
     "date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri",
 })  # fmt: skip
-# Format -> the format of the library, if any, and what else holds.
+# Format -> the library's format, if any, and further constraints.
 _MORE: dict[str, tuple[str | None, dict[str, Any]]] = {
     "date": ("date", {"pattern": f"^{_CALENDAR}"}),
     "date-time": ("date-time", {"pattern": f"^{_CALENDAR}[tT]{_CLOCK}"}),
@@ -59,7 +59,7 @@ ENFORCED = _LIBRARY | frozenset(_MORE)
 _SAY_NOTHING = frozenset({
     "path", "file-path", "directory-path", "new-path", "password", "binary", "float", "double",
 })  # fmt: skip
-# What zod writes beside a pattern that says all of it.
+# Formats that zod writes next to an equivalent pattern.
 _BESIDE_PATTERN = frozenset({
     "cuid", "cuid2", "ulid", "xid", "ksuid", "nanoid", "emoji", "e164", "cidrv4", "cidrv6", "jwt",
 })  # fmt: skip
@@ -78,12 +78,12 @@ def check(schema: Any) -> str | None:
 
 
 def integer_bounds(name: object) -> tuple[int, int] | None:
-    """The values of a format of integers."""
+    """The range of an integer format, or None."""
     return INTEGER_FORMATS.get(name) if isinstance(name, str) else None
 
 
 def lowered(schema: dict[str, Any]) -> None:
-    """Replace a schema's format by what the grammar library enforces, in place."""
+    """Replace a schema's format by keywords that the grammar library enforces, in place."""
     name = schema.pop("format")
     kept, more = _MORE.get(name, (name if name in _LIBRARY else None, {}))
     if kept is not None:

@@ -1,14 +1,14 @@
-"""The table of JSON Schema's keywords: what is enforced, what says nothing, what is rejected."""
+"""The table of JSON Schema's keywords: enforced, annotations, and rejected."""
 
 from __future__ import annotations
 
 MAX_DEPTH = 60
 MAX_NODES = 20_000
 MAX_ENUM = 10_000
-"""Levels, values and alternatives a schema may have: what compiles within about 0.1 s."""
+"""Limits of a schema: nesting levels, nodes, values of an enum. It then compiles in about 0.1 s."""
 
-# Of one object. Any of the properties that may be left out can come next, and the parser bounds how
-# many things can (2,000 items a row, four for a property).
+# Limits of one object. Every optional property can come next, and the parser limits the items of a
+# state (2,000 per row, four per property).
 MAX_PROPERTIES = 2_000
 MAX_OPTIONAL = 450
 
@@ -47,7 +47,7 @@ REJECTED = {
     "$dynamicAnchor": "use $anchor and $ref",
     "$recursiveAnchor": "use $ref",
 }
-# Values at which a keyword says nothing.
+# Neutral values of keywords.
 TRIVIAL: dict[str, tuple[object, ...]] = {
     "uniqueItems": (False,),
     "nullable": (False,),
@@ -68,5 +68,5 @@ ONE = frozenset({"additionalProperties", "additionalItems", "items", "propertyNa
 
 
 def is_annotation(key: str) -> bool:
-    """The keyword has no effect on what is valid; vendors' own (``x-...``) have none by rule."""
+    """The keyword does not affect validation; vendor extensions (``x-...``) never do."""
     return key in ANNOTATIONS or key.startswith("x-")

@@ -1,12 +1,12 @@
-"""Patterns with look-around, written without: the language stays regular, the notation goes.
+"""Rewrites patterns with look-around to equivalent patterns without; their language is regular.
 
-``^(?=A)(?!B)C$`` is what matches ``^A`` and ``^C$`` and not ``^B``; the library intersects several
-patterns by itself, and the last is worked out as an automaton. Look-ahead within an expression
-constrains all that follows it, which is worked out for the whole. Look-behind is understood where
-it ends the text.
+``^(?=A)(?!B)C$`` matches what ``^A`` and ``^C$`` match and ``^B`` does not. The library intersects
+several patterns itself; the complement is computed as an automaton. Look-ahead within an expression
+constrains all text after it, so the whole expression is converted by an automaton. Look-behind is
+supported only at the end of the text.
 
-Where ECMA-262, Python and Rust differ (``.``, ``\\s``, ``$`` in front of a last line end), what is
-allowed is what all of them match.
+Where ECMA-262, Python and Rust differ (``.``, ``\\s``, ``$`` before a final newline), only text
+that all of them match is allowed.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tidemill.grammar.schema.automaton import ALL, ANY, EMPTY, NONE, Budget, Ran
 from tidemill.grammar.schema.regex import Node, Unreadable, read
 
 MAX_PATTERN = 2_000
-"""Characters of a pattern with look-around."""
+"""Maximum characters of a pattern with look-around."""
 
 MAX_UNROLLED = 4
 
 _LOOK = re.compile(r"\(\?<?[=!]")
 
-# A class as all readers understand it, and as any of them does.
+# Each class as all dialects define it (intersection), and as any of them does (union).
 _DIGITS: Ranges = ((48, 57),)
 _WORD: Ranges = ((48, 57), (65, 90), (95, 95), (97, 122))
 _SPACES: Ranges = (
@@ -46,7 +46,7 @@ _LINE_END: Ranges = ((10, 10),)
 
 
 class Unsupported(ValueError):
-    """The pattern cannot be written without look-around."""
+    """The pattern cannot be rewritten without look-around."""
 
 
 def is_needed(pattern: str) -> bool:
@@ -55,29 +55,29 @@ def is_needed(pattern: str) -> bool:
 
 
 def without(pattern: str, budget: Budget) -> list[str]:
-    """Patterns without look-around, all of which together are the pattern.
+    """Patterns without look-around whose conjunction is equivalent to the pattern.
 
     Args:
         pattern: with look-around.
-        budget: of what is worked out.
+        budget: limits the work.
 
     Raises:
         Unsupported: with the reason.
     """
     if len(pattern) > MAX_PATTERN:
-        raise Unsupported(f"with look-around, at most {MAX_PATTERN} characters are taken")
+        raise Unsupported(f"patterns with look-around have at most {MAX_PATTERN} characters")
     try:
         node, outermost = read(pattern)
         parts = None if node[0] == "alt" else _split(pattern, outermost, budget)
-        return [_worked_out(_searched(node), budget)] if parts is None else parts
+        return [_converted(_searched(node), budget)] if parts is None else parts
     except (Unreadable, automaton.TooLarge, RecursionError) as error:
-        raise Unsupported(f"the look-around cannot be written without: {error}") from None
+        raise Unsupported(f"this look-around is not supported: {error}") from None
 
 
 def _split(
     pattern: str, outermost: list[tuple[Node, int, int]], budget: Budget
 ) -> list[str] | None:
-    """The parts of a pattern that is anchored where its look-around stands, or None."""
+    """The parts of a pattern whose look-around is at an anchored end, or None."""
     first, last = 0, len(outermost)
     while first < last and _is_first(outermost[first][0]):
         first += 1
@@ -91,7 +91,7 @@ def _split(
         return None
     middle: Node = ("cat", tuple(node for node, _, _ in outermost[first:last]))
     if _asserts(middle):
-        core = _worked_out(
+        core = _converted(
             _searched(("cat", (*_if(begins, "begin"), middle, *_if(ends, "end")))), budget
         )
     else:
@@ -102,9 +102,9 @@ def _split(
     for (_, is_ahead, negated, inner), begin, end in ahead + behind:
         around: Node = ("cat", (("begin",), inner) if is_ahead else (inner, ("end",)))
         if negated:
-            found.append(_worked_out(partial(_negated, around), budget))
+            found.append(_converted(partial(_negated, around), budget))
         elif _asserts(_unanchored(inner)):
-            found.append(_worked_out(_searched(around), budget))
+            found.append(_converted(_searched(around), budget))
         else:
             text = pattern[begin + (3 if is_ahead else 4) : end - 1]
             found.append(f"^(?:{text})" if is_ahead else f"(?:{text})$")
@@ -124,7 +124,7 @@ def _if(there: bool, kind: str) -> tuple[Node, ...]:
 
 
 def _asserts(node: Node) -> bool:
-    """The node or one within it is look-around or an anchor."""
+    """The node or a descendant is look-around or an anchor."""
     kind = node[0]
     if kind in ("cat", "alt"):
         return any(map(_asserts, node[1]))
@@ -134,7 +134,7 @@ def _asserts(node: Node) -> bool:
 
 
 def _unanchored(node: Node) -> Node:
-    """A concatenation without the anchors at its ends, which every reader takes there."""
+    """A concatenation without the anchors at its ends, which every dialect supports there."""
     if node[0] != "cat":
         return node
     parts = list(node[1])
@@ -146,7 +146,7 @@ def _unanchored(node: Node) -> Node:
 
 
 class _Context:
-    """Sets as class ids. The first run gathers the sets, the second uses their classes."""
+    """Converts sets to class ids. The first pass collects the sets, the second uses the classes."""
 
     def __init__(self) -> None:
         self.sets: list[Ranges] = [_LINE_END]
@@ -168,7 +168,7 @@ class _Context:
 Build = Callable[[_Context], Term]
 
 
-def _worked_out(build: Build, budget: Budget) -> str:
+def _converted(build: Build, budget: Budget) -> str:
     context = _Context()
     build(context)
     context.classes = automaton.classes_of(context.sets)
@@ -190,7 +190,7 @@ def _negated(node: Node, context: _Context) -> Term:
 
 
 class _Rest:
-    """What follows a place, by whether the place is the text's beginning; worked out once each."""
+    """The rest of a match after a position, memoized by whether that is the text's beginning."""
 
     def __init__(self, make: Callable[[bool], Term]) -> None:
         self._make = make
@@ -203,7 +203,7 @@ class _Rest:
 
 
 def _followed(node: Node, rest: _Rest, narrow: bool, context: _Context, start: bool) -> Term:
-    """The texts from a place on that a node and then `rest` match."""
+    """The texts, from a position on, that match the node followed by `rest`."""
     kind = node[0]
     if kind == "begin":
         return rest(start) if start else NONE
@@ -214,7 +214,7 @@ def _followed(node: Node, rest: _Rest, narrow: bool, context: _Context, start: b
         return automaton.both(last, rest(start))
     if kind == "look":
         if not node[1]:
-            raise Unreadable("look-behind is understood at the text's end alone")
+            raise Unreadable("look-behind is supported only at the end of the pattern")
         nothing = _Rest(lambda _: ANY)
         ahead = _followed(node[3], nothing, narrow != node[2], context, start)
         if node[2]:
@@ -278,7 +278,7 @@ def _ranges(node: Node, narrow: bool) -> Ranges:
         _, parts, negated = node
         union = [r for part in parts for r in _ranges(part, narrow != negated)]
         return _others(tuple(sorted(union))) if negated else tuple(sorted(union))
-    raise Unreadable("it has a boundary or a class of Unicode")
+    raise Unreadable("it contains a word boundary or a Unicode class")
 
 
 def _others(ranges: Ranges) -> Ranges:

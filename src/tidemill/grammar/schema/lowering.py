@@ -1,4 +1,4 @@
-"""The second pass: what needs the whole schema is written in keywords of the grammar library."""
+"""The second pass: rewrites keywords that need resolved references to those of the library."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tidemill.grammar.schema.sets import property_names, unique_items
 
 @dataclass(slots=True)
 class Lowered:
-    """What was found on the way.
+    """The result of the pass.
 
     Attributes:
-        changed: something was rewritten.
-        never: an object requires a property that it cannot have.
-        named: an object names properties and may have others.
+        changed: a schema was rewritten.
+        never: an object requires a property that it forbids.
+        named: an object has named properties and allows others.
     """
 
     changed: bool = False
@@ -65,7 +65,7 @@ def lower(root: dict[str, Any], references: References, param: str) -> Lowered:
 
 
 def _check_counts(node: Mapping[str, Any], param: str, path: Path) -> None:
-    """Reject an object with more properties than the parser follows, or than it can count."""
+    """Reject an object with more properties than the parser supports or can count."""
     properties, required = node.get("properties", {}), set(node.get("required", ()))
     optional = len(properties.keys() - required)
     for count, most, what in (
@@ -76,24 +76,25 @@ def _check_counts(node: Mapping[str, Any], param: str, path: Path) -> None:
             raise rejected(
                 param,
                 (*path, "properties"),
-                f"{count} {what} are more than {most} of one object",
+                f"an object has {count} {what}; at most {most} are supported",
             )
-    # The parser does not remember names, so a further property may have the name of another.
+    # The parser does not remember names, so additional properties may have equal names.
     if node.get("minProperties", 0) > len(required) + 1 and (
         node.get("additionalProperties") is not False or "patternProperties" in node
     ):
         raise rejected(
             param,
             (*path, "minProperties"),
-            "can be enforced for at most one property more than are required, unless all names "
-            "are in properties and additionalProperties is false",
+            "can be enforced up to one more than the required properties, unless all names are in "
+            "properties and additionalProperties is false",
         )
 
 
 def _check_multiples(node: dict[str, Any], references: References, param: str, path: Path) -> None:
-    """Reject numbers that are to be multiples of several whose common one is beyond 32 bits.
+    """Reject several multipleOf values for one number if their product exceeds 32 bits.
 
-    The library computes it in 32 bits, of digits at the same scale, and goes on with what is left.
+    The library computes the common multiple in 32 bits, of values at the same decimal scale, and
+    ignores overflow.
     """
     if "multipleOf" not in node and not any(key in node for key in ("allOf", "$ref")):
         return
@@ -120,7 +121,7 @@ def _check_multiples(node: dict[str, Any], references: References, param: str, p
 
 
 def _scaled(values: set[float]) -> list[int]:
-    """Their digits at the scale of the finest."""
+    """The values as integers at the smallest decimal scale among them."""
     decimals = [Decimal(repr(value)).normalize() for value in values]
     scale = max(0, *(-int(d.as_tuple().exponent) for d in decimals))
     return [int(d.scaleb(scale)) for d in decimals]

@@ -1,14 +1,15 @@
-"""Numbers as the grammar library computes them: doubles, and integers cut from doubles to 64 bits.
+"""Numbers in the grammar library's arithmetic: doubles, and integers truncated from doubles.
 
-A bound or constant that this arithmetic would change is replaced by one that it keeps, such that
-nothing is allowed that the schema forbids, or rejected.
+A bound or constant that this arithmetic would change is replaced by an exact one that allows
+nothing the schema forbids, or it is rejected.
 
-- Integers are exact to 2^53. Beyond, a bound moves inward to the next double (at most 1,024 away)
-  where what remains is so wide that this is nothing (2^53), else it is rejected; an integer under
-  a bound beyond 10^18 stays within 64 bits. Constants between doubles are rejected.
-- ``x < 12`` is written ``x <= 11.9999999999999``: longer decimals may be equal to 12 for those who
-  read the document.
-- Decimals of 16 digits and more are not read exactly; bounds move inward, constants are rejected.
+- Integers are exact up to 2^53. Beyond that, a bound moves inward to the next double (at most 1,024
+  away) if the remaining range is so wide that this is negligible (2^53); otherwise it is rejected.
+  An integer under a bound beyond 10^18 stays within 64 bits. Constants between doubles are
+  rejected.
+- ``x < 12`` becomes ``x <= 11.9999999999999``: readers of the document may round longer decimals to
+  12.
+- Decimals of 16 or more digits are not parsed exactly: bounds move inward, constants are rejected.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any
 
 _EDGE = 2**63
-_TOP = _EDGE - 1  # becomes 2^63 as a double, and this again when cut to 64 bits
-_BOTTOM = -(_EDGE - 1024)  # the library negates lower bounds; -2^63 has no negative in 64 bits
+_TOP = _EDGE - 1  # becomes 2^63 as a double, and saturates to this value in 64 bits
+_BOTTOM = -(_EDGE - 1024)  # the library negates lower bounds, and -2^63 has no 64-bit negative
 _WIDE = 2**53
-_DIGITS = 10**18  # from here on a range with one end has none that the library can write
+_DIGITS = 10**18  # beyond this the library cannot write a range with only one bound
 
 KEYWORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 _DIGITS_LOST = "{} has more digits than can be enforced exactly; at most 15 can"
 
-# OpenAPI's formats of integers.
+# OpenAPI's integer formats.
 INTEGER_FORMATS: dict[str, tuple[int, int]] = {
     **{f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)},
     **{f"uint{bits}": (0, 2**bits - 1) for bits in (8, 16, 32, 64)},
@@ -35,7 +36,7 @@ INTEGER_FORMATS: dict[str, tuple[int, int]] = {
 
 
 class Inexact(ValueError):
-    """A keyword whose number cannot be enforced as it stands; `keyword` says which."""
+    """The number of a keyword cannot be enforced exactly; `keyword` is its name."""
 
     def __init__(self, keyword: str, message: str) -> None:
         super().__init__(message)
@@ -45,7 +46,7 @@ class Inexact(ValueError):
 def check_constant(value: Any) -> str | None:
     """Why a value of const or enum cannot be written exactly, or None.
 
-    An integer must be a double's value, within 64 bits; a decimal one of some 15 digits.
+    An integer must be exact as a double and within 64 bits; a decimal has at most about 15 digits.
     """
     if isinstance(value, bool) or value is None or isinstance(value, str):
         return None
@@ -55,22 +56,22 @@ def check_constant(value: Any) -> str | None:
         return next(filter(None, map(check_constant, value.values())), None)
     if isinstance(value, float):
         if not math.isfinite(value):
-            return "a number is beyond the greatest double"
+            return "a number exceeds the range of a double"
         return None if is_read_exactly(value) else _DIGITS_LOST.format(value)
     if abs(value) < _WIDE or (abs(value) < _EDGE and int(float(value)) == value):
         return None
     return (
-        f"the integer {str(value)[:40]} cannot be enforced exactly (beyond 2^53 only those that a "
-        "double holds can); use a string"
+        f"the integer {str(value)[:40]} cannot be enforced exactly (beyond 2^53 only integers that "
+        "are exact as a double can); use a string"
     )
 
 
 def bounded(schema: dict[str, Any], extra: tuple[int, int] | None = None) -> None:
-    """Replace a schema's bounds by equal ones that the library computes exactly, in place.
+    """Replace a schema's bounds by equivalent ones that the library computes exactly, in place.
 
     Args:
-        schema: with its own ``type``, if it has one.
-        extra: further bounds of integers, inclusive.
+        schema: its ``type`` decides between integers and doubles.
+        extra: additional inclusive bounds for integers.
 
     Raises:
         Inexact: naming the keyword.
@@ -99,7 +100,7 @@ def _check_bound(key: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise Inexact(key, "a number is expected")
     if isinstance(value, float) and not math.isfinite(value):
-        raise Inexact(key, "the bound is beyond the greatest double; leave it out")
+        raise Inexact(key, "the bound exceeds the range of a double; leave it out")
 
 
 def _integers(schema: dict[str, Any], found: dict[str, Any], extra: tuple[int, int] | None) -> None:
@@ -139,7 +140,7 @@ def _integers(schema: dict[str, Any], found: dict[str, Any], extra: tuple[int, i
 
 
 def _up(value: int) -> int:
-    """The least double from `value` on, where it is a whole number of 64 bits."""
+    """The least integer from `value` on that is exact as a double, if within 64 bits."""
     if abs(value) <= _WIDE or abs(value) >= _EDGE:
         return value
     near = float(value)
@@ -184,22 +185,23 @@ def _doubles(schema: dict[str, Any], found: dict[str, Any]) -> None:
 
 
 def _shorter(bound: int | float) -> list[float]:
-    """Numbers that the library forgets: whose digits are the first ones of an outer bound's.
+    """Numbers that the library wrongly excludes: proper prefixes of an outer bound's digits.
 
-    Under 2.25 it takes 2.20 and 2.1 but not 2.2, since it expects a digit where the bound has one.
+    Under 2.25 it accepts 2.20 and 2.1 but not 2.2, because it expects a digit wherever the bound
+    has one.
     """
     whole, _, decimals = format(Decimal(repr(bound)), "f").partition(".")  # no exponent
     return [float(f"{whole}.{decimals[:count]}") for count in range(1, len(decimals))]
 
 
-_ONE_END = "a bound this large can be enforced with one at the other end alone; add that"
+_ONE_END = "a bound this large can be enforced only with a bound at the other end; add one"
 
 
 def _inward(value: int | float, toward: float, *, beyond: bool = False) -> int | float:
-    """The next bound from `value` on, on the side of `toward`, that the library reads exactly.
+    """The nearest bound from `value` toward `toward` that the library parses exactly.
 
     Args:
-        value: below 2^63 by its amount.
+        value: less than 2^63 in magnitude.
         toward: an infinity.
         beyond: the value itself is excluded.
     """
@@ -223,11 +225,11 @@ def _inward(value: int | float, toward: float, *, beyond: bool = False) -> int |
 
 
 def is_read_exactly(value: float) -> bool:
-    """The library's JSON reader takes a double's shortest decimal for the same double.
+    """The library's JSON parser converts the double's shortest decimal back to the same double.
 
-    It scales the digits by a power of ten in floating point, which rounds once where the digits are
-    a whole number below 2^53, and twice where they are not. What it writes are these digits, which
-    have to be the number itself where a reader may take them for an integer.
+    It scales the digits by a power of ten in floating point, which rounds once if the digits are an
+    integer below 2^53, and twice otherwise. It writes these digits, which must be the exact number
+    if a reader may parse them as an integer.
     """
     if value.is_integer() and Decimal(repr(value)) != Decimal(value):
         return False

@@ -1,4 +1,4 @@
-"""Places in a schema, and the error that names one."""
+"""Paths in a schema, and the error that names one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Path = tuple[str | int, ...]
 
 
 def path_of(param: str, path: Path) -> str:
-    """``response_format.json_schema.schema.properties.a``; list places in brackets."""
+    """``response_format.json_schema.schema.properties.a``; list indices in brackets."""
     text = param
     for step in path:
         text += f"[{step}]" if isinstance(step, int) else f".{step}"
@@ -20,14 +20,14 @@ def path_of(param: str, path: Path) -> str:
 
 
 def rejected(param: str, path: Path, message: str) -> TidemillError:
-    """The error of a schema whose keyword at `path` cannot be honoured."""
+    """The error for a schema whose keyword at `path` cannot be enforced."""
     at = path_of(param, path)
     return bad_request(at, f"{at}: {message}")
 
 
 def patterns(schema: Any, path: Path = ()) -> Iterator[tuple[str, str]]:
-    """Every regular expression that a schema gives to the grammar library, with its place below the
-    schema."""
+    """Every regular expression of a schema that reaches the grammar library, after its path
+    relative to the schema."""
     if isinstance(schema, Mapping):
         pattern = schema.get("pattern")
         within = path[-1:] != ("properties",)

@@ -1,9 +1,8 @@
-"""References within a schema: where they lead, and whether documents can come to an end there.
+"""Resolves references within a schema, and rejects cycles that describe no value.
 
-A schema that leads to itself without a value in between (``{"$ref": "#"}``) says nothing and is
-rejected. One that every document of which would have to hold another of itself (a ``required``
-property without a base case) has no finite document: it is rejected where the whole schema is such
-a one, and is the same as ``false`` anywhere else.
+A schema that refers to itself for the same value (``{"$ref": "#"}``) describes nothing and is
+rejected. A schema that requires another instance of itself in every document (a ``required``
+property without a base case) has no finite document; `finite` handles it.
 """
 
 from __future__ import annotations
@@ -16,17 +15,16 @@ from tidemill.grammar.schema.keywords import MAPS, ONE
 from tidemill.grammar.schema.paths import Path, rejected
 
 MAX_FOLLOWED = 500
-"""Schemas one within the other, references followed: the grammar library descends them on its
-stack."""
+"""Maximum nesting of schemas, references resolved: the grammar library recurses through them."""
 
 MAX_STEPS = 300_000
-"""Steps of comparing schemas and following references in one schema: some 0.1 s."""
+"""Maximum steps of comparing schemas and resolving references: about 0.1 s."""
 
 IN_PLACE = ("allOf", "anyOf", "oneOf")
 
 
 def children(node: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
-    """The schemas directly within a schema, definitions included, with their place."""
+    """The direct subschemas of a schema, definitions included, with their relative paths."""
     for key, value in node.items():
         if key in MAPS:
             for name, part in value.items():
@@ -39,7 +37,7 @@ def children(node: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
 
 
 def places(root: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Path]]:
-    """All schemas within a schema, itself first, outer ones before inner ones, with their place."""
+    """A schema and all its subschemas with their paths, breadth first."""
     found: list[tuple[dict[str, Any], Path]] = [(root, ())]
     for node, path in found:
         yield node, path
@@ -50,9 +48,9 @@ class References:
     """The references of one schema.
 
     Args:
-        root: as `audit.Audit` copied it: each schema an object of its own, maps and lists where
-            they belong.
-        param: the request's field it came from.
+        root: as copied by `audit.Audit`: each subschema is a separate object, and containers have
+            valid types.
+        param: the request's field that holds the schema.
     """
 
     def __init__(self, root: dict[str, Any], param: str) -> None:
@@ -62,41 +60,41 @@ class References:
         self._anchors: dict[str, Any] | None = None
         self._left = MAX_STEPS
         self.recursive = False
-        """Some schema leads to itself; known once checked."""
+        """A schema contains itself; known after `check`."""
 
     def spend(self, steps: int) -> None:
-        """Count steps of following what references share.
+        """Deduct steps from the budget.
 
         Raises:
-            TidemillError: kind BAD_REQUEST; the schema takes too many.
+            TidemillError: kind BAD_REQUEST; the budget is exhausted.
         """
         self._left -= steps
         if self._left < 0:
             raise rejected(
-                self._param, (), "too many parts are to be compared with one another; simplify it"
+                self._param, (), "the schema is too complex: too many parts to compare; simplify it"
             )
 
     def target(self, node: Mapping[str, Any], path: Path) -> Any:
-        """Where a schema's reference leads.
+        """The target of a schema's reference.
 
         Raises:
-            TidemillError: kind BAD_REQUEST; nothing is there, or it is not in the schema.
+            TidemillError: kind BAD_REQUEST; the target does not exist or is outside the schema.
         """
         ref = node["$ref"]
         if not isinstance(ref, str) or not ref.startswith("#"):
             raise rejected(
                 self._param,
                 (*path, "$ref"),
-                "only references into the schema itself (#...) are followed",
+                "only references within the schema (#...) are supported",
             )
         if ref not in self._found:
             self._found[ref] = self._resolve(ref[1:])
         if not isinstance(self._found[ref], dict | bool):
-            raise rejected(self._param, (*path, "$ref"), f"no schema is at {ref[:100]!r}")
+            raise rejected(self._param, (*path, "$ref"), f"there is no schema at {ref[:100]!r}")
         return self._found[ref]
 
     def followed(self, schema: Any) -> Any:
-        """A schema, or where its references lead while nothing stands beside them."""
+        """Resolve a schema that is only a reference, repeatedly."""
         while isinstance(schema, dict) and "$ref" in schema and len(schema) == 1:
             schema = self.target(schema, ())
         return schema
@@ -118,7 +116,7 @@ class References:
         return node
 
     def check(self) -> None:
-        """Every reference leads somewhere, none back to itself without a value in between.
+        """Raise unless every reference has a target and no schema refers to itself in place.
 
         Raises:
             TidemillError: kind BAD_REQUEST naming the reference.
@@ -133,7 +131,7 @@ class References:
         self._check_depth()
 
     def _check_in_place(self, begin: dict[str, Any], done: set[int]) -> None:
-        """Follow what holds of the same value; a schema that comes back is on its own path."""
+        """Traverse the schemas that apply to the same value; a cycle among them is an error."""
         if id(begin) in done:
             return
         above = {id(begin)}
@@ -154,7 +152,7 @@ class References:
                 raise rejected(
                     self._param,
                     (*place, *step),
-                    "the reference leads back to itself and describes nothing",
+                    "the reference is circular: it leads back to itself and describes no value",
                 )
             above.add(id(inner))
             stack.append((inner, self._in_place(inner)))
@@ -167,7 +165,7 @@ class References:
                 yield (key, index), part
 
     def _check_depth(self) -> None:
-        """Bound how deep a reader comes that enters each schema once."""
+        """Limit the depth of a depth-first traversal that visits each schema once."""
         seen = {id(self._root)}
         above = {id(self._root)}
         stack = [(self._root, self._steps(self._root))]
@@ -185,8 +183,8 @@ class References:
                     raise rejected(
                         self._param,
                         (),
-                        f"more than {MAX_FOLLOWED} schemas are one within the other, references "
-                        "followed",
+                        f"more than {MAX_FOLLOWED} schemas are nested within each other, with "
+                        "references resolved",
                     )
 
     def _steps(self, node: dict[str, Any]) -> Iterator[Any]:

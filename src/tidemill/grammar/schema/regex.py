@@ -1,13 +1,13 @@
-"""Regular expressions of ECMA-262, Python and Rust, as far as they agree, read into a tree.
+"""Parses the common subset of ECMA-262's, Python's and Rust's regular expressions into a tree.
 
 A node is a tuple whose first member is its kind:
 
 - ``("set", ranges)``: one character of some ranges of code points;
-- ``("class", letter, negated)``: ``.``, ``\\d``, ``\\w``, ``\\s``, which differ between the three;
+- ``("class", letter, negated)``: ``.``, ``\\d``, ``\\w``, ``\\s``, which differ between dialects;
 - ``("cat", nodes)``, ``("alt", nodes)``, ``("rep", node, least, most)``; `most` None is no limit;
 - ``("look", ahead, negated, node)``: look-around; ``("begin",)``, ``("end",)``: anchors;
 - ``("members", parts, negated)``: a class in brackets;
-- ``("opaque",)``: what is not read further (``\\b``, ``\\p{L}``).
+- ``("opaque",)``: an atom that is not parsed further (``\\b``, ``\\p{L}``).
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ MAX_NESTED = 40
 
 
 class Unreadable(ValueError):
-    """The expression uses what the three do not share."""
+    """The expression uses syntax that the dialects do not share."""
 
 
 def read(pattern: str) -> tuple[Node, list[tuple[Node, int, int]]]:
-    """The tree of an expression, and the members of its outermost concatenation with their spans.
+    """Parse an expression; return its tree and its top-level concatenation's members with spans.
 
-    The second is empty where the outermost level is an alternation.
+    The second is empty if the top level is an alternation.
 
     Raises:
         Unreadable: see the class.
@@ -39,7 +39,7 @@ def read(pattern: str) -> tuple[Node, list[tuple[Node, int, int]]]:
     reader = _Reader(pattern)
     node = reader.alternatives(0)
     if reader.at < len(pattern):
-        raise Unreadable("a parenthesis is closed that was not opened")
+        raise Unreadable("a closing parenthesis without an opening one")
     return node, reader.outermost
 
 
@@ -151,7 +151,7 @@ class _Reader:
         return ("set", ((code, code),))
 
     def _code(self, char: str) -> bool:
-        """Read the number of ``\\x`` or ``\\u`` into `_last`."""
+        """Parse the code point of ``\\x`` or ``\\u`` into `_last`; False if it is invalid."""
         length = 2 if char == "x" else 4
         found = re.compile(rf"\{{([0-9a-fA-F]{{1,6}})\}}|([0-9a-fA-F]{{{length}}})").match(
             self.text, self.at
@@ -178,7 +178,7 @@ class _Reader:
             self.at += 1
             high = self._member()
             if low[0] != "set" or high[0] != "set" or low[1][0][0] > high[1][0][0]:
-                raise Unreadable("a range of a class has no order")
+                raise Unreadable("a range of a class is out of order")
             parts.append(("set", ((low[1][0][0], high[1][0][0]),)))
         self.at += 1
         return ("members", tuple(parts), negated)

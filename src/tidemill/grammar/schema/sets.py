@@ -1,9 +1,9 @@
-"""Sets of JSON: arrays whose items differ, and objects whose names are among some.
+"""Rewrites ``uniqueItems`` and ``propertyNames``, which the grammar library does not enforce.
 
-A parser does not remember which items it has seen, so ``uniqueItems`` is written out: one
-alternative for each sequence where the items are of few known values, the sequences in the values'
-own order where they are some more, rejected beyond. ``propertyNames`` says what ``properties`` and
-``patternProperties`` can say where an object names none of its own.
+A parser does not remember which items it has seen, so ``uniqueItems`` becomes one alternative per
+sequence of distinct values: all orders if there are few values, only the values' own order if there
+are more; beyond that it is rejected. ``propertyNames`` becomes ``properties`` or
+``patternProperties`` where these can express it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from tidemill.grammar.schema.references import References
 from tidemill.grammar.schema.values import comparable, kinds_of
 
 MAX_SEQUENCES = 350
-"""Sequences written out: all orders of five values, or subsets of eight."""
+"""Maximum number of sequences: enough for all orders of five values, or all subsets of eight."""
 
 
 def unique_items(node: dict[str, Any], references: References, param: str, path: Path) -> None:
     """Replace a schema's ``uniqueItems: true`` by the sequences it allows, in place.
 
     Raises:
-        TidemillError: kind BAD_REQUEST: they are too many, or not known.
+        TidemillError: kind BAD_REQUEST: the sequences are too many or unknown.
     """
     del node["uniqueItems"]
     least, most = node.get("minItems", 0), node.get("maxItems", inf)
@@ -43,13 +43,13 @@ def unique_items(node: dict[str, Any], references: References, param: str, path:
         raise rejected(
             param,
             (*path, "uniqueItems"),
-            "can be enforced where items is an enum of up to 8 values; leave it out and remove "
+            "can be enforced only if items is an enum of up to 8 values; leave it out and remove "
             "duplicates yourself",
         )
     others = [kind for kind in types or () if kind != "array"]
     if not sequences and not others:
         raise rejected(
-            param, (*path, "minItems"), f"{least} items cannot differ: they have {most} values"
+            param, (*path, "minItems"), f"{least} unique items need more than {most} values"
         )
     for key in ("items", "minItems", "maxItems"):
         node.pop(key, None)
@@ -77,7 +77,7 @@ def _sequences(values: list[Any], least: int, most: int) -> list[tuple[Any, ...]
 
 
 def _values(schema: Any, references: References, deep: int) -> list[Any] | None:
-    """All values that obey a schema, equal ones once; None where they are many or not known."""
+    """All distinct values that match a schema; None if they are many or unknown."""
     schema = references.followed(schema)
     if schema is False:
         return []
@@ -110,10 +110,10 @@ _FEW: dict[str, list[Any]] = {"boolean": [True, False], "null": [None]}
 
 
 def property_names(node: dict[str, Any], references: References, param: str, path: Path) -> None:
-    """Replace a schema's ``propertyNames`` by what its properties then are, in place.
+    """Replace a schema's ``propertyNames`` by equivalent keywords about its properties, in place.
 
     Raises:
-        TidemillError: kind BAD_REQUEST: it cannot be said so.
+        TidemillError: kind BAD_REQUEST: they cannot express it.
     """
     names = references.followed(node.pop("propertyNames"))
     if isinstance(names, dict):

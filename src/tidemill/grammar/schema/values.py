@@ -1,4 +1,4 @@
-"""Values of JSON as schemas compare them."""
+"""Types and equality of JSON values, as JSON Schema defines them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def kinds_of(value: Any) -> tuple[str, ...]:
-    """The types of JSON Schema that a value has; a whole number is an integer and a number."""
+    """The JSON Schema types of a value; a whole number is both an integer and a number."""
     if isinstance(value, bool):
         return ("boolean",)
     if isinstance(value, int | float):
@@ -19,7 +19,7 @@ def kinds_of(value: Any) -> tuple[str, ...]:
 
 
 def comparable(value: Any) -> str:
-    """A text that is the same for equal values: 1 and 1.0 are equal, 1 and true are not."""
+    """A text that is equal for equal values: 1 and 1.0 are equal, 1 and true are not."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, list):
