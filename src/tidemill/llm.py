@@ -32,11 +32,11 @@ from tidemill.loading.named import locate
 from tidemill.offline.opened_text import OpenedText
 from tidemill.offline.outputs import Completion, RequestOutput, Running, ToolCall
 from tidemill.offline.vectors import run_vectors
-from tidemill.text.answer import NOTHING, Found
+from tidemill.text.answer import NOTHING, AnswerDelta
 from tidemill.text.answering import (
     ANSWER_FIELDS,
-    CUTS,
     PLAIN,
+    STOP_PARAMS,
     AnswerRules,
     ChatSide,
     read_output_options,
@@ -234,7 +234,7 @@ class LLM:
         prompt: Prompt | Sequence[Message],
         params: SamplingParams | None = None,
         **options: Any,
-    ) -> Iterator[Found]:
+    ) -> Iterator[AnswerDelta]:
         """`stream` with everything an answer has: thinking, text, tool calls, and what is wrong
         with something that looked like one."""
         _check_options("stream", "prompt", options)
@@ -380,7 +380,7 @@ class LLM:
 
     def _parts(
         self, request: EngineRequest, rules: AnswerRules, *, at_start: bool
-    ) -> Iterator[Found]:
+    ) -> Iterator[AnswerDelta]:
         running = Running(request, self.tokenizer, rules, at_start=at_start)
         for output in self._engine.run([request]):
             found = self._take(running, output)
@@ -402,7 +402,7 @@ class LLM:
                     bar.advance()
         return [running[r.request_id].output for r in requests]
 
-    def _take(self, running: Running, output: ChoiceOutput) -> Found:
+    def _take(self, running: Running, output: ChoiceOutput) -> AnswerDelta:
         found, stop = running.take(output)
         if stop:
             self._engine.cancel(output.request_id, output.choice, FinishReason.STOP)
@@ -435,7 +435,7 @@ def _check_options(method: str, first: str, options: Mapping[str, Any]) -> None:
 
 def _cuts(sampling: SamplingParams) -> dict[str, Any]:
     """What can end or prolong an output, for the checks that the server makes too."""
-    return {name: getattr(sampling, name) for name in CUTS}
+    return {name: getattr(sampling, name) for name in STOP_PARAMS}
 
 
 def _as_list(prompts: Any) -> list[Prompt]:

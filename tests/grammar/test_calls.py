@@ -14,12 +14,12 @@ from helpers.constrained import Brook
 from tidemill.contract.program import Grammar
 from tidemill.grammar.schema import prepared
 from tidemill.text.abilities import Abilities
+from tidemill.text.call_grammar import Spelling, calls_grammar
 from tidemill.text.derived.derive import derive
 from tidemill.text.parsers.engine import OutputParser
 from tidemill.text.parsers.events import CallArguments, CallStart, Content, Malformed
 from tidemill.text.parsers.format import Format
 from tidemill.text.parsers.formats import FORMATS
-from tidemill.text.ruling import Spelling, calls_grammar
 from tidemill.text.template import ChatTemplate
 from tidemill.text.tools import tool_use
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tidemill.contract.program import Grammar
-from tidemill.grammar.keyword_search import MAX_TRIES, fatal_keyword, fatal_place
+from tidemill.grammar.keyword_search import MAX_TRIES, fatal_keyword, fatal_location
 
 FATAL = {"type": "integer", "minimum": -5, "maximum": -4}
 
@@ -69,5 +69,8 @@ def test_schemas_in_a_grammar_are_told_apart() -> None:
         assert grammar.kind == "lark"
         return "7" in grammar.source
 
-    assert fatal_place(Grammar("lark", source), is_fatal) == ("", " (schema 2 in it, .items.const)")
-    assert fatal_place(Grammar("regex", "7"), is_fatal) == ("", "")
+    assert fatal_location(Grammar("lark", source), is_fatal) == (
+        "",
+        " (schema 2 in it, .items.const)",
+    )
+    assert fatal_location(Grammar("regex", "7"), is_fatal) == ("", "")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidemill.grammar.schema import prepared
-from tidemill.text.answer import AnswerText, Found
+from tidemill.text.answer import AnswerDelta, AnswerText
 from tidemill.text.answering import ChatSide, read_output_options, rules_of
 from tidemill.text.template import ChatTemplate
 from tidemill.text.tokenizer import Tokenizer
@@ -38,7 +38,7 @@ def said(body: dict[str, Any], tokens: bytes, cuts: list[int], stop: tuple[str, 
     rules = rules_of(CHAT, read_output_options(CHAT, body), "x")
     assert rules.parser is not None
     answer = AnswerText(TOKENIZER, rules.parser(), kept=rules.kept, stop=stop, track=True)
-    found, stopped, at = Found(), False, 0
+    found, stopped, at = AnswerDelta(), False, 0
     for cut in [*sorted(cuts), len(tokens)]:
         if cut > at and not stopped:
             part, stopped = answer.push(tuple(tokens[at:cut]))

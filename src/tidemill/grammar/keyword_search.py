@@ -20,7 +20,7 @@ _SHARED = ("$defs", "definitions", "$schema")
 Path = tuple[str | int, ...]
 
 
-def fatal_place(grammar: Grammar, is_fatal: Callable[[Grammar], bool]) -> tuple[str, str]:
+def fatal_location(grammar: Grammar, is_fatal: Callable[[Grammar], bool]) -> tuple[str, str]:
     """Locate the fatal keyword of a grammar.
 
     Returns:

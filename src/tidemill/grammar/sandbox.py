@@ -24,7 +24,7 @@ from hashlib import blake2b
 from tidemill.base.errors import ErrorKind, TidemillError, bad_request
 from tidemill.base.log import get_logger
 from tidemill.contract.program import Grammar
-from tidemill.grammar.keyword_search import fatal_place
+from tidemill.grammar.keyword_search import fatal_location
 from tidemill.grammar.languages import check_size
 from tidemill.grammar.messages import (
     Attempt,
@@ -161,7 +161,7 @@ class GrammarSandbox:
                 answer = self._try(part)
                 return isinstance(answer, Died) and _is_fault(answer)
 
-            at, note = fatal_place(grammar, is_fatal)
+            at, note = fatal_location(grammar, is_fatal)
         return at, _CAUSES[number] + note
 
     def _remember(self, digest: bytes, cause: tuple[str, str]) -> None:

@@ -9,7 +9,7 @@ from tidemill.base.ids import new_call_id
 from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason, TokenLogprob
 from tidemill.contract.sampling import SamplingParams
 from tidemill.engine.streams import raise_error
-from tidemill.text.answer import NOTHING, AnswerText, Found
+from tidemill.text.answer import NOTHING, AnswerDelta, AnswerText
 from tidemill.text.answering import AnswerRules
 from tidemill.text.stops import StopSet
 from tidemill.text.tokenizer import Tokenizer
@@ -146,7 +146,7 @@ class Running:
         completions = [Completion(i, logprobs=[] if logprobs else None) for i in range(sampling.n)]
         self.output = RequestOutput(request.prompt_token_ids, sampling, completions)
 
-    def take(self, output: ChoiceOutput) -> tuple[Found, bool]:
+    def take(self, output: ChoiceOutput) -> tuple[AnswerDelta, bool]:
         """Enter an engine output. Surplus after a stop is dropped.
 
         Returns:
@@ -183,7 +183,7 @@ class Running:
         return found, stopped and output.finish_reason is None
 
 
-def _add(completion: Completion, found: Found) -> None:
+def _add(completion: Completion, found: AnswerDelta) -> None:
     completion.text += found.content
     completion.reasoning += found.reasoning
     completion.tool_call_errors += found.errors

@@ -52,7 +52,7 @@ class CallPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class AnswerDelta:
     """The output that some tokens added.
 
     Attributes:
@@ -66,8 +66,8 @@ class Found:
     calls: tuple[CallPart, ...] = ()
     errors: tuple[str, ...] = ()
 
-    def __add__(self, later: Found) -> Found:
-        gathered = _Gathered()
+    def __add__(self, later: AnswerDelta) -> AnswerDelta:
+        gathered = _DeltaBuilder()
         for part in (self, later):
             gathered.content.append(part.content)
             gathered.reasoning.append(part.reasoning)
@@ -77,7 +77,7 @@ class Found:
         return gathered.found()
 
 
-NOTHING = Found()
+NOTHING = AnswerDelta()
 
 
 class AnswerText:
@@ -150,7 +150,9 @@ class AnswerText:
         """The stop string that matched, or None."""
         return self._text.stop_string if self._matcher is None else self._matcher.matched
 
-    def push(self, token_ids: Sequence[int], *, hide_last: bool = False) -> tuple[Found, bool]:
+    def push(
+        self, token_ids: Sequence[int], *, hide_last: bool = False
+    ) -> tuple[AnswerDelta, bool]:
         """Add accepted tokens; return the output that may be shown, and whether it has stopped.
 
         Args:
@@ -160,10 +162,10 @@ class AnswerText:
         parser = self._parser
         if parser is None:
             text, stopped = self._text.push(token_ids, hide_last=hide_last)
-            return (Found(text) if text else NOTHING), stopped
+            return (AnswerDelta(text) if text else NOTHING), stopped
         # Token by token: the count of thinking tokens and the position of a stop must not depend on
         # how many tokens a step produces.
-        gathered = _Gathered()
+        gathered = _DeltaBuilder()
         last = len(token_ids) - 1
         for index, token_id in enumerate(token_ids):
             if self.stopped:
@@ -176,7 +178,7 @@ class AnswerText:
                 self.reasoning_tokens += 1
         return gathered.found(), self.stopped
 
-    def finish(self, *, cut: bool = False) -> Found:
+    def finish(self, *, cut: bool = False) -> AnswerDelta:
         """End the choice; return the output held back, which is nothing after a stop string.
 
         Args:
@@ -185,8 +187,8 @@ class AnswerText:
         parser = self._parser
         if parser is None:
             text = self._text.finish()
-            return Found(text) if text else NOTHING
-        gathered = _Gathered()
+            return AnswerDelta(text) if text else NOTHING
+        gathered = _DeltaBuilder()
         if self.stopped:
             return NOTHING
         if text := self._text.finish():
@@ -196,7 +198,7 @@ class AnswerText:
             gathered.content.append(self._matcher.finish())
         return gathered.found()
 
-    def _take(self, gathered: _Gathered, events: Iterable[Event]) -> None:
+    def _take(self, gathered: _DeltaBuilder, events: Iterable[Event]) -> None:
         for event in events:
             if self.stopped:
                 return
@@ -220,7 +222,7 @@ class AnswerText:
         return text
 
 
-class _Gathered:
+class _DeltaBuilder:
     """The events of a step, concatenated by kind."""
 
     __slots__ = ("calls", "content", "errors", "reasoning")
@@ -249,8 +251,8 @@ class _Gathered:
             part = CallPart(part.index, known.name, known.arguments + part.arguments)
         self.calls[part.index] = part
 
-    def found(self) -> Found:
-        return Found(
+    def found(self) -> AnswerDelta:
+        return AnswerDelta(
             "".join(self.content),
             "".join(self.reasoning),
             tuple(self.calls.values()),

@@ -17,13 +17,13 @@ from tidemill.base.errors import TidemillError, bad_request, config_error, unsup
 from tidemill.contract.program import Forced, FreeText, Grammar, OutputProgram, Phase
 from tidemill.text.abilities import Abilities
 from tidemill.text.answer import Parser, ParserFactory
+from tidemill.text.call_grammar import Spelling, calls_grammar, regions_grammar
 from tidemill.text.constraints import FIELDS as CONSTRAINT_FIELDS
 from tidemill.text.constraints import Constraint, constraint_of
 from tidemill.text.parsers.engine import OutputParser
 from tidemill.text.parsers.format import Format
 from tidemill.text.parsers.formats import FORMATS, THINKING
 from tidemill.text.recognised import recognised
-from tidemill.text.ruling import Spelling, calls_grammar, regions_grammar
 from tidemill.text.template import ChatTemplate
 from tidemill.text.thinking import FIELDS as THINKING_FIELDS
 from tidemill.text.thinking import Thinking, thinking_of
@@ -39,20 +39,20 @@ VERBOSITIES = ("low", "medium", "high")
 Prepare = Callable[[str, str], str]
 
 AUTO = "auto"
-NO_WISH = Thinking()
+DEFAULT_THINKING = Thinking()
 FREE = OutputProgram()
 
 # Sampling fields that end an output before its grammar does, or prolong it after the grammar has
 # ended, and each one's neutral value. Stop strings are not listed: they match in the content only,
 # and the response reports the one that cut a document short.
-CUTS: dict[str, object] = {
+STOP_PARAMS: dict[str, object] = {
     "stop_token_ids": (),
     "ignore_eos": False,
     "min_tokens": 0,
 }
 _BEFORE_MARKS = ("a", ".", "\n", " ", "\n\n")
 # Grammar kinds that can be alternatives to a tool call within one grammar.
-_BESIDE_CALLS = ("json_schema", "json_object", "regex", "choice")
+_WITH_CALLS = ("json_schema", "json_object", "regex", "choice")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ class OutputOptions:
 
     use: ToolUse = NO_TOOLS
     constraint: Constraint | None = None
-    thinking: Thinking = NO_WISH
+    thinking: Thinking = DEFAULT_THINKING
     verbosity: str | None = None
 
     @property
@@ -216,16 +216,16 @@ def read_output_options(chat: ChatSide, fields: Mapping[str, Any]) -> OutputOpti
             "tools: this model's tool call format is not known; start the server with "
             "--tool-format",
         )
-    ruling = constraint.field if constraint is not None else use.enforced
-    if ruling is not None:
-        check_cuts(ruling, fields)
+    constrained_by = constraint.field if constraint is not None else use.enforced
+    if constrained_by is not None:
+        check_stop_params(constrained_by, fields)
     kind = None if constraint is None or constraint.grammar is None else constraint.grammar.kind
     beside = use.tools and not use.required
-    if constraint is not None and beside and kind not in _BESIDE_CALLS:
+    if constraint is not None and beside and kind not in _WITH_CALLS:
         raise _exclude("tools", constraint.field)
     if fields.get("continue_final_message"):
-        if ruling is not None:
-            raise _exclude(ruling, "continue_final_message")
+        if constrained_by is not None:
+            raise _exclude(constrained_by, "continue_final_message")
         if thinking.wanted:
             raise _exclude(thinking.by, "continue_final_message")
     verbosity = _verbosity(fields.get("verbosity"), chat.abilities_for(use))
@@ -261,7 +261,7 @@ def text_rules(fields: Mapping[str, Any], prepare: Prepare) -> AnswerRules:
     constraint = constraint_of(fields)
     if constraint is None:
         return PLAIN
-    check_cuts(constraint.field, fields)
+    check_stop_params(constraint.field, fields)
     return AnswerRules(program=OutputProgram((_ruled(constraint, prepare),)))
 
 
@@ -279,20 +279,20 @@ def check_tools(use: ToolUse, chat: ChatSide) -> None:
         )
 
 
-def check_cuts(ruling: str, fields: Mapping[str, Any]) -> None:
+def check_stop_params(constrained_by: str, fields: Mapping[str, Any]) -> None:
     """Reject sampling fields that end a constrained output early or prolong it past its end.
 
     Args:
-        ruling: the field that constrains the output.
+        constrained_by: the field that constrains the output.
         fields: the request's sampling fields by name.
 
     Raises:
         TidemillError: kind BAD_REQUEST naming both fields.
     """
-    for name, harmless in CUTS.items():
+    for name, harmless in STOP_PARAMS.items():
         value = fields.get(name)
         if value is not None and value != harmless and value != []:
-            raise _exclude(name, ruling)
+            raise _exclude(name, constrained_by)
 
 
 def _exclude(one: str, other: str) -> TidemillError:

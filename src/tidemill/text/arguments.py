@@ -16,7 +16,14 @@ from typing import Any
 
 from tidemill.base.errors import TidemillError, bad_request
 from tidemill.text.parsers.format import Gaps, TaggedCall
-from tidemill.text.parsers.values import TYPES, alternatives, asked, is_bare, resolved, types_of
+from tidemill.text.parsers.values import (
+    TYPES,
+    alternatives,
+    is_bare,
+    resolved,
+    types_of,
+    validation_keywords,
+)
 from tidemill.text.tools import Tool
 
 Write = Callable[[str], str]
@@ -133,7 +140,9 @@ def _tagged_values(rule: str, argument: Argument, layout: _Layout) -> tuple[list
     known, types = alternatives(schema), types_of(schema)
     if known is not None:
         return _listed_values(argument, known, layout), []
-    strings = "string" in (TYPES if types is None and not asked(schema) else types or ())
+    strings = "string" in (
+        TYPES if types is None and not validation_keywords(schema) else types or ()
+    )
     others = _kinds_of(None if types is None else types - {"string"}, layout)
     if layout.syntax.echoed and (found := _element_values(rule, argument, layout)) is not None:
         return found
@@ -153,19 +162,19 @@ def _element_values(
     rule: str, argument: Argument, layout: _Layout
 ) -> tuple[list[str], list[str]] | None:
     """A list or an object as nested elements; None if the value is written as JSON instead."""
-    told, types = asked(argument.schema), types_of(argument.schema)
+    keywords, types = validation_keywords(argument.schema), types_of(argument.schema)
     syntax = replace(layout.syntax, gaps=Gaps("", "", "", ""))
-    if types == frozenset({"array"}) and set(told) <= _ARRAY:
-        members = [("item", told.get("items", {}), f"{argument.param}.items")]
-        least, most = told.get("minItems", 0), told.get("maxItems", "")
+    if types == frozenset({"array"}) and set(keywords) <= _ARRAY:
+        members = [("item", keywords.get("items", {}), f"{argument.param}.items")]
+        least, most = keywords.get("minItems", 0), keywords.get("maxItems", "")
         many = [f"{{{least},{most}}}"]
-    elif types == frozenset({"object"}) and told.get("properties") and set(told) <= _OBJECT:
+    elif types == frozenset({"object"}) and keywords.get("properties") and set(keywords) <= _OBJECT:
         members = [
             (name, schema, f"{argument.param}.properties.{name[:64]}")
-            for name, schema in told["properties"].items()
+            for name, schema in keywords["properties"].items()
         ]
-        many = ["" if name in told.get("required", ()) else "?" for name, _, _ in members]
-        if set(told.get("required", ())) - set(told["properties"]):
+        many = ["" if name in keywords.get("required", ()) else "?" for name, _, _ in members]
+        if set(keywords.get("required", ())) - set(keywords["properties"]):
             return None
     else:
         return None
@@ -251,8 +260,8 @@ def _json_type(value: object) -> str:
 
 def _text_value(rule: str, argument: Argument, layout: _Layout) -> tuple[str, list[str]]:
     """A string with its closing mark, and the rule of its terminal."""
-    told = asked(argument.schema)
-    low, high = told.get("minLength", 0), told.get("maxLength", "")
+    keywords = validation_keywords(argument.schema)
+    low, high = keywords.get("minLength", 0), keywords.get("maxLength", "")
     close, pad, write = layout.close, layout.pad, layout.write
     text = f"(/(.|\\n){{{low},{high}}}/ & ~/(.|\\n)*{pattern(close)}(.|\\n)*/"
     if quote := layout.syntax.quotes[0]:
@@ -268,7 +277,7 @@ def _text_value(rule: str, argument: Argument, layout: _Layout) -> tuple[str, li
 
 def _alone(argument: Argument, known: set[str]) -> None:
     """Reject schema keywords that cannot be enforced on an unquoted string."""
-    for key in asked(argument.schema):
+    for key in validation_keywords(argument.schema):
         if key not in known:
             param = f"{argument.param}.{key}"
             raise bad_request(
@@ -342,7 +351,7 @@ def _python_value(argument: Argument, write: Write, rule: str) -> tuple[str, lis
         texts += [f"'{k}'" for k in known if isinstance(k, str) and repr(k) == f"'{k}'"]
         return " | ".join(map(write, texts)), []
     types = types_of(argument.schema)
-    if types == frozenset({"string"}) and set(asked(argument.schema)) == {"type"}:
+    if types == frozenset({"string"}) and set(validation_keywords(argument.schema)) == {"type"}:
         terminal = rule.upper()
         return f"{argument.json()} | {terminal}", [f"{terminal}: {_SINGLE_QUOTED}"]
     if types is None or not is_bare(argument.schema) or not types & set(_CONSTANTS):
@@ -361,7 +370,7 @@ def arguments_of(tool: Tool) -> list[Argument]:
     """
     root = json.loads(tool.schema)
     param = f"{tool.param}.parameters"
-    for key in asked(root):
+    for key in validation_keywords(root):
         if key not in _OBJECT:
             raise _more(f"{param}.{key}")
     properties = root.get("properties", {})

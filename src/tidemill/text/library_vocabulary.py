@@ -11,7 +11,7 @@ import tokenizers
 
 from tidemill.base.errors import TidemillError, model_file_error
 from tidemill.base.tokenizer_data import TokenizerData
-from tidemill.text.vocabulary import gave_up, no_unicode
+from tidemill.text.vocabulary import encoding_failed, invalid_unicode
 
 
 class LibraryVocabulary:
@@ -100,12 +100,12 @@ def _encoding(
     try:
         return backend.encode_batch_fast([text], add_special_tokens=add_special)[0]
     except (TypeError, UnicodeEncodeError) as error:
-        raise no_unicode() from error
+        raise invalid_unicode() from error
     except BaseException as error:
         if not _is_panic(error) and type(error) is not Exception:  # the library raises Exception
             raise
         length = len(text) if isinstance(text, str) else sum(map(len, text))
-        raise gave_up(length, error) from error
+        raise encoding_failed(length, error) from error
 
 
 def _is_panic(error: BaseException) -> bool:

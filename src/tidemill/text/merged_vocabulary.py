@@ -12,7 +12,7 @@ from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.text.merged_gguf import parts_of_gguf
 from tidemill.text.merged_json import parts_of_json
 from tidemill.text.merged_parts import Parts, Piece
-from tidemill.text.vocabulary import gave_up, no_unicode
+from tidemill.text.vocabulary import encoding_failed, invalid_unicode
 
 
 def open_merged(data: TokenizerData) -> MergedVocabulary | None:
@@ -62,9 +62,9 @@ class MergedVocabulary:
                 return self._encode_normalized(text, literally)
             return self._encoder.encode(text, literally)
         except UnicodeEncodeError as error:
-            raise no_unicode() from error
+            raise invalid_unicode() from error
         except RuntimeError as error:
-            raise gave_up(len(text), error) from error
+            raise encoding_failed(len(text), error) from error
 
     def _encode_normalized(self, text: str, literally: bool) -> list[int]:
         # With the library's Unicode table: Python's differs in the newest characters.

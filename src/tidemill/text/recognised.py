@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from tidemill.text.abilities import Abilities
 from tidemill.text.derived.gaps import with_gaps
-from tidemill.text.derived.made_up import SCHEMAS
+from tidemill.text.derived.probe_calls import SCHEMAS
 from tidemill.text.derived.turns import Turns
 from tidemill.text.derived.verify import gap_behind, verify, verify_thinking
 from tidemill.text.parsers.format import Format

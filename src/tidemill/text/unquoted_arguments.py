@@ -14,7 +14,13 @@ from typing import Any
 from tidemill.base.errors import bad_request
 from tidemill.text.arguments import Argument, Write, arguments_of, comma_separated, pattern
 from tidemill.text.parsers.format import NamedJson
-from tidemill.text.parsers.values import TYPES, alternatives, asked, resolved, types_of
+from tidemill.text.parsers.values import (
+    TYPES,
+    alternatives,
+    resolved,
+    types_of,
+    validation_keywords,
+)
 from tidemill.text.tools import Tool
 
 _KEY = re.compile(r"[^\s:,{}\[\]<>\"]+")
@@ -86,31 +92,31 @@ class _Rules:
         known = alternatives(schema)
         if known is not None and not any(isinstance(k, list | dict) for k in known):
             return " | ".join(self._constant(k, param) for k in known)
-        told = asked(schema)
-        if set(told) == {"anyOf"}:
+        keywords = validation_keywords(schema)
+        if set(keywords) == {"anyOf"}:
             return " | ".join(
                 self._value(argument, branch, f"{param}.anyOf.{i}")
-                for i, branch in enumerate(told["anyOf"])
+                for i, branch in enumerate(keywords["anyOf"])
             )
-        types = TYPES if not told else types_of(schema)
-        if types is None or not told:
-            for key in told:
+        types = TYPES if not keywords else types_of(schema)
+        if types is None or not keywords:
+            for key in keywords:
                 raise self._more(f"{param}.{key}")
             return self._anything()
         allowed = {"type"}.union(*(_KNOWN.get(t, frozenset()) for t in types))
         if types & _AS_JSON:
-            allowed |= set(told) - set().union(*_KNOWN.values())
-        for key in told:
+            allowed |= set(keywords) - set().union(*_KNOWN.values())
+        for key in keywords:
             if key not in allowed:
                 raise self._more(f"{param}.{key}")
         key = json.dumps(schema)
         if not types <= _AS_JSON and key not in self._made:
             self._made[key] = name = self._name()
-            values = [self._typed(argument, t, told, param) for t in sorted(types)]
+            values = [self._typed(argument, t, keywords, param) for t in sorted(types)]
             self.rules.append(f"{name}: {' | '.join(values)}")
         if key in self._made:
             return self._made[key]
-        return " | ".join(self._typed(argument, t, told, param) for t in sorted(types))
+        return " | ".join(self._typed(argument, t, keywords, param) for t in sorted(types))
 
     def _more(self, param: str) -> Exception:
         return bad_request(
@@ -119,29 +125,29 @@ class _Rules:
             "keyword out, or tool_choice and strict",
         )
 
-    def _typed(self, argument: Argument, name: str, told: Mapping[str, Any], param: str) -> str:
+    def _typed(self, argument: Argument, name: str, keywords: Mapping[str, Any], param: str) -> str:
         if name == "string":
-            return self._string(told.get("minLength", 0), told.get("maxLength", ""))
+            return self._string(keywords.get("minLength", 0), keywords.get("maxLength", ""))
         if name == "array":
-            return self._array(argument, told, param)
+            return self._array(argument, keywords, param)
         if name == "object":
-            return self._object(argument, told, param)
-        kept = {k: v for k, v in told.items() if k not in set().union(*_KNOWN.values())}
+            return self._object(argument, keywords, param)
+        kept = {k: v for k, v in keywords.items() if k not in set().union(*_KNOWN.values())}
         return argument.json({**kept, "type": name})
 
-    def _array(self, argument: Argument, told: Mapping[str, Any], param: str) -> str:
-        least, most = told.get("minItems", 0), told.get("maxItems")
+    def _array(self, argument: Argument, keywords: Mapping[str, Any], param: str) -> str:
+        least, most = keywords.get("minItems", 0), keywords.get("maxItems")
         if most == 0:
             return '"[]"'
         rule = self._name()
-        value = self._value(argument, told.get("items", {}), f"{param}.items")
+        value = self._value(argument, keywords.get("items", {}), f"{param}.items")
         self.rules.append(f"{rule}: {value}")
         more = "" if most is None else most - 1
         several = f'{rule} ("," {rule}){{{max(0, least - 1)},{more}}}'
         return f'"[" {several} "]"' if least else f'"[" ({several})? "]"'
 
-    def _object(self, argument: Argument, told: Mapping[str, Any], param: str) -> str:
-        properties, required = told.get("properties", {}), told.get("required", [])
+    def _object(self, argument: Argument, keywords: Mapping[str, Any], param: str) -> str:
+        properties, required = keywords.get("properties", {}), keywords.get("required", [])
         if not properties and not required:
             key, value = self._key(), self._anything()
             return f'"{{" ({key} ":" {value} ("," {key} ":" {value})*)? "}}"'

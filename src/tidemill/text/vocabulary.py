@@ -46,14 +46,14 @@ class Vocabulary(Protocol):
         """Id of a token by the vocabulary's string, or None."""
 
 
-def no_unicode() -> TidemillError:
+def invalid_unicode() -> TidemillError:
     """The error for a text that is not valid Unicode."""
     return bad_request(
         None, "the text contains a lone surrogate (U+D800 to U+DFFF), which is not a character"
     )
 
 
-def gave_up(length: int, reason: object) -> TidemillError:
+def encoding_failed(length: int, reason: object) -> TidemillError:
     """The error for a text on which the tokenizer fails."""
     return bad_request(
         None,

@@ -22,7 +22,7 @@ from tidemill.grammar.schema import prepared
 from tidemill.text.abilities import Abilities
 from tidemill.text.answering import ChatSide
 from tidemill.text.derived.derive import derive
-from tidemill.text.derived.made_up import SCHEMAS
+from tidemill.text.derived.probe_calls import SCHEMAS
 from tidemill.text.derived.turns import Turns
 from tidemill.text.derived.verify import verify, verify_thinking
 from tidemill.text.parsers.format import Format, Gaps, JsonCall, PythonCalls, TaggedCall, ThinkMarks

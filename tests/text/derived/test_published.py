@@ -1,7 +1,7 @@
 """Calls and thinking of published chat templates are read back from what they render.
 
 The templates are shared data, which a fresh clone has not; what they need is tested with small ones
-of our own in `test_derive.py`, `parsers/test_rendered.py` and `test_ruling.py`.
+of our own in `test_derive.py`, `parsers/test_rendered.py` and `test_call_grammar.py`.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from llguidance import LLMatcher, LLTokenizer
 
 from tidemill.grammar.schema import prepared
 from tidemill.text.abilities import Abilities
+from tidemill.text.call_grammar import Spelling, calls_grammar
 from tidemill.text.derived.derive import derive
-from tidemill.text.derived.made_up import NAMES, SCHEMA, SCHEMAS, Call
+from tidemill.text.derived.probe_calls import NAMES, SCHEMA, SCHEMAS, Call
 from tidemill.text.derived.turns import Turns, common_prefix, without_thought
 from tidemill.text.derived.verify import TOOLS, verify, verify_thinking
 from tidemill.text.parsers.engine import OutputParser
 from tidemill.text.parsers.events import Event
 from tidemill.text.parsers.format import Format
 from tidemill.text.recognised import recognised
-from tidemill.text.ruling import Spelling, calls_grammar
 from tidemill.text.template import ChatTemplate
 from tidemill.text.tools import tool_use
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from tidemill.base.errors import bad_request
 from tidemill.grammar.schema.audit import Audit
-from tidemill.grammar.schema.finite import without_endless
+from tidemill.grammar.schema.finite import prune_infinite
 from tidemill.grammar.schema.keywords import MAX_DEPTH, MAX_ENUM, MAX_NODES, MAX_OPTIONAL
 from tidemill.grammar.schema.lowering import lower
 from tidemill.grammar.schema.paths import path_of, patterns, rejected
@@ -62,7 +62,7 @@ def prepared(source: str, param: str) -> str:
         references = References(kept, param)  # targets may have been rewritten
         references.check()
     if references.recursive or audit.never or lowered.never or lowered.changed:
-        without_endless(kept, references, param)
+        prune_infinite(kept, references, param)
     options: dict[str, Any] = {"whitespace_flexible": True, "whitespace_pattern": WHITESPACE}
     if lowered.named:
         options["json_allowed_escapes"] = _NAMED_ESCAPES

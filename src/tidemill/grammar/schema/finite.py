@@ -15,7 +15,7 @@ from tidemill.grammar.schema.paths import Path, rejected
 from tidemill.grammar.schema.references import IN_PLACE, References, children, places
 
 
-def without_endless(root: dict[str, Any], references: References, param: str) -> None:
+def prune_infinite(root: dict[str, Any], references: References, param: str) -> None:
     """Replace, in place, each schema that has no finite document by ``false``.
 
     Raises:

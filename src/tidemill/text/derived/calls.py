@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tidemill.text.derived.layout import Around, around, spread_of, trimmed
-from tidemill.text.derived.made_up import NAMES, Call
+from tidemill.text.derived.probe_calls import NAMES, Call
 from tidemill.text.derived.turns import ID, Turns, atoms
 from tidemill.text.parsers.format import CallSyntax, Format, JsonCall, NamedJson, PythonCalls
 

@@ -18,7 +18,7 @@ from tidemill.text.derived.calls import (
     unquoted_format,
 )
 from tidemill.text.derived.layout import boundary
-from tidemill.text.derived.made_up import NAMES, SCHEMAS, Call
+from tidemill.text.derived.probe_calls import NAMES, SCHEMAS, Call
 from tidemill.text.derived.tagged import tagged_format
 from tidemill.text.derived.thinking import (
     answer_end,

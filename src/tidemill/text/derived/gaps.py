@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tidemill.text.derived.made_up import NAMES, Call
+from tidemill.text.derived.probe_calls import NAMES, Call
 from tidemill.text.derived.turns import Turns
 from tidemill.text.parsers.format import Format, Gaps, TaggedCall
 

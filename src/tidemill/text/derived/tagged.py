@@ -19,7 +19,7 @@ from tidemill.text.derived.layout import (
     spread_of,
     trimmed,
 )
-from tidemill.text.derived.made_up import NAMES, Call
+from tidemill.text.derived.probe_calls import NAMES, Call
 from tidemill.text.derived.turns import ID, Turns, common_prefix, common_suffix
 from tidemill.text.parsers.format import Format, Gaps, Kind, TaggedCall
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tidemill.text.derived.made_up import NAMES, Call
+from tidemill.text.derived.probe_calls import NAMES, Call
 from tidemill.text.derived.turns import (
     CONTENT,
     THOUGHT,

@@ -8,7 +8,7 @@ from typing import Any
 
 from tidemill.base.clock import monotonic
 from tidemill.text.abilities import Abilities
-from tidemill.text.derived.made_up import Call
+from tidemill.text.derived.probe_calls import Call
 from tidemill.text.parsers.format import ThinkMarks
 from tidemill.text.probe import render_probe
 from tidemill.text.template import ChatTemplate

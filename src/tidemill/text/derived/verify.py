@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tidemill.text.derived.made_up import NAMES, SCHEMA, probes
+from tidemill.text.derived.probe_calls import NAMES, SCHEMA, probes
 from tidemill.text.derived.turns import (
     CONTENT,
     THOUGHT,
@@ -14,7 +14,7 @@ from tidemill.text.derived.turns import (
     common_prefix,
     without_thought,
 )
-from tidemill.text.parsers.engine import Offered, OutputParser
+from tidemill.text.parsers.engine import OutputParser, ToolSpec
 from tidemill.text.parsers.events import (
     CallArguments,
     CallStart,
@@ -30,7 +30,7 @@ class _Tool(NamedTuple):
     schema: str
 
 
-TOOLS: Sequence[Offered] = [_Tool(name, json.dumps(SCHEMA)) for name in NAMES]
+TOOLS: Sequence[ToolSpec] = [_Tool(name, json.dumps(SCHEMA)) for name in NAMES]
 
 
 class Verdict(NamedTuple):

@@ -28,7 +28,7 @@ from tidemill.text.parsers.readers import ends_itself, first_mark, reader_of
 from tidemill.text.parsers.reading import Read, Reader
 
 
-class Offered(Protocol):
+class ToolSpec(Protocol):
     """A tool that may be called; `text.tools.Tool` is one."""
 
     @property
@@ -96,7 +96,7 @@ class OutputParser:
     def __init__(
         self,
         form: Format,
-        tools: Sequence[Offered] = (),
+        tools: Sequence[ToolSpec] = (),
         *,
         parse_tools: bool = True,
         parse_reasoning: bool = True,

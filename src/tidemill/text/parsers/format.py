@@ -1,6 +1,6 @@
 """The format of a model family's thinking and tool calls, as data.
 
-One parser (`engine.OutputParser`) reads every `Format`, and one builder (`text.ruling`) turns it
+One parser (`engine.OutputParser`) reads every `Format`; one builder (`text.call_grammar`) turns it
 into a grammar; neither has code for a family. Marks are texts. If a vocabulary has a special token
 with a mark's text, the mark is that token.
 """

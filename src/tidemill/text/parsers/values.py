@@ -45,7 +45,7 @@ def property_of(schema: object, key: str) -> Any:
     return resolved(schema, properties.get(key) if isinstance(properties, Mapping) else None)
 
 
-def asked(schema: object) -> dict[str, Any]:
+def validation_keywords(schema: object) -> dict[str, Any]:
     """A schema's keywords that constrain a value."""
     if not isinstance(schema, Mapping):
         return {}
@@ -54,22 +54,22 @@ def asked(schema: object) -> dict[str, Any]:
 
 def alternatives(schema: object) -> list[Any] | None:
     """The values of an enumeration or constant, or None."""
-    told = asked(schema)
-    if "const" in told:
-        return [told["const"]]
-    found = told.get("enum")
+    keywords = validation_keywords(schema)
+    if "const" in keywords:
+        return [keywords["const"]]
+    found = keywords.get("enum")
     return list(found) if isinstance(found, list) else None
 
 
 def types_of(schema: object) -> frozenset[str] | None:
     """The types that a schema names, whatever its other keywords; None if it names none."""
-    told = asked(schema)
-    named = told.get("type")
+    keywords = validation_keywords(schema)
+    named = keywords.get("type")
     if isinstance(named, str):
         return frozenset({named})
     if isinstance(named, list):
         return frozenset(n for n in named if isinstance(n, str))
-    branches = told.get("anyOf")
+    branches = keywords.get("anyOf")
     if isinstance(branches, list) and branches:
         found = [types_of(branch) for branch in branches]
         if all(f is not None for f in found):
@@ -80,22 +80,23 @@ def types_of(schema: object) -> frozenset[str] | None:
 def is_bare(schema: object) -> bool:
     """The schema constrains only types (and the length of a plain string), so any text is valid if
     strings are allowed."""
-    told = asked(schema)
-    if not told:
+    keywords = validation_keywords(schema)
+    if not keywords:
         return True
-    if set(told) == {"anyOf"}:
-        return isinstance(told["anyOf"], list) and all(
-            "type" in asked(branch) and set(asked(branch)) == {"type"} for branch in told["anyOf"]
+    if set(keywords) == {"anyOf"}:
+        return isinstance(keywords["anyOf"], list) and all(
+            "type" in validation_keywords(branch) and set(validation_keywords(branch)) == {"type"}
+            for branch in keywords["anyOf"]
         )
-    return set(told) == {"type"} or (
-        told.get("type") == "string" and set(told) <= {"type", *_LENGTHS}
+    return set(keywords) == {"type"} or (
+        keywords.get("type") == "string" and set(keywords) <= {"type", *_LENGTHS}
     )
 
 
 def is_text(schema: object) -> bool:
     """The value may be any text, so only the closing mark ends it."""
     types = types_of(schema)
-    return "string" in (TYPES if types is None and not asked(schema) else types or ())
+    return "string" in (TYPES if types is None and not validation_keywords(schema) else types or ())
 
 
 def no_constant(name: str) -> None:

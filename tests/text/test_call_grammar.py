@@ -11,6 +11,7 @@ from llguidance import LLMatcher, LLTokenizer
 from tidemill.base.errors import TidemillError
 from tidemill.contract.program import Grammar
 from tidemill.grammar.schema import prepared
+from tidemill.text.call_grammar import Spelling, calls_grammar, regions_grammar
 from tidemill.text.constraints import Region
 from tidemill.text.parsers.engine import OutputParser
 from tidemill.text.parsers.events import CallArguments, CallStart, Content
@@ -23,7 +24,6 @@ from tidemill.text.parsers.format import (
     TaggedCall,
 )
 from tidemill.text.parsers.formats import FORMATS
-from tidemill.text.ruling import Spelling, calls_grammar, regions_grammar
 from tidemill.text.tools import Tool, tool_use
 
 SCHEMA = {
