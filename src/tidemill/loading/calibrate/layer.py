@@ -24,7 +24,7 @@ def check_supported(spec: DecoderSpec) -> None:
     """UNSUPPORTED, naming a feature of the model that this implementation lacks."""
     if spec.layer_inputs is not None:
         raise unsupported(
-            "type", "models whose layers have inputs of their own are not calibrated; use a type "
+            "type", "models with per-layer embeddings are not calibrated; use a type "
             "without calibration"
         )  # fmt: skip
     for layer in spec.layers:
@@ -35,9 +35,9 @@ def check_supported(spec: DecoderSpec) -> None:
         elif not isinstance(layer.mlp, Mlp):
             what = "mixtures of experts"
         elif mixer.latent is not None:
-            what = "attention to latents"
+            what = "latent attention"
         elif mixer.v_norm or mixer.v_from_k or mixer.kv_layer is not None:
-            what = "K and V made or shared in ways of their own"
+            what = "shared or derived K and V"
         elif layer.parallel_mixer or layer.scaled or layer.mlp.gate_scale != 1.0:
             what = "parallel or scaled blocks"
         elif mixer.sinks or layer.mlp.activation == "swiglu_clamped":
