@@ -13,7 +13,7 @@ JOBS ?= 2
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help install serve run test lint types check test-install brook parity families structured clients lm-eval schemathesis bench-serve bench-start bench-memory bench-overload bench-side-by-side kernels soak load stalls audit sanitizers neon clean fuzz
+.PHONY: FORCE help install serve run test lint types check test-install brook parity families structured clients lm-eval schemathesis bench-serve bench-start bench-memory bench-idle bench-overload bench-side-by-side kernels soak load stalls audit sanitizers neon clean fuzz
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -96,6 +96,9 @@ bench-start: test-install ## from the start of the process to the first token, a
 
 bench-memory: test-install ## the most memory from the start through the first answers, by type of file
 	$(BIN)/python benchmarks/memory.py --write $(ARGS)
+
+bench-idle: test-install ## what an idle server holds, after an answer and after a burst
+	$(BIN)/python benchmarks/idle.py --write $(ARGS)
 
 soak: test-install ## break a real server for MINUTES (30) and write docs/soak.md
 	PYTHONPATH=tests $(BIN)/python -m soak.run --minutes $(or $(MINUTES),30) --report $(or $(REPORT),docs/soak.md)

@@ -362,6 +362,34 @@ def test_exported_blocks_restore_the_same_bits(kv_dtype: str) -> None:
         driver.backend.close()
 
 
+def test_pages_of_blocks_are_given_back_and_others_stay() -> None:
+    spec = with_windows(make_spec(vocab=101), [None, 24, None])
+    backend = native.load(spec, make_tensors(spec), options(kv_dtype="float32"))
+    driver = BackendDriver(backend, 16)
+    backend.allocate_cache((4000, 16))
+    blocks = np.arange(4000, dtype=np.int32)
+    data = backend.export_blocks(0, blocks)
+    for array in (*data.keys, *data.values):
+        array[:] = 7
+    backend.import_blocks(0, blocks, data)
+    backend.give_back_blocks(0, np.array([*range(100, 3000), 3500, 3600], np.int32))
+    after = backend.export_blocks(0, blocks)
+    for array in (*after.keys, *after.values):
+        kept = (array == 7).reshape(4000, -1).all(axis=1)
+        assert kept[:100].all() and kept[3000:].all()
+        if sys.platform == "linux":
+            # All but what lies in a huge page with other blocks.
+            assert kept[100:3000].sum() < 2 * 2**21 / (array[0].nbytes * 2)
+            assert not array[1500].any()
+    tokens = list(range(40))
+    expected = driver.all_logits(tokens)
+    backend.give_back_blocks(0, blocks)
+    assert np.array_equal(driver.all_logits(tokens), expected)
+    with pytest.raises(TidemillError):
+        backend.give_back_blocks(0, np.array([4000], np.int32))
+    backend.close()
+
+
 def broken(inputs: StepInputs, field: str) -> StepInputs:
     """The inputs with one field wrong."""
     i32, table = np.int32, inputs.block_tables[0]

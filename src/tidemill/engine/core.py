@@ -31,6 +31,7 @@ from tidemill.contract.wire import EngineInfo, EngineStats, Fatal, Outputs, Stat
 from tidemill.engine.divide import compute_in_parts, lacks_memory
 from tidemill.engine.filewatch import FileWatch
 from tidemill.engine.flightlog import FlightLog, request_key
+from tidemill.engine.idle import IdleMemory
 from tidemill.engine.recorder import BEAT_SECONDS, RecordingExecutor
 from tidemill.executor.base import Executor, PlanHandle
 from tidemill.executor.inproc import OpenedExecutor, open_inproc
@@ -99,6 +100,7 @@ class EngineCore:
         self._flying: deque[tuple[StepPlan, PlanHandle]] = deque()
         self._since = 0.0  # when the oldest of them began to compute
         self._lead = 0.0  # seconds that planning and launching take
+        self._idle_memory = IdleMemory(scheduler.memory)
         self._pending_outputs: list[Emission] = []  # of the last step, sent during the next
         self._seconds = [0.0, 0.0, 0.0]  # of all steps, of the backend, of the last step
         self._stats = scheduler.stats()
@@ -294,31 +296,47 @@ class EngineCore:
 
     def _wait(self) -> list[_Command] | None:
         """The commands in the inbox, None when closing; sleeps without commands and work."""
+        if not (self._scheduler.has_work or self._flying):
+            self._idle()
         with self._wake:
-            if not (self._inbox or self._closing or self._scheduler.has_work or self._flying):
-                self._rest(IDLE_CHECK_SECONDS)
-                if not (self._inbox or self._closing):
-                    self._scheduler.check()
-                    if self._grammars is not None:
-                        self._grammars.warm(self.info.weight_bytes)
-                    while not (self._inbox or self._closing):
-                        self._rest()
             if self._closing:
                 return None
             commands = list(self._inbox)
             self._inbox.clear()
             return commands
 
-    def _rest(self, seconds: float | None = None) -> None:
-        """Wait for a command, at most `seconds`; called with the lock held."""
-        if self._beside:
-            # Compiling a program may take long; it counts as progress, not as a stall.
-            self._turns += 1
-            self._wake.wait(BEAT_SECONDS)
+    def _idle(self) -> None:
+        """Sleep until there is a command, and on the way do what is for idle times."""
+        due = self._idle_memory.due()
+        if not self._rest(monotonic() + IDLE_CHECK_SECONDS):
             return
-        if seconds is None:
-            self._busy.clear()
-        self._wake.wait(seconds)
+        self._scheduler.check()
+        if self._grammars is not None:
+            self._grammars.warm(self.info.weight_bytes)
+        while self._rest(due, asleep=True):
+            self._idle_memory.give_back(self._executor)
+            due = self._idle_memory.due()
+
+    def _rest(self, until: float, *, asleep: bool = False) -> bool:
+        """Wait for a command until then; False when there is one, or the engine closes.
+
+        Args:
+            until: of `monotonic`.
+            asleep: nobody needs to see that this thread gets on.
+        """
+        with self._wake:
+            while not (self._inbox or self._closing):
+                left = min(until - monotonic(), threading.TIMEOUT_MAX)
+                if left <= 0:
+                    return True
+                if self._beside:
+                    # Compiling a program may take long; it counts as progress, not as a stall.
+                    self._turns += 1
+                    left = min(left, BEAT_SECONDS)
+                elif asleep:
+                    self._busy.clear()
+                self._wake.wait(left)
+        return False
 
     def _run_commands(self, commands: list[_Command]) -> list[Emission]:
         emissions: list[Emission] = []
@@ -395,6 +413,7 @@ class EngineCore:
         self._seconds[2] = seconds
 
     def _submit(self, plan: StepPlan) -> PlanHandle:
+        self._idle_memory.computing()
         handle = self._executor.submit(plan)
         self._give_masks(plan, handle)
         return handle
