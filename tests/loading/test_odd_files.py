@@ -69,3 +69,17 @@ def test_a_path_that_is_no_text(checkpoint: Path, tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     plain.symlink_to(odd)
     assert locate(str(plain)) == (plain, "caf\\udce9")
+
+
+def test_byte_order_marks_are_skipped(checkpoint: Path, tmp_path: Path) -> None:
+    folder, template = tmp_path / "model", "{{ messages[0].content }}"
+    shutil.copytree(checkpoint, folder)
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8-sig")
+    config = folder / "config.json"
+    config.write_text(config.read_text(encoding="utf-8"), encoding="utf-8-sig")
+    check_model(folder)
+    open_model(str(folder), "auto")
+    assert open_text(folder).chat_template == template
+    own = tmp_path / "own.jinja"
+    own.write_text(template, encoding="utf-8-sig")
+    assert template_from(str(own), {}).render([{"role": "user", "content": "x"}]) == "x"

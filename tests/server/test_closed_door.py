@@ -269,7 +269,8 @@ def test_bad_key_files(tmp_path: Path, entries: list[dict[str, Any]], message: s
 
 def test_toml_and_notes(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
-    path.write_text(f'[[keys]]\nname = "a"\nkey = "{ADMIN}"\nrole = "admin"\nweight = 3\n')
+    written = f'[[keys]]\nname = "a"\nkey = "{ADMIN}"\nrole = "admin"\nweight = 3\n'
+    path.write_text(written, encoding="utf-8-sig")  # as editors on Windows write it
     path.chmod(0o644)
     keys, notes = read_keys(path)
     assert keys[0].role is Role.ADMIN and keys[0].weight == 3

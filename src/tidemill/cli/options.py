@@ -120,7 +120,7 @@ def template_from(chat_template: str, special: Mapping[str, str]) -> ChatTemplat
     from tidemill.text.template import MAX_TEMPLATE_CHARS, ChatTemplate
 
     try:
-        with TextIOWrapper(open_regular(Path(chat_template)), encoding="utf-8") as file:
+        with TextIOWrapper(open_regular(Path(chat_template)), encoding="utf-8-sig") as file:
             # One more than is allowed: enough for the template to be refused as too long.
             source = file.read(MAX_TEMPLATE_CHARS + 1)
     except (OSError, UnicodeDecodeError) as error:

@@ -148,7 +148,7 @@ def _read_schema(path: str) -> Any:
     from tidemill.base.errors import config_error
 
     try:
-        return json.loads(Path(path).read_text())
+        return json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise config_error("schema", f"--schema {path}: {error.strerror}") from error
     except ValueError as error:

@@ -108,6 +108,7 @@ def _stated_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, st
 
 def _text(path: Path) -> str:
     try:
-        return read_bytes(path).decode("utf-8")
+        # An editor may have put a byte order mark there, which would begin every prompt.
+        return read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise model_file_error(f"{path.name}: not UTF-8") from error

@@ -51,7 +51,7 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
     """Parse a JSON object.
 
     Args:
-        data: UTF-8 text.
+        data: UTF-8 text; a byte order mark, as editors on Windows write it, is skipped.
         where: named in errors.
 
     Raises:
@@ -61,7 +61,7 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
     _check_memory(data, where)
     try:
         value = json.loads(
-            data.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=_no_duplicates
+            data.decode("utf-8-sig"), parse_constant=_no_constant, object_pairs_hook=_no_duplicates
         )
     except RecursionError:
         raise model_file_error(f"{where}: JSON nested too deep") from None

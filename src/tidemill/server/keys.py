@@ -195,7 +195,7 @@ def read_keys(path: Path) -> tuple[list[Key], list[str]]:
     if len(data) > MAX_FILE_BYTES:
         raise _bad(path, f"is larger than {MAX_FILE_BYTES} bytes")
     try:
-        text = data.decode()
+        text = data.decode("utf-8-sig")
         document = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         # The messages have only a position; a chained exception could quote the text.
