@@ -1,4 +1,4 @@
-"""Which compiled grammars are kept, and for how long."""
+"""The cache of compiled grammars: hits and eviction."""
 
 from __future__ import annotations
 

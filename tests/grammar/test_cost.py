@@ -1,6 +1,6 @@
-"""What a constraint made to be slow may cost: compiling a second, a step of it milliseconds.
+"""The cost of adversarial constraints: a second to compile, milliseconds per step.
 
-In CPU time of the thread that does it, which other work on the machine does not change.
+Measured as the thread's CPU time, which does not depend on other load of the machine.
 """
 
 from __future__ import annotations

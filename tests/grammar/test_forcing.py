@@ -1,4 +1,4 @@
-"""Grammars with very long runs without a choice go token by token, and are the same grammars."""
+"""Grammars with very long forced runs advance token by token, with the same language."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A short run of the fuzzer over what clients send; `make fuzz` is the long one."""
+"""A short run of the fuzzer of clients' grammars; `make fuzz` runs longer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fatal keyword of a schema, found by trying parts."""
+"""The fatal keyword of a schema, found by compiling parts of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs of many tenants, in turns."""
+"""Round-robin over tenants' jobs."""
 
 from __future__ import annotations
 

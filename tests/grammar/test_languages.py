@@ -1,4 +1,4 @@
-"""Regular expressions against `re`, a grammar against a parser of its own."""
+"""Regular expressions compared with `re`, and a grammar compared with a hand-written parser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory of compiled grammars in flight."""
+"""The memory limit of compiled grammars of requests in flight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What counts as going round in circles, and what does not."""
+"""Which texts count as endless repetition."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tidemill.grammar.repetition import LIMIT, Repetition
 
 
 def longest(tokens: list[int]) -> int:
-    """The longest run without anything new."""
+    """The longest run without a new n-gram."""
     found, most = Repetition(), 0
     for token in tokens:
         found.add(token)

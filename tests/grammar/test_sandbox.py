@@ -1,4 +1,4 @@
-"""What ends its compiler ends a process that is there for it, and is rejected by name."""
+"""A grammar that crashes the compiler ends only the sandbox process, and is rejected by name."""
 
 from __future__ import annotations
 

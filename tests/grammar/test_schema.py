@@ -1,4 +1,4 @@
-"""The keyword table: nothing llguidance passes over is let through, and nothing valid is lost."""
+"""The keyword table: keywords that llguidance ignores are rejected, valid documents accepted."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_what_is_allowed_is_what_is_valid(
 
 
 def test_every_keyword_is_decided() -> None:
-    """Of each draft's vocabulary, each keyword is enforced, an annotation, or refused by name."""
+    """Each keyword of each draft's vocabulary is enforced, an annotation, or rejected by name."""
     decided = keywords.ENFORCED | keywords.ANNOTATIONS | set(keywords.REJECTED)
     for validator in (
         jsonschema.Draft4Validator,

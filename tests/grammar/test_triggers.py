@@ -1,4 +1,4 @@
-"""Trigger automata against a plain search."""
+"""The trigger automaton compared with a naive search."""
 
 from __future__ import annotations
 

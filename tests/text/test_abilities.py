@@ -1,4 +1,4 @@
-"""What templates take, each form told by rendering with it."""
+"""Capabilities of templates, detected by rendering."""
 
 from __future__ import annotations
 

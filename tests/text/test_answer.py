@@ -1,4 +1,4 @@
-"""What a choice says does not depend on how many tokens a step brings."""
+"""A choice's output does not depend on how many tokens a step produces."""
 
 from __future__ import annotations
 

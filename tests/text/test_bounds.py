@@ -1,4 +1,4 @@
-"""A rendering's time is what it computes itself."""
+"""The time limit of a rendering counts its own CPU time only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_time_in_which_others_compute_does_not_count(monkeypatch: pytest.MonkeyP
         clock["own"] += 0.3
         budget.tick()
     clock["own"] += 0.6
-    budget.tick()  # 0.5 s were left when it looked last
+    budget.tick()  # 0.5 s were left at the last check
     clock["now"] += 0.6
     with pytest.raises(TimeExceeded, match="longer than 2 s"):
         budget.tick()

@@ -1,4 +1,4 @@
-"""Grammars of calls: each is compiled, and its language is what the format's parser reads."""
+"""Grammars of calls: each compiles, and its language is what the format's parser accepts."""
 
 from __future__ import annotations
 

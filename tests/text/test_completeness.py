@@ -1,4 +1,4 @@
-"""What a template drops is found, wherever else the same words stand."""
+"""Texts that a template drops are detected, even if the same words occur elsewhere."""
 
 from __future__ import annotations
 

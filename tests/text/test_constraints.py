@@ -1,4 +1,4 @@
-"""Every spelling of a constraint, and the exact member that a bad one names."""
+"""Every field that states a constraint, and the exact member that an error names."""
 
 from __future__ import annotations
 

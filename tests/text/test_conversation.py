@@ -1,4 +1,4 @@
-"""Messages for a template: tool calls, their results, earlier thinking, and what is refused."""
+"""Messages for a template: tool calls, their results, earlier thinking, and rejections."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TEXTS = """
 {%- endfor -%}
 {%- endfor -%}
 """
-# Writes names, and refuses system messages.
+# Renders names, and rejects system messages.
 NAMES = """
 {%- for m in messages -%}
 {%- if m.role == 'system' %}{{ raise_exception('no system') }}{% endif -%}

@@ -1,4 +1,4 @@
-"""Any way of cutting a sequence of ids gives the text of the whole, and no broken character."""
+"""Any split of a sequence of ids yields the text of the whole, and no incomplete character."""
 
 from __future__ import annotations
 

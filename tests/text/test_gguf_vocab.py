@@ -1,4 +1,4 @@
-"""GGUF vocabularies: llama.cpp's own vectors, and trained vocabularies against their makers."""
+"""GGUF vocabularies: llama.cpp's test vectors, and trained vocabularies against the originals."""
 
 from __future__ import annotations
 

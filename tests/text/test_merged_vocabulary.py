@@ -1,4 +1,4 @@
-"""Our own byte-level BPE against the tokenizers library: words, merges, marks, files."""
+"""Native byte-level BPE compared with the tokenizers library: words, merges, marks, files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Detokenization and stop strings together, as a choice sees them."""
+"""Detokenization and stop strings combined."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Probe conversations are rendered as a request's would be, or not at all."""
+"""Probe conversations are rendered like a request's, or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts against transformers' apply_chat_template."""
+"""Prompts compared with transformers' apply_chat_template."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Published chat templates render as in transformers, or are rejected for a reason listed here.
 
-The templates are shared data, which a fresh clone has not: what they need of the renderer is tested
-with small ones of our own in `test_template.py`, `test_abilities.py` and `test_conversation.py`.
+The templates are shared data, which a fresh clone lacks. Small templates of our own cover the same
+features in `test_template.py`, `test_abilities.py` and `test_conversation.py`.
 """
 
 from __future__ import annotations

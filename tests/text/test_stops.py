@@ -1,4 +1,4 @@
-"""Stop strings against a naive search over the whole text."""
+"""Stop strings compared with a naive search over the whole text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Renders equal transformers'; errors are clear; hostile templates end soon and stay small."""
+"""Rendering equals transformers'; errors are clear; hostile templates hit time and size limits."""
 
 from __future__ import annotations
 

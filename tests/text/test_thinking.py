@@ -1,4 +1,4 @@
-"""What a request says about thinking, under all of its names."""
+"""All request fields about thinking."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools and tool_choice: what may be called, and the exact member that a bad request names."""
+"""Tools and tool_choice: which tools may be called, and the exact member that an error names."""
 
 from __future__ import annotations
 

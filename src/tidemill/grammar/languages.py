@@ -97,7 +97,7 @@ def one_line(text: str) -> str:
 
 
 def explained(error: str) -> str:
-    """A parser's error in one line, with what to do about it where that is known."""
+    """A parser's error on one line, with a remedy if one is known."""
     return one_line(error) + (_ROW_HINT if "Current row has" in error else "")
 
 

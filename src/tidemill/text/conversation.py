@@ -45,9 +45,9 @@ _PART = ("type", "text")
 
 class _Function(msgspec.Struct, forbid_unknown_fields=True):
     name: str
-    arguments: str | dict[str, Any] = ""  # may be absent from a call without arguments
+    arguments: str | dict[str, Any] = ""  # optional in a call without arguments
     parsed_arguments: Any = None  # added by OpenAI's `parse`
-    # Members of the tool that some clients keep in its calls.
+    # Members of the tool that some clients copy into its calls.
     description: Any = None
     parameters: Any = None
     strict: Any = None
@@ -162,7 +162,9 @@ def _with_text_parts(at: str, given: dict[str, Any]) -> dict[str, Any]:
             text = own_text(part)
             if given.get("role") != "assistant" or text is None:
                 param = f"{at}.content[{index}]"
-                raise bad_request(param, f"{param}: {kind} is a text of the assistant's alone")
+                raise bad_request(
+                    param, f"{param}: {kind} is only allowed in messages of the assistant"
+                )
             if kind == "refusal":
                 parts.append({"type": "text", "text": text})
             else:
@@ -173,8 +175,8 @@ def _with_text_parts(at: str, given: dict[str, Any]) -> dict[str, Any]:
     if parts or not thoughts:
         given["content"] = parts
     if thoughts:
-        beside = given.get("reasoning_content") or given.get("reasoning")
-        if beside and beside != "".join(thoughts):
+        separate = given.get("reasoning_content") or given.get("reasoning")
+        if separate and separate != "".join(thoughts):
             param = f"{at}.reasoning_content"
             raise bad_request(param, f"{param} and the thinking in content differ; send one")
         given["reasoning_content"] = "".join(thoughts)
@@ -182,7 +184,7 @@ def _with_text_parts(at: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def own_text(part: Mapping[str, Any]) -> str | None:
-    """The text of a part of `OWN_PARTS`; None where it has none."""
+    """The text of a part whose type is in `OWN_PARTS`; None if it has none."""
     names = OWN_PARTS[part["type"]]
     return next((part[name] for name in names if isinstance(part.get(name), str)), None)
 

@@ -63,7 +63,7 @@ def render_prompt(
     template, abilities = template.chosen(tools=bool(use.shown)), chat.abilities_for(use)
     source = template.source or ""
     plain = check_messages(messages, abilities, source)
-    # A null is an absent value, as in every field: templates could not tell it from "None".
+    # Null means absent, as in every field: some templates would render it as "None".
     kwargs = {k: v for k, v in (options.kwargs or {}).items() if v is not None}
     documents = options.documents
     for name in SWITCHES:

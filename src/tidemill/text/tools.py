@@ -25,8 +25,8 @@ class _Function(msgspec.Struct, forbid_unknown_fields=True, rename={"returns": "
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    returns: Any = None  # as transformers' `get_json_schema` writes it; for the template
-    response: Any = None  # the same for Gemma's templates
+    returns: Any = None  # written by transformers' `get_json_schema`; passed to the template
+    response: Any = None  # the same, for Gemma's templates
 
 
 class _Tool(msgspec.Struct, forbid_unknown_fields=True):
@@ -179,7 +179,7 @@ def _read_tools(param: str, value: object) -> list[tuple[Tool, Mapping[str, Any]
 
 
 def _nested(at: str, tool: object) -> object:
-    """A tool in the layout of chat completions; the Responses API's has no member `function`."""
+    """Convert a tool to the layout of chat completions; the Responses API omits `function`."""
     if not isinstance(tool, Mapping) or tool.get("function") is not None:
         return tool
     if tool.get("type") == "function" and "name" in tool:
@@ -187,7 +187,9 @@ def _nested(at: str, tool: object) -> object:
         return {**outer, "function": {k: v for k, v in tool.items() if k not in outer}}
     if "name" in tool:
         form = '{"type": "function", "function": {"name": ..., "parameters": ...}}'
-        raise bad_request(f"{at}.function", f"{at}.function is required: a tool reads {form}")
+        raise bad_request(
+            f"{at}.function", f"{at}.function is required: the form of a tool is {form}"
+        )
     return tool
 
 
@@ -196,9 +198,10 @@ _VALUES = frozenset({"const", "enum", "default", "examples", "example"})
 
 
 def _without_nulls(schema: object) -> object:
-    """A JSON schema without keywords whose value is null: nothing was meant by them.
+    """Remove keywords whose value is null from a JSON schema.
 
-    Go and others write null for what they have not set. What stands under `_VALUES` is no schema.
+    Clients in Go and other languages write null for unset fields. The values of `_VALUES` are not
+    schemas and are kept.
     """
     if isinstance(schema, list | tuple):
         return [_without_nulls(item) for item in schema]

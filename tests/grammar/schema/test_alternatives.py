@@ -1,4 +1,4 @@
-"""oneOf: enforced where its alternatives exclude each other, rejected by name elsewhere."""
+"""oneOf: enforced if its alternatives are disjoint, otherwise rejected by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Formats: leap seconds where there can be some, what patterns say, what says nothing."""
+"""Formats: leap seconds, formats expressed as patterns, ignored formats."""
 
 from __future__ import annotations
 

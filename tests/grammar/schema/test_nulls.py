@@ -1,4 +1,4 @@
-"""Keywords whose value is null, as Go and others write what they have not set."""
+"""Keywords whose value is null, which clients in Go and other languages write for unset fields."""
 
 from __future__ import annotations
 

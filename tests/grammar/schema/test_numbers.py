@@ -1,4 +1,4 @@
-"""Integers and bounds where doubles end: exact, moved inward, or rejected by name."""
+"""Integers and bounds at the limits of doubles: exact, moved inward, or rejected by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A format is derived from what a chat template renders, whatever its marks are."""
+"""Formats are derived from what chat templates render, whatever their marks."""
 
 from __future__ import annotations
 

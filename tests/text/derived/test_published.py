@@ -1,7 +1,7 @@
-"""Calls and thinking of published chat templates are read back from what they render.
+"""Calls and thinking rendered by published chat templates are parsed back.
 
-The templates are shared data, which a fresh clone has not; what they need is tested with small ones
-of our own in `test_derive.py`, `parsers/test_rendered.py` and `test_call_grammar.py`.
+The templates are shared data, which a fresh clone lacks. Small templates of our own cover the same
+features in `test_derive.py`, `parsers/test_rendered.py` and `test_call_grammar.py`.
 """
 
 from __future__ import annotations

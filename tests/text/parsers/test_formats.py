@@ -1,4 +1,4 @@
-"""Every format: what is found, and that it does not depend on how the text is cut (promise 8)."""
+"""Every format: the parsed events, which do not depend on the chunking (promise 8)."""
 
 # ruff: noqa: RUF001  (DeepSeek spells its marks with a full-width bar)
 

@@ -1,6 +1,6 @@
-"""Long runs of what a reader could begin at again and again: time grows with the text alone.
+"""Long runs of characters at which a reader could start over: time is linear in the text.
 
-Where it grows with its square, these texts take minutes.
+With quadratic time these texts take minutes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a chat template renders, read back: the same messages (and the format found in its text).
+"""Messages rendered by a chat template are parsed back, with the format detected in its source.
 
-The templates are small ones of our own, each with the layout of its family's published one.
+The templates are small ones of our own, each with the layout of its family's published template.
 """
 
 from __future__ import annotations
