@@ -27,8 +27,8 @@ class Watched:
 
         def watching(plan: StepPlan) -> object:
             self.plans.append(plan)
-            if core._flying:
-                self.behind.append((core._flying[-1][0], plan))
+            if core._in_flight:
+                self.behind.append((core._in_flight[-1][0], plan))
             return submit(plan)
 
         core._submit = watching  # type: ignore[method-assign,assignment]

@@ -63,7 +63,7 @@ class EngineConnection(asyncio.Protocol):
         self._reader = FrameReader()
         self._welcome: asyncio.Future[Welcome] = loop.create_future()
         self._lost: asyncio.Future[None] = loop.create_future()
-        self._asked: dict[int, asyncio.Future[EngineStats]] = {}
+        self._pending_stats: dict[int, asyncio.Future[EngineStats]] = {}
         self._nonce = 0
 
     @classmethod
@@ -117,7 +117,7 @@ class EngineConnection(asyncio.Protocol):
     @property
     def unanswered(self) -> bool:
         """True while a statistics request is pending."""
-        return bool(self._asked)
+        return bool(self._pending_stats)
 
     def send(self, message: ToEngine) -> None:
         """Send a message; it is dropped if the connection is closing."""
@@ -134,7 +134,7 @@ class EngineConnection(asyncio.Protocol):
             raise unavailable(self.reason)
         self._nonce += 1
         future: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
-        self._asked[self._nonce] = future
+        self._pending_stats[self._nonce] = future
         self.send(StatsRequest(self._nonce))
         try:
             async with asyncio.timeout(STATS_SECONDS):
@@ -182,11 +182,11 @@ class EngineConnection(asyncio.Protocol):
         if not self._welcome.done():
             self._welcome.set_exception(error)
             self._welcome.exception()  # marks it as retrieved, if `connect` has timed out
-        for future in self._asked.values():
+        for future in self._pending_stats.values():
             if not future.done():
                 future.set_exception(error)
                 future.exception()
-        self._asked.clear()
+        self._pending_stats.clear()
         if not self._lost.done():
             self._lost.set_result(None)
         self._on_lost(self.reason)
@@ -195,7 +195,7 @@ class EngineConnection(asyncio.Protocol):
         if isinstance(message, Outputs):
             self._on_outputs(message)
         elif isinstance(message, Stats):
-            future = self._asked.pop(message.nonce, None)
+            future = self._pending_stats.pop(message.nonce, None)
             if future is not None and not future.done():
                 future.set_result(message.stats)
         elif isinstance(message, Welcome):

@@ -28,7 +28,7 @@ from tidemill.contract.config import EngineConfig
 from tidemill.contract.plan import StepPlan, StepResult
 from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason, RequestError
 from tidemill.contract.wire import EngineInfo, EngineStats, Fatal, Outputs, Stats
-from tidemill.engine.divide import compute_in_parts, lacks_memory
+from tidemill.engine.divide import compute_in_parts, is_out_of_memory
 from tidemill.engine.filewatch import FileWatch
 from tidemill.engine.flightlog import FlightLog, request_key
 from tidemill.engine.idle import IdleMemory
@@ -51,7 +51,7 @@ IDLE_CHECK_SECONDS = 1.0
 
 # The next step is launched after this fraction of the predicted time of the step in flight, less
 # twice the measured time of planning (`_lead`).
-AHEAD_SHARE = 0.95
+LAUNCH_FRACTION = 0.95
 LEAD_RATE = 0.1
 
 # Maximum plans in flight: one that computes and one queued after it.
@@ -97,7 +97,7 @@ class EngineCore:
         self._wake = threading.Condition()
         self._closing = False
         self._stopped = False
-        self._flying: deque[tuple[StepPlan, PlanHandle]] = deque()
+        self._in_flight: deque[tuple[StepPlan, PlanHandle]] = deque()
         self._since = 0.0  # when the oldest of them began to compute
         self._lead = 0.0  # seconds that planning and launching take
         self._idle_memory = IdleMemory(scheduler.memory)
@@ -107,10 +107,10 @@ class EngineCore:
         self._turns = 0
         self._busy = threading.Event()
         self._log: FlightLog | None = None
-        self._beside: set[int] = set()
+        self._preparing: set[int] = set()
         self._loading = False
         self._watch = FileWatch(info.files)
-        self._unloadable: TidemillError | None = None
+        self._permanent_error: TidemillError | None = None
         self._fatal_message: Fatal | None = None
         self._thread = threading.Thread(target=self._run, name="tidemill-engine", daemon=True)
 
@@ -160,17 +160,17 @@ class EngineCore:
             )
 
         def command() -> list[Emission]:
-            self._set_beside(request, True)
+            self._set_preparing(request, True)
             emissions = self._scheduler.submit(request, client)
             if not request.program.free and not emissions:
                 self._compile(client, request)
             else:
-                self._set_beside(request, False)
+                self._set_preparing(request, False)
             return emissions
 
         if not self._post(command):
-            if self._unloadable is not None:
-                raise self._unloadable
+            if self._permanent_error is not None:
+                raise self._permanent_error
             raise TidemillError(ErrorKind.UNAVAILABLE, "the engine has stopped", retryable=True)
 
     def cancel(
@@ -226,12 +226,12 @@ class EngineCore:
         self._loading = False
         if error is not None:
             message = f"the model cannot be loaded: {error.message}"
-            self._unloadable = TidemillError(error.kind, message, param=error.param)
+            self._permanent_error = TidemillError(error.kind, message, param=error.param)
             self._post(self._abandon_engine)
 
     def _abandon_engine(self) -> list[Emission]:
-        assert self._unloadable is not None
-        raise self._unloadable
+        assert self._permanent_error is not None
+        raise self._permanent_error
 
     def _post(self, command: _Command) -> bool:
         """Put a command into the inbox; False if the engine has stopped."""
@@ -253,8 +253,8 @@ class EngineCore:
             self._deliver(emissions + self._end_all(FinishReason.CANCELLED, None))
         except Exception as error:
             self._stop()
-            if self._unloadable is not None:
-                self._fatal(self._unloadable.message)
+            if self._permanent_error is not None:
+                self._fatal(self._permanent_error.message)
             else:
                 _log.exception("unhandled engine error; the engine stops")
                 self._fatal(f"unhandled engine error: {summary(error)}")
@@ -283,11 +283,11 @@ class EngineCore:
         self._turns += 1
         pending_outputs, self._pending_outputs = self._pending_outputs, []
         emissions = pending_outputs + self._run_commands(commands)
-        if not self._flying:
+        if not self._in_flight:
             emissions += self._launch()
         self._deliver(emissions)
-        self._launch_ahead()
-        emissions = self._take_oldest()
+        self._launch_next()
+        emissions = self._commit_oldest()
         if self._scheduler.has_work:
             self._pending_outputs = emissions
         else:
@@ -296,7 +296,7 @@ class EngineCore:
 
     def _wait(self) -> list[_Command] | None:
         """The commands in the inbox, None when closing; sleeps without commands and work."""
-        if not (self._scheduler.has_work or self._flying):
+        if not (self._scheduler.has_work or self._in_flight):
             self._idle()
         with self._wake:
             if self._closing:
@@ -329,7 +329,7 @@ class EngineCore:
                 left = min(until - monotonic(), threading.TIMEOUT_MAX)
                 if left <= 0:
                     return True
-                if self._beside:
+                if self._preparing:
                     # Compiling a program may take long; it counts as progress, not as a stall.
                     self._turns += 1
                     left = min(left, BEAT_SECONDS)
@@ -348,26 +348,26 @@ class EngineCore:
         """Plan and launch a step, if there is work; returns the outputs of a failed launch."""
         plan = self._scheduler.plan()
         if plan is not None:
-            if not self._flying:
+            if not self._in_flight:
                 self._since = monotonic()
             try:
-                self._flying.append((plan, self._submit(plan)))
+                self._in_flight.append((plan, self._submit(plan)))
             except Exception as error:
                 return self._failed(error, plan)
-        elif not self._flying and self._scheduler.has_work:
+        elif not self._in_flight and self._scheduler.has_work:
             raise RuntimeError("the scheduler has work but planned no rows")
         return []
 
-    def _launch_ahead(self) -> None:
+    def _launch_next(self) -> None:
         """Launch the next step shortly before the current one should end, if its plan does not
         depend on the current step's results.
 
         It is not launched sooner, so that requests that arrive meanwhile are in the next step.
         """
-        if not self._flying or (seconds := self._scheduler.overlap_seconds) is None:
+        if not self._in_flight or (seconds := self._scheduler.overlap_seconds) is None:
             return
-        due = self._since + AHEAD_SHARE * seconds - 2 * self._lead
-        if self._flying[0][1].done(max(0.0, due - monotonic())):
+        due = self._since + LAUNCH_FRACTION * seconds - 2 * self._lead
+        if self._in_flight[0][1].done(max(0.0, due - monotonic())):
             return
         begun = monotonic()
         with self._wake:
@@ -377,20 +377,20 @@ class EngineCore:
         self._lead += LEAD_RATE * (monotonic() - begun - self._lead)
         self._deliver(emissions)
 
-    def _take_oldest(self) -> list[Emission]:
+    def _commit_oldest(self) -> list[Emission]:
         """Wait for the oldest step in flight, if any, and commit it."""
-        if not self._flying:
+        if not self._in_flight:
             return []
-        plan, handle = self._flying[0]
+        plan, handle = self._in_flight[0]
         try:
             result = handle.result()
         except Exception as error:
             return self._failed(error)
-        self._flying.popleft()
+        self._in_flight.popleft()
         now = monotonic()
         seconds, self._since = now - self._since, now
         emissions = self._commit(plan, result)
-        if not self._flying:  # scheduling time counts for the step
+        if not self._in_flight:  # scheduling time counts for the step
             seconds += monotonic() - now
         self._time(seconds, result)
         return emissions
@@ -404,7 +404,7 @@ class EngineCore:
         try:
             self._watch.check(text=text)
         except TidemillError as error:
-            self._unloadable = error
+            self._permanent_error = error
             raise
 
     def _time(self, seconds: float, result: StepResult) -> None:
@@ -441,19 +441,19 @@ class EngineCore:
             error: raised by the executor.
             unsent: the plan whose submission failed; None if a submitted step failed.
         """
-        if self._unloadable is not None:
-            raise self._unloadable
+        if self._permanent_error is not None:
+            raise self._permanent_error
         emissions: list[Emission] = []
         if unsent is not None:
             self._executor.rollback(unsent)
-            while self._flying:  # submitted earlier, and may have succeeded
-                plan, handle = self._flying[0]
+            while self._in_flight:  # submitted earlier, and may have succeeded
+                plan, handle = self._in_flight[0]
                 try:
                     result = handle.result()
                 except Exception as earlier:
                     self._scheduler.rollback(unsent)
                     return emissions + self._failed(earlier)
-                self._flying.popleft()
+                self._in_flight.popleft()
                 emissions += self._commit(plan, result)
             culprit = unsent
         else:
@@ -468,7 +468,7 @@ class EngineCore:
             self._scheduler.rollback(culprit)
             told = RequestError(error.kind, error.message, None, True)
             return emissions + self._scheduler.fail(culprit, told)
-        if lacks_memory(error) and culprit.rows[-1].layers is not None:
+        if is_out_of_memory(error) and culprit.rows[-1].layers is not None:
             # A chunk computed by layers cannot be divided. The next chunk is smaller.
             self._scheduler.rollback(culprit)
             self._scheduler.shrink(culprit)
@@ -480,7 +480,7 @@ class EngineCore:
                 request_id, why = seq.owner.request.request_id, failed[seq.seq_id]
                 _log.error("request %s failed in its step: %s", request_id, why)
         emissions += self._commit(culprit, result)
-        if lacks_memory(error):
+        if is_out_of_memory(error):
             self._scheduler.shrink(culprit)
         return emissions
 
@@ -490,13 +490,13 @@ class EngineCore:
         Returns:
             The oldest plan; the scheduler still has it in flight.
         """
-        plans = [plan for plan, _ in self._flying]
-        for _, handle in list(self._flying):
+        plans = [plan for plan, _ in self._in_flight]
+        for _, handle in list(self._in_flight):
             try:
                 handle.result()
             except Exception:  # nosec B112
                 continue  # rolled back in any case
-        self._flying.clear()
+        self._in_flight.clear()
         for plan in reversed(plans[1:]):
             self._executor.rollback(plan)
             self._scheduler.rollback(plan)
@@ -508,7 +508,7 @@ class EngineCore:
 
         def done(states: list[ProgramState], error: TidemillError | None) -> None:
             def command() -> list[Emission]:
-                self._set_beside(request, False)
+                self._set_preparing(request, False)
                 if not states and error is None:  # the request has ended meanwhile
                     return []
                 return self._scheduler.release(client, request.request_id, states, error)
@@ -529,12 +529,12 @@ class EngineCore:
             wanted=lambda: self._scheduler.is_waiting_for_program(client, request.request_id),
         )
 
-    def _set_beside(self, request: EngineRequest, beside: bool) -> None:
+    def _set_preparing(self, request: EngineRequest, beside: bool) -> None:
         """Record whether a request is being admitted or its program compiled, outside of steps."""
         key = request_key(request.request_id)
-        (self._beside.add if beside else self._beside.discard)(key)
+        (self._preparing.add if beside else self._preparing.discard)(key)
         if self._log is not None:
-            self._log.beside(self._beside)
+            self._log.beside(self._preparing)
 
     def _deliver(self, emissions: list[Emission]) -> None:
         """Send each client its outputs in one message."""
@@ -571,19 +571,19 @@ class EngineCore:
         return self._stats
 
     def _end_all(self, reason: FinishReason, error: RequestError | None) -> list[Emission]:
-        for plan, handle in reversed(self._flying):
+        for plan, handle in reversed(self._in_flight):
             try:
                 handle.result()
             except Exception:
                 _log.warning("step %d failed while closing", plan.step_id)
             self._executor.rollback(plan)
             self._scheduler.rollback(plan)
-        self._flying.clear()
+        self._in_flight.clear()
         return self._scheduler.end_all(reason, error)
 
     def _fatal(self, message: str) -> None:
         told = None
-        if (lasting := self._unloadable) is not None:
+        if (lasting := self._permanent_error) is not None:
             told = RequestError(lasting.kind, lasting.message, lasting.param, lasting.retryable)
             _log.error("the engine stops: %s", message)
         with self._wake:

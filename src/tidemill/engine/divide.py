@@ -18,7 +18,7 @@ from tidemill.executor.base import PlanHandle
 Rows = tuple[Row, ...]
 
 
-def lacks_memory(error: Exception) -> bool:
+def is_out_of_memory(error: Exception) -> bool:
     """True if the step ran out of memory: it may fit in parts."""
     if isinstance(error, TidemillError):
         return error.kind is ErrorKind.RESOURCE
@@ -84,7 +84,7 @@ def _halves(rows: Rows, error: Exception) -> list[Rows]:
         middle = len(rows) // 2
         return [rows[middle:], rows[:middle]]
     (row,) = rows
-    if row.count == 1 or not lacks_memory(error):
+    if row.count == 1 or not is_out_of_memory(error):
         return []
     count = row.count // 2
     logits = row.logits if row.logits is LogitsWanted.ALL else LogitsWanted.NONE
@@ -116,7 +116,7 @@ def _culprit(row: Row, error: Exception) -> RowResult:
     kind, message, param = ErrorKind.INTERNAL, f"the step failed: {error}", None
     if isinstance(error, TidemillError):
         kind, message, param = error.kind, error.message, error.param
-    elif lacks_memory(error):
+    elif is_out_of_memory(error):
         kind = ErrorKind.RESOURCE
         message = "out of memory: a step with a single token of this request does not fit"
     return RowResult(seq_id=row.seq_id, error=message, error_kind=str(kind), error_param=param)

@@ -121,11 +121,11 @@ class FlightLog:
         """
         words = self._words
         slots = [self._base(slot) for slot in range(3)]
-        guilty = [base for base in slots if words[base + _STATE] == _COMPUTING]
+        suspect_slots = [base for base in slots if words[base + _STATE] == _COMPUTING]
         done = [base for base in slots if words[base + _STATE] == _DONE]
-        guilty += sorted(done, key=lambda base: words[base + _STEP])[-1:]
+        suspect_slots += sorted(done, key=lambda base: words[base + _STEP])[-1:]
         found: set[int] = set()
-        for base in guilty:
+        for base in suspect_slots:
             count = min(words[base + _COUNT], self.capacity)
             found.update(words[base + _KEYS : base + _KEYS + count])
         return found

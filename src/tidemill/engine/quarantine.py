@@ -26,7 +26,7 @@ Trait = tuple[str, str]
 """The kind, in words for an error message, and the value."""
 
 # Poison requests with a trait that it takes to quarantine the trait, by kind.
-_CONVICTIONS = {"grammar": 1, "kind of grammar": 2, "adapter": 2, "pooling": 2}
+_THRESHOLDS = {"grammar": 1, "kind of grammar": 2, "adapter": 2, "pooling": 2}
 
 
 def traits(request: EngineRequest) -> tuple[Trait, ...]:
@@ -54,7 +54,7 @@ class Quarantine:
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._proven: OrderedDict[Trait, None] = OrderedDict()
-        self._convictions: Counter[Trait] = Counter()
+        self._poison_counts: Counter[Trait] = Counter()
         self._until: OrderedDict[Trait, float] = OrderedDict()
         self._ended_alone: dict[Trait, str] = {}  # the request that ended an engine with it
 
@@ -75,7 +75,7 @@ class Quarantine:
         """
         found = False
         for trait in traits(request):
-            if _CONVICTIONS[trait[0]] == 1 and trait not in self._proven:
+            if _THRESHOLDS[trait[0]] == 1 and trait not in self._proven:
                 first = self._ended_alone.setdefault(trait, request.request_id)
                 found |= first != request.request_id
         return found
@@ -87,13 +87,13 @@ class Quarantine:
             if trait in self._proven:
                 del self._proven[trait]  # a later request must finish normally again
                 continue
-            self._convictions[trait] += 1
-            if self._convictions[trait] >= _CONVICTIONS[trait[0]]:
+            self._poison_counts[trait] += 1
+            if self._poison_counts[trait] >= _THRESHOLDS[trait[0]]:
                 self._until[trait] = self._clock() + QUARANTINE_SECONDS
         while len(self._until) > MAX_TRAITS:
             self._until.popitem(last=False)
-        if len(self._convictions) > MAX_TRAITS:
-            self._convictions.clear()
+        if len(self._poison_counts) > MAX_TRAITS:
+            self._poison_counts.clear()
 
     def holds(self, request: EngineRequest) -> Trait | None:
         """A trait of the request that is in quarantine; None without one."""

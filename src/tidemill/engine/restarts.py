@@ -22,7 +22,7 @@ class RestartPolicy:
         self._window = window
         self._fruitless = fruitless
         self._times: list[float] = []
-        self._in_vain: list[float] = []  # when, on the clock of engines' lives
+        self._fruitless_deaths: list[float] = []  # when, on the clock of engines' lives
         self._lived = 0.0
         self._since: float | None = None  # when the engine that lives was there
 
@@ -32,11 +32,11 @@ class RestartPolicy:
 
     def progressed(self) -> None:
         """Record progress: a client received a token, a vector or a final output."""
-        self._in_vain.clear()
+        self._fruitless_deaths.clear()
 
     def explained(self, deaths: int) -> None:
         """Discount the latest deaths, whose cause was found and quarantined."""
-        self._in_vain.clear()
+        self._fruitless_deaths.clear()
         del self._times[max(0, len(self._times) - deaths) :]
 
     def delay(self, now: float) -> float | None:
@@ -51,8 +51,8 @@ class RestartPolicy:
             self._since = None
         self._times = [t for t in self._times if t > now - self._window] + [now]
         begin = self._lived - self._window
-        self._in_vain = [t for t in self._in_vain if t > begin] + [self._lived]
-        count = len(self._in_vain)
+        self._fruitless_deaths = [t for t in self._fruitless_deaths if t > begin] + [self._lived]
+        count = len(self._fruitless_deaths)
         if len(self._times) > self._most or count > self._fruitless:
             return None
         return 0.0 if count <= 2 else float(min(30.0, 0.25 * 2 ** (count - 3)))

@@ -79,7 +79,7 @@ class EngineHome:
             raise TidemillError(
                 ErrorKind.RESOURCE, f"shared memory for the engine cannot be created: {error}"
             ) from error
-        _sweep(self._folder.parent)
+        _remove_stale_folders(self._folder.parent)
 
     def prepare(self) -> None:
         """Clean up after the previous engine, before the next one starts."""
@@ -257,7 +257,7 @@ def _too_long(folder: Path) -> bool:
     return len(os.fsencode(folder)) + len(f"/{SOCKET_NAME}") > MAX_SOCKET_PATH
 
 
-def _sweep(parent: Path) -> None:
+def _remove_stale_folders(parent: Path) -> None:
     """Remove the folders of killed owners; folders with any other content are kept."""
     for folder in parent.glob(f"{FOLDER_PREFIX}*"):
         with contextlib.suppress(OSError):
@@ -328,10 +328,10 @@ async def _watch_load(engine: EngineProcess) -> None:
 
     A large read may block every thread for long, so growing memory also counts as progress.
     """
-    seen, unchanged = _signs_of_life(engine), 0.0
+    seen, unchanged = _progress_of(engine), 0.0
     while unchanged < LOAD_STALL_SECONDS:
         await asyncio.sleep(1.0)
-        latest = _signs_of_life(engine)
+        latest = _progress_of(engine)
         unchanged = 0.0 if latest != seen else unchanged + 1.0
         seen = latest
     _log.error("engine process %d made no progress while loading and is killed", engine.pid)
@@ -339,7 +339,7 @@ async def _watch_load(engine: EngineProcess) -> None:
         os.kill(engine.pid, signal.SIGKILL)
 
 
-def _signs_of_life(engine: EngineProcess) -> tuple[object, ...]:
+def _progress_of(engine: EngineProcess) -> tuple[object, ...]:
     import psutil  # slow to import, and only needed when a start takes more than a second
 
     try:

@@ -49,10 +49,10 @@ _log = get_logger(__name__)
 TICK_SECONDS = 0.25
 EXIT_SECONDS = 5.0
 # After so many starts that failed in the same way, further ones are not tried.
-STARTS_ALIKE = 3
+MAX_EQUAL_START_FAILURES = 3
 
 # Errors of a start that the next start would have as well.
-_LASTING = {ErrorKind.MODEL_FILE, ErrorKind.NOT_FOUND, ErrorKind.UNSUPPORTED, ErrorKind.CONFIG}
+_PERMANENT = {ErrorKind.MODEL_FILE, ErrorKind.NOT_FOUND, ErrorKind.UNSUPPORTED, ErrorKind.CONFIG}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class SupervisedEngine:
         self._supervision = supervision
         self._home = EngineHome(config.max_num_seqs)
         self._table = StreamTable()
-        self._docket = SuspectTracker()
+        self._suspects = SuspectTracker()
         self._quarantine = Quarantine()
         self._restarts = supervision.restarts()
         self._work = asyncio.Event()
@@ -198,7 +198,7 @@ class SupervisedEngine:
             raise unavailable(self._closing)
         if self.failed.done():
             raise unavailable(self.failed.result().message)
-        mark = self._docket.quarantined(request)
+        mark = self._suspects.quarantined(request)
         if mark is not None:
             _log.warning(
                 "request %s is rejected: quarantined fingerprint %s", request.request_id, mark
@@ -416,31 +416,31 @@ class SupervisedEngine:
         streams = {stream.journal.request.request_id: stream for stream in self._table.streams()}
         present = [i for i, s in streams.items() if request_key(s.journal.wire_id) in keys]
         in_flight = [i for i, s in streams.items() if self._table.is_sent(s)]
-        self._docket.retain(streams)
-        trial, self._isolated_replay = self._isolated_replay, None
-        if trial is None:
-            self._docket.death(present, in_flight)
+        self._suspects.retain(streams)
+        replay, self._isolated_replay = self._isolated_replay, None
+        if replay is None:
+            self._suspects.death(present, in_flight)
         else:
-            suspect = trial.stream.journal.request.request_id
-            if suspect in present or self._docket.suspected_in_flight(suspect):
-                self._weigh(trial.stream)
+            suspect = replay.stream.journal.request.request_id
+            if suspect in present or self._suspects.suspected_in_flight(suspect):
+                self._record_isolated_crash(replay.stream)
             else:
-                self._docket.death((), in_flight)
+                self._suspects.death((), in_flight)
         for request_id, stream in streams.items():
             self._table.recall(stream)
             if stream.settle():
                 self._forget(request_id)
 
-    def _weigh(self, stream: Stream) -> None:
+    def _record_isolated_crash(self, stream: Stream) -> None:
         """Handle a crash during this suspect's isolated replay: quarantine it if it is proven."""
         request = stream.journal.request
         one_case = self._quarantine.ended_alone(request)
         if (
-            not self._docket.record_isolated_crash(request.request_id, stream.journal.tokens)
+            not self._suspects.record_isolated_crash(request.request_id, stream.journal.tokens)
             and not one_case
         ):
             return
-        mark = self._docket.quarantine(request)
+        mark = self._suspects.quarantine(request)
         self._quarantine.quarantined(request)
         _log.error(
             "request %s (fingerprint %s) crashed two engines while it was computed alone%s, at %d "
@@ -482,7 +482,9 @@ class SupervisedEngine:
                 alike = alike + 1 if end == self._last_end else 1
                 self._last_end = end
                 _log.error("the new engine %s", end)
-                if error.kind in _LASTING or (alike >= STARTS_ALIKE and not _may_mend(error)):
+                if error.kind in _PERMANENT or (
+                    alike >= MAX_EQUAL_START_FAILURES and not _is_transient(error)
+                ):
                     self._abandon_engine(f"the new engine could not start: {error.message}")
                     return False
                 continue
@@ -513,7 +515,7 @@ class SupervisedEngine:
 
     def _resume_streams(self) -> None:
         """Send the requests to the engine: the next suspect alone, or without suspects all."""
-        suspects = [s for i in self._docket.suspects() if (s := self._table.get(i)) is not None]
+        suspects = [s for i in self._suspects.suspects() if (s := self._table.get(i)) is not None]
         if suspects:
             stream = suspects[0]
             level = logging.DEBUG if self._replay_logged else logging.WARNING
@@ -535,7 +537,7 @@ class SupervisedEngine:
         """Clear a suspect that made progress alone; it waits until the others were replayed."""
         journal = stream.journal
         self._isolated_replay = None
-        self._docket.clear(journal.request.request_id)
+        self._suspects.clear(journal.request.request_id)
         if journal.open_choices:
             self._connection.send(Cancel(journal.wire_id))
             self._table.recall(stream)
@@ -545,7 +547,7 @@ class SupervisedEngine:
 
     def _forget(self, request_id: str) -> None:
         self._table.forget(request_id)
-        self._docket.clear(request_id)
+        self._suspects.clear(request_id)
 
     def _abandon_engine(self, why: str) -> None:
         self._problem = why
@@ -568,7 +570,7 @@ def resolved(config: EngineConfig, info: EngineInfo) -> EngineConfig:
     )
 
 
-def _may_mend(error: TidemillError) -> bool:
+def _is_transient(error: TidemillError) -> bool:
     """True if a failed start may succeed once the machine has free resources again."""
     return error.kind is ErrorKind.RESOURCE or ending(-signal.SIGKILL) in error.message
 
