@@ -24,8 +24,8 @@ class ErrorKind(StrEnum):
     CONFIG = "config"  # a flag or setting is wrong or contradicts another
     RESOURCE = "resource"  # the machine lacks memory, a port, a disk
     UNAVAILABLE = "unavailable"  # a process that should answer does not
-    NOT_FINITE = "not_finite"  # the model computes what are no numbers (NaN, infinities)
-    INTERNAL = "internal"  # a defect of ours
+    NOT_FINITE = "not_finite"  # the model computes NaN or infinities
+    INTERNAL = "internal"  # a bug in Tidemill
 
 
 class TidemillError(Exception):

@@ -1,4 +1,4 @@
-"""Memory that was freed, given back to the system."""
+"""Returns freed heap memory to the system."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ ARENAS = 2
 _M_ARENA_MAX = -8  # of mallopt(3)
 
 GIVE_BACK_SECONDS = 10.0
-"""How long what was freed may be kept for more of the same."""
+"""Seconds that freed memory may stay in the heap for reuse."""
 
 
 def use_few_arenas() -> None:
-    """Let all threads allocate from a few heaps; called before there are any.
+    """Limit malloc to a few arenas for all threads; call before any thread starts.
 
-    The C library of most Linux systems gives nearly every thread a heap of its own. Threads that
-    read large texts now and then leave each of theirs in pieces, which cannot be given back: the
-    memory of a server that rests grew from hour to hour. What an operator chose (MALLOC_ARENA_MAX,
-    GLIBC_TUNABLES) stays; where there is another library nothing is done.
+    glibc gives nearly every thread its own arena. Threads that now and then read large texts
+    fragment their arenas, whose memory then cannot be returned: the memory of an idle server grew
+    from hour to hour. An operator's setting (MALLOC_ARENA_MAX, GLIBC_TUNABLES) is kept; with
+    another C library nothing is done.
     """
     import ctypes
 
@@ -45,13 +45,13 @@ def give_back() -> None:
 
 
 class HeapTrimmer:
-    """Gives freed memory back some seconds after something was done, and not again before.
+    """Returns freed memory to the system some seconds after work has ended, once per period.
 
-    What a burst took would else stay with the process: the C library keeps it, and a burst of
-    another shape takes more.
+    Otherwise the C library would keep the memory of a burst, and a burst of another shape would
+    allocate more.
 
     Args:
-        seconds: between what was done and the giving back.
+        seconds: delay between the end of work and trimming the heap.
     """
 
     def __init__(self, seconds: float = GIVE_BACK_SECONDS) -> None:

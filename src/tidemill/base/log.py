@@ -35,7 +35,7 @@ def get_logger(name: str) -> logging.Logger:
 
 
 def describe_exception(error: BaseException) -> str:
-    """A traceback of an exception and of those behind it, without messages that may quote."""
+    """A traceback of an exception and its causes, without messages that may quote content."""
     parts: list[str] = []
     _describe(error, parts, set())
     return "\n".join(parts)

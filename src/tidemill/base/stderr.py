@@ -1,9 +1,9 @@
-"""A stderr that nobody has to read: writing to it neither waits nor fails.
+"""A stderr whose writes neither block nor fail.
 
-A server's log goes through a pipe more often than not, and whoever reads that may stand still, be
-gone, or write to a full disk. None of that is a reason to stop serving. What cannot be written at
-once waits in a bounded queue; lines beyond that are dropped and counted, and the count is said as
-soon as there is a way. Where stderr itself fails, stdout takes its words.
+A server's log usually goes through a pipe, whose reader may stall, exit, or write to a full disk.
+None of that may stop the server. Output that cannot be written at once waits in a bounded queue.
+Lines beyond that are dropped and counted, and the count is logged as soon as writing succeeds. If
+stderr itself fails, stdout is used.
 """
 
 from __future__ import annotations

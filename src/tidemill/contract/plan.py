@@ -1,4 +1,4 @@
-"""StepPlan and StepResult: what the scheduler asks of an executor, and what comes back.
+"""StepPlan and StepResult: the messages between the scheduler and an executor.
 
 There are no phases: a row moves a sequence's computed tokens toward its known tokens, whether that
 is the first chunk of a prompt, one decoded token, a resumption after preemption or the
@@ -20,7 +20,7 @@ from tidemill.contract.sampling import SamplingParams
 
 
 class LogitsWanted(StrEnum):
-    """For which of a row's tokens the output projection is computed."""
+    """The tokens of a row for which the output projection is computed."""
 
     NONE = "none"
     LAST = "last"
@@ -86,11 +86,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         count: tokens computed (without drafts); start + count <= known tokens, or one more when
             `input_from` is set.
         new_blocks: per cache group, block ids appended to the sequence's block table.
-        new_token_ids: known tokens that the executor was not told of: forced ones, which no step
+        new_token_ids: known tokens that the executor does not have: forced ones, which no step
             sampled.
         new_token_start: position of the first of them.
-        input_from: id of an outstanding plan; the row's single token is the one that plan samples
-            for this sequence.
+        input_from: id of a plan in flight; the row's single token is the one that this plan samples
+            for the sequence.
         layers: the layers computed in this step; None: all. A row whose last layer comes in a later
             step (a row of the same sequence, start and count) has no logits and no result but its
             errors. Only a plan's last row may be cut like this, and one sequence at a time.
@@ -162,7 +162,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RowResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a row brought.
+    """The result of a row.
 
     Attributes:
         seq_id: whose row.

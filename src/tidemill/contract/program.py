@@ -1,4 +1,4 @@
-"""OutputProgram: what a request's output must obey, as phases the engine runs in order.
+"""OutputProgram: the constraints on a request's output, as phases that the engine runs in order.
 
 Structured output, tool choice, thinking budgets and jump-ahead are all this one thing. The engine
 enforces it; the API process only builds it. An empty program is free text to the end.

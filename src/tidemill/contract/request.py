@@ -1,4 +1,4 @@
-"""A request as the engine sees it, its life cycle, and what it sends back."""
+"""Requests to the engine, their life cycle, and their outputs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class FinishReason(StrEnum):
 
 
 class Pooling(msgspec.Struct, frozen=True, array_like=True):
-    """What a request that generates nothing wants: one vector for its whole input.
+    """How a request that generates nothing turns its whole input into one vector.
 
     Attributes:
         kind: ``last``, ``mean`` or ``cls`` (the first token): which of the hidden states behind the
@@ -56,10 +56,10 @@ POOLINGS = ("last", "mean", "cls")
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Everything the engine is told about a request, once.
+    """A request, as sent to the engine once.
 
-    Times are seconds of `base.clock.monotonic`, which all processes of a machine share and nobody
-    sets. A client on another machine must send what is left and have it added there.
+    Times are seconds of `base.clock.monotonic`, a clock shared by all processes of a machine. A
+    client on another machine must send the remaining time and have it added there.
 
     Attributes:
         request_id: unique within the client (the engine namespaces it by client).
@@ -74,7 +74,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         adapter: name of a loaded adapter, or None for the base model.
         resume: per choice, tokens accepted before an engine death (journal replay).
         trace: W3C trace context to go with the request's spans.
-        tenant: whose request it is; tenants share the engine by weight, whatever each of them asks.
+        tenant: tenants share the engine by weight, independent of how many requests each sends.
         weight: of the tenant; twice the weight is twice the share.
         start_by: when its first token must be under computation at the latest, or None.
         pooling: the prompt is read and a vector of it returned; nothing is generated.
@@ -132,10 +132,10 @@ class RequestTimings(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChoiceOutput(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one step (or the end) brought to one choice of one request.
+    """The output of one step (or the end) for one choice of one request.
 
     Attributes:
-        request_id, choice: whose it is.
+        request_id, choice: identify the choice.
         token_ids: newly accepted tokens, in order. An end token or stop token id that ended the
             choice is the last of them (`stop_token` repeats it): it counts in the usage, and its
             text is not part of the output.

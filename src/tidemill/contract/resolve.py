@@ -1,4 +1,4 @@
-"""From what a client asked for to what the engine is told: the same rules for every entrance."""
+"""Resolves a client's sampling parameters for the engine; shared by all APIs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_prompt(prompt_tokens: int, max_model_len: int, *, param: str) -> None:
 
 
 def check_input(tokens: int, most: int, *, param: str) -> None:
-    """Raise unless an input of so many tokens, behind which nothing is generated, fits.
+    """Raise unless an input of so many tokens, without generated output, fits.
 
     Raises:
         TidemillError: kind BAD_REQUEST naming `param`.

@@ -1,4 +1,4 @@
-"""Executor: where plans go and results come from, whatever runs them."""
+"""Executor: the interface that runs step plans."""
 
 from __future__ import annotations
 
@@ -16,28 +16,27 @@ class PlanHandle(Protocol):
     """A submitted plan."""
 
     def set_mask(self, row: int, draft: int, bits: NDArray[np.uint8]) -> None:
-        """Give the token mask that a row with `mask_announced` waits for; see
-        `backends.base.StepHandle`. `row` counts the plan's rows."""
+        """Set the token mask that a row with `mask_announced` waits for; see
+        `backends.base.StepHandle`. `row` is an index into the plan's rows."""
 
     def done(self, seconds: float = 0.0) -> bool:
-        """True when `result` would not block; waits for that for at most so many seconds."""
+        """True if `result` would not block; waits at most `seconds` for that."""
 
     def result(self) -> StepResult:
         """Wait for the step. Raises TidemillError when it failed."""
 
 
 class Executor(Protocol):
-    """Runs plans in order; at most two are outstanding.
+    """Runs plans in order; at most two are in flight.
 
-    After a failure every outstanding plan is rolled back, newest first, before the next is
-    submitted.
+    After a failure every plan in flight is rolled back, newest first, before the next is submitted.
     """
 
     def submit(self, plan: StepPlan) -> PlanHandle:
         """Queue a plan."""
 
     def rollback(self, plan: StepPlan) -> None:
-        """Forget what an outstanding plan that failed changed; unknown plans are ignored."""
+        """Undo what a failed plan in flight changed; unknown plans are ignored."""
 
     def when_loaded(self, on_loaded: LoadCallback) -> bool:
         """See `backends.base.Backend`."""
@@ -50,7 +49,7 @@ class Executor(Protocol):
         to the system. No plan may be outstanding."""
 
     def progress(self) -> int:
-        """A counter that advances while a step computes, so that slow differs from stalled."""
+        """A counter that advances while a step computes; it tells a slow step from a stall."""
 
     def close(self) -> None:
         """Free everything."""

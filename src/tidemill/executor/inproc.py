@@ -1,4 +1,4 @@
-"""The executor of this process: plans go straight to the worker."""
+"""InprocExecutor: passes plans directly to the worker in this process."""
 
 from __future__ import annotations
 
@@ -57,16 +57,16 @@ class InprocExecutor:
 
 @dataclass(frozen=True, slots=True)
 class OpenedExecutor:
-    """An executor with what the control side must know of it.
+    """An executor and the properties of its model that the scheduler needs.
 
     Attributes:
-        executor: takes plans.
-        info: what was resolved at load.
-        identity: digest for block identities.
+        executor: runs plans.
+        info: the properties resolved at load.
+        identity: digest of the weights for block keys.
         num_groups: cache groups of the model.
-        tokenizer: the model's text side, for constrained output; None: there is none.
-        recurrent: some of the model's layers are.
-        snapshots: states of it that can be kept for later prompts.
+        tokenizer: tokenizer data for constrained output, or None.
+        recurrent: the model has recurrent layers.
+        snapshots: number of state snapshots of a recurrent model.
         sliced_layers: the model's layers, if a row's can be computed in several steps; else 0.
     """
 

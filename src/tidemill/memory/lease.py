@@ -12,7 +12,7 @@ from tidemill.memory.pool import BlockPool
 from tidemill.memory.prefix import BlockKey, PrefixIndex, pack
 from tidemill.memory.snapshots import SnapshotIndex
 
-# A block that begins alike is copied where the tokens shared are at least one part in so many.
+# A partly matching block is copied if it shares at least 1/LEAST_SHARED of its tokens.
 LEAST_SHARED = 4
 
 # A prefix that nobody used for so long is not kept in an idle server's memory. People come back to
@@ -45,21 +45,21 @@ class PartialMatch(NamedTuple):
 
 
 class KVMemory:
-    """The KV cache's books: one pool and one prefix index per cache group.
+    """Allocates KV blocks: one pool and one prefix index per cache group.
 
-    All groups use blocks of the same number of tokens, and a sequence holds equally many blocks of
-    each, so that one number answers for all of them.
+    All groups have the same block size in tokens, and a sequence holds equally many blocks of each
+    group, so block counts are given per group.
 
     Args:
-        num_blocks: per cache group.
+        num_blocks: number of blocks per cache group.
         block_size: tokens per block.
-        prefix_caching: find full blocks again.
-        recurrent: blocks alone are not all that a sequence's past is: a prefix is found up to a
-            boundary whose state is there.
-        snapshots: states of a recurrent model that can be kept.
+        prefix_caching: reuse full blocks with equal content.
+        recurrent: the model has recurrent layers: a prefix can be reused only up to a block
+            boundary whose state snapshot is stored.
+        snapshots: maximum number of state snapshots of a recurrent model.
 
     Attributes:
-        snapshots: which are kept, of a recurrent model with prefix caching.
+        snapshots: index of the stored snapshots; None without recurrence or prefix caching.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class KVMemory:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks there are, over all groups."""
+        """Total blocks, over all groups."""
         return sum(pool.num_blocks for pool in self._pools)
 
     @property
@@ -120,11 +120,11 @@ class KVMemory:
         return -(-tokens // self.block_size)
 
     def find(self, keys: Sequence[BlockKey]) -> list[tuple[int, ...]]:
-        """The longest prefix of `keys` that a sequence can start behind: blocks that every group
-        still has, of a recurrent model up to the last boundary whose state is kept.
+        """The longest reusable prefix of `keys`: blocks that are cached in every group; for a
+        recurrent model only up to the last boundary with a state snapshot.
 
         Returns:
-            Per found key, the block of each group. Nothing is referenced yet.
+            Per found key, the block of each group. No reference is taken yet.
         """
         found = self.held(keys)
         if self.snapshots is not None:
@@ -133,7 +133,8 @@ class KVMemory:
         return found
 
     def held(self, keys: Sequence[BlockKey]) -> list[tuple[int, ...]]:
-        """The longest run of blocks from the start of `keys` that every group still has."""
+        """The longest prefix of `keys` whose blocks are cached in every group; as `find`, but
+        without regard to snapshots."""
         found: list[tuple[int, ...]] = []
         if not self.prefix_caching:
             return found
@@ -151,15 +152,15 @@ class KVMemory:
         return held if len(held) == len(blocks) else None
 
     def partial_match(self, parent: bytes, token_ids: Sequence[int]) -> PartialMatch | None:
-        """A block behind the last found one that begins as the sequence goes on.
+        """A cached block after the last found one that shares its first tokens with the sequence.
 
-        Its first tokens' KV is what the sequence would compute; a lease that borrows it copies it
-        before it writes. A copy moves a whole block, so that a few tokens are not worth it, and the
-        state of a recurrent model stands at boundaries of blocks alone.
+        Its first tokens have the KV that the sequence would compute. A lease that borrows the block
+        copies it before writing. A copy moves a whole block, so a few shared tokens are not worth
+        it. Recurrent models have states at block boundaries only, hence no partial match.
 
         Args:
-            parent: digest of the last found block, or the root's.
-            token_ids: those that may be shared, a block's at most.
+            parent: digest of the last found block, or of the root.
+            token_ids: the sequence's next tokens, at most one block.
         """
         if not self.prefix_caching or self.recurrent:
             return None
@@ -180,9 +181,9 @@ class KVMemory:
     def lease(
         self, found: Sequence[tuple[int, ...]] = (), partial_match: PartialMatch | None = None
     ) -> Lease:
-        """Open a lease, starting from blocks that `find` and `beginning` returned just now.
+        """Open a lease that starts with blocks just returned by `find` and `partial_match`.
 
-        While a block is borrowed to be copied, one more than the lease's own is in use.
+        Until a borrowed block is copied, it occupies one block more than the lease holds.
         """
         if partial_match is not None:
             found = [*found, partial_match.blocks]
@@ -232,7 +233,7 @@ class KVMemory:
         """Verify pools, indices, and that references and leases agree; O(blocks).
 
         Raises:
-            AssertionError: something does not add up (a defect of ours).
+            AssertionError: an invariant is violated (a bug in Tidemill).
         """
         if self.snapshots is not None:
             self.snapshots.check()
@@ -252,12 +253,11 @@ class KVMemory:
 
 
 class Lease:
-    """One sequence's blocks. Made by `KVMemory.lease` or `fork`; `close` frees them, exactly once.
+    """The blocks of one sequence. Made by `KVMemory.lease` or `fork`; `close` frees them once.
 
-    A block may be written only by the lease that appended it. A fork therefore copies the partial
-    block it borrowed before it writes (copy on write); its original owner goes on writing behind
-    the borrowed part, which the fork never reads. So does a lease that begins with a part of
-    another sequence's block.
+    Only the lease that appended a block may write to it. A fork therefore copies the partial block
+    that it borrowed before it writes (copy-on-write). The owner keeps writing after the borrowed
+    part, which the fork never reads. The same holds for a lease with a partial match.
 
     Attributes:
         tables: per cache group, the block ids in order of position.
@@ -278,13 +278,13 @@ class Lease:
 
     @property
     def num_exclusive(self) -> int:
-        """Blocks held (of the first group) that nobody else holds: what closing would free."""
+        """Blocks (of the first group) that no other lease holds, which closing would free."""
         pool = self._memory._pools[0]
         return sum(pool.refs(block) == 1 for block in self.tables[0])
 
     @property
     def capacity(self) -> int:
-        """Tokens the held blocks have room for."""
+        """Tokens that the held blocks can store."""
         return self.num_blocks * self._memory.block_size
 
     def needed(self, tokens: int) -> int:
@@ -293,7 +293,7 @@ class Lease:
         return more + (1 if self._must_copy() else 0)
 
     def _must_copy(self) -> bool:
-        """The last block is borrowed, and somebody else holds it or it is still findable."""
+        """True if the last block is borrowed and another lease or the prefix index uses it."""
         if not self._borrowed:
             return False
         memory = self._memory
@@ -303,7 +303,7 @@ class Lease:
         )
 
     def grow(self, tokens: int) -> Growth:
-        """Make room for so many tokens in all, all groups or none.
+        """Allocate blocks for `tokens` tokens in total, in all groups or none.
 
         Raises:
             MemoryError: `needed(tokens)` exceeds the free blocks; nothing changed.
@@ -335,7 +335,7 @@ class Lease:
         return tuple(copies)
 
     def truncate(self, num_blocks: int) -> None:
-        """Give back all but the first blocks: what undoes `grow` when a step failed."""
+        """Free all but the first `num_blocks` blocks; undoes `grow` after a failed step."""
         self._assert_open()
         self._release_from(num_blocks)
 
@@ -369,7 +369,7 @@ class Lease:
         del self._memory._leases[id(self)]
 
     def _release_from(self, start: int) -> None:
-        # Last block first: of a freed sequence the tail is reused before the prefix it hangs on.
+        # In reverse, so that the tail of a freed sequence is evicted before its prefix.
         memory = self._memory
         for pool, index, table in zip(memory._pools, memory._indices, self.tables, strict=True):
             for block in reversed(table[start:]):

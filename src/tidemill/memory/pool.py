@@ -1,8 +1,8 @@
-"""BlockPool: which KV blocks of one cache group are free, in O(1) per operation.
+"""BlockPool: reference-counted KV blocks of one cache group, O(1) per operation.
 
-A block is free exactly when nobody references it. Free blocks form one doubly linked list, the next
-to be reused first. A block that the prefix index still knows joins at the back when it is freed, so
-that it stays findable as long as possible; one that holds nothing worth finding joins at the front.
+A block is free if its reference count is 0. Free blocks form a doubly linked list in eviction
+order. A freed block that is in the prefix index is appended at the back, so that it stays cached as
+long as possible (LRU); any other is inserted at the front.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ class BlockPool:
     """A fixed number of blocks, reference-counted.
 
     Args:
-        num_blocks: how many blocks there are; their ids are 0 .. num_blocks - 1.
-        on_reuse: called with a block's id when it is handed out again, before it is: whoever
-            remembers its old content forgets it now.
+        num_blocks: number of blocks; their ids are 0 .. num_blocks - 1.
+        on_reuse: called with a block's id before it is allocated again, to drop its old content
+            from the prefix index.
 
     Invariants (checked by `check`): a block is in the free list if and only if its reference count
     is 0; the list visits every free block once; counts are never negative.
@@ -37,12 +37,12 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks nobody references (findable ones included)."""
+        """Blocks without references (cached ones included)."""
         return self._num_free
 
     @property
     def num_used(self) -> int:
-        """Blocks somebody references."""
+        """Blocks with references."""
         return self.num_blocks - self._num_free
 
     def refs(self, block: int) -> int:
@@ -53,7 +53,7 @@ class BlockPool:
         """Take the least recently freed block and reference it once.
 
         Raises:
-            MemoryError: no block is free. Callers ask `num_free` first.
+            MemoryError: no block is free. Callers check `num_free` first.
         """
         block = self._next[self.num_blocks]
         if block == self.num_blocks:
@@ -65,7 +65,7 @@ class BlockPool:
         return block
 
     def acquire(self, block: int) -> None:
-        """Add a reference; a free block found by its content comes back into use."""
+        """Add a reference; a free block found in the prefix index is in use again."""
         if self._refs[block] == 0:
             self._unlink(block)
         self._refs[block] += 1
@@ -75,14 +75,14 @@ class BlockPool:
 
         Args:
             block: its id.
-            findable: the prefix index knows its content, so reuse it late.
+            findable: it is in the prefix index, so evict it late.
 
         Raises:
-            RuntimeError: nobody references the block (a double free).
+            RuntimeError: the block has no references (a double free).
         """
         refs = self._refs[block]
         if refs <= 0:
-            raise RuntimeError(f"KV block {block} is released more often than it was taken")
+            raise RuntimeError(f"double free of KV block {block}")
         self._refs[block] = refs - 1
         if refs == 1:
             sentinel = self.num_blocks
@@ -128,7 +128,7 @@ class BlockPool:
         """Verify the invariants; O(num_blocks).
 
         Raises:
-            AssertionError: one does not hold (a defect of ours).
+            AssertionError: an invariant is violated (a bug in Tidemill).
         """
         seen = 0
         for block in self.free_blocks():

@@ -1,9 +1,9 @@
-"""PrefixIndex: full blocks found again by what they hold.
+"""PrefixIndex: the prefix cache's lookup of full blocks by content.
 
-A full block's identity is a chained 128-bit hash: of the parent block's identity and its own
-tokens. The chain starts from a root that covers everything else the content depends on (tenant
-salt, weights, KV type, adapter, soft-prompt and media digests), so that equal identities mean equal
-KV. A hit is verified, not trusted: tokens and parent are compared.
+A full block's key is a chained 128-bit hash of the parent block's key and its own tokens. The chain
+starts from a root that covers everything else the content depends on (tenant salt, weights, KV
+type, adapter, soft-prompt and media digests), so that equal keys mean equal KV. Every hit is
+verified: tokens and parent are compared.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 KEY_BYTES = 16
 _TOKEN_BITS = 32
-# Blocks that follow the same one are many where sequences part; the latest of them are looked at.
+# Where sequences diverge, a block has many successors; only the latest of them are compared.
 _MOST_LOOKED_AT = 32
 
 
@@ -42,7 +42,7 @@ def root_digest(
     adapter: str | None = None,
     media: Sequence[bytes] = (),
 ) -> bytes:
-    """Where the chain of a sequence starts: what its KV depends on besides its tokens.
+    """The root of a sequence's hash chain: everything its KV depends on besides its tokens.
 
     Args:
         salt: separates tenants.
@@ -67,12 +67,12 @@ def block_key(parent: bytes, token_ids: Sequence[int]) -> BlockKey:
 
 
 def pack(token_ids: Sequence[int]) -> bytes:
-    """Token ids as `BlockKey.tokens` has them."""
+    """Token ids in the packed form of `BlockKey.tokens`."""
     return array("i", token_ids).tobytes()
 
 
 def _shared(a: bytes, b: bytes) -> int:
-    """How many tokens two packed runs begin with in common."""
+    """The length in tokens of the common prefix of two packed runs."""
     size = min(len(a), len(b))
     differing = int.from_bytes(a[:size], "little") ^ int.from_bytes(b[:size], "little")
     if not differing:
@@ -83,9 +83,9 @@ def _shared(a: bytes, b: bytes) -> int:
 class PrefixIndex:
     """Identity -> block of one cache group.
 
-    Invariant: `_blocks` and `_keys` are inverse to each other; a block is under one key at most,
-    and a key names one block at most (whoever computes the same content a second time keeps an
-    anonymous copy). `_after` has the keys by their parents, in the order in which they came.
+    Invariant: `_blocks` and `_keys` are inverse to each other. A block has at most one key, and a
+    key at most one block; a second block with the same content is not indexed. `_after` has the
+    keys by parent, in order of insertion.
     """
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class PrefixIndex:
         return block in self._keys
 
     def find(self, key: BlockKey) -> int | None:
-        """The block that holds this content, verified; None if there is none."""
+        """The block with this content, verified; None without one."""
         block = self._blocks.get(key.digest)
         if block is None:
             return None
@@ -134,7 +134,7 @@ class PrefixIndex:
         return True
 
     def forget(self, block: int) -> BlockKey | None:
-        """The block's content is about to go: what it was. Unknown blocks are ignored."""
+        """Remove a block whose content is evicted; returns its key, or None if not indexed."""
         key = self._keys.pop(block, None)
         if key is not None:
             del self._blocks[key.digest]
@@ -148,7 +148,7 @@ class PrefixIndex:
         """Verify the invariant.
 
         Raises:
-            AssertionError: it does not hold (a defect of ours).
+            AssertionError: it is violated (a bug in Tidemill).
         """
         assert len(self._blocks) == len(self._keys), "the index's two sides differ in size"
         for block, key in self._keys.items():

@@ -1,8 +1,8 @@
-"""SnapshotIndex: recurrent states kept at block boundaries, found again by the block they end with.
+"""SnapshotIndex: recurrent states stored at block boundaries, by the key of the block before.
 
-A prefix's blocks say nothing of what recurrent layers made of it; the state at its end does. Only
-some boundaries have one (a state is as large as hundreds of tokens' blocks), and a prefix is found
-up to the last boundary that does.
+The KV blocks of a prefix do not contain the state of recurrent layers; it is stored separately.
+Only some boundaries have a snapshot (a state is as large as the blocks of hundreds of tokens), and
+a prefix can be reused up to the last boundary that has one.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from tidemill.memory.prefix import BlockKey
 
 
 class SnapshotIndex:
-    """Which slot of the executor holds the state at which boundary; the least recently used goes.
+    """Maps block boundaries to the executor's snapshot slots, with LRU eviction.
 
     A slot is free; reserved, from the plan of the step that writes it to its commit; or kept under
-    the identity of the block that ends at its boundary. A kept one that outstanding steps read is
-    pinned, and not given to anybody else before they are over.
+    the key of the block that ends at its boundary. A kept slot that steps in flight read is pinned
+    and not evicted before they have ended.
 
     Args:
-        slots: how many there are.
+        slots: number of slots.
     """
 
     def __init__(self, slots: int) -> None:
@@ -39,14 +39,14 @@ class SnapshotIndex:
         return kept is not None and kept[0] == key
 
     def use(self, key: BlockKey) -> int:
-        """Pin the slot of a boundary that is there; `unpin` when the step that reads it is over."""
+        """Pin the slot of a stored boundary; call `unpin` after the step that reads it."""
         _, slot = self._kept[key.digest]
         self._kept.move_to_end(key.digest)
         self._pins[slot] = self._pins.get(slot, 0) + 1
         return slot
 
     def unpin(self, slot: int) -> None:
-        """One step less reads the slot."""
+        """Drop a pin after the step that read the slot."""
         self._pins[slot] -= 1
         if not self._pins[slot]:
             del self._pins[slot]
@@ -55,8 +55,8 @@ class SnapshotIndex:
                 self._free.append(slot)
 
     def reserve(self, key: BlockKey) -> int | None:
-        """A slot for the state at a boundary, `keep` or `cancel` to follow. None when it is there
-        or on its way, or when every slot is in use."""
+        """Reserve a slot for the state at a boundary; `keep` or `cancel` must follow. None if it is
+        already stored or reserved, or if every slot is in use."""
         if key.digest in self._kept or key.digest in self._reserved:
             return None
         if not self._free:
@@ -73,11 +73,11 @@ class SnapshotIndex:
         self._kept[key.digest] = key, self._reserved.pop(key.digest)
 
     def cancel(self, key: BlockKey) -> None:
-        """It is not."""
+        """The step was rolled back: free the reserved slot."""
         self._free.append(self._reserved.pop(key.digest))
 
     def forget(self, key: BlockKey) -> None:
-        """The boundary's block is gone, or nobody will look for it; unknown ones are ignored."""
+        """Remove a boundary whose block is evicted or not needed; unknown ones are ignored."""
         if key not in self:
             return
         slot = self._kept.pop(key.digest)[1]
@@ -87,13 +87,13 @@ class SnapshotIndex:
             self._free.append(slot)
 
     def check(self) -> None:
-        """Verify that every slot is in one place.
+        """Verify that every slot is in exactly one state.
 
         Raises:
-            AssertionError: one is not (a defect of ours).
+            AssertionError: one is not (a bug in Tidemill).
         """
         kept = [slot for _, slot in self._kept.values()]
         places = [*self._free, *kept, *self._reserved.values(), *self._orphans]
-        assert sorted(places) == list(range(self._slots)), "a snapshot slot is lost or twice there"
-        assert self._orphans <= self._pins.keys(), "an orphaned snapshot that nobody reads"
+        assert sorted(places) == list(range(self._slots)), "a snapshot slot is leaked or duplicated"
+        assert self._orphans <= self._pins.keys(), "an orphaned snapshot slot without a pin"
         assert set(self._pins) <= {*kept, *self._orphans}, "a pinned slot holds no snapshot"

@@ -1,11 +1,11 @@
-"""Metrics of admission: what waits, what was refused and why, what Retry-After said."""
+"""Metrics of admission control: queued tokens, rejections by reason, Retry-After values."""
 
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 MAX_TENANTS = 32
-"""Tenants with a label of their own; the rest share one, so that the figures stay bounded."""
+"""Tenants with their own label; the others share one, which bounds the number of series."""
 
 OTHERS = "(others)"
 
@@ -13,7 +13,7 @@ _RETRY_SECONDS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
 
 
 class AdmissionMetrics:
-    """Made once per server, in its registry (a registry of its own for tests)."""
+    """Admission metrics of one server, in its registry (None: a new one, for tests)."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         registry = registry or CollectorRegistry()
@@ -40,12 +40,12 @@ class AdmissionMetrics:
         self._other_tokens: dict[str, int] = {}
 
     def refused(self, reason: str, tenant: str, retry_after: float) -> None:
-        """A request was answered 429."""
+        """Count a request that was rejected with status 429."""
         self._refused.labels(reason, self._label(tenant)).inc()
         self._retry.observe(retry_after)
 
     def waiting(self, total: int, tenant: str, tokens: int) -> None:
-        """So much waits in all, and of this tenant."""
+        """Set the tokens that wait in total, and those of this tenant."""
         self._waiting.set(total)
         label = self._label(tenant)
         if label == OTHERS:

@@ -29,7 +29,7 @@ _LOGITS = {
     LogitsWanted.ALL: LOGITS_ALL,
 }
 
-# Row fields that no executor of this build does yet: field -> what it is called to people.
+# Row fields that this executor does not support: field -> its name in error messages.
 _REFUSED = {
     "draft_token_ids": "draft tokens",
     "adapter_slot": "adapters",
@@ -41,16 +41,16 @@ _REFUSED = {
 
 @dataclass(slots=True)
 class PreparedStep:
-    """A plan turned into arrays, and what is needed to read its outputs or to undo it.
+    """A plan as arrays, with the state needed to read its outputs or to undo it.
 
     Attributes:
-        plan, inputs: the two sides.
+        plan, inputs: the plan and its arrays.
         rows: the plan's rows that are computed, in the arrays' order.
         refused: results of rows that are not computed, by sequence.
         slots, ends: int32 [R]: slot, and position after the last computed token.
         sampling: indices of the sampling rows.
         blocks_before: table lengths before the plan, for `undo`.
-        poolings: of rows whose sequences want a vector, by index.
+        poolings: the pooling of rows that contribute to a vector, by index.
     """
 
     plan: StepPlan
@@ -71,7 +71,7 @@ class InputBuilder:
         groups: cache groups of the model.
         max_len: positions a sequence may have.
         block_size: tokens per KV block.
-        slots: sequences there is room for at first.
+        slots: initial capacity in sequences; it grows.
         states: of a recurrent model, how many sequences may hold states; 0 for other models.
         layers: of the model.
     """
@@ -111,7 +111,7 @@ class InputBuilder:
         try:
             for row, slot in zip(rows, slots.tolist(), strict=True):
                 if row.new_blocks:
-                    # Of a chunk that was given up between its layers, more may be there.
+                    # A chunk discarded between its layers may have left more blocks.
                     held = -(-row.start // self._block_size)
                     seqs.truncate_blocks(slot, min(held, int(seqs.table_len[slot])))
                     seqs.append_block_ids(slot, row.new_blocks)
@@ -119,7 +119,7 @@ class InputBuilder:
                     seqs.learn(slot, row.new_token_start, row.new_token_ids)
             return self._prepared(plan, rows, refused, slots, blocks_before)
         except Exception:
-            # As if it had not been tried: the plan may come again, in parts.
+            # Undo everything, since the plan may be submitted again in parts.
             for slot, before in zip(slots.tolist(), blocks_before.tolist(), strict=True):
                 seqs.truncate_blocks(slot, before)
             raise
@@ -147,8 +147,8 @@ class InputBuilder:
         )
 
     def _poolings(self, rows: list[Row], slots: Int32) -> dict[int, Pooling]:
-        """Of rows that wanted vectors are made of, by index; one whose last layer comes in a later
-        step brings nothing yet."""
+        """The pooling of rows that contribute to a vector, by index; a row whose last layer is
+        computed in a later step contributes nothing yet."""
         known = self.sequences.pooling
         if not known:
             return {}
@@ -159,7 +159,7 @@ class InputBuilder:
         }
 
     def _second(self, slots: Int32) -> Int32 | None:
-        """Where each row's tokens of type 1 begin; None where no row has any."""
+        """int32 [R]: start of each row's tokens of type 1; None if no row has any."""
         known = self.sequences.pooling
         if not known:
             return None
@@ -244,7 +244,9 @@ class InputBuilder:
         for i, row in enumerate(rows):
             if row.input_from is not None:
                 if row.input_from != step_id:
-                    raise RuntimeError(f"step {row.input_from} is not the one submitted before")
+                    raise RuntimeError(
+                        f"step {row.input_from} is not the previously submitted step"
+                    )
                 token_ids[row_start[i]] = -1 - row_of[row.seq_id]
                 future[i] = True
         return future
@@ -257,7 +259,7 @@ class InputBuilder:
         position: Int32,
         logits: NDArray[np.uint8],
     ) -> tuple[Int32, Int32]:
-        """Known next tokens within the prompt, for rows whose prompt logprobs are wanted."""
+        """Known next tokens within the prompt, for rows with requested prompt logprobs."""
         seqs = self.sequences
         target_ids = np.full(len(position), -1, np.int32)
         target_logprobs = np.full(len(slots), -1, np.int32)
@@ -339,7 +341,7 @@ class InputBuilder:
         return starts, history
 
     def accept(self, step: PreparedStep, sampled: Int32) -> None:
-        """The step's sampled tokens become known (those of sequences that are still here)."""
+        """Store the step's sampled tokens, except those of sequences that have ended."""
         seqs = self.sequences
         slots, ends = step.slots[step.sampling], step.ends[step.sampling]
         ids = np.fromiter((step.rows[i].seq_id for i in step.sampling), np.int64, len(slots))
@@ -349,10 +351,10 @@ class InputBuilder:
         seqs.length[slots] = ends + 1
 
     def undo(self, step: PreparedStep) -> None:
-        """The step failed: take back what `prepare` applied; the newest step is undone first.
+        """Undo what `prepare` applied for a failed step; the newest step is undone first.
 
-        Finished and preempted sequences stay so; the scheduler repeats both messages, and they do
-        nothing the second time.
+        Finished and preempted sequences stay so. The scheduler repeats both lists, and applying
+        them twice has no effect.
         """
         seqs = self.sequences
         for row, slot, before in zip(

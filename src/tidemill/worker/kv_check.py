@@ -1,8 +1,8 @@
-"""Before a model is served with a narrow KV cache: is it still the same model?
+"""Checks at start that a model tolerates a quantized KV cache.
 
-Keys of some models have channels so large that eight bits for a whole head, or four for a part of
-one, leave the others nothing (Qwen2's biases are known for it). Nothing in a file says so; a
-comparison does.
+Keys of some models have outlier channels so large that quantization to 8 bits per head, or 4 bits
+per group, rounds the other channels to zero (Qwen2's biases are known for it). The model's files do
+not tell, so next-token distributions are compared.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from tidemill.base.clock import monotonic
 from tidemill.base.errors import config_error
 from tidemill.worker.text_steps import log_softmax, text_states, text_step
 
-# Types that are measured before they are used.
+# Cache types that are checked before use.
 NARROW = ("int8", "int4")
 
-# A text long enough that many positions attend to many, written within a second or so.
+# Length of the generated text: long enough for attention over many positions, within seconds.
 TOKENS = 64
 MIN_TOKENS = 16
 WRITING_SECONDS = 1.5
 
 MAX_DIVERGENCE = 0.1
-"""Nats per token, in the mean: some ten times what eight bits cost a model that bears them."""
+"""Mean KL divergence in nats per token: some ten times that of int8 for a tolerant model."""
 
 
 def check_kv(backend: Backend, wide: str, narrow: str, first: int) -> str:
-    """Compare next-token distributions with both caches on a text that the model writes itself.
+    """Compare next-token distributions with both cache types on a text that the model generates.
 
     Leaves the backend with a small cache: allocate afterwards.
 

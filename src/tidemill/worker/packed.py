@@ -1,9 +1,9 @@
-"""Packed weights of one model, found in a `PackedStore` or put there behind the traffic.
+"""KeptWeights: a cache of one model's packed weights in a `PackedStore`, written in the background.
 
-An entry belongs to the content of the model's files, not to their names: its key is made of samples
-of every tensor, of the layout and of the build, and its header carries a digest of every byte of
-the files. Files that are known to have that content, by their identity on disk, are not read for
-it; others (copies, a fresh container) are.
+An entry depends on the content of the model's files, not on their names. Its key is a hash of
+samples of every tensor, the layout and the build; its header has a digest of every byte of the
+files. Files already verified, by their stat, are not read again; others (copies, a new container)
+are.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runner: plans in, results out, over one backend."""
+"""Runner: runs step plans on a backend."""
 
 from __future__ import annotations
 
@@ -100,12 +100,12 @@ class Runner:
         self._steps: dict[int, PreparedStep] = {}
 
     def submit(self, plan: StepPlan) -> RunnerHandle:
-        """Prepare and queue a plan. At most two are outstanding."""
+        """Prepare and queue a plan. At most two are in flight."""
         self._pooler.forget(plan.finished)
         try:
             step = self.inputs.prepare(plan)
         except Exception:
-            # The plan's rows end with its failure; newcomers among them were never here.
+            # The plan's rows fail, so its new sequences must not stay registered.
             self.inputs.forget_new(plan)
             raise
         while len(self._steps) >= MAX_OUTSTANDING:
@@ -114,7 +114,7 @@ class Runner:
         return RunnerHandle(self, step, self.backend.submit(step.inputs))
 
     def pooled(self, step: PreparedStep, outputs: StepOutputs) -> dict[int, bytes]:
-        """By row, what its hidden states bring to the vectors of the sequences that want one."""
+        """Pool the step's hidden states; per row index the finished vector, or empty bytes."""
         found, at = {}, 0
         wanted, inputs = step.inputs.hidden, step.inputs
         assert wanted is not None

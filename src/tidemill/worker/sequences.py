@@ -1,4 +1,4 @@
-"""What the worker remembers of each sequence, in arrays over slots so that a step is gathers."""
+"""SequenceSlots: the worker's state of sequences as arrays over slots, gathered in each step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SequenceSlots:
         groups: cache groups.
         max_len: positions a sequence may have.
         block_size: tokens per block.
-        slots: how many sequences there is room for at first.
+        slots: initial capacity in sequences.
     """
 
     def __init__(self, groups: int, max_len: int, block_size: int, slots: int) -> None:
@@ -107,7 +107,7 @@ class SequenceSlots:
         self.biased[slot] = bool(bias)
 
     def bias_of(self, slot: int, position: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Token ids and what is added to their logits when `position` is sampled."""
+        """Token ids and the biases added to their logits when `position` is sampled."""
         ids, values = self.bias.get(slot, _NO_BIAS)
         if position - self.prompt_len[slot] < self.min_tokens[slot]:
             banned = self.banned[slot]
@@ -116,7 +116,7 @@ class SequenceSlots:
         return ids, values
 
     def learn(self, slot: int, start: int, token_ids: tuple[int, ...]) -> None:
-        """Known tokens from position `start` on that no step sampled; saying it twice is once."""
+        """Store known tokens from position `start` on that no step sampled; idempotent."""
         end = start + len(token_ids)
         self.tokens[slot, start:end] = token_ids
         self.length[slot] = end

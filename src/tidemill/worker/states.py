@@ -1,4 +1,4 @@
-"""Which recurrent state a sequence's next row reads, and which it writes."""
+"""StateTable: the recurrent states that a sequence's next row reads and writes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ STATES_PER_SEQUENCE = 2
 
 
 class StateTable:
-    """Two states per sequence: one holds what its latest step left, the next step writes the other.
+    """Double-buffered states: each step reads one state of a sequence and writes the other.
 
-    A step that fails leaves what it read, so that nothing has to be undone: a row that comes again
-    at an earlier position finds the state that covers it.
+    A failed step leaves the state it read intact, so nothing has to be undone: a row repeated at an
+    earlier position finds the state that covers it.
 
-    Behind the sequences' states lie the snapshots, which control numbers from 0.
+    Snapshots are stored after the sequences' states; the scheduler numbers them from 0.
 
     Args:
         sequences: how many may hold states at once.
@@ -28,7 +28,7 @@ class StateTable:
         return len(self._pair)
 
     def snapshot(self, number: int) -> int:
-        """The state that a snapshot is."""
+        """The state index of a snapshot."""
         return self._snapshots + number
 
     def advance(self, seq_id: int, start: int, end: int, source: int = EMPTY) -> tuple[int, int]:
