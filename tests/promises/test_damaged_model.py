@@ -123,11 +123,11 @@ def test_what_does_not_change_the_bytes_ends_nothing(model: Path) -> None:
         engine.kill()
         assert server.complete(**asked)["choices"] == before
         assert server.engine().pid != engine.pid
-        await_words(server, "chat_template.jinja has been changed; the server goes on")
+        await_words(server, "chat_template.jinja has been changed; the server continues")
         weights.rename(model / "old")
         shutil.copy(model / "old", weights)
         assert server.complete(**asked)["choices"] == before
-        await_words(server, "model.safetensors has been replaced or removed; this server goes on")
+        await_words(server, "model.safetensors has been replaced or removed; this server continues")
         assert server.stop() == 0
 
 
