@@ -79,7 +79,7 @@ def test_byte_order_marks_are_skipped(checkpoint: Path, tmp_path: Path) -> None:
     config.write_text(config.read_text(encoding="utf-8"), encoding="utf-8-sig")
     check_model(folder)
     open_model(str(folder), "auto")
-    assert open_text(folder).chat_template == template
+    assert open_text(folder).tokenizer.chat_template == template
     own = tmp_path / "own.jinja"
     own.write_text(template, encoding="utf-8-sig")
     assert template_from(str(own), {}).render([{"role": "user", "content": "x"}]) == "x"
