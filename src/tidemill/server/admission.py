@@ -335,7 +335,7 @@ class Admission:
                 "be, this request's included"
             )
         elif reason == "answers":
-            why = f"answers of {self._answers.total} bytes are under way"
+            why = f"answers of {self._answers.total} bytes are in flight"
         elif reason == "objective":
             why = "it would not have its first token in time (--ttft-objective-ms)"
         else:

@@ -89,7 +89,7 @@ class AuthMiddleware:
         app: the wrapped application; it checks roles itself (`require`), since it knows the routes.
         keys: the key store.
         share_prefix_cache: whether clients with different keys may hit each other's prefixes.
-        own_hosts: when given, requests for other host names are refused (see `check_host`).
+        own_hosts: when given, requests for other host names are rejected (see `check_host`).
     """
 
     def __init__(

@@ -211,7 +211,7 @@ def read_keys(path: Path) -> tuple[list[Key], list[str]]:
             f"others can read the API keys in {path.name}; `chmod 600` it, or keep sha256 digests"
         )
     if not keys:
-        notes.append(f"{path.name} holds no key: every request is refused until it does")
+        notes.append(f"{path.name} has no keys: every request is rejected until a key is added")
     return keys, notes
 
 
