@@ -162,7 +162,7 @@ def main() -> None:
             RESULT.write_text(json.dumps(results, indent=1))
     if not args.quick:
         harness.write_section(SECTION, table(results), harness.machine_page())
-        harness.write_section("summary", summary.table())
+        summary.write()
         plots.draw(results)
 
 

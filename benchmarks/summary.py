@@ -83,5 +83,51 @@ def _met(rows: dict[str, Row]) -> str:
     return f"{sum(verdicts)} of {len(verdicts)}"
 
 
-if __name__ == "__main__":
+# Rows of the chart, with the peer's name.
+CHART = {
+    "decode-qwen3-0.6b-q4_k_m": ("one stream, Q4_K_M", "llama.cpp"),
+    "prefill-2048-q8_0": ("prompt of 2,048, Q8_0", "llama.cpp"),
+    "batch-32-q4_k_m": ("32 sequences, Q4_K_M", "llama.cpp"),
+    "http-16-llama_cpp-output": ("HTTP, 16 streams", "llama-server"),
+    "http-16-vllm-output": ("HTTP, 16 streams", "vLLM int8"),
+}
+_WIDTH, _LEFT, _BAR = 720, 270, 26
+
+
+def chart(kind: str, folder: Path = harness.SIDE_BY_SIDE) -> str:
+    """Tokens per second as multiples of the peer's, as SVG; the peer is the line at 1."""
+    rows = _rows(folder / f"{kind}.json")
+    ratios = [(*CHART[key], rows[key].reached) for key in CHART if key in rows]
+    unit = (_WIDTH - _LEFT - 60) / max(ratio for *_, ratio in ratios)
+    height = 40 + (_BAR + 10) * len(ratios)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
+        'font-family="sans-serif" font-size="14">',
+        f'<rect width="{_WIDTH}" height="{height}" fill="white"/>',
+        f'<text x="12" y="22" font-weight="bold">Tokens per second relative to the peer, '
+        f"0.6B shape, {MACHINES.get(kind, kind)} (dashed: the peer)</text>",
+    ]
+    for i, (work, peer, ratio) in enumerate(ratios):
+        y = 36 + i * (_BAR + 10)
+        parts.append(f'<text x="12" y="{y + 18}">{work} vs {peer}</text>')
+        parts.append(
+            f'<rect x="{_LEFT}" y="{y}" width="{ratio * unit:.0f}" height="{_BAR}" fill="#2a7f9e"/>'
+        )
+        parts.append(f'<text x="{_LEFT + ratio * unit + 8:.0f}" y="{y + 18}">{ratio:.2f}x</text>')
+    line = _LEFT + unit
+    parts.append(
+        f'<path d="M{line:.0f} 30V{height - 4}" stroke="#c0392b" stroke-width="2" '
+        'stroke-dasharray="4 3"/>'
+    )
+    return "\n".join([*parts, "</svg>\n"])
+
+
+def write() -> None:
+    """Write the table into docs/benchmarks.md, and the README's chart."""
     harness.write_section("summary", table())
+    newest = next(iter(MACHINES))
+    (harness.SIDE_BY_SIDE / "summary.svg").write_text(chart(newest))
+
+
+if __name__ == "__main__":
+    write()

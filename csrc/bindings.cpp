@@ -118,7 +118,7 @@ void bind_parts(nb::module_& m) {
   FIELD(a_log); FIELD(a_bias); FIELD(skip); FIELD(norm);
 #undef FIELD
 #define FIELD(name) mixer.def_rw(#name, &RecurrentConfig::name)
-  FIELD(key_heads); FIELD(value_heads); FIELD(key_dim); FIELD(value_dim); FIELD(taps);
+  FIELD(key_heads); FIELD(value_heads); FIELD(key_dim); FIELD(value_dim); FIELD(conv_kernel);
   FIELD(delta); FIELD(norm_groups); FIELD(norm_shared); FIELD(gate_first); FIELD(tiled);
   FIELD(time_min); FIELD(time_max); FIELD(z_scale); FIELD(x_scale); FIELD(b_scale);
   FIELD(c_scale); FIELD(a_scale);
@@ -126,7 +126,7 @@ void bind_parts(nb::module_& m) {
   nb::class_<ExpertsConfig> moe(m, "ExpertsConfig");
   moe.def(nb::init<>());
 #define FIELD(name) moe.def_rw(#name, &ExpertsConfig::name)
-  FIELD(experts); FIELD(router); FIELD(shared_gate); FIELD(shared); FIELD(correction);
+  FIELD(experts); FIELD(router); FIELD(shared_gate); FIELD(shared); FIELD(e_score_correction_bias);
   FIELD(top_k); FIELD(scoring); FIELD(groups); FIELD(top_groups); FIELD(normalize); FIELD(scale);
   FIELD(jitter); FIELD(scale_inputs); FIELD(router_norm); FIELD(experts_norm);
   FIELD(experts_post); FIELD(shared_post); FIELD(expert_scales); FIELD(router_scale);
@@ -151,13 +151,13 @@ void bind_config(nb::module_& m) {
   layer.def(nb::init<>());
 #define FIELD(name) layer.def_rw(#name, &LayerConfig::name)
   FIELD(heads); FIELD(kv_heads); FIELD(head_dim); FIELD(v_dim); FIELD(latent); FIELD(scale);
-  FIELD(softcap); FIELD(clip); FIELD(chunked); FIELD(tuning_scale); FIELD(tuning_floor);
-  FIELD(tuning_shift);
+  FIELD(softcap); FIELD(clip); FIELD(chunked); FIELD(temperature_scale); FIELD(temperature_floor);
+  FIELD(temperature_shift);
   FIELD(window); FIELD(rope); FIELD(cache_group); FIELD(slopes); FIELD(sinks); FIELD(q); FIELD(k);
   FIELD(v); FIELD(o); FIELD(gate); FIELD(recurrent); FIELD(attn_norm); FIELD(attn_post_norm); FIELD(mlp_norm);
   FIELD(mlp_post_norm); FIELD(q_norm); FIELD(k_norm); FIELD(qk_scope); FIELD(qk_layer_norm);
   FIELD(qk_after_rope); FIELD(parallel); FIELD(mlp); FIELD(moe); FIELD(kv_layer); FIELD(v_norm);
-  FIELD(mixer_scale); FIELD(beside_scale); FIELD(mlp_scale); FIELD(input_gate); FIELD(input_out);
+  FIELD(mixer_scale); FIELD(parallel_mixer_scale); FIELD(mlp_scale); FIELD(input_gate); FIELD(input_out);
   FIELD(input_post); FIELD(scale_id);
 #undef FIELD
   nb::class_<ModelConfig> model(m, "ModelConfig");

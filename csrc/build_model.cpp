@@ -65,7 +65,7 @@ class Builder {
       throw internal_error("a layer has three parallel blocks");
     }
     layer.mixer_scale = c.mixer_scale;
-    layer.beside_scale = c.beside_scale;
+    layer.parallel_mixer_scale = c.parallel_mixer_scale;
     layer.mlp_scale = c.mlp_scale;
     if (config_.inputs.width > 0) {
       layer.input_gate = linear(c.input_gate, config_.inputs.width, config_.hidden);
@@ -116,7 +116,7 @@ class Builder {
     layer.rope = c.rope;
     layer.cache_group = c.cache_group;
     layer.clip = c.clip;
-    layer.temperature = {c.tuning_scale, c.tuning_floor, c.tuning_shift};
+    layer.temperature = {c.temperature_scale, c.temperature_floor, c.temperature_shift};
     if (c.latent.rank > 0) return latent(c, layer);
     layer.kv_layer = c.kv_layer;
     layer.q = linear(c.q, q, config_.hidden);
@@ -133,7 +133,7 @@ class Builder {
   Recurrent recurrent(const RecurrentMixerConfig& c) {
     const RecurrentConfig& shape = c;
     if (c.key_heads < 1 || c.value_heads < 1 || c.value_heads % c.key_heads != 0 ||
-        c.key_dim < 1 || c.value_dim < 1 || c.taps < 1 || c.taps > kMaxTaps) {
+        c.key_dim < 1 || c.value_dim < 1 || c.conv_kernel < 1 || c.conv_kernel > kMaxConvKernel) {
       throw internal_error("a recurrent mixer of impossible sizes");
     }
     Recurrent m;
@@ -147,11 +147,11 @@ class Builder {
     m.a = linear(c.a, c.value_heads, hidden);
     if (c.delta) m.b = linear(c.b, c.value_heads, hidden);
     m.out = linear(c.out, hidden, inner);
-    const float* const conv = weights_.vector(c.conv, channels * c.taps);  // [channels][taps]
-    for (int64_t j = 0; j < c.taps; ++j) {
+    const float* const conv = weights_.vector(c.conv, channels * c.conv_kernel);  // [channels][conv_kernel]
+    for (int64_t j = 0; j < c.conv_kernel; ++j) {
       for (int64_t i = 0; i < channels; ++i) {
         const float scale = i < inner ? c.x_scale : i < m.query_at() ? c.b_scale : c.c_scale;
-        m.conv.push_back(conv[i * c.taps + j] * (c.delta ? 1.0f : scale));
+        m.conv.push_back(conv[i * c.conv_kernel + j] * (c.delta ? 1.0f : scale));
       }
     }
     m.conv_bias = vector(c.conv_bias, channels);
@@ -233,7 +233,7 @@ class Builder {
     }
     Experts moe;
     moe.routing = {count, c.top_k, static_cast<Scoring>(c.scoring), c.normalize, c.scale,
-                   vector(c.correction, count), c.groups, c.top_groups, c.jitter, c.router_scale,
+                   vector(c.e_score_correction_bias, count), c.groups, c.top_groups, c.jitter, c.router_scale,
                    vector(c.expert_scales, count)};
     moe.scale_inputs = c.scale_inputs;
     moe.router = linear(c.router, count, config_.hidden);

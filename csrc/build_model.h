@@ -30,7 +30,7 @@ struct ExpertsConfig {
   NormConfig router_norm, experts_norm, experts_post, shared_post;  // all or none
   int expert_scales = -1;
   float router_scale = 1;
-  int correction = -1, top_k = 0, scoring = 0, groups = 1, top_groups = 1;
+  int e_score_correction_bias = -1, top_k = 0, scoring = 0, groups = 1, top_groups = 1;
   bool normalize = true, scale_inputs = false;
   float scale = 1, jitter = 0;
 };
@@ -52,8 +52,8 @@ struct LatentConfig {
 
 struct LayerConfig {
   int32_t heads = 0, kv_heads = 0, head_dim = 0, v_dim = 0;
-  float scale = 0, softcap = 0, clip = 0, tuning_scale = 0, tuning_floor = 0;
-  int tuning_shift = 1;
+  float scale = 0, softcap = 0, clip = 0, temperature_scale = 0, temperature_floor = 0;
+  int temperature_shift = 1;
   int64_t window = 0;
   bool chunked = false;
   int rope = -1;
@@ -68,7 +68,7 @@ struct LayerConfig {
   bool qk_layer_norm = false, qk_after_rope = false, parallel = false;
   FeedForwardConfig mlp;
   ExpertsConfig moe;
-  float mixer_scale = 1, beside_scale = 1, mlp_scale = 1;
+  float mixer_scale = 1, parallel_mixer_scale = 1, mlp_scale = 1;
   LinearConfig input_gate, input_out;
   NormConfig input_post;
   int scale_id = -1;  // a vector with one value, or -1

@@ -372,7 +372,7 @@ void Decoder::run_mixer(size_t l, const StepInput& step, KvCache& cache) {
   if (layer.has_attention) {
     const LayerKv keys = layer_kv(l, cache);
     layer.latent ? attend_latent(layer, *keys.kv, *keys.plan) : run_attention(l, keys, cache);
-    recurred.scale = layer.beside_scale;
+    recurred.scale = layer.parallel_mixer_scale;
   }
   if (layer.recurrent) {
     float* const out = layer.has_attention ? delta2_.ensure(tokens_ * delta_stride_) : delta_.data();

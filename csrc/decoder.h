@@ -102,7 +102,7 @@ struct DecoderLayer {
   bool parallel = false;            // mixer and feed-forward read the same x
   bool has_attention = true, has_feed_forward = true;  // a layer may have only one block
   bool has_mixer() const { return has_attention || recurrent != nullptr; }
-  float mixer_scale = 1, beside_scale = 1, mlp_scale = 1;  // scales of the blocks' outputs
+  float mixer_scale = 1, parallel_mixer_scale = 1, mlp_scale = 1;  // scales of the blocks' outputs
   // Layers with their own input (LayerInputs): x += norm(out(act(gate(x)) * input)).
   Linear input_gate, input_out;
   Norm input_post;

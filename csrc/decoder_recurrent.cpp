@@ -77,7 +77,7 @@ const float* Decoder::conv_input_row(const Recurrent& mixer, const StepInput& st
                                const StatePool& states, int64_t r, int64_t back) const {
   const int32_t from = step.states.values[static_cast<size_t>(2 * r)];
   if (from < 0) return zero_tail_.data();
-  return states.at(from, mixer.state_at + (mixer.shape.taps - 1 - back) * mixer.channels());
+  return states.at(from, mixer.state_at + (mixer.shape.conv_kernel - 1 - back) * mixer.channels());
 }
 
 void Decoder::convolve(const Recurrent& mixer, const StepInput& step, const StatePool& states,
@@ -87,15 +87,15 @@ void Decoder::convolve(const Recurrent& mixer, const StepInput& step, const Stat
   const int64_t r = row_of_[static_cast<size_t>(t)];
   const int64_t inside = t - step.row_start[static_cast<size_t>(r)];
   float* const row = mix_.data() + t * mix_width_;
-  std::array<const float*, kMaxTaps> rows;
-  for (int64_t j = 0; j < c.taps; ++j) {
-    const int64_t back = c.taps - 1 - j;
+  std::array<const float*, kMaxConvKernel> rows;
+  for (int64_t j = 0; j < c.conv_kernel; ++j) {
+    const int64_t back = c.conv_kernel - 1 - j;
     rows[static_cast<size_t>(j)] = back <= inside
                                        ? row - back * mix_width_ + at.raw
                                        : conv_input_row(mixer, step, states, r, back - inside);
   }
   float* const mixed = row + at.mixed;
-  kernels_.conv_token(rows.data(), c.taps, mixer.conv.data(), mixer.conv_bias, mixer.channels(),
+  kernels_.conv_token(rows.data(), c.conv_kernel, mixer.conv.data(), mixer.conv_bias, mixer.channels(),
                       mixed);
   for (int64_t h = 0; c.delta && h < c.key_heads; ++h) {
     const float eps = kUnitEpsilon / static_cast<float>(c.key_dim);
@@ -119,7 +119,7 @@ void Decoder::save_conv_tail(const Recurrent& mixer, const StepInput& step, Stat
                         int64_t r, const StatePool::Run& run) {
   const int64_t count = run.first + run.count;
   const int64_t end = step.row_start[static_cast<size_t>(r)] + count;
-  const int64_t channels = mixer.channels(), kept = mixer.shape.taps - 1;
+  const int64_t channels = mixer.channels(), kept = mixer.shape.conv_kernel - 1;
   for (int64_t back = kept; back >= 1; --back) {
     const float* from = back <= count ? mix_.data() + (end - back) * mix_width_
                                       : conv_input_row(mixer, step, states, r, back - count);

@@ -206,7 +206,7 @@ struct KernelTable {
   // --- recurrent mixers, one row each ---
   // out = silu(bias + sum_j weight[j * n ..] * rows[j]) over n channels, j ascending; bias may be
   // null.
-  void (*conv_token)(const float* const* rows, int64_t taps, const float* weight,
+  void (*conv_token)(const float* const* rows, int64_t conv_kernel, const float* weight,
                      const float* bias, int64_t n, float* out);
   // Per token: u = gain * (v - delta * S^T k * decay), S = decay * S + k u^T, out = S^T q + skip * v.
   // Sums over key_dim are ascending.

@@ -7,10 +7,10 @@
 
 namespace tidemill {
 
-constexpr int64_t kMaxTaps = 16;  // of the convolution
+constexpr int64_t kMaxConvKernel = 16;  // of the convolution
 
 struct RecurrentConfig {
-  int64_t key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0, taps = 0;
+  int64_t key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0, conv_kernel = 0;
   bool delta = false;        // gated delta rule; else Mamba-2
   int64_t norm_groups = 0;   // groups of the output norm; 0: no norm
   bool norm_shared = false;  // all groups share their weights
@@ -23,7 +23,7 @@ struct RecurrentConfig {
 struct Recurrent {
   RecurrentConfig shape;
   Linear qkv, z, a, b, out;            // b: delta rule only
-  std::vector<float> conv;             // [taps][channels], channel scales folded in
+  std::vector<float> conv;             // [conv_kernel][channels], channel scales folded in
   const float* conv_bias = nullptr;    // or null
   std::vector<float> rate;             // -exp(a_log), per value head
   const float* a_bias = nullptr;
@@ -46,8 +46,8 @@ struct Recurrent {
   int64_t query_at() const {
     return shape.delta ? 0 : inner() + shape.key_heads * shape.key_dim;
   }
-  // A layer's state: the convolution's last taps - 1 inputs, then per value head [key_dim, value_dim].
-  int64_t tail_floats() const { return (shape.taps - 1) * channels(); }
+  // A layer's state: the convolution's last conv_kernel - 1 inputs, then per value head [key_dim, value_dim].
+  int64_t tail_floats() const { return (shape.conv_kernel - 1) * channels(); }
   int64_t head_floats() const { return shape.key_dim * shape.value_dim; }
   int64_t state_floats() const { return tail_floats() + shape.value_heads * head_floats(); }
 };

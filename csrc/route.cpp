@@ -31,7 +31,7 @@ int64_t best_of(const float* x, const float* taken, int64_t count) {
 }
 
 // Removes the experts of all but the best groups. A group's score is its best expert's, or with a score
-// correction bias the sum of its two best (DeepSeek-V3, section 2.1.2).
+// score correction bias the sum of its two best (DeepSeek-V3, section 2.1.2).
 void leave_groups(const Routing& r, const float* choice, float* taken) {
   const int64_t size = r.experts / r.groups;
   std::vector<float> rating(static_cast<size_t>(r.groups)), used(rating.size(), 0.0f);
@@ -45,7 +45,7 @@ void leave_groups(const Routing& r, const float* choice, float* taken) {
         second = choice[i];
       }
     }
-    rating[static_cast<size_t>(g)] = r.correction && size > 1 ? first + second : first;
+    rating[static_cast<size_t>(g)] = r.e_score_correction_bias && size > 1 ? first + second : first;
   }
   for (int64_t n = 0; n < r.top_groups; ++n) {
     used[static_cast<size_t>(best_of(rating.data(), used.data(), r.groups))] = 1;
@@ -90,7 +90,7 @@ void route(const Routing& r, const float* logits, std::vector<float>& scratch, i
   if (r.scoring == Scoring::Sigmoid) {
     for (size_t i = 0; i < count; ++i) score[i] = sigmoid(score[i]);
   }
-  for (size_t i = 0; i < count; ++i) choice[i] = score[i] + (r.correction ? r.correction[i] : 0.0f);
+  for (size_t i = 0; i < count; ++i) choice[i] = score[i] + (r.e_score_correction_bias ? r.e_score_correction_bias[i] : 0.0f);
   if (r.groups > 1) leave_groups(r, choice, taken);
   for (int64_t n = 0; n < r.top_k; ++n) {
     const int64_t best = best_of(choice, taken, r.experts);

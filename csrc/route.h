@@ -13,7 +13,7 @@ struct Routing {
   Scoring scoring = Scoring::Softmax;
   bool normalize = true;
   float scale = 1;
-  const float* correction = nullptr;
+  const float* e_score_correction_bias = nullptr;
   int64_t groups = 1, top_groups = 1;
   float jitter = 0;  // of SparseMixer
   float logit_scale = 1;

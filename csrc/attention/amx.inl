@@ -69,8 +69,8 @@ static void prefetch_after(const TileJob& tile, int64_t t) {
   const int64_t block_size = job.kv.block_size, next = t + kChunk;
   const int64_t chunk_bytes = kTileDepth * job.shape.v_dim * 2;
   if (next >= tile.all.hi) {
-    prefetch_page_heads(value_row<Bf16WidenedCache>(job, tile.first / 2), chunk_bytes);
-    if (tile.all.hi % kTileDepth) prefetch_page_heads(value_row<Bf16WidenedCache>(job, t / 2), chunk_bytes);
+    prefetch_page_heads(value_row<Bf16AsFloatCache>(job, tile.first / 2), chunk_bytes);
+    if (tile.all.hi % kTileDepth) prefetch_page_heads(value_row<Bf16AsFloatCache>(job, t / 2), chunk_bytes);
     return;
   }
   for (int64_t at = next; at < min64(next + kChunk, tile.all.hi); at += block_size) {
@@ -376,7 +376,7 @@ static void copy_seen(const TileJob& tile, int64_t t, uint8_t* out) {
     const bool even = t + i >= tile.all.lo && t + i < tile.all.hi;
     const bool odd = t + i + 1 >= tile.all.lo && t + i + 1 < tile.all.hi;
     const Vi mask = iset(int32_t((even ? 0x0000ffffu : 0u) | (odd ? 0xffff0000u : 0u)));
-    const uint8_t* row = even || odd ? value_row<Bf16WidenedCache>(tile.job, (t + i) / 2) : nullptr;
+    const uint8_t* row = even || odd ? value_row<Bf16AsFloatCache>(tile.job, (t + i) / 2) : nullptr;
     for (int64_t at = 0; at < d * 4; at += kLanes * 4)
       istore(out + i / 2 * d * 4 + at, row ? iand(iload(row + at), mask) : iset(0));
   }
@@ -389,7 +389,7 @@ static void find_values(TileJob& tile) {
     const int64_t t = tile.first + c * kTileDepth;
     const bool seen = t >= tile.all.lo && t + kTileDepth <= tile.all.hi;
     if (seen && tile.job.kv.block_size >= kTileDepth) {
-      tile.values[c] = value_row<Bf16WidenedCache>(tile.job, t / 2);
+      tile.values[c] = value_row<Bf16AsFloatCache>(tile.job, t / 2);
     } else {
       uint8_t* copy = tile.copies + c * kTileDepth * d * 2;
       copy_seen(tile, t, copy);

@@ -92,8 +92,8 @@ struct NibbleCache : Floats {
   }
 };
 
-struct Bf16WidenedCache : PlainKeys, FloatPairs, DenseRows<4> {  // bf16 pairs converted to float
-  using Keys = Bf16WidenedCache;
+struct Bf16AsFloatCache : PlainKeys, FloatPairs, DenseRows<4> {  // bf16 pairs converted to float
+  using Keys = Bf16AsFloatCache;
   template <int kPart>
   static TIDEMILL_INLINE Vf to_float(Vi pair) {
     return kPart ? pair_odd(pair) : pair_even(pair);
@@ -133,7 +133,7 @@ struct Bf16PairCache : PlainKeys, DenseRows<4> {
 };
 using Bf16Cache = Bf16PairCache;
 #else
-using Bf16Cache = Bf16WidenedCache;
+using Bf16Cache = Bf16AsFloatCache;
 #endif
 
 template <int kNumber>

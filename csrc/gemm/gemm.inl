@@ -376,7 +376,7 @@ template <WeightType kType, bool kPairs>
 struct FloatWeights {
   static constexpr int kRows = kFloatRows, kVecs = kFloatVecs;
   static constexpr int64_t kPrefetchRows = prefetch_min_rows(kPrefetchRowsFloat, kRows, kVecs);
-  static constexpr bool kWiden = kType == WeightType::BF16 && !kPairs;
+  static constexpr bool kToFloat = kType == WeightType::BF16 && !kPairs;
   static constexpr int64_t kStepBytes = kType == WeightType::F16 ? kPanel * 2 : kPanel * 4;
 
   static constexpr int64_t kBlockSteps = 16;
@@ -388,7 +388,7 @@ struct FloatWeights {
   template <bool kSecond>
   static TIDEMILL_INLINE Vf weight(const uint8_t* p) {
     if constexpr (kType == WeightType::F16) return vload_half(reinterpret_cast<const uint16_t*>(p));
-    if constexpr (kWiden) return kSecond ? pair_odd(iload(p)) : pair_even(iload(p));
+    if constexpr (kToFloat) return kSecond ? pair_odd(iload(p)) : pair_even(iload(p));
     return as_float(iload(p));
   }
   static TIDEMILL_INLINE void multiply(Vf& sum, Vf w, Vf a) {
@@ -430,7 +430,7 @@ struct FloatWeights {
         for (int v = 0; v < V; ++v) multiply(sum[r][v], w[v], a);
       }
     }
-    if constexpr (kWiden && !kSecond) step<true>(launder_pointer(weights), act, act_stride, sum);
+    if constexpr (kToFloat && !kSecond) step<true>(launder_pointer(weights), act, act_stride, sum);
   }
 
   template <int R, int V, class Input>
@@ -442,7 +442,7 @@ struct FloatWeights {
       prefetch_kv_lines(in);
       prefetch_block(in, s * kStepBytes);
       const int64_t end = min64(steps, s + kBlockSteps);
-      for (int64_t i = s; i < end; ++i, weights += kStepBytes, act += kWiden ? 8 : 4) {
+      for (int64_t i = s; i < end; ++i, weights += kStepBytes, act += kToFloat ? 8 : 4) {
         if (in.every_line) prefetch_every_line<kStepBytes>(weights);
         step<false>(weights, act, in.act_stride, sum);
       }
@@ -513,7 +513,7 @@ static void gemm_panels(const PackedMatrix& w, const uint8_t* acts, int64_t act_
                         int64_t m_rows, int64_t p0, int64_t p1, const float* bias, float* out,
                         int64_t ldo, bool alone, KvPrefetch* kv_prefetch) {
   const bool more = is_zen5_or_later();
-  const bool asks = m_rows >= (alone ? max64(2, Weights::kPrefetchRows) : Weights::kPrefetchRows);
+  const bool prefetches_weights = m_rows >= (alone ? max64(2, Weights::kPrefetchRows) : Weights::kPrefetchRows);
   // A tile that reads the panel in one pass prefetches within the stream; otherwise later passes find
   // the panel in the cache, and the next panel is prefetched.
   const bool streams = m_rows <= Weights::kRows && tile_vecs<Weights>(m_rows) * kLanes >= kPanel;
@@ -522,11 +522,11 @@ static void gemm_panels(const PackedMatrix& w, const uint8_t* acts, int64_t act_
   const int64_t tiles = (m_rows + Weights::kRows - 1) / Weights::kRows;
   [[maybe_unused]] const int64_t kv_lines =
       kv_lines_per_block(kv_prefetch, Weights::kBlockCycles * m_rows / (tiles * Weights::kRows), kLines, tiles);
-  const bool every_line = more && !asks && m_rows >= Weights::kEveryLineRows;
+  const bool every_line = more && !prefetches_weights && m_rows >= Weights::kEveryLineRows;
   for (int64_t p = p0; p < p1; ++p) {
     TileInput in{w.data + p * w.panel_bytes, acts, act_stride, w.k, 0, nullptr, 0, 0, every_line};
     const int64_t n0 = p * kPanel;
-    if (asks && n0 + kPanel < w.n) in.next = in.panel + ahead;
+    if (prefetches_weights && n0 + kPanel < w.n) in.next = in.panel + ahead;
     int64_t m = 0;
     for (int64_t tile = 0; tile < tiles; ++tile) {
       const int64_t rows = (m_rows - m + tiles - tile - 1) / (tiles - tile);
@@ -544,7 +544,7 @@ static void gemm_panels(const PackedMatrix& w, const uint8_t* acts, int64_t act_
           dispatch(KvPrefetchTile{{in}, kv_prefetch, kv_lines});
           continue;
         }
-        if (more && asks) {
+        if (more && prefetches_weights) {
           dispatch(StreamingTile{in});
           continue;
         }

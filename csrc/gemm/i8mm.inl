@@ -29,8 +29,8 @@ struct PairSums {
 
   // Sixteen values of k: `acts` points at row 0, `weights(half, i)` are eight values of output rows 2i
   // and 2i + 1.
-  template <class Eights>
-  TIDEMILL_INLINE void multiply(const uint8_t* acts, int64_t act_stride, Eights weights) {
+  template <class X8>
+  TIDEMILL_INLINE void multiply(const uint8_t* acts, int64_t act_stride, X8 weights) {
     int8x16_t act[kPairs][2];
     TIDEMILL_UNROLL
     for (int p = 0; p < kPairs; ++p) {
@@ -66,7 +66,7 @@ struct QuantizedX8 : QuantizedWeights<kFour, Codes> {
 
   template <int R, int V>
   static TIDEMILL_INLINE void group(const TileInput& in, int64_t g, PairSums<R, V>& dot) {
-    constexpr int64_t kEights = kPanel * kDotBytes;
+    constexpr int64_t kX8 = kPanel * kDotBytes;
     const uint8_t* weights = Vectors::group_at(in.panel, g) + 64 + in.lane * kDotBytes;
     const uint8_t* act = in.act + g * int64_t(sizeof(ActGroup));
     const uint8_t* q = act + offsetof(ActGroup, q);
@@ -78,7 +78,7 @@ struct QuantizedX8 : QuantizedWeights<kFour, Codes> {
           return iset(0);
         }
       });
-      const auto bytes = [&](int half, int i) { return iload(weights + half * kEights + i * 16); };
+      const auto bytes = [&](int half, int i) { return iload(weights + half * kX8 + i * 16); };
       const auto values = [](Vi nibbles) {
         if constexpr (Codes::kLookedUp) return ilook_up(code_table<Codes>(), nibbles);
         return nibbles;
@@ -92,7 +92,7 @@ struct QuantizedX8 : QuantizedWeights<kFour, Codes> {
       TIDEMILL_UNROLL
       for (int part = 0; part < 2; ++part)
         dot.multiply(q + part * 16, in.act_stride, [&](int half, int i) {
-          return iload(weights + (2 * part + half) * kEights + i * 16);
+          return iload(weights + (2 * part + half) * kX8 + i * 16);
         });
     }
   }
@@ -120,16 +120,16 @@ struct ChannelX8 : ChannelWeights {
 
   template <int R, int V, class Input>
   static TIDEMILL_INLINE void accumulate(const Input& in, Vf (&sum)[R][V]) {
-    constexpr int64_t kEights = kPanel * kDotBytes;
+    constexpr int64_t kX8 = kPanel * kDotBytes;
     PairSums<R, V> dot;
     dot.begin([](int) { return iset(0); });
     const uint8_t* block = in.panel + kChannelScales;
     const uint8_t* act = in.act + offsetof(ActRow, q);
     for (int64_t k0 = 0; k0 < in.k; k0 += kTileDepthI8) {
       prefetch_block(in, block - in.panel);
-      for (int part = 0; part < kTileDepthI8 / 16; ++part, act += 16, block += 2 * kEights)
+      for (int part = 0; part < kTileDepthI8 / 16; ++part, act += 16, block += 2 * kX8)
         dot.multiply(act, in.act_stride, [&](int half, int i) {
-          return iload(block + half * kEights + in.lane * kDotBytes + i * 16);
+          return iload(block + half * kX8 + in.lane * kDotBytes + i * 16);
         });
     }
     TIDEMILL_UNROLL

@@ -1,11 +1,11 @@
 // Recurrent mixers, token by token: a token's arithmetic does not depend on how the sequence is split.
 
-static void conv_token(const float* const* rows, int64_t taps, const float* weight,
+static void conv_token(const float* const* rows, int64_t conv_kernel, const float* weight,
                        const float* bias, int64_t n, float* out) {
   for (int64_t c = 0; c < n; c += kLanes) {
     const int64_t left = n - c;
     Vf sum = bias ? vload_n(bias + c, left) : vzero();
-    for (int64_t j = 0; j < taps; ++j)
+    for (int64_t j = 0; j < conv_kernel; ++j)
       sum = vfma(vload_n(weight + j * n + c, left), vload_n(rows[j] + c, left), sum);
     vstore_n(out + c, silu(sum), left);
   }

@@ -21,7 +21,7 @@ double significant(double x, int bits, bool away) {
 }
 double half_precise(double x) { return significant(x, 11, false); }
 // The value of a weight scale * q - offset.
-double widened(double scale, int q, double offset) {
+double dequantized(double scale, int q, double offset) {
   return significant(half_precise(half_precise(scale) * q - half_precise(offset)), 8, true);
 }
 
@@ -70,7 +70,7 @@ void quantize_group(WeightType type, const float* x, Source& out) {
       const int8_t q = int8_t(std::round(x[i] * inverse));
       append(out.bytes, &q, 1);
       out.values.push_back(double(half_value(scale)) * q);
-      out.wide.push_back(widened(half_value(scale), q, 0));
+      out.wide.push_back(dequantized(half_value(scale), q, 0));
     }
     return;
   }
@@ -81,7 +81,7 @@ void quantize_group(WeightType type, const float* x, Source& out) {
     append(out.bytes, &byte, 1);
   }
   for (int v : q) out.values.push_back(double(half_value(scale)) * (v - 8));
-  for (int v : q) out.wide.push_back(widened(half_value(scale), v - 8, 0));
+  for (int v : q) out.wide.push_back(dequantized(half_value(scale), v - 8, 0));
 }
 
 // A block of a K type with random scales, minima and values, laid out from the format's description.
@@ -107,7 +107,7 @@ void random_k_block(WeightType type, Random& random, bool zero, bool largest, So
     const float offset = six ? 0.0f : half_value(dmin) * float(minimum[i / 32]);
     out.values.push_back(product - offset);
     out.sizes.push_back(std::fabs(f * float(q[i])) + std::fabs(offset));
-    out.wide.push_back(widened(f, six ? q[i] - 32 : q[i], offset));
+    out.wide.push_back(dequantized(f, six ? q[i] - 32 : q[i], offset));
   }
   std::vector<uint8_t> low(128), high(64), packed(12), fifth(32);
   for (int i = 0; i < 256; ++i) {
@@ -170,7 +170,7 @@ void random_code_block(WeightType type, Random& random, Source& out) {
   for (int code : codes) {
     out.values.push_back(mx ? std::ldexp(e2m1(code), exponent - 127)
                             : double(half_value(half)) * kIq4Steps[code]);
-    out.wide.push_back(mx ? 0 : widened(half_value(half), kIq4Steps[code], 0));
+    out.wide.push_back(mx ? 0 : dequantized(half_value(half), kIq4Steps[code], 0));
   }
 }
 

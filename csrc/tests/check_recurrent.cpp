@@ -17,16 +17,16 @@ std::vector<float> normals(int64_t count, Random& random) {
   return values;
 }
 
-void convolution_of(const KernelTable& t, int64_t n, int64_t taps, bool biased, Random& random) {
-  const auto x = normals(taps * n, random), weight = normals(taps * n, random);
+void convolution_of(const KernelTable& t, int64_t n, int64_t conv_kernel, bool biased, Random& random) {
+  const auto x = normals(conv_kernel * n, random), weight = normals(conv_kernel * n, random);
   const auto bias = normals(n, random);
   std::vector<const float*> rows;
-  for (int64_t j = 0; j < taps; ++j) rows.push_back(x.data() + j * n);
+  for (int64_t j = 0; j < conv_kernel; ++j) rows.push_back(x.data() + j * n);
   std::vector<float> out(static_cast<size_t>(n + 1), NAN);
-  t.conv_token(rows.data(), taps, weight.data(), biased ? bias.data() : nullptr, n, out.data());
+  t.conv_token(rows.data(), conv_kernel, weight.data(), biased ? bias.data() : nullptr, n, out.data());
   for (int64_t c = 0; c < n; ++c) {
     double sum = biased ? bias[c] : 0;
-    for (int64_t j = 0; j < taps; ++j) sum += double(weight[j * n + c]) * x[j * n + c];
+    for (int64_t j = 0; j < conv_kernel; ++j) sum += double(weight[j * n + c]) * x[j * n + c];
     close_to(t, "conv_token", c, out[c], sum / (1 + std::exp(-sum)), 4e-6);
   }
   if (!std::isnan(out[n])) fail(t.isa, "conv_token", "writes past n=%lld", (long long)n);

@@ -434,7 +434,7 @@ CASES: list[Case] = [
         ("top 2 of 8, 2 value heads a key head, a dense layer", {
             **_B, **_EXPERTS, **_GROUPED_DELTA, **_HYBRID, "head_dim": 16, "num_experts": 8,
             "num_experts_per_tok": 2, "mlp_only_layers": [1], "norm_topk_prob": False}),
-        ("top 8 of 16, tied, 2 taps", {
+        ("top 8 of 16, tied, 2 conv_kernel", {
             **_C, **_EXPERTS, **_DELTA, **_HYBRID, **_TIED, "head_dim": 32, "num_experts": 16,
             "num_experts_per_tok": 8, "linear_conv_kernel_dim": 2, "linear_value_head_dim": 136}),
     ),
@@ -551,7 +551,7 @@ CASES: list[Case] = [
             "lm_head_multiplier": 0.4, "key_multiplier": 0.7, "attention_in_multiplier": 1.3,
             "attention_out_multiplier": 0.6, "ssm_in_multiplier": 1.2, "ssm_out_multiplier": 0.5,
             "ssm_multipliers": [0.9, 0.7, 1.4, 0.8, 1.1], "mlp_multipliers": [1.5, 0.6]}),
-        ("3 groups, gated and normed, 2 taps", {
+        ("3 groups, gated and normed, 2 conv_kernel", {
             **_B, **_MAMBA, "mamba_d_ssm": None, "mamba_n_heads": 6, "mamba_n_groups": 3,
             "mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_d_conv": 2,
             "ssm_multipliers": [0.5, 1.6, 0.6, 1.2, 0.8]}),
@@ -567,7 +567,7 @@ CASES: list[Case] = [
         ("3 groups, tied, biases", {
             "hidden_size": 96, "num_heads": 6, "head_dim": 32, "n_groups": 3, **_TIED,
             "use_bias": True}),
-        ("2 taps without bias, time limits", {
+        ("2 conv_kernel without bias, time limits", {
             "hidden_size": 80, "num_heads": 8, "head_dim": 20, "n_groups": 2, "conv_kernel": 2,
             "use_conv_bias": False}),
         base={"vocab_size": VOCAB, "num_hidden_layers": 3, "state_size": 20, "bos_token_id": 1,

@@ -85,9 +85,9 @@ GGUF_CASES: list[Case] = [
 # Those of models with recurrent layers.
 RECURRENT_CASES: list[Case] = [
     _of("Mamba2", "one group"),
-    _of("Mamba2", "2 groups, 2 taps without bias", 2),
+    _of("Mamba2", "2 groups, 2 conv_kernel without bias", 2),
     _of("FalconH1", "one group, no norm, multipliers", head_dim=24),
-    _of("FalconH1", "3 groups, gated and normed, 2 taps", 1, head_dim=16, mamba_d_ssm=192),
+    _of("FalconH1", "3 groups, gated and normed, 2 conv_kernel", 1, head_dim=16, mamba_d_ssm=192),
     _of("GraniteMoeHybrid", "dense, one group"),
     _of("GraniteMoeHybrid", "top 2 of 8, rope, multipliers", 1),
     _of("GraniteMoeHybrid", "top 8 of 16, tied, no convolution's bias", 2, mamba_proj_bias=False),
@@ -99,7 +99,7 @@ RECURRENT_CASES: list[Case] = [
     _of("Qwen3Next", "top 1 of 4, 4 layers", linear_value_head_dim=24),
     _of("Qwen3Next", "top 2 of 8, 2 value heads a key head", 1, linear_key_head_dim=40,
         mlp_only_layers=[], norm_topk_prob=True),
-    _of("Qwen3Next", "top 8 of 16, tied, 2 taps, wide values", 2, norm_topk_prob=True,
+    _of("Qwen3Next", "top 8 of 16, tied, 2 conv_kernel, wide values", 2, norm_topk_prob=True,
         layer_types=["full_attention", "linear_attention", "linear_attention"]),
     _of("Qwen3_5Text", "3 heads, 4 layers", linear_value_head_dim=24),
     _of("Qwen3_5Text", "2 value heads a key head, tied", 1, linear_key_head_dim=40),

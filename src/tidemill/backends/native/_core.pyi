@@ -33,7 +33,7 @@ class ExpertsConfig:
     router: LinearConfig
     shared_gate: LinearConfig
     shared: FeedForwardConfig
-    correction: int
+    e_score_correction_bias: int
     top_k: int
     scoring: int
     groups: int
@@ -66,7 +66,7 @@ class RecurrentConfig:
     value_heads: int
     key_dim: int
     value_dim: int
-    taps: int
+    conv_kernel: int
     delta: bool
     norm_groups: int
     norm_shared: bool
@@ -118,9 +118,9 @@ class LayerConfig:
     softcap: float
     clip: float
     chunked: bool
-    tuning_scale: float
-    tuning_floor: float
-    tuning_shift: int
+    temperature_scale: float
+    temperature_floor: float
+    temperature_shift: int
     window: int
     rope: int
     cache_group: int
@@ -147,7 +147,7 @@ class LayerConfig:
     kv_layer: int
     v_norm: NormConfig
     mixer_scale: float
-    beside_scale: float
+    parallel_mixer_scale: float
     mlp_scale: float
     input_gate: LinearConfig
     input_out: LinearConfig

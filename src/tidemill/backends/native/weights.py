@@ -332,7 +332,8 @@ class ModelBuilder:
         layer = self._spec.layers[index]
         config = _core.LayerConfig()
         config.parallel = layer.parallel
-        config.mixer_scale, config.beside_scale = layer.mixer_scale, layer.parallel_scale
+        config.mixer_scale = layer.mixer_scale
+        config.parallel_mixer_scale = layer.parallel_scale
         config.mlp_scale = layer.mlp_scale
         blocks = {"attn": layer.mixer, "mlp": layer.mlp}
         for part in (part for part, block in blocks.items() if block is not None):
@@ -372,9 +373,11 @@ class ModelBuilder:
         config.softcap, config.clip = mixer.softcap or 0.0, mixer.clip or 0.0
         config.window, config.chunked = mixer.window or 0, mixer.chunked
         if mixer.attention_temperature is not None:
-            config.tuning_scale, config.tuning_floor, config.tuning_shift = (
-                mixer.attention_temperature
-            )
+            (
+                config.temperature_scale,
+                config.temperature_floor,
+                config.temperature_shift,
+            ) = mixer.attention_temperature
         if mixer.rope is not None:
             config.rope = self._ropes.setdefault(mixer.rope, len(self._ropes))
         if mixer.slopes:
@@ -408,7 +411,7 @@ class ModelBuilder:
         config = _core.RecurrentConfig()
         config.key_heads, config.value_heads = mixer.key_heads, mixer.value_heads
         config.key_dim, config.value_dim = mixer.key_dim, mixer.value_dim
-        config.taps, config.delta = mixer.conv_kernel, mixer.rule == "delta"
+        config.conv_kernel, config.delta = mixer.conv_kernel, mixer.rule == "delta"
         config.norm_groups, config.norm_shared = mixer.norm_groups, mixer.norm_shared
         config.gate_first, config.tiled = mixer.gate_first, mixer.tiled
         config.time_min, config.time_max = mixer.time_limits
@@ -459,7 +462,7 @@ class ModelBuilder:
         config.scale_inputs = moe.scale_inputs
         config.router = self._linear(f"{name}.router")
         if moe.e_score_correction_bias:
-            config.correction = self._vector(f"{name}.correction")
+            config.e_score_correction_bias = self._vector(f"{name}.correction")
         config.experts = [
             self._feed_forward(f"{name}.experts.{e}", moe.expert) for e in range(moe.experts)
         ]
