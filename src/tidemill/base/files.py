@@ -1,4 +1,4 @@
-"""Opening files that an operator or a model's folder names, and that may be anything."""
+"""Safe opening of files named by an operator or a model's folder, which may be of any type."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-# errno's words for what is there and is no file would be a riddle ("Illegal seek").
+# For a path that is not a file, errno's message would be misleading ("Illegal seek").
 _NO_FILE = "it is no regular file (but a folder, a pipe or a device)"
 
 
@@ -55,10 +55,10 @@ def stamp_of(status: os.stat_result) -> Stamp:
 
 
 def same_content(before: Stamp, now: Stamp, *, renamed: bool = False) -> bool:
-    """Whether two stamps are of one file that nobody has written to between.
+    """True if both stamps are of the same file, which was not written to in between.
 
-    Its time of change moves with every writing, but also with its mode, its owner and its names.
-    Where one of these is another, or it is known to be renamed, the time of modification decides.
+    Writing updates ctime, but so does a change of mode, owner or link count. If one of these
+    differs, or the file is known to be renamed, only mtime is compared.
     """
     if before[:4] != now[:4]:
         return False
@@ -80,8 +80,8 @@ def opened_files() -> Iterator[dict[str, OpenedFile]]:
 
 
 def open_regular(path: Path | str, *, mapped: str = "") -> BinaryIO:
-    """Open a regular file for reading bytes. Anything else is an error at once: a pipe that nobody
-    writes to would be waited for without an end.
+    """Open a regular file for reading bytes. Anything else is rejected at once, since opening a
+    pipe without a writer would block forever.
 
     Args:
         path: of the file.

@@ -1,4 +1,4 @@
-"""Lists of texts as a GGUF file has them, read from the mapped file when they are asked for."""
+"""Lists of strings in a GGUF file, read lazily from the mapped file."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ QUANTIZATIONS = ("none", "q8_0", "q4_0", "int8")
 KV_DTYPES = ("auto", "float32", "bfloat16", "int8", "int4")
 BLOCK_SIZES = (16, 32, 64, 128)
 
-# Beyond these a setting is a slip of the keyboard: its bookkeeping alone would eat the machine.
+# Larger values are typing errors: their data structures alone would exhaust memory.
 _HIGHEST = {
     "max_model_len": 2**31 - 1,
     "kv_memory": 2**60,
@@ -50,7 +50,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         max_step_tokens: token budget of a step.
         kv_memory: bytes for the KV cache; None: sized from free memory.
         threads: compute threads; None: the CPUs this process may use.
-        prefix_caching: find blocks of earlier prompts again.
+        prefix_caching: reuse KV blocks of earlier prompts.
         max_itl_ms: milliseconds between two tokens of a stream that a step may take; None: chosen
             (see `sched.policy`).
         isa: force an instruction set (``amx``, ``avx512``, ``avx512bf16``, ``avx512bw``,

@@ -134,7 +134,7 @@ class StatsRequest(msgspec.Struct, frozen=True, tag="stats?"):
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
-    """What a step brought to this client's requests; in several messages where it is much."""
+    """A step's outputs for this client's requests; large ones are split over several messages."""
 
     outputs: tuple[ChoiceOutput, ...]
     stats: EngineStats | None = None
@@ -204,12 +204,11 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
 
 
 class Fatal(msgspec.Struct, frozen=True, tag="fatal"):
-    """The engine cannot go on; it exits after sending this.
+    """A permanent failure of the engine, which exits after sending this.
 
     Attributes:
         message: why.
-        error: what another engine would meet as well (the model's file is damaged): none is started
-            in its place.
+        error: set if a new engine would fail as well (a corrupt model file): none is started.
     """
 
     message: str

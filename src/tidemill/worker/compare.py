@@ -1,4 +1,4 @@
-"""Two models compared on a text: perplexity, and how far their distributions are apart."""
+"""Compares two models on a text: perplexity and the KL divergence of their distributions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Comparison:
 def compare(
     source: Path, model: Path, tokens: Sequence[int], scratch: Path, threads: int | None = None
 ) -> Comparison:
-    """Run both on the same tokens, one after the other; memory holds one model and one chunk.
+    """Run both on the same tokens, one after the other; one model at a time is in memory.
 
     Args:
         tokens: at most the context of both.

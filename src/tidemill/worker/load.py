@@ -54,11 +54,11 @@ class LoadedWorker:
     """A worker ready for plans.
 
     Attributes:
-        runner: takes the plans.
-        info: what was resolved.
-        snapshots: of a recurrent model, states that can be kept for later prompts.
-        identity: digest of the weights and of how they compute, part of every block's identity.
-        tokenizer: the model's text side.
+        runner: runs plans.
+        info: the resolved properties.
+        snapshots: number of state snapshots of a recurrent model.
+        identity: digest of the weights and of how they compute, part of every block's key.
+        tokenizer: the model's tokenizer data.
     """
 
     runner: Runner
@@ -73,8 +73,8 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
 
     Args:
         config: validated here.
-        progress: told in a line each what is being done; of weights that are packed beside the
-            first steps also later, from another thread.
+        progress: called with a line for each stage; also later, from another thread, while weights
+            are packed concurrently with the first steps.
 
     Raises:
         TidemillError: NOT_FOUND, MODEL_FILE or UNSUPPORTED for the model's files, CONFIG for the
@@ -107,11 +107,11 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
         need = weight_bytes(stored, dtype, config.quantize, name)
         check_weights_fit(need, available_memory(), config.served_name)
         check_cache_setting(config.kv_memory, total_memory())
-    # Refuses a context the model does not have before minutes are spent on loading it.
+    # Rejects a context longer than the model's before minutes are spent on loading it.
     if spec.foreign is None:
         plan_cache(config, spec, kv_dtype, available_memory())
     else:
-        wanted_len(config, spec)  # what its tokens take is not known yet
+        wanted_len(config, spec)  # the cache size per token is not known yet
     progress(f"loading {config.served_name} ({files.file_bytes / 2**30:.2f} GiB)")
     started = monotonic()
     factory = cast(BackendFactory, import_module(_BACKENDS[name]).load)
@@ -230,7 +230,7 @@ def _quantization(config: EngineConfig, files: ModelFiles) -> str:
 
 
 def _made_for(vectors: VectorData) -> list[str]:
-    """What to say of a model that is there for more than text."""
+    """A note for models made for embeddings or scores; empty for others."""
     if not vectors.source and not vectors.head:
         return []
     made = "scores of pairs" if vectors.head == "score" else f"vectors by {vectors.pooling}"
@@ -238,5 +238,5 @@ def _made_for(vectors: VectorData) -> list[str]:
 
 
 def _known(eos: tuple[int, ...], spec: DecoderSpec) -> tuple[int, ...]:
-    """End tokens that the output layer has."""
+    """The end tokens within the output layer's vocabulary."""
     return tuple(token for token in eos if 0 <= token < spec.vocab_size)

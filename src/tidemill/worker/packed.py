@@ -39,10 +39,10 @@ from tidemill.loading.parts import ModelFiles
 
 _log = get_logger(__name__)
 
-# Smaller models are packed sooner than looked up.
+# Packing a smaller model is faster than a lookup.
 MIN_BYTES = 64 * 2**20
 _READ_BYTES = 2**17  # of a file at a time, while a digest is made
-# Keeping begins when the first requests have been answered.
+# Writing to the store starts after this delay, so that it does not slow the first requests.
 DELAY_SECONDS = 2.0
 # A file changed so shortly before it was opened could change again within its timestamp.
 SETTLED_NS = 2_000_000_000
@@ -53,7 +53,7 @@ Tell = Callable[[str], None]
 
 
 class _Stopped(Exception):
-    """The weights are needed no more."""
+    """The engine closes; the weights need not be stored."""
 
 
 class KeptWeights:
@@ -153,7 +153,7 @@ class KeptWeights:
         self._unread.wait()
 
     def wait(self) -> None:
-        """Return when keeping has ended, one way or the other."""
+        """Return when writing to the store has ended, with or without success."""
         if self._thread is not None:
             self._thread.join()
 
@@ -195,7 +195,7 @@ class KeptWeights:
         _log.info("packed weights kept in %s", self._store.folder)
 
     def _is_there(self, entry: Entry) -> bool:
-        """Whether another process has kept the same meanwhile."""
+        """True if another process has stored the same entry meanwhile."""
         try:
             found = self._store.open(entry.key)
         except CorruptEntry:

@@ -1,6 +1,6 @@
-"""From hidden states to one vector per input.
+"""Pooling: hidden states to one vector per input.
 
-What a vector is must not depend on how its input was cut into steps (promise 6): sums run token by
+A vector must not depend on how its input was chunked into steps (promise 6), so sums run token by
 token in double precision.
 """
 
@@ -22,14 +22,14 @@ Float64 = NDArray[np.float64]
 
 @dataclass(slots=True)
 class _Partial:
-    """What is known of an input's vector after `end` of its tokens."""
+    """The partial result of an input's vector after `end` tokens."""
 
     end: int
     value: Float64
 
 
 def hidden_wanted(pooling: Pooling, start: int, end: int, length: int) -> int:
-    """Which hidden states a row over the positions start .. end of an input must return."""
+    """The hidden states that a row over positions start .. end of an input must return."""
     if pooling.kind == "last":
         return HIDDEN_LAST if end == length else HIDDEN_NONE
     if pooling.kind == "cls":
@@ -47,10 +47,10 @@ class Pooler:
     def take(
         self, seq_id: int, pooling: Pooling, start: int, end: int, length: int, hidden: Float32
     ) -> bytes:
-        """Take a row's hidden states in.
+        """Add a row's hidden states.
 
         Args:
-            seq_id, pooling: whose.
+            seq_id, pooling: the sequence and its pooling.
             start, end: positions the row computed.
             length: of the whole input.
             hidden: float32 [tokens as `hidden_wanted` said, hidden_size].
@@ -82,12 +82,12 @@ class Pooler:
             value = hidden[0].astype(np.float64) if start == 0 else partial.value
         else:
             value = partial.value if start else np.zeros(hidden.shape[1])
-            for row in hidden:  # token by token: the sum is the same however the input is cut
+            for row in hidden:  # token by token: the sum does not depend on the chunking
                 value = value + row
         self._partial[seq_id] = _Partial(end, value)
         return value
 
     def forget(self, seq_ids: Sequence[int]) -> None:
-        """These sequences have ended."""
+        """Drop the partial results of ended sequences."""
         for seq_id in seq_ids:
             self._partial.pop(seq_id, None)

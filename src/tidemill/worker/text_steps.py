@@ -1,4 +1,4 @@
-"""Steps over one text that sample nothing, for those who look at a model's distributions."""
+"""Steps over one text that sample nothing, to compare a model's next-token distributions."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def text_step(
     """The arrays of one row that samples nothing and returns all its logits.
 
     Args:
-        step: its id.
+        step: the step's id.
         chunk: the tokens to compute.
-        start: how many stand before them, computed already.
-        blocks: of the text's one block table, in every one of the `groups`.
-        states: what `text_states` gave for all steps.
+        start: number of tokens before them, already computed.
+        blocks: length of the text's block table in each of the `groups`.
+        states: the result of `text_states`, the same for all steps.
     """
     floats, ints = np.zeros(0, np.float32), np.zeros(0, np.int32)
     starts = np.zeros(1, np.int32)
