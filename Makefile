@@ -48,10 +48,11 @@ $(VENV)/.test-installed: $(VENV)/.installed
 
 test-install: $(VENV)/.test-installed ## install what the tests need
 
-lint: test-install ## style and the table of imports
+lint: test-install ## style, the table of imports and retired words
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/words.py
 
 types: test-install ## type check
 	$(BIN)/mypy

@@ -128,9 +128,9 @@ def test_the_flight_log_names_who_was_computed(logs: tuple[FlightLog, FlightLog]
     theirs.leave(2)
     theirs.leave(3)
     assert ours.suspects() == {14}, "what follows the last step can fail as well"
-    theirs.beside({15})
+    theirs.set_preparing({15})
     assert ours.suspects() == {14, 15}
-    theirs.beside(set())
+    theirs.set_preparing(set())
     assert ours.suspects() == {14}
     theirs.enter(4, range(100, 110))
     assert len(ours.suspects() - {14}) == 4, "more rows than there is room for do no harm"

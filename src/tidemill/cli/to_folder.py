@@ -34,8 +34,8 @@ def gguf_to_folder(source: Path, out: Path, dequantize: str | None) -> None:
 
     files = open_file(source)
     family = next(f for f in FAMILIES if f.name == files.spec.family)
-    widen = None if dequantize is None else FLOATS[dequantize]
-    tensors = folder_tensors(files.spec, family, files.tensors, widen)
+    dequantized_type = None if dequantize is None else FLOATS[dequantize]
+    tensors = folder_tensors(files.spec, family, files.tensors, dequantized_type)
     sizes: dict[str, int] = {}
     for tensor in tensors:
         sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.nbytes
@@ -49,8 +49,8 @@ def gguf_to_folder(source: Path, out: Path, dequantize: str | None) -> None:
         path = out / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(content, encoding="utf-8")
-    if widen is not None:
-        exact = "every value kept" if widen == "F32" else f"rounded to {dequantize}"
+    if dequantized_type is not None:
+        exact = "every value kept" if dequantized_type == "F32" else f"rounded to {dequantize}"
         click.echo(f"quantized weights are written as {dequantize}, {exact}")
     if "tokenizer.json" not in text:
         click.echo("the GGUF file has no vocabulary: the folder is written without a tokenizer")

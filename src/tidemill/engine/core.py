@@ -529,12 +529,12 @@ class EngineCore:
             wanted=lambda: self._scheduler.is_waiting_for_program(client, request.request_id),
         )
 
-    def _set_preparing(self, request: EngineRequest, beside: bool) -> None:
+    def _set_preparing(self, request: EngineRequest, preparing: bool) -> None:
         """Record whether a request is being admitted or its program compiled, outside of steps."""
         key = request_key(request.request_id)
-        (self._preparing.add if beside else self._preparing.discard)(key)
+        (self._preparing.add if preparing else self._preparing.discard)(key)
         if self._log is not None:
-            self._log.beside(self._preparing)
+            self._log.set_preparing(self._preparing)
 
     def _deliver(self, emissions: list[Emission]) -> None:
         """Send each client its outputs in one message."""

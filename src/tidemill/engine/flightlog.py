@@ -19,7 +19,7 @@ from collections.abc import Collection
 from itertools import islice
 
 _PULSE, _SLOTS = 0, 8
-_BESIDE = 2
+_PREPARING = 2
 _STATE, _STEP, _COUNT, _KEYS = 0, 1, 2, 3
 _EMPTY, _COMPUTING, _DONE = 0, 1, 2
 _WORD = 8
@@ -86,11 +86,11 @@ class FlightLog:
         """Record that the step has ended, with a result or an error."""
         self._words[self._base(step % 2) + _STATE] = _DONE
 
-    def beside(self, keys: Collection[int]) -> None:
+    def set_preparing(self, keys: Collection[int]) -> None:
         """Record the requests that are being admitted or whose programs are being compiled."""
-        self._write(_BESIDE, 0, keys)
+        self._write(_PREPARING, 0, keys)
         if not keys:
-            self._words[self._base(_BESIDE) + _STATE] = _EMPTY
+            self._words[self._base(_PREPARING) + _STATE] = _EMPTY
 
     def _write(self, slot: int, step: int, keys: Collection[int]) -> None:
         words, base = self._words, self._base(slot)

@@ -67,8 +67,8 @@ def open_folder(folder: Path, backend: str | None = None) -> ModelFiles:
         return _foreign_files(folder, config)
     try:
         return _family_files(folder, config)
-    except UnknownArchitecture as undescribed:
-        refusal = undescribed.refusal
+    except UnknownArchitecture as unknown:
+        refusal = unknown.refusal
         if backend is None:
             raise refusal from None
         if backend != "auto":

@@ -335,10 +335,10 @@ def _preempt_for_tenant(state: State, builder: PlanBuilder) -> None:
         len(state.running) < state.limits.max_num_seqs
         and _fits_now(state, seq, _cached_blocks(state, seq), reserved)
     ):
-        donor = state.donor(name)
-        if donor is None:
+        preempted = state.preemptable_for(name)
+        if preempted is None:
             return
-        state.preempt(donor)
+        state.preempt(preempted)
         reserved = state.blocks_promised()
     builder.first = seq
 

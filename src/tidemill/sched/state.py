@@ -94,7 +94,7 @@ class State:
 
         return self._least_loss([seq for seq in self.running if is_preemptible(seq)])
 
-    def donor(self, tenant: str) -> Sequence | None:
+    def preemptable_for(self, tenant: str) -> Sequence | None:
         """The sequence to preempt for a tenant that has none running: one of a tenant above its
         share of blocks or sequences, and not that tenant's only one."""
         total = self.memory.capacity_tokens // self.memory.block_size

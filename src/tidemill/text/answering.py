@@ -220,8 +220,8 @@ def read_output_options(chat: ChatSide, fields: Mapping[str, Any]) -> OutputOpti
     if constrained_by is not None:
         check_stop_params(constrained_by, fields)
     kind = None if constraint is None or constraint.grammar is None else constraint.grammar.kind
-    beside = use.tools and not use.required
-    if constraint is not None and beside and kind not in _WITH_CALLS:
+    optional_calls = use.tools and not use.required
+    if constraint is not None and optional_calls and kind not in _WITH_CALLS:
         raise _exclude("tools", constraint.field)
     if fields.get("continue_final_message"):
         if constrained_by is not None:

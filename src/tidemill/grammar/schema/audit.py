@@ -64,7 +64,7 @@ class Audit:
         kept: dict[str, Any] = {}
         for key, value in schema.items():
             at = (*path, key)
-            if self._old and "$ref" in schema and key in keywords.ENFORCED - keywords.BESIDE_REF:
+            if self._old and "$ref" in schema and key in keywords.ENFORCED - keywords.REF_SIBLINGS:
                 raise self._rejected(
                     at,
                     f"this draft ignores {key!r} next to $ref, but 2020-12 does not; remove it, or "

@@ -60,7 +60,7 @@ _SAY_NOTHING = frozenset({
     "path", "file-path", "directory-path", "new-path", "password", "binary", "float", "double",
 })  # fmt: skip
 # Formats that zod writes next to an equivalent pattern.
-_BESIDE_PATTERN = frozenset({
+_PATTERN_SIBLINGS = frozenset({
     "cuid", "cuid2", "ulid", "xid", "ksuid", "nanoid", "emoji", "e164", "cidrv4", "cidrv6", "jwt",
 })  # fmt: skip
 
@@ -71,7 +71,7 @@ def check(schema: Any) -> str | None:
     if isinstance(name, str):
         if name in ENFORCED or name in _SAY_NOTHING or name in INTEGER_FORMATS:
             return None
-        if name in _BESIDE_PATTERN and "pattern" in schema:
+        if name in _PATTERN_SIBLINGS and "pattern" in schema:
             return None
     known = ", ".join(sorted(ENFORCED))
     return f"the format {str(name)[:64]!r} cannot be enforced; known are {known}"

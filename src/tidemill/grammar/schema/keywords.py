@@ -61,7 +61,7 @@ TRIVIAL: dict[str, tuple[object, ...]] = {
     "$recursiveAnchor": (False,),
 }
 
-BESIDE_REF = frozenset({"$ref", "$defs", "definitions"})
+REF_SIBLINGS = frozenset({"$ref", "$defs", "definitions"})
 MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 LISTS = frozenset({"anyOf", "allOf", "oneOf", "prefixItems"})
 ONE = frozenset({"additionalProperties", "additionalItems", "items", "propertyNames", "not"})

@@ -50,7 +50,7 @@ class _Part:
 
 
 def folder_tensors(
-    spec: DecoderSpec, family: Family, tensors: LazyTensors, widen: str | None = None
+    spec: DecoderSpec, family: Family, tensors: LazyTensors, dequantized_type: str | None = None
 ) -> list[OutTensor]:
     """The checkpoint's tensors, without loss.
 
@@ -58,7 +58,7 @@ def folder_tensors(
     because GGUF stores all vectors as float32.
 
     Args:
-        widen: the float type to dequantize weights to; None rejects quantized weights.
+        dequantized_type: the float type to dequantize weights to; None rejects quantized weights.
 
     Raises:
         TidemillError: UNSUPPORTED naming a quantized weight, or one without a name in the family's
@@ -71,9 +71,12 @@ def folder_tensors(
     for canonical, source in sources.items():
         order, columns = _turns(spec, canonical)
         by_name[source.stored].append(_Part(source, tensors.places[canonical], order, columns))
-    prevailing = _prevailing(tensors, widen)
+    prevailing = _prevailing(tensors, dequantized_type)
     shapes = _shapes(spec, family)
-    return [_whole(name, shapes[name], parts, prevailing, widen) for name, parts in by_name.items()]
+    return [
+        _whole(name, shapes[name], parts, prevailing, dequantized_type)
+        for name, parts in by_name.items()
+    ]
 
 
 def _of_mixer(spec: DecoderSpec, canonical: str) -> tuple[Recurrent, str, str] | None:
@@ -103,9 +106,9 @@ def _unfolded(spec: DecoderSpec, canonical: str, ours: tuple[int, ...]) -> tuple
     return ours
 
 
-def _prevailing(tensors: LazyTensors, widen: str | None) -> str:
+def _prevailing(tensors: LazyTensors, dequantized_type: str | None) -> str:
     found = tensors.prevailing_dtype()
-    return found if found in FLOAT_TYPES else widen or "F32"
+    return found if found in FLOAT_TYPES else dequantized_type or "F32"
 
 
 def _shapes(spec: DecoderSpec, family: Family) -> dict[str, tuple[int, ...]]:
@@ -133,10 +136,10 @@ def _whole(
     shape: tuple[int, ...],
     parts: list[_Part],
     prevailing: str,
-    widen: str | None,
+    dequantized_type: str | None,
 ) -> OutTensor:
     quantized = next((p.place for p in parts if p.place.dtype not in FLOAT_TYPES), None)
-    if quantized is not None and widen is None:
+    if quantized is not None and dequantized_type is None:
         raise unsupported(
             quantized.name,
             f"{quantized.name} is stored as {quantized.dtype}: a folder holds float weights; give "
@@ -145,8 +148,8 @@ def _whole(
         )
     types = {part.place.dtype for part in parts}
     if quantized is not None:
-        assert widen is not None
-        dtype = widen
+        assert dequantized_type is not None
+        dtype = dequantized_type
     elif len(types) > 1:
         dtype = "F32"
     else:
