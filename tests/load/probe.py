@@ -1,4 +1,7 @@
-"""Measures a server beside an attack: gaps of a stream and the latency of `/healthz`.
+"""Measures a server during an attack: gaps of a stream and the latency of `/healthz`.
+
+The time to a stream's first event (`first`) is measured apart from the gaps between its events
+(`stream`): a new stream queues behind the attacker's requests, which are its own client's.
 
 Runs in a process of its own (`python -m load.probe URL`), so that it is not held up by what the
 attacker does. For each line on stdin it prints, as a line of JSON, the worst of each since the line
@@ -71,12 +74,12 @@ def _lines(url: str, worst: Worst) -> Iterator[bytes]:
 def _stream(url: str, worst: Worst) -> None:
     while True:
         try:
-            last = time.monotonic()
+            last, name = time.monotonic(), "first"
             for line in _lines(url, worst):
                 now = time.monotonic()
                 if line.startswith(b'data: {"'):
-                    worst.note("stream", now - last)
-                    last = now
+                    worst.note(name, now - last)
+                    last, name = now, "stream"
         except OSError:
             worst.note("broken", 0.0)
             time.sleep(0.1)
