@@ -5,7 +5,7 @@
     question = {"role": "user", "content": "What is the capital of France?"}
     print(llm.chat([question], SamplingParams(max_tokens=32))[0].text)
 
-The engine is the server's, so answers are the server's for equal tokens, parameters and seed.
+The engine is the same as the server's: equal tokens, parameters and seed give equal answers.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ Message = Mapping[str, Any]
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 
-# One prompt of a batch: its tokens, its text where it was a conversation, and how it is answered.
-_Asked = tuple[tuple[int, ...], AnswerRules]
+# One prompt of a batch: its token ids and the rules of its answer.
+_PreparedPrompt = tuple[tuple[int, ...], AnswerRules]
 
-_OF_THE_PROMPT = ("add_generation_prompt", "continue_final_message", "documents")
+_PROMPT_FIELDS = ("add_generation_prompt", "continue_final_message", "documents")
 
 
 class LLM:
@@ -74,12 +74,12 @@ class LLM:
     Args:
         model: a Hugging Face folder, a GGUF file, a hub id, or a bundled model's name; None is the
             bundled model.
-        progress: called with a line for each thing done while loading.
-        **settings: any field of `EngineConfig` but ``model`` (``quantize="q8_0"``, ``threads=4``,
+        progress: called with one line of text per loading step.
+        **settings: fields of `EngineConfig` except ``model`` (``quantize="q8_0"``, ``threads=4``,
             ``kv_memory=2**30``, ...).
 
     Raises:
-        TidemillError: the model or a setting cannot be used; its message says what to do.
+        TidemillError: the model or a setting is invalid; the message names the remedy.
     """
 
     def __init__(
@@ -111,12 +111,12 @@ class LLM:
 
     @property
     def info(self) -> EngineInfo:
-        """What the engine resolved at its start."""
+        """The configuration that the engine resolved at start."""
         return self._engine.info
 
     @property
     def stats(self) -> EngineStats:
-        """The engine's figures as of its latest step."""
+        """The engine's statistics after its latest step."""
         return self._engine.stats
 
     def __repr__(self) -> str:
@@ -124,7 +124,7 @@ class LLM:
         return f"LLM({info.model!r}, backend={info.backend!r}, max_model_len={info.max_model_len})"
 
     def sampling(self, **values: Any) -> SamplingParams:
-        """Sampling parameters with the model's recommended values where `values` has none."""
+        """Sampling parameters; the model's recommended values are the defaults."""
         return SamplingParams(**values).filled(self.defaults)
 
     def generate(
@@ -136,20 +136,20 @@ class LLM:
         progress: bool = False,
         **constraint: Any,
     ) -> list[RequestOutput]:
-        """Continue one prompt or many; many run together.
+        """Continue one prompt or several; several run as a batch.
 
         Args:
             prompts: a text, a sequence of token ids, or a sequence of either.
-            params: for all, or one per prompt. What they leave out is what the model's makers
-                recommend, as over HTTP.
-            program: what every output must obey, as the engine takes it.
+            params: one for all prompts, or one per prompt. Unset fields take the values that the
+                model's authors recommend, as over HTTP.
+            program: the constraint on every output in the engine's form; excludes `constraint`.
             progress: show a progress bar on stderr.
-            **constraint: or one of the server's fields that say so: ``response_format``,
+            **constraint: one of the server's constraint fields: ``response_format``,
                 ``guided_json``, ``guided_regex``, ``guided_choice``, ``guided_grammar``,
                 ``structured_outputs``, ``json_schema``, ``grammar``.
 
         Raises:
-            TidemillError: BAD_REQUEST naming the field, or what the engine said.
+            TidemillError: BAD_REQUEST naming the field, or the engine's error.
         """
         _check_options("generate", "prompts", constraint)
         unknown = sorted(set(constraint) - set(CONSTRAINT_FIELDS))
@@ -158,14 +158,14 @@ class LLM:
         if program is not None and constraint:
             name = next(iter(constraint))
             raise bad_request(name, f"program and {name} exclude each other; give one of them")
-        asked: list[_Asked] = []
+        batch: list[_PreparedPrompt] = []
         token_ids = [self._encode(p) for p in _as_list(prompts)]
         for ids, sampling in zip(token_ids, self._samplings(token_ids, params), strict=True):
-            rules = text_rules({**constraint, **_cuts(sampling)}, prepared)
+            rules = text_rules({**constraint, **_stop_params(sampling)}, prepared)
             if program is not None:
                 rules = AnswerRules(program=program)
-            asked.append((ids, rules))
-        return self._complete(asked, params, at_start=False, progress=progress)
+            batch.append((ids, rules))
+        return self._complete(batch, params, at_start=False, progress=progress)
 
     def chat(
         self,
@@ -176,28 +176,28 @@ class LLM:
         progress: bool = False,
         **options: Any,
     ) -> list[RequestOutput]:
-        """Answer one conversation or many.
+        """Answer one conversation or several.
 
         Args:
             messages: a conversation (dicts with role and content) or a list of conversations.
             params, progress: see `generate`.
-            tools: what the model may call, in OpenAI's layout.
+            tools: the functions that the model may call, in OpenAI's format.
             **options: the server's fields of the same names: ``tool_choice``,
                 ``parallel_tool_calls``, ``response_format`` and the other constraints,
                 ``enable_thinking``, ``reasoning_effort``, ``verbosity``, ``thinking_token_budget``,
-                ``add_generation_prompt``, ``continue_final_message``, ``documents``; anything else
-                is a variable of the chat template.
+                ``add_generation_prompt``, ``continue_final_message``, ``documents``; any other
+                name is a variable of the chat template.
         """
         _check_options("chat", "messages", options)
         first = messages[0] if isinstance(messages, list | tuple) and messages else None
         conversations: Sequence[Any] = messages if isinstance(first, list | tuple) else [messages]
         samplings = self._samplings(conversations, params)
-        asked = [
-            self._ask(c, sampling, {"tools": tools, **options})
+        batch = [
+            self._prepare_chat(c, sampling, {"tools": tools, **options})
             for c, sampling in zip(conversations, samplings, strict=True)
         ]
         at_start = not options.get("continue_final_message")
-        return self._complete(asked, params, at_start=at_start, progress=progress)
+        return self._complete(batch, params, at_start=at_start, progress=progress)
 
     def chat_tokens(
         self,
@@ -206,8 +206,8 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **template_kwargs: Any,
     ) -> tuple[int, ...]:
-        """The prompt's token ids for a conversation, by the model's chat template."""
-        kwargs = {k: v for k, v in template_kwargs.items() if k not in _OF_THE_PROMPT}
+        """Token ids of a conversation, rendered with the model's chat template."""
+        kwargs = {k: v for k, v in template_kwargs.items() if k not in _PROMPT_FIELDS}
         options = _prompt_options(template_kwargs, kwargs)
         text = render_prompt(self.template, self.chat_side, messages, options, tool_use(tools))
         return tuple(self.tokenizer.encode(text, add_special=False))
@@ -218,13 +218,13 @@ class LLM:
         params: SamplingParams | None = None,
         **options: Any,
     ) -> Iterator[str]:
-        """Generate one answer and yield its text as it comes; leaving the iterator stops it.
+        """Generate one answer and yield its text incrementally; closing the iterator cancels it.
 
         Args:
             prompt: a text, token ids, or a conversation.
             params: see `generate`; `n` must be 1.
-            **options: for a conversation, as in `chat`. Thinking and tool calls are not yielded;
-                `stream_parts` does.
+            **options: for a conversation, as in `chat`. Only `stream_parts` yields
+                reasoning and tool calls.
         """
         parts = self.stream_parts(prompt, params, **options)
         return (part.content for part in parts if part.content)
@@ -235,23 +235,23 @@ class LLM:
         params: SamplingParams | None = None,
         **options: Any,
     ) -> Iterator[AnswerDelta]:
-        """`stream` with everything an answer has: thinking, text, tool calls, and what is wrong
-        with something that looked like one."""
+        """`stream` with all parts of an answer: reasoning, text, tool calls, and errors of
+        malformed tool calls."""
         _check_options("stream", "prompt", options)
         conversation = not isinstance(prompt, str) and bool(prompt)
         if conversation and isinstance(prompt[0], Mapping):
             [sampling] = self._samplings([prompt], params)
-            asked = self._ask(prompt, sampling, options)
+            item = self._prepare_chat(prompt, sampling, options)
             at_start = not options.get("continue_final_message")
         else:
             if options:
                 name = next(iter(options))
                 raise bad_request(name, f"{name} is for conversations")
-            asked, at_start = (self._encode(prompt), PLAIN), False  # type: ignore[arg-type]
-        [request] = self._requests([asked], params)
+            item, at_start = (self._encode(prompt), PLAIN), False  # type: ignore[arg-type]
+        [request] = self._requests([item], params)
         if request.sampling.n != 1:
             raise bad_request("n", "stream gives one answer; use generate for several")
-        return self._parts(request, asked[1], at_start=at_start)
+        return self._parts(request, item[1], at_start=at_start)
 
     def embed(
         self,
@@ -260,18 +260,19 @@ class LLM:
         dimensions: int | None = None,
         prompt_name: str | None = None,
     ) -> list[Float32]:
-        """The vector of one input or of many.
+        """Embed one input or several.
 
         Args:
             inputs: a text, a sequence of token ids, or a sequence of either.
-            dimensions: keep so many of each vector's numbers, and their length.
-            prompt_name: which of the model's own prompts is put before each text.
+            dimensions: truncate each vector to this size; it is then normalized if the model's
+                files say so.
+            prompt_name: the model's own prompt to prepend to each text.
 
         Returns:
             float32 [size] each, in order.
 
         Raises:
-            TidemillError: BAD_REQUEST naming the field, or what the engine said.
+            TidemillError: BAD_REQUEST naming the field, or the engine's error.
         """
         data = self.vectors
         pooling = embedding_pooling(data)
@@ -284,11 +285,11 @@ class LLM:
         return [finish_embedding(pooled, data, dimensions) for pooled in found]
 
     def score(self, first: str, seconds: str | Sequence[str]) -> list[float]:
-        """How well each of the second texts fits the first: a cross-encoder's score, or the cosine
-        of the vectors.
+        """Score each of the second texts against the first: a cross-encoder's score, or the
+        cosine similarity of the embeddings.
 
         Raises:
-            TidemillError: BAD_REQUEST naming the field, or what the engine said.
+            TidemillError: BAD_REQUEST naming the field, or the engine's error.
         """
         data, texts = self.vectors, [seconds] if isinstance(seconds, str) else list(seconds)
         if data.head == "score":
@@ -326,20 +327,22 @@ class LLM:
             raise bad_request("prompt", f"{wrong} is no token id of this model (0 to {vocab - 1})")
         return ids
 
-    def _ask(self, messages: Any, sampling: SamplingParams, options: Mapping[str, Any]) -> _Asked:
-        """A conversation as tokens, with the rules of its answer."""
-        fields = {k: v for k, v in options.items() if k in ANSWER_FIELDS or k in _OF_THE_PROMPT}
+    def _prepare_chat(
+        self, messages: Any, sampling: SamplingParams, options: Mapping[str, Any]
+    ) -> _PreparedPrompt:
+        """Render and tokenize a conversation, with the rules of its answer."""
+        fields = {k: v for k, v in options.items() if k in ANSWER_FIELDS or k in _PROMPT_FIELDS}
         kwargs = {k: v for k, v in options.items() if k not in fields}
         fields["chat_template_kwargs"] = kwargs
-        output_options = read_output_options(self.chat_side, {**fields, **_cuts(sampling)})
-        asked = _prompt_options(options, kwargs, output_options.variables)
-        text = render_prompt(self.template, self.chat_side, messages, asked, output_options.use)
+        output_options = read_output_options(self.chat_side, {**fields, **_stop_params(sampling)})
+        prompt = _prompt_options(options, kwargs, output_options.variables)
+        text = render_prompt(self.template, self.chat_side, messages, prompt, output_options.use)
         ids = tuple(self.tokenizer.encode(text, add_special=False))
-        continued = bool(asked.continue_final_message)
+        continued = bool(prompt.continue_final_message)
         return ids, rules_of(self.chat_side, output_options, text, continued=continued)
 
     def _samplings(self, prompts: Sequence[Any], params: Params) -> list[SamplingParams]:
-        """The parameters of each prompt."""
+        """One `SamplingParams` per prompt."""
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)
         if isinstance(params, str | Mapping) or not all(
@@ -352,7 +355,7 @@ class LLM:
             )
         return list(params)
 
-    def _requests(self, asked: Sequence[_Asked], params: Params) -> list[EngineRequest]:
+    def _requests(self, batch: Sequence[_PreparedPrompt], params: Params) -> list[EngineRequest]:
         info = self.info
         if not info.generates:
             does = "score" if self.vectors.head == "score" else "embed"
@@ -366,7 +369,7 @@ class LLM:
                 request_id=new_id("llm"),
                 prompt_token_ids=prompt,
                 sampling=resolve(
-                    wanted,
+                    sampling,
                     prompt_tokens=len(prompt),
                     max_model_len=info.max_model_len,
                     vocab_size=info.vocab_size,
@@ -375,7 +378,7 @@ class LLM:
                 program=rules.program,
                 arrival=monotonic(),
             )
-            for (prompt, rules), wanted in zip(asked, self._samplings(asked, params), strict=True)
+            for (prompt, rules), sampling in zip(batch, self._samplings(batch, params), strict=True)
         ]
 
     def _parts(
@@ -388,12 +391,12 @@ class LLM:
                 yield found
 
     def _complete(
-        self, asked: Sequence[_Asked], params: Params, *, at_start: bool, progress: bool
+        self, batch: Sequence[_PreparedPrompt], params: Params, *, at_start: bool, progress: bool
     ) -> list[RequestOutput]:
-        requests = self._requests(asked, params)
+        requests = self._requests(batch, params)
         running = {
             request.request_id: Running(request, self.tokenizer, rules, at_start=at_start)
-            for request, (_, rules) in zip(requests, asked, strict=True)
+            for request, (_, rules) in zip(requests, batch, strict=True)
         }
         with _Bar(sum(r.sampling.n for r in requests), progress) as bar:
             for output in self._engine.run(requests):
@@ -409,7 +412,7 @@ class LLM:
         return found
 
 
-# Sampling parameters by the names that other libraries give them.
+# Other libraries' names of sampling parameters -> ours.
 _OTHER_NAMES = {
     "max_new_tokens": "max_tokens",
     "max_completion_tokens": "max_tokens",
@@ -422,7 +425,7 @@ _OTHER_NAMES = {
 
 
 def _check_options(method: str, first: str, options: Mapping[str, Any]) -> None:
-    """Raise where an option of a method is a sampling parameter, saying where it belongs."""
+    """Reject sampling parameters passed as options; the error names `SamplingParams`."""
     for option in options:
         name = _OTHER_NAMES.get(option, option)
         if name in SamplingParams.__struct_fields__:
@@ -433,8 +436,8 @@ def _check_options(method: str, first: str, options: Mapping[str, Any]) -> None:
             )
 
 
-def _cuts(sampling: SamplingParams) -> dict[str, Any]:
-    """What can end or prolong an output, for the checks that the server makes too."""
+def _stop_params(sampling: SamplingParams) -> dict[str, Any]:
+    """The stop parameters as request fields, for the checks that the server shares."""
     return {name: getattr(sampling, name) for name in STOP_PARAMS}
 
 
@@ -443,7 +446,7 @@ def _as_list(prompts: Any) -> list[Prompt]:
     if isinstance(prompts, str) or not isinstance(prompts, Iterable):
         return [prompts]
     if isinstance(prompts, bytes | Mapping | Set):
-        raise _no_prompt(prompts)
+        raise _invalid_prompt(prompts)
     items = list(prompts)
     if items and isinstance(items[0], str | Iterable):
         return items
@@ -451,23 +454,23 @@ def _as_list(prompts: Any) -> list[Prompt]:
 
 
 def _token_ids(prompt: object) -> tuple[int, ...]:
-    """Token ids of a prompt that is no text; integers of numpy count."""
+    """Token ids of a prompt that is not a string; NumPy integers are accepted."""
     if isinstance(prompt, bytes | Mapping | Set) or not isinstance(prompt, Iterable):
-        raise _no_prompt(prompt)
+        raise _invalid_prompt(prompt)
     items = list(prompt)
     if any(isinstance(item, bool) or not hasattr(item, "__index__") for item in items):
-        raise _no_prompt(items)
+        raise _invalid_prompt(items)
     return tuple(index(item) for item in items)
 
 
-def _no_prompt(value: object) -> TidemillError:
+def _invalid_prompt(value: object) -> TidemillError:
     return bad_request(
         "prompt", f"a prompt is a text or a sequence of token ids, got {repr(value)[:80]}"
     )
 
 
 class _Bar:
-    """A progress bar on stderr, if wanted."""
+    """An optional progress bar on stderr."""
 
     def __init__(self, total: int, wanted: bool) -> None:
         self._bar: Any = None
@@ -488,7 +491,7 @@ class _Bar:
             self._bar.stop()
 
     def advance(self) -> None:
-        """One choice is done."""
+        """Count one finished choice."""
         if self._bar is not None:
             self._bar.advance(self._task)
 
@@ -498,11 +501,11 @@ def _prompt_options(
     kwargs: Mapping[str, Any],
     variables: Mapping[str, Any] | None = None,
 ) -> PromptOptions:
-    """What a call says of its prompt."""
-    for name in _OF_THE_PROMPT[:2]:
+    """Read the prompt options of a call."""
+    for name in _PROMPT_FIELDS[:2]:
         if not isinstance(given.get(name), bool | None):
             raise bad_request(name, f"{name} must be True or False, got {given[name]!r}")
-    own = {name: given.get(name) for name in _OF_THE_PROMPT}
+    own = {name: given.get(name) for name in _PROMPT_FIELDS}
     return PromptOptions(**own, kwargs=kwargs, variables=variables)
 
 

@@ -1,4 +1,4 @@
-"""`tidemill bench`: put load on an OpenAI-compatible server and report what clients saw."""
+"""`tidemill bench`: load-test an OpenAI-compatible server and report client-side latency."""
 
 from __future__ import annotations
 

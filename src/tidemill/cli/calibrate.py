@@ -14,7 +14,7 @@ SEQUENCE, SEQUENCES = 512, 128
 def write_calibrated(
     model: str, out: Path, kind: str, text: str, act_order: bool, overwrite: bool
 ) -> Path:
-    """Quantize a folder into a folder; returns the source's path."""
+    """Quantize a folder into another folder; returns the source's path."""
     import shutil
 
     import numpy as np

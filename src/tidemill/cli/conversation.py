@@ -1,4 +1,4 @@
-"""A conversation with a model in this process: turns, tool calls, what is remembered."""
+"""A conversation with a model in this process: turns, tool calls, history."""
 
 from __future__ import annotations
 
@@ -19,24 +19,26 @@ if TYPE_CHECKING:
     from tidemill.llm import LLM
 
 MAX_ROUNDS = 16
-"""Times a model may call tools before a person is asked again."""
+"""Rounds of tool calls in one turn; then control returns to the user."""
 
 REFUSED = "The user did not allow this call."
 
 
 @dataclass(slots=True)
 class Conversation:
-    """Answers turns and remembers them.
+    """Answers turns and records their messages.
 
     Attributes:
-        llm, params: the model and how it samples.
-        new_screen: makes where the next answer goes.
-        allowed: asks whether a described call may be made.
-        functions: that the model may call, or None.
-        options: for `LLM.stream_parts`: constraints, thinking, variables of the template.
-        history: whether a turn sees those before it.
+        llm, params: the model and its sampling parameters.
+        new_screen: creates the screen that shows the next answer.
+        allowed: whether the user permits a call; takes the call as text.
+        system: the system message, or None.
+        functions: the functions that the model may call, or None.
+        options: for `LLM.stream_parts`: constraints, thinking, template variables.
+        stats: whether to print token counts and rates after each answer.
+        history: whether a turn includes the earlier ones.
         open_model: opens another model, by name or path; see `change_model`.
-        messages: what was said.
+        messages: the messages so far.
     """
 
     llm: LLM
@@ -55,20 +57,20 @@ class Conversation:
         self.clear()
 
     def clear(self) -> None:
-        """Forget what was said."""
+        """Drop all messages except the system message."""
         self.messages = [{"role": "system", "content": self.system}] if self.system else []
 
     def set_system(self, text: str) -> None:
-        """Another system message, from the next turn on; what was said stays."""
+        """Replace the system message from the next turn on; other messages stay."""
         self.system = text
-        said = [m for m in self.messages if m["role"] != "system"]
-        self.messages = [{"role": "system", "content": text}, *said]
+        messages = [m for m in self.messages if m["role"] != "system"]
+        self.messages = [{"role": "system", "content": text}, *messages]
 
     def change_model(self, model: str) -> None:
-        """Go on with another model, without what was said.
+        """Switch to another model and clear the conversation.
 
         Raises:
-            TidemillError: it cannot be opened; the one there is stays.
+            TidemillError: the model cannot be opened; the current one stays loaded.
         """
         if self.open_model is None:
             raise bad_request("model", "another model cannot be loaded here")
@@ -77,25 +79,25 @@ class Conversation:
         self.clear()
 
     def answer(self, text: str) -> None:
-        """Answer one turn, making the calls that are allowed; Ctrl-C ends it early.
+        """Answer one turn and run the permitted tool calls; Ctrl-C ends it early.
 
         Raises:
-            TidemillError: the turn cannot be answered; the conversation is as it was before.
+            TidemillError: the turn cannot be answered; `messages` omits the incomplete round.
         """
         if not self.llm.template.exists:
             self._round(text)
             return
         if not self.history:
             self.clear()
-        said = [*self.messages, {"role": "user", "content": text}]
+        messages = [*self.messages, {"role": "user", "content": text}]
         for _ in range(MAX_ROUNDS):
-            message, stopped = self._round(said)
-            said.append(message)
-            self.messages = said
+            message, stopped = self._round(messages)
+            messages.append(message)
+            self.messages = messages
             calls = message.get("tool_calls", [])
             if stopped or not calls:
                 return
-            said = [*said, *map(self._result, calls)]
+            messages = [*messages, *map(self._result, calls)]
         self.new_screen().note(f"(stopped after {MAX_ROUNDS} rounds of calls)")
 
     def _result(self, call: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,7 +117,7 @@ class Conversation:
         }
 
     def _round(self, prompt: Any) -> tuple[dict[str, Any], bool]:
-        """One answer: the message, and whether a person stopped it."""
+        """Generate one answer; returns the message and whether the user interrupted it."""
         options = dict(self.options)
         if self.functions is not None:
             options["tools"] = self.functions.tools
@@ -145,7 +147,7 @@ class Conversation:
             stopped = True
         screen.end(" (stopped)" if stopped else "")
         if self.stats and first is not None:
-            self._say_stats(started, first, before)
+            self._print_stats(started, first, before)
         message: dict[str, Any] = {"role": "assistant", "content": "".join(content)}
         if reasoning:
             message["reasoning_content"] = "".join(reasoning)
@@ -155,7 +157,7 @@ class Conversation:
             ]
         return message, stopped
 
-    def _say_stats(self, started: float, first: float, before: int) -> None:
+    def _print_stats(self, started: float, first: float, before: int) -> None:
         tokens, rest = self.llm.stats.generated_tokens - before, monotonic() - first
         rate = (tokens - 1) / rest if rest > 0 else 0.0
         ttft = (first - started) * 1000
@@ -164,7 +166,7 @@ class Conversation:
 
 
 def described(name: str, arguments: str) -> str:
-    """A call as a person reads it: ``get_weather(city="Paris")``."""
+    """A call in display form: ``get_weather(city="Paris")``."""
     try:
         values = json.loads(arguments)
         shown = ", ".join(f"{k}={json.dumps(v, ensure_ascii=False)}" for k, v in values.items())

@@ -1,8 +1,8 @@
-"""Commands of click from plain functions: a parameter's annotation is its type, its default what
-`option` or `argument` returned.
+"""Click commands from plain functions: a parameter's annotation is its type, and its default is
+the return value of `option` or `argument`.
 
-So that each is written once, beside the code that uses it. (typer reads functions in this way too;
-from 0.29 on it imports pydantic for it, which cost every start 75 ms and a server 10 MiB.)
+Each option is declared once, next to the code that uses it. (typer does the same, but from 0.29 on
+it imports pydantic, which cost every start 75 ms and a server 10 MiB.)
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from tidemill.base.errors import config_error
 
 
 @dataclass(frozen=True, slots=True)
-class _Declared:
-    """What a parameter's default says of it.
+class _ParameterSpec:
+    """The declaration of a command-line parameter.
 
     Attributes:
-        default: its value when nothing is given; ``...``: something must be.
-        names: as typed, when they do not follow from the parameter's name.
-        argument: it is found by its place.
-        more: of click's own attributes.
+        default: the value if the parameter is absent; ``...`` makes it required.
+        names: flags as typed, if they differ from the parameter's name.
+        argument: whether it is positional.
+        more: further keyword arguments for click.
     """
 
     default: Any
@@ -35,10 +35,10 @@ class _Declared:
 
 
 class _Choice(click.Choice[str]):
-    """click's, whose refusal reads as those of all other values do."""
+    """`click.Choice` with Tidemill's wording of the error."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """One of the choices, as it is declared. Raises TidemillError of kind CONFIG."""
+        """Return the matching choice as declared. Raises TidemillError of kind CONFIG."""
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter as error:
@@ -54,29 +54,29 @@ def option(
     envvar: str | None = None,
     choices: tuple[str, ...] = (),
 ) -> Any:
-    """An option: ``--name VALUE``, for a tuple any number of times, or ``--name`` and ``--no-name``
-    for a bool whose `names` say nothing else.
+    """Declare an option: ``--name VALUE``, repeatable for a tuple. A bool without `names` becomes
+    ``--name`` and ``--no-name``.
 
     Args:
-        default: without it; must be of the parameter's type.
-        names: as typed, when they do not follow from the parameter's name.
+        default: the value if the option is absent; of the parameter's type.
+        names: flags as typed, if they differ from the parameter's name.
         help: one or two sentences.
-        envvar: the environment variable that is read when the option is not there.
-        choices: what it may be, in any case; none for anything of its type.
+        envvar: the environment variable that is read if the option is absent.
+        choices: the permitted values, case-insensitive; empty permits any value of the type.
     """
     more: dict[str, Any] = {"help": help, "envvar": envvar}
     if choices:
         more["type"] = _Choice(choices, case_sensitive=False)
-    return _Declared(default, names, False, more)
+    return _ParameterSpec(default, names, False, more)
 
 
 def argument(default: Any, *, help: str) -> Any:
-    """An argument found by its place, all that are left for a tuple; ``...``: it must be there."""
-    return _Declared(default, (), True, {"help": help})
+    """Declare a positional argument; a tuple takes all that remain, ``...`` makes it required."""
+    return _ParameterSpec(default, (), True, {"help": help})
 
 
 def command(name: str, function: Callable[..., None]) -> click.Command:
-    """The command that calls `function`, whose docstring is its help."""
+    """Make a command that calls `function`; its docstring is the help text."""
     hints = get_type_hints(function)
     parameters = [
         _parameter(parameter.name, hints[parameter.name], parameter.default)
@@ -95,18 +95,18 @@ def command(name: str, function: Callable[..., None]) -> click.Command:
     )
 
 
-def _parameter(name: str, hint: Any, declared: _Declared) -> click.Parameter:
+def _parameter(name: str, hint: Any, declared: _ParameterSpec) -> click.Parameter:
     several = get_origin(hint) is tuple
     kind = next(iter(get_args(hint)), hint)  # of X, X | None and tuple[X, ...]: X
-    needed = declared.default is ...
-    more = {"type": kind, **({} if needed else {"default": declared.default}), **declared.more}
+    required = declared.default is ...
+    more = {"type": kind, **({} if required else {"default": declared.default}), **declared.more}
     if declared.argument:
-        return click.Argument([name], required=needed, nargs=-1 if several else 1, **more)
+        return click.Argument([name], required=required, nargs=-1 if several else 1, **more)
     dashed = name.replace("_", "-")
     plain = f"--{dashed}/--no-{dashed}" if kind is bool else f"--{dashed}"
     return click.Option(
         [*(declared.names or (plain,)), name],
-        required=needed,
+        required=required,
         multiple=several,
         is_flag=kind is bool,
         show_envvar=True,

@@ -1,4 +1,4 @@
-"""`tidemill doctor`: what this machine is, what it can do, and what Tidemill would use."""
+"""`tidemill doctor`: the machine's hardware and capabilities, and what Tidemill would use."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ def doctor(
         rows.append(("a 1 GB model decodes at", f"most {together / 1e9:.0f} tokens/s per stream"))
     table = Table(show_header=False, box=None)
     for name, value in rows:
-        table.add_row(Text(name, style="bold"), Text(value))  # brackets are no markup
+        table.add_row(Text(name, style="bold"), Text(value))  # no markup parsing
     console.print(table)

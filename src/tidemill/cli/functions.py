@@ -1,7 +1,7 @@
-"""Plain Python functions as tools: described by their signatures and docstrings, called by name.
+"""Plain Python functions as tools, described by their signatures and docstrings.
 
-The file is the user's own and is run as such. Annotations say the types of parameters, docstrings
-(Google, NumPy or Sphinx style) what they mean.
+The file belongs to the user and is executed without a sandbox. Annotations give the parameters'
+types; docstrings (Google, NumPy or Sphinx style) give their descriptions.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class Functions:
     """The functions of a file, as tools.
 
     Attributes:
-        tools: their descriptions in OpenAI's layout.
+        tools: their descriptions in OpenAI's format.
 
     Args:
-        functions: by name.
+        functions: name -> function.
     """
 
     def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
@@ -54,10 +54,10 @@ class Functions:
 
     @classmethod
     def of_file(cls, path: str) -> Functions:
-        """The public functions that a Python file defines.
+        """Load the public functions that a Python file defines.
 
         Raises:
-            TidemillError: kind CONFIG: there is no such file, it cannot be run, or it has none.
+            TidemillError: kind CONFIG: the file is missing, fails to run, or defines none.
         """
         file = Path(path)
         if not file.is_file():
@@ -69,7 +69,7 @@ class Functions:
         try:
             spec.loader.exec_module(module)
         except Exception as error:
-            raise config_error("tools", f"--tools {path}: {_said(error)}") from error
+            raise config_error("tools", f"--tools {path}: {_error_text(error)}") from error
         found = {
             name: value
             for name, value in vars(module).items()
@@ -82,9 +82,9 @@ class Functions:
         return cls(found)
 
     def call(self, name: str, arguments: str) -> str:
-        """The result as the model is told it: text as it is, anything else as JSON.
+        """Call a function and return its result for the model: a string as is, else JSON.
 
-        What goes wrong is a result too: the model may try again.
+        An exception becomes an ``error`` result, which lets the model retry.
         """
         try:
             function = self._functions[name]
@@ -92,13 +92,13 @@ class Functions:
             kept = {p: _as_annotated(function, p, v) for p, v in values.items()}
             result = function(**kept)
         except Exception as error:
-            return json.dumps({"error": _said(error)}, ensure_ascii=False)
+            return json.dumps({"error": _error_text(error)}, ensure_ascii=False)
         if isinstance(result, str):
             return result
         return json.dumps(result, ensure_ascii=False, default=_plain)
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
@@ -109,7 +109,7 @@ def _plain(value: object) -> object:
 
 
 def describe(name: str, function: Callable[..., Any]) -> dict[str, Any]:
-    """A function as a tool.
+    """Describe a function as a tool in OpenAI's format.
 
     Raises:
         TidemillError: kind CONFIG naming the function and the parameter that cannot be described.
@@ -120,13 +120,13 @@ def describe(name: str, function: Callable[..., Any]) -> dict[str, Any]:
     required = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise _cannot(name, parameter.name, "takes any arguments; name them")
+            raise _param_error(name, parameter.name, "takes any arguments; name them")
         if parameter.kind is parameter.POSITIONAL_ONLY:
-            raise _cannot(name, parameter.name, "is positional only; arguments come by name")
+            raise _param_error(name, parameter.name, "is positional only; arguments come by name")
         try:
             schema = schema_of(hints.get(parameter.name, parameter.empty))
         except TypeError as error:
-            raise _cannot(name, parameter.name, str(error)) from None
+            raise _param_error(name, parameter.name, str(error)) from None
         if parameter.name in meanings:
             schema["description"] = meanings[parameter.name]
         if parameter.default is parameter.empty:
@@ -137,7 +137,7 @@ def describe(name: str, function: Callable[..., Any]) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **about, "parameters": parameters}}
 
 
-def _cannot(name: str, parameter: str, why: str) -> TidemillError:
+def _param_error(name: str, parameter: str, why: str) -> TidemillError:
     return config_error("tools", f"--tools: {name}(): the parameter {parameter!r} {why}")
 
 
@@ -145,14 +145,14 @@ def _hints(name: str, function: Callable[..., Any]) -> dict[str, Any]:
     try:
         return typing.get_type_hints(function)
     except Exception as error:
-        raise config_error("tools", f"--tools: {name}(): {_said(error)}") from error
+        raise config_error("tools", f"--tools: {name}(): {_error_text(error)}") from error
 
 
 def schema_of(kind: Any) -> dict[str, Any]:
     """The JSON schema of an annotation.
 
     Raises:
-        TypeError: it has none.
+        TypeError: JSON cannot represent the type.
     """
     if isinstance(kind, type | types.NoneType) or kind is Any or kind is inspect.Parameter.empty:
         simple = _SIMPLE.get(type(None) if kind is None else kind)
@@ -200,7 +200,7 @@ def _object(hints: Mapping[str, Any], required: list[str]) -> dict[str, Any]:
 
 
 def _as_annotated(function: Callable[..., Any], parameter: str, value: Any) -> Any:
-    """JSON's value as the function expects it: enums and dataclasses are made from it."""
+    """Convert a JSON value to the annotated enum or dataclass; others pass unchanged."""
     kind = typing.get_type_hints(function).get(parameter)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return kind(value)
@@ -210,7 +210,7 @@ def _as_annotated(function: Callable[..., Any], parameter: str, value: Any) -> A
 
 
 def read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """The first paragraph, and what it says of parameters, in the three usual styles."""
+    """Return the first paragraph and the parameters' descriptions (Google, NumPy or Sphinx)."""
     paragraph = text.split("\n\n", 1)[0].strip()
     summary = "" if paragraph.startswith(":param") else " ".join(paragraph.split())
     meanings: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""`tidemill list`: the models that can be used without a network."""
+"""`tidemill list`: the models available offline."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def list_models(
             raise config_error("folders", f"{folder} is not a folder")
     rows = [("model", "from", "size")]
     rows += [(name, origin, human_bytes(size)) for name, origin, size in _all_models(folders)]
-    # Plain columns: a path must come out whole, however narrow the terminal is.
+    # Plain columns: a narrow terminal must not truncate a path.
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for name, origin, size in rows:
         click.echo(f"{name:{widths[0]}}  {origin:{widths[1]}}  {size:>{widths[2]}}")
@@ -48,7 +48,7 @@ def _hub_cache() -> Iterator[tuple[str, str, int]]:
     for repo in sorted(Path(HF_HUB_CACHE).glob("models--*")):
         name = repo.name.removeprefix("models--").replace("--", "/")
         for path in _find(repo / "snapshots", 2):
-            # Under snapshots/COMMIT: the file as one names it.
+            # The path below snapshots/COMMIT is the file's name in the repository.
             file = path.relative_to(repo / "snapshots").parts[1:]
             yield "/".join((name, *file)), "hub cache" + _remark(path), _size(path)
 
@@ -63,10 +63,10 @@ def _find(folder: Path, depth: int) -> Iterator[Path]:
     try:
         entries = sorted(folder.iterdir())
     except OSError:
-        return  # unreadable or absent: there is nothing to list
+        return  # unreadable or absent: nothing to list
     models = gguf_models([entry.name for entry in entries])
     for entry in entries:
-        # Not the methods of `Path`: they raise where a link may not be followed.
+        # Not the methods of `Path`: they raise on links that may not be followed.
         if entry.suffix == ".gguf":
             if entry.name in models and os.path.isfile(entry):
                 yield entry
@@ -82,7 +82,7 @@ def _is_model_folder(folder: Path) -> bool:
 
 
 def _remark(path: Path) -> str:
-    """What else to say of where it is from."""
+    """A suffix for the origin column: unreadable file, or a vocabulary without weights."""
     from tidemill.base.errors import TidemillError
     from tidemill.loading.kind import vocabulary_alone
 

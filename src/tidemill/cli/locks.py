@@ -1,4 +1,4 @@
-"""Flags of `serve` that say who may reach it and what one request may ask for."""
+"""Access-control flags of `serve`: keys, TLS, origins, proxies, request limits."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ LOG_FORMAT = option("text", choices=FORMATS, help="Of every line on stderr.")
 
 @dataclass(frozen=True, slots=True)
 class LockFlags:
-    """What the flags of this file were given."""
+    """The values of the access-control flags."""
 
     api_key: Sequence[str]
     api_keys: Path | None
@@ -63,10 +63,11 @@ class LockFlags:
     insecure: bool
 
     def open(self, host: str, say: Callable[[str], None]) -> Security:
-        """The locks of a server that listens on `host`.
+        """Check the flags and build the security settings of a server that listens on `host`.
 
         Raises:
-            TidemillError: kind CONFIG: a key, a file, or the address without a lock.
+            TidemillError: kind CONFIG: an invalid key or file, or a public address without
+                access control.
         """
         from tidemill.base.errors import config_error
         from tidemill.server.keys import KeyStore, NoKeys, StaticKeys
@@ -74,7 +75,7 @@ class LockFlags:
         from tidemill.server.security import Security, check_origins, check_proxies
         from tidemill.server.tls import Certificates
 
-        # The engine process needs no keys, and neither does whatever else is started.
+        # Child processes, the engine included, must not inherit the key.
         os.environ.pop(KEY_VARIABLE, None)
         keys: KeyStore = NoKeys()
         if self.api_key or self.api_keys is not None:

@@ -1,4 +1,4 @@
-"""What the command line says about the machine."""
+"""Machine facts and byte sizes as the command line shows them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from pathlib import Path
 
 
 def describe_cpu() -> str:
-    """Model name and core count, as the operating system gives them; with the family, which tells
-    processors apart whose names a virtual machine shortens."""
+    """Model name and CPU count as the operating system reports them.
+
+    The family is included because virtual machines may shorten the name.
+    """
     facts = cpu_facts()
     name = facts.get("model name") or platform.processor() or platform.machine()
     family = f" (family {facts['cpu family']})" if "cpu family" in facts else ""
@@ -17,7 +19,7 @@ def describe_cpu() -> str:
 
 
 def cpu_facts() -> dict[str, str]:
-    """What Linux says of the first processor; nothing elsewhere."""
+    """``/proc/cpuinfo`` fields of the first processor; empty on other systems."""
     try:
         first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     except OSError:
@@ -27,7 +29,7 @@ def cpu_facts() -> dict[str, str]:
 
 
 def installed(package: str) -> str | None:
-    """Version of an installed distribution, or None; nothing of it is imported."""
+    """Version of an installed distribution, or None; does not import it."""
     from importlib import metadata
 
     try:

@@ -1,4 +1,4 @@
-"""`tidemill`: the command line. The only place where all rooms are put together."""
+"""`tidemill`: the command line and composition root of all packages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidemill.base.stderr import open_standard_streams
 from tidemill.cli.declared import command
 from tidemill.cli.other_flags import OTHER_COMMANDS, OTHER_FLAGS
 
-# Command -> its module and function, in the order of the help.
+# Command -> its module and function, in the order of the help text.
 _COMMANDS = {
     "serve": ("serve", "serve"),
     "run": ("run", "run"),
@@ -31,19 +31,19 @@ _COMMANDS = {
     "doctor": ("doctor", "doctor"),
 }
 
-# What the user can mend by another argument or file exits with 2, everything else with 1.
+# Errors that another argument or file resolves exit with 2, all others with 1.
 _USAGE = {ErrorKind.CONFIG, ErrorKind.BAD_REQUEST, ErrorKind.MODEL_FILE, ErrorKind.NOT_FOUND}
 
 
 class _Commands(click.Group):
-    """Commands in the order of their table, not of the alphabet."""
+    """Commands in table order instead of alphabetical order."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Their names."""
+        """The command names."""
         return list(self.commands)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Their first sentences, whole: click's own list cuts them at a line's end."""
+        """The commands' first paragraphs in full; click would truncate them to one line."""
         with formatter.section("Commands"):
             formatter.write_dl(
                 [(name, (c.help or "").split("\n\n")[0]) for name, c in self.commands.items()]
@@ -51,8 +51,11 @@ class _Commands(click.Group):
 
 
 def _app(arguments: Sequence[str]) -> click.Group:
-    """The command line for these arguments: where the first is a command's name, with that one
-    alone, since a server keeps what was made of all the others as long as it runs."""
+    """Build the command line for these arguments.
+
+    If the first one names a command, only that command is built: a server would hold the others in
+    memory as long as it runs.
+    """
     app = _Commands(
         "tidemill",
         help="LLM inference and serving: one system from a laptop's CPU up.",
@@ -68,10 +71,10 @@ def _app(arguments: Sequence[str]) -> click.Group:
 
 
 def main() -> None:
-    """Entry point: errors of ours are one line on stderr, never a traceback."""
+    """Entry point: expected errors print one line on stderr, never a traceback."""
     open_standard_streams(stderr_to_stdout=sys.argv[1:2] == ["serve"])
     for place, word in enumerate(sys.argv[1:], 1):
-        if shown(word) != word:  # it may be a key, and is not repeated
+        if shown(word) != word:  # not repeated in the message: it may be a key
             _fail(f": argument {place} is not UTF-8; rename the file, or type the text again", 2)
     try:
         app = _app(sys.argv[1:])
@@ -80,25 +83,25 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except click.ClickException as error:
-        _fail(f": {_explained(error)}", error.exit_code)
+        _fail(f": {_usage_message(error)}", error.exit_code)
     except TidemillError as error:
         about = f" [{error.param}]" if error.param else ""
         _fail(f"{about}: {error.message}", 2 if error.kind in _USAGE else 1)
     except (KeyboardInterrupt, click.Abort):
         sys.exit(130)
     except BrokenPipeError:
-        # The reader of our output left (`tidemill list | head`); nothing is wrong.
+        # The reader closed the pipe (`tidemill list | head`), which is not an error.
         sys.stderr.close()
         sys.exit(0)
     except OSError as error:
-        # What the machine refuses and no room has a better word for: a full disk, no permission.
+        # System errors that no package translates: a full disk, missing permission.
         _fail(f": {error}", 1)
     except MemoryError:
         _fail(": out of memory: use a smaller model or cache, or free memory", 1)
 
 
-def _explained(error: click.ClickException) -> str:
-    """What is wrong with the command line, and where its words are listed."""
+def _usage_message(error: click.ClickException) -> str:
+    """The usage error with its remedy and a pointer to the command's help."""
     text = error.format_message()
     ctx = error.ctx if isinstance(error, click.UsageError) else None
     if isinstance(error, click.NoSuchOption) and error.option_name in OTHER_FLAGS:
@@ -115,6 +118,6 @@ def _fail(text: str, code: int) -> None:
         get_logger(__name__).error("error%s", text)
         sys.exit(code)
     red, plain = ("\033[31m", "\033[0m") if sys.stderr.isatty() else ("", "")
-    with contextlib.suppress(OSError):  # the exit code says it, too
+    with contextlib.suppress(OSError):  # the exit code still reports it
         print(f"{red}error{plain}{text}", file=sys.stderr, flush=True)
     sys.exit(code)

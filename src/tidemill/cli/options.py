@@ -69,7 +69,7 @@ CHAT_TEMPLATE = option(
 
 
 def packed_cache(text: str) -> str:
-    """The setting `packed_cache` as the engine takes it: ``auto``, ``off`` or a full path.
+    """Normalize the setting `packed_cache`: ``auto``, ``off`` or an absolute path.
 
     Raises TidemillError of kind CONFIG.
     """
@@ -87,7 +87,7 @@ def packed_cache(text: str) -> str:
 
 
 def open_text(model: str | None, chat_template: str | None = None) -> OpenedText:
-    """Open a model's text side, with another chat template if one is named.
+    """Open a model's text side; `chat_template` (a name or a file) replaces its template.
 
     Raises:
         TidemillError: the model or the template cannot be used.
@@ -107,10 +107,10 @@ def open_text(model: str | None, chat_template: str | None = None) -> OpenedText
 
 
 def template_from(chat_template: str, special: Mapping[str, str]) -> ChatTemplate:
-    """The chat template in a file, with the special tokens it sees.
+    """Read a chat template from a file; `special` holds its special tokens.
 
     Raises:
-        TidemillError: it cannot be read or is no template.
+        TidemillError: the file cannot be read or is not a valid template.
     """
     from io import TextIOWrapper
     from pathlib import Path
@@ -121,7 +121,7 @@ def template_from(chat_template: str, special: Mapping[str, str]) -> ChatTemplat
 
     try:
         with TextIOWrapper(open_regular(Path(chat_template)), encoding="utf-8-sig") as file:
-            # One more than is allowed: enough for the template to be refused as too long.
+            # One character above the limit is enough to reject the template as too long.
             source = file.read(MAX_TEMPLATE_CHARS + 1)
     except (OSError, UnicodeDecodeError) as error:
         raise config_error(

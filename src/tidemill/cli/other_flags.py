@@ -1,4 +1,4 @@
-"""Flags and commands of other servers, for those who know them: what does the same here."""
+"""Flags and commands of other servers -> the equivalent here, for error messages."""
 
 from __future__ import annotations
 

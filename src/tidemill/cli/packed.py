@@ -1,4 +1,4 @@
-"""`tidemill packed`: the weights kept for the next start."""
+"""`tidemill packed`: the cache of packed weights."""
 
 from __future__ import annotations
 

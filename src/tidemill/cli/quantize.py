@@ -1,4 +1,4 @@
-"""`tidemill quantize` and `tidemill convert`: a model's files written anew."""
+"""`tidemill quantize` and `tidemill convert`: write a model in another type or container."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MODEL = argument(..., help="A Hugging Face folder, a .gguf file, or a name.")
 OUT = argument(..., help="What to write: a name that ends in .gguf, or a folder.")
 OVERWRITE = option(False, "--overwrite", help="Replace OUT if it exists.")
 CHECK_TOKENS = 1024
-# llama.cpp's names of mixtures that hold what our types do.
+# llama.cpp's names of mixtures -> the equivalent types here.
 _LLAMA_CPP = {"q4_k_s": "q4_k"}
 
 
@@ -103,7 +103,7 @@ def _text(path: Path, option: str) -> str:
 def _write(
     model: str, out: Path, kind: str | None, overwrite: bool, dequantize: str | None = None
 ) -> Path:
-    """Write and say what was lost; returns the source's path."""
+    """Write the model and report the quantization error; returns the source's path."""
     from tidemill.base.errors import config_error, unsupported
     from tidemill.cli.to_folder import gguf_to_folder
     from tidemill.loading.named import locate
@@ -224,7 +224,7 @@ def _to_folder(source: Path, out: Path, kind: str | None, loss: Loss) -> None:
 
 
 def copy_side(source: Path, out: Path, section: dict[str, Any] | None) -> None:
-    """config.json, with a ``quantization_config`` if there is one, and the text side."""
+    """Copy config.json and the side files; `section`, if given, is the ``quantization_config``."""
     import json
     import shutil
 
@@ -248,9 +248,9 @@ class Bar:
     """A progress bar on a terminal.
 
     Args:
-        title: what is done.
-        total: how much of it there is.
-        sizes: it is bytes, and shown so.
+        title: the label of the bar.
+        total: units of work.
+        sizes: whether the units are bytes, shown as sizes.
     """
 
     def __init__(self, title: str, total: int, *, sizes: bool = False) -> None:
@@ -278,12 +278,12 @@ class Bar:
         self._bar.stop()
 
     def tell(self, count: int) -> None:
-        """So much more is done."""
+        """Advance by `count` units."""
         self._bar.advance(self._task, count)
 
 
 def writing_bar(tensors: list[OutTensor]) -> Bar:
-    """Over the bytes of what is written."""
+    """A bar over the bytes of the tensors to write."""
     return Bar("writing", sum(t.nbytes for t in tensors), sizes=True)
 
 

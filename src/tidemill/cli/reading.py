@@ -1,4 +1,4 @@
-"""How `tidemill run` reads a turn: a line, a pasted text, or lines between triple quotes."""
+"""Input of `tidemill run`: a line, a pasted text, or lines between triple quotes."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import sys
 
 QUOTES = '"""'
 
-# A text, or the argument of a command, that begins with triple quotes.
+# A text or a command's argument that starts with triple quotes.
 _QUOTED = re.compile(r'\s*((?:/[a-z]+\s+(?:[a-z]+\s+)?)?)"""', re.ASCII)
 
 
 def edit_lines() -> None:
-    """Let `input` edit lines, and take a paste of several as one (bracketed paste)."""
+    """Enable line editing in `input` and multi-line paste (bracketed paste)."""
     with contextlib.suppress(ImportError):
         import readline
 
-        # CPython turns it off for its own prompt.
+        # CPython disables bracketed paste for its own prompt.
         if sys.stdin.isatty() and "libedit" not in (readline.__doc__ or ""):
             readline.parse_and_bind("set enable-bracketed-paste on")
 
 
 def read_turn() -> str | None:
-    r"""What the person typed, None at the end of input and empty after Ctrl-C.
+    r"""Read one turn; None at end of input, empty after Ctrl-C.
 
-    A line that ends in a backslash goes on in the next. Triple quotes at the beginning of a text or
-    of a command's argument open one that goes on to the next ones; they are not part of it.
+    A trailing backslash continues the line. Triple quotes at the start of a text or of a command's
+    argument open a multi-line text that ends at the next triple quotes; the quotes are removed.
     """
     lines: list[str] = []
     while True:
@@ -48,7 +48,7 @@ def read_turn() -> str | None:
 
 
 def _joined(lines: list[str]) -> str:
-    """Lines as one text, without backslashes at their ends or the quotes around them."""
+    """Join the lines without continuation backslashes and surrounding triple quotes."""
     text = "\n".join(lines)
     if (opened := _QUOTED.match(text)) is None:
         return "\n".join([*(line.removesuffix("\\") for line in lines[:-1]), lines[-1]])

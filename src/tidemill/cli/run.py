@@ -81,7 +81,7 @@ def run(
             "the prompt is empty: standard input is no terminal and holds no text. Give a prompt "
             "as an argument (tidemill run brook 'PROMPT'), pipe one in, or run this in a terminal",
         )
-    wanted: dict[str, Any] = {
+    sampling: dict[str, Any] = {
         "temperature": temperature,
         "top_p": top_p,
         "top_k": top_k,
@@ -90,7 +90,7 @@ def run(
         "max_tokens": max_tokens,
         "seed": seed,
     }
-    params = SamplingParams(**{k: v for k, v in wanted.items() if v is not None})
+    params = SamplingParams(**{k: v for k, v in sampling.items() if v is not None})
     settings: dict[str, Any] = {
         "quantize": quantize,
         "dtype": dtype,
@@ -114,7 +114,7 @@ def run(
         open_model(model, file, revision),
         params,
         lambda: screen_for(plain=plain, thinking=thinking),
-        lambda call: yes or (interactive and _allows(call)),
+        lambda call: yes or (interactive and _confirm(call)),
         system=system,
         functions=functions,
         options=output_options,
@@ -123,7 +123,7 @@ def run(
     )
     try:
         if interactive:
-            _talk(chat)
+            _chat_loop(chat)
         else:
             if functions is not None and not yes:
                 _say("calls are not made: nobody is asked at a terminal; --yes allows them all")
@@ -133,7 +133,7 @@ def run(
 
 
 def _check_is_no_prompt(model: str) -> None:
-    """Raise where a text stands in the model's place."""
+    """Reject a model argument that looks like a prompt."""
     from tidemill.base.errors import config_error
 
     if len(model.split()) > 1 or model.endswith(("?", "!")):
@@ -155,7 +155,7 @@ def _read_schema(path: str) -> Any:
         raise config_error("schema", f"--schema {path} is not valid JSON: {error}") from error
 
 
-def _allows(call: str) -> bool:
+def _confirm(call: str) -> bool:
     try:
         return input(f"  {call}\n  make this call? [y/N] ").strip().lower() in ("y", "yes")
     except (EOFError, KeyboardInterrupt):
@@ -167,8 +167,8 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def _talk(chat: Conversation) -> None:
-    """Turns until the person leaves."""
+def _chat_loop(chat: Conversation) -> None:
+    """Read and answer turns until the user exits."""
     from tidemill.base.errors import TidemillError
 
     edit_lines()

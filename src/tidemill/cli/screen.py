@@ -1,4 +1,4 @@
-"""How `tidemill run` shows an answer: Markdown and folded thinking on a terminal, else plain."""
+"""Output of `tidemill run`: Markdown and folded thinking on a terminal, else plain text."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ THINKING = ("fold", "show", "hide")
 
 
 class Screen(Protocol):
-    """Where an answer goes."""
+    """Displays one answer."""
 
     def think(self, text: str) -> None:
-        """More of the thinking."""
+        """Append to the thinking."""
 
     def say(self, text: str) -> None:
-        """More of the answer."""
+        """Append to the answer."""
 
     def note(self, text: str) -> None:
-        """A line about what happens."""
+        """Show a status line."""
 
     def end(self, note: str = "") -> None:
-        """The answer is complete (or was stopped: `note`)."""
+        """Finish the answer; `note` is set if it was interrupted."""
 
 
 class PlainScreen:
-    """Text as it comes, for pipes and for --plain.
+    """Unformatted streaming text, for pipes and for --plain.
 
     Args:
-        thinking: ``show`` writes it to stderr; else it is left out.
+        thinking: ``show`` writes it to stderr; other values omit it.
     """
 
     def __init__(self, thinking: str = "hide") -> None:
@@ -58,12 +58,14 @@ class PlainScreen:
 
 
 class RichScreen:
-    """Markdown, block by block: a block that is complete stays as it is, so long answers scroll by
-    like any text; the one being written is shown as it comes.
+    """Markdown, block by block.
+
+    A complete block is printed once and never redrawn, which keeps long answers scrollable. The
+    incomplete last block is redrawn as it grows.
 
     Args:
-        thinking: ``fold`` shows a line that counts and then says how long it took, ``show`` all of
-            it, dimmed, ``hide`` nothing.
+        thinking: ``fold`` shows a running count and then the duration, ``show`` the whole thinking
+            dimmed, ``hide`` nothing.
     """
 
     def __init__(self, thinking: str = "fold") -> None:
@@ -88,7 +90,7 @@ class RichScreen:
         else:
             self._show(f"thinking ... {self._thought} characters", style="dim")
 
-    def _thought_over(self) -> None:
+    def _end_thinking(self) -> None:
         if not self._since:
             return
         seconds, self._since = monotonic() - self._since, 0.0
@@ -103,7 +105,7 @@ class RichScreen:
 
     def say(self, text: str) -> None:
         """See Screen."""
-        self._thought_over()
+        self._end_thinking()
         self._block += text
         while (cut := _block_end(self._block)) > 0:
             self._print_block(self._block[:cut])
@@ -112,7 +114,7 @@ class RichScreen:
             self._show(self._block)
 
     def _show(self, text: str, style: str = "") -> None:
-        """The part that is being written, at most a screenful of its end."""
+        """Redraw the incomplete part: its last lines, at most a screenful."""
         from rich.live import Live
         from rich.text import Text
 
@@ -137,14 +139,14 @@ class RichScreen:
 
     def note(self, text: str) -> None:
         """See Screen."""
-        self._thought_over()
+        self._end_thinking()
         self._print_block(self._block)
         self._block = ""
         self._console.print(text, style="dim", markup=False)
 
     def end(self, note: str = "") -> None:
         """See Screen."""
-        self._thought_over()
+        self._end_thinking()
         block, self._block = self._block, ""
         self._print_block(block)
         self._clear()
@@ -153,9 +155,10 @@ class RichScreen:
 
 
 def _block_end(text: str) -> int:
-    """Characters up to the end of the first complete block of Markdown; 0 while it goes on.
+    """Length of the first complete Markdown block in characters; 0 while it is incomplete.
 
-    Blocks end at a blank line outside a fence. Lists and tables hold together until then.
+    A block ends at a blank line outside a code fence, or at a closing fence. A list or table
+    without blank lines is one block.
     """
     fenced, at = False, 0
     for line in text.splitlines(keepends=True):
@@ -170,7 +173,7 @@ def _block_end(text: str) -> int:
 
 
 def screen_for(*, plain: bool, thinking: str | None) -> Screen:
-    """What suits where the output goes."""
+    """Choose the screen for stdout: Markdown on a terminal unless `plain`."""
     if plain or not sys.stdout.isatty():
         return PlainScreen(thinking or "hide")
     return RichScreen(thinking or "fold")

@@ -141,13 +141,13 @@ def serve(
         packed_cache=options.packed_cache(packed_cache),
         max_itl_ms=max_itl_ms,
     ).validate()
-    # After what is cheap to check, before the model is loaded: a port in use is known at once.
+    # After the cheap checks and before loading: a port in use must fail at once.
     listener = bind(host, port)
 
     load_text = partial(_load_text, str(path), chat_template, tool_format, reasoning_format)
     checked: TextSide | None = None
     if (chat_template, tool_format, reasoning_format) != (None, "auto", "auto"):
-        # What is given may be wrong: that is said before the weights are loaded.
+        # These flags may be invalid: check them before the weights are loaded.
         with opened_files() as opened:
             checked = dataclasses.replace(load_text(), files=tuple(opened.values()))
     code = run_server(
@@ -171,7 +171,7 @@ def serve(
 
 
 def _limits(settings: Sequence[str]) -> Limits:
-    """The bounds of the API, with as many connections as the system lets this process have."""
+    """The API's limits; the open-file limit bounds the number of connections."""
     from tidemill.server.limits import Limits
     from tidemill.server.listen import raise_file_limit
 
@@ -188,7 +188,7 @@ def _limits(settings: Sequence[str]) -> Limits:
 def _load_text(
     model: str, chat_template: str | None, tool_format: str, reasoning_format: str
 ) -> TextSide:
-    """The text side, and what a person should know about it."""
+    """Load the text side and print its notes at startup."""
     from tidemill.grammar.schema import prepared
     from tidemill.server.run import TextSide
     from tidemill.text.answering import ChatSide
@@ -214,10 +214,10 @@ def _load_text(
 
 
 def _say(line: str) -> None:
-    """A line of the start, whatever the log's level; it is one of the log where that is JSON."""
+    """Print a startup line at any log level; with JSON logs it is a log record."""
     if log_format() == "json":
         log.handle(log.makeRecord(log.name, logging.INFO, "", 0, line, (), None))
         return
-    # In one write: two threads have something to say while loading.
+    # A single write: two threads print while loading.
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()

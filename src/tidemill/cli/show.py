@@ -1,4 +1,4 @@
-"""`tidemill show`: what a model's files hold, without loading its weights."""
+"""`tidemill show`: a summary of a model's files, without loading its weights."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def _facts(opened: OpenedModel) -> Table:
     rows = [
         ("model", f"{text.name} ({files.format}, {files.path})"),
         ("weights", f"{human_bytes(files.file_bytes)}, mostly {spec.weights_dtype}"),
-        *_held(opened),
-        *_made_for(opened),
+        *_conversions(opened),
+        *_purpose(opened),
         *(_shape(spec) if spec.foreign is None else _foreign(opened, spec.foreign)),
         ("context", _context(spec)),
         *_text_facts(text, output if spec.generates else ""),
@@ -105,7 +105,7 @@ def _table(rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def _text_facts(text: OpenedText, output: str = "") -> list[tuple[str, str]]:
-    """What a text side holds; `output`: what to say of the output layer."""
+    """Tokenizer and chat template rows; `output` describes the output layer."""
     special = text.tokenizer.special
     roles = ", ".join(f"{role.removesuffix('_token')} {special[role]!r}" for role in special)
     defaults = ", ".join(f"{k} {v:g}" for k, v in text.defaults.items())
@@ -117,7 +117,7 @@ def _text_facts(text: OpenedText, output: str = "") -> list[tuple[str, str]]:
     ]
 
 
-def _made_for(opened: OpenedModel) -> list[tuple[str, str]]:
+def _purpose(opened: OpenedModel) -> list[tuple[str, str]]:
     """What a model is made for beside text, or in its place."""
     vectors = opened.files.vectors
     if opened.files.spec.generates and not vectors.source and not vectors.head:
@@ -127,8 +127,8 @@ def _made_for(opened: OpenedModel) -> list[tuple[str, str]]:
     return [("made for", made + only)]
 
 
-def _held(opened: OpenedModel) -> list[tuple[str, str]]:
-    """In which types weights are held whose own no kernel multiplies."""
+def _conversions(opened: OpenedModel) -> list[tuple[str, str]]:
+    """Weights whose stored type has no kernel, with the type they are converted to."""
     from collections import Counter
 
     from tidemill.loading.lazy import Holding
@@ -157,7 +157,7 @@ def _context(spec: DecoderSpec) -> str:
 
 
 def _shape(spec: DecoderSpec) -> list[tuple[str, str]]:
-    """What a family says of a model."""
+    """Rows on the architecture of a model that a family describes."""
     attentions = list(spec.attentions().values())
     mlp = next((layer.mlp for layer in spec.layers if layer.mlp is not None), None)
     attention = attentions[0] if attentions else None
@@ -183,7 +183,7 @@ def _shape(spec: DecoderSpec) -> list[tuple[str, str]]:
 
 
 def _foreign(opened: OpenedModel, foreign: Foreign) -> list[tuple[str, str]]:
-    """What is known of a model that no family describes."""
+    """Rows for a model that no family describes."""
     places = opened.files.tensors.places.values()
     stored = sum(math.prod(place.shape) for place in places)
     return [

@@ -1,4 +1,4 @@
-"""The commands of `tidemill run`'s prompt: `/set`, `/show`, `/save` and the others, as a table."""
+"""Slash commands of `tidemill run` (`/set`, `/show`, `/save`, ...), as a table."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 _COMMAND = re.compile(r"/[a-z?]*$", re.IGNORECASE)
 
-# Parameters by the names that Ollama gives them.
+# Ollama's names of parameters -> ours.
 _NAMES = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 
 Command = Callable[["Conversation", str], str]
 
 
 def is_command(text: str) -> bool:
-    """Whether a turn is a command: a path such as ``/usr/lib`` is a text."""
+    """Whether a turn is a command; a path such as ``/usr/lib`` is not."""
     return bool(_COMMAND.match((text.split(maxsplit=1) or [""])[0]))
 
 
 def run_command(chat: Conversation, text: str) -> bool:
-    """Run a command and print what it says; False to leave."""
+    """Run a command and print its result; returns False on exit."""
     name, _, argument = text.strip().partition(" ")
     name = name.lower()
     if name in ("/exit", "/quit", "/bye"):
@@ -112,7 +112,7 @@ def _think(wanted: bool) -> Command:
     return command
 
 
-def _say_stats(wanted: bool) -> Command:
+def _show_stats(wanted: bool) -> Command:
     def command(chat: Conversation, argument: str) -> str:
         chat.stats = wanted
         return f"(stats {'on' if wanted else 'off'})"
@@ -175,7 +175,7 @@ def _template(chat: Conversation) -> str:
     return chat.llm.template.source or "(no chat template)"
 
 
-def _said(chat: Conversation) -> str:
+def _messages(chat: Conversation) -> str:
     lines = [f"{m['role']}: {m.get('content') or ''}" for m in chat.messages]
     return "\n".join(lines) or "(nothing has been said)"
 
@@ -185,7 +185,7 @@ def _save(chat: Conversation, argument: str) -> str:
 
     path = _path(argument, "/save")
     if path.exists():
-        _read_saved(path)  # only another conversation is overwritten
+        _read_saved(path)  # overwrites only files that /save wrote
     given, neutral = asdict(chat.params), asdict(type(chat.params)())
     saved = {
         "model": chat.llm.info.model,
@@ -194,7 +194,7 @@ def _save(chat: Conversation, argument: str) -> str:
         "messages": chat.messages,
     }
     text = json.dumps(saved, ensure_ascii=False, indent=1) + "\n"
-    try:  # for its owner alone, as it may hold anything
+    try:  # mode 0600: a conversation may be confidential
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             file.write(text)
     except OSError as error:
@@ -225,7 +225,7 @@ def _path(argument: str, command: str) -> Path:
 
 
 def _read_saved(path: Path) -> dict[str, Any]:
-    """A saved conversation. Raises TidemillError where the file is none."""
+    """Read a saved conversation. Raises TidemillError if the file is invalid."""
     try:
         saved = json.loads(path.read_text("utf-8"))
         fits = (
@@ -249,8 +249,8 @@ _SETTINGS: dict[str, Command] = {
     "system": _system,
     "think": _think(True),
     "nothink": _think(False),
-    "verbose": _say_stats(True),
-    "quiet": _say_stats(False),
+    "verbose": _show_stats(True),
+    "quiet": _show_stats(False),
     "history": _history(True),
     "nohistory": _history(False),
     "format": _format,
@@ -261,7 +261,7 @@ _SHOWN: dict[str, Callable[[Conversation], str]] = {
     "parameters": _parameters,
     "system": lambda chat: chat.system or "(no system message)",
     "template": _template,
-    "messages": _said,
+    "messages": _messages,
 }
 _COMMANDS: dict[str, Command] = {
     "/set": _set,

@@ -1,4 +1,4 @@
-"""`tidemill tokenize` and `tidemill render`: what a model makes of text, without its weights."""
+"""`tidemill tokenize` and `tidemill render`: token ids and prompts, without loading weights."""
 
 from __future__ import annotations
 

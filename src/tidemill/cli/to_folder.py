@@ -1,4 +1,4 @@
-"""A GGUF file turned back into a Hugging Face folder."""
+"""Conversion of a GGUF file to a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 if TYPE_CHECKING:
     from tidemill.loading.parts import ModelFiles
 
-# How quantized weights may be written, as --dequantize says it.
+# Values of --dequantize -> safetensors types.
 FLOATS = {"f32": "F32", "bf16": "BF16", "f16": "F16"}
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
@@ -20,10 +20,10 @@ def gguf_to_folder(source: Path, out: Path, dequantize: str | None) -> None:
     """Write safetensors, config.json, the tokenizer and the chat templates.
 
     Args:
-        dequantize: a key of `FLOATS`; None refuses quantized weights.
+        dequantize: a key of `FLOATS`; None rejects quantized weights.
 
     Raises:
-        TidemillError: UNSUPPORTED for what a folder cannot say or hold.
+        TidemillError: UNSUPPORTED if a folder cannot represent the model.
     """
     from tidemill.cli.quantize import writing_bar
     from tidemill.loading.gguf_model import open_file
@@ -61,7 +61,7 @@ def _json(value: Any) -> str:
 
 
 def _text_files(files: ModelFiles) -> dict[str, str]:
-    """File name -> content: the tokenizer, its settings, templates, what ends an answer."""
+    """File name -> content: tokenizer, its settings, chat templates, generation config."""
     data = files.tokenizer
     generation: dict[str, Any] = {}
     if files.bos_token_id is not None:

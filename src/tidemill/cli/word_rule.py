@@ -1,4 +1,4 @@
-"""Which word rule a tokenizer cuts text by: the name that a GGUF file gives it."""
+"""Identification of a tokenizer's pre-tokenization rule by its GGUF name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidemill.text.tokenizer import Tokenizer
 from tidemill.text.word_rules import WORD_RULES
 
 _TEXTS = 60
-_APART = "cafe\u0301 A\u030a"  # letters and marks that form C has in one
+_APART = "cafe\u0301 A\u030a"  # decomposed letters that NFC composes
 _POOL = (
     "aZ \u00e9\u00df\u0416\u0436\u65e5\u672c\u8a9e\uac00 \u0928\u092e\u0938\u094d\u0924\u0947 "
     "\u0e44\u0e17\u0e22 0123456789\u0663 '\"`~!@#$%^&*()-_=+[]{}\\|;:,<.>/? \u2026\u3002\u060c "
@@ -22,7 +22,7 @@ _POOL = (
 
 
 def texts() -> list[str]:
-    """Texts in which every rule cuts somewhere else."""
+    """Texts that every rule splits differently."""
     chosen = random.Random(0)
     drawn = ["".join(chosen.choice(_POOL) for _ in range(60)) for _ in range(_TEXTS)]
     return [
@@ -33,8 +33,8 @@ def texts() -> list[str]:
 
 
 def find_rule(data: TokenizerData) -> str | None:
-    """The name of the rule that cuts as this tokenizer.json does, and brings text to form C if it
-    does; None without one."""
+    """The rule that splits text as this tokenizer.json does, with the same NFC normalization; None
+    if no rule matches."""
     if data.tokenizer_json is None:
         return None
     library = tokenizers.Tokenizer.from_buffer(bytes(data.tokenizer_json))
@@ -58,8 +58,10 @@ def _words(cutter: tokenizers.pre_tokenizers.PreTokenizer, text: str) -> list[st
 
 
 def check_same(before: TokenizerData, after: TokenizerData, refusal: str) -> None:
-    """UNSUPPORTED, saying `refusal`, unless both give the same ids: a vocabulary that could not be
-    written exactly is not written at all."""
+    """Raise UNSUPPORTED with the message `refusal` unless both give the same token ids.
+
+    A vocabulary that cannot be written exactly is not written at all.
+    """
     old, new = Tokenizer(before), Tokenizer(after)
     for text in texts():
         if old.encode(text) != new.encode(text):

@@ -1,1 +1,1 @@
-"""What the offline API and the command line join: opened models, outputs as they grow."""
+"""Shared by the offline API and the command line: opened models and streamed outputs."""

@@ -1,4 +1,4 @@
-"""A model's files opened, with its text side ready, and no weights."""
+"""An opened model without its weights: file metadata, tokenizer and chat template."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tidemill.offline.opened_text import OpenedText
 
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
-    """A model's files with its text side ready; no weights are loaded.
+    """A model's files with its tokenizer and chat template; no weights are loaded.
 
     Attributes:
-        files: what `loading` found.
-        text: the text side.
+        files: the parsed model files.
+        text: tokenizer, chat template and sampling defaults.
     """
 
     files: ModelFiles
@@ -27,7 +27,7 @@ class OpenedModel:
     def open(cls, model: str | Path | None = None, backend: str | None = None) -> OpenedModel:
         """Open a folder, a GGUF file, a hub id or a bundled name; None is the bundled model.
 
-        `backend` is what would run it, if anything; see `loading.checkpoint.open_model`.
+        `backend` is the backend that would run it, or None; see `loading.checkpoint.open_model`.
 
         Raises:
             TidemillError: NOT_FOUND, MODEL_FILE, UNSUPPORTED; CONFIG without a bundled model.
@@ -37,6 +37,6 @@ class OpenedModel:
 
     @classmethod
     def of(cls, path: Path, name: str, backend: str | None = None) -> OpenedModel:
-        """The same of a model that has been found."""
+        """Open a model that is already located at `path`."""
         files = open_model(path, backend)
         return cls(files, OpenedText.of(path, name, files.tokenizer, files.generation))

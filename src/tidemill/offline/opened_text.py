@@ -1,4 +1,4 @@
-"""A model's text side, ready for use: all that the API side of a server has of a model."""
+"""A model's text side (tokenizer, chat template, defaults): all that the API process loads."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class OpenedText:
     Attributes:
         path: the model's folder or file.
         name: the name it is served under unless another is given.
-        tokenizer, template: what its files hold.
-        defaults: sampling values the model's makers recommend, only those they state.
-        named_templates: the sources of the model's further chat templates (``tool_use``, ``rag``).
+        tokenizer, template: from the model's files.
+        defaults: the sampling values that the model's authors recommend; others are absent.
+        named_templates: sources of the model's additional chat templates (``tool_use``, ``rag``).
     """
 
     path: Path
@@ -34,8 +34,8 @@ class OpenedText:
 
     @classmethod
     def open(cls, model: str | Path | None = None) -> OpenedText:
-        """Open the text side of a folder, a GGUF file, a hub id or a bundled name, or of a
-        tokenizer's file; None is the bundled model. Weights and their config are not looked at.
+        """Open the text side of a folder, a GGUF file, a hub id, a bundled name, or a
+        tokenizer file; None is the bundled model. Weights and their config are not read.
 
         Raises:
             TidemillError: NOT_FOUND, MODEL_FILE, UNSUPPORTED; CONFIG without a bundled model.
@@ -47,7 +47,7 @@ class OpenedText:
     def of(
         cls, path: Path, name: str, data: TokenizerData, generation: GenerationDefaults
     ) -> OpenedText:
-        """The same, from what has been read."""
+        """Build the text side from data already read."""
         tokenizer = Tokenizer(data)
         named = data.named_templates
         template = ChatTemplate(data.chat_template, tokenizer.special, named.get("tool_use"))

@@ -1,4 +1,4 @@
-"""What the offline API returns, and how it grows from the engine's outputs."""
+"""Results of the offline API, accumulated from the engine's outputs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ TOOL_CALLS = "tool_calls"
 
 @dataclass(slots=True)
 class ToolCall:
-    """A call of a tool that was offered.
+    """A call of one of the request's tools.
 
     Attributes:
-        id: to be repeated with the call's result.
-        name: of the tool.
-        arguments: JSON text; a whole object unless the output was cut (``length``).
+        id: identifies the call; its result must repeat it.
+        name: the tool's name.
+        arguments: JSON text; a complete object unless the output was truncated (``length``).
     """
 
     id: str
@@ -32,7 +32,7 @@ class ToolCall:
     arguments: str = ""
 
     def message(self) -> dict[str, object]:
-        """The call as it stands in a message's `tool_calls`."""
+        """The call as an entry of a message's `tool_calls`."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.id, "type": "function", "function": function}
 
@@ -42,17 +42,16 @@ class Completion:
     """One answer.
 
     Attributes:
-        index: which choice.
-        text: what may be read; special tokens and stop strings are not in it, nor are thinking and
-            tool calls.
-        token_ids: everything generated and counted, the end token included.
-        finish_reason: ``stop``, ``length``, or ``tool_calls`` where tools are called.
-        stop_string: the stop string that ended it, if one did.
-        logprobs: one per token, when asked for.
-        reasoning: the thinking, of a model whose thinking is marked.
-        reasoning_tokens: how many tokens that took.
-        tool_calls: in the order in which they were made.
-        tool_call_errors: why something that looked like a call is none; its text is in `text`.
+        index: the choice's index.
+        text: the visible text, without special tokens, stop strings, reasoning and tool calls.
+        token_ids: all generated tokens, including the end token.
+        finish_reason: ``stop``, ``length``, or ``tool_calls``.
+        stop_string: the stop string that ended the answer, or None.
+        logprobs: one per token, if requested.
+        reasoning: the reasoning text, if the model marks its reasoning.
+        reasoning_tokens: the number of reasoning tokens.
+        tool_calls: in the order of generation.
+        tool_call_errors: one per malformed tool call; the call's text stays in `text`.
     """
 
     index: int
@@ -67,16 +66,16 @@ class Completion:
     tool_call_errors: list[str] = field(default_factory=list)
 
     def __repr__(self) -> str:
-        said = [f"text={reprlib.repr(self.text)}"]
+        parts = [f"text={reprlib.repr(self.text)}"]
         if self.reasoning:
-            said.append(f"reasoning={reprlib.repr(self.reasoning)}")
+            parts.append(f"reasoning={reprlib.repr(self.reasoning)}")
         if self.tool_calls:
-            said.append(f"tool_calls={reprlib.repr(self.tool_calls)}")
+            parts.append(f"tool_calls={reprlib.repr(self.tool_calls)}")
         ended = f"finish_reason={self.finish_reason!r}"
-        return f"Completion({', '.join(said)}, {len(self.token_ids)} tokens, {ended})"
+        return f"Completion({', '.join(parts)}, {len(self.token_ids)} tokens, {ended})"
 
     def message(self) -> dict[str, object]:
-        """The answer as a message to go on with."""
+        """The answer as an assistant message for the next turn."""
         message: dict[str, object] = {"role": "assistant", "content": self.text}
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
@@ -90,11 +89,11 @@ class RequestOutput:
     """A prompt and its answers.
 
     Attributes:
-        prompt_token_ids: what the model read.
-        sampling: what was applied, seed and max_tokens included.
+        prompt_token_ids: the prompt's tokens.
+        sampling: the resolved parameters, including seed and max_tokens.
         outputs: one per choice.
         cached_tokens: prompt tokens found in the prefix cache.
-        prompt_logprobs: one per prompt token (None for the first), when asked for.
+        prompt_logprobs: one per prompt token (None for the first), if requested.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -114,16 +113,16 @@ class RequestOutput:
 
 
 class Running:
-    """A request under way: its engine outputs become a `RequestOutput`.
+    """A request in flight: accumulates engine outputs into a `RequestOutput`.
 
     Args:
-        request: what the engine was given.
-        tokenizer: the vocabulary.
-        rules: how its outputs are read.
+        request: the request as submitted to the engine.
+        tokenizer: detokenizes the outputs.
+        rules: how the outputs are parsed.
         at_start: see `OutputText`.
 
     Attributes:
-        output: what has come so far.
+        output: the result so far.
     """
 
     def __init__(
@@ -147,13 +146,14 @@ class Running:
         self.output = RequestOutput(request.prompt_token_ids, sampling, completions)
 
     def take(self, output: ChoiceOutput) -> tuple[AnswerDelta, bool]:
-        """Enter an engine output. Surplus after a stop is dropped.
+        """Add an engine output. Tokens after a stop are dropped.
 
         Returns:
-            What is new, and whether the engine has to be told that the choice has ended here.
+            The new parts, and whether the caller must cancel the choice in the engine because it
+            stopped here first.
 
         Raises:
-            TidemillError: what the engine said.
+            TidemillError: the engine's error.
         """
         completion, text = self.output.outputs[output.choice], self._texts[output.choice]
         if output.finish_reason is FinishReason.ERROR and output.error is not None:

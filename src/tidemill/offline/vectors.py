@@ -21,7 +21,7 @@ def run_vectors(engine: InprocEngine, inputs: Sequence[Input], pooling: Pooling)
     """Each input's pooled vector as float32 bytes, in order.
 
     Raises:
-        TidemillError: BAD_REQUEST for an input that is too long, or what the engine said.
+        TidemillError: BAD_REQUEST for an input that is too long, or the engine's error.
     """
     requests = []
     for item in inputs:
