@@ -118,7 +118,7 @@ def _text_facts(text: OpenedText, output: str = "") -> list[tuple[str, str]]:
 
 
 def _purpose(opened: OpenedModel) -> list[tuple[str, str]]:
-    """What a model is made for beside text, or in its place."""
+    """Embeddings or scores that a model computes, in addition to text or instead of it."""
     vectors = opened.files.vectors
     if opened.files.spec.generates and not vectors.source and not vectors.head:
         return []

@@ -44,7 +44,7 @@ class Completion:
     Attributes:
         index: the choice's index.
         text: the visible text, without special tokens, stop strings, reasoning and tool calls.
-        token_ids: all generated tokens, including the end token.
+        token_ids: all counted tokens, including the end token; none after a stop.
         finish_reason: ``stop``, ``length``, or ``tool_calls``.
         stop_string: the stop string that ended the answer, or None.
         logprobs: one per token, if requested.
