@@ -488,11 +488,6 @@ class Scheduler:
                 return None
         return step.predicted or None
 
-    @property
-    def num_in_flight(self) -> int:
-        """Plans in flight: neither committed nor rolled back."""
-        return len(self._in_flight)
-
     def sequences(self) -> Iterable[Sequence]:
         """All sequences that have not ended."""
         for owner in self._requests.values():
