@@ -42,7 +42,8 @@ def test_the_api_process_opens_text_alone() -> None:
     """Numpy and what describes weights would cost every start a quarter of a second, and memory;
     pydantic 75 ms and 10 MiB."""
     code = (
-        "import sys, tidemill.server.run, tidemill.server.http, tidemill.offline.opened_text;"
+        "import sys, tidemill.server.run, tidemill.server.transport.http;"
+        "import tidemill.offline.opened_text;"
         "import tidemill.cli.main;"
         "command = tidemill.cli.main._app(['serve']).commands['serve'];"
         "command.make_context('serve', ['--port', '1', '--limit', 'a=1', 'model']);"

@@ -8,8 +8,12 @@ import tidemill
 
 # What shows people a date, or compares with a file's times.
 SHOWN = {
-    *("base/clock.py", "server/http.py", "server/context.py"),
-    *("server/openai/chat.py", "server/openai/completions.py", "server/openai/rerank.py"),
+    *("base/clock.py", "server/transport/http.py", "server/context.py"),
+    *(
+        "server/dialects/openai/chat.py",
+        "server/dialects/openai/completions.py",
+        "server/dialects/openai/rerank.py",
+    ),
     *("engine/spawn.py", "loading/packed_store.py", "worker/packed.py"),
 }
 

@@ -26,11 +26,11 @@ from tidemill.grammar.sandbox import GrammarSandbox
 from tidemill.grammar.vocabulary import Vocabulary
 from tidemill.loading import bundled_models, open_model
 from tidemill.offline.opened_text import OpenedText
-from tidemill.server.body import parse_body
+from tidemill.server.access.limits import Limits
+from tidemill.server.dialects.body import parse_body
+from tidemill.server.dialects.openai.prompting import template_messages
+from tidemill.server.dialects.openai.schema import ChatRequest
 from tidemill.server.errors import Rejection
-from tidemill.server.limits import Limits
-from tidemill.server.openai.prompting import template_messages
-from tidemill.server.openai.schema import ChatRequest
 from tidemill.text.answering import ChatSide, read_output_options, rules_of
 from tidemill.text.parsers.engine import OutputParser
 from tidemill.text.parsers.formats import FORMATS

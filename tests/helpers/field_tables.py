@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[2]
 if __name__ == "__main__":
     sys.path[:0] = [str(ROOT / "src")]
 
-from tidemill.server.fields import Alias, Fields, Group, Neutral  # noqa: E402
-from tidemill.server.openai import neutral  # noqa: E402
+from tidemill.server.dialects.fields import Alias, Fields, Group, Neutral  # noqa: E402
+from tidemill.server.dialects.openai import neutral  # noqa: E402
 
 PAGE = ROOT / "docs" / "api.md"
 BEGIN, END = "<!-- fields: begin -->", "<!-- fields: end -->"

@@ -12,10 +12,10 @@ from helpers.loop_meter import LoopMeter
 from helpers.scripted_engine import ScriptedEngine
 from helpers.tiny_text import tokenizer_data
 
+from tidemill.server.access.limits import Limits
+from tidemill.server.access.security import Security
 from tidemill.server.context import ServerContext
-from tidemill.server.http import make_server
-from tidemill.server.limits import Limits
-from tidemill.server.security import Security
+from tidemill.server.transport.http import make_server
 from tidemill.text.template import ChatTemplate
 from tidemill.text.tokenizer import Tokenizer
 

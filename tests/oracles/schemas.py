@@ -292,8 +292,8 @@ def served() -> Iterator[Case]:
     """The components of our own OpenAPI document, each as a schema of its own."""
     import msgspec
 
-    from tidemill.server.members import Body
-    from tidemill.server.openai import schema as bodies
+    from tidemill.server.dialects.members import Body
+    from tidemill.server.dialects.openai import schema as bodies
 
     for model in vars(bodies).values():
         if isinstance(model, type) and issubclass(model, Body) and model is not Body:

@@ -12,7 +12,7 @@ from tidemill.base.log import FORMATS
 from tidemill.cli.declared import option
 
 if TYPE_CHECKING:
-    from tidemill.server.security import Security
+    from tidemill.server.access.security import Security
 
 KEY_VARIABLE = "TIDEMILL_API_KEY"
 
@@ -70,10 +70,10 @@ class LockFlags:
                 access control.
         """
         from tidemill.base.errors import config_error
-        from tidemill.server.keys import KeyStore, NoKeys, StaticKeys
-        from tidemill.server.listen import is_loopback
-        from tidemill.server.security import Security, check_origins, check_proxies
-        from tidemill.server.tls import Certificates
+        from tidemill.server.access.keys import KeyStore, NoKeys, StaticKeys
+        from tidemill.server.access.security import Security, check_origins, check_proxies
+        from tidemill.server.transport.listen import is_loopback
+        from tidemill.server.transport.tls import Certificates
 
         # Child processes, the engine included, must not inherit the key.
         os.environ.pop(KEY_VARIABLE, None)

@@ -15,7 +15,7 @@ from tidemill.cli import locks, options
 from tidemill.cli.declared import option
 
 if TYPE_CHECKING:
-    from tidemill.server.limits import Limits
+    from tidemill.server.access.limits import Limits
     from tidemill.server.run import TextSide
 
 log = get_logger(__name__)
@@ -95,10 +95,10 @@ def serve(
     from tidemill.loading.hub_name import with_options
     from tidemill.loading.kind import check_model
     from tidemill.loading.named import locate
-    from tidemill.server.admission_options import AdmissionOptions
-    from tidemill.server.listen import bind
+    from tidemill.server.admission.options import AdmissionOptions
     from tidemill.server.run import ServeOptions
     from tidemill.server.run import serve as run_server
+    from tidemill.server.transport.listen import bind
 
     guard_stderr(log_line)
     set_up_logging("api", log_level, log_format)
@@ -172,8 +172,8 @@ def serve(
 
 def _limits(settings: Sequence[str]) -> Limits:
     """The API's limits; the open-file limit bounds the number of connections."""
-    from tidemill.server.limits import Limits
-    from tidemill.server.listen import raise_file_limit
+    from tidemill.server.access.limits import Limits
+    from tidemill.server.transport.listen import raise_file_limit
 
     limits = Limits.parse(settings)
     possible = raise_file_limit(limits.max_connections)

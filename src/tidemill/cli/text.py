@@ -46,11 +46,11 @@ def render(
 
     from tidemill.base.errors import bad_request
     from tidemill.grammar.schema import prepared
-    from tidemill.server.body import parse_body
+    from tidemill.server.access.limits import Limits
+    from tidemill.server.dialects.body import parse_body
+    from tidemill.server.dialects.openai.prompting import prompt_options, template_messages
+    from tidemill.server.dialects.openai.schema import ChatRequest
     from tidemill.server.errors import Rejection
-    from tidemill.server.limits import Limits
-    from tidemill.server.openai.prompting import prompt_options, template_messages
-    from tidemill.server.openai.schema import ChatRequest
     from tidemill.text.answering import ChatSide, read_output_options
     from tidemill.text.prompt import render_prompt
 

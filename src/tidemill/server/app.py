@@ -17,16 +17,16 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tidemill.base.errors import TidemillError
-from tidemill.server import health
-from tidemill.server.access import AccessLogMiddleware
-from tidemill.server.auth import AuthMiddleware, principal_of, require
+from tidemill.server.access.auth import AuthMiddleware, principal_of, require
+from tidemill.server.access.keys import Role
+from tidemill.server.access.security import Security
+from tidemill.server.admin import health
 from tidemill.server.context import ServerContext
+from tidemill.server.dialects.members import Body
+from tidemill.server.dialects.openai import chat, completions, embeddings, models, rerank, schema
 from tidemill.server.errors import Rejection, named_as_sent, problem_of
-from tidemill.server.keys import Role
-from tidemill.server.members import Body
-from tidemill.server.openai import chat, completions, embeddings, models, rerank, schema
 from tidemill.server.openapi import RouteDescription, document_of, field_names
-from tidemill.server.security import Security
+from tidemill.server.transport.access_log import AccessLogMiddleware
 
 Handler = Callable[[ServerContext, Request], Awaitable[Response]]
 

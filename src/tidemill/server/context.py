@@ -12,11 +12,11 @@ from tidemill.base.vector_data import VectorData
 from tidemill.grammar.schema import prepared
 from tidemill.metrics.admission import AdmissionMetrics
 from tidemill.metrics.registry import ServerMetrics
-from tidemill.server.admission import Admission
-from tidemill.server.admission_options import AdmissionOptions
-from tidemill.server.bodies import Bodies
+from tidemill.server.access.limits import Limits
+from tidemill.server.admission.bodies import Bodies
+from tidemill.server.admission.control import Admission
+from tidemill.server.admission.options import AdmissionOptions
 from tidemill.server.errors import reject
-from tidemill.server.limits import Limits
 from tidemill.text.answering import ChatSide
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from tidemill.server.fields import Neutral, schema_of
-from tidemill.server.members import Body, bodies_in
+from tidemill.server.dialects.fields import Neutral, schema_of
+from tidemill.server.dialects.members import Body, bodies_in
 
 ERROR = "Error"
 

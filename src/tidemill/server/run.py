@@ -20,10 +20,10 @@ from tidemill.base.log import get_logger
 from tidemill.contract.config import EngineConfig
 from tidemill.engine.identity import different_files
 from tidemill.engine.supervisor import SupervisedEngine, Supervision
-from tidemill.server.admission_options import AdmissionOptions
-from tidemill.server.limits import Limits
-from tidemill.server.listen import url_of
-from tidemill.server.security import Security
+from tidemill.server.access.limits import Limits
+from tidemill.server.access.security import Security
+from tidemill.server.admission.options import AdmissionOptions
+from tidemill.server.transport.listen import url_of
 
 if TYPE_CHECKING:
     from tidemill.engine.supervisor import Recovery
@@ -222,7 +222,7 @@ async def _prepare(options: ServeOptions) -> TextSide:
             text = options.load_text()
             text = replace(text, files=text.files or tuple(opened.values()))
         give_back()
-        import_module("tidemill.server.http")
+        import_module("tidemill.server.transport.http")
         return text
 
     # `build_id` is cached for when the engine is ready.
@@ -253,7 +253,7 @@ class _Http:
     """The HTTP server and the task that runs it."""
 
     def __init__(self, context: ServerContext, listener: socket.socket, security: Security) -> None:
-        from tidemill.server.http import make_server
+        from tidemill.server.transport.http import make_server
 
         if security.reloadable:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload, security)

@@ -1,0 +1,189 @@
+"""Authentication: the principal of a request, and the middleware that determines it.
+
+Without keys every client is admitted and identified by its address. With at least one key, every
+route except the probes requires one. Unknown routes require one too, so that nothing can be
+learnt without a key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tidemill.server.access.keys import Key, KeyStore, NoKeys, Role
+from tidemill.server.errors import Rejection, reject
+
+PROBES = frozenset({"/healthz", "/readyz", "/health", "/ping"})
+"""Public, for orchestrators; without a key they reveal only whether the server is ready."""
+
+# Top-level domains that are reserved and cannot be registered.
+_PRIVATE = (".localhost", ".internal")
+_CHALLENGE = {"WWW-Authenticate": 'Bearer realm="tidemill"'}
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """The authenticated client of a request: `request.state.principal` in every handler.
+
+    Attributes:
+        client_id: identity for fairness: ``key:NAME``, or ``addr:ADDRESS`` where there are no keys
+            (an IPv6 /64 counts as one address, since a client can use all of it).
+        name: the key's name, or the address; for logs.
+        role: its permissions; None on a probe without a valid key.
+        weight: share of the engine relative to other clients.
+        cache_salt: prefixes are shared only between equal salts; empty: with all.
+    """
+
+    client_id: str
+    name: str
+    role: Role | None
+    weight: float = 1.0
+    cache_salt: str = ""
+
+    def salt_for(self, requested: str | None) -> str:
+        """The cache salt of a request whose field `cache_salt` is `requested`.
+
+        A request can only narrow what it shares: no client can name the salt of another.
+        """
+        if not requested:
+            return self.cache_salt
+        return hashlib.sha256(f"{self.cache_salt}\0{requested}".encode()).hexdigest()[:32]
+
+
+def principal_of(request: Request) -> Principal:
+    """The principal of a request; by address where no `AuthMiddleware` is installed (tests)."""
+    found: Principal | None = getattr(request.state, "principal", None)
+    return found or by_address(request.client.host if request.client else "", Role.ADMIN)
+
+
+def by_address(host: str, role: Role | None) -> Principal:
+    """The principal of a client without a key."""
+    name = host or "local"
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        pass
+    else:
+        mapped = getattr(address, "ipv4_mapped", None)
+        if mapped is not None:
+            name = str(mapped)
+        elif address.version == 6 and not address.is_loopback:
+            name = str(ipaddress.ip_network((address, 64), strict=False))
+    return Principal(f"addr:{name}", name, role)
+
+
+def _by_key(key: Key, share: bool) -> Principal:
+    salt = "" if share else hashlib.sha256(f"key\0{key.name}".encode()).hexdigest()[:32]
+    return Principal(f"key:{key.name}", key.name, key.role, key.weight, salt)
+
+
+class AuthMiddleware:
+    """ASGI middleware that sets `state.principal` or answers 401.
+
+    Args:
+        app: the wrapped application; it checks roles itself (`require`), since it knows the routes.
+        keys: the key store.
+        share_prefix_cache: whether clients with different keys may hit each other's prefixes.
+        own_hosts: when given, requests for other host names are rejected (see `check_host`).
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: KeyStore | None = None,
+        *,
+        share_prefix_cache: bool = False,
+        own_hosts: Collection[str] | None = None,
+    ) -> None:
+        self.app = app
+        self._keys = keys or NoKeys()
+        self._share = share_prefix_cache
+        self._own_hosts = own_hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve or reject one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        try:
+            principal = await self._authenticate(scope)
+        except Rejection as rejection:
+            scope.setdefault("state", {})["problem"] = rejection.problem
+            await rejection.problem.response()(scope, receive, send)
+            return
+        scope.setdefault("state", {})["principal"] = principal
+        await self.app(scope, receive, send)
+
+    async def _authenticate(self, scope: Scope) -> Principal:
+        client = scope.get("client")
+        host = client[0] if client else ""
+        if self._own_hosts is not None and scope["path"] not in PROBES:
+            check_host(scope["headers"], self._own_hosts)
+        if not self._keys.closed:
+            return by_address(host, Role.ADMIN)
+        try:
+            key = await self._keys.find(_bearer(scope["headers"]))
+            if key is None:
+                raise _unauthorized("the API key is not known here")
+            return _by_key(key, self._share)
+        except Rejection:
+            if scope["path"] in PROBES:
+                return by_address(host, None)
+            raise
+
+
+def require(principal: Principal, roles: Collection[Role]) -> None:
+    """Raise a 403 unless the principal has one of the roles."""
+    if principal.role not in roles:
+        allowed = " or ".join(sorted(roles))
+        raise reject(
+            403, f"the key {principal.name!r} has the role {principal.role}; this takes {allowed}"
+        )
+
+
+def _bearer(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    given = [value for name, value in headers if name == b"authorization"]
+    if not given:
+        raise _unauthorized("an API key is needed: send the header 'Authorization: Bearer KEY'")
+    if len(given) > 1:
+        raise _unauthorized("there are several Authorization headers; send one")
+    scheme, _, token = given[0].decode("latin-1").strip().partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        raise _unauthorized("the Authorization header must read 'Bearer KEY'")
+    return token.strip()
+
+
+def _unauthorized(message: str) -> Rejection:
+    return reject(401, message, headers=_CHALLENGE)
+
+
+def check_host(headers: Iterable[tuple[bytes, bytes]], own: Collection[str]) -> None:
+    """Reject a Host that is not a name of this machine.
+
+    A server on a loopback address without a key is exposed to DNS rebinding: a web page whose host
+    name resolves to 127.0.0.1 can reach it through the local browser. Such a name contains a dot
+    and is not an IP address. Names without a dot cannot be registered, nor can those under
+    ``.internal``, which containers use for their host (host.docker.internal).
+
+    Raises:
+        Rejection: 403.
+    """
+    value = next((v for n, v in headers if n == b"host"), b"").decode("latin-1").strip().lower()
+    name = value.rpartition(":")[0] if value.rpartition(":")[2].isdigit() else value
+    name = name.strip("[]").rstrip(".")
+    if "." not in name or name in own or name.endswith(_PRIVATE):
+        return
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        raise reject(
+            403,
+            f"the host name {name[:128]!r} is not this server's; --allowed-host makes it known, "
+            "and a server with an API key does not ask",
+            code="unknown_host",
+        ) from None

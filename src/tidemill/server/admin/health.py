@@ -1,0 +1,105 @@
+"""GET /healthz, /readyz, /metrics."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tidemill.base.errors import ErrorKind, TidemillError
+from tidemill.base.log import get_logger
+from tidemill.contract.wire import EngineInfo, EngineStats
+from tidemill.metrics.registry import CONTENT_TYPE
+from tidemill.server.access.auth import principal_of
+from tidemill.server.context import ServerContext
+from tidemill.server.dialects.openai.models import json_response
+
+ENGINE_TIMEOUT = 5.0
+"""Seconds the engine has to answer."""
+
+PROBE_TIMEOUT = 1.0
+"""Seconds the engine has to answer a probe, which does not wait for a long step."""
+
+log = get_logger(__name__)
+
+
+async def _engine_stats(context: ServerContext) -> EngineStats:
+    try:
+        async with asyncio.timeout(ENGINE_TIMEOUT):
+            return await context.client.stats()
+    except TimeoutError:
+        raise TidemillError(
+            ErrorKind.UNAVAILABLE, f"the engine did not answer within {ENGINE_TIMEOUT:g} s"
+        ) from None
+
+
+async def about(context: ServerContext, request: Request) -> Response:
+    """Name, version and model of this server."""
+    return json_response(
+        {
+            "server": "tidemill",
+            "version": _version(context),
+            "model": context.info.model,
+            "routes": "/openapi.json",
+        }
+    )
+
+
+async def version(context: ServerContext, request: Request) -> Response:
+    """The server's version."""
+    return json_response({"version": _version(context)})
+
+
+def _version(context: ServerContext) -> str:
+    return context.build or "0"
+
+
+async def healthz(context: ServerContext, request: Request) -> Response:
+    """The API process is alive. The state of the engine is at /readyz."""
+    return json_response({"status": "ok"})
+
+
+async def readyz(context: ServerContext, request: Request) -> Response:
+    """Readiness: 200 with the engine's settings; else 503 with the reason (recovering from a crash
+    or a stall, draining). While the model loads there is no answer at all.
+
+    A long step does not make the server unready: progress is monitored, not response time.
+    """
+    stats = context.client.last_stats
+    if context.client.problem is None:
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT):
+                stats = await context.client.stats()
+        except (TidemillError, TimeoutError):
+            log.debug("the engine is busy; the latest statistics are returned")
+    problem = context.client.problem
+    if principal_of(request).role is None:
+        # A probe without a key, where keys exist: only whether the server is ready.
+        status = "ready" if problem is None else "unavailable"
+        return json_response({"status": status}, 200 if problem is None else 503)
+    if problem is not None:
+        return json_response({"status": "unavailable", "reason": problem}, 503)
+    return json_response(
+        {
+            "status": "ready",
+            "engine": _engine(context.info),
+            "stats": msgspec.structs.asdict(stats),
+        }
+    )
+
+
+def _engine(info: EngineInfo) -> dict[str, object]:
+    """The engine's settings, without the paths of its files."""
+    return {k: v for k, v in msgspec.structs.asdict(info).items() if k != "files"}
+
+
+async def metrics(context: ServerContext, request: Request) -> Response:
+    """Prometheus exposition; if the engine does not answer, with its latest statistics."""
+    try:
+        context.metrics.update_engine(await _engine_stats(context))
+    except TidemillError as error:
+        if error.kind is not ErrorKind.UNAVAILABLE:
+            raise
+    return Response(await asyncio.to_thread(context.metrics.render), media_type=CONTENT_TYPE)

@@ -1,0 +1,1 @@
+"""What may run or wait: bookings, estimates, shares by tenant."""

@@ -1,0 +1,1 @@
+"""API dialects: request bodies in, answers out; and what they share."""

@@ -1,0 +1,189 @@
+"""`chat.completion` and `chat.completion.chunk` from the same deltas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tidemill.base.ids import new_call_id
+from tidemill.server.dialects.openai.assemble import Chunks, Envelope, encode, finish_of
+from tidemill.server.dialects.openai.logprobs import chat_entries, prompt_entries
+from tidemill.server.host.generation import ChoiceDelta, Generation
+from tidemill.server.transport.pieces import Document, Piece
+from tidemill.text.answer import CallPart
+from tidemill.text.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class _Call:
+    id: str
+    name: str
+    arguments: list[str] = field(default_factory=list)
+
+    def document(self) -> dict[str, Any]:
+        function = {"name": self.name, "arguments": "".join(self.arguments)}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+@dataclass(slots=True)
+class _Message:
+    content: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[_Call] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    entries: bytearray = field(default_factory=bytearray)  # encoded, without brackets
+    finish: str | None = None
+    stopped_by: str | int | None = None
+
+
+class ChatFormat:
+    """Writes chat answers.
+
+    A whole answer equals the concatenated parts of a stream: both are made of the same deltas by
+    the same rules (promise 8).
+
+    Args:
+        envelope: the repeated fields.
+        tokenizer: for the bytes of alternative tokens.
+        choices: their number.
+        logprobs: whether they were requested.
+        tools: tools were offered, so the content of an answer without text is null, not "".
+        reasoning: the answer includes the thinking.
+        prompt_logprobs: the answer includes the logprobs of the prompt.
+    """
+
+    def __init__(
+        self,
+        envelope: Envelope,
+        tokenizer: Tokenizer,
+        choices: int,
+        *,
+        logprobs: bool,
+        tools: bool = False,
+        reasoning: bool = True,
+        prompt_logprobs: bool = False,
+    ) -> None:
+        self._has_prompt_logprobs = prompt_logprobs
+        self._prompt: list[Piece] = [b"[]"]
+        self._envelope = envelope
+        self._tokenizer = tokenizer
+        self._chunks = Chunks(envelope, "chat.completion.chunk")
+        self._logprobs = logprobs
+        self._empty_content = None if tools else ""
+        self._reasoning = reasoning
+        self._messages = [_Message() for _ in range(choices)]
+
+    async def read_prompt(self, delta: ChoiceDelta) -> None:
+        """Process the prompt's part of a choice's first delta."""
+        if self._has_prompt_logprobs and delta.index == 0:
+            self._prompt = await prompt_entries(self._tokenizer, delta.prompt_logprobs or ())
+
+    def add(self, delta: ChoiceDelta) -> None:
+        """Add a delta to the document."""
+        message = self._messages[delta.index]
+        message.content.append(delta.text)
+        message.finish = delta.finish or message.finish
+        message.stopped_by = delta.stopped_by
+        if self._reasoning:
+            message.reasoning.append(delta.reasoning)
+        for part in delta.calls:
+            if part.name is not None:
+                message.calls.append(_Call(new_call_id(), part.name))
+            message.calls[part.index].arguments.append(part.arguments)
+        message.errors += delta.errors
+        if self._logprobs and delta.pieces:
+            if message.entries:
+                message.entries += b","
+            message.entries += chat_entries(self._tokenizer, delta.pieces)
+
+    def document(self, generation: Generation) -> list[Piece]:
+        """The whole answer."""
+        placed = Document()
+        choices = [
+            {
+                "index": index,
+                "message": self._document(message),
+                "logprobs": self._entries(placed, message) if self._logprobs else None,
+                "finish_reason": message.finish,
+                **({} if message.stopped_by is None else {"stop_reason": message.stopped_by}),
+            }
+            for index, message in enumerate(self._messages)
+        ]
+        more = {"prompt_logprobs": placed.place(self._prompt)} if self._has_prompt_logprobs else {}
+        return self._envelope.document("chat.completion", choices, generation, placed, **more)
+
+    def _document(self, message: _Message) -> dict[str, Any]:
+        content = "".join(message.content) or self._empty_content
+        found: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if reasoning := "".join(message.reasoning):
+            found |= _thinking(reasoning)
+        if message.calls:
+            found["tool_calls"] = [call.document() for call in message.calls]
+        if message.errors:
+            found["tool_call_errors"] = message.errors
+        return found
+
+    @staticmethod
+    def _entries(placed: Document, message: _Message) -> dict[str, Any]:
+        return {"content": placed.place((b"[", message.entries, b"]")), "refusal": None}
+
+    def opening(self, generation: Generation) -> bytes:
+        """The role chunk of every choice."""
+        delta = encode({"role": "assistant", "content": self._empty_content})
+        tail = b'"delta":%b,"logprobs":null,"finish_reason":null}' % delta
+        return b"".join(
+            [self._chunks.chunk(b'{"index":%d,' % i + tail) for i in range(len(self._messages))]
+        )
+
+    def events(self, delta: ChoiceDelta) -> bytes:
+        """A chunk if the delta has content, and the finish chunk at the end."""
+        events = b""
+        shown = self._delta(delta)
+        if shown is not None or delta.pieces:
+            logprobs = b"null"
+            if delta.pieces:
+                entries = chat_entries(self._tokenizer, delta.pieces)
+                logprobs = b'{"content":[%b],"refusal":null}' % entries
+            events = self._chunks.chunk(
+                b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":null}'
+                % (delta.index, shown or b"{}", logprobs)
+            )
+        if delta.finish is not None:
+            events += self._chunks.chunk(
+                b'{"index":%d,"delta":{},"logprobs":null,%b}'
+                % (delta.index, finish_of(delta.finish, delta.stopped_by))
+            )
+        return events
+
+    def _delta(self, delta: ChoiceDelta) -> bytes | None:
+        """The encoded delta; None when it is empty."""
+        reasoning = delta.reasoning if self._reasoning else ""
+        if not reasoning and not delta.calls and not delta.errors:
+            # The common case, without the cost of a dictionary.
+            return b'{"content":%b}' % encode(delta.text) if delta.text else None
+        found: dict[str, Any] = {}
+        if reasoning:
+            found |= _thinking(reasoning)
+        if delta.text:
+            found["content"] = delta.text
+        if delta.calls:
+            found["tool_calls"] = [self._call(delta.index, part) for part in delta.calls]
+        if delta.errors:
+            found["tool_call_errors"] = delta.errors
+        return encode(found)
+
+    def _call(self, choice: int, part: CallPart) -> dict[str, Any]:
+        function: dict[str, Any] = {"arguments": part.arguments}
+        if part.name is None:
+            return {"index": part.index, "function": function}
+        function = {"name": part.name, **function}
+        return {"index": part.index, "id": new_call_id(), "type": "function", "function": function}
+
+    def closing(self, generation: Generation) -> bytes:
+        """See `Chunks.closing`."""
+        return self._chunks.closing(generation)
+
+
+def _thinking(text: str) -> dict[str, str]:
+    # Clients read one name or the other, so both are sent.
+    return {"reasoning_content": text, "reasoning": text}

@@ -1,0 +1,362 @@
+"""Fields that clients of the OpenAI dialect send beyond those that the schema declares.
+
+The tables cover OpenAI, vLLM, llama.cpp, SGLang, TGI, OpenRouter and others: values of these fields
+that have no effect here, and aliases of declared fields. `server.dialects.fields` applies them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tidemill.server.dialects.fields import ANY, Alias, Fields, Group, Neutral
+from tidemill.text.conversation import NOT_SHOWN
+
+_ORDER = ("penalties", "temperature", "top_k", "top_p", "min_p")
+_ELSEWHERE = "tool calling here"
+_CHAT = "send it to /v1/chat/completions"
+
+
+def _in_our_order(value: Any) -> bool:
+    """True for a list of llama.cpp's samplers in the order of this server.
+
+    The filters after the temperature are computed from one distribution, so their order does not
+    matter. Samplers that are always off may be at any position.
+    """
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        return False
+    names = [name for name in value if name not in ("dry", "xtc", "typ_p", "typical_p", "tfs_z",
+                                                    "top_n_sigma", "mirostat")]  # fmt: skip
+    return tuple(names[:2]) == _ORDER[:2] and sorted(names[2:]) == sorted(_ORDER[2:])
+
+
+_IDENTITY = Neutral(kinds=(str,), feature="values that are no strings")
+
+# Unsupported samplers and searches, each with the value that turns it off; and their parameters,
+# with any value.
+_SAMPLERS: Fields = {
+    "typical_p": Neutral((1,), feature="typical sampling"),
+    "typical": Neutral((1,), feature="typical sampling"),
+    "typ_p": Neutral((1,), feature="typical sampling"),
+    "tfs_z": Neutral((1,), feature="tail-free sampling"),
+    "tfs": Neutral((1,), feature="tail-free sampling"),
+    "top_a": Neutral((0,), feature="top-a sampling"),
+    "mirostat": Neutral((0,), feature="mirostat sampling"),
+    "mirostat_mode": Neutral((0,), feature="mirostat sampling"),
+    **dict.fromkeys(("mirostat_tau", "mirostat_eta"), Neutral(kinds=(float,), feature="mirostat")),
+    "dry_multiplier": Neutral((0,), feature="DRY sampling"),
+    **dict.fromkeys(
+        ("dry_base", "dry_allowed_length", "dry_penalty_last_n"),
+        Neutral(kinds=(float,), feature="DRY sampling"),
+    ),
+    "dry_sequence_breakers": Neutral(kinds=(list, str), feature="DRY sampling"),
+    "xtc_probability": Neutral((0,), feature="XTC sampling"),
+    "xtc_threshold": Neutral(kinds=(float,), feature="XTC sampling"),
+    "dynamic_temperature": Neutral((False,), feature="dynamic temperature"),
+    "dynatemp_low": Neutral(kinds=(float,), feature="dynamic temperature"),
+    "dynatemp_high": Neutral(kinds=(float,), feature="dynamic temperature"),
+    "dynatemp_range": Neutral((0,), feature="dynamic temperature"),
+    "dynatemp_exponent": Neutral(kinds=(float,), feature="dynamic temperature"),
+    "top_n_sigma": Neutral((-1, 0), feature="top-n-sigma sampling"),
+    "nsigma": Neutral((0,), feature="top-n-sigma sampling"),
+    "skew": Neutral((0,), feature="skewed sampling"),
+    "smoothing_factor": Neutral((0,), feature="quadratic sampling"),
+    "smoothing_curve": Neutral(kinds=(float,), feature="quadratic sampling"),
+    "temperature_last": Neutral((False,), feature="another order of samplers"),
+    "sampler_priority": Neutral(feature="another order of samplers"),
+    "sampler_order": Neutral(feature="another order of samplers"),
+    "repeat_last_n": Neutral(
+        (-1,), feature="penalties over a part of the text", instead="ours are over all of it"
+    ),
+    "penalty_last_n": Neutral((-1,), feature="penalties over a part of the text"),
+    "repetition_penalty_range": Neutral((0, -1), feature="penalties over a part of the text"),
+    "penalize_nl": Neutral((True,), feature="penalties that spare line ends"),
+    "no_repeat_ngram_size": Neutral((0,), feature="forbidden n-grams"),
+    "encoder_repetition_penalty": Neutral((1,), feature="an encoder's penalty"),
+    "epsilon_cutoff": Neutral((0,), feature="epsilon sampling"),
+    "eta_cutoff": Neutral((0,), feature="eta sampling"),
+    "samplers": Neutral(
+        test=_in_our_order,
+        shown='["penalties", "temperature", then "top_k", "top_p" and "min_p" in any order]',
+        feature="another order of samplers",
+    ),
+    "do_sample": Neutral(
+        (True,), feature="greedy decoding by this name", instead="send temperature: 0"
+    ),
+    "use_beam_search": Neutral((False,), feature="beam search"),
+    "num_beams": Neutral((1,), feature="beam search"),
+    "num_beam_groups": Neutral((1,), feature="beam search"),
+    "length_penalty": Neutral((1,), feature="beam search"),
+    "diversity_penalty": Neutral((0,), feature="beam search"),
+    "early_stopping": Neutral((False,), feature="beam search"),
+    "penalty_alpha": Neutral((0,), feature="contrastive search"),
+    "guidance_scale": Neutral((1,), feature="classifier-free guidance"),
+    "negative_prompt": Neutral(("",), feature="classifier-free guidance"),
+    "watermark": Neutral((False,), feature="watermarks"),
+}
+# Processing of text and tokens, with the values that this server implements.
+_TEXT: Fields = {
+    "skip_special_tokens": Neutral((True,), feature="special tokens in the text"),
+    "spaces_between_special_tokens": Neutral(
+        kinds=(bool,), feature="special tokens in the text"
+    ),  # there are none in the text
+    "include_stop_str_in_output": Neutral((False,), feature="stop strings in the output"),
+    "no_stop_trim": Neutral((False,), feature="stop strings in the output"),
+    "detokenize": Neutral((True,), feature="answers without text"),
+    "return_full_text": Neutral((False,), feature="the prompt in the output by this name"),
+    "truncate_prompt_tokens": Neutral(feature="truncation of prompts"),
+    "truncate": Neutral((False,), feature="truncation of prompts"),
+    "truncation": Neutral(("disabled", False), feature="truncation of prompts"),
+    "truncation_length": Neutral(feature="truncation of prompts"),
+    "prompt_truncate_len": Neutral(feature="truncation of prompts"),
+    "context_length_exceeded_behavior": Neutral(("error",), feature="truncation of prompts"),
+    "add_bos_token": Neutral((True,), feature="prompts without their start tokens"),
+    "ban_eos_token": Neutral((False,), feature="banned end tokens", instead="send ignore_eos"),
+    "n_keep": Neutral((0, -1), feature="shifting of the context"),
+    "n_discard": Neutral((0,), feature="shifting of the context"),
+    "context_shift": Neutral((False,), feature="shifting of the context"),
+    "allowed_token_ids": Neutral(
+        ([],), feature="allowed_token_ids", instead="logit_bias bans tokens"
+    ),
+    "bad_words": Neutral(([],), feature="bad_words", instead="logit_bias bans tokens"),
+    "bad_words_ids": Neutral(([],), feature="bad_words_ids", instead="logit_bias bans tokens"),
+    **dict.fromkeys(
+        ("custom_token_bans", "banned_tokens", "banned_strings"),
+        Neutral(("", []), feature="banned texts", instead="logit_bias bans tokens"),
+    ),
+    "logits_processors": Neutral(([],), feature="code of clients"),
+    "custom_logit_processor": Neutral(("",), feature="code of clients"),
+    "stop_regex": Neutral(("", []), feature="stop expressions"),
+    "n_indent": Neutral((0,), feature="a least indentation"),
+    "min_keep": Neutral((0, 1), feature="a least number of candidates"),
+    "n_probs": Neutral((0,), feature="logprobs by this name", instead="send logprobs"),
+    "top_n_tokens": Neutral((0,), feature="logprobs by this name", instead="send logprobs"),
+    "post_sampling_probs": Neutral((False,), feature="probabilities behind the filters"),
+    "return_tokens_as_token_ids": Neutral((False,), feature="token ids in logprobs"),
+    "return_token_ids": Neutral((False,), feature="token ids in answers"),
+    "return_tokens": Neutral((False,), feature="token ids in answers"),
+    "return_hidden_states": Neutral((False,), feature="hidden states"),
+    "return_progress": Neutral((False,), feature="progress in answers"),
+    "timings_per_token": Neutral((False,), feature="timings in answers"),
+    "details": Neutral((False,), feature="details by this name"),
+    "decoder_input_details": Neutral((False,), feature="details by this name"),
+    "response_fields": Neutral(([],), feature="a choice of the answer's members"),
+    "t_max_predict_ms": Neutral((0, -1), feature="a time for the output", instead="send timeout"),
+    "t_max_prompt_ms": Neutral((0, -1), feature="a time for the prompt", instead="send timeout"),
+    "guided_decoding_backend": Neutral(("auto",), feature="another library"),
+    "guided_whitespace_pattern": Neutral(("",), feature="a pattern of white space"),
+    "grammar_string": Neutral(("",), feature="grammars by this name", instead="send grammar"),
+    "grammar_lazy": Neutral((False,), feature="lazy grammars"),
+    "grammar_triggers": Neutral(([],), feature="lazy grammars"),
+    "preserved_tokens": Neutral(kinds=(list,), feature="it"),
+    "lora": Neutral(([],), feature="adapters"),
+    "image_data": Neutral(([],), feature="images"),
+    "mm_processor_kwargs": Neutral(({},), feature="images"),
+    "result_format": Neutral(("message",), feature="another form of answers"),
+    "incremental_output": Neutral((True,), feature="streams that repeat what they said"),
+    "raw_output": Neutral((False,), feature="raw output"),
+    "perf_metrics_in_response": Neutral((False,), feature="timings in answers"),
+    "auto_max_new_tokens": Neutral((False,), feature="auto_max_new_tokens", instead="send -1"),
+    "extra_body": Neutral(({},), feature="extra_body", instead="put its members into the body"),
+    "extra_headers": Neutral(({},), feature="headers in the body"),
+    "extra_query": Neutral(({},), feature="queries in the body"),
+}
+# Names and bookkeeping that cannot change an answer.
+_BOOKKEEPING: Fields = {
+    **dict.fromkeys(
+        ("session_id", "request_id", "trace_id", "conversation_id", "rid", "user_id"), _IDENTITY
+    ),
+    "prompt_cache_retention": _IDENTITY,
+    "prompt_cache_options": Neutral(kinds=(dict,), feature="values that are no objects"),
+    "cache_prompt": Neutral((True,), feature="prompts without caching", instead="send cache_salt"),
+    "id_slot": Neutral((-1,), feature="a choice of slots"),
+    "slot_id": Neutral((-1,), feature="a choice of slots"),
+    "kv_transfer_params": Neutral(({},), feature="a transfer of caches"),
+    "vllm_xargs": Neutral(({},), feature="vllm_xargs"),
+    "nvext": Neutral(({},), feature="nvext"),
+    "speculative_ngram": Neutral(kinds=(bool,), feature="values that are no booleans"),
+    "prompt_lookup_num_tokens": Neutral((0,), feature="prompt lookup"),
+    "draft_model": Neutral(feature="a choice of draft models"),
+    "ttl": Neutral((-1,), feature="unloading of the model"),
+    "keep_alive": Neutral((-1, "-1"), feature="unloading of the model"),
+    **dict.fromkeys(
+        ("num_ctx", "n_ctx"),
+        Neutral(
+            feature="a context length per request",
+            instead="the server's is set at its start (--max-model-len)",
+        ),
+    ),
+    "options": Neutral(({},), feature="options", instead="put its members into the body itself"),
+}
+_HOSTED: Fields = {
+    "moderation": Neutral(feature="moderation"),
+    "safe_prompt": Neutral((False,), feature="a safety prompt"),
+    "safety_model": Neutral(feature="moderation"),
+    "enable_search": Neutral((False,), feature="web search"),
+    "search_parameters": Neutral(({"mode": "off"},), feature="web search"),
+    "deferred": Neutral((False,), feature="deferred answers"),
+    "plugins": Neutral(([],), feature="plugins"),
+    "transforms": Neutral(([],), feature="transforms"),
+    "models": Neutral(([],), feature="a choice of models"),
+    "route": Neutral(feature="a choice of models"),
+    "provider": Neutral(({},), feature="a choice of providers"),
+}
+_ALIASES: Fields = {
+    "repeat_penalty": Alias("repetition_penalty"),
+    "n_predict": Alias("max_tokens"),
+    "num_predict": Alias("max_tokens"),
+    "max_new_tokens": Alias("max_tokens"),
+    "max_output_tokens": Alias("max_tokens"),
+    "random_seed": Alias("seed"),
+    "sampler_seed": Alias("seed", {-1: None}),
+    "stopping_strings": Alias("stop"),
+    "stop_sequences": Alias("stop"),
+    "regex": Alias("guided_regex"),
+}
+# Declared fields: values that mean the same as absence.
+_DEFAULTS: Fields = {
+    "max_tokens": Neutral((-1,)),
+    "stop": Neutral(("", [], [""])),
+    "grammar": Neutral(("",)),
+    "store": Neutral((False,), feature="stored completions"),
+    "logit_bias": Neutral(({}, [])),
+}
+
+GENERATION: Fields = {**_SAMPLERS, **_TEXT, **_BOOKKEEPING, **_HOSTED, **_ALIASES, **_DEFAULTS}
+
+_REASONING = Group(
+    {
+        "effort": Alias("reasoning_effort"),
+        "max_tokens": Alias("thinking_token_budget"),
+        "enabled": Alias("enable_thinking"),
+        "exclude": Alias("include_reasoning", {True: False, False: None}, strict=True),
+        "summary": Neutral(feature="summaries of the thinking"),
+        "generate_summary": Neutral(feature="summaries of the thinking"),
+    }
+)
+_THINKING = Group(
+    {
+        "type": Alias(
+            "enable_thinking",
+            {"enabled": True, "disabled": False, "adaptive": None, "auto": None},
+            strict=True,
+        ),
+        "budget_tokens": Alias("thinking_token_budget"),
+    }
+)
+
+CHAT: Fields = {
+    **GENERATION,
+    "max_completion_tokens": Neutral((-1,)),
+    "prompt": Neutral(
+        feature="plain prompts in a chat", instead="send messages, or the prompt to /v1/completions"
+    ),
+    "input": Neutral(feature="the Responses API", instead="send messages"),
+    "system": Neutral(
+        feature="system texts by this name", instead="send a message of the role system"
+    ),
+    "format": Neutral(feature="formats by this name", instead="send response_format"),
+    "best_of": Neutral((1,), feature="best_of in a chat"),
+    "echo": Neutral((False,), feature="echo in a chat"),
+    "suffix": Neutral(("",), feature="fill in the middle"),
+    "add_special_tokens": Neutral((False,), feature="start tokens around what the template writes"),
+    "chat_template": Neutral(
+        feature="chat templates of requests", instead="the server's is --chat-template"
+    ),
+    "documents": Neutral(([],)),
+    "functions": Neutral(([],), feature="the older form of tools", instead="send tools"),
+    "function_call": Neutral(
+        ("none",), feature="the older form of tool_choice", instead="send tool_choice"
+    ),
+    "modalities": Neutral((["text"],), feature="other modalities than text"),
+    "audio": Neutral(feature="audio output"),
+    "prediction": Neutral(feature="predicted outputs"),
+    "web_search_options": Neutral(feature="web search"),
+    "reasoning": _REASONING,
+    "thinking": _THINKING,
+    "think": Alias({bool: "enable_thinking", str: "reasoning_effort"}),
+    "reasoning_format": Neutral(
+        ("auto", "deepseek", "parsed"), feature="thinking within the content"
+    ),
+    "reasoning_in_content": Neutral((False,), feature="thinking within the content"),
+    "separate_reasoning": Neutral((True,), feature="thinking within the content"),
+    "stream_reasoning": Neutral((True,), feature="thinking that is not streamed"),
+    "thinking_forced_open": Neutral((False,), feature="thinking_forced_open"),
+    "parse_tool_calls": Neutral((True,), feature="calls within the content"),
+    "prompt_mode": Neutral(feature="prompt modes"),
+}
+
+COMPLETION: Fields = {
+    **GENERATION,
+    "logprobs": Neutral((False,)),
+    "add_special_tokens": Neutral((True,), feature="prompts without their start tokens"),
+    "suffix": Neutral(("",), feature="fill in the middle"),
+    "modalities": Neutral((["text"],), feature="other modalities than text"),
+    "tools": Neutral(([],), feature=_ELSEWHERE, instead=_CHAT),
+    "tool_choice": Neutral(("none", "auto"), feature=_ELSEWHERE, instead=_CHAT),
+    "parallel_tool_calls": Neutral(kinds=(bool,), feature=_ELSEWHERE, instead=_CHAT),
+    "functions": Neutral(([],), feature=_ELSEWHERE, instead=_CHAT),
+    "function_call": Neutral(("none",), feature=_ELSEWHERE, instead=_CHAT),
+    **dict.fromkeys(
+        ("enable_thinking", "reasoning_effort", "thinking_token_budget", "thinking_budget"),
+        Neutral(feature="thinking here", instead=_CHAT),
+    ),
+    "think": Neutral((False,), feature="thinking here", instead=_CHAT),
+    "messages": Neutral(feature="conversations here", instead=_CHAT),
+    "inputs": Neutral(feature="prompts by this name", instead="send prompt"),
+    "parameters": Neutral(
+        ({},), feature="parameters", instead="put its members into the body itself"
+    ),
+}
+
+TOKENIZE: Fields = {
+    "content": Alias("prompt"),
+    "add_special": Alias("add_special_tokens"),
+    "parse_special": Neutral((True,), feature="special tokens read as plain text"),
+    "with_pieces": Neutral((False,), feature="pieces by this name", instead="return_token_strs"),
+}
+
+VECTORS: Fields = {
+    **_BOOKKEEPING,
+    "truncate_prompt_tokens": Neutral(feature="truncation of inputs"),
+    "truncate": Neutral((False, "NONE"), feature="truncation of inputs"),
+    "truncation": Neutral((False,), feature="truncation of inputs"),
+    "add_special_tokens": Neutral((True,), feature="inputs without their start tokens"),
+    "priority": Neutral((0,), feature="priorities of vectors"),
+}
+EMBEDDING: Fields = {
+    **VECTORS,
+    "normalize": Neutral(feature="vectors of another length than the model's"),
+    "embedding_types": Neutral((["float"],), feature="other types than float"),
+    **dict.fromkeys(
+        ("input_type", "task"),
+        Neutral(feature="input types", instead="prompt_name picks one of the model's"),
+    ),
+    "embedding_type": Neutral(("float",), feature="other types than float"),
+    "late_chunking": Neutral((False,), feature="late chunking"),
+}
+RERANK: Fields = {
+    **VECTORS,
+    "top_k": Alias("top_n"),
+    "max_chunks_per_doc": Neutral(feature="documents in parts"),
+    "max_tokens_per_doc": Neutral(feature="truncation of documents"),
+    "rank_fields": Neutral((["text"],), feature="other members than text"),
+}
+
+STREAM_OPTIONS: Fields = {
+    "include_obfuscation": Neutral((False,), feature="obfuscation of a stream's sizes")
+}
+
+# Members of answer messages that clients send back in the history.
+RETURNED: Fields = dict.fromkeys(sorted(NOT_SHOWN), Neutral(kinds=(ANY,)))
+MESSAGE: Fields = {
+    **RETURNED,
+    "audio": Neutral(feature="audio"),
+    "thinking": Alias("reasoning_content"),
+    "images": Neutral(([],), feature="images"),
+    "is_error": Neutral((False,), feature="errors by this name", instead="say it in the content"),
+    "function_call": Neutral(feature="the older form of tool calls", instead="send tool_calls"),
+    "prefix": Neutral((False,), feature="prefix", instead="send continue_final_message"),
+    "partial": Neutral((False,), feature="partial", instead="send continue_final_message"),
+    "tool_calls": Neutral(([],)),
+    "name": Neutral(("",)),
+}

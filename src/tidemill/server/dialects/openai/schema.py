@@ -1,0 +1,394 @@
+"""Request bodies of the OpenAI dialect, with Tidemill's extensions.
+
+Types are strict: a string is never read as a number, nor true as 1. Unknown fields are errors.
+Ranges are checked with the sampling parameters (`contract.sampling`), once for all APIs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import Meta
+from msgspec.structs import asdict
+
+from tidemill.server.dialects.fields import Fields
+from tidemill.server.dialects.id_lists import Ids
+from tidemill.server.dialects.members import (
+    Body,
+    JsonSchema,
+    checked,
+    documented,
+    unsupported,
+    wrong_type,
+    wrong_value,
+)
+from tidemill.server.dialects.openai import described, neutral
+from tidemill.text.conversation import OWN_PARTS, PART_NOT_SHOWN, TEXT_PARTS, own_text
+from tidemill.text.thinking import EFFORTS
+
+INT32 = 2**31
+
+
+def _is_int(value: object) -> bool:
+    return type(value) is int
+
+
+def _is_list_of(value: object, test: Callable[[object], bool]) -> bool:
+    return isinstance(value, list) and all(test(item) for item in value)
+
+
+def _is_str(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_ids(value: object) -> bool:
+    return isinstance(value, Ids) or _is_list_of(value, _is_int)
+
+
+def _check_prompt(value: Any) -> None:
+    if _is_str(value) or isinstance(value, Ids):
+        return
+    if not isinstance(value, list):
+        raise wrong_type("expected a string, a list of strings, token ids, or a list of those")
+    if not value:
+        raise wrong_value("the list of prompts is empty")
+    first = value[0]
+    test = next((t for t in (_is_str, _is_int) if t(first)), None)
+    if test is not None and _is_list_of(value, test):
+        return
+    if isinstance(first, list) and _is_list_of(value, _is_ids):
+        return
+    raise wrong_type(
+        "expected a string, a list of strings, a list of token ids, or a list of lists of token "
+        "ids; the items are not all of one of these kinds"
+    )
+
+
+def _check_stop(value: Any) -> None:
+    if not (_is_str(value) or _is_list_of(value, _is_str)):
+        raise wrong_type("expected a string or a list of strings")
+
+
+def _check_content(value: Any) -> None:
+    if _is_str(value):
+        return
+    if not isinstance(value, list):
+        raise wrong_type("expected a string or a list of text parts")
+    for index, part in enumerate(value):
+        _check_part(index, part)
+
+
+def _check_part(index: int, part: object) -> None:
+    if isinstance(part, str):
+        return
+    if not isinstance(part, Mapping):
+        raise wrong_type(f'part {index} must be an object such as {{"type": "text", ...}}')
+    kind = part.get("type")
+    if isinstance(kind, str) and kind in OWN_PARTS:
+        if own_text(part) is None:
+            raise wrong_type(f"the text of part {index} must be a string")
+        return
+    if kind not in TEXT_PARTS:
+        if isinstance(kind, str):
+            raise unsupported(f"part {index} has the type {kind[:64]!r}; this model takes text")
+        raise wrong_type(f"part {index} has no type")
+    if not isinstance(part.get("text"), str):
+        raise wrong_type(f"the text of part {index} must be a string")
+    unknown = [
+        k
+        for k, v in part.items()
+        if k not in ("type", "text") and k not in PART_NOT_SHOWN and v is not None
+    ]
+    if unknown:
+        raise unsupported(f"part {index} has a field this server does not know: {unknown[0][:64]}")
+
+
+def _check_bias(value: Mapping[str, Any]) -> None:
+    for key, bias in value.items():
+        # int() would take signs, spaces, underscores and other scripts' digits.
+        if not (key.isascii() and key.isdigit() and len(key) < 11 and int(key) < INT32):
+            raise wrong_value(f"keys must be token ids such as '42', got {key[:32]}")
+        if type(bias) not in (int, float):
+            raise wrong_type(f"the value of {key} must be a number")
+
+
+_STRING: JsonSchema = {"type": "string"}
+_INTEGER: JsonSchema = {"type": "integer"}
+_STRINGS: JsonSchema = {"type": "array", "items": _STRING}
+_IDS: JsonSchema = {"type": "array", "items": _INTEGER}
+_TEXT_PART: JsonSchema = {
+    "type": "object",
+    "properties": {"type": {"enum": list(TEXT_PARTS)}, "text": _STRING},
+    "required": ["type", "text"],
+}
+
+_NUMBERS: JsonSchema = {"additionalProperties": {"type": "number"}}
+
+Prompt = Annotated[
+    Any,
+    checked(_check_prompt, {"anyOf": [_STRING, _STRINGS, _IDS, {"type": "array", "items": _IDS}]}),
+]
+Stop = Annotated[Any, checked(_check_stop, {"anyOf": [_STRING, _STRINGS, {"type": "null"}]})]
+Content = Annotated[
+    Any,
+    checked(
+        _check_content,
+        {"anyOf": [_STRING, {"type": "array", "items": _TEXT_PART}, {"type": "null"}]},
+    ),
+]
+
+
+class StreamOptions(Body, kw_only=True):
+    """Options of a stream.
+
+    Attributes:
+        include_usage: the last chunk has the usage.
+        continuous_usage_stats: every chunk has the usage so far; needs `include_usage`.
+    """
+
+    known: ClassVar[Fields] = neutral.STREAM_OPTIONS
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class ReturnedFields(Body, kw_only=True):
+    """Members of this server's answers that litellm returns in `provider_specific_fields`."""
+
+    known: ClassVar[Fields] = neutral.RETURNED
+
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_call_errors: list[str] | None = None
+
+
+class Message(Body, kw_only=True):
+    """One turn of a conversation.
+
+    Attributes:
+        tool_calls, reasoning_content, reasoning: of assistant messages; the two names of the
+            thinking are equivalent.
+        refusal: of an assistant message: its content, if it has no other.
+        tool_call_errors: as in this server's answers; not shown to the model.
+        provider_specific_fields: litellm's place for such members; merged into the message.
+    """
+
+    known: ClassVar[Fields] = neutral.MESSAGE
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content = None
+    refusal: str | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: Annotated[Any, documented(described.TOOL_CALLS)] = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_call_errors: list[str] | None = None
+    provider_specific_fields: ReturnedFields | None = None
+
+    def finalize(self) -> None:
+        for name, value in asdict(self.provider_specific_fields or ReturnedFields()).items():
+            if value is None:
+                continue
+            if getattr(self, name, None) not in (None, value):
+                raise wrong_value(
+                    f"{name} and provider_specific_fields.{name} differ; send one of them"
+                )
+            setattr(self, name, value)
+        self.provider_specific_fields = None
+        if self.refusal:
+            if self.role != "assistant" or self.content:
+                raise wrong_value("refusal is for messages of the assistant without content")
+            self.content = self.refusal
+        self.refusal = None
+
+
+class Generation(Body, kw_only=True):
+    """Fields that chat and completions share.
+
+    Attributes:
+        user, metadata, safety_identifier, prompt_cache_key: accepted, since clients send them and
+            they cannot change an answer (promise 2); others: `server.dialects.openai.neutral`.
+        service_tier, priority: order among one client's requests.
+        response_format, guided_json, guided_regex, guided_choice, guided_grammar,
+            structured_outputs, json_schema, grammar: the constraint on the answer, as named by
+            several servers (`text.constraints`); at most one of them.
+        timeout: an extension: seconds until the request expires.
+        cache_salt: an extension: cached prefixes are shared only between equal salts.
+        prompt_logprobs: an extension: number of alternatives in the logprobs of prompt tokens.
+        include_effective: an extension: the response has a `tidemill` object with the effective
+            settings.
+    """
+
+    known: ClassVar[Fields] = neutral.GENERATION
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: Stop = None
+    stop_token_ids: list[int] | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    prompt_logprobs: int | None = None
+    ignore_eos: bool | None = None
+    n: int | None = None
+    logit_bias: Annotated[dict[str, Any], checked(_check_bias, _NUMBERS)] | None = None
+    response_format: Annotated[Any, documented(described.RESPONSE_FORMAT)] = None
+    guided_json: Annotated[Any, documented(described.JSON_SCHEMA)] = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    structured_outputs: Annotated[Any, documented(described.STRUCTURED_OUTPUTS)] = None
+    json_schema: Annotated[Any, documented(described.JSON_SCHEMA)] = None
+    grammar: str | None = None
+    timeout: float | None = None
+    cache_salt: str | None = None
+    include_effective: bool | None = None
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
+    priority: int | None = None
+
+
+class ChatRequest(Generation, kw_only=True):
+    """Body of POST /v1/chat/completions.
+
+    Attributes:
+        tools, tool_choice, parallel_tool_calls: see `text.tools`.
+        enable_thinking, reasoning_effort, thinking_token_budget (alias thinking_budget),
+            include_reasoning: see `text.thinking`.
+        verbosity: for templates that use it.
+    """
+
+    known: ClassVar[Fields] = neutral.CHAT
+
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    documents: list[dict[str, Any]] | None = None
+    tools: Annotated[Any, documented(described.TOOLS)] = None
+    tool_choice: Annotated[Any, documented(described.TOOL_CHOICE)] = None
+    parallel_tool_calls: bool | None = None
+    enable_thinking: bool | None = None
+    reasoning_effort: Annotated[str | None, documented({"enum": [*EFFORTS, None]})] = None
+    thinking_token_budget: int | None = None
+    thinking_budget: int | None = None
+    include_reasoning: bool | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class CompletionRequest(Generation, kw_only=True):
+    """Body of POST /v1/completions."""
+
+    known: ClassVar[Fields] = neutral.COMPLETION
+
+    prompt: Prompt
+    logprobs: int | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+
+
+class TokenizeRequest(Body, kw_only=True):
+    """Body of POST /tokenize: a prompt or messages.
+
+    Attributes:
+        add_special_tokens: put the model's own start tokens around a plain prompt (default true).
+        return_token_strs: also return each token as the vocabulary writes it.
+    """
+
+    known: ClassVar[Fields] = neutral.TOKENIZE
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Meta(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    documents: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Annotated[Any, documented(described.TOOLS)] = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Body, kw_only=True):
+    """Body of POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]
+    skip_special_tokens: bool | None = None
+
+
+class VectorBody(Body, kw_only=True):
+    """Fields that requests without generation share.
+
+    Attributes:
+        user, metadata: accepted, since clients send them and they cannot change an answer.
+        timeout, cache_salt: as in `Generation`.
+    """
+
+    known: ClassVar[Fields] = neutral.VECTORS
+
+    model: str | None = None
+    timeout: float | None = None
+    cache_salt: str | None = None
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class EmbeddingRequest(VectorBody, kw_only=True):
+    """Body of POST /v1/embeddings.
+
+    Attributes:
+        prompt_name: an extension: the model's prompt that precedes each text.
+    """
+
+    known: ClassVar[Fields] = neutral.EMBEDDING
+
+    input: Prompt
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    prompt_name: str | None = None
+
+
+class Document(Body, kw_only=True):
+    """A document of a rerank request, as an object."""
+
+    text: str
+
+
+class RerankRequest(VectorBody, kw_only=True):
+    """Body of POST /v1/rerank and /rerank.
+
+    Attributes:
+        return_documents: repeat each document in the answer (default false).
+    """
+
+    known: ClassVar[Fields] = neutral.RERANK
+
+    query: str
+    documents: list[str | Document]
+    top_n: int | None = None
+    return_documents: bool | None = None
+
+
+class ScoreRequest(VectorBody, kw_only=True):
+    """Body of POST /v1/score."""
+
+    text_1: str | list[str]
+    text_2: str | list[str]

@@ -1,0 +1,1 @@
+"""The served model and the generations that run on it."""

@@ -1,0 +1,1 @@
+"""HTTP and TLS: connections, request bodies on the wire, and written answers."""
