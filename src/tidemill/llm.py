@@ -28,7 +28,7 @@ from tidemill.contract.wire import EngineInfo, EngineStats
 from tidemill.engine.offline import InprocEngine
 from tidemill.grammar.schema import prepared
 from tidemill.loading.kind import check_model
-from tidemill.loading.named import locate
+from tidemill.loading.locate import locate
 from tidemill.offline.opened_text import OpenedText
 from tidemill.offline.outputs import Completion, RequestOutput, Running, ToolCall
 from tidemill.offline.vectors import run_vectors

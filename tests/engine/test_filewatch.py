@@ -17,8 +17,8 @@ from tidemill.contract.config import EngineConfig
 from tidemill.engine.filewatch import FileWatch
 from tidemill.engine.identity import different_files
 from tidemill.executor.inproc import open_inproc
-from tidemill.loading.bundled import bundled_models
 from tidemill.loading.jsonfile import map_bytes, read_bytes
+from tidemill.loading.locate import bundled_models
 from tidemill.loading.mapped import MappedFile
 from tidemill.offline.opened_text import OpenedText
 

@@ -21,8 +21,8 @@ from fuzz.mutate import mutate_bytes, mutate_json
 from tidemill.backends import native
 from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.loading import gguf_text_side, open_model, safetensors, spm_file, torch_files
-from tidemill.loading.bundled import bundled_models
 from tidemill.loading.gguf import read_file as read_gguf
+from tidemill.loading.locate import bundled_models
 from tidemill.loading.parts import ModelFiles
 from tidemill.loading.places import one_tensor
 from tidemill.models.blocks.repack import Inexact

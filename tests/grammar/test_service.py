@@ -9,7 +9,7 @@ import pytest
 from tidemill.contract.program import FreeText, Grammar, OutputProgram
 from tidemill.grammar.service import TOKEN_BYTES, WARM_SHARE, GrammarService
 from tidemill.loading.checkpoint import open_model
-from tidemill.loading.named import locate
+from tidemill.loading.locate import locate
 
 
 @pytest.fixture

@@ -12,14 +12,13 @@ import pytest
 
 from tests.helpers.fake_hub import COMMIT, FakeHub
 from tidemill.base.errors import ErrorKind, TidemillError
-from tidemill.loading.hub import resolve
-from tidemill.loading.named import locate
+from tidemill.loading.locate import locate, resolve
 
 # The library reads its settings when it is imported: each case is asked in a process that has them.
 _RESOLVE = """
 import json, sys
 from tidemill.base.errors import TidemillError
-from tidemill.loading.named import locate
+from tidemill.loading.locate import locate
 for name in json.loads(sys.argv[1]):
     said = []
     try:

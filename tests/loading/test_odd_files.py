@@ -13,7 +13,7 @@ from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.cli.options import template_from
 from tidemill.loading.checkpoint import open_model
 from tidemill.loading.kind import check_model
-from tidemill.loading.named import locate
+from tidemill.loading.locate import locate
 from tidemill.loading.text_side import open_text
 from tidemill.offline.opened_text import OpenedText
 

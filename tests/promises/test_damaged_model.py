@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from helpers.real_server import RealServer
 
-from tidemill.loading.bundled import bundled_models
+from tidemill.loading.locate import bundled_models
 
 pytestmark = pytest.mark.xdist_group("promises")
 

@@ -21,7 +21,7 @@ from helpers.faults import fault_environment
 from helpers.real_server import RealServer
 from soak.run import Plan, Run
 
-from tidemill.loading.bundled import bundled_models
+from tidemill.loading.locate import bundled_models
 
 pytestmark = pytest.mark.xdist_group("promises")
 

@@ -19,8 +19,8 @@ from tidemill.backends.base import Backend
 from tidemill.backends.native.backend import NativeBackend
 from tidemill.contract.config import EngineConfig
 from tidemill.loading.checkpoint import open_model
+from tidemill.loading.locate import locate
 from tidemill.loading.mapped import MappedFile
-from tidemill.loading.named import locate
 from tidemill.loading.packed_store import DATA_OFFSET, PackedStore
 from tidemill.loading.parts import ModelFiles
 from tidemill.worker import packed

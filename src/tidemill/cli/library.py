@@ -32,7 +32,7 @@ def list_models(
 
 
 def _all_models(folders: Sequence[Path]) -> Iterator[tuple[str, str, int]]:
-    from tidemill.loading.bundled import bundled_models
+    from tidemill.loading.locate import bundled_models
 
     for name, path in bundled_models().items():
         yield name, "bundled", _size(path)

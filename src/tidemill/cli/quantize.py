@@ -106,7 +106,7 @@ def _write(
     """Write the model and report the quantization error; returns the source's path."""
     from tidemill.base.errors import config_error, unsupported
     from tidemill.cli.to_folder import gguf_to_folder
-    from tidemill.loading.named import locate
+    from tidemill.loading.locate import locate
     from tidemill.loading.write.out import Loss, check_target
 
     source, _ = locate(model)

@@ -63,7 +63,7 @@ def run(
     from tidemill.contract.sampling import SamplingParams
     from tidemill.llm import LLM
     from tidemill.loading.hub_name import with_options
-    from tidemill.loading.named import locate
+    from tidemill.loading.locate import locate
 
     functions = None if tools is None else Functions.of_file(tools)
     output_options: dict[str, Any] = {} if schema is None else {"json_schema": _read_schema(schema)}

@@ -94,7 +94,7 @@ def serve(
     from tidemill.contract.config import EngineConfig
     from tidemill.loading.hub_name import with_options
     from tidemill.loading.kind import check_model
-    from tidemill.loading.named import locate
+    from tidemill.loading.locate import locate
     from tidemill.server.admission.options import AdmissionOptions
     from tidemill.server.run import ServeOptions
     from tidemill.server.run import serve as run_server

@@ -32,7 +32,7 @@ def show(
 
     from tidemill.loading.hub_name import with_options
     from tidemill.loading.kind import vocabulary_alone
-    from tidemill.loading.named import locate
+    from tidemill.loading.locate import locate
     from tidemill.offline.opened import OpenedModel
     from tidemill.offline.opened_text import OpenedText
 

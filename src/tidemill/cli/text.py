@@ -22,7 +22,7 @@ def tokenize(
     import sys
 
     from tidemill.base.errors import bad_request
-    from tidemill.loading.bundled import DEFAULT_MODEL
+    from tidemill.loading.locate import DEFAULT_MODEL
     from tidemill.loading.text_side import open_text
     from tidemill.text.tokenizer import Tokenizer
 

@@ -10,18 +10,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tidemill.loading.bundled import DEFAULT_MODEL as DEFAULT_MODEL
-    from tidemill.loading.bundled import bundled_models as bundled_models
     from tidemill.loading.checkpoint import ModelSummary as ModelSummary
     from tidemill.loading.checkpoint import TensorLine as TensorLine
     from tidemill.loading.checkpoint import inspect_model as inspect_model
     from tidemill.loading.checkpoint import open_model as open_model
     from tidemill.loading.generation import GenerationDefaults as GenerationDefaults
+    from tidemill.loading.locate import DEFAULT_MODEL as DEFAULT_MODEL
+    from tidemill.loading.locate import bundled_models as bundled_models
     from tidemill.loading.parts import ModelFiles as ModelFiles
 
 _EXPORTS = {
-    "DEFAULT_MODEL": "bundled",
-    "bundled_models": "bundled",
+    "DEFAULT_MODEL": "locate",
+    "bundled_models": "locate",
     "ModelSummary": "checkpoint",
     "TensorLine": "checkpoint",
     "inspect_model": "checkpoint",

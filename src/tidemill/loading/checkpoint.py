@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tidemill.base.errors import unsupported
-from tidemill.loading.hub import resolve
 from tidemill.loading.kind import check_model
+from tidemill.loading.locate import resolve
 from tidemill.loading.parts import ModelFiles
 from tidemill.models.spec import DecoderSpec
 

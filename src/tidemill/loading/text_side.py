@@ -11,7 +11,7 @@ from tidemill.loading import folder_text, gguf_split, gguf_text_side, spm_file
 from tidemill.loading.generation import GenerationDefaults, generation_defaults
 from tidemill.loading.jsonfile import map_bytes, read_optional_object
 from tidemill.loading.kind import is_gguf
-from tidemill.loading.named import locate
+from tidemill.loading.locate import locate
 
 
 @dataclass(frozen=True, slots=True)

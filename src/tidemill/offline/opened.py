@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tidemill.loading.checkpoint import open_model
-from tidemill.loading.named import locate
+from tidemill.loading.locate import locate
 from tidemill.loading.parts import ModelFiles
 from tidemill.offline.opened_text import OpenedText
 
