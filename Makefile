@@ -51,7 +51,7 @@ test-install: $(VENV)/.test-installed ## install what the tests need
 lint: test-install ## style, the table of imports and retired words
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/lint-imports
+	$(BIN)/python .ci/rooms.py
 	$(BIN)/python .ci/words.py
 
 types: test-install ## type check
