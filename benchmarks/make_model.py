@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.convert.gguf.names import layout
 from tidemill.loading import gguf, open_model
-from tidemill.loading.write.gguf_names import layout
 from tidemill.models import quantization
 from tidemill.models.naming import Rules
 from tidemill.models.registry import FAMILIES, family_for_config

@@ -14,7 +14,7 @@ SHOWN = {
         "server/dialects/openai/completions.py",
         "server/dialects/openai/rerank.py",
     ),
-    *("engine/spawn.py", "loading/packed_store.py", "worker/packed.py"),
+    *("engine/spawn.py", "worker/packed_store.py", "worker/packed.py"),
 }
 
 

@@ -24,7 +24,7 @@ from tidemill.cli.doctor import doctor
 from tidemill.cli.machine import human_bytes, parse_bytes
 from tidemill.cli.other_flags import OTHER_COMMANDS, OTHER_FLAGS
 from tidemill.loading.locate import bundled_models
-from tidemill.loading.packed_store import Entry, PackedStore
+from tidemill.worker.packed_store import Entry, PackedStore
 
 BROOK = bundled_models()["brook"]
 

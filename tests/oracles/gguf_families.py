@@ -22,12 +22,12 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
+from convert.test_gguf_families import write_without_vocabulary  # noqa: E402
 from helpers.backend_driver import BackendDriver, options  # noqa: E402
 from helpers.disguised import DISGUISES, Disguise, make_disguised  # noqa: E402
 from helpers.family_cases import Case, make_case  # noqa: E402
 from helpers.gguf_cases import GGUF_CASES  # noqa: E402
 from helpers.references import prompt, reference_logits  # noqa: E402
-from loading.test_gguf_families import write_without_vocabulary  # noqa: E402
 from oracles.parity import TOOLS, build_llama_cpp  # noqa: E402
 
 from tidemill.backends import native  # noqa: E402

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from convert.test_gguf_families import write_without_vocabulary
 from helpers.backend_driver import BackendDriver, options
 from helpers.disguised import DISGUISES, Disguise, make_disguised
 from helpers.references import prompt, reference_logits
-from loading.test_gguf_families import write_without_vocabulary
 
 from tidemill.backends import native
 from tidemill.base.errors import TidemillError

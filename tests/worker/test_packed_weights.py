@@ -21,10 +21,10 @@ from tidemill.contract.config import EngineConfig
 from tidemill.loading.checkpoint import open_model
 from tidemill.loading.locate import locate
 from tidemill.loading.mapped import MappedFile
-from tidemill.loading.packed_store import DATA_OFFSET, PackedStore
 from tidemill.loading.parts import ModelFiles
 from tidemill.worker import packed
 from tidemill.worker.packed import KeptWeights
+from tidemill.worker.packed_store import DATA_OFFSET, PackedStore
 
 SPEC = make_spec(vocab=101, tied=False, hidden=64, intermediate=96, head_dim=16)
 TENSORS = make_tensors(SPEC, "BF16")
@@ -173,7 +173,7 @@ def test_without_room_it_goes_on_and_says_so(
     def full(descriptor: int, size: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("tidemill.loading.packed_store._reserve", full)
+    monkeypatch.setattr("tidemill.worker.packed_store._reserve", full)
     with caplog.at_level(logging.WARNING, "tidemill"):
         start(kept())
     assert "are not kept" in caplog.text and "No space left" in caplog.text

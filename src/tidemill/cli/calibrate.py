@@ -21,11 +21,11 @@ def write_calibrated(
 
     from tidemill.base.errors import bad_request, unsupported
     from tidemill.cli.quantize import Bar, copy_side, writing_bar
-    from tidemill.loading.calibrate.model import METHODS, Quantizer
+    from tidemill.convert.calibrate.model import METHODS, Quantizer
+    from tidemill.convert.calibrate.tensors import calibrated_tensors, stored_name
+    from tidemill.convert.folder.writer import write_safetensors
+    from tidemill.convert.output import check_target
     from tidemill.loading.locate import locate
-    from tidemill.loading.write.calibrated_out import calibrated_tensors, stored_name
-    from tidemill.loading.write.out import check_target
-    from tidemill.loading.write.safetensors_out import write_safetensors
     from tidemill.offline.opened import OpenedModel
 
     source, _ = locate(model)

@@ -19,7 +19,7 @@ def packed(
 
     from tidemill.base.errors import config_error
     from tidemill.cli.machine import human_bytes
-    from tidemill.loading.packed_store import PackedStore, default_folder
+    from tidemill.worker.packed_store import PackedStore, default_folder
 
     setting = options.packed_cache(packed_cache)
     if setting == "off":

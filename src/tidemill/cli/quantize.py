@@ -10,9 +10,9 @@ import click
 from tidemill.cli.declared import argument, option
 
 if TYPE_CHECKING:
+    from tidemill.convert.output import Loss, OutTensor
     from tidemill.loading.gguf import GgufFile
     from tidemill.loading.parts import ModelFiles
-    from tidemill.loading.write.out import Loss, OutTensor
 
 MODEL = argument(..., help="A Hugging Face folder, a .gguf file, or a name.")
 OUT = argument(..., help="What to write: a name that ends in .gguf, or a folder.")
@@ -43,9 +43,9 @@ def quantize(
 ) -> None:
     """Write a model with its matrices rounded to fewer bits; an interrupted run is taken up."""
     from tidemill.base.errors import config_error
-    from tidemill.loading.calibrate.model import METHODS
-    from tidemill.loading.write.integers import TYPES
-    from tidemill.loading.write.plan import GGUF_TYPES
+    from tidemill.convert.calibrate.model import METHODS
+    from tidemill.convert.folder.integers import TYPES
+    from tidemill.convert.plan import GGUF_TYPES
 
     gguf = out.suffix == ".gguf"
     given, type = type, _LLAMA_CPP.get(type.lower(), type.lower())
@@ -106,8 +106,8 @@ def _write(
     """Write the model and report the quantization error; returns the source's path."""
     from tidemill.base.errors import config_error, unsupported
     from tidemill.cli.to_folder import gguf_to_folder
+    from tidemill.convert.output import Loss, check_target
     from tidemill.loading.locate import locate
-    from tidemill.loading.write.out import Loss, check_target
 
     source, _ = locate(model)
     check_target(out, source, overwrite)
@@ -139,8 +139,8 @@ def _write(
 
 
 def _from_gguf(source: Path, out: Path, kind: str | None, loss: Loss) -> None:
+    from tidemill.convert.plan import from_gguf
     from tidemill.loading.gguf_split import read_model
-    from tidemill.loading.write.plan import from_gguf
 
     file = read_model(source)
     metadata = {k: v for k, v in file.metadata.items() if not k.startswith("split.")}
@@ -156,12 +156,12 @@ def _identity(file: GgufFile, kind: str | None) -> str:
 def _to_gguf(source: Path, out: Path, kind: str | None, loss: Loss) -> None:
     from dataclasses import replace
 
-    from tidemill.cli.word_rule import check_same, find_rule
+    from tidemill.convert.gguf.metadata import vocabulary
+    from tidemill.convert.gguf.shape import gguf_family, shape_metadata
+    from tidemill.convert.plan import to_gguf
+    from tidemill.convert.word_rule import check_same, find_rule
     from tidemill.loading.checkpoint import open_model
     from tidemill.loading.gguf_text_side import read_tokenizer
-    from tidemill.loading.write.gguf_metadata import vocabulary
-    from tidemill.loading.write.gguf_shape import gguf_family, shape_metadata
-    from tidemill.loading.write.plan import to_gguf
     from tidemill.text.tokenizer import Tokenizer
 
     files = open_model(source)
@@ -190,7 +190,7 @@ def _to_gguf(source: Path, out: Path, kind: str | None, loss: Loss) -> None:
 def _save_gguf(
     out: Path, metadata: dict[str, Any], tensors: list[OutTensor], identity: str
 ) -> None:
-    from tidemill.loading.write.gguf_out import write_gguf
+    from tidemill.convert.gguf.writer import write_gguf
 
     with writing_bar(tensors) as bar:
         write_gguf(out, metadata, tensors, identity, bar.tell)
@@ -205,10 +205,10 @@ _SIDE_FILES = (
 
 
 def _to_folder(source: Path, out: Path, kind: str | None, loss: Loss) -> None:
+    from tidemill.convert.folder.integers import TYPES
+    from tidemill.convert.folder.writer import write_safetensors
+    from tidemill.convert.plan import to_folder
     from tidemill.loading.checkpoint import open_model
-    from tidemill.loading.write.integers import TYPES
-    from tidemill.loading.write.plan import to_folder
-    from tidemill.loading.write.safetensors_out import write_safetensors
 
     files: ModelFiles = open_model(source)
     integers = None if kind is None else TYPES[kind]
@@ -291,8 +291,8 @@ def _compare(source: Path, out: Path, text: str) -> None:
     import tempfile
 
     from tidemill.base.errors import bad_request
+    from tidemill.convert.compare import compare
     from tidemill.offline.opened import OpenedModel
-    from tidemill.worker.compare import compare
 
     opened = OpenedModel.open(source)
     limit = min(CHECK_TOKENS, opened.files.spec.max_positions)

@@ -26,10 +26,10 @@ def gguf_to_folder(source: Path, out: Path, dequantize: str | None) -> None:
         TidemillError: UNSUPPORTED if a folder cannot represent the model.
     """
     from tidemill.cli.quantize import writing_bar
+    from tidemill.convert.folder.config import folder_config
+    from tidemill.convert.folder.names import folder_tensors
+    from tidemill.convert.folder.writer import write_safetensors
     from tidemill.loading.gguf_model import open_file
-    from tidemill.loading.write.folder_config import folder_config
-    from tidemill.loading.write.folder_names import folder_tensors
-    from tidemill.loading.write.safetensors_out import write_safetensors
     from tidemill.models.registry import FAMILIES
 
     files = open_file(source)
@@ -92,7 +92,7 @@ def _tokenizer_files(files: ModelFiles) -> dict[str, str]:
     from dataclasses import replace
 
     from tidemill.base.tokenizer_data import TokenizerData
-    from tidemill.cli.word_rule import check_same
+    from tidemill.convert.word_rule import check_same
     from tidemill.text.gguf_library import tokenizer_from_gguf
     from tidemill.text.gguf_vocab import special_tokens
 

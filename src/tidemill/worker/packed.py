@@ -26,7 +26,8 @@ from tidemill.base.build import build_id
 from tidemill.base.log import get_logger
 from tidemill.contract.config import EngineConfig
 from tidemill.loading.mapped import MappedFile, file_stamp
-from tidemill.loading.packed_store import (
+from tidemill.loading.parts import ModelFiles
+from tidemill.worker.packed_store import (
     CHUNK,
     CorruptEntry,
     Entry,
@@ -35,7 +36,6 @@ from tidemill.loading.packed_store import (
     StoreFull,
     default_folder,
 )
-from tidemill.loading.parts import ModelFiles
 
 _log = get_logger(__name__)
 

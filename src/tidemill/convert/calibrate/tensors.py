@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.base.errors import unsupported
-from tidemill.loading.calibrate.model import Arrays, Quantizer, stored_values
+from tidemill.convert.calibrate.model import Arrays, Quantizer, stored_values
+from tidemill.convert.output import Buffer, OutTensor
 from tidemill.loading.parts import ModelFiles
 from tidemill.loading.places import Place
 from tidemill.loading.selected import Selected
-from tidemill.loading.write.out import Buffer, OutTensor
 from tidemill.models.quantization import FLOAT_TYPES
 from tidemill.models.small_floats import bf16_bytes
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tidemill.base.errors import TidemillError
+from tidemill.convert.output import OutTensor, Progress, ResumableFile
 from tidemill.loading.jsonfile import read_optional_object
 from tidemill.loading.safetensors import INDEX, SINGLE
-from tidemill.loading.write.out import OutTensor, Progress, ResumableFile
 
 SHARD_BYTES = 5 * 2**30
 _ALIGN = {"I64": 8, "F64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2}

@@ -9,11 +9,11 @@ from typing import Any
 import gguf as package
 import numpy as np
 import pytest
+from convert.test_gguf_families import write_without_vocabulary
+from convert.test_write import run
 from helpers.backend_driver import BackendDriver, options
 from helpers.family_cases import CASES, Case, make_case
 from helpers.references import prompt, reference_logits
-from loading.test_gguf_families import write_without_vocabulary
-from loading.test_write import run
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast

@@ -23,18 +23,18 @@ from safetensors.numpy import load_file, save_file
 
 from tidemill.backends import native, torch
 from tidemill.base.errors import ErrorKind, TidemillError
-from tidemill.loading import open_model, safetensors
-from tidemill.loading.write.gguf_names import row_order
-from tidemill.loading.write.gguf_out import write_gguf
-from tidemill.loading.write.gguf_shape import (
+from tidemill.convert.gguf.names import row_order
+from tidemill.convert.gguf.shape import (
     difference,
     gguf_family,
     plain_spec,
     shape_metadata,
 )
-from tidemill.loading.write.gguf_values import folded_factors, folded_spec
-from tidemill.loading.write.out import Loss, OutTensor
-from tidemill.loading.write.plan import to_gguf
+from tidemill.convert.gguf.values import folded_factors, folded_spec
+from tidemill.convert.gguf.writer import write_gguf
+from tidemill.convert.output import Loss, OutTensor
+from tidemill.convert.plan import to_gguf
+from tidemill.loading import open_model, safetensors
 from tidemill.models.quantization import to_float32
 from tidemill.models.spec import DecoderSpec, inverse_frequencies
 

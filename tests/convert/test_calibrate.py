@@ -10,11 +10,11 @@ from helpers.family_cases import CASES, Case, make_case
 from helpers.references import prompt, reference_logits
 
 from tidemill.base.errors import TidemillError
+from tidemill.convert.calibrate import layer, rounding
+from tidemill.convert.calibrate.model import METHODS, Quantizer
+from tidemill.convert.calibrate.tensors import calibrated_tensors
+from tidemill.convert.folder.writer import write_safetensors
 from tidemill.loading import open_model
-from tidemill.loading.calibrate import layer, rounding
-from tidemill.loading.calibrate.model import METHODS, Quantizer
-from tidemill.loading.write.calibrated_out import calibrated_tensors
-from tidemill.loading.write.safetensors_out import write_safetensors
 from tidemill.models.quantization import to_float32
 
 _DENSE = ("Llama", "Gemma2", "Phi", "Cohere", "Bloom", "Exaone4")

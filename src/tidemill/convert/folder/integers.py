@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.convert.output import Buffer, Loss, OutTensor, row_pieces
 from tidemill.loading.places import Place
-from tidemill.loading.write.out import Buffer, Loss, OutTensor, row_pieces
 
 
 @dataclass(frozen=True, slots=True)

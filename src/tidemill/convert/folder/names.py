@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.base.errors import unsupported
+from tidemill.convert.gguf.names import stored_name, tiled_rows, usual_name, whole_shape
+from tidemill.convert.output import Buffer, OutTensor
 from tidemill.loading.lazy import LazyTensors
 from tidemill.loading.places import Place, held_bytes
-from tidemill.loading.write.gguf_names import stored_name, tiled_rows, usual_name, whole_shape
-from tidemill.loading.write.out import Buffer, OutTensor
 from tidemill.models.dense import Family
 from tidemill.models.layers import Recurrent
 from tidemill.models.naming import match_tensors

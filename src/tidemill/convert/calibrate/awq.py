@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.loading.calibrate.rounding import Float32, change, nearest
+from tidemill.convert.calibrate.rounding import Float32, change, nearest
 from tidemill.models.spec import Attention, Layer, Mlp
 
 _STEPS = 20

@@ -15,11 +15,11 @@ from helpers.tiny_folder import CONFIG, tensors, write_folder
 
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.cli import quantize as commands
+from tidemill.convert.folder.writer import write_safetensors
+from tidemill.convert.gguf.writer import write_gguf
+from tidemill.convert.output import OutTensor
 from tidemill.loading import gguf, gguf_split, open_model
 from tidemill.loading.locate import bundled_models
-from tidemill.loading.write.gguf_out import write_gguf
-from tidemill.loading.write.out import OutTensor
-from tidemill.loading.write.safetensors_out import write_safetensors
 from tidemill.models.quantization import convert, to_float32
 from tidemill.models.tensors import RawTensor
 

@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from convert.test_gguf_families import write_without_vocabulary
+from convert.test_write import BROOK, LLAMA3, llama, run
 from helpers.disguised import DISGUISES, Disguise, make_disguised
 from helpers.family_cases import Case, make_case
 from helpers.gguf_cases import GGUF_CASES, RECURRENT_CASES
 from helpers.references import prompt, reference_logits
-from loading.test_gguf_families import write_without_vocabulary
-from loading.test_write import BROOK, LLAMA3, llama, run
 
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.cli import quantize as commands
+from tidemill.convert.folder import config as folder_config
+from tidemill.convert.folder.names import narrowed
+from tidemill.convert.gguf.names import tiled_rows
 from tidemill.loading import open_model, safetensors
-from tidemill.loading.write import folder_config
-from tidemill.loading.write.folder_names import narrowed
-from tidemill.loading.write.gguf_names import tiled_rows
 from tidemill.models.quantization import to_float32
 from tidemill.models.rope import Rope
 from tidemill.models.tensors import RawTensor

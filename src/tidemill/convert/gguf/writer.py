@@ -15,8 +15,8 @@ import numpy as np
 
 from tidemill.base.errors import unsupported
 from tidemill.base.text_lists import Texts
+from tidemill.convert.output import OutTensor, Progress, ResumableFile
 from tidemill.loading.gguf import DEFAULT_ALIGNMENT, MAGIC, MAX_NAME_BYTES, TENSOR_TYPES
-from tidemill.loading.write.out import OutTensor, Progress, ResumableFile
 
 _NUMBERS = {name: number for number, (name, _, _) in TENSOR_TYPES.items()}
 _ARRAYS = {bool: (7, "?"), int: (5, "<i4"), float: (6, "<f4")}

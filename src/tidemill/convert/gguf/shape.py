@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.base.errors import TidemillError, unsupported
+from tidemill.convert.gguf.names import layout
+from tidemill.convert.gguf.values import folded_spec
 from tidemill.loading.gguf_rope import ATTENTION, DIVISORS, LONG, ORIGINAL, SHORT
 from tidemill.loading.parts import ModelFiles
-from tidemill.loading.write.gguf_names import layout
-from tidemill.loading.write.gguf_values import folded_spec
 from tidemill.models.dense import Family
 from tidemill.models.gguf_config import config_from_gguf
 from tidemill.models.gguf_family import INNER, GgufFamily

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.loading import packed_store
-from tidemill.loading.packed_store import DATA_OFFSET, CorruptEntry, Entry, PackedStore, StoreFull
+from tidemill.worker import packed_store
+from tidemill.worker.packed_store import DATA_OFFSET, CorruptEntry, Entry, PackedStore, StoreFull
 
 DATA = bytes(range(256)) * 64
 
@@ -136,7 +136,7 @@ def test_clear_removes_everything_and_says_how_much(store: PackedStore) -> None:
 def test_writers_take_turns_across_processes(store: PackedStore) -> None:
     code = (
         "import sys; from pathlib import Path\n"
-        "from tidemill.loading.packed_store import PackedStore\n"
+        "from tidemill.worker.packed_store import PackedStore\n"
         f"with PackedStore(Path({str(store.folder)!r})).locked(wait=False) as ours:\n"
         "    print(ours, flush=True)\n"
         "    sys.stdin.read()\n"

@@ -12,16 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.base.errors import TidemillError, unsupported
+from tidemill.convert.folder.integers import IntegerType, as_integers
+from tidemill.convert.gguf.names import GgufTensor, layout, row_order
+from tidemill.convert.gguf.shape import gguf_family, rope_tensors
+from tidemill.convert.gguf.values import as_written, folded_factors
+from tidemill.convert.output import Buffer, Loss, OutTensor, as_type
 from tidemill.loading.gguf import GgufFile
 from tidemill.loading.parts import ModelFiles
 from tidemill.loading.places import OneTensor, Place, held_bytes, one_tensor
 from tidemill.loading.schemes.base import SchemeWeight
 from tidemill.loading.selected import Selected
-from tidemill.loading.write.gguf_names import GgufTensor, layout, row_order
-from tidemill.loading.write.gguf_shape import gguf_family, rope_tensors
-from tidemill.loading.write.gguf_values import as_written, folded_factors
-from tidemill.loading.write.integers import IntegerType, as_integers
-from tidemill.loading.write.out import Buffer, Loss, OutTensor, as_type
 from tidemill.models.blocks.repack import Inexact
 from tidemill.models.quantization import FLOAT_TYPES
 from tidemill.models.sources import Source

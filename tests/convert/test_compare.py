@@ -10,8 +10,8 @@ from helpers.backend_driver import BackendDriver, options
 from helpers.tiny_folder import tensors, write_folder
 
 from tidemill.backends import native
+from tidemill.convert.compare import compare
 from tidemill.loading import open_model
-from tidemill.worker.compare import compare
 
 
 def log_probabilities(folder: Path, tokens: list[int]) -> np.ndarray:

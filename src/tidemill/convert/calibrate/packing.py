@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.loading.calibrate.rounding import Rounded
+from tidemill.convert.calibrate.rounding import Rounded
 
 Arrays = dict[str, NDArray[Any]]
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)

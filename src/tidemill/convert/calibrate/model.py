@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.loading.calibrate import awq, layer, packing, rounding
+from tidemill.convert.calibrate import awq, layer, packing, rounding
 from tidemill.loading.jsonfile import read_optional_object
 from tidemill.loading.parts import ModelFiles
 from tidemill.loading.places import Place

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from tidemill.base.errors import TidemillError, unsupported
+from tidemill.convert.gguf.shape import NO_ROTATION, difference, plain_spec
 from tidemill.loading.parts import ModelFiles
-from tidemill.loading.write.gguf_shape import NO_ROTATION, difference, plain_spec
 from tidemill.models.dense import Family
 from tidemill.models.rope import Rope, RopeScaling, inverse_frequencies
 from tidemill.models.spec import Attention, DecoderSpec

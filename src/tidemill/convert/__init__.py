@@ -1,0 +1,1 @@
+"""Writes models: in another type, another container, or calibrated on a text."""

@@ -1,0 +1,1 @@
+"""Writes Hugging Face folders."""
