@@ -78,7 +78,11 @@ class Collected:
 
 
 class Machine:
-    """Scheduler, worker and fake backend in one thread; every step is checked."""
+    """Scheduler, worker and fake backend in one thread; every step is checked.
+
+    Attributes:
+        now: seconds of the scheduler's clock, which stands still unless a test sets it.
+    """
 
     def __init__(
         self,
@@ -105,7 +109,8 @@ class Machine:
             depth=depth,
             layers=layers,
         )
-        self.scheduler = Scheduler(self.memory, limits, (EOS,))
+        self.now = 0.0
+        self.scheduler = Scheduler(self.memory, limits, (EOS,), clock=lambda: self.now)
         self.backend = FakeBackend(tiny_spec(vocab, groups), block_size)
         self.backend.layers = layers
         self.backend.allocate_cache((num_blocks,) * groups)

@@ -138,7 +138,8 @@ def test_the_time_in_the_queue_is_limited(started: bool) -> None:
     machine.step()
     machine.submit(request("late", [6] * 5, 30, start_by=10.0))
     machine.step()
-    machine.take(machine.scheduler.expire(11.0))
+    machine.now = 11.0
+    machine.take(machine.scheduler.expire())
     ended = machine.collected["late", 0].terminal if ("late", 0) in machine.collected else []
     assert bool(ended) is not started
     if ended:

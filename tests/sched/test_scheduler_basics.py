@@ -249,9 +249,11 @@ def test_deadlines_end_queued_and_running() -> None:
         request("free", prompt_of(5), 3),
     )
     machine.step()
-    machine.take(machine.scheduler.expire(9.0))
+    machine.now = 9.0
+    machine.take(machine.scheduler.expire())
     assert not machine.collected["running", 0].terminal
-    machine.take(machine.scheduler.expire(21.0))
+    machine.now = 21.0
+    machine.take(machine.scheduler.expire())
     for name in ("running", "queued"):
         error = machine.collected[name, 0].terminal[0].error
         assert error is not None and error.kind == ErrorKind.TIMEOUT

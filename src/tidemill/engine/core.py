@@ -342,7 +342,7 @@ class EngineCore:
         emissions: list[Emission] = []
         for command in commands:
             emissions += command()
-        return emissions + self._scheduler.expire(monotonic())
+        return emissions + self._scheduler.expire()
 
     def _launch(self) -> list[Emission]:
         """Plan and launch a step, if there is work; returns the outputs of a failed launch."""
@@ -634,6 +634,7 @@ def make_core(
         info.eos_token_ids,
         weights_digest=opened.identity,
         kv_dtype=info.kv_dtype,
+        clock=monotonic,
     )
     grammars = None
     if opened.tokenizer is not None:

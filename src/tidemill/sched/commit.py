@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tidemill.base.clock import monotonic
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.contract.plan import RowResult
 from tidemill.contract.request import (
@@ -50,7 +49,11 @@ def commit_row(state: State, in_flight: InFlightRow, result: RowResult) -> Emiss
         release_held(state, seq)
     if reason is not None:
         return finish(state, seq, reason, tokens=accepted, stop_token=stop_token, result=result)
-    return Emission(seq.owner.client, _output(seq, accepted, result)) if accepted else None
+    if not accepted:
+        return None
+    if seq.first_token is None:
+        seq.first_token = state.clock()
+    return Emission(seq.owner.client, _output(seq, accepted, result))
 
 
 def _accept(
@@ -151,11 +154,13 @@ def finish(
 ) -> Emission:
     """End a choice in any state; its blocks are free when this returns."""
     owner = seq.owner
-    now = monotonic()
+    now = state.clock()
+    if tokens and seq.first_token is None:
+        seq.first_token = now
     timings = RequestTimings(
         received=owner.received,
-        first_scheduled=seq.first_scheduled,
-        first_token=seq.first_token or (now if tokens else 0.0),
+        first_scheduled=seq.first_scheduled or 0.0,
+        first_token=seq.first_token or 0.0,
         finished=now,
         preemptions=seq.preemptions,
     )
@@ -188,8 +193,6 @@ def _output(
 ) -> ChoiceOutput:
     first = not seq.first_sent
     seq.first_sent = True
-    if tokens and seq.first_token == 0.0:
-        seq.first_token = monotonic()
     owner = seq.owner
     logprobs = None
     if result is not None and result.logprobs is not None:

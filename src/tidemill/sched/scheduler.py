@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as TypingSequence
 from dataclasses import dataclass
 
-from tidemill.base.clock import monotonic
 from tidemill.base.errors import ErrorKind, TidemillError, bad_request, unsupported
 from tidemill.base.log import get_logger
 from tidemill.contract.plan import StepPlan, StepResult
@@ -70,7 +69,8 @@ class Scheduler:
         limits: bounds.
         eos_token_ids: the model's end tokens.
         weights_digest, kv_dtype: part of every block's key.
-        clock: monotonic seconds.
+        clock: seconds; requests' deadlines are on it. Nothing in `sched/` reads another clock, so
+            that it runs in simulated time as well.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Scheduler:
         *,
         weights_digest: str = "",
         kv_dtype: str = "",
-        clock: Callable[[], float] = monotonic,
+        clock: Callable[[], float],
     ) -> None:
         self.memory = memory
         self.limits = limits
@@ -242,7 +242,7 @@ class Scheduler:
             root=root_digest(
                 salt=request.cache_salt, weights=weights, kv_dtype=kv_dtype, adapter=request.adapter
             ),
-            received=monotonic(),
+            received=self._state.clock(),
         )
         sampling, prompt = request.sampling, request.prompt_token_ids
         if sampling.prompt_logprobs is not None:
@@ -315,15 +315,16 @@ class Scheduler:
             emissions += self._end(client, request_id, None, reason, error)
         return emissions
 
-    def expire(self, now: float) -> list[Emission]:
+    def expire(self) -> list[Emission]:
         """End requests whose deadline has passed, queued or running, and requests that have waited
-        for their first step longer than they may. `now` is in monotonic seconds."""
+        for their first step longer than they may."""
+        now = self._state.clock()
         emissions: list[Emission] = []
         while self._deadlines and self._deadlines[0][0] <= now:
             *_, to_start, owner = heapq.heappop(self._deadlines)
             if self._requests.get(owner.key) is not owner:
                 continue
-            if to_start and any(seq.first_scheduled for seq in owner.choices):
+            if to_start and any(seq.first_scheduled is not None for seq in owner.choices):
                 continue
             self._counts["queue_expired" if to_start else "expired"] += 1
             error = _expiry(owner, now, to_start=to_start)

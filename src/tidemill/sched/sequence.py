@@ -40,7 +40,7 @@ class RequestState:
     Attributes:
         client, request: the client's id and its request.
         root: root digest of its block keys.
-        received: seconds of `base.clock.monotonic`.
+        received: on the scheduler's clock.
         choices: all its sequences, by choice.
         held: choices that wait for the leader's prompt, to be forked from it.
         prompt_logprobs: index p holds the logprob of prompt token p; None where not computed yet
@@ -128,8 +128,8 @@ class Sequence:
     constraint: Constraint | None = None
     jumps: bool = False
     first_sent: bool = False
-    first_scheduled: float = 0.0
-    first_token: float = 0.0
+    first_scheduled: float | None = None
+    first_token: float | None = None
     preemptions: int = 0
     charged: int = 0
     last_row: int = -1

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable
 
-from tidemill.base.clock import monotonic
 from tidemill.contract.request import Status
 from tidemill.memory.lease import KVMemory
 from tidemill.sched.cost import StepCost
@@ -25,12 +24,10 @@ class State:
     Args:
         memory: allocation of KV blocks.
         limits: bounds.
-        clock: monotonic seconds.
+        clock: seconds, the only time that the scheduler knows.
     """
 
-    def __init__(
-        self, memory: KVMemory, limits: Limits, clock: Callable[[], float] = monotonic
-    ) -> None:
+    def __init__(self, memory: KVMemory, limits: Limits, clock: Callable[[], float]) -> None:
         self.memory = memory
         self.limits = limits
         self.clock = clock
@@ -51,8 +48,8 @@ class State:
         seq.move_to(Status.RUNNING)
         self.forks.pop(seq.seq_id, None)
         insort(self.running, seq, key=lambda s: s.order)
-        if seq.first_scheduled == 0.0:
-            seq.first_scheduled = monotonic()
+        if seq.first_scheduled is None:
+            seq.first_scheduled = self.clock()
 
     def count_prefix_hit(self, seq: Sequence, cached: int) -> None:
         """Count the prefix cache hit of a request's first admission; forks and readmissions do not
