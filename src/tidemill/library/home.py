@@ -1,0 +1,18 @@
+"""Where the library lies: ``TIDEMILL_HOME``, by default in the user's data directory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+HOME_VARIABLE = "TIDEMILL_HOME"
+
+
+def default_home() -> Path:
+    """``$TIDEMILL_HOME``, else ``tidemill`` in ``$XDG_DATA_HOME`` (default: ~/.local/share)."""
+    named = os.environ.get(HOME_VARIABLE)
+    if named:
+        return Path(named).expanduser().absolute()
+    root = os.environ.get("XDG_DATA_HOME")
+    data = Path(root) if root and os.path.isabs(root) else Path.home() / ".local" / "share"
+    return data / "tidemill"

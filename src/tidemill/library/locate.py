@@ -1,0 +1,76 @@
+"""Finds any model by name: a path, a name of the library, a bundled model, or the hub."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from tidemill.base.errors import unsupported
+from tidemill.library.catalog import Library
+from tidemill.library.manifest import EMPTY, Definition
+from tidemill.library.names import ModelName
+from tidemill.loading.hub import Say
+from tidemill.loading.locate import bundled_models
+from tidemill.loading.locate import locate as locate_file
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A model that can be opened.
+
+    Attributes:
+        path: its folder or file.
+        name: its display name.
+        definition: what the library adds to its files; nothing for any other model.
+        digest: of a library's model: sha256 of its files and definition.
+    """
+
+    path: Path
+    name: str
+    definition: Definition = EMPTY
+    digest: str | None = None
+
+
+def locate(
+    model: str | Path | None = None, say: Say | None = None, library: Library | None = None
+) -> Located:
+    """Find a model; one on the hub that is not in its cache is downloaded.
+
+    A name of the library precedes everything that has the same spelling, except a path that begins
+    with ``/``, ``./``, ``../`` or ``~`` and a bundled model.
+
+    Args:
+        model: a path, a name of the library, a bundled model's name, or a name on the hub; None is
+            the bundled model.
+        say: called with one line about each automatic choice.
+        library: default: that of `home.default_home`.
+
+    Raises:
+        TidemillError: NOT_FOUND for an unknown name; MODEL_FILE for files of the library that are
+            gone; UNSUPPORTED for a model with adapters; see also `loading.locate`.
+    """
+    if isinstance(model, str) and ModelName.parse(model) and model not in bundled_models():
+        library = library or Library.open()
+        if library.find(model) is not None:
+            entry = library.resolve(model)
+            if os.path.exists(model) and say is not None:
+                say(f"{model} is the model of the library; the path of that name is ./{model}")
+            return Located(entry.path, entry.name, entry.definition, entry.digest)
+    path, name = locate_file(model, say)
+    return Located(path, name)
+
+
+def check_runnable(located: Located) -> Located:
+    """The model, if an engine can apply its whole definition.
+
+    Raises:
+        TidemillError: UNSUPPORTED, naming the first adapter.
+    """
+    for adapter in located.definition.adapters:
+        raise unsupported(
+            "adapters",
+            f"{located.name} has the adapter {adapter}, and adapters cannot be applied yet; merge "
+            "it into the weights, or create the model without it",
+        )
+    return located
