@@ -313,10 +313,6 @@ class FakeBackend:
         wide = max(1, int(x.target_logprobs.max(initial=-1)))
         return fake_logprobs(seen, targets, wide, vocab) if targets else None
 
-    def copy_blocks(self, group: int, pairs: np.ndarray) -> None:
-        for source, target in pairs.tolist():
-            self._caches[group][target] = self._caches[group][source]
-
     def give_back_blocks(self, group: int, blocks: np.ndarray) -> None:
         self._caches[group][blocks] = UNWRITTEN
         self.given_back.append((group, blocks.tolist()))

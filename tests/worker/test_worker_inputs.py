@@ -17,7 +17,7 @@ from tidemill.contract.plan import (
     StepPlan,
 )
 from tidemill.contract.sampling import SamplingParams
-from tidemill.worker.inputs import InputBuilder
+from tidemill.worker.inputs import UNSUPPORTED, InputBuilder
 from tidemill.worker.runner import Runner
 
 
@@ -173,22 +173,34 @@ def _runner() -> Runner:
     return Runner(backend, 64)
 
 
-def test_what_no_executor_does_is_refused_by_name() -> None:
-    cases = {
-        "draft_token_ids": (1, 2),
-        "adapter_slot": 1,
-        "position_axes": ((0,), (0,)),
-        "embedding_overrides": (EmbeddingOverride(0, b"", b""),),
-        "hidden_states": ("final",),
-    }
+# A value for every field of a row that no executor computes yet.
+VALUES = {
+    "draft_token_ids": (1, 2),
+    "adapter_slot": 1,
+    "embedding_overrides": (EmbeddingOverride(0, b"", b""),),
+    "hidden_states": ("final",),
+}
+# The others. A new field belongs here with a test of what it does, or into UNSUPPORTED.
+COMPUTED = {
+    *("seq_id", "start", "count", "new_blocks", "new_token_ids", "new_token_start", "input_from"),
+    *("layers", "state_from", "snapshots", "logits", "sample", "mask_announced"),
+}
+
+
+def test_every_field_of_a_row_is_computed_or_rejected() -> None:
+    assert set(Row.__struct_fields__) == COMPUTED | VALUES.keys()
+    assert UNSUPPORTED.keys() == VALUES.keys()
+
+
+def test_what_no_executor_does_is_rejected_by_name() -> None:
     runner = _runner()
-    news = tuple(new(i, [1, 2]) for i in range(len(cases) + 1))
+    news = tuple(new(i, [1, 2]) for i in range(len(VALUES) + 1))
     rows = [row(0, 0, 2, (0,), sample=True)]
-    rows += [row(i, 0, 2, (i,), **{name: v}) for i, (name, v) in enumerate(cases.items(), 1)]
+    rows += [row(i, 0, 2, (i,), **{name: v}) for i, (name, v) in enumerate(VALUES.items(), 1)]
     result = runner.submit(StepPlan(step_id=0, new=news, rows=tuple(rows))).result()
-    assert [r.seq_id for r in result.rows] == list(range(len(cases) + 1))
+    assert [r.seq_id for r in result.rows] == list(range(len(VALUES) + 1))
     assert result.rows[0].error is None and len(result.rows[0].token_ids) == 1
-    for (name, _), got in zip(cases.items(), result.rows[1:], strict=True):
+    for name, got in zip(VALUES, result.rows[1:], strict=True):
         assert got.error_kind == "unsupported" and got.error_param == name
 
 

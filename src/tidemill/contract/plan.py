@@ -4,8 +4,8 @@ There are no phases: a row moves a sequence's computed tokens toward its known t
 is the first chunk of a prompt, one decoded token, a resumption after preemption or the
 verification of a draft. A sequence is one choice of one request. Its static data travels once (in
 `StepPlan.new`); afterwards only differences do. Building a plan mutates nothing that a failed step
-cannot undo. Many fields are empty until the capability that fills them exists; an executor that
-does not do one of them refuses it by name (`unsupported`), never ignores it.
+cannot undo. Some fields of a row are empty until the capability that fills them exists:
+`worker.inputs.UNSUPPORTED` lists them, and a row that has one is rejected by its name.
 """
 
 from __future__ import annotations
@@ -103,7 +103,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         sample: the row's last logits are sampled and the token becomes known.
         mask_announced: sampling waits for `handle.set_mask` of this row.
         adapter_slot: 0 is the base model.
-        position_axes: multi-axis rope positions, [axes][count], empty for plain text.
         embedding_overrides: see `EmbeddingOverride`.
         hidden_states: names of hidden states to return (for instance ``final``).
     """
@@ -123,7 +122,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sample: bool = False
     mask_announced: bool = False
     adapter_slot: int = 0
-    position_axes: tuple[tuple[int, ...], ...] = ()
     embedding_overrides: tuple[EmbeddingOverride, ...] = ()
     hidden_states: tuple[str, ...] = ()
 
@@ -170,7 +168,8 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         logprobs: one per accepted token, when asked for.
         prompt_logprobs: for a row with logits ALL: for each of its computed positions p whose
             next token is known, the logprob of the token at p + 1, in order of p.
-        hidden_states: name -> float32 bytes, row-major [count, hidden_size].
+        hidden_states: name -> float32 bytes, row-major [count, hidden_size]; none yet, as no row
+            may have them returned.
         pooled: float32 bytes: the vector of a sequence with `pooling`, once it is whole.
         error: the row failed alone; the sequence ends with it.
         error_kind, error_param: the kind (`ErrorKind`) and field of that error.

@@ -71,9 +71,9 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         place: how many prompts or inputs of the same body stand before it.
         deadline: when the engine ends it, or None.
         cache_salt: separates tenants in the prefix index; equal salts share blocks.
-        adapter: name of a loaded adapter, or None for the base model.
+        adapter: name of a loaded adapter, or None for the base model; until adapters can be loaded
+            (issue 40), the scheduler rejects a name.
         resume: per choice, tokens accepted before an engine death (journal replay).
-        trace: W3C trace context to go with the request's spans.
         tenant: tenants share the engine by weight, independent of how many requests each sends.
         weight: of the tenant; twice the weight is twice the share.
         start_by: when its first token must be under computation at the latest, or None.
@@ -91,7 +91,6 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     cache_salt: str = ""
     adapter: str | None = None
     resume: tuple[tuple[int, ...], ...] = ()
-    trace: dict[str, str] = {}
     tenant: str = ""
     weight: float = 1.0
     start_by: float | None = None

@@ -164,10 +164,6 @@ class NativeBackend:
         """
         return NativeHandle(self._core.submit(inputs, self.spec.vocab_size))
 
-    def copy_blocks(self, group: int, pairs: Int32) -> None:
-        """See backends.base.Backend. Waits for the running step, not for queued ones."""
-        self._core.copy_blocks(group, np.ascontiguousarray(pairs, dtype=np.int32))
-
     def give_back_blocks(self, group: int, blocks: Int32) -> None:
         """See backends.base.Backend. Whole huge pages (2 MiB of a layer) are given back."""
         self._core.give_back_blocks(group, np.ascontiguousarray(blocks, dtype=np.int32))

@@ -113,10 +113,6 @@ class TorchBackend:
         self._ready_cache()
         return self._steps.submit(inputs)
 
-    def copy_blocks(self, group: int, pairs: Int32) -> None:
-        """See backends.base.Backend."""
-        self._ready_cache().copy(group, pairs)
-
     def give_back_blocks(self, group: int, blocks: Int32) -> None:
         """See backends.base.Backend: the memory of its tensors stays."""
 

@@ -135,9 +135,6 @@ class TransformersBackend:
         """See backends.base.Backend."""
         return self._steps.submit(inputs)
 
-    def copy_blocks(self, group: int, pairs: Int32) -> None:
-        """See backends.base.Backend. Blocks hold no data."""
-
     def give_back_blocks(self, group: int, blocks: Int32) -> None:
         """See backends.base.Backend; blocks hold nothing."""
 
