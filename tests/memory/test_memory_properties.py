@@ -9,7 +9,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from tidemill.memory.lease import KEEP_SECONDS, KVMemory, Lease
 from tidemill.memory.pool import BlockPool
-from tidemill.memory.prefix import BlockKey, PrefixIndex, block_key, root_digest
+from tidemill.memory.prefix import BlockKey, Media, PrefixIndex, block_key, root_digest
 
 BLOCKS, SIZE = 12, 4
 
@@ -188,20 +188,20 @@ def test_a_hit_is_verified_not_trusted() -> None:
     other = block_key(b"root", [9, 9, 9, 9])
     assert index.find(BlockKey(key.digest, key.parent, other.tokens)) is None
     assert index.find(BlockKey(key.digest, b"elsewhere", key.tokens)) is None
+    assert index.find(BlockKey(key.digest, key.parent, key.tokens, ((0, b"image"),))) is None
     assert not index.add(key, 6), "the same content is findable once"
     index.forget(5)
     assert index.find(key) is None and len(index) == 0
 
 
 def test_identity_covers_everything_the_content_depends_on() -> None:
-    base = {"salt": "", "weights": "w", "kv_dtype": "int8", "adapter": None, "media": ()}
+    base = {"salt": "", "weights": "w", "kv_dtype": "int8", "adapter": None}
     variants = [
         base,
         base | {"salt": "tenant"},
         base | {"weights": "v"},
         base | {"kv_dtype": "bfloat16"},
         base | {"adapter": "a"},
-        base | {"media": (b"m",)},
         base | {"salt": "w", "weights": ""},
     ]
     digests = {root_digest(**v) for v in variants}  # type: ignore[arg-type]
@@ -209,6 +209,8 @@ def test_identity_covers_everything_the_content_depends_on() -> None:
     first = block_key(root_digest(), [1, 2])
     assert first.digest != block_key(first.digest, [1, 2]).digest
     assert len(first.digest) == 16
+    media: list[Media] = [(), ((0, b"m"),), ((1, b"m"),), ((0, b"n"),), ((0, b"m"), (1, b"n"))]
+    assert len({block_key(b"root", [1, 2], held).digest for held in media}) == len(media)
 
 
 def test_freed_blocks_stay_findable_until_reused() -> None:

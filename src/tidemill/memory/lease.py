@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tidemill.contract.plan import BlockCopy
 from tidemill.memory.pool import BlockPool
-from tidemill.memory.prefix import BlockKey, PrefixIndex, pack
+from tidemill.memory.prefix import BlockKey, Media, PrefixIndex, pack
 from tidemill.memory.snapshots import SnapshotIndex
 
 # A partly matching block is copied if it shares at least 1/LEAST_SHARED of its tokens.
@@ -151,7 +151,9 @@ class KVMemory:
         held = tuple(block for block in blocks if block is not None)
         return held if len(held) == len(blocks) else None
 
-    def partial_match(self, parent: bytes, token_ids: Sequence[int]) -> PartialMatch | None:
+    def partial_match(
+        self, parent: bytes, token_ids: Sequence[int], media: Media = ()
+    ) -> PartialMatch | None:
         """A cached block after the last found one that shares its first tokens with the sequence.
 
         Its first tokens have the KV that the sequence would compute. A lease that borrows the block
@@ -161,10 +163,11 @@ class KVMemory:
         Args:
             parent: digest of the last found block, or of the root.
             token_ids: the sequence's next tokens, at most one block.
+            media: media that begin among them, by position in the block.
         """
         if not self.prefix_caching or self.recurrent:
             return None
-        found = self._indices[0].partial_match(parent, pack(token_ids))
+        found = self._indices[0].partial_match(parent, pack(token_ids), media)
         if found is None or found[1] < self.block_size // LEAST_SHARED:
             return None
         blocks = self._blocks_under(found[0])

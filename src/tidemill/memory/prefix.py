@@ -1,9 +1,11 @@
 """PrefixIndex: the prefix cache's lookup of full blocks by content.
 
-A full block's key is a chained 128-bit hash of the parent block's key and its own tokens. The chain
-starts from a root that covers everything else the content depends on (tenant salt, weights, KV
-type, adapter, soft-prompt and media digests), so that equal keys mean equal KV. Every hit is
-verified: tokens and parent are compared.
+A full block's key is a chained 128-bit hash of the parent block's key, its own tokens, and the
+digests of media (images, soft prompts) whose embeddings begin to replace its tokens'. The chain
+starts from a root that covers what the whole sequence depends on (tenant salt, weights, KV type,
+adapter), so that equal keys mean equal KV. A medium changes the key of the block it begins in and,
+over the chain, of all later ones; the prefix before it stays shared. Every hit is verified: tokens,
+media and parent are compared.
 """
 
 from __future__ import annotations
@@ -13,6 +15,9 @@ from array import array
 from collections.abc import Sequence
 from itertools import islice
 from typing import NamedTuple
+
+# Position of the first token replaced, and the digest of what replaces it and those after it.
+Media = tuple[tuple[int, bytes], ...]
 
 KEY_BYTES = 16
 _TOKEN_BITS = 32
@@ -27,11 +32,13 @@ class BlockKey(NamedTuple):
         digest: 128-bit chained hash.
         parent: the previous block's digest, or the root's.
         tokens: the block's token ids, packed (compared on a hit).
+        media: media that begin in the block, by position in it.
     """
 
     digest: bytes
     parent: bytes
     tokens: bytes
+    media: Media = ()
 
 
 def root_digest(
@@ -40,30 +47,41 @@ def root_digest(
     weights: str = "",
     kv_dtype: str = "",
     adapter: str | None = None,
-    media: Sequence[bytes] = (),
 ) -> bytes:
-    """The root of a sequence's hash chain: everything its KV depends on besides its tokens.
+    """The root of a sequence's hash chain: what its KV depends on at every position.
 
     Args:
         salt: separates tenants.
         weights: digest of the loaded weights (quantization included).
         kv_dtype: element type of the cache.
         adapter: name and digest of the adapter, or None.
-        media: digests of soft prompts and media, in order of position.
     """
     hasher = hashlib.blake2b(digest_size=KEY_BYTES, person=b"tidemill-kv-root")
-    parts = (salt.encode(), weights.encode(), kv_dtype.encode(), (adapter or "").encode(), *media)
+    parts = (salt.encode(), weights.encode(), kv_dtype.encode(), (adapter or "").encode())
     for part in parts:
         hasher.update(len(part).to_bytes(8, "little"))
         hasher.update(part)
     return hasher.digest()
 
 
-def block_key(parent: bytes, token_ids: Sequence[int]) -> BlockKey:
-    """Identity of the full block that holds `token_ids` after `parent`."""
+def block_key(parent: bytes, token_ids: Sequence[int], media: Media = ()) -> BlockKey:
+    """Identity of the full block that holds `token_ids` after `parent`.
+
+    Args:
+        parent: the previous block's digest, or the root's.
+        token_ids: the block's; placeholders where media replace them.
+        media: media that begin in the block, by position in it, ascending.
+    """
     tokens = pack(token_ids)
-    digest = hashlib.blake2b(parent + tokens, digest_size=KEY_BYTES).digest()
-    return BlockKey(digest, parent, tokens)
+    content = parent + tokens
+    for position, digest in media:
+        content += position.to_bytes(4, "little") + len(digest).to_bytes(4, "little") + digest
+    return BlockKey(hashlib.blake2b(content, digest_size=KEY_BYTES).digest(), parent, tokens, media)
+
+
+def media_within(media: Media, start: int, end: int) -> Media:
+    """The media that begin from `start` to `end` (exclusive), by position after `start`."""
+    return tuple((at - start, digest) for at, digest in media if start <= at < end)
 
 
 def pack(token_ids: Sequence[int]) -> bytes:
@@ -78,6 +96,11 @@ def _shared(a: bytes, b: bytes) -> int:
     if not differing:
         return size * 8 // _TOKEN_BITS
     return ((differing & -differing).bit_length() - 1) // _TOKEN_BITS
+
+
+def _first_difference(a: Media, b: Media) -> int:
+    """The first position in a block at which one medium begins that is not in both; `a != b`."""
+    return min(position for position, _ in {*a} ^ {*b})
 
 
 class PrefixIndex:
@@ -104,22 +127,27 @@ class PrefixIndex:
         block = self._blocks.get(key.digest)
         if block is None:
             return None
-        held = self._keys[block]
-        return block if held.tokens == key.tokens and held.parent == key.parent else None
+        return block if self._keys[block] == key else None
 
-    def partial_match(self, parent: bytes, tokens: bytes) -> tuple[BlockKey, int] | None:
+    def partial_match(
+        self, parent: bytes, tokens: bytes, media: Media = ()
+    ) -> tuple[BlockKey, int] | None:
         """Of the blocks after `parent` the one that begins with the most of `tokens`.
 
         Args:
             parent: the previous block's digest, or the root's.
             tokens: packed, a block's at most.
+            media: media that begin among them, by position in the block.
 
         Returns:
-            Its key, and how many tokens are the same; None if not even the first is.
+            Its key, and how many tokens are the same, media included; None if not even the first
+            is.
         """
         best = None
         for key in islice(reversed(self._after.get(parent, {})), _MOST_LOOKED_AT):
             count = _shared(key.tokens, tokens)
+            if key.media != media:
+                count = min(count, _first_difference(key.media, media))
             if count > (best[1] if best else 0):
                 best = key, count
         return best

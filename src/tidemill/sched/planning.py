@@ -397,7 +397,8 @@ def _partial_match(
     keys = seq.keys_up_to(len(found), size)
     start = len(found) * size
     rest = seq.tokens[start : min(start + size, len(seq.tokens) - 1)]
-    return state.memory.partial_match(keys[-1].digest if keys else seq.owner.root, rest)
+    parent = keys[-1].digest if keys else seq.owner.root
+    return state.memory.partial_match(parent, rest, seq.media_within(start, start + size))
 
 
 def _fits_now(state: State, seq: Sequence, found: list[tuple[int, ...]], reserved: int) -> bool:

@@ -13,7 +13,7 @@ from tidemill.contract.request import (
     TokenLogprob,
 )
 from tidemill.memory.lease import Lease
-from tidemill.memory.prefix import BlockKey, block_key
+from tidemill.memory.prefix import BlockKey, Media, block_key, media_within
 from tidemill.sched.constraint import Constraint
 
 OrderKey = tuple[int, float, int, int]
@@ -41,6 +41,8 @@ class RequestState:
         client, request: the client's id and its request.
         root: root digest of its block keys.
         received: on the scheduler's clock.
+        media: digests of embeddings that replace its prompt's, by position. Empty until prompts may
+            have them (issue 40, prompt adapters; later images).
         choices: all its sequences, by choice.
         held: choices that wait for the leader's prompt, to be forked from it.
         prompt_logprobs: index p holds the logprob of prompt token p; None where not computed yet
@@ -53,6 +55,7 @@ class RequestState:
     request: EngineRequest
     root: bytes
     received: float
+    media: Media = ()
     choices: list[Sequence] = field(default_factory=list)
     held: list[Sequence] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
@@ -177,8 +180,14 @@ class Sequence:
         while len(keys) < blocks:
             start = len(keys) * block_size
             parent = keys[-1].digest if keys else self.owner.root
-            keys.append(block_key(parent, self.tokens[start : start + block_size]))
+            end = start + block_size
+            keys.append(block_key(parent, self.tokens[start:end], self.media_within(start, end)))
         return keys[:blocks] if len(keys) > blocks else keys
+
+    def media_within(self, start: int, end: int) -> Media:
+        """Media that begin from `start` to `end` (exclusive), by position after `start`."""
+        media = self.owner.media
+        return media_within(media, start, end) if media else ()
 
     def forget_progress(self) -> None:
         """Reset the computed state after its blocks were freed."""
