@@ -43,7 +43,8 @@ run: install ## chat with the bundled model in the terminal
 
 $(VENV)/.test-installed: $(VENV)/.installed
 	@$(SAY) "installing torch, which the tests compare with" $(PIP) install $(TORCH)
-	@$(SAY) "installing what the tests need" $(PIP) install -e '.[test]'
+	@$(BIN)/python .ci/requirements.py test > $@.txt  # `-e '.[test]'` would compile everything again
+	@$(SAY) "installing what the tests need" $(PIP) install -r $@.txt
 	@touch $@
 
 test-install: $(VENV)/.test-installed ## install what the tests need
