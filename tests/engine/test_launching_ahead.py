@@ -2,49 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import cast
+from collections.abc import Callable
+from contextlib import closing
 
+import msgspec
 import pytest
 from helpers.drive import Machine, request
-from helpers.real_engine import real_engine
+from helpers.paced import PacedExecutor, Pacing
+from helpers.real_engine import real_core, real_engine
 
 from tidemill.contract.plan import StepPlan
+from tidemill.contract.program import Grammar, OutputProgram
 from tidemill.contract.request import EngineRequest
-from tidemill.engine.core import EngineCore
 from tidemill.engine.offline import InprocEngine
-from tidemill.sched.constraint import Constraint
-from tidemill.worker.runner import RunnerHandle
+
+STEP = 0.1
+LEARNING = 12
+"""Steps after which the time of one is known well."""
 
 
-class Watched:
-    """Notes, for every plan launched, what was launched before it and is not taken in yet."""
-
-    def __init__(self, core: EngineCore) -> None:
-        self.behind: list[tuple[StepPlan, StepPlan]] = []
-        self.plans: list[StepPlan] = []
-        submit = core._submit
-
-        def watching(plan: StepPlan) -> object:
-            self.plans.append(plan)
-            if core._in_flight:
-                self.behind.append((core._in_flight[-1][0], plan))
-            return submit(plan)
-
-        core._submit = watching  # type: ignore[method-assign,assignment]
-
-
-@pytest.fixture(autouse=True)
-def no_step_is_over_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A random model's steps are shorter than telling what the last one gave."""
-    monkeypatch.setattr(RunnerHandle, "done", lambda self, seconds=0.0: False)
-
-
-@pytest.fixture
-def engine() -> Iterator[InprocEngine]:
-    made = real_engine("native", depth=2)
-    yield made
-    made.close()
+def paced_engine(
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: Callable[[StepPlan], float] = lambda plan: STEP,
+    **options: str | int,
+) -> tuple[InprocEngine, PacedExecutor]:
+    pacing = Pacing(monkeypatch, seconds)
+    made = real_engine("native", wrap=pacing, **options)  # type: ignore[arg-type]
+    return made, pacing.paced
 
 
 def streams(count: int, tokens: int) -> list[EngineRequest]:
@@ -61,61 +45,125 @@ def tokens_of(engine: InprocEngine) -> dict[str, list[int]]:
 
 
 def test_streams_are_launched_ahead_with_the_tokens_they_would_have_had(
-    engine: InprocEngine,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    watched = Watched(engine._core)
-    ahead = tokens_of(engine)
-    assert len(watched.behind) > 20, "most of some 60 steps"
-    for before, plan in watched.behind:
-        assert all(row.count == 1 and row.sample for row in before.rows)
-        assert all(row.input_from == before.step_id for row in plan.rows if row.start > 3)
-    one = real_engine("native", depth=1)
-    try:
+    engine, paced = paced_engine(monkeypatch)
+    with closing(engine):
+        ahead = tokens_of(engine)
+    assert len(paced.behind) > 40, "most of some 60 steps"
+    for launch in paced.behind:
+        before = launch.behind
+        assert before is not None and all(row.count == 1 and row.sample for row in before.rows)
+        assert all(row.input_from == before.step_id for row in launch.plan.rows if row.start > 3)
+    one, alone = paced_engine(monkeypatch, depth=1)
+    with closing(one):
         assert ahead == tokens_of(one)
-    finally:
-        one.close()
+    assert alone.launches and not alone.behind
 
 
-def test_a_prompt_is_waited_for(engine: InprocEngine) -> None:
-    watched = Watched(engine._core)
-    for _ in engine.run([request("p", list(range(3, 90)), max_tokens=20, ignore_eos=True)]):
+def test_shortly_before_the_step_should_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sooner, and what arrives meanwhile would have to wait for one step more."""
+    engine, paced = paced_engine(monkeypatch)
+    with closing(engine):
+        tokens_of(engine)
+    waited = [launch.at - launch.since for launch in paced.behind][LEARNING:]
+    assert len(waited) > 20
+    assert all(0.85 * STEP < one < STEP for one in waited), waited
+
+
+def test_what_arrives_while_a_step_computes_is_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    pacing = Pacing(monkeypatch, lambda plan: STEP)
+    core = real_core("native", wrap=pacing)
+    paced = pacing.paced
+    arrived: list[StepPlan] = []
+
+    def late(until: float) -> None:
+        if not arrived and len(paced.launches) > 30 and until - paced.now > STEP / 2:
+            arrived.append(paced.launches[-1].plan)
+            core.submit(core.connect(lambda message: None), request("late", [9, 4], max_tokens=1))
+
+    paced.on_wait = late
+    with closing(InprocEngine(core)) as engine:
+        for _ in engine.run(streams(2, 60)):
+            pass
+    [first] = [one for one in paced.launches if any(n.request_id == "late" for n in one.plan.new)]
+    assert first.behind is arrived[0]
+
+
+def test_a_step_that_ends_sooner_than_predicted_is_taken_in_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def short(plan: StepPlan) -> bool:
+        return plan.step_id > LEARNING and plan.step_id % 9 == 0
+
+    engine, paced = paced_engine(monkeypatch, lambda plan: STEP / 4 if short(plan) else STEP)
+    with closing(engine):
+        tokens_of(engine)
+    assert sum(short(launch.plan) for launch in paced.launches) >= 5
+    assert len(paced.behind) > 20
+    assert not any(launch.behind and short(launch.behind) for launch in paced.behind)
+
+
+def test_a_prompt_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, paced = paced_engine(monkeypatch)
+    with closing(engine):
+        tokens_of(engine)
+        begun = len(paced.behind)
+        for _ in engine.run([request("p", list(range(3, 90)), max_tokens=20, ignore_eos=True)]):
+            pass
+    assert len(paced.behind) > begun
+    assert all(row.count == 1 for one in paced.behind if one.behind for row in one.behind.rows)
+
+
+class Free:
+    """A constraint under which every token is allowed."""
+
+    masked = complete = repeats = False
+
+    def accept(self, token_id: int) -> None:
         pass
-    assert watched.behind
-    assert all(row.count == 1 for before, _ in watched.behind for row in before.rows)
+
+    def forced(self) -> tuple[int, ...]:
+        return ()
 
 
 def test_what_the_next_plan_waits_for() -> None:
-    machine = Machine(depth=2)
+    machine = Machine(depth=2, max_num_seqs=1)
+    machine.backend.cost = lambda inputs: 0.5
     scheduler = machine.scheduler
-
-    def ahead(predicted: float = 0.5) -> float | None:
-        [step] = scheduler._in_flight
-        step.predicted = predicted
-        return scheduler.overlap_seconds
-
     assert scheduler.overlap_seconds is None, "nothing is in flight"
-    machine.submit(request("a", [1, 2, 3, 4], max_tokens=9, ignore_eos=True))
+    machine.submit(request("a", [1, 2, 3, 4], max_tokens=20, ignore_eos=True))
     machine.launch()
-    assert ahead() is None, "a prompt's blocks are others' too, once it is computed"
     machine.land()
     machine.launch()
-    assert ahead() == 0.5
-    assert ahead(0.0) is None, "nothing was measured"
-    [in_flight] = scheduler._in_flight[0].rows_in_flight
-    in_flight.seq.constraint = cast(Constraint, object())
-    assert ahead() is None, "its next mask depends on the token"
-    in_flight.seq.constraint = None
+    assert scheduler.overlap_seconds is None, "too little was measured"
+    for _ in range(10):
+        machine.land()
+        machine.launch()
+    assert scheduler.overlap_seconds == pytest.approx(0.5, rel=0.1)
     machine.launch()
     assert scheduler.overlap_seconds is None, "two are in flight"
+    machine.run()
+    machine.submit(request("prompt", [5, 2, 3, 4], max_tokens=2, ignore_eos=True))
+    machine.launch()
+    assert scheduler.overlap_seconds is None, "a prompt's blocks are others' too, once computed"
+    machine.run()
+
+    program = OutputProgram((Grammar("regex", "a+"),))
+    asked = request("b", [1, 2, 3, 4], max_tokens=9)
+    machine.submit(msgspec.structs.replace(asked, program=program))
+    machine.take(scheduler.release(0, "b", [Free()]))
+    machine.launch()
+    machine.land()
+    machine.launch()
+    assert scheduler.overlap_seconds is None, "its next mask depends on the token"
+    machine.run()
 
 
-def test_a_recurrent_models_steps_are_waited_for() -> None:
+def test_a_recurrent_models_steps_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step behind another would write over the state that the other began with, and which is
     needed when that one fails."""
-    engine = real_engine("native", model="recurrent")
-    watched = Watched(engine._core)
-    try:
+    engine, paced = paced_engine(monkeypatch, model="recurrent")
+    with closing(engine):
         tokens_of(engine)
-    finally:
-        engine.close()
-    assert watched.plans and not watched.behind
+    assert paced.launches and not paced.behind

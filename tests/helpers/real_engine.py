@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 
 from helpers.random_model import MODELS, make_spec, make_tensors
@@ -9,8 +10,9 @@ from helpers.random_model import MODELS, make_spec, make_tensors
 from tidemill.backends.base import BackendOptions
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.wire import EngineInfo
-from tidemill.engine.core import DEPTH, make_core
+from tidemill.engine.core import DEPTH, EngineCore, make_core
 from tidemill.engine.offline import InprocEngine
+from tidemill.executor.base import Executor
 from tidemill.executor.inproc import InprocExecutor, OpenedExecutor
 from tidemill.worker.runner import Runner
 
@@ -18,7 +20,12 @@ VOCAB = 131
 MAX_LEN = 256
 
 
-def real_engine(
+def real_engine(backend: str, **options: object) -> InprocEngine:
+    """`real_core` behind the offline interface. Close it when done."""
+    return InprocEngine(real_core(backend, **options))  # type: ignore[arg-type]
+
+
+def real_core(
     backend: str,
     *,
     dtype: str = "float32",
@@ -34,8 +41,9 @@ def real_engine(
     depth: int = DEPTH,
     model: str = "plain",
     snapshots: int = 12,
-) -> InprocEngine:
-    """Close it when done. `model`: one of `MODELS`."""
+    wrap: Callable[[Executor], Executor] = lambda executor: executor,
+) -> EngineCore:
+    """Close it when done. `model`: one of `MODELS`; `wrap`: what stands before the executor."""
     spec = make_spec(vocab=VOCAB, hidden=64, heads=4, kv_heads=2, head_dim=16, layers=2)
     spec = MODELS[model](spec)
     recurrent = spec.state_bytes > 0
@@ -75,7 +83,7 @@ def real_engine(
     groups = len(spec.cache_groups())
     layers = len(spec.layers) if loaded.slices_layers and not recurrent else 0
     opened = OpenedExecutor(
-        executor,
+        wrap(executor),
         info,
         "random",
         groups,
@@ -83,4 +91,4 @@ def real_engine(
         snapshots=snapshots,
         sliced_layers=layers,
     )
-    return InprocEngine(make_core(opened, config, depth=depth).start())
+    return make_core(opened, config, depth=depth).start()
