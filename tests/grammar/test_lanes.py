@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from tidemill.grammar.lanes import Lane
 
 
@@ -32,5 +34,7 @@ def test_closing_drops_what_waits() -> None:
     begun.wait()
     lane.close()
     go.set()
-    lane._pool.shutdown(wait=True)
+    lane.close(wait=True)
     assert not done
+    with pytest.raises(RuntimeError):
+        lane.submit("a", lambda: None)

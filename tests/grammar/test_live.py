@@ -24,7 +24,16 @@ def test_what_is_held_counts_as_long_as_its_holder_lives() -> None:
     assert live.total == 40
     live.hold(two, "a", 60)
     del two
-    assert live.total == 0 and not live._held
+    assert live.total == 0
+
+
+def test_a_tenant_that_holds_nothing_has_no_share() -> None:
+    live = LiveGrammars(100)
+    gone, hog, other = Holder(), Holder(), Holder()
+    live.hold(gone, "a", 60)
+    del gone
+    live.hold(hog, "b", 100)
+    live.hold(other, "c", 50)  # half: there are two
 
 
 def test_no_tenant_keeps_another_out() -> None:
