@@ -109,7 +109,7 @@ def test_what_is_compiled_does_not_wait_behind_what_is_not(service: GrammarServi
 
     def waiting() -> bool:
         begun.set()
-        return hold.wait(SECONDS)
+        return hold.wait(3 * SECONDS)
 
     new = OutputProgram((Grammar("regex", "b+"),))
     service.compile_later(new, [2], 1, lambda states, error: None, wanted=waiting)

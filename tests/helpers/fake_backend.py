@@ -179,6 +179,10 @@ class FakeBackend:
         assert len(self._queue) <= 2, "more than two steps outstanding"
         return handle
 
+    def forget_steps(self) -> None:
+        """Those submitted and not run yet vanish, as in a failure."""
+        self._queue.clear()
+
     def run_up_to(self, handle: FakeHandle) -> None:
         with self._lock:
             while handle.outputs is None and handle.error is None:

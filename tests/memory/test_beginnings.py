@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-from tidemill.memory import prefix
 from tidemill.memory.lease import KVMemory
 from tidemill.memory.prefix import PrefixIndex, block_key, pack, root_digest
 
@@ -45,7 +44,7 @@ def test_the_block_with_most_in_common_is_taken_of_the_latest() -> None:
     found = memory.partial_match(ROOT, [1, 2, 3, 4, 5, 6, 7])
     assert found is not None and (found.blocks, found.tokens) == (near, 6)
     assert (found := memory.partial_match(ROOT, [1, 2, 3, 4, 9])) and found.blocks == far
-    for i in range(prefix._MOST_LOOKED_AT):
+    for i in range(32):
         _published(memory, [1, 2, 3, 100 + i, 0, 0, 0, 0])
     assert (found := memory.partial_match(ROOT, [1, 2, 3, 4, 5, 6, 7])) and found.tokens == 3
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from tidemill.memory.lease import KEEP_SECONDS, KVMemory
+from tidemill.memory.lease import KVMemory
 from tidemill.memory.prefix import BlockKey, block_key
 
 BLOCKS, SIZE = 16, 4
+HOUR = 3600.0
 
 
 def _keys(text: list[int]) -> list[BlockKey]:
@@ -34,9 +35,9 @@ def test_only_what_can_be_found_stays_and_for_an_hour() -> None:
     (vacant,) = memory.vacate(100.0)
     assert vacant == tuple(range(4, BLOCKS))
     assert _use(memory, new) == 0  # blocks 4 and 5
-    (vacant,) = memory.vacate(100.0 + KEEP_SECONDS - 1)
+    (vacant,) = memory.vacate(100.0 + HOUR - 1)
     assert vacant == tuple(range(6, BLOCKS))
-    (vacant,) = memory.vacate(100.0 + KEEP_SECONDS)
+    (vacant,) = memory.vacate(100.0 + HOUR)
     assert vacant == (0, 1, 2, 3, *range(6, BLOCKS)), "the old text went, the new one stays"
     assert _use(memory, old) == 0
     assert _use(memory, new) == 2
@@ -48,9 +49,9 @@ def test_each_use_begins_the_hour_anew() -> None:
     text = list(range(3 * SIZE))
     for hour in range(4):
         assert _use(memory, text) == (3 if hour else 0)
-        (vacant,) = memory.vacate(hour * KEEP_SECONDS)
+        (vacant,) = memory.vacate(hour * HOUR)
         assert vacant == tuple(range(3, BLOCKS))
-    (vacant,) = memory.vacate(4 * KEEP_SECONDS)
+    (vacant,) = memory.vacate(4 * HOUR)
     assert vacant == tuple(range(BLOCKS))
 
 
@@ -60,7 +61,7 @@ def test_a_prefix_in_use_stays() -> None:
     _use(memory, text)
     memory.vacate(0.0)
     lease = memory.lease(memory.find(_keys(text)))
-    (vacant,) = memory.vacate(10 * KEEP_SECONDS)
+    (vacant,) = memory.vacate(10 * HOUR)
     assert vacant == tuple(range(2, BLOCKS))
     lease.close()
     assert _use(memory, text) == 2
@@ -75,6 +76,6 @@ def test_snapshots_go_with_their_blocks() -> None:
     memory.snapshots.keep(key)
     memory.vacate(0.0)
     assert key in memory.snapshots
-    memory.vacate(KEEP_SECONDS)
+    memory.vacate(HOUR)
     assert key not in memory.snapshots
     memory.check()

@@ -7,7 +7,7 @@ from helpers.drive import Machine, request
 from helpers.simulated import Simulation, prompt, quantile
 
 from tidemill.base.errors import ErrorKind
-from tidemill.sched.fairness import MAX_DEBT, QUANTUM, Tenants
+from tidemill.sched.fairness import Tenants
 
 
 def one_at_a_time(sim: Simulation, count: int, tokens: int) -> None:
@@ -119,16 +119,30 @@ def test_deficits_are_bounded_and_idle_tenants_forgotten() -> None:
     tenants.enter("a", 1.0)
     tenants.enter("b", 1.0)
     tenants.charge("a", 100_000)
-    assert tenants.deficit("a") == -MAX_DEBT and tenants.deficit("b") == QUANTUM
+    assert tenants.deficit("a") == -2048 and tenants.deficit("b") == 512
     for i in range(10_000):
         tenants.enter(f"t{i}", 2.0)
         tenants.leave(f"t{i}", float(i))
     tenants.check()
-    assert len(tenants) == 2 and len(tenants._idle) <= 4096
+    assert len(tenants) == 2
     assert tenants.share("a") == 0.5
     assert tenants.competing(1e9)
     tenants.leave("b", 100.0)
     assert tenants.competing(105.0) and not tenants.competing(1e6)
+
+
+@pytest.mark.parametrize(("others", "deficit"), [(4095, -488.0), (4096, 512.0)])
+def test_of_idle_tenants_the_latest_are_remembered(others: int, deficit: float) -> None:
+    tenants = Tenants()
+    tenants.enter("a", 1.0)
+    tenants.enter("b", 1.0)
+    tenants.charge("b", 2000)
+    tenants.leave("b", 1.0)
+    for i in range(others):
+        tenants.enter(f"t{i}", 1.0)
+        tenants.leave(f"t{i}", 2.0)
+    tenants.enter("b", 1.0)
+    assert tenants.deficit("b") == deficit
 
 
 @pytest.mark.parametrize("started", [False, True])

@@ -380,7 +380,7 @@ def test_a_step_taken_back_can_be_planned_again(depth: int) -> None:
         while machine.launch():
             pass
         if rng.random() < 0.3:
-            machine.backend._queue.clear()
+            machine.backend.forget_steps()
             machine.roll_back()
         else:
             machine.land()

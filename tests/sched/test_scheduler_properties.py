@@ -133,7 +133,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def take_back(self) -> None:
         """Steps vanish before they ran, and are planned again."""
-        self.machine.backend._queue.clear()
+        self.machine.backend.forget_steps()
         self.machine.roll_back()
 
     @rule()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -103,9 +105,19 @@ def test_characters_that_mean_something_in_patterns() -> None:
         assert ("".join(shown), matcher.matched) == ("x.y", stop)
 
 
-def test_matchers_share_what_was_compiled() -> None:
+def test_matchers_that_share_a_set_do_not_share_a_text() -> None:
     shared = StopSet(["ab" * 500, "END"])
     one, other = StopMatcher(shared), StopMatcher(shared)
-    assert one._failures is other._failures
     assert one.push("xEN") == ("x", False) and other.push("EN") == ("", False)
     assert one.push("D") == ("", True) and other.push("x") == ("ENx", False)
+
+
+def test_matchers_share_what_was_compiled() -> None:
+    shared = StopSet(["ab" * 5000, "END"])
+    tracemalloc.start()
+    try:
+        matchers = [StopMatcher(shared) for _ in range(50)]
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert len(matchers) == 50 and taken < 50 * 2000, "a table of one has 10,000 entries"
