@@ -47,26 +47,19 @@ def human_bytes(count: float) -> str:
     raise AssertionError("unreachable: GiB ends the loop")
 
 
-_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-
-
 def parse_bytes(option: str, text: str | None) -> int | None:
     """``4GiB``, ``512M``, ``1.5g`` or plain bytes to a number; None stays None.
 
     Raises TidemillError of kind CONFIG naming `option`.
     """
     from tidemill.base.errors import config_error
+    from tidemill.base.sizes import parse_size
 
     if text is None:
         return None
-    stripped = text.strip().lower().removesuffix("b").removesuffix("i")
-    unit = stripped[-1:] if stripped[-1:].isalpha() else ""
     try:
-        count = int(float(stripped.removesuffix(unit)) * _UNITS[unit])
-    except (ValueError, KeyError, OverflowError):
+        return parse_size(text)
+    except ValueError:
         raise config_error(
-            option, f"--{option} takes a size such as 4GiB or 512MiB, got {text!r}"
+            option, f"--{option} takes a size above 0 such as 4GiB or 512MiB, got {text!r}"
         ) from None
-    if count < 1:
-        raise config_error(option, f"--{option} must be above 0, got {text!r}")
-    return count

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tidemill.cli.declared import argument, option
 from tidemill.cli.machine import parse_bytes as parse_bytes
-from tidemill.contract.config import BACKENDS, DTYPES, KV_DTYPES, QUANTIZATIONS
+from tidemill.deployment.settings import ADMISSION as ADMISSION_SETTINGS
+from tidemill.deployment.settings import MODEL as MODEL_SETTINGS
+from tidemill.deployment.settings import SERVER as SERVER_SETTINGS
+from tidemill.deployment.settings import Setting, keyed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,53 +22,42 @@ MODEL = argument(
     help="A Hugging Face folder, a .gguf file, or a name on the hub: owner/name, of GGUF files "
     "owner/name:Q4_K_M or owner/name/file.gguf, or an address there. Default: the bundled one.",
 )
-FILE = option(None, help="Of a model on the hub: which GGUF file, or which folder of its parts.")
-REVISION = option(None, help="Of a model on the hub: branch, tag or commit; default: main.")
-BACKEND = option(
-    "auto",
-    choices=BACKENDS,
-    help="native (C++), torch, or transformers (slow; for models without a family here); auto: "
-    "native, or transformers where a model needs it.",
-)
-DEVICE = option("cpu", help="cpu, or a torch device for the backends torch and transformers.")
-DTYPE = option("auto", choices=DTYPES, help="Computing type.")
-QUANTIZE = option(
-    "none",
-    choices=QUANTIZATIONS,
-    help="Quantize float weights at load; `tidemill quantize` writes more types.",
-)
-KV_DTYPE = option("auto", choices=KV_DTYPES, help="Type of the KV cache.")
-BLOCK_SIZE = option(32, help="Tokens per KV block: 16, 32, 64 or 128.")
-MAX_MODEL_LEN = option(
-    None, help="Tokens a request may use; default: the model's, bounded by memory."
-)
-MAX_NUM_SEQS = option(256, help="Sequences that may run at once.")
-MAX_STEP_TOKENS = option(512, help="Tokens computed per step.")
-KV_MEMORY = option(None, help="KV cache size, such as 4GiB; default: from free memory.")
-THREADS = option(None, help="Compute threads; default: the CPUs this process may use.")
-PREFIX_CACHING = option(
-    True, "--prefix-caching/--no-prefix-caching", help="Find blocks of earlier prompts again."
-)
-ISA = option(
-    None,
-    help="Force an instruction set: amx, avx512, avx512bf16, avx512bw, avxvnni or avx2 (x86), "
-    "i8mm or neon (Arm), portable; `tidemill doctor` shows which run here.",
-)
-PACKED_CACHE = option(
-    "auto",
-    envvar="TIDEMILL_PACKED_CACHE",
-    help="Folder for packed weights, so that the next start is quick; auto: in the user's cache "
-    "directory; off: none.",
-)
-TOOL_FORMAT = option(
-    "auto", help="How the model writes tool calls; auto reads it from the chat template."
-)
-REASONING_FORMAT = option(
-    "auto", help="How the model marks its thinking; auto reads it from the chat template."
-)
-CHAT_TEMPLATE = option(
-    None, help="File with a chat template instead of the model's own, or the name of one it has."
-)
+
+
+def flag(setting: Setting) -> Any:
+    """Declare the flag of a setting of the deployment table."""
+    return option(
+        setting.default,
+        *setting.names,
+        help=setting.help,
+        envvar=setting.envvar,
+        choices=setting.kind.choices,
+    )
+
+
+SERVER = {setting.key: flag(setting) for setting in SERVER_SETTINGS if setting.flag}
+ADMISSION = {setting.key: flag(setting) for setting in ADMISSION_SETTINGS}
+_MODEL = keyed(MODEL_SETTINGS)
+FILE = flag(_MODEL["file"])
+REVISION = flag(_MODEL["revision"])
+BACKEND = flag(_MODEL["backend"])
+DEVICE = flag(_MODEL["device"])
+DTYPE = flag(_MODEL["dtype"])
+QUANTIZE = flag(_MODEL["quantize"])
+KV_DTYPE = flag(_MODEL["kv_dtype"])
+BLOCK_SIZE = flag(_MODEL["block_size"])
+MAX_MODEL_LEN = flag(_MODEL["max_model_len"])
+MAX_NUM_SEQS = flag(_MODEL["max_num_seqs"])
+MAX_STEP_TOKENS = flag(_MODEL["max_step_tokens"])
+KV_MEMORY = flag(_MODEL["kv_memory"])
+THREADS = flag(_MODEL["threads"])
+PREFIX_CACHING = flag(_MODEL["prefix_caching"])
+ISA = flag(_MODEL["isa"])
+PACKED_CACHE = flag(_MODEL["packed_cache"])
+TOOL_FORMAT = flag(_MODEL["tool_format"])
+REASONING_FORMAT = flag(_MODEL["reasoning_format"])
+CHAT_TEMPLATE = flag(_MODEL["chat_template"])
+MAX_ITL_MS = flag(_MODEL["max_itl_ms"])
 
 
 def packed_cache(text: str) -> str:

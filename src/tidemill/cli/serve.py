@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -25,8 +26,8 @@ def serve(
     model: str | None = options.MODEL,
     file: str | None = options.FILE,
     revision: str | None = options.REVISION,
-    host: str = option("127.0.0.1", help="Address to listen on."),
-    port: int = option(8000, help="Port to listen on; 0 takes a free one."),
+    host: str = options.SERVER["host"],
+    port: int = options.SERVER["port"],
     served_name: tuple[str, ...] = option(
         (),
         "--served-name",
@@ -50,26 +51,12 @@ def serve(
     chat_template: str | None = options.CHAT_TEMPLATE,
     tool_format: str = options.TOOL_FORMAT,
     reasoning_format: str = options.REASONING_FORMAT,
-    max_itl_ms: float | None = option(
-        None,
-        help="Time between two tokens of a stream that prefill and other streams may cost; "
-        "default: chosen (see docs/operations.md).",
-    ),
-    ttft_objective_ms: float | None = option(
-        None, help="Refuse (429) what would not have its first token by then; default: off."
-    ),
-    max_queue_tokens: int | None = option(
-        None, help="Tokens that may wait; default: from the KV cache and the measured rate."
-    ),
-    max_queue_time: float | None = option(
-        None, help="Seconds a request may wait for its first step; default: no limit."
-    ),
-    stall_timeout: float = option(
-        5.0, help="Seconds without progress in a step after which the engine is replaced."
-    ),
-    drain_timeout: float = option(
-        10.0, help="Seconds that running requests have after SIGTERM; a second one ends them."
-    ),
+    max_itl_ms: float | None = options.MAX_ITL_MS,
+    ttft_objective_ms: float | None = options.ADMISSION["ttft_objective_ms"],
+    max_queue_tokens: int | None = options.ADMISSION["max_queue_tokens"],
+    max_queue_time: float | None = options.ADMISSION["max_queue_time"],
+    stall_timeout: float = options.SERVER["stall_timeout"],
+    drain_timeout: float = options.SERVER["drain_timeout"],
     api_key: tuple[str, ...] = locks.API_KEY,
     api_keys: Path | None = locks.API_KEYS,
     share_prefix_cache: bool = locks.SHARE_PREFIX_CACHE,
@@ -81,10 +68,8 @@ def serve(
     trusted_proxy: tuple[str, ...] = locks.TRUSTED_PROXY,
     insecure: bool = locks.INSECURE,
     limit: tuple[str, ...] = locks.LIMIT,
-    log_level: str = option(
-        "info", choices=("debug", "info", "warning", "error"), help="The least that is logged."
-    ),
-    log_format: str = locks.LOG_FORMAT,
+    log_level: str = options.SERVER["log_level"],
+    log_format: str = options.SERVER["log_format"],
 ) -> None:
     """Serve a model through the OpenAI API (default: the bundled one, on 127.0.0.1:8000)."""
     from tidemill.base.errors import config_error
@@ -92,6 +77,7 @@ def serve(
     from tidemill.base.log import log_line, set_up_logging
     from tidemill.base.stderr import guard_stderr
     from tidemill.contract.config import EngineConfig
+    from tidemill.deployment.security import KEY_VARIABLE, SecuritySettings
     from tidemill.loading.hub_name import with_options
     from tidemill.loading.kind import check_model
     from tidemill.loading.locate import locate
@@ -116,7 +102,9 @@ def serve(
         ttft_objective_ms=ttft_objective_ms,
     )
     limits = _limits(limit)
-    security = locks.LockFlags(
+    # Child processes, the engine included, must not inherit the key.
+    os.environ.pop(KEY_VARIABLE, None)
+    security = SecuritySettings(
         *(api_key, api_keys, share_prefix_cache, tls_cert, tls_key, tls_client_ca),
         *(cors_origin, allowed_host, trusted_proxy, insecure),
     ).open(host, _say)

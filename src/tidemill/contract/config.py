@@ -21,7 +21,7 @@ KV_DTYPES = ("auto", "float32", "bfloat16", "int8", "int4")
 BLOCK_SIZES = (16, 32, 64, 128)
 
 # Larger values are typing errors: their data structures alone would exhaust memory.
-_HIGHEST = {
+HIGHEST = {
     "max_model_len": 2**31 - 1,
     "kv_memory": 2**60,
     "threads": 1024,
@@ -96,7 +96,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         _one_of("block_size", self.block_size, BLOCK_SIZES)
         if not self.packed_cache:
             raise config_error("packed_cache", "packed_cache must be auto, off or a folder")
-        for name, highest in _HIGHEST.items():
+        for name, highest in HIGHEST.items():
             value = getattr(self, name)
             if value is not None and not 1 <= value <= highest:
                 raise config_error(name, f"{name} must be between 1 and {highest}, got {value}")

@@ -215,7 +215,7 @@ _DEFAULTS = tuple(
     (field.name, None if field.default is msgspec.NODEFAULT else field.default)
     for field in msgspec.structs.fields(SamplingParams)
 )
-_RANGES: dict[str, tuple[float, float]] = {
+RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 100.0),
     "top_p": (0.0, 1.0),
     "top_k": (-1, _INT32_MAX),
@@ -240,8 +240,8 @@ def _check_value(name: str, value: Any) -> None:
         return
     if not test(value):
         raise bad_request(name, f"{name} must be {what}, got {str(value)[:80]!r}")
-    if name in _RANGES:
-        _in_range(name, value, *_RANGES[name])
+    if name in RANGES:
+        _in_range(name, value, *RANGES[name])
     elif name == "logit_bias":
         for bias in {*value.values()}:
             _in_range(name, bias, -100.0, 100.0)

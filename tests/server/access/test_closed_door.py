@@ -25,7 +25,7 @@ from starlette.applications import Starlette
 
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.base.log import describe_exception, set_up_logging, summary
-from tidemill.cli.locks import LockFlags
+from tidemill.deployment.security import SecuritySettings
 from tidemill.server.access.auth import by_address
 from tidemill.server.access.keys import Role, StaticKeys, digest_of, read_keys
 from tidemill.server.access.security import Security
@@ -407,10 +407,10 @@ def test_bad_certificates(
 # -- where a server may listen ----------------------------------------------------------------
 
 
-def _flags(**changes: Any) -> LockFlags:
+def _flags(**changes: Any) -> SecuritySettings:
     values: dict[str, Any] = dict.fromkeys(("api_keys", "tls_cert", "tls_key", "tls_client_ca"))
     values |= dict.fromkeys(("api_key", "cors_origin", "allowed_host", "trusted_proxy"), ())
-    return LockFlags(**{**values, "share_prefix_cache": False, "insecure": False, **changes})
+    return SecuritySettings(**{**values, "share_prefix_cache": False, "insecure": False, **changes})
 
 
 def test_only_locked_servers_listen_beyond_this_machine() -> None:

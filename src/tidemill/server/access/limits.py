@@ -108,13 +108,13 @@ class Limits:
             if not 0 < value < math.inf:
                 what = "a whole number" if isinstance(default, int) else "a number of seconds"
                 raise config_error("limit", f"--limit {name} must be {what} above 0, not {text!r}")
-            if name in _FIXED and value > default:
+            if name in FIXED and value > default:
                 raise config_error("limit", f"--limit {name} is at most {default}, got {text}")
             values[name] = value
         return cls(**values)  # type: ignore[arg-type]
 
 
-_FIXED = (
+FIXED = (
     *("max_n", "max_logprobs", "max_logit_bias"),
     *("max_stop", "max_stop_chars", "max_stop_token_ids"),
 )

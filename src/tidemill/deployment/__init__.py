@@ -1,0 +1,1 @@
+"""The deployment file: what one server serves, validated whole before anything starts."""

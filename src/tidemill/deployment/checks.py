@@ -1,0 +1,66 @@
+"""Kinds of single settings, whose checks belong to the rooms that use the values.
+
+Those rooms are imported when such a value is read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tidemill.deployment import kinds
+from tidemill.deployment.kinds import Kind
+
+ISAS = (
+    *("amx", "avx512", "avx512bf16", "avx512bw", "avxvnni", "avx2"),
+    *("i8mm", "neon", "portable"),
+)
+"""Instruction sets of the native backend."""
+
+_NAME_CHARS = 200
+
+
+def _check_name(name: str) -> None:
+    if len(name) > _NAME_CHARS or name != name.strip() or not name.isprintable():
+        raise ValueError(f"must be at most {_NAME_CHARS} printable characters, no space around")
+
+
+def _check_origin(origin: str) -> None:
+    from tidemill.server.access.security import check_origins
+
+    check_origins((origin,))
+
+
+def _check_proxy(address: str) -> None:
+    from tidemill.server.access.security import check_proxies
+
+    check_proxies((address,))
+
+
+def _check_key(key: str) -> None:
+    from tidemill.server.access.keys import StaticKeys
+
+    StaticKeys((key,))
+
+
+def _read_isa(value: Any, _: Path) -> str:
+    if value not in ISAS:
+        raise ValueError
+    return str(value)
+
+
+def _read_packed_cache(value: Any, base: Path) -> str:
+    if value in ("auto", "off"):
+        return str(value)
+    found = kinds.absolute(value, base)
+    if found.exists() and not found.is_dir():
+        raise ValueError(f"{found} is no folder")
+    return str(found)
+
+
+MODEL_NAME = kinds.checked("a name", _check_name)
+ORIGIN = kinds.checked('an origin such as "https://app.example" or "*"', _check_origin)
+PROXY = kinds.checked('an address or a network such as "10.0.0.0/8"', _check_proxy)
+API_KEY = kinds.checked("1 to 512 visible ASCII characters without spaces", _check_key)
+ISA = Kind(f"one of {', '.join(ISAS)}", _read_isa)
+PACKED_CACHE = Kind('a folder, "auto" or "off"', _read_packed_cache)

@@ -1,0 +1,128 @@
+"""Settings that contradict each other, or the files they name."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from tidemill.base.errors import TidemillError
+from tidemill.base.sizes import exact_size
+from tidemill.deployment.deployment import Deployment
+
+Found = Iterator[tuple[str, str, str]]
+
+# Of a table of limits: what one request may have, and what all may have together.
+_ONE_OF_ALL = (
+    ("max_body_bytes", "max_bodies_bytes"),
+    ("max_answer_bytes", "max_answers_bytes"),
+    ("max_n", "max_active_choices"),
+)
+MAX_PIPELINE_BYTES = 2**20
+
+
+def conflicts(deployment: Deployment, wrong: Collection[str] = ()) -> Found:
+    """Section's label, key and message of each contradiction.
+
+    Args:
+        deployment: in which wrong values were replaced by defaults.
+        wrong: tables with wrong values; nothing is said that could follow from the replacement.
+    """
+    yield from _names(deployment)
+    yield from _pins(deployment)
+    yield from _models(deployment)
+    if not {"limits", "flags"} & {*wrong}:
+        yield from _limits(deployment)
+    if not {"security", "server", "flags"} & {*wrong}:
+        yield from _security(deployment)
+    for section in deployment.sections:
+        if section.table == "pipelines":
+            message = pipeline_problem(Path(section.values["file"].value))
+            if message:
+                yield section.label, "file", message
+
+
+def _names(deployment: Deployment) -> Found:
+    taken: dict[str, str] = {}
+    for section in deployment.sections:
+        if not section.name:
+            continue
+        named = [("name", section.name)]
+        if "aliases" in section.values:
+            named += [("aliases", alias) for alias in section.values["aliases"].value]
+        for key, name in named:
+            if name in taken:
+                yield section.label, key, f"{name!r} is a name of {taken[name]} too; rename one"
+            else:
+                origin = section.values[key].origin
+                taken[name] = f"{section.label} ({origin})"
+
+
+def _pins(deployment: Deployment) -> Found:
+    memory = deployment.server.memory
+    pinned = [model for model in deployment.models if model.pin]
+    if memory is not None:
+        least = sum(model.engine["kv_memory"] or 0 for model in pinned)
+        if least > memory:
+            yield (
+                *("server", "memory"),
+                f"is {exact_size(memory)}, and the KV caches of the pinned models alone need "
+                f"{exact_size(least)}; raise it, lower their kv_memory, or unpin one",
+            )
+
+
+def _models(deployment: Deployment) -> Found:
+    for section in deployment.sections:
+        if section.table != "models":
+            continue
+        values = section.values
+        local = Path(values["source"].value).is_absolute()
+        if values["revision"].value is not None and local:
+            yield section.label, "revision", "belongs to a model on the hub, and source is a path"
+        if values["file"].value is not None and local and Path(values["source"].value).is_file():
+            yield section.label, "file", "belongs to a folder or a hub name, and source is a file"
+        keep_alive = values["keep_alive"]
+        if values["pin"].value and keep_alive.value == 0:
+            yield section.label, "keep_alive", "is 0, and the model is pinned; leave one out"
+
+
+def _limits(deployment: Deployment) -> Found:
+    [values] = (section.values for section in deployment.sections if section.table == "limits")
+    for one, together in _ONE_OF_ALL:
+        single, total = (getattr(deployment.limits, key) for key in (one, together))
+        if single > total:
+            message = f"{one} ({single}) is more than {together} ({total}) allows for all requests"
+            yield "limits", one if values[one].origin.source != "default" else together, message
+
+
+def _security(deployment: Deployment) -> Found:
+    try:
+        deployment.security.open(deployment.server.host, lambda line: None)
+    except TidemillError as error:
+        key = (error.param or "").replace("-", "_")
+        if key == "host":
+            yield "server", "host", error.message
+        else:
+            yield "security", key, error.message
+
+
+def pipeline_problem(path: Path) -> str | None:
+    """What is wrong with a pipeline's file, which is parsed and not run; None if nothing."""
+    from tidemill.base.files import open_regular
+
+    try:
+        with open_regular(path) as file:
+            source = file.read(MAX_PIPELINE_BYTES + 1)
+    except OSError as error:
+        return f"cannot be read: {error.strerror or error}"
+    if len(source) > MAX_PIPELINE_BYTES:
+        return f"is larger than {MAX_PIPELINE_BYTES} bytes"
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        where = f" at line {error.lineno}" if isinstance(error, SyntaxError) else ""
+        return f"{path} is not valid Python{where}"
+    names = {node.name for node in tree.body if isinstance(node, ast.AsyncFunctionDef)}
+    if "answer" not in names:
+        return f"{path} has no `async def answer(request, models)`"
+    return None

@@ -1,0 +1,159 @@
+"""What one server serves: a deployment file, flags and defaults, resolved and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from tidemill.contract.config import EngineConfig
+from tidemill.deployment.reading import Sourced, Values
+from tidemill.deployment.security import SecuritySettings
+from tidemill.deployment.settings import ENGINE_KEYS, Setting
+from tidemill.server.access.limits import Limits
+from tidemill.server.admission.options import AdmissionOptions
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Settings of the server as a whole; `deployment.settings.SERVER` says what they mean.
+
+    Attributes:
+        memory: bytes; None: from free memory.
+        keep_alive: seconds; infinite for ever.
+        stall_timeout, drain_timeout: seconds.
+    """
+
+    host: str
+    port: int
+    memory: int | None
+    keep_alive: float
+    stall_timeout: float
+    drain_timeout: float
+    log_level: str
+    log_format: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """Settings of one model, or of one version of it (`deployment.settings.MODEL`).
+
+    Attributes:
+        name: unique; of a version ``name@version``.
+        source: an absolute path, or a name to be located.
+        keep_alive: seconds; infinite for ever.
+        sampling: values where a request says nothing; absent ones are the model's own.
+        engine: settings of its engine by the names of `EngineConfig`.
+        of: of a version, the name that clients use; else None.
+        template_digest: SHA-256 of a chat template's file, so that a changed one is noticed.
+    """
+
+    name: str
+    source: str
+    file: str | None
+    revision: str | None
+    aliases: tuple[str, ...]
+    pin: bool
+    keep_alive: float
+    system: str | None
+    chat_template: str | None
+    tool_format: str
+    reasoning_format: str
+    sampling: Mapping[str, float | int]
+    engine: Mapping[str, Any]
+    of: str | None = None
+    template_digest: str | None = None
+
+    def engine_config(self, path: Path | str) -> EngineConfig:
+        """The engine's configuration for the located model; validated."""
+        return EngineConfig(model=str(path), served_name=self.name, **self.engine).validate()
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineSettings:
+    """Settings of one pipeline (`deployment.settings.PIPELINE`).
+
+    Attributes:
+        file: absolute path of its Python file.
+        timeout: seconds; infinite for none.
+        memory: bytes.
+        options: what its code reads.
+        file_digest: SHA-256 of the file, so that a changed one is noticed.
+    """
+
+    name: str
+    file: str
+    timeout: float
+    memory: int
+    options: Mapping[str, Any]
+    file_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """The settings of one table with their origins.
+
+    Attributes:
+        table: ``server``, ``admission``, ``security``, ``limits``, ``models`` or ``pipelines``.
+        name: of the model or pipeline; else empty.
+        label: how messages name it: ``server``, ``models[0]``, ``model NAME`` if not in the file.
+        values: every setting of the table.
+        settings: what the values mean.
+    """
+
+    table: str
+    name: str
+    label: str
+    values: Mapping[str, Sourced]
+    settings: Mapping[str, Setting]
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A whole deployment; nothing in it needs a further check but what the machine decides.
+
+    Attributes:
+        file: the deployment file; None without one.
+        server, admission, limits, security: of the server as a whole.
+        models: in the file's order, versions included; empty: the whole library is served.
+        pipelines: in the file's order.
+        sections: the same settings by table, with their origins.
+    """
+
+    file: str | None
+    server: ServerSettings
+    admission: AdmissionOptions
+    limits: Limits
+    security: SecuritySettings
+    models: tuple[ModelSettings, ...]
+    pipelines: tuple[PipelineSettings, ...]
+    sections: tuple[Section, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name that a request may use."""
+        found: dict[str, None] = {}
+        for model in self.models:
+            found.update(dict.fromkeys((model.of or model.name, model.name, *model.aliases)))
+        return (*found, *(pipeline.name for pipeline in self.pipelines))
+
+
+def plain(values: Values) -> dict[str, Any]:
+    """The values without their origins."""
+    return {key: one.value for key, one in values.items()}
+
+
+def make_model(
+    values: Values, sampling: Values, *, of: str | None = None, template_digest: str | None = None
+) -> ModelSettings:
+    """A model's settings from the values of its tables."""
+    known = plain(values)
+    own = {field.name for field in fields(ModelSettings)} & known.keys()
+    return ModelSettings(
+        **{key: known[key] for key in own},
+        sampling={key: one for key, one in plain(sampling).items() if one is not None},
+        engine={key: known[key] for key in ENGINE_KEYS},
+        of=of,
+        template_digest=template_digest,
+    )

@@ -1,0 +1,85 @@
+"""Access-control settings, and the security of a server that is built from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tidemill.server.access.security import Security
+
+KEY_VARIABLE = "TIDEMILL_API_KEY"
+
+
+@dataclass(frozen=True, slots=True)
+class SecuritySettings:
+    """The access-control settings; `deployment.settings.SECURITY` says what they mean."""
+
+    api_key: Sequence[str]
+    api_keys: Path | str | None
+    share_prefix_cache: bool
+    tls_cert: Path | str | None
+    tls_key: Path | str | None
+    tls_client_ca: Path | str | None
+    cors_origin: Sequence[str]
+    allowed_host: Sequence[str]
+    trusted_proxy: Sequence[str]
+    insecure: bool
+
+    def open(self, host: str, say: Callable[[str], None]) -> Security:
+        """Check the settings and build the security settings of a server that listens on `host`.
+
+        Raises:
+            TidemillError: kind CONFIG: an invalid key or file, or a public address without
+                access control.
+        """
+        from tidemill.base.errors import config_error
+        from tidemill.server.access.keys import KeyStore, NoKeys, StaticKeys
+        from tidemill.server.access.security import Security, check_origins, check_proxies
+        from tidemill.server.transport.listen import is_loopback
+        from tidemill.server.transport.tls import Certificates
+
+        keys: KeyStore = NoKeys()
+        if self.api_key or self.api_keys is not None:
+            known = StaticKeys(self.api_key, _path(self.api_keys))
+            for note in known.notes:
+                say(note)
+            say(f"API keys: {len(known)}; every route but the probes wants one")
+            keys = known
+        certificates = None
+        if self.tls_cert is not None:
+            certificates = Certificates(
+                Path(self.tls_cert), _path(self.tls_key), _path(self.tls_client_ca)
+            )
+        elif self.tls_key is not None or self.tls_client_ca is not None:
+            raise config_error("tls-cert", "--tls-key and --tls-client-ca need --tls-cert")
+        local = is_loopback(host)
+        if not (local or keys.closed or self.tls_client_ca or self.insecure):
+            raise config_error(
+                "host",
+                f"--host {host} can be reached from other machines and there is no API key: anyone "
+                f"there could use and overload this server. Set {KEY_VARIABLE}, --api-key or "
+                "--api-keys (or --tls-client-ca), or insist with --insecure",
+            )
+        if not (local or keys.closed or self.tls_client_ca):
+            say(
+                f"warning: --insecure on {host}: whoever reaches this machine can use the server, "
+                f"for there is no API key ({KEY_VARIABLE} or --api-key sets one)"
+            )
+        own: tuple[str, ...] | None = None
+        if local and not keys.closed and not self.insecure:
+            own = tuple(name.lower() for name in (host, *self.allowed_host))
+        return Security(
+            keys=keys,
+            share_prefix_cache=self.share_prefix_cache,
+            certificates=certificates,
+            cors_origins=check_origins(self.cors_origin),
+            own_hosts=own,
+            trusted_proxies=check_proxies(self.trusted_proxy),
+        )
+
+
+def _path(text: Path | str | None) -> Path | None:
+    return None if text is None else Path(text)

@@ -1,0 +1,340 @@
+"""The table of settings: flags of `tidemill serve` and keys of the deployment file come from it.
+
+A key is written as in the file (underscores; dashes are read as well), and its flag is the same
+word with dashes. A `Kind` says what a value must be; docs/deployment.md is made from the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from tidemill.base.log import FORMATS
+from tidemill.contract.config import (
+    BACKENDS,
+    BLOCK_SIZES,
+    DTYPES,
+    HIGHEST,
+    KV_DTYPES,
+    QUANTIZATIONS,
+    EngineConfig,
+)
+from tidemill.deployment import checks, kinds
+from tidemill.deployment.kinds import Kind
+
+
+class Apply(StrEnum):
+    """How a changed value reaches a running server."""
+
+    IN_PLACE = "in place"  # requests in flight go on; new ones see it
+    ENGINE = "engine"  # that model's engine is replaced
+    SERVER = "restart"  # a reload that changes it is rejected
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting.
+
+    Attributes:
+        key: its name in its table of the file.
+        kind: what a value must be.
+        default: as it would be written; None: chosen at start, or off.
+        help: one or two sentences, without "default", for `--help` and the documents.
+        apply: how a change is applied.
+        names: flags as typed, if they differ from the key's name.
+        flag: whether `serve` has a flag for it.
+        envvar: environment variable that is read if the flag is absent.
+        secret: its value is never printed.
+        one_model: as a flag it needs a server of exactly one model.
+    """
+
+    key: str
+    kind: Kind
+    default: Any
+    help: str
+    apply: Apply
+    names: tuple[str, ...] = ()
+    flag: bool = True
+    envvar: str | None = None
+    secret: bool = False
+    one_model: bool = False
+
+    @property
+    def flag_name(self) -> str:
+        """The flag as typed: ``--max-model-len``."""
+        first = self.names[0] if self.names else f"--{self.key.replace('_', '-')}"
+        return first.partition("/")[0]
+
+
+_ENGINE: Mapping[str, Any] = dict(
+    zip(EngineConfig.__struct_fields__[2:], EngineConfig.__struct_defaults__, strict=True)
+)
+ENGINE_KEYS = tuple(key for key in _ENGINE if not key.startswith("recurrent_"))
+"""Settings of a model that are fields of its `EngineConfig`."""
+
+
+def _engine(key: str, kind: Kind, help: str, **more: Any) -> Setting:
+    return Setting(key, kind, _ENGINE[key], help, Apply.ENGINE, **more)
+
+
+def _bounded(key: str) -> Kind:
+    return kinds.integer(1, HIGHEST[key])
+
+
+SERVER = (
+    Setting("host", kinds.text("an address"), "127.0.0.1", "Address to listen on.", Apply.SERVER),
+    Setting(
+        *("port", kinds.integer(0, 65535), 8000, "Port to listen on; 0 takes a free one."),
+        Apply.SERVER,
+    ),
+    Setting(
+        *("memory", kinds.size(), None),
+        "Memory that all loaded models may use together, such as 24GiB; default: from free memory.",
+        Apply.IN_PLACE,
+    ),
+    Setting(
+        *("keep_alive", kinds.duration(), "forever"),
+        "How long a model that has no work stays loaded; forever: until its memory is needed.",
+        Apply.IN_PLACE,
+    ),
+    Setting(
+        *("stall_timeout", kinds.number(1, 86400, "seconds"), 5.0),
+        "Seconds without progress in a step after which the engine is replaced.",
+        Apply.SERVER,
+    ),
+    Setting(
+        *("drain_timeout", kinds.number(0, 86400, "seconds"), 10.0),
+        "Seconds that running requests have after SIGTERM; a second one ends them.",
+        Apply.IN_PLACE,
+    ),
+    Setting(
+        *("log_level", kinds.choice(("debug", "info", "warning", "error")), "info"),
+        "The least that is logged.",
+        Apply.SERVER,
+    ),
+    Setting("log_format", kinds.choice(FORMATS), "text", "Of every line on stderr.", Apply.SERVER),
+)
+
+ADMISSION = (
+    Setting(
+        *("max_queue_tokens", kinds.integer(0, 2**53), None),
+        "Tokens that may wait; default: from the KV cache and the measured rate.",
+        Apply.SERVER,
+    ),
+    Setting(
+        *("max_queue_time", kinds.number(0, 86400, "seconds", above=True), None),
+        "Seconds a request may wait for its first step; default: no limit.",
+        Apply.SERVER,
+    ),
+    Setting(
+        *("ttft_objective_ms", kinds.number(0, 86_400_000, "milliseconds", above=True), None),
+        "Refuse (429) what would not have its first token by then; default: off.",
+        Apply.SERVER,
+    ),
+)
+
+SECURITY = (
+    Setting(
+        *("api_key", kinds.several(checks.API_KEY, "keys, each " + checks.API_KEY.what), ()),
+        "Key that clients must send as a Bearer token; repeatable.",
+        Apply.SERVER,
+        names=("--api-key",),
+        envvar="TIDEMILL_API_KEY",
+        secret=True,
+    ),
+    Setting(
+        *("api_keys", kinds.file(), None),
+        "TOML or JSON file of keys with names, roles, weights; SIGHUP rereads.",
+        Apply.SERVER,
+        names=("--api-keys",),
+    ),
+    Setting(
+        *("share_prefix_cache", kinds.switch(), False),
+        "Let clients with different keys hit each other's prefixes.",
+        Apply.SERVER,
+        names=("--share-prefix-cache",),
+    ),
+    Setting(
+        *("tls_cert", kinds.file(), None),
+        "PEM file of the server's certificate: serve HTTPS.",
+        Apply.SERVER,
+    ),
+    Setting(
+        *("tls_key", kinds.file(), None),
+        "PEM file of its private key, unless --tls-cert holds it.",
+        Apply.SERVER,
+    ),
+    Setting(
+        *("tls_client_ca", kinds.file(), None),
+        "PEM file of authorities; clients must show a certificate of theirs.",
+        Apply.SERVER,
+    ),
+    Setting(
+        *("cors_origin", kinds.several(checks.ORIGIN, "origins, each " + checks.ORIGIN.what), ()),
+        "Origin whose web pages may use the API ('*': all); repeatable. Default: none.",
+        Apply.SERVER,
+    ),
+    Setting(
+        *("allowed_host", kinds.several(kinds.text(), "host names"), ()),
+        "Host name under which this server is reached without a key; repeatable.",
+        Apply.SERVER,
+    ),
+    Setting(
+        *("trusted_proxy", kinds.several(checks.PROXY, "addresses or networks"), ()),
+        "Address of a proxy whose X-Forwarded-For is believed; repeatable.",
+        Apply.SERVER,
+    ),
+    Setting(
+        *("insecure", kinds.switch(), False),
+        "Listen beyond this machine although there is no key.",
+        Apply.SERVER,
+        names=("--insecure",),
+    ),
+)
+
+MODEL = (
+    Setting(
+        *("name", checks.MODEL_NAME, None, "Name clients use; default: the source's."),
+        Apply.ENGINE,
+        flag=False,
+    ),
+    Setting(
+        *("source", kinds.path_or_name("a model: a path or a name"), None),
+        "Model: a folder, a .gguf file, or a name as for `tidemill serve MODEL`; default: `name`.",
+        Apply.ENGINE,
+        flag=False,
+    ),
+    Setting(
+        *("file", kinds.text(), None),
+        "Of a model on the hub: which GGUF file, or which folder of its parts.",
+        Apply.ENGINE,
+        one_model=True,
+    ),
+    Setting(
+        *("revision", kinds.text(), None),
+        "Of a model on the hub: branch, tag or commit; default: main.",
+        Apply.ENGINE,
+        one_model=True,
+    ),
+    Setting(
+        *("aliases", kinds.several(checks.MODEL_NAME, "names"), (), "Further names of the model."),
+        Apply.IN_PLACE,
+        flag=False,
+    ),
+    Setting(
+        *("pin", kinds.switch(), False),
+        "Load the model at start and never unload it for another.",
+        Apply.IN_PLACE,
+        flag=False,
+    ),
+    Setting(
+        *("keep_alive", kinds.duration(), None),
+        "How long the model stays loaded without work; default: the server's.",
+        Apply.IN_PLACE,
+        flag=False,
+    ),
+    Setting(
+        *("system", kinds.text(), None),
+        "System prompt of conversations that begin without one.",
+        Apply.IN_PLACE,
+        flag=False,
+    ),
+    Setting(
+        *("chat_template", kinds.path_or_name("a file, or the name of a template"), None),
+        "File with a chat template instead of the model's own, or the name of one it has.",
+        Apply.IN_PLACE,
+    ),
+    Setting(
+        *("tool_format", kinds.text("a format's name"), "auto"),
+        "How the model writes tool calls; auto reads it from the chat template.",
+        Apply.IN_PLACE,
+    ),
+    Setting(
+        *("reasoning_format", kinds.text("a format's name"), "auto"),
+        "How the model marks its thinking; auto reads it from the chat template.",
+        Apply.IN_PLACE,
+    ),
+    _engine(
+        *("backend", kinds.choice(BACKENDS)),
+        "native (C++), torch, or transformers (slow; for models without a family here); auto: "
+        "native, or transformers where a model needs it.",
+    ),
+    _engine(
+        *("device", kinds.text("a device's name")),
+        "cpu, or a torch device for the backends torch and transformers.",
+    ),
+    _engine("dtype", kinds.choice(DTYPES), "Computing type."),
+    _engine(
+        *("quantize", kinds.choice(QUANTIZATIONS)),
+        "Quantize float weights at load; `tidemill quantize` writes more types.",
+    ),
+    _engine("kv_dtype", kinds.choice(KV_DTYPES), "Type of the KV cache."),
+    _engine("block_size", kinds.choice(BLOCK_SIZES), "Tokens per KV block: 16, 32, 64 or 128."),
+    _engine(
+        *("max_model_len", _bounded("max_model_len")),
+        "Tokens a request may use; default: the model's, bounded by memory.",
+    ),
+    _engine("max_num_seqs", _bounded("max_num_seqs"), "Sequences that may run at once."),
+    _engine("max_step_tokens", _bounded("max_step_tokens"), "Tokens computed per step."),
+    _engine("kv_memory", kinds.size(), "KV cache size, such as 4GiB; default: from free memory."),
+    _engine(
+        *("threads", _bounded("threads")),
+        "Compute threads; default: the CPUs this process may use.",
+    ),
+    _engine(
+        *("prefix_caching", kinds.switch(), "Find blocks of earlier prompts again."),
+        names=("--prefix-caching/--no-prefix-caching",),
+    ),
+    _engine(
+        *("isa", checks.ISA),
+        "Force an instruction set: amx, avx512, avx512bf16, avx512bw, avxvnni or avx2 (x86), "
+        "i8mm or neon (Arm), portable; `tidemill doctor` shows which run here.",
+    ),
+    _engine(
+        *("packed_cache", checks.PACKED_CACHE),
+        "Folder for packed weights, so that the next start is quick; auto: in the user's cache "
+        "directory; off: none.",
+        envvar="TIDEMILL_PACKED_CACHE",
+    ),
+    _engine(
+        *("max_itl_ms", kinds.number(1, HIGHEST["max_itl_ms"], "milliseconds")),
+        "Time between two tokens of a stream that prefill and other streams may cost; "
+        "default: chosen (see docs/operations.md).",
+    ),
+)
+
+PIPELINE = (
+    Setting(
+        *("name", checks.MODEL_NAME, None, "Name clients use; default: the file's."),
+        Apply.ENGINE,
+        flag=False,
+    ),
+    Setting(
+        *("file", kinds.file("the path of a Python file"), None),
+        "Python file with one async function `answer`.",
+        Apply.ENGINE,
+        flag=False,
+    ),
+    Setting(
+        *("timeout", kinds.duration(), "300s", "How long one answer may take."),
+        Apply.ENGINE,
+        flag=False,
+    ),
+    Setting(
+        *("memory", kinds.size(), "1GiB", "Memory its process may use."),
+        Apply.ENGINE,
+        flag=False,
+    ),
+    Setting(
+        *("options", kinds.mapping("a table"), {}, "Values its code reads."),
+        Apply.ENGINE,
+        flag=False,
+    ),
+)
+
+
+def keyed(settings: Iterable[Setting]) -> dict[str, Setting]:
+    """Settings by key."""
+    return {setting.key: setting for setting in settings}

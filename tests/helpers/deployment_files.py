@@ -1,0 +1,49 @@
+"""A deployment file that uses every table; its files are in the fixture `folder`."""
+
+from __future__ import annotations
+
+GOOD = """\
+[server]
+host = "localhost"
+port = 9000
+memory = "24GiB"
+keep-alive = "5m"
+
+[limits]
+max_body_bytes = 1_000_000
+
+[admission]
+ttft_objective_ms = 1500
+
+[security]
+api_keys = "keys.toml"
+cors_origin = ["https://app.example"]
+
+[defaults]
+kv_dtype = "int8"
+threads = 2
+
+[defaults.sampling]
+temperature = 0.5
+
+[[models]]
+name = "chat"
+source = "./model.gguf"
+aliases = ["gpt-4o-mini"]
+pin = true
+threads = 4
+kv_memory = "2GiB"
+system = "You are brief."
+chat_template = "template.jinja"
+
+[models.sampling]
+top_p = 0.9
+
+[[models]]
+source = "owner/name:Q4_K_M"
+keep_alive = 30
+
+[[pipelines]]
+file = "answers.py"
+options = { folder = "texts", count = 3 }
+"""
