@@ -219,9 +219,8 @@ def test_locating_by_name(
     assert said == ["m is the model of the library; the path of that name is ./m"]
     assert locate("./m", library=library).path == Path("m")
     assert locate(None, library=library).path == bundled_models()["brook"]
-    # A bundled model cannot be replaced by an entry of the library.
-    library.add(manifest(library, "brook", a=b"1"))
-    assert locate("brook", library=library).path == bundled_models()["brook"]
+    with pytest.raises(TidemillError, match="bundled model"):
+        library.add(manifest(library, "brook", a=b"1"))
     with pytest.raises(TidemillError, match="no such file or folder"):
         locate("absent", library=library)
 

@@ -19,10 +19,25 @@ from pathlib import Path
 
 import msgspec
 
+from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.library.manifest import StoredFile
 
 _PREFIX = "sha256-"
 _READ_BYTES = 2**20
+
+
+class BlobGone(TidemillError):
+    """A blob that was there has been removed, by another pull or a removal.
+
+    Args:
+        what: the model or file that needs it.
+        remedy: what to do about it.
+    """
+
+    def __init__(self, what: str, remedy: str = "pull it again") -> None:
+        super().__init__(
+            ErrorKind.MODEL_FILE, f"{what}: a file of it is gone; {remedy}", param="model"
+        )
 
 
 class Blobs:

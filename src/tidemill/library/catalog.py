@@ -19,11 +19,12 @@ from pathlib import Path
 
 import msgspec
 
-from tidemill.base.errors import ErrorKind, TidemillError, model_file_error
-from tidemill.library.blobs import Blobs, sync_folder
+from tidemill.base.errors import ErrorKind, TidemillError, config_error, model_file_error
+from tidemill.library.blobs import BlobGone, Blobs, sync_folder
 from tidemill.library.home import default_home
 from tidemill.library.manifest import MAX_BYTES, Definition, Manifest, decode, encode
 from tidemill.library.names import ModelName
+from tidemill.loading.locate import bundled_models
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +155,11 @@ class Library:
             if same and status is not None and file.mtime_ns is not None:
                 same = status.st_mtime_ns == file.mtime_ns
             if not same:
+                if status is None and file.at is None:
+                    raise BlobGone(manifest.name, _remedy(manifest))
                 fate = "is gone" if status is None else "has changed since"
                 raise model_file_error(
-                    f"{manifest.name}: its file {place} {fate}; add it again with "
-                    f"`tidemill pull {manifest.source} --as {manifest.name}`",
+                    f"{manifest.name}: its file {place} {fate}; {_remedy(manifest)}",
                     param="model",
                 )
         if manifest.root is not None:
@@ -174,6 +176,7 @@ class Library:
             TidemillError: MODEL_FILE, if a file is missing; CONFIG for a name that cannot be one.
         """
         name = ModelName.checked(manifest.name)
+        self.check_free(name)
         if not manifest.created:
             manifest = msgspec.structs.replace(manifest, created=time.time())
         with self._locked():
@@ -183,6 +186,16 @@ class Library:
             if before is not None:
                 self._collect(before)
         return Entry(manifest.name, path, manifest)
+
+    def check_free(self, name: ModelName, param: str = "name") -> None:
+        """Raise CONFIG for a name that only the package may give: that of a bundled model."""
+        if str(name) in bundled_models():
+            raise config_error(param, f"{name} is the name of a bundled model; choose another")
+
+    def discard(self, sha256: str) -> None:
+        """Remove a blob that turned out to be none of a model's files."""
+        with self._locked():
+            self.blobs.remove({sha256} - self._used())
 
     def copy(self, source: str, target: str) -> Entry:
         """Give a model a second name; its files are shared.
@@ -320,3 +333,7 @@ class Library:
                 ErrorKind.NOT_FOUND, f"{name} has versions: name one of {listed}", param="model"
             )
         self.manifest(name)
+
+
+def _remedy(manifest: Manifest) -> str:
+    return f"add it again with `tidemill pull {manifest.source} --as {manifest.name}`"

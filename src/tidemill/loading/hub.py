@@ -40,10 +40,10 @@ def fetch(name: HubName, say: Say) -> Path:
             )
             files = [file.rfilename for file in info.siblings or ()]
         except Exception as error:
-            refused = _refused(name, error)
+            refused = refusal(name, error)
             if refused is not None:
                 raise refused from error
-            why = f"the hub cannot be reached ({_kind(error)}), check the network"
+            why = f"the hub cannot be reached ({error_kind(error)}), check the network"
     if why is not None:
         return _cached(name, why, say)
     choice = choose(name, files)
@@ -59,9 +59,9 @@ def fetch(name: HubName, say: Say) -> Path:
             allow_patterns=[glob.escape(file) for file in choice.files],
         )
     except Exception as error:
-        raise _refused(name, error) or TidemillError(
+        raise refusal(name, error) or TidemillError(
             ErrorKind.UNAVAILABLE,
-            f"{name}: the download was interrupted ({_kind(error)}); start again to resume it",
+            f"{name}: the download was interrupted ({error_kind(error)}); start again to resume it",
             param="model",
             retryable=True,
         ) from error
@@ -69,7 +69,21 @@ def fetch(name: HubName, say: Say) -> Path:
 
 
 def _cached(name: HubName, why: str, say: Say) -> Path:
-    """The files of an earlier download, for when the hub cannot be queried."""
+    folder, files = cached_files(name, why)
+    choice = choose(name, files)
+    say(f"{name}: using the hub's cache: {why.partition(',')[0]}")
+    return _entry(folder, choice)
+
+
+def cached_files(name: HubName, why: str) -> tuple[Path, list[str]]:
+    """The folder of an earlier download and its files, for when the hub cannot be queried.
+
+    Args:
+        why: the reason, and what to do about it.
+
+    Raises:
+        TidemillError: UNAVAILABLE, if there is none.
+    """
     from huggingface_hub.constants import HF_HUB_CACHE
 
     repo = Path(HF_HUB_CACHE) / ("models--" + name.repo.replace("/", "--"))
@@ -87,16 +101,14 @@ def _cached(name: HubName, why: str, say: Say) -> Path:
             param="model",
             retryable=True,
         )
-    choice = choose(name, files)
-    say(f"{name}: using the hub's cache: {why.partition(',')[0]}")
-    return _entry(folder, choice)
+    return folder, files
 
 
 def _entry(folder: Path, choice: Choice) -> Path:
     return folder if choice.entry is None else folder / choice.entry
 
 
-def _refused(name: HubName, error: Exception) -> TidemillError | None:
+def refusal(name: HubName, error: Exception) -> TidemillError | None:
     """The hub's error response as a TidemillError; None when it sent none."""
     from huggingface_hub import errors
 
@@ -128,7 +140,7 @@ def _refused(name: HubName, error: Exception) -> TidemillError | None:
     return None
 
 
-def _kind(error: Exception) -> str:
+def error_kind(error: Exception) -> str:
     """An error's kind in the terms of its library, for any of the library's versions."""
     cause: Any = error.__cause__ or error
     return type(cause).__name__

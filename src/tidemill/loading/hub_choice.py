@@ -29,7 +29,7 @@ FOLDER_FILES = (
     "sentence_bert_config.json",
 )
 # Files in subfolders: named templates, and the modules of sentence-transformers.
-_INNER_FILES = re.compile(
+INNER_FILES = re.compile(
     r"additional_chat_templates/[^/]+\.jinja|\d+_\w+/(config\.json|model\.safetensors)"
 )
 _SPLIT = re.compile(r"(.*)-\d{5}-of-\d{5}(\.gguf)")
@@ -99,7 +99,7 @@ def _folder(files: Sequence[str]) -> tuple[str, ...] | None:
     else:  # the same weights in the format of their author's own code
         spare = {f for f in weights if f.startswith("consolidated")}
         spare = spare if spare != set(weights) else set()
-    inner = [f for f in files if _INNER_FILES.fullmatch(f)]
+    inner = [f for f in files if INNER_FILES.fullmatch(f)]
     return tuple(f for f in (*top, *inner) if f not in spare)
 
 

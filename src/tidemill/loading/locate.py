@@ -80,7 +80,7 @@ def resolve(model: str | Path, say: Say | None = None) -> Path:
     bundled = bundled_models().get(text)
     if bundled is not None:
         return bundled
-    name = None if isinstance(model, Path) or _is_path(text) else parse(text)
+    name = None if isinstance(model, Path) or is_path(text) else parse(text)
     if name is None:
         raise TidemillError(ErrorKind.NOT_FOUND, _no_such_path(text), param="model")
     return fetch(name, say or (lambda line: None))
@@ -109,7 +109,7 @@ def _model_in(path: Path) -> Path:
     return path / next(iter(models)) if models else path
 
 
-def _is_path(text: str) -> bool:
+def is_path(text: str) -> bool:
     """Whether a name that matches no file was clearly meant as a path."""
     if text.startswith(_PATH_STARTS) or "\\" in text:
         return True
@@ -134,7 +134,7 @@ def _no_such_path(text: str) -> str:
     elif parent != path.parent:
         where = "this folder" if parent == Path() else parent
         message += f": {where} has no {path.relative_to(parent).parts[0]!r}"
-    elif not _is_path(text):
+    elif not is_path(text):
         message += ", and not a model name on the hub (owner/name)"
     near = _near(path.name if parent == path.parent else path.relative_to(parent).parts[0], parent)
     return message + (f"; did you mean {near}?" if near else "")

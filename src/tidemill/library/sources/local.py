@@ -1,0 +1,44 @@
+"""References a model that lies on this machine's disks, without copying it."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from tidemill.library.pulling import Found, Pulling
+from tidemill.loading.hub_choice import FOLDER_FILES, INNER_FILES, gguf_models
+from tidemill.loading.kind import check_model
+from tidemill.loading.locate import locate
+
+# Weights that are read of a local folder, although none are downloaded.
+_LOCAL_FILES = (*FOLDER_FILES, "pytorch_model*.bin", "pytorch_model.bin.index.json")
+
+
+def pull_path(path: Path, pulling: Pulling) -> Found:
+    """A model folder or GGUF file, digested and referenced.
+
+    Raises:
+        TidemillError: NOT_FOUND or MODEL_FILE; see `loading.locate` and `loading.kind`.
+    """
+    model, name = locate(path.expanduser().absolute())
+    check_model(model)
+    if model.is_dir():
+        files = {
+            file.relative_to(model).as_posix(): file
+            for file in sorted((*model.glob("*"), *model.glob("*/*")))
+            if file.is_file() and _belongs(file.relative_to(model).as_posix())
+        }
+        entry = None
+    else:
+        split = gguf_models([file.name for file in model.parent.glob("*.gguf")])
+        parts = next((p for p in split.values() if model.name in p), (model.name,))
+        files = {part: model.parent / part for part in parts}
+        entry = model.name
+    stored = pulling.reference(files)
+    return Found(name, str(model), stored, entry, str(model))
+
+
+def _belongs(path: str) -> bool:
+    if "/" in path:
+        return INNER_FILES.fullmatch(path) is not None
+    return any(fnmatchcase(path, pattern) for pattern in _LOCAL_FILES)
