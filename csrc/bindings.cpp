@@ -11,13 +11,13 @@
 #include <utility>
 #include <vector>
 
-#include "bandwidth.h"
 #include "bindings_step.h"
-#include "checksum.h"
-#include "error.h"
-#include "executor.h"
+#include "runtime/bandwidth.h"
+#include "runtime/checksum.h"
+#include "runtime/error.h"
 #include "sample/philox.h"
 #include "sample/sampler.h"
+#include "step/executor.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "error.h"
+#include "runtime/error.h"
 
 namespace nb = nanobind;
 

@@ -2,7 +2,7 @@
 #pragma once
 #include <nanobind/nanobind.h>
 
-#include "step.h"
+#include "runtime/step.h"
 
 namespace tidemill {
 

@@ -1,33 +1,33 @@
 # Sources of the core beside its kernels, none of which knows Python: TIDEMILL_CORE_SOURCES.
 set(TIDEMILL_CORE_SOURCES
-  idle_prefetcher.cpp
-  bandwidth.cpp
-  checksum.cpp
-  latch.cpp
-  memory.cpp
-  prefault.cpp
-  threadpool.cpp
-  weights.cpp
-  cache.cpp
-  rope.cpp
-  route.cpp
-  attend.cpp
-  build_model.cpp
-  decoder.cpp
-  decoder_experts.cpp
-  decoder_feed.cpp
-  decoder_latent.cpp
-  decoder_products.cpp
-  decoder_recurrent.cpp
-  executor.cpp
-  states.cpp
-  step_check.cpp
-  step_run.cpp
-  step_queue.cpp
+  runtime/bandwidth.cpp
+  runtime/checksum.cpp
+  runtime/idle_prefetcher.cpp
+  runtime/latch.cpp
+  runtime/prefault.cpp
+  runtime/threadpool.cpp
+  memory/cache.cpp
+  memory/memory.cpp
+  memory/states.cpp
+  model/attend.cpp
+  model/build_model.cpp
+  model/decoder.cpp
+  model/decoder_experts.cpp
+  model/decoder_feed.cpp
+  model/decoder_latent.cpp
+  model/decoder_products.cpp
+  model/decoder_recurrent.cpp
+  model/rope.cpp
+  model/route.cpp
+  model/weights.cpp
   sample/exp_row.cpp
   sample/filters.cpp
   sample/logprobs.cpp
-  sample/sampler.cpp)
+  sample/sampler.cpp
+  step/check.cpp
+  step/executor.cpp
+  step/queue.cpp
+  step/run.cpp)
 list(TRANSFORM TIDEMILL_CORE_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
 
 # What opens vocabularies and encodes text, a library of its own: TIDEMILL_TEXT_SOURCES.

@@ -4,7 +4,7 @@
 #include <limits>
 #include <vector>
 
-#include "memory.h"
+#include "memory/memory.h"
 
 namespace tidemill {
 

@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels.h"
-#include "step.h"
+#include "kernels/kernels.h"
+#include "runtime/step.h"
 
 namespace tidemill {
 

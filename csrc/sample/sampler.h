@@ -3,9 +3,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "memory.h"
+#include "memory/memory.h"
+#include "runtime/step.h"
 #include "sample/filters.h"
-#include "step.h"
 
 namespace tidemill {
 

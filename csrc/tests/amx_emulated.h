@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "simd/tile_shapes.h"
+#include "kernels/simd/tile_shapes.h"
 
 namespace tidemill::TIDEMILL_AVX512 {
 

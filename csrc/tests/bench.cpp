@@ -6,9 +6,9 @@
 #include <chrono>
 
 #include "check.h"
-#include "memory.h"
+#include "memory/memory.h"
 #include "peaks.h"
-#include "threadpool.h"
+#include "runtime/threadpool.h"
 
 namespace tidemill::check {
 namespace {

@@ -12,7 +12,7 @@
 #include <sys/mman.h>
 #endif
 
-#include "kernels.h"
+#include "kernels/kernels.h"
 
 namespace tidemill::check {
 

@@ -5,4 +5,4 @@
 #define TIDEMILL_ISA_NAME "amx-avx512-emulated"
 #include "tests/avx512_emulated.h"
 
-#include "kernels_avx512.cpp"
+#include "kernels/tables/avx512.cpp"

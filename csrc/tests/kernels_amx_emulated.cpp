@@ -3,4 +3,4 @@
 #define TIDEMILL_AMX_EMULATED 1
 #define TIDEMILL_AVX512 amx_emulated
 #define TIDEMILL_ISA_NAME "amx-emulated"
-#include "kernels_avx512.cpp"
+#include "kernels/tables/avx512.cpp"

@@ -4,4 +4,4 @@
 #define TIDEMILL_ISA_NAME "avx512bf16-emulated"
 #include "tests/avx512_emulated.h"
 
-#include "kernels_avx512.cpp"
+#include "kernels/tables/avx512.cpp"

@@ -9,7 +9,7 @@
 #include <cstring>
 
 #if defined(__x86_64__)
-#include "simd/amx.h"
+#include "kernels/simd/amx.h"
 #endif
 
 namespace tidemill::check {

@@ -2,8 +2,8 @@
 #pragma once
 #include <vector>
 
-#include "kernels.h"
-#include "threadpool.h"
+#include "kernels/kernels.h"
+#include "runtime/threadpool.h"
 
 namespace tidemill::check {
 

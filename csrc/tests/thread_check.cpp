@@ -11,12 +11,12 @@
 #include <thread>
 #include <vector>
 
-#include "error.h"
-#include "latch.h"
-#include "memory.h"
-#include "prefault.h"
-#include "step_queue.h"
-#include "threadpool.h"
+#include "memory/memory.h"
+#include "runtime/error.h"
+#include "runtime/latch.h"
+#include "runtime/prefault.h"
+#include "runtime/threadpool.h"
+#include "step/queue.h"
 
 namespace {
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 INT4_GROUP = 32
-"""Values of K per scale and minimum in an int4 cache (``csrc/kernels.h``, kKvGroup)."""
+"""Values of K per scale and minimum in an int4 cache (``csrc/kernels/kernels.h``, kKvGroup)."""
 
 _ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 

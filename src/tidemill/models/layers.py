@@ -233,7 +233,7 @@ class Moe:
         expert: shape of each expert.
         scoring: ``softmax`` or ``sigmoid`` of the router's logits; ``softmax_chosen``: softmax over
             the chosen logits alone; ``sigmoid_chosen``: sigmoid of those; ``sparse_mixer``:
-            Phi-3.5-MoE's rule (see csrc/route.cpp).
+            Phi-3.5-MoE's rule (see csrc/model/route.cpp).
         normalize: the chosen weights are divided by their sum.
         scale: multiplies the weights.
         scale_inputs: the weights multiply the experts' inputs instead of their outputs.

@@ -39,7 +39,7 @@ from tidemill.models.tensors import (
     layer_name,
 )
 
-# Codes of csrc/kernels.h.
+# Codes of csrc/kernels/kernels.h.
 WEIGHT_TYPES = {
     "F32": 0, "F16": 1, "BF16": 2, "Q8_0": 3, "Q4_0": 4, "Q4_K": 5, "Q5_K": 6, "Q6_K": 7,
     "INT8": 8, "MXFP4": 9, "IQ4_NL": 10,

@@ -121,7 +121,7 @@ def route(
     """Experts and their weights, [tokens, top_k] each, best first; ties go to the lowest id.
 
     Args:
-        moe: the routing rule. The arithmetic follows csrc/route.cpp.
+        moe: the routing rule. The arithmetic follows csrc/model/route.cpp.
         logits: the router's, float32 [tokens, experts].
         correction: [experts] or None.
     """

@@ -1,0 +1,109 @@
+#include "step/executor.h"
+
+#include <cmath>
+
+#include "runtime/error.h"
+#include "step/check.h"
+
+namespace tidemill {
+
+namespace {
+
+const KernelTable& kernels_named(const std::string& isa) {
+  const KernelTable* table = select_kernels(isa.empty() ? nullptr : isa.c_str());
+  if (table == nullptr) {
+    std::string names;
+    for (const char* const* name = available_isas(); *name != nullptr; ++name) {
+      names += std::string(names.empty() ? "" : ", ") + *name;
+    }
+    throw Error(ErrorKind::Config, "this machine cannot run the instruction set '" + isa +
+                                       "': choose one of " + names, "isa");
+  }
+  return *table;
+}
+
+}  // namespace
+
+Executor::Executor(int threads, const std::string& isa, bool float32_compute)
+    : kernels_(kernels_named(isa)), pool_(threads), weights_(kernels_, pool_, float32_compute) {}
+
+void Executor::build(const ModelConfig& config, EmbeddingSource embedding, EmbeddingSource inputs) {
+  if (runner_) throw internal_error("the model is built already");
+  model_ = build_model(weights_, config, embedding, inputs);
+  const DecoderModel& m = model_;
+  if (m.embedding.source != nullptr) weights_.count_mapped(embedding.bytes);
+  if (m.inputs.embedding.source != nullptr) weights_.count_mapped(inputs.bytes);
+
+  std::vector<CacheGroupShape> groups;
+  for (const int64_t window : config.group_windows) groups.push_back({window, {}});
+  std::vector<CacheLayerShape> shapes;
+  for (size_t l = 0; l < m.layers.size(); ++l) {
+    const DecoderLayer& layer = m.layers[l];
+    if (layer.has_attention && layer.kv_layer < 0) {
+      groups[static_cast<size_t>(layer.cache_group)].layers.push_back(static_cast<int>(l));
+    }
+    const AttnShape& a = layer.attention;
+    shapes.push_back({a.kv_heads, a.head_dim, a.v_dim});
+  }
+  cache_.emplace(kernels_, static_cast<KvType>(config.kv_type), config.block_size,
+                 std::move(groups), std::move(shapes), m.state_floats);
+  runner_ = std::make_unique<StepRunner>(kernels_, pool_, model_, weights_.packed(),
+                                         [this] { return closed_.load(); });
+  queue_ = std::make_unique<StepQueue>([this](Step& step) {
+    std::lock_guard lock(running_);
+    return runner_->run(step.input, *cache_, step.masks);
+  });
+}
+
+KvCache& Executor::cache() const {
+  if (!cache_) throw internal_error("the model is not built yet");
+  return const_cast<KvCache&>(*cache_);
+}
+
+void Executor::check_open() const {
+  if (closed_) throw closed_error();
+}
+
+int64_t Executor::kv_bytes() const { return cache_ ? cache_->bytes() : 0; }
+
+void Executor::allocate_cache(const std::vector<int64_t>& num_blocks, int64_t states) {
+  with_idle_cache([&](KvCache& cache, ThreadPool&) { cache.allocate(num_blocks, states); });
+}
+
+void Executor::retype_cache(int type) {
+  with_idle_cache([&](KvCache& cache, ThreadPool&) { cache.retype(static_cast<KvType>(type)); });
+}
+
+std::shared_ptr<Step> Executor::submit(StepInput input) {
+  check_open();
+  const KvCache& kv = cache();
+  if (kv.bytes() == 0) throw internal_error("no KV cache is allocated");
+  const auto check = [&](const StepInput& step, const std::vector<uint8_t>* previous) {
+    check_step(step, {model_.vocab, model_.max_positions,
+                      static_cast<int64_t>(model_.layers.size()),
+                      model_.types == nullptr ? 0 : model_.types->n, model_.causal, kv, previous});
+  };
+  return queue_->submit(std::move(input), model_.vocab, check);
+}
+
+void Executor::copy_blocks(int64_t group, const int32_t* pairs, int64_t count) {
+  std::lock_guard lock(running_);
+  check_open();
+  cache().check_blocks(group, pairs, 2 * count);
+  cache().copy(group, pairs, count);
+}
+
+void Executor::give_back_blocks(int64_t group, const int32_t* blocks, int64_t count) {
+  with_idle_cache([&](KvCache& cache, ThreadPool&) { cache.give_back(group, blocks, count); });
+}
+
+void Executor::close() {
+  closed_ = true;
+  weights_.close();
+  if (queue_) queue_->close();
+  std::lock_guard lock(running_);
+  if (cache_) cache_->free();
+  weights_.free();
+}
+
+}  // namespace tidemill

@@ -1,0 +1,77 @@
+// The native side of one loaded model: threads, weights, cache, and steps in flight.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "memory/cache.h"
+#include "model/build_model.h"
+#include "model/decoder.h"
+#include "model/weights.h"
+#include "runtime/step.h"
+#include "runtime/threadpool.h"
+#include "step/queue.h"
+#include "step/run.h"
+
+namespace tidemill {
+
+class Executor {
+ public:
+  // isa: empty selects the best. Error (Config) if it cannot run here.
+  Executor(int threads, const std::string& isa, bool float32_compute);
+  ~Executor() { close(); }
+
+  const char* isa() const { return kernels_.isa; }
+  WeightStore& weights() { return weights_; }
+  // Builds the model after its matrices are placed. Steps wait until the matrices they need are packed.
+  // `embedding_source` (rows of embedding_type) must stay valid while the executor lives.
+  void build(const ModelConfig& config, EmbeddingSource embedding, EmbeddingSource inputs);
+
+  int64_t weight_bytes() const { return weights_.bytes(); }
+  int64_t kv_bytes() const;
+  int64_t block_bytes(int64_t group) const { return cache().block_bytes(group); }
+  int64_t state_bytes() const { return cache().states().state_bytes(); }
+  void allocate_cache(const std::vector<int64_t>& num_blocks, int64_t states);
+  // Frees the cache; the next one has this type (KvType).
+  void retype_cache(int type);
+
+  std::shared_ptr<Step> submit(StepInput input);
+  void copy_blocks(int64_t group, const int32_t* pairs, int64_t count);
+  // See KvCache. Error (Internal) if a step is outstanding.
+  void give_back_blocks(int64_t group, const int32_t* blocks, int64_t count);
+  // Runs body(cache, pool) while no step is outstanding; Error (Internal) if one is.
+  template <class Body>
+  void with_idle_cache(Body&& body) {
+    if (queue_ && !queue_->idle()) {
+      throw internal_error("the cache is changed from outside while no step is outstanding");
+    }
+    std::lock_guard lock(running_);
+    check_open();
+    body(cache(), pool_);
+  }
+  uint64_t progress() const { return pool_.progress(); }
+  int threads() const { return pool_.threads(); }
+  // Aborts packing and the running step, fails the queued ones, and frees weights and cache.
+  // Idempotent.
+  void close();
+
+ private:
+  KvCache& cache() const;
+  void check_open() const;
+
+  const KernelTable& kernels_;
+  ThreadPool pool_;
+  WeightStore weights_;
+  DecoderModel model_;
+  std::optional<KvCache> cache_;
+  std::unique_ptr<StepRunner> runner_;
+  std::mutex running_;  // held while a step runs or the cache is accessed from outside
+  std::unique_ptr<StepQueue> queue_;
+  std::atomic<bool> closed_{false};
+};
+
+}  // namespace tidemill

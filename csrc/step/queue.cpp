@@ -1,0 +1,117 @@
+#include "step/queue.h"
+
+#include <algorithm>
+
+#include "runtime/error.h"
+
+namespace tidemill {
+
+namespace {
+constexpr size_t kMaxOutstanding = 2;
+}  // namespace
+
+bool Step::wait(double seconds) {
+  if (done() || seconds <= 0) return done();
+  std::unique_lock lock(mutex_);
+  return finished_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return done(); });
+}
+
+StepOutput Step::take() {
+  std::unique_lock lock(mutex_);
+  finished_.wait(lock, [&] { return done(); });
+  if (released_.exchange(true) && !error_) {
+    throw internal_error("the result of a step can be taken once");
+  }
+  if (error_) std::rethrow_exception(error_);
+  return std::move(output_);
+}
+
+void Step::finish(StepOutput output, std::exception_ptr error) {
+  {
+    std::lock_guard lock(mutex_);
+    output_ = std::move(output);
+    error_ = error;
+    previous_.reset();
+    done_.store(true, std::memory_order_release);
+  }
+  finished_.notify_all();
+}
+
+StepQueue::StepQueue(Run run) : run_(std::move(run)), driver_([this] { drive(); }) {}
+
+// Drops finished steps whose result was taken or whose handle is gone.
+void StepQueue::prune() {
+  std::erase_if(outstanding_, [](const std::shared_ptr<Step>& step) {
+    return step->done() && step->released_.load();
+  });
+}
+
+std::shared_ptr<Step> StepQueue::submit(
+    StepInput input, int64_t vocab,
+    const std::function<void(const StepInput&, const std::vector<uint8_t>*)>& check) {
+  std::lock_guard lock(mutex_);
+  if (closed()) throw closed_error();
+  prune();
+  if (outstanding_.size() >= kMaxOutstanding) {
+    throw internal_error("two steps are outstanding already: take a result first");
+  }
+  check(input, any_submitted_ ? &last_samples_ : nullptr);
+  auto step = std::make_shared<Step>(std::move(input), vocab);
+  if (!outstanding_.empty()) step->previous_ = outstanding_.back();
+  last_samples_ = step->input.sample;
+  any_submitted_ = true;
+  outstanding_.push_back(step);
+  queue_.push_back(step);
+  work_.notify_one();
+  return step;
+}
+
+bool StepQueue::idle() {
+  std::lock_guard lock(mutex_);
+  prune();
+  return outstanding_.empty();
+}
+
+void StepQueue::close() {
+  {
+    std::lock_guard lock(mutex_);
+    closed_.store(true);
+    for (auto& step : outstanding_) step->masks.cancel();
+  }
+  work_.notify_all();
+  if (driver_.joinable()) driver_.join();
+}
+
+void StepQueue::drive() {
+  for (;;) {
+    std::shared_ptr<Step> step;
+    {
+      std::unique_lock lock(mutex_);
+      work_.wait(lock, [&] { return closed() || !queue_.empty(); });
+      if (queue_.empty()) return;
+      step = std::move(queue_.front());
+      queue_.pop_front();
+    }
+    execute(*step);
+  }
+}
+
+void StepQueue::execute(Step& step) {
+  StepOutput output;
+  std::exception_ptr error;
+  if (step.previous_ != nullptr) error = step.previous_->error_;  // it ran on this thread, so its error is set
+  if (!error) {
+    try {
+      if (closed()) throw closed_error();
+      const std::chrono::duration<double> queued =
+          std::chrono::steady_clock::now() - step.submitted_;
+      output = run_(step);
+      output.seconds[0] = queued.count();
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }
+  step.finish(std::move(output), error);
+}
+
+}  // namespace tidemill

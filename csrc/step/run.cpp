@@ -1,0 +1,225 @@
+#include "step/run.h"
+
+#include <algorithm>
+#include <chrono>
+#include <climits>
+#include <cstring>
+
+#include "runtime/error.h"
+#include "sample/logprobs.h"
+
+namespace tidemill {
+
+namespace {
+
+// Rows of logits computed at once for positions that are not sampled.
+constexpr int64_t kLogitChunk = 64;
+constexpr int32_t kNothing = INT32_MIN;
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+bool wants_target(const StepInput& step, size_t row, int64_t token) {
+  return step.logits[row] == kLogitsAll && step.target_logprobs[row] >= 0 &&
+         step.target_ids[static_cast<size_t>(token)] >= 0;
+}
+
+}  // namespace
+
+StepRunner::StepRunner(const KernelTable& kernels, ThreadPool& pool, DecoderModel& model,
+                       Latch& packed, std::function<bool()> cancelled)
+    : kernels_(kernels),
+      pool_(pool),
+      model_(model),
+      decoder_(kernels, pool, model, packed, std::move(cancelled)) {
+  for (int t = 0; t < pool.threads(); ++t) {
+    samplers_.push_back(std::make_unique<Sampler>(model.vocab));
+  }
+}
+
+StepOutput StepRunner::run(const StepInput& step, KvCache& cache, MaskBoard& masks) {
+  const auto start = std::chrono::steady_clock::now();
+  const double packing_wait_seconds = decoder_.packing_wait_seconds();
+  StepOutput out;
+  resolve(step);
+  previous_.clear();
+  for (size_t g = 0; g < step.copies.size(); ++g) {
+    cache.copy(static_cast<int64_t>(g), step.copies[g].values.data(), step.copies[g].rows);
+  }
+  cache.states().begin(step);
+  decoder_.forward(step, token_ids_, cache);
+  cache.states().commit(step);
+  compute_hidden(step, out);
+  compute_others(step, out);
+  plan_sampling(step);
+  const auto count = static_cast<int64_t>(pending_.size());
+  if (count > 0) {
+    std::vector<int64_t> tokens;
+    for (const Pending& p : pending_) {
+      tokens.push_back(step.row_start[static_cast<size_t>(p.row) + 1] - 1);
+    }
+    decoder_.logits(tokens.data(), count, sample_logits_.ensure(count * model_.vocab));
+  }
+  const double computing = seconds_since(start);
+  sample_all(step, masks, out);
+  out.seconds[3] = seconds_since(start);
+  out.seconds[2] = out.seconds[3] - computing;
+  // Waiting for packing is not part of a step's cost.
+  out.seconds[1] = computing - (decoder_.packing_wait_seconds() - packing_wait_seconds);
+
+  previous_.assign(static_cast<size_t>(step.rows()), kNothing);
+  for (size_t s = 0; s < pending_.size(); ++s) {
+    previous_[static_cast<size_t>(pending_[s].row)] = out.sampled[s];
+  }
+  return out;
+}
+
+// Replaces FUTURE inputs with tokens sampled in the meantime. A row whose predecessor got no token
+// inherits its failure code; it is computed with token 0, and the result is discarded.
+void StepRunner::resolve(const StepInput& step) {
+  token_ids_ = step.token_ids;
+  inherited_.assign(static_cast<size_t>(step.rows()), 0);
+  for (size_t r = 0; r < inherited_.size(); ++r) {
+    for (int32_t t = step.row_start[r]; t < step.row_start[r + 1]; ++t) {
+      int32_t& token = token_ids_[static_cast<size_t>(t)];
+      if (token >= 0) continue;
+      const auto source = static_cast<size_t>(-1 - static_cast<int64_t>(token));
+      if (source >= previous_.size() || previous_[source] == kNothing) {
+        throw internal_error("token_ids: the step before sampled no token for row " +
+                             std::to_string(source), "token_ids");
+      }
+      if (previous_[source] < 0) inherited_[r] = previous_[source];
+      token = std::max(0, previous_[source]);
+    }
+  }
+}
+
+void StepRunner::plan_sampling(const StepInput& step) {
+  pending_.clear();
+  for (size_t r = 0; r < static_cast<size_t>(step.rows()); ++r) {
+    if (!step.sample[r]) continue;
+    const auto last = static_cast<size_t>(step.row_start[r + 1]) - 1;
+    const bool future = step.token_ids[last] < 0;
+    pending_.push_back({static_cast<int64_t>(r), future ? token_ids_[last] : -1, inherited_[r]});
+  }
+}
+
+// Final hidden states of the rows that request them.
+void StepRunner::compute_hidden(const StepInput& step, StepOutput& out) {
+  std::vector<int64_t> tokens;
+  for (size_t r = 0; r < step.hidden.size(); ++r) {
+    const int64_t begin = step.row_start[r], end = step.row_start[r + 1];
+    if (step.hidden[r] == kHiddenNone) continue;
+    for (int64_t t = step.hidden[r] == kHiddenAll ? begin : end - 1; t < end; ++t) {
+      tokens.push_back(t);
+    }
+  }
+  if (tokens.empty()) return;
+  out.hidden_rows = static_cast<int64_t>(tokens.size());
+  out.hidden.resize(tokens.size() * static_cast<size_t>(model_.hidden));
+  decoder_.hidden(tokens.data(), out.hidden_rows, out.hidden.data());
+}
+
+// Logprobs of prompt targets and logits to return, computed in chunks.
+void StepRunner::compute_others(const StepInput& step, StepOutput& out) {
+  struct Wanted {
+    int64_t token;
+    int32_t target, alternatives;
+    int64_t target_index, logit_index;
+  };
+  std::vector<Wanted> wanted;
+  int64_t targets = 0, width = 0;
+  for (size_t r = 0; r < static_cast<size_t>(step.rows()); ++r) {
+    for (int64_t t = step.row_start[r]; t < step.row_start[r + 1]; ++t) {
+      const bool has_logits = step.logits[r] == kLogitsAll ||
+                              (step.logits[r] == kLogitsLast && t == step.row_start[r + 1] - 1);
+      const bool target = wants_target(step, r, t), returned = step.return_logits && has_logits;
+      if (!target && !returned) continue;
+      wanted.push_back({t, step.target_ids[static_cast<size_t>(t)], step.target_logprobs[r],
+                        target ? targets++ : -1, returned ? out.logit_rows++ : -1});
+      if (target) width = std::max<int64_t>(width, step.target_logprobs[r]);
+    }
+  }
+  if (targets > 0) start_logprobs(out.targets, targets, width);
+  out.logits.resize(static_cast<size_t>(out.logit_rows * model_.vocab));
+  const auto count = static_cast<int64_t>(wanted.size());
+  if (count == 0) return;
+  float* const logits = chunk_logits_.ensure(std::min(count, kLogitChunk) * model_.vocab);
+  std::vector<int64_t> tokens;
+  for (int64_t begin = 0; begin < count; begin += kLogitChunk) {
+    const int64_t rows = std::min(kLogitChunk, count - begin);
+    tokens.clear();
+    for (int64_t i = 0; i < rows; ++i) {
+      tokens.push_back(wanted[static_cast<size_t>(begin + i)].token);
+    }
+    decoder_.logits(tokens.data(), rows, logits);
+    pool_.run(rows, 1, [&](int64_t i, int64_t, int) {
+      const Wanted& w = wanted[static_cast<size_t>(begin + i)];
+      const float* row = logits + i * model_.vocab;
+      if (w.target_index >= 0) {
+        fill_logprobs(kernels_, row, model_.vocab, w.target, w.alternatives, out.targets,
+                      w.target_index);
+      }
+      if (w.logit_index >= 0) {
+        std::memcpy(out.logits.data() + w.logit_index * model_.vocab, row,
+                    static_cast<size_t>(model_.vocab) * sizeof(float));
+      }
+    });
+  }
+}
+
+// Samples rows as they become ready: first those without a mask, then each row when its mask arrives.
+void StepRunner::sample_all(const StepInput& step, MaskBoard& masks, StepOutput& out) {
+  const size_t count = pending_.size();
+  out.sampled.assign(count, kNoTokenLeft);
+  const auto& wanted = step.sampling.num_logprobs;
+  const int32_t width = wanted.empty() ? -1 : *std::max_element(wanted.begin(), wanted.end());
+  if (width >= 0) start_logprobs(out.logprobs, static_cast<int64_t>(count), width);
+  size_t left = count;
+  for (int64_t seen = 0; left > 0; seen = masks.wait_for_more(seen)) {
+    ready_.clear();
+    for (size_t s = 0; s < count; ++s) {
+      Pending& p = pending_[s];
+      if (p.done) continue;
+      const uint8_t* mask = masks.awaits(p.row) ? masks.get(p.row) : nullptr;
+      if (masks.awaits(p.row) && mask == nullptr) continue;
+      ready_.push_back({static_cast<int64_t>(s), mask});
+      p.done = true;
+    }
+    sample_ready(step, out);
+    left -= ready_.size();
+    if (left == 0) break;
+  }
+}
+
+void StepRunner::sample_ready(const StepInput& step, StepOutput& out) {
+  if (ready_.empty()) return;
+  copies_.ensure(pool_.threads() * model_.vocab);
+  pool_.run(static_cast<int64_t>(ready_.size()), 1, [&](int64_t i, int64_t, int thread) {
+    sample_row(step, out, i, thread);
+  });
+}
+
+void StepRunner::sample_row(const StepInput& step, StepOutput& out, int64_t i, int thread) {
+  const auto [s, mask] = ready_[static_cast<size_t>(i)];
+  const Pending& p = pending_[static_cast<size_t>(s)];
+  const int32_t alternatives = step.sampling.num_logprobs[static_cast<size_t>(s)];
+  float* const raw = sample_logits_.data() + s * model_.vocab;
+  float* work = raw;
+  if (alternatives >= 0) {  // logprobs are of the raw logits, so sample from a copy
+    work = copies_.data() + thread * model_.vocab;
+    std::memcpy(work, raw, static_cast<size_t>(model_.vocab) * sizeof(float));
+  }
+  int32_t token = p.inherited;
+  if (token == 0) {
+    token = samplers_[static_cast<size_t>(thread)]->sample(step.sampling, {s, p.future_token, mask},
+                                                           work);
+  }
+  out.sampled[static_cast<size_t>(s)] = token;
+  if (alternatives >= 0) {
+    fill_logprobs(kernels_, raw, model_.vocab, token, alternatives, out.logprobs, s);
+  }
+}
+
+}  // namespace tidemill

@@ -1,0 +1,59 @@
+// Runs one step from token ids to sampled tokens.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "memory/cache.h"
+#include "memory/memory.h"
+#include "model/decoder.h"
+#include "runtime/step.h"
+#include "runtime/threadpool.h"
+#include "sample/sampler.h"
+#include "step/mask_board.h"
+
+namespace tidemill {
+
+class StepRunner {
+ public:
+  // See Decoder.
+  StepRunner(const KernelTable& kernels, ThreadPool& pool, DecoderModel& model, Latch& packed,
+             std::function<bool()> cancelled);
+
+  // Computes the step and remembers the tokens its rows sampled for the next one; after an exception it
+  // remembers none.
+  StepOutput run(const StepInput& step, KvCache& cache, MaskBoard& masks);
+
+ private:
+  // What sampling a row needs in addition to SamplingInput.
+  struct Pending {
+    int64_t row;            // of the step
+    int32_t future_token;   // resolved FUTURE input, or -1
+    int32_t inherited;      // failure code of the previous step's row, or 0
+    bool done = false;
+  };
+
+  void resolve(const StepInput& step);
+  void plan_sampling(const StepInput& step);
+  void compute_hidden(const StepInput& step, StepOutput& out);
+  void compute_others(const StepInput& step, StepOutput& out);
+  void sample_all(const StepInput& step, MaskBoard& masks, StepOutput& out);
+  void sample_ready(const StepInput& step, StepOutput& out);
+  void sample_row(const StepInput& step, StepOutput& out, int64_t i, int thread);
+
+  const KernelTable& kernels_;
+  ThreadPool& pool_;
+  DecoderModel& model_;
+  Decoder decoder_;
+  std::vector<int32_t> previous_;  // per row of the last step: its token, or INT32_MIN for none
+  std::vector<int32_t> token_ids_;
+  std::vector<int32_t> inherited_;  // per row
+  std::vector<Pending> pending_;    // per sampling row
+  std::vector<std::pair<int64_t, const uint8_t*>> ready_;  // sampling row and its mask
+  std::vector<std::unique_ptr<Sampler>> samplers_;         // per thread
+  Buffer<float> chunk_logits_, sample_logits_, copies_;
+};
+
+}  // namespace tidemill
