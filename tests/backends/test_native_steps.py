@@ -321,6 +321,13 @@ def test_copies_run_before_the_rows(driver: BackendDriver) -> None:
     pair = (origin.tables[0][1], int(inputs.block_tables[0][0, 1]))
     inputs = replace(inputs, copies=(np.array([pair], np.int32),))
     assert np.array_equal(driver.backend.submit(inputs).result().logits[0], expected)
+    # The same by a call of its own.
+    clean = driver.sequence([*tokens, 55])
+    clean.computed = 20
+    inputs = driver.inputs([(clean, 1)])
+    pairs = np.array(list(zip(origin.tables[0], clean.tables[0], strict=True)), np.int32)
+    driver.backend.copy_blocks(0, pairs)
+    assert np.array_equal(driver.backend.submit(inputs).result().logits[0], expected)
 
 
 @pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8", "int4"])

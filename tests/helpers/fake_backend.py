@@ -150,6 +150,7 @@ class FakeBackend:
         self.fail_if: Callable[[StepInputs], Exception | None] = lambda inputs: None
         self.steps = 0
         self.closed = False
+        self.awake = True
         self.given_back: list[tuple[int, list[int]]] = []
         self._caches: list[np.ndarray] = []
         self._queue: list[FakeHandle] = []
@@ -168,12 +169,29 @@ class FakeBackend:
         return BackendMemory(0, sum(c.nbytes for c in self._caches), "fake", "cpu")
 
     def allocate_cache(
-        self, num_blocks: tuple[int, ...], kv_dtype: str | None = None, states: int = 2
+        self,
+        num_blocks: tuple[int, ...],
+        kv_dtype: str | None = None,
+        states: int = 2,
+        *,
+        unchecked: bool = False,
     ) -> None:
         size = self.options.block_size
         self._caches = [np.full((n, size), UNWRITTEN, np.int32) for n in num_blocks]
 
+    def empty_cache(self) -> None:
+        for cache in self._caches:
+            cache[:] = UNWRITTEN
+
+    def release_weights(self) -> None:
+        assert not self._queue
+        self.awake = False
+
+    def restore_weights(self) -> None:
+        self.awake = True
+
     def submit(self, inputs: StepInputs) -> FakeHandle:
+        assert self.awake, "a step without weights"
         handle = FakeHandle(self, inputs)
         self._queue.append(handle)
         assert len(self._queue) <= 2, "more than two steps outstanding"
@@ -316,6 +334,10 @@ class FakeBackend:
         assert (x.logits[np.flatnonzero(x.sample)] != LOGITS_NONE).all()
         wide = max(1, int(x.target_logprobs.max(initial=-1)))
         return fake_logprobs(seen, targets, wide, vocab) if targets else None
+
+    def copy_blocks(self, group: int, pairs: np.ndarray) -> None:
+        for source, target in pairs.tolist():
+            self._caches[group][target] = self._caches[group][source]
 
     def give_back_blocks(self, group: int, blocks: np.ndarray) -> None:
         self._caches[group][blocks] = UNWRITTEN

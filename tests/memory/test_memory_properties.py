@@ -9,7 +9,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from tidemill.memory.lease import KVMemory, Lease
 from tidemill.memory.pool import BlockPool
-from tidemill.memory.prefix import BlockKey, Media, PrefixIndex, block_key, root_digest
+from tidemill.memory.prefix import BlockKey, Media, PrefixIndex, block_key, pack, root_digest
 
 BLOCKS, SIZE = 12, 4
 
@@ -23,6 +23,24 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool = BlockPool(BLOCKS, self.reused.append)
         self.free = list(range(BLOCKS))
         self.refs = dict.fromkeys(range(BLOCKS), 0)
+        self.limit = BLOCKS
+
+    @rule(limit=st.integers(1, BLOCKS))
+    def set_limit(self, limit: int) -> None:
+        self.pool.set_limit(limit)
+        back = [b for b in range(self.limit, limit) if not self.refs[b]]
+        self.free = back + [b for b in self.free if b < limit]
+        self.limit = limit
+
+    @rule(block=st.integers(0, BLOCKS - 1), other=st.integers(0, BLOCKS - 1))
+    def put_in_place_of(self, block: int, other: int) -> None:
+        if block == other or not {block, other} <= set(self.free):
+            return
+        self.pool.put_in_place_of(block, other)
+        self.free.remove(block)
+        at = self.free.index(other)
+        self.free[at] = block
+        self.free.insert(0, other)
 
     @rule()
     def allocate(self) -> None:
@@ -36,6 +54,8 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(block=st.integers(0, BLOCKS - 1))
     def acquire(self, block: int) -> None:
+        if block >= self.limit and not self.refs[block]:
+            return  # retired, and in no index
         self.pool.acquire(block)
         if block in self.free:
             self.free.remove(block)
@@ -49,15 +69,22 @@ class PoolMachine(RuleBasedStateMachine):
             return
         self.pool.release(block, findable=findable)
         self.refs[block] -= 1
-        if self.refs[block] == 0:
+        if self.refs[block] == 0 and block >= self.limit:
+            assert not findable or self.reused[-1] == block, "its content is not forgotten"
+        elif self.refs[block] == 0:
             self.free.insert(len(self.free) if findable else 0, block)
 
     @invariant()
     def agrees(self) -> None:
         self.pool.check()
         assert list(self.pool.free_blocks()) == self.free
-        assert self.pool.num_free == len(self.free)
-        assert self.pool.num_used == BLOCKS - len(self.free)
+        used = [block for block, refs in self.refs.items() if refs]
+        beyond = [block for block in used if block >= self.limit]
+        assert self.pool.num_beyond == len(beyond)
+        assert self.pool.num_free == max(0, len(self.free) - len(beyond))
+        assert self.pool.num_used == len(used)
+        retired = [b for b in range(self.limit, BLOCKS) if not self.refs[b]]
+        assert self.pool.retired() == retired
 
 
 class LeaseMachine(RuleBasedStateMachine):
@@ -73,6 +100,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.open: list[Lease] = []
         self.borrowed: set[int] = set()  # of a fork: its last block, until it grows
         self.keys: set[BlockKey] = set()  # that were ever published
+        self.limits = [BLOCKS, BLOCKS + 3]
         self.now = 0.0
 
     def _write(self, lease: Lease, start: int, text: list[int]) -> None:
@@ -147,12 +175,32 @@ class LeaseMachine(RuleBasedStateMachine):
             assert not findable & set(blocks), "a vacant block is findable"
             for block in blocks:
                 self.written.pop((g, block), None)
-        count = min(map(len, vacant))
+        pairs = zip(vacant, self.limits, strict=True)
+        within = [[block for block in blocks if block < limit] for blocks, limit in pairs]
+        count = min(*map(len, within), self.memory.num_free)
         lease = self.memory.lease()
         lease.grow(count * SIZE)
-        first = [list(blocks[:count]) for blocks in vacant]
+        first = [blocks[:count] for blocks in within]
         assert lease.tables == first, "vacant blocks are reused first, in order"
         lease.close()
+
+    @rule(blocks=st.integers(1, BLOCKS + 3))
+    def resize(self, blocks: int) -> None:
+        tables = [[list(table) for table in lease.tables] for lease in self.open]
+        for copy in self.memory.resize(blocks):
+            assert copy.target < blocks <= copy.source
+            self.written[copy.group, copy.target] = self.written.pop((copy.group, copy.source))
+        self.limits = [min(blocks, BLOCKS), min(blocks, BLOCKS + 3)]
+        assert tables == [lease.tables for lease in self.open], "a block in use has moved"
+        assert self.memory.num_blocks == sum(self.limits)
+        for group, retired in enumerate(self.memory.retired()):
+            for block in retired:
+                self.written.pop((group, block), None)
+
+    @rule()
+    def forget_all(self) -> None:
+        self.memory.forget_all()
+        assert self.memory.num_cached == 0
 
     @rule(lease=leases)
     def grow_and_undo(self, lease: Lease) -> None:
@@ -181,8 +229,19 @@ class LeaseMachine(RuleBasedStateMachine):
             for g in range(2):
                 for p, token in enumerate(text):
                     assert self.written[g, lease.tables[g][p // SIZE]][p % SIZE] == token
+        for key in self.keys:
+            for found in self.memory.held([key]):
+                for group, block in enumerate(found):
+                    assert pack(self.written[group, block]) == key.tokens, "a prefix has moved away"
+        beyond = 0
+        for group, limit in enumerate(self.limits):
+            used = {block for lease in self.open for block in lease.tables[group]}
+            assert self.memory.num_free <= max(0, limit - len(used)), "more than the limit"
+            beyond += sum(block >= limit for block in used)
+        assert self.memory.num_beyond == beyond
         if not self.open:
             assert self.memory.num_used == 0
+            assert self.memory.num_free == min(self.limits)
 
 
 TestPool = PoolMachine.TestCase
@@ -238,3 +297,39 @@ def test_freed_blocks_stay_findable_until_reused() -> None:
     hold.grow(4 * SIZE)
     assert not memory.find([key])
     hold.close()
+
+
+def test_a_smaller_memory_forgets_the_oldest_prefixes_and_moves_the_others() -> None:
+    memory = KVMemory((12,), SIZE)
+    texts = [[100 * i + j for j in range(2 * SIZE)] for i in range(5)]
+    keys = []
+    for text in texts:
+        first = block_key(b"root", text[:SIZE])
+        keys.append([first, block_key(first.digest, text[SIZE:])])
+    leases = [memory.lease() for _ in texts]
+    for lease, pair in zip(leases, keys, strict=True):
+        lease.grow(2 * SIZE)
+        lease.publish(0, pair[0])
+        lease.publish(1, pair[1])
+    for i in (3, 4, 0, 2):  # from the oldest on; 1 stays in use
+        leases[i].close()
+    copies = memory.resize(6)
+    assert [bool(memory.find(pair)) for pair in keys] == [True, True, True, False, False]
+    assert memory.find(keys[0]) == [(0,), (1,)] and memory.find(keys[2]) == [(4,), (5,)]
+    assert copies == () and memory.num_free == 4
+    memory.resize(12)
+    for pair in keys:
+        if not memory.find(pair):
+            lease = memory.lease()
+            lease.grow(2 * SIZE)
+            lease.publish(0, pair[0])
+            lease.publish(1, pair[1])
+            lease.close()
+    # Used last: 3 and 4, in blocks 6 to 9. One of the older ones goes for each that moves.
+    copies = memory.resize(6)
+    assert [bool(memory.find(pair)) for pair in keys] == [False, True, False, True, True]
+    assert sorted(copy.source for copy in copies) == [6, 7, 8, 9]
+    assert sorted(copy.target for copy in copies) == [0, 1, 4, 5]
+    assert memory.retired() == (tuple(range(6, 12)),)
+    leases[1].close()
+    memory.check()

@@ -16,7 +16,9 @@ from helpers.random_model import make_spec, make_tensors
 
 from tidemill.backends import native
 from tidemill.backends.base import Backend
+from tidemill.backends.native import paging
 from tidemill.backends.native.backend import NativeBackend
+from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.contract.config import EngineConfig
 from tidemill.loading.checkpoint import open_model
 from tidemill.loading.locate import locate
@@ -231,3 +233,77 @@ def test_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A config that says otherwise how the same bytes are to be read is another model.
     other = made("auto", replace(files, config={**files.config, "quantization_config": 1}))
     assert other is not None and other._key("") != auto._key("")
+
+
+def _resident(backend: Backend) -> bool:
+    """Whether any page of the packed weights is mapped into this process."""
+    assert isinstance(backend, NativeBackend)
+    begin, wanted = backend._matrices.ctypes.data, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        word = line.split()[0]
+        if "-" in word and not word.endswith(":"):
+            first, last = (int(end, 16) for end in word.split("-"))
+            wanted = first < begin + backend._matrices.nbytes and begin < last
+        elif wanted and word == "Rss:" and int(line.split()[1]):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("how", ["packed here", "mapped", "too small to be kept"])
+def test_released_weights_come_back_bit_for_bit(
+    kept: Callable[..., KeptWeights], how: str, tmp_path: Path
+) -> None:
+    weights = kept()
+    if how == "mapped":
+        start(weights)
+        weights = kept()
+    elif how == "too small to be kept":
+        weights._min_bytes = 2**40
+    backend = load(weights)
+    assert wait_loaded(backend) is None
+    weights.wait()
+    want = logits(backend)
+    for _ in range(2):
+        assert _resident(backend)
+        backend.release_weights()
+        assert mapped(backend) and not _resident(backend)
+        backend.restore_weights()
+        assert np.array_equal(logits(backend), want)
+    backend.release_weights()
+    # Without being restored they are read when they are touched; entries may go meanwhile.
+    for entry in (tmp_path / "packed").glob("*.packed"):
+        entry.unlink()
+    assert np.array_equal(logits(backend), want)
+    backend.close()
+
+
+def test_what_is_in_no_file_is_not_released(
+    kept: Callable[..., KeptWeights], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = kept()
+    monkeypatch.setattr(weights, "_delay", 60.0)
+    backend = load(weights)
+    assert wait_loaded(backend) is None
+    want = logits(backend)
+    with pytest.raises(TidemillError, match="still being stored") as caught:
+        backend.release_weights()
+    assert caught.value.kind is ErrorKind.UNAVAILABLE and caught.value.retryable
+    assert np.array_equal(logits(backend), want)
+    backend.close()
+    weights = kept()
+    backend = load(weights)
+    assert wait_loaded(backend) is None
+    weights.wait()
+    for entry in (tmp_path / "packed").glob("*.packed"):
+        entry.unlink()
+    with pytest.raises(TidemillError, match="could not be kept") as caught:
+        backend.release_weights()
+    assert caught.value.kind is ErrorKind.UNSUPPORTED
+    assert np.array_equal(logits(backend), want)
+    backend.close()
+
+
+def test_an_embedding_that_was_computed_is_not_taken_for_a_file(source: Path) -> None:
+    stored = np.frombuffer(MappedFile(source).view, np.uint8)
+    assert paging.in_file(stored) and paging.in_file(stored[10:].reshape(-1, 2))
+    assert not paging.in_file(stored.copy())

@@ -290,19 +290,43 @@ class Backend(Protocol):
         """Memory held now."""
 
     def allocate_cache(
-        self, num_blocks: tuple[int, ...], kv_dtype: str | None = None, states: int = 2
+        self,
+        num_blocks: tuple[int, ...],
+        kv_dtype: str | None = None,
+        states: int = 2,
+        *,
+        unchecked: bool = False,
     ) -> None:
         """Allocate the KV cache, replacing an earlier one: a number of blocks per cache group of
         `spec.cache_groups()`, and `states` states when the model has recurrent layers.
 
         `kv_dtype` overrides the element type of the options, for comparisons. Blocks are exported
-        and imported only in the options' type.
+        and imported only in the options' type. `unchecked`: not all of it will be used, so it may
+        exceed the free memory where pages are taken only when they are written.
 
         Raises TidemillError of kind RESOURCE when memory is insufficient.
         """
 
+    def empty_cache(self) -> None:
+        """Forget what all blocks and states hold and return their memory to the system, as far as
+        that can be done. The sizes stay. No step may be in flight."""
+
+    def release_weights(self) -> None:
+        """Return the memory of the weights to the system; `restore_weights` follows before the next
+        step. No step may be in flight. Idempotent.
+
+        Raises TidemillError: UNSUPPORTED when the weights can only be loaded again, UNAVAILABLE
+        (retryable) while they are loaded or stored.
+        """
+
+    def restore_weights(self) -> None:
+        """Map the weights again. Returns when they are in memory."""
+
     def submit(self, inputs: StepInputs) -> StepHandle:
         """Queue a step. Returns at once; at most two may be in flight."""
+
+    def copy_blocks(self, group: int, pairs: Int32) -> None:
+        """Copy blocks at once: int32 [C, 2] of (source, target). No step may be in flight."""
 
     def give_back_blocks(self, group: int, blocks: Int32) -> None:
         """Return the memory of blocks, int32 in ascending order, to the system where that can be
@@ -335,6 +359,14 @@ class PackedWeights(Protocol):
 
     def find(self, layout: str, nbytes: int, checksum: Checksum) -> UInt8 | None:
         """The stored weights: uint8 [nbytes], read-only, complete and undamaged; or None."""
+
+    def open_copy(self, data: UInt8) -> tuple[int, int]:
+        """(file descriptor, offset) of a file that has `data`, which was passed to `keep`, from a
+        page boundary on. The caller closes it.
+
+        Raises TidemillError: UNAVAILABLE while `data` is being stored, UNSUPPORTED when it could
+        not be stored.
+        """
 
     def keep(self, layout: str, data: UInt8, checksum: Checksum) -> None:
         """Store `data` in the background. It must not change until `close`."""

@@ -24,6 +24,7 @@ BLOCK_SIZES = (16, 32, 64, 128)
 HIGHEST = {
     "max_model_len": 2**31 - 1,
     "kv_memory": 2**60,
+    "kv_reserve": 2**46,  # less than an address space
     "threads": 1024,
     "max_num_seqs": 2**16,
     "max_step_tokens": 2**16,
@@ -49,6 +50,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         max_num_seqs: sequences that may run at once.
         max_step_tokens: token budget of a step.
         kv_memory: bytes for the KV cache; None: sized from free memory.
+        kv_reserve: bytes that the KV cache can grow to while the engine runs; None: it only shrinks
+            and grows back to its first size. Address space is taken for it, no memory.
         threads: compute threads; None: the CPUs this process may use.
         prefix_caching: reuse KV blocks of earlier prompts.
         max_itl_ms: milliseconds between two tokens of a stream that a step may take; None: chosen
@@ -74,6 +77,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 256
     max_step_tokens: int = 512
     kv_memory: int | None = None
+    kv_reserve: int | None = None
     threads: int | None = None
     prefix_caching: bool = True
     isa: str | None = None

@@ -21,7 +21,7 @@ from tidemill.base.files import OpenedFile
 from tidemill.base.vector_data import NOTHING_SAID, VectorData
 from tidemill.contract.request import ChoiceOutput, EngineRequest, RequestError
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_MESSAGE_BYTES = 256 * 2**20
 FRAME_BYTES = 2**18
 _LENGTH = struct.Struct("<I")
@@ -47,6 +47,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         vocab_size: size of the output layer.
         max_model_len: positions a request may use (prompt plus output).
         block_size, num_blocks: KV cache geometry (tokens per block; blocks).
+        reserved_blocks: blocks that the cache may grow to; 0: `num_blocks`.
+        state_bytes: of all recurrent states, part of `kv_bytes`.
         kv_bytes_per_token: bytes of KV cache one token takes over all layers.
         kv_bytes, weight_bytes: bytes held.
         max_num_seqs, max_step_tokens: scheduler bounds.
@@ -92,6 +94,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     recurrent_snapshots: int | None = None
     whole_prompts: bool = False
     files: tuple[OpenedFile, ...] = ()
+    reserved_blocks: int = 0
+    state_bytes: int = 0
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
@@ -131,6 +135,39 @@ class StatsRequest(msgspec.Struct, frozen=True, tag="stats?"):
     """Ask for a `Stats` message now."""
 
     nonce: int = 0
+
+
+class ResizeCache(msgspec.Struct, frozen=True, tag="resize"):
+    """Let the KV cache take at most so many bytes. The answer, `Controlled`, has what was reached:
+    never less than one request of full length, nor more than the engine has reserved, nor less than
+    what is in use beyond the new size, which follows as its sequences end."""
+
+    nonce: int
+    kv_bytes: int
+
+
+class Sleep(msgspec.Struct, frozen=True, tag="sleep"):
+    """Return the weights and the KV cache to the system and keep the process; answered by
+    `Controlled`. An error while there are requests (UNAVAILABLE), or where the backend cannot
+    (UNSUPPORTED)."""
+
+    nonce: int
+    keep_prefixes: bool = False
+
+
+class Wake(msgspec.Struct, frozen=True, tag="wake"):
+    """Map the weights again; answered by `Controlled`."""
+
+    nonce: int
+
+
+class MemoryRequest(msgspec.Struct, frozen=True, tag="memory?"):
+    """Ask for the engine's memory now; answered by `Controlled`."""
+
+    nonce: int
+
+
+Control = ResizeCache | Sleep | Wake | MemoryRequest
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
@@ -203,6 +240,42 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     stats: EngineStats
 
 
+class EngineMemory(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an engine holds, in bytes.
+
+    Attributes:
+        weights: of the weights; 0 while they are released.
+        loading: part of `weights` that is still to be packed.
+        kv: what the KV cache may take, with blocks in use beyond its size.
+        kv_blocks: blocks per cache group that may be used.
+        kv_used: blocks held by sequences.
+        kv_cached: blocks that a later prompt can find; those in use are included.
+        kv_least, kv_most: bounds of `ResizeCache`: one request of full length, and what the engine
+            has reserved.
+        states: recurrent states, which are not resized.
+        asleep: see `Sleep`.
+    """
+
+    weights: int
+    loading: int = 0
+    kv: int
+    kv_blocks: int = 0
+    kv_used: int = 0
+    kv_cached: int = 0
+    kv_least: int = 0
+    kv_most: int = 0
+    states: int = 0
+    asleep: bool = False
+
+
+class Controlled(msgspec.Struct, frozen=True, tag="controlled"):
+    """Answer to a `Control` message: the memory afterwards, or why it was not done."""
+
+    nonce: int
+    memory: EngineMemory | None = None
+    error: RequestError | None = None
+
+
 class Fatal(msgspec.Struct, frozen=True, tag="fatal"):
     """A permanent failure of the engine, which exits after sending this.
 
@@ -215,8 +288,8 @@ class Fatal(msgspec.Struct, frozen=True, tag="fatal"):
     error: RequestError | None = None
 
 
-ToEngine = Hello | Submit | Cancel | StatsRequest
-ToClient = Welcome | Refused | Outputs | Stats | Fatal
+ToEngine = Hello | Submit | Cancel | StatsRequest | Control
+ToClient = Welcome | Refused | Outputs | Stats | Controlled | Fatal
 
 encoder = msgspec.msgpack.Encoder()
 to_engine_decoder = msgspec.msgpack.Decoder(ToEngine)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from tidemill.base.errors import TidemillError
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason
-from tidemill.contract.wire import Cancel, EngineInfo, EngineStats, Outputs, Stats, Submit
+from tidemill.contract.wire import Cancel, EngineInfo, EngineStats, Fatal, Outputs, Stats, Submit
 from tidemill.engine.connection import STATS_SECONDS, EngineConnection, unavailable
 from tidemill.engine.streams import Journal, StreamTable, engine_gone
 
@@ -161,7 +161,7 @@ class InprocClient:
             future = self._waiting.pop(message.nonce, None)
             if future is not None and not future.done():
                 future.set_result(message.stats)
-        else:
+        elif isinstance(message, Fatal):
             self._table.fail_all(engine_gone(message.message))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 from tidemill.base.build import build_id
 from tidemill.base.errors import ErrorKind, TidemillError
@@ -12,7 +12,10 @@ from tidemill.base.log import get_logger
 from tidemill.contract.request import RequestError
 from tidemill.contract.wire import (
     PROTOCOL_VERSION,
+    Control,
+    Controlled,
     EngineInfo,
+    EngineMemory,
     EngineStats,
     Fatal,
     FrameReader,
@@ -32,6 +35,8 @@ _log = get_logger(__name__)
 
 HANDSHAKE_SECONDS = 10.0
 STATS_SECONDS = 10.0
+# Weights may have to be written to a disk, or read from one.
+CONTROL_SECONDS = 120.0
 
 
 def unavailable(message: str) -> TidemillError:
@@ -64,6 +69,7 @@ class EngineConnection(asyncio.Protocol):
         self._welcome: asyncio.Future[Welcome] = loop.create_future()
         self._lost: asyncio.Future[None] = loop.create_future()
         self._pending_stats: dict[int, asyncio.Future[EngineStats]] = {}
+        self._pending_controls: dict[int, asyncio.Future[EngineMemory]] = {}
         self._nonce = 0
 
     @classmethod
@@ -142,6 +148,25 @@ class EngineConnection(asyncio.Protocol):
         except TimeoutError:
             raise unavailable(f"the engine did not answer within {STATS_SECONDS:g} s") from None
 
+    async def control(self, make: Callable[[int], Control]) -> EngineMemory:
+        """Send the message made with a nonce, and wait until it is carried out.
+
+        Raises:
+            TidemillError: why it was not, as raised in the engine; UNAVAILABLE if the engine has
+                ended or does not answer in time.
+        """
+        if not self.open:
+            raise unavailable(self.reason)
+        self._nonce += 1
+        future: asyncio.Future[EngineMemory] = asyncio.get_running_loop().create_future()
+        self._pending_controls[self._nonce] = future
+        self.send(make(self._nonce))
+        try:
+            async with asyncio.timeout(CONTROL_SECONDS):
+                return await asyncio.shield(future)
+        except TimeoutError:
+            raise unavailable(f"the engine did not answer within {CONTROL_SECONDS:g} s") from None
+
     async def close(self, reason: str) -> None:
         """Close the connection after pending writes; `on_lost` is called with `reason`."""
         if self._transport is not None:
@@ -182,11 +207,16 @@ class EngineConnection(asyncio.Protocol):
         if not self._welcome.done():
             self._welcome.set_exception(error)
             self._welcome.exception()  # marks it as retrieved, if `connect` has timed out
-        for future in self._pending_stats.values():
+        pending: list[asyncio.Future[Any]] = [
+            *self._pending_stats.values(),
+            *self._pending_controls.values(),
+        ]
+        for future in pending:
             if not future.done():
                 future.set_exception(error)
                 future.exception()
         self._pending_stats.clear()
+        self._pending_controls.clear()
         if not self._lost.done():
             self._lost.set_result(None)
         self._on_lost(self.reason)
@@ -198,6 +228,8 @@ class EngineConnection(asyncio.Protocol):
             future = self._pending_stats.pop(message.nonce, None)
             if future is not None and not future.done():
                 future.set_result(message.stats)
+        elif isinstance(message, Controlled):
+            _settle(self._pending_controls.pop(message.nonce, None), message)
         elif isinstance(message, Welcome):
             if not self._welcome.done():
                 self._welcome.set_result(message)
@@ -206,3 +238,17 @@ class EngineConnection(asyncio.Protocol):
         elif isinstance(message, Fatal):
             self.fatal = message.error
             self.abort(message.message)
+
+
+def _settle(future: asyncio.Future[EngineMemory] | None, answer: Controlled) -> None:
+    if future is None or future.done():
+        return
+    if answer.memory is not None:
+        future.set_result(answer.memory)
+    else:
+        error = answer.error or RequestError(ErrorKind.INTERNAL, "the engine gave no answer")
+        kind = ErrorKind(error.kind)
+        future.set_exception(
+            TidemillError(kind, error.message, param=error.param, retryable=error.retryable)
+        )
+        future.exception()  # marks it as retrieved, if the wait has timed out

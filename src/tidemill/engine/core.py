@@ -27,18 +27,27 @@ from tidemill.base.log import get_logger, summary
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.plan import StepPlan, StepResult
 from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason, RequestError
-from tidemill.contract.wire import EngineInfo, EngineStats, Fatal, Outputs, Stats
+from tidemill.contract.wire import (
+    Control,
+    Controlled,
+    EngineInfo,
+    EngineStats,
+    Fatal,
+    Outputs,
+    Stats,
+)
 from tidemill.engine.divide import compute_in_parts, is_out_of_memory
 from tidemill.engine.filewatch import FileWatch
 from tidemill.engine.flightlog import FlightLog, request_key
 from tidemill.engine.idle import IdleMemory
+from tidemill.engine.memory_control import ASLEEP, MemoryControl
 from tidemill.engine.recorder import BEAT_SECONDS, RecordingExecutor
 from tidemill.executor.base import Executor, PlanHandle
 from tidemill.executor.inproc import OpenedExecutor, open_inproc
 from tidemill.grammar.service import GrammarService
 from tidemill.memory.lease import KVMemory
 from tidemill.sched.policy import Limits
-from tidemill.sched.scheduler import Scheduler
+from tidemill.sched.scheduler import Scheduler, rejections
 from tidemill.sched.sequence import Emission
 
 if TYPE_CHECKING:
@@ -62,7 +71,7 @@ DEPTH = 2
 # the process would abort.
 _running: weakref.WeakSet[EngineCore] = weakref.WeakSet()
 
-Message = Outputs | Stats | Fatal
+Message = Outputs | Stats | Controlled | Fatal
 Sink = Callable[[Message], None]
 _Command = Callable[[], list[Emission]]
 
@@ -101,6 +110,7 @@ class EngineCore:
         self._since = 0.0  # when the oldest of them began to compute
         self._lead = 0.0  # seconds that planning and launching take
         self._idle_memory = IdleMemory(scheduler.memory)
+        self._control = MemoryControl(scheduler.memory, info, lambda: scheduler.has_requests)
         self._pending_outputs: list[Emission] = []  # of the last step, sent during the next
         self._seconds = [0.0, 0.0, 0.0]  # of all steps, of the backend, of the last step
         self._stats = scheduler.stats()
@@ -160,6 +170,8 @@ class EngineCore:
             )
 
         def command() -> list[Emission]:
+            if self._control.asleep:
+                return rejections(client, request, ASLEEP)
             self._set_preparing(request, True)
             emissions = self._scheduler.submit(request, client)
             if not request.program.free and not emissions:
@@ -187,6 +199,21 @@ class EngineCore:
             return []
 
         self._post(command)
+
+    def control(self, client: int, message: Control) -> None:
+        """Change or report the engine's memory, between two steps; the client receives a
+        `Controlled` message."""
+
+        def command() -> list[Emission]:
+            self._control.add(message, lambda answer: self._send(client, answer))
+            return []
+
+        self._post(command)
+
+    def loaded_bytes(self) -> tuple[int, int]:
+        """(bytes of weights in memory, bytes of all weights)."""
+        total = self.info.weight_bytes
+        return total - (self._executor.unloaded_bytes() if self._loading else 0), total
 
     @property
     def alive(self) -> bool:
@@ -284,6 +311,8 @@ class EngineCore:
         pending_outputs, self._pending_outputs = self._pending_outputs, []
         emissions = pending_outputs + self._run_commands(commands)
         if not self._in_flight:
+            if self._control.due:
+                self._control.run(self._executor)
             emissions += self._launch()
         self._deliver(emissions)
         self._launch_next()
@@ -296,7 +325,7 @@ class EngineCore:
 
     def _wait(self) -> list[_Command] | None:
         """The commands in the inbox, None when closing; sleeps without commands and work."""
-        if not (self._scheduler.has_work or self._in_flight):
+        if not (self._scheduler.has_work or self._in_flight or self._control.due):
             self._idle()
         with self._wake:
             if self._closing:
@@ -311,7 +340,7 @@ class EngineCore:
         if not self._rest(monotonic() + IDLE_CHECK_SECONDS):
             return
         self._scheduler.check()
-        if self._grammars is not None:
+        if self._grammars is not None and not self._control.asleep:
             self._grammars.warm(self.info.weight_bytes)
         while self._rest(due, asleep=True):
             self._idle_memory.give_back(self._executor)
@@ -363,7 +392,10 @@ class EngineCore:
         depend on the current step's results.
 
         It is not launched sooner, so that requests that arrive meanwhile are in the next step.
+        While a change of the memory waits for a moment without steps, none is launched.
         """
+        if self._control.due:
+            return
         if not self._in_flight or (seconds := self._scheduler.overlap_seconds) is None:
             return
         due = self._since + LAUNCH_FRACTION * seconds - 2 * self._lead
@@ -373,7 +405,9 @@ class EngineCore:
         with self._wake:
             commands = list(self._inbox)
             self._inbox.clear()
-        emissions = self._run_commands(commands) + self._launch()
+        emissions = self._run_commands(commands)
+        if not self._control.due:
+            emissions += self._launch()
         self._lead += LEAD_RATE * (monotonic() - begun - self._lead)
         self._deliver(emissions)
 
@@ -610,12 +644,14 @@ def make_core(
     """
     info = opened.info
     memory = KVMemory(
-        (info.num_blocks,) * opened.num_groups,
+        (info.reserved_blocks or info.num_blocks,) * opened.num_groups,
         info.block_size,
         prefix_caching=info.prefix_caching,
         recurrent=opened.recurrent,
         snapshots=opened.snapshots,
     )
+    if info.reserved_blocks > info.num_blocks:
+        memory.resize(info.num_blocks)
     limits = Limits(
         max_num_seqs=info.max_num_seqs,
         max_step_tokens=info.max_step_tokens,

@@ -15,6 +15,7 @@ import fcntl
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -30,12 +31,11 @@ from tidemill.contract.request import FinishReason, RequestError
 from tidemill.contract.wire import (
     PROTOCOL_VERSION,
     Cancel,
+    Control,
     Fatal,
     FrameReader,
     Hello,
-    Outputs,
     Refused,
-    Stats,
     StatsRequest,
     Submit,
     ToEngine,
@@ -44,10 +44,10 @@ from tidemill.contract.wire import (
     frames,
     to_engine_decoder,
 )
-from tidemill.engine.core import EngineCore, open_core
+from tidemill.engine.core import EngineCore, Message, open_core
 from tidemill.engine.flightlog import FlightLog
 from tidemill.engine.recorder import Heartbeat
-from tidemill.engine.reports import FOLDER_PREFIX, Report
+from tidemill.engine.reports import FOLDER_PREFIX, LoadProgress, Report
 
 _log = get_logger(__name__)
 
@@ -58,6 +58,8 @@ UNREAD_SECONDS = 20.0
 
 # An engine that fails before its owner has connected waits so long, to report the error.
 OWNER_SECONDS = 10.0
+
+REPORT_SECONDS = 0.1
 
 EXIT_OK, EXIT_START_FAILED, EXIT_FATAL = 0, 2, 3
 
@@ -83,7 +85,7 @@ class EngineServer:
         if not self.exit_code.done():
             self.exit_code.set_result(code)
 
-    def _watch(self, message: Outputs | Stats | Fatal) -> None:
+    def _watch(self, message: Message) -> None:
         if isinstance(message, Fatal):
             self.loop.call_soon_threadsafe(self._end)
 
@@ -145,6 +147,8 @@ class _Connection(asyncio.Protocol):
             )
         elif isinstance(message, StatsRequest):
             core.request_stats(client, message.nonce)
+        elif isinstance(message, Control):
+            core.control(client, message)
 
     def _handshake(self, hello: Hello) -> None:
         server = self._server
@@ -165,7 +169,7 @@ class _Connection(asyncio.Protocol):
         if self._owner:
             server.owned()
 
-    def _sink(self, message: Outputs | Stats | Fatal) -> None:
+    def _sink(self, message: Message) -> None:
         # Runs in the engine's thread. Encoding here leaves only the write to the event loop.
         for data in frames(message):
             self._server.loop.call_soon_threadsafe(self._write, data)
@@ -244,8 +248,10 @@ async def _main(path: str, config: EngineConfig, reports: IO[bytes], log: Flight
         heartbeat.follow(core.pulse, core.wait_busy)
     server, engine = await serve_core(core, path, config.digest())
     report(Report(ready=True))
+    reporting = asyncio.ensure_future(_report_loading(core, report))
     await asyncio.wait([engine.exit_code, *ended], return_when=asyncio.FIRST_COMPLETED)
     server.close()
+    reporting.cancel()
     if heartbeat is not None:
         heartbeat.stop()
     await asyncio.to_thread(core.close)
@@ -254,6 +260,19 @@ async def _main(path: str, config: EngineConfig, reports: IO[bytes], log: Flight
     await asyncio.wait([gone], timeout=0.1)
     await _remove_socket(Path(path), orphaned=gone.done())
     return engine.exit_code.result() if engine.exit_code.done() else EXIT_OK
+
+
+async def _report_loading(core: EngineCore, report: Callable[[Report], None]) -> None:
+    """Report how far weights are loaded until all are."""
+    last = -1
+    while True:
+        loaded, total = core.loaded_bytes()
+        if loaded != last:
+            report(Report(weights=LoadProgress(loaded, total)))
+            last = loaded
+        if loaded >= total:
+            return
+        await asyncio.sleep(REPORT_SECONDS)
 
 
 async def _remove_socket(path: Path, *, orphaned: bool) -> None:

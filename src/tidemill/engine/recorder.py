@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.base.errors import LoadCallback
-from tidemill.contract.plan import StepPlan, StepResult
+from tidemill.contract.plan import BlockCopy, StepPlan, StepResult
 from tidemill.engine.flightlog import FlightLog, request_key
 from tidemill.executor.base import Executor, PlanHandle
 
@@ -82,6 +82,26 @@ class RecordingExecutor:
     def give_back(self, group: int, blocks: Sequence[int]) -> None:
         """See Executor."""
         self._executor.give_back(group, blocks)
+
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        """See Executor."""
+        self._executor.copy(copies)
+
+    def empty_cache(self) -> None:
+        """See Executor."""
+        self._executor.empty_cache()
+
+    def release_weights(self) -> None:
+        """See Executor."""
+        self._executor.release_weights()
+
+    def restore_weights(self) -> None:
+        """See Executor."""
+        self._executor.restore_weights()
+
+    def unloaded_bytes(self) -> int:
+        """See Executor."""
+        return self._executor.unloaded_bytes()
 
     def progress(self) -> int:
         """See Executor."""

@@ -22,7 +22,7 @@ from tidemill.base.log import get_logger, log_format
 from tidemill.contract.config import EngineConfig
 from tidemill.engine.client import SocketClient
 from tidemill.engine.flightlog import FlightLog
-from tidemill.engine.reports import FOLDER_PREFIX, Report
+from tidemill.engine.reports import FOLDER_PREFIX, LoadProgress, Report
 from tidemill.engine.streams import raise_error
 
 _log = get_logger(__name__)
@@ -116,8 +116,10 @@ class EngineProcess:
         self.log = home.log
         self._following: asyncio.Task[None] | None = None
 
-    def follow(self, progress: Callable[[str], None]) -> None:
-        """Call `progress` with the further reports of an engine that is ready."""
+    def follow(
+        self, progress: Callable[[str], None], on_load: Callable[[LoadProgress], None]
+    ) -> None:
+        """Pass on the further reports of an engine that is ready."""
 
         async def follow() -> None:
             assert self._process.stdout is not None
@@ -125,6 +127,8 @@ class EngineProcess:
                 report = msgspec.json.decode(line, type=Report)
                 if report.progress is not None:
                     progress(report.progress)
+                if report.weights is not None:
+                    on_load(report.weights)
 
         self._following = asyncio.create_task(follow(), name="tidemill-reports")
 
@@ -163,6 +167,7 @@ async def start_engine(
     home: EngineHome,
     progress: Callable[[str], None] = lambda line: None,
     *,
+    on_load: Callable[[LoadProgress], None] = lambda progress: None,
     log_level: str = "info",
     owns_home: bool = False,
 ) -> EngineProcess:
@@ -172,6 +177,7 @@ async def start_engine(
         config: the engine's configuration.
         home: its folder and flight log; no other engine may use them.
         progress: called with a line for each stage, also for weights that load after it is ready.
+        on_load: called with how far its weights are loaded, once it is ready and until all are.
         log_level: level of its log, which it writes to stderr.
         owns_home: close the home when the process has ended.
 
@@ -190,7 +196,7 @@ async def start_engine(
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(config) + b"\n")
         await _wait_ready(process, progress)
-        engine.follow(progress)
+        engine.follow(progress, on_load)
     except BaseException:
         await engine.kill()
         raise

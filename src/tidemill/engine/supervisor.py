@@ -29,11 +29,19 @@ from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.base.log import get_logger, summary
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason, RequestError
-from tidemill.contract.wire import Cancel, EngineInfo, EngineStats, Outputs, Submit
+from tidemill.contract.wire import (
+    Cancel,
+    EngineInfo,
+    EngineStats,
+    Outputs,
+    Submit,
+)
 from tidemill.engine.connection import EngineConnection, unavailable
 from tidemill.engine.flightlog import request_key
 from tidemill.engine.identity import difference, missing_files
+from tidemill.engine.owned_memory import OwnedMemory
 from tidemill.engine.quarantine import Quarantine, shared_verdict
+from tidemill.engine.reports import LoadProgress
 from tidemill.engine.restarts import RestartPolicy
 from tidemill.engine.spawn import EngineHome, EngineProcess, ending, start_engine
 from tidemill.engine.streams import Journal, Stream, StreamTable, engine_gone
@@ -105,6 +113,8 @@ class SupervisedEngine:
 
     Attributes:
         failed: completes with the error when the engine is abandoned.
+        memory: resizes the KV cache, puts the engine to sleep and wakes it.
+        loaded: how far the weights are loaded; None before that is known.
     """
 
     def __init__(self, config: EngineConfig, log_level: str, supervision: Supervision) -> None:
@@ -125,6 +135,9 @@ class SupervisedEngine:
         self._replay_logged = False  # the isolated replays were logged
         self._tokens = 0  # received in total
         self._last_end = ""  # how the last engine ended
+        self.memory = OwnedMemory(self)
+        self.loaded: LoadProgress | None = None
+        self._on_load: Callable[[LoadProgress], None] = lambda progress: None
         self._process: EngineProcess
         self._connection: EngineConnection
         self._info: EngineInfo
@@ -136,15 +149,24 @@ class SupervisedEngine:
         config: EngineConfig,
         progress: Callable[[str], None] = lambda line: None,
         *,
+        on_load: Callable[[LoadProgress], None] = lambda progress: None,
         log_level: str = "info",
         supervision: Supervision | None = None,
     ) -> SupervisedEngine:
         """Start an engine process and supervise it.
 
+        Args:
+            config: the engine's configuration.
+            progress: called with a line for each stage of loading.
+            on_load: called with how far the weights are loaded, of later engines as well.
+            log_level: level of the engine's log.
+            supervision: how it is supervised.
+
         Raises:
             TidemillError: why the first engine could not start; see `start_engine`.
         """
         engine = cls(config, log_level, supervision or Supervision())
+        engine._on_load = on_load
         try:
             await engine._start(progress)
         except BaseException:
@@ -161,8 +183,8 @@ class SupervisedEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """See EngineClient."""
-        return self._info
+        """See EngineClient. A resized KV cache has other sizes than at the start."""
+        return self.memory.sized(self._info)
 
     @property
     def pid(self) -> int:
@@ -173,6 +195,21 @@ class SupervisedEngine:
     def problem(self) -> str | None:
         """See EngineClient."""
         return self._closing or self._problem
+
+    @property
+    def ended(self) -> str | None:
+        """Why there will be no engine any more; None if there may be."""
+        return self._closing or (self.failed.result().message if self.failed.done() else None)
+
+    @property
+    def connection(self) -> EngineConnection:
+        """The connection to the current engine, or to the last one."""
+        return self._connection
+
+    @property
+    def num_requests(self) -> int:
+        """Requests in flight or waiting."""
+        return len(self._table)
 
     @property
     def last_stats(self) -> EngineStats:
@@ -198,6 +235,8 @@ class SupervisedEngine:
             raise unavailable(self._closing)
         if self.failed.done():
             raise unavailable(self.failed.result().message)
+        if self.memory.asleep:
+            raise TidemillError(ErrorKind.INTERNAL, "the engine sleeps; it must be woken first")
         mark = self._suspects.quarantined(request)
         if mark is not None:
             _log.warning(
@@ -271,7 +310,9 @@ class SupervisedEngine:
 
     async def _start(self, progress: Callable[[str], None]) -> None:
         config = self._config
-        process = await start_engine(config, self._home, progress, log_level=self._log_level)
+        process = await start_engine(
+            config, self._home, progress, on_load=self._note_load, log_level=self._log_level
+        )
         try:
             self._connection = await EngineConnection.connect(
                 process.socket_path, config.digest(), self._deliver, lambda reason: None, owner=True
@@ -280,6 +321,10 @@ class SupervisedEngine:
             await process.kill()
             raise
         self._process = process
+
+    def _note_load(self, progress: LoadProgress) -> None:
+        self.loaded = progress
+        self._on_load(progress)
 
     def _send(self, stream: Stream) -> None:
         request = self._table.send(stream)
@@ -387,12 +432,17 @@ class SupervisedEngine:
         if (why := missing_files(self._info)) is not None:
             self._abandon_engine(why)
             return
+        if self.memory.asleep:
+            self._problem = "the engine process has ended while it slept; it starts when it wakes"
+            await self.memory.wanted.wait()
+            began = monotonic()
         expiring = asyncio.ensure_future(self._expire_meanwhile())
         try:
             if not await self._replace():
                 return
         finally:
             expiring.cancel()
+        await self.memory.restore(self._connection)
         self._problem = None
         self._restarts.started(monotonic())
         seconds = monotonic() - began

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.base.errors import LoadCallback
-from tidemill.contract.plan import StepPlan, StepResult
+from tidemill.contract.plan import BlockCopy, StepPlan, StepResult
 
 
 class PlanHandle(Protocol):
@@ -47,6 +47,21 @@ class Executor(Protocol):
     def give_back(self, group: int, blocks: Sequence[int]) -> None:
         """Blocks of a cache group, in ascending order, hold nothing: their memory may be returned
         to the system. No plan may be outstanding."""
+
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy blocks now, in order. No plan may be in flight."""
+
+    def empty_cache(self) -> None:
+        """See `backends.base.Backend`."""
+
+    def release_weights(self) -> None:
+        """See `backends.base.Backend`."""
+
+    def restore_weights(self) -> None:
+        """See `backends.base.Backend`."""
+
+    def unloaded_bytes(self) -> int:
+        """Bytes of weights that are not in memory yet, while they load."""
 
     def progress(self) -> int:
         """A counter that advances while a step computes; it tells a slow step from a stall."""

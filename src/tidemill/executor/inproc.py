@@ -12,7 +12,7 @@ from tidemill.base.errors import LoadCallback
 from tidemill.base.files import opened_files
 from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.contract.config import EngineConfig
-from tidemill.contract.plan import StepPlan
+from tidemill.contract.plan import BlockCopy, StepPlan
 from tidemill.contract.wire import EngineInfo
 from tidemill.executor.base import Executor, PlanHandle
 
@@ -45,6 +45,26 @@ class InprocExecutor:
     def give_back(self, group: int, blocks: Sequence[int]) -> None:
         """See Executor."""
         self._runner.give_back(group, blocks)
+
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        """See Executor."""
+        self._runner.copy(copies)
+
+    def empty_cache(self) -> None:
+        """See Executor."""
+        self._runner.backend.empty_cache()
+
+    def release_weights(self) -> None:
+        """See Executor."""
+        self._runner.backend.release_weights()
+
+    def restore_weights(self) -> None:
+        """See Executor."""
+        self._runner.backend.restore_weights()
+
+    def unloaded_bytes(self) -> int:
+        """See Executor."""
+        return self._runner.backend.memory().promised_bytes
 
     def progress(self) -> int:
         """See Executor."""

@@ -107,13 +107,23 @@ class KVMemory:
 
     @property
     def num_blocks(self) -> int:
-        """Total blocks, over all groups."""
-        return sum(pool.num_blocks for pool in self._pools)
+        """Blocks that may be used, over all groups."""
+        return sum(pool.limit for pool in self._pools)
 
     @property
     def capacity_tokens(self) -> int:
         """Tokens that one sequence alone can hold."""
-        return min(pool.num_blocks for pool in self._pools) * self.block_size
+        return min(pool.limit for pool in self._pools) * self.block_size
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks in the prefix index, over all groups; some of them may be in use."""
+        return sum(map(len, self._indices))
+
+    @property
+    def num_beyond(self) -> int:
+        """Blocks in use beyond the size last set by `resize`, over all groups."""
+        return sum(pool.num_beyond for pool in self._pools)
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks (per group) that hold so many tokens."""
@@ -201,10 +211,64 @@ class KVMemory:
         self._leases[id(lease)] = lease
         return lease
 
+    def resize(self, num_blocks: int) -> tuple[BlockCopy, ...]:
+        """Use only the first `num_blocks` blocks of each group, or those again.
+
+        Cached prefixes that no longer fit are forgotten, least recently used first. The others
+        move to blocks that remain. Blocks in use stay until they are released. No step may be in
+        flight.
+
+        Args:
+            num_blocks: per group, at least 1 and at most what the pools were made with.
+
+        Returns:
+            Block copies to run before the next step, and before the memory of `retired` blocks is
+            returned.
+        """
+        copies: list[BlockCopy] = []
+        for group, (pool, index) in enumerate(zip(self._pools, self._indices, strict=True)):
+            limit = min(num_blocks, pool.num_blocks)
+            if limit < pool.limit:
+                copies += self._compact(group, pool, index, limit)
+            pool.set_limit(limit)
+            # In order, so that sequences fill pages side by side.
+            pool.reuse_first(sorted(b for b in pool.free_blocks() if b not in index))
+        return tuple(copies)
+
+    def _compact(
+        self, group: int, pool: BlockPool, index: PrefixIndex, limit: int
+    ) -> list[BlockCopy]:
+        """Forget the free cached blocks that exceed a limit, and move the others below it."""
+        free = list(pool.free_blocks())
+        cached = [block for block in free if block in index]
+        excess = len(cached) - max(0, limit - pool.num_used)
+        for block in cached[: max(0, excess)]:
+            self._forget(index, block)
+        targets = iter(sorted(b for b in free if b < limit and b not in index))
+        copies = []
+        for block in cached[max(0, excess) :]:
+            if block >= limit:
+                target = next(targets)
+                index.move(block, target)
+                pool.put_in_place_of(target, block)
+                copies.append(BlockCopy(group, block, target))
+        return copies
+
+    def retired(self) -> tuple[tuple[int, ...], ...]:
+        """Per cache group the unused blocks beyond the size, in ascending order, for an executor
+        that returns their memory to the system."""
+        return tuple(tuple(pool.retired()) for pool in self._pools)
+
+    def forget_all(self) -> None:
+        """Forget every cached prefix; blocks in use keep their content."""
+        for index in self._indices:
+            for block in index.blocks():
+                self._forget(index, block)
+
     def vacate(self, now: float) -> tuple[tuple[int, ...], ...]:
         """The free blocks that hold nothing worth finding, for an executor that returns their
-        memory to the system. They are handed out first from now on, in order, so that sequences
-        fill pages side by side.
+        memory to the system, and retired ones. The free ones are handed out first from now on, in
+        order, so that sequences fill pages side by side.
 
         A prefix that nobody used for `KEEP_SECONDS` is forgotten here first. Its age counts from
         the first call after its last use: this is called now and then, and uses need no clock.
@@ -229,7 +293,7 @@ class KVMemory:
                 if block not in index:
                     blocks.append(block)
             pool.reuse_first(blocks)
-            vacant.append(tuple(blocks))
+            vacant.append((*blocks, *pool.retired()))
         return tuple(vacant)
 
     def check(self) -> None:

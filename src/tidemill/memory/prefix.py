@@ -172,6 +172,15 @@ class PrefixIndex:
                 del self._after[key.parent]
         return key
 
+    def blocks(self) -> list[int]:
+        """All blocks that are findable."""
+        return list(self._keys)
+
+    def move(self, block: int, target: int) -> None:
+        """Another block, which has no key, has this block's content from now on."""
+        key = self._keys[target] = self._keys.pop(block)
+        self._blocks[key.digest] = target
+
     def check(self) -> None:
         """Verify the invariant.
 

@@ -118,8 +118,7 @@ class Scheduler:
         try:
             self._validate(request)
         except TidemillError as error:
-            choices = range(max(1, min(request.sampling.n, MAX_CHOICES)))
-            return [_rejection(client, request, choice, error) for choice in choices]
+            return rejections(client, request, error)
         owner = self._open(request, client)
         if not owner.ready:
             return []
@@ -464,6 +463,11 @@ class Scheduler:
         """True if a request has not ended and does not wait for its output program."""
         return len(self._requests) > self._num_awaiting_program
 
+    @property
+    def has_requests(self) -> bool:
+        """True if a request has not ended."""
+        return bool(self._requests)
+
     def constraint(self, seq_id: int) -> Constraint | None:
         """The constraint of a sequence that has a row in a plan in flight; None without one."""
         for step in self._in_flight:
@@ -549,6 +553,12 @@ class Scheduler:
         assert placed == known, "an open sequence is in no queue, or an ended one is still queued"
         if not self._requests:
             assert self.memory.num_used == 0, "KV blocks are leaked: held without a request"
+
+
+def rejections(client: int, request: EngineRequest, error: TidemillError) -> list[Emission]:
+    """Final outputs with this error for all choices of a request."""
+    choices = range(max(1, min(request.sampling.n, MAX_CHOICES)))
+    return [_rejection(client, request, choice, error) for choice in choices]
 
 
 def _rejection(client: int, request: EngineRequest, choice: int, error: TidemillError) -> Emission:

@@ -150,7 +150,13 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
     memory = backend.memory()
     free = available_memory() - memory.mapped_bytes - memory.promised_bytes
     cache = plan_cache(config, spec, kv_dtype, max(0, free))
-    backend.allocate_cache((cache.num_blocks,) * len(spec.cache_groups()), states=cache.states)
+    # Elsewhere memory is taken for all blocks at once.
+    reserved = cache.reserved_blocks if name == "native" else cache.num_blocks
+    backend.allocate_cache(
+        (reserved,) * len(spec.cache_groups()),
+        states=cache.states,
+        unchecked=reserved > cache.num_blocks,
+    )
     foreign = spec.foreign
     kept = cache.snapshots > 0 or not spec.state_bytes
     prefix_caching = config.prefix_caching and kept and spec.causal
@@ -171,7 +177,7 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
     for note in notes:
         if note not in lost:
             progress(note)
-    hidden = spec.hidden_size
+    hidden, block_bytes = spec.hidden_size, spec.kv_bytes_per_token(kv_dtype) * config.block_size
     whole = not spec.causal or (foreign is not None and not foreign.in_pieces)
     identity = f"{weights.hex()} {name} {memory.isa} {dtype} {config.quantize}"
     info = EngineInfo(
@@ -188,7 +194,9 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
         block_size=config.block_size,
         num_blocks=cache.num_blocks,
         kv_bytes_per_token=spec.kv_bytes_per_token(kv_dtype),
-        kv_bytes=memory.kv_bytes,
+        kv_bytes=memory.kv_bytes - (reserved - cache.num_blocks) * block_bytes,
+        reserved_blocks=reserved,
+        state_bytes=cache.states * spec.state_bytes if foreign is None else 0,
         weight_bytes=memory.weight_bytes,
         max_num_seqs=cache.max_num_seqs,
         max_step_tokens=max(config.max_step_tokens, cache.max_model_len if whole else 0),

@@ -23,6 +23,7 @@ import numpy as np
 
 from tidemill.backends.base import Checksum, UInt8
 from tidemill.base.build import build_id
+from tidemill.base.errors import ErrorKind, TidemillError, unsupported
 from tidemill.base.log import get_logger
 from tidemill.contract.config import EngineConfig
 from tidemill.loading.mapped import MappedFile, file_stamp
@@ -101,6 +102,7 @@ class KeptWeights:
         self._unread = threading.Event()  # nothing reads what is kept
         self._unread.set()
         self._thread: threading.Thread | None = None
+        self._stored: Entry | None = None
 
     def find(self, layout: str, nbytes: int, checksum: Checksum) -> UInt8 | None:
         """See PackedWeights."""
@@ -147,6 +149,34 @@ class KeptWeights:
         self._thread = threading.Thread(target=work, name="tidemill-packed", daemon=True)
         self._thread.start()
 
+    def open_copy(self, data: UInt8) -> tuple[int, int]:
+        """See PackedWeights. What is too small to be kept for the next start is written to a file
+        without a name, which ends with this process."""
+        if self._thread is None:
+            return self._spill(data)
+        if self._thread.is_alive():
+            raise TidemillError(
+                ErrorKind.UNAVAILABLE, "the packed weights are still being stored", retryable=True
+            )
+        found = None if self._stored is None else self._store.open_file(self._stored)
+        if found is None:
+            raise unsupported(
+                "packed_cache",
+                f"the packed weights could not be kept in {self._store.folder} (see the log), so "
+                "they cannot be mapped: free space there, or unload the model",
+            )
+        return found
+
+    def _spill(self, data: UInt8) -> tuple[int, int]:
+        try:
+            return self._store.unnamed(data.data), 0
+        except OSError as error:
+            raise TidemillError(
+                ErrorKind.RESOURCE,
+                f"the packed weights cannot be written to {self._store.folder}: {error}; free "
+                "space there, or unload the model",
+            ) from error
+
     def close(self) -> None:
         """See PackedWeights."""
         self._stop.set()
@@ -191,6 +221,7 @@ class KeptWeights:
                         self._store.write(entry, self._chunks(data))
                     break
             self._pause(_LOCK_SECONDS)
+        self._stored = entry
         self._remember(entry, stamp)
         _log.info("packed weights kept in %s", self._store.folder)
 

@@ -18,6 +18,7 @@ import json
 import mmap
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -126,6 +127,34 @@ class PackedStore:
             with contextlib.suppress(OSError):  # advice only
                 mapped.madvise(mmap.MADV_HUGEPAGE)
         return entry, memoryview(mapped)[DATA_OFFSET:]
+
+    def open_file(self, entry: Entry) -> tuple[int, int] | None:
+        """(descriptor, offset) of the file with an entry's data; None if it is no longer there. The
+        caller closes it."""
+        try:
+            file = os.open(self._path(entry.key), os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            if _read_header(os.pread(file, _HEADER_BYTES, 0)) == entry:
+                return file, DATA_OFFSET
+        except (CorruptEntry, OSError):
+            pass
+        os.close(file)
+        return None
+
+    def unnamed(self, data: memoryview) -> int:
+        """Descriptor of a file in the folder with this data, and without a name: its space is free
+        again when it is closed and unmapped. Raises OSError."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file, path = tempfile.mkstemp(".part", dir=self.folder)
+        try:
+            Path(path).unlink(missing_ok=True)
+            _write_all(file, data, 0)
+        except BaseException:
+            os.close(file)
+            raise
+        return file
 
     def used(self, key: str) -> None:
         """Record that an entry was used now."""

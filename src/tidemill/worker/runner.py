@@ -17,7 +17,7 @@ from tidemill.backends.base import (
     StepHandle,
     StepOutputs,
 )
-from tidemill.contract.plan import RowResult, StepPlan, StepResult, StepTimings
+from tidemill.contract.plan import BlockCopy, RowResult, StepPlan, StepResult, StepTimings
 from tidemill.contract.request import TokenLogprob
 from tidemill.models.head import Head
 from tidemill.worker.inputs import InputBuilder, PreparedStep
@@ -139,6 +139,11 @@ class Runner:
     def give_back(self, group: int, blocks: Sequence[int]) -> None:
         """See executor.base.Executor."""
         self.backend.give_back_blocks(group, np.array(blocks, np.int32))
+
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        """See executor.base.Executor."""
+        for copy in copies:
+            self.backend.copy_blocks(copy.group, np.array([[copy.source, copy.target]], np.int32))
 
     def close(self) -> None:
         """Free the backend."""

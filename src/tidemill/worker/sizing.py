@@ -84,6 +84,7 @@ class CachePlan:
 
     Attributes:
         num_blocks: per cache group.
+        reserved_blocks: per cache group, what it may grow to.
         max_model_len: positions a request may use.
         max_num_seqs: sequences that may run at once.
         snapshots: of a recurrent model, states that can be kept for later prompts.
@@ -91,6 +92,7 @@ class CachePlan:
     """
 
     num_blocks: int
+    reserved_blocks: int
     max_model_len: int
     max_num_seqs: int
     snapshots: int
@@ -180,7 +182,10 @@ def plan_cache(config: EngineConfig, spec: DecoderSpec, kv_dtype: str, free: int
     else:
         whose = _whose(spec) if config.max_model_len is None else "as set by --max-model-len"
         notes.append(f"context: {wanted} tokens, {whose}")
-    return CachePlan(int(blocks), min(wanted, capacity), sequences, snapshots, tuple(notes))
+    reserved = max(blocks, min(useful, (config.kv_reserve or 0) // per_block))
+    return CachePlan(
+        int(blocks), int(reserved), min(wanted, capacity), sequences, snapshots, tuple(notes)
+    )
 
 
 def _whose(spec: DecoderSpec) -> str:

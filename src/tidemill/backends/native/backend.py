@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,7 +18,7 @@ from tidemill.backends.base import (
     StepOutputs,
     UInt8,
 )
-from tidemill.backends.native import _core
+from tidemill.backends.native import _core, paging
 from tidemill.backends.native.packing import Packing
 from tidemill.backends.native.weights import KV_TYPES, ModelBuilder, check_spec, check_tensors
 from tidemill.base.errors import (
@@ -105,7 +107,10 @@ class NativeBackend:
         self._kv_dtype = options.kv_dtype
         builder = ModelBuilder(self._core, spec, tensors, options, packed)
         builder.build()
-        self._mapped = builder.mapped
+        self._rows, self._kept = builder.rows, builder.kept
+        self._matrices = self._core.packed()
+        self._is_mapped = builder.kept is not None  # `_matrices`, from a file
+        self._allocated: tuple[list[int], int] = ([], 0)
         self._packing = Packing(self._core, builder.unpacked)
         self._packing.when_loaded(lambda error: builder.keep() if error is None else None)
         self._groups = spec.cache_groups()
@@ -118,7 +123,8 @@ class NativeBackend:
         """See backends.base.Backend. An embedding that is read from its file counts as weight
         bytes."""
         core = self._core
-        mapped = sum(array.nbytes for array in self._mapped)
+        mapped = sum(array.nbytes for array in self._rows)
+        mapped += self._matrices.nbytes if self._is_mapped else 0
         return BackendMemory(
             *(core.weight_bytes(), core.kv_bytes(), core.isa, "cpu"),
             mapped_bytes=mapped,
@@ -130,7 +136,12 @@ class NativeBackend:
         return self._packing.when_loaded(on_loaded)
 
     def allocate_cache(
-        self, num_blocks: tuple[int, ...], kv_dtype: str | None = None, states: int = 2
+        self,
+        num_blocks: tuple[int, ...],
+        kv_dtype: str | None = None,
+        states: int = 2,
+        *,
+        unchecked: bool = False,
     ) -> None:
         """See backends.base.Backend. Replaces an earlier cache; no step may be in flight."""
         kv_dtype = kv_dtype or self.options.kv_dtype
@@ -146,7 +157,7 @@ class NativeBackend:
         need += states * self._core.state_bytes()
         promised = self._core.unpacked_bytes()
         free = free_memory() - promised + self._core.kv_bytes()
-        if need > free:
+        if need > free and not unchecked:
             raise TidemillError(
                 ErrorKind.RESOURCE,
                 f"the KV cache of {list(num_blocks)} blocks needs {need / 2**30:.2f} GiB and "
@@ -155,6 +166,45 @@ class NativeBackend:
                 param="kv_memory",
             )
         self._core.allocate_cache(list(num_blocks), states)
+        self._allocated = list(num_blocks), states
+
+    def empty_cache(self) -> None:
+        """See backends.base.Backend."""
+        self._core.allocate_cache(*self._allocated)
+
+    def release_weights(self) -> None:
+        """See backends.base.Backend. Vectors, a thousandth of a model, stay.
+
+        Weights that were packed in this process lie in anonymous memory: a file that holds the same
+        bytes is mapped in its place.
+        """
+        if not self._is_mapped:
+            self._map_matrices()
+        for array in (self._matrices, *filter(paging.in_file, self._rows)):
+            paging.release(array)
+
+    def _map_matrices(self) -> None:
+        if not self._packing.ended:
+            raise TidemillError(
+                ErrorKind.UNAVAILABLE, "the weights are still being loaded", retryable=True
+            )
+        if self._packed is None:
+            raise unsupported(
+                "packed_cache",
+                "the weights are only in memory, not in a file that could be mapped instead: use a "
+                "packed_cache, or unload the model",
+            )
+        descriptor, offset = self._packed.open_copy(self._matrices)
+        try:
+            paging.map_file_over(self._matrices, descriptor, offset)
+        finally:
+            os.close(descriptor)
+        self._is_mapped = True
+
+    def restore_weights(self) -> None:
+        """See backends.base.Backend. Rows of an embedding in its own file are read when a step
+        needs them."""
+        paging.populate(self._matrices)
 
     def submit(self, inputs: StepInputs) -> NativeHandle:
         """See backends.base.Backend. Arrays are copied before it returns.
@@ -163,6 +213,10 @@ class NativeBackend:
         UNAVAILABLE when closed.
         """
         return NativeHandle(self._core.submit(inputs, self.spec.vocab_size))
+
+    def copy_blocks(self, group: int, pairs: Int32) -> None:
+        """See backends.base.Backend."""
+        self._core.copy_blocks(group, np.ascontiguousarray(pairs, dtype=np.int32))
 
     def give_back_blocks(self, group: int, blocks: Int32) -> None:
         """See backends.base.Backend. Whole huge pages (2 MiB of a layer) are given back."""

@@ -78,6 +78,11 @@ class Packing:
         on_loaded(self._error)
         return True
 
+    @property
+    def ended(self) -> bool:
+        """True once all matrices are packed, or packing has failed."""
+        return self._ended
+
     def progress(self) -> int:
         """A counter that advances with every call while a matrix is read or unpacked. That work
         runs in Python and counts no tiles, so a finer measure does not exist."""

@@ -156,9 +156,10 @@ def _check_memory(need: int) -> None:
 class ModelBuilder:
     """Describes a model to a core Executor and reserves memory for each of its matrices.
 
-    After `build`, `mapped` holds the arrays that the core reads in place and that must outlive it:
-    the file's own embedding and the packed matrices of an earlier start. `unpacked` are the
-    matrices that still have to be packed, in the order a step needs them.
+    After `build`, two attributes hold the arrays that the core reads in place and that must outlive
+    it: `rows` the file's own embeddings, `kept` the packed matrices of an earlier start, if they
+    were found. `unpacked` are the matrices that still have to be packed, in the order a step needs
+    them.
     """
 
     def __init__(
@@ -175,12 +176,12 @@ class ModelBuilder:
         self._options = options
         self._packed = packed
         self._layout = ""
-        self._found = False
         self._ropes: dict[Rope, int] = {}
         self._constants: dict[tuple[float, ...], int] = {}
         # Embeddings whose rows are read from the file.
         self._sources = {name: np.zeros(0, np.uint8) for name in (names.EMBED, names.LAYER_INPUTS)}
-        self.mapped: tuple[NDArray[np.uint8], ...] = ()
+        self.rows: tuple[NDArray[np.uint8], ...] = ()
+        self.kept: NDArray[np.uint8] | None = None
         self.unpacked: list[Matrix] = []
 
     def build(self) -> None:
@@ -231,7 +232,7 @@ class ModelBuilder:
 
     def keep(self) -> None:
         """Store the packed matrices for the next start. All must be packed."""
-        if self._packed is not None and not self._found:
+        if self._packed is not None and self.kept is None:
             data = self._core.packed()
             self._packed.keep(self._layout, data, lambda data: _core.checksum(data, 1))
 
@@ -241,7 +242,7 @@ class ModelBuilder:
         if not self._is_mapped(name):
             return self._matrix(name)
         self._sources[name] = as_bytes(self._tensors[name])
-        self.mapped += (self._sources[name],)
+        self.rows += (self._sources[name],)
         return -1
 
     def _is_mapped(self, name: str) -> bool:
@@ -277,22 +278,19 @@ class ModelBuilder:
                 total += self._core.matrix_bytes(WEIGHT_TYPES[target], *tensor.shape)
         _check_memory(total)
         text = "\n".join(layout)
-        kept = None
         if self._packed is not None:
             threads = self._options.threads
-            kept = self._packed.find(text, total, lambda data: _core.checksum(data, threads))
-        if kept is None:
+            self.kept = self._packed.find(text, total, lambda data: _core.checksum(data, threads))
+        if self.kept is None:
             self._core.reserve(total)
         else:
-            self._core.adopt(kept)
-            self._found = True
-            self.mapped += (kept,)
+            self._core.adopt(self.kept)
         return text
 
     def _matrix(self, name: str) -> int:
         tensor = self._tensors[name]
         target = WEIGHT_TYPES[packed_type(name, tensor, self._options)]
-        if not self._found:
+        if self.kept is None:
             self.unpacked.append(Matrix(name, tensor, WEIGHT_TYPES[tensor.dtype]))
         return self._core.add_matrix(name, target, *tensor.shape)
 

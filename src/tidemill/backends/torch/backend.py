@@ -29,7 +29,7 @@ from tidemill.backends.torch import latents, layers, recurrent
 from tidemill.backends.torch.cache import PagedCache
 from tidemill.backends.torch.place import DTYPES, open_device, to_torch
 from tidemill.backends.torch.steps import Computed, Handle, StepThread
-from tidemill.base.errors import ErrorKind, LoadCallback, TidemillError
+from tidemill.base.errors import ErrorKind, LoadCallback, TidemillError, unsupported
 from tidemill.models import tensors as names
 from tidemill.models.quantization import QUANTIZED_TYPES, convert, stored_type
 from tidemill.models.spec import (
@@ -98,7 +98,12 @@ class TorchBackend:
         return BackendMemory(weights, kv, isa, str(self._device))
 
     def allocate_cache(
-        self, num_blocks: tuple[int, ...], kv_dtype: str | None = None, states: int = 2
+        self,
+        num_blocks: tuple[int, ...],
+        kv_dtype: str | None = None,
+        states: int = 2,
+        *,
+        unchecked: bool = False,
     ) -> None:
         """See backends.base.Backend."""
         options = self.options
@@ -107,11 +112,27 @@ class TorchBackend:
             self.spec, num_blocks, options.block_size, kv_dtype, str(self._device)
         )
         self._states = recurrent.States(self.spec, states, str(self._device))
+        self._allocated = num_blocks, kv_dtype, states
+
+    def empty_cache(self) -> None:
+        """See backends.base.Backend."""
+        self.allocate_cache(*self._allocated)
+
+    def release_weights(self) -> None:
+        """See backends.base.Backend: UNSUPPORTED."""
+        raise unsupported("backend", "the torch backend cannot sleep; unload the model instead")
+
+    def restore_weights(self) -> None:
+        """See backends.base.Backend. They were never released."""
 
     def submit(self, inputs: StepInputs) -> Handle:
         """See backends.base.Backend."""
         self._ready_cache()
         return self._steps.submit(inputs)
+
+    def copy_blocks(self, group: int, pairs: Int32) -> None:
+        """See backends.base.Backend."""
+        self._ready_cache().copy(group, pairs)
 
     def give_back_blocks(self, group: int, blocks: Int32) -> None:
         """See backends.base.Backend: the memory of its tensors stays."""

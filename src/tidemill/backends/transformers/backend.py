@@ -124,16 +124,36 @@ class TransformersBackend:
         return BackendMemory(weights, kv, isa, str(self._device))
 
     def allocate_cache(
-        self, num_blocks: tuple[int, ...], kv_dtype: str | None = None, states: int = 2
+        self,
+        num_blocks: tuple[int, ...],
+        kv_dtype: str | None = None,
+        states: int = 2,
+        *,
+        unchecked: bool = False,
     ) -> None:
         """See backends.base.Backend."""
         self._pasts = [NOTHING] * states
         self._owner = np.full(num_blocks[0], _NO_OWNER, np.int32)
         self._held = {}
 
+    def empty_cache(self) -> None:
+        """See backends.base.Backend. Nothing outlives its sequence."""
+
+    def release_weights(self) -> None:
+        """See backends.base.Backend: UNSUPPORTED."""
+        raise unsupported(
+            "backend", "the transformers backend cannot sleep; unload the model instead"
+        )
+
+    def restore_weights(self) -> None:
+        """See backends.base.Backend. They were never released."""
+
     def submit(self, inputs: StepInputs) -> Handle:
         """See backends.base.Backend."""
         return self._steps.submit(inputs)
+
+    def copy_blocks(self, group: int, pairs: Int32) -> None:
+        """See backends.base.Backend. Blocks hold no data."""
 
     def give_back_blocks(self, group: int, blocks: Int32) -> None:
         """See backends.base.Backend; blocks hold nothing."""
