@@ -13,7 +13,7 @@ JOBS ?= 2
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help install serve run test lint types check test-install brook parity families structured clients lm-eval schemathesis bench-serve bench-start bench-memory bench-idle bench-overload bench-side-by-side kernels soak load stalls audit sanitizers neon clean fuzz
+.PHONY: FORCE help install serve run test lint structure types check test-install brook parity families structured clients lm-eval schemathesis bench-serve bench-start bench-memory bench-idle bench-overload bench-side-by-side kernels soak load stalls audit sanitizers neon clean fuzz
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -54,6 +54,10 @@ lint: test-install ## style, the table of imports and retired words
 	$(BIN)/ruff format --check .
 	$(BIN)/python .ci/rooms.py
 	$(BIN)/python .ci/words.py
+
+structure: test-install ## draw the rooms and their imports (docs/structure/)
+	$(BIN)/python .ci/structure.py --out docs/structure/now.svg
+	$(BIN)/python .ci/structure.py --inside server --out docs/structure/now-server.svg
 
 types: test-install ## type check
 	$(BIN)/mypy
