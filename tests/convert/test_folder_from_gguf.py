@@ -5,23 +5,23 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from convert.test_gguf_families import write_without_vocabulary
-from convert.test_write import BROOK, LLAMA3, llama, run
+from convert.test_pipeline import BROOK, LLAMA3, llama, run
 from helpers.disguised import DISGUISES, Disguise, make_disguised
 from helpers.family_cases import Case, make_case
 from helpers.gguf_cases import GGUF_CASES, RECURRENT_CASES
 from helpers.references import prompt, reference_logits
 
 from tidemill.base.errors import ErrorKind, TidemillError
-from tidemill.cli import quantize as commands
 from tidemill.convert.folder import config as folder_config
 from tidemill.convert.folder.names import narrowed
 from tidemill.convert.gguf.names import tiled_rows
+from tidemill.convert.pipeline import Quantization, convert, quantize
+from tidemill.convert.report import Report
 from tidemill.loading import open_model, safetensors
 from tidemill.models.quantization import to_float32
 from tidemill.models.rope import Rope
@@ -74,7 +74,7 @@ def test_heads_in_turns_are_put_back(tmp_path: Path) -> None:
     case = next(c for c in RECURRENT_CASES if c.about == "2 value heads a key head, tied")
     make_case(case, tmp_path / "m")
     file = write_without_vocabulary(tmp_path / "m", tmp_path / "m.gguf", "q8_0")
-    commands._write(str(file), tmp_path / "back", None, False, "f32")
+    convert(file, tmp_path / "back", "f32")
     source, after = open_model(file), open_model(tmp_path / "back")
     mixer = source.spec.layers[0].recurrent
     assert mixer is not None and mixer.tiled and not after.spec.layers[0].recurrent.tiled  # type: ignore[union-attr]
@@ -119,14 +119,16 @@ def test_ropes_of_llama_3_get_their_name_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("kind", "name"), [("f32", "F32"), ("bf16", "BF16"), ("f16", "F16")])
 def test_quantized_weights_are_written_only_when_asked(
-    kind: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, name: str, tmp_path: Path
 ) -> None:
     run(BROOK, tmp_path / "q.gguf", "q8_0")
     with pytest.raises(TidemillError, match="--dequantize f32") as caught:
         run(tmp_path / "q.gguf", tmp_path / "back")
     assert caught.value.kind is ErrorKind.UNSUPPORTED and not (tmp_path / "back").exists()
-    commands._write(str(tmp_path / "q.gguf"), tmp_path / "back", None, False, kind)
-    assert f"written as {kind}" in capsys.readouterr().out
+    said: list[str] = []
+    convert(tmp_path / "q.gguf", tmp_path / "back", kind, report=Report(said.append))
+    (line,) = said
+    assert f"written as {kind}" in line
     source, after = open_model(tmp_path / "q.gguf"), open_model(tmp_path / "back")
     for canonical in ("embed.weight", "layers.3.mlp.up.weight", "layers.0.attn.q.weight"):
         found, exact = after.tensors[canonical], to_float32(source.tensors[canonical])
@@ -145,18 +147,16 @@ def test_floats_are_rounded_as_torch_rounds_them() -> None:
         np.testing.assert_array_equal(to_float32(raw), expected)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ({"kind": "int8"}, "convert the GGUF file to one first"),
-        ({"dequantize": "f32", "out": "o.gguf"}, "belongs to a GGUF file written as a folder"),
-    ],
-)
-def test_what_is_not_done_is_said(arguments: dict[str, Any], named: str, tmp_path: Path) -> None:
+def test_what_is_not_done_is_said(tmp_path: Path) -> None:
     file = write_without_vocabulary(llama(tmp_path / "m"), tmp_path / "m.gguf")
-    out = tmp_path / arguments.get("out", "back")
-    with pytest.raises(TidemillError, match=named):
-        commands._write(str(file), out, arguments.get("kind"), False, arguments.get("dequantize"))
+    with pytest.raises(TidemillError, match="convert the GGUF file to one first"):
+        quantize(file, tmp_path / "back", Quantization("int8"))
+    for source, out in ((file, "o.gguf"), (tmp_path / "m", "o.gguf"), (tmp_path / "m", "back")):
+        with pytest.raises(TidemillError, match="belongs to a GGUF file written as a folder"):
+            convert(source, tmp_path / out, "f32")
+        assert not (tmp_path / out).exists()
+    with pytest.raises(TidemillError, match="'int8' is not known; it is f32, bf16, f16"):
+        convert(file, tmp_path / "back", "int8")
 
 
 def test_divisors_of_no_known_rule_are_refused() -> None:

@@ -10,7 +10,7 @@ import gguf as package
 import numpy as np
 import pytest
 from convert.test_gguf_families import write_without_vocabulary
-from convert.test_write import run
+from convert.test_pipeline import run
 from helpers.backend_driver import BackendDriver, options
 from helpers.family_cases import CASES, Case, make_case
 from helpers.references import prompt, reference_logits

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tidemill.base.errors import TidemillError
 from tidemill.cli.options import open_text
-from tidemill.cli.quantize import copy_side
+from tidemill.convert.folder.side_files import copy_side_files
 from tidemill.grammar.schema import prepared
 from tidemill.text.answering import ChatSide
 from tidemill.text.prompt import PromptOptions, render_prompt
@@ -123,5 +123,5 @@ def test_copies_of_a_folder_keep_them(tmp_path: Path) -> None:
     source = folder(tmp_path / "m", None, FOLDERS["files"][1])
     (source / "config.json").write_text("{}")
     (tmp_path / "out").mkdir()
-    copy_side(source, tmp_path / "out", None)
+    copy_side_files(source, tmp_path / "out", None)
     assert open_text(str(tmp_path / "out")).named_templates == {"tool_use": TOOL_USE}

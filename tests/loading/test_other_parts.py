@@ -15,7 +15,7 @@ from helpers.tiny_text import CHAT_TEMPLATE, tokenizer_json
 from safetensors.torch import load_file
 
 from tidemill import LLM, TidemillError
-from tidemill.cli import quantize as commands
+from tidemill.convert.pipeline import Quantization, convert, quantize
 from tidemill.loading import open_model
 from tidemill.models.multimodal import LEFT_OUT
 
@@ -50,7 +50,7 @@ def config(folder: Path) -> dict[str, Any]:
 
 def test_another_folder_keeps_every_part(llava: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    commands._write(str(llava), out, None, overwrite=False)
+    convert(llava, out)
     before, after = weights(llava), weights(out)
     assert set(after) == set(before) and any("vision" in name for name in after)
     assert all(torch.equal(after[name], before[name]) for name in before)
@@ -63,7 +63,7 @@ def test_another_folder_keeps_every_part(llava: Path, tmp_path: Path) -> None:
 
 def test_quantizing_leaves_the_vision_part_as_it_is(llava: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    commands._write(str(llava), out, "int8", overwrite=False)
+    quantize(llava, out, Quantization("int8"))
     before, after = weights(llava), weights(out)
     others = [name for name in before if "vision" in name or "projector" in name]
     assert len(others) > 10 and all(torch.equal(after[n], before[n]) for n in others)
@@ -80,10 +80,8 @@ def test_quantizing_leaves_the_vision_part_as_it_is(llava: Path, tmp_path: Path)
 
 
 def test_a_calibration_text_is_refused(llava: Path, tmp_path: Path) -> None:
-    from tidemill.cli.calibrate import write_calibrated
-
     with pytest.raises(TidemillError, match=r"vision part.*--type int8"):
-        write_calibrated(str(llava), tmp_path / "out", "gptq-g32", "a" * 9999, False, False)
+        quantize(llava, tmp_path / "out", Quantization("gptq-g32"), "a" * 9999)
     assert not (tmp_path / "out").exists()
 
 

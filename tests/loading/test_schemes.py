@@ -428,8 +428,8 @@ def test_groups_that_are_not_there(tmp_path: Path) -> None:
 
 def test_int8_rows_become_blocks_in_gguf(tmp_path: Path) -> None:
     """GGUF has no type of one scale per row; Q8_0 keeps the weights where float16 has the scale."""
+    from tidemill.convert.gguf.tensors import to_gguf
     from tidemill.convert.output import Loss
-    from tidemill.convert.plan import to_gguf
 
     expected = write(tmp_path / "half", packers.int8_rows, w8(_PER_TOKEN))
     out = {t.name: t for t in to_gguf(open_model(tmp_path / "half"), None, Loss())}

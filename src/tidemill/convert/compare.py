@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -12,11 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.backends.base import BackendOptions
+from tidemill.base.errors import bad_request
 from tidemill.loading.checkpoint import open_model
 from tidemill.loading.lazy import Holding
+from tidemill.text.tokenizer import Tokenizer
 from tidemill.worker.machine import usable_cpus
 from tidemill.worker.text_steps import log_softmax, text_states, text_step
 
+CHECK_TOKENS = 1024
 _CHUNK = 128
 _BLOCK = 32
 
@@ -39,6 +43,21 @@ class Comparison:
     perplexity: float
     divergence: float
     same_choice: float
+
+
+def compare_on(text: str, source: Path, model: Path) -> Comparison:
+    """Compare a model with its source on the first tokens of a text.
+
+    Raises:
+        TidemillError: BAD_REQUEST for a text of fewer than two tokens.
+    """
+    files = open_model(source)
+    limit = min(CHECK_TOKENS, files.spec.max_positions)
+    tokens = Tokenizer(files.tokenizer).encode(text[: 16 * limit])[:limit]
+    if len(tokens) < 2:
+        raise bad_request("check", "the text to compare on has fewer than two tokens")
+    with tempfile.TemporaryDirectory(dir=model.parent) as folder:
+        return compare(source, model, tokens, Path(folder) / "logits.npy")
 
 
 def compare(

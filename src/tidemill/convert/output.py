@@ -15,6 +15,7 @@ import numpy as np
 
 from tidemill.base.errors import TidemillError, config_error
 from tidemill.loading.jsonfile import read_object
+from tidemill.loading.mapped import StoredTensor
 from tidemill.loading.places import OneTensor, Place, held_bytes
 from tidemill.models.quantization import QUANTIZERS, convert, to_float32
 from tidemill.models.tensors import RawTensor
@@ -89,10 +90,15 @@ def row_pieces(place: Place) -> Iterator[Place]:
         )
 
 
+def copied(name: str, stored: StoredTensor) -> OutTensor:
+    """A stored tensor written as it is."""
+    return OutTensor(name, stored.dtype, stored.shape, stored.nbytes, lambda: iter([stored.view]))
+
+
 def as_type(place: Place, name: str, dtype: str, loss: Loss) -> OutTensor:
     """A weight written as F32, in its own type, or quantized to one of `QUANTIZERS`."""
     if place.dtype == dtype and isinstance(place, OneTensor):
-        return OutTensor(name, dtype, place.shape, place.nbytes, lambda: iter([place.stored.view]))
+        return copied(name, place.stored)
 
     def pieces() -> Iterator[Buffer]:
         for piece in row_pieces(place):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tidemill.base.errors import unsupported
 from tidemill.convert.calibrate.model import Arrays, Quantizer, stored_values
-from tidemill.convert.output import Buffer, OutTensor
+from tidemill.convert.output import Buffer, OutTensor, copied
 from tidemill.loading.parts import ModelFiles
 from tidemill.loading.places import Place
 from tidemill.loading.selected import Selected
@@ -43,7 +43,7 @@ def calibrated_tensors(files: ModelFiles, quantizer: Quantizer) -> list[OutTenso
         name = stored_name(place)
         parts = canonical.split(".")
         if parts[0] != "layers":
-            out.append(_copied(place))
+            out.append(copied(name, place.parts[0]))
             continue
         index, rest = int(parts[1]), canonical.split(".", 2)[2]
         if index not in finished:
@@ -59,14 +59,8 @@ def calibrated_tensors(files: ModelFiles, quantizer: Quantizer) -> list[OutTenso
         elif rest in arrays:
             out.append(_changed(name, place, quantizer, index, rest))
         else:
-            out.append(_copied(place))
+            out.append(copied(name, place.parts[0]))
     return out
-
-
-def _copied(place: Place) -> OutTensor:
-    stored = place.parts[0]
-    return OutTensor(place.name, stored.dtype, stored.shape, stored.nbytes,
-                     lambda: iter([stored.view]))  # fmt: skip
 
 
 def _array(name: str, array: NDArray[Any], quantizer: Quantizer, index: int, key: str) -> OutTensor:

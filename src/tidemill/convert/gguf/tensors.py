@@ -1,4 +1,4 @@
-"""The tensors of a written model, and their types."""
+"""The tensors of a written GGUF file, and their types."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ import dataclasses
 import re
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.base.errors import TidemillError, unsupported
-from tidemill.convert.folder.integers import IntegerType, as_integers
+from tidemill.base.errors import unsupported
 from tidemill.convert.gguf.names import GgufTensor, layout, row_order
 from tidemill.convert.gguf.shape import gguf_family, rope_tensors
 from tidemill.convert.gguf.values import as_written, folded_factors
-from tidemill.convert.output import Buffer, Loss, OutTensor, as_type
+from tidemill.convert.output import Buffer, Loss, OutTensor, as_type, copied
 from tidemill.loading.gguf import GgufFile
 from tidemill.loading.parts import ModelFiles
 from tidemill.loading.places import OneTensor, Place, held_bytes, one_tensor
@@ -65,13 +63,9 @@ def from_gguf(file: GgufFile, kind: str | None, loss: Loss) -> Iterator[OutTenso
     for name, stored in file.tensors.items():
         dtype = gguf_type(name, stored.shape, stored.dtype, kind)
         if dtype == stored.dtype:
-            yield _copied(name, stored)
+            yield copied(name, stored)
         else:
             yield as_type(one_tensor(stored), name, dtype, loss)
-
-
-def _copied(name: str, stored: Any) -> OutTensor:
-    return OutTensor(name, stored.dtype, stored.shape, stored.nbytes, lambda: iter([stored.view]))
 
 
 def to_gguf(files: ModelFiles, kind: str | None, loss: Loss) -> Iterator[OutTensor]:
@@ -173,49 +167,3 @@ def joined(name: str, dtype: str, shape: tuple[int, ...], parts: list[OutTensor]
             yield from part.pieces()
 
     return OutTensor(name, dtype, shape, sum(part.nbytes for part in parts), pieces)
-
-
-def to_folder(
-    files: ModelFiles, kind: IntegerType | None, loss: Loss
-) -> tuple[list[OutTensor], list[str]]:
-    """The tensors of a Hugging Face folder under their stored names with integer matrices in the
-    layers, and the modules excluded from quantization (those of a vision part among them).
-
-    Raises:
-        TidemillError: UNSUPPORTED for weights whose type safetensors lacks.
-    """
-    out: list[OutTensor] = []
-    left: list[str] = []
-    bf16 = files.tensors.prevailing_dtype() != "F16"
-    for canonical, place in files.tensors.places.items():
-        if isinstance(place, Selected):
-            raise unsupported(
-                place.name,
-                f"{place.name} is stored fused, transposed or in another order than it is computed "
-                f"with: folders of {files.spec.family} models are not written",
-            )
-        matrix = canonical.startswith("layers.") and canonical.endswith(".weight")
-        if kind is not None and matrix and len(place.shape) == 2:
-            if kind.fits(place.shape):
-                out += as_integers(place, place.name, kind, bf16, loss)
-                continue
-            left.append(place.name.removesuffix(".weight"))
-        if not isinstance(place, OneTensor) or place.dtype not in (*FLOAT_TYPES, *_SMALL):
-            raise _not_plain(place)
-        out.append(_copied(place.name, place.stored))
-    for name, stored in files.other_parts.items():
-        out.append(_copied(name, stored))
-        if len(stored.shape) > 1:
-            left.append(name.removesuffix(".weight"))
-    return out, left
-
-
-_SMALL = ("F8_E4M3", "F8_E5M2")
-
-
-def _not_plain(place: Place) -> TidemillError:
-    return unsupported(
-        place.name,
-        f"{place.name} is stored as {place.dtype}: a folder of safetensors is written from float "
-        "weights alone; give a name that ends in .gguf as OUT",
-    )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ import torch
 from helpers.tiny_folder import CONFIG, tensors, write_folder
 
 from tidemill.base.errors import ErrorKind, TidemillError
-from tidemill.cli import quantize as commands
+from tidemill.convert import pipeline
 from tidemill.convert.folder.writer import write_safetensors
 from tidemill.convert.gguf.writer import write_gguf
 from tidemill.convert.output import OutTensor
+from tidemill.convert.report import Report
 from tidemill.loading import gguf, gguf_split, open_model
 from tidemill.loading.locate import bundled_models
 from tidemill.models.quantization import convert, to_float32
@@ -31,7 +33,10 @@ LLAMA3 = {
 
 
 def run(source: Path, out: Path, kind: str | None = None) -> None:
-    commands._write(str(source), out, kind, overwrite=False)
+    if kind is None:
+        pipeline.convert(source, out)
+    else:
+        pipeline.quantize(source, out, pipeline.Quantization(kind))
 
 
 def llama(folder: Path, **config: Any) -> Path:
@@ -250,3 +255,55 @@ def test_what_cannot_be_written_is_said(
     with pytest.raises(TidemillError, match=named) as caught:
         run(folder, tmp_path / out, kind)
     assert caught.value.kind in (ErrorKind.UNSUPPORTED, ErrorKind.CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("name", "out", "options", "named"),
+    [
+        ("int8", "o.gguf", {}, "'int8' is not known for a GGUF file; it is q8_0, q4_0, q4_k, q6_k"),
+        ("Q4_K_S", "o", {}, "'Q4_K_S' is not known for a folder .*; it is int8, .*awq-g128"),
+        ("gptq-g32", "o", {}, "--calibrate TEXT belongs to the types gptq-g32, .*need it"),
+        ("int8", "o", {"calibrated": True}, "--calibrate TEXT belongs to the types"),
+        ("awq-g32", "o", {"calibrated": True, "act_order": True}, "belongs to the gptq types"),
+    ],
+)
+def test_types_that_the_result_does_not_have(
+    name: str, out: str, options: dict[str, bool], named: str
+) -> None:
+    with pytest.raises(TidemillError, match=named) as caught:
+        pipeline.Quantization.of(name, Path(out), **options)
+    assert caught.value.kind is ErrorKind.CONFIG
+
+
+def test_types_in_any_case_and_by_llama_cpps_names() -> None:
+    of = pipeline.Quantization.of
+    assert of("Q4_K_S", Path("o.gguf")) == pipeline.Quantization("q4_k")
+    assert of("INT4-g32", Path("o")) == pipeline.Quantization("int4-g32")
+    ordered = of("GPTQ-g64", Path("o"), calibrated=True, act_order=True)
+    assert ordered == pipeline.Quantization("gptq-g64", act_order=True)
+
+
+def test_a_report_counts_every_byte_and_layer(tmp_path: Path) -> None:
+    bars: list[list[Any]] = []
+
+    @contextmanager
+    def bar(title: str, total: int, sizes: bool) -> Iterator[Callable[[int], None]]:
+        bars.append([title, total, sizes, 0])
+
+        def advance(count: int) -> None:
+            bars[-1][3] += count
+
+        yield advance
+
+    source, report = llama(tmp_path / "m"), Report(bar=bar)
+    pipeline.convert(source, tmp_path / "a", report=report)
+    written = pipeline.quantize(source, tmp_path / "q.gguf", pipeline.Quantization("q8_0"),
+                                report=report)  # fmt: skip
+    assert written.source == source and 0 < written.loss.relative < 0.01
+    calibrated = pipeline.quantize(source, tmp_path / "b", pipeline.Quantization("gptq-g32"),
+                                   "water over the mill " * 99, report=report)  # fmt: skip
+    assert calibrated.calibration is not None and calibrated.calibration[0] > 0
+    titles = [title for title, *_ in bars]
+    assert titles == ["writing", "writing", "layers", "writing"]
+    assert all(total == done > 0 for _, total, _, done in bars)
+    assert [sizes for _, _, sizes, _ in bars] == [True, True, False, True]
