@@ -50,8 +50,7 @@ class FakeHub:
         repos: owner/name -> path in it -> content.
         gated: repositories whose terms must be accepted.
         token: what every request to the hub itself must carry; None: nothing is required.
-        pages: path -> content of further pages; those ending in .json are sent as JSON of a
-            package index.
+        pages: path -> content of further pages.
 
     Attributes:
         url: where it listens.
@@ -107,8 +106,10 @@ class FakeHub:
         if self.down:
             return Answer(503)
         if path in self.pages:
-            kind = "application/vnd.pypi.simple.v1+json" if path.endswith("/") else "text/html"
-            return _content(self.pages[path], {"Content-Type": kind})
+            content = self.pages[path]
+            kind = "text/html" if content[:1] == b"<" else "application/vnd.pypi.simple.v1+json"
+            etag = hashlib.sha256(content).hexdigest()
+            return _content(content, {"Content-Type": kind, "ETag": f'"{etag}"'})
         if self._token is not None and headers.get("authorization") != f"Bearer {self._token}":
             return Answer(401, {"X-Error-Code": "RepoNotFound"})
         parts = path.strip("/").split("/")

@@ -131,7 +131,9 @@ class Fetcher:
                 CANCELLED. What was downloaded is kept for the next try, but never wrong bytes.
         """
         stored: dict[str, StoredFile] = {}
-        unique = {file.key: file for file in files}  # a model may hold one content twice
+        unique: dict[str, RemoteFile] = {}
+        for file in files:
+            unique.setdefault(file.key, file)  # a model may hold one content twice
         self._fetch_all([*unique.values()], stored, extra_bytes)
         again = [file for file in unique.values() if file.path not in stored]
         if again:  # resumed bytes were wrong: once more from the beginning
@@ -261,12 +263,13 @@ class Fetcher:
         job, number, start, end = task
         at = start
 
-        def transfer(patience: http.Patience) -> None:
+        def transfer(patience: http.Patience, url: str) -> None:
             nonlocal at
             headers = {"Range": f"bytes={at}-{end - 1}"}
             if job.validator is not None:
                 headers["If-Range"] = job.validator
-            with self._stream(job.file, job.url, headers) as response:
+            with self._stream(job.file, url, headers) as response:
+                job.url = str(response.url)
                 if response.status_code != 206 or _range_start(response) != at:
                     raise _wrong(job.file, "another file than at the beginning: it changed")
                 for data in response.iter_raw():
@@ -276,13 +279,14 @@ class Fetcher:
                     patience.progress()
                     self._count(len(data))
             if at < end:
-                raise http.Interrupted(f"{http.host(job.url)} sent too little")
+                raise http.Interrupted(f"{http.host(url)} sent too little")
 
         def resolved(patience: http.Patience) -> None:
+            url = job.url  # of all pieces: another thread may change it meanwhile
             try:
-                transfer(patience)
+                transfer(patience, url)
             except TidemillError as error:
-                if error.kind is not ErrorKind.NOT_FOUND or job.url == job.file.url:
+                if error.kind is not ErrorKind.NOT_FOUND or url == job.file.url:
                     raise
                 # The address that a redirect led to has expired.
                 job.url = job.file.url

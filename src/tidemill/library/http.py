@@ -80,8 +80,9 @@ def check_response(response: httpx.Response, what: str, remedy: str = "") -> Non
         )
     if code in (200, 206):
         return
-    if code in _TRANSIENT:
-        raise Interrupted(f"{at} answered {code}", _retry_after(response.headers))
+    busy = interruption(code, at, response.headers)
+    if busy is not None:
+        raise busy
     if code in (401, 403):
         refused = "asks for a login" if code == 401 else "refuses access"
         raise TidemillError(
@@ -96,7 +97,14 @@ def check_response(response: httpx.Response, what: str, remedy: str = "") -> Non
     raise TidemillError(ErrorKind.UNAVAILABLE, f"{what}: {at} answered {code}", param="source")
 
 
-def _retry_after(headers: httpx.Headers) -> float | None:
+def interruption(code: int, at: str, headers: Mapping[str, str]) -> Interrupted | None:
+    """The interruption that a response's status means; None if it will not pass."""
+    if code not in _TRANSIENT:
+        return None
+    return Interrupted(f"{at} answered {code}", _retry_after(headers))
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
     """Seconds of a Retry-After, given as a number or a date."""
     text = headers.get("retry-after", "").strip()
     if text.isdigit():

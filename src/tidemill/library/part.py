@@ -159,9 +159,11 @@ class Part:
                 os.unlink(path)
 
     def release(self) -> None:
-        """Close everything and release the lock. Unfinished bytes stay."""
+        """Close everything and release the lock. Complete pieces stay for the next download."""
         self._close_files()
         if self._held is not None:
+            if not self.complete:
+                self.remove()
             if not self.path.exists():
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(self._pieces)

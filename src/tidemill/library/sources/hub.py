@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tidemill.base.errors import TidemillError
+from tidemill.library import http
 from tidemill.library.blobs import digest_of
 from tidemill.library.fetch import RemoteFile
 from tidemill.library.manifest import is_inside
@@ -34,7 +36,9 @@ def pull_hub(name: HubName, pulling: Pulling) -> Found:
     if HF_HUB_OFFLINE:
         return _offline(name, pulling, "HF_HUB_OFFLINE is set, unset it")
     try:
-        info = _info(name)
+        info = _info(name, pulling)
+    except TidemillError:
+        raise
     except Exception as error:
         refused = refusal(name, error)
         if refused is not None:
@@ -57,12 +61,25 @@ def pull_hub(name: HubName, pulling: Pulling) -> Found:
     return Found(_default_name(name), str(name), tuple(files), choice.entry, None, commit, licence)
 
 
-def _info(name: HubName) -> ModelInfo:
+def _info(name: HubName, pulling: Pulling) -> ModelInfo:
+    """What the hub says of a model; while it is busy, it is tried again."""
     import huggingface_hub
 
-    return huggingface_hub.HfApi().model_info(
-        name.repo, revision=name.revision, files_metadata=True, timeout=_TIMEOUT_SECONDS
-    )
+    reporter = pulling.reporter
+    patience = http.Patience(str(name), reporter.cancel, reporter.say)
+    while True:
+        reporter.check()
+        try:
+            return huggingface_hub.HfApi().model_info(
+                name.repo, revision=name.revision, files_metadata=True, timeout=_TIMEOUT_SECONDS
+            )
+        except Exception as error:
+            response: Any = getattr(error, "response", None)
+            code = getattr(response, "status_code", 0)
+            busy = http.interruption(code, "the hub", getattr(response, "headers", {}))
+            if busy is None:
+                raise
+            patience.wait(busy)
 
 
 def _remote(name: HubName, commit: str, path: str, file: RepoSibling) -> RemoteFile:
