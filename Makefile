@@ -13,7 +13,7 @@ JOBS ?= 2
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help install serve run test lint structure types check test-install brook parity families structured clients lm-eval schemathesis bench-serve bench-start bench-memory bench-idle bench-overload bench-side-by-side kernels soak load stalls audit sanitizers neon clean fuzz
+.PHONY: FORCE help install serve run test lint structure types check test-install brook parity families structured clients lm-eval schemathesis bench-serve bench-start bench-memory bench-idle bench-overload bench-side-by-side kernels soak load stalls audit sanitizers neon clean fuzz rollouts
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -123,6 +123,9 @@ load: test-install ## 5,000 idle connections and 1,000 streams on one server (a 
 
 stalls: test-install ## what large and hostile requests cost other streams and probes (a few minutes)
 	PYTHONPATH=tests $(BIN)/python -m load.stalls $(ARGS)
+
+rollouts: test-install ## how often rollouts decide rightly, simulated; the table of docs/rollouts.md (15 minutes)
+	PYTHONPATH=tests $(BIN)/python -m rollouts.run --write $(ARGS)
 
 audit: test-install ## known holes in what is installed (needs the network), and bandit over src
 	$(PIP) install pip-audit bandit

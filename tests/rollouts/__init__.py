@@ -1,0 +1,1 @@
+"""Rollouts on simulated traffic: `make rollouts`."""
