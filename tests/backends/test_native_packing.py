@@ -13,7 +13,7 @@ from helpers.backend_driver import BackendDriver, options, wait_loaded
 from helpers.random_model import make_spec, make_tensors
 
 from tidemill.backends import native
-from tidemill.backends.base import StepHandle
+from tidemill.backends.base import Checksum, StepHandle, UInt8
 from tidemill.backends.native import _core, packing
 from tidemill.backends.native.backend import NativeBackend
 from tidemill.base.errors import ErrorKind, TidemillError, model_file_error
@@ -63,8 +63,34 @@ class Source:
         return self._tensors[name]
 
 
-def load(source: Source, spec: DecoderSpec = SPEC, **changes: Any) -> NativeBackend:
-    backend = native.load(spec, source.tensors, options(threads=2, **changes))
+class Kept:
+    """Holds what a backend packed; see `backends.base.PackedWeights`."""
+
+    def __init__(self) -> None:
+        self._data = np.zeros(0, np.uint8)
+        self._there = threading.Event()
+
+    @property
+    def data(self) -> np.ndarray:
+        """A copy of it."""
+        assert self._there.wait(SECONDS)
+        return self._data
+
+    def find(self, layout: str, nbytes: int, checksum: Checksum) -> None:
+        return None
+
+    def keep(self, layout: str, data: UInt8, checksum: Checksum) -> None:
+        self._data = data.copy()
+        self._there.set()
+
+    def close(self) -> None:
+        pass
+
+
+def load(
+    source: Source, spec: DecoderSpec = SPEC, kept: Kept | None = None, **changes: Any
+) -> NativeBackend:
+    backend = native.load(spec, source.tensors, options(threads=2, **changes), kept)
     assert isinstance(backend, NativeBackend)
     return backend
 
@@ -75,12 +101,15 @@ def submit(driver: BackendDriver) -> StepHandle:
 
 
 def test_a_step_waits_for_what_it_reaches_and_gets_the_same_bits() -> None:
-    whole = load(Source(TENSORS))
+    packed = Kept()
+    whole = load(Source(TENSORS), kept=packed)
     assert wait_loaded(whole) is None
     expected = submit(BackendDriver(whole)).result().logits
+    whole.close()
     for held in ("layers.0.attn.q.weight", "layers.1.mlp.down.weight", "lm_head.weight"):
         source = Source(TENSORS, held=held)
-        backend = load(source)
+        kept = Kept()
+        backend = load(source, kept=kept)
         step = submit(BackendDriver(backend))
         assert source.arrived.wait(SECONDS)
         assert not step.done(0.05)
@@ -94,9 +123,8 @@ def test_a_step_waits_for_what_it_reaches_and_gets_the_same_bits() -> None:
         # What it waited is not what such a step takes.
         assert 0 < result.seconds[1] < time.monotonic() - begun - 0.1
         assert wait_loaded(backend) is None and backend.memory().promised_bytes == 0
-        assert np.array_equal(backend._core.packed(), whole._core.packed())
+        assert len(kept.data) and np.array_equal(kept.data, packed.data)
         backend.close()
-    whole.close()
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -122,9 +150,10 @@ def test_pieces_change_no_byte(
     for nbytes in (1, 2**40):
         monkeypatch.setattr(packing, "_PIECE_BYTES", nbytes)
         source = Source(TENSORS)
-        backend = load(source, quantize=quantize)
+        kept = Kept()
+        backend = load(source, quantize=quantize, kept=kept)
         assert wait_loaded(backend) is None
-        found.append(backend._core.packed().copy())
+        found.append(kept.data)
         in_place = {"embed.weight"} if quantize == "none" else set()
         assert {name for name, parts in source.gone.items() if parts} == {*source.read} - in_place
         for name in {*source.read} - in_place:
@@ -234,7 +263,7 @@ def test_memory_that_is_promised_is_not_given_to_the_cache(monkeypatch: pytest.M
     source = Source(TENSORS, held="layers.0.attn.q.weight")
     backend = load(source)
     assert source.arrived.wait(SECONDS)
-    need = 4 * backend._core.block_bytes(0)
+    need = 4 * backend.options.block_size * SPEC.kv_bytes_per_token(backend.options.kv_dtype)
     left = need + backend.memory().promised_bytes - 1
     monkeypatch.setattr("tidemill.backends.native.backend.free_memory", lambda: left)
     with pytest.raises(TidemillError, match="KV cache"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import pytest
 from helpers.drive import request
@@ -13,8 +14,8 @@ from tidemill.contract.request import EngineRequest
 from tidemill.engine import idle
 from tidemill.engine.idle import IdleMemory
 from tidemill.engine.offline import InprocEngine
-from tidemill.executor.inproc import InprocExecutor
-from tidemill.memory.lease import KEEP_SECONDS, KVMemory
+from tidemill.executor.base import Executor
+from tidemill.memory.lease import KVMemory
 
 BLOCKS, SIZE = 400, 16
 PROMPT = [3 + i % 90 for i in range(5 * SIZE + 3)]
@@ -23,17 +24,25 @@ PROMPT = [3 + i % 90 for i in range(5 * SIZE + 3)]
 class Noted:
     """An executor's `give_back`, noted."""
 
-    def __init__(self, engine: InprocEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.given: list[tuple[int, ...]] = []
-        executor = engine._core._executor
-        assert isinstance(executor, InprocExecutor)
+
+    def __call__(self, executor: Executor) -> Executor:
         give_back = executor.give_back
 
         def noting(group: int, blocks: Sequence[int]) -> None:
             give_back(group, blocks)
             self.given.append(tuple(blocks))
 
-        monkeypatch.setattr(executor, "give_back", noting)
+        executor.give_back = noting  # type: ignore[method-assign]
+        return executor
+
+
+class Nothing:
+    """An executor with no memory to give back."""
+
+    def give_back(self, group: int, blocks: Sequence[int]) -> None:
+        pass
 
 
 def _until(true: Callable[[], bool]) -> None:
@@ -49,21 +58,21 @@ def _ask(engine: InprocEngine, *requests: EngineRequest) -> list[int]:
 
 def test_an_idle_engine_gives_back_what_cannot_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idle, "_TIMES", (1.2, 1.4))
-    engine = real_engine("native", num_blocks=BLOCKS, block_size=SIZE)
+    noted = Noted()
+    engine = real_engine("native", num_blocks=BLOCKS, block_size=SIZE, wrap=noted)
     try:
-        noted = Noted(engine, monkeypatch)
         asked = request("r", PROMPT, max_tokens=8, ignore_eos=True)
         answer = _ask(engine, asked)
         _until(lambda: len(noted.given) == 2)
         assert noted.given[0] == tuple(range(5, BLOCKS)), "five full blocks of the prompt stay"
         assert noted.given[1] == noted.given[0], "they were used less than an hour ago"
         assert _ask(engine, asked) == answer
-        assert engine._core._scheduler.stats().cached_tokens == 5 * SIZE
+        assert engine.stats.cached_tokens == 5 * SIZE
         monkeypatch.setattr("tidemill.memory.lease.KEEP_SECONDS", 0.0)
         _until(lambda: len(noted.given) == 4)
         assert noted.given[2] == tuple(range(BLOCKS)), "old prefixes go"
         assert _ask(engine, asked) == answer
-        assert engine._core._scheduler.stats().cached_tokens == 5 * SIZE, "nothing more was found"
+        assert engine.stats.cached_tokens == 5 * SIZE, "nothing more was found"
     finally:
         engine.close()
 
@@ -72,17 +81,16 @@ def test_idle_time_counts_from_the_last_step(monkeypatch: pytest.MonkeyPatch) ->
     now = 50.0
     monkeypatch.setattr(idle, "monotonic", lambda: now)
     monkeypatch.setattr(idle, "give_back", lambda: None)
-    engine = real_engine("native", num_blocks=8)
-    try:
-        memory = IdleMemory(KVMemory((8,), SIZE))
-        assert memory.due() == 50.0 + idle.IDLE_SECONDS
-        now = 80.0
-        assert memory.due() == 50.0 + idle.IDLE_SECONDS, "a command does not begin it anew"
-        memory.computing()
-        assert memory.due() == 80.0 + idle.IDLE_SECONDS
-        memory.give_back(engine._core._executor)
-        assert memory.due() == 80.0 + idle.IDLE_SECONDS + KEEP_SECONDS
-        memory.give_back(engine._core._executor)
-        assert memory.due() == float("inf")
-    finally:
-        engine.close()
+    executor = cast(Executor, Nothing())
+    memory = IdleMemory(KVMemory((8,), SIZE))
+    assert memory.due() == 110.0, "after a minute"
+    now = 80.0
+    assert memory.due() == 110.0, "a command does not begin it anew"
+    memory.computing()
+    assert memory.due() == 140.0
+    memory.give_back(executor)
+    assert memory.due() == 80.0 + 60.0 + 3600.0, "and after an hour more"
+    memory.give_back(executor)
+    assert memory.due() == float("inf")
+    memory.computing()
+    assert memory.due() == 140.0

@@ -7,12 +7,14 @@ import json
 import math
 import os
 import signal
+import socket
 import stat
 import struct
 import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -23,9 +25,8 @@ from helpers.tiny_checkpoints import make_checkpoint
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.request import ChoiceOutput
-from tidemill.engine import spawn
 from tidemill.engine.client import InprocClient, SocketClient
-from tidemill.engine.spawn import EngineProcess, ending, spawn_engine
+from tidemill.engine.spawn import EngineHome, EngineProcess, ending, spawn_engine
 
 KV_MEMORY = 4 * 2**20
 
@@ -236,9 +237,12 @@ def test_a_temporary_folder_too_deep_for_a_socket_is_not_used(
     deep = tmp_path / ("d" * 120)
     deep.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
-    folder = spawn._make_folder()
+    home = EngineHome(1)
+    folder = Path(home.socket_path).parent
     try:
-        assert len(f"{folder}/{spawn.SOCKET_NAME}") <= spawn.MAX_SOCKET_PATH
+        with closing(socket.socket(socket.AF_UNIX)) as listening:
+            listening.bind(home.socket_path)
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700 and list(deep.iterdir()) == []
     finally:
-        folder.rmdir()
+        home.close()
+    assert not folder.exists()

@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import signal
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -43,6 +44,7 @@ class Engine:
     def __init__(self, engine: SupervisedEngine, seen: list[Recovery]) -> None:
         self.engine = engine
         self.seen = seen
+        self.received = 0  # tokens, by `collect`
 
     async def kill(self, number: int = signal.SIGKILL) -> None:
         """Send a signal and wait until the next engine is there."""
@@ -53,9 +55,17 @@ class Engine:
                 await asyncio.sleep(0.01)
 
     async def told(self, tokens: float) -> None:
-        """Wait until so many tokens have been told since it was opened."""
-        while self.engine._tokens < tokens:
+        """Wait until so many tokens have been received since it was opened."""
+        while self.received < tokens:
             await asyncio.sleep(0.001)
+
+    async def collect(self, request: EngineRequest) -> list[ChoiceOutput]:
+        """All outputs of a request, counted."""
+        outputs = []
+        async for output in self.engine.submit(request):
+            self.received += len(output.token_ids)
+            outputs.append(output)
+        return outputs
 
 
 async def _open(config: EngineConfig, **changes: Any) -> Engine:
@@ -136,15 +146,15 @@ def _answer(outputs: list[ChoiceOutput]) -> list[object]:
     return answer
 
 
-async def _all(engine: SupervisedEngine, batch: list[EngineRequest]) -> list[list[object]]:
-    outputs = await asyncio.gather(*(_collect(engine.submit(request)) for request in batch))
+async def _all(engine: Engine, batch: list[EngineRequest]) -> list[list[object]]:
+    outputs = await asyncio.gather(*map(engine.collect, batch))
     return [_answer(one) for one in outputs]
 
 
 async def test_killed_again_and_again_the_answers_are_the_same(engine: Engine) -> None:
-    want = await _all(engine.engine, _batch("calm"))
-    before = engine.engine._tokens
-    got = asyncio.ensure_future(_all(engine.engine, _batch("storm")))
+    want = await _all(engine, _batch("calm"))
+    before = engine.received
+    got = asyncio.ensure_future(_all(engine, _batch("storm")))
     for share in (0.01, 0.2, 0.25, 0.6):
         await engine.told((1 + share) * before)
         await engine.kill()
@@ -156,9 +166,9 @@ async def test_killed_again_and_again_the_answers_are_the_same(engine: Engine) -
 
 
 async def test_a_stopped_engine_is_replaced(engine: Engine) -> None:
-    want = await _all(engine.engine, _batch("calm", 24))
-    before = engine.engine._tokens
-    got = asyncio.ensure_future(_all(engine.engine, _batch("storm", 24)))
+    want = await _all(engine, _batch("calm", 24))
+    before = engine.received
+    got = asyncio.ensure_future(_all(engine, _batch("storm", 24)))
     await engine.told(1.02 * before)  # six requests are over in 0.1 s, before they are told
     await engine.kill(signal.SIGSTOP)
     assert [recovery.cause for recovery in engine.seen] == ["stall"]
@@ -223,8 +233,8 @@ async def test_poison_is_found_and_the_innocent_go_on(
         monkeypatch.setenv(name, value)
     engine = await opens(config, stall_timeout=1.0)
     client = engine.engine
-    want = await _all(client, _batch("calm", 5))
-    got = asyncio.ensure_future(_all(client, _batch("storm", 5)))
+    want = await _all(engine, _batch("calm", 5))
+    got = asyncio.ensure_future(_all(engine, _batch("storm", 5)))
     await asyncio.sleep(0.05)
     poison = msgspec.structs.replace(_request(9, "p"), prompt_token_ids=(1, 2, POISON, 4))
     async with asyncio.timeout(100):
@@ -271,8 +281,8 @@ async def test_what_ends_engines_without_being_computed_is_found_too(
         monkeypatch.setenv(name, value)
     engine = await opens(config)
     client = engine.engine
-    want = await _all(client, _batch("calm", 3))
-    got = asyncio.ensure_future(_all(client, _batch("storm", 3)))
+    want = await _all(engine, _batch("calm", 3))
+    got = asyncio.ensure_future(_all(engine, _batch("storm", 3)))
     await asyncio.sleep(0.05)
     # Its only output is its last one: no step of it computes while that is told.
     poison = msgspec.structs.replace(_request(9, "p", 1), prompt_token_ids=(1, 2, POISON, 4))
@@ -418,13 +428,18 @@ async def test_nothing_grows_over_restarts(engine: Engine) -> None:
     assert (me.num_fds(), len(me.children()), me.num_threads()) == before
 
 
-async def test_nothing_is_left_behind(config: EngineConfig) -> None:
+async def test_nothing_is_left_behind(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    temporary = tempfile.TemporaryDirectory(prefix="t")  # short, as a socket's path has to be
+    request.addfinalizer(temporary.cleanup)
+    monkeypatch.setattr(tempfile, "tempdir", temporary.name)
     engine = await _open(config)
-    folder = Path(engine.engine._home.socket_path).parent
+    [folder] = Path(temporary.name).iterdir()
     pid = engine.engine.pid
     await engine.kill()
     await engine.engine.close()
-    assert not folder.exists()
+    assert not folder.exists() and not list(Path(temporary.name).iterdir())
     assert not psutil.pid_exists(pid) and not psutil.pid_exists(engine.engine.pid)
 
 

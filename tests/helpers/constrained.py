@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.program import Grammar, OutputProgram, Phase
 from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason, RequestError
 from tidemill.contract.sampling import SamplingParams
+from tidemill.contract.wire import EngineStats, Stats
 from tidemill.engine.core import DEPTH, EngineCore, Message, make_core
 from tidemill.executor.inproc import open_inproc
 from tidemill.loading import bundled_models, open_model
@@ -94,12 +96,20 @@ class Brook:
 
     def run(self, requests: list[EngineRequest], timeout: float = 120) -> list[list[Answer]]:
         """Send them together; the choices of each, in order."""
+        self.send(requests)
+        return self.wait(requests, timeout)
+
+    def send(self, requests: list[EngineRequest]) -> None:
+        """Send them together."""
         with self._changed:
             for request in requests:
                 self._open[request.request_id] = {}
             self._left += sum(r.sampling.n for r in requests)
         for request in requests:
             self.core.submit(self._client, request)
+
+    def wait(self, requests: list[EngineRequest], timeout: float = 120) -> list[list[Answer]]:
+        """Wait for the end of all that were sent; the choices of each of these, in order."""
         with self._changed:
             assert self._changed.wait_for(lambda: self._left == 0, timeout), self._open
         found = [self._open.pop(r.request_id) for r in requests]
@@ -112,6 +122,16 @@ class Brook:
     def cancel(self, name: str) -> None:
         """End a request."""
         self.core.cancel(self._client, name, None, FinishReason.CANCELLED)
+
+    def stats(self) -> EngineStats:
+        """The engine's figures now."""
+        answers: SimpleQueue[Message] = SimpleQueue()
+        client = self.core.connect(answers.put)
+        self.core.request_stats(client, 1)
+        stats = answers.get(timeout=60)
+        self.core.disconnect(client)
+        assert isinstance(stats, Stats)
+        return stats.stats
 
     def close(self) -> None:
         """Free everything."""
