@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,8 +17,9 @@ from tidemill.grammar.schema import prepared
 from tidemill.server.access.limits import Limits
 from tidemill.server.access.security import Security
 from tidemill.server.admission.options import AdmissionOptions
-from tidemill.server.app import make_http_server
+from tidemill.server.app import DIALECTS, make_http_server
 from tidemill.server.context import ServerContext
+from tidemill.server.dialects.dialect import Dialect
 from tidemill.server.host.served import ServedModel
 from tidemill.text.answering import ChatSide
 from tidemill.text.template import ChatTemplate
@@ -66,12 +67,15 @@ def add_model(
 
 @contextmanager
 def serving(
-    context: ServerContext, security: Security | None = None, meter: LoopMeter | None = None
+    context: ServerContext,
+    security: Security | None = None,
+    meter: LoopMeter | None = None,
+    dialects: Sequence[Dialect] = DIALECTS,
 ) -> Iterator[str]:
     """The base URL of a running server, whose event loop `meter` measures."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    server = make_http_server(context, drain_seconds=1, security=security)
+    server = make_http_server(context, drain_seconds=1, security=security, dialects=dialects)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     deadline = time.monotonic() + 10

@@ -44,17 +44,16 @@ def render(
 
     from tidemill.base.errors import bad_request
     from tidemill.grammar.schema import prepared
-    from tidemill.server.access.limits import Limits
-    from tidemill.server.dialects.body import parse_body
-    from tidemill.server.dialects.openai.schema import ChatRequest
-    from tidemill.server.dialects.openai.translate import prompt_text
+    from tidemill.server.app import DIALECTS
     from tidemill.server.errors import Rejection
     from tidemill.text.answering import ChatSide
 
     opened = options.open_text(model, chat_template)
     chat = ChatSide.of(opened.tokenizer, opened.template, prepared)
+    dialect_render = DIALECTS[0].render
+    assert dialect_render is not None
     try:
-        body = parse_body(ChatRequest, sys.stdin.buffer.read(), Limits())
+        text = dialect_render(opened.template, chat, sys.stdin.buffer.read())
     except Rejection as rejection:
         raise bad_request(rejection.problem.param, rejection.problem.message) from rejection
-    sys.stdout.write(prompt_text(opened.template, chat, body))
+    sys.stdout.write(text)

@@ -19,23 +19,31 @@ from tidemill.server.access.security import Security
 from tidemill.server.admin import health
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.dialect import Dialect, Endpoint
-from tidemill.server.dialects.table import DIALECTS
+from tidemill.server.dialects.openai.routes import OPENAI
 from tidemill.server.errors import ErrorBody, Rejection, fail, problem_response
 from tidemill.server.openapi import document_of, field_names
 from tidemill.server.signposts import Signposts
 from tidemill.server.transport.access_log import AccessLogMiddleware
 from tidemill.server.transport.http import HttpServer, make_server
 
+DIALECTS: tuple[Dialect, ...] = (OPENAI,)
+"""The APIs that are served. To add one: its package, and an entry here. The first one's error shape
+is used where a path belongs to none."""
+
 
 def make_http_server(
-    context: ServerContext, *, drain_seconds: int, security: Security | None = None
+    context: ServerContext,
+    *,
+    drain_seconds: int,
+    security: Security | None = None,
+    dialects: Sequence[Dialect] = DIALECTS,
 ) -> HttpServer:
     """The HTTP server of `context`; requests in flight have `drain_seconds` after `stop`."""
     return make_server(
-        build_app(context, security),
+        build_app(context, security, dialects),
         context.limits,
         context.metrics,
-        DIALECTS[0].error_body,
+        dialects[0].error_body,
         drain_seconds=drain_seconds,
         security=security,
     )

@@ -12,6 +12,8 @@ from tidemill.server.access.keys import Role
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.members import Body
 from tidemill.server.errors import ErrorBody
+from tidemill.text.answering import ChatSide
+from tidemill.text.template import ChatTemplate
 
 Handler = Callable[[ServerContext, Request], Awaitable[Response]]
 
@@ -49,6 +51,7 @@ class Dialect:
         endpoints: its routes.
         error_body: its document for an error.
         prefixes: paths of which even unknown ones get errors in this shape.
+        render: the prompt that the JSON text of a body becomes, for `tidemill render`; or None.
         not_served: paths of other servers' APIs that no dialect serves, and the route that does
             the same.
     """
@@ -57,4 +60,5 @@ class Dialect:
     endpoints: tuple[Endpoint, ...]
     error_body: ErrorBody
     prefixes: tuple[str, ...] = ()
+    render: Callable[[ChatTemplate, ChatSide, bytes], str] | None = None
     not_served: Mapping[str, str] = field(default_factory=dict)

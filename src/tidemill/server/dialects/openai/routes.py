@@ -6,6 +6,7 @@ from tidemill.server.dialects.dialect import Dialect, Endpoint
 from tidemill.server.dialects.openai import chat, completions, embeddings, models, rerank, schema
 from tidemill.server.dialects.openai import tokens as token_routes
 from tidemill.server.dialects.openai.errors import error_body
+from tidemill.server.dialects.openai.translate import prompt_text
 
 _EVENTS = ("text/event-stream",)
 
@@ -53,5 +54,6 @@ OPENAI = Dialect(
         Endpoint("POST", "/detokenize", token_routes.detokenize, schema.DetokenizeRequest),
     ),
     error_body,
+    render=prompt_text,
     not_served=_NOT_SERVED,
 )

@@ -12,6 +12,8 @@ from tidemill.contract.sampling import MAX_LOGPROBS, NEUTRAL, SamplingParams
 from tidemill.generation.caller import ANONYMOUS, Caller
 from tidemill.generation.prepare import rendered
 from tidemill.generation.request import GenerateRequest, Names, Source
+from tidemill.server.access.limits import Limits
+from tidemill.server.dialects.body import parse_body
 from tidemill.server.dialects.openai import schema
 from tidemill.text.answering import ChatSide, OutputRequest
 from tidemill.text.prompt_options import PromptOptions
@@ -71,9 +73,13 @@ def completion_request(
     )
 
 
-def prompt_text(template: ChatTemplate, chat: ChatSide, body: schema.ChatRequest) -> str:
-    """The prompt that a body becomes, as text; needs no model."""
-    asked = chat_request(body, ANONYMOUS, 0.0)
+def prompt_text(template: ChatTemplate, chat: ChatSide, data: bytes) -> str:
+    """The prompt that the JSON text of a chat request becomes; needs no model.
+
+    Raises:
+        Rejection, TidemillError: the request is wrong.
+    """
+    asked = chat_request(parse_body(schema.ChatRequest, data, Limits()), ANONYMOUS, 0.0)
     return rendered(template, chat, asked)[0]
 
 
