@@ -243,19 +243,23 @@ def looks_like_path(text: str) -> bool:
     return text.startswith(("/", "./", "../", "~")) or text in (".", "..")
 
 
-def path_or_name(what: str) -> Kind:
-    """A path that exists, as an absolute one; any other text unchanged unless it must be a path."""
+def path_or_name(what: str, is_path: Callable[[str, Path], bool]) -> Kind:
+    """A path that exists, as an absolute one, or a name.
+
+    Args:
+        what: completes ``must be ...``.
+        is_path: whether a text that does not begin as a path is one; given the folder as well.
+    """
 
     def read(value: Any, base: Path) -> str:
         found = absolute(value, base)
+        if not looks_like_path(value) and not is_path(value, base):
+            return str(value)
         try:
-            if found.exists():
-                return str(found)
+            found.stat()
         except OSError:
-            pass
-        if looks_like_path(value):
-            raise ValueError(f"no such file or folder: {found}")
-        return str(value)
+            raise ValueError(f"no such file or folder: {found}") from None
+        return str(found)
 
     return Kind(what, read)
 
@@ -267,7 +271,7 @@ def mapping(what: str) -> Kind:
         if type(value) is not dict:
             raise ValueError
         _check_json(value)
-        return value
+        return dict(value)
 
     return Kind(what, read)
 

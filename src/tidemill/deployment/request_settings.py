@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
 
 from tidemill.contract.sampling import NEUTRAL, RANGES
 from tidemill.deployment import kinds
@@ -13,6 +14,7 @@ _MOST = 2**53
 _LONGEST = 365 * 86400.0
 
 
+@cache
 def sampling_settings() -> tuple[Setting, ...]:
     """Sampling parameters that a model may preset; a request's own value counts first."""
     found = []
@@ -27,6 +29,7 @@ def sampling_settings() -> tuple[Setting, ...]:
     return tuple(found)
 
 
+@cache
 def limit_settings() -> tuple[Setting, ...]:
     """Bounds of the HTTP API (`server.access.limits.Limits`)."""
     found = []

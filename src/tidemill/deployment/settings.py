@@ -41,7 +41,8 @@ class Setting:
         key: its name in its table of the file.
         kind: what a value must be.
         default: as it would be written; None: chosen at start, or off.
-        help: one or two sentences, without "default", for `--help` and the documents.
+        help: one or two sentences for `--help` and the documents; where `default` is None, it ends
+            with ``default: `` and what happens then.
         apply: how a change is applied.
         names: flags as typed, if they differ from the key's name.
         flag: whether `serve` has a flag for it.
@@ -66,6 +67,11 @@ class Setting:
         """The flag as typed: ``--max-model-len``."""
         first = self.names[0] if self.names else f"--{self.key.replace('_', '-')}"
         return first.partition("/")[0]
+
+    @property
+    def unset(self) -> str:
+        """What happens if nobody sets it and `default` is None."""
+        return self.help.partition("default: ")[2].rstrip(".") or "none"
 
 
 _ENGINE: Mapping[str, Any] = dict(
@@ -201,8 +207,9 @@ MODEL = (
         flag=False,
     ),
     Setting(
-        *("source", kinds.path_or_name("a model: a path or a name"), None),
-        "Model: a folder, a .gguf file, or a name as for `tidemill serve MODEL`; default: `name`.",
+        *("source", checks.SOURCE, None),
+        "Which model: a path (`./`, `/`, `~`, or a .gguf file), or a name as for `tidemill serve`; "
+        "default: `name`.",
         Apply.ENGINE,
         flag=False,
     ),
@@ -242,7 +249,7 @@ MODEL = (
         flag=False,
     ),
     Setting(
-        *("chat_template", kinds.path_or_name("a file, or the name of a template"), None),
+        *("chat_template", checks.TEMPLATE, None),
         "File with a chat template instead of the model's own, or the name of one it has.",
         Apply.IN_PLACE,
     ),
@@ -290,7 +297,7 @@ MODEL = (
     _engine(
         *("isa", checks.ISA),
         "Force an instruction set: amx, avx512, avx512bf16, avx512bw, avxvnni or avx2 (x86), "
-        "i8mm or neon (Arm), portable; `tidemill doctor` shows which run here.",
+        "i8mm or neon (Arm), portable (`tidemill doctor` shows which run here); default: the best.",
     ),
     _engine(
         *("packed_cache", checks.PACKED_CACHE),
@@ -303,6 +310,25 @@ MODEL = (
         "Time between two tokens of a stream that prefill and other streams may cost; "
         "default: chosen (see docs/operations.md).",
     ),
+)
+
+VERSION = (
+    Setting(
+        *("version", checks.VERSION, None),
+        "What distinguishes it: version 2 of chat is also served as chat@2.",
+        Apply.ENGINE,
+        flag=False,
+    ),
+)
+
+TRAFFIC = Setting(
+    *("traffic", Kind("a version or a rule", lambda value, _: value, show=checks.show_traffic)),
+    *(
+        None,
+        "How requests are divided among versions (docs/rollouts.md); default: all to the first.",
+    ),
+    Apply.IN_PLACE,
+    flag=False,
 )
 
 PIPELINE = (
