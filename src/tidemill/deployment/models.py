@@ -120,10 +120,18 @@ class ModelReader:
     def _values(self, *own: Values) -> Values:
         values = layered(MODEL, *self._base, *own, self._flags)
         if values["source"].value is None:
-            values["source"] = Sourced(values["name"].value, DEFAULT)
+            values["source"] = Sourced(self._source_of(values["name"]), DEFAULT)
         elif values["name"].value is None:
             values["name"] = Sourced(default_name(values["source"].value), DEFAULT)
         return values
+
+    def _source_of(self, name: Sourced) -> str:
+        """The source of a model that has a name alone: the model of that name."""
+        try:
+            return str(self._known["source"].kind.read(name.value, self._reader.document.folder))
+        except ValueError as error:
+            self._reader.problems.append(Problem(name.origin, "models", f"{error}; set source"))
+            return str(name.value)
 
     # -- versions --------------------------------------------------------------------------------
 

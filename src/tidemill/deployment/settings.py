@@ -77,8 +77,6 @@ class Setting:
 _ENGINE: Mapping[str, Any] = dict(
     zip(EngineConfig.__struct_fields__[2:], EngineConfig.__struct_defaults__, strict=True)
 )
-ENGINE_KEYS = tuple(key for key in _ENGINE if not key.startswith("recurrent_"))
-"""Settings of a model that are fields of its `EngineConfig`."""
 
 
 def _engine(key: str, kind: Kind, help: str, **more: Any) -> Setting:
@@ -311,6 +309,9 @@ MODEL = (
         "default: chosen (see docs/operations.md).",
     ),
 )
+
+ENGINE_KEYS = tuple(setting.key for setting in MODEL if setting.key in _ENGINE)
+"""Settings of a model that are fields of its `EngineConfig`."""
 
 VERSION = (
     Setting(
