@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from tidemill.base.errors import TidemillError
 from tidemill.deployment import toml_text
@@ -71,7 +72,9 @@ class ModelReader:
         sources = [{"source": source} for source in more]
         for given in sources:
             own = read_given(
-                given, [replace(self._known["source"], flag=True)], self._reader.problems
+                given,
+                [msgspec.structs.replace(self._known["source"], flag=True)],
+                self._reader.problems,
             )
             if own:
                 sampling = layered(self._sampling.values(), self._base_sampling)

@@ -10,7 +10,6 @@ from tidemill.deployment import kinds
 from tidemill.deployment.settings import Apply, Setting
 from tidemill.server.access.limits import FIXED, Limits
 
-_MOST = 2**53
 _LONGEST = 365 * 86400.0
 
 
@@ -36,7 +35,7 @@ def limit_settings() -> tuple[Setting, ...]:
     for field in dataclasses.fields(Limits):
         default = field.default
         if isinstance(default, int):
-            kind = kinds.integer(1, default if field.name in FIXED else _MOST)
+            kind = kinds.integer(1, default if field.name in FIXED else kinds.UNBOUNDED)
         else:
             kind = kinds.number(0, _LONGEST, "seconds", above=True)
         text = "See [request limits](operations.md#request-limits)."

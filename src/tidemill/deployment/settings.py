@@ -7,9 +7,10 @@ word with dashes. A `Kind` says what a value must be; docs/deployment.md is made
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+import msgspec
 
 from tidemill.base.log import FORMATS
 from tidemill.contract.config import (
@@ -33,8 +34,7 @@ class Apply(StrEnum):
     SERVER = "restart"  # a reload that changes it is rejected
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(msgspec.Struct, frozen=True):
     """A setting.
 
     Attributes:
@@ -123,7 +123,7 @@ SERVER = (
 
 ADMISSION = (
     Setting(
-        *("max_queue_tokens", kinds.integer(0, 2**53), None),
+        *("max_queue_tokens", kinds.integer(0, kinds.UNBOUNDED), None),
         "Tokens that may wait; default: from the KV cache and the measured rate.",
         Apply.SERVER,
     ),
