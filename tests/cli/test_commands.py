@@ -171,7 +171,7 @@ def test_types_are_taken_in_any_case(tmp_path: Path) -> None:
         (("serve", "--kv-memroy", "1GiB"), 2, "Did you mean '--kv-memory'?"),
         (("serve", "--gpu-memory-utilization", "0.9"), 2, "by --kv-memory 4GiB"),
         (("serve", "-c", "4096"), 2, "--max-model-len"),
-        (("pull", "x"), 2, "download what they are given"),
+        (("push", "x"), 2, "models are not published"),
         (("run", "brook", "two", "words"), 2, "in quotes"),
         (("serve", "--dtype", "f16"), 2, "auto, float32, bfloat16"),
         (("run", "brook", "hi", "--top-p", "7"), 2, "top_p"),

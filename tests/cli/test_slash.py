@@ -15,6 +15,7 @@ from tidemill.cli.conversation import Conversation
 from tidemill.cli.reading import read_turn
 from tidemill.cli.screen import PlainScreen
 from tidemill.cli.slash import is_command, run_command
+from tidemill.library.manifest import Definition
 
 
 def _open(model: str | None = None) -> LLM:
@@ -109,11 +110,13 @@ def test_another_model(chat: Conversation, says: Any) -> None:
     closed: list[LLM] = []
     chat.llm = first = _open()
     close, first.close = first.close, lambda: closed.append(first)  # type: ignore[method-assign]
-    chat.open_model = _open
+    defined = Definition(system="Be brief.", messages=({"role": "user", "content": "Hi"},))
+    chat.open_model = lambda model: (_open(model), defined)
     chat.answer("Hello")
     assert "no such file" in says("/load /no/such/model") and chat.llm is first
     assert "brook is loaded" in says("/load brook") and chat.llm is not first
-    assert closed == [first] and chat.messages == []
+    assert closed == [first] and says("/show system") == "Be brief."
+    assert [m["content"] for m in chat.messages] == ["Be brief.", "Hi"]
     close()
     chat.llm.close()
     chat.llm = before

@@ -179,7 +179,7 @@ def test_broken_connections(hub: FakeHub, library: Library) -> None:
 
 
 def test_an_address_that_expires(hub: FakeHub, library: Library) -> None:
-    hub.fault = large(lambda answer: Answer(403), times=2)
+    hub.fault = large(lambda answer: Answer(403))
     pulled("owner/folder", library)
 
 

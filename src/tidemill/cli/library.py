@@ -1,56 +1,148 @@
-"""`tidemill list`: the models available offline."""
+"""`tidemill list`, `rm` and `cp`: the models on this machine."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from tidemill.cli.declared import argument
+from tidemill.cli.declared import argument, option
+
+if TYPE_CHECKING:
+    from tidemill.library.catalog import Library
 
 MAX_DEPTH = 3
+_ID_CHARS = 12
+_HEADER = ("model", "id", "from", "size", "added")
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A line of the list; `added` is in seconds since the epoch, 0 where it is not known."""
+
+    name: str
+    origin: str
+    size: int
+    digest: str = ""
+    added: float = 0.0
+
+    def cells(self) -> tuple[str, ...]:
+        from tidemill.cli.machine import human_bytes
+
+        added = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.added)) if self.added else ""
+        return self.name, self.digest[:_ID_CHARS], self.origin, human_bytes(self.size), added
 
 
 def list_models(
     folders: tuple[Path, ...] = argument((), help="Folders to look into, as well."),
 ) -> None:
-    """List models: bundled, in the Hugging Face cache, and in the folders given."""
+    """List models: the library, bundled ones, the Hugging Face cache, and the folders given."""
     from tidemill.base.errors import config_error
     from tidemill.cli.machine import human_bytes
+    from tidemill.library.catalog import Library
 
     for folder in folders:
         if not folder.is_dir():
             raise config_error("folders", f"{folder} is not a folder")
-    rows = [("model", "from", "size")]
-    rows += [(name, origin, human_bytes(size)) for name, origin, size in _all_models(folders)]
+    library = Library.open()
+    rows = [_HEADER, *(row.cells() for row in _all_models(library, folders))]
     # Plain columns: a narrow terminal must not truncate a path.
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    for name, origin, size in rows:
-        click.echo(f"{name:{widths[0]}}  {origin:{widths[1]}}  {size:>{widths[2]}}")
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
+    for name, digest, origin, size, added in rows:
+        line = f"{name:{widths[0]}}  {digest:{widths[1]}}  {origin:{widths[2]}}  "
+        click.echo(f"{line}{size:>{widths[3]}}  {added}".rstrip())
+    count, held = library.blobs.unfinished()
+    if count:
+        click.echo(
+            f"unfinished downloads: {count} ({human_bytes(held)}); the same `tidemill pull` resumes"
+            " them, `tidemill rm --unfinished` removes them",
+            err=True,
+        )
 
 
-def _all_models(folders: Sequence[Path]) -> Iterator[tuple[str, str, int]]:
+def remove(
+    names: tuple[str, ...] = argument((), help="Names, as `tidemill list` shows them."),
+    unfinished: bool = option(
+        False, "--unfinished", help="Remove unfinished downloads, and files that no model uses."
+    ),
+) -> None:
+    """Remove models of the library; says how many bytes that frees. Referenced files stay."""
+    from tidemill.base.errors import config_error
+    from tidemill.cli.machine import human_bytes
+    from tidemill.library.catalog import Library
+
+    if not names and not unfinished:
+        raise config_error("names", "name the models to remove; `tidemill list` shows them")
+    library = Library.open()
+    for name in names:
+        freed = library.remove(name)
+        said = (
+            f"freed {human_bytes(freed)}"
+            if freed
+            else "its files are referenced or shared, and stay"
+        )
+        click.echo(f"removed {name}: {said}")
+    if unfinished:
+        click.echo(f"removed unfinished downloads: freed {human_bytes(library.clean())}")
+
+
+def copy(
+    source: str = argument(..., help="A model of the library."),
+    target: str = argument(..., help="Its second name; name@2 makes it a version of that name."),
+) -> None:
+    """Give a model of the library a second name; the files are shared."""
+    from tidemill.library.catalog import Library
+
+    entry = Library.open().copy(source, target)
+    click.echo(f"{entry.name} is {source} now, too")
+
+
+def _all_models(library: Library, folders: Sequence[Path]) -> Iterator[_Row]:
     from tidemill.loading.locate import bundled_models
 
+    roots: set[str] = set()
+    yield from _library(library, roots)
     for name, path in bundled_models().items():
-        yield name, "bundled", _size(path)
-    yield from _hub_cache()
+        yield _Row(name, "bundled", _size(path))
+    yield from _hub_cache(roots)
     for folder in folders:
         for path in _find(folder, MAX_DEPTH):
-            yield str(path), "folder" + _remark(path), _size(path)
+            yield _Row(str(path), "folder" + _remark(path), _size(path))
 
 
-def _hub_cache() -> Iterator[tuple[str, str, int]]:
+def _library(library: Library, roots: set[str]) -> Iterator[_Row]:
+    """The library's models; adds the paths that they reference to `roots`."""
+    from tidemill.base.errors import TidemillError
+
+    for name in library.names():
+        try:
+            found = library.manifest(name)
+            library.path(found)
+        except TidemillError as error:
+            yield _Row(name, f"library, unusable: {error.message}", 0)
+            continue
+        origin = "library, referenced" if found.root else "library"
+        roots.add(found.root or "")
+        yield _Row(name, origin, found.size, found.digest, found.created)
+
+
+def _hub_cache(listed: set[str]) -> Iterator[_Row]:
+    """The models of the hub's cache but those that are `listed` by their paths."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     for repo in sorted(Path(HF_HUB_CACHE).glob("models--*")):
         name = repo.name.removeprefix("models--").replace("--", "/")
         for path in _find(repo / "snapshots", 2):
+            if str(path) in listed:
+                continue
             # The path below snapshots/COMMIT is the file's name in the repository.
             file = path.relative_to(repo / "snapshots").parts[1:]
-            yield "/".join((name, *file)), "hub cache" + _remark(path), _size(path)
+            yield _Row("/".join((name, *file)), "hub cache" + _remark(path), _size(path))
 
 
 def _find(folder: Path, depth: int) -> Iterator[Path]:

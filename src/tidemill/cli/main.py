@@ -21,14 +21,17 @@ _COMMANDS = {
     "serve": ("serve", "serve"),
     "run": ("run", "run"),
     "bench": ("bench", "bench"),
-    "show": ("show", "show"),
+    "pull": ("pull", "pull"),
     "list": ("library", "list_models"),
+    "show": ("show", "show"),
+    "create": ("create", "create"),
+    "cp": ("library", "copy"),
+    "rm": ("library", "remove"),
     "quantize": ("quantize", "quantize"),
     "convert": ("quantize", "convert"),
     "tokenize": ("text", "tokenize"),
     "render": ("text", "render"),
     "packed": ("packed", "packed"),
-    "config": ("config", "config"),
     "doctor": ("doctor", "doctor"),
 }
 
@@ -67,8 +70,7 @@ def _app(arguments: Sequence[str]) -> click.Group:
     named = arguments[0] if arguments else ""
     for name in [named] if named in _COMMANDS else _COMMANDS:
         module, function = _COMMANDS[name]
-        made = getattr(import_module(f"tidemill.cli.{module}"), function)
-        app.add_command(made if isinstance(made, click.Command) else command(name, made))
+        app.add_command(command(name, getattr(import_module(f"tidemill.cli.{module}"), function)))
     return app
 
 

@@ -13,14 +13,17 @@ from tidemill.deployment.settings import Setting, keyed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
+    from tidemill.library.manifest import Definition
     from tidemill.offline.opened_text import OpenedText
     from tidemill.text.template import ChatTemplate
 
 MODEL = argument(
     None,
-    help="A Hugging Face folder, a .gguf file, or a name on the hub: owner/name, of GGUF files "
-    "owner/name:Q4_K_M or owner/name/file.gguf, or an address there. Default: the bundled one.",
+    help="A name of the library (`tidemill list`), a Hugging Face folder, a .gguf file, or a name "
+    "on the hub: owner/name, of GGUF files owner/name:Q4_K_M or owner/name/file.gguf, or an "
+    "address there. Default: the bundled one.",
 )
 
 
@@ -78,20 +81,33 @@ def packed_cache(text: str) -> str:
     return str(Path(text).absolute())
 
 
-def open_text(model: str | None, chat_template: str | None = None) -> OpenedText:
-    """Open a model's text side; `chat_template` (a name or a file) replaces its template.
+def open_text(
+    model: str | Path | None,
+    chat_template: str | None = None,
+    definition: Definition | None = None,
+) -> OpenedText:
+    """Open a model's text side.
+
+    Args:
+        model: a name or path.
+        chat_template: replaces the model's template: the name of another one that it has, or a
+            file.
+        definition: what the library adds to the model; None: of the model that `model` names.
 
     Raises:
         TidemillError: the model or the template cannot be used.
     """
     from dataclasses import replace
 
+    from tidemill.cli.defined import defined_text
+    from tidemill.library.locate import locate
     from tidemill.offline.opened_text import OpenedText
     from tidemill.text.template import ChatTemplate
 
-    opened = OpenedText.open(model)
+    located = locate(model)
+    opened = replace(OpenedText.open(located.path), name=located.name)
     if chat_template is None:
-        return opened
+        return defined_text(opened, definition or located.definition)
     special, own = opened.tokenizer.special, opened.named_templates.get(chat_template)
     if own is not None:
         return replace(opened, template=ChatTemplate(own, special))

@@ -51,12 +51,13 @@ OTHER_FLAGS: dict[str, str] = {
 }
 
 OTHER_COMMANDS: dict[str, str] = {
-    "pull": "`tidemill serve` and `run` download what they are given the name of",
     "ls": "models are listed by `tidemill list`",
     "ps": "a server has one model; `tidemill serve` starts it",
     "stop": "Ctrl-C or SIGTERM ends a server",
     "chat": "a chat in the terminal is `tidemill run`",
     "complete": "`tidemill run MODEL PROMPT` answers a prompt",
-    "create": "`tidemill quantize` and `tidemill convert` write models",
+    "push": "models are not published; `tidemill cp` gives one a second name here",
+    "delete": "models are removed by `tidemill rm`",
+    "import": "models are added by `tidemill pull PATH` and `tidemill create`",
     "help": "`tidemill -h` lists the commands",
 }

@@ -38,6 +38,7 @@ def quantize(
     overwrite: bool = OVERWRITE,
 ) -> None:
     """Write a model with its matrices rounded to fewer bits; an interrupted run is taken up."""
+    from tidemill.cli.defined import files_of
     from tidemill.cli.progress import bar
     from tidemill.convert import pipeline
     from tidemill.convert.report import Report
@@ -48,7 +49,8 @@ def quantize(
     text = None if check is None else _text(check, "check")
     sample = None if calibrate is None else _text(calibrate, "calibrate")
     report = Report(click.echo, bar)
-    written = pipeline.quantize(model, out, chosen, sample, overwrite=overwrite, report=report)
+    source = files_of(model) or model
+    written = pipeline.quantize(source, out, chosen, sample, overwrite=overwrite, report=report)
     _show(out, written)
     if text is not None:
         from tidemill.convert.compare import compare_on
@@ -67,12 +69,14 @@ def convert(
     ),
 ) -> None:
     """Write a model in another container, every value kept."""
+    from tidemill.cli.defined import files_of
     from tidemill.cli.progress import bar
     from tidemill.convert import pipeline
     from tidemill.convert.report import Report
 
     report = Report(click.echo, bar)
-    _show(out, pipeline.convert(model, out, dequantize, overwrite=overwrite, report=report))
+    source = files_of(model) or model
+    _show(out, pipeline.convert(source, out, dequantize, overwrite=overwrite, report=report))
 
 
 def _text(path: Path, option: str) -> str:

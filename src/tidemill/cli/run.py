@@ -15,6 +15,7 @@ from tidemill.cli.slash import is_command, run_command
 
 if TYPE_CHECKING:
     from tidemill.cli.conversation import Conversation
+    from tidemill.library.manifest import Definition
 
 
 def run(
@@ -58,12 +59,12 @@ def run(
     """Chat with a model in the terminal, or answer one prompt (an argument, or piped in)."""
     from tidemill.base.errors import config_error
     from tidemill.cli.conversation import Conversation
+    from tidemill.cli.defined import apply_definition, located
     from tidemill.cli.functions import Functions
     from tidemill.cli.screen import screen_for
     from tidemill.contract.sampling import SamplingParams
     from tidemill.llm import LLM
     from tidemill.loading.hub_name import with_options
-    from tidemill.loading.locate import locate
 
     functions = None if tools is None else Functions.of_file(tools)
     output_options: dict[str, Any] = {} if schema is None else {"json_schema": _read_schema(schema)}
@@ -106,12 +107,23 @@ def run(
         "progress": _say if verbose else lambda line: None,
     }
 
-    def open_model(named: str | None, file: str | None = None, revision: str | None = None) -> LLM:
-        path, name = locate(with_options(named, file, revision), _say)
-        return LLM(path, served_name=name, **settings)
+    def open_model(
+        named: str | None, file: str | None = None, revision: str | None = None
+    ) -> tuple[LLM, Definition]:
+        found = located(with_options(named, file, revision), _say)
+        defined = found.definition
+        own = dict(settings)
+        if quantize == "none" and defined.quantize is not None:
+            own["quantize"] = defined.quantize
+        if max_model_len is None:
+            own["max_model_len"] = defined.max_model_len
+        llm = LLM(found.path, served_name=found.name, **own)
+        apply_definition(llm, defined)
+        return llm, defined
 
+    llm, defined = open_model(model, file, revision)
     chat = Conversation(
-        open_model(model, file, revision),
+        llm,
         params,
         lambda: screen_for(plain=plain, thinking=thinking),
         lambda call: yes or (interactive and _confirm(call)),
@@ -120,6 +132,7 @@ def run(
         options=output_options,
         stats=stats,
         open_model=open_model,
+        definition=defined,
     )
     try:
         if interactive:

@@ -16,6 +16,7 @@ from tidemill.cli import locks, options
 from tidemill.cli.declared import option
 
 if TYPE_CHECKING:
+    from tidemill.library.locate import Located
     from tidemill.server.access.limits import Limits
     from tidemill.server.run import TextSide
 
@@ -76,11 +77,11 @@ def serve(
     from tidemill.base.files import opened_files
     from tidemill.base.log import log_line, set_up_logging
     from tidemill.base.stderr import guard_stderr
+    from tidemill.cli.defined import check_servable, located
     from tidemill.contract.config import EngineConfig
     from tidemill.deployment.security import KEY_VARIABLE, SecuritySettings
     from tidemill.loading.hub_name import with_options
     from tidemill.loading.kind import check_model
-    from tidemill.loading.locate import locate
     from tidemill.server.admission.options import AdmissionOptions
     from tidemill.server.run import ServeOptions
     from tidemill.server.run import serve as run_server
@@ -108,7 +109,8 @@ def serve(
         *(api_key, api_keys, share_prefix_cache, tls_cert, tls_key, tls_client_ca),
         *(cors_origin, allowed_host, trusted_proxy, insecure),
     ).open(host, _say)
-    path, name = locate(with_options(model, file, revision), _say)
+    found = check_servable(located(with_options(model, file, revision), _say))
+    path, name, defined = found.path, found.name, found.definition
     check_model(path)
     config = EngineConfig(
         model=str(path),
@@ -116,10 +118,10 @@ def serve(
         backend=backend,
         device=device,
         dtype=dtype,
-        quantize=quantize,
+        quantize=defined.quantize if quantize == "none" and defined.quantize else quantize,
         kv_dtype=kv_dtype,
         block_size=block_size,
-        max_model_len=max_model_len,
+        max_model_len=defined.max_model_len if max_model_len is None else max_model_len,
         max_num_seqs=max_num_seqs,
         max_step_tokens=max_step_tokens,
         kv_memory=options.parse_bytes("kv-memory", kv_memory),
@@ -132,7 +134,7 @@ def serve(
     # After the cheap checks and before loading: a port in use must fail at once.
     listener = bind(host, port)
 
-    load_text = partial(_load_text, str(path), chat_template, tool_format, reasoning_format)
+    load_text = partial(_load_text, found, chat_template, tool_format, reasoning_format)
     checked: TextSide | None = None
     if (chat_template, tool_format, reasoning_format) != (None, "auto", "auto"):
         # These flags may be invalid: check them before the weights are loaded.
@@ -174,14 +176,14 @@ def _limits(settings: Sequence[str]) -> Limits:
 
 
 def _load_text(
-    model: str, chat_template: str | None, tool_format: str, reasoning_format: str
+    model: Located, chat_template: str | None, tool_format: str, reasoning_format: str
 ) -> TextSide:
     """Load the text side and print its notes at startup."""
     from tidemill.grammar.schema import prepared
     from tidemill.server.run import TextSide
     from tidemill.text.answering import ChatSide
 
-    opened = options.open_text(model, chat_template)
+    opened = options.open_text(model.path, chat_template, model.definition)
     for note in opened.tokenizer.notes:
         _say(note)
     if opened.defaults:
@@ -198,7 +200,7 @@ def _load_text(
     )
     if opened.template.exists:
         _say(chat.described())
-    return TextSide(opened.tokenizer, opened.template, chat, opened.defaults)
+    return TextSide(opened.tokenizer, opened.template, opened.defaults, chat)
 
 
 def _say(line: str) -> None:

@@ -30,13 +30,14 @@ def show(
     """Show a model: its shape, tensors, tokenizer, and the memory its context takes."""
     from rich.console import Console
 
+    from tidemill.library.locate import locate
     from tidemill.loading.hub_name import with_options
     from tidemill.loading.kind import vocabulary_alone
-    from tidemill.loading.locate import locate
     from tidemill.offline.opened import OpenedModel
     from tidemill.offline.opened_text import OpenedText
 
-    path, name = locate(with_options(model, file, revision), _say)
+    found = locate(with_options(model, file, revision), _say)
+    path, name = found.path, found.name
     console = Console(width=None if _is_terminal() else 120, highlight=False)
     if path.is_file() and vocabulary_alone(path):
         text = OpenedText.open(path)
@@ -44,12 +45,42 @@ def show(
         _print_notes(console, text.tokenizer.notes)
         return
     opened = OpenedModel.of(path, name, "auto")
+    if found.digest is not None:
+        console.print(_library_facts(name))
+        console.print()
     console.print(_facts(opened))
     console.print()
     console.print(_kv_table(opened))
     console.print()
     console.print(_tensor_table(opened, grouped=not tensors))
     _print_notes(console, (*opened.files.notes, *opened.text.tokenizer.notes))
+
+
+def _library_facts(name: str) -> Table:
+    """What the library says of a model: its source, and what was set when it was created."""
+    import time
+
+    from tidemill.library.catalog import Library
+
+    manifest = Library.open().manifest(name)
+    defined = manifest.definition
+    licence = (manifest.licence or "not said").splitlines()[0]
+    revision = f" ({manifest.revision})" if manifest.revision else ""
+    rows = [
+        ("name", f"{manifest.name}, id {manifest.digest[:12]}"),
+        ("source", manifest.source + revision),
+        ("added", time.strftime("%Y-%m-%d %H:%M", time.localtime(manifest.created))),
+        ("licence", licence),
+        ("created from", manifest.base or ""),
+        ("system", defined.system or ""),
+        ("messages", "\n".join(f"{m['role']}: {m['content']}" for m in defined.messages)),
+        ("parameters", ", ".join(f"{k} {v}" for k, v in defined.sampling.items())),
+        ("context", f"{defined.max_model_len:,} tokens" if defined.max_model_len else ""),
+        ("chat template", "of its own" if defined.chat_template is not None else ""),
+        ("adapters", ", ".join(defined.adapters)),
+        ("quantize", defined.quantize or ""),
+    ]
+    return _table((label, value) for label, value in rows if value)
 
 
 def _print_notes(console: Console, notes: Iterable[str]) -> None:

@@ -59,7 +59,7 @@ def _stats(chat: Conversation, argument: str) -> str:
 
 def _system(chat: Conversation, argument: str) -> str:
     if not argument:
-        return chat.system or "(no system message)"
+        return chat.system_text or "(no system message)"
     chat.set_system(argument)
     return "(system message set)"
 
@@ -259,7 +259,7 @@ _SETTINGS: dict[str, Command] = {
 _SHOWN: dict[str, Callable[[Conversation], str]] = {
     "info": _info,
     "parameters": _parameters,
-    "system": lambda chat: chat.system or "(no system message)",
+    "system": lambda chat: chat.system_text or "(no system message)",
     "template": _template,
     "messages": _messages,
 }

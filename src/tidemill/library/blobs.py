@@ -13,7 +13,6 @@ import contextlib
 import hashlib
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -82,6 +81,8 @@ class Blobs:
         name = hashlib.sha256(msgspec.json.encode(links)).hexdigest()[:32]
         folder = self.views / name
         if not folder.is_dir():
+            import tempfile
+
             self.views.mkdir(parents=True, exist_ok=True)
             making = Path(tempfile.mkdtemp(prefix=f"{name}.", dir=self.views))
             making.chmod(0o755)

@@ -336,4 +336,6 @@ class Library:
 
 
 def _remedy(manifest: Manifest) -> str:
+    if manifest.base is not None:
+        return f"create it again from {manifest.base}"
     return f"add it again with `tidemill pull {manifest.source} --as {manifest.name}`"

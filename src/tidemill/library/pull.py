@@ -67,7 +67,7 @@ def pull(
         reporter.stage("resolving")
         for tries in range(_TRIES):
             try:
-                found = _find(source, sha256, pulling)
+                found = find_files(source, pulling, sha256)
                 chosen = _check_name(library, name or found.name)
                 entry = _added(library, str(chosen), found, reporter)
                 break
@@ -79,8 +79,8 @@ def pull(
         return entry
 
 
-def _find(source: str, sha256: str | None, pulling: Pulling) -> Found:
-    """The model that a source names, with all its files here."""
+def find_files(source: str, pulling: Pulling, sha256: str | None = None) -> Found:
+    """The model that a source names, with all its files here; see `pull`."""
     if source.startswith(INDEX_PREFIX):
         from tidemill.library.sources.index import pull_index
 

@@ -1,0 +1,83 @@
+"""Creates a model of the library from another one and a recipe."""
+
+from __future__ import annotations
+
+from threading import Event
+
+import msgspec
+
+from tidemill.base.errors import config_error
+from tidemill.library.catalog import Entry, Library
+from tidemill.library.definition.recipe import Recipe
+from tidemill.library.manifest import Manifest
+from tidemill.library.names import ModelName
+from tidemill.library.progress import OnProgress, Reporter
+from tidemill.library.pull import find_files
+from tidemill.library.pulling import Found, Pulling
+from tidemill.library.sources.local import pull_path
+from tidemill.loading.locate import bundled_models
+
+
+def create(
+    name: str,
+    recipe: Recipe,
+    library: Library,
+    on_progress: OnProgress = lambda progress: None,
+    cancel: Event | None = None,
+) -> Entry:
+    """Create a model, or replace the one of that name; files are shared with its base.
+
+    Args:
+        name: of the new model.
+        recipe: its base (a name of the library, a bundled model, or anything that `pull` accepts,
+            which is pulled) and what is set on top of the base's own definition.
+        library: where it goes.
+        on_progress, cancel: see `pull.pull`.
+
+    Raises:
+        TidemillError: CONFIG for a name that cannot be one, or no base; see also `pull.pull`.
+    """
+    parsed = ModelName.checked(name)
+    library.check_free(parsed)
+    if not recipe.base:
+        raise config_error(
+            "from", "a model is created from another one: name it with --from (FROM in a Modelfile)"
+        )
+    reporter = Reporter(on_progress, cancel)
+    with library.pulling():
+        reporter.stage("resolving")
+        found, base = _base(recipe.base, library, Pulling(library, reporter))
+        definition = recipe.definition
+        entry = library.add(
+            Manifest(
+                name=str(parsed),
+                source=found.source,
+                files=found.files,
+                entry=found.entry,
+                root=found.root,
+                revision=found.revision,
+                licence=recipe.licence or found.licence,
+                base=recipe.base,
+                definition=definition if base is None else definition.over(base.definition),
+            )
+        )
+    reporter.stage("complete", entry.size, entry.size)
+    return entry
+
+
+def _base(text: str, library: Library, pulling: Pulling) -> tuple[Found, Manifest | None]:
+    """The files of a base, and its manifest if it is in the library."""
+    bundled = bundled_models().get(text)
+    if bundled is not None:
+        found = pull_path(bundled, pulling)
+        # An update of the package writes its files anew.
+        files = tuple(msgspec.structs.replace(file, mtime_ns=None) for file in found.files)
+        return Found(text, text, files, found.entry, found.root), None
+    base = library.find(text)
+    if base is None:
+        return find_files(text, pulling), None
+    library.path(base)  # raises if a file is gone
+    found = Found(
+        base.name, base.source, base.files, base.entry, base.root, base.revision, base.licence
+    )
+    return found, base
