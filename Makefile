@@ -13,7 +13,7 @@ JOBS ?= 2
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help install serve run test lint structure types check test-install brook parity families structured clients lm-eval schemathesis bench-serve bench-start bench-memory bench-idle bench-overload bench-side-by-side kernels soak load stalls audit sanitizers neon clean fuzz rollouts
+.PHONY: FORCE help install serve run test lint structure types check test-install brook parity families structured clients lm-eval schemathesis bench-serve bench-start bench-memory bench-idle bench-overload bench-side-by-side kernels soak load stalls audit sanitizers neon clean fuzz rollouts fuzz-config
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -84,6 +84,9 @@ structured: test-install ## constrained output against jsonschema on some 3,000 
 fuzz: test-install ## 100,000 hostile model files and templates, 20,000 requests (minutes), docs/fuzz.md anew
 	PYTHONPATH=tests $(BIN)/python -m fuzz.run --inputs $(or $(INPUTS),100000) --report docs/fuzz.md $(ARGS)
 	PYTHONPATH=tests $(BIN)/python -m fuzz.run --clients --inputs $(or $(REQUESTS),20000) --report docs/fuzz.md $(ARGS)
+
+fuzz-config: test-install ## 20,000 drawn and mutated deployment files (a minute)
+	PYTHONPATH=tests $(BIN)/python -m helpers.deployment_fuzz --inputs $(or $(INPUTS),20000) $(ARGS)
 
 clients: test-install ## other people's clients hold a conversation with brook (each in its own environment)
 	$(BIN)/python tests/clients/run.py $(ARGS)

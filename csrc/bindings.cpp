@@ -157,7 +157,7 @@ void bind_config(nb::module_& m) {
   FIELD(v); FIELD(o); FIELD(gate); FIELD(recurrent); FIELD(attn_norm); FIELD(attn_post_norm); FIELD(mlp_norm);
   FIELD(mlp_post_norm); FIELD(q_norm); FIELD(k_norm); FIELD(qk_scope); FIELD(qk_layer_norm);
   FIELD(qk_after_rope); FIELD(parallel); FIELD(mlp); FIELD(moe); FIELD(kv_layer); FIELD(v_norm);
-  FIELD(mixer_scale); FIELD(parallel_mixer_scale); FIELD(mlp_scale); FIELD(input_gate); FIELD(input_out);
+  FIELD(mixer_scale); FIELD(parallel_scale); FIELD(mlp_scale); FIELD(input_gate); FIELD(input_out);
   FIELD(input_post); FIELD(scale_id);
 #undef FIELD
   nb::class_<ModelConfig> model(m, "ModelConfig");

@@ -10,15 +10,21 @@ set(TIDEMILL_CORE_SOURCES
   memory/memory.cpp
   memory/states.cpp
   model/attend.cpp
+  model/attention.cpp
   model/build_model.cpp
   model/decoder.cpp
-  model/decoder_experts.cpp
-  model/decoder_feed.cpp
-  model/decoder_latent.cpp
-  model/decoder_products.cpp
-  model/decoder_recurrent.cpp
+  model/embedding.cpp
+  model/experts.cpp
+  model/feed_forward.cpp
+  model/latent_attention.cpp
+  model/partial_rows.cpp
+  model/products.cpp
+  model/recurrent_mixer.cpp
+  model/residual_stream.cpp
   model/rope.cpp
   model/route.cpp
+  model/step_context.cpp
+  model/step_kv.cpp
   model/weights.cpp
   sample/exp_row.cpp
   sample/filters.cpp

@@ -65,7 +65,7 @@ class Builder {
       throw internal_error("a layer has three parallel blocks");
     }
     layer.mixer_scale = c.mixer_scale;
-    layer.parallel_mixer_scale = c.parallel_mixer_scale;
+    layer.parallel_scale = c.parallel_scale;
     layer.mlp_scale = c.mlp_scale;
     if (config_.inputs.width > 0) {
       layer.input_gate = linear(c.input_gate, config_.inputs.width, config_.hidden);

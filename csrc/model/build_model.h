@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "model/decoder.h"
+#include "model/layers.h"
 #include "model/weights.h"
 
 namespace tidemill {
@@ -41,7 +41,7 @@ struct RecurrentMixerConfig : RecurrentConfig {
   int conv = -1, conv_bias = -1, a_log = -1, a_bias = -1, skip = -1, norm = -1;
 };
 
-// See Latent in decoder.h.
+// See Latent in layers.h.
 struct LatentConfig {
   int64_t rank = 0, rope = 0, nope = 0, value = 0;  // rank 0: no latent attention
   float norm_eps = 0;
@@ -68,13 +68,13 @@ struct LayerConfig {
   bool qk_layer_norm = false, qk_after_rope = false, parallel = false;
   FeedForwardConfig mlp;
   ExpertsConfig moe;
-  float mixer_scale = 1, parallel_mixer_scale = 1, mlp_scale = 1;
+  float mixer_scale = 1, parallel_scale = 1, mlp_scale = 1;
   LinearConfig input_gate, input_out;
   NormConfig input_post;
   int scale_id = -1;  // a vector with one value, or -1
 };
 
-// See LayerInputs in decoder.h.
+// See LayerInputs in layers.h.
 struct LayerInputsConfig {
   int64_t width = 0, vocab = 0;
   int activation = 0;

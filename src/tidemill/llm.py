@@ -11,6 +11,7 @@ The engine is the same as the server's: equal tokens, parameters and seed give e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from operator import index
 from pathlib import Path
 from types import TracebackType
@@ -21,51 +22,38 @@ from tidemill.base.errors import TidemillError, bad_request, config_error
 from tidemill.base.ids import new_id
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.program import OutputProgram
-from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason
-from tidemill.contract.resolve import resolve
+from tidemill.contract.request import ChoiceOutput, FinishReason, exception_of
 from tidemill.contract.sampling import SamplingParams
 from tidemill.contract.wire import EngineInfo, EngineStats
 from tidemill.engine.offline import InprocEngine
-from tidemill.grammar.schema import prepared
+from tidemill.generation.choices import ChoiceDelta
+from tidemill.generation.named import PROMPT_FIELDS, prompt_options_of
+from tidemill.generation.pace import run_inline
+from tidemill.generation.prepare import Prepared, prepare, render_messages
+from tidemill.generation.request import EmbedRequest, GenerateRequest, Names, ScoreRequest
+from tidemill.generation.vectors import (
+    PreparedInputs,
+    embedding_of,
+    prepare_embedding,
+    prepare_scores,
+    scores_of,
+)
+from tidemill.grammar.schema import prepared as prepared_schema
 from tidemill.loading.kind import check_model
 from tidemill.loading.locate import locate
 from tidemill.offline.opened_text import OpenedText
 from tidemill.offline.outputs import Completion, RequestOutput, Running, ToolCall
-from tidemill.offline.vectors import run_vectors
 from tidemill.text.answer import NOTHING, AnswerDelta
-from tidemill.text.answering import (
-    ANSWER_FIELDS,
-    PLAIN,
-    STOP_PARAMS,
-    AnswerRules,
-    ChatSide,
-    read_output_options,
-    rules_of,
-    text_rules,
-)
+from tidemill.text.answering import ANSWER_FIELDS, ChatSide, OutputRequest
 from tidemill.text.constraints import FIELDS as CONSTRAINT_FIELDS
-from tidemill.text.pooled import Float32, finish_embedding, finish_score, similarity
-from tidemill.text.prompt import PromptOptions, render_prompt
+from tidemill.text.pooled import Float32
+from tidemill.text.template import ChatTemplate
+from tidemill.text.tokenizer import Tokenizer
 from tidemill.text.tools import tool_use
-from tidemill.text.vectors import (
-    Input,
-    check_dimensions,
-    embedding_pooling,
-    pair_input,
-    prompted,
-    score_pooling,
-    side_prompts,
-)
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 Params = SamplingParams | Sequence[SamplingParams] | None
-
-
-# One prompt of a batch: its token ids and the rules of its answer.
-_PreparedPrompt = tuple[tuple[int, ...], AnswerRules]
-
-_PROMPT_FIELDS = ("add_generation_prompt", "continue_final_message", "documents")
 
 
 class LLM:
@@ -103,11 +91,14 @@ class LLM:
             self.tokenizer = opened.tokenizer
             self.template = opened.template
             self.defaults = opened.defaults
-            self.vectors = self._engine.info.vectors
-            self.chat_side = ChatSide.of(self.tokenizer, self.template, prepared)
+            self.chat_side = ChatSide.of(self.tokenizer, self.template, prepared_schema)
         except BaseException:
             self._engine.close()
             raise
+
+    @property
+    def _model(self) -> _Model:
+        return _Model(self.tokenizer, self.template, self.chat_side, self.defaults, self.info)
 
     @property
     def info(self) -> EngineInfo:
@@ -158,14 +149,12 @@ class LLM:
         if program is not None and constraint:
             name = next(iter(constraint))
             raise bad_request(name, f"program and {name} exclude each other; give one of them")
-        batch: list[_PreparedPrompt] = []
-        token_ids = [self._encode(p) for p in _as_list(prompts)]
-        for ids, sampling in zip(token_ids, self._samplings(token_ids, params), strict=True):
-            rules = text_rules({**constraint, **_stop_params(sampling)}, prepared)
-            if program is not None:
-                rules = AnswerRules(program=program)
-            batch.append((ids, rules))
-        return self._complete(batch, params, at_start=False, progress=progress)
+        output, texts = OutputRequest.read(constraint), _as_list(prompts)
+        batch = [
+            self._continuation(prompt, sampling, output, program)
+            for prompt, sampling in zip(texts, self._samplings(texts, params), strict=True)
+        ]
+        return self._complete(batch, progress=progress)
 
     def chat(
         self,
@@ -193,11 +182,10 @@ class LLM:
         conversations: Sequence[Any] = messages if isinstance(first, list | tuple) else [messages]
         samplings = self._samplings(conversations, params)
         batch = [
-            self._prepare_chat(c, sampling, {"tools": tools, **options})
+            self._conversation(c, sampling, {"tools": tools, **options})
             for c, sampling in zip(conversations, samplings, strict=True)
         ]
-        at_start = not options.get("continue_final_message")
-        return self._complete(batch, params, at_start=at_start, progress=progress)
+        return self._complete(batch, progress=progress)
 
     def chat_tokens(
         self,
@@ -207,10 +195,10 @@ class LLM:
         **template_kwargs: Any,
     ) -> tuple[int, ...]:
         """Token ids of a conversation, rendered with the model's chat template."""
-        kwargs = {k: v for k, v in template_kwargs.items() if k not in _PROMPT_FIELDS}
-        options = _prompt_options(template_kwargs, kwargs)
-        text = render_prompt(self.template, self.chat_side, messages, options, tool_use(tools))
-        return tuple(self.tokenizer.encode(text, add_special=False))
+        kwargs = {k: v for k, v in template_kwargs.items() if k not in PROMPT_FIELDS}
+        options = prompt_options_of(template_kwargs, kwargs)
+        rendering = render_messages(self._model, messages, options, tool_use(tools))
+        return run_inline(rendering)[1]
 
     def stream(
         self,
@@ -238,20 +226,18 @@ class LLM:
         """`stream` with all parts of an answer: reasoning, text, tool calls, and errors of
         malformed tool calls."""
         _check_options("stream", "prompt", options)
+        [sampling] = self._samplings([prompt], params)
         conversation = not isinstance(prompt, str) and bool(prompt)
         if conversation and isinstance(prompt[0], Mapping):
-            [sampling] = self._samplings([prompt], params)
-            item = self._prepare_chat(prompt, sampling, options)
-            at_start = not options.get("continue_final_message")
+            prepared = self._conversation(prompt, sampling, options)
         else:
             if options:
                 name = next(iter(options))
                 raise bad_request(name, f"{name} is for conversations")
-            item, at_start = (self._encode(prompt), PLAIN), False  # type: ignore[arg-type]
-        [request] = self._requests([item], params)
-        if request.sampling.n != 1:
+            prepared = self._continuation(prompt, sampling, OutputRequest(), None)
+        if sampling.n != 1:
             raise bad_request("n", "stream gives one answer; use generate for several")
-        return self._parts(request, item[1], at_start=at_start)
+        return self._parts(prepared)
 
     def embed(
         self,
@@ -274,15 +260,14 @@ class LLM:
         Raises:
             TidemillError: BAD_REQUEST naming the field, or the engine's error.
         """
-        data = self.vectors
-        pooling = embedding_pooling(data)
-        check_dimensions(dimensions, self.info.hidden_size)
-        items = [
-            prompted(p, data, prompt_name) if isinstance(p, str) and p else p
-            for p in _as_list(inputs)
-        ]
-        found = run_vectors(self._engine, [Input(self._encode(p)) for p in items], pooling)
-        return [finish_embedding(pooled, data, dimensions) for pooled in found]
+        request = EmbedRequest(
+            inputs=[p if isinstance(p, str) else _token_ids(p) for p in _as_list(inputs)],
+            dimensions=dimensions,
+            prompt_name=prompt_name,
+            arrival=monotonic(),
+        )
+        found = self._vectors(run_inline(prepare_embedding(self._model, request)))
+        return [embedding_of(self._model, pooled, dimensions) for pooled in found]
 
     def score(self, first: str, seconds: str | Sequence[str]) -> list[float]:
         """Score each of the second texts against the first: a cross-encoder's score, or the
@@ -291,16 +276,16 @@ class LLM:
         Raises:
             TidemillError: BAD_REQUEST naming the field, or the engine's error.
         """
-        data, texts = self.vectors, [seconds] if isinstance(seconds, str) else list(seconds)
-        if data.head == "score":
-            inputs = [pair_input(self.tokenizer, self.template, data, first, t) for t in texts]
-            found = run_vectors(self._engine, inputs, score_pooling(data))
-            return [finish_score(pooled, data) for pooled in found]
-        query, document = side_prompts(data)
-        sides = [prompted(first, data, query), *(prompted(t, data, document) for t in texts)]
-        inputs = [Input(self._encode(text)) for text in sides]
-        found = run_vectors(self._engine, inputs, embedding_pooling(data))
-        return [similarity(found[0], pooled) for pooled in found[1:]]
+        texts = [seconds] if isinstance(seconds, str) else list(seconds)
+        request = ScoreRequest(
+            firsts=[first],
+            seconds=texts,
+            pairs=[(0, j) for j in range(len(texts))],
+            params=("first", "seconds"),
+            arrival=monotonic(),
+        )
+        found = self._vectors(run_inline(prepare_scores(self._model, request)))
+        return scores_of(self._model, request, found)
 
     def close(self) -> None:
         """Stop the engine and free the model."""
@@ -317,29 +302,40 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _encode(self, prompt: Prompt) -> tuple[int, ...]:
-        if isinstance(prompt, str):
-            return tuple(self.tokenizer.encode(prompt)) if prompt else ()
-        ids = _token_ids(prompt)
-        vocab = self.info.vocab_size
-        wrong = next((t for t in ids if not 0 <= t < vocab), None)
-        if wrong is not None:
-            raise bad_request("prompt", f"{wrong} is no token id of this model (0 to {vocab - 1})")
-        return ids
+    def _continuation(
+        self,
+        prompt: Any,
+        sampling: SamplingParams,
+        output: OutputRequest,
+        program: OutputProgram | None,
+    ) -> Prepared:
+        """Prepare a text or token ids that are continued."""
+        source = prompt if isinstance(prompt, str) else _token_ids(prompt)
+        request = GenerateRequest(
+            prompts=[source],
+            sampling=sampling,
+            output=output,
+            program=program,
+            arrival=monotonic(),
+        )
+        return run_inline(prepare(self._model, request))
 
-    def _prepare_chat(
+    def _conversation(
         self, messages: Any, sampling: SamplingParams, options: Mapping[str, Any]
-    ) -> _PreparedPrompt:
-        """Render and tokenize a conversation, with the rules of its answer."""
-        fields = {k: v for k, v in options.items() if k in ANSWER_FIELDS or k in _PROMPT_FIELDS}
-        kwargs = {k: v for k, v in options.items() if k not in fields}
-        fields["chat_template_kwargs"] = kwargs
-        output_options = read_output_options(self.chat_side, {**fields, **_stop_params(sampling)})
-        prompt = _prompt_options(options, kwargs, output_options.variables)
-        text = render_prompt(self.template, self.chat_side, messages, prompt, output_options.use)
-        ids = tuple(self.tokenizer.encode(text, add_special=False))
-        continued = bool(prompt.continue_final_message)
-        return ids, rules_of(self.chat_side, output_options, text, continued=continued)
+    ) -> Prepared:
+        """Prepare a conversation."""
+        kwargs = {
+            k: v for k, v in options.items() if k not in ANSWER_FIELDS and k not in PROMPT_FIELDS
+        }
+        request = GenerateRequest(
+            messages=() if messages is None else messages,  # an error, as an empty list is
+            sampling=sampling,
+            output=OutputRequest.read(options),
+            prompt_options=prompt_options_of(options, kwargs),
+            arrival=monotonic(),
+            names=Names("messages"),
+        )
+        return run_inline(prepare(self._model, request))
 
     def _samplings(self, prompts: Sequence[Any], params: Params) -> list[SamplingParams]:
         """One `SamplingParams` per prompt."""
@@ -355,48 +351,18 @@ class LLM:
             )
         return list(params)
 
-    def _requests(self, batch: Sequence[_PreparedPrompt], params: Params) -> list[EngineRequest]:
-        info = self.info
-        if not info.generates:
-            does = "score" if self.vectors.head == "score" else "embed"
-            raise bad_request(
-                "model",
-                "this model generates no text: it has no output layer; "
-                f"LLM.{does}() and `tidemill serve` are for it",
-            )
-        return [
-            EngineRequest(
-                request_id=new_id("llm"),
-                prompt_token_ids=prompt,
-                sampling=resolve(
-                    sampling,
-                    prompt_tokens=len(prompt),
-                    max_model_len=info.max_model_len,
-                    vocab_size=info.vocab_size,
-                    defaults=self.defaults,
-                ),
-                program=rules.program,
-                arrival=monotonic(),
-            )
-            for (prompt, rules), sampling in zip(batch, self._samplings(batch, params), strict=True)
-        ]
-
-    def _parts(
-        self, request: EngineRequest, rules: AnswerRules, *, at_start: bool
-    ) -> Iterator[AnswerDelta]:
-        running = Running(request, self.tokenizer, rules, at_start=at_start)
-        for output in self._engine.run([request]):
-            found = self._take(running, output)
-            if found != NOTHING:
+    def _parts(self, prepared: Prepared) -> Iterator[AnswerDelta]:
+        running = Running(prepared, self.tokenizer)
+        for output in self._engine.run([prepared.engine_request(0, new_id("llm"))]):
+            delta = self._take(running, output)
+            if delta is not None and (found := delta.answer()) != NOTHING:
                 yield found
 
-    def _complete(
-        self, batch: Sequence[_PreparedPrompt], params: Params, *, at_start: bool, progress: bool
-    ) -> list[RequestOutput]:
-        requests = self._requests(batch, params)
+    def _complete(self, batch: Sequence[Prepared], *, progress: bool) -> list[RequestOutput]:
+        requests = [prepared.engine_request(0, new_id("llm")) for prepared in batch]
         running = {
-            request.request_id: Running(request, self.tokenizer, rules, at_start=at_start)
-            for request, (_, rules) in zip(requests, batch, strict=True)
+            request.request_id: Running(prepared, self.tokenizer)
+            for request, prepared in zip(requests, batch, strict=True)
         }
         with _Bar(sum(r.sampling.n for r in requests), progress) as bar:
             for output in self._engine.run(requests):
@@ -405,11 +371,33 @@ class LLM:
                     bar.advance()
         return [running[r.request_id].output for r in requests]
 
-    def _take(self, running: Running, output: ChoiceOutput) -> AnswerDelta:
-        found, stop = running.take(output)
-        if stop:
+    def _take(self, running: Running, output: ChoiceOutput) -> ChoiceDelta | None:
+        delta = running.take(output)
+        if delta is not None and delta.stopped_here:
             self._engine.cancel(output.request_id, output.choice, FinishReason.STOP)
-        return found
+        return delta
+
+    def _vectors(self, prepared: PreparedInputs) -> list[bytes]:
+        """Each input's pooled vector as float32 bytes, in order."""
+        requests = [prepared.engine_request(i, new_id("llm")) for i in range(len(prepared.inputs))]
+        found: dict[str, bytes] = {}
+        for output in self._engine.run(requests):
+            if output.finish_reason in (FinishReason.ERROR, FinishReason.CANCELLED):
+                raise exception_of(output.error)
+            if output.finish_reason is not None:
+                found[output.request_id] = output.pooled
+        return [found[request.request_id] for request in requests]
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """What `prepare` needs to know; see `generation.request.Model`."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    chat: ChatSide
+    defaults: Mapping[str, float | int]
+    info: EngineInfo
 
 
 # Other libraries' names of sampling parameters -> ours.
@@ -434,11 +422,6 @@ def _check_options(method: str, first: str, options: Mapping[str, Any]) -> None:
                 f"{method}() takes {option} within its second argument: "
                 f"{method}({first}, SamplingParams({name}=...))",
             )
-
-
-def _stop_params(sampling: SamplingParams) -> dict[str, Any]:
-    """The stop parameters as request fields, for the checks that the server shares."""
-    return {name: getattr(sampling, name) for name in STOP_PARAMS}
 
 
 def _as_list(prompts: Any) -> list[Prompt]:
@@ -494,19 +477,6 @@ class _Bar:
         """Count one finished choice."""
         if self._bar is not None:
             self._bar.advance(self._task)
-
-
-def _prompt_options(
-    given: Mapping[str, Any],
-    kwargs: Mapping[str, Any],
-    variables: Mapping[str, Any] | None = None,
-) -> PromptOptions:
-    """Read the prompt options of a call."""
-    for name in _PROMPT_FIELDS[:2]:
-        if not isinstance(given.get(name), bool | None):
-            raise bad_request(name, f"{name} must be True or False, got {given[name]!r}")
-    own = {name: given.get(name) for name in _PROMPT_FIELDS}
-    return PromptOptions(**own, kwargs=kwargs, variables=variables)
 
 
 __all__ = [

@@ -18,8 +18,8 @@ from helpers.references import prompt, reference_logits
 
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.convert.folder import config as folder_config
-from tidemill.convert.folder.names import narrowed
 from tidemill.convert.gguf.names import tiled_rows
+from tidemill.convert.output import narrowed
 from tidemill.convert.pipeline import Quantization, convert, quantize
 from tidemill.convert.report import Report
 from tidemill.loading import open_model, safetensors

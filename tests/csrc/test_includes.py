@@ -1,4 +1,4 @@
-"""Which room of `csrc/` includes which: the table of docs/kernels.md, as a test."""
+"""The structure of `csrc/` in docs/kernels.md: who includes whom, one place for products."""
 
 from __future__ import annotations
 
@@ -48,3 +48,14 @@ def test_only_the_bindings_know_python() -> None:
     for room in ROOMS:
         for path in _sources(room):
             assert not re.search(r"#\s*include\s+<(nanobind|Python)", path.read_text()), path
+
+
+def test_every_product_is_computed_in_one_place() -> None:
+    calls = {
+        str(path.relative_to(CSRC)): found
+        for room in ROOMS
+        if room != "kernels"
+        for path in _sources(room)
+        if (found := len(re.findall(r"[.>]gemm\(", path.read_text())))
+    }
+    assert calls == {"model/products.cpp": 1}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.deployment_files import write_files
 
 from tidemill.deployment.deployment import Deployment
 from tidemill.deployment.document import parse_document
@@ -17,11 +18,7 @@ from tidemill.deployment.resolve import resolve
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Files that `GOOD` names."""
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    (tmp_path / "template.jinja").write_text("{{ messages }}")
-    (tmp_path / "keys.toml").write_text('[[keys]]\nname = "a"\nkey = "0123456789abcdef0123"\n')
-    (tmp_path / "keys.toml").chmod(0o600)
-    (tmp_path / "answers.py").write_text("async def answer(request, models):\n    return 1\n")
+    write_files(tmp_path)
     return tmp_path
 
 

@@ -38,7 +38,20 @@ def test_a_good_file(deploy: Deploy, folder: Path) -> None:
     [pipeline] = found.pipelines
     assert (pipeline.name, pipeline.timeout) == ("answers", 300.0)
     assert pipeline.options == {"folder": "texts", "count": 3}
-    assert found.names == ("chat", "gpt-4o-mini", "owner/name:Q4_K_M", "answers")
+    assert found.served_names == ("chat", "gpt-4o-mini", "owner/name:Q4_K_M", "answers")
+
+
+def test_a_models_own_values_fill_what_nobody_set(deploy: Deploy) -> None:
+    chat, other = deploy(GOOD).models
+    own = {"system": "Own.", "quantize": "q8_0", "threads": 9, "max_model_len": None}
+    chat, other = (one.filled(own, {"top_p": 0.1, "top_k": 4}) for one in (chat, other))
+    assert (chat.system, chat.engine["quantize"], chat.engine["threads"]) == (
+        *("You are brief.", "q8_0", 4),
+    )
+    assert chat.sampling == {"temperature": 0.5, "top_p": 0.9, "top_k": 4}
+    assert (other.system, other.engine["threads"], other.engine["max_model_len"]) == (
+        *("Own.", 2, None),
+    )
 
 
 def test_without_a_file_everything_is_default() -> None:
@@ -167,7 +180,10 @@ def test_problems_of_flags(problems: Problems) -> None:
     assert found[0] == "--port: must be a whole number from 0 to 65535, got 70000"
     assert found[1].startswith("--limit: has no 'max_x'; known are max_connections")
     assert found[2].startswith('--kv-memory: must be a size above 0 such as "4GiB"')
-    assert "--revision: belongs to one model, and there are 2; set revision in its table" in found
+    assert (
+        "--revision: belongs to one model, and there are 2; set revision in the model's table"
+        in found
+    )
     assert '--limit: max_n: must be a whole number from 1 to 128, got "x"' in found
 
 

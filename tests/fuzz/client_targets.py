@@ -13,13 +13,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import asdict
-
 from fuzz import edges
 from fuzz.mutate import mutate_json
 from fuzz.targets import Target
 from tidemill.base.errors import bad_request
 from tidemill.contract.program import Grammar
+from tidemill.generation.caller import ANONYMOUS
+from tidemill.generation.prepare import rendered
 from tidemill.grammar import schema as schemas
 from tidemill.grammar.compiler import Compiler
 from tidemill.grammar.sandbox import GrammarSandbox
@@ -28,10 +28,10 @@ from tidemill.loading import bundled_models, open_model
 from tidemill.offline.opened_text import OpenedText
 from tidemill.server.access.limits import Limits
 from tidemill.server.dialects.body import parse_body
-from tidemill.server.dialects.openai.prompting import template_messages
 from tidemill.server.dialects.openai.schema import ChatRequest
+from tidemill.server.dialects.openai.translate import chat_request
 from tidemill.server.errors import Rejection
-from tidemill.text.answering import ChatSide, read_output_options, rules_of
+from tidemill.text.answering import ChatSide, rules_of
 from tidemill.text.parsers.engine import OutputParser
 from tidemill.text.parsers.formats import FORMATS
 
@@ -124,8 +124,7 @@ def _bodies() -> Target:
             body = parse_body(ChatRequest, data, Limits())
         except Rejection as rejection:
             raise bad_request("body", str(rejection)) from None
-        output_options = read_output_options(chat, asdict(body))
-        text = opened.template.render(template_messages(body.messages), [])
+        text, output_options = rendered(opened.template, chat, chat_request(body, ANONYMOUS, 0.0))
         opened.tokenizer.encode(text)
         for phase in rules_of(chat, output_options, text, continued=False).program.phases:
             if isinstance(phase, Grammar):

@@ -20,7 +20,7 @@ from safetensors.numpy import save
 from fuzz.mutate import mutate_bytes, mutate_json
 from tidemill.backends import native
 from tidemill.base.tokenizer_data import TokenizerData
-from tidemill.loading import gguf_text_side, open_model, safetensors, spm_file, torch_files
+from tidemill.loading import open_model, safetensors, spm_file, text_side, torch_files
 from tidemill.loading.gguf import read_file as read_gguf
 from tidemill.loading.locate import bundled_models
 from tidemill.loading.parts import ModelFiles
@@ -203,7 +203,7 @@ def _gguf_vocabulary() -> Target:
         except ValueError:
             return
         if isinstance(document, dict):
-            Tokenizer(gguf_text_side.read_tokenizer(document)).encode(_TEXT)
+            Tokenizer(text_side.read_gguf(document)).encode(_TEXT)
 
     return Target("GGUF vocabularies", 0.05, _of_json(documents), read, bounded=False, native=True)
 

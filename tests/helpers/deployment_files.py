@@ -1,6 +1,8 @@
-"""A deployment file that uses every table; its files are in the fixture `folder`."""
+"""A deployment file that uses every table, and the files that it names."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 GOOD = """\
 [server]
@@ -47,3 +49,24 @@ keep_alive = 30
 file = "answers.py"
 options = { folder = "texts", count = 3 }
 """
+
+VERSIONS = """
+[[models]]
+name = "v"
+traffic = "1"
+[[models.versions]]
+version = "1"
+source = "o/one"
+[[models.versions]]
+version = "2"
+source = "o/two"
+"""
+
+
+def write_files(folder: Path) -> None:
+    """Write the files that `GOOD` names."""
+    (folder / "model.gguf").write_bytes(b"GGUF")
+    (folder / "template.jinja").write_text("{{ messages }}")
+    (folder / "keys.toml").write_text('[[keys]]\nname = "a"\nkey = "0123456789abcdef0123"\n')
+    (folder / "keys.toml").chmod(0o600)
+    (folder / "answers.py").write_text("async def answer(request, models):\n    return 1\n")

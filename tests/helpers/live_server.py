@@ -5,44 +5,77 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from helpers.loop_meter import LoopMeter
 from helpers.scripted_engine import ScriptedEngine
 from helpers.tiny_text import tokenizer_data
 
+from tidemill.grammar.schema import prepared
 from tidemill.server.access.limits import Limits
 from tidemill.server.access.security import Security
+from tidemill.server.admission.options import AdmissionOptions
+from tidemill.server.app import DIALECTS, make_http_server
 from tidemill.server.context import ServerContext
-from tidemill.server.transport.http import make_server
+from tidemill.server.dialects.dialect import Dialect
+from tidemill.server.host.served import ServedModel
+from tidemill.text.answering import ChatSide
 from tidemill.text.template import ChatTemplate
 from tidemill.text.tokenizer import Tokenizer
 
 
-def fake_context(engine: ScriptedEngine, **changes: object) -> ServerContext:
-    """A server around a fake engine."""
+def fake_context(
+    engine: ScriptedEngine, *, limits: Limits | None = None, **changes: Any
+) -> ServerContext:
+    """A server around a fake engine; see `add_model`."""
+    context = ServerContext(limits=limits or Limits(), build="test")
+    add_model(context, engine, **changes)
+    return context
+
+
+def add_model(
+    context: ServerContext,
+    engine: ScriptedEngine,
+    *,
+    admission_options: AdmissionOptions | None = None,
+    tokenizer: Tokenizer | None = None,
+    template: ChatTemplate | None = None,
+    chat: ChatSide | None = None,
+    **changes: Any,
+) -> ServedModel:
+    """Serve a fake engine, too; `changes` are fields of `ServedModel`."""
     data = tokenizer_data()
-    values: dict[str, object] = {
-        "client": engine,
-        "tokenizer": Tokenizer(data),
-        "template": ChatTemplate(data.chat_template, data.special),
-        "defaults": {},
-        "limits": Limits(),
-        "build": "test",
-        "config_digest": "0",
-    }
-    return ServerContext(**{**values, **changes})  # type: ignore[arg-type]
+    tokenizer = tokenizer or Tokenizer(data)
+    template = template or ChatTemplate(data.chat_template, data.special)
+    model = ServedModel(
+        client=engine,
+        tokenizer=tokenizer,
+        template=template,
+        chat=chat or ChatSide.of(tokenizer, template, prepared),
+        admission=context.shared.admission(
+            admission_options or AdmissionOptions(), lambda: engine.info
+        ),
+        build="test",
+        config_digest="0",
+        **changes,
+    )
+    context.host.add(model)
+    return model
 
 
 @contextmanager
 def serving(
-    context: ServerContext, security: Security | None = None, meter: LoopMeter | None = None
+    context: ServerContext,
+    security: Security | None = None,
+    meter: LoopMeter | None = None,
+    dialects: Sequence[Dialect] = DIALECTS,
 ) -> Iterator[str]:
     """The base URL of a running server, whose event loop `meter` measures."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    server = make_server(context, drain_seconds=1, security=security)
+    server = make_http_server(context, drain_seconds=1, security=security, dialects=dialects)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     deadline = time.monotonic() + 10

@@ -15,7 +15,8 @@ from tidemill.cli.options import open_text
 from tidemill.convert.folder.side_files import copy_side_files
 from tidemill.grammar.schema import prepared
 from tidemill.text.answering import ChatSide
-from tidemill.text.prompt import PromptOptions, render_prompt
+from tidemill.text.prompt import render_prompt
+from tidemill.text.prompt_options import PromptOptions
 from tidemill.text.template import ChatTemplate
 from tidemill.text.tools import tool_use
 

@@ -26,8 +26,7 @@ from tidemill.loading import open_model
 from tidemill.loading.lazy import Holding
 from tidemill.loading.mapped import MappedFile, StoredTensor
 from tidemill.loading.places import one_tensor
-from tidemill.loading.recent import Recent
-from tidemill.loading.selected import select
+from tidemill.loading.selected import Recent, select
 from tidemill.models.blocks import DECODERS
 from tidemill.models.quantization import to_float32
 from tidemill.models.sources import Source

@@ -14,8 +14,8 @@ from helpers.family_cases import CASES, make_case
 from safetensors.torch import load_file, save_file
 
 from tidemill.loading import open_model
-from tidemill.loading.recent import Recent
 from tidemill.loading.schemes.base import SchemeWeight
+from tidemill.loading.selected import Recent
 from tidemill.models.quantization import to_float32
 
 

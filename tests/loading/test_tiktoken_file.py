@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tidemill.base.errors import TidemillError
-from tidemill.loading.folder_text import read_tokenizer
+from tidemill.loading.text_side import read_folder
 from tidemill.text.tokenizer import Tokenizer
 
 tiktoken = pytest.importorskip("tiktoken")
@@ -82,7 +82,7 @@ def test_ids_are_tiktokens(file: str, name: str, pattern: str, tmp_path: Path) -
     if name == "TikTokenTokenizer":
         settings["added_tokens_decoder"] = added
     found = write(tmp_path, file, settings)
-    ours = Tokenizer(read_tokenizer(tmp_path))
+    ours = Tokenizer(read_folder(tmp_path))
     theirs = tiktoken.Encoding("x", pat_str=pattern, mergeable_ranks=found, special_tokens={})
     draw = random.Random(9)
     texts = [TEXT, *(TEXT[a : a + draw.randint(1, 40)] for a in range(0, len(TEXT), 3))]
@@ -124,4 +124,4 @@ def test_a_file_that_cannot_be_read(
     if content is not None:
         (tmp_path / "tiktoken.model").write_text(content)
     with pytest.raises(TidemillError, match=words):
-        read_tokenizer(tmp_path)
+        read_folder(tmp_path)

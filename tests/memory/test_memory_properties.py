@@ -250,6 +250,24 @@ TestLease = LeaseMachine.TestCase
 TestLease.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
 
 
+def test_a_closed_lease_does_nothing_more() -> None:
+    memory = KVMemory((4,), SIZE)
+    lease = memory.lease()
+    lease.grow(SIZE)
+    lease.close()
+    for call in (
+        lambda: lease.grow(SIZE),
+        lambda: lease.truncate(0),
+        lambda: lease.fork(0),
+        lambda: lease.publish(0, block_key(b"root", [1, 2, 3, 4])),
+        lease.close,
+    ):
+        with pytest.raises(RuntimeError, match="closed"):
+            call()
+    assert memory.num_used == 0
+    memory.check()
+
+
 def test_a_hit_is_verified_not_trusted() -> None:
     index = PrefixIndex()
     key = block_key(b"root", [1, 2, 3, 4])

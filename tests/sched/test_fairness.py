@@ -131,6 +131,36 @@ def test_deficits_are_bounded_and_idle_tenants_forgotten() -> None:
     assert tenants.competing(105.0) and not tenants.competing(1e6)
 
 
+def test_of_tenants_that_are_owed_alike_the_one_whose_turn_is_longest_ago_is_served() -> None:
+    tenants = Tenants()
+    for name in "abcd":
+        tenants.enter(name, 1.0)
+        tenants.charge(name, 10)
+    tenants.charge("d", 10_000)  # the others are owed more than is remembered, so alike
+    turns = []
+    for _ in range(6):
+        turns.append(tenants.pick("abc").name)
+        tenants.record_turn(turns[-1])
+    assert turns[:3] == turns[3:] and sorted(turns[:3]) == ["a", "b", "c"]
+
+
+def test_who_makes_room_for_another_tenant_is_never_the_oldest() -> None:
+    machine = Machine(max_num_seqs=2, num_blocks=64)
+    machine.submit(
+        request("a1", [1] * 5, 30, tenant="a", arrival=1.0),
+        request("a2", [2] * 9, 30, tenant="a", arrival=2.0),
+    )
+    machine.step()
+    machine.submit(request("b", [3] * 5, 4, tenant="b", arrival=3.0))
+    machine.run()
+    preemptions = {}
+    for name in ("a1", "a2", "b"):
+        timings = machine.collected[name, 0].terminal[0].timings
+        assert timings is not None
+        preemptions[name] = timings.preemptions
+    assert preemptions["a1"] == preemptions["b"] == 0 and preemptions["a2"] > 0
+
+
 @pytest.mark.parametrize(("others", "deficit"), [(4095, -488.0), (4096, 512.0)])
 def test_of_idle_tenants_the_latest_are_remembered(others: int, deficit: float) -> None:
     tenants = Tenants()

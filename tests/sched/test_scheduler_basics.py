@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 from helpers.drive import EOS, Machine, request
 from helpers.fake_backend import expected_tokens, fake_logprob, next_token
@@ -241,6 +242,60 @@ def test_cancel_frees_blocks_at_once() -> None:
     assert not machine.scheduler.has_work and len(machine.runner.inputs.sequences) <= 2
 
 
+def test_a_client_that_leaves_takes_its_own_requests_along() -> None:
+    machine = Machine(max_num_seqs=2)
+    for client, names in ((1, "ab"), (2, "cd")):
+        for name in names:
+            machine.take(machine.scheduler.submit(request(name, [client, 5, 6], 9), client))
+    machine.step()
+    machine.scheduler.drop_client(1)
+    machine.scheduler.check()
+    assert {seq.owner.request.request_id for seq in machine.scheduler.sequences()} == {"c", "d"}
+    machine.run()
+    assert machine.tokens("c") == machine.tokens("d") == expected_tokens([2, 5, 6], 9, 97)
+
+
+def test_closing_ends_everything_queued_or_running() -> None:
+    machine = Machine(max_num_seqs=1)
+    machine.submit(request("a", [1, 2], 9, n=2), request("b", [3], 9))
+    machine.step()
+    machine.roll_back()
+    machine.take(machine.scheduler.end_all(FinishReason.CANCELLED))
+    for name, choice in (("a", 0), ("a", 1), ("b", 0)):
+        assert machine.collected[name, choice].terminal[0].finish_reason is FinishReason.CANCELLED
+    assert not machine.scheduler.has_work and machine.memory.num_used == 0
+
+
+def test_plans_are_committed_and_taken_back_in_order_only() -> None:
+    machine = Machine(depth=2)
+    machine.submit(request("a", [1, 2, 3], 9))
+    machine.step()
+    assert machine.launch() or machine.in_flight
+    while machine.launch():
+        pass
+    [(old, handle), (new, _)] = machine.in_flight
+    result = handle.result()
+    with pytest.raises(RuntimeError, match="not the newest"):
+        machine.scheduler.rollback(old)
+    with pytest.raises(RuntimeError, match="not the oldest"):
+        machine.scheduler.commit(new, result)
+    with pytest.raises(RuntimeError, match="not the oldest"):
+        other = msgspec.structs.replace(result, step_id=new.step_id)
+        machine.scheduler.commit(old, other)
+    machine.run()
+    assert machine.tokens("a") == expected_tokens([1, 2, 3], 9, 97)
+
+
+def test_a_prompt_that_is_being_computed_reserves_only_what_it_still_needs() -> None:
+    # Of 17 blocks the long prompt takes 10, and one for the token it samples; 6 are for the other.
+    machine = Machine(num_blocks=17, max_step_tokens=32, max_model_len=60)
+    machine.submit(request("long", prompt_of(40), 4), request("next", prompt_of(23, 2), 1))
+    assert machine.launch() and [row.count for row in machine.plans[-1].rows] == [32]
+    machine.land()
+    assert machine.launch() and [row.count for row in machine.plans[-1].rows] == [8, 23]
+    machine.run()
+
+
 def test_deadlines_end_queued_and_running() -> None:
     machine = Machine(max_num_seqs=1)
     machine.submit(
@@ -283,8 +338,6 @@ def test_what_cannot_fit_is_refused_with_both_numbers() -> None:
     ],
 )
 def test_refusals_name_the_field(change: dict[str, object], param: str) -> None:
-    import msgspec
-
     machine = Machine()
     bad: EngineRequest = msgspec.structs.replace(request("x", [1, 2]), **change)
     machine.submit(bad)
@@ -339,7 +392,11 @@ def test_prompt_logprobs_cover_the_prompt(blocks: int, chunk: int) -> None:
         sent = [lp.token_id for o in outputs for lp in o.logprobs]
         assert sent == machine.tokens("a", choice) == expected_tokens(prompt, 6, 97)
     asked = [r for p in machine.plans for r in p.rows if r.logits is LogitsWanted.ALL]
-    assert asked
+    [leader] = {n.seq_id for p in machine.plans for n in p.new
+                if n.request_id == "a" and n.choice == 0}  # fmt: skip
+    assert {row.seq_id for row in asked} == {leader}
+    if blocks == 64:
+        assert sum(row.count for row in asked) == len(prompt), "each position once"
 
 
 def test_penalized_rows_carry_their_history() -> None:

@@ -10,9 +10,11 @@ from helpers.tiny_text import tokenizer_data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tidemill.contract.sampling import SamplingParams
 from tidemill.grammar.schema import prepared
 from tidemill.text.answer import AnswerDelta, AnswerText
-from tidemill.text.answering import ChatSide, read_output_options, rules_of
+from tidemill.text.answering import ChatSide, OutputRequest, output_options_of, rules_of
+from tidemill.text.prompt_options import PromptOptions
 from tidemill.text.template import ChatTemplate
 from tidemill.text.tokenizer import Tokenizer
 
@@ -35,7 +37,10 @@ BODIES: list[dict[str, Any]] = [
 
 def said(body: dict[str, Any], tokens: bytes, cuts: list[int], stop: tuple[str, ...]) -> Any:
     """Everything that came of an output whose tokens came in these steps."""
-    rules = rules_of(CHAT, read_output_options(CHAT, body), "x")
+    options = output_options_of(
+        CHAT, OutputRequest.read(body), sampling=SamplingParams(), prompt_options=PromptOptions()
+    )
+    rules = rules_of(CHAT, options, "x")
     assert rules.parser is not None
     answer = AnswerText(TOKENIZER, rules.parser(), kept=rules.kept, stop=stop, track=True)
     found, stopped, at = AnswerDelta(), False, 0

@@ -12,7 +12,8 @@ from tidemill.base.errors import TidemillError
 from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.grammar.schema import prepared
 from tidemill.text.answering import ChatSide
-from tidemill.text.prompt import PromptOptions, render_prompt
+from tidemill.text.prompt import render_prompt
+from tidemill.text.prompt_options import PromptOptions
 from tidemill.text.template import ChatTemplate
 from tidemill.text.tokenizer import Tokenizer
 

@@ -8,7 +8,7 @@ import pytest
 
 from tidemill.base.errors import TidemillError
 from tidemill.text.abilities import Abilities
-from tidemill.text.thinking import EFFORT_BUDGETS, thinking_of
+from tidemill.text.thinking import EFFORT_BUDGETS, read_thinking, thinking_of
 
 SWITCHED = Abilities(switch="enable_thinking")
 ALWAYS = Abilities()
@@ -50,17 +50,17 @@ def test_decisions(
     wanted: bool | None,
     budget: int | None,
 ) -> None:
-    found = thinking_of(fields, abilities, thinks=True)
+    found = thinking_of(read_thinking(fields), abilities, thinks=True)
     assert (found.variables, found.wanted, found.budget) == (variables, wanted, budget)
     assert found.shown
 
 
 def test_off_is_what_a_model_that_does_not_think_does_anyway() -> None:
     for fields in ({"enable_thinking": False}, {"reasoning_effort": "none"}):
-        assert thinking_of(fields, ALWAYS, thinks=False).wanted is False
+        assert thinking_of(read_thinking(fields), ALWAYS, thinks=False).wanted is False
     kwargs = {"enable_thinking": True}
-    assert thinking_of({}, SWITCHED, thinks=False, kwargs=kwargs).wanted is None
-    assert not thinking_of({"include_reasoning": False}, ALWAYS, thinks=False).shown
+    assert thinking_of(read_thinking({}), SWITCHED, thinks=False, kwargs=kwargs).wanted is None
+    assert not thinking_of(read_thinking({"include_reasoning": False}), ALWAYS, thinks=False).shown
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_contradictions_name_the_fields(
     fields: dict[str, Any], abilities: Abilities, thinks: bool, names: tuple[str, ...]
 ) -> None:
     with pytest.raises(TidemillError) as caught:
-        thinking_of(fields, abilities, thinks=thinks)
+        thinking_of(read_thinking(fields), abilities, thinks=thinks)
     assert caught.value.param in names
     assert all(name in caught.value.message for name in names)
 
@@ -109,18 +109,18 @@ def test_contradictions_name_the_fields(
 def test_a_field_and_the_template_variable_must_agree() -> None:
     fields, kwargs = {"enable_thinking": True}, {"enable_thinking": False}
     with pytest.raises(TidemillError) as caught:
-        thinking_of(fields, SWITCHED, thinks=True, kwargs=kwargs)
+        thinking_of(read_thinking(fields), SWITCHED, thinks=True, kwargs=kwargs)
     assert "chat_template_kwargs.enable_thinking" in caught.value.message
 
 
 @pytest.mark.parametrize("value", ["false", "true", 0, 1, [], 10**400])
 def test_the_template_variable_is_a_boolean(value: object) -> None:
     with pytest.raises(TidemillError) as caught:
-        thinking_of({}, SWITCHED, thinks=True, kwargs={"enable_thinking": value})
+        thinking_of(read_thinking({}), SWITCHED, thinks=True, kwargs={"enable_thinking": value})
     assert caught.value.param == "chat_template_kwargs.enable_thinking"
     assert "true or false" in caught.value.message
 
 
 def test_a_template_variable_that_is_null_decides_nothing() -> None:
-    found = thinking_of({}, SWITCHED, thinks=True, kwargs={"enable_thinking": None})
+    found = thinking_of(read_thinking({}), SWITCHED, thinks=True, kwargs={"enable_thinking": None})
     assert (found.wanted, found.variables) == (None, {})

@@ -32,6 +32,7 @@ _COMMANDS = {
     "tokenize": ("text", "tokenize"),
     "render": ("text", "render"),
     "packed": ("packed", "packed"),
+    "config": ("config", "config"),
     "doctor": ("doctor", "doctor"),
 }
 
@@ -70,7 +71,8 @@ def _app(arguments: Sequence[str]) -> click.Group:
     named = arguments[0] if arguments else ""
     for name in [named] if named in _COMMANDS else _COMMANDS:
         module, function = _COMMANDS[name]
-        app.add_command(command(name, getattr(import_module(f"tidemill.cli.{module}"), function)))
+        made = getattr(import_module(f"tidemill.cli.{module}"), function)
+        app.add_command(made if isinstance(made, click.Command) else command(name, made))
     return app
 
 

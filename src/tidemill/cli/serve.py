@@ -200,7 +200,7 @@ def _load_text(
     )
     if opened.template.exists:
         _say(chat.described())
-    return TextSide(opened.tokenizer, opened.template, opened.defaults, chat)
+    return TextSide(opened.tokenizer, opened.template, chat, opened.defaults)
 
 
 def _say(line: str) -> None:

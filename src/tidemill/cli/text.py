@@ -43,31 +43,18 @@ def render(
     """Print the prompt that the chat request (JSON) on standard input becomes."""
     import sys
 
-    from msgspec.structs import asdict
-
     from tidemill.base.errors import bad_request
     from tidemill.grammar.schema import prepared
-    from tidemill.server.access.limits import Limits
-    from tidemill.server.dialects.body import parse_body
-    from tidemill.server.dialects.openai.prompting import prompt_options, template_messages
-    from tidemill.server.dialects.openai.schema import ChatRequest
+    from tidemill.server.app import DIALECTS
     from tidemill.server.errors import Rejection
-    from tidemill.text.answering import ChatSide, read_output_options
-    from tidemill.text.prompt import render_prompt
+    from tidemill.text.answering import ChatSide
 
     opened = options.open_text(model, chat_template)
-    tokenizer, template = opened.tokenizer, opened.template
-    chat = ChatSide.of(tokenizer, template, prepared)
+    chat = ChatSide.of(opened.tokenizer, opened.template, prepared)
+    dialect_render = DIALECTS[0].render
+    assert dialect_render is not None
     try:
-        body = parse_body(ChatRequest, sys.stdin.buffer.read(), Limits())
+        text = dialect_render(opened.template, chat, sys.stdin.buffer.read())
     except Rejection as rejection:
         raise bad_request(rejection.problem.param, rejection.problem.message) from rejection
-    output_options = read_output_options(chat, asdict(body))
-    text = render_prompt(
-        template,
-        chat,
-        template_messages(body.messages),
-        prompt_options(body, output_options.variables),
-        output_options.use,
-    )
     sys.stdout.write(text)

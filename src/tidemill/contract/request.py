@@ -6,6 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
+from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.contract.program import OutputProgram
 from tidemill.contract.sampling import SamplingParams
 
@@ -118,6 +119,17 @@ class RequestError(msgspec.Struct, frozen=True, array_like=True):
     message: str
     param: str | None = None
     retryable: bool = False
+
+
+def exception_of(error: RequestError | None) -> TidemillError:
+    """The exception for a choice that the engine ended with an error."""
+    if error is None:
+        return TidemillError(ErrorKind.INTERNAL, "the engine ended the request without a reason")
+    try:
+        kind = ErrorKind(error.kind)
+    except ValueError:
+        kind = ErrorKind.INTERNAL
+    return TidemillError(kind, error.message, param=error.param, retryable=error.retryable)
 
 
 class RequestTimings(msgspec.Struct, frozen=True, array_like=True):

@@ -12,17 +12,20 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tidemill.base.errors import TidemillError, config_error
 from tidemill.loading.jsonfile import read_object
 from tidemill.loading.mapped import StoredTensor
 from tidemill.loading.places import OneTensor, Place, held_bytes
 from tidemill.models.quantization import QUANTIZERS, convert, to_float32
+from tidemill.models.small_floats import bf16_bytes, rounded_bf16
 from tidemill.models.tensors import RawTensor
 
 _PIECE = 2**22  # values made at once
 
 Buffer = bytes | memoryview
+Bits = NDArray[np.uint16] | NDArray[np.uint32]
 Progress = Callable[[int], None]
 
 
@@ -111,6 +114,16 @@ def as_type(place: Place, name: str, dtype: str, loss: Loss) -> OutTensor:
             yield tensor.data
 
     return OutTensor(name, dtype, place.shape, held_bytes(dtype, place.shape), pieces)
+
+
+def narrowed(values: NDArray[np.float32], dtype: str) -> Bits:
+    """The bits of float32 values rounded to a float type, to nearest, ties to even."""
+    if dtype == "F32":
+        return np.ascontiguousarray(values).view(np.uint32)
+    if dtype == "F16":
+        with np.errstate(over="ignore"):
+            return values.astype(np.float16).view(np.uint16)
+    return np.frombuffer(bf16_bytes(rounded_bf16(values)), np.uint16).reshape(values.shape)
 
 
 class ResumableFile:

@@ -17,8 +17,8 @@ from tidemill.convert.word_rule import check_same, find_rule
 from tidemill.loading.checkpoint import open_model
 from tidemill.loading.gguf import GgufFile
 from tidemill.loading.gguf_split import read_model
-from tidemill.loading.gguf_text_side import read_tokenizer
 from tidemill.loading.parts import ModelFiles
+from tidemill.loading.text_side import read_gguf
 from tidemill.text.tokenizer import Tokenizer
 
 
@@ -63,7 +63,7 @@ def _vocabulary(files: ModelFiles) -> dict[str, Any]:
     text["tokenizer.ggml.add_eos_token"] = tokenizer.adds("eos_token")
     check_same(
         replace(data, add_bos=None, add_eos=None),
-        read_tokenizer(text),
+        read_gguf(text),
         "the vocabulary written to GGUF would give other token ids than the model's own; give a "
         "folder as OUT",
     )

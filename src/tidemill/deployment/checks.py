@@ -10,6 +10,7 @@ from typing import Any
 
 from tidemill.deployment import kinds
 from tidemill.deployment.kinds import Kind
+from tidemill.deployment.toml_text import literal
 
 ISAS = (
     *("amx", "avx512", "avx512bf16", "avx512bw", "avxvnni", "avx2"),
@@ -58,6 +59,29 @@ def _read_packed_cache(value: Any, base: Path) -> str:
     return str(found)
 
 
+def _check_version(version: str) -> None:
+    from tidemill.server.host.rollout.traffic import parse_traffic
+
+    parse_traffic(version)
+
+
+def show_traffic(rule: Any) -> str:
+    """A rule of traffic as TOML."""
+    from tidemill.server.host.rollout.traffic import to_builtins
+
+    return literal(to_builtins(rule))
+
+
+def _is_source(source: str, base: Path) -> bool:
+    # Of GGUF files on the hub the name ends in .gguf, too.
+    return source.endswith(".gguf") and (source.count("/") < 2 or (base / source).exists())
+
+
+SOURCE = kinds.path_or_name("a path or a model's name", _is_source)
+TEMPLATE = kinds.path_or_name(
+    "a file or a template's name", lambda template, _: "/" in template or "." in template
+)
+VERSION = kinds.checked("1 to 64 letters, digits, '.', '_' or '-'", _check_version)
 MODEL_NAME = kinds.checked("a name", _check_name)
 ORIGIN = kinds.checked('an origin such as "https://app.example" or "*"', _check_origin)
 PROXY = kinds.checked('an address or a network such as "10.0.0.0/8"', _check_proxy)

@@ -73,7 +73,7 @@ def _pins(deployment: Deployment) -> Found:
 
 def _models(deployment: Deployment) -> Found:
     for section in deployment.sections:
-        if section.table != "models":
+        if section.table != "models" or "source" not in section.values:
             continue
         values = section.values
         local = Path(values["source"].value).is_absolute()

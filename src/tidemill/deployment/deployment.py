@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tidemill.contract.config import EngineConfig
 from tidemill.deployment.reading import Sourced, Values
@@ -13,6 +13,9 @@ from tidemill.deployment.security import SecuritySettings
 from tidemill.deployment.settings import ENGINE_KEYS, Setting
 from tidemill.server.access.limits import Limits
 from tidemill.server.admission.options import AdmissionOptions
+
+if TYPE_CHECKING:
+    from tidemill.server.host.rollout.traffic import Traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ class ModelSettings:
         engine: settings of its engine by the names of `EngineConfig`.
         of: of a version, the name that clients use; else None.
         template_digest: SHA-256 of a chat template's file, so that a changed one is noticed.
+        stated: the settings that somebody set; sampling values as ``sampling.top_p``.
     """
 
     name: str
@@ -64,10 +68,43 @@ class ModelSettings:
     engine: Mapping[str, Any]
     of: str | None = None
     template_digest: str | None = None
+    stated: frozenset[str] = frozenset()
+
+    def filled(self, own: Mapping[str, Any], sampling: Mapping[str, Any]) -> ModelSettings:
+        """The same with a model's own values where nobody set anything.
+
+        Args:
+            own: values of any settings, such as ``system`` and ``quantize``; None is no value.
+            sampling: sampling values of the model's definition.
+        """
+        new = {k: v for k, v in own.items() if v is not None and k not in self.stated}
+        return replace(
+            self,
+            **{key: value for key, value in new.items() if key not in ENGINE_KEYS},
+            sampling={**sampling, **self.sampling},
+            engine={**self.engine, **{k: v for k, v in new.items() if k in ENGINE_KEYS}},
+        )
 
     def engine_config(self, path: Path | str) -> EngineConfig:
         """The engine's configuration for the located model; validated."""
         return EngineConfig(model=str(path), served_name=self.name, **self.engine).validate()
+
+
+@dataclass(frozen=True, slots=True)
+class VersionedName:
+    """A name with versions, each of which is a model ``name@version``.
+
+    Attributes:
+        name: what clients use.
+        aliases: further names.
+        versions: in the file's order.
+        traffic: which version answers.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    versions: tuple[str, ...]
+    traffic: Traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +154,7 @@ class Deployment:
         file: the deployment file; None without one.
         server, admission, limits, security: of the server as a whole.
         models: in the file's order, versions included; empty: the whole library is served.
+        names: the names that have versions.
         pipelines: in the file's order.
         sections: the same settings by table, with their origins.
     """
@@ -127,15 +165,15 @@ class Deployment:
     limits: Limits
     security: SecuritySettings
     models: tuple[ModelSettings, ...]
+    names: tuple[VersionedName, ...]
     pipelines: tuple[PipelineSettings, ...]
     sections: tuple[Section, ...]
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def served_names(self) -> tuple[str, ...]:
         """Every name that a request may use."""
-        found: dict[str, None] = {}
-        for model in self.models:
-            found.update(dict.fromkeys((model.of or model.name, model.name, *model.aliases)))
+        found = [name for one in self.names for name in (one.name, *one.aliases)]
+        found += [name for model in self.models for name in (model.name, *model.aliases)]
         return (*found, *(pipeline.name for pipeline in self.pipelines))
 
 
@@ -156,4 +194,10 @@ def make_model(
         engine={key: known[key] for key in ENGINE_KEYS},
         of=of,
         template_digest=template_digest,
+        stated=frozenset(
+            f"{prefix}{key}"
+            for prefix, found in (("", values), ("sampling.", sampling))
+            for key, one in found.items()
+            if one.origin.source != "default"
+        ),
     )

@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import date, time
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from tidemill.base.errors import TidemillError
 from tidemill.base.sizes import exact_size, parse_size
@@ -21,12 +22,14 @@ from tidemill.deployment.toml_text import literal
 FOREVER = math.inf
 """A duration without end, as a number of seconds."""
 
+UNBOUNDED = 2**53
+"""The largest whole number where only the lower end is worth saying."""
+
 MAX_TEXT = 100_000
 """Characters of one text."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(msgspec.Struct, frozen=True):
     """A type of values.
 
     Attributes:
@@ -54,12 +57,13 @@ def integer(low: int, high: int) -> Kind:
             raise ValueError
         return value
 
-    return Kind(f"a whole number from {low} to {high}", read, int)
+    bounds = f"from {low} to {high}" if high < UNBOUNDED else f"of at least {low}"
+    return Kind(f"a whole number {bounds}", read, int)
 
 
 def number(low: float, high: float, unit: str = "", *, above: bool = False) -> Kind:
     """Finite numbers of a range; with `above` its lower end is excluded."""
-    least = f"above {low:g} and at most {high:g}" if above else f"from {low:g} to {high:g}"
+    least = f"above {low:g} and at most {high:.10g}" if above else f"from {low:g} to {high:.10g}"
 
     def read(value: Any, _: Path) -> float:
         if type(value) not in (int, float) or not low <= value <= high or (above and value == low):
@@ -243,19 +247,23 @@ def looks_like_path(text: str) -> bool:
     return text.startswith(("/", "./", "../", "~")) or text in (".", "..")
 
 
-def path_or_name(what: str) -> Kind:
-    """A path that exists, as an absolute one; any other text unchanged unless it must be a path."""
+def path_or_name(what: str, is_path: Callable[[str, Path], bool]) -> Kind:
+    """A path that exists, as an absolute one, or a name.
+
+    Args:
+        what: completes ``must be ...``.
+        is_path: whether a text that does not begin as a path is one; given the folder as well.
+    """
 
     def read(value: Any, base: Path) -> str:
         found = absolute(value, base)
+        if not looks_like_path(value) and not is_path(value, base):
+            return str(value)
         try:
-            if found.exists():
-                return str(found)
+            found.stat()
         except OSError:
-            pass
-        if looks_like_path(value):
-            raise ValueError(f"no such file or folder: {found}")
-        return str(value)
+            raise ValueError(f"no such file or folder: {found}") from None
+        return str(found)
 
     return Kind(what, read)
 
@@ -267,7 +275,7 @@ def mapping(what: str) -> Kind:
         if type(value) is not dict:
             raise ValueError
         _check_json(value)
-        return value
+        return dict(value)
 
     return Kind(what, read)
 

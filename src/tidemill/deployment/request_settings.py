@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
 
 from tidemill.contract.sampling import NEUTRAL, RANGES
 from tidemill.deployment import kinds
 from tidemill.deployment.settings import Apply, Setting
 from tidemill.server.access.limits import FIXED, Limits
 
-_MOST = 2**53
 _LONGEST = 365 * 86400.0
 
 
+@cache
 def sampling_settings() -> tuple[Setting, ...]:
     """Sampling parameters that a model may preset; a request's own value counts first."""
     found = []
@@ -27,13 +28,14 @@ def sampling_settings() -> tuple[Setting, ...]:
     return tuple(found)
 
 
+@cache
 def limit_settings() -> tuple[Setting, ...]:
     """Bounds of the HTTP API (`server.access.limits.Limits`)."""
     found = []
     for field in dataclasses.fields(Limits):
         default = field.default
         if isinstance(default, int):
-            kind = kinds.integer(1, default if field.name in FIXED else _MOST)
+            kind = kinds.integer(1, default if field.name in FIXED else kinds.UNBOUNDED)
         else:
             kind = kinds.number(0, _LONGEST, "seconds", above=True)
         text = "See [request limits](operations.md#request-limits)."

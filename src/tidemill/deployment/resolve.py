@@ -6,23 +6,20 @@ What counts first: a flag, then an environment variable, then the model's table,
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tidemill.deployment import toml_text
 from tidemill.deployment.deployment import (
     Deployment,
-    ModelSettings,
     PipelineSettings,
     Section,
     ServerSettings,
-    make_model,
     plain,
 )
 from tidemill.deployment.document import Document
+from tidemill.deployment.models import ModelReader, file_digest
 from tidemill.deployment.positions import Positions
 from tidemill.deployment.problems import DeploymentError, Origin, Problem
 from tidemill.deployment.reading import (
@@ -48,11 +45,6 @@ from tidemill.deployment.settings import (
 from tidemill.deployment.toml_text import path_text
 from tidemill.server.access.limits import Limits
 from tidemill.server.admission.options import AdmissionOptions
-
-IDENTITY = ("name", "source", "file", "revision", "aliases")
-"""Settings of a model that ``[defaults]`` cannot hold."""
-
-NOTE_DEFAULTS = "[defaults]"
 
 Check = Callable[[Deployment], Iterable[tuple[str, str, str]]]
 """A further check of a deployment: section's label, key (or empty) and message of each problem."""
@@ -99,10 +91,11 @@ def located(deployment: Deployment, found: Iterable[tuple[str, str, str]]) -> It
         section = sections[label]
         values = section.values
         origin = values[key].origin if key else DEFAULT
-        if origin.source == "default" and section.name:
-            # The best place known is where the model or pipeline is named.
-            named = (values[k].origin for k in ("name", "source", "file") if k in values)
-            origin = next((one for one in named if one.source != "default"), DEFAULT)
+        if origin.source == "default":
+            # The best place known: where the section is named, else the first that it sets.
+            order = sorted(values, key=lambda k: k not in ("name", "source", "file", "version"))
+            stated = (values[k].origin for k in order if values[k].origin.source != "default")
+            origin = next(stated, DEFAULT)
         yield Problem(origin, f"{label}.{key}" if key else label, message)
 
 
@@ -111,13 +104,11 @@ class _Work:
 
     def __init__(self, document: Document, given: Mapping[str, Sourced]) -> None:
         self._given = given
-        self._sampling = keyed(sampling_settings())
         self._limits = keyed(limit_settings())
-        self._model = keyed(MODEL)
         elsewhere = {
             **dict.fromkeys(self._limits, "[limits]"),
-            **dict.fromkeys(self._sampling, "[models.sampling]"),
-            **dict.fromkeys(self._model, "[[models]]"),
+            **dict.fromkeys((s.key for s in sampling_settings()), "[models.sampling]"),
+            **dict.fromkeys((s.key for s in MODEL), "[[models]]"),
             **dict.fromkeys((s.key for s in SECURITY), "[security]"),
             **dict.fromkeys((s.key for s in ADMISSION), "[admission]"),
             **dict.fromkeys((s.key for s in SERVER), "[server]"),
@@ -137,7 +128,9 @@ class _Work:
         admission = self._plain_table("admission", ADMISSION)
         security = self._plain_table("security", SECURITY)
         bounds = self._limit_values(limits)
-        found = self._models(models, server["keep_alive"])
+        read = ModelReader(self._reader, self._given, server["keep_alive"])
+        read.read(models)
+        self._sections += read.sections
         pipelines = self._pipelines()
         return Deployment(
             file=file,
@@ -145,7 +138,8 @@ class _Work:
             admission=AdmissionOptions.of(**plain(admission)),
             limits=Limits(**plain(bounds)),
             security=SecuritySettings(**plain(security)),
-            models=found,
+            models=tuple(read.models),
+            names=tuple(read.names),
             pipelines=pipelines,
             sections=tuple(self._sections),
         )
@@ -202,73 +196,6 @@ class _Work:
         self._section("limits", "", "limits", values, self._limits)
         return values
 
-    # -- models ----------------------------------------------------------------------------------
-
-    def _models(self, more: Sequence[Sourced], keep_alive: Sourced) -> tuple[ModelSettings, ...]:
-        common = {key: s for key, s in self._model.items() if key not in IDENTITY}
-        defaults = self._reader.table(("defaults",), common, ("sampling",), NOTE_DEFAULTS)
-        sampling = self._reader.table(
-            ("defaults", "sampling"), self._sampling, note="[defaults.sampling]"
-        )
-        flags = read_given(self._given, MODEL, self.problems)
-        paths = self._reader.tables(("models",))
-        self._check_one_model(flags, len(paths) + len(more))
-        base = [{"keep_alive": keep_alive}, defaults]
-        found: list[ModelSettings] = []
-        for path in paths:
-            found += self._model_of(path, base, sampling, flags)
-        for source in more:
-            values = self._model_values({"source": source}, base, flags)
-            found += self._add_model(values, layered(self._sampling.values(), sampling))
-        return tuple(found)
-
-    def _check_one_model(self, flags: Values, count: int) -> None:
-        if count <= 1:
-            return
-        for key, one in flags.items():
-            if self._model[key].one_model:
-                message = f"belongs to one model, and there are {count}; set {key} in its table"
-                self.problems.append(Problem(one.origin, "", message))
-
-    def _model_of(
-        self, path: toml_text.Path, base: Sequence[Values], sampling: Values, flags: Values
-    ) -> list[ModelSettings]:
-        own = self._reader.table(path, self._model, ("sampling",))
-        own_sampling = self._reader.table((*path, "sampling"), self._sampling)
-        if all(self._reader.get((*path, key)) is None for key in ("name", "source")):
-            self._reader.add(path, "has neither name nor source; source says which model it is")
-        if not {"name", "source"} & own.keys():
-            return []
-        values = self._model_values(own, base, flags)
-        return self._add_model(
-            values, layered(self._sampling.values(), sampling, own_sampling), path_text(path)
-        )
-
-    def _model_values(self, own: Values, base: Sequence[Values], flags: Values) -> Values:
-        values = layered(MODEL, *base, own, flags)
-        if values["source"].value is None:
-            values["source"] = values["name"]
-        elif values["name"].value is None:
-            values["name"] = Sourced(default_name(values["source"].value), DEFAULT)
-        return values
-
-    def _add_model(self, values: Values, sampling: Values, label: str = "") -> list[ModelSettings]:
-        template = values["chat_template"]
-        try:
-            digest = file_digest(template.value) if template.value else None
-        except OSError as error:
-            message = f"cannot be read: {error.strerror}"
-            self.problems.append(Problem(template.origin, "chat_template", message))
-            return []
-        model = make_model(values, sampling, template_digest=digest)
-        both = {**values, **{f"sampling.{key}": one for key, one in sampling.items()}}
-        known = {
-            **self._model,
-            **{f"sampling.{key}": setting for key, setting in self._sampling.items()},
-        }
-        self._section("models", model.name, label or f"model {model.name}", both, known)
-        return [model]
-
     # -- pipelines -------------------------------------------------------------------------------
 
     def _pipelines(self) -> tuple[PipelineSettings, ...]:
@@ -286,28 +213,9 @@ class _Work:
                 values["name"] = Sourced(Path(file.value).stem, DEFAULT)
             try:
                 digest = file_digest(file.value)
-            except OSError as error:
-                message = f"cannot be read: {error.strerror}"
-                self.problems.append(Problem(file.origin, "file", message))
+            except ValueError as error:
+                self._reader.add_value((*path, "file"), str(error))
                 continue
-            found.append(PipelineSettings(**plain(values), file_digest=digest or ""))
+            found.append(PipelineSettings(**plain(values), file_digest=digest))
             self._section("pipelines", values["name"].value, path_text(path), values, known)
         return tuple(found)
-
-
-def default_name(source: str) -> str:
-    """The name of a model whose source alone is given; as `loading.named.locate` names it."""
-    path = Path(source)
-    if path.is_absolute():
-        return path.stem if path.suffix == ".gguf" else path.name
-    return source
-
-
-def file_digest(path: str) -> str | None:
-    """SHA-256 of a regular file's content; None if `path` is none. Raises OSError."""
-    from tidemill.base.files import is_regular, open_regular
-
-    if not Path(path).is_absolute() or not is_regular(Path(path)):
-        return None
-    with open_regular(path) as file:
-        return hashlib.sha256(file.read()).hexdigest()

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator
 
 from tidemill.base.errors import ErrorKind, TidemillError, bad_request
 from tidemill.contract.config import EngineConfig
-from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason
+from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason, exception_of
 from tidemill.contract.wire import EngineInfo, EngineStats, Fatal, Outputs
 from tidemill.engine.core import EngineCore, Message, open_core
-from tidemill.engine.streams import raise_error, resolve_seed
+from tidemill.engine.streams import resolve_seed
 
 
 class InprocEngine:
@@ -69,7 +69,7 @@ class InprocEngine:
                 message = messages.get()
                 if isinstance(message, Fatal):
                     if message.error is not None:
-                        raise_error(message.error)
+                        raise exception_of(message.error)
                     raise TidemillError(ErrorKind.UNAVAILABLE, message.message, retryable=True)
                 if isinstance(message, Outputs):
                     self.stats = message.stats or self.stats

@@ -20,10 +20,10 @@ import msgspec
 from tidemill.base.errors import ErrorKind, TidemillError, config_error
 from tidemill.base.log import get_logger, log_format
 from tidemill.contract.config import EngineConfig
+from tidemill.contract.request import exception_of
 from tidemill.engine.client import SocketClient
 from tidemill.engine.flightlog import FlightLog
 from tidemill.engine.reports import FOLDER_PREFIX, LoadProgress, Report
-from tidemill.engine.streams import raise_error
 
 _log = get_logger(__name__)
 
@@ -316,7 +316,7 @@ async def _wait_ready(process: Process, progress: Callable[[str], None]) -> None
     async for line in process.stdout:
         report = msgspec.json.decode(line, type=Report)
         if report.error is not None:
-            raise_error(report.error)
+            raise exception_of(report.error)
         if report.ready:
             return
         if report.progress is not None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from tidemill.base.clock import monotonic
-from tidemill.base.errors import ErrorKind, TidemillError, bad_request
+from tidemill.base.errors import ErrorKind, bad_request
 from tidemill.base.ids import new_seed
 from tidemill.contract.request import (
     ChoiceOutput,
@@ -320,10 +320,3 @@ def resolve_seed(request: EngineRequest) -> EngineRequest:
 def engine_gone(message: str) -> RequestError:
     """The retryable UNAVAILABLE error for the streams of an engine that has ended."""
     return RequestError(ErrorKind.UNAVAILABLE, message, None, True)
-
-
-def raise_error(error: RequestError) -> None:
-    """Raise a `RequestError` as the `TidemillError` it came from."""
-    raise TidemillError(
-        ErrorKind(error.kind), error.message, param=error.param, retryable=error.retryable
-    )

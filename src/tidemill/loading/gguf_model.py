@@ -14,13 +14,11 @@ from tidemill.base.tokenizer_data import NO_TOKEN
 from tidemill.loading import gguf, gguf_split
 from tidemill.loading.generation import GenerationDefaults, token_ids
 from tidemill.loading.gguf_rope import with_rope_factors
-from tidemill.loading.gguf_text_side import read_tokenizer
 from tidemill.loading.lazy import LazyTensors
 from tidemill.loading.mapped import StoredTensor, in_file
 from tidemill.loading.parts import ModelFiles
 from tidemill.loading.places import one_tensor
-from tidemill.loading.recent import Recent
-from tidemill.loading.selected import select
+from tidemill.loading.text_side import read_gguf
 from tidemill.models.gguf_config import config_from_gguf
 from tidemill.models.naming import match_tensors
 from tidemill.models.registry import family_for_gguf
@@ -58,12 +56,7 @@ def _open(file: gguf.GgufFile) -> ModelFiles:
     spec = with_rope_factors(spec, metadata, stored, factored)
     sources = match_tensors(spec, family.gguf.rules, shapes, family.gguf.stored)
     whole = {s.stored: one_tensor(stored[s.stored]) for s in sources.values()}
-    recent = Recent()
-    places = {
-        canonical: select(whole[source.stored], source, recent)
-        for canonical, source in sources.items()
-    }
-    tensors = LazyTensors(places, recent=recent)
+    tensors = LazyTensors.of_sources(whole, sources)
     return ModelFiles(
         path=file.path,
         format="gguf",
@@ -73,7 +66,7 @@ def _open(file: gguf.GgufFile) -> ModelFiles:
         bos_token_id=next(iter(_ids(metadata, "bos_token_id", spec.vocab_size)), None),
         eos_token_ids=_end_tokens(metadata, spec.vocab_size),
         generation=GenerationDefaults(),
-        tokenizer=read_tokenizer(metadata),
+        tokenizer=read_gguf(metadata),
         files=tuple({id(t.file): t.file for t in stored.values()}.values()),
     )
 

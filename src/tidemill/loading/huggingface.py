@@ -10,7 +10,6 @@ from typing import Any
 from tidemill.base.errors import ErrorKind, TidemillError, model_file_error, unsupported
 from tidemill.base.vector_data import NOTHING_SAID, VectorData
 from tidemill.loading import safetensors, sharded, torch_files
-from tidemill.loading.folder_text import read_tokenizer
 from tidemill.loading.generation import generation_defaults, token_ids
 from tidemill.loading.heads import (
     MakeHead,
@@ -24,7 +23,6 @@ from tidemill.loading.lazy import LazyTensors
 from tidemill.loading.mapped import StoredTensor
 from tidemill.loading.parts import ModelFiles
 from tidemill.loading.places import READ_TYPES, Place
-from tidemill.loading.recent import Recent
 from tidemill.loading.schemes import (
     QUANTIZATION_KEYS,
     checked_place,
@@ -32,7 +30,6 @@ from tidemill.loading.schemes import (
     quantization_schemes,
 )
 from tidemill.loading.schemes.base import Scheme
-from tidemill.loading.selected import select
 from tidemill.loading.sentence import (
     VECTOR_KEYS,
     SentenceFiles,
@@ -40,6 +37,7 @@ from tidemill.loading.sentence import (
     labels_of,
     read_sentence_files,
 )
+from tidemill.loading.text_side import read_folder
 from tidemill.loading.tied import as_stored
 from tidemill.models import tensors as names
 from tidemill.models.dense import Family, HeadPart
@@ -162,12 +160,7 @@ def _family_files(folder: Path, published: Mapping[str, Any]) -> ModelFiles:
     shapes = {name: tensor.shape for name, tensor in weights.items()}
     sources = match_tensors(spec, family.rules, shapes, family.stored)
     whole = {s.stored: checked_place(weights[s.stored]) for s in sources.values()}
-    recent = Recent()
-    places = {
-        canonical: select(whole[source.stored], source, recent)
-        for canonical, source in sources.items()
-    }
-    tensors = LazyTensors(places, recent=recent)
+    tensors = LazyTensors.of_sources(whole, sources)
     vectors, head = _head(sentence, kind, config, spec, tensors, (parts, own))
     notes = (*tied_notes, *scheme_notes)
     files = _files(folder, config, spec, tensors, stored, notes, vectors, head)
@@ -234,7 +227,7 @@ def _files(
         eos_token_ids=token_ids(eos, "eos_token_id", vocab),
         generation=defaults,
         notes=generation_notes + notes,
-        tokenizer=read_tokenizer(folder),
+        tokenizer=read_folder(folder),
         vectors=vectors,
         head=head,
         files=tuple({id(t.file): t.file for t in stored.values()}.values()),

@@ -10,8 +10,7 @@ import numpy as np
 
 from tidemill.base.errors import TidemillError, unsupported
 from tidemill.loading.places import Float32, OneTensor, Place, held_bytes
-from tidemill.loading.recent import Recent
-from tidemill.loading.selected import all_nearly
+from tidemill.loading.selected import Recent, all_nearly, select
 from tidemill.models.blocks.repack import NEAR_HOLDERS, Inexact
 from tidemill.models.quantization import (
     BLOCK,
@@ -21,6 +20,7 @@ from tidemill.models.quantization import (
     stored_type,
     to_float32,
 )
+from tidemill.models.sources import Source
 from tidemill.models.tensors import DeferredTensor, RawTensor, TensorHeader
 
 _MEASURED_ROWS = 64
@@ -72,6 +72,14 @@ class LazyTensors(Mapping[str, RawTensor]):
                 self.rounded[place.dtype, place.exact] += 1
             elif self.header(name).rounded == "BF16":
                 self.rounded[place.dtype, "BF16"] += 1
+
+    @classmethod
+    def of_sources(cls, stored: Mapping[str, Place], sources: Mapping[str, Source]) -> LazyTensors:
+        """The weights that `sources` (by canonical name) make of the stored ones."""
+        # One place per stored weight and one cache: `Recent` compares places by identity.
+        recent = Recent()
+        places = {name: select(stored[s.stored], s, recent) for name, s in sources.items()}
+        return cls(places, recent=recent)
 
     def held(self, holding: Holding) -> LazyTensors:
         """The same weights with another `Holding`."""

@@ -4,8 +4,9 @@ matrix."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +14,40 @@ from numpy.typing import NDArray
 from tidemill.base.errors import model_file_error
 from tidemill.loading.mapped import StoredTensor
 from tidemill.loading.places import Float32, OneTensor, Place, Stack, held_bytes
-from tidemill.loading.recent import Recent
 from tidemill.models.blocks.repack import NEAR_HOLDERS
 from tidemill.models.quantization import FLOAT_TYPES
 from tidemill.models.sources import Source
 from tidemill.models.tensors import RawTensor
+
+T = TypeVar("T")
+
+
+class Recent:
+    """Caches one result until the next one or `forget`, so that consecutive reads of parts of one
+    tensor unpack it once."""
+
+    def __init__(self) -> None:
+        self._last: tuple[object, Callable[..., Any], Any] | None = None
+
+    def get(self, owner: object, make: Callable[..., T]) -> T:
+        """The result of `make(owner)`, cached when the last call had the same arguments.
+
+        Args:
+            owner: compared by identity.
+            make: an unbound function, compared by identity.
+        """
+        last = self._last
+        if last is not None and last[0] is owner and last[1] is make:
+            found: T = last[2]
+            return found
+        self._last = last = None  # never hold the old and the new result at once
+        made = make(owner)
+        self._last = (owner, make, made)
+        return made
+
+    def forget(self) -> None:
+        """Drop the cached result."""
+        self._last = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,15 +6,11 @@ import reprlib
 from dataclasses import dataclass, field
 
 from tidemill.base.ids import new_call_id
-from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason, TokenLogprob
+from tidemill.contract.request import ChoiceOutput, TokenLogprob
 from tidemill.contract.sampling import SamplingParams
-from tidemill.engine.streams import raise_error
-from tidemill.text.answer import NOTHING, AnswerDelta, AnswerText
-from tidemill.text.answering import AnswerRules
-from tidemill.text.stops import StopSet
+from tidemill.generation.choices import ChoiceDelta, PromptChoices
+from tidemill.generation.prepare import Prepared
 from tidemill.text.tokenizer import Tokenizer
-
-TOOL_CALLS = "tool_calls"
 
 
 @dataclass(slots=True)
@@ -116,78 +112,45 @@ class Running:
     """A request in flight: accumulates engine outputs into a `RequestOutput`.
 
     Args:
-        request: the request as submitted to the engine.
+        prepared: the request; its one prompt.
         tokenizer: detokenizes the outputs.
-        rules: how the outputs are parsed.
-        at_start: see `OutputText`.
 
     Attributes:
         output: the result so far.
     """
 
-    def __init__(
-        self, request: EngineRequest, tokenizer: Tokenizer, rules: AnswerRules, *, at_start: bool
-    ) -> None:
-        sampling = request.sampling
+    def __init__(self, prepared: Prepared, tokenizer: Tokenizer) -> None:
+        sampling = prepared.sampling[0]
         logprobs = sampling.logprobs is not None
-        stops = StopSet(sampling.stop)
-        self._texts = [
-            AnswerText(
-                tokenizer,
-                None if rules.parser is None else rules.parser(),
-                kept=rules.kept,
-                stop=stops,
-                min_tokens=sampling.min_tokens,
-                at_start=at_start,
-            )
-            for _ in range(sampling.n)
-        ]
+        self._choices = PromptChoices(tokenizer, prepared, 0)
         completions = [Completion(i, logprobs=[] if logprobs else None) for i in range(sampling.n)]
-        self.output = RequestOutput(request.prompt_token_ids, sampling, completions)
+        self.output = RequestOutput(prepared.prompts[0], sampling, completions)
 
-    def take(self, output: ChoiceOutput) -> tuple[AnswerDelta, bool]:
-        """Add an engine output. Tokens after a stop are dropped.
-
-        Returns:
-            The new parts, and whether the caller must cancel the choice in the engine because it
-            stopped here first.
+    def take(self, output: ChoiceOutput) -> ChoiceDelta | None:
+        """Add an engine output; None when the choice had already ended here.
 
         Raises:
             TidemillError: the engine's error.
         """
-        completion, text = self.output.outputs[output.choice], self._texts[output.choice]
-        if output.finish_reason is FinishReason.ERROR and output.error is not None:
-            raise_error(output.error)
-        if completion.finish_reason is not None:
-            return NOTHING, False
-        if output.cached_tokens is not None:
-            self.output.cached_tokens = output.cached_tokens
-        if output.prompt_logprobs is not None:
-            self.output.prompt_logprobs = list(output.prompt_logprobs)
-        before = text.tokens
-        found, stopped = text.push(output.token_ids, hide_last=output.stop_token is not None)
-        if output.finish_reason is not None and not stopped:
-            found += text.finish(cut=output.finish_reason is FinishReason.LENGTH)
-            stopped = text.stopped
-        taken = text.tokens - before
-        _add(completion, found)
-        completion.reasoning_tokens = text.reasoning_tokens
-        completion.token_ids += output.token_ids[:taken]
-        if completion.logprobs is not None and output.logprobs is not None:
-            completion.logprobs += output.logprobs[:taken]
-        ended = FinishReason.STOP if stopped else output.finish_reason
-        if ended is not None:
-            completion.stop_string = text.stop_string
-            called = ended is FinishReason.STOP and text.calls
-            completion.finish_reason = TOOL_CALLS if called else ended.value
-        return found, stopped and output.finish_reason is None
-
-
-def _add(completion: Completion, found: AnswerDelta) -> None:
-    completion.text += found.content
-    completion.reasoning += found.reasoning
-    completion.tool_call_errors += found.errors
-    for part in found.calls:
-        if part.name is not None:
-            completion.tool_calls.append(ToolCall(new_call_id(), part.name))
-        completion.tool_calls[part.index].arguments += part.arguments
+        delta = self._choices.take(output)
+        if delta is None:
+            return None
+        completion = self.output.outputs[delta.index]
+        self.output.cached_tokens = self._choices.cached_tokens
+        if delta.prompt_logprobs is not None:
+            self.output.prompt_logprobs = list(delta.prompt_logprobs)
+        completion.text += delta.text
+        completion.reasoning += delta.reasoning
+        completion.tool_call_errors += delta.errors
+        for part in delta.calls:
+            if part.name is not None:
+                completion.tool_calls.append(ToolCall(new_call_id(), part.name))
+            completion.tool_calls[part.index].arguments += part.arguments
+        completion.reasoning_tokens = self._choices.reasoning_of(delta.index)
+        completion.token_ids += delta.token_ids
+        if completion.logprobs is not None:
+            completion.logprobs += [piece.logprob for piece in delta.pieces]
+        if delta.finish is not None:
+            completion.finish_reason = delta.finish
+            completion.stop_string = self._choices.stop_string_of(delta.index)
+        return delta

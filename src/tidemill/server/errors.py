@@ -1,21 +1,19 @@
-"""Errors that clients see, in OpenAI's error format and with their HTTP status.
+"""Errors that clients see, with their HTTP status; each dialect gives them its own shape.
 
-`{"error": {"message", "type", "param", "code"}}`, for rejected requests, unknown routes and, as an
-event, a stream that fails after its start. Details of internal errors stay in the log.
+Details of internal errors stay in the log.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-import msgspec
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import Response
 
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.base.log import get_logger
-from tidemill.contract.request import RequestError
 from tidemill.contract.resolve import ContextLengthError
 
 log = get_logger(__name__)
@@ -51,7 +49,15 @@ _HTTP_CODES = {
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One error as the client sees it."""
+    """One error as the client sees it.
+
+    Attributes:
+        status: HTTP status.
+        type, code: in OpenAI's terms; other dialects map them.
+        message: what is wrong, and what to do about it.
+        param: the field it is about, if there is one.
+        headers: further response headers.
+    """
 
     status: int
     type: str
@@ -60,21 +66,27 @@ class Problem:
     code: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
-    def body(self) -> bytes:
-        """The JSON document."""
-        error = {
-            "message": self.message,
-            "type": self.type,
-            "param": self.param,
-            "code": self.code,
-        }
-        return msgspec.json.encode({"error": error})
 
-    def response(self) -> Response:
-        """The HTTP response."""
-        return Response(
-            self.body(), status_code=self.status, media_type=JSON, headers=dict(self.headers)
-        )
+ErrorBody = Callable[[Problem], bytes]
+"""A dialect's JSON document for an error."""
+
+
+def problem_response(problem: Problem, error_body: ErrorBody) -> Response:
+    """The HTTP response for an error."""
+    return Response(
+        error_body(problem),
+        status_code=problem.status,
+        media_type=JSON,
+        headers=dict(problem.headers),
+    )
+
+
+def fail(request: Request, error: Exception) -> Problem:
+    """The error of a request, with the field as the client named it; noted for the access log."""
+    problem = problem_of(error, request.state.request_id)
+    problem = named_as_sent(problem, getattr(request.state, "sent_as", {}))
+    request.state.problem = problem
+    return problem
 
 
 def named_as_sent(problem: Problem, names: Mapping[str, str]) -> Problem:
@@ -131,14 +143,3 @@ def problem_of(error: BaseException, request_id: str) -> Problem:
     log.error("request %s failed", request_id, exc_info=error)
     message = f"internal error; the server's log has the details under request id {request_id}"
     return Problem(500, "server_error", message, None, "internal_error")
-
-
-def engine_error(error: RequestError | None) -> TidemillError:
-    """The exception for a choice that the engine ended with an error."""
-    if error is None:
-        return TidemillError(ErrorKind.INTERNAL, "the engine ended the request without a reason")
-    try:
-        kind = ErrorKind(error.kind)
-    except ValueError:
-        kind = ErrorKind.INTERNAL
-    return TidemillError(kind, error.message, param=error.param, retryable=error.retryable)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from inspect import getdoc
 from typing import Any
 
 import msgspec
 
+from tidemill.server.dialects.dialect import Endpoint
 from tidemill.server.dialects.fields import Neutral, schema_of
 from tidemill.server.dialects.members import Body, bodies_in
 
@@ -56,29 +57,7 @@ _NAMED_MODEL = {404: "There is no such model"}
 _OF_PATHS = {"/v1/models/{model:path}": _NAMED_MODEL}
 
 
-@dataclass(frozen=True, slots=True)
-class RouteDescription:
-    """A route for the document.
-
-    Attributes:
-        method, path: as routed; path parameters are strings, `{name}` or `{name:path}`.
-        name: of the handler; unique together with the path.
-        text: its description.
-        body: type of the JSON body, or None.
-        locked: it requires a key.
-        stream: the response can be a stream of server-sent events.
-    """
-
-    method: str
-    path: str
-    name: str
-    text: str
-    body: type[Body] | None
-    locked: bool
-    stream: bool
-
-
-def document_of(version: str, routes: Sequence[RouteDescription]) -> dict[str, Any]:
+def document_of(version: str, routes: Sequence[Endpoint]) -> dict[str, Any]:
     """The document for an API of these routes."""
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
@@ -119,12 +98,12 @@ def _add_known(definition: dict[str, Any], body: type[Body]) -> None:
             definition["properties"][name] = {"anyOf": [members[name], known.schema()]}
 
 
-def _operation(route: RouteDescription, path: str) -> dict[str, Any]:
+def _operation(route: Endpoint, path: str) -> dict[str, Any]:
     method = route.method.lower()
     found: dict[str, Any] = {
-        "summary": route.name.replace("_", " ").title(),
-        "description": route.text,
-        "operationId": re.sub(r"\W", "_", route.name + path) + "_" + method,
+        "summary": route.handler.__name__.replace("_", " ").title(),
+        "description": getdoc(route.handler) or "",
+        "operationId": re.sub(r"\W", "_", route.handler.__name__ + path) + "_" + method,
         "responses": _responses(route),
     }
     if route.body is not None:
@@ -141,17 +120,18 @@ def _operation(route: RouteDescription, path: str) -> dict[str, Any]:
     return found
 
 
-def _responses(route: RouteDescription) -> dict[str, Any]:
+def _responses(route: Endpoint) -> dict[str, Any]:
     problems = {
         **_ANY,
-        **(_LOCKED if route.locked else {}),
+        **(_LOCKED if route.roles else {}),
         **(_WITH_BODY if route.body is not None else {}),
         **_OF_PATHS.get(route.path, {}),
     }
     reference = {"application/json": {"schema": {"$ref": f"#/components/schemas/{ERROR}"}}}
     found: dict[str, Any] = {"200": {"description": "Successful Response"}}
-    if route.stream:
-        answer = {"application/json": {}, "text/event-stream": {"schema": {"type": "string"}}}
+    if route.streams:
+        streams = {kind: {"schema": {"type": "string"}} for kind in route.streams}
+        answer = {"application/json": {}, **streams}
         found["200"] = {"description": "The answer, whole or as events", "content": answer}
     for status, text in sorted(problems.items()):
         found[str(status)] = {"description": text, "content": reference}

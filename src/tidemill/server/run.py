@@ -52,14 +52,14 @@ class TextSide:
     """A model's tokenizer, chat template and sampling defaults.
 
     Attributes:
-        chat: what both support in a chat; None detects it.
+        chat: what both support in a chat.
         files: the files that were opened for them.
     """
 
     tokenizer: Tokenizer
     template: ChatTemplate
+    chat: ChatSide
     defaults: Mapping[str, float | int] = field(default_factory=dict)
-    chat: ChatSide | None = None
     files: tuple[OpenedFile, ...] = ()
 
 
@@ -147,15 +147,15 @@ async def _run(options: ServeOptions, listener: socket.socket, say: Say) -> int:
     gc.enable()
     try:
         context = _make_context(options, engine, text)
-        say(context.admission.describe())
+        say(context.host.default.admission.describe())
         recovery_metrics.metrics = context.metrics
         http = _Http(context, listener, options.security)
         seconds = monotonic() - started
         url = url_of(listener, tls=options.security.certificates is not None)
-        say(f"serving {' and '.join(context.names)} on {url} after {seconds:.1f} s")
+        say(f"serving {' and '.join(context.host.names)} on {url} after {seconds:.1f} s")
         from tidemill.server.banner import first_steps
 
-        for line in first_steps(context, url, closed=options.security.keys.closed):
+        for line in first_steps(context.host.default, url, closed=options.security.keys.closed):
             say(line)
         return await _until_stopped(http, engine, signals, options.drain_timeout, say)
     finally:
@@ -222,7 +222,7 @@ async def _prepare(options: ServeOptions) -> TextSide:
             text = options.load_text()
             text = replace(text, files=text.files or tuple(opened.values()))
         give_back()
-        import_module("tidemill.server.transport.http")
+        import_module("tidemill.server.app")
         return text
 
     # `build_id` is cached for when the engine is ready.
@@ -232,18 +232,21 @@ async def _prepare(options: ServeOptions) -> TextSide:
 
 def _make_context(options: ServeOptions, engine: SupervisedEngine, text: TextSide) -> ServerContext:
     from tidemill.server.context import ServerContext
+    from tidemill.server.host.served import ServedModel
 
-    context = ServerContext(
-        client=engine,
-        tokenizer=text.tokenizer,
-        template=text.template,
-        defaults=text.defaults,
-        chat_side=text.chat,
-        limits=options.limits,
-        aliases=options.aliases,
-        admission_options=options.admission,
-        build=build_id(),
-        config_digest=options.config.digest(),
+    context = ServerContext(limits=options.limits, build=build_id())
+    context.host.add(
+        ServedModel(
+            client=engine,
+            tokenizer=text.tokenizer,
+            template=text.template,
+            chat=text.chat,
+            defaults=text.defaults,
+            admission=context.shared.admission(options.admission, lambda: engine.info),
+            aliases=options.aliases,
+            build=context.build,
+            config_digest=options.config.digest(),
+        )
     )
     engine.on_stats(context.metrics.update_engine)
     return context
@@ -253,12 +256,14 @@ class _Http:
     """The HTTP server and the task that runs it."""
 
     def __init__(self, context: ServerContext, listener: socket.socket, security: Security) -> None:
-        from tidemill.server.transport.http import make_server
+        from tidemill.server.app import make_http_server
 
         if security.reloadable:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload, security)
         self._reloading: asyncio.Task[None] | None = None
-        self._server = make_server(context, drain_seconds=TERMINATION_SECONDS, security=security)
+        self._server = make_http_server(
+            context, drain_seconds=TERMINATION_SECONDS, security=security
+        )
         self.task = asyncio.ensure_future(self._server.serve(sockets=[listener]))
 
     def _reload(self, security: Security) -> None:

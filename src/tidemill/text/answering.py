@@ -1,20 +1,21 @@
 """A request's output options to the output program the engine enforces and the parser to use.
 
-Two steps, before and after the chat template is rendered. `read_output_options` validates the
-request alone and finds contradictions. `rules_of` also sees the end of the rendered prompt, which
+Two steps, before and after the chat template is rendered. `output_options_of` resolves the request
+for the model and finds contradictions. `rules_of` also sees the end of the rendered prompt, which
 shows whether the model will think.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
 from tidemill.base.errors import TidemillError, bad_request, config_error, unsupported
 from tidemill.contract.program import Forced, FreeText, Grammar, OutputProgram, Phase
+from tidemill.contract.sampling import SamplingParams
 from tidemill.text.abilities import Abilities
 from tidemill.text.answer import Parser, ParserFactory
 from tidemill.text.call_grammar import Spelling, calls_grammar, regions_grammar
@@ -23,16 +24,17 @@ from tidemill.text.constraints import Constraint, constraint_of
 from tidemill.text.parsers.engine import OutputParser
 from tidemill.text.parsers.format import Format
 from tidemill.text.parsers.formats import FORMATS, THINKING
+from tidemill.text.prompt_options import PromptOptions
 from tidemill.text.recognised import recognised
 from tidemill.text.template import ChatTemplate
 from tidemill.text.thinking import FIELDS as THINKING_FIELDS
-from tidemill.text.thinking import Thinking, thinking_of
+from tidemill.text.thinking import Thinking, ThinkingRequest, read_thinking, thinking_of
 from tidemill.text.tokenizer import Tokenizer
 from tidemill.text.tools import NO_TOOLS, ToolUse, tool_use
 
 TOOL_FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
 ANSWER_FIELDS = (*CONSTRAINT_FIELDS, *TOOL_FIELDS, *THINKING_FIELDS, "verbosity")
-"""The fields that `read_output_options` reads."""
+"""The fields that `OutputRequest.read` reads."""
 
 VERBOSITIES = ("low", "medium", "high")
 
@@ -145,8 +147,43 @@ class ChatSide:
 
 
 @dataclass(frozen=True, slots=True)
+class OutputRequest:
+    """What a request asks of its output, before a model is known.
+
+    Attributes:
+        constraint: the structured output constraint, or None.
+        use: the tools that may or must be called.
+        thinking: whether and how long to think.
+        verbosity: the requested length of the answer.
+    """
+
+    constraint: Constraint | None = None
+    use: ToolUse = NO_TOOLS
+    thinking: ThinkingRequest = field(default_factory=ThinkingRequest)
+    verbosity: str | None = None
+
+    @classmethod
+    def read(cls, fields: Mapping[str, Any]) -> OutputRequest:
+        """Read the fields of `ANSWER_FIELDS`: OpenAI's names and those of other servers.
+
+        Raises:
+            TidemillError: kind BAD_REQUEST naming the member, or both of two that exclude each
+                other.
+        """
+        verbosity = fields.get("verbosity")
+        if verbosity is not None and verbosity not in VERBOSITIES:
+            raise bad_request("verbosity", f"verbosity must be one of {', '.join(VERBOSITIES)}")
+        return cls(
+            constraint_of(fields),
+            tool_use(*(fields.get(name) for name in TOOL_FIELDS)),
+            read_thinking(fields),
+            verbosity,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """A request's requirements on its output.
+    """A request's requirements on its output, resolved for a model.
 
     Attributes:
         use: the tools that may or must be called.
@@ -190,24 +227,27 @@ PLAIN = AnswerRules()
 """Free text, all of it content."""
 
 
-def read_output_options(chat: ChatSide, fields: Mapping[str, Any]) -> OutputOptions:
-    """Read and validate a request's output options.
+def output_options_of(
+    chat: ChatSide,
+    asked: OutputRequest,
+    *,
+    sampling: SamplingParams,
+    prompt_options: PromptOptions,
+) -> OutputOptions:
+    """Resolve what a request asks of its output for a model, and find contradictions.
 
     Args:
         chat: the model's.
-        fields: the request's values by name: those of `ANSWER_FIELDS`, `chat_template_kwargs`,
-            `continue_final_message`, and the sampling fields that can end or prolong an output.
+        asked: the request's.
+        sampling: its parameters, some of which can end or prolong an output.
+        prompt_options: how its conversation is rendered.
 
     Raises:
         TidemillError: kind BAD_REQUEST naming the member, or both of two that exclude each other.
     """
-    use = tool_use(*(fields.get(name) for name in TOOL_FIELDS))
-    constraint = constraint_of(fields)
+    use, constraint = asked.use, asked.constraint
     thinking = thinking_of(
-        fields,
-        chat.abilities_for(use),
-        thinks=chat.thinks,
-        kwargs=fields.get("chat_template_kwargs"),
+        asked.thinking, chat.abilities_for(use), thinks=chat.thinks, kwargs=prompt_options.kwargs
     )
     check_tools(use, chat)
     if use.tools and not chat.calls:
@@ -218,26 +258,24 @@ def read_output_options(chat: ChatSide, fields: Mapping[str, Any]) -> OutputOpti
         )
     constrained_by = constraint.field if constraint is not None else use.enforced
     if constrained_by is not None:
-        check_stop_params(constrained_by, fields)
+        check_stop_params(constrained_by, sampling)
     kind = None if constraint is None or constraint.grammar is None else constraint.grammar.kind
     optional_calls = use.tools and not use.required
     if constraint is not None and optional_calls and kind not in _WITH_CALLS:
         raise _exclude("tools", constraint.field)
-    if fields.get("continue_final_message"):
+    if prompt_options.continue_final_message:
         if constrained_by is not None:
             raise _exclude(constrained_by, "continue_final_message")
         if thinking.wanted:
             raise _exclude(thinking.by, "continue_final_message")
-    verbosity = _verbosity(fields.get("verbosity"), chat.abilities_for(use))
+    verbosity = _verbosity(asked.verbosity, chat.abilities_for(use))
     return OutputOptions(use, constraint, thinking, verbosity)
 
 
-def _verbosity(value: object, abilities: Abilities) -> str | None:
+def _verbosity(value: str | None, abilities: Abilities) -> str | None:
     """`verbosity` as the template takes it; OpenAI's default ``medium`` is a neutral value."""
     if value is None or (value == "medium" and not abilities.verbosity):
         return None
-    if not isinstance(value, str) or value not in VERBOSITIES:
-        raise bad_request("verbosity", f"verbosity must be one of {', '.join(VERBOSITIES)}")
     if not abilities.verbosity:
         raise bad_request(
             "verbosity",
@@ -247,21 +285,22 @@ def _verbosity(value: object, abilities: Abilities) -> str | None:
     return value
 
 
-def text_rules(fields: Mapping[str, Any], prepare: Prepare) -> AnswerRules:
+def text_rules(
+    constraint: Constraint | None, sampling: SamplingParams, prepare: Prepare
+) -> AnswerRules:
     """The rules of a plain prompt's completion, whose text is all content.
 
     Args:
-        fields: the request's values by name: constraints, and the sampling fields that can end or
-            prolong an output.
+        constraint: the request's.
+        sampling: its parameters, some of which can end or prolong an output.
         prepare: see `ChatSide`.
 
     Raises:
         TidemillError: kind BAD_REQUEST naming the member, or both of two that exclude each other.
     """
-    constraint = constraint_of(fields)
     if constraint is None:
         return PLAIN
-    check_stop_params(constraint.field, fields)
+    check_stop_params(constraint.field, sampling)
     return AnswerRules(program=OutputProgram((_ruled(constraint, prepare),)))
 
 
@@ -279,19 +318,18 @@ def check_tools(use: ToolUse, chat: ChatSide) -> None:
         )
 
 
-def check_stop_params(constrained_by: str, fields: Mapping[str, Any]) -> None:
+def check_stop_params(constrained_by: str, sampling: SamplingParams) -> None:
     """Reject sampling fields that end a constrained output early or prolong it past its end.
 
     Args:
         constrained_by: the field that constrains the output.
-        fields: the request's sampling fields by name.
+        sampling: the request's parameters.
 
     Raises:
         TidemillError: kind BAD_REQUEST naming both fields.
     """
     for name, harmless in STOP_PARAMS.items():
-        value = fields.get(name)
-        if value is not None and value != harmless and value != []:
+        if getattr(sampling, name) != harmless:
             raise _exclude(name, constrained_by)
 
 
@@ -421,7 +459,7 @@ def _ruled_part(chat: ChatSide, output_options: OutputOptions) -> Grammar | None
     document = None
     if constraint is not None and not use.required:
         document = constraint.grammar
-        assert document is not None, "read_output_options rejects regions with tools"
+        assert document is not None, "output_options_of rejects regions with tools"
         if document.kind == "json_schema":
             source = chat.prepare(document.source, document.param)
             document = msgspec.structs.replace(document, source=source)

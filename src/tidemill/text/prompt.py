@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tidemill.base.errors import bad_request
@@ -11,33 +10,13 @@ from tidemill.text.abilities import SWITCHES
 from tidemill.text.answering import ChatSide, check_tools
 from tidemill.text.completeness import check_complete
 from tidemill.text.conversation import check_documents, check_kwargs, check_messages
+from tidemill.text.prompt_options import PromptOptions
 from tidemill.text.template import ChatTemplate
 from tidemill.text.tools import NO_TOOLS, ToolUse
 
 _CONTINUED = "continue_final_message"
 # The mark that transformers appends to the message; some templates search for it.
 _MARK = "CONTINUE_FINAL_MESSAGE_TAG "
-
-
-@dataclass(frozen=True, slots=True)
-class PromptOptions:
-    """A request's prompt options other than messages and tools.
-
-    Attributes:
-        add_generation_prompt: end with the opening of the assistant's turn; None: yes, unless the
-            final message is continued.
-        continue_final_message: end right after the content of the final message, which must be the
-            assistant's.
-        documents: for templates that use them: objects, usually with `title` and `text`.
-        kwargs: the request's `chat_template_kwargs`.
-        variables: template variables set by the server.
-    """
-
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    documents: Sequence[Mapping[str, Any]] | None = None
-    kwargs: Mapping[str, Any] | None = None
-    variables: Mapping[str, Any] | None = None
 
 
 def render_prompt(

@@ -13,7 +13,7 @@ FIELDS = (
     *("enable_thinking", "reasoning_effort", "thinking_token_budget", "thinking_budget"),
     "include_reasoning",
 )
-"""The request's fields that `thinking_of` reads."""
+"""The request's fields that `read_thinking` reads."""
 
 EFFORT_BUDGETS = {"low": 512, "medium": 2048, "high": 8192, "xhigh": 32768, "max": 131072}
 """Thinking tokens by `reasoning_effort`, for templates that do not use `reasoning_effort`."""
@@ -43,17 +43,59 @@ class Thinking:
     shown: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class ThinkingRequest:
+    """What a request says of thinking, before a model is known; fields are named for errors.
+
+    Attributes:
+        enable: whether to think; None: not said.
+        effort: one of `EFFORTS`, or None.
+        budget: maximum number of thinking tokens, or None.
+        shown: the response includes the thinking.
+        enable_by, effort_by, budget_by: the fields that say so, as the client knows them.
+    """
+
+    enable: bool | None = None
+    effort: str | None = None
+    budget: int | None = None
+    shown: bool = True
+    enable_by: str = "enable_thinking"
+    effort_by: str = "reasoning_effort"
+    budget_by: str = "thinking_token_budget"
+
+
+def read_thinking(fields: Mapping[str, Any]) -> ThinkingRequest:
+    """Read the fields of `FIELDS`; None for absent ones.
+
+    Raises:
+        TidemillError: kind BAD_REQUEST naming the field, or both of two that contradict.
+    """
+    budget_by, budget = _budget(fields)
+    effort, enable = fields.get("reasoning_effort"), fields.get("enable_thinking")
+    if effort is not None and effort not in EFFORTS:
+        raise bad_request(
+            "reasoning_effort", f"reasoning_effort must be one of {', '.join(EFFORTS)}"
+        )
+    return ThinkingRequest(
+        None if enable is None else bool(enable),
+        effort,
+        budget,
+        fields.get("include_reasoning") is not False,
+        budget_by=budget_by or "thinking_token_budget",
+    )
+
+
 def thinking_of(
-    fields: Mapping[str, Any],
+    asked: ThinkingRequest,
     abilities: Abilities,
     *,
     thinks: bool,
     kwargs: Mapping[str, Any] | None = None,
 ) -> Thinking:
-    """Resolve a request's thinking options.
+    """Resolve a request's thinking options for a model.
 
     Args:
-        fields: values by the names of `FIELDS`; None for absent fields.
+        asked: the request's.
         abilities: of the chat template.
         thinks: the format's thinking delimiters are known.
         kwargs: the request's `chat_template_kwargs`.
@@ -62,29 +104,25 @@ def thinking_of(
         TidemillError: kind BAD_REQUEST naming the field, or both of two that contradict.
     """
     # For a model that does not think, the switch variable is an ordinary template variable.
-    switches = _switches(fields, kwargs or {} if thinks else {})
-    budget_by, budget = _budget(fields)
-    effort = fields.get("reasoning_effort")
+    switches = _switches(asked, kwargs or {} if thinks else {})
+    budget, effort, effort_by = asked.budget, asked.effort, asked.effort_by
+    budget_by = "" if budget is None else asked.budget_by
     variables: dict[str, Any] = {}
     if effort is not None:
-        if effort not in EFFORTS:
-            raise bad_request(
-                "reasoning_effort", f"reasoning_effort must be one of {', '.join(EFFORTS)}"
-            )
         if abilities.effort:
             if effort in _OFF:
                 raise bad_request(
-                    "reasoning_effort",
-                    f"reasoning_effort {effort}: this model's thinking cannot be turned off; "
+                    effort_by,
+                    f"{effort_by} {effort}: this model's thinking cannot be turned off; "
                     f"send {', '.join(EFFORT_BUDGETS)}",
                 )
             variables["reasoning_effort"] = abilities.known_effort(effort)
         else:
-            switches.append(("reasoning_effort", effort not in _OFF))
+            switches.append((effort_by, effort not in _OFF))
             if effort in EFFORT_BUDGETS:
                 if budget is not None:
-                    raise _both("reasoning_effort", budget_by, "both bound the thinking")
-                budget_by, budget = "reasoning_effort", EFFORT_BUDGETS[effort]
+                    raise _both(effort_by, budget_by, "both bound the thinking")
+                budget_by, budget = effort_by, EFFORT_BUDGETS[effort]
     if budget is not None:
         switches.append((budget_by, True))
     by, wanted = _agreed(switches)
@@ -95,12 +133,10 @@ def thinking_of(
     # `wanted` may be False for a model that does not think, whose template may use the variable.
     if wanted is not None and abilities.switch is not None:
         variables[abilities.switch] = wanted
-    return Thinking(
-        variables, wanted, by, budget, budget_by, fields.get("include_reasoning") is not False
-    )
+    return Thinking(variables, wanted, by, budget, budget_by, asked.shown)
 
 
-def _switches(fields: Mapping[str, Any], kwargs: Mapping[str, Any]) -> list[tuple[str, bool]]:
+def _switches(asked: ThinkingRequest, kwargs: Mapping[str, Any]) -> list[tuple[str, bool]]:
     found = []
     for name in SWITCHES:
         value, param = kwargs.get(name), f"chat_template_kwargs.{name}"
@@ -111,8 +147,8 @@ def _switches(fields: Mapping[str, Any], kwargs: Mapping[str, Any]) -> list[tupl
             kind = type(value).__name__
             raise bad_request(param, f"{param} must be true or false, got a value of type {kind}")
         found.append((param, value))
-    if fields.get("enable_thinking") is not None:
-        found.insert(0, ("enable_thinking", bool(fields["enable_thinking"])))
+    if asked.enable is not None:
+        found.insert(0, (asked.enable_by, asked.enable))
     return found
 
 

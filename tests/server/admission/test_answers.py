@@ -12,13 +12,16 @@ from helpers.loop_meter import LoopMeter
 from helpers.scripted_engine import ScriptedEngine, fake_info
 
 from tidemill.contract.sampling import SamplingParams
+from tidemill.generation.caller import Caller
 from tidemill.metrics.admission import AdmissionMetrics
 from tidemill.server.access.limits import Limits
 from tidemill.server.admission.answers import AnswerSize, answer_size, vectors_size
-from tidemill.server.admission.control import Admission, Caller
+from tidemill.server.admission.control import Admission
 from tidemill.server.admission.options import AdmissionOptions
+from tidemill.server.admission.shares import Shares
 from tidemill.server.errors import Rejection
-from tidemill.server.transport.pieces import WRITE_BYTES, Document
+from tidemill.server.transport.pieces import Document
+from tidemill.server.transport.sink import WRITE_BYTES
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "logprobs": True, "top_logprobs": 20}
 LONG = {"prompt": "x" * 150, "logprobs": 5, "ignore_eos": True}
@@ -98,7 +101,8 @@ def test_answers_that_are_held_are_bounded_by_client() -> None:
         AdmissionOptions(max_queue_tokens=10**6),
         lambda: fake_info(max_num_seqs=64),
         AdmissionMetrics(),
-        max_answers=100_000,
+        choices=Shares(4096),
+        answers=Shares(100_000),
     )
     params = [SamplingParams(max_tokens=100)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from urllib.parse import urlsplit
 
 import httpx
@@ -23,15 +23,15 @@ A, B = (Principal(f"key:{name}", name, None) for name in "ab")
 
 def test_a_client_has_its_share_and_gives_it_back() -> None:
     bodies = Bodies(100)
-    with bodies.hold(A) as first:
+    with closing(bodies.hold(A)) as first:
         first.need(60)
         first.need(50)  # it has them already
-        with bodies.hold(A) as second, pytest.raises(Rejection) as refused:
+        with closing(bodies.hold(A)) as second, pytest.raises(Rejection) as refused:
             second.need(50)
         assert refused.value.problem.status == 429
         assert "max_bodies_bytes" in refused.value.problem.message
         assert int(refused.value.problem.headers["Retry-After"]) >= 1
-        with bodies.hold(B) as other:
+        with closing(bodies.hold(B)) as other:
             other.need(50)
         assert bodies.total == 60
     assert bodies.total == 0

@@ -13,10 +13,12 @@ from helpers.scripted_engine import fake_info
 
 from tidemill.base.errors import TidemillError
 from tidemill.contract.sampling import SamplingParams
+from tidemill.generation.caller import Caller
 from tidemill.metrics.admission import MAX_TENANTS, AdmissionMetrics
-from tidemill.server.admission.control import Admission, Caller, Ticket
+from tidemill.server.admission.control import Admission, Ticket
 from tidemill.server.admission.estimates import AnswerLengths, Throughput
 from tidemill.server.admission.options import AdmissionOptions
+from tidemill.server.admission.shares import Shares
 from tidemill.server.errors import Rejection
 
 CAPACITY = 64 * 32
@@ -40,6 +42,8 @@ class World:
             self.options,
             lambda: fake_info(max_num_seqs=4, max_step_tokens=32),
             AdmissionMetrics(),
+            answers=Shares(2**29),
+            choices=Shares(4096),
             clock=lambda: self.now,
         )
         self._events: list[tuple[float, int, str, int, bool]] = []
@@ -166,6 +170,8 @@ def test_retry_after_is_honoured_when_many_begin_and_end_together(piece: int) ->
         AdmissionOptions(max_queue_tokens=1500),
         lambda: fake_info(max_num_seqs=32, num_blocks=2048),
         AdmissionMetrics(),
+        answers=Shares(2**29),
+        choices=Shares(4096),
         clock=lambda: now,
     )
     engine = Steps(piece)
@@ -237,7 +243,8 @@ def test_choices_are_bounded_by_client() -> None:
         AdmissionOptions(max_queue_tokens=10**6),
         lambda: fake_info(max_num_seqs=4),
         AdmissionMetrics(),
-        max_choices=4096,
+        answers=Shares(2**29),
+        choices=Shares(4096),
     )
     params = SamplingParams(max_tokens=5, n=16)
 
@@ -273,7 +280,8 @@ def test_retry_after_of_choices_says_when_there_is_room() -> None:
         AdmissionOptions(max_queue_tokens=10**6),
         lambda: fake_info(max_num_seqs=64),
         AdmissionMetrics(),
-        max_choices=40,
+        answers=Shares(2**29),
+        choices=Shares(40),
         clock=lambda: now,
     )
     ticket = admission.admit(Caller("a"), [(1, 2)], [SamplingParams(max_tokens=100, n=40)])
@@ -291,6 +299,8 @@ def test_a_prompt_that_many_share_is_counted_once() -> None:
         AdmissionOptions(max_queue_tokens=100),
         lambda: fake_info(max_num_seqs=64),
         AdmissionMetrics(),
+        answers=Shares(2**29),
+        choices=Shares(4096),
     )
     system, params = (7,) * 1500, SamplingParams(max_tokens=1)
     shared = 1500 // 64 * 64

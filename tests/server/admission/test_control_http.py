@@ -11,7 +11,7 @@ from helpers.scripted_engine import ScriptedEngine, fake_info
 
 from tidemill.contract.request import EngineRequest, RequestError
 from tidemill.contract.sampling import SamplingParams
-from tidemill.server.admission.control import ANONYMOUS
+from tidemill.generation.caller import ANONYMOUS
 from tidemill.server.admission.options import AdmissionOptions
 
 
@@ -19,7 +19,9 @@ def test_a_full_queue_is_a_429_in_openais_shape_at_once() -> None:
     engine = ScriptedEngine(info=fake_info(num_blocks=4))
     context = fake_context(engine, admission_options=AdmissionOptions(max_queue_tokens=50))
     with serving(context) as url, httpx.Client(base_url=url) as http:
-        ticket = context.admission.admit(ANONYMOUS, [(1,) * 200], [SamplingParams(max_tokens=50)])
+        ticket = context.host.default.admission.admit(
+            ANONYMOUS, [(1,) * 200], [SamplingParams(max_tokens=50)]
+        )
         begun = time.monotonic()
         answer = http.post("/v1/completions", json={"prompt": "x" * 90, "max_tokens": 60})
         assert time.monotonic() - begun < 2
@@ -33,7 +35,7 @@ def test_a_full_queue_is_a_429_in_openais_shape_at_once() -> None:
         ticket.close()
         assert http.post("/v1/completions", json={"prompt": "x" * 90}).status_code == 200
         assert "tidemill_queue_tokens 0.0" in http.get("/metrics").text
-        assert context.admission.active == 0
+        assert context.host.default.admission.active == 0
 
 
 @pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions"])

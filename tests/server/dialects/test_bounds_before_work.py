@@ -7,7 +7,7 @@ import pytest
 from helpers.live_server import fake_context, serving
 from helpers.scripted_engine import ScriptedEngine
 
-from tidemill.server.dialects.openai import completions
+from tidemill.generation import choices, prepare
 from tidemill.server.host import generation
 
 
@@ -17,9 +17,9 @@ def test_too_many_choices_are_refused_before_anything_is_made(
     def never(*args: object, **kwargs: object) -> None:
         raise AssertionError("work for a request that is refused")
 
-    monkeypatch.setattr(generation, "AnswerText", never)
+    monkeypatch.setattr(choices, "AnswerText", never)
     monkeypatch.setattr(generation, "StopSet", never)
-    monkeypatch.setattr(completions, "encode_source", never)
+    monkeypatch.setattr(prepare, "encode_source", never)
     engine = ScriptedEngine()
     body = {"prompt": ["a"] * 256, "n": 128, "stop": ["x" * 1000, "y" * 1000]}
     with serving(fake_context(engine)) as url:
@@ -44,8 +44,8 @@ def test_choices_share_their_stop_strings_and_a_prompts_logprobs() -> None:
         body = {"prompt": ["ab", "cd"], "n": 8, "stop": ["bc"], "prompt_logprobs": 1}
         answer = httpx.post(f"{url}/v1/completions", json=body)
     assert made == [("bc",)]
-    choices = answer.json()["choices"]
-    assert [c["text"] for c in choices] == ["a"] * 16
-    assert [c["finish_reason"] for c in choices] == ["stop"] * 16
-    assert all(len(c["prompt_logprobs"]) == 3 for c in choices)
-    assert choices[0]["prompt_logprobs"] != choices[8]["prompt_logprobs"]
+    found = answer.json()["choices"]
+    assert [c["text"] for c in found] == ["a"] * 16
+    assert [c["finish_reason"] for c in found] == ["stop"] * 16
+    assert all(len(c["prompt_logprobs"]) == 3 for c in found)
+    assert found[0]["prompt_logprobs"] != found[8]["prompt_logprobs"]

@@ -147,7 +147,7 @@ class LayerConfig:
     kv_layer: int
     v_norm: NormConfig
     mixer_scale: float
-    parallel_mixer_scale: float
+    parallel_scale: float
     mlp_scale: float
     input_gate: LinearConfig
     input_out: LinearConfig

@@ -331,7 +331,7 @@ class ModelBuilder:
         config = _core.LayerConfig()
         config.parallel = layer.parallel
         config.mixer_scale = layer.mixer_scale
-        config.parallel_mixer_scale = layer.parallel_scale
+        config.parallel_scale = layer.parallel_scale
         config.mlp_scale = layer.mlp_scale
         blocks = {"attn": layer.mixer, "mlp": layer.mlp}
         for part in (part for part, block in blocks.items() if block is not None):

@@ -23,6 +23,7 @@ from tidemill.loading.jsonfile import read_optional_object
 from tidemill.loading.parts import ModelFiles
 from tidemill.loading.places import Place
 from tidemill.loading.selected import Selected
+from tidemill.models.small_floats import rounded_bf16
 from tidemill.models.spec import Attention, Mlp
 
 Float32 = NDArray[np.float32]
@@ -237,9 +238,4 @@ def stored_values(values: Float32, dtype: str) -> Float32:
     """Float values rounded to F32, F16 or BF16."""
     if dtype == "F16":
         return values.astype(np.float16).astype(np.float32)
-    if dtype != "BF16":
-        return values
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    rounded: NDArray[np.uint32] = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
-    kept: Float32 = rounded.view(np.float32)
-    return kept
+    return rounded_bf16(values) if dtype == "BF16" else values

@@ -9,13 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.base.errors import unsupported
-from tidemill.convert.calibrate.model import Arrays, Quantizer, stored_values
-from tidemill.convert.output import Buffer, OutTensor, copied
+from tidemill.convert.calibrate.model import Arrays, Quantizer
+from tidemill.convert.output import Buffer, OutTensor, copied, narrowed
 from tidemill.loading.parts import ModelFiles
 from tidemill.loading.places import Place
 from tidemill.loading.selected import Selected
 from tidemill.models.quantization import FLOAT_TYPES
-from tidemill.models.small_floats import bf16_bytes
 
 _TYPES = {"int32": "I32", "float16": "F16", "float32": "F32"}
 
@@ -76,11 +75,7 @@ def _changed(name: str, place: Place, quantizer: Quantizer, index: int, key: str
     added = np.float32(place.source.plus if isinstance(place, Selected) else 0.0)
 
     def pieces() -> Iterator[Buffer]:
-        values = stored_values(quantizer.layer(index)[key].reshape(-1) - added, stored.dtype)
-        if stored.dtype == "BF16":
-            yield bf16_bytes(values)
-        else:
-            kind = np.float16 if stored.dtype == "F16" else np.float32
-            yield values.astype(kind).view(np.uint8).data
+        values = quantizer.layer(index)[key].reshape(-1) - added
+        yield narrowed(values, stored.dtype).view(np.uint8).data
 
     return OutTensor(name, stored.dtype, stored.shape, stored.nbytes, pieces)

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.convert.output import Buffer, Loss, OutTensor, row_pieces
+from tidemill.convert.output import Buffer, Loss, OutTensor, narrowed, row_pieces
 from tidemill.loading.places import Place
+from tidemill.models.small_floats import rounded_bf16
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +69,7 @@ def _scales(values: NDArray[np.float32], kind: IntegerType, bf16: bool) -> NDArr
     if not bf16:
         halves: NDArray[np.float32] = wanted.astype(np.float16).astype(np.float32)
         return halves
-    bits = np.ascontiguousarray(wanted, np.float32).view(np.uint32)
-    rounded: NDArray[np.uint32] = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
-    kept: NDArray[np.float32] = rounded.view(np.float32)
-    return kept
+    return rounded_bf16(wanted)
 
 
 def _codes(
@@ -92,6 +90,7 @@ def as_integers(
     n, k = place.shape
     groups = 1 if kind.group is None else k // kind.group
     stem = name.removesuffix(".weight")
+    scale_type = "BF16" if bf16 else "F16"
 
     def packed() -> Iterator[Buffer]:
         for piece in row_pieces(place):
@@ -107,13 +106,10 @@ def as_integers(
     def scaled() -> Iterator[Buffer]:
         for piece in row_pieces(place):
             scales = _scales(np.ascontiguousarray(piece.values()), kind, bf16)
-            halves = (scales.view(np.uint32) >> 16).astype(np.uint16)
-            written = halves if bf16 else scales.astype(np.float16)
-            yield np.ascontiguousarray(written).reshape(-1).view(np.uint8).data
+            yield narrowed(scales, scale_type).reshape(-1).view(np.uint8).data
 
     shape = np.array([n, k], np.int64).tobytes()
     words = k * kind.bits // 32
-    scale_type = "BF16" if bf16 else "F16"
     return [
         OutTensor(f"{stem}.weight_packed", "I32", (n, words), n * words * 4, packed),
         OutTensor(f"{stem}.weight_scale", scale_type, (n, groups), n * groups * 2, scaled),

@@ -15,14 +15,13 @@ from numpy.typing import NDArray
 
 from tidemill.base.errors import unsupported
 from tidemill.convert.gguf.names import stored_name, tiled_rows, usual_name, whole_shape
-from tidemill.convert.output import Buffer, OutTensor
+from tidemill.convert.output import Bits, Buffer, OutTensor, narrowed
 from tidemill.loading.lazy import LazyTensors
 from tidemill.loading.places import Place, held_bytes
 from tidemill.models.dense import Family
 from tidemill.models.layers import Recurrent
 from tidemill.models.naming import match_tensors
 from tidemill.models.quantization import FLOAT_TYPES, to_float32
-from tidemill.models.small_floats import bf16_bytes, rounded_bf16
 from tidemill.models.sources import Source
 from tidemill.models.spec import DecoderSpec
 from tidemill.models.tensors import RawTensor
@@ -31,7 +30,6 @@ _REC = re.compile(r"layers\.(\d+)\.rec\.([a-z_]+)(\.weight|\.bias|)")
 _ITEMS: dict[str, type[np.unsignedinteger[Any]]] = {
     "F32": np.uint32, "F16": np.uint16, "BF16": np.uint16,
 }  # fmt: skip
-Bits = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,16 +184,6 @@ def _bits(place: Place, plus: float, dtype: str) -> Bits:
         raw: Bits = np.frombuffer(place.packed().data, _ITEMS[dtype]).reshape(place.shape)
         return raw
     return narrowed(place.values() - np.float32(plus), dtype)
-
-
-def narrowed(values: NDArray[np.float32], dtype: str) -> Bits:
-    """The bits of float32 values rounded to a float type, to nearest, ties to even."""
-    if dtype == "F32":
-        return np.ascontiguousarray(values).view(np.uint32)
-    if dtype == "F16":
-        with np.errstate(over="ignore"):
-            return values.astype(np.float16).view(np.uint16)
-    return np.frombuffer(bf16_bytes(rounded_bf16(values)), np.uint16).reshape(values.shape)
 
 
 def _put(whole: Bits, source: Source, value: Bits) -> None:

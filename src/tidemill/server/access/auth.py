@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tidemill.server.access.keys import Key, KeyStore, NoKeys, Role
-from tidemill.server.errors import Rejection, reject
+from tidemill.server.errors import Rejection, problem_response, reject
 
 PROBES = frozenset({"/healthz", "/readyz", "/health", "/ping"})
 """Public, for orchestrators; without a key they reveal only whether the server is ready."""
@@ -114,7 +114,8 @@ class AuthMiddleware:
             principal = await self._authenticate(scope)
         except Rejection as rejection:
             scope.setdefault("state", {})["problem"] = rejection.problem
-            await rejection.problem.response()(scope, receive, send)
+            response = problem_response(rejection.problem, scope["state"]["error_body"])
+            await response(scope, receive, send)
             return
         scope.setdefault("state", {})["principal"] = principal
         await self.app(scope, receive, send)

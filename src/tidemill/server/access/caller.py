@@ -5,8 +5,8 @@ from __future__ import annotations
 from starlette.requests import Request
 
 from tidemill.base.errors import bad_request
+from tidemill.generation.caller import Caller
 from tidemill.server.access.auth import principal_of
-from tidemill.server.admission.control import Caller
 
 TIMEOUT_HEADER = "X-Request-Timeout"
 MAX_TIMEOUT = 86400.0

@@ -14,7 +14,9 @@ from tidemill.contract.wire import EngineInfo, EngineStats
 from tidemill.metrics.registry import CONTENT_TYPE
 from tidemill.server.access.auth import principal_of
 from tidemill.server.context import ServerContext
-from tidemill.server.dialects.openai.models import json_response
+from tidemill.server.dialects.dialect import METRICS_READERS, PUBLIC, Endpoint
+from tidemill.server.host.served import ServedModel
+from tidemill.server.transport.pieces import json_response
 
 ENGINE_TIMEOUT = 5.0
 """Seconds the engine has to answer."""
@@ -25,10 +27,10 @@ PROBE_TIMEOUT = 1.0
 log = get_logger(__name__)
 
 
-async def _engine_stats(context: ServerContext) -> EngineStats:
+async def _engine_stats(model: ServedModel) -> EngineStats:
     try:
         async with asyncio.timeout(ENGINE_TIMEOUT):
-            return await context.client.stats()
+            return await model.client.stats()
     except TimeoutError:
         raise TidemillError(
             ErrorKind.UNAVAILABLE, f"the engine did not answer within {ENGINE_TIMEOUT:g} s"
@@ -40,8 +42,8 @@ async def about(context: ServerContext, request: Request) -> Response:
     return json_response(
         {
             "server": "tidemill",
-            "version": _version(context),
-            "model": context.info.model,
+            "version": context.version,
+            "model": context.host.default.name,
             "routes": "/openapi.json",
         }
     )
@@ -49,11 +51,7 @@ async def about(context: ServerContext, request: Request) -> Response:
 
 async def version(context: ServerContext, request: Request) -> Response:
     """The server's version."""
-    return json_response({"version": _version(context)})
-
-
-def _version(context: ServerContext) -> str:
-    return context.build or "0"
+    return json_response({"version": context.version})
 
 
 async def healthz(context: ServerContext, request: Request) -> Response:
@@ -67,14 +65,15 @@ async def readyz(context: ServerContext, request: Request) -> Response:
 
     A long step does not make the server unready: progress is monitored, not response time.
     """
-    stats = context.client.last_stats
-    if context.client.problem is None:
+    client = context.host.default.client
+    stats = client.last_stats
+    if client.problem is None:
         try:
             async with asyncio.timeout(PROBE_TIMEOUT):
-                stats = await context.client.stats()
+                stats = await client.stats()
         except (TidemillError, TimeoutError):
             log.debug("the engine is busy; the latest statistics are returned")
-    problem = context.client.problem
+    problem = client.problem
     if principal_of(request).role is None:
         # A probe without a key, where keys exist: only whether the server is ready.
         status = "ready" if problem is None else "unavailable"
@@ -84,7 +83,7 @@ async def readyz(context: ServerContext, request: Request) -> Response:
     return json_response(
         {
             "status": "ready",
-            "engine": _engine(context.info),
+            "engine": _engine(client.info),
             "stats": msgspec.structs.asdict(stats),
         }
     )
@@ -98,8 +97,21 @@ def _engine(info: EngineInfo) -> dict[str, object]:
 async def metrics(context: ServerContext, request: Request) -> Response:
     """Prometheus exposition; if the engine does not answer, with its latest statistics."""
     try:
-        context.metrics.update_engine(await _engine_stats(context))
+        context.metrics.update_engine(await _engine_stats(context.host.default))
     except TidemillError as error:
         if error.kind is not ErrorKind.UNAVAILABLE:
             raise
     return Response(await asyncio.to_thread(context.metrics.render), media_type=CONTENT_TYPE)
+
+
+ENDPOINTS = (
+    Endpoint("GET", "/", about),
+    Endpoint("GET", "/v1", about),
+    Endpoint("GET", "/version", version),
+    Endpoint("GET", "/healthz", healthz, roles=PUBLIC),
+    Endpoint("GET", "/readyz", readyz, roles=PUBLIC),
+    # Other servers' names for readiness.
+    Endpoint("GET", "/health", readyz, roles=PUBLIC),
+    Endpoint("GET", "/ping", readyz, roles=PUBLIC),
+    Endpoint("GET", "/metrics", metrics, roles=METRICS_READERS),
+)

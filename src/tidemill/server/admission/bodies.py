@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from tidemill.base.clock import monotonic
 from tidemill.server.access.auth import Principal
 from tidemill.server.admission.estimates import Throughput
@@ -32,14 +29,9 @@ class Bodies:
         """Bytes held now."""
         return self._shares.total
 
-    @contextmanager
-    def hold(self, principal: Principal) -> Iterator[Hold]:
-        """A hold for one request, released when its body is no longer needed."""
-        hold = Hold(self, principal)
-        try:
-            yield hold
-        finally:
-            self._give_back(hold)
+    def hold(self, principal: Principal) -> Hold:
+        """A hold for one request; to be closed when its body is no longer needed."""
+        return Hold(self, principal)
 
     def _take(self, hold: Hold, size: int) -> None:
         client, weight = hold.principal.client_id, hold.principal.weight
@@ -86,6 +78,7 @@ class Hold:
         self.size = 0
         self.in_lane = False
         self._bodies = bodies
+        self._closed = False
 
     def need(self, size: int) -> None:
         """Hold at least `size` bytes.
@@ -96,6 +89,12 @@ class Hold:
         if size > self.size:
             self._bodies._take(self, size - self.size)
             self.size = size
+
+    def close(self) -> None:
+        """Release everything; calling it again does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._bodies._give_back(self)
 
     async def enter_lane(self) -> None:
         """Wait until no other large body is being processed; the lane is left on release.

@@ -20,9 +20,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tidemill.base.clock import monotonic
-from tidemill.base.errors import bad_request
+from tidemill.base.errors import TidemillError, bad_request
 from tidemill.contract.sampling import SamplingParams
 from tidemill.contract.wire import EngineInfo
+from tidemill.generation.caller import Caller
 from tidemill.metrics.admission import AdmissionMetrics
 from tidemill.server.admission.answers import NOTHING_HELD, AnswerSize
 from tidemill.server.admission.estimates import AnswerLengths, PrefillSpeed, Throughput
@@ -38,27 +39,6 @@ the capacity of the KV cache."""
 
 FIRST_DRAIN_SECONDS = 10.0
 """Assumed time in which a full queue drains, until the rate has been measured."""
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """The client of a request, and the request's deadline.
-
-    Attributes:
-        client, weight: the unit of fairness and its share.
-        cache_salt: prefixes are shared only between equal salts.
-        deadline: `base.clock.monotonic` time in seconds at which the request expires; or None.
-        priority: among one client's requests, smaller values run first.
-    """
-
-    client: str = ""
-    weight: float = 1.0
-    cache_salt: str = ""
-    deadline: float | None = None
-    priority: int = 0
-
-
-ANONYMOUS = Caller()
 
 
 @dataclass(slots=True)
@@ -137,8 +117,8 @@ class Admission:
         options: bounds.
         info: returns the settings that the engine resolved at start.
         metrics: updated on every change.
-        max_choices: bound on choices in flight, over all requests.
-        max_answers: bound on bytes of buffered answers.
+        choices: choices in flight over all requests, of all models.
+        answers: bytes of buffered answers, of all models.
         clock: monotonic seconds.
     """
 
@@ -148,15 +128,15 @@ class Admission:
         info: Callable[[], EngineInfo],
         metrics: AdmissionMetrics,
         *,
-        max_choices: int = 4096,
-        max_answers: int = 512 * 2**20,
+        choices: Shares,
+        answers: Shares,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.options = options
         self._info = info
         self._metrics = metrics
-        self._choices = Shares(max_choices)
-        self._answers = Shares(max_answers)
+        self._choices = choices
+        self._answers = answers
         self._clock = clock
         self._clients: dict[str, _Client] = {}
         self._waiting = 0
@@ -241,7 +221,8 @@ class Admission:
             for t, s in zip(tokens, sampling, strict=True)
         ]
         choices = sum(part.choices for part in parts)
-        self.check_choices(choices)
+        if choices > self._choices.bound:
+            raise too_many_choices(choices, self._choices.bound)
         cost = sum(part.cost for part in parts)
         fingerprint = (caller.client, hash((tuple(prompts), choices, sampling[0].max_tokens)))
         claimed = self._reservations.claim(fingerprint, now)
@@ -249,17 +230,6 @@ class Admission:
         if reason is not None:
             self._reject(caller, fingerprint, reason, cost, earliest, now)
         return self._enter(caller, parts, held, cost, size, now)
-
-    def check_choices(self, choices: int) -> None:
-        """Raise a 400 when one request has more choices than the server's bound.
-
-        `admit` does so too; an earlier call avoids work for a request that will be rejected.
-        """
-        bound = self._choices.bound
-        if choices > bound:
-            raise bad_request(
-                "n", f"n asks for {choices} choices over all prompts; at most {bound}"
-            )
 
     def _check(
         self, caller: Caller, parts: list[_Part], cost: int, size: AnswerSize, *, claimed: bool
@@ -475,6 +445,11 @@ class Admission:
         client = self._clients.get(name)
         self._metrics.waiting(self._waiting, name, client.waiting if client is not None else 0)
         self._metrics.bound.set(self.queue_bound)
+
+
+def too_many_choices(choices: int, bound: int) -> TidemillError:
+    """The error of one request with more choices than the server's bound."""
+    return bad_request("n", f"n asks for {choices} choices over all prompts; at most {bound}")
 
 
 def _held_bytes(size: AnswerSize, parts: Sequence[_Part]) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 import httptools
 import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
@@ -22,9 +23,7 @@ from tidemill.metrics.registry import ServerMetrics
 from tidemill.server.access.auth import PROBES
 from tidemill.server.access.limits import Limits
 from tidemill.server.access.security import Security
-from tidemill.server.app import build_app
-from tidemill.server.context import ServerContext
-from tidemill.server.errors import Problem, reject
+from tidemill.server.errors import ErrorBody, Problem, reject
 from tidemill.server.transport.connections import Connections
 from tidemill.server.transport.readers import SlowReaders
 
@@ -61,6 +60,7 @@ class _Config(uvicorn.Config):
     metrics: ServerMetrics
     readers: SlowReaders
     connections: Connections
+    error_body: ErrorBody
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -313,7 +313,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._date()
-        request_id, body = new_id("req"), problem.body()
+        request_id, body = new_id("req"), self.config.error_body(problem)
         head = b"".join(b"%b: %b\r\n" % item for item in self.server_state.default_headers)
         headers = "".join(f"{k.lower()}: {v}\r\n" for k, v in problem.headers.items())
         rest = (
@@ -429,13 +429,28 @@ class HttpServer(uvicorn.Server):
 
 
 def make_server(
-    context: ServerContext, *, drain_seconds: int, security: Security | None = None
+    app: ASGIApp,
+    limits: Limits,
+    metrics: ServerMetrics,
+    error_body: ErrorBody,
+    *,
+    drain_seconds: int,
+    security: Security | None = None,
 ) -> HttpServer:
-    """A server for `context`; requests in flight have `drain_seconds` after `stop`."""
+    """A server for `app`.
+
+    Args:
+        app: the application.
+        limits: bounds of connections and requests.
+        metrics: counts responses and slow readers.
+        error_body: the shape of errors of what is no request.
+        drain_seconds: time of requests in flight after `stop`.
+        security: certificates and trusted proxies.
+    """
     security = security or Security()
     certificates = security.certificates
     config = _Config(
-        build_app(context, security),
+        app,
         http=BoundedProtocol,
         ws="none",
         lifespan="off",
@@ -447,15 +462,13 @@ def make_server(
         # Other clients could otherwise forge their address.
         proxy_headers=bool(security.trusted_proxies),
         forwarded_allow_ips=list(security.trusted_proxies),
-        timeout_keep_alive=context.limits.keep_alive_timeout,  # type: ignore[arg-type]
+        timeout_keep_alive=limits.keep_alive_timeout,  # type: ignore[arg-type]
         timeout_graceful_shutdown=drain_seconds,
         ssl_context_factory=(
             None if certificates is None else lambda config, default: certificates.context
         ),
     )
-    config.limits, config.metrics = context.limits, context.metrics
-    config.connections = Connections(context.limits.max_connections)
-    config.readers = SlowReaders(
-        context.limits.slow_reader_timeout, context.metrics.slow_readers.inc
-    )
+    config.limits, config.metrics, config.error_body = limits, metrics, error_body
+    config.connections = Connections(limits.max_connections)
+    config.readers = SlowReaders(limits.slow_reader_timeout, metrics.slow_readers.inc)
     return HttpServer(config)

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tidemill.server.errors import JSON
-
-Piece = bytes | bytearray
-
-WRITE_BYTES = 2**18
-"""Maximum size of one write; between writes other tasks run, with back-pressure from the reader."""
+from tidemill.server.transport.sink import AsgiSink, Piece, write_document
 
 _MARK = re.compile(rb"\0(\d+)\0")
 
@@ -45,32 +41,6 @@ class Document:
         return found
 
 
-async def write_pieces(
-    send: Send, pieces: Sequence[Piece], headers: Iterable[tuple[bytes, bytes]] = ()
-) -> None:
-    """Send a 200 response with a JSON document in pieces."""
-    size = sum(map(len, pieces))
-    start = {
-        "type": "http.response.start",
-        "status": 200,
-        "headers": [
-            (b"content-type", JSON.encode()),
-            (b"content-length", b"%d" % size),
-            *headers,
-        ],
-    }
-    await send(start)
-    if size <= WRITE_BYTES:
-        await send({"type": "http.response.body", "body": b"".join(pieces), "more_body": False})
-        return
-    for piece in pieces:
-        view = memoryview(piece)
-        for begin in range(0, len(piece), WRITE_BYTES):
-            part = view[begin : begin + WRITE_BYTES]
-            await send({"type": "http.response.body", "body": part, "more_body": True})
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
 class PiecedResponse(Response):
     """A JSON document in pieces."""
 
@@ -80,4 +50,9 @@ class PiecedResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve."""
-        await write_pieces(send, self._pieces)
+        await write_document(AsgiSink(send), self._pieces)
+
+
+def json_response(document: object, status: int = 200) -> Response:
+    """A JSON response."""
+    return Response(msgspec.json.encode(document), status_code=status, media_type=JSON)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from tidemill.server.dialects.openai.models import MAX_TOKENIZE_CHARS
-from tidemill.server.dialects.openai.prompting import HEAD_CHARS
+from tidemill.generation.prepare import HEAD_CHARS
+from tidemill.server.dialects.openai.tokens import MAX_TOKENIZE_CHARS
 from tidemill.text import library_vocabulary
 from tidemill.text.merged_vocabulary import MergedVocabulary
 from tidemill.text.tokenizer import Tokenizer

@@ -12,10 +12,16 @@ from typing import Any
 
 import msgspec
 
+from tidemill.base.clock import wall
+from tidemill.generation.choices import ChoiceDelta, TokenPiece
 from tidemill.server.dialects.openai import schema
+from tidemill.server.dialects.openai.echo import EchoedPrompt
+from tidemill.server.dialects.openai.effective import effective
 from tidemill.server.dialects.openai.logprobs import CompletionLogprobs, prompt_entries
-from tidemill.server.host.generation import ChoiceDelta, Generation, TokenPiece
-from tidemill.server.transport.pieces import Document, Piece
+from tidemill.server.host.generation import Generation
+from tidemill.server.host.served import ServedModel
+from tidemill.server.transport.pieces import Document
+from tidemill.server.transport.sink import Piece
 from tidemill.text.tokenizer import Tokenizer
 
 DONE = b"data: [DONE]\n\n"
@@ -77,19 +83,26 @@ def usage(generation: Generation) -> dict[str, Any]:
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": generation.cached_tokens},
     }
-    if generation.rules.thinks:
+    if generation.prepared.rules.thinks:
         found["completion_tokens_details"] = {"reasoning_tokens": generation.reasoning_tokens}
     return found
 
 
-def running_usage(
-    request: schema.Generation, generation: Generation
-) -> Callable[[], dict[str, Any]] | None:
-    """A function for the usage of every chunk, if requested."""
-    options = request.stream_options
-    if options is None or not options.continuous_usage_stats:
-        return None
-    return lambda: usage(generation)
+def envelope_of(
+    model: ServedModel, body: schema.Generation, answer_id: str, generation: Generation
+) -> Envelope:
+    """The envelope of the answer to a body."""
+    options = body.stream_options
+    running = options is not None and bool(options.continuous_usage_stats)
+    return Envelope(
+        answer_id,
+        int(wall()),
+        model.name,
+        model.fingerprint,
+        options is not None and bool(options.include_usage),
+        (lambda ended: effective(model, ended)) if body.include_effective else None,
+        (lambda: usage(generation)) if running else None,
+    )
 
 
 def finish_of(finish: str | None, stopped_by: str | int | None) -> bytes:
@@ -136,21 +149,6 @@ class _Collected:
     stopped_by: str | int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class EchoedPrompt:
-    """A prompt as it is repeated in the output.
-
-    Attributes:
-        text: the prompt's text.
-        pieces: bytes of each of its tokens.
-        offsets: characters of `text` before each of them.
-    """
-
-    text: str
-    pieces: tuple[bytes, ...]
-    offsets: tuple[int, ...]
-
-
 class CompletionFormat:
     """`text_completion`, whole and streamed (the two have the same shape).
 
@@ -164,6 +162,8 @@ class CompletionFormat:
         scored: only the prompt is returned.
         per_prompt: choices of each prompt; 0: there is one prompt.
     """
+
+    content_type = b"application/json"
 
     def __init__(
         self,

@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tidemill.base.ids import new_call_id
+from tidemill.generation.choices import ChoiceDelta
 from tidemill.server.dialects.openai.assemble import Chunks, Envelope, encode, finish_of
 from tidemill.server.dialects.openai.logprobs import chat_entries, prompt_entries
-from tidemill.server.host.generation import ChoiceDelta, Generation
-from tidemill.server.transport.pieces import Document, Piece
+from tidemill.server.host.generation import Generation
+from tidemill.server.transport.pieces import Document
+from tidemill.server.transport.sink import Piece
 from tidemill.text.answer import CallPart
 from tidemill.text.tokenizer import Tokenizer
 
@@ -51,6 +53,8 @@ class ChatFormat:
         reasoning: the answer includes the thinking.
         prompt_logprobs: the answer includes the logprobs of the prompt.
     """
+
+    content_type = b"application/json"
 
     def __init__(
         self,

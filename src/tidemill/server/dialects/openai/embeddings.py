@@ -11,16 +11,20 @@ from starlette.responses import Response
 
 from tidemill.base.clock import monotonic
 from tidemill.base.errors import bad_request
+from tidemill.generation.request import EmbedRequest
+from tidemill.generation.vectors import embedding_of, prepare_embedding
 from tidemill.server.access.caller import caller_of
-from tidemill.server.admission.answers import vectors_size
+from tidemill.server.admission.answers import AnswerSize, vectors_size
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.body import read_model
 from tidemill.server.dialects.openai import schema
-from tidemill.server.dialects.openai.completions import Source, encode_source, split_prompts
-from tidemill.server.host.vectors import VectorAnswer, Vectors
+from tidemill.server.dialects.openai.translate import split_prompts
+from tidemill.server.dialects.respond import ModelAnswer
+from tidemill.server.host.pace import LOOP
+from tidemill.server.host.served import ServedModel
+from tidemill.server.host.vectors import Vectors
 from tidemill.server.transport.pieces import Document, PiecedResponse
 from tidemill.server.transport.slices import slices
-from tidemill.text.vectors import Input, check_dimensions, embedding_pooling, prompted
 
 if TYPE_CHECKING:
     from tidemill.text.pooled import Float32
@@ -34,36 +38,26 @@ async def embeddings(context: ServerContext, request: Request) -> Response:
     """A vector for each input."""
     arrival = monotonic()
     body = await read_model(schema.EmbeddingRequest, request, context.limits)
-    context.check_model(body.model)
-    caller = caller_of(request, body.timeout, arrival, cache_salt=body.cache_salt)
-    pooling = embedding_pooling(context.vectors)
-    check_dimensions(body.dimensions, context.info.hidden_size)
-    sources = split_prompts(body.input, context.limits.max_inputs, param="input")
-    inputs = []
-    for index, source in enumerate(sources):
-        name = "input" if len(sources) == 1 else f"input[{index}]"
-        ids = await encode_source(context, _prompted(context, body, source), name, output_tokens=0)
-        inputs.append(Input(ids))
+    context.host.find(body.model)  # a wrong name is the first error
+    asked = EmbedRequest(
+        inputs=split_prompts(body.input, context.limits.max_inputs, param="input"),
+        dimensions=body.dimensions,
+        prompt_name=body.prompt_name,
+        caller=caller_of(request, body.timeout, arrival, cache_salt=body.cache_salt),
+        arrival=arrival,
+    )
     encoded = body.encoding_format == "base64"
-    length = body.dimensions or context.info.hidden_size
-    size = vectors_size(len(inputs), length, encoded=encoded)
-    if size.most > context.limits.max_answer_bytes:
-        raise bad_request(
-            "input",
-            f"{len(inputs)} vectors of {length} numbers could have {size.most} bytes, and at most "
-            f"{context.limits.max_answer_bytes} are sent (max_answer_bytes): send fewer inputs, or "
-            'ask for encoding_format "base64"',
-        )
-    run = Vectors(context, inputs, pooling, arrival=arrival, caller=caller, size=size)
 
-    async def work() -> Response:
-        from tidemill.text.pooled import finish_embedding  # numpy, see there
-
+    async def work(model: ServedModel) -> Response:
+        prepared = await prepare_embedding(model, asked, LOOP)
+        request.state.hold.close()
+        size = _size(context, asked, asked.dimensions or model.info.hidden_size, encoded=encoded)
+        run = Vectors(model, prepared, context.metrics, size)
         found = await run.run()
         placed, data = Document(), bytearray(b"[")
         async for some in slices(range(len(found)), VECTORS_AT_ONCE):
             for i in some:
-                vector = finish_embedding(found[i], context.vectors, body.dimensions)
+                vector = embedding_of(model, found[i], asked.dimensions)
                 data += b"," if i else b""
                 data += msgspec.json.encode(_entry(i, vector, encoded=encoded))
         data += b"]"
@@ -72,21 +66,27 @@ async def embeddings(context: ServerContext, request: Request) -> Response:
                 {
                     "object": "list",
                     "data": placed.place([data]),
-                    "model": context.info.model,
+                    "model": model.name,
                     "usage": usage_of(run),
                 }
             )
         )
 
-    return VectorAnswer(work, request_id=request.state.request_id)
+    return ModelAnswer(context, request, body.model, work)
 
 
-def _prompted(context: ServerContext, body: schema.EmbeddingRequest, source: Source) -> Source:
-    if isinstance(source, str):
-        return prompted(source, context.vectors, body.prompt_name) if source else source
-    if body.prompt_name is not None:
-        raise bad_request("prompt_name", "prompt_name needs inputs that are texts")
-    return source
+def _size(context: ServerContext, asked: EmbedRequest, length: int, *, encoded: bool) -> AnswerSize:
+    """The size of the answer; raises BAD_REQUEST where it is too much."""
+    count, most = len(asked.inputs), context.limits.max_answer_bytes
+    size = vectors_size(count, length, encoded=encoded)
+    if size.most > most:
+        raise bad_request(
+            "input",
+            f"{count} vectors of {length} numbers could have {size.most} bytes, and at most "
+            f"{most} are sent (max_answer_bytes): send fewer inputs, or "
+            'ask for encoding_format "base64"',
+        )
+    return size
 
 
 def _entry(index: int, vector: Float32, *, encoded: bool) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from tidemill.contract.request import TokenLogprob
-from tidemill.server.host.generation import TokenPiece
-from tidemill.server.transport.pieces import Piece
+from tidemill.generation.choices import TokenPiece
+from tidemill.server.transport.sink import Piece
 from tidemill.server.transport.slices import slices
 from tidemill.text.tokenizer import Tokenizer
 

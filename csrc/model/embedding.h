@@ -1,0 +1,42 @@
+// Token embeddings, and per-layer embeddings as an additional input of each layer.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "memory/memory.h"
+#include "model/residual_stream.h"
+#include "model/step_context.h"
+
+namespace tidemill {
+
+class EmbeddingBlock {
+ public:
+  EmbeddingBlock(StepContext& context, ResidualStream& stream);
+
+  // x of the first tokens of the step: their rows of the embedding, learned positions, token types and
+  // norm.
+  void run(const std::vector<int32_t>& token_ids);
+
+ private:
+  StepContext& context_;
+  ResidualStream& stream_;
+};
+
+class LayerInputsBlock {
+ public:
+  LayerInputsBlock(StepContext& context, ResidualStream& stream);
+
+  // Before the first layer: the inputs of all layers, from the embedded tokens.
+  void prepare(const std::vector<int32_t>& token_ids);
+  // After the blocks of layer l: norm(out(act(gate(x)) * input)), which is pending then.
+  void run(size_t l);
+
+ private:
+  StepContext& context_;
+  ResidualStream& stream_;
+  int64_t gate_width_;
+  Buffer<float> inputs_;  // [tokens, layers * width]
+  Buffer<float> gate_;
+};
+
+}  // namespace tidemill

@@ -1,0 +1,100 @@
+#include "model/products.h"
+
+#include "memory/memory.h"
+
+namespace tidemill {
+
+namespace {
+
+// Bytes of activations per block, so that they stay in L2 while the panels stream past: a little over
+// half of it. (Using all of a 1 MiB cache makes a prefill 2 to 6 % slower.)
+int64_t act_block_bytes() {
+  static const int64_t bytes = std::max<int64_t>(512 << 10, cache_bytes(2) / 16 * 9);
+  return bytes;
+}
+
+// Height of equal blocks (only the last may be lower), as few as possible, at most `most` (a multiple
+// of 16).
+int64_t block_height(int64_t rows, int64_t most) {
+  const int64_t blocks = std::max<int64_t>(1, (rows + most - 1) / most);
+  return std::max<int64_t>(16, round_up((rows + blocks - 1) / blocks, 16));
+}
+
+}  // namespace
+
+Products::Products(const KernelTable& kernels, ThreadPool& pool) : kernels_(kernels), pool_(pool) {
+  if (is_zen5_or_later()) kv_prefetch_.resize(static_cast<size_t>(pool.threads()));
+}
+
+// Panels of a block are consecutive items. The split does not change results, because a row's sums
+// depend on the row alone.
+Products::Plan Products::plan(const PackedMatrix& w, int64_t rows, int64_t first) const {
+  const int64_t act_bytes = kernels_.act_row_bytes(w.act, w.k);
+  const int64_t row_block =
+      block_height(rows, std::max<int64_t>(16, act_block_bytes() / act_bytes / 16 * 16));
+  const int64_t row_blocks = (rows + row_block - 1) / row_block;
+  const int64_t panels = (w.n + kPanel - 1) / kPanel;
+  return {first, panels * row_blocks, panels, row_block};
+}
+
+void Products::multiply(const Product* products, size_t count, const Acts& acts) {
+  plans_.clear();
+  int64_t items = 0;
+  for (const Product* product = products; product < products + count; ++product) {
+    plans_.push_back(plan(*product->linear->weight, product->rows, items));
+    items += plans_.back().items;
+  }
+  pool_.run_tapered(items, 1, [&](int64_t begin, int64_t end, int thread) {
+    for (int64_t i = begin; i < end;) {
+      const auto after = std::upper_bound(plans_.begin(), plans_.end(), i,
+                                          [](int64_t at, const Plan& p) { return at < p.first; });
+      const Plan& of = *(after - 1);
+      const Product& product = products[&of - plans_.data()];
+      Block block = block_at(of, product.rows, i - of.first, end - i);
+      i += block.count;
+      float* const out = product.out + block.row * product.ldo + block.first * kPanel;
+      block.row += product.first_row;
+      compute(*product.linear, acts, block, out, product.ldo, thread);
+    }
+  });
+}
+
+void Products::compute(const Linear& linear, const Acts& acts, const Block& block, float* out,
+                       int64_t ldo, int thread) {
+  PackedMatrix w = *linear.weight;  // from the block's first panel on
+  const int64_t n0 = block.first * kPanel;
+  w.n -= n0;
+  w.data += block.first * w.panel_bytes;
+  const int act = static_cast<int>(w.act);
+  kernels_.gemm(w, acts.row(act, block.row), acts.stride[act], block.rows, 0, block.count,
+                linear.bias ? linear.bias + n0 : nullptr, out, ldo, pool_.threads() == 1,
+                kv_prefetch_.empty() ? nullptr : &kv_prefetch_[static_cast<size_t>(thread)]);
+}
+
+void Products::prefetch(const LinearList& linears, int64_t rows) {
+  IdlePrefetcher& prefetcher = pool_.idle_prefetcher();
+  prefetcher.clear();
+  const auto each = [&](auto&& body) {
+    int64_t first = 0;
+    for (const Linear* linear : linears) {
+      if (linear == nullptr || !*linear) continue;
+      const Plan p = plan(*linear->weight, rows, first);
+      first += p.items;
+      body(*linear->weight, p);
+    }
+    return first;
+  };
+  const int64_t items = each([](const PackedMatrix&, const Plan&) {});
+  int thread = 0;
+  each([&](const PackedMatrix& w, const Plan& p) {
+    for (; thread < pool_.threads(); ++thread) {
+      const auto [begin, end] = pool_.share(items, thread);
+      if (begin >= p.first + p.items) break;
+      const int64_t p0 = (begin - p.first) % p.panels;
+      prefetcher.add(thread, w.data + p0 * w.panel_bytes,
+                     std::min(end - begin, p.panels - p0) * w.panel_bytes);
+    }
+  });
+}
+
+}  // namespace tidemill

@@ -1,0 +1,34 @@
+#include "model/step_context.h"
+
+namespace tidemill {
+
+void StepContext::finish() {
+  scratch_width_ = round_up(std::max(scratch_width_, width_), 16);
+  scratch_.ensure(scratch_width_ * pool.threads());
+  acts.set_width(kernels, width_);
+}
+
+void StepContext::begin(const StepInput& input, KvCache& kv) {
+  step = &input;
+  cache = &kv;
+  acts.ensure(types_, input.tokens());
+  positions.resize(static_cast<size_t>(input.tokens()));
+  row_of.resize(static_cast<size_t>(input.tokens()));
+  for (int64_t r = 0; r < input.rows(); ++r) {
+    const auto i = static_cast<size_t>(r);
+    for (int64_t t = input.row_start[i]; t < input.row_start[i + 1]; ++t) {
+      row_of[static_cast<size_t>(t)] = r;
+      positions[static_cast<size_t>(t)] = input.context_len[i] + t - input.row_start[i];
+    }
+  }
+}
+
+void StepContext::apply_norm(const Norm& norm, const float* x, float* out) const {
+  if (model.layer_norms) {
+    kernels.layer_norm(x, norm.weight, norm.bias, model.norm_eps, model.hidden, out);
+  } else {
+    kernels.rms_norm(x, norm.weight, model.norm_eps, model.hidden, out);
+  }
+}
+
+}  // namespace tidemill

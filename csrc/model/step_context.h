@@ -1,0 +1,83 @@
+// What all blocks of a decoder share while a step runs.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "memory/cache.h"
+#include "memory/memory.h"
+#include "model/acts.h"
+#include "model/layers.h"
+#include "model/products.h"
+#include "runtime/step.h"
+#include "runtime/threadpool.h"
+
+namespace tidemill {
+
+class StepContext {
+ public:
+  StepContext(const KernelTable& kernels, ThreadPool& pool, const DecoderModel& model)
+      : kernels(kernels), pool(pool), model(model), products(kernels, pool), width_(model.hidden) {}
+
+  const KernelTable& kernels;
+  ThreadPool& pool;
+  const DecoderModel& model;
+  Products products;
+  Acts acts;  // of tokens; each block packs what its products read
+
+  // The step, set by `begin`.
+  const StepInput* step = nullptr;
+  KvCache* cache = nullptr;
+  int64_t tokens = 0;  // computed in the current layer: the first ones of the step
+  std::vector<int64_t> positions, row_of;  // per token: its position, and its row in the step
+
+  // While the decoder is built: a product of `acts` with this linear will be issued.
+  void reads(const Linear& linear) {
+    if (!linear) return;
+    types_ |= act_bit(linear);
+    needs_width(linear.weight->k);
+  }
+  // While the decoder is built: rows of `values` values are packed, or held in scratch.
+  void needs_width(int64_t values) { width_ = std::max(width_, values); }
+  void needs_scratch(int64_t values) { scratch_width_ = std::max(scratch_width_, values); }
+  // After all blocks are built.
+  void finish();
+  // Most values of a row that is packed.
+  int64_t width() const { return width_; }
+
+  // Before a step.
+  void begin(const StepInput& input, KvCache& kv);
+
+  // Room for a row per thread.
+  float* scratch(int thread) const { return scratch_.data() + thread * scratch_width_; }
+  void pack_row(unsigned types, const float* row, int64_t k, int64_t index, Acts& to) const {
+    for_each_act(types, [&](int act) {
+      kernels.pack_act(static_cast<ActType>(act), row, k, to.row(act, index));
+    });
+  }
+  // Packs rows [tokens, k] at `rows`, `stride` floats apart, for `to`.
+  void pack_rows(const float* rows, int64_t stride, const Linear& to) {
+    for_each_token(tokens, [&](int64_t t, int) {
+      pack_row(act_bit(to), rows + t * stride, to.weight->k, t, acts);
+    });
+  }
+  // A norm of the model's kind, over `hidden` values.
+  void apply_norm(const Norm& norm, const float* x, float* out) const;
+
+  // Runs body(token, thread) for `count` tokens.
+  template <class Body>
+  void for_each_token(int64_t count, Body&& body) {
+    // Waking another thread takes about as long as one token's share of an elementwise phase.
+    pool.run_tapered(count, count <= 2 ? count : 1, [&](int64_t begin, int64_t end, int thread) {
+      for (int64_t t = begin; t < end; ++t) body(t, thread);
+    });
+  }
+
+ private:
+  unsigned types_ = 0;  // of activations
+  int64_t width_ = 0, scratch_width_ = 0;
+  Buffer<float> scratch_;
+};
+
+}  // namespace tidemill

@@ -1,0 +1,97 @@
+"""`tidemill config`: checks a deployment file, and shows what is in force and why."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tidemill.cli.declared import command
+from tidemill.cli.serve import serve
+
+# Flags that only `config show` has.
+_CHANGED = click.Option(
+    ["--changed"],
+    is_flag=True,
+    help="Leave out what nobody set.",
+)
+_JSON = click.Option(["--json", "as_json"], is_flag=True, help="A list of JSON objects.")
+
+
+def check(**flags: Any) -> None:
+    """Check a deployment file as a whole; every problem is a line with its place.
+
+    Takes the flags of `tidemill serve`, for they count as well.
+    """
+    from tidemill.cli.deployments import deployment_of
+    from tidemill.deployment.problems import DeploymentError
+
+    file = flags["deployment_file"]
+    try:
+        found = deployment_of(click.get_current_context(), file)
+    except DeploymentError as error:
+        for problem in error.problems:
+            click.echo(str(problem), err=True)
+        count = len(error.problems)
+        click.echo(f"{file}: {count} problem{'s' if count > 1 else ''}", err=True)
+        sys.exit(2)
+    what = [f"{len(found.models)} models" if len(found.models) != 1 else "1 model"]
+    if found.pipelines:
+        count = len(found.pipelines)
+        what.append(f"{count} pipelines" if count > 1 else "1 pipeline")
+    click.echo(f"{file} is valid: {', '.join(what)}")
+    if found.served_names:
+        click.echo(f"names: {', '.join(found.served_names)}")
+
+
+def show(**flags: Any) -> None:
+    """Show the settings in force and where each came from.
+
+    Takes the flags of `tidemill serve`. What is printed is a deployment file itself.
+    """
+    from tidemill.cli.deployments import deployment_of, own_settings
+    from tidemill.deployment.show import as_toml, rows
+
+    found = deployment_of(click.get_current_context(), flags["deployment_file"])
+    settings = rows(found, own_settings)
+    if flags["as_json"]:
+        listed = [
+            {
+                **{"table": row.table, "name": row.name, "key": row.key},
+                **{"value": row.value, "source": row.origin.source, "origin": str(row.origin)},
+            }
+            for row in settings
+        ]
+        click.echo(json.dumps(listed, ensure_ascii=False, indent=1))
+    else:
+        click.echo(as_toml(settings, found, changed=flags["changed"]), nl=False)
+
+
+def _with_flags(
+    name: str, callback: Callable[..., None], *own: click.Parameter, required: bool
+) -> click.Command:
+    """A command for a file and the flags of `serve`."""
+    file = click.Argument(["deployment_file"], metavar="FILE", required=required, type=Path)
+    flags = [
+        parameter
+        for parameter in command("serve", serve).params
+        if isinstance(parameter, click.Option) and parameter.name != "config"
+    ]
+    return click.Command(
+        name, callback=callback, params=[file, *own, *flags], help=inspect.getdoc(callback)
+    )
+
+
+config = click.Group(
+    "config",
+    help="Check a deployment file, or show what is in force (docs/deployment.md).",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+config.add_command(_with_flags("check", check, required=True))
+config.add_command(_with_flags("show", show, _CHANGED, _JSON, required=False))

@@ -1,0 +1,220 @@
+"""Reads the engine's outputs of one prompt: tokens become text, thinking and tool calls.
+
+It knows no dialect: it yields `ChoiceDelta`s, from which streamed and whole answers are assembled
+by the same rules (promise 8), over HTTP and offline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tidemill.base.errors import ErrorKind, TidemillError
+from tidemill.contract.request import ChoiceOutput, FinishReason, TokenLogprob, exception_of
+from tidemill.contract.sampling import SamplingParams
+from tidemill.generation.prepare import Prepared
+from tidemill.text.answer import AnswerDelta, AnswerText, CallPart
+from tidemill.text.stops import StopSet
+from tidemill.text.tokenizer import Tokenizer
+
+TOOL_CALLS = "tool_calls"
+"""Finish reason of an answer that calls tools."""
+
+REPETITION = "repetition"
+"""The stop_reason of a constrained answer without max_tokens that repeated itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPiece:
+    """A token with its logprob, its bytes, and the characters of output before it."""
+
+    logprob: TokenLogprob
+    piece: bytes
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceDelta:
+    """The output of one step for one choice.
+
+    Attributes:
+        index: over all prompts: prompt * n + choice.
+        text: new characters of the answer; can be empty.
+        token_ids: new tokens that count in the usage.
+        reasoning: new characters of the thinking.
+        calls: new parts of tool calls.
+        errors: reasons why something that began like a tool call is none.
+        pieces: one per counted token, if logprobs were requested.
+        first: the choice's first delta.
+        prompt_logprobs: in the first delta, if requested; shared by all choices of a prompt.
+        finish: ``stop``, ``length`` or ``tool_calls`` in the choice's last delta.
+        stopped_by: in the last delta, the stop string or stop token id that ended the choice.
+        stopped_here: a stop string ended the choice before the engine did: it must be cancelled
+            there.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    reasoning: str = ""
+    calls: tuple[CallPart, ...] = ()
+    errors: tuple[str, ...] = ()
+    pieces: tuple[TokenPiece, ...] = ()
+    first: bool = False
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    finish: str | None = None
+    stopped_by: str | int | None = None
+    stopped_here: bool = False
+
+    def answer(self) -> AnswerDelta:
+        """Its parts of the answer."""
+        return AnswerDelta(self.text, self.reasoning, self.calls, self.errors)
+
+
+@dataclass(slots=True)
+class _Choice:
+    text: AnswerText
+    started: bool = False
+    done: bool = False
+
+
+class PromptChoices:
+    """The choices of one prompt of a request.
+
+    Args:
+        tokenizer: the model's.
+        prepared: the request.
+        prompt: index of the prompt.
+        stops: the request's stop strings; the same for all prompts, so made once.
+
+    Attributes:
+        cached_tokens: prompt tokens found in the prefix cache, by the choice that found fewest.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, prepared: Prepared, prompt: int, stops: StopSet | None = None
+    ) -> None:
+        self.cached_tokens = 0
+        self._sampling: SamplingParams = prepared.sampling[prompt]
+        self._free = prepared.rules.program.free
+        self._base = prompt * self._sampling.n
+        self._cached: int | None = None
+        self._prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+        rules, sampling = prepared.rules, self._sampling
+        stops = StopSet(sampling.stop) if stops is None else stops
+        self._choices = [
+            _Choice(
+                AnswerText(
+                    tokenizer,
+                    None if rules.parser is None else rules.parser(),
+                    kept=rules.kept,
+                    stop=stops,
+                    min_tokens=sampling.min_tokens,
+                    at_start=prepared.at_start,
+                    track=sampling.logprobs is not None,
+                )
+            )
+            for _ in range(sampling.n)
+        ]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens generated and counted."""
+        return sum(c.text.tokens for c in self._choices)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of the thinking."""
+        return sum(c.text.reasoning_tokens for c in self._choices)
+
+    @property
+    def done(self) -> bool:
+        """Every choice has ended."""
+        return all(c.done for c in self._choices)
+
+    def finished_lengths(self) -> list[int]:
+        """Tokens of each choice that has ended."""
+        return [c.text.tokens for c in self._choices if c.done]
+
+    def reasoning_of(self, choice: int) -> int:
+        """Tokens of one choice's thinking."""
+        return self._choices[choice].text.reasoning_tokens
+
+    def stop_string_of(self, choice: int) -> str | None:
+        """The stop string that ended one choice."""
+        return self._choices[choice].text.stop_string
+
+    def take(self, output: ChoiceOutput) -> ChoiceDelta | None:
+        """Process one output; None when the choice has already ended here (surplus).
+
+        Raises:
+            TidemillError: the engine's error.
+        """
+        choice = self._choices[output.choice]
+        if choice.done:
+            return None
+        if output.finish_reason is FinishReason.ERROR:
+            raise exception_of(output.error)
+        if output.finish_reason is FinishReason.CANCELLED:
+            raise TidemillError(
+                ErrorKind.UNAVAILABLE, "the engine is shutting down", retryable=True
+            )
+        if output.cached_tokens is not None:
+            known, cached = self._cached, output.cached_tokens
+            self._cached = cached if known is None else min(known, cached)
+            self.cached_tokens = self._cached
+        if output.prompt_logprobs is not None:
+            self._prompt_logprobs = output.prompt_logprobs
+        text = choice.text
+        before = text.tokens
+        found, stopped = text.push(output.token_ids, hide_last=output.stop_token is not None)
+        if output.finish_reason is not None and not stopped:
+            found += text.finish(cut=output.finish_reason is FinishReason.LENGTH)
+            stopped = text.stopped
+        taken = text.tokens - before
+        ended = FinishReason.STOP if stopped else output.finish_reason
+        finish = None if ended is None else ended.value
+        if ended is FinishReason.STOP and text.calls:
+            finish = TOOL_CALLS
+        first, choice.started = not choice.started, True
+        choice.done = finish is not None
+        return ChoiceDelta(
+            index=self._base + output.choice,
+            text=found.content,
+            token_ids=output.token_ids
+            if taken == len(output.token_ids)
+            else output.token_ids[:taken],
+            reasoning=found.reasoning,
+            calls=found.calls,
+            errors=found.errors,
+            pieces=_pieces(text, before, output.logprobs),
+            first=first,
+            prompt_logprobs=self._prompt_logprobs if first else None,
+            finish=finish,
+            stopped_by=None if finish is None else self._stopped_by(text, output),
+            stopped_here=finish is not None and output.finish_reason is None,
+        )
+
+    def _stopped_by(self, text: AnswerText, output: ChoiceOutput) -> str | int | None:
+        if text.stopped:
+            return text.stop_string
+        if output.finish_reason is FinishReason.LENGTH:
+            # The engine ends a constrained answer before max_tokens when it repeats itself.
+            most = self._sampling.max_tokens
+            short = most is not None and text.tokens < most
+            return REPETITION if short and not self._free else None
+        # The model's end tokens are not stops that the client named.
+        token = output.stop_token
+        return token if token in self._sampling.stop_token_ids else None
+
+
+def _pieces(
+    text: AnswerText, before: int, logprobs: Sequence[TokenLogprob] | None
+) -> tuple[TokenPiece, ...]:
+    if logprobs is None:
+        return ()
+    taken = range(before, text.tokens)
+    return tuple(
+        TokenPiece(logprob, text.pieces[i], text.offsets[i])
+        for i, logprob in zip(taken, logprobs, strict=False)
+    )

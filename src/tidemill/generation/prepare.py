@@ -1,0 +1,285 @@
+"""From a request to what the engine takes: rendered, tokenized, checked and resolved.
+
+Used by every dialect and by `LLM`; see `pace` for how one function serves both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tidemill.base.errors import bad_request, unsupported
+from tidemill.contract.program import OutputProgram
+from tidemill.contract.request import EngineRequest, Pooling
+from tidemill.contract.resolve import ContextLengthError, check_input, check_prompt, resolve
+from tidemill.contract.sampling import SamplingParams
+from tidemill.generation.caller import Caller
+from tidemill.generation.pace import INLINE, Pace, slices
+from tidemill.generation.request import GenerateRequest, Model, Source
+from tidemill.text.answering import (
+    AnswerRules,
+    ChatSide,
+    OutputOptions,
+    output_options_of,
+    rules_of,
+    text_rules,
+)
+from tidemill.text.prompt import render_prompt
+from tidemill.text.prompt_options import PromptOptions
+from tidemill.text.template import ChatTemplate
+from tidemill.text.tools import NO_TOOLS, ToolUse
+
+HEAD_CHARS = 2**15
+"""Characters that are always tokenized, whatever the context length."""
+
+CHECKED_AT_ONCE = 2**16
+"""Token ids that are checked without a pause."""
+
+_NO_OPTIONS = OutputOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request as the engine takes it.
+
+    Attributes:
+        request: what it was made from.
+        prompts: token ids of each prompt.
+        sampling: resolved parameters of each prompt; `n` is the same for all.
+        rules: constraints on the outputs, and how they are parsed.
+        options: the tools, thinking and constraint that the rules were made from.
+    """
+
+    request: GenerateRequest
+    prompts: Sequence[tuple[int, ...]]
+    sampling: Sequence[SamplingParams]
+    rules: AnswerRules
+    options: OutputOptions = _NO_OPTIONS
+
+    @property
+    def at_start(self) -> bool:
+        """Outputs begin a new text (see `text.output.OutputText`)."""
+        return self.request.messages is not None and not self.request.continued
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(map(len, self.prompts))
+
+    def engine_request(
+        self, prompt: int, request_id: str, *, max_queue_time: float | None = None
+    ) -> EngineRequest:
+        """The request to the engine for one of the prompts."""
+        request = self.request
+        return engine_request(
+            request_id,
+            self.prompts[prompt],
+            self.sampling[prompt],
+            request.caller,
+            request.arrival,
+            place=prompt,
+            max_queue_time=max_queue_time,
+            program=self.rules.program,
+            adapter=request.adapter,
+        )
+
+
+def engine_request(
+    request_id: str,
+    token_ids: tuple[int, ...],
+    sampling: SamplingParams,
+    caller: Caller,
+    arrival: float,
+    *,
+    place: int = 0,
+    max_queue_time: float | None = None,
+    program: OutputProgram | None = None,
+    adapter: str | None = None,
+    pooling: Pooling | None = None,
+) -> EngineRequest:
+    """A request to the engine.
+
+    Args:
+        request_id: unique within the engine's client.
+        token_ids, sampling: one prompt or input, and its resolved parameters.
+        caller: who asks.
+        arrival: seconds of `base.clock.monotonic`.
+        place: prompts or inputs of the same request before this one.
+        max_queue_time: seconds from `arrival` within which it must start; None: no limit.
+        program, adapter, pooling: see `EngineRequest`.
+    """
+    return EngineRequest(
+        request_id=request_id,
+        prompt_token_ids=token_ids,
+        sampling=sampling,
+        program=OutputProgram() if program is None else program,
+        priority=caller.priority,
+        arrival=arrival,
+        place=place,
+        deadline=caller.deadline,
+        cache_salt=caller.cache_salt,
+        adapter=adapter,
+        tenant=caller.client,
+        weight=caller.weight,
+        start_by=None if max_queue_time is None else arrival + max_queue_time,
+        pooling=pooling,
+    )
+
+
+async def prepare(model: Model, request: GenerateRequest, pace: Pace = INLINE) -> Prepared:
+    """Render, tokenize, check and resolve a request.
+
+    Raises:
+        TidemillError: kind BAD_REQUEST or UNSUPPORTED, naming the field as the dialect calls it.
+    """
+    check_generates(model)
+    sampling = request.sampling.validate(model.info.vocab_size)
+    if request.messages is not None:
+        # A template may take up to its time bound.
+        text, options = await pace.call(rendered, model.template, model.chat, request)
+        prompts = [await encode_text(model, text, request.names.prompt, pace, add_special=False)]
+        rules = rules_of(model.chat, options, text, continued=request.continued)
+    else:
+        options = _NO_OPTIONS
+        rules = text_rules(request.output.constraint, sampling, model.chat.prepare)
+        if request.program is not None:
+            rules = AnswerRules(program=request.program)
+        prompts = []
+        for source, name in zip(
+            request.prompts, request.names.numbered(request.num_prompts), strict=True
+        ):
+            prompts.append(await encode_source(model, source, name, pace))
+    names = request.names
+    resolved = [
+        # A seed in the request applies to every prompt, as in separate requests. Drawn seeds
+        # differ, so that equal prompts of one request do not get equal answers.
+        resolve(
+            sampling,
+            prompt_tokens=len(prompt),
+            max_model_len=model.info.max_model_len,
+            vocab_size=model.info.vocab_size,
+            defaults=model.defaults,
+            prompt_param=name,
+            max_tokens_param=names.max_tokens,
+        )
+        for prompt, name in zip(prompts, names.numbered(len(prompts)), strict=True)
+    ]
+    return Prepared(request, prompts, resolved, rules, options)
+
+
+def rendered(
+    template: ChatTemplate, chat: ChatSide, request: GenerateRequest
+) -> tuple[str, OutputOptions]:
+    """The prompt of a conversation as text, and the options that it was rendered with.
+
+    Raises:
+        TidemillError: kind BAD_REQUEST naming the field.
+    """
+    assert request.messages is not None
+    options = output_options_of(
+        chat, request.output, sampling=request.sampling, prompt_options=request.prompt_options
+    )
+    prompt_options = replace(request.prompt_options, variables=options.variables)
+    return render_prompt(template, chat, request.messages, prompt_options, options.use), options
+
+
+async def render_messages(
+    model: Model,
+    messages: Sequence[Mapping[str, Any]],
+    prompt_options: PromptOptions,
+    use: ToolUse = NO_TOOLS,
+    pace: Pace = INLINE,
+    *,
+    param: str = "messages",
+) -> tuple[str, tuple[int, ...]]:
+    """Render and tokenize messages; see `text.prompt.render_prompt`."""
+    text = await pace.call(render_prompt, model.template, model.chat, messages, prompt_options, use)
+    return text, await encode_text(model, text, param, pace, add_special=False)
+
+
+def check_generates(model: Model) -> None:
+    """Raise UNSUPPORTED unless the model generates text."""
+    info = model.info
+    if not info.generates:
+        scores = info.vectors.head == "score"
+        does = (
+            "/v1/rerank, /v1/score and LLM.score()" if scores else "/v1/embeddings and LLM.embed()"
+        )
+        raise unsupported(
+            "model",
+            f"the model {info.model!r} generates no text: it has no output layer; {does} are "
+            "for it",
+        )
+
+
+async def encode_text(
+    model: Model, text: str, param: str, pace: Pace = INLINE, *, add_special: bool = True
+) -> tuple[int, ...]:
+    """Token ids of a prompt's text.
+
+    A text far beyond the context is rejected after tokenizing only its beginning. Tokens take a
+    hundred times the memory of their characters, so a few large bodies could exhaust memory.
+
+    Raises:
+        TidemillError: kind BAD_REQUEST naming `param`.
+    """
+    limit, size = model.info.max_model_len, HEAD_CHARS
+    encode = model.tokenizer.encode
+    while size < len(text):
+        head = len(await pace.short(size, encode, text[:size], add_special=False))
+        # Factor 2: at the cut, the tokens may differ from those of the whole text.
+        if head > 2 * limit:
+            raise ContextLengthError(
+                param,
+                f"the first {size} of the prompt's {len(text)} characters alone are {head} tokens "
+                f"and the context holds {limit}, the output included; shorten the prompt",
+            )
+        size *= 4
+    return tuple(await pace.short(len(text), encode, text, add_special=add_special))
+
+
+async def encode_source(
+    model: Model, source: Source, param: str, pace: Pace = INLINE, *, output_tokens: int = 1
+) -> tuple[int, ...]:
+    """Token ids of one prompt or input, checked.
+
+    Args:
+        model: the model.
+        source: a text or token ids.
+        param: names it in errors.
+        pace: see `prepare`.
+        output_tokens: tokens of output that the context must hold after it.
+    """
+    if not source:
+        # The model's start token would suffice, but an empty string is probably an error.
+        raise bad_request(param, f"{param} is empty")
+    if isinstance(source, str):
+        ids = await encode_text(model, source, param, pace)
+        _check_length(model, len(ids), param, output_tokens)
+        await pace.pause()  # there may be many
+        return ids
+    # Before the ids are validated: there may be millions.
+    _check_length(model, len(source), param, output_tokens)
+    await check_ids(source, model.info.vocab_size, param, pace)
+    return tuple(source)
+
+
+def _check_length(model: Model, count: int, param: str, output_tokens: int) -> None:
+    if output_tokens:
+        check_prompt(count, model.info.max_model_len, param=param)
+    else:
+        check_input(count, model.info.max_model_len, param=param)
+
+
+async def check_ids(
+    token_ids: Sequence[int], vocab_size: int, param: str, pace: Pace = INLINE
+) -> None:
+    """Raise BAD_REQUEST unless all are ids of the vocabulary."""
+    async for some in slices(token_ids, CHECKED_AT_ONCE, pace):
+        if min(some) < 0 or max(some) >= vocab_size:
+            wrong = next(t for t in some if not 0 <= t < vocab_size)
+            raise bad_request(
+                param, f"{param} holds the token id {wrong}; ids are 0 to {vocab_size - 1}"
+            )
+    await pace.pause()  # there may be many lists

@@ -1,0 +1,149 @@
+"""What a client asks for, in no dialect's words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from tidemill.contract.program import OutputProgram
+from tidemill.contract.sampling import SamplingParams
+from tidemill.contract.wire import EngineInfo
+from tidemill.generation.caller import ANONYMOUS, Caller
+from tidemill.text.answering import ChatSide, OutputRequest
+from tidemill.text.prompt_options import PromptOptions
+from tidemill.text.template import ChatTemplate
+from tidemill.text.tokenizer import Tokenizer
+
+Source = str | Sequence[int]
+"""A prompt or input: a text, or token ids."""
+
+
+class Model(Protocol):
+    """What preparing a request needs to know of the model that answers it."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+
+    @property
+    def template(self) -> ChatTemplate:
+        """Its chat template."""
+
+    @property
+    def chat(self) -> ChatSide:
+        """What both support in a chat."""
+
+    @property
+    def defaults(self) -> Mapping[str, float | int]:
+        """Sampling values where a request leaves a field out."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """The properties that the engine resolved at its start."""
+
+
+class Names(NamedTuple):
+    """How a dialect calls the fields that errors of preparation name.
+
+    Attributes:
+        prompt: the field of the messages, prompts or inputs.
+        max_tokens: the field that bounds the output.
+    """
+
+    prompt: str = "prompt"
+    max_tokens: str = "max_tokens"
+
+    def numbered(self, count: int) -> list[str]:
+        """A name for each of `count` prompts."""
+        return [self.prompt] if count == 1 else [f"{self.prompt}[{i}]" for i in range(count)]
+
+
+_PLAIN_NAMES = Names()
+_NO_OUTPUT_REQUEST = OutputRequest()
+_NO_PROMPT_OPTIONS = PromptOptions()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """A request for generated text.
+
+    Attributes:
+        messages: a conversation, as `text.prompt.render_prompt` takes it; excludes `prompts`.
+        prompts: texts to continue, or their token ids.
+        sampling: unresolved: the model's defaults fill in what it leaves out.
+        output: the constraint on the answer, tools, thinking, verbosity.
+        prompt_options: how the chat template renders the conversation.
+        program: a constraint in the engine's own form; excludes `output.constraint`.
+        adapter: name of a loaded adapter; None: the base model.
+        scored: only the prompt is scored: the one token that a step samples is not output.
+        caller: who asks, with priority and deadline.
+        arrival: seconds of `base.clock.monotonic` when the request was received.
+        names: for errors.
+    """
+
+    messages: Sequence[Mapping[str, Any]] | None = None
+    prompts: Sequence[Source] = ()
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    output: OutputRequest = _NO_OUTPUT_REQUEST
+    prompt_options: PromptOptions = _NO_PROMPT_OPTIONS
+    program: OutputProgram | None = None
+    adapter: str | None = None
+    scored: bool = False
+    caller: Caller = ANONYMOUS
+    arrival: float = 0.0
+    names: Names = _PLAIN_NAMES
+
+    @property
+    def num_prompts(self) -> int:
+        """A conversation is one prompt."""
+        return 1 if self.messages is not None else len(self.prompts)
+
+    @property
+    def num_choices(self) -> int:
+        """Choices over all prompts."""
+        return self.num_prompts * self.sampling.n
+
+    @property
+    def continued(self) -> bool:
+        """The output continues the conversation's final message."""
+        return bool(self.prompt_options.continue_final_message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedRequest:
+    """A request for one vector for each input.
+
+    Attributes:
+        inputs: texts or token ids.
+        dimensions: numbers of a vector; None: all.
+        prompt_name: the model's own prompt to put before each text.
+        param: the field of the inputs, for errors.
+        caller, arrival: see `GenerateRequest`.
+    """
+
+    inputs: Sequence[Source]
+    dimensions: int | None = None
+    prompt_name: str | None = None
+    param: str = "input"
+    caller: Caller = ANONYMOUS
+    arrival: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreRequest:
+    """A request for the relevance of pairs of texts.
+
+    Attributes:
+        firsts, seconds: the texts (queries, documents).
+        pairs: indices into them.
+        params: the fields of the texts, for errors.
+        caller, arrival: see `GenerateRequest`.
+    """
+
+    firsts: Sequence[str]
+    seconds: Sequence[str]
+    pairs: Sequence[tuple[int, int]]
+    params: tuple[str, str] = ("first", "second")
+    caller: Caller = ANONYMOUS
+    arrival: float = 0.0

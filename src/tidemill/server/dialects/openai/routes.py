@@ -1,0 +1,59 @@
+"""The routes of OpenAI's dialect, and of servers that extend it."""
+
+from __future__ import annotations
+
+from tidemill.server.dialects.dialect import Dialect, Endpoint
+from tidemill.server.dialects.openai import chat, completions, embeddings, models, rerank, schema
+from tidemill.server.dialects.openai import tokens as token_routes
+from tidemill.server.dialects.openai.errors import error_body
+from tidemill.server.dialects.openai.translate import prompt_text
+
+_EVENTS = ("text/event-stream",)
+
+# Routes of other servers' native APIs, and the equivalent route here.
+_NOT_SERVED = {
+    **dict.fromkeys(
+        ("/v1/responses", "/responses", "/v1/messages", "/api/chat", "/v1beta/models"),
+        "/v1/chat/completions",
+    ),
+    **dict.fromkeys(
+        ("/api/generate", "/generate", "/generate_stream", "/completion", "/infill"),
+        "/v1/completions",
+    ),
+    **dict.fromkeys(("/api/tags", "/api/ps", "/api/show", "/props", "/info"), "/v1/models"),
+    **dict.fromkeys(("/api/embed", "/api/embeddings", "/embedding", "/embed"), "/v1/embeddings"),
+    "/api/version": "/version",
+}
+
+OPENAI = Dialect(
+    "openai",
+    (
+        Endpoint(
+            "POST",
+            "/v1/chat/completions",
+            chat.chat_completions,
+            schema.ChatRequest,
+            streams=_EVENTS,
+        ),
+        Endpoint(
+            "POST",
+            "/v1/completions",
+            completions.completions,
+            schema.CompletionRequest,
+            streams=_EVENTS,
+        ),
+        Endpoint("POST", "/v1/embeddings", embeddings.embeddings, schema.EmbeddingRequest),
+        Endpoint("POST", "/v1/rerank", rerank.rerank, schema.RerankRequest),
+        Endpoint("POST", "/rerank", rerank.rerank, schema.RerankRequest),
+        Endpoint("POST", "/v2/rerank", rerank.rerank, schema.RerankRequest),
+        Endpoint("POST", "/v1/score", rerank.score, schema.ScoreRequest),
+        Endpoint("POST", "/score", rerank.score, schema.ScoreRequest),
+        Endpoint("GET", "/v1/models", models.list_models),
+        Endpoint("GET", "/v1/models/{model:path}", models.get_model),
+        Endpoint("POST", "/tokenize", token_routes.tokenize, schema.TokenizeRequest),
+        Endpoint("POST", "/detokenize", token_routes.detokenize, schema.DetokenizeRequest),
+    ),
+    error_body,
+    render=prompt_text,
+    not_served=_NOT_SERVED,
+)

@@ -1,0 +1,212 @@
+"""From a body to the internal request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec.structs import asdict
+
+from tidemill.base.errors import bad_request
+from tidemill.contract.sampling import MAX_LOGPROBS, NEUTRAL, SamplingParams
+from tidemill.generation.caller import ANONYMOUS, Caller
+from tidemill.generation.prepare import rendered
+from tidemill.generation.request import GenerateRequest, Names, Source
+from tidemill.server.access.limits import Limits
+from tidemill.server.dialects.body import parse_body
+from tidemill.server.dialects.openai import schema
+from tidemill.text.answering import ChatSide, OutputRequest
+from tidemill.text.prompt_options import PromptOptions
+from tidemill.text.template import ChatTemplate
+
+# Fields that are copied unchanged if the request has them.
+_PLAIN = (
+    *NEUTRAL,
+    *("presence_penalty", "frequency_penalty", "seed", "min_tokens", "ignore_eos", "n"),
+)
+
+
+def chat_request(body: schema.ChatRequest, caller: Caller, arrival: float) -> GenerateRequest:
+    """A conversation's request.
+
+    Raises:
+        TidemillError: kind BAD_REQUEST naming the field.
+    """
+    max_tokens, max_tokens_param = chat_max_tokens(body)
+    sampling = sampling_of(
+        body,
+        max_tokens=max_tokens,
+        logprobs=chat_logprobs(body),
+        prompt_logprobs=whole_prompt_logprobs(body),
+    )
+    return GenerateRequest(
+        messages=template_messages(body.messages),
+        sampling=sampling,
+        output=OutputRequest.read(asdict(body)),
+        prompt_options=prompt_options(body),
+        caller=caller,
+        arrival=arrival,
+        names=Names("messages", max_tokens_param),
+    )
+
+
+def completion_request(
+    body: schema.CompletionRequest, sources: Sequence[Source], caller: Caller, arrival: float
+) -> GenerateRequest:
+    """The request of prompts that are continued; see `chat_request`."""
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise bad_request("best_of", "this server does not support best_of unless it equals n")
+    scored = body.max_tokens == 0  # only the prompt is scored; a step samples one token in any case
+    sampling = sampling_of(
+        body,
+        max_tokens=1 if scored else body.max_tokens,
+        logprobs=body.logprobs,
+        prompt_logprobs=_prompt_logprobs(body),
+    )
+    return GenerateRequest(
+        prompts=sources,
+        sampling=sampling,
+        output=OutputRequest.read(asdict(body)),
+        scored=scored,
+        caller=caller,
+        arrival=arrival,
+    )
+
+
+def prompt_text(template: ChatTemplate, chat: ChatSide, data: bytes) -> str:
+    """The prompt that the JSON text of a chat request becomes; needs no model.
+
+    Raises:
+        Rejection, TidemillError: the request is wrong.
+    """
+    asked = chat_request(parse_body(schema.ChatRequest, data, Limits()), ANONYMOUS, 0.0)
+    return rendered(template, chat, asked)[0]
+
+
+def split_prompts(prompt: object, limit: int, *, param: str = "prompt") -> list[Source]:
+    """The prompts of a request: one string, one list of ids, or a list of either.
+
+    Raises:
+        TidemillError: kind BAD_REQUEST when there are more than `limit`.
+    """
+    if isinstance(prompt, str):
+        return [prompt]
+    assert isinstance(prompt, list)
+    if isinstance(prompt[0], int):
+        return [prompt]
+    if len(prompt) > limit:
+        raise bad_request(param, f"at most {limit} at once are taken as {param}, got {len(prompt)}")
+    return prompt
+
+
+def template_messages(messages: Sequence[schema.Message]) -> list[dict[str, Any]]:
+    """Messages as `render_prompt` takes them."""
+    return [{k: v for k, v in asdict(m).items() if v is not None} for m in messages]
+
+
+def prompt_options(body: schema.ChatRequest | schema.TokenizeRequest) -> PromptOptions:
+    """The options of a body that concern the prompt."""
+    return PromptOptions(
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        documents=body.documents,
+        kwargs=body.chat_template_kwargs,
+    )
+
+
+def sampling_of(
+    request: schema.Generation,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+) -> SamplingParams:
+    """The request's parameters; the model's defaults fill in absent ones later."""
+    values: dict[str, Any] = {
+        name: value for name in _PLAIN if (value := getattr(request, name)) is not None
+    }
+    stop = request.stop or ()
+    values["stop"] = (stop,) if isinstance(stop, str) else tuple(text for text in stop if text)
+    values["stop_token_ids"] = tuple(request.stop_token_ids or ())
+    values["logit_bias"] = {int(k): float(v) for k, v in (request.logit_bias or {}).items()}
+    return SamplingParams(
+        **values, max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs
+    )
+
+
+def _prompt_logprobs(body: schema.CompletionRequest) -> int | None:
+    """Alternatives per token of the prompt: as requested, and as `echo` shows them."""
+    requested = whole_prompt_logprobs(body)
+    echoed = body.logprobs if body.echo else None
+    return max((n for n in (requested, echoed) if n is not None), default=None)
+
+
+def chat_max_tokens(request: schema.ChatRequest) -> tuple[int | None, str]:
+    """The bound on output tokens, and the name of the field that set it."""
+    old, new = request.max_tokens, request.max_completion_tokens
+    if old is not None and new is not None and old != new:
+        raise bad_request(
+            "max_tokens",
+            f"max_tokens ({old}) and max_completion_tokens ({new}) contradict each other; "
+            "send one of them",
+        )
+    if new is not None:
+        if not 1 <= new < schema.INT32:
+            raise bad_request(
+                "max_completion_tokens",
+                f"max_completion_tokens must be between 1 and {schema.INT32 - 1}, got {new}",
+            )
+        return new, "max_completion_tokens"
+    return old, "max_tokens"
+
+
+def chat_logprobs(request: schema.ChatRequest) -> int | None:
+    """Requested number of alternatives in a chat; None for no logprobs."""
+    top = request.top_logprobs
+    if not request.logprobs:
+        if top:
+            raise bad_request("top_logprobs", "top_logprobs needs logprobs to be true")
+        return None
+    if top is not None and not 0 <= top <= MAX_LOGPROBS:
+        raise bad_request(
+            "top_logprobs", f"top_logprobs must be between 0 and {MAX_LOGPROBS}, got {top}"
+        )
+    return top or 0
+
+
+def whole_prompt_logprobs(request: schema.Generation) -> int | None:
+    """Requested number of alternatives for prompt tokens; not available for streams."""
+    if request.prompt_logprobs is not None and request.stream:
+        raise bad_request(
+            "prompt_logprobs", "prompt_logprobs and stream exclude each other; send one of them"
+        )
+    return request.prompt_logprobs
+
+
+def check_stream_options(request: schema.Generation) -> None:
+    """Raise BAD_REQUEST for options that contradict the request."""
+    options = request.stream_options
+    if options is None:
+        return
+    for name in ("include_usage", "continuous_usage_stats"):
+        if getattr(options, name) and not request.stream:
+            param = f"stream_options.{name}"
+            raise bad_request(param, f"{param} is only allowed when stream is true")
+    if options.continuous_usage_stats and not options.include_usage:
+        param = "stream_options.continuous_usage_stats"
+        raise bad_request(param, f"{param} needs stream_options.include_usage")
+
+
+_TIERS = {"priority": -1, "flex": 1}
+
+
+def priority_of(request: schema.Generation) -> int:
+    """The priority among one client's requests; smaller numbers run first."""
+    tier, priority = request.service_tier, request.priority
+    if priority is None:
+        return _TIERS.get(tier or "", 0)
+    if priority and tier in _TIERS:
+        raise bad_request("priority", "priority and service_tier exclude each other; send one")
+    if not -schema.INT32 <= priority < schema.INT32:
+        raise bad_request("priority", f"priority must be an integer of 32 bits, got {priority}")
+    return priority

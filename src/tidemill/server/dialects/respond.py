@@ -1,0 +1,153 @@
+"""Responses of a dialect's handlers: a model is leased, the work is done, errors take the dialect's
+shape, and a client that disconnects ends it all."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tidemill.base.log import get_logger
+from tidemill.generation.prepare import prepare
+from tidemill.generation.request import GenerateRequest
+from tidemill.server.context import ServerContext
+from tidemill.server.errors import fail, problem_response
+from tidemill.server.host.answer import Format, write_stream, write_whole
+from tidemill.server.host.generation import Generation
+from tidemill.server.host.pace import LOOP
+from tidemill.server.host.served import ServedModel
+from tidemill.server.transport.framing import Framing
+from tidemill.server.transport.sink import AsgiSink
+from tidemill.server.transport.stream import while_connected
+
+log = get_logger(__name__)
+
+MakeFormat = Callable[[ServedModel, Generation], Awaitable[Format]]
+
+
+class GeneratedAnswer(Response):
+    """The answer to a `GenerateRequest`.
+
+    Args:
+        context: the server's.
+        request: the HTTP request.
+        model: the name of the model, or None.
+        asked: what is generated.
+        answer_id: identifies the answer; engine request ids are derived from it.
+        make_format: makes its format once the request is prepared.
+        framing: of a stream; None: the answer is written whole.
+    """
+
+    def __init__(
+        self,
+        context: ServerContext,
+        request: Request,
+        model: str | None,
+        asked: GenerateRequest,
+        answer_id: str,
+        make_format: MakeFormat,
+        framing: Framing | None,
+    ) -> None:
+        super().__init__()
+        context.host.find(model)  # a wrong name fails before anything else
+        context.shared.check_choices(asked.num_choices)  # before the work of so many
+        self._context = context
+        self._request = request
+        self._model = model
+        self._asked = asked
+        self._id = answer_id
+        self._make_format = make_format
+        self._framing = framing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve; a disconnect of the client cancels the generation."""
+        await while_connected(receive, self._write(scope, receive, send))
+
+    async def _write(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sink = AsgiSink(send)
+        try:
+            async with AsyncExitStack() as stack:
+                if self._framing is None:
+                    await write_whole(sink, lambda: self._begin(stack))
+                else:
+                    await write_stream(
+                        sink, lambda: self._begin(stack), self._framing, self._failure
+                    )
+        except Exception as error:
+            problem = fail(self._request, error)
+            response = problem_response(problem, self._request.state.error_body)
+            await response(scope, receive, send)
+
+    async def _begin(self, stack: AsyncExitStack) -> tuple[Generation, Format]:
+        context, state = self._context, self._request.state
+        try:
+            model = await stack.enter_async_context(context.host.lease(self._model))
+            prepared = await prepare(model, self._asked, LOOP)
+            generation = Generation(
+                model,
+                self._id,
+                prepared,
+                context.metrics,
+                max_answer_bytes=context.limits.max_answer_bytes,
+                streamed=self._framing is not None,
+            )
+            form = await self._make_format(model, generation)
+        except Exception as error:
+            context.metrics.requests.labels(fail(self._request, error).code or "error").inc()
+            raise
+        finally:
+            state.hold.close()
+        state.generation = generation  # for the log of requests
+        log.debug(
+            "request %s: %s, %d prompt tokens, %d choices",
+            *(state.request_id, self._id),
+            *(generation.prompt_tokens, generation.num_choices),
+        )
+        return generation, form
+
+    def _failure(self, error: Exception) -> bytes:
+        assert self._framing is not None
+        return self._framing.part(self._request.state.error_body(fail(self._request, error)))
+
+
+class ModelAnswer(Response):
+    """An answer that is computed by a model and sent as one response.
+
+    Args:
+        context: the server's.
+        request: the HTTP request.
+        model: the name of the model, or None.
+        work: computes the response. It calls `request.state.hold.close()` when the body's memory
+            is no longer needed.
+    """
+
+    def __init__(
+        self,
+        context: ServerContext,
+        request: Request,
+        model: str | None,
+        work: Callable[[ServedModel], Awaitable[Response]],
+    ) -> None:
+        super().__init__()
+        context.host.find(model)
+        self._context = context
+        self._request = request
+        self._model = model
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve; a disconnect of the client cancels the work."""
+
+        async def answer() -> None:
+            try:
+                async with self._context.host.lease(self._model) as model:
+                    response = await self._work(model)
+            except Exception as error:
+                problem = fail(self._request, error)
+                response = problem_response(problem, self._request.state.error_body)
+            await response(scope, receive, send)
+
+        await while_connected(receive, answer())

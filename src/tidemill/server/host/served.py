@@ -1,0 +1,72 @@
+"""One model that is served: its engine and its text side."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tidemill.base.clock import wall
+from tidemill.server.admission.control import Admission
+
+if TYPE_CHECKING:
+    from tidemill.contract.wire import EngineInfo
+    from tidemill.engine.client import EngineClient
+    from tidemill.text.answering import ChatSide
+    from tidemill.text.template import ChatTemplate
+    from tidemill.text.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class ServedModel:
+    """A model that answers; a `generation.request.Model`.
+
+    Attributes:
+        client: the engine.
+        tokenizer, template: the model's tokenizer and chat template.
+        chat: what both support in a chat.
+        defaults: sampling defaults of the model's generation_config (keys of `sampling.NEUTRAL`),
+            applied where a request leaves a field out.
+        admission: admission control.
+        aliases: further names.
+        build: version of the software; part of the fingerprint.
+        config_digest: identity of the engine's configuration; part of the fingerprint.
+        created: when the model was made available, for /v1/models.
+    """
+
+    client: EngineClient
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    chat: ChatSide
+    admission: Admission
+    defaults: Mapping[str, float | int] = field(default_factory=dict)
+    aliases: tuple[str, ...] = ()
+    build: str = ""
+    config_digest: str = ""
+    created: int = field(default_factory=lambda: int(wall()))
+
+    @property
+    def info(self) -> EngineInfo:
+        """The settings that the engine resolved at start."""
+        return self.client.info
+
+    @property
+    def name(self) -> str:
+        """The name that answers carry."""
+        return self.client.info.model
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name; answers carry the first."""
+        return (self.name, *self.aliases)
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies everything besides the request that determines the answer's tokens."""
+        info = self.client.info
+        parts = (
+            f"{self.build}\0{self.config_digest}\0{info.model}\0{info.backend}\0{info.isa}\0"
+            f"{info.dtype}\0{info.quantization}\0{info.kv_dtype}"
+        )
+        return "fp_" + hashlib.sha256(parts.encode()).hexdigest()[:12]

@@ -1,0 +1,83 @@
+"""Errors where no endpoint answers: the route that was probably meant, in the path's dialect."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tidemill.server.dialects.dialect import Dialect, Endpoint
+from tidemill.server.errors import ErrorBody, fail, problem_response
+
+
+class Signposts:
+    """What a server knows of its routes and of those that it does not have.
+
+    Args:
+        endpoints: all routes.
+        dialects: the first one is the default.
+    """
+
+    def __init__(self, endpoints: Sequence[Endpoint], dialects: Sequence[Dialect]) -> None:
+        self._endpoints = endpoints
+        self._default = dialects[0].error_body
+        self._by_path = {e.path: d.error_body for d in dialects for e in d.endpoints}
+        self._by_prefix = [(p, d.error_body) for d in dialects for p in d.prefixes]
+        self._not_served = {k: v for d in dialects for k, v in d.not_served.items()}
+
+    def error_body_of(self, path: str) -> ErrorBody:
+        """The shape of errors of a path."""
+        known = self._by_path.get(path)
+        if known is not None:
+            return known
+        return next(
+            (body for prefix, body in self._by_prefix if path.startswith(prefix)), self._default
+        )
+
+    async def answer_error(self, request: Request, error: Exception) -> Response:
+        """The response to an exception outside of a handler."""
+        problem = fail(request, error)
+        if isinstance(error, HTTPException) and error.status_code in (404, 405):
+            message = self._wrong_route(request.method, request.url.path)
+            problem = dataclasses.replace(problem, message=message)
+            request.state.problem = problem
+        return problem_response(problem, request.state.error_body)
+
+    def _wrong_route(self, method: str, path: str) -> str:
+        """The message for an unknown route or method, with the route that was probably meant."""
+        target = f"{method} {path}"[:200]
+        methods = [m for m, known in self._methods() if known == path]
+        if methods:
+            if method == "OPTIONS":
+                return (
+                    f"{target}: web pages of other origins may not use this server; start it with "
+                    "--cors-origin ORIGIN to allow one ('*' allows all)"
+                )
+            return f"there is no {target} here; {path} takes {' and '.join(methods)}"
+        routes = {known: m for m, known in self._methods()}
+        nearest = self._not_served.get(path) or _closest(path, routes)
+        meant = f" Did you mean {routes[nearest]} {nearest}?" if nearest else ""
+        return f"There is no {target} here.{meant} GET /openapi.json lists all routes."
+
+    def _methods(self) -> Iterable[tuple[str, str]]:
+        return ((e.method, e.path) for e in self._endpoints)
+
+
+def _closest(path: str, routes: Iterable[str]) -> str | None:
+    """The most similar route; a common path suffix decides before overall similarity."""
+    from difflib import get_close_matches  # errors alone need it
+
+    known = [route for route in routes if "{" not in route and route != "/"]
+    parts = path[:200].lower().strip("/").split("/")
+    for start in range(len(parts)):
+        end = "/" + "/".join(parts[start:])
+        if ends := [route for route in known if route.endswith(end)]:
+            return ends[0]
+    within = path.lower().rstrip("/") + "/"
+    if below := [route for route in known if route.startswith(within)]:
+        return below[0]
+    found = get_close_matches(path[:200].lower(), known, n=1, cutoff=0.6)
+    return found[0] if found else None
