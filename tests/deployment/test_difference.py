@@ -59,6 +59,7 @@ def test_each_change_is_in_its_lists_alone(
             listed = getattr(found, name)
             keys = tuple(one if isinstance(one, str) else one.key for one in listed)
             assert keys == lists.get(name, ()), name
+    assert found.as_json().keys() - {"changes"} == lists.keys()
     if "rejected" in lists:
         [key] = lists["rejected"]
         with pytest.raises(TidemillError, match=rf"cannot change .*\.{key}: .*restart the server"):

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from helpers.deployment_files import GOOD
 
+from tidemill.deployment.conflicts import memory_check
 from tidemill.deployment.deployment import Deployment
-from tidemill.deployment.problems import Origin
+from tidemill.deployment.problems import DeploymentError, Origin
 from tidemill.deployment.reading import Sourced
-from tidemill.deployment.resolve import resolve
+from tidemill.deployment.resolve import DeploymentInputs, resolve
 
 Deploy = Callable[..., Deployment]
 Problems = Callable[..., list[str]]
@@ -209,3 +210,48 @@ def test_further_checks_run_when_all_else_is_right(deploy: Deploy, problems: Pro
         "t.toml:38:10: models[1].source: is unknown",
     ]
     assert len(problems("[server]\nx = 1", checks=[check])) == 1
+
+
+def test_models_that_cannot_fit(deploy: Deploy, problems: Problems) -> None:
+    text = (
+        "[server]\nmemory = '3GiB'\n[defaults]\npin = true\n[[models]]\nname = 'a'\n"
+        "[[models]]\nname = 'b'\n[[models]]\nname = 'c'\n[[models]]\nname = 'd'\n"
+    )
+    needs = {"a": 2**31, "b": 2**31, "c": 2**32, "d": None}
+    assert problems(text, checks=[memory_check(lambda model: needs[model.name])]) == [
+        "t.toml:2:10: server.memory: pinned models need 4.0 GiB together (a 2.0 GiB, b 2.0 GiB), "
+        "and models may use 3.0 GiB; raise memory, or unpin one",
+        "t.toml:10:8: models[2].source: needs at least 4.0 GiB, and models may use 3.0 GiB; take a "
+        "smaller one or a smaller context (max_model_len, kv_memory), or raise memory",
+    ]
+    unbounded = text.replace("memory = '3GiB'", "")
+    assert deploy(unbounded, checks=[memory_check(lambda model: needs[model.name])])
+    check = memory_check(lambda model: needs[model.name], 3 * 2**30)
+    assert len(problems(unbounded, checks=[check])) == 2
+
+
+def test_inputs_can_be_read_again(folder: Path) -> None:
+    inputs = DeploymentInputs(
+        folder / "t.toml", {"port": Sourced(7, Origin("flag", "--port"))}, limits=("max_n=3",)
+    )
+    (folder / "t.toml").write_text("[server]\nport = 9\nmemory = '1GiB'")
+    before = inputs.resolve()
+    assert (before.server.port, before.limits.max_n, before.server.memory) == (7, 3, 2**30)
+    (folder / "t.toml").write_text("[server]\nmemory = '2GiB'")
+    assert inputs.resolve().server.memory == 2**31
+    (folder / "t.toml").unlink()
+    with pytest.raises(DeploymentError, match="cannot be read"):
+        inputs.resolve()
+
+
+def test_huge_files_end_soon(deploy: Deploy) -> None:
+    for text, count in (
+        ("[server]\n" + "".join(f"k{n} = 1\n" for n in range(5_000)), 5_000),
+        ("[[models]]\nname = 'a'\n" + "x=1\n[[models]]\n" * 1_100, 1_000),
+        ("[security]\nallowed_host = [" + "'a', " * 20_000 + "]", 1),
+    ):
+        with pytest.raises(DeploymentError) as caught:
+            deploy(text)
+        assert len(caught.value.problems) >= count
+        assert len(caught.value.message) < 200_000
+        assert count == 1 or caught.value.lines()[-1].startswith("... and ")

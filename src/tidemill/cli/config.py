@@ -28,15 +28,15 @@ def check(**flags: Any) -> None:
 
     Takes the flags of `tidemill serve`, for they count as well.
     """
-    from tidemill.cli.deployments import deployment_of
+    from tidemill.cli.deployments import deployment_inputs
     from tidemill.deployment.problems import DeploymentError
 
     file = flags["deployment_file"]
     try:
-        found = deployment_of(click.get_current_context(), file)
+        found = deployment_inputs(click.get_current_context(), file).resolve()
     except DeploymentError as error:
-        for problem in error.problems:
-            click.echo(str(problem), err=True)
+        for line in error.lines():
+            click.echo(line, err=True)
         count = len(error.problems)
         click.echo(f"{file}: {count} problem{'s' if count > 1 else ''}", err=True)
         sys.exit(2)
@@ -54,10 +54,10 @@ def show(**flags: Any) -> None:
 
     Takes the flags of `tidemill serve`. What is printed is a deployment file itself.
     """
-    from tidemill.cli.deployments import deployment_of, own_settings
+    from tidemill.cli.deployments import deployment_inputs, own_settings
     from tidemill.deployment.show import as_toml, rows
 
-    found = deployment_of(click.get_current_context(), flags["deployment_file"])
+    found = deployment_inputs(click.get_current_context(), flags["deployment_file"]).resolve()
     settings = rows(found, own_settings)
     if flags["as_json"]:
         listed = [

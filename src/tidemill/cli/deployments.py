@@ -14,37 +14,34 @@ from tidemill.base.errors import TidemillError
 if TYPE_CHECKING:
     from tidemill.deployment.deployment import Deployment, ModelSettings, Section
     from tidemill.deployment.reading import Sourced
+    from tidemill.deployment.resolve import DeploymentInputs
     from tidemill.library.catalog import Library
     from tidemill.library.manifest import Definition
 
 Found = Iterator[tuple[str, str, str]]
 
 
-def deployment_of(
+def deployment_inputs(
     ctx: click.Context, file: Path | str | None, models: Sequence[str] = ()
-) -> Deployment:
-    """The deployment of a command that has the flags of `serve`; checked as a whole.
+) -> DeploymentInputs:
+    """What makes the deployment of a command that has the flags of `serve`.
 
     Args:
         ctx: of the command; tells flags that were typed from defaults.
         file: the deployment file; None: flags and defaults alone.
         models: sources of further models.
-
-    Raises:
-        DeploymentError: with every problem.
     """
-    from tidemill.deployment.document import read_document
     from tidemill.deployment.problems import Origin
     from tidemill.deployment.reading import Sourced
-    from tidemill.deployment.resolve import resolve
+    from tidemill.deployment.resolve import DeploymentInputs
 
     given = given_flags(ctx)
     limits = given.pop("limit", None)
-    return resolve(
-        None if file is None else read_document(file),
+    return DeploymentInputs(
+        file=file,
         given=given,
-        models=[Sourced(model, Origin("flag", "command line")) for model in models],
-        limits=() if limits is None else limits.value,
+        models=tuple(Sourced(model, Origin("flag", "command line")) for model in models),
+        limits=() if limits is None else tuple(limits.value),
         checks=CHECKS,
     )
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from tidemill.base.errors import TidemillError
 from tidemill.base.sizes import exact_size
-from tidemill.deployment.deployment import Deployment
+from tidemill.deployment.deployment import Deployment, ModelSettings
 
 Found = Iterator[tuple[str, str, str]]
 
@@ -69,6 +69,49 @@ def _pins(deployment: Deployment) -> Found:
                 f"is {exact_size(memory)}, and the KV caches of the pinned models alone need "
                 f"{exact_size(least)}; raise it, lower their kv_memory, or unpin one",
             )
+
+
+def memory_check(
+    least_bytes: Callable[[ModelSettings], int | None], available: int | None = None
+) -> Callable[[Deployment], Found]:
+    """A check that every model fits, and that the pinned ones fit together.
+
+    Args:
+        least_bytes: what a model needs at least; None: not known, such as of a model that is not
+            on this machine.
+        available: bytes that models may use where the deployment says nothing; None: not checked.
+    """
+
+    def check(deployment: Deployment) -> Found:
+        memory = deployment.server.memory or available
+        if memory is None:
+            return
+        labels = {s.name: s.label for s in deployment.sections if "source" in s.values}
+        pinned = []
+        for model in deployment.models:
+            needed = least_bytes(model)
+            if needed is not None and needed > memory:
+                message = (
+                    f"needs at least {_human(needed)}, and models may use {_human(memory)}; take a "
+                    "smaller one or a smaller context (max_model_len, kv_memory), or raise memory"
+                )
+                yield labels[model.name], "source", message
+            elif needed is not None and model.pin:
+                pinned.append((model.name, needed))
+        total = sum(needed for _, needed in pinned)
+        if total > memory:
+            each = ", ".join(f"{name} {_human(needed)}" for name, needed in pinned)
+            yield (
+                *("server", "memory"),
+                f"pinned models need {_human(total)} together ({each}), and models may use "
+                f"{_human(memory)}; raise memory, or unpin one",
+            )
+
+    return check
+
+
+def _human(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
 
 
 def _models(deployment: Deployment) -> Found:

@@ -84,6 +84,11 @@ class Difference:
                 "changed: restart the server, or take that back",
             )
 
+    def as_json(self) -> dict[str, Any]:
+        """The difference for administrators' JSON; empty lists are left out."""
+        found = {name: getattr(self, name) for name in self.__slots__}
+        return {name: [str(one) for one in listed] for name, listed in found.items() if listed}
+
     def lines(self) -> list[str]:
         """The changes for people, one a line."""
         named = [f"{what} {name}: {done}" for what, done, names in self._lists() for name in names]

@@ -25,6 +25,9 @@ FOREVER = math.inf
 UNBOUNDED = 2**53
 """The largest whole number where only the lower end is worth saying."""
 
+MAX_VALUES = 1000
+"""Values of one list."""
+
 MAX_TEXT = 100_000
 """Characters of one text."""
 
@@ -131,6 +134,8 @@ def several(kind: Kind, what: str) -> Kind:
 
     def read(value: Any, folder: Path) -> tuple[Any, ...]:
         values = value if isinstance(value, list | tuple) else [value]
+        if len(values) > MAX_VALUES:
+            raise ValueError(f"has {len(values)} values; at most {MAX_VALUES} are taken")
         found = []
         for index, one in enumerate(values):
             try:

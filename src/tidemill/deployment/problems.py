@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.deployment.positions import Position
 
+MAX_SHOWN = 100
+"""Problems that are listed one by one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Origin:
@@ -72,9 +75,15 @@ class DeploymentError(TidemillError):
         summary = [] if count == 1 else [f"{count} problems:"]
         super().__init__(
             ErrorKind.CONFIG,
-            "\n".join([*summary, *map(str, self.problems)]),
+            "\n".join([*summary, *self.lines()]),
             param=self.problems[0].key or None,
         )
+
+    def lines(self) -> list[str]:
+        """The first `MAX_SHOWN` problems, and how many more there are."""
+        shown = [str(problem) for problem in self.problems[:MAX_SHOWN]]
+        more = len(self.problems) - len(shown)
+        return [*shown, f"... and {more} more"] if more else shown
 
 
 def _order(problem: Problem) -> tuple[bool, Position, str]:

@@ -10,7 +10,7 @@ from typing import Any
 from tidemill.deployment import toml_text
 from tidemill.deployment.document import Document
 from tidemill.deployment.kinds import ElementError
-from tidemill.deployment.problems import Origin, Problem
+from tidemill.deployment.problems import MAX_SHOWN, Origin, Problem
 from tidemill.deployment.settings import Setting
 from tidemill.deployment.toml_text import path_text, shortened
 
@@ -48,6 +48,10 @@ OTHER_KEYS = {
     "repeat_penalty": "repetition_penalty",
     "temp": "temperature",
 }
+
+
+MAX_TABLES = 1000
+"""Tables of one array, such as `[[models]]`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +118,10 @@ class Reader:
             name = path_text(tuple(part for part in path if isinstance(part, str)))
             self.add(path, f"must be a list of tables: write [[{name}]]")
             return []
+        if len(value) > MAX_TABLES:
+            self.add(path, f"has {len(value)} tables; at most {MAX_TABLES} are read")
         found = []
-        for index, one in enumerate(value):
+        for index, one in enumerate(value[:MAX_TABLES]):
             if isinstance(one, dict):
                 found.append((*path, index))
             else:
@@ -178,6 +184,8 @@ class Reader:
     def _remedy(self, key: str, known: Collection[str]) -> str:
         import difflib
 
+        if len(self.problems) > MAX_SHOWN:  # searching takes time, and nobody reads it
+            return "known are " + ", ".join(sorted(known))
         other = OTHER_KEYS.get(key, key)
         if other in known:
             return f"did you mean {other}?"

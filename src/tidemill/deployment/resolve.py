@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tidemill.deployment.deployment import (
     ServerSettings,
     plain,
 )
-from tidemill.deployment.document import Document
+from tidemill.deployment.document import Document, read_document
 from tidemill.deployment.models import ModelReader, file_digest
 from tidemill.deployment.positions import Positions
 from tidemill.deployment.problems import DeploymentError, Origin, Problem
@@ -48,6 +49,35 @@ from tidemill.server.admission.options import AdmissionOptions
 
 Check = Callable[[Deployment], Iterable[tuple[str, str, str]]]
 """A further check of a deployment: section's label, key (or empty) and message of each problem."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentInputs:
+    """What a deployment is made from; it can be read again, for a reload.
+
+    Attributes:
+        file: the deployment file; None: flags and defaults alone.
+        given: key -> value of a flag or an environment variable.
+        models: sources of further models, from the command line.
+        limits: ``NAME=VALUE``, from the command line.
+        checks: see `resolve`.
+    """
+
+    file: Path | str | None = None
+    given: Mapping[str, Sourced] = field(default_factory=dict)
+    models: tuple[Sourced, ...] = ()
+    limits: tuple[str, ...] = ()
+    checks: tuple[Check, ...] = ()
+
+    def resolve(self) -> Deployment:
+        """Read the file and resolve the deployment. Raises DeploymentError with every problem."""
+        return resolve(
+            None if self.file is None else read_document(self.file),
+            given=self.given,
+            models=self.models,
+            limits=self.limits,
+            checks=self.checks,
+        )
 
 
 def resolve(
