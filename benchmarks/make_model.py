@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.convert.gguf.names import layout
-from tidemill.loading import gguf, open_model
+from tidemill.loading import open_model
+from tidemill.loading.formats import gguf
 from tidemill.models import quantization
 from tidemill.models.naming import Rules
 from tidemill.models.registry import FAMILIES, family_for_config

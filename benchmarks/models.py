@@ -21,7 +21,8 @@ import numpy as np
 import peers
 from numpy.typing import NDArray
 
-from tidemill.loading import gguf, open_model
+from tidemill.loading import open_model
+from tidemill.loading.formats import gguf
 from tidemill.models import quantization
 
 # Stored name, or ending of one -> type and bytes.

@@ -22,7 +22,8 @@ from tidemill.convert.gguf.names import tiled_rows
 from tidemill.convert.output import narrowed
 from tidemill.convert.pipeline import Quantization, convert, quantize
 from tidemill.convert.report import Report
-from tidemill.loading import open_model, safetensors
+from tidemill.loading import open_model
+from tidemill.loading.formats import safetensors
 from tidemill.models.quantization import to_float32
 from tidemill.models.rope import Rope
 from tidemill.models.tensors import RawTensor

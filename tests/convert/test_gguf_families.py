@@ -34,7 +34,8 @@ from tidemill.convert.gguf.tensors import to_gguf
 from tidemill.convert.gguf.values import folded_factors, folded_spec
 from tidemill.convert.gguf.writer import write_gguf
 from tidemill.convert.output import Loss, OutTensor
-from tidemill.loading import open_model, safetensors
+from tidemill.loading import open_model
+from tidemill.loading.formats import safetensors
 from tidemill.models.quantization import to_float32
 from tidemill.models.spec import DecoderSpec, inverse_frequencies
 

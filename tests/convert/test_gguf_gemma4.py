@@ -20,7 +20,8 @@ from transformers import PreTrainedTokenizerFast
 
 from tidemill.backends import native
 from tidemill.base.errors import TidemillError
-from tidemill.loading import gguf, open_model
+from tidemill.loading import open_model
+from tidemill.loading.formats import gguf
 from tidemill.text import tokenizer as text_tokenizer
 
 # The last one's ropes have no keys.

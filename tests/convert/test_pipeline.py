@@ -20,7 +20,8 @@ from tidemill.convert.folder.writer import write_safetensors
 from tidemill.convert.gguf.writer import write_gguf
 from tidemill.convert.output import OutTensor
 from tidemill.convert.report import Report
-from tidemill.loading import gguf, gguf_split, open_model
+from tidemill.loading import open_model
+from tidemill.loading.formats import gguf, gguf_split
 from tidemill.loading.locate import bundled_models
 from tidemill.models.quantization import convert, to_float32
 from tidemill.models.tensors import RawTensor
@@ -223,7 +224,7 @@ def test_interrupted_shards_are_taken_up(tmp_path: Path) -> None:
     again: list[str] = []
     write_safetensors(tmp_path, out_tensors(again), "x", shard_bytes=2**22)
     assert again == ["t2", "t3", "t4", "t5"]
-    from tidemill.loading import safetensors
+    from tidemill.loading.formats import safetensors
 
     found = safetensors.read_folder(tmp_path)
     assert {n: t.array()[0] for n, t in found.items()} == {f"t{i}": i for i in range(6)}

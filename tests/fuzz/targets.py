@@ -20,8 +20,9 @@ from safetensors.numpy import save
 from fuzz.mutate import mutate_bytes, mutate_json
 from tidemill.backends import native
 from tidemill.base.tokenizer_data import TokenizerData
-from tidemill.loading import open_model, safetensors, spm_file, text_side, torch_files
-from tidemill.loading.gguf import read_file as read_gguf
+from tidemill.loading import open_model, text_side
+from tidemill.loading.formats import safetensors, spm_file, torch_files
+from tidemill.loading.formats.gguf import read_file as read_gguf
 from tidemill.loading.locate import bundled_models
 from tidemill.loading.parts import ModelFiles
 from tidemill.loading.places import one_tensor

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidemill.base.errors import ErrorKind, TidemillError
-from tidemill.loading import gguf
+from tidemill.loading.formats import gguf
 from tidemill.loading.lazy import LazyTensors
 from tidemill.loading.places import one_tensor
 from tidemill.models.blocks.repack import Inexact

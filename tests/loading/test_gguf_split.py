@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tidemill.base.errors import ErrorKind, TidemillError
-from tidemill.loading import gguf_split
+from tidemill.loading.formats import gguf_split
 
 NAMES = [f"t{i}" for i in range(7)]
 

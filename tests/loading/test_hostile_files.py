@@ -14,7 +14,7 @@ from fuzz.run import run
 
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.base.tokenizer_data import TokenizerData
-from tidemill.loading import gguf, safetensors, torch_files
+from tidemill.loading.formats import gguf, safetensors, torch_files
 from tidemill.loading.jsonfile import parse_object
 from tidemill.text.template import ChatTemplate
 from tidemill.text.tokenizer import Tokenizer

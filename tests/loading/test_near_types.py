@@ -11,7 +11,7 @@ import pytest
 from tests.loading.test_gguf_models import METADATA, tensors
 from tests.models.test_blocks import sane_blocks
 from tidemill.loading import open_model
-from tidemill.loading.gguf import TENSOR_TYPES
+from tidemill.loading.formats.gguf import TENSOR_TYPES
 from tidemill.loading.lazy import Holding
 from tidemill.models.blocks import DECODERS
 from tidemill.models.quantization import convert, stored_type, to_float32

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidemill.base.errors import ErrorKind, TidemillError
-from tidemill.loading import safetensors as ours
+from tidemill.loading.formats import safetensors as ours
 
 
 def build(header: Any, data: bytes = b"", length: int | None = None) -> bytes:

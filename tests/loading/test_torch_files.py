@@ -17,7 +17,8 @@ import torch
 from helpers.tiny_folder import tensors, write_folder
 
 from tidemill.base.errors import ErrorKind, TidemillError
-from tidemill.loading import open_model, torch_files
+from tidemill.loading import open_model
+from tidemill.loading.formats import torch_files
 from tidemill.loading.places import one_tensor
 from tidemill.models.quantization import to_float32
 

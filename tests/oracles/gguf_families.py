@@ -32,7 +32,8 @@ from oracles.parity import TOOLS, build_llama_cpp  # noqa: E402
 
 from tidemill.backends import native  # noqa: E402
 from tidemill.base.errors import TidemillError  # noqa: E402
-from tidemill.loading import gguf, open_model  # noqa: E402
+from tidemill.loading import open_model  # noqa: E402
+from tidemill.loading.formats import gguf  # noqa: E402
 
 REPORT = ROOT / "docs" / "gguf-families.md"
 TOKENS = 75

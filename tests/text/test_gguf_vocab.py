@@ -18,8 +18,8 @@ from tokenizers import Tokenizer as Library
 
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.base.tokenizer_data import TokenizerData
-from tidemill.loading import spm_file
-from tidemill.loading.gguf import read_file
+from tidemill.loading.formats import spm_file
+from tidemill.loading.formats.gguf import read_file
 from tidemill.text.gguf_library import tokenizer_from_gguf
 from tidemill.text.tokenizer import Tokenizer
 from tidemill.text.word_rules import WORD_RULES

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as Library
 
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.base.tokenizer_data import TokenizerData
-from tidemill.loading.gguf import read_file
+from tidemill.loading.formats.gguf import read_file
 from tidemill.text.gguf_library import tokenizer_from_gguf
 from tidemill.text.library_vocabulary import LibraryVocabulary
 from tidemill.text.merged_vocabulary import MergedVocabulary, open_merged

@@ -15,8 +15,8 @@ from tidemill.convert.output import Loss, OutTensor
 from tidemill.convert.report import Report
 from tidemill.convert.word_rule import check_same, find_rule
 from tidemill.loading.checkpoint import open_model
-from tidemill.loading.gguf import GgufFile
-from tidemill.loading.gguf_split import read_model
+from tidemill.loading.formats.gguf import GgufFile
+from tidemill.loading.formats.gguf_split import read_model
 from tidemill.loading.parts import ModelFiles
 from tidemill.loading.text_side import read_gguf
 from tidemill.text.tokenizer import Tokenizer

@@ -11,7 +11,7 @@ from typing import Any
 from tidemill.base.errors import TidemillError, model_file_error
 from tidemill.base.text_lists import Texts
 from tidemill.base.tokenizer_data import NO_TOKEN
-from tidemill.loading import gguf, gguf_split
+from tidemill.loading.formats import gguf, gguf_split
 from tidemill.loading.generation import GenerationDefaults, token_ids
 from tidemill.loading.gguf_rope import with_rope_factors
 from tidemill.loading.lazy import LazyTensors

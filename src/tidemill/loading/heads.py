@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.base.errors import model_file_error, unsupported
-from tidemill.loading import safetensors
+from tidemill.loading.formats import safetensors
 from tidemill.loading.places import Place
 from tidemill.loading.schemes import checked_place
 from tidemill.loading.sentence import DenseModule

@@ -9,7 +9,7 @@ from typing import Any
 
 from tidemill.base.errors import ErrorKind, TidemillError, model_file_error, unsupported
 from tidemill.base.vector_data import NOTHING_SAID, VectorData
-from tidemill.loading import safetensors, sharded, torch_files
+from tidemill.loading.formats import safetensors, sharded, torch_files
 from tidemill.loading.generation import generation_defaults, token_ids
 from tidemill.loading.heads import (
     MakeHead,

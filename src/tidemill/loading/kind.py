@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tidemill.base.errors import model_file_error
 from tidemill.base.files import open_regular
-from tidemill.loading.gguf import MAGIC
+from tidemill.loading.formats.gguf import MAGIC
 from tidemill.loading.jsonfile import is_present
 
 _PART = re.compile(r".*-\d{5}-of-\d{5}\.gguf")

@@ -10,7 +10,7 @@ from typing import Any
 from tidemill.base.errors import model_file_error
 from tidemill.base.text_lists import Texts
 from tidemill.base.tokenizer_data import TokenizerData
-from tidemill.loading import gguf_split, spm_file, tiktoken_file
+from tidemill.loading.formats import gguf_split, spm_file, tiktoken_file
 from tidemill.loading.generation import GenerationDefaults, generation_defaults
 from tidemill.loading.jsonfile import is_present, map_bytes, read_bytes, read_optional_object
 from tidemill.loading.kind import is_gguf

@@ -1,6 +1,6 @@
 """Writes safetensors: one file, or shards with an index.
 
-Format: see `loading/safetensors.py`.
+Format: see `loading/formats/safetensors.py`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from tidemill.base.errors import TidemillError
 from tidemill.convert.output import OutTensor, Progress, ResumableFile
+from tidemill.loading.formats.safetensors import INDEX, SINGLE
 from tidemill.loading.jsonfile import read_optional_object
-from tidemill.loading.safetensors import INDEX, SINGLE
 
 SHARD_BYTES = 5 * 2**30
 _ALIGN = {"I64": 8, "F64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2}

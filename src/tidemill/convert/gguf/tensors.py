@@ -15,7 +15,7 @@ from tidemill.convert.gguf.names import GgufTensor, layout, row_order
 from tidemill.convert.gguf.shape import gguf_family, rope_tensors
 from tidemill.convert.gguf.values import as_written, folded_factors
 from tidemill.convert.output import Buffer, Loss, OutTensor, as_type, copied
-from tidemill.loading.gguf import GgufFile
+from tidemill.loading.formats.gguf import GgufFile
 from tidemill.loading.parts import ModelFiles
 from tidemill.loading.places import OneTensor, Place, held_bytes, one_tensor
 from tidemill.loading.schemes.base import SchemeWeight

@@ -1,6 +1,6 @@
 """Writes GGUF files: header, metadata, then the tensors.
 
-Format: see `loading/gguf.py`; version 3, little endian, 32 bytes of alignment.
+Format: see `loading/formats/gguf.py`; version 3, little endian, 32 bytes of alignment.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from tidemill.base.errors import unsupported
 from tidemill.base.text_lists import Texts
 from tidemill.convert.output import OutTensor, Progress, ResumableFile
-from tidemill.loading.gguf import DEFAULT_ALIGNMENT, MAGIC, MAX_NAME_BYTES, TENSOR_TYPES
+from tidemill.loading.formats.gguf import DEFAULT_ALIGNMENT, MAGIC, MAX_NAME_BYTES, TENSOR_TYPES
 
 _NUMBERS = {name: number for number, (name, _, _) in TENSOR_TYPES.items()}
 _ARRAYS = {bool: (7, "?"), int: (5, "<i4"), float: (6, "<f4")}

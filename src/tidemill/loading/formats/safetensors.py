@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.base.errors import TidemillError, model_file_error
-from tidemill.loading import sharded
+from tidemill.loading.formats import sharded
+from tidemill.loading.formats.sharded import Layout
 from tidemill.loading.jsonfile import parse_object
 from tidemill.loading.mapped import MappedFile, StoredTensor, in_file
-from tidemill.loading.sharded import Layout
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -11,11 +11,11 @@ import math
 from pathlib import Path
 
 from tidemill.base.errors import TidemillError, model_file_error, unsupported
+from tidemill.loading.formats.pickled import PickledTensor, read_pickle, state_dict
+from tidemill.loading.formats.safetensors import TYPE_BYTES
+from tidemill.loading.formats.sharded import Layout
+from tidemill.loading.formats.zipped import Entry, entries
 from tidemill.loading.mapped import MappedFile, StoredTensor, in_file
-from tidemill.loading.pickled import PickledTensor, read_pickle, state_dict
-from tidemill.loading.safetensors import TYPE_BYTES
-from tidemill.loading.sharded import Layout
-from tidemill.loading.zipped import Entry, entries
 
 _PICKLE = "/data.pkl"
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the old format's first pickle, a number

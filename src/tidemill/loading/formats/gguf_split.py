@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from tidemill.base.errors import TidemillError, model_file_error
-from tidemill.loading import gguf
+from tidemill.loading.formats import gguf
 from tidemill.loading.mapped import StoredTensor, in_file
 
 _NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")

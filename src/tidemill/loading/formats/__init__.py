@@ -1,0 +1,1 @@
+"""File formats: bytes to stored tensors, metadata and vocabularies."""
