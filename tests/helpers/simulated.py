@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count, pairwise
@@ -12,6 +13,7 @@ from helpers.drive import EOS
 
 from tidemill.contract.plan import RowResult, StepPlan, StepResult, StepTimings
 from tidemill.contract.request import EngineRequest
+from tidemill.engine.core import DEPTH, LAUNCH_FRACTION
 from tidemill.memory.lease import KVMemory
 from tidemill.sched.cost import Load
 from tidemill.sched.policy import Limits
@@ -49,6 +51,15 @@ class Seen:
         return [b - a for a, b in pairwise(self.tokens)]
 
 
+@dataclass(slots=True)
+class _Step:
+    """A plan in flight, and when it begins and ends."""
+
+    plan: StepPlan
+    begins: float
+    ends: float
+
+
 class Simulation:
     """Scheduler, cost function and clock.
 
@@ -81,9 +92,17 @@ class Simulation:
         self._random = random.Random(seed)
         self._arrivals: list[tuple[float, int, EngineRequest]] = []
         self._order = count()
+        self._in_flight: deque[_Step] = deque()
         self.scheduler = Scheduler(
             KVMemory((num_blocks,), 32),
-            Limits(max_num_seqs, max_step_tokens, max_model_len, max_itl=max_itl, layers=layers),
+            Limits(
+                max_num_seqs,
+                max_step_tokens,
+                max_model_len,
+                depth=DEPTH,
+                max_itl=max_itl,
+                layers=layers,
+            ),
             (EOS,),
             clock=lambda: self.now,
         )
@@ -96,14 +115,14 @@ class Simulation:
         """Step until nothing is left, or the time has come."""
         while self.now < until:
             self._receive()
-            plan = self.scheduler.plan()
-            if plan is None:
+            if not self._in_flight and not self._launch():
                 assert not self.scheduler.has_work, "work is left and no step is planned"
                 if not self._arrivals:
                     return
                 self.now = max(self.now, self._arrivals[0][0])
                 continue
-            self._step(plan)
+            self._launch_next()
+            self._land()
 
     def _receive(self) -> None:
         while self._arrivals and self._arrivals[0][0] <= self.now:
@@ -111,23 +130,48 @@ class Simulation:
             self.seen[request.request_id] = Seen(time)
             self.scheduler.submit(request)
 
-    def _step(self, plan: StepPlan) -> None:
+    def _launch(self) -> bool:
+        """Plan a step, which begins now or when the one in flight has ended."""
+        plan = self.scheduler.plan()
+        if plan is None:
+            return False
         load = Load()
         for row in plan.rows:
             cut = row.layers
             share = 1.0 if cut is None else (cut.end - cut.begin) / self._layers
             load.add(row.start, row.count, share)
         seconds = self._cost(load) * self._random.lognormvariate(0, self._noise)
-        self.now += seconds
+        begins = self._in_flight[-1].ends if self._in_flight else self.now
+        self._in_flight.append(_Step(plan, begins, begins + seconds))
         self.steps.append((plan, seconds))
+        return True
+
+    def _launch_next(self) -> None:
+        """As the engine does: shortly before the step in flight should end."""
+        seconds = self.scheduler.overlap_seconds
+        if seconds is None:
+            return
+        step = self._in_flight[0]
+        due = max(self.now, step.begins + LAUNCH_FRACTION * seconds)
+        if due < step.ends:
+            self.now = due
+            self._receive()
+            self._launch()
+
+    def _land(self) -> None:
+        """The oldest step in flight ends."""
+        step = self._in_flight.popleft()
+        self.now = step.ends
         rows = tuple(
-            RowResult(seq_id=row.seq_id, token_ids=(7,) if row.sample else ()) for row in plan.rows
+            RowResult(seq_id=row.seq_id, token_ids=(7,) if row.sample else ())
+            for row in step.plan.rows
         )
-        timings = StepTimings(0.0, seconds, 0.0, seconds)
+        seconds = step.ends - step.begins
+        result = StepResult(
+            step_id=step.plan.step_id, rows=rows, timings=StepTimings(0.0, seconds, 0.0, seconds)
+        )
         ended = []
-        for emission in self.scheduler.commit(
-            plan, StepResult(step_id=plan.step_id, rows=rows, timings=timings)
-        ):
+        for emission in self.scheduler.commit(step.plan, result):
             output = emission.output
             seen = self.seen[output.request_id]
             seen.tokens += [self.now] * len(output.token_ids)

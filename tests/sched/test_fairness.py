@@ -50,7 +50,7 @@ def test_a_client_with_few_requests_beside_one_with_many() -> None:
     mine = [seen.ttft for name, seen in sim.seen.items() if name.startswith("b")]
     assert quantile(mine, 0.95) <= 2 * usual
     # The many are not made to wait for it: their own work takes what it takes.
-    assert max(seen.ended or 0 for seen in sim.seen.values()) < 110
+    assert max(seen.ended or 0 for seen in sim.seen.values()) < 95
 
 
 def test_many_short_requests_in_a_row_get_no_more_than_their_share() -> None:
@@ -86,7 +86,7 @@ def test_slots_are_shared() -> None:
     sim.run(until=5.0)
     sim.at(sim.now, request("b", prompt(50, 1), 4, tenant="b"))
     sim.run()
-    assert sim.seen["b"].ttft < 1.0
+    assert sim.seen["b"].ttft < 0.2
     assert all(seen.ended and len(seen.tokens) == 400 for n, seen in sim.seen.items() if n != "b")
 
 
@@ -97,7 +97,7 @@ def test_memory_is_shared() -> None:
     assert sim.scheduler.memory.num_free < 7
     sim.at(sim.now, request("b", prompt(200, 1), 4, tenant="b"))
     sim.run()
-    assert sim.seen["b"].ttft < 1.5
+    assert sim.seen["b"].ttft < 0.5
     assert all(seen.ended for seen in sim.seen.values())
 
 

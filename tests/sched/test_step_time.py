@@ -29,14 +29,14 @@ def long_beside_streams(max_itl: float | None, shorts: int = 0) -> Simulation:
     return sim
 
 
-@pytest.mark.parametrize(("max_itl", "bound"), [(None, 0.15), (0.2, 0.215), (0.1, 0.125)])
+@pytest.mark.parametrize(("max_itl", "bound"), [(None, 0.13), (0.2, 0.21), (0.1, 0.11)])
 def test_a_long_prefill_leaves_streams_their_pace(max_itl: float | None, bound: float) -> None:
     sim = long_beside_streams(max_itl)
     end = sim.seen["long"].tokens[0]
     gaps = gaps_between(sim, [f"s{i}" for i in range(8)], 3.0, end)
     assert quantile(gaps, 0.99) <= bound
     # And it gets on: with four fifths of the time it would take alone spent on streams at most.
-    assert end - 3.0 < 90
+    assert end - 3.0 < 60
 
 
 def _beside_16k(layers: int) -> tuple[float, float]:
@@ -62,7 +62,7 @@ def test_a_few_layers_a_step_read_a_long_context_less_often() -> None:
 
 def test_a_long_prompt_does_not_keep_short_ones_waiting() -> None:
     sim = long_beside_streams(None, shorts=8)
-    assert max(sim.seen[f"x{i}"].ttft for i in range(8)) < 2.0
+    assert max(sim.seen[f"x{i}"].ttft for i in range(8)) < 1.2
     assert sim.seen["long"].ended is not None
 
 
@@ -81,7 +81,7 @@ def test_more_streams_than_the_bound_allows_wait() -> None:
         sim.at(0.0, request(f"r{i}", prompt(20, i), 60))
     sim.run(until=12.0)
     steps = [seconds for plan, seconds in sim.steps if len(plan.rows) > 8][20:]
-    assert quantile(steps, 0.95) <= 0.095
+    assert quantile(steps, 0.95) <= 0.085
     sim.run()
     assert all(seen.ended for seen in sim.seen.values())
 
