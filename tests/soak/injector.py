@@ -22,6 +22,7 @@ from soak.streams import KnownStreams
 # Seconds within which a stall must show on /readyz.
 NOTICE_SECONDS = 10.0
 COUNTED_STREAMS = 8
+LEFT_STATES = 7  # in which clients disconnect
 FILL_FACTOR = 10
 
 
@@ -105,7 +106,8 @@ class Injector:
                 return
             self.tally.stops += 1
             began = time.monotonic()
-            while await self._machine.ready() is not None:
+            # A busy machine may be asked only after the next engine is there: it was noticed.
+            while await self._machine.ready() is not None and self._machine.engine_pid() == pid:
                 if time.monotonic() > began + 3 * NOTICE_SECONDS:
                     break
                 await asyncio.sleep(0.05)
@@ -120,7 +122,7 @@ class Injector:
         disk = self._machine.disk
         try:
             if disk.real:
-                await asyncio.to_thread(disk.fill)
+                disk.fill()  # here: a thread's would outlast a cancellation, and so be for good
             before = self.tally.kills
             await self.kill()
             self.tally.disk_full += self.tally.kills - before
@@ -160,6 +162,7 @@ class Injector:
             "never reading": (head + body, 1.5),
         }
         # All in turn, shuffled: chance would leave one out of a short run now and then.
+        assert len(states) == LEFT_STATES
         self._to_leave_in = self._to_leave_in or self._rng.sample(list(states), len(states))
         state = self._to_leave_in.pop()
         data, pause = states[state]
@@ -223,7 +226,7 @@ class Injector:
             try:
                 await go.wait()
                 writer.write(data[-1:])
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(120):
                     status = await _read_status(reader)
             finally:
                 writer.transport.abort()

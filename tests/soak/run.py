@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from soak import hostile
-from soak.injector import NOTICE_SECONDS, Injector, hostile_requests
+from soak.injector import LEFT_STATES, NOTICE_SECONDS, Injector, Tally, hostile_requests
 from soak.machine import Machine, SmallDisk
 from soak.report import Report
 from soak.streams import KnownStreams
@@ -35,6 +35,8 @@ class Plan:
 
     Attributes:
         seconds: of the main part; before it, the same for `warm_up` seconds.
+        patience: seconds that the main part may last longer, on a busy machine, until everything
+            that the run must have seen has happened.
         streams, tokens: known streams of a wave; least tokens of each.
         kill_every, stop_every, fill_every, disk_every: seconds between (a range is drawn from
             half to one and a half of it). A server gives up after 30 deaths within 10 minutes.
@@ -47,6 +49,7 @@ class Plan:
 
     seconds: float
     warm_up: float = 60.0
+    patience: float = 120.0
     streams: int = 64
     tokens: int = 150
     kill_every: float = 36.0
@@ -129,7 +132,9 @@ class Run:
         self._say("warm")
         began = time.monotonic()
         try:
-            await self._main(machine, streams, injector, requests, plan.seconds)
+            await self._main(
+                machine, streams, injector, requests, plan.seconds, patience=plan.patience
+            )
         except asyncio.CancelledError:
             self.report.interrupted = True
         finally:
@@ -152,6 +157,8 @@ class Run:
         injector: Injector,
         requests: object,
         seconds: float,
+        *,
+        patience: float = 0.0,
     ) -> None:
         plan = self._plan
         over = time.monotonic() + seconds
@@ -168,7 +175,9 @@ class Run:
         tasks = [asyncio.ensure_future(self._often(*breaker)) for breaker in breakers]
         tasks.append(asyncio.ensure_future(self._tell(machine, streams, injector)))
         try:
-            while time.monotonic() < over:
+            while (now := time.monotonic()) < over or (
+                now < over + patience and not self._seen_enough(injector.tally)
+            ):
                 wave = asyncio.ensure_future(streams.wave(self._rng))
                 await asyncio.wait((wave, *tasks), return_when=asyncio.FIRST_COMPLETED)
                 broken = [task for task in tasks if task.done()]
@@ -181,6 +190,15 @@ class Run:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _seen_enough(self, tally: Tally) -> bool:
+        """True once everything has happened as often as the verdict asks for."""
+        return (
+            tally.counted_kills >= self._plan.least_kills
+            and tally.hostile >= self._plan.least_hostile
+            and min(tally.stops, tally.disk_full, len(tally.filled)) > 0
+            and len(tally.left) == LEFT_STATES
+        )
 
     async def _often(self, every: float, action: Callable[[], Awaitable[None]]) -> None:
         await asyncio.sleep(every * self._rng.uniform(0.2, 0.5))  # once even in a short run
@@ -247,7 +265,7 @@ class Run:
             "hostile requests answered 500", tally.statuses[500], "0", tally.statuses[500] == 0
         )
         states = ", ".join(f"{state}: {count}" for state, count in sorted(tally.left.items()))
-        report.require("disconnects", states, "every state", len(tally.left) == 7)
+        report.require("disconnects", states, "every state", len(tally.left) == LEFT_STATES)
         fills = "; ".join(
             ", ".join(f"{status}: {count}" for status, count in sorted(fill.items()))
             for fill in tally.filled[-8:]
