@@ -109,6 +109,9 @@ bench-memory: test-install ## the most memory from the start through the first a
 bench-idle: test-install ## what an idle server holds, after an answer and after a burst
 	$(BIN)/python benchmarks/idle.py --write $(ARGS)
 
+pulls: test-install ## pulls killed at KILLS (200) points each, from a hub with faults (minutes)
+	TIDEMILL_PULL_KILLS=$(or $(KILLS),200) $(BIN)/python -m pytest -q tests/library $(ARGS)
+
 soak: test-install ## break a real server for MINUTES (30) and write docs/soak.md
 	PYTHONPATH=tests $(BIN)/python -m soak.run --minutes $(or $(MINUTES),30) --report $(or $(REPORT),docs/soak.md)
 

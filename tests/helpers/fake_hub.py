@@ -79,7 +79,7 @@ class FakeHub:
         self._gated = gated
         self._token = token
         self._servers = [
-            ThreadingHTTPServer(("127.0.0.1", 0), _handler(self, answer))
+            _Server(("127.0.0.1", 0), _handler(self, answer))
             for answer in (self.answer, self.answer_cdn)
         ]
         self.url, self.cdn = (f"http://127.0.0.1:{s.server_address[1]}" for s in self._servers)
@@ -163,6 +163,13 @@ class FakeHub:
                 for file, content in files.items()
             ]
         return Answer(200, {"Content-Type": "application/json"}, json.dumps(body).encode())
+
+
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 64
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Nothing: clients are killed here."""
 
 
 def _sibling(file: str, content: bytes) -> dict[str, object]:
