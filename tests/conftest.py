@@ -52,6 +52,8 @@ class _SkipPolice:
 def pytest_configure(config: pytest.Config) -> None:
     # A shell's background jobs, and all they start, ignore Ctrl-C, which tests send.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Whoever runs the tests may have models of their own; this library is empty.
+    os.environ["TIDEMILL_HOME"] = str(TESTS / "fixtures" / "no-library")
     config.pluginmanager.register(_SkipPolice(), "skip-police")
 
 

@@ -65,7 +65,8 @@ def test_addresses_that_are_not_accepted(web: FakeHub, library: Library) -> None
     assert library.blobs.digests() == set()
     refused("http://example.invalid/m.gguf", library, ErrorKind.CONFIG, "without encryption")
     refused(f"{web.url}/model.safetensors", library, ErrorKind.CONFIG, ".gguf file")
-    refused("brook:1:2", library, ErrorKind.CONFIG, "pull takes owner/name")
+    refused("llama3:8b", library, ErrorKind.CONFIG, "written owner/name")
+    refused("brook", library, ErrorKind.CONFIG, "nothing to pull")
 
 
 def test_a_file_that_changes_meanwhile(web: FakeHub, library: Library) -> None:

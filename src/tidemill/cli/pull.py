@@ -79,34 +79,47 @@ def _lines() -> OnProgress:
 @contextmanager
 def _bar() -> Iterator[OnProgress]:
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn
     from rich.progress import Progress as Bar
 
     columns = (
+        SpinnerColumn(),
         TextColumn("{task.description:<11}"),
         BarColumn(bar_width=None),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(compact=True),
+        TextColumn("{task.fields[amount]}"),
     )
     console = Console(stderr=True, highlight=False)
     with Bar(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("resolving", total=None)
+        task = bar.add_task("resolving", total=None, amount="")
         last = "resolving"
 
         def show(state: Progress) -> None:
             nonlocal last
             if state.message is not None:
                 console.print(state.message, markup=False)
-            elif state.stage != last:
+            if state.stage == "complete":
+                return
+            if state.stage != last:
                 last = state.stage
                 bar.reset(task, description=state.stage, total=state.total or None)
-            bar.update(task, completed=state.done, total=state.total or None)
+            # The amount is of the measurements up to the last one.
+            amount = _amount(state, bar.tasks[task].speed)
+            bar.update(task, completed=state.done, total=state.total or None, amount=amount)
 
         yield show
+
+
+def _amount(state: Progress, speed: float | None) -> str:
+    """What a bar says of its bytes: done and total, rate, and the time that is left."""
+    from tidemill.cli.machine import human_bytes
+
+    if not state.total:
+        return ""
+    text = f"{human_bytes(state.done)} of {human_bytes(state.total)}"
+    if not speed:
+        return text
+    left = int((state.total - state.done) / speed)
+    minutes, seconds = divmod(left, 60)
+    hours, minutes = divmod(minutes, 60)
+    clock = f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+    return f"{text}, {human_bytes(speed)}/s, {clock} left"

