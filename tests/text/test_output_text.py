@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,6 +39,17 @@ def test_min_tokens_lets_early_stop_strings_pass(byte_tokenizer: Tokenizer) -> N
         text = output.push(ids)[0] + output.finish()
         assert text == expected
         assert output.tokens >= least
+
+
+@pytest.mark.parametrize(("least", "shown"), [(0, "a"), (2, "a"), (3, "a\ufffd")])
+def test_a_character_cut_off_at_the_end_may_complete_a_stop_string(
+    byte_tokenizer: Tokenizer, least: int, shown: str
+) -> None:
+    output = OutputText(byte_tokenizer, stop=["\ufffd"], min_tokens=least)
+    [first, *_] = spell(byte_tokenizer, "🦙")
+    text = output.push([*spell(byte_tokenizer, "a"), first])[0] + output.finish()
+    assert text == shown
+    assert output.stopped is (shown == "a")
 
 
 def test_end_token_has_no_text(byte_tokenizer: Tokenizer) -> None:
