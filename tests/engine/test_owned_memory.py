@@ -17,6 +17,7 @@ from tidemill.contract.request import EngineRequest
 from tidemill.engine.reports import LoadProgress
 from tidemill.engine.supervisor import SupervisedEngine, Supervision
 from tidemill.loading.locate import bundled_models
+from tidemill.worker.needs import memory_needs
 
 MIB = 2**20
 KV = 48 * MIB
@@ -116,6 +117,8 @@ async def test_a_smaller_cache_gives_its_memory_back(
     want = await _answer(engine, asked)
     await _fill(engine)
     full = await _process_bytes(engine)
+    predicted = memory_needs(config(tmp_path)).total(KV)
+    assert abs(full - predicted) < 20 * MIB, f"{full / MIB:.0f}, not {predicted / MIB:.0f} MiB"
     memory = await engine.memory.resize(8 * MIB)
     assert memory.kv <= 8 * MIB and engine.info.kv_bytes == memory.kv
     assert engine.info.num_blocks == memory.kv_blocks

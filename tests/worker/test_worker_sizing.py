@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers.random_model import make_spec, make_tensors, with_recurrence
+from helpers.random_model import make_spec, with_recurrence
 
-from tidemill.backends.base import BackendOptions
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.contract.config import EngineConfig
-from tidemill.models.tensors import TensorHeader
+from tidemill.contract.needs import CacheNeeds, MemoryNeeds
 from tidemill.worker.machine import available_memory, usable_cpus
-from tidemill.worker.sizing import check_weights_fit, plan_cache, weight_bytes
+from tidemill.worker.sizing import RESERVE_BYTES, check_weights_fit, plan_cache, reserve
 
 GIB = 2**30
 SPEC = make_spec(layers=4)
@@ -58,37 +57,39 @@ def test_the_context_is_bounded_by_the_cache_unless_it_was_asked_for() -> None:
     assert caught.value.kind is ErrorKind.RESOURCE
 
 
-def test_a_model_larger_than_memory_names_both_numbers() -> None:
-    with pytest.raises(TidemillError, match=r"8\.00 GiB.*2\.00 GiB") as caught:
-        check_weights_fit(8 * GIB, 2 * GIB, "big")
+def needs(**changes: int) -> MemoryNeeds:
+    sizes = {"step": 2**20, "sequence": 2**20, "process": 2**20, **changes}
+    return MemoryNeeds(
+        backend="native", dtype="bfloat16", kv_dtype="bfloat16", files=8 * GIB,
+        weights={"feed-forward": 8 * GIB}, caches=(CacheNeeds("full", 2, None, 1000),),
+        block_tokens=32, context=100, **sizes,
+    )  # fmt: skip
+
+
+def test_a_model_larger_than_memory_names_the_numbers() -> None:
+    with pytest.raises(TidemillError, match=r"8\.00 GiB.*0\.5 GiB.*8\.25 GiB") as caught:
+        check_weights_fit(needs(), 33 * GIB // 4, "big")
     assert caught.value.kind is ErrorKind.RESOURCE
-    check_weights_fit(GIB, 2 * GIB, "small")
+    check_weights_fit(needs(), 9 * GIB, "small")
+    with pytest.raises(TidemillError, match=r"8\.00 GiB.*2\.0 GiB.*9\.00 GiB"):
+        check_weights_fit(needs(step=2 * GIB), 9 * GIB, "a step larger than the usual reserve")
 
 
-@pytest.mark.parametrize(
-    ("stored", "quantize"),
-    [
-        *(
-            (kind, quantize)
-            for kind in ("F32", "BF16", "F16")
-            for quantize in ("none", "q8_0", "q4_0", "int8")
-        ),
-        ("Q8_0", "none"),
-        ("Q4_0", "none"),
-    ],
-)
-def test_weight_bytes_are_near_what_the_native_backend_takes(stored: str, quantize: str) -> None:
-    from tidemill.backends.native import load
+def test_what_a_step_takes_is_left_to_it() -> None:
+    assert reserve(needs(), config()) == RESERVE_BYTES
+    assert reserve(needs(sequence=2**24), config()) == 256 * 2**24 + 2 * 2**20
+    plan = plan_cache(config(), SPEC, "bfloat16", 3 * GIB // 4, GIB // 2 + GIB // 8)
+    used = plan.num_blocks * 32 * SPEC.kv_bytes_per_token("bfloat16")
+    assert 0.55 * GIB / 8 < used <= 0.6 * GIB / 8
 
-    spec = make_spec(hidden=256, heads=4, kv_heads=2, head_dim=64, intermediate=512, vocab=1024)
-    tensors = make_tensors(spec, stored)
-    for dtype in ("float32", "bfloat16"):
-        headers = {n: TensorHeader(t.dtype, t.shape, t.nbytes) for n, t in tensors.items()}
-        guess = weight_bytes(headers, dtype, quantize, "native")
-        backend = load(spec, tensors, BackendOptions(dtype, quantize, dtype, 32, 128, 1))
-        took = backend.memory().weight_bytes
-        backend.close()
-        assert 0.85 * took < guess < 1.15 * took, (dtype, guess, took)
+
+def test_a_cache_reserves_what_it_may_grow_to() -> None:
+    per_block = 32 * SPEC.kv_bytes_per_token("float32")
+    asked = {"kv_memory": 130 * per_block, "max_model_len": 320}
+    assert plan_cache(config(**asked), SPEC, "float32", GIB).reserved_blocks == 130
+    for most, blocks in ((10, 130), (500, 500), (10**6, 256 * 10)):
+        plan = plan_cache(config(kv_reserve=most * per_block, **asked), SPEC, "float32", GIB)
+        assert (plan.num_blocks, plan.reserved_blocks) == (130, blocks)
 
 
 def test_cgroup_limits(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ All arrays are C-contiguous numpy arrays.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from tidemill.base.errors import LoadCallback
 from tidemill.models.spec import DecoderSpec
-from tidemill.models.tensors import TensorMap
+from tidemill.models.tensors import TensorHeader, TensorMap
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -373,6 +374,40 @@ class PackedWeights(Protocol):
 
     def close(self) -> None:
         """Stop reading `data`. Idempotent."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTensor:
+    """How a backend would hold a tensor.
+
+    Attributes:
+        nbytes: bytes of memory.
+        in_file: rows are read in its mapped file when a step needs them.
+    """
+
+    nbytes: int
+    in_file: bool = False
+
+
+class HeldTensors(Protocol):
+    """A backend's way of holding weights, from their headers alone."""
+
+    def __call__(
+        self, spec: DecoderSpec, tensors: Mapping[str, TensorHeader], options: BackendOptions
+    ) -> dict[str, HeldTensor]:
+        """Canonical name -> how it would be held. Raises CONFIG for an instruction set that this
+        machine lacks."""
+
+
+def held_as_floats(
+    tensors: Mapping[str, TensorHeader], options: BackendOptions
+) -> dict[str, HeldTensor]:
+    """`HeldTensors` of a backend that expands every weight to the computing type."""
+    size = {"float32": 4, "bfloat16": 2}[options.dtype]
+    return {
+        name: HeldTensor(math.prod(tensor.shape) * (size if len(tensor.shape) > 1 else 4))
+        for name, tensor in tensors.items()
+    }
 
 
 class BackendFactory(Protocol):

@@ -52,6 +52,8 @@ def show(
     console.print()
     console.print(_kv_table(opened))
     console.print()
+    console.print(_memory_table(opened))
+    console.print()
     console.print(_tensor_table(opened, grouped=not tensors))
     _print_notes(console, (*opened.files.notes, *opened.text.tokenizer.notes))
 
@@ -255,6 +257,36 @@ def _kv_table(opened: OpenedModel) -> Table:
         keeps = spec.foreign is not None or spec.cached()
         size = spec.kv_bytes_per_token(kv_dtype) if keeps else 0
         table.add_row(kv_dtype, f"{size:,}", human_bytes(size * spec.reach.usual))
+    return table
+
+
+def _memory_table(opened: OpenedModel) -> Table:
+    """What an engine of default settings takes; see worker/needs.py."""
+    from rich.table import Table
+
+    from tidemill.cli.machine import human_bytes
+    from tidemill.contract.config import EngineConfig
+    from tidemill.worker.needs import needs_of
+    from tidemill.worker.opening import of_files
+
+    config = EngineConfig(model=str(opened.files.path), served_name=opened.text.name)
+    needs = needs_of(config, of_files(config, opened.files))
+    rows = [(f"weights: {part}", size) for part, size in needs.weights.items()]
+    rows += [
+        ("all weights", needs.weight_bytes),
+        *([("of them read in the file, row by row", needs.file_rows)] if needs.file_rows else []),
+        *([("two recurrent states of a sequence", 2 * needs.state)] if needs.state else []),
+        (f"a step of {config.max_step_tokens} tokens", needs.step + needs.tables),
+        ("logits of each sequence in it", needs.sequence),
+        ("process", needs.process),
+        (f"all, for one request of {needs.context:,} tokens", needs.total(sequences=1)),
+    ]
+    title = f"Memory ({needs.backend}, {needs.dtype}, KV cache {needs.kv_dtype})"
+    table = Table(title=title, title_justify="left", box=None, show_header=False)
+    table.add_column("what")
+    table.add_column("bytes", justify="right")
+    for what, size in rows:
+        table.add_row(what, human_bytes(size))
     return table
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 from tidemill.base.build import build_id
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.base.log import get_logger
-from tidemill.contract.request import RequestError
+from tidemill.contract.request import RequestError, exception_of
 from tidemill.contract.wire import (
     PROTOCOL_VERSION,
     Control,
@@ -246,9 +246,5 @@ def _settle(future: asyncio.Future[EngineMemory] | None, answer: Controlled) -> 
     if answer.memory is not None:
         future.set_result(answer.memory)
     else:
-        error = answer.error or RequestError(ErrorKind.INTERNAL, "the engine gave no answer")
-        kind = ErrorKind(error.kind)
-        future.set_exception(
-            TidemillError(kind, error.message, param=error.param, retryable=error.retryable)
-        )
+        future.set_exception(exception_of(answer.error))
         future.exception()  # marks it as retrieved, if the wait has timed out

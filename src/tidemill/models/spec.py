@@ -7,6 +7,7 @@ family has a forward pass.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from tidemill.models import tensors as names
@@ -155,12 +156,13 @@ class DecoderSpec:
         groups += [CacheGroup("window", tuple(ls), w) for w, ls in sorted(windows.items())]
         return tuple(groups)
 
-    def kv_bytes_per_token(self, kv_dtype: str) -> int:
-        """Bytes of KV cache per token over all layers.
+    def kv_bytes_per_token(self, kv_dtype: str, layers: Collection[int] | None = None) -> int:
+        """Bytes of KV cache per token.
 
         Args:
             kv_dtype: ``float32``, ``bfloat16``, ``int8`` or ``int4`` (the latter two with scales).
                 A foreign model has its own size. At least 1, even when nothing is cached per token.
+            layers: over these layers; None: over all.
         """
         if self.foreign is not None:
             return max(1, self.foreign.token_bytes)
@@ -170,7 +172,8 @@ class DecoderSpec:
                 vector_bytes(kv_dtype, mixer.head_dim, key=True)
                 + vector_bytes(kv_dtype, mixer.v_dim, key=False)
             )
-            for mixer in self.cached().values()
+            for layer, mixer in self.cached().items()
+            if layers is None or layer in layers
         )
         return max(1, total)
 

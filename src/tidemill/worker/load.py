@@ -4,38 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import cast
 
-from tidemill.backends.base import BackendFactory, BackendOptions
+from tidemill.backends.base import BackendFactory
 from tidemill.base.clock import monotonic
 from tidemill.base.errors import TidemillError
 from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.base.vector_data import VectorData
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.wire import EngineInfo
-from tidemill.loading.checkpoint import open_model
-from tidemill.loading.lazy import Holding
 from tidemill.loading.parts import ModelFiles
 from tidemill.models.spec import DecoderSpec
 from tidemill.worker.kv_check import NARROW, check_kv
-from tidemill.worker.machine import available_memory, total_memory, usable_cpus
+from tidemill.worker.machine import available_memory, total_memory
+from tidemill.worker.needs import needs_of
+from tidemill.worker.opening import open_files
 from tidemill.worker.packed import kept_weights
 from tidemill.worker.runner import Runner
 from tidemill.worker.sizing import (
     check_cache_setting,
     check_weights_fit,
     plan_cache,
+    reserve,
     wanted_len,
-    weight_bytes,
 )
-
-# Backends are imported when they are chosen: torch may not be installed.
-_BACKENDS = {
-    "native": "tidemill.backends.native",
-    "torch": "tidemill.backends.torch",
-    "transformers": "tidemill.backends.transformers",
-}
 
 Progress = Callable[[str], None]
 
@@ -81,40 +73,21 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
             settings, RESOURCE when memory does not suffice (found before loading). What only the
             weights' bytes show comes later where they are packed later: `Backend.when_loaded`.
     """
-    config.validate()
-    files = open_model(config.model, config.backend)
-    spec = files.spec
-    name = config.backend
-    if name == "auto":
-        name = "native" if spec.foreign is None else "transformers"
-    dtype = resolve_dtype(config.dtype, files)
-    kv_dtype = config.kv_dtype if config.kv_dtype != "auto" else dtype
-    threads = config.threads or usable_cpus()
-    options = BackendOptions(
-        dtype=dtype,
-        quantize=config.quantize,
-        kv_dtype=kv_dtype,
-        block_size=config.block_size,
-        max_positions=wanted_len(config, spec),
-        threads=threads,
-        isa=config.isa,
-        device=config.device,
-    )
-    wide = dtype == "float32" or name != "native"
-    tensors = files.tensors.held(Holding(wide, config.quantize))
+    opened = open_files(config)
+    files, name, options, tensors = opened.files, opened.backend, opened.options, opened.tensors
+    spec, dtype, kv_dtype, threads = files.spec, options.dtype, options.kv_dtype, options.threads
+    needs = needs_of(config, opened)
     if config.device == "cpu":
-        stored = {name: tensors.header(name) for name in tensors}
-        need = weight_bytes(stored, dtype, config.quantize, name)
-        check_weights_fit(need, available_memory(), config.served_name)
+        check_weights_fit(needs, available_memory(), config.served_name)
         check_cache_setting(config.kv_memory, total_memory())
     # Rejects a context longer than the model's before minutes are spent on loading it.
     if spec.foreign is None:
-        plan_cache(config, spec, kv_dtype, available_memory())
+        plan_cache(config, spec, kv_dtype, available_memory(), reserve(needs, config))
     else:
         wanted_len(config, spec)  # the cache size per token is not known yet
     progress(f"loading {config.served_name} ({files.file_bytes / 2**30:.2f} GiB)")
     started = monotonic()
-    factory = cast(BackendFactory, import_module(_BACKENDS[name]).load)
+    factory = cast(BackendFactory, opened.module.load)
     weights = files.digest()
     packed = kept_weights(config, files, weights, threads, tensors.error_note, progress)
     head = files.head()  # before: while weights are packed nobody else reads them
@@ -149,7 +122,7 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
     )
     memory = backend.memory()
     free = available_memory() - memory.mapped_bytes - memory.promised_bytes
-    cache = plan_cache(config, spec, kv_dtype, max(0, free))
+    cache = plan_cache(config, spec, kv_dtype, max(0, free), reserve(needs, config))
     # Elsewhere memory is taken for all blocks at once.
     reserved = cache.reserved_blocks if name == "native" else cache.num_blocks
     backend.allocate_cache(
@@ -219,15 +192,6 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
         states=cache.max_num_seqs if spec.state_bytes else 0,
     )
     return LoadedWorker(runner, info, identity, files.tokenizer, cache.snapshots)
-
-
-def resolve_dtype(dtype: str, files: ModelFiles) -> str:
-    """``auto`` is bfloat16 unless the weights are float32 or transformers computes."""
-    if dtype != "auto":
-        return dtype
-    if files.spec.foreign is not None:
-        return "float32"
-    return "float32" if files.tensors.prevailing_dtype() == "F32" else "bfloat16"
 
 
 def _quantization(config: EngineConfig, files: ModelFiles) -> str:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tidemill.base.errors import ErrorKind, TidemillError, config_error
 from tidemill.contract.config import EngineConfig
-from tidemill.models.quantization import stored_type
+from tidemill.contract.needs import MemoryNeeds
 from tidemill.models.spec import DecoderSpec
-from tidemill.models.tensors import TensorHeader, expected_nbytes
 from tidemill.worker.states import STATES_PER_SEQUENCE
 
 _GIB = 2**30
@@ -30,50 +27,26 @@ FULL_CONTEXTS = 4
 SNAPSHOTS_PER_SEQUENCE = 2
 STATE_SHARE = 0.5
 
-_FLOAT_BYTES = {"float32": 4, "bfloat16": 2}
+
+def reserve(needs: MemoryNeeds, config: EngineConfig) -> int:
+    """Bytes that the cache leaves alone: what the largest step takes, and at least
+    `RESERVE_BYTES`."""
+    return max(RESERVE_BYTES, needs.working(config.max_num_seqs) + needs.process)
 
 
-# What a block takes to what it takes in a file: MXFP4's scales become bfloat16.
-_HELD = {"MXFP4": 18 / 17}
-
-
-def weight_bytes(
-    tensors: Mapping[str, TensorHeader], dtype: str, quantize: str, backend: str
-) -> int:
-    """Bytes the loaded weights will take, near enough to refuse a model in time.
-
-    Args:
-        tensors: every tensor under its canonical name.
-        dtype: computing type.
-        quantize: ``none``, ``q8_0``, ``q4_0`` or ``int8``.
-        backend: ``native`` keeps quantized and 16-bit matrices as small as they are stored,
-            ``torch`` and ``transformers`` expand them to the computing type.
-    """
-    total = 0
-    for name, tensor in tensors.items():
-        count = math.prod(tensor.shape)
-        kind = stored_type(name, tensor, quantize)
-        if len(tensor.shape) < 2:
-            total += count * _FLOAT_BYTES["float32"]
-        elif backend != "native" or kind == "F32":
-            total += count * _FLOAT_BYTES[dtype]
-        else:
-            total += int(expected_nbytes(kind, tensor.shape) * _HELD.get(kind, 1))
-    return total
-
-
-def check_weights_fit(need: int, free: int, model: str) -> None:
+def check_weights_fit(needs: MemoryNeeds, free: int, model: str) -> None:
     """Refuse a model that is larger than memory, before anything of it is loaded.
 
     Raises:
-        TidemillError: kind RESOURCE, with both numbers.
+        TidemillError: kind RESOURCE, with the numbers.
     """
-    if need + RESERVE_BYTES > free:
+    extra = max(RESERVE_BYTES, needs.working(1) + needs.process)
+    if needs.weight_bytes + extra > free:
         raise TidemillError(
             ErrorKind.RESOURCE,
-            f"the weights of {model} need {need / _GIB:.2f} GiB, a step {RESERVE_BYTES / _GIB:.1f} "
-            f"GiB beside them, and {free / _GIB:.2f} GiB of memory are free: quantize with "
-            "--quantize q8_0 or q4_0, use a smaller model, or free memory",
+            f"the weights of {model} need {needs.weight_bytes / _GIB:.2f} GiB, a step "
+            f"{extra / _GIB:.1f} GiB beside them, and {free / _GIB:.2f} GiB of memory are free: "
+            "quantize with --quantize q8_0 or q4_0, use a smaller model, or free memory",
             param="model",
         )
 
@@ -120,7 +93,9 @@ def check_cache_setting(kv_memory: int | None, total: int) -> None:
         )
 
 
-def plan_cache(config: EngineConfig, spec: DecoderSpec, kv_dtype: str, free: int) -> CachePlan:
+def plan_cache(
+    config: EngineConfig, spec: DecoderSpec, kv_dtype: str, free: int, reserve: int = RESERVE_BYTES
+) -> CachePlan:
     """Size the KV cache.
 
     Args:
@@ -129,6 +104,7 @@ def plan_cache(config: EngineConfig, spec: DecoderSpec, kv_dtype: str, free: int
         spec: the model.
         kv_dtype: element type of the cache.
         free: bytes of memory free now, with the weights loaded.
+        reserve: bytes of it that the cache leaves alone.
 
     Raises:
         TidemillError: CONFIG when the context asked for exceeds the model's, RESOURCE when it (or
@@ -140,7 +116,7 @@ def plan_cache(config: EngineConfig, spec: DecoderSpec, kv_dtype: str, free: int
     if config.kv_memory is not None:
         budget, why = config.kv_memory, "as set by --kv-memory"
     else:
-        budget = int(max(0, free - RESERVE_BYTES) * CACHE_SHARE)
+        budget = int(max(0, free - reserve) * CACHE_SHARE)
         why = f"{CACHE_SHARE:.0%} of the {free / _GIB:.1f} GiB free less a reserve"
     sequences, snapshots = _states(config, spec, budget)
     state_bytes = (STATES_PER_SEQUENCE * sequences + snapshots) * spec.state_bytes

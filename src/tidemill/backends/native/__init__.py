@@ -5,9 +5,11 @@ The core computes a whole step in one call with the GIL released: see csrc/ and 
 
 from __future__ import annotations
 
-from tidemill.backends.base import Backend, BackendOptions, PackedWeights
+from collections.abc import Mapping
+
+from tidemill.backends.base import Backend, BackendOptions, HeldTensor, PackedWeights
 from tidemill.models.spec import DecoderSpec
-from tidemill.models.tensors import TensorMap
+from tidemill.models.tensors import TensorHeader, TensorMap
 
 # Larger than any core's private caches, so that reads are served by memory or a shared cache.
 _BANDWIDTH_BYTES = 256 << 20
@@ -30,6 +32,15 @@ def load(
     from tidemill.backends.native.backend import NativeBackend
 
     return NativeBackend(spec, tensors, options, packed)
+
+
+def held_tensors(
+    spec: DecoderSpec, tensors: Mapping[str, TensorHeader], options: BackendOptions
+) -> dict[str, HeldTensor]:
+    """See backends.base.HeldTensors: exact, matrices as they are packed."""
+    from tidemill.backends.native import layout
+
+    return layout.held_tensors(spec, tensors, options)
 
 
 def available_isas() -> list[str]:

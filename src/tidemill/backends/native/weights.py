@@ -11,11 +11,18 @@ from numpy.typing import NDArray
 
 from tidemill.backends.base import BackendOptions, PackedWeights
 from tidemill.backends.native import _core
+from tidemill.backends.native.layout import (
+    ROW_TABLES,
+    WEIGHT_TYPES,
+    packed_matrices,
+    packed_type,
+    read_in_file,
+)
 from tidemill.backends.native.packing import Matrix, as_bytes
 from tidemill.base.errors import ErrorKind, TidemillError, model_file_error, unsupported
 from tidemill.base.free_memory import free_memory
 from tidemill.models import tensors as names
-from tidemill.models.quantization import FLOAT_TYPES, stays_wide, stored_type
+from tidemill.models.quantization import FLOAT_TYPES
 from tidemill.models.shapes import APART_NORMS
 from tidemill.models.spec import (
     ACTIVATIONS,
@@ -32,35 +39,17 @@ from tidemill.models.spec import (
     inverse_frequencies,
 )
 from tidemill.models.tensors import (
-    ROW_HEADS,
-    RawTensor,
     TensorMap,
     expected_nbytes,
     layer_name,
 )
 
 # Codes of csrc/kernels/kernels.h.
-WEIGHT_TYPES = {
-    "F32": 0, "F16": 1, "BF16": 2, "Q8_0": 3, "Q4_0": 4, "Q4_K": 5, "Q5_K": 6, "Q6_K": 7,
-    "INT8": 8, "MXFP4": 9, "IQ4_NL": 10,
-}  # fmt: skip
 KV_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
 
 _QK_SCOPES = ("head", "heads", "full")
 _RULES = ("delta", "ssd")
 _SCORINGS = ("softmax", "sigmoid", "softmax_chosen", "sparse_mixer", "sigmoid_chosen")
-
-
-def packed_type(name: str, tensor: RawTensor, options: BackendOptions) -> str:
-    """Type a matrix is packed as.
-
-    When computing in bfloat16, float32 matrices become bfloat16 (except those of `stays_wide`). F16
-    stays F16, because its products are computed in float32 in either case. When computing in
-    float32, BF16 stays BF16 for the same reason.
-    """
-    stored = stored_type(name, tensor, options.quantize)
-    narrowed = stored == "F32" and options.dtype == "bfloat16" and not stays_wide(name)
-    return "BF16" if narrowed else stored
 
 
 def check_spec(spec: DecoderSpec) -> None:
@@ -179,7 +168,7 @@ class ModelBuilder:
         self._ropes: dict[Rope, int] = {}
         self._constants: dict[tuple[float, ...], int] = {}
         # Embeddings whose rows are read from the file.
-        self._sources = {name: np.zeros(0, np.uint8) for name in (names.EMBED, names.LAYER_INPUTS)}
+        self._sources = {name: np.zeros(0, np.uint8) for name in ROW_TABLES}
         self.rows: tuple[NDArray[np.uint8], ...] = ()
         self.kept: NDArray[np.uint8] | None = None
         self.unpacked: list[Matrix] = []
@@ -239,18 +228,11 @@ class ModelBuilder:
     def _embedding(self, name: str) -> int:
         """Id of the packed matrix; -1 when rows are read from the file's own bytes, because a step
         reads only a few of them."""
-        if not self._is_mapped(name):
+        if not read_in_file(name, self._tensors[name], self._spec, self._options.quantize):
             return self._matrix(name)
         self._sources[name] = as_bytes(self._tensors[name])
         self.rows += (self._sources[name],)
         return -1
-
-    def _is_mapped(self, name: str) -> bool:
-        tensor = self._tensors[name]
-        same = stored_type(name, tensor, self._options.quantize) == tensor.dtype
-        # A tied matrix is also the output projection, so it is packed.
-        rows = name in self._sources and not (name == names.EMBED and self._spec.tied_embeddings)
-        return rows and same and tensor.dtype not in ROW_HEADS
 
     def _layer_inputs(self, inputs: LayerInputs) -> _core.LayerInputsConfig:
         config = _core.LayerInputsConfig()
@@ -271,11 +253,10 @@ class ModelBuilder:
         order = hashlib.blake2b(Path(__file__).read_bytes(), digest_size=8).hexdigest()
         layout = [f"{self._core.isa} {self._options.dtype} {order}"]
         total = 0
-        for name, tensor in self._tensors.items():
-            if len(tensor.shape) == 2 and not self._is_mapped(name):
-                target = packed_type(name, tensor, self._options)
-                layout.append(f"{name} {target} {list(tensor.shape)}")
-                total += self._core.matrix_bytes(WEIGHT_TYPES[target], *tensor.shape)
+        size = self._core.matrix_bytes
+        for name, target, nbytes in packed_matrices(self._tensors, self._spec, self._options, size):
+            layout.append(f"{name} {target} {list(self._tensors[name].shape)}")
+            total += nbytes
         _check_memory(total)
         text = "\n".join(layout)
         if self._packed is not None:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from tidemill.backends.base import Backend, BackendOptions, PackedWeights
+from collections.abc import Mapping
+
+from tidemill.backends.base import (
+    Backend,
+    BackendOptions,
+    HeldTensor,
+    PackedWeights,
+    held_as_floats,
+)
 from tidemill.base.errors import config_error
 from tidemill.models.spec import DecoderSpec
-from tidemill.models.tensors import TensorMap
+from tidemill.models.tensors import TensorHeader, TensorMap
 
 
 def load(
@@ -32,3 +40,10 @@ def load(
             f"{runs} needs {error.name}, which is not installed: pip install 'tidemill[torch]'",
         ) from error
     return TransformersBackend(spec, tensors, options)
+
+
+def held_tensors(
+    spec: DecoderSpec, tensors: Mapping[str, TensorHeader], options: BackendOptions
+) -> dict[str, HeldTensor]:
+    """See backends.base.HeldTensors."""
+    return held_as_floats(tensors, options)

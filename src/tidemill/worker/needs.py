@@ -1,0 +1,152 @@
+"""What a model needs in memory, from config and headers alone: one arithmetic for `show`, for an
+engine's own sizing and refusals, and for a server that decides which models fit.
+
+Weights are exact: the backend says how it holds each tensor. So is the KV cache. The rest is the
+sum of the buffers that csrc/model/decoder.h names, and what an idle process was measured to take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tidemill.backends.base import HeldTensor
+from tidemill.contract.config import EngineConfig
+from tidemill.contract.needs import CacheNeeds, MemoryNeeds
+from tidemill.models import tensors as names
+from tidemill.models.layers import Attention, Layer, Moe, Recurrent
+from tidemill.models.spec import DecoderSpec
+from tidemill.worker.opening import Opened, open_files
+
+_FLOAT = 4
+# The interpreter, numpy, the core and what both allocate, measured as the PSS of engines.
+PROCESS_BYTES = 42 * 2**20
+# With torch, and with transformers' model classes.
+_BACKEND_BYTES = {"native": 0, "torch": 260 * 2**20, "transformers": 400 * 2**20}
+# Of a token's text in the vocabulary's tables, where constraints are compiled.
+_TOKEN_BYTES = 64
+# Tokens whose experts are computed at once (kMoeChunkTokens).
+_EXPERT_TOKENS = 512
+
+_PARTS = {
+    names.EMBED: "embedding",
+    names.POSITIONS: "embedding",
+    names.TYPES: "embedding",
+    names.LAYER_INPUTS: "embedding",
+    names.LM_HEAD: "output",
+    names.LM_HEAD_BIAS: "output",
+}
+_LAYER_PARTS = {"attn": "attention", "rec": "recurrent", "mlp": "feed-forward"}
+
+
+def memory_needs(config: EngineConfig) -> MemoryNeeds:
+    """What an engine of this configuration needs. Raises like `open_files`."""
+    return needs_of(config, open_files(config))
+
+
+def needs_of(config: EngineConfig, opened: Opened) -> MemoryNeeds:
+    """As `memory_needs`, of opened files."""
+    spec, options = opened.files.spec, opened.options
+    held = opened.held()
+    whole = not spec.causal or (spec.foreign is not None and not spec.foreign.in_pieces)
+    context = options.max_positions
+    tokens = max(config.max_step_tokens, context if whole else 0)
+    return MemoryNeeds(
+        backend=opened.backend,
+        dtype=options.dtype,
+        kv_dtype=options.kv_dtype,
+        files=opened.files.file_bytes,
+        weights=_by_part(held),
+        file_rows=sum(tensor.nbytes for tensor in held.values() if tensor.in_file),
+        caches=cache_needs(spec, options.kv_dtype),
+        block_tokens=config.block_size,
+        context=context,
+        state=spec.state_bytes if spec.foreign is None else 0,
+        tables=_tables(spec, context),
+        step=tokens * _step_token_bytes(spec, options.dtype),
+        sequence=_FLOAT * spec.vocab_size if spec.generates else 0,
+        process=PROCESS_BYTES + _BACKEND_BYTES[opened.backend] + _TOKEN_BYTES * spec.vocab_size,
+    )
+
+
+def cache_needs(spec: DecoderSpec, kv_dtype: str) -> tuple[CacheNeeds, ...]:
+    """The KV cache of each cache group."""
+    if spec.foreign is not None:
+        return (CacheNeeds("full", 0, None, spec.kv_bytes_per_token(kv_dtype)),)
+    return tuple(
+        CacheNeeds(
+            group.kind,
+            len(group.layers),
+            group.window,
+            spec.kv_bytes_per_token(kv_dtype, group.layers),
+        )
+        for group in spec.cache_groups()
+    )
+
+
+def _by_part(held: Mapping[str, HeldTensor]) -> dict[str, int]:
+    parts: dict[str, int] = {}
+    for name, tensor in held.items():
+        part = _part(name)
+        parts[part] = parts.get(part, 0) + tensor.nbytes
+    return parts
+
+
+def _part(name: str) -> str:
+    """The part of the model that a tensor belongs to."""
+    if name in _PARTS:
+        return _PARTS[name]
+    words = name.split(".")
+    if words[0] == "layers" and ".experts." in name:
+        return "experts"
+    return _LAYER_PARTS.get(words[2], "other") if words[0] == "layers" else "other"
+
+
+def _tables(spec: DecoderSpec, context: int) -> int:
+    ropes = {mixer.rope for mixer in spec.attentions().values() if mixer.rope is not None}
+    return sum(_FLOAT * rope.dim * context for rope in ropes)
+
+
+def _step_token_bytes(spec: DecoderSpec, dtype: str) -> int:
+    """Working memory per token of a step: float32 rows, and rows packed for products."""
+    packed = _FLOAT if dtype == "float32" else 2
+    hidden = spec.hidden_size
+    if not spec.layers:
+        return 12 * _FLOAT * hidden  # a foreign model
+    qkv = heads = mixed = feed = experts = 0
+    widest = hidden
+    for layer in spec.layers:
+        if (attention := layer.attention) is not None:
+            qkv = max(qkv, _qkv(attention))
+            heads = max(heads, attention.heads * attention.v_dim * (2 if attention.gated else 1))
+            widest = max(widest, attention.heads * attention.v_dim)
+        if layer.recurrent is not None:
+            mixed = max(mixed, _mixed(layer.recurrent))
+            widest = max(widest, layer.recurrent.inner)
+        width, slots = _feed(layer)
+        feed = max(feed, 2 * width)
+        widest = max(widest, width)
+        experts = max(experts, slots * (_FLOAT * (2 * width + hidden) + 2 * packed * widest))
+    # The residual stream, a block's output (two where mixers run side by side), a part of a chunk
+    # that waits for its next layers.
+    residual = hidden * (5 if mixed or spec.layers[0].parallel else 4)
+    rows = residual + qkv + heads + mixed + feed
+    return _FLOAT * rows + 2 * packed * widest + experts
+
+
+def _qkv(attention: Attention) -> int:
+    if attention.latent is None:
+        return (attention.heads + 2 * attention.kv_heads) * attention.head_dim
+    latent = attention.latent
+    return attention.heads * (latent.nope + latent.rope + latent.rank) + latent.rank
+
+
+def _mixed(mixer: Recurrent) -> int:
+    return 2 * mixer.channels + 3 * mixer.inner
+
+
+def _feed(layer: Layer) -> tuple[int, int]:
+    """(width of a feed-forward block, experts per token)."""
+    mlp = layer.mlp
+    if isinstance(mlp, Moe):
+        return mlp.expert.intermediate, mlp.top_k
+    return (0 if mlp is None else mlp.intermediate), 0
