@@ -69,6 +69,13 @@ def test_each_change_is_in_its_lists_alone(
     assert len(back.models_added) == len(found.models_removed)
 
 
+def test_a_replaced_engine_takes_what_is_applied_in_place_with_it(deploy: Deploy) -> None:
+    changed = GOOD.replace("threads = 4", "threads = 5").replace("brief", "long")
+    found = difference(deploy(GOOD), deploy(changed))
+    assert (found.models_restarted, found.models_updated) == (("chat",), ())
+    assert len(found.changes) == 2
+
+
 def test_a_model_that_becomes_a_name_with_versions(deploy: Deploy) -> None:
     plain = '[[models]]\nname = "v"\nsource = "o/one"\n'
     found = difference(deploy(plain), deploy(VERSIONS))

@@ -137,6 +137,7 @@ def check_sources(deployment: Deployment) -> Found:
             continue
         try:
             if ModelName.parse(source) is not None and _library().find(source) is not None:
+                _library().resolve(source)  # raises if its files are gone
                 continue
             if (folder / source).exists():
                 yield section.label, key, f"is a name; for the path of that spelling: ./{source}"
