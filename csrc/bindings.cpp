@@ -99,77 +99,24 @@ class Handle {
   int64_t vocab_;
 };
 
-void bind_parts(nb::module_& m) {
-  nb::class_<NormConfig> norm(m, "NormConfig");
-  norm.def(nb::init<>());
-  norm.def_rw("weight", &NormConfig::weight).def_rw("bias", &NormConfig::bias);
-  nb::class_<LinearConfig> linear(m, "LinearConfig");
-  linear.def(nb::init<>());
-  linear.def_rw("weight", &LinearConfig::weight).def_rw("bias", &LinearConfig::bias);
-  nb::class_<FeedForwardConfig> mlp(m, "FeedForwardConfig");
-  mlp.def(nb::init<>());
-#define FIELD(name) mlp.def_rw(#name, &FeedForwardConfig::name)
-  FIELD(gate); FIELD(up); FIELD(down); FIELD(activation); FIELD(gate_scale);
-#undef FIELD
-  nb::class_<RecurrentMixerConfig> mixer(m, "RecurrentConfig");
-  mixer.def(nb::init<>());
-#define FIELD(name) mixer.def_rw(#name, &RecurrentMixerConfig::name)
-  FIELD(qkv); FIELD(z); FIELD(a); FIELD(b); FIELD(out); FIELD(conv); FIELD(conv_bias);
-  FIELD(a_log); FIELD(a_bias); FIELD(skip); FIELD(norm);
-#undef FIELD
-#define FIELD(name) mixer.def_rw(#name, &RecurrentConfig::name)
-  FIELD(key_heads); FIELD(value_heads); FIELD(key_dim); FIELD(value_dim); FIELD(conv_kernel);
-  FIELD(delta); FIELD(norm_groups); FIELD(norm_shared); FIELD(gate_first); FIELD(tiled);
-  FIELD(time_min); FIELD(time_max); FIELD(z_scale); FIELD(x_scale); FIELD(b_scale);
-  FIELD(c_scale); FIELD(a_scale);
-#undef FIELD
-  nb::class_<ExpertsConfig> moe(m, "ExpertsConfig");
-  moe.def(nb::init<>());
-#define FIELD(name) moe.def_rw(#name, &ExpertsConfig::name)
-  FIELD(experts); FIELD(router); FIELD(shared_gate); FIELD(shared); FIELD(e_score_correction_bias);
-  FIELD(top_k); FIELD(scoring); FIELD(groups); FIELD(top_groups); FIELD(normalize); FIELD(scale);
-  FIELD(jitter); FIELD(scale_inputs); FIELD(router_norm); FIELD(experts_norm);
-  FIELD(experts_post); FIELD(shared_post); FIELD(expert_scales); FIELD(router_scale);
-#undef FIELD
-  nb::class_<LatentConfig> latent(m, "LatentConfig");
-  latent.def(nb::init<>());
-#define FIELD(name) latent.def_rw(#name, &LatentConfig::name)
-  FIELD(rank); FIELD(rope); FIELD(nope); FIELD(value); FIELD(norm_eps); FIELD(q_down);
-  FIELD(kv_down); FIELD(q_norm); FIELD(kv_norm); FIELD(k_up); FIELD(v_up);
-#undef FIELD
-  nb::class_<LayerInputsConfig> inputs(m, "LayerInputsConfig");
-  inputs.def(nb::init<>());
-#define FIELD(name) inputs.def_rw(#name, &LayerInputsConfig::name)
-  FIELD(width); FIELD(vocab); FIELD(activation); FIELD(embed_scale); FIELD(projection_scale);
-  FIELD(sum_scale); FIELD(embedding); FIELD(embedding_type); FIELD(projection); FIELD(norm);
-#undef FIELD
-}
-
 void bind_config(nb::module_& m) {
-  bind_parts(m);
-  nb::class_<LayerConfig> layer(m, "LayerConfig");
-  layer.def(nb::init<>());
-#define FIELD(name) layer.def_rw(#name, &LayerConfig::name)
-  FIELD(heads); FIELD(kv_heads); FIELD(head_dim); FIELD(v_dim); FIELD(latent); FIELD(scale);
-  FIELD(softcap); FIELD(clip); FIELD(chunked); FIELD(temperature_scale); FIELD(temperature_floor);
-  FIELD(temperature_shift);
-  FIELD(window); FIELD(rope); FIELD(cache_group); FIELD(slopes); FIELD(sinks); FIELD(q); FIELD(k);
-  FIELD(v); FIELD(o); FIELD(gate); FIELD(recurrent); FIELD(attn_norm); FIELD(attn_post_norm); FIELD(mlp_norm);
-  FIELD(mlp_post_norm); FIELD(q_norm); FIELD(k_norm); FIELD(qk_scope); FIELD(qk_layer_norm);
-  FIELD(qk_after_rope); FIELD(parallel); FIELD(mlp); FIELD(moe); FIELD(kv_layer); FIELD(v_norm);
-  FIELD(mixer_scale); FIELD(parallel_scale); FIELD(mlp_scale); FIELD(input_gate); FIELD(input_out);
-  FIELD(input_post); FIELD(scale_id);
+#define STRUCT(name) \
+  {                  \
+    using Config = name; \
+    nb::class_<Config> config(m, #name); \
+    config.def(nb::init<>());
+#define DERIVED(name, base) \
+  {                         \
+    using Config = name;    \
+    nb::class_<Config, base> config(m, #name); \
+    config.def(nb::init<>());
+#define FIELD(name, ...) config.def_rw(#name, &Config::name);
+#define END }
+#include "model/config_fields.inl"
+#undef STRUCT
+#undef DERIVED
 #undef FIELD
-  nb::class_<ModelConfig> model(m, "ModelConfig");
-  model.def(nb::init<>());
-#define FIELD(name) model.def_rw(#name, &ModelConfig::name)
-  FIELD(vocab); FIELD(hidden); FIELD(max_positions); FIELD(norm_eps); FIELD(layer_norms);
-  FIELD(embed_scale); FIELD(residual_scale); FIELD(logit_scale); FIELD(logit_softcap);
-  FIELD(layers); FIELD(ropes); FIELD(rope_scales); FIELD(group_windows); FIELD(kv_type);
-  FIELD(block_size); FIELD(embedding); FIELD(embedding_type); FIELD(positions);
-  FIELD(embed_norm); FIELD(final_norm); FIELD(lm_head);
-  FIELD(types); FIELD(causal); FIELD(norm_sums); FIELD(inputs);
-#undef FIELD
+#undef END
 }
 
 int64_t size_of(const Bytes& bytes) { return static_cast<int64_t>(bytes.size()); }

@@ -130,14 +130,13 @@ class Builder {
                      norm(c.v_norm, c.head_dim), scope, c.qk_layer_norm, c.qk_after_rope};
   }
 
-  Recurrent recurrent(const RecurrentMixerConfig& c) {
-    const RecurrentConfig& shape = c;
+  Recurrent recurrent(const RecurrentConfig& c) {
     if (c.key_heads < 1 || c.value_heads < 1 || c.value_heads % c.key_heads != 0 ||
         c.key_dim < 1 || c.value_dim < 1 || c.conv_kernel < 1 || c.conv_kernel > kMaxConvKernel) {
       throw internal_error("a recurrent mixer of impossible sizes");
     }
     Recurrent m;
-    m.shape = shape;
+    m.shape = c;
     const int64_t hidden = config_.hidden, channels = m.channels(), inner = m.inner();
     if (c.norm_groups < 0 || (c.norm_groups > 0 && inner % c.norm_groups != 0)) {
       throw internal_error("a recurrent mixer's norm has parts of unequal size");
@@ -185,8 +184,7 @@ class Builder {
     const int64_t q_rank = low ? weights_.matrix(l.q_down.weight).n : config_.hidden;
     layer.latent = std::make_unique<Latent>();
     Latent& out = *layer.latent;
-    out.rank = l.rank, out.rope = l.rope, out.nope = l.nope, out.value = l.value;
-    out.norm_eps = l.norm_eps;
+    static_cast<LatentShape&>(out) = l;
     if (low) {
       out.q_down = linear(l.q_down, q_rank, config_.hidden);
       out.q_norm = norm(l.q_norm, q_rank);

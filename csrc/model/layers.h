@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "model/config.h"
 #include "model/linear.h"
 #include "model/recurrent.h"
 #include "model/rope.h"
@@ -47,10 +48,7 @@ struct Experts {
 // normed latent and one rotated key: K is [latent, rope key], V is the latent. K and V are never
 // expanded from the cached latents; instead each head's query is projected into latent space (k_up) and
 // its attention output projected back (v_up).
-struct Latent {
-  int64_t rank = 0, rope = 0;      // widths of the latent and of the rotated key
-  int64_t nope = 0, value = 0;     // widths of a head's unrotated query and of its output
-  float norm_eps = 0;
+struct Latent : LatentShape {
   Linear q_down, kv_down;          // q_down.weight null: queries are projected directly from x
   Norm q_norm, kv_norm;
   std::vector<Linear> k_up, v_up;  // per head, [rank, nope] and [value, rank]

@@ -3,25 +3,15 @@
 #include <cstdint>
 #include <vector>
 
+#include "model/config.h"
 #include "model/linear.h"
 
 namespace tidemill {
 
 constexpr int64_t kMaxConvKernel = 16;  // of the convolution
 
-struct RecurrentConfig {
-  int64_t key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0, conv_kernel = 0;
-  bool delta = false;        // gated delta rule; else Mamba-2
-  int64_t norm_groups = 0;   // groups of the output norm; 0: no norm
-  bool norm_shared = false;  // all groups share their weights
-  bool gate_first = false;   // gate before the norm, not after
-  bool tiled = false;        // value head h uses key head h % key_heads
-  float time_min = 0, time_max = 0;
-  float z_scale = 1, x_scale = 1, b_scale = 1, c_scale = 1, a_scale = 1;  // Mamba-2 projections
-};
-
 struct Recurrent {
-  RecurrentConfig shape;
+  RecurrentShape shape;
   Linear qkv, z, a, b, out;            // b: delta rule only
   std::vector<float> conv;             // [conv_kernel][channels], channel scales folded in
   const float* conv_bias = nullptr;    // or null

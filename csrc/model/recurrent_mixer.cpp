@@ -82,7 +82,7 @@ const float* RecurrentBlock::conv_input_row(const Recurrent& mixer, int64_t r, i
 }
 
 void RecurrentBlock::convolve(const Recurrent& mixer, int64_t t) {
-  const RecurrentConfig& c = mixer.shape;
+  const RecurrentShape& c = mixer.shape;
   const Layout at(mixer);
   const int64_t r = context_.row_of[static_cast<size_t>(t)];
   const int64_t inside = t - context_.step->row_start[static_cast<size_t>(r)];
@@ -126,7 +126,7 @@ void RecurrentBlock::save_conv_tail(const Recurrent& mixer, int64_t r, const Sta
 }
 
 void RecurrentBlock::scan(const Recurrent& mixer, int64_t r, int64_t head, const StatePool::Run& run) {
-  const RecurrentConfig& c = mixer.shape;
+  const RecurrentShape& c = mixer.shape;
   const Layout at(mixer);
   const int64_t key_head = mixer.key_head_of(head);
   const int64_t state_at = mixer.state_at + mixer.tail_floats() + head * mixer.head_floats();
@@ -150,7 +150,7 @@ void RecurrentBlock::scan(const Recurrent& mixer, int64_t r, int64_t head, const
 }
 
 void RecurrentBlock::gate_row(const Recurrent& mixer, int64_t t) {
-  const RecurrentConfig& c = mixer.shape;
+  const RecurrentShape& c = mixer.shape;
   const Layout at(mixer);
   float* const z = mix_.data() + t * mix_width_ + at.z;
   float* const out = mix_.data() + t * mix_width_ + at.out;

@@ -33,35 +33,24 @@ class ExpertsConfig:
     router: LinearConfig
     shared_gate: LinearConfig
     shared: FeedForwardConfig
-    e_score_correction_bias: int
-    top_k: int
-    scoring: int
-    groups: int
-    top_groups: int
-    normalize: bool
-    scale: float
-    jitter: float
-    scale_inputs: bool
     router_norm: NormConfig
     experts_norm: NormConfig
     experts_post: NormConfig
     shared_post: NormConfig
     expert_scales: int
     router_scale: float
+    e_score_correction_bias: int
+    top_k: int
+    scoring: int
+    groups: int
+    top_groups: int
+    normalize: bool
+    scale_inputs: bool
+    scale: float
+    jitter: float
     def __init__(self) -> None: ...
 
-class RecurrentConfig:
-    qkv: LinearConfig
-    z: LinearConfig
-    a: LinearConfig
-    b: LinearConfig
-    out: LinearConfig
-    conv: int
-    conv_bias: int
-    a_log: int
-    a_bias: int
-    skip: int
-    norm: int
+class RecurrentShape:
     key_heads: int
     value_heads: int
     key_dim: int
@@ -81,18 +70,82 @@ class RecurrentConfig:
     a_scale: float
     def __init__(self) -> None: ...
 
-class LatentConfig:
+class RecurrentConfig(RecurrentShape):
+    qkv: LinearConfig
+    z: LinearConfig
+    a: LinearConfig
+    b: LinearConfig
+    out: LinearConfig
+    conv: int
+    conv_bias: int
+    a_log: int
+    a_bias: int
+    skip: int
+    norm: int
+    def __init__(self) -> None: ...
+
+class LatentShape:
     rank: int
     rope: int
     nope: int
     value: int
     norm_eps: float
+    def __init__(self) -> None: ...
+
+class LatentConfig(LatentShape):
     q_down: LinearConfig
     kv_down: LinearConfig
     q_norm: NormConfig
     kv_norm: NormConfig
     k_up: list[LinearConfig]
     v_up: list[LinearConfig]
+    def __init__(self) -> None: ...
+
+class LayerConfig:
+    heads: int
+    kv_heads: int
+    head_dim: int
+    v_dim: int
+    scale: float
+    softcap: float
+    clip: float
+    temperature_scale: float
+    temperature_floor: float
+    temperature_shift: int
+    window: int
+    chunked: bool
+    rope: int
+    cache_group: int
+    kv_layer: int
+    slopes: int
+    sinks: int
+    q: LinearConfig
+    k: LinearConfig
+    v: LinearConfig
+    o: LinearConfig
+    gate: LinearConfig
+    recurrent: RecurrentConfig
+    latent: LatentConfig
+    attn_norm: NormConfig
+    attn_post_norm: NormConfig
+    mlp_norm: NormConfig
+    mlp_post_norm: NormConfig
+    q_norm: NormConfig
+    k_norm: NormConfig
+    v_norm: NormConfig
+    qk_scope: int
+    qk_layer_norm: bool
+    qk_after_rope: bool
+    parallel: bool
+    mlp: FeedForwardConfig
+    moe: ExpertsConfig
+    mixer_scale: float
+    parallel_scale: float
+    mlp_scale: float
+    input_gate: LinearConfig
+    input_out: LinearConfig
+    input_post: NormConfig
+    scale_id: int
     def __init__(self) -> None: ...
 
 class LayerInputsConfig:
@@ -106,53 +159,6 @@ class LayerInputsConfig:
     embedding_type: int
     projection: LinearConfig
     norm: NormConfig
-    def __init__(self) -> None: ...
-
-class LayerConfig:
-    heads: int
-    kv_heads: int
-    head_dim: int
-    v_dim: int
-    latent: LatentConfig
-    scale: float
-    softcap: float
-    clip: float
-    chunked: bool
-    temperature_scale: float
-    temperature_floor: float
-    temperature_shift: int
-    window: int
-    rope: int
-    cache_group: int
-    slopes: int
-    sinks: int
-    q: LinearConfig
-    k: LinearConfig
-    v: LinearConfig
-    o: LinearConfig
-    gate: LinearConfig
-    recurrent: RecurrentConfig
-    attn_norm: NormConfig
-    attn_post_norm: NormConfig
-    mlp_norm: NormConfig
-    mlp_post_norm: NormConfig
-    q_norm: NormConfig
-    k_norm: NormConfig
-    qk_scope: int
-    qk_layer_norm: bool
-    qk_after_rope: bool
-    parallel: bool
-    mlp: FeedForwardConfig
-    moe: ExpertsConfig
-    kv_layer: int
-    v_norm: NormConfig
-    mixer_scale: float
-    parallel_scale: float
-    mlp_scale: float
-    input_gate: LinearConfig
-    input_out: LinearConfig
-    input_post: NormConfig
-    scale_id: int
     def __init__(self) -> None: ...
 
 class ModelConfig:
@@ -174,12 +180,12 @@ class ModelConfig:
     embedding: int
     embedding_type: int
     positions: int
-    embed_norm: NormConfig
-    final_norm: NormConfig
-    lm_head: LinearConfig
     types: int
     causal: bool
     norm_sums: bool
+    embed_norm: NormConfig
+    final_norm: NormConfig
+    lm_head: LinearConfig
     inputs: LayerInputsConfig
     def __init__(self) -> None: ...
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from tidemill.backends.base import BackendOptions, PackedWeights
 from tidemill.backends.native import _core
+from tidemill.backends.native.fields import copy_fields
 from tidemill.backends.native.layout import (
     ROW_TABLES,
     WEIGHT_TYPES,
@@ -181,15 +182,13 @@ class ModelBuilder:
         self._layout = self._reserve_or_map()
         config = _core.ModelConfig()
         spec, options = self._spec, self._options
+        copy_fields(spec, config)
         config.vocab, config.hidden = spec.vocab_size, spec.hidden_size
-        config.max_positions = options.max_positions
-        config.norm_eps = spec.norm_eps
+        config.max_positions = options.max_positions  # as far as this process serves
         config.kv_type = KV_TYPES[options.kv_dtype]
         config.block_size = options.block_size
         groups = spec.cache_groups()
         config.layer_norms = spec.norm.kind == "layer"
-        config.embed_scale, config.residual_scale = spec.embed_scale, spec.residual_scale
-        config.logit_scale, config.logit_softcap = spec.logit_scale, spec.logit_softcap or 0.0
         config.group_windows = [group.window or 0 for group in groups]
         # Matrices are laid out and packed in the order in which a step uses them.
         config.embedding_type = WEIGHT_TYPES[self._tensors[names.EMBED].dtype]
@@ -207,7 +206,6 @@ class ModelBuilder:
         config.rope_scales = [rope.attention_factor for rope in self._ropes]
         if spec.embed_norm:
             config.embed_norm = self._norm("embed_norm", spec.norm, spec.hidden_size)
-        config.causal = spec.causal
         config.norm_sums = spec.layers[0].sum_norm
         if spec.last_norm:
             config.final_norm = self._norm("final_norm", spec.norm, spec.hidden_size)
@@ -236,10 +234,8 @@ class ModelBuilder:
 
     def _layer_inputs(self, inputs: LayerInputs) -> _core.LayerInputsConfig:
         config = _core.LayerInputsConfig()
-        config.width, config.vocab = inputs.width, inputs.vocab
+        copy_fields(inputs, config)
         config.activation = ACTIVATIONS.index(inputs.activation)
-        config.embed_scale, config.sum_scale = inputs.embed_scale, inputs.sum_scale
-        config.projection_scale = inputs.projection_scale
         config.embedding_type = WEIGHT_TYPES[self._tensors[names.LAYER_INPUTS].dtype]
         config.embedding = self._embedding(names.LAYER_INPUTS)
         config.projection = self._linear("layer_inputs.projection")
@@ -310,10 +306,7 @@ class ModelBuilder:
     def _layer(self, index: int, group_of: Mapping[int, int]) -> _core.LayerConfig:
         layer = self._spec.layers[index]
         config = _core.LayerConfig()
-        config.parallel = layer.parallel
-        config.mixer_scale = layer.mixer_scale
-        config.parallel_scale = layer.parallel_scale
-        config.mlp_scale = layer.mlp_scale
+        copy_fields(layer, config)
         blocks = {"attn": layer.mixer, "mlp": layer.mlp}
         for part in (part for part, block in blocks.items() if block is not None):
             present = {
@@ -346,11 +339,8 @@ class ModelBuilder:
         return config
 
     def _attention(self, index: int, mixer: Attention, config: _core.LayerConfig) -> None:
-        config.heads, config.kv_heads = mixer.heads, mixer.kv_heads
-        config.head_dim, config.v_dim = mixer.head_dim, mixer.v_dim
+        copy_fields(mixer, config)
         config.scale = mixer.score_scale
-        config.softcap, config.clip = mixer.softcap or 0.0, mixer.clip or 0.0
-        config.window, config.chunked = mixer.window or 0, mixer.chunked
         if mixer.attention_temperature is not None:
             (
                 config.temperature_scale,
@@ -363,8 +353,6 @@ class ModelBuilder:
             config.slopes = self._constant(mixer.slopes)
         if mixer.sinks:
             config.sinks = self._vector(layer_name(index, "attn.sinks"))
-        if mixer.kv_layer is not None:
-            config.kv_layer = mixer.kv_layer
         for part in ("q", "k", "v", "o"):
             name = layer_name(index, f"attn.{part}")
             if f"{name}.weight" in self._tensors:
@@ -388,11 +376,8 @@ class ModelBuilder:
 
     def _recurrent(self, name: str, mixer: Recurrent) -> _core.RecurrentConfig:
         config = _core.RecurrentConfig()
-        config.key_heads, config.value_heads = mixer.key_heads, mixer.value_heads
-        config.key_dim, config.value_dim = mixer.key_dim, mixer.value_dim
-        config.conv_kernel, config.delta = mixer.conv_kernel, mixer.rule == "delta"
-        config.norm_groups, config.norm_shared = mixer.norm_groups, mixer.norm_shared
-        config.gate_first, config.tiled = mixer.gate_first, mixer.tiled
+        copy_fields(mixer, config)
+        config.delta = mixer.rule == "delta"
         config.time_min, config.time_max = mixer.time_limits
         (config.z_scale, config.x_scale, config.b_scale, config.c_scale,
          config.a_scale) = mixer.scales  # fmt: skip
@@ -411,9 +396,7 @@ class ModelBuilder:
 
     def _latent(self, name: str, mixer: Attention, latent: Latent) -> _core.LatentConfig:
         config = _core.LatentConfig()
-        config.rank, config.rope = latent.rank, latent.rope
-        config.nope, config.value = latent.nope, latent.value
-        config.norm_eps = latent.norm_eps
+        copy_fields(latent, config)
         if latent.q_rank is not None:
             config.q_down = self._linear(f"{name}.q_down")
             config.q_norm = self._norm(f"{name}.q_down_norm", Norm(), latent.q_rank)
@@ -426,8 +409,8 @@ class ModelBuilder:
 
     def _feed_forward(self, name: str, mlp: Mlp) -> _core.FeedForwardConfig:
         config = _core.FeedForwardConfig()
+        copy_fields(mlp, config)
         config.activation = ACTIVATIONS.index(mlp.activation)
-        config.gate_scale = mlp.gate_scale
         if mlp.gated:
             config.gate = self._linear(f"{name}.gate")
         config.up, config.down = self._linear(f"{name}.up"), self._linear(f"{name}.down")
@@ -435,10 +418,8 @@ class ModelBuilder:
 
     def _experts(self, name: str, moe: Moe) -> _core.ExpertsConfig:
         config = _core.ExpertsConfig()
-        config.top_k, config.scoring = moe.top_k, _SCORINGS.index(moe.scoring)
-        config.groups, config.top_groups = moe.groups, moe.top_groups
-        config.normalize, config.scale, config.jitter = moe.normalize, moe.scale, moe.jitter
-        config.scale_inputs = moe.scale_inputs
+        copy_fields(moe, config)
+        config.scoring = _SCORINGS.index(moe.scoring)
         config.router = self._linear(f"{name}.router")
         if moe.e_score_correction_bias:
             config.e_score_correction_bias = self._vector(f"{name}.correction")
@@ -449,7 +430,6 @@ class ModelBuilder:
             config.shared = self._feed_forward(f"{name}.shared", moe.shared)
         if moe.shared_gate:
             config.shared_gate = self._linear(f"{name}.shared_gate")
-        config.router_scale = moe.router_scale
         if moe.expert_scales:
             config.expert_scales = self._vector(f"{name}.expert_scales")
         if moe.separate_norms:
