@@ -24,13 +24,14 @@ def located(model: str | Path | None, say: Callable[[str], None] | None = None) 
 
 def files_of(model: str | None) -> str | None:
     """The path of a model of the library; any other name, or None, unchanged."""
-    from tidemill.library.catalog import Library
+    from tidemill.library.home import default_home, has_models
 
-    if model is None or not (library := Library.open()).names():
+    if model is None or not has_models(default_home()):
         return model
+    from tidemill.library.catalog import Library
     from tidemill.library.locate import locate
 
-    return str(locate(model).path) if library.find(model) is not None else model
+    return str(locate(model).path) if Library.open().find(model) is not None else model
 
 
 def defined_text(opened: OpenedText, definition: Definition) -> OpenedText:

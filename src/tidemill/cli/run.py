@@ -118,7 +118,11 @@ def run(
         if max_model_len is None:
             own["max_model_len"] = defined.max_model_len
         llm = LLM(found.path, served_name=found.name, **own)
-        apply_definition(llm, defined)
+        try:
+            apply_definition(llm, defined)
+        except BaseException:
+            llm.close()
+            raise
         return llm, defined
 
     llm, defined = open_model(model, file, revision)

@@ -21,7 +21,7 @@ import msgspec
 
 from tidemill.base.errors import ErrorKind, TidemillError, config_error, model_file_error
 from tidemill.library.blobs import BlobGone, Blobs, sync_folder
-from tidemill.library.home import default_home
+from tidemill.library.home import MANIFESTS, default_home
 from tidemill.library.manifest import MAX_BYTES, Definition, Manifest, decode, encode
 from tidemill.library.names import ModelName
 from tidemill.loading.locate import bundled_models
@@ -67,7 +67,7 @@ class Library:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.blobs = Blobs(home)
-        self._manifests = home / "manifests"
+        self._manifests = home / MANIFESTS
 
     @classmethod
     def open(cls, home: Path | str | None = None) -> Library:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 HOME_VARIABLE = "TIDEMILL_HOME"
+MANIFESTS = "manifests"
 
 
 def default_home() -> Path:
@@ -16,3 +17,8 @@ def default_home() -> Path:
     root = os.environ.get("XDG_DATA_HOME")
     data = Path(root) if root and os.path.isabs(root) else Path.home() / ".local" / "share"
     return data / "tidemill"
+
+
+def has_models(home: Path) -> bool:
+    """Whether the library of this folder may have models."""
+    return (home / MANIFESTS).is_dir()

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tidemill.base.errors import unsupported
-from tidemill.library.catalog import Library
+from tidemill.library.home import default_home, has_models
 from tidemill.library.manifest import EMPTY, Definition
-from tidemill.library.names import ModelName
 from tidemill.loading.hub import Say
 from tidemill.loading.locate import bundled_models
 from tidemill.loading.locate import locate as locate_file
+
+if TYPE_CHECKING:
+    from tidemill.library.catalog import Library
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +53,17 @@ def locate(
         TidemillError: NOT_FOUND for an unknown name; MODEL_FILE for files of the library that are
             gone; UNSUPPORTED for a model with adapters; see also `loading.locate`.
     """
-    if isinstance(model, str) and ModelName.parse(model) and model not in bundled_models():
-        library = library or Library.open()
-        if library.find(model) is not None:
-            entry = library.resolve(model)
-            if os.path.exists(model) and say is not None:
-                say(f"{model} is the model of the library; the path of that name is ./{model}")
-            return Located(entry.path, entry.name, entry.definition, entry.digest)
+    if library is None and has_models(default_home()):
+        # Imported here, because most starts name no model of the library.
+        from tidemill.library.catalog import Library
+
+        library = Library.open()
+    named = isinstance(model, str) and model not in bundled_models()
+    if library is not None and named and library.find(str(model)) is not None:
+        entry = library.resolve(str(model))
+        if os.path.exists(str(model)) and say is not None:
+            say(f"{model} is the model of the library; the path of that name is ./{model}")
+        return Located(entry.path, entry.name, entry.definition, entry.digest)
     path, name = locate_file(model, say)
     return Located(path, name)
 
