@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,24 @@ def test_what_other_rooms_know(tmp_path: Path, lines: str, message: str) -> None
     found = _config("check", tmp_path, f"{GOOD}{lines}\n")
     assert found.exit_code == 2 and message in found.stderr, found.stderr
     assert found.stderr.endswith(": 1 problem\n")
+
+
+def test_models_must_load_and_fit(tmp_path: Path) -> None:
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(100))
+    found = _config("check", tmp_path, f"{GOOD}[[models]]\nsource = './bad.gguf'\n")
+    assert f"{tmp_path}/t.toml:8:10: models[1].source: " in found.stderr and "bad" in found.stderr
+    text = GOOD.replace("[server]", "[server]\nmemory = '10MiB'")
+    found = _config("check", tmp_path, text)
+    needed = re.search(r"t.toml:6:10: models\[0\].source: needs at least (\d+) MiB", found.stderr)
+    assert needed is not None, found.stderr
+    assert _config("check", tmp_path, text.replace("10MiB", "1GiB")).exit_code == 0
+    two = text.replace("aliases", "pin = true\naliases").replace(
+        "10MiB", f"{int(needed[1]) * 3 // 2}MiB"
+    )
+    two += "[[models]]\nname = 'b'\nsource = 'brook'\npin = true\n"
+    found = _config("check", tmp_path, two)
+    assert "t.toml:2:10: server.memory: pinned models need " in found.stderr, found.stderr
+    assert _config("check", tmp_path, two.replace("pin = true\naliases", "aliases")).exit_code == 0
 
 
 def test_flags_and_the_environment_count_too(

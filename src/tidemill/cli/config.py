@@ -33,7 +33,7 @@ def check(**flags: Any) -> None:
 
     file = flags["deployment_file"]
     try:
-        found = deployment_inputs(click.get_current_context(), file).resolve()
+        found = deployment_inputs(click.get_current_context(), file, open_models=True).resolve()
     except DeploymentError as error:
         for line in error.lines():
             click.echo(line, err=True)

@@ -22,7 +22,11 @@ Found = Iterator[tuple[str, str, str]]
 
 
 def deployment_inputs(
-    ctx: click.Context, file: Path | str | None, models: Sequence[str] = ()
+    ctx: click.Context,
+    file: Path | str | None,
+    models: Sequence[str] = (),
+    *,
+    open_models: bool = False,
 ) -> DeploymentInputs:
     """What makes the deployment of a command that has the flags of `serve`.
 
@@ -30,6 +34,8 @@ def deployment_inputs(
         ctx: of the command; tells flags that were typed from defaults.
         file: the deployment file; None: flags and defaults alone.
         models: sources of further models.
+        open_models: check the headers of models on this machine, too, and the memory they need;
+            imports numpy, which a server's own process must not.
     """
     from tidemill.deployment.problems import Origin
     from tidemill.deployment.reading import Sourced
@@ -42,7 +48,7 @@ def deployment_inputs(
         given=given,
         models=tuple(Sourced(model, Origin("flag", "command line")) for model in models),
         limits=() if limits is None else tuple(limits.value),
-        checks=CHECKS,
+        checks=(*CHECKS, check_files) if open_models else CHECKS,
     )
 
 
@@ -174,6 +180,36 @@ def check_text_sides(deployment: Deployment) -> Found:
                 template_from(template, {})
             except TidemillError as error:
                 yield section.label, "chat_template", error.message
+
+
+def check_files(deployment: Deployment) -> Found:
+    """Models on this machine must be ones that load, and fit in the memory that models may use."""
+    from tidemill.deployment.conflicts import memory_check
+
+    labels = {section.name: section.label for section in _models(deployment)}
+    least: dict[str, int] = {}
+    for model in deployment.models:
+        path, definition = _on_this_machine(model.source)
+        if path is not None:
+            own = {"quantize": definition.quantize, "max_model_len": definition.max_model_len}
+            try:
+                least[model.name] = _least_bytes(model.filled(own, {}), path)
+            except TidemillError as error:
+                yield labels[model.name], "source", error.message
+            except OSError as error:
+                yield labels[model.name], "source", f"cannot be read: {error.strerror or error}"
+    yield from memory_check(lambda model: least.get(model.name))(deployment)
+
+
+def _least_bytes(model: ModelSettings, path: Path) -> int:
+    """What a model needs at least: a context that nobody set shrinks to the memory there is."""
+    from tidemill.worker.needs import memory_needs
+
+    needs = memory_needs(model.engine_config(path))
+    cache = model.engine["kv_memory"]
+    if cache is None and model.engine["max_model_len"] is None:
+        cache = needs.block_tokens * needs.token_bytes + 2 * needs.state
+    return needs.total(cache, sequences=1)
 
 
 def _models(deployment: Deployment) -> Iterator[Section]:
