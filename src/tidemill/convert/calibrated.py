@@ -42,7 +42,7 @@ def folder_to_calibrated(
     if files.other_parts:
         raise unsupported("model", "a model with a vision part is not quantized with a calibration "
                           "text; --type int8 or int4-g32 keeps that part as it is")  # fmt: skip
-    for place in files.tensors.places.values():
+    for place in (*files.tensors.places.values(), *files.head_tensors.values()):
         stored_name(place)
     length = min(SEQUENCE, files.spec.max_positions)
     ids = np.array(Tokenizer(files.tokenizer).encode(text)[: length * SEQUENCES], np.int64)

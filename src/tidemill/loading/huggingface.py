@@ -154,6 +154,7 @@ def _family_files(folder: Path, published: Mapping[str, Any]) -> ModelFiles:
         for name in list(weights)
         if name.startswith((*own_names, "score.", "classifier."))
     }
+    head_tensors = {n: checked_place(t) for n, t in own.items()} if kind == "classify" else {}
     spec, tied_notes = as_stored(spec, family.rules, weights)
     if tied_notes:
         config = {**config, "tie_word_embeddings": False}
@@ -161,13 +162,11 @@ def _family_files(folder: Path, published: Mapping[str, Any]) -> ModelFiles:
     sources = match_tensors(spec, family.rules, shapes, family.stored)
     whole = {s.stored: checked_place(weights[s.stored]) for s in sources.values()}
     tensors = LazyTensors.of_sources(whole, sources)
-    vectors, head = _head(sentence, kind, config, spec, tensors, (parts, own))
+    vectors, head = _head(sentence, kind, config, spec, tensors, (parts, head_tensors))
     notes = (*tied_notes, *scheme_notes)
     files = _files(folder, config, spec, tensors, stored, notes, vectors, head)
-    if text is None:
-        return files
-    others = {name: tensor for name, tensor in stored.items() if in_other_part(name)}
-    return dataclasses.replace(files, other_parts=others)
+    others = {name: t for name, t in stored.items() if text is not None and in_other_part(name)}
+    return dataclasses.replace(files, head_tensors=head_tensors, other_parts=others)
 
 
 def _foreign_files(folder: Path, config: Mapping[str, Any], why: str = "") -> ModelFiles:
@@ -240,7 +239,7 @@ def _head(
     config: Mapping[str, Any],
     spec: DecoderSpec,
     tensors: LazyTensors,
-    classifier: tuple[tuple[HeadPart, ...], Mapping[str, StoredTensor | Place]],
+    classifier: tuple[tuple[HeadPart, ...], Mapping[str, Place]],
 ) -> tuple[VectorData, MakeHead]:
     """The head after the pooled vector, and its label for users."""
     vectors, hidden = sentence.vectors, spec.hidden_size
@@ -249,8 +248,7 @@ def _head(
         vectors = dataclasses.replace(vectors, pooling="cls")  # the input of BERT's pooler
     if kind == "classify":
         labels = labels_of(config)
-        parts, own = classifier
-        places = {name: checked_place(place) for name, place in own.items()}
+        parts, places = classifier
         vectors = dataclasses.replace(vectors, head="score", labels=labels)
         if not spec.causal:
             vectors = dataclasses.replace(vectors, pooling=classifier_pooling(config))

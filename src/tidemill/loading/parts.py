@@ -13,6 +13,7 @@ from tidemill.base.vector_data import NOTHING_SAID, VectorData
 from tidemill.loading.generation import GenerationDefaults
 from tidemill.loading.lazy import LazyTensors
 from tidemill.loading.mapped import MappedFile, StoredTensor
+from tidemill.loading.places import Place
 from tidemill.models.head import Head
 from tidemill.models.spec import DecoderSpec
 
@@ -35,6 +36,7 @@ class ModelFiles:
         notes: notes for users on how the files were read; may be empty.
         vectors: how vectors and scores are computed.
         head: creates the layers after the pooled vector, and reads their tensors.
+        head_tensors: the stored tensors that `head` reads, by their stored names.
         other_parts: stored tensors of parts that are not loaded, by their stored names.
     """
 
@@ -51,6 +53,7 @@ class ModelFiles:
     notes: tuple[str, ...] = ()
     vectors: VectorData = NOTHING_SAID
     head: Callable[[], Head] = field(repr=False, default=tuple)
+    head_tensors: Mapping[str, Place] = field(repr=False, default_factory=dict)
     other_parts: Mapping[str, StoredTensor] = field(repr=False, default_factory=dict)
 
     @property

@@ -59,6 +59,7 @@ def calibrated_tensors(files: ModelFiles, quantizer: Quantizer) -> list[OutTenso
             out.append(_changed(name, place, quantizer, index, rest))
         else:
             out.append(copied(name, place.parts[0]))
+    out += [copied(name, place.parts[0]) for name, place in files.head_tensors.items()]
     return out
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from tidemill.base.errors import model_file_error
 from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.convert.word_rule import check_same
+from tidemill.loading.hub_choice import FOLDER_FILES, INNER_FILES
 from tidemill.loading.jsonfile import read_object
 from tidemill.loading.parts import ModelFiles
 from tidemill.loading.schemes import QUANTIZATION_KEYS
@@ -18,12 +20,11 @@ from tidemill.text.gguf_library import tokenizer_from_gguf
 from tidemill.text.gguf_vocab import special_tokens
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
-_SIDE_FILES = (
-    "generation_config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json",
-    "special_tokens_map.json", "chat_template.jinja", "chat_template.json", "tiktoken.model",
-    "qwen.tiktoken", "o200k_base.tiktoken",
+# Files of processors: read by other programs, kept for them.
+_PROCESSORS = (
     "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
 )  # fmt: skip
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 
 
 def copy_side_files(source: Path, out: Path, section: dict[str, Any] | None) -> None:
@@ -33,12 +34,20 @@ def copy_side_files(source: Path, out: Path, section: dict[str, Any] | None) -> 
         config = {k: v for k, v in config.items() if k not in QUANTIZATION_KEYS}
         config["quantization_config"] = section
     (out / "config.json").write_text(json.dumps(config, indent=2))
-    for name in _SIDE_FILES:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, out / name)
-    for template in source.glob("additional_chat_templates/*.jinja"):
-        (out / "additional_chat_templates").mkdir(exist_ok=True)
-        shutil.copyfile(template, out / "additional_chat_templates" / template.name)
+    for path in (*source.glob("*"), *source.glob("*/*")):
+        name = path.relative_to(source).as_posix()
+        if _is_side_file(name) and path.is_file():
+            (out / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, out / name)
+
+
+def _is_side_file(name: str) -> bool:
+    """Whether a file of a model's folder is neither its config.json nor its weights."""
+    if "/" in name:  # named templates, and the modules of sentence-transformers
+        return INNER_FILES.fullmatch(name) is not None
+    if name == "config.json" or any(fnmatchcase(name, pattern) for pattern in _WEIGHTS):
+        return False
+    return any(fnmatchcase(name, pattern) for pattern in (*FOLDER_FILES, *_PROCESSORS))
 
 
 def text_files(files: ModelFiles) -> dict[str, str]:

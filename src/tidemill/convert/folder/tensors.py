@@ -17,7 +17,7 @@ def to_folder(
     files: ModelFiles, kind: IntegerType | None, loss: Loss
 ) -> tuple[list[OutTensor], list[str]]:
     """The tensors of a Hugging Face folder under their stored names with integer matrices in the
-    layers, and the modules excluded from quantization (those of a vision part among them).
+    layers, and the modules excluded from quantization (those of a head and a vision part as well).
 
     Raises:
         TidemillError: UNSUPPORTED for weights whose type safetensors lacks.
@@ -38,14 +38,22 @@ def to_folder(
                 out += as_integers(place, place.name, kind, bf16, loss)
                 continue
             left.append(place.name.removesuffix(".weight"))
-        if not isinstance(place, OneTensor) or place.dtype not in (*FLOAT_TYPES, *_SMALL):
-            raise _not_plain(place)
-        out.append(copied(place.name, place.stored))
+        out.append(_as_it_is(place))
+    for name, place in files.head_tensors.items():
+        out.append(_as_it_is(place))
+        if len(place.shape) > 1:
+            left.append(name.removesuffix(".weight"))
     for name, stored in files.other_parts.items():
         out.append(copied(name, stored))
         if len(stored.shape) > 1:
             left.append(name.removesuffix(".weight"))
     return out, left
+
+
+def _as_it_is(place: Place) -> OutTensor:
+    if not isinstance(place, OneTensor) or place.dtype not in (*FLOAT_TYPES, *_SMALL):
+        raise _not_plain(place)
+    return copied(place.name, place.stored)
 
 
 def _not_plain(place: Place) -> TidemillError:
