@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,11 +53,10 @@ def kept(
     """Makes what a start would make; its files count as long settled."""
     monkeypatch.setattr(packed, "SETTLED_NS", 0)
 
-    def make(path: Path = source, weights: bytes = b"digest") -> KeptWeights:
+    def make(path: Path = source, weights: bytes = b"digest", **options: Any) -> KeptWeights:
         store, files = PackedStore(tmp_path / "packed"), [MappedFile(path)]
-        return KeptWeights(
-            store, "random", weights, files, 2, told.append, min_bytes=1, delay=0
-        )  # fmt: skip
+        options = {"min_bytes": 1, "delay": 0, **options}
+        return KeptWeights(store, "random", weights, files, 2, told.append, **options)
 
     return make
 
@@ -132,8 +132,11 @@ def test_a_copy_is_recognised_by_its_content(
     copy = source.with_name("copy")
     shutil.copy(source, copy)
     assert start(kept(copy))[0] is True
-    # From then on it is known without being read.
-    monkeypatch.setattr(KeptWeights, "_content", lambda self, threads: "not read")
+
+    def unread(*_: object) -> None:
+        raise AssertionError("it is known without being read")
+
+    monkeypatch.setattr(os, "preadv", unread)
     assert start(kept(copy))[0] is True
     assert start(kept())[0] is True
 
@@ -172,10 +175,10 @@ def test_without_room_it_goes_on_and_says_so(
     kept: Callable[..., KeptWeights], monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    def full(descriptor: int, size: int) -> None:
+    def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("tidemill.worker.packed_store._reserve", full)
+    monkeypatch.setattr(os, "posix_fallocate", full)
     with caplog.at_level(logging.WARNING, "tidemill"):
         start(kept())
     assert "are not kept" in caplog.text and "No space left" in caplog.text
@@ -187,16 +190,15 @@ def test_a_folder_that_cannot_be_used_is_no_obstacle(
 ) -> None:
     (tmp_path / "file").write_text("in the way")
     store = PackedStore(tmp_path / "file" / "packed")
-    weights = KeptWeights(store, "m", b"", [MappedFile(source)], 1, told.append, min_bytes=1)
-    weights._delay = 0
+    files = [MappedFile(source)]
+    weights = KeptWeights(store, "m", b"", files, 1, told.append, min_bytes=1, delay=0)
     with caplog.at_level(logging.WARNING, "tidemill"):
         start(weights)
     assert "are not kept" in caplog.text
 
 
 def test_closing_ends_keeping_at_once(kept: Callable[..., KeptWeights], tmp_path: Path) -> None:
-    weights = kept()
-    weights._delay = 60
+    weights = kept(delay=60)
     backend = load(weights)
     assert wait_loaded(backend) is None
     backend.close()
@@ -212,27 +214,51 @@ def test_small_models_are_not_kept(source: Path, told: list[str], tmp_path: Path
 
 
 def test_what_packing_lost_is_said_at_every_start(kept: Callable[..., KeptWeights]) -> None:
-    first, second = kept(), kept()
-    first._loss = lambda: "two weights lost 1 %"
+    first, second = kept(loss=lambda: "two weights lost 1 %"), kept()
     assert start(first)[0] is False
     assert start(second)[0] is True and second.note == "two weights lost 1 %"
 
 
+class LookedInto:
+    """A store in which nothing is; where it would be, and under which keys it was looked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.keys: list[str] = []
+
+    def open(self, key: str) -> None:
+        self.keys.append(key)
+
+
 def test_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = open_model(locate(None)[0])
+    stores: list[LookedInto] = []
 
-    def made(setting: str, model: ModelFiles = files) -> KeptWeights | None:
+    def store(folder: Path) -> LookedInto:
+        stores.append(LookedInto(folder))
+        return stores[-1]
+
+    def looked_into(setting: str, model: ModelFiles = files) -> LookedInto | None:
         config = EngineConfig(model="m", served_name="m", packed_cache=setting)
-        return packed.kept_weights(config, model, b"", 1, lambda: None, lambda line: None)
+        weights = packed.kept_weights(config, model, b"", 1, lambda: None, lambda line: None)
+        if weights is None:
+            return None
+        assert weights.find("layout", 64 * 2**20 - 1, lambda data: 0) is None
+        assert not stores[-1].keys, "so small a model is packed faster than it is found"
+        assert weights.find("layout", 64 * 2**20, lambda data: 0) is None
+        return stores[-1]
+
+    monkeypatch.setattr(packed, "PackedStore", store)
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert made("off") is None
-    auto, set_to = made("auto"), made("/some/where")
-    assert auto is not None and auto._store.folder == tmp_path / "tidemill" / "packed"
-    assert set_to is not None and set_to._store.folder == Path("/some/where")
+    assert looked_into("off") is None
+    auto, set_to = looked_into("auto"), looked_into("/some/where")
+    assert auto is not None and auto.folder == tmp_path / "tidemill" / "packed"
+    assert set_to is not None and set_to.folder == Path("/some/where")
+    assert len(auto.keys) == 1 and auto.keys == set_to.keys
     # A config that says otherwise how the same bytes are to be read is another model.
-    other = made("auto", replace(files, config={**files.config, "quantization_config": 1}))
-    assert other is not None and other._key("") != auto._key("")
+    other = looked_into("auto", replace(files, config={**files.config, "quantization_config": 1}))
+    assert other is not None and other.keys != auto.keys
 
 
 def _resident(backend: Backend) -> bool:
