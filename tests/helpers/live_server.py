@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from helpers.fake_loader import FakeLoaded, FakeLoader
 from helpers.loop_meter import LoopMeter
 from helpers.scripted_engine import ScriptedEngine
 from helpers.tiny_text import tokenizer_data
@@ -21,6 +22,7 @@ from tidemill.server.app import DIALECTS, make_http_server
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.dialect import Dialect
 from tidemill.server.host.served import ServedModel
+from tidemill.server.host.slot import Hosted
 from tidemill.text.answering import ChatSide
 from tidemill.text.template import ChatTemplate
 from tidemill.text.tokenizer import Tokenizer
@@ -35,7 +37,15 @@ def fake_context(
     return context
 
 
-def add_model(
+def add_model(context: ServerContext, engine: ScriptedEngine, **changes: Any) -> ServedModel:
+    """Serve a fake engine, too; see `make_model`."""
+    model = make_model(context, engine, **changes)
+    hosted = Hosted(model.name, model.aliases)
+    context.host.add_loaded(hosted, FakeLoader(model), FakeLoaded(model))
+    return model
+
+
+def make_model(
     context: ServerContext,
     engine: ScriptedEngine,
     *,
@@ -45,24 +55,23 @@ def add_model(
     chat: ChatSide | None = None,
     **changes: Any,
 ) -> ServedModel:
-    """Serve a fake engine, too; `changes` are fields of `ServedModel`."""
+    """A model with a fake engine; `changes` are fields of `ServedModel`."""
     data = tokenizer_data()
     tokenizer = tokenizer or Tokenizer(data)
     template = template or ChatTemplate(data.chat_template, data.special)
-    model = ServedModel(
+    return ServedModel(
         client=engine,
         tokenizer=tokenizer,
         template=template,
         chat=chat or ChatSide.of(tokenizer, template, prepared),
         admission=context.shared.admission(
-            admission_options or AdmissionOptions(), lambda: engine.info
+            engine.info.model, admission_options or AdmissionOptions(), lambda: engine.info
         ),
+        metrics=context.metrics.of(engine.info.model),
         build="test",
         config_digest="0",
         **changes,
     )
-    context.host.add(model)
-    return model
 
 
 @contextmanager

@@ -14,7 +14,7 @@ def samples(metrics: ServerMetrics) -> dict[str, float]:
     found = {}
     for family in text_string_to_metric_families(metrics.render().decode()):
         for sample in family.samples:
-            labels = ",".join(v for k, v in sample.labels.items() if k != "le")
+            labels = ",".join(v for k, v in sample.labels.items() if k not in ("le", "model"))
             if "le" not in sample.labels:
                 found[sample.name + (f"[{labels}]" if labels else "")] = sample.value
     return found
@@ -29,7 +29,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_request_times(clock: list[float]) -> None:
     metrics = ServerMetrics()
-    observer = metrics.start()
+    observer = metrics.of("m").start()
     clock[0] += 0.5
     observer.tokens(0, 1)
     clock[0] += 0.2
@@ -55,8 +55,8 @@ def test_engine_snapshot_is_exported_as_it_is() -> None:
         queued=3, running=2, blocks_used=5, blocks_total=10, steps=4, preemptions=1,
         cached_tokens=64, last_step_rows=2, last_step_seconds=0.25,
     )  # fmt: skip
-    metrics.update_engine(stats)
-    metrics.update_engine(stats)  # the same step twice is observed once
+    metrics.of("m").update_engine(stats)
+    metrics.of("m").update_engine(stats)  # the same step twice is observed once
     got = samples(metrics)
     assert got["tidemill_queue_sequences"] == 3
     assert got["tidemill_running_sequences"] == 2
@@ -70,8 +70,8 @@ def test_engine_snapshot_is_exported_as_it_is() -> None:
 
 def test_a_new_engine_counts_from_zero() -> None:
     metrics = ServerMetrics()
-    metrics.update_engine(EngineStats(steps=100, last_step_seconds=0.5))
-    metrics.update_engine(EngineStats(steps=1, last_step_seconds=0.25))
+    metrics.of("m").update_engine(EngineStats(steps=100, last_step_seconds=0.5))
+    metrics.of("m").update_engine(EngineStats(steps=1, last_step_seconds=0.25))
     got = samples(metrics)
     assert got["tidemill_steps_total"] == 1
     assert got["tidemill_step_time_seconds_count"] == 2
@@ -79,7 +79,7 @@ def test_a_new_engine_counts_from_zero() -> None:
 
 def test_refused_requests_have_no_lengths() -> None:
     metrics = ServerMetrics()
-    metrics.start().finish("bad_request")
+    metrics.of("m").start().finish("bad_request")
     metrics.on_response(400)
     got = samples(metrics)
     assert got["tidemill_requests_total[bad_request]"] == 1
@@ -89,7 +89,7 @@ def test_refused_requests_have_no_lengths() -> None:
 
 def test_every_series_is_prefixed_and_instances_are_apart() -> None:
     first, second = ServerMetrics(), ServerMetrics()
-    first.start()
+    first.of("m").start()
     assert samples(first)["tidemill_requests_active"] == 1
-    assert samples(second)["tidemill_requests_active"] == 0
+    assert "tidemill_requests_active" not in samples(second)
     assert all(name.startswith("tidemill_") for name in samples(first))

@@ -75,6 +75,11 @@ FLAGS = (
 Say = Callable[[str], None]
 
 
+def _sum(metrics: dict[str, float], name: str, label: str = "") -> float:
+    """A metric's value over all models."""
+    return sum(v for k, v in metrics.items() if k.partition("{")[0] == name and label in k)
+
+
 class Run:
     """One run of a plan.
 
@@ -287,12 +292,12 @@ class Run:
 
     def _note_recoveries(self, metrics: dict[str, float]) -> None:
         for cause in ("crash", "stall"):
-            count = metrics.get(f'tidemill_engine_restarts_total{{cause="{cause}"}}', 0.0)
+            count = _sum(metrics, "tidemill_engine_restarts_total", f'cause="{cause}"')
             self.report.note(f"engines replaced after a {cause}, warm-up included", int(count))
-        count = metrics["tidemill_engine_recovery_seconds_count"]
-        seconds = metrics["tidemill_engine_recovery_seconds_sum"] / max(count, 1.0)
+        count = _sum(metrics, "tidemill_engine_recovery_seconds_count")
+        seconds = _sum(metrics, "tidemill_engine_recovery_seconds_sum") / max(count, 1.0)
         self.report.note("mean time to the replay", f"{seconds:.2f} s")
-        replayed = int(metrics["tidemill_requests_replayed_total"])
+        replayed = int(_sum(metrics, "tidemill_requests_replayed_total"))
         self.report.note("requests that went on on another engine", replayed)
 
     def _judge_memory(self, before: dict[str, int], after: dict[str, int]) -> None:

@@ -18,7 +18,7 @@ from tidemill.cli.declared import option
 if TYPE_CHECKING:
     from tidemill.library.locate import Located
     from tidemill.server.access.limits import Limits
-    from tidemill.server.run import TextSide
+    from tidemill.server.host.engine_loader import TextSide
 
 log = get_logger(__name__)
 
@@ -83,7 +83,8 @@ def serve(
     from tidemill.loading.hub_name import with_options
     from tidemill.loading.kind import check_model
     from tidemill.server.admission.options import AdmissionOptions
-    from tidemill.server.run import ServeOptions
+    from tidemill.server.host.engine_loader import Opening
+    from tidemill.server.run import ModelOptions, ServeOptions
     from tidemill.server.run import serve as run_server
     from tidemill.server.transport.listen import bind
 
@@ -140,18 +141,18 @@ def serve(
         # These flags may be invalid: check them before the weights are loaded.
         with opened_files() as opened:
             checked = dataclasses.replace(load_text(), files=tuple(opened.values()))
+    opening = Opening(config, lambda: checked or load_text())
+    names = dict.fromkeys(served_name)
     code = run_server(
         ServeOptions(
-            config,
-            lambda: checked or load_text(),
-            log_level,
+            (ModelOptions(config.served_name, lambda: opening, tuple(names)[1:]),),
+            log_level=log_level,
             limits=limits,
             security=security,
             log_format=log_format,
             admission=admission,
             stall_timeout=stall_timeout,
             drain_timeout=drain_timeout,
-            aliases=tuple(dict.fromkeys(served_name))[1:],
         ),
         listener,
         say=_say,
@@ -180,7 +181,7 @@ def _load_text(
 ) -> TextSide:
     """Load the text side and print its notes at startup."""
     from tidemill.grammar.schema import prepared
-    from tidemill.server.run import TextSide
+    from tidemill.server.host.engine_loader import TextSide
     from tidemill.text.answering import ChatSide
 
     opened = options.open_text(model.path, chat_template, model.definition)

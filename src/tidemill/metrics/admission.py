@@ -18,30 +18,46 @@ class AdmissionMetrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         registry = registry or CollectorRegistry()
 
-        def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> Gauge:
-            return Gauge(f"tidemill_{name}", text, labels, registry=registry)
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"tidemill_{name}", text, ("model", *labels), registry=registry)
 
-        self._waiting = gauge("queue_tokens", "Tokens of admitted requests without a first token")
+        self.waiting = gauge("queue_tokens", "Tokens of admitted requests without a first token")
         self.bound = gauge("queue_tokens_bound", "Tokens that may wait before 429")
-        self._tenant_waiting = gauge("tenant_queue_tokens", "The same by tenant", ("tenant",))
-        self._refused = Counter(
+        self.tenant_waiting = gauge("tenant_queue_tokens", "The same by tenant", "tenant")
+        self.refused = Counter(
             "tidemill_requests_refused",
             "Requests answered 429, by reason and tenant",
-            ("reason", "tenant"),
+            ("model", "reason", "tenant"),
             registry=registry,
         )
-        self._retry = Histogram(
+        self.retry = Histogram(
             "tidemill_retry_after_seconds",
             "What Retry-After said",
+            ("model",),
             buckets=_RETRY_SECONDS,
             registry=registry,
         )
+
+    def of(self, model: str) -> ModelAdmissionMetrics:
+        """Those of one model."""
+        return ModelAdmissionMetrics(self, model)
+
+
+class ModelAdmissionMetrics:
+    """Admission metrics of one model."""
+
+    def __init__(self, server: AdmissionMetrics, model: str) -> None:
+        self.bound = server.bound.labels(model)
+        self._server = server
+        self._model = model
+        self._waiting = server.waiting.labels(model)
+        self._retry = server.retry.labels(model)
         self._names: set[str] = set()
         self._other_tokens: dict[str, int] = {}
 
     def refused(self, reason: str, tenant: str, retry_after: float) -> None:
         """Count a request that was rejected with status 429."""
-        self._refused.labels(reason, self._label(tenant)).inc()
+        self._server.refused.labels(self._model, reason, self._label(tenant)).inc()
         self._retry.observe(retry_after)
 
     def waiting(self, total: int, tenant: str, tokens: int) -> None:
@@ -53,7 +69,7 @@ class AdmissionMetrics:
             if not tokens:
                 del self._other_tokens[tenant]
             tokens = sum(self._other_tokens.values())
-        self._tenant_waiting.labels(label).set(tokens)
+        self._server.tenant_waiting.labels(self._model, label).set(tokens)
 
     def _label(self, tenant: str) -> str:
         if tenant in self._names or len(self._names) < MAX_TENANTS:

@@ -22,6 +22,8 @@ _SECONDS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0),
 )
+_MODEL = ("model",)
+_NO_STATS = EngineStats()
 _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 131072)
 
 # EngineStats field -> (metric name without prefix, help). Counters are absolute since engine start.
@@ -62,30 +64,40 @@ _ENGINE_COUNTERS = {
 
 
 class _EngineCollector:
-    """Exports the latest `EngineStats` whenever the registry is scraped."""
+    """Exports the latest `EngineStats` of every model whenever the registry is scraped."""
 
     def __init__(self) -> None:
-        self.stats = EngineStats()
+        self.stats: dict[str, EngineStats] = {}
 
     def collect(self) -> Iterator[Metric]:
-        stats = self.stats
         for field, (name, text) in _ENGINE_GAUGES.items():
-            yield GaugeMetricFamily(f"tidemill_{name}", text, value=getattr(stats, field))
-        usage = stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0
-        yield GaugeMetricFamily("tidemill_kv_usage_ratio", "Share of KV blocks held", value=usage)
+            gauge = GaugeMetricFamily(f"tidemill_{name}", text, labels=_MODEL)
+            for model, stats in self.stats.items():
+                gauge.add_metric((model,), getattr(stats, field))
+            yield gauge
+        usage = GaugeMetricFamily(
+            "tidemill_kv_usage_ratio", "Share of KV blocks held", labels=_MODEL
+        )
+        for model, stats in self.stats.items():
+            total = stats.blocks_total
+            usage.add_metric((model,), stats.blocks_used / total if total else 0.0)
+        yield usage
         for field, (name, text) in _ENGINE_COUNTERS.items():
-            yield CounterMetricFamily(f"tidemill_{name}", text, value=getattr(stats, field))
+            counter = CounterMetricFamily(f"tidemill_{name}", text, labels=_MODEL)
+            for model, stats in self.stats.items():
+                counter.add_metric((model,), getattr(stats, field))
+            yield counter
 
 
 class RequestObserver:
-    """Times one request for the histograms; made by `ServerMetrics.start`.
+    """Times one request for the histograms; made by `ModelMetrics.start`.
 
     `tokens` is called with each batch of tokens of one choice, `finish` exactly once.
     """
 
     __slots__ = ("_first", "_generated", "_last", "_metrics", "_start")
 
-    def __init__(self, metrics: ServerMetrics) -> None:
+    def __init__(self, metrics: ModelMetrics) -> None:
         self._metrics = metrics
         self._start = monotonic()
         self._first: float | None = None
@@ -115,7 +127,7 @@ class RequestObserver:
         metrics = self._metrics
         now = monotonic()
         metrics.active.dec()
-        metrics.requests.labels(reason).inc()
+        metrics.requests.labels(metrics.model, reason).inc()
         metrics.e2e.observe(now - self._start)
         metrics.prompt_tokens.inc(prompt_tokens)
         metrics.cached_tokens.inc(cached_tokens)
@@ -125,6 +137,59 @@ class RequestObserver:
         per_choice = self._generated / max(1, len(self._last))
         if self._first is not None and per_choice > 1:
             metrics.tpot.observe((max(self._last.values()) - self._first) / (per_choice - 1))
+
+
+class ModelMetrics:
+    """The metrics of one model: the server's, with its name as label."""
+
+    def __init__(self, server: ServerMetrics, model: str) -> None:
+        self.model = model
+        self.requests = server.requests
+        self.active = server.active.labels(model)
+        self.ttft = server.ttft.labels(model)
+        self.itl = server.itl.labels(model)
+        self.tpot = server.tpot.labels(model)
+        self.e2e = server.e2e.labels(model)
+        self.prompt_tokens = server.prompt_tokens.labels(model)
+        self.cached_tokens = server.cached_tokens.labels(model)
+        self.generation_tokens = server.generation_tokens.labels(model)
+        self.malformed_tool_calls = server.malformed_tool_calls.labels(model)
+        self.prompt_length = server.prompt_length.labels(model)
+        self.generation_length = server.generation_length.labels(model)
+        self._server = server
+        self._step_time = server.step_time.labels(model)
+        self._batch_size = server.batch_size.labels(model)
+        self._batch_tokens = server.batch_tokens.labels(model)
+        self._replayed = server.requests_replayed.labels(model)
+        self._recovery_time = server.recovery_time.labels(model)
+
+    def start(self) -> RequestObserver:
+        """A request begins."""
+        self.active.inc()
+        return RequestObserver(self)
+
+    def on_recovery(self, cause: str, seconds: float, replayed: int) -> None:
+        """An engine that ended (cause ``crash`` or ``stall``) has been replaced."""
+        self._server.engine_restarts.labels(self.model, cause).inc()
+        self._replayed.inc(replayed)
+        self._recovery_time.observe(seconds)
+
+    def on_load(self, seconds: float) -> None:
+        """The model has been loaded."""
+        self._server.model_loads.labels(self.model).observe(seconds)
+
+    def update_engine(self, stats: EngineStats) -> None:
+        """Take the engine's latest snapshot (it comes with every step's outputs)."""
+        # Not equal rather than greater: a new engine counts from zero again.
+        if stats.steps != self._server.engine_stats(self.model).steps:
+            self._step_time.observe(stats.last_step_seconds)
+            self._batch_size.observe(stats.last_step_rows)
+            self._batch_tokens.observe(stats.last_step_tokens)
+        self._server.set_engine_stats(self.model, stats)
+
+    def unloaded(self) -> None:
+        """The engine has been closed: its gauges go."""
+        self._server.set_engine_stats(self.model, None)
 
 
 class ServerMetrics:
@@ -139,13 +204,15 @@ class ServerMetrics:
         self.registry.register(self._engine)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"tidemill_{name}", text, buckets=buckets, registry=self.registry)
+            return Histogram(
+                f"tidemill_{name}", text, _MODEL, buckets=buckets, registry=self.registry
+            )
 
         def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
-            return Counter(f"tidemill_{name}", text, labels, registry=self.registry)
+            return Counter(f"tidemill_{name}", text, (*_MODEL, *labels), registry=self.registry)
 
         self.active = Gauge(
-            "tidemill_requests_active", "Requests being answered", registry=self.registry
+            "tidemill_requests_active", "Requests being answered", _MODEL, registry=self.registry
         )
         self.requests = counter("requests", "Requests ended, by finish reason", ("reason",))
         self.ttft = histogram("ttft_seconds", "Time to first token", _SECONDS)
@@ -176,34 +243,45 @@ class ServerMetrics:
         self.recovery_time = histogram(
             "engine_recovery_seconds", "From an engine's end to the replay of its work", _SECONDS
         )
-        self.slow_readers = counter(
-            "slow_readers", "Connections cut because the client did not read its answer"
+        self.model_loads = histogram("model_load_seconds", "Time to load a model", _SECONDS)
+        self.slow_readers = Counter(
+            "tidemill_slow_readers",
+            "Connections cut because the client did not read its answer",
+            registry=self.registry,
         )
-        self.responses = counter("http_responses", "HTTP responses, by status", ("status",))
+        self.responses = Counter(
+            "tidemill_http_responses",
+            "HTTP responses, by status",
+            ("status",),
+            registry=self.registry,
+        )
+        self._models: dict[str, ModelMetrics] = {}
 
-    def start(self) -> RequestObserver:
-        """A request begins."""
-        self.active.inc()
-        return RequestObserver(self)
+    def of(self, model: str) -> ModelMetrics:
+        """The metrics of one model. Only names of models that are served: they are kept."""
+        found = self._models.get(model)
+        if found is None:
+            found = self._models[model] = ModelMetrics(self, model)
+        return found
 
-    def on_recovery(self, cause: str, seconds: float, replayed: int) -> None:
-        """An engine that ended (cause ``crash`` or ``stall``) has been replaced."""
-        self.engine_restarts.labels(cause).inc()
-        self.requests_replayed.inc(replayed)
-        self.recovery_time.observe(seconds)
+    def refused(self, code: str) -> None:
+        """A request was answered with an error before a model had it."""
+        self.requests.labels("", code).inc()
 
     def on_response(self, status: int) -> None:
         """An HTTP response was begun with this status."""
         self.responses.labels(str(status)).inc()
 
-    def update_engine(self, stats: EngineStats) -> None:
-        """Take the engine's latest snapshot (it comes with every step's outputs)."""
-        # Not equal rather than greater: a new engine counts from zero again.
-        if stats.steps != self._engine.stats.steps:
-            self.step_time.observe(stats.last_step_seconds)
-            self.batch_size.observe(stats.last_step_rows)
-            self.batch_tokens.observe(stats.last_step_tokens)
-        self._engine.stats = stats
+    def engine_stats(self, model: str) -> EngineStats:
+        """The latest snapshot of a model's engine."""
+        return self._engine.stats.get(model) or _NO_STATS
+
+    def set_engine_stats(self, model: str, stats: EngineStats | None) -> None:
+        """Set or remove it."""
+        if stats is None:
+            self._engine.stats.pop(model, None)
+        else:
+            self._engine.stats[model] = stats
 
     def render(self) -> bytes:
         """The exposition text of every metric (`CONTENT_TYPE`)."""

@@ -133,7 +133,7 @@ class EndpointApp:
                 response = await endpoint.handler(context, request)
             except (TidemillError, Rejection) as error:
                 problem = fail(request, error)
-                context.metrics.requests.labels(problem.code or "error").inc()
+                context.metrics.refused(problem.code or "error")
                 state.hold.close()
                 response = problem_response(problem, state.error_body)
             await response(scope, receive, send)

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import signal
 import socket
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from importlib import import_module
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tidemill.base.build import build_id
 from tidemill.base.clock import monotonic
-from tidemill.base.errors import model_file_error
-from tidemill.base.files import OpenedFile, opened_files
-from tidemill.base.heap import give_back, use_few_arenas
+from tidemill.base.heap import use_few_arenas
 from tidemill.base.log import get_logger
 from tidemill.contract.config import EngineConfig
-from tidemill.engine.identity import different_files
 from tidemill.engine.supervisor import SupervisedEngine, Supervision
 from tidemill.server.access.limits import Limits
 from tidemill.server.access.security import Security
@@ -27,11 +25,10 @@ from tidemill.server.transport.listen import url_of
 
 if TYPE_CHECKING:
     from tidemill.engine.supervisor import Recovery
-    from tidemill.metrics.registry import ServerMetrics
     from tidemill.server.context import ServerContext
-    from tidemill.text.answering import ChatSide
-    from tidemill.text.template import ChatTemplate
-    from tidemill.text.tokenizer import Tokenizer
+    from tidemill.server.host.engine_loader import Opening, TextSide
+    from tidemill.server.host.served import ServedModel
+    from tidemill.server.host.slot import Hosted
 
 log = get_logger(__name__)
 
@@ -41,26 +38,27 @@ DRAIN_SECONDS = 10.0
 TERMINATION_SECONDS = 3
 """Seconds to write the error responses of requests that are ended."""
 
-MODEL_CHECK_SECONDS = 3.0
-"""Seconds in which an engine that is still loading may report an error of its own."""
-
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class TextSide:
-    """A model's tokenizer, chat template and sampling defaults.
+class ModelOptions:
+    """One model to serve.
 
     Attributes:
-        chat: what both support in a chat.
-        files: the files that were opened for them.
+        name: the name that answers carry.
+        locate: finds its files and says how it is opened; called in a thread when it is loaded.
+        aliases: further names.
+        pin: it is loaded before the server is ready, and never evicted.
+        keep_alive: seconds without use after which it is unloaded; infinite: until its memory is
+            needed.
     """
 
-    tokenizer: Tokenizer
-    template: ChatTemplate
-    chat: ChatSide
-    defaults: Mapping[str, float | int] = field(default_factory=dict)
-    files: tuple[OpenedFile, ...] = ()
+    name: str
+    locate: Callable[[], Opening]
+    aliases: tuple[str, ...] = ()
+    pin: bool = False
+    keep_alive: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +66,9 @@ class ServeOptions:
     """Settings of `serve`.
 
     Attributes:
-        config: the engine's configuration.
-        load_text: opens tokenizer and template; runs in a thread while the engine loads.
+        models: at least one. The first is loaded before the server is ready, and answers requests
+            that name none; the others are loaded when a request needs them, unless pinned.
+        memory: bytes for all models together; None: without bound.
         log_level: of both processes.
         limits: bounds of the API.
         security: keys, certificates, origins.
@@ -78,11 +77,10 @@ class ServeOptions:
         stall_timeout: seconds without progress after which the engine is replaced.
         drain_timeout: seconds for requests in flight after the first signal; a second signal
             ends them at once.
-        aliases: further names of the served model.
     """
 
-    config: EngineConfig
-    load_text: Callable[[], TextSide]
+    models: Sequence[ModelOptions]
+    memory: int | None = None
     log_level: str = "info"
     limits: Limits = field(default_factory=Limits)
     security: Security = field(default_factory=Security)
@@ -90,7 +88,6 @@ class ServeOptions:
     admission: AdmissionOptions = field(default_factory=AdmissionOptions)
     stall_timeout: float = 5.0
     drain_timeout: float = DRAIN_SECONDS
-    aliases: tuple[str, ...] = ()
 
 
 def serve(options: ServeOptions, listener: socket.socket, *, say: Say = lambda line: None) -> int:
@@ -118,72 +115,138 @@ def serve(options: ServeOptions, listener: socket.socket, *, say: Say = lambda l
 async def _run(options: ServeOptions, listener: socket.socket, say: Say) -> int:
     started = monotonic()
     signals = _Signals()
-    recovery_metrics = _RecoveryMetrics()
-    supervision = Supervision(
-        stall_timeout=options.stall_timeout, on_recovery=recovery_metrics.on_recovery
-    )
-    level = _engine_level(options.log_level)
-    spawning = asyncio.ensure_future(
-        SupervisedEngine.open(options.config, say, log_level=level, supervision=supervision)
-    )
-    preparing = asyncio.ensure_future(_prepare(options))
-    ready = asyncio.ensure_future(_start_failure(spawning, preparing))
+    assembly = _Assembly(options, say)
+    loading = asyncio.ensure_future(assembly.load_first())
     stopping = asyncio.ensure_future(signals.first.wait())
-    await asyncio.wait((ready, stopping), return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
-    if not ready.done():
-        ready.cancel()
-        await _abort_start(spawning, preparing)
+    if not loading.done():
+        loading.cancel()
+        await asyncio.gather(loading, return_exceptions=True)
         say("stopped while loading")
         return 0
-    if (failed := ready.result()) is not None:
-        await _abort_start(spawning, preparing)
-        raise failed
-    engine, text = spawning.result(), preparing.result()
-    if (mismatch := different_files(text.files, engine.info.files, only_common=True)) is not None:
-        await engine.close()
-        raise model_file_error(mismatch)
+    context = loading.result()
     gc.freeze()
     gc.enable()
     try:
-        context = _make_context(options, engine, text)
-        say(context.host.default.admission.describe())
-        recovery_metrics.metrics = context.metrics
+        first = context.host.models[0]
+        say(first.admission.describe())
         http = _Http(context, listener, options.security)
         seconds = monotonic() - started
         url = url_of(listener, tls=options.security.certificates is not None)
-        say(f"serving {' and '.join(context.host.names)} on {url} after {seconds:.1f} s")
+        say(f"serving {_listed(context.host.names)} on {url} after {seconds:.1f} s")
         from tidemill.server.banner import first_steps
 
-        for line in first_steps(context.host.default, url, closed=options.security.keys.closed):
+        for line in first_steps(first, url, closed=options.security.keys.closed):
             say(line)
-        return await _until_stopped(http, engine, signals, options.drain_timeout, say)
+        return await _until_stopped(http, context, signals, options, say)
     finally:
-        await engine.close()
+        await context.host.close()
 
 
-async def _start_failure(
-    spawning: asyncio.Future[SupervisedEngine], preparing: asyncio.Future[TextSide]
-) -> BaseException | None:
-    """Wait for engine and text side; the exception if one failed, else None.
+_LISTED = 6
 
-    The engine's errors about model files take precedence. So an error of the text side is reported
-    only after the engine had `MODEL_CHECK_SECONDS` to check the files.
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _LISTED
+    shown = " and ".join(names[:_LISTED])
+    return shown if more <= 0 else f"{shown} and {more} more"
+
+
+class _Assembly:
+    """Makes the server's context, around the first model, and the loaders of the others.
+
+    What the context needs is imported while the first model loads.
     """
-    halves = (spawning, preparing)
-    await asyncio.wait(halves, return_when=asyncio.FIRST_EXCEPTION)
-    await asyncio.wait((spawning,), timeout=MODEL_CHECK_SECONDS)
-    return next((h.exception() for h in halves if h.done() and h.exception()), None)
+
+    def __init__(self, options: ServeOptions, say: Say) -> None:
+        self._options = options
+        self._say = say
+        self._made: ServerContext | None = None
+
+    def _context(self) -> ServerContext:
+        from tidemill.server.context import ServerContext
+        from tidemill.server.host.host import ModelHost
+
+        if self._made is None:
+            options = self._options
+            self._made = ServerContext(
+                limits=options.limits, build=build_id(), host=ModelHost(budget=options.memory)
+            )
+        return self._made
+
+    async def load_first(self) -> ServerContext:
+        """Load what is to be there before the server is ready."""
+        from tidemill.server.host.engine_loader import EngineLoader
+
+        def loader(model: ModelOptions, say: Say) -> EngineLoader:
+            return EngineLoader(
+                model.locate,
+                partial(self._serve, model),
+                supervision=partial(self._supervision, model),
+                log_level=_engine_level(self._options.log_level),
+                kv_reserve=self._options.memory,
+                say=say,
+            )
+
+        first, *others = self._options.models
+        opening = loader(first, self._say)
+        loaded = await opening.load(None)
+        context = self._context()
+        host = context.host
+        try:
+            slot = host.add_loaded(_hosted(first), opening, loaded)
+            if self._options.memory is not None:
+                slot.need = await opening.need()
+            for model in others:
+                host.add(_hosted(model), loader(model, partial(_log_line, model.name)))
+            for slot in host.slots[1:]:
+                if slot.hosted.pin:
+                    await host.load(slot)
+        except BaseException:
+            await host.close()
+            raise
+        return context
+
+    def _serve(
+        self, model: ModelOptions, engine: SupervisedEngine, text: TextSide, config: EngineConfig
+    ) -> ServedModel:
+        from tidemill.server.host.served import ServedModel
+
+        context = self._context()
+        metrics = context.metrics.of(model.name)
+        engine.on_stats(metrics.update_engine)
+        return ServedModel(
+            client=engine,
+            tokenizer=text.tokenizer,
+            template=text.template,
+            chat=text.chat,
+            defaults=text.defaults,
+            admission=context.shared.admission(
+                model.name, self._options.admission, lambda: engine.info
+            ),
+            metrics=metrics,
+            aliases=model.aliases,
+            build=context.build,
+            config_digest=config.digest(),
+        )
+
+    def _supervision(self, model: ModelOptions) -> Supervision:
+        def on_recovery(recovery: Recovery) -> None:
+            metrics = self._context().metrics.of(model.name)
+            metrics.on_recovery(recovery.cause, recovery.seconds, recovery.replayed)
+
+        return Supervision(stall_timeout=self._options.stall_timeout, on_recovery=on_recovery)
 
 
-async def _abort_start(
-    spawning: asyncio.Future[SupervisedEngine], preparing: asyncio.Future[TextSide]
-) -> None:
-    """Abort a failed or cancelled start, and stop an engine that was started."""
-    spawning.cancel()
-    await asyncio.gather(spawning, preparing, return_exceptions=True)
-    if not spawning.cancelled() and spawning.exception() is None:
-        await spawning.result().close()
+def _hosted(model: ModelOptions) -> Hosted:
+    from tidemill.server.host.slot import Hosted
+
+    return Hosted(model.name, model.aliases, pin=model.pin, keep_alive=model.keep_alive)
+
+
+def _log_line(model: str, line: str) -> None:
+    log.info("%s: %s", model, line)
 
 
 class _Signals:
@@ -201,55 +264,6 @@ class _Signals:
 
     def _received(self) -> None:
         (self.second if self.first.is_set() else self.first).set()
-
-
-class _RecoveryMetrics:
-    """Forwards recoveries to the metrics, which are created after the engine."""
-
-    def __init__(self) -> None:
-        self.metrics: ServerMetrics | None = None
-
-    def on_recovery(self, recovery: Recovery) -> None:
-        if self.metrics is not None:
-            self.metrics.on_recovery(recovery.cause, recovery.seconds, recovery.replayed)
-
-
-async def _prepare(options: ServeOptions) -> TextSide:
-    # Runs while the engine starts. Sequential, since both parts hold the GIL: imports can reuse the
-    # temporary memory of the vocabulary, which is released before the engine has its weights.
-    def open_both() -> TextSide:
-        with opened_files() as opened:
-            text = options.load_text()
-            text = replace(text, files=text.files or tuple(opened.values()))
-        give_back()
-        import_module("tidemill.server.app")
-        return text
-
-    # `build_id` is cached for when the engine is ready.
-    text, _ = await asyncio.gather(asyncio.to_thread(open_both), asyncio.to_thread(build_id))
-    return text
-
-
-def _make_context(options: ServeOptions, engine: SupervisedEngine, text: TextSide) -> ServerContext:
-    from tidemill.server.context import ServerContext
-    from tidemill.server.host.served import ServedModel
-
-    context = ServerContext(limits=options.limits, build=build_id())
-    context.host.add(
-        ServedModel(
-            client=engine,
-            tokenizer=text.tokenizer,
-            template=text.template,
-            chat=text.chat,
-            defaults=text.defaults,
-            admission=context.shared.admission(options.admission, lambda: engine.info),
-            aliases=options.aliases,
-            build=context.build,
-            config_digest=options.config.digest(),
-        )
-    )
-    engine.on_stats(context.metrics.update_engine)
-    return context
 
 
 class _Http:
@@ -283,30 +297,35 @@ class _Http:
 
 
 async def _until_stopped(
-    http: _Http, engine: SupervisedEngine, signals: _Signals, drain_timeout: float, say: Say
+    http: _Http, context: ServerContext, signals: _Signals, options: ServeOptions, say: Say
 ) -> int:
     """Serve, then drain: /readyz fails and new requests are rejected while streams finish."""
+    host, drain_timeout = context.host, options.drain_timeout
     stopping = asyncio.ensure_future(signals.first.wait())
-    await asyncio.wait((http.task, engine.failed, stopping), return_when=asyncio.FIRST_COMPLETED)
+    # With one model there is nothing to serve without it.
+    ends = host.ended() if len(options.models) == 1 else asyncio.Event().wait()
+    failed: asyncio.Future[object] = asyncio.ensure_future(ends)
+    await asyncio.wait((http.task, failed, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
-    if engine.failed.done():
-        say(f"stopping: {engine.failed.result().message}")
+    if failed.done():
+        say(f"stopping: {failed.result()}")
         await http.stop()
         return 1
-    engine.drain("the server is shutting down and takes no new requests; send it again later")
+    host.drain("the server is shutting down and takes no new requests; send it again later")
     say(f"stopping; requests in flight have {drain_timeout:g} s (a second signal ends them)")
-    idle = asyncio.ensure_future(engine.idle())
+    idle = asyncio.ensure_future(host.idle())
     second_signal = asyncio.ensure_future(signals.second.wait())
     await asyncio.wait(
-        (idle, second_signal, engine.failed, http.task),
+        (idle, second_signal, failed, http.task),
         timeout=drain_timeout,
         return_when=asyncio.FIRST_COMPLETED,
     )
     if not idle.done():
         say("ending the remaining requests")
-        await engine.close()  # each gets the reason and that a retry may succeed
+        await host.close()  # each gets the reason and that a retry may succeed
     idle.cancel()
     second_signal.cancel()
+    failed.cancel()
     await http.stop()
     return 0
 

@@ -472,7 +472,7 @@ def test_logs_hold_no_secrets(
 
         monkeypatch.setattr(engine, "submit", fail)
         assert http.post("/v1/completions", json=TEXT, headers=headers).status_code == 500
-        monkeypatch.setattr(context.host.default.template, "render", fail, raising=False)
+        monkeypatch.setattr(context.host.models[0].template, "render", fail, raising=False)
         http.post("/v1/chat/completions", json=chat, headers=headers)
     text = capsys.readouterr().err
     assert text.count("/v1/completions") >= 4 and "ann" in text

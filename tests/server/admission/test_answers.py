@@ -100,7 +100,7 @@ def test_answers_that_are_held_are_bounded_by_client() -> None:
     admission = Admission(
         AdmissionOptions(max_queue_tokens=10**6),
         lambda: fake_info(max_num_seqs=64),
-        AdmissionMetrics(),
+        AdmissionMetrics().of("tiny"),
         choices=Shares(4096),
         answers=Shares(100_000),
     )

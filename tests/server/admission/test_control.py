@@ -41,7 +41,7 @@ class World:
         self.admission = Admission(
             self.options,
             lambda: fake_info(max_num_seqs=4, max_step_tokens=32),
-            AdmissionMetrics(),
+            AdmissionMetrics().of("tiny"),
             answers=Shares(2**29),
             choices=Shares(4096),
             clock=lambda: self.now,
@@ -169,7 +169,7 @@ def test_retry_after_is_honoured_when_many_begin_and_end_together(piece: int) ->
     admission = Admission(
         AdmissionOptions(max_queue_tokens=1500),
         lambda: fake_info(max_num_seqs=32, num_blocks=2048),
-        AdmissionMetrics(),
+        AdmissionMetrics().of("tiny"),
         answers=Shares(2**29),
         choices=Shares(4096),
         clock=lambda: now,
@@ -242,7 +242,7 @@ def test_choices_are_bounded_by_client() -> None:
     admission = Admission(
         AdmissionOptions(max_queue_tokens=10**6),
         lambda: fake_info(max_num_seqs=4),
-        AdmissionMetrics(),
+        AdmissionMetrics().of("tiny"),
         answers=Shares(2**29),
         choices=Shares(4096),
     )
@@ -279,7 +279,7 @@ def test_retry_after_of_choices_says_when_there_is_room() -> None:
     admission = Admission(
         AdmissionOptions(max_queue_tokens=10**6),
         lambda: fake_info(max_num_seqs=64),
-        AdmissionMetrics(),
+        AdmissionMetrics().of("tiny"),
         answers=Shares(2**29),
         choices=Shares(40),
         clock=lambda: now,
@@ -298,7 +298,7 @@ def test_a_prompt_that_many_share_is_counted_once() -> None:
     admission = Admission(
         AdmissionOptions(max_queue_tokens=100),
         lambda: fake_info(max_num_seqs=64),
-        AdmissionMetrics(),
+        AdmissionMetrics().of("tiny"),
         answers=Shares(2**29),
         choices=Shares(4096),
     )
@@ -358,12 +358,12 @@ def test_tenants_labels_are_bounded() -> None:
     from prometheus_client import CollectorRegistry, generate_latest
 
     registry = CollectorRegistry()
-    metrics = AdmissionMetrics(registry)
+    metrics = AdmissionMetrics(registry).of("tiny")
     for i in range(500):
         metrics.waiting(10 * i, f"t{i}", 10)
         metrics.refused("queue", f"t{i}", 5.0)
     text = generate_latest(registry).decode()
     assert text.count("tidemill_tenant_queue_tokens{") == MAX_TENANTS + 1
     others = (500 - MAX_TENANTS) * 10
-    assert f'tidemill_tenant_queue_tokens{{tenant="(others)"}} {others}.0' in text
+    assert f'tidemill_tenant_queue_tokens{{model="tiny",tenant="(others)"}} {others}.0' in text
     assert "tidemill_retry_after_seconds_bucket" in text

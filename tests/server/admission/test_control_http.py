@@ -19,7 +19,7 @@ def test_a_full_queue_is_a_429_in_openais_shape_at_once() -> None:
     engine = ScriptedEngine(info=fake_info(num_blocks=4))
     context = fake_context(engine, admission_options=AdmissionOptions(max_queue_tokens=50))
     with serving(context) as url, httpx.Client(base_url=url) as http:
-        ticket = context.host.default.admission.admit(
+        ticket = context.host.models[0].admission.admit(
             ANONYMOUS, [(1,) * 200], [SamplingParams(max_tokens=50)]
         )
         begun = time.monotonic()
@@ -30,12 +30,12 @@ def test_a_full_queue_is_a_429_in_openais_shape_at_once() -> None:
         assert (error["type"], error["code"]) == ("rate_limit_error", "overloaded")
         assert int(answer.headers["retry-after"]) >= 1
         metrics = http.get("/metrics").text
-        assert 'tidemill_requests_refused_total{reason="queue"' in metrics
-        assert "tidemill_queue_tokens 250.0" in metrics
+        assert 'tidemill_requests_refused_total{model="tiny",reason="queue"' in metrics
+        assert 'tidemill_queue_tokens{model="tiny"} 250.0' in metrics
         ticket.close()
         assert http.post("/v1/completions", json={"prompt": "x" * 90}).status_code == 200
-        assert "tidemill_queue_tokens 0.0" in http.get("/metrics").text
-        assert context.host.default.admission.active == 0
+        assert 'tidemill_queue_tokens{model="tiny"} 0.0' in http.get("/metrics").text
+        assert context.host.models[0].admission.active == 0
 
 
 @pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions"])

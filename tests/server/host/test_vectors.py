@@ -204,4 +204,4 @@ def test_what_the_engine_refuses_is_an_error_and_the_rest_is_cancelled() -> None
         answer = httpx.post(f"{url}/v1/embeddings", json={"input": ["a", "b", "c"]})
     assert answer.status_code >= 500 or answer.status_code == 429
     assert "no memory" in answer.json()["error"]["message"]
-    assert len(engine.cancelled) == 2 and context.host.default.admission.active == 0
+    assert len(engine.cancelled) == 2 and context.host.models[0].admission.active == 0

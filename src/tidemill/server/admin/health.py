@@ -15,6 +15,7 @@ from tidemill.metrics.registry import CONTENT_TYPE
 from tidemill.server.access.auth import principal_of
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.dialect import METRICS_READERS, PUBLIC, Endpoint
+from tidemill.server.host.describe import describe
 from tidemill.server.host.served import ServedModel
 from tidemill.server.transport.pieces import json_response
 
@@ -44,6 +45,7 @@ async def about(context: ServerContext, request: Request) -> Response:
             "server": "tidemill",
             "version": context.version,
             "model": context.host.default.name,
+            "models": len(context.host.slots),
             "routes": "/openapi.json",
         }
     )
@@ -60,33 +62,39 @@ async def healthz(context: ServerContext, request: Request) -> Response:
 
 
 async def readyz(context: ServerContext, request: Request) -> Response:
-    """Readiness: 200 with the engine's settings; else 503 with the reason (recovering from a crash
-    or a stall, draining). While the model loads there is no answer at all.
+    """Readiness: 200 with the first model's engine settings and the state of every model; else 503
+    with the reason (recovering from a crash or a stall, draining). A server of several models is
+    ready as long as one of them answers. While the first model loads there is no answer at all.
 
     A long step does not make the server unready: progress is monitored, not response time.
     """
-    client = context.host.default.client
-    stats = client.last_stats
-    if client.problem is None:
-        try:
-            async with asyncio.timeout(PROBE_TIMEOUT):
-                stats = await client.stats()
-        except (TidemillError, TimeoutError):
-            log.debug("the engine is busy; the latest statistics are returned")
-    problem = client.problem
+    host = context.host
+    models = host.models
+    stats = [await _probed(model) for model in models]
+    problems = [model.client.problem for model in models]
+    problem = host.draining or (problems[0] if problems and all(problems) else None)
     if principal_of(request).role is None:
         # A probe without a key, where keys exist: only whether the server is ready.
         status = "ready" if problem is None else "unavailable"
         return json_response({"status": status}, 200 if problem is None else 503)
     if problem is not None:
         return json_response({"status": "unavailable", "reason": problem}, 503)
-    return json_response(
-        {
-            "status": "ready",
-            "engine": _engine(client.info),
-            "stats": msgspec.structs.asdict(stats),
-        }
-    )
+    found: dict[str, object] = {"status": "ready"}
+    if models:
+        found |= {"engine": _engine(models[0].info), "stats": msgspec.structs.asdict(stats[0])}
+    return json_response({**found, "models": [describe(slot) for slot in host.slots]})
+
+
+async def _probed(model: ServedModel) -> EngineStats:
+    """A model's statistics: the latest ones where its engine is busy."""
+    client = model.client
+    if client.problem is None:
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT):
+                return await client.stats()
+        except (TidemillError, TimeoutError):
+            log.debug("the engine is busy; the latest statistics are returned")
+    return client.last_stats
 
 
 def _engine(info: EngineInfo) -> dict[str, object]:
@@ -95,12 +103,16 @@ def _engine(info: EngineInfo) -> dict[str, object]:
 
 
 async def metrics(context: ServerContext, request: Request) -> Response:
-    """Prometheus exposition; if the engine does not answer, with its latest statistics."""
-    try:
-        context.metrics.update_engine(await _engine_stats(context.host.default))
-    except TidemillError as error:
-        if error.kind is not ErrorKind.UNAVAILABLE:
-            raise
+    """Prometheus exposition; of an engine that does not answer, its latest statistics."""
+
+    async def update(model: ServedModel) -> None:
+        try:
+            model.metrics.update_engine(await _engine_stats(model))
+        except TidemillError as error:
+            if error.kind is not ErrorKind.UNAVAILABLE:
+                raise
+
+    await asyncio.gather(*map(update, context.host.models))
     return Response(await asyncio.to_thread(context.metrics.render), media_type=CONTENT_TYPE)
 
 

@@ -24,7 +24,7 @@ from tidemill.base.errors import TidemillError, bad_request
 from tidemill.contract.sampling import SamplingParams
 from tidemill.contract.wire import EngineInfo
 from tidemill.generation.caller import Caller
-from tidemill.metrics.admission import AdmissionMetrics
+from tidemill.metrics.admission import ModelAdmissionMetrics
 from tidemill.server.admission.answers import NOTHING_HELD, AnswerSize
 from tidemill.server.admission.estimates import AnswerLengths, PrefillSpeed, Throughput
 from tidemill.server.admission.options import AdmissionOptions
@@ -126,7 +126,7 @@ class Admission:
         self,
         options: AdmissionOptions,
         info: Callable[[], EngineInfo],
-        metrics: AdmissionMetrics,
+        metrics: ModelAdmissionMetrics,
         *,
         choices: Shares,
         answers: Shares,

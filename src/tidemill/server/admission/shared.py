@@ -28,9 +28,12 @@ class SharedBounds:
         self.answers = Shares(max_answers)
         self._metrics = metrics
 
-    def admission(self, options: AdmissionOptions, info: Callable[[], EngineInfo]) -> Admission:
+    def admission(
+        self, model: str, options: AdmissionOptions, info: Callable[[], EngineInfo]
+    ) -> Admission:
         """Admission control of one model."""
-        return Admission(options, info, self._metrics, choices=self.choices, answers=self.answers)
+        metrics = self._metrics.of(model)
+        return Admission(options, info, metrics, choices=self.choices, answers=self.answers)
 
     def check_choices(self, choices: int) -> None:
         """Raise a 400 when one request has more choices than the bound.

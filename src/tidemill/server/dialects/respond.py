@@ -90,17 +90,16 @@ class GeneratedAnswer(Response):
                 model,
                 self._id,
                 prepared,
-                context.metrics,
                 max_answer_bytes=context.limits.max_answer_bytes,
                 streamed=self._framing is not None,
             )
             form = await self._make_format(model, generation)
         except Exception as error:
-            context.metrics.requests.labels(fail(self._request, error).code or "error").inc()
+            context.metrics.refused(fail(self._request, error).code or "error")
             raise
         finally:
             state.hold.close()
-        state.generation = generation  # for the log of requests
+        state.generation, state.model = generation, model.name  # for the log of requests
         log.debug(
             "request %s: %s, %d prompt tokens, %d choices",
             *(state.request_id, self._id),
@@ -144,6 +143,7 @@ class ModelAnswer(Response):
         async def answer() -> None:
             try:
                 async with self._context.host.lease(self._model) as model:
+                    self._request.state.model = model.name
                     response = await self._work(model)
             except Exception as error:
                 problem = fail(self._request, error)

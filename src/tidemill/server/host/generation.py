@@ -10,7 +10,6 @@ from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.contract.request import ChoiceOutput, FinishReason
 from tidemill.generation.choices import TOOL_CALLS, ChoiceDelta, PromptChoices
 from tidemill.generation.prepare import Prepared
-from tidemill.metrics.registry import ServerMetrics
 from tidemill.server.admission.answers import answer_size, check_answer
 from tidemill.server.host.served import ServedModel
 from tidemill.text.stops import StopSet
@@ -30,7 +29,6 @@ class Generation:
         model: that answers.
         request_id: engine request ids are derived from it.
         prepared: the request.
-        metrics: of the server.
         max_answer_bytes: bound on the size of the answer.
         streamed: output is sent as it is generated.
 
@@ -45,7 +43,6 @@ class Generation:
         model: ServedModel,
         request_id: str,
         prepared: Prepared,
-        metrics: ServerMetrics,
         *,
         max_answer_bytes: int,
         streamed: bool = False,
@@ -53,7 +50,7 @@ class Generation:
         self.request_id = request_id
         self.prepared = prepared
         self._model = model
-        self._metrics = metrics
+        self._metrics = model.metrics
         count = len(prepared.prompts)
         self._ids = [request_id] if count == 1 else [f"{request_id}-{i}" for i in range(count)]
         self._prompts: list[PromptChoices] = []  # made once they are admitted

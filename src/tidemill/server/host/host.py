@@ -1,39 +1,117 @@
-"""The models of one server, by name."""
+"""The models of one server, by name: loaded on demand, kept in use, evicted for others.
+
+A request leases its model (`lease`) for as long as it is answered. Where the model is not open, the
+request waits; one task at a time changes what is loaded, by the rules of `switching`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
-from tidemill.server.errors import reject
+from tidemill.base.clock import monotonic
+from tidemill.base.errors import ErrorKind, TidemillError, config_error
+from tidemill.base.log import get_logger
+from tidemill.server.errors import Rejection, reject
+from tidemill.server.host import switching
 from tidemill.server.host.served import ServedModel
+from tidemill.server.host.slot import Hosted, Loaded, Loader, Slot, State, Waiter
+from tidemill.server.host.switching import (
+    Close,
+    Evict,
+    Load,
+    Refuse,
+    Reopen,
+    Wait,
+    next_action,
+)
+
+log = get_logger(__name__)
+
+_POLL_SECONDS = 0.02
+_NAMES_SHOWN = 20
+_NEVER = float("inf")
+
+RETRY_AFTER_SECONDS = 5.0
+"""A model whose load failed is not loaded again before; its error is answered at once."""
+
+MAX_WAITING = 1024
+"""Requests that may wait for models that are not open, over all models."""
 
 
 class ModelHost:
-    """Resolves the `model` of a request.
+    """See the module docstring.
+
+    Args:
+        budget: bytes for all models together; None: without bound.
+        clock: monotonic seconds.
 
     Attributes:
-        models: the first answers requests that name none.
+        slots: the models in order; the first answers requests that name none.
+        budget: as given; may be changed.
     """
 
-    def __init__(self) -> None:
-        self.models: list[ServedModel] = []
+    def __init__(
+        self, *, budget: int | None = None, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self.slots: list[Slot] = []
+        self.budget = budget
+        self._clock = clock
+        self._by_name: dict[str, Slot] = {}
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._draining: str | None = None
 
-    def add(self, model: ServedModel) -> None:
-        """Serve a model from now on."""
-        self.models.append(model)
+    # -- names -------------------------------------------------------------------------------
+
+    def add(self, hosted: Hosted, loader: Loader) -> Slot:
+        """Serve a model from now on; it is loaded when a request needs it.
+
+        Raises:
+            TidemillError: CONFIG, one of its names is taken.
+        """
+        slot = Slot(hosted, loader)
+        for name in slot.names:
+            if name in self._by_name:
+                raise config_error(
+                    "name", f"{name!r} is a name of {self._by_name[name].name!r}, too; rename one"
+                )
+        self.slots.append(slot)
+        self._by_name.update(dict.fromkeys(slot.names, slot))
+        return slot
+
+    def add_loaded(self, hosted: Hosted, loader: Loader, loaded: Loaded) -> Slot:
+        """Serve a model that is loaded already."""
+        slot = self.add(hosted, loader)
+        self._open(slot, loaded)
+        return slot
+
+    async def remove(self, name: str) -> None:
+        """Serve a model no longer; returns when its requests have ended and it is unloaded."""
+        slot = self.find(name)
+        self.slots.remove(slot)
+        for known in slot.names:
+            del self._by_name[known]
+        slot.fail(_unknown(name, self.names))
+        await self.unload(slot)
 
     @property
-    def default(self) -> ServedModel:
+    def default(self) -> Slot:
         """The model of requests that name none."""
-        return self.models[0]
+        return self.slots[0]
+
+    @property
+    def models(self) -> list[ServedModel]:
+        """What is loaded."""
+        return [slot.loaded.served for slot in self.slots if slot.loaded is not None]
 
     @property
     def names(self) -> tuple[str, ...]:
         """Every name of every model."""
-        return tuple(name for model in self.models for name in model.names)
+        return tuple(self._by_name)
 
-    def find(self, name: str | None) -> ServedModel:
+    def find(self, name: str | None) -> Slot:
         """The model of that name; the default one for an absent or empty name.
 
         Raises:
@@ -41,18 +119,323 @@ class ModelHost:
         """
         if not name:
             return self.default
-        for model in self.models:
-            if name in model.names:
-                return model
-        served = " or ".join(map(repr, self.names))
-        raise reject(
-            404,
-            f"the model {name[:256]!r} does not exist; this server serves {served}",
-            param="model",
-            code="model_not_found",
-        )
+        slot = self._by_name.get(name)
+        if slot is None:
+            raise _unknown(name, self.names)
+        return slot
+
+    # -- requests ----------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def lease(self, name: str | None) -> AsyncIterator[ServedModel]:
-        """The model of that name, ready to answer until the lease ends; see `find`."""
-        yield self.find(name)
+    async def lease(
+        self, name: str | None, keep_alive: float | None = None
+    ) -> AsyncIterator[ServedModel]:
+        """The model of that name, loaded, and not evicted until the lease ends.
+
+        Args:
+            name: see `find`.
+            keep_alive: seconds that it stays loaded after its last request, from now on.
+
+        Raises:
+            Rejection: 404 for an unknown name, 400 for a model that can never fit, 503 while the
+                server shuts down or where too many wait.
+            TidemillError: why it cannot be loaded.
+        """
+        slot = self.find(name)
+        if slot.open:
+            slot.leases += 1
+        else:
+            await self._wait_for(slot)
+        if keep_alive is not None:
+            slot.keep_alive = keep_alive
+        try:
+            assert slot.loaded is not None
+            yield slot.loaded.served
+        finally:
+            slot.leases -= 1
+            slot.last_used = self._clock()
+            if self._task is not None or slot.expires_after != _NEVER:
+                self._wake()
+
+    async def _wait_for(self, slot: Slot) -> None:
+        """Return with a lease of a model that is not open now."""
+        if self._draining is not None:
+            raise reject(503, self._draining, code="shutting_down")
+        now = self._clock()
+        if slot.error is not None and now < slot.failed + RETRY_AFTER_SECONDS:
+            raise slot.error
+        if sum(len(s.waiters) for s in self.slots) >= MAX_WAITING:
+            raise reject(
+                503,
+                f"{MAX_WAITING} requests already wait for models that are being loaded; send this "
+                "one again later",
+                code="overloaded",
+                headers={"Retry-After": "5"},
+            )
+        waiter = Waiter(now, asyncio.get_running_loop().create_future())
+        slot.waiters.append(waiter)
+        self._wake()
+        try:
+            await waiter.granted
+        except asyncio.CancelledError:
+            granted = waiter.granted
+            if granted.done() and not granted.cancelled() and granted.exception() is None:
+                slot.leases -= 1  # granted and cancelled in the same turn of the loop
+            elif waiter in slot.waiters:
+                slot.waiters.remove(waiter)
+            self._wake()
+            raise
+
+    # -- operators ---------------------------------------------------------------------------
+
+    async def load(self, slot: Slot) -> None:
+        """Load a model as a request would; returns when it is open.
+
+        Raises:
+            Rejection, TidemillError: see `lease`.
+        """
+        slot.error = None
+        async with self.lease(slot.name):
+            pass
+
+    async def unload(self, slot: Slot) -> None:
+        """Unload a model once no request uses it; requests that come meanwhile load it again."""
+        if slot.state is State.UNLOADED:
+            return
+        slot.leaving = True
+        self._wake()
+        while slot.leaving:
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def sleep(self, slot: Slot) -> bool:
+        """Give a model's memory back and keep its process; False where it is used, or cannot."""
+        if slot.state is not State.LOADED or slot.leases or slot.loaded is None:
+            return False
+        slot.state = State.UNLOADING
+        asleep = False
+        try:
+            asleep = await slot.loaded.sleep()
+        finally:
+            slot.state = State.ASLEEP if asleep else State.LOADED
+            self._wake()
+        return asleep
+
+    def drain(self, reason: str) -> None:
+        """Take no new requests; those that use a model go on."""
+        self._draining = reason
+        error = reject(503, reason, code="shutting_down")
+        for slot in self.slots:
+            slot.fail(error)
+            if slot.loaded is not None:
+                slot.loaded.drain(reason)
+
+    @property
+    def draining(self) -> str | None:
+        """Why no new request is taken; None: they are."""
+        return self._draining
+
+    async def ended(self) -> str:
+        """Return when the default model will not run any more, with the reason."""
+        while True:
+            loaded = self.default.loaded
+            if loaded is not None and (ended := loaded.ended) is not None:
+                return ended
+            changed = asyncio.Event()
+            if loaded is not None:
+                loaded.on_end(changed.set)
+            await changed.wait()
+
+    async def idle(self) -> None:
+        """Return when no request uses a model."""
+        while any(slot.leases for slot in self.slots):
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def close(self) -> None:
+        """Unload everything. Requests in flight end with a retryable error."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+        loaded = [slot.loaded for slot in self.slots if slot.loaded is not None]
+        await asyncio.gather(*(one.close() for one in loaded))
+
+    # -- what is loaded ----------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        self._changed.set()
+        if self._task is None:
+            self._task = asyncio.create_task(self._manage(), name="tidemill-models")
+
+    async def _manage(self) -> None:
+        """Load, evict and close, one action after another."""
+        while True:
+            self._changed.clear()
+            try:
+                until = await self._act()
+            except asyncio.CancelledError:
+                raise
+            except Exception:
+                log.exception("loading and evicting models failed; it goes on")
+                until = self._clock() + RETRY_AFTER_SECONDS
+            if until is None or until > self._clock():
+                await self._wait_until(until)
+
+    async def _wait_until(self, until: float | None) -> None:
+        try:
+            async with asyncio.timeout(None if until is None else max(0, until - self._clock())):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+
+    async def _act(self) -> float | None:
+        """One action; returns when to look again at the latest (None: when something changes)."""
+        now = self._clock()
+        for slot in self.slots:
+            ended = slot.loaded.ended if slot.loaded is not None else None
+            if ended is not None:
+                await self._unload(slot, TidemillError(ErrorKind.UNAVAILABLE, ended))
+                return now
+            if slot.leaving and not slot.leases:
+                await self._unload(slot)
+                return now
+            if slot.waiters and slot.need is None and slot.state is State.UNLOADED:
+                await self._learn_need(slot)
+        action = next_action([slot.fact() for slot in self.slots], self.budget, now)
+        if not isinstance(action, Wait):
+            log.debug("models: %s", action)
+            await self._do(action)
+            return now
+        unused = [s for s in self.slots if s.state is State.LOADED and not s.leases]
+        unused = [s for s in unused if not s.hosted.pin]
+        first = min(unused, key=lambda slot: slot.expires, default=None)
+        if first is not None and first.expires <= now:
+            log.info("model %s was not used for %g s", first.name, first.expires_after)
+            await self._unload(first)
+            return now
+        until = min(
+            _NEVER if first is None else first.expires,
+            _NEVER if action.until is None else action.until,
+        )
+        return None if until == _NEVER else until
+
+    async def _do(self, action: Load | Evict | Close | Reopen | Refuse) -> None:
+        slot = self._by_name[action.name]
+        if isinstance(action, Load):
+            await self._load(slot)
+        elif isinstance(action, Evict):
+            await self._unload(slot)
+        elif isinstance(action, Close):
+            slot.closed = True
+        elif isinstance(action, Reopen):
+            self._reopen(slot)
+        elif isinstance(action, Refuse):
+            slot.fail(_never_fits(action))
+
+    async def _learn_need(self, slot: Slot) -> None:
+        try:
+            slot.need = await slot.loader.need()
+        except TidemillError as error:
+            self._failed(slot, error)
+
+    def _failed(self, slot: Slot, error: TidemillError) -> None:
+        slot.error, slot.failed = error, self._clock()
+        log.warning("model %s cannot be loaded: %s", slot.name, error.message)
+        slot.fail(error)
+
+    async def _load(self, slot: Slot) -> None:
+        began = self._clock()
+        asleep, slot.state = slot.loaded, State.LOADING
+        try:
+            kv_bytes = await self._make_room(slot)
+            if asleep is not None:
+                await asleep.wake()
+                loaded = asleep
+            else:
+                loaded = await slot.loader.load(
+                    kv_bytes, lambda told: setattr(slot, "progress", told)
+                )
+        except BaseException as error:
+            slot.state, slot.loaded = State.UNLOADED, None
+            if asleep is not None:
+                await asleep.close()
+            if not isinstance(error, TidemillError):
+                raise
+            self._failed(slot, error)
+            return
+        slot.load_seconds = self._clock() - began
+        log.info("model %s is loaded after %.1f s", slot.name, slot.load_seconds)
+        self._open(slot, loaded)
+
+    def _open(self, slot: Slot, loaded: Loaded) -> None:
+        slot.state, slot.loaded, slot.error = State.LOADED, loaded, None
+        loaded.on_end(self._wake)
+        slot.last_used = self._clock()
+        self._reopen(slot)
+
+    def _reopen(self, slot: Slot) -> None:
+        slot.closed, slot.opened = False, self._clock()
+        if not slot.leaving:
+            slot.grant()
+
+    async def _unload(self, slot: Slot, error: TidemillError | None = None) -> None:
+        loaded, slot.loaded, slot.state = slot.loaded, None, State.UNLOADING
+        slot.leaving = slot.closed = False
+        try:
+            if loaded is not None:
+                await loaded.close()
+        finally:
+            slot.state, slot.progress = State.UNLOADED, None
+        if error is not None:
+            self._failed(slot, error)
+        else:
+            log.info("model %s is unloaded", slot.name)
+        await self._share()
+
+    async def _make_room(self, slot: Slot) -> int | None:
+        """Shrink the KV caches of the others; returns the size of this model's."""
+        if self.budget is None or slot.need is None:
+            return None
+        return (await self._share(slot))[slot.name]
+
+    async def _share(self, loading: Slot | None = None) -> dict[str, int]:
+        """Give every loaded model its share of the memory for KV caches."""
+        if self.budget is None:
+            return {}
+        held = [s for s in self.slots if s.state is State.LOADED or s is loading]
+        found = switching.shares(
+            [(s.name, s.need) for s in held if s.need is not None], self.budget
+        )
+        for slot in held:
+            if slot is not loading and slot.loaded is not None and slot.name in found:
+                try:
+                    await slot.loaded.resize(found[slot.name])
+                except TidemillError as error:
+                    log.warning("the KV cache of %s is not resized: %s", slot.name, error.message)
+        return found
+
+
+def _unknown(name: str, names: Sequence[str]) -> Rejection:
+    known = ", ".join(map(repr, names[:_NAMES_SHOWN]))
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    return reject(
+        404,
+        f"the model {name[:256]!r} does not exist; this server serves {known}{more}",
+        param="model",
+        code="model_not_found",
+    )
+
+
+def _never_fits(refused: Refuse) -> Rejection:
+    return reject(
+        400,
+        f"the model {refused.name!r} needs {_mib(refused.least)} (weights, the process and a KV "
+        f"cache for one request), and {_mib(refused.available)} can be had for it within the "
+        "server's memory budget (--memory), beside pinned models: raise it, quantize the model, or "
+        "lower its max_model_len",
+        param="model",
+        code="out_of_resources",
+    )
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.0f} MiB"

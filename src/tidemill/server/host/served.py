@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tidemill.base.clock import wall
+from tidemill.metrics.registry import ModelMetrics
 from tidemill.server.admission.control import Admission
 
 if TYPE_CHECKING:
@@ -29,10 +29,10 @@ class ServedModel:
         defaults: sampling defaults of the model's generation_config (keys of `sampling.NEUTRAL`),
             applied where a request leaves a field out.
         admission: admission control.
+        metrics: its own.
         aliases: further names.
         build: version of the software; part of the fingerprint.
         config_digest: identity of the engine's configuration; part of the fingerprint.
-        created: when the model was made available, for /v1/models.
     """
 
     client: EngineClient
@@ -40,11 +40,11 @@ class ServedModel:
     template: ChatTemplate
     chat: ChatSide
     admission: Admission
+    metrics: ModelMetrics
     defaults: Mapping[str, float | int] = field(default_factory=dict)
     aliases: tuple[str, ...] = ()
     build: str = ""
     config_digest: str = ""
-    created: int = field(default_factory=lambda: int(wall()))
 
     @property
     def info(self) -> EngineInfo:

@@ -8,7 +8,6 @@ from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.base.ids import new_id
 from tidemill.contract.request import ChoiceOutput, FinishReason, exception_of
 from tidemill.generation.vectors import NO_SAMPLING, PreparedInputs
-from tidemill.metrics.registry import ServerMetrics
 from tidemill.server.admission.answers import NOTHING_HELD, AnswerSize
 from tidemill.server.host.served import ServedModel
 from tidemill.server.transport.slices import slices
@@ -23,7 +22,6 @@ class Vectors:
     Args:
         model: that answers.
         prepared: at least one input.
-        metrics: of the server.
         size: estimated size of the answer.
 
     Attributes:
@@ -34,13 +32,12 @@ class Vectors:
         self,
         model: ServedModel,
         prepared: PreparedInputs,
-        metrics: ServerMetrics,
         size: AnswerSize = NOTHING_HELD,
     ) -> None:
         self.prompt_tokens = prepared.prompt_tokens
         self.cached_tokens = 0
         self._model = model
-        self._metrics = metrics
+        self._metrics = model.metrics
         self._prepared = prepared
         self._size = size
         self._open: dict[str, None] = {}

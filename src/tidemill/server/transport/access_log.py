@@ -107,6 +107,7 @@ class AccessLogMiddleware:
         if not log.isEnabledFor(level):
             return
         principal, generation = state.get("principal"), state.get("generation")
+        model: str | None = state.get("model")
         event: dict[str, Any] = {
             "event": "request",
             "request_id": state["request_id"],
@@ -117,13 +118,16 @@ class AccessLogMiddleware:
             "client": (principal or by_address((scope.get("client") or ("",))[0], None)).name,
         }
         more = ""
+        if model is not None:
+            event["model"] = model
+            more = f", {model}"
         if generation is not None:
             event["prompt_tokens"] = generation.prompt_tokens
             event["cached_tokens"] = generation.cached_tokens
             event["completion_tokens"] = generation.completion_tokens
             event["finished"] = generation.finished
             left = "" if generation.finished else ", not finished"
-            more = f", {generation.prompt_tokens}+{generation.completion_tokens} tokens{left}"
+            more += f", {generation.prompt_tokens}+{generation.completion_tokens} tokens{left}"
         problem: Problem | None = state.get("problem")
         if problem is not None:
             event["error"] = problem.code

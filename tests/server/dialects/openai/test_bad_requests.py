@@ -372,8 +372,8 @@ def test_a_defect_is_a_500_without_details(caplog: pytest.LogCaptureFixture) -> 
             error = _is_error(response, 500)
             assert "division" not in error["message"]
             assert response.headers["x-request-id"] in error["message"]
-        assert context.host.default.admission.active == 0
-        context.host.default.template = None  # type: ignore[assignment]
+        assert context.host.models[0].admission.active == 0
+        context.host.models[0].template = None  # type: ignore[assignment]
         error = _is_error(httpx.post(f"{url}/v1/chat/completions", json=CHAT), 500)
         assert httpx.get(f"{url}/healthz").status_code == 200
 

@@ -286,7 +286,7 @@ def test_one_failing_prompt_cancels_the_others() -> None:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         with pytest.raises(openai.InternalServerError):
             client.completions.create(model="tiny", prompt=["a", "b"])
-        assert context.host.default.admission.active == 0
+        assert context.host.models[0].admission.active == 0
 
 
 def test_too_many_choices() -> None:
@@ -298,7 +298,7 @@ def test_too_many_choices() -> None:
     with serving(context) as url:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         one = SamplingParams(max_tokens=1)
-        ticket = context.host.default.admission.admit(ANONYMOUS, [(1,)], [one])
+        ticket = context.host.models[0].admission.admit(ANONYMOUS, [(1,)], [one])
         with pytest.raises(openai.RateLimitError) as caught:
             client.completions.create(model="tiny", prompt="a", n=2)
         assert 1 <= int(caught.value.response.headers["retry-after"]) < 60

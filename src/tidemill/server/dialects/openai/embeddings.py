@@ -52,7 +52,7 @@ async def embeddings(context: ServerContext, request: Request) -> Response:
         prepared = await prepare_embedding(model, asked, LOOP)
         request.state.hold.close()
         size = _size(context, asked, asked.dimensions or model.info.hidden_size, encoded=encoded)
-        run = Vectors(model, prepared, context.metrics, size)
+        run = Vectors(model, prepared, size)
         found = await run.run()
         placed, data = Document(), bytearray(b"[")
         async for some in slices(range(len(found)), VECTORS_AT_ONCE):

@@ -9,16 +9,25 @@ from starlette.responses import Response
 
 from tidemill.server.context import ServerContext
 from tidemill.server.host.served import ServedModel
+from tidemill.server.host.slot import Slot
 from tidemill.server.transport.pieces import json_response
 
 
-def _card(model: ServedModel, name: str) -> dict[str, Any]:
-    info = model.info
-    return {
+def _card(slot: Slot, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = {
         "id": name,
         "object": "model",
-        "created": model.created,
+        "created": slot.created,
         "owned_by": "tidemill",
+        "loaded": slot.loaded is not None,
+        "state": slot.state.value,
+    }
+    if slot.loaded is None:
+        return found
+    model = slot.loaded.served
+    info = model.info
+    return {
+        **found,
         "max_model_len": info.max_model_len,
         "has_chat_template": model.template.exists,
         "defaults": dict(model.defaults),
@@ -40,12 +49,12 @@ def _tasks(model: ServedModel) -> tuple[str, ...]:
 
 
 async def list_models(context: ServerContext, request: Request) -> Response:
-    """The served models under each of their names."""
-    cards = [_card(model, name) for model in context.host.models for name in model.names]
+    """The models under each of their names. What is not loaded is loaded by its first request."""
+    cards = [_card(slot, name) for slot in context.host.slots for name in slot.names]
     return json_response({"object": "list", "data": cards})
 
 
 async def get_model(context: ServerContext, request: Request) -> Response:
-    """A served model by name; names may contain slashes."""
+    """A model by name; names may contain slashes."""
     name: str = request.path_params["model"]
     return json_response(_card(context.host.find(name), name))

@@ -29,12 +29,12 @@ Document = Callable[[str, list[float]], dict[str, Any]]
 
 
 def _scored(
-    context: ServerContext, request: Request, asked: ScoreRequest, document: Document
+    request: Request, asked: ScoreRequest, document: Document
 ) -> Callable[[ServedModel], Awaitable[Response]]:
     async def work(model: ServedModel) -> Response:
         prepared = await prepare_scores(model, asked, LOOP)
         request.state.hold.close()
-        run = Vectors(model, prepared, context.metrics)
+        run = Vectors(model, prepared)
         values = scores_of(model, asked, await run.run())
         return json_response({**document(model.name, values), "usage": usage_of(run)})
 
@@ -71,7 +71,7 @@ async def rerank(context: ServerContext, request: Request) -> Response:
             results.append(result)
         return {"id": new_id("rerank"), "model": model, "results": results}
 
-    return ModelAnswer(context, request, body.model, _scored(context, request, asked, document))
+    return ModelAnswer(context, request, body.model, _scored(request, asked, document))
 
 
 async def score(context: ServerContext, request: Request) -> Response:
@@ -109,7 +109,7 @@ async def score(context: ServerContext, request: Request) -> Response:
             "data": data,
         }
 
-    return ModelAnswer(context, request, body.model, _scored(context, request, asked, document))
+    return ModelAnswer(context, request, body.model, _scored(request, asked, document))
 
 
 def _check_count(name: str, count: int, context: ServerContext) -> None:

@@ -1,0 +1,225 @@
+"""Loads a model: its engine in a process of its own, and its text side here meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tidemill.base.build import build_id
+from tidemill.base.errors import ErrorKind, TidemillError, model_file_error
+from tidemill.base.files import OpenedFile, opened_files
+from tidemill.base.heap import give_back
+from tidemill.contract.config import EngineConfig
+from tidemill.engine.identity import different_files
+from tidemill.engine.supervisor import SupervisedEngine, Supervision
+
+if TYPE_CHECKING:
+    from tidemill.engine.reports import LoadProgress
+    from tidemill.server.host.served import ServedModel
+    from tidemill.server.host.switching import Need
+    from tidemill.text.answering import ChatSide
+    from tidemill.text.template import ChatTemplate
+    from tidemill.text.tokenizer import Tokenizer
+
+MODEL_CHECK_SECONDS = 3.0
+"""Seconds in which an engine that is still loading may report an error of its own."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TextSide:
+    """A model's tokenizer, chat template and sampling defaults.
+
+    Attributes:
+        chat: what both support in a chat.
+        files: the files that were opened for them.
+    """
+
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    chat: ChatSide
+    defaults: Mapping[str, float | int] = field(default_factory=dict)
+    files: tuple[OpenedFile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A model that has been located.
+
+    Attributes:
+        config: the engine's configuration.
+        load_text: opens tokenizer and template; runs in a thread while the engine loads.
+        need: the memory that it will take; None where that is not known.
+    """
+
+    config: EngineConfig
+    load_text: Callable[[], TextSide]
+    need: Callable[[], Need | None] = lambda: None
+
+
+Serve = Callable[[SupervisedEngine, TextSide, EngineConfig], "ServedModel"]
+
+
+class EngineLoader:
+    """A `slot.Loader`.
+
+    Args:
+        locate: finds the model's files; runs in a thread.
+        serve: makes what answers of engine and text side.
+        supervision: of the engine.
+        log_level: of the engine's process.
+        kv_reserve: bytes that a KV cache may grow to; None: it does not grow.
+        say: called with each line of progress.
+    """
+
+    def __init__(
+        self,
+        locate: Callable[[], Opening],
+        serve: Serve,
+        *,
+        supervision: Callable[[], Supervision] = Supervision,
+        log_level: str = "info",
+        kv_reserve: int | None = None,
+        say: Say = lambda line: None,
+    ) -> None:
+        self._locate = locate
+        self._serve = serve
+        self._supervision = supervision
+        self._log_level = log_level
+        self._kv_reserve = kv_reserve
+        self._say = say
+
+    async def need(self) -> Need | None:
+        """See `slot.Loader`."""
+        return await asyncio.to_thread(lambda: self._locate().need())
+
+    async def load(
+        self, kv_bytes: int | None, progress: Callable[[LoadProgress], None] = lambda told: None
+    ) -> EngineLoaded:
+        """See `slot.Loader`."""
+        opening = await asyncio.to_thread(self._locate)
+        config = opening.config
+        if kv_bytes is not None:
+            config = msgspec.structs.replace(
+                config, kv_memory=kv_bytes, kv_reserve=self._kv_reserve
+            )
+        spawning = asyncio.ensure_future(
+            SupervisedEngine.open(
+                config,
+                self._say,
+                on_load=progress,
+                log_level=self._log_level,
+                supervision=self._supervision(),
+            )
+        )
+        preparing = asyncio.ensure_future(_open_text(opening.load_text))
+        try:
+            failed = await _failure(spawning, preparing)
+        except BaseException:
+            await _abort(spawning, preparing)
+            raise
+        if failed is not None:
+            await _abort(spawning, preparing)
+            raise failed
+        engine, text = spawning.result(), preparing.result()
+        mismatch = different_files(text.files, engine.info.files, only_common=True)
+        if mismatch is not None:
+            await engine.close()
+            raise model_file_error(mismatch)
+        return EngineLoaded(engine, self._serve(engine, text, opening.config))
+
+
+@dataclass(slots=True)
+class EngineLoaded:
+    """A `slot.Loaded`.
+
+    Attributes:
+        engine: the supervised engine.
+        served: what answers.
+    """
+
+    engine: SupervisedEngine
+    served: ServedModel
+
+    @property
+    def ended(self) -> str | None:
+        """See `slot.Loaded`."""
+        failed = self.engine.failed
+        return failed.result().message if failed.done() else None
+
+    def on_end(self, callback: Callable[[], None]) -> None:
+        """See `slot.Loaded`."""
+        self.engine.failed.add_done_callback(lambda failed: callback())
+
+    def drain(self, reason: str) -> None:
+        """See `slot.Loaded`."""
+        self.engine.drain(reason)
+
+    async def resize(self, kv_bytes: int) -> None:
+        """See `slot.Loaded`."""
+        await self.engine.memory.resize(kv_bytes)
+
+    async def sleep(self) -> bool:
+        """See `slot.Loaded`."""
+        try:
+            await self.engine.memory.sleep()
+        except TidemillError as error:
+            if error.kind in (ErrorKind.UNAVAILABLE, ErrorKind.UNSUPPORTED):
+                return False
+            raise
+        return True
+
+    async def wake(self) -> None:
+        """See `slot.Loaded`."""
+        await self.engine.memory.wake()
+
+    async def close(self) -> None:
+        """See `slot.Loaded`."""
+        await self.engine.close()
+        self.served.metrics.unloaded()
+
+
+async def _open_text(load_text: Callable[[], TextSide]) -> TextSide:
+    # Runs while the engine starts. Sequential, since both parts hold the GIL: imports can reuse the
+    # temporary memory of the vocabulary, which is released before the engine has its weights.
+    def open_both() -> TextSide:
+        with opened_files() as opened:
+            text = load_text()
+            text = replace(text, files=text.files or tuple(opened.values()))
+        give_back()
+        import_module("tidemill.server.app")
+        return text
+
+    # `build_id` is cached for when the engine is ready.
+    text, _ = await asyncio.gather(asyncio.to_thread(open_both), asyncio.to_thread(build_id))
+    return text
+
+
+async def _failure(
+    spawning: asyncio.Future[SupervisedEngine], preparing: asyncio.Future[TextSide]
+) -> BaseException | None:
+    """Wait for engine and text side; the exception if one failed, else None.
+
+    The engine's errors about model files take precedence. So an error of the text side is reported
+    only after the engine had `MODEL_CHECK_SECONDS` to check the files.
+    """
+    halves = (spawning, preparing)
+    await asyncio.wait(halves, return_when=asyncio.FIRST_EXCEPTION)
+    await asyncio.wait((spawning,), timeout=MODEL_CHECK_SECONDS)
+    return next((h.exception() for h in halves if h.done() and h.exception()), None)
+
+
+async def _abort(
+    spawning: asyncio.Future[SupervisedEngine], preparing: asyncio.Future[TextSide]
+) -> None:
+    """Abort a failed or cancelled start, and stop an engine that was started."""
+    spawning.cancel()
+    await asyncio.gather(spawning, preparing, return_exceptions=True)
+    if not spawning.cancelled() and spawning.exception() is None:
+        await spawning.result().close()

@@ -1,0 +1,78 @@
+"""Models that are loaded at once, from a script's engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tidemill.base.errors import TidemillError
+from tidemill.server.host.served import ServedModel
+from tidemill.server.host.switching import Need
+
+
+@dataclass
+class FakeLoaded:
+    """A `slot.Loaded` that notes what is done to it."""
+
+    served: ServedModel
+    ended: str | None = None
+    kv_bytes: int | None = None
+    closed: bool = False
+    asleep: bool = False
+    callbacks: list[Callable[[], None]] = field(default_factory=list)
+
+    def on_end(self, callback: Callable[[], None]) -> None:
+        self.callbacks.append(callback)
+
+    def end(self, reason: str) -> None:
+        """As an engine that cannot be restarted."""
+        self.ended = reason
+        for callback in self.callbacks:
+            callback()
+
+    def drain(self, reason: str) -> None:
+        pass
+
+    async def resize(self, kv_bytes: int) -> None:
+        self.kv_bytes = kv_bytes
+
+    async def sleep(self) -> bool:
+        self.asleep = True
+        return True
+
+    async def wake(self) -> None:
+        self.asleep = False
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class FakeLoader:
+    """A `slot.Loader`.
+
+    Attributes:
+        served: what it loads.
+        needs: its memory.
+        seconds: how long a load takes.
+        error: raised instead.
+        loads: everything that it loaded.
+    """
+
+    served: ServedModel
+    needs: Need | None = None
+    seconds: float = 0.0
+    error: TidemillError | None = None
+    loads: list[FakeLoaded] = field(default_factory=list)
+
+    async def need(self) -> Need | None:
+        return self.needs
+
+    async def load(self, kv_bytes: int | None, progress: Callable[[Any], None]) -> FakeLoaded:
+        await asyncio.sleep(self.seconds)
+        if self.error is not None:
+            raise self.error
+        self.loads.append(FakeLoaded(self.served, kv_bytes=kv_bytes))
+        return self.loads[-1]
