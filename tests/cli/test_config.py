@@ -74,6 +74,14 @@ def test_what_other_rooms_know(tmp_path: Path, lines: str, message: str) -> None
     assert found.stderr.endswith(": 1 problem\n")
 
 
+@pytest.mark.parametrize("scheme", ["https", "pypi"])
+def test_passwords_in_addresses_are_not_repeated(tmp_path: Path, scheme: str) -> None:
+    text = f"[[models]]\nname = 'a'\nsource = '{scheme}://user:velvet@host.example/b'\n"
+    found = _config("check", tmp_path, text)
+    assert "t.toml:3:10: models[0].source: " in found.stderr
+    assert "***@host.example" in found.stderr and "velvet" not in found.stderr
+
+
 def test_models_must_load_and_fit(tmp_path: Path) -> None:
     (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(100))
     found = _config("check", tmp_path, f"{GOOD}[[models]]\nsource = './bad.gguf'\n")

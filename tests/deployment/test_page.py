@@ -27,6 +27,19 @@ def test_a_changed_table_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert script["main"]() == 1
 
 
+def test_problems_of_the_example_are_as_shown(
+    problems: Callable[..., list[str]], folder: Path
+) -> None:
+    (folder / "models").mkdir()
+    (folder / "models" / "coder.gguf").write_bytes(b"")
+    page = PAGE.read_text()
+    example = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)[0]
+    wrong = example.replace("temperature = 0.6", 'temperature = "warm"')
+    wrong = wrong.replace("max_model_len", "context")
+    shown = re.findall(r"^tidemill\.toml(:\d+:.*)$", page, re.MULTILINE)
+    assert [line.removeprefix("t.toml") for line in problems(wrong)] == shown
+
+
 def test_examples_are_valid(deploy: Callable[..., Deployment], folder: Path) -> None:
     (folder / "models").mkdir()
     for name in ("models/coder.gguf", "chat-1", "chat-2"):

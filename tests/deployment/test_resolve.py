@@ -118,6 +118,16 @@ def test_all_problems_at_once_in_the_order_of_the_file(problems: Problems, folde
     ("text", "message"),
     [
         ("server = 1", "t.toml:1:10: server: must be a table: write [server], got 1"),
+        ("[[model]]\nname = 'a'", "t.toml:1:3: model: is no key here; did you mean models?"),
+        ("[logging]\nlevel = 'info'", "t.toml:1:2: logging: is no key here; did you mean server?"),
+        ("port = 3", "t.toml:1:1: port: is no key here; port belongs in [server]"),
+        ("[[models]]\nname='a'\nn_gpu_layers = 3", "is no key here; docs/deployment.md lists the"),
+        ("[[models]]\nname='a'\nsampling = 3", "must be a table: write [models.sampling], got 3"),
+        (
+            '[[models]]\nsource = "a\\tb"',
+            't.toml:2:10: models[0].source: "a\\tb" cannot be a model',
+        ),
+        ("[[models]]\nname = './x'", "t.toml:2:8: models[0].name: no such file or folder: "),
         ("[models]\nname = 'a'", "t.toml:1:2: models: must be a list of tables: write [[models]]"),
         ("models = [{name = 'a'}, 2]", "t.toml:1:25: models[1]: must be a table, got 2"),
         ("[server]\nkeep-alive = 1\nkeep_alive = 1", "server.keep_alive: is set twice, with dash"),
@@ -255,3 +265,19 @@ def test_huge_files_end_soon(deploy: Deploy) -> None:
         assert len(caught.value.problems) >= count
         assert len(caught.value.message) < 200_000
         assert count == 1 or caught.value.lines()[-1].startswith("... and ")
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("./model.gguf", "model"),
+        (".", None),
+        ("owner/name:Q4_K_M", "owner/name:Q4_K_M"),
+        ("hf://owner/name", "owner/name"),
+        ("https://user:secret@host.example/a/b.gguf?token=secret", "b"),
+        ("https://huggingface.co/owner/name", "name"),
+    ],
+)
+def test_default_names(deploy: Deploy, folder: Path, source: str, name: str | None) -> None:
+    [model] = deploy(f"[[models]]\nsource = '{source}'").models
+    assert model.name == (name or folder.resolve().name)

@@ -131,6 +131,7 @@ def _library() -> Library:
 
 def check_sources(deployment: Deployment) -> Found:
     """Names of models must be ones that `serve` can find."""
+    from tidemill.deployment.show import without_credentials
     from tidemill.library.names import ModelName
     from tidemill.loading.hub_name import parse
     from tidemill.loading.locate import bundled_models
@@ -148,9 +149,9 @@ def check_sources(deployment: Deployment) -> Found:
             if (folder / source).exists():
                 yield section.label, key, f"is a name; for the path of that spelling: ./{source}"
             elif parse(source) is None:
-                yield section.label, key, _unknown(source)
+                yield section.label, key, _unknown(without_credentials(source))
         except TidemillError as error:
-            yield section.label, key, error.message
+            yield section.label, key, without_credentials(error.message)
         except OSError as error:
             yield section.label, key, f"cannot be looked up: {error.strerror or error}"
 

@@ -21,7 +21,7 @@ from tidemill.deployment.problems import Problem
 from tidemill.deployment.reading import DEFAULT, Reader, Sourced, Values, layered, read_given
 from tidemill.deployment.request_settings import sampling_settings
 from tidemill.deployment.settings import MODEL, TRAFFIC, VERSION, keyed
-from tidemill.deployment.toml_text import path_text
+from tidemill.deployment.toml_text import path_text, shortened
 
 IDENTITY = ("name", "source", "file", "revision", "aliases")
 """Settings of a model that ``[defaults]`` cannot hold."""
@@ -108,7 +108,7 @@ class ModelReader:
             reader.add(path, "has versions and no name; name is what clients use")
         if not {"name", "source"} & own.keys():
             return
-        values = self._values(own)
+        values = self._values(own, label=path_text(path))
         if versions:
             self._versions(path, versions, own, sampling, values)
             return
@@ -120,21 +120,35 @@ class ModelReader:
             label=path_text(path),
         )
 
-    def _values(self, *own: Values) -> Values:
+    def _values(self, *own: Values, label: str = "") -> Values:
         values = layered(MODEL, *self._base, *own, self._flags)
         if values["source"].value is None:
-            values["source"] = Sourced(self._source_of(values["name"]), DEFAULT)
+            values["source"] = Sourced(self._source_of(values["name"], label), DEFAULT)
         elif values["name"].value is None:
-            values["name"] = Sourced(default_name(values["source"].value), DEFAULT)
+            values["name"] = Sourced(self._name_of(values["source"], label), DEFAULT)
         return values
 
-    def _source_of(self, name: Sourced) -> str:
+    def _source_of(self, name: Sourced, label: str) -> str:
         """The source of a model that has a name alone: the model of that name."""
         try:
             return str(self._known["source"].kind.read(name.value, self._reader.document.folder))
         except ValueError as error:
-            self._reader.problems.append(Problem(name.origin, "models", f"{error}; set source"))
+            self._reader.problems.append(
+                Problem(name.origin, f"{label}.name", f"{error}; set source")
+            )
             return str(name.value)
+
+    def _name_of(self, source: Sourced, label: str) -> str:
+        """The name of a model that has a source alone."""
+        name = default_name(source.value)
+        try:
+            return str(self._known["name"].kind.read(name, self._reader.document.folder))
+        except ValueError:
+            message = f"{shortened(name)} cannot be a model's name; set name"
+            self._reader.problems.append(
+                Problem(source.origin, label and f"{label}.source", message)
+            )
+            return name
 
     # -- versions --------------------------------------------------------------------------------
 
@@ -166,7 +180,7 @@ class ModelReader:
                 )
                 continue
             found[number.value] = number
-            merged = self._values(parent, own)
+            merged = self._values(parent, own, label=path_text(version))
             merged["name"] = Sourced(f"{name}@{number.value}", number.origin)
             merged["aliases"] = Sourced((), DEFAULT)
             layers = (self._base_sampling, parent_sampling, sampling)
@@ -243,12 +257,18 @@ class ModelReader:
 
 
 def default_name(source: str) -> str:
-    """The name of a model whose source alone is given; as `loading.named.locate` names it."""
+    """The name of a model whose source alone is given; as `loading.locate` names it.
+
+    Of an address it is the file's, for the rest may hold a password or a token.
+    """
     path = Path(source)
     if path.is_absolute():
         path = path.resolve()
-        return path.stem if path.suffix == ".gguf" else path.name
-    return source
+    elif "://" in source and not source.startswith("hf://"):
+        path = Path(source.partition("://")[2].partition("?")[0].partition("#")[0])
+    else:
+        return source.removeprefix("hf://")
+    return path.stem if path.suffix == ".gguf" else path.name
 
 
 def file_digest(path: str) -> str:

@@ -54,6 +54,26 @@ MAX_TABLES = 1000
 """Tables of one array, such as `[[models]]`."""
 
 
+# The same for tables.
+OTHER_TABLES = {
+    "model": "models",
+    "engines": "models",
+    "pipeline": "pipelines",
+    "limit": "limits",
+    "default": "defaults",
+    "logging": "server",
+    "log": "server",
+    "auth": "security",
+    "tls": "security",
+    "queue": "admission",
+    "parameters": "sampling",
+    "version": "versions",
+    "rollout": "traffic",
+}
+
+_MOST_KNOWN = 12  # keys that a message lists
+
+
 @dataclass(frozen=True, slots=True)
 class Sourced:
     """A setting's value as the server uses it, and where it came from."""
@@ -102,7 +122,7 @@ class Reader:
             place = (*path, written)
             setting = settings.get(key)
             if setting is None:
-                self._unknown(place, key, [*settings, *tables])
+                self._unknown(place, key, value, [*settings, *tables])
             elif key in values:
                 self.add(place, "is set twice, with dashes and with underscores; leave one out")
             else:
@@ -142,9 +162,9 @@ class Reader:
 
     def only(self, known: Collection[str]) -> None:
         """Every key of the document's root must be known."""
-        for written, key, _ in self._entries(()):
+        for written, key, value in self._entries(()):
             if key not in known:
-                self._unknown((written,), key, known)
+                self._unknown((written,), key, value, known)
 
     def add(self, path: toml_text.Path, message: str) -> None:
         """A problem at a key."""
@@ -160,7 +180,7 @@ class Reader:
         if value is None:
             return
         if not isinstance(value, dict):
-            name = path_text(path)
+            name = path_text(tuple(part for part in path if isinstance(part, str)))
             self.add_value(path, f"must be a table: write [{name}], got {shortened(value)}")
             return
         for written, one in value.items():
@@ -178,27 +198,28 @@ class Reader:
         else:
             values[setting.key] = Sourced(read, self.document.value(path, note))
 
-    def _unknown(self, path: toml_text.Path, key: str, known: Collection[str]) -> None:
-        self.add(path, f"is no key here; {self._remedy(key, known)}")
+    def _unknown(self, path: toml_text.Path, key: str, value: Any, known: Collection[str]) -> None:
+        is_table = isinstance(value, dict) or (isinstance(value, list) and any(value))
+        self.add(path, f"is no key here; {self._remedy(key, is_table, known)}")
 
-    def _remedy(self, key: str, known: Collection[str]) -> str:
+    def _remedy(self, key: str, is_table: bool, known: Collection[str]) -> str:
         import difflib
 
+        listed = "known are " + ", ".join(sorted(known))
+        if len(known) > _MOST_KNOWN:
+            listed = "docs/deployment.md lists the keys"
         if len(self.problems) > MAX_SHOWN:  # searching takes time, and nobody reads it
-            return "known are " + ", ".join(sorted(known))
-        other = OTHER_KEYS.get(key, key)
+            return listed
+        other = (OTHER_TABLES if is_table else OTHER_KEYS).get(key, key)
         if other in known:
             return f"did you mean {other}?"
-        if other in self.elsewhere:
+        if other in self.elsewhere and not is_table:
             return f"{other} belongs in {self.elsewhere[other]}"
-        close = difflib.get_close_matches(key[:100], known, 1) or difflib.get_close_matches(
-            key[:100], self.elsewhere, 1, 0.85
-        )
-        if close and close[0] in known:
+        if close := difflib.get_close_matches(key[:100], known, 1):
             return f"did you mean {close[0]}?"
-        if close:
+        if close := difflib.get_close_matches(key[:100], self.elsewhere, 1, 0.85):
             return f"did you mean {close[0]} of {self.elsewhere[close[0]]}?"
-        return "known are " + ", ".join(sorted(known))
+        return listed
 
 
 def explained(setting: Setting, value: Any, error: ValueError) -> str:

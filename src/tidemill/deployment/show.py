@@ -18,6 +18,7 @@ Own = Mapping[str, tuple[Any, str]]
 # Names of options that programs keep secrets in, and the part of an address that is one.
 _SECRET = re.compile(r"(?i)key|token|secret|password|passwd|credential")
 _CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+_WITH_ADDRESSES = ("source", "options")
 _HIDDEN = "(hidden)"
 
 
@@ -46,7 +47,13 @@ def shown_value(setting: Setting, value: Any) -> str:
     """A value as TOML, without secrets."""
     if setting.secret:
         return f"{len(value)} {_HIDDEN}" if value else "-"
-    return _CREDENTIALS.sub("***", setting.kind.show(_without_secrets(value)))
+    text = setting.kind.show(_without_secrets(value))
+    return without_credentials(text) if setting.key in _WITH_ADDRESSES else text
+
+
+def without_credentials(text: str) -> str:
+    """A text without the names and passwords of addresses in it."""
+    return _CREDENTIALS.sub("***", text)
 
 
 def rows(
