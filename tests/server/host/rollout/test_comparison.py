@@ -120,6 +120,35 @@ def test_what_neither_version_reports_is_no_data_and_what_one_reports_is_not_eno
     assert found.verdict("errors") is Verdict.NOT_ENOUGH
 
 
+def test_what_was_shown_once_counts_only_while_the_estimate_agrees() -> None:
+    rng = random.Random(4)
+    found = start(Bounds(errors=0.02, ttft="off", itl="off", shorter="off", longer="off"))
+
+    def send(count: int, failing: float) -> None:
+        for _ in range(count):
+            arm = rng.randrange(2)
+            failed = arm == VARIANT and rng.random() < failing
+            error = ErrorKind.INTERNAL if failed else None
+            found.observe(arm, Observation(version="12"[arm], error=error))
+
+    send(2000, 0.0)
+    assert found.verdict("errors") is Verdict.WITHIN
+    while found.estimate_within("errors"):
+        send(100, 0.15)
+    assert found.verdict("errors") is not Verdict.WITHIN
+
+
+def test_blocks_are_as_long_as_the_share_needs() -> None:
+    found = Comparison.start("1", "2", share=0.05, alpha=0.05, bounds=Bounds())
+    assert found.length == 40
+    found.observe(BASELINE, Observation(version="1"))
+    found.observe(VARIANT, Observation(version="2"))
+    assert found.view("errors").blocks == 0
+    found.change_share(0.5)
+    assert found.length == 4
+    assert found.view("errors").blocks == 1, "the open block had both versions"
+
+
 def test_values_that_are_no_numbers_are_left_out() -> None:
     found = start(Bounds())
     for value in (float("nan"), float("inf")):

@@ -117,3 +117,12 @@ def test_at_the_limit_a_false_decision_is_rare_although_every_block_is_looked_at
         wrong_below += found.limits[0].within.refuted
     # The 99.9 % quantile of a binomial of 100 with 0.1 is 20.
     assert wrong_above <= 20 and wrong_below <= 20
+
+
+def test_a_gain_and_a_loss_of_unlike_size_cancel_at_a_limit_far_from_nothing() -> None:
+    # The mean of x is the limit, 0.5. Losses relative to it reach -1.5 and are not cut off: the
+    # stakes are smaller for it.
+    found = Evidence.on_grid((), [(0.5, 1)], 20)
+    for k in range(800):
+        found.add(-1.0 if k % 4 == 0 else 1.0, 1.0)
+        assert not found.limits[0].beyond.refuted
