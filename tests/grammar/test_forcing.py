@@ -49,7 +49,7 @@ def grammar_of(kind: str, source: str) -> Grammar:
 @pytest.mark.parametrize(("kind", "source"), FORCE, ids=range(len(FORCE)))
 def test_no_step_looks_for_a_very_long_run(kind: str, source: str) -> None:
     trial = Trial(VocabularyShape(300, (), (2,)))
-    matcher = trial._compiled(llguidance_source(grammar_of(kind, source)))
+    matcher = trial.compiled(llguidance_source(grammar_of(kind, source)))
     assert not matcher.is_error(), matcher.get_error()
     slowest = 0.0
     for _ in range(40):
@@ -80,7 +80,7 @@ def test_the_language_is_the_same() -> None:
     ):
         plain = llguidance_source(grammar_of(kind, source))
         for one in (plain, without_forcing(plain)):
-            matcher = trial._compiled(one)
+            matcher = trial.compiled(one)
             for byte in text.encode():
                 allowed = int.from_bytes(matcher.compute_bitmask(), "little")
                 assert allowed >> 300 + byte & 1, (kind, one)

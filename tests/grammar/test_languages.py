@@ -123,7 +123,7 @@ def _term(text: str, at: int) -> int:
 )
 def test_each_of_the_choices_can_be_written_and_nothing_else(choices: list[str]) -> None:
     trial = Trial(VocabularyShape(300, (), (2,)))
-    compiled = trial._compiled(llguidance_source(Grammar("choice", json.dumps(choices), "field")))
+    compiled = trial.compiled(llguidance_source(Grammar("choice", json.dumps(choices), "field")))
     for text in choices[:: max(1, len(choices) // 20)]:
         matcher = compiled.deep_copy()
         for at, byte in enumerate(text.encode()):
@@ -139,7 +139,7 @@ def test_each_of_the_choices_can_be_written_and_nothing_else(choices: list[str])
 def test_a_rule_of_too_many_texts_is_told_what_would_do() -> None:
     rule = "root ::= " + " | ".join(f'"w{i}"' for i in range(3000))
     trial = Trial(VocabularyShape(300, (), (2,)))
-    matcher = trial._compiled(llguidance_source(Grammar("gbnf", rule, "field")))
+    matcher = trial.compiled(llguidance_source(Grammar("gbnf", rule, "field")))
     matcher.compute_bitmask()
     assert not matcher.consume_token(300 + ord("w"))
     assert "regular expression" in explained(matcher.get_error())

@@ -161,6 +161,8 @@ def test_every_keyword_is_decided() -> None:
 
 
 def test_formats_are_those_that_are_enforced(compiler: Compiler) -> None:
+    usual = {"date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"}
+    assert usual <= formats.ENFORCED
     for name in formats.ENFORCED:
         source = json.dumps({"type": "string", "format": name})
         matcher = compiler.matcher(Grammar("json_schema", source))

@@ -121,6 +121,7 @@ class FakeBackend:
             what nobody may read.
         slices: how many steps computed some layers of a row.
         on_step: called with each step's inputs before it runs.
+        alter: called with each step's outputs, which it may change.
         fail_if: the exception that a step of these inputs fails with, if any.
         step_seconds: how long a step takes.
         given_back: what `give_back_blocks` was called with.
@@ -148,6 +149,7 @@ class FakeBackend:
         self.on_step: Callable[[StepInputs], None] | None = None
         self.cost: Callable[[StepInputs], float] | None = None
         self.fail_if: Callable[[StepInputs], Exception | None] = lambda inputs: None
+        self.alter: Callable[[StepOutputs], object] = lambda outputs: None
         self.steps = 0
         self.closed = False
         self.awake = True
@@ -227,6 +229,7 @@ class FakeBackend:
             self._queue.clear()
             return
         self.steps += 1
+        self.alter(outputs)
         step.outputs = outputs
 
     def _compute(self, x: StepInputs) -> StepOutputs:

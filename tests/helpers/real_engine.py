@@ -7,7 +7,7 @@ from importlib import import_module
 
 from helpers.random_model import MODELS, make_spec, make_tensors
 
-from tidemill.backends.base import BackendOptions
+from tidemill.backends.base import Backend, BackendOptions
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.wire import EngineInfo
 from tidemill.engine.core import DEPTH, EngineCore, make_core
@@ -42,14 +42,17 @@ def real_core(
     model: str = "plain",
     snapshots: int = 12,
     wrap: Callable[[Executor], Executor] = lambda executor: executor,
+    change: Callable[[Backend], None] = lambda backend: None,
 ) -> EngineCore:
-    """Close it when done. `model`: one of `MODELS`; `wrap`: what stands before the executor."""
+    """Close it when done. `model`: one of `MODELS`; `wrap`: what stands before the executor;
+    `change`: called with the backend."""
     spec = make_spec(vocab=VOCAB, hidden=64, heads=4, kv_heads=2, head_dim=16, layers=2)
     spec = MODELS[model](spec)
     recurrent = spec.state_bytes > 0
     options = BackendOptions(dtype, quantize, kv_dtype, block_size, MAX_LEN, threads)
     load = import_module(f"tidemill.backends.{backend}").load
     loaded = load(spec, make_tensors(spec, stored), options)
+    change(loaded)
     loaded.allocate_cache(
         (num_blocks,) * len(spec.cache_groups()), states=2 * max_num_seqs + snapshots
     )

@@ -84,12 +84,16 @@ class RealServer:
         answer: dict[str, Any] = response.json()
         return answer
 
-    def stop(self, number: int = signal.SIGTERM, timeout: float = 20) -> int:
-        """Send a signal and wait for the end; returns the exit code."""
-        self.process.send_signal(number)
+    def wait(self, timeout: float = 20) -> int:
+        """Wait for the end, and for all that it printed; returns the exit code."""
         code = self.process.wait(timeout)
         self._reader.join(5)
         return code
+
+    def stop(self, number: int = signal.SIGTERM, timeout: float = 20) -> int:
+        """Send a signal and wait for the end; returns the exit code."""
+        self.process.send_signal(number)
+        return self.wait(timeout)
 
     def __enter__(self) -> RealServer:
         return self

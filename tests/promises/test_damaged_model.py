@@ -104,8 +104,7 @@ def test_weights_that_change_under_the_server_end_it_at_once(
             error = json.loads(last.result().removeprefix("data: "))["error"]
         assert error["code"] == "engine_unavailable" and "model.safetensors" in error["message"]
         assert str(model) not in error["message"] and str(weights) in server.text
-        assert server.process.wait(20) == 1
-        server._reader.join(5)
+        assert server.wait() == 1
         assert "stopping: the model's file" in server.text and "Traceback" not in server.text
         assert "resumes after" not in server.text and "could not start" not in server.text
 
@@ -138,6 +137,5 @@ def test_a_vocabulary_replaced_under_the_server_is_not_mixed_in(model: Path) -> 
         (model / "new").rename(model / "tokenizer.json")
         assert server.complete(prompt="The river", max_tokens=5)
         server.engine().kill()
-        assert server.process.wait(20) == 1
-        server._reader.join(5)
+        assert server.wait(20) == 1
         assert "tokenizer.json has been replaced since this server started" in server.text

@@ -33,6 +33,7 @@ def test_an_idle_server_sleeps(server: RealServer) -> None:
         before = _wakes(pids)
         time.sleep(QUIET_SECONDS)
         after = _wakes(pids)
+        assert len(before) > 2, "threads of both processes"
         if after == before:
             return
         woken = {name: count - before.get(name, 0) for name, count in after.items()}

@@ -284,6 +284,5 @@ def test_promise_10_a_model_replaced_under_the_server_is_not_mixed_in(tmp_path: 
             server.engine().kill()
             last = running.result()[-1]
         assert "model.safetensors has been replaced" in last["error"]["message"]
-        assert server.process.wait(30) == 1
-        server._reader.join(5)
+        assert server.wait(30) == 1
         assert "stopping: the model's file" in server.text and "Traceback" not in server.text

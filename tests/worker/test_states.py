@@ -10,7 +10,7 @@ from helpers.random_model import make_spec, make_tensors, with_recurrence
 from helpers.real_engine import VOCAB, real_engine
 
 from tidemill.backends import native
-from tidemill.backends.base import StepHandle, StepInputs, StepOutputs
+from tidemill.backends.base import Backend, StepHandle, StepInputs, StepOutputs
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.engine.offline import InprocEngine
 from tidemill.worker.states import StateTable
@@ -113,21 +113,23 @@ def test_steps_that_fail_do_not_advance_states(backend: str) -> None:
     plain = real_engine(backend, model="recurrent")
     want = _answers(plain)
     plain.close()
-    engine = real_engine(backend, model="recurrent", max_step_tokens=64)
-    executor = engine._core._executor  # type: ignore[attr-defined]
-    real = executor._runner.backend
-    submit, failures = real.submit, 0
+    failures = 0
 
-    def failing(inputs: StepInputs) -> StepHandle:
-        nonlocal failures
-        handle = submit(inputs)
-        large = len(inputs.context_len) > 3 or len(inputs.token_ids) > 11
-        if large and inputs.step_id % 5 == 0:
-            failures += 1
-            return _Unreliable(handle)
-        return handle
+    def unreliable(real: Backend) -> None:
+        submit = real.submit
 
-    real.submit = failing
+        def failing(inputs: StepInputs) -> StepHandle:
+            nonlocal failures
+            handle = submit(inputs)
+            large = len(inputs.context_len) > 3 or len(inputs.token_ids) > 11
+            if large and inputs.step_id % 5 == 0:
+                failures += 1
+                return _Unreliable(handle)
+            return handle
+
+        real.submit = failing  # type: ignore[method-assign]
+
+    engine = real_engine(backend, model="recurrent", max_step_tokens=64, change=unreliable)
     got = _answers(engine)
     engine.close()
     assert failures > 10 and got == want

@@ -206,14 +206,11 @@ def test_what_no_executor_does_is_rejected_by_name() -> None:
 
 def test_rows_that_cannot_be_sampled_fail_alone() -> None:
     runner = _runner()
-    compute = runner.backend._compute  # type: ignore[attr-defined]
 
-    def poisoned(inputs: object) -> StepOutputs:
-        outputs = compute(inputs)
+    def poison(outputs: StepOutputs) -> None:
         outputs.sampled[1:] = [-1, -2]
-        return outputs
 
-    runner.backend._compute = poisoned  # type: ignore[attr-defined]
+    runner.backend.alter = poison  # type: ignore[attr-defined]
     plan = StepPlan(
         step_id=0,
         new=tuple(new(i, [1, 2]) for i in range(3)),

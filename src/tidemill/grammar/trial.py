@@ -69,13 +69,13 @@ class Trial:
         """
         source = llguidance_source(grammar)
         before = heap_in_use()
-        matcher = self._compiled(source)
+        matcher = self.compiled(source)
         if matcher.is_error():
-            raise rejection(grammar, matcher.get_error(), lambda s: self._compiled(s).get_error())
+            raise rejection(grammar, matcher.get_error(), lambda s: self.compiled(s).get_error())
         if not self._follow(matcher):
             source = without_forcing(source)
             before = heap_in_use()
-            matcher = self._compiled(source)
+            matcher = self.compiled(source)
             self._follow(matcher)
         return Tried(source, max(0, heap_in_use() - before))
 
@@ -83,7 +83,8 @@ class Trial:
         """Walk through a grammar; False if more than `MAX_FORCED` bytes are forced somewhere."""
         return all(self._walk(matcher.deep_copy(), highest=bool(i % 2)) for i in range(WALKS))
 
-    def _compiled(self, source: str) -> LLMatcher:
+    def compiled(self, source: str) -> LLMatcher:
+        """A matcher of a source as `llguidance_source` makes it; it may be in an error state."""
         return LLMatcher(self._ll, source, log_level=0, limits=limits())
 
     def _walk(self, matcher: LLMatcher, highest: bool) -> bool:
