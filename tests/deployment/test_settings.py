@@ -37,12 +37,12 @@ _OTHER_FLAGS = {"model", "served_name", "limit", "config"}
 
 def test_every_field_has_a_row_and_every_row_a_field() -> None:
     for settings, kind in ((SERVER, ServerSettings), (SECURITY, SecuritySettings)):
-        assert [s.key for s in settings] == [field.name for field in dataclasses.fields(kind)]
-    pipeline = {field.name for field in dataclasses.fields(PipelineSettings)}
+        assert [s.key for s in settings] == [field.name for field in msgspec.structs.fields(kind)]
+    pipeline = {field.name for field in msgspec.structs.fields(PipelineSettings)}
     assert keyed(PIPELINE).keys() | {"file_digest"} == pipeline
     engine = {field.name for field in msgspec.structs.fields(EngineConfig)}
     assert {*ENGINE_KEYS} == engine - _INTERNAL
-    model = {field.name for field in dataclasses.fields(ModelSettings)}
+    model = {field.name for field in msgspec.structs.fields(ModelSettings)}
     own = {"sampling", "engine", "of", "template_digest", "stated"}
     assert keyed(MODEL).keys() - {*ENGINE_KEYS} == model - own
     assert [s.key for s in limit_settings()] == [f.name for f in dataclasses.fields(Limits)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
@@ -151,6 +150,8 @@ def _security(deployment: Deployment) -> Found:
 
 def pipeline_problem(path: Path) -> str | None:
     """What is wrong with a pipeline's file, which is parsed and not run; None if nothing."""
+    import ast
+
     from tidemill.base.files import open_regular
 
     try:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from tidemill.contract.config import EngineConfig
 from tidemill.deployment.reading import Sourced, Values
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
     from tidemill.server.host.rollout.traffic import Traffic
 
 
-@dataclass(frozen=True, slots=True)
-class ServerSettings:
+class ServerSettings(msgspec.Struct, frozen=True):
     """Settings of the server as a whole; `deployment.settings.SERVER` says what they mean.
 
     Attributes:
@@ -38,8 +38,7 @@ class ServerSettings:
     log_format: str
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSettings:
+class ModelSettings(msgspec.Struct, frozen=True):
     """Settings of one model, or of one version of it (`deployment.settings.MODEL`).
 
     Attributes:
@@ -78,7 +77,7 @@ class ModelSettings:
             sampling: sampling values of the model's definition.
         """
         new = {k: v for k, v in own.items() if v is not None and k not in self.stated}
-        return replace(
+        return msgspec.structs.replace(
             self,
             **{key: value for key, value in new.items() if key not in ENGINE_KEYS},
             sampling={**sampling, **self.sampling},
@@ -90,8 +89,7 @@ class ModelSettings:
         return EngineConfig(model=str(path), served_name=self.name, **self.engine).validate()
 
 
-@dataclass(frozen=True, slots=True)
-class VersionedName:
+class VersionedName(msgspec.Struct, frozen=True):
     """A name with versions, each of which is a model ``name@version``.
 
     Attributes:
@@ -107,8 +105,7 @@ class VersionedName:
     traffic: Traffic
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineSettings:
+class PipelineSettings(msgspec.Struct, frozen=True):
     """Settings of one pipeline (`deployment.settings.PIPELINE`).
 
     Attributes:
@@ -127,8 +124,7 @@ class PipelineSettings:
     file_digest: str
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(msgspec.Struct, frozen=True):
     """The settings of one table with their origins.
 
     Attributes:
@@ -146,8 +142,7 @@ class Section:
     settings: Mapping[str, Setting]
 
 
-@dataclass(frozen=True, slots=True)
-class Deployment:
+class Deployment(msgspec.Struct, frozen=True):
     """A whole deployment; nothing in it needs a further check but what the machine decides.
 
     Attributes:
@@ -187,7 +182,7 @@ def make_model(
 ) -> ModelSettings:
     """A model's settings from the values of its tables."""
     known = plain(values)
-    own = {field.name for field in fields(ModelSettings)} & known.keys()
+    own = {*ModelSettings.__struct_fields__} & known.keys()
     return ModelSettings(
         **{key: known[key] for key in own},
         sampling={key: one for key, one in plain(sampling).items() if one is not None},

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
-import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from tidemill.base.files import open_regular
 from tidemill.deployment import toml_text
@@ -18,11 +17,10 @@ MAX_BYTES = 2**20
 
 # How tomllib says what `Positions.repeated` says with the key and both places.
 _REPEATED = ("Cannot overwrite a value", "Cannot declare")
-_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
+_PLACE = r" \(at (?:line (\d+), column (\d+)|end of document)\)$"
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
+class Document(msgspec.Struct, frozen=True):
     """A parsed document.
 
     Attributes:
@@ -74,6 +72,8 @@ def parse_document(data: bytes, name: str, folder: Path) -> Document:
     Raises:
         DeploymentError: it is too large, not UTF-8 or not valid TOML.
     """
+    import tomllib
+
     if len(data) > MAX_BYTES:
         raise _failed(name, None, f"is larger than {MAX_BYTES} bytes")
     try:
@@ -92,6 +92,8 @@ def parse_document(data: bytes, name: str, folder: Path) -> Document:
 
 
 def _syntax_problems(name: str, text: str, positions: Positions, error: Exception) -> list[Problem]:
+    import re
+
     problems = [
         Problem(
             Origin("file", name, second),
@@ -101,7 +103,7 @@ def _syntax_problems(name: str, text: str, positions: Positions, error: Exceptio
         for path, first, second in positions.repeated
     ]
     message = str(error)
-    found = _PLACE.search(message)
+    found = re.search(_PLACE, message)
     if problems and message.startswith(_REPEATED):
         return problems
     if found is None:

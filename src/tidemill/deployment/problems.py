@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.deployment.positions import Position
@@ -12,8 +13,7 @@ MAX_SHOWN = 100
 """Problems that are listed one by one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(msgspec.Struct, frozen=True):
     """Where a value came from.
 
     Attributes:
@@ -38,8 +38,7 @@ class Origin:
         return f"{text} ({self.note})" if self.note else text
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(msgspec.Struct, frozen=True):
     """One thing that is wrong.
 
     Attributes:

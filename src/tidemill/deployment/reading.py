@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from tidemill.deployment import toml_text
 from tidemill.deployment.document import Document
@@ -74,8 +75,7 @@ OTHER_TABLES = {
 _MOST_KNOWN = 12  # keys that a message lists
 
 
-@dataclass(frozen=True, slots=True)
-class Sourced:
+class Sourced(msgspec.Struct, frozen=True):
     """A setting's value as the server uses it, and where it came from."""
 
     value: Any
@@ -86,8 +86,7 @@ Values = dict[str, Sourced]
 """Key -> value; what nobody set is absent."""
 
 
-@dataclass(slots=True)
-class Reader:
+class Reader(msgspec.Struct):
     """Reads tables of a document.
 
     Attributes:
@@ -98,7 +97,7 @@ class Reader:
 
     document: Document
     elsewhere: Mapping[str, str]
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[Problem] = []
 
     def table(
         self,

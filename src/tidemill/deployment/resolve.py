@@ -6,11 +6,11 @@ What counts first: a flag, then an environment variable, then the model's table,
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from tidemill.deployment.deployment import (
     Deployment,
@@ -51,8 +51,7 @@ Check = Callable[[Deployment], Iterable[tuple[str, str, str]]]
 """A further check of a deployment: section's label, key (or empty) and message of each problem."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeploymentInputs:
+class DeploymentInputs(msgspec.Struct, frozen=True):
     """What a deployment is made from; it can be read again, for a reload.
 
     Attributes:
@@ -64,7 +63,7 @@ class DeploymentInputs:
     """
 
     file: Path | str | None = None
-    given: Mapping[str, Sourced] = field(default_factory=dict)
+    given: Mapping[str, Sourced] = {}
     models: tuple[Sourced, ...] = ()
     limits: tuple[str, ...] = ()
     checks: tuple[Check, ...] = ()
@@ -179,7 +178,7 @@ class _Work:
         found = set()
         for problem in self.problems:
             in_file = problem.origin.source == "file"
-            found.add(re.split(r"[.\[]", problem.key)[0] if in_file else "flags")
+            found.add(problem.key.partition(".")[0].partition("[")[0] if in_file else "flags")
         return found
 
     def _section(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 if TYPE_CHECKING:
     from tidemill.server.access.security import Security
@@ -13,8 +14,7 @@ if TYPE_CHECKING:
 KEY_VARIABLE = "TIDEMILL_API_KEY"
 
 
-@dataclass(frozen=True, slots=True)
-class SecuritySettings:
+class SecuritySettings(msgspec.Struct, frozen=True):
     """The access-control settings; `deployment.settings.SECURITY` says what they mean."""
 
     api_key: Sequence[str]
