@@ -68,6 +68,7 @@ def test_a_step_takes_both_its_requests_and_its_time(clock: Clock) -> None:
     assert event is not None and event.kind is EventKind.ADVANCED
     assert (event.percent_before, event.percent_after) == (20, 50)
     assert event.at == 1e9 + 60 and event.metrics
+    assert rollout.state.comparison.length == 4, "blocks of a share of 50 %"
     clock.now += 60
     assert rollout.tick() is None
     assert rollout.waiting_for()[0] == "not yet enough: 0 of 20 requests"

@@ -24,8 +24,6 @@ from tidemill.server.host.rollout.routing import Choice, route
 from tidemill.server.host.rollout.text import beyond_text
 from tidemill.server.host.rollout.traffic import Canary
 
-_MAX_EVENTS = 100
-
 
 class Phase(StrEnum):
     """Where a rollout is. All but RUNNING are final."""
@@ -77,7 +75,7 @@ class RolloutState(msgspec.Struct, kw_only=True):
         step_observations: requests of the canary in this step.
         step_seconds: time spent in this step, without the time that the server was down.
         seconds: time spent in all steps.
-        events: the last ones, oldest first.
+        events: oldest first; one per step and one for the end.
     """
 
     name: str
@@ -301,7 +299,6 @@ class Rollout:
             metrics=self.state.comparison.views() if kind is not EventKind.STARTED else (),
         )
         self.state.events.append(event)
-        del self.state.events[:-_MAX_EVENTS]
         return event
 
     def _count_time(self) -> None:
