@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.deployment_files import GOOD
+from helpers.deployment_files import GOOD, VERSIONS
 
 from tidemill.deployment.conflicts import memory_check
 from tidemill.deployment.deployment import Deployment
@@ -85,6 +85,33 @@ def test_flags_count_before_the_file_and_apply_to_every_model(deploy: Deploy) ->
     assert str(values["models[0]"]["sampling.top_p"].origin) == "t.toml:35:9"
     assert str(values["models[0]"]["dtype"].origin) == "default"
     assert str(values["model brook"]["source"].origin) == "the command line"
+
+
+def test_models_are_pinned_by_any_of_their_names(
+    deploy: Deploy, problems: Problems, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)  # where paths of the command line start
+    text = GOOD.replace("pin = true\n", "") + VERSIONS
+    added = [Sourced("./model.gguf", Origin("flag", "command line"))]
+    for pin, pinned in (
+        ("gpt-4o-mini", ["chat"]),
+        ("v", ["v@1", "v@2"]),
+        ("v@2", ["v@2"]),
+        ("./model.gguf", ["model"]),
+        ("model", ["model"]),
+    ):
+        given = {"pin": Sourced((pin,), Origin("flag", "--pin"))}
+        found = deploy(text, given=given, models=added)
+        assert [model.name for model in found.models if model.pin] == pinned
+    assert problems(text, given={"pin": Sourced(("x", "chat"), Origin("flag", "--pin"))}) == [
+        '--pin: no model here is called "x"; there are chat, owner/name:Q4_K_M, v@1, v@2'
+    ]
+
+
+def test_a_served_name_changes_no_source(deploy: Deploy) -> None:
+    given = {"served_name": Sourced(("a", "b", "a"), Origin("flag", "--served-name"))}
+    [model] = deploy("[[models]]\nname = 'chat'\naliases = ['c']", given=given).models
+    assert (model.name, model.aliases, model.source) == ("a", ("b",), "chat")
 
 
 def test_all_problems_at_once_in_the_order_of_the_file(problems: Problems, folder: Path) -> None:

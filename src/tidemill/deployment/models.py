@@ -56,6 +56,9 @@ class ModelReader:
         self._sampling = keyed(sampling_settings())
         self._flags = read_given(given, MODEL, reader.problems)
         self._served_name = given.get("served_name")
+        pin = given.get("pin")
+        self._all_pins = {} if pin is None else dict.fromkeys(pin.value, pin)
+        self._pins = dict(self._all_pins)  # that name no model yet
         common = {key: s for key, s in self._known.items() if key not in IDENTITY}
         defaults = reader.table(("defaults",), common, ("sampling",), "[defaults]")
         self._base: list[Values] = [{"keep_alive": keep_alive}, defaults]
@@ -64,29 +67,33 @@ class ModelReader:
         )
 
     def read(self, more: Sequence[Sourced]) -> None:
-        """Read all models; `more` are sources from the command line."""
+        """Read all models; `more` are sources from the command line.
+
+        ``--pin`` names models by any of their names or as the command line does.
+        """
         paths = self._reader.tables(("models",))
         self._check_one_model(len(paths) + len(more))
         for path in paths:
             self._model(path)
-        sources = [{"source": source} for source in more]
-        for given in sources:
-            own = read_given(
-                given,
-                [msgspec.structs.replace(self._known["source"], flag=True)],
-                self._reader.problems,
-            )
+        source = msgspec.structs.replace(self._known["source"], flag=True)
+        for one in more:
+            own = read_given({"source": one}, [source], self._reader.problems)
             if own:
                 sampling = layered(self._sampling.values(), self._base_sampling)
-                self._add(self._values(own), sampling)
+                self._add(self._values(own), sampling, typed=one.value)
+        for name, pin in self._pins.items():
+            message = f"no model here is called {shortened(name)}"
+            if self.models:
+                message += "; there are " + ", ".join(model.name for model in self.models[:20])
+            self._reader.problems.append(Problem(pin.origin, "", message))
 
     def _check_one_model(self, count: int) -> None:
         served_name = self._served_name
         if served_name is not None and count == 1:
             # Counts before the file's; its first name is the one in answers.
-            first, *others = served_name.value
+            first, *others = dict.fromkeys(served_name.value)
             self._flags["name"] = Sourced(first, served_name.origin)
-            self._flags["aliases"] = Sourced(tuple(dict.fromkeys(others)), served_name.origin)
+            self._flags["aliases"] = Sourced(tuple(others), served_name.origin)
         elif served_name is not None:
             self._belongs_to_one(served_name, "name", count)
         for key, one in self._flags.items():
@@ -123,7 +130,9 @@ class ModelReader:
     def _values(self, *own: Values, label: str = "") -> Values:
         values = layered(MODEL, *self._base, *own, self._flags)
         if values["source"].value is None:
-            values["source"] = Sourced(self._source_of(values["name"], label), DEFAULT)
+            # The file's name, whatever name --served-name gives it.
+            named = layered([self._known["name"]], *own)["name"]
+            values["source"] = Sourced(self._source_of(named, label), DEFAULT)
         elif values["name"].value is None:
             values["name"] = Sourced(self._name_of(values["source"], label), DEFAULT)
         return values
@@ -234,8 +243,20 @@ class ModelReader:
     # -- one model -------------------------------------------------------------------------------
 
     def _add(
-        self, values: Values, sampling: Values, *, label: str = "", of: str | None = None
+        self,
+        values: Values,
+        sampling: Values,
+        *,
+        label: str = "",
+        of: str | None = None,
+        typed: str | None = None,
     ) -> None:
+        name, aliases = values["name"].value, values["aliases"].value
+        for one in (name, *aliases, of, typed):
+            pin = self._all_pins.get(one)
+            if pin is not None:
+                values["pin"] = Sourced(True, pin.origin)
+                self._pins.pop(one, None)
         template = values["chat_template"]
         digest = None
         if template.value is not None and Path(template.value).is_absolute():
