@@ -85,7 +85,7 @@ fuzz: test-install ## 100,000 hostile model files and templates, 20,000 requests
 	PYTHONPATH=tests $(BIN)/python -m fuzz.run --inputs $(or $(INPUTS),100000) --report docs/fuzz.md $(ARGS)
 	PYTHONPATH=tests $(BIN)/python -m fuzz.run --clients --inputs $(or $(REQUESTS),20000) --report docs/fuzz.md $(ARGS)
 
-fuzz-config: test-install ## 20,000 drawn and mutated deployment files (a minute)
+fuzz-config: test-install ## 20,000 drawn and mutated deployment files (minutes)
 	PYTHONPATH=tests $(BIN)/python -m helpers.deployment_fuzz --inputs $(or $(INPUTS),20000) $(ARGS)
 
 clients: test-install ## other people's clients hold a conversation with brook (each in its own environment)

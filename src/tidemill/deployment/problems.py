@@ -72,11 +72,8 @@ class DeploymentError(TidemillError):
         assert self.problems, "an error names what is wrong"
         count = len(self.problems)
         summary = [] if count == 1 else [f"{count} problems:"]
-        super().__init__(
-            ErrorKind.CONFIG,
-            "\n".join([*summary, *self.lines()]),
-            param=self.problems[0].key or None,
-        )
+        # No `param`: every line names its key.
+        super().__init__(ErrorKind.CONFIG, "\n".join([*summary, *self.lines()]))
 
     def lines(self) -> list[str]:
         """The first `MAX_SHOWN` problems, and how many more there are."""
