@@ -49,6 +49,7 @@ class Prepared:
         sampling: resolved parameters of each prompt; `n` is the same for all.
         rules: constraints on the outputs, and how they are parsed.
         options: the tools, thinking and constraint that the rules were made from.
+        dropped: indices of the messages that were left out (`GenerateRequest.drop_oldest`).
     """
 
     request: GenerateRequest
@@ -56,6 +57,7 @@ class Prepared:
     sampling: Sequence[SamplingParams]
     rules: AnswerRules
     options: OutputOptions = _NO_OPTIONS
+    dropped: tuple[int, ...] = ()
 
     @property
     def at_start(self) -> bool:
@@ -135,10 +137,11 @@ async def prepare(model: Model, request: GenerateRequest, pace: Pace = INLINE) -
     """
     check_generates(model)
     sampling = request.sampling.validate(model.info.vocab_size)
+    dropped: tuple[int, ...] = ()
     if request.messages is not None:
-        # A template may take up to its time bound.
-        text, options = await pace.call(rendered, model.template, model.chat, request)
-        prompts = [await encode_text(model, text, request.names.prompt, pace, add_special=False)]
+        fit = _conversation if not request.drop_oldest else _fitting
+        text, options, ids, dropped = await fit(model, request, pace)
+        prompts = [ids]
         rules = rules_of(model.chat, options, text, continued=request.continued)
     else:
         options = _NO_OPTIONS
@@ -165,7 +168,65 @@ async def prepare(model: Model, request: GenerateRequest, pace: Pace = INLINE) -
         )
         for prompt, name in zip(prompts, names.numbered(len(prompts)), strict=True)
     ]
-    return Prepared(request, prompts, resolved, rules, options)
+    return Prepared(request, prompts, resolved, rules, options, dropped)
+
+
+_Rendered = tuple[str, OutputOptions, tuple[int, ...], tuple[int, ...]]
+
+
+async def _conversation(
+    model: Model, request: GenerateRequest, pace: Pace, dropped: Sequence[int] = ()
+) -> _Rendered:
+    """A conversation's text, options and token ids, without the messages that are dropped."""
+    if dropped:
+        assert request.messages is not None
+        kept = [m for i, m in enumerate(request.messages) if i not in set(dropped)]
+        request = replace(request, messages=kept)
+    # A template may take up to its time bound.
+    text, options = await pace.call(rendered, model.template, model.chat, request)
+    ids = await encode_text(model, text, request.names.prompt, pace, add_special=False)
+    return text, options, ids, tuple(dropped)
+
+
+async def _fitting(model: Model, request: GenerateRequest, pace: Pace) -> _Rendered:
+    """The conversation with as few of its oldest messages left out as the context demands.
+
+    Where some are, an output without a bound of its own has room for an eighth of the context.
+    """
+    from tidemill.generation.dropping import cuts_of  # few requests need it
+
+    assert request.messages is not None
+    size, asked = model.info.max_model_len, request.sampling.max_tokens
+
+    async def attempt(dropped: Sequence[int], room: int) -> _Rendered | ContextLengthError:
+        try:
+            found = await _conversation(model, request, pace, dropped)
+        except ContextLengthError as error:
+            return error
+        if len(found[2]) + room <= size:
+            return found
+        message = f"the prompt has {len(found[2])} tokens, and the context holds {size}"
+        return ContextLengthError(request.names.prompt, message)
+
+    whole = await attempt((), asked or 1)
+    if not isinstance(whole, ContextLengthError):
+        return whole
+    cuts = cuts_of(request.messages)
+    best: _Rendered | None = None
+    low, high = 0, len(cuts)
+    while low < high:
+        middle = (low + high) // 2
+        found = await attempt(cuts[middle], asked or max(1, size // 8))
+        if isinstance(found, ContextLengthError):
+            low = middle + 1
+        else:
+            best, high = found, middle
+    if best is None:
+        raise ContextLengthError(
+            request.names.prompt,
+            f"{whole.message}; even without everything that may be left out it does not fit",
+        )
+    return best
 
 
 def rendered(

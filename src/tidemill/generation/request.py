@@ -76,6 +76,7 @@ class GenerateRequest:
         prompt_options: how the chat template renders the conversation.
         program: a constraint in the engine's own form; excludes `output.constraint`.
         adapter: name of a loaded adapter; None: the base model.
+        drop_oldest: the oldest messages may be left out where the conversation does not fit.
         scored: only the prompt is scored: the one token that a step samples is not output.
         caller: who asks, with priority and deadline.
         arrival: seconds of `base.clock.monotonic` when the request was received.
@@ -89,6 +90,7 @@ class GenerateRequest:
     prompt_options: PromptOptions = _NO_PROMPT_OPTIONS
     program: OutputProgram | None = None
     adapter: str | None = None
+    drop_oldest: bool = False
     scored: bool = False
     caller: Caller = ANONYMOUS
     arrival: float = 0.0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from tidemill.metrics.admission import AdmissionMetrics
 from tidemill.metrics.registry import ServerMetrics
@@ -10,6 +12,8 @@ from tidemill.server.access.limits import Limits
 from tidemill.server.admission.bodies import Bodies
 from tidemill.server.admission.shared import SharedBounds
 from tidemill.server.host.host import ModelHost
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -31,6 +35,7 @@ class ServerContext:
     host: ModelHost = field(default_factory=ModelHost)
     bodies: Bodies = field(init=False)
     shared: SharedBounds = field(init=False)
+    _kept: dict[object, Any] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.bodies = Bodies(self.limits.max_bodies_bytes)
@@ -39,6 +44,13 @@ class ServerContext:
             self.limits.max_answers_bytes,
             AdmissionMetrics(self.metrics.registry),
         )
+
+    def kept(self, make: Callable[[ServerContext], T]) -> T:
+        """What `make` makes, made once: state of a dialect that lives as long as the server."""
+        if make not in self._kept:
+            self._kept[make] = make(self)
+        found: T = self._kept[make]
+        return found
 
     @property
     def version(self) -> str:

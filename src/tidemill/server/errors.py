@@ -90,16 +90,27 @@ def fail(request: Request, error: Exception) -> Problem:
 
 
 def named_as_sent(problem: Problem, names: Mapping[str, str]) -> Problem:
-    """A problem that names a field as the client sent it, under an alias.
+    """A problem that names a field as the client sent it: under an alias, or at another place.
 
     Args:
         problem: the error.
-        names: from declared names to the names as sent (see `members.fill`).
+        names: from declared names to the names as sent (see `members.fill`); what they contain
+            (``messages[2].content`` in ``messages[2]``) is renamed with them.
     """
-    param = names.get(problem.param or "")
-    if param is None:
+    param, known = problem.param or "", None
+    while param and known is None:
+        known = names.get(param)
+        if known is None:
+            param = param[: max(param.rfind("."), param.rfind("["), 0)]
+    if known is None or problem.param is None:
         return problem
-    return replace(problem, param=param, message=f"{param}: {problem.message}")
+    sent = known + problem.param[len(param) :]
+    message = problem.message
+    if param != problem.param and problem.param in message:
+        message = message.replace(problem.param, sent)
+    else:
+        message = f"{sent}: {message}"
+    return replace(problem, param=sent, message=message)
 
 
 class Rejection(Exception):

@@ -49,6 +49,8 @@ class Limits:
         max_inputs: inputs of one embeddings request, documents or texts of one rerank or score.
         max_n, max_logprobs, max_logit_bias, max_stop, max_stop_chars, max_stop_token_ids: of one
             request; the defaults are also the maxima.
+        max_stored_bytes: of responses and conversations that are kept; the oldest of the client
+            that holds most are forgotten.
         max_active_choices: choices being generated and inputs being embedded, over all
             requests; shared by clients (`server.admission.shares`). Beyond: 429.
     """
@@ -83,6 +85,7 @@ class Limits:
     max_stop: int = MAX_STOP_STRINGS
     max_stop_chars: int = MAX_STOP_STRING_CHARS
     max_stop_token_ids: int = MAX_STOP_TOKENS
+    max_stored_bytes: int = 64 * 2**20
     max_active_choices: int = 4096
 
     @classmethod

@@ -106,7 +106,7 @@ def check_fields(document: Mapping[str, Any], limits: Limits) -> None:
             raise bad_request(name, f"{name} must be at most {most}, got {got}")
     _check_stops(document.get("stop"), limits)
     for name, schema in _schemas(document):
-        _check_schema(name, schema, limits)
+        check_schema(name, schema, limits)
 
 
 def _check_stops(stop: Any, limits: Limits) -> None:
@@ -125,7 +125,8 @@ def _schemas(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield f"{name}[{index}]", tool
 
 
-def _check_schema(name: str, schema: Any, limits: Limits) -> None:
+def check_schema(name: str, schema: Any, limits: Limits) -> None:
+    """Reject a schema or grammar that is too large; see `check_fields`."""
     if isinstance(schema, (str, bytes)):
         size, depth = len(schema), 0
     else:

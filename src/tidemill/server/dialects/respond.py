@@ -14,18 +14,19 @@ from tidemill.base.log import get_logger
 from tidemill.generation.prepare import prepare
 from tidemill.generation.request import GenerateRequest
 from tidemill.server.context import ServerContext
-from tidemill.server.errors import fail, problem_response
+from tidemill.server.errors import Problem, fail, problem_response
 from tidemill.server.host.answer import Format, write_stream, write_whole
 from tidemill.server.host.generation import Generation
 from tidemill.server.host.pace import LOOP
 from tidemill.server.host.served import ServedModel
 from tidemill.server.transport.framing import Framing
-from tidemill.server.transport.sink import AsgiSink
+from tidemill.server.transport.sink import AsgiSink, Sink
 from tidemill.server.transport.stream import while_connected
 
 log = get_logger(__name__)
 
 MakeFormat = Callable[[ServedModel, Generation], Awaitable[Format]]
+Failure = Callable[[Problem], bytes]
 
 
 class GeneratedAnswer(Response):
@@ -39,6 +40,8 @@ class GeneratedAnswer(Response):
         answer_id: identifies the answer; engine request ids are derived from it.
         make_format: makes its format once the request is prepared.
         framing: of a stream; None: the answer is written whole.
+        failure: the parts that end a stream that fails after its start, framed; None: the
+            dialect's error as one part.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class GeneratedAnswer(Response):
         answer_id: str,
         make_format: MakeFormat,
         framing: Framing | None,
+        failure: Failure | None = None,
     ) -> None:
         super().__init__()
         context.host.find(model)  # a wrong name fails before anything else
@@ -61,21 +65,27 @@ class GeneratedAnswer(Response):
         self._id = answer_id
         self._make_format = make_format
         self._framing = framing
+        self._failure_parts = failure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve; a disconnect of the client cancels the generation."""
-        await while_connected(receive, self._write(scope, receive, send))
+        await while_connected(receive, self._serve(scope, receive, send))
 
-    async def _write(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sink = AsgiSink(send)
+    async def write(self, sink: Sink) -> None:
+        """Generate and write the answer, whoever reads it; cancelling this cancels the generation.
+
+        Raises:
+            Exception: what failed before anything was written.
+        """
+        async with AsyncExitStack() as stack:
+            if self._framing is None:
+                await write_whole(sink, lambda: self._begin(stack))
+            else:
+                await write_stream(sink, lambda: self._begin(stack), self._framing, self._failure)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async with AsyncExitStack() as stack:
-                if self._framing is None:
-                    await write_whole(sink, lambda: self._begin(stack))
-                else:
-                    await write_stream(
-                        sink, lambda: self._begin(stack), self._framing, self._failure
-                    )
+            await self.write(AsgiSink(send))
         except Exception as error:
             problem = fail(self._request, error)
             response = problem_response(problem, self._request.state.error_body)
@@ -109,7 +119,10 @@ class GeneratedAnswer(Response):
 
     def _failure(self, error: Exception) -> bytes:
         assert self._framing is not None
-        return self._framing.part(self._request.state.error_body(fail(self._request, error)))
+        problem = fail(self._request, error)
+        if self._failure_parts is not None:
+            return self._failure_parts(problem)
+        return self._framing.part(self._request.state.error_body(problem))
 
 
 class ModelAnswer(Response):

@@ -40,6 +40,11 @@ def _chat_token(piece: bytes, logprob: float) -> dict[str, Any]:
 
 def chat_entries(tokenizer: Tokenizer, pieces: Sequence[TokenPiece]) -> bytes:
     """Entries of a chat choice's `logprobs.content`, encoded: a list without its brackets."""
+    return encode(chat_tokens(tokenizer, pieces))[1:-1]
+
+
+def chat_tokens(tokenizer: Tokenizer, pieces: Sequence[TokenPiece]) -> list[dict[str, Any]]:
+    """One entry per token, with the likeliest alternatives."""
     entries = []
     for item in pieces:
         entry = _chat_token(item.piece, item.logprob.logprob)
@@ -47,7 +52,7 @@ def chat_entries(tokenizer: Tokenizer, pieces: Sequence[TokenPiece]) -> bytes:
             _chat_token(tokenizer.token_bytes(token), value) for token, value in item.logprob.top
         ]
         entries.append(entry)
-    return encode(entries)[1:-1]
+    return entries
 
 
 def spelled(piece: bytes) -> str:

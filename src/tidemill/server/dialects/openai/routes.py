@@ -6,6 +6,7 @@ from tidemill.server.dialects.dialect import Dialect, Endpoint
 from tidemill.server.dialects.openai import chat, completions, embeddings, models, rerank, schema
 from tidemill.server.dialects.openai import tokens as token_routes
 from tidemill.server.dialects.openai.errors import error_body
+from tidemill.server.dialects.openai.responses.routes import ENDPOINTS as RESPONSES
 from tidemill.server.dialects.openai.translate import prompt_text
 
 _EVENTS = ("text/event-stream",)
@@ -13,9 +14,10 @@ _EVENTS = ("text/event-stream",)
 # Routes of other servers' native APIs, and the equivalent route here.
 _NOT_SERVED = {
     **dict.fromkeys(
-        ("/v1/responses", "/responses", "/v1/messages", "/api/chat", "/v1beta/models"),
+        ("/v1/messages", "/api/chat", "/v1beta/models"),
         "/v1/chat/completions",
     ),
+    "/responses": "/v1/responses",
     **dict.fromkeys(
         ("/api/generate", "/generate", "/generate_stream", "/completion", "/infill"),
         "/v1/completions",
@@ -42,6 +44,7 @@ OPENAI = Dialect(
             schema.CompletionRequest,
             streams=_EVENTS,
         ),
+        *RESPONSES,
         Endpoint("POST", "/v1/embeddings", embeddings.embeddings, schema.EmbeddingRequest),
         Endpoint("POST", "/v1/rerank", rerank.rerank, schema.RerankRequest),
         Endpoint("POST", "/rerank", rerank.rerank, schema.RerankRequest),

@@ -1,0 +1,1 @@
+"""OpenAI's Responses and Conversations, with storage and resumable streams."""

@@ -1,0 +1,206 @@
+"""POST /v1/responses: whole, as a stream, or in the background."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tidemill.base.clock import monotonic
+from tidemill.server.access.auth import principal_of
+from tidemill.server.access.caller import caller_of
+from tidemill.server.context import ServerContext
+from tidemill.server.dialects.body import read_model
+from tidemill.server.dialects.openai.logprobs import chat_tokens
+from tidemill.server.dialects.openai.responses.asked import SEALED, Asked, read_request
+from tidemill.server.dialects.openai.responses.document import Answered
+from tidemill.server.dialects.openai.responses.items import new_item_id
+from tidemill.server.dialects.openai.responses.output import Output, Shown
+from tidemill.server.dialects.openai.responses.response_format import ResponseFormat, encode
+from tidemill.server.dialects.openai.responses.schema import ResponseRequest
+from tidemill.server.dialects.openai.responses.service import Service, service_of
+from tidemill.server.dialects.openai.responses.store import StoredResponse
+from tidemill.server.dialects.openai.translate import priority_of
+from tidemill.server.dialects.respond import GeneratedAnswer
+from tidemill.server.errors import Problem, fail, reject
+from tidemill.server.host.generation import Generation
+from tidemill.server.host.served import ServedModel
+from tidemill.server.transport.event_log import EventLog
+from tidemill.server.transport.framing import SSE
+from tidemill.server.transport.pieces import json_response
+from tidemill.server.transport.sink import AsgiSink
+from tidemill.server.transport.stream import Stream, while_connected
+
+
+async def create(context: ServerContext, request: Request) -> Response:
+    """See `routes.create_response`."""
+    arrival = monotonic()
+    body = await read_model(ResponseRequest, request, context.limits)
+    model = context.host.find(body.model)  # a wrong name is the first error
+    caller = caller_of(
+        request,
+        body.timeout,
+        arrival,
+        cache_salt=body.cache_salt,
+        priority=priority_of(body),
+    )
+    service, owner = service_of(context), principal_of(request).client_id
+    asked = read_request(body, request, owner, service.store, context.limits)
+    answered = Answered(
+        new_item_id("resp"),
+        body,
+        asked.tools,
+        model.name,
+        model.fingerprint,
+        None if asked.conversation is None else asked.conversation.id,
+        notices=_left_out(asked),
+    )
+    writing = _Writing(service, owner, asked, answered)
+    answer = GeneratedAnswer(
+        context,
+        request,
+        body.model,
+        asked.generate(caller, arrival),
+        answered.id,
+        writing.make_format,
+        SSE if body.stream or body.background else None,
+        writing.failure,
+    )
+    if not body.background:
+        return answer
+    return await _in_background(service, request, writing, answer)
+
+
+async def _in_background(
+    service: Service, request: Request, writing: _Writing, answer: GeneratedAnswer
+) -> Response:
+    entry = writing.entry
+
+    def failed(error: Exception) -> dict[str, Any]:
+        return writing.answered.failed(fail(request, error), [])
+
+    run = service.start(entry, answer, failed)
+    try:
+        await run.settled()
+    except Exception:
+        await service.remove(entry)  # the error is the answer
+        raise
+    if writing.answered.body.stream:
+        return Followed(run.log, 0)
+    return json_response(entry.response)
+
+
+class _Writing:
+    """One response from its preparation to the store.
+
+    Attributes:
+        answered: what follows from the request.
+        entry: what is kept of it.
+    """
+
+    def __init__(self, service: Service, owner: str, asked: Asked, answered: Answered) -> None:
+        self._service = service
+        self._asked = asked
+        self._format: ResponseFormat | None = None
+        self.answered = answered
+        self.entry = StoredResponse(owner, answered.document("queued", []), asked.given)
+
+    async def make_format(self, model: ServedModel, generation: Generation) -> ResponseFormat:
+        """The format of the prepared request."""
+        prepared, answered, body = generation.prepared, self.answered, self._asked.body
+        answered.model, answered.fingerprint = model.name, model.fingerprint
+        answered.sampling = prepared.sampling[0]
+        if prepared.dropped:
+            answered.notices.append(_dropped(self._asked, prepared.dropped))
+        tokenizer = model.tokenizer
+        shown = Shown(
+            reasoning=prepared.options.thinking.shown,
+            summary=body.reasoning is not None and body.reasoning.summary is not None,
+            sealed=SEALED in self._asked.includes,
+            entries=None
+            if prepared.request.sampling.logprobs is None
+            else lambda pieces: chat_tokens(tokenizer, pieces),
+        )
+        output = Output(self._asked.tools, shown)
+        self._format = ResponseFormat(answered, output, model, self._ended)
+        if body.background:
+            self.entry.response = answered.document("in_progress", output.items)
+            self._service.keep(self.entry)
+        return self._format
+
+    def failure(self, problem: Problem) -> bytes:
+        """The events that end a stream that fails."""
+        if self._format is not None:
+            return self._format.failure(problem)
+        event = {
+            "type": "error",
+            "sequence_number": 0,
+            "code": problem.code,
+            "message": problem.message,
+            "param": problem.param,
+        }
+        return b"event: error\n" + SSE.part(encode(event))
+
+    def _ended(self, response: dict[str, Any]) -> None:
+        """Keep a response that has ended, and add it to its conversation."""
+        body, conversation = self._asked.body, self._asked.conversation
+        if body.store is not False:
+            self._service.end(self.entry, response)
+        if conversation is not None and response["status"] != "failed":
+            self._service.append(conversation, [*self.entry.given.items, *response["output"]])
+
+
+def _left_out(asked: Asked) -> list[dict[str, Any]]:
+    kinds = list(dict.fromkeys(asked.tools.not_served))
+    if not kinds:
+        return []
+    names = ", ".join(kinds)
+    message = f"this server does not run these tools, and the model was not shown them: {names}"
+    return [{"type": "tools_not_served", "tools": kinds, "message": message}]
+
+
+def _dropped(asked: Asked, messages: tuple[int, ...]) -> dict[str, Any]:
+    items = [item for index in messages for item in asked.turns.items[index]]
+    return {
+        "type": "input_truncated",
+        "items": items,
+        "message": f"the input exceeds the context: its {len(items)} oldest items were left out",
+    }
+
+
+class Followed(Response):
+    """The events of a log, from one of them on, as a stream.
+
+    Args:
+        log: of a response.
+        start: number of the first event.
+    """
+
+    def __init__(self, log: EventLog, start: int) -> None:
+        super().__init__()
+        if start < log.first:
+            raise reject(
+                400,
+                f"starting_after: events before {log.first} are no longer kept",
+                param="starting_after",
+            )
+        self._log = log
+        self._start = start
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve; a client that disconnects may come back."""
+        await while_connected(receive, self._write(send))
+
+    async def _write(self, send: Send) -> None:
+        stream = Stream(AsgiSink(send), SSE, lambda: b"")
+        async with aclosing(stream):
+            await stream.write(stream.begin())
+            try:
+                async for events in self._log.follow(self._start):
+                    await stream.write(events)
+            except LookupError:
+                pass  # a reader so slow that events were forgotten: its stream ends, and it knows
+            await stream.write(b"", more=False)

@@ -1,0 +1,193 @@
+"""What the routes of Responses and Conversations share: the store, and runs in the background."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from tidemill.base.clock import monotonic
+from tidemill.base.log import get_logger
+from tidemill.server.context import ServerContext
+from tidemill.server.dialects.openai.responses.store import (
+    Conversation,
+    MemoryStore,
+    Store,
+    StoredResponse,
+)
+from tidemill.server.dialects.respond import GeneratedAnswer
+from tidemill.server.errors import reject
+from tidemill.server.transport.event_log import EventLog, LogSink
+
+log = get_logger(__name__)
+
+RESUME_SECONDS = 600.0
+"""How long after its end the events of a background response can be read."""
+
+EARLY_SECONDS = 0.25
+"""A background response that is refused so soon is an error of the request that asked for it."""
+
+MAX_RUNNING = 256
+"""Background responses of one principal that have not ended."""
+
+
+class Run:
+    """One background response.
+
+    Attributes:
+        entry: what is kept of it.
+        log: its events.
+        ended_at: `monotonic` seconds; None while it runs.
+    """
+
+    def __init__(self, entry: StoredResponse, log_bytes: int) -> None:
+        self.entry = entry
+        self.log = EventLog(log_bytes)
+        self.ended_at: float | None = None
+        self.task: asyncio.Task[None] | None = None
+
+    async def settled(self) -> None:
+        """Wait until something was generated, or it ended, or for `EARLY_SECONDS`.
+
+        Raises:
+            Exception: what refused it.
+        """
+        assert self.task is not None
+        self.log.watch(started := asyncio.Event())
+        first = asyncio.ensure_future(started.wait())
+        try:
+            await asyncio.wait(
+                (self.task, first), timeout=EARLY_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            first.cancel()
+        if self.task.done() and not self.task.cancelled():
+            self.task.result()
+
+
+class Service:
+    """State of Responses and Conversations.
+
+    Attributes:
+        store: what is kept.
+    """
+
+    def __init__(self, context: ServerContext) -> None:
+        self.store: Store = MemoryStore(context.limits.max_stored_bytes)
+        self._log_bytes = context.limits.max_stored_bytes // 8
+        self._runs: dict[str, Run] = {}
+
+    def run(self, owner: str, identity: str) -> Run | None:
+        """A background response whose events are kept."""
+        self._forget_old()
+        found = self._runs.get(identity)
+        return None if found is None or found.entry.owner != owner else found
+
+    def found(self, owner: str, identity: str) -> StoredResponse:
+        """A response.
+
+        Raises:
+            Rejection: 404.
+        """
+        found = self.store.response(owner, identity)
+        if found is None:
+            raise reject(
+                404,
+                f"there is no response {identity[:80]!r}; it was not stored, or it was deleted or "
+                "forgotten",
+                param="response_id",
+            )
+        return found
+
+    def keep(self, entry: StoredResponse) -> None:
+        """Keep a response in its present state."""
+        run = self._runs.get(entry.id)
+        entry.size = len(msgspec.json.encode(entry.response)) + (run.log.size if run else 0)
+        self.store.put(entry)
+
+    def end(self, entry: StoredResponse, response: dict[str, Any]) -> None:
+        """Keep the final state of a response, with its output."""
+        entry.response = response
+        self.keep(entry)
+        self.store.complete(entry, response["output"])
+
+    def append(self, conversation: Conversation, items: list[dict[str, Any]]) -> None:
+        """Add items to a conversation."""
+        for item in items:
+            conversation.items[item["id"]] = item
+        conversation.size += len(msgspec.json.encode(items))
+        self.store.resize(conversation)
+
+    def start(self, entry: StoredResponse, answer: GeneratedAnswer, failed: Any) -> Run:
+        """Generate a response in the background.
+
+        Args:
+            entry: its first state.
+            answer: writes its events.
+            failed: makes the final object from what failed before the first event.
+
+        Raises:
+            Rejection: 429, too many of them run.
+        """
+        self._forget_old()
+        running = [r for r in self._runs.values() if r.ended_at is None]
+        if sum(r.entry.owner == entry.owner for r in running) >= MAX_RUNNING:
+            raise reject(
+                429,
+                f"{MAX_RUNNING} background responses of this client have not ended; wait for one",
+                code="overloaded",
+                headers={"Retry-After": "1"},
+            )
+        run = Run(entry, self._log_bytes)
+        self._runs[entry.id] = run
+        self.keep(entry)
+        run.task = asyncio.get_running_loop().create_task(self._generate(run, answer, failed))
+        return run
+
+    async def _generate(self, run: Run, answer: GeneratedAnswer, failed: Any) -> None:
+        entry = run.entry
+        try:
+            await answer.write(LogSink(run.log))
+        except asyncio.CancelledError:
+            if entry.response["status"] in ("queued", "in_progress"):
+                self.end(entry, {**entry.response, "status": "cancelled"})
+        except Exception as error:
+            self.end(entry, failed(error))
+            raise
+        finally:
+            run.ended_at = monotonic()
+            run.log.end()
+            if self.store.response(entry.owner, entry.id) is entry:
+                self.keep(entry)  # the size of its log is known
+
+    async def cancel(self, entry: StoredResponse) -> None:
+        """End a background response; one that has ended stays as it is."""
+        run = self._runs.get(entry.id)
+        if run is not None and run.task is not None and run.ended_at is None:
+            run.task.cancel()
+            await asyncio.gather(run.task, return_exceptions=True)
+
+    async def remove(self, entry: StoredResponse) -> None:
+        """Forget a response, and end it."""
+        await self.cancel(entry)
+        self._runs.pop(entry.id, None)
+        self.store.remove(entry)
+
+    def _forget_old(self) -> None:
+        """Forget the events of runs that ended long ago, or whose response is not kept."""
+        now = monotonic()
+        for identity, run in list(self._runs.items()):
+            entry, ended = run.entry, run.ended_at
+            if ended is None:
+                continue
+            kept = self.store.response(entry.owner, identity) is entry
+            if not kept or now - ended > RESUME_SECONDS:
+                del self._runs[identity]
+                if kept:
+                    self.keep(entry)
+
+
+def service_of(context: ServerContext) -> Service:
+    """The server's."""
+    return context.kept(Service)
