@@ -14,6 +14,7 @@ if __name__ == "__main__":
 
 from tidemill.server.dialects.fields import Alias, Fields, Group, Neutral  # noqa: E402
 from tidemill.server.dialects.openai import neutral  # noqa: E402
+from tidemill.server.dialects.openai.responses import neutral as responses  # noqa: E402
 
 PAGE = ROOT / "docs" / "api.md"
 BEGIN, END = "<!-- fields: begin -->", "<!-- fields: end -->"
@@ -24,11 +25,14 @@ def _less(fields: Fields, than: Fields) -> Fields:
 
 
 TABLES: dict[str, Fields] = {
-    "chat and completions": neutral.GENERATION,
+    "chat, completions, responses": neutral.GENERATION,
     "chat": _less(neutral.CHAT, neutral.GENERATION),
     "completions": _less(neutral.COMPLETION, neutral.GENERATION),
     "`stream_options`": neutral.STREAM_OPTIONS,
     "messages": neutral.MESSAGE,
+    "responses": _less(responses.REQUEST, neutral.GENERATION),
+    "`reasoning` of responses": responses.REASONING,
+    "`stream_options` of responses": _less(responses.STREAM_OPTIONS, neutral.STREAM_OPTIONS),
     "tokenize": neutral.TOKENIZE,
     "embeddings, rerank, score": neutral.VECTORS,
     "embeddings": _less(neutral.EMBEDDING, neutral.VECTORS),

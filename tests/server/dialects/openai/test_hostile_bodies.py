@@ -107,7 +107,7 @@ def test_an_encoded_body_is_refused(base_url: str) -> None:
         ("POST /v1/chat/completion", 404, "Did you mean POST /v1/chat/completions?"),
         ("POST /openai/deployments/x/embeddings", 404, "Did you mean POST /v1/embeddings?"),
         ("GET /models", 404, "Did you mean GET /v1/models?"),
-        ("POST /v1/responses", 404, "Did you mean POST /v1/chat/completions?"),
+        ("POST /responses", 404, "Did you mean POST /v1/responses?"),
         ("GET /api/tags", 404, "Did you mean GET /v1/models?"),
         ("POST /v1/chat", 404, "Did you mean POST /v1/chat/completions?"),
         ("GET /heathz", 404, "Did you mean GET /healthz?"),

@@ -54,11 +54,10 @@ async def create(context: ServerContext, request: Request) -> Response:
         body,
         asked.tools,
         model.name,
-        model.fingerprint,
-        None if asked.conversation is None else asked.conversation.id,
+        conversation=None if asked.conversation is None else asked.conversation.id,
         notices=_left_out(asked),
     )
-    writing = _Writing(service, owner, asked, answered)
+    writing = _Writing(service, request, owner, asked, answered)
     answer = GeneratedAnswer(
         context,
         request,
@@ -71,18 +70,12 @@ async def create(context: ServerContext, request: Request) -> Response:
     )
     if not body.background:
         return answer
-    return await _in_background(service, request, writing, answer)
+    return await _in_background(service, writing, answer)
 
 
-async def _in_background(
-    service: Service, request: Request, writing: _Writing, answer: GeneratedAnswer
-) -> Response:
+async def _in_background(service: Service, writing: _Writing, answer: GeneratedAnswer) -> Response:
     entry = writing.entry
-
-    def failed(error: Exception) -> dict[str, Any]:
-        return writing.answered.failed(fail(request, error), [])
-
-    run = service.start(entry, answer, failed)
+    run = service.start(entry, answer, writing)
     try:
         await run.settled()
     except Exception:
@@ -101,8 +94,11 @@ class _Writing:
         entry: what is kept of it.
     """
 
-    def __init__(self, service: Service, owner: str, asked: Asked, answered: Answered) -> None:
+    def __init__(
+        self, service: Service, request: Request, owner: str, asked: Asked, answered: Answered
+    ) -> None:
         self._service = service
+        self._request = request
         self._asked = asked
         self._format: ResponseFormat | None = None
         self.answered = answered
@@ -143,6 +139,16 @@ class _Writing:
             "param": problem.param,
         }
         return b"event: error\n" + SSE.part(encode(event))
+
+    def failed(self, error: Exception) -> dict[str, Any]:
+        """See `Ending`."""
+        return self.answered.failed(fail(self._request, error), [])
+
+    def cancelled(self) -> tuple[dict[str, Any], bytes]:
+        """See `Ending`."""
+        if self._format is None:
+            return self.answered.document("cancelled", []), b""
+        return self._format.cancelled()
 
     def _ended(self, response: dict[str, Any]) -> None:
         """Keep a response that has ended, and add it to its conversation."""

@@ -101,6 +101,11 @@ class ResponseFormat:
         self._ended(failed)
         return self._framed([{"type": "response.failed", "response": failed}])
 
+    def cancelled(self) -> tuple[Response, bytes]:
+        """The object of a response that was cancelled, and the event that ends its stream."""
+        response = self._answered.document("cancelled", self._output.items)
+        return response, self._framed([{"type": "response.incomplete", "response": response}])
+
     def _framed(self, events: Events) -> bytes:
         return b"".join(map(self._one, events))
 

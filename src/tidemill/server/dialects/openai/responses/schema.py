@@ -104,7 +104,7 @@ Items = Annotated[Any, checked(_check_items, _ITEMS)]
 Metadata = Annotated[dict[str, Any], checked(_check_metadata)]
 
 
-class StreamOptions(Body, kw_only=True):
+class ResponseStreamOptions(Body, kw_only=True):
     """Options of a stream of Responses; all have one value."""
 
     known: ClassVar[Fields] = neutral.STREAM_OPTIONS
@@ -136,7 +136,7 @@ class Reasoning(Body, kw_only=True):
             )
 
 
-class Text(Body, kw_only=True):
+class TextOptions(Body, kw_only=True):
     """The form of the answer's text."""
 
     known: ClassVar[Fields] = neutral.TEXT
@@ -161,7 +161,7 @@ class ResponseRequest(schema.Generation, kw_only=True):
 
     known: ClassVar[Fields] = neutral.REQUEST
 
-    stream_options: StreamOptions | None = None  # type: ignore[assignment]
+    stream_options: ResponseStreamOptions | None = None  # type: ignore[assignment]
     input: Annotated[Any, checked(_check_input, {"anyOf": [{"type": "string"}, _ITEMS, _NULL]})] = (
         None
     )
@@ -173,7 +173,7 @@ class ResponseRequest(schema.Generation, kw_only=True):
     tools: Annotated[Any, documented(_TOOLS)] = None
     tool_choice: Annotated[Any, documented(_TOOL_CHOICE)] = None
     parallel_tool_calls: bool | None = None
-    text: Text | None = None
+    text: TextOptions | None = None
     reasoning: Reasoning | None = None
     enable_thinking: bool | None = None
     thinking_token_budget: int | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -32,6 +32,16 @@ MAX_RUNNING = 256
 """Background responses of one principal that have not ended."""
 
 
+class Ending(Protocol):
+    """How a response ends that does not end by itself."""
+
+    def failed(self, error: Exception) -> dict[str, Any]:
+        """The object of a response that failed before its first event."""
+
+    def cancelled(self) -> tuple[dict[str, Any], bytes]:
+        """The object of a response that was cancelled, and the event that says so."""
+
+
 class Run:
     """One background response.
 
@@ -39,12 +49,14 @@ class Run:
         entry: what is kept of it.
         log: its events.
         ended_at: `monotonic` seconds; None while it runs.
+        error: what refused it before its first event.
     """
 
     def __init__(self, entry: StoredResponse, log_bytes: int) -> None:
         self.entry = entry
         self.log = EventLog(log_bytes)
         self.ended_at: float | None = None
+        self.error: Exception | None = None
         self.task: asyncio.Task[None] | None = None
 
     async def settled(self) -> None:
@@ -62,8 +74,8 @@ class Run:
             )
         finally:
             first.cancel()
-        if self.task.done() and not self.task.cancelled():
-            self.task.result()
+        if self.error is not None:
+            raise self.error
 
 
 class Service:
@@ -119,13 +131,13 @@ class Service:
         conversation.size += len(msgspec.json.encode(items))
         self.store.resize(conversation)
 
-    def start(self, entry: StoredResponse, answer: GeneratedAnswer, failed: Any) -> Run:
+    def start(self, entry: StoredResponse, answer: GeneratedAnswer, ending: Ending) -> Run:
         """Generate a response in the background.
 
         Args:
             entry: its first state.
             answer: writes its events.
-            failed: makes the final object from what failed before the first event.
+            ending: what becomes of it where it does not end by itself.
 
         Raises:
             Rejection: 429, too many of them run.
@@ -142,19 +154,21 @@ class Service:
         run = Run(entry, self._log_bytes)
         self._runs[entry.id] = run
         self.keep(entry)
-        run.task = asyncio.get_running_loop().create_task(self._generate(run, answer, failed))
+        run.task = asyncio.get_running_loop().create_task(self._generate(run, answer, ending))
         return run
 
-    async def _generate(self, run: Run, answer: GeneratedAnswer, failed: Any) -> None:
+    async def _generate(self, run: Run, answer: GeneratedAnswer, ending: Ending) -> None:
         entry = run.entry
         try:
             await answer.write(LogSink(run.log))
         except asyncio.CancelledError:
             if entry.response["status"] in ("queued", "in_progress"):
-                self.end(entry, {**entry.response, "status": "cancelled"})
+                response, event = ending.cancelled()
+                run.log.add(event)
+                self.end(entry, response)
         except Exception as error:
-            self.end(entry, failed(error))
-            raise
+            run.error = error
+            self.end(entry, ending.failed(error))
         finally:
             run.ended_at = monotonic()
             run.log.end()
