@@ -30,6 +30,7 @@ from tidemill.generation.choices import ChoiceDelta
 from tidemill.generation.named import PROMPT_FIELDS, prompt_options_of
 from tidemill.generation.pace import run_inline
 from tidemill.generation.prepare import Prepared, prepare, render_messages
+from tidemill.generation.preset import Preset
 from tidemill.generation.request import EmbedRequest, GenerateRequest, Names, ScoreRequest
 from tidemill.generation.vectors import (
     PreparedInputs,
@@ -39,8 +40,8 @@ from tidemill.generation.vectors import (
     scores_of,
 )
 from tidemill.grammar.schema import prepared as prepared_schema
+from tidemill.library.locate import Located, check_runnable, locate
 from tidemill.loading.kind import check_model
-from tidemill.loading.locate import locate
 from tidemill.offline.opened_text import OpenedText
 from tidemill.offline.outputs import Completion, RequestOutput, Running, ToolCall
 from tidemill.text.answer import NOTHING, AnswerDelta
@@ -60,8 +61,8 @@ class LLM:
     """A model loaded into this process.
 
     Args:
-        model: a Hugging Face folder, a GGUF file, a hub id, or a bundled model's name; None is the
-            bundled model.
+        model: a name of the library (with all that it was created with), a Hugging Face folder, a
+            GGUF file, a hub id, or a bundled model's name; None is the bundled model.
         progress: called with one line of text per loading step.
         **settings: fields of `EngineConfig` except ``model`` (``quantize="q8_0"``, ``threads=4``,
             ``kv_memory=2**30``, ...).
@@ -72,14 +73,18 @@ class LLM:
 
     def __init__(
         self,
-        model: str | Path | None = None,
+        model: str | Path | Located | None = None,
         *,
         progress: Callable[[str], None] = lambda line: None,
         **settings: Any,
     ) -> None:
-        path, name = locate(model, progress)
+        found = model if isinstance(model, Located) else locate(model, progress)
+        path, definition = check_runnable(found).path, found.definition
         check_model(path)
-        settings.setdefault("served_name", name)
+        settings.setdefault("served_name", found.name)
+        for setting in ("quantize", "max_model_len"):
+            if (value := getattr(definition, setting)) is not None:
+                settings.setdefault(setting, value)
         unknown = sorted(set(settings) - set(EngineConfig.__struct_fields__))
         if unknown or "model" in settings:
             name = unknown[0] if unknown else "model"
@@ -87,10 +92,11 @@ class LLM:
         config = EngineConfig(model=str(path), **settings).validate()
         self._engine = InprocEngine.open(config, progress)
         try:
-            opened = OpenedText.open(path)
+            opened = OpenedText.open(path).defined(definition)
             self.tokenizer = opened.tokenizer
             self.template = opened.template
             self.defaults = opened.defaults
+            self.preset = Preset(definition.system, definition.messages, definition.sampling)
             self.chat_side = ChatSide.of(self.tokenizer, self.template, prepared_schema)
         except BaseException:
             self._engine.close()
@@ -98,7 +104,9 @@ class LLM:
 
     @property
     def _model(self) -> _Model:
-        return _Model(self.tokenizer, self.template, self.chat_side, self.defaults, self.info)
+        return _Model(
+            self.tokenizer, self.template, self.chat_side, self.defaults, self.preset, self.info
+        )
 
     @property
     def info(self) -> EngineInfo:
@@ -397,6 +405,7 @@ class _Model:
     template: ChatTemplate
     chat: ChatSide
     defaults: Mapping[str, float | int]
+    preset: Preset
     info: EngineInfo
 
 

@@ -18,7 +18,7 @@ import pytest
 from tests.helpers.fake_hub import FakeHub
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.cli import main
-from tidemill.cli.defined import check_servable, located, with_defaults
+from tidemill.cli.defined import check_servable, located
 from tidemill.contract.sampling import SamplingParams
 from tidemill.library.catalog import Library
 from tidemill.library.create import create
@@ -139,13 +139,15 @@ def test_run_applies_the_definition(call: Call, library: Library) -> None:
     with LLM("brook", max_model_len=256) as llm:
         prompt = tuple(llm.tokenizer.encode(rendered, add_special=False))
         [answer] = llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens=3))
+    tokens = answer.outputs[0].token_ids
     assert by_name.strip() == answer.text.strip() and answer.text
-
-
-def test_flags_precede_the_definition() -> None:
-    defined = Definition(sampling={"temperature": 0.5, "top_k": 3, "stop": ("a",), "seed": 1})
-    params = with_defaults(SamplingParams(temperature=0.0, seed=0), defined)
-    assert (params.temperature, params.top_k, params.stop, params.seed) == (0.0, 3, ("a",), 0)
+    with LLM("own") as llm:
+        assert llm.info.model == "own" and llm.info.max_model_len == 256
+        [chatted] = llm.chat([{"role": "user", "content": "Who are you?"}])
+        [longer] = llm.chat(
+            [{"role": "user", "content": "Who are you?"}], llm.sampling(max_tokens=5)
+        )
+    assert chatted.outputs[0].token_ids == tokens and len(longer.outputs[0].token_ids) == 5
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,13 @@ from tidemill.cli.conversation import Conversation
 from tidemill.cli.reading import read_turn
 from tidemill.cli.screen import PlainScreen
 from tidemill.cli.slash import is_command, run_command
-from tidemill.library.manifest import Definition
+from tidemill.generation.preset import NO_PRESET, Preset
 
 
-def _open(model: str | None = None) -> LLM:
-    return LLM(model, threads=1, kv_memory=32 * 2**20, max_num_seqs=1)
+def _open(model: str | None = None, preset: Preset = NO_PRESET) -> LLM:
+    llm = LLM(model, threads=1, kv_memory=32 * 2**20, max_num_seqs=1)
+    llm.preset = preset
+    return llm
 
 
 @pytest.fixture(scope="module")
@@ -110,13 +112,12 @@ def test_another_model(chat: Conversation, says: Any) -> None:
     closed: list[LLM] = []
     chat.llm = first = _open()
     close, first.close = first.close, lambda: closed.append(first)  # type: ignore[method-assign]
-    defined = Definition(system="Be brief.", messages=({"role": "user", "content": "Hi"},))
-    chat.open_model = lambda model: (_open(model), defined)
+    chat.open_model = lambda model: _open(model, Preset(system="Be brief."))
     chat.answer("Hello")
     assert "no such file" in says("/load /no/such/model") and chat.llm is first
     assert "brook is loaded" in says("/load brook") and chat.llm is not first
-    assert closed == [first] and says("/show system") == "Be brief."
-    assert [m["content"] for m in chat.messages] == ["Be brief.", "Hi"]
+    assert closed == [first] and chat.messages == []
+    assert says("/show system") == "Be brief."
     close()
     chat.llm.close()
     chat.llm = before

@@ -16,7 +16,6 @@ from tidemill.cli.screen import Screen
 if TYPE_CHECKING:
     from tidemill.cli.functions import Functions
     from tidemill.contract.sampling import SamplingParams
-    from tidemill.library.manifest import Definition
     from tidemill.llm import LLM
 
 MAX_ROUNDS = 16
@@ -38,10 +37,7 @@ class Conversation:
         options: for `LLM.stream_parts`: constraints, thinking, template variables.
         stats: whether to print token counts and rates after each answer.
         history: whether a turn includes the earlier ones.
-        open_model: opens another model, by name or path, with what the library adds to it; see
-            `change_model`.
-        definition: what the library adds to the model: a system message where `system` is None,
-            first messages, sampling values where `params` says nothing.
+        open_model: opens another model, by name or path; see `change_model`.
         messages: the messages so far.
     """
 
@@ -54,25 +50,20 @@ class Conversation:
     options: dict[str, Any] = field(default_factory=dict)
     stats: bool = False
     history: bool = True
-    open_model: Callable[[str], tuple[LLM, Definition]] | None = None
-    definition: Definition | None = None
+    open_model: Callable[[str], LLM] | None = None
     messages: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
-        """Drop all messages except the system message and the definition's."""
-        system, defined = self.system_text, self.definition
-        first = [{"role": "system", "content": system}] if system else []
-        self.messages = [*first, *(dict(m) for m in (defined.messages if defined else ()))]
+        """Drop all messages except the system message."""
+        self.messages = [{"role": "system", "content": self.system}] if self.system else []
 
     @property
     def system_text(self) -> str | None:
-        """The system message: the user's, else the definition's."""
-        if self.system is None and self.definition is not None:
-            return self.definition.system
-        return self.system
+        """The system message: the user's, else the one that the model was created with."""
+        return self.llm.preset.system if self.system is None else self.system
 
     def set_system(self, text: str) -> None:
         """Replace the system message from the next turn on; other messages stay."""
@@ -88,8 +79,7 @@ class Conversation:
         """
         if self.open_model is None:
             raise bad_request("model", "another model cannot be loaded here")
-        before = self.llm
-        self.llm, self.definition = self.open_model(model)
+        before, self.llm = self.llm, self.open_model(model)
         before.close()
         self.clear()
 
@@ -133,16 +123,12 @@ class Conversation:
 
     def _round(self, prompt: Any) -> tuple[dict[str, Any], bool]:
         """Generate one answer; returns the message and whether the user interrupted it."""
-        options, params = dict(self.options), self.params
-        if self.definition is not None and self.definition.sampling:
-            from tidemill.cli.defined import with_defaults
-
-            params = with_defaults(params, self.definition)
+        options = dict(self.options)
         if self.functions is not None:
             options["tools"] = self.functions.tools
         started, before = monotonic(), self.llm.stats.generated_tokens
         plain = isinstance(prompt, str)
-        stream = self.llm.stream_parts(prompt, params, **({} if plain else options))
+        stream = self.llm.stream_parts(prompt, self.params, **({} if plain else options))
         screen = self.new_screen()
         content, reasoning = [], []
         calls: list[dict[str, str]] = []

@@ -8,11 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tidemill.contract.sampling import SamplingParams
     from tidemill.library.locate import Located
-    from tidemill.library.manifest import Definition
-    from tidemill.llm import LLM
-    from tidemill.offline.opened_text import OpenedText
 
 
 def located(model: str | Path | None, say: Callable[[str], None] | None = None) -> Located:
@@ -32,25 +28,6 @@ def files_of(model: str | None) -> str | None:
     from tidemill.library.locate import locate
 
     return str(locate(model).path) if Library.open().find(model) is not None else model
-
-
-def defined_text(opened: OpenedText, definition: Definition) -> OpenedText:
-    """A model's text side with its definition's sampling values and chat template.
-
-    Raises:
-        TidemillError: the template is not valid.
-    """
-    from dataclasses import replace
-
-    from tidemill.contract.sampling import NEUTRAL
-    from tidemill.text.template import ChatTemplate
-
-    own = {name: value for name, value in definition.sampling.items() if name in NEUTRAL}
-    opened = replace(opened, defaults={**opened.defaults, **own})
-    if definition.chat_template is None:
-        return opened
-    template = ChatTemplate(definition.chat_template, opened.tokenizer.special)
-    return replace(opened, template=template)
 
 
 def check_servable(located: Located) -> Located:
@@ -77,30 +54,3 @@ def check_servable(located: Located) -> Located:
                 "request",
             )
     return located
-
-
-def apply_definition(llm: LLM, definition: Definition) -> None:
-    """Give a loaded model its definition's sampling values and chat template.
-
-    Raises:
-        TidemillError: the template is not valid.
-    """
-    from tidemill.contract.sampling import NEUTRAL
-    from tidemill.grammar.schema import prepared
-    from tidemill.text.answering import ChatSide
-    from tidemill.text.template import ChatTemplate
-
-    own = {name: value for name, value in definition.sampling.items() if name in NEUTRAL}
-    llm.defaults = {**llm.defaults, **own}
-    if definition.chat_template is not None:
-        llm.template = ChatTemplate(definition.chat_template, llm.tokenizer.special)
-        llm.chat_side = ChatSide.of(llm.tokenizer, llm.template, prepared)
-
-
-def with_defaults(params: SamplingParams, definition: Definition) -> SamplingParams:
-    """Sampling parameters with the definition's values where they say nothing."""
-    from msgspec.structs import asdict
-
-    neutral = asdict(type(params)())
-    given = {name: value for name, value in asdict(params).items() if value != neutral[name]}
-    return type(params)(**{**definition.sampling, **given})

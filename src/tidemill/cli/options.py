@@ -99,7 +99,6 @@ def open_text(
     """
     from dataclasses import replace
 
-    from tidemill.cli.defined import defined_text
     from tidemill.library.locate import locate
     from tidemill.offline.opened_text import OpenedText
     from tidemill.text.template import ChatTemplate
@@ -107,7 +106,7 @@ def open_text(
     located = locate(model)
     opened = replace(OpenedText.open(located.path), name=located.name)
     if chat_template is None:
-        return defined_text(opened, definition or located.definition)
+        return opened.defined(definition or located.definition)
     special, own = opened.tokenizer.special, opened.named_templates.get(chat_template)
     if own is not None:
         return replace(opened, template=ChatTemplate(own, special))

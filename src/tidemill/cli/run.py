@@ -15,7 +15,6 @@ from tidemill.cli.slash import is_command, run_command
 
 if TYPE_CHECKING:
     from tidemill.cli.conversation import Conversation
-    from tidemill.library.manifest import Definition
 
 
 def run(
@@ -59,10 +58,10 @@ def run(
     """Chat with a model in the terminal, or answer one prompt (an argument, or piped in)."""
     from tidemill.base.errors import config_error
     from tidemill.cli.conversation import Conversation
-    from tidemill.cli.defined import apply_definition, located
     from tidemill.cli.functions import Functions
     from tidemill.cli.screen import screen_for
     from tidemill.contract.sampling import SamplingParams
+    from tidemill.library.locate import locate
     from tidemill.llm import LLM
     from tidemill.loading.hub_name import with_options
 
@@ -107,27 +106,16 @@ def run(
         "progress": _say if verbose else lambda line: None,
     }
 
-    def open_model(
-        named: str | None, file: str | None = None, revision: str | None = None
-    ) -> tuple[LLM, Definition]:
-        found = located(with_options(named, file, revision), _say)
-        defined = found.definition
-        own = dict(settings)
-        if quantize == "none" and defined.quantize is not None:
-            own["quantize"] = defined.quantize
-        if max_model_len is None:
-            own["max_model_len"] = defined.max_model_len
-        llm = LLM(found.path, served_name=found.name, **own)
-        try:
-            apply_definition(llm, defined)
-        except BaseException:
-            llm.close()
-            raise
-        return llm, defined
+    if quantize == "none":  # else what the model was created with
+        del settings["quantize"]
+    if max_model_len is None:
+        del settings["max_model_len"]
 
-    llm, defined = open_model(model, file, revision)
+    def open_model(named: str | None, file: str | None = None, revision: str | None = None) -> LLM:
+        return LLM(locate(with_options(named, file, revision), _say), **settings)
+
     chat = Conversation(
-        llm,
+        open_model(model, file, revision),
         params,
         lambda: screen_for(plain=plain, thinking=thinking),
         lambda call: yes or (interactive and _confirm(call)),
@@ -136,7 +124,6 @@ def run(
         options=output_options,
         stats=stats,
         open_model=open_model,
-        definition=defined,
     )
     try:
         if interactive:

@@ -136,6 +136,7 @@ async def prepare(model: Model, request: GenerateRequest, pace: Pace = INLINE) -
         TidemillError: kind BAD_REQUEST or UNSUPPORTED, naming the field as the dialect calls it.
     """
     check_generates(model)
+    request = model.preset.applied(request)
     sampling = request.sampling.validate(model.info.vocab_size)
     dropped: tuple[int, ...] = ()
     if request.messages is not None:

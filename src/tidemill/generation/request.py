@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tidemill.contract.program import OutputProgram
 from tidemill.contract.sampling import SamplingParams
@@ -14,6 +14,9 @@ from tidemill.text.answering import ChatSide, OutputRequest
 from tidemill.text.prompt_options import PromptOptions
 from tidemill.text.template import ChatTemplate
 from tidemill.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from tidemill.generation.preset import Preset
 
 Source = str | Sequence[int]
 """A prompt or input: a text, or token ids."""
@@ -37,6 +40,10 @@ class Model(Protocol):
     @property
     def defaults(self) -> Mapping[str, float | int]:
         """Sampling values where a request leaves a field out."""
+
+    @property
+    def preset(self) -> Preset:
+        """What it brings to every request."""
 
     @property
     def info(self) -> EngineInfo:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tidemill.base.tokenizer_data import TokenizerData
+from tidemill.contract.sampling import NEUTRAL
+from tidemill.library.manifest import Definition
 from tidemill.loading.generation import GenerationDefaults
 from tidemill.loading.text_side import open_text
 from tidemill.text.template import ChatTemplate
@@ -53,3 +55,15 @@ class OpenedText:
         template = ChatTemplate(data.chat_template, tokenizer.special, named.get("tool_use"))
         stated = {k: v for k, v in asdict(generation).items() if v is not None}
         return cls(path, name, tokenizer, template, stated, named)
+
+    def defined(self, definition: Definition) -> OpenedText:
+        """The same with the sampling values and the chat template of a model of the library.
+
+        Raises:
+            TidemillError: the template is not valid.
+        """
+        own = {name: value for name, value in definition.sampling.items() if name in NEUTRAL}
+        template = self.template
+        if definition.chat_template is not None:
+            template = ChatTemplate(definition.chat_template, self.tokenizer.special)
+        return replace(self, template=template, defaults={**self.defaults, **own})

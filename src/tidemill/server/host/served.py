@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tidemill.generation.preset import NO_PRESET, Preset
 from tidemill.metrics.registry import ModelMetrics
 from tidemill.server.admission.control import Admission
 
@@ -30,6 +31,7 @@ class ServedModel:
             applied where a request leaves a field out.
         admission: admission control.
         metrics: its own.
+        preset: what the model brings to every request.
         aliases: further names.
         build: version of the software; part of the fingerprint.
         config_digest: identity of the engine's configuration; part of the fingerprint.
@@ -42,6 +44,7 @@ class ServedModel:
     admission: Admission
     metrics: ModelMetrics
     defaults: Mapping[str, float | int] = field(default_factory=dict)
+    preset: Preset = NO_PRESET
     aliases: tuple[str, ...] = ()
     build: str = ""
     config_digest: str = ""
