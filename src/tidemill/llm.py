@@ -96,7 +96,7 @@ class LLM:
             self.tokenizer = opened.tokenizer
             self.template = opened.template
             self.defaults = opened.defaults
-            self.preset = Preset(definition.system, definition.messages, definition.sampling)
+            self.preset = opened.preset
             self.chat_side = ChatSide.of(self.tokenizer, self.template, prepared_schema)
         except BaseException:
             self._engine.close()

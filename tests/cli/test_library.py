@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.fake_hub import FakeHub
-from tidemill.base.errors import ErrorKind, TidemillError
+from tests.helpers.real_server import RealServer
+from tidemill.base.errors import TidemillError
 from tidemill.cli import main
-from tidemill.cli.defined import check_servable, located
 from tidemill.contract.sampling import SamplingParams
 from tidemill.library.catalog import Library
 from tidemill.library.create import create
@@ -150,23 +150,25 @@ def test_run_applies_the_definition(call: Call, library: Library) -> None:
     assert chatted.outputs[0].token_ids == tokens and len(longer.outputs[0].token_ids) == 5
 
 
-@pytest.mark.parametrize(
-    ("definition", "field"),
-    [
-        (Definition(system="A"), "system"),
-        (Definition(messages=({"role": "user", "content": "A"},)), "messages"),
-        (Definition(sampling={"max_tokens": 1}), "max_tokens"),
-    ],
-)
-def test_a_server_says_what_it_does_not_apply(
-    library: Library, definition: Definition, field: str
-) -> None:
-    create("own", Recipe("brook", definition), library)
-    with pytest.raises(TidemillError) as caught:
-        check_servable(located("own"))
-    assert caught.value.kind == ErrorKind.UNSUPPORTED and caught.value.param == field
-    create("own", Recipe("brook", Definition(sampling={"top_k": 1})), library)
-    assert check_servable(located("own")).name == "own"
+def test_a_server_applies_the_definition(library: Library) -> None:
+    defined = Definition(system="Sing.", sampling={"temperature": 0.0, "max_tokens": 3})
+    create("own", Recipe("brook", defined), library)
+    question = {"role": "user", "content": "Who are you?"}
+    system = {"role": "system", "content": "Sing."}
+    with RealServer("own") as server:
+        one, same, longer = (
+            server.http.post("/v1/chat/completions", json=body).json()
+            for body in (
+                {"messages": [question]},
+                {"messages": [system, question], "temperature": 0, "max_tokens": 3},
+                {"messages": [question], "max_tokens": 5},
+            )
+        )
+    assert one["model"] == "own"
+    assert one["choices"][0]["message"] == same["choices"][0]["message"]
+    used = [answer["usage"] for answer in (one, same, longer)]
+    assert [usage["completion_tokens"] for usage in used] == [3, 3, 5]
+    assert len({usage["prompt_tokens"] for usage in used}) == 1
 
 
 def test_a_bar_in_a_terminal_and_ctrl_c(library: Library) -> None:

@@ -104,9 +104,10 @@ def open_text(
     from tidemill.text.template import ChatTemplate
 
     located = locate(model)
-    opened = replace(OpenedText.open(located.path), name=located.name)
+    opened = OpenedText.open(located.path).defined(definition or located.definition)
+    opened = replace(opened, name=located.name)
     if chat_template is None:
-        return opened.defined(definition or located.definition)
+        return opened
     special, own = opened.tokenizer.special, opened.named_templates.get(chat_template)
     if own is not None:
         return replace(opened, template=ChatTemplate(own, special))

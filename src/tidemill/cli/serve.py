@@ -77,9 +77,9 @@ def serve(
     from tidemill.base.files import opened_files
     from tidemill.base.log import log_line, set_up_logging
     from tidemill.base.stderr import guard_stderr
-    from tidemill.cli.defined import check_servable, located
     from tidemill.contract.config import EngineConfig
     from tidemill.deployment.security import KEY_VARIABLE, SecuritySettings
+    from tidemill.library.locate import check_runnable, locate
     from tidemill.loading.hub_name import with_options
     from tidemill.loading.kind import check_model
     from tidemill.server.admission.options import AdmissionOptions
@@ -110,7 +110,7 @@ def serve(
         *(api_key, api_keys, share_prefix_cache, tls_cert, tls_key, tls_client_ca),
         *(cors_origin, allowed_host, trusted_proxy, insecure),
     ).open(host, _say)
-    found = check_servable(located(with_options(model, file, revision), _say))
+    found = check_runnable(locate(with_options(model, file, revision), _say))
     path, name, defined = found.path, found.name, found.definition
     check_model(path)
     config = EngineConfig(
@@ -201,7 +201,7 @@ def _load_text(
     )
     if opened.template.exists:
         _say(chat.described())
-    return TextSide(opened.tokenizer, opened.template, chat, opened.defaults)
+    return TextSide(opened.tokenizer, opened.template, chat, opened.defaults, opened.preset)
 
 
 def _say(line: str) -> None:

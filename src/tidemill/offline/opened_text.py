@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.contract.sampling import NEUTRAL
+from tidemill.generation.preset import NO_PRESET, Preset
 from tidemill.library.manifest import Definition
 from tidemill.loading.generation import GenerationDefaults
 from tidemill.loading.text_side import open_text
@@ -25,6 +26,7 @@ class OpenedText:
         tokenizer, template: from the model's files.
         defaults: the sampling values that the model's authors recommend; others are absent.
         named_templates: sources of the model's additional chat templates (``tool_use``, ``rag``).
+        preset: what a model of the library brings to every request.
     """
 
     path: Path
@@ -33,6 +35,7 @@ class OpenedText:
     template: ChatTemplate
     defaults: dict[str, float | int]
     named_templates: Mapping[str, str]
+    preset: Preset = NO_PRESET
 
     @classmethod
     def open(cls, model: str | Path | None = None) -> OpenedText:
@@ -57,7 +60,7 @@ class OpenedText:
         return cls(path, name, tokenizer, template, stated, named)
 
     def defined(self, definition: Definition) -> OpenedText:
-        """The same with the sampling values and the chat template of a model of the library.
+        """The same with what was set when a model of the library was created.
 
         Raises:
             TidemillError: the template is not valid.
@@ -66,4 +69,5 @@ class OpenedText:
         template = self.template
         if definition.chat_template is not None:
             template = ChatTemplate(definition.chat_template, self.tokenizer.special)
-        return replace(self, template=template, defaults={**self.defaults, **own})
+        preset = Preset(definition.system, definition.messages, definition.sampling)
+        return replace(self, template=template, defaults={**self.defaults, **own}, preset=preset)

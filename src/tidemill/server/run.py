@@ -222,6 +222,7 @@ class _Assembly:
             template=text.template,
             chat=text.chat,
             defaults=text.defaults,
+            preset=text.preset,
             admission=context.shared.admission(
                 model.name, self._options.admission, lambda: engine.info
             ),

@@ -17,6 +17,7 @@ from tidemill.base.heap import give_back
 from tidemill.contract.config import EngineConfig
 from tidemill.engine.identity import different_files
 from tidemill.engine.supervisor import SupervisedEngine, Supervision
+from tidemill.generation.preset import NO_PRESET, Preset
 
 if TYPE_CHECKING:
     from tidemill.engine.reports import LoadProgress
@@ -38,6 +39,7 @@ class TextSide:
 
     Attributes:
         chat: what both support in a chat.
+        preset: what the model brings to every request.
         files: the files that were opened for them.
     """
 
@@ -45,6 +47,7 @@ class TextSide:
     template: ChatTemplate
     chat: ChatSide
     defaults: Mapping[str, float | int] = field(default_factory=dict)
+    preset: Preset = NO_PRESET
     files: tuple[OpenedFile, ...] = ()
 
 

@@ -72,4 +72,6 @@ class ServedModel:
             f"{self.build}\0{self.config_digest}\0{info.model}\0{info.backend}\0{info.isa}\0"
             f"{info.dtype}\0{info.quantization}\0{info.kv_dtype}"
         )
+        if self.preset != NO_PRESET:
+            parts += f"\0{self.preset!r}"
         return "fp_" + hashlib.sha256(parts.encode()).hexdigest()[:12]
