@@ -240,6 +240,7 @@ void bind_executor(nb::module_& m) {
              nb::gil_scoped_release release;
              e.give_back_blocks(group, blocks.data(), static_cast<int64_t>(blocks.size()));
            })
+      .def("limit_cache", &Executor::limit_cache, nb::call_guard<nb::gil_scoped_release>())
       .def("export_layer", &export_layer)
       .def("import_layer", &import_layer)
       .def("progress", &Executor::progress)

@@ -1,5 +1,6 @@
 #include "memory/cache.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -125,11 +126,16 @@ void KvCache::give_back(int64_t g, const int32_t* blocks, int64_t count) {
     const int64_t end = blocks[i - 1] + 1;
     // The thread that takes pages may be under way beyond `first`.
     if (prefault_ && end == num_blocks(g)) prefault_->given_back(g, first);
+    const bool beyond = prefault_ && first >= prefault_->limit(g);
     for (int l : group(g).layers) {
       const KvLayer& kv = layer(l);
-      Region::give_back(kv.base + first * kv.block_stride, kv.base + end * kv.block_stride);
+      Region::give_back(kv.base + first * kv.block_stride, kv.base + end * kv.block_stride, beyond);
     }
   }
+}
+
+void KvCache::limit(int64_t g, int64_t blocks) {
+  if (prefault_) prefault_->limit(g, std::min(blocks, num_blocks(g)));
 }
 
 void KvCache::copy(int64_t g, const int32_t* pairs, int64_t count) {

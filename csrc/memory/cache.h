@@ -54,9 +54,13 @@ class KvCache {
   KvType type() const { return type_; }
   const KvLayer& layer(int l) const { return kv_[static_cast<size_t>(l)]; }
 
-  // Returns the pages of blocks that hold nothing to the system, as far as whole huge pages are theirs.
-  // In ascending order; no step may be outstanding.
+  // Returns the pages of blocks that hold nothing to the system, as far as whole huge pages are theirs;
+  // beyond the limit, small pages as well. In ascending order; no step may be outstanding.
   void give_back(int64_t g, const int32_t* blocks, int64_t count);
+
+  // Blocks from this one on are not handed out until the limit is raised: no pages are taken for them
+  // ahead of their use. No step may be outstanding.
+  void limit(int64_t g, int64_t blocks);
 
   // Copies blocks pairs[2 i] -> pairs[2 i + 1], in order.
   void copy(int64_t g, const int32_t* pairs, int64_t count);

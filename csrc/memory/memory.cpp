@@ -60,10 +60,12 @@ Region& Region::operator=(Region&& other) noexcept {
   return *this;
 }
 
-void Region::give_back([[maybe_unused]] uint8_t* begin, [[maybe_unused]] uint8_t* end) {
+void Region::give_back([[maybe_unused]] uint8_t* begin, [[maybe_unused]] uint8_t* end,
+                       [[maybe_unused]] bool exact) {
 #ifdef __linux__  // elsewhere the advice says something else
-  const auto first = (reinterpret_cast<uintptr_t>(begin) + kHugePage - 1) / kHugePage * kHugePage;
-  const auto last = reinterpret_cast<uintptr_t>(end) / kHugePage * kHugePage;
+  const size_t page = exact ? static_cast<size_t>(sysconf(_SC_PAGESIZE)) : kHugePage;
+  const auto first = (reinterpret_cast<uintptr_t>(begin) + page - 1) / page * page;
+  const auto last = reinterpret_cast<uintptr_t>(end) / page * page;
   if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
 #endif
 }

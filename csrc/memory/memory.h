@@ -37,8 +37,9 @@ class Region {
   uint8_t* data() const { return data_; }
   size_t size() const { return size_; }
   // Returns the huge pages that lie within begin .. end to the system: they read as zeros when they are
-  // touched again. Nobody may access them meanwhile.
-  static void give_back(uint8_t* begin, uint8_t* end);
+  // touched again. Nobody may access them meanwhile. `exact`: small pages at the ends as well, which
+  // splits huge ones.
+  static void give_back(uint8_t* begin, uint8_t* end, bool exact = false);
 
  private:
   void release();

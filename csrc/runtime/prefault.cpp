@@ -44,7 +44,7 @@ int64_t Prefault::Progress::wanted(bool idle) const {
   // The next unit from the middle of the one before.
   const int64_t soon = at < 0 ? 0 : ((at + std::max<int64_t>(1, unit / 2)) / unit + 1) * unit;
   const int64_t next = idle ? at + 1 + std::min(burst, most) : 0;
-  return std::min(std::max(soon, next), group.blocks);
+  return std::min(std::max(soon, next), limit.load(std::memory_order_relaxed));
 }
 
 void Prefault::Progress::settle() {
@@ -65,6 +65,7 @@ Prefault::Prefault(std::vector<Group> groups, std::chrono::milliseconds quiet) :
     for (const Array& array : group.arrays) widest = std::max(widest, array.stride);
     auto progress = std::make_unique<Progress>();
     progress->most = static_cast<int64_t>(share * static_cast<double>(group.blocks));
+    progress->limit = group.blocks;
     progress->group = std::move(group);
     progress->unit = std::max<int64_t>(1, kHugePage / widest);
     groups_.push_back(std::move(progress));
@@ -106,6 +107,23 @@ void Prefault::given_back(int64_t group, int64_t first) {
                          std::memory_order_relaxed);
   }
   changed_.notify_all();
+}
+
+void Prefault::limit(int64_t group, int64_t blocks) {
+  steps_.fetch_add(1, std::memory_order_relaxed);  // what is being taken for a burst is given up
+  Progress& progress = *groups_[static_cast<size_t>(group)];
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    progress.limit.store(blocks, std::memory_order_relaxed);
+    const int64_t taken = progress.taken.load(std::memory_order_relaxed);
+    progress.taken.store(std::min(taken, blocks / progress.unit * progress.unit),
+                         std::memory_order_relaxed);
+  }
+  changed_.notify_all();
+}
+
+int64_t Prefault::limit(int64_t group) const {
+  return groups_[static_cast<size_t>(group)]->limit.load(std::memory_order_relaxed);
 }
 
 int64_t Prefault::taken(int64_t group) const {
@@ -165,7 +183,8 @@ void Prefault::take(Progress& progress, int rest, const uint64_t* steps) {
   const int64_t current = progress.reached.load(std::memory_order_relaxed) / progress.unit;
   const int64_t begin =
       std::max(progress.taken.load(std::memory_order_relaxed), current * progress.unit);
-  const int64_t end = std::min(begin + progress.unit, progress.group.blocks);
+  const int64_t end =
+      std::min(begin + progress.unit, progress.limit.load(std::memory_order_relaxed));
   for (const Array& array : progress.group.arrays) {
     uint8_t* const last = array.base + end * array.stride;
     for (uint8_t* at = array.base + begin * array.stride; at < last; at += kHugePage) {

@@ -45,6 +45,10 @@ class Prefault {
   // forgotten. Not beside a step.
   void given_back(int64_t group, int64_t first);
 
+  // Blocks from this one on are not handed out: their pages are not taken. Not beside a step.
+  void limit(int64_t group, int64_t blocks);
+  int64_t limit(int64_t group) const;
+
   // Blocks below this one were taken (tests).
   int64_t taken(int64_t group) const;
 
@@ -53,6 +57,7 @@ class Prefault {
     Group group;
     int64_t unit;  // blocks whose pages are taken together: a huge page of the widest layer
     int64_t most;  // blocks that are taken for a burst at most
+    std::atomic<int64_t> limit{0};
     std::atomic<int64_t> reached{-1};
     std::atomic<int64_t> taken{0};
     // Under the mutex: what was reached when no step was computed last, and the most blocks that were

@@ -97,6 +97,12 @@ void Executor::give_back_blocks(int64_t group, const int32_t* blocks, int64_t co
   with_idle_cache([&](KvCache& cache, ThreadPool&) { cache.give_back(group, blocks, count); });
 }
 
+void Executor::limit_cache(int64_t blocks) {
+  with_idle_cache([&](KvCache& cache, ThreadPool&) {
+    for (int64_t g = 0; g < cache.groups(); ++g) cache.limit(g, blocks);
+  });
+}
+
 void Executor::close() {
   closed_ = true;
   weights_.close();

@@ -43,6 +43,7 @@ class Executor {
   void copy_blocks(int64_t group, const int32_t* pairs, int64_t count);
   // See KvCache. Error (Internal) if a step is outstanding.
   void give_back_blocks(int64_t group, const int32_t* blocks, int64_t count);
+  void limit_cache(int64_t blocks);  // of every group
   // Runs body(cache, pool) while no step is outstanding; Error (Internal) if one is.
   template <class Body>
   void with_idle_cache(Body&& body) {

@@ -311,6 +311,28 @@ void check_prefault_idle() {
   expect(settle(kBlocks) == kBlocks, "the whole cache and no more is taken");
 }
 
+// Blocks beyond a limit are not prefaulted until it is raised.
+void check_prefault_limit() {
+  constexpr int64_t kStride = 1 << 20, kBlocks = 64;
+  const tidemill::Region region(kBlocks * kStride, "a test");
+  tidemill::Prefault ahead({{{{region.data(), kStride}}, kBlocks}}, std::chrono::milliseconds(20));
+  const auto settle = [&](int64_t wanted) {
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (ahead.taken(0) < wanted && std::chrono::steady_clock::now() < limit)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    std::this_thread::sleep_for(std::chrono::milliseconds(60));
+    return ahead.taken(0);
+  };
+  ahead.reached(0, 29);
+  expect(settle(46) == 46, "a quarter beyond what was reached");
+  ahead.limit(0, 15);
+  expect(settle(15) == 15 && ahead.limit(0) == 15, "no more than the limit, which is within a unit");
+  ahead.reached(0, 40);  // a block that is still in use
+  expect(settle(15) == 15, "nor when a step uses what is beyond it");
+  ahead.limit(0, kBlocks);
+  expect(settle(58) == 58, "and all once it is raised");
+}
+
 // Huge pages within a range are given back: they read as zeros, and what is beside them stays.
 void check_give_back() {
   constexpr int64_t kHuge = 2 << 20;
@@ -327,6 +349,11 @@ void check_give_back() {
 #endif
   tidemill::Region::give_back(region.data() + kHuge - 1, region.data() + kHuge + 1);
   expect(all(0, kHuge, 7), "a range without a whole page changes nothing");
+  tidemill::Region::give_back(region.data() + kHuge / 2 + 1, region.data() + kHuge, true);
+  expect(all(0, kHuge / 2 + 1, 7), "small pages that are not whole stay");
+#ifdef __linux__
+  expect(all(kHuge * 3 / 4, kHuge, 0), "small pages are given back where that is asked for");
+#endif
 }
 
 }  // namespace
@@ -341,6 +368,7 @@ int main(int argc, char** argv) {
   check_close(50);
   check_prefault(20);
   check_prefault_idle();
+  check_prefault_limit();
   check_give_back();
   std::printf("threads checked, %d failures\n", failures);
   return failures ? 1 : 0;

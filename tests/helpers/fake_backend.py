@@ -153,6 +153,7 @@ class FakeBackend:
         self.steps = 0
         self.closed = False
         self.awake = True
+        self.limit: int | None = None
         self.given_back: list[tuple[int, list[int]]] = []
         self._caches: list[np.ndarray] = []
         self._queue: list[FakeHandle] = []
@@ -180,6 +181,9 @@ class FakeBackend:
     ) -> None:
         size = self.options.block_size
         self._caches = [np.full((n, size), UNWRITTEN, np.int32) for n in num_blocks]
+
+    def limit_cache(self, blocks: int) -> None:
+        self.limit = blocks
 
     def empty_cache(self) -> None:
         for cache in self._caches:

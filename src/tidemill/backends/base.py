@@ -308,6 +308,10 @@ class Backend(Protocol):
         Raises TidemillError of kind RESOURCE when memory is insufficient.
         """
 
+    def limit_cache(self, blocks: int) -> None:
+        """Blocks from this one on, of every group, are not handed out until the limit is raised:
+        no memory is taken for them ahead of their use. No step may be in flight."""
+
     def empty_cache(self) -> None:
         """Forget what all blocks and states hold and return their memory to the system, as far as
         that can be done. The sizes stay. No step may be in flight."""

@@ -128,6 +128,7 @@ class MemoryControl:
     def _resize(self, kv_bytes: int, executor: Executor) -> None:
         blocks = max(self._least, 1, kv_bytes // self._block_bytes)
         executor.copy(self._memory.resize(blocks))
+        executor.limit_cache(blocks)
         self._return_retired(executor)
 
     def _return_retired(self, executor: Executor) -> None:

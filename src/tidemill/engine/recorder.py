@@ -87,6 +87,10 @@ class RecordingExecutor:
         """See Executor."""
         self._executor.copy(copies)
 
+    def limit_cache(self, blocks: int) -> None:
+        """See Executor."""
+        self._executor.limit_cache(blocks)
+
     def empty_cache(self) -> None:
         """See Executor."""
         self._executor.empty_cache()

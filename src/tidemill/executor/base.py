@@ -51,6 +51,9 @@ class Executor(Protocol):
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Copy blocks now, in order. No plan may be in flight."""
 
+    def limit_cache(self, blocks: int) -> None:
+        """See `backends.base.Backend`."""
+
     def empty_cache(self) -> None:
         """See `backends.base.Backend`."""
 

@@ -50,6 +50,10 @@ class InprocExecutor:
         """See Executor."""
         self._runner.copy(copies)
 
+    def limit_cache(self, blocks: int) -> None:
+        """See Executor."""
+        self._runner.backend.limit_cache(blocks)
+
     def empty_cache(self) -> None:
         """See Executor."""
         self._runner.backend.empty_cache()

@@ -130,6 +130,8 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
         states=cache.states,
         unchecked=reserved > cache.num_blocks,
     )
+    if reserved > cache.num_blocks:
+        backend.limit_cache(cache.num_blocks)
     foreign = spec.foreign
     kept = cache.snapshots > 0 or not spec.state_bytes
     prefix_caching = config.prefix_caching and kept and spec.causal

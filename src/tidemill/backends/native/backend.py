@@ -111,6 +111,7 @@ class NativeBackend:
         self._matrices = self._core.packed()
         self._is_mapped = builder.kept is not None  # `_matrices`, from a file
         self._allocated: tuple[list[int], int] = ([], 0)
+        self._limit: int | None = None
         self._packing = Packing(self._core, builder.unpacked)
         self._packing.when_loaded(lambda error: builder.keep() if error is None else None)
         self._groups = spec.cache_groups()
@@ -166,11 +167,18 @@ class NativeBackend:
                 param="kv_memory",
             )
         self._core.allocate_cache(list(num_blocks), states)
-        self._allocated = list(num_blocks), states
+        self._allocated, self._limit = (list(num_blocks), states), None
+
+    def limit_cache(self, blocks: int) -> None:
+        """See backends.base.Backend."""
+        self._core.limit_cache(blocks)
+        self._limit = blocks
 
     def empty_cache(self) -> None:
         """See backends.base.Backend."""
         self._core.allocate_cache(*self._allocated)
+        if self._limit is not None:
+            self._core.limit_cache(self._limit)
 
     def release_weights(self) -> None:
         """See backends.base.Backend. Vectors, a thousandth of a model, stay.

@@ -114,6 +114,9 @@ class TorchBackend:
         self._states = recurrent.States(self.spec, states, str(self._device))
         self._allocated = num_blocks, kv_dtype, states
 
+    def limit_cache(self, blocks: int) -> None:
+        """See backends.base.Backend. No memory is taken ahead."""
+
     def empty_cache(self) -> None:
         """See backends.base.Backend."""
         self.allocate_cache(*self._allocated)

@@ -136,6 +136,9 @@ class TransformersBackend:
         self._owner = np.full(num_blocks[0], _NO_OWNER, np.int32)
         self._held = {}
 
+    def limit_cache(self, blocks: int) -> None:
+        """See backends.base.Backend. No memory is taken ahead."""
+
     def empty_cache(self) -> None:
         """See backends.base.Backend. Nothing outlives its sequence."""
 
