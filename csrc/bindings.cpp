@@ -91,12 +91,16 @@ class Handle {
       nb::gil_scoped_release release;
       output = step_->take();
     }
+    layer_hidden_ = write_layer_hidden(output);
     return write_output(std::move(output), vocab_);
   }
+  // After `result`.
+  nb::object layer_hidden() const { return layer_hidden_; }
 
  private:
   std::shared_ptr<Step> step_;
   int64_t vocab_;
+  nb::object layer_hidden_ = nb::none();
 };
 
 void bind_config(nb::module_& m) {
@@ -171,7 +175,8 @@ void bind_executor(nb::module_& m) {
   nb::class_<Handle>(m, "Handle")
       .def("set_mask", &Handle::set_mask, "row"_a, "draft"_a, "bits"_a)
       .def("done", &Handle::done, "seconds"_a = 0.0)
-      .def("result", &Handle::result);
+      .def("result", &Handle::result)
+      .def("layer_hidden", &Handle::layer_hidden);
 
   nb::class_<Executor>(m, "Executor")
       .def(nb::init<int, const std::string&, bool>(), "threads"_a, "isa"_a, "float32_compute"_a)

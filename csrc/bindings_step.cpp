@@ -117,8 +117,25 @@ StepInput read_step(nb::handle inputs) {
   }
   step.return_logits = nb::cast<bool>(inputs.attr("return_logits"));
   if (!inputs.attr("hidden").is_none()) step.hidden = read<uint8_t>(inputs, "hidden");
+  if (!inputs.attr("hidden_layers").is_none()) {
+    step.hidden_layers = read<int32_t>(inputs, "hidden_layers");
+  }
+  if (const nb::object overrides = inputs.attr("overrides"); !overrides.is_none()) {
+    step.override_tokens = read<int32_t>(overrides, "tokens");
+    const nb::object rows = overrides.attr("rows");
+    const auto vectors = array<float, 2>(rows, "overrides.rows");
+    step.override_rows.assign(vectors.data(), vectors.data() + vectors.size());
+  }
   if (!inputs.attr("second").is_none()) step.second = read<int32_t>(inputs, "second");
   return step;
+}
+
+nb::object write_layer_hidden(StepOutput& out) {
+  if (out.layer_hidden.empty()) return nb::none();
+  const auto layers = static_cast<size_t>(out.hidden_layers);
+  const auto rows = static_cast<size_t>(out.hidden_rows);
+  const size_t width = out.layer_hidden.size() / (layers * rows);
+  return to_numpy(std::move(out.layer_hidden), {layers, rows, width});
 }
 
 nb::tuple write_output(StepOutput&& out, int64_t vocab) {

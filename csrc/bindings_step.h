@@ -12,5 +12,7 @@ SamplingInput read_sampling(nanobind::handle sampling);
 // (sampled, logprobs or None, targets or None, logits or None, seconds); logprobs and targets are
 // (chosen, top_ids, top_values).
 nanobind::tuple write_output(StepOutput&& output, int64_t vocab);
+// float32 [layers, tokens, hidden], or None.
+nanobind::object write_layer_hidden(StepOutput& output);
 
 }  // namespace tidemill

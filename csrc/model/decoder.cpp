@@ -9,6 +9,15 @@
 
 namespace tidemill {
 
+namespace {
+
+// First token of the last row; a step with a slice has one.
+int64_t last_row_start(const StepInput& step) {
+  return step.row_start[static_cast<size_t>(step.rows() - 1)];
+}
+
+}  // namespace
+
 Decoder::Decoder(const KernelTable& kernels, ThreadPool& pool, DecoderModel& model, Latch& packed,
                  std::function<bool()> cancelled)
     : model_(model),
@@ -55,6 +64,9 @@ void Decoder::begin(const StepInput& step, KvCache& cache) {
   stream_.begin(step.tokens());
   kv_.begin();
   recurrent_.begin();
+  layer_hidden_.clear();
+  hidden_tokens_.clear();
+  if (!step.hidden_layers.empty()) hidden_tokens_ = step.hidden_tokens();
   const auto last = std::max_element(context_.positions.begin(), context_.positions.end());
   const int64_t reached = last == context_.positions.end() ? 0 : *last + 1;
   for (RopeTable& rope : model_.ropes) rope.grow(reached, context_.pool);
@@ -72,21 +84,32 @@ void Decoder::forward(const StepInput& step, const std::vector<int32_t>& token_i
   begin(step, cache);
   wait_until_packed(model_.embedding_packed_needed);
   embed(token_ids, step.rows() - (slice.begin > 0));  // rows that start at the first layer
-  const int64_t last = step.row_start[static_cast<size_t>(step.rows() - 1)];
   for (int64_t l = 0; l < layers; ++l) {
     check_cancelled();
     if (l == slice.begin && l > 0) {
       stream_.apply();
-      partial_rows_.restore(step, model_.hidden, stream_.row(last));
+      partial_rows_.restore(step, model_.hidden, stream_.row(last_row_start(step)));
       compute_rows(step.rows());
     } else if (l == slice.end) {
       stream_.apply();
-      partial_rows_.save(step, model_.hidden, stream_.row(last));
+      partial_rows_.save(step, model_.hidden, stream_.row(last_row_start(step)));
       compute_rows(step.rows() - 1);
     }
+    keep_hidden(l);
     if (context_.tokens > 0) run_layer(static_cast<size_t>(l));
   }
   stream_.apply();
+  keep_hidden(layers);
+}
+
+void Decoder::keep_hidden(int64_t l) {
+  const std::vector<int32_t>& layers = context_.step->hidden_layers;
+  if (!std::binary_search(layers.begin(), layers.end(), l)) return;
+  stream_.apply();
+  for (const int64_t token : hidden_tokens_) {
+    const float* const x = stream_.row(token);
+    layer_hidden_.insert(layer_hidden_.end(), x, x + model_.hidden);
+  }
 }
 
 // Embeds the first `rows` rows. Inputs of the layers are computed of all rows in any case: no step

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include "memory/cache.h"
@@ -35,6 +36,8 @@ class Decoder {
   void forward(const StepInput& step, const std::vector<int32_t>& token_ids, KvCache& cache);
   // Final hidden states of `count` tokens: out [count, hidden].
   void hidden(const int64_t* tokens, int64_t count, float* out);
+  // x in front of the step's hidden_layers, for its hidden_tokens: [layers, tokens, hidden].
+  std::vector<float> take_layer_hidden() { return std::move(layer_hidden_); }
   // Logits of `count` tokens (indices into the last forward's tokens): out [count, vocab].
   void logits(const int64_t* tokens, int64_t count, float* out);
 
@@ -52,6 +55,8 @@ class Decoder {
   // What a layer (after the last: the output layer) or its feed-forward block multiplies first.
   LinearList first_products(size_t l) const;
   LinearList first_feed_forward_products(const DecoderLayer& layer) const;
+  // Keeps x in front of layer l (behind the last, if there is no such layer) if the step requests it.
+  void keep_hidden(int64_t l);
   void check_cancelled() const;
   void wait_until_packed(int64_t count);
 
@@ -70,6 +75,8 @@ class Decoder {
   FeedForwardBlock feed_forward_;
   ExpertsBlock experts_;
   PartialRows partial_rows_;
+  std::vector<int64_t> hidden_tokens_;  // whose x is kept; empty: none
+  std::vector<float> layer_hidden_;
 };
 
 }  // namespace tidemill

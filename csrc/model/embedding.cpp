@@ -1,5 +1,7 @@
 #include "model/embedding.h"
 
+#include <algorithm>
+
 namespace tidemill {
 
 namespace {
@@ -11,6 +13,14 @@ void read_row(const KernelTable& kernels, const Embedding& from, int64_t id, int
   } else {
     kernels.to_float(from.type, from.source + id * from.row_bytes, width, out);
   }
+}
+
+// The vector given in place of the token's embedding, or null.
+const float* override_of(const StepInput& step, int64_t token, int64_t width) {
+  const std::vector<int32_t>& tokens = step.override_tokens;
+  const auto at = std::lower_bound(tokens.begin(), tokens.end(), token);
+  if (at == tokens.end() || *at != token) return nullptr;
+  return step.override_rows.data() + (at - tokens.begin()) * width;
 }
 
 }  // namespace
@@ -26,8 +36,12 @@ void EmbeddingBlock::run(const std::vector<int32_t>& token_ids) {
     const auto at = static_cast<size_t>(t);
     float* const out = stream_.row(t);
     float* const row = context_.scratch(thread);
-    read_row(kernels, model.embedding, token_ids[at], model.hidden, out);
-    if (model.embed_scale != 1.0f) kernels.scale(out, model.embed_scale, model.hidden);
+    if (const float* const given = override_of(*context_.step, t, model.hidden)) {
+      std::copy_n(given, model.hidden, out);
+    } else {
+      read_row(kernels, model.embedding, token_ids[at], model.hidden, out);
+      if (model.embed_scale != 1.0f) kernels.scale(out, model.embed_scale, model.hidden);
+    }
     if (model.positions != nullptr) {
       kernels.unpack_row(*model.positions, context_.positions[at], row);
       kernels.add(out, row, model.hidden);

@@ -13,8 +13,8 @@ class EmbeddingBlock {
  public:
   EmbeddingBlock(StepContext& context, ResidualStream& stream);
 
-  // x of the first tokens of the step: their rows of the embedding, learned positions, token types and
-  // norm.
+  // x of the first tokens of the step: their scaled rows of the embedding or the vectors given in place
+  // of them, learned positions, token types and norm.
   void run(const std::vector<int32_t>& token_ids);
 
  private:

@@ -54,10 +54,23 @@ struct StepInput {
   LayerSlice slice;
   bool return_logits = false;
   std::vector<uint8_t> hidden;  // per row; empty: none requested
+  std::vector<int32_t> hidden_layers;    // ascending: x in front of them, of the tokens of `hidden`
+  std::vector<int32_t> override_tokens;  // ascending: tokens whose embedding is given
+  std::vector<float> override_rows;      // [override_tokens, hidden]
   std::vector<int32_t> second;  // per row: first token of type 1; 0: none; empty: no row has any
 
   int64_t rows() const { return static_cast<int64_t>(context_len.size()); }
   int64_t tokens() const { return static_cast<int64_t>(token_ids.size()); }
+  // Tokens whose hidden states are requested.
+  std::vector<int64_t> hidden_tokens() const {
+    std::vector<int64_t> tokens;
+    for (size_t r = 0; r < hidden.size(); ++r) {
+      if (hidden[r] == kHiddenNone) continue;
+      const int64_t end = row_start[r + 1];
+      for (int64_t t = hidden[r] == kHiddenAll ? row_start[r] : end - 1; t < end; ++t) tokens.push_back(t);
+    }
+    return tokens;
+  }
 };
 
 // Log-probabilities of `chosen.size()` tokens; ids and values are [that, width].
@@ -76,6 +89,8 @@ struct StepOutput {
   std::vector<float> logits;
   int64_t hidden_rows = 0;
   std::vector<float> hidden;
+  int64_t hidden_layers = 0;
+  std::vector<float> layer_hidden;  // [hidden_layers, hidden_rows, hidden]
   // Queued, forward (without waiting for packing), sampling, total.
   double seconds[4] = {0, 0, 0, 0};
 };

@@ -57,6 +57,23 @@ void check_types(const StepInput& step, const StepLimits& limits) {
   }
 }
 
+void check_ascending(const std::vector<int32_t>& values, int64_t end, const char* field) {
+  for (size_t i = 0; i < values.size(); ++i) {
+    require(values[i] >= 0 && values[i] < end && (i == 0 || values[i - 1] < values[i]), field,
+            "must ascend below " + std::to_string(end));
+  }
+}
+
+void check_vectors(const StepInput& step, const StepLimits& limits) {
+  check_ascending(step.hidden_layers, limits.layers + 1, "hidden_layers");
+  // A slice's row computes its other layers in other steps.
+  require(step.hidden_layers.empty() || (!step.hidden.empty() && !step.slice), "hidden_layers",
+          "need the tokens of `hidden`, and all layers");
+  check_ascending(step.override_tokens, step.tokens(), "override_tokens");
+  require_size(step.override_rows, static_cast<int64_t>(step.override_tokens.size()) * limits.hidden,
+               "override_rows");
+}
+
 void check_tokens(const StepInput& step, const StepLimits& limits) {
   for (const int32_t token : step.token_ids) {
     require(token < limits.vocab, "token_ids",
@@ -175,6 +192,7 @@ void check_step(const StepInput& step, const StepLimits& limits) {
   check_blocks(step, limits);
   limits.cache.states().check(step);
   check_slice(step, limits.layers);
+  check_vectors(step, limits);
   check_sampling(step, limits.vocab);
 }
 

@@ -11,7 +11,7 @@ namespace tidemill {
 struct StepLimits {
   int64_t vocab;
   int64_t max_positions;
-  int64_t layers;
+  int64_t layers, hidden;
   int64_t types;  // number of token types, 0: none
   bool causal;
   const KvCache& cache;

@@ -80,7 +80,7 @@ std::shared_ptr<Step> Executor::submit(StepInput input) {
   if (kv.bytes() == 0) throw internal_error("no KV cache is allocated");
   const auto check = [&](const StepInput& step, const std::vector<uint8_t>* previous) {
     check_step(step, {model_.vocab, model_.max_positions,
-                      static_cast<int64_t>(model_.layers.size()),
+                      static_cast<int64_t>(model_.layers.size()), model_.hidden,
                       model_.types == nullptr ? 0 : model_.types->n, model_.causal, kv, previous});
   };
   return queue_->submit(std::move(input), model_.vocab, check);

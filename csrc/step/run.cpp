@@ -107,18 +107,13 @@ void StepRunner::plan_sampling(const StepInput& step) {
 
 // Final hidden states of the rows that request them.
 void StepRunner::compute_hidden(const StepInput& step, StepOutput& out) {
-  std::vector<int64_t> tokens;
-  for (size_t r = 0; r < step.hidden.size(); ++r) {
-    const int64_t begin = step.row_start[r], end = step.row_start[r + 1];
-    if (step.hidden[r] == kHiddenNone) continue;
-    for (int64_t t = step.hidden[r] == kHiddenAll ? begin : end - 1; t < end; ++t) {
-      tokens.push_back(t);
-    }
-  }
+  const std::vector<int64_t> tokens = step.hidden_tokens();
   if (tokens.empty()) return;
   out.hidden_rows = static_cast<int64_t>(tokens.size());
   out.hidden.resize(tokens.size() * static_cast<size_t>(model_.hidden));
   decoder_.hidden(tokens.data(), out.hidden_rows, out.hidden.data());
+  out.hidden_layers = static_cast<int64_t>(step.hidden_layers.size());
+  out.layer_hidden = decoder_.take_layer_hidden();
 }
 
 // Logprobs of prompt targets and logits to return, computed in chunks.

@@ -139,6 +139,22 @@ class LayerSlice:
     end: int
 
 
+@dataclass(frozen=True, slots=True)
+class EmbeddingOverrides:
+    """Vectors in place of tokens' embeddings (soft prompts, images).
+
+    They stand for rows of the embedding after `embed_scale`: learned positions, token types and the
+    norm of embeddings are applied to them. Per-layer inputs (`LayerInputs`) look the token up.
+
+    Attributes:
+        tokens: int32 [N], ascending: indices of the step's tokens.
+        rows: float32 [N, hidden_size].
+    """
+
+    tokens: Int32
+    rows: Float32
+
+
 @dataclass(slots=True)
 class StepInputs:
     """One step over R rows and T tokens.
@@ -169,6 +185,10 @@ class StepInputs:
         return_logits: also return the float32 logits of all rows that have logits (for tests).
         hidden: uint8 [R]; HIDDEN_NONE, HIDDEN_LAST or HIDDEN_ALL: tokens whose final hidden states
             (after the last norm) are returned. None: no tokens.
+        hidden_layers: int32 [N], ascending: layers in front of which the residual stream of the
+            same tokens is returned too; 0 is the embedding, the number of layers what the last
+            layer leaves, before the last norm. Not with `slice`. None: no layers.
+        overrides: see `EmbeddingOverrides`; None: none.
         second: int32 [R]: position from which a row's tokens have type 1; 0 for a row without such
             tokens. None: no row has any.
     """
@@ -190,6 +210,8 @@ class StepInputs:
     slice: LayerSlice | None = None
     return_logits: bool = False
     hidden: UInt8 | None = None
+    hidden_layers: Int32 | None = None
+    overrides: EmbeddingOverrides | None = None
     second: Int32 | None = None
 
 
@@ -215,6 +237,7 @@ class StepOutputs:
         seconds: (queued, forward, sampling, total); forward excludes the wait for weights that are
             not loaded yet.
         hidden: float32 [H, hidden_size], in row order (LAST: one, ALL: each token), or None.
+        layer_hidden: float32 [hidden_layers, H, hidden_size], or None.
     """
 
     sampled: Int32
@@ -223,6 +246,7 @@ class StepOutputs:
     logits: Float32 | None = None
     seconds: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
     hidden: Float32 | None = None
+    layer_hidden: Float32 | None = None
 
 
 class StepHandle(Protocol):

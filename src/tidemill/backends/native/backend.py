@@ -70,6 +70,7 @@ class NativeHandle:
                 logits,
                 seconds,
                 hidden,
+                self._core.layer_hidden(),
             )
         return self._outputs
 

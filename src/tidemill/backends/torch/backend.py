@@ -14,9 +14,6 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from tidemill.backends.base import (
-    HIDDEN_ALL,
-    HIDDEN_LAST,
-    HIDDEN_NONE,
     LOGITS_ALL,
     LOGITS_NONE,
     BackendMemory,
@@ -27,6 +24,7 @@ from tidemill.backends.base import (
 )
 from tidemill.backends.torch import latents, layers, recurrent
 from tidemill.backends.torch.cache import PagedCache
+from tidemill.backends.torch.hidden import LayerHidden, requested
 from tidemill.backends.torch.place import DTYPES, open_device, to_torch
 from tidemill.backends.torch.steps import Computed, Handle, StepThread
 from tidemill.base.errors import ErrorKind, LoadCallback, TidemillError, unsupported
@@ -170,14 +168,17 @@ class TorchBackend:
             self._ready_cache().copy(group, pairs)
         if not inputs.context_len.size:  # a step may only copy blocks
             return Computed()
-        hidden = self._forward(torch.from_numpy(tokens).long().to(self._device), inputs)
-        return Computed(self._logits(hidden, inputs), _hidden(hidden, inputs))
+        kept = LayerHidden(inputs)
+        hidden = self._forward(torch.from_numpy(tokens).long().to(self._device), inputs, kept)
+        return Computed(self._logits(hidden, inputs), requested(hidden, inputs), kept.stacked())
 
-    def _forward(self, tokens: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
+    def _forward(self, tokens: torch.Tensor, inputs: StepInputs, kept: LayerHidden) -> torch.Tensor:
         """Final hidden states [tokens, hidden] of all rows; writes the KV cache."""
         spec, weights = self.spec, self._weights
         positions, slots, contexts = self._addresses(inputs)
         x = weights[names.EMBED][tokens] * spec.embed_scale
+        if (given := inputs.overrides) is not None:
+            x[torch.from_numpy(given.tokens).long()] = torch.from_numpy(given.rows).to(x)
         if spec.learned_positions:
             x = x + weights[names.POSITIONS][positions]
         if spec.token_types:
@@ -186,6 +187,7 @@ class TorchBackend:
             x = self._norm("embed_norm", spec.norm, x)
         own = None if spec.layer_inputs is None else self._own_inputs(spec.layer_inputs, tokens, x)
         for i, layer in enumerate(spec.layers):
+            kept.take(i, x)
             h, attended = x, None
             if layer.mixer is not None:
                 h = self._block_norm(i, "attn_norm", layer.has_norm("attn"), x)
@@ -211,6 +213,7 @@ class TorchBackend:
             if layer.scaled:
                 x = x * weights[layer_name(i, "scale")]
             self._progress += 1
+        kept.take(len(spec.layers), x)
         return self._norm("final_norm", spec.norm, x) if spec.last_norm else x
 
     def _own_inputs(
@@ -487,15 +490,3 @@ class TorchBackend:
                 values = layers.softcap(values, self.spec.logit_softcap)
             rows.append(values.cpu().numpy())
         return rows
-
-
-def _hidden(hidden: torch.Tensor, inputs: StepInputs) -> NDArray[np.float32] | None:
-    """Final hidden states that the rows request, float32 [count, hidden]."""
-    if inputs.hidden is None or not inputs.hidden.any():
-        return None
-    parts = []
-    for row, wanted in enumerate(inputs.hidden.tolist()):
-        begin, end = int(inputs.row_start[row]), int(inputs.row_start[row + 1])
-        first = {HIDDEN_NONE: end, HIDDEN_LAST: end - 1, HIDDEN_ALL: begin}[wanted]
-        parts.append(hidden[first:end])
-    return torch.cat(parts).float().cpu().numpy()

@@ -78,11 +78,12 @@ class Computed:
 
     Attributes:
         rows: per row float32 [count, vocab]: logits of its last token, of all its tokens, or empty.
-        hidden: float32 [H, hidden_size], see `StepOutputs`; None: no hidden states.
+        hidden, layer_hidden: see `StepOutputs`.
     """
 
     rows: list[Float32] = field(default_factory=list)
     hidden: Float32 | None = None
+    layer_hidden: Float32 | None = None
 
 
 Compute = Callable[[Int32, StepInputs], Computed]
@@ -162,7 +163,7 @@ class StepThread:
         computed = self._compute(tokens, inputs)
         forward = monotonic()
         outputs = self._sample(handle, computed.rows, pending)
-        outputs.hidden = computed.hidden
+        outputs.hidden, outputs.layer_hidden = computed.hidden, computed.layer_hidden
         handle.sampled = outputs.sampled
         end = monotonic()
         outputs.seconds = (0.0, forward - start, end - forward, end - start)

@@ -181,6 +181,9 @@ class TransformersBackend:
     # --- one step ------------------------------------------------------------------------------
 
     def _compute(self, tokens: Int32, inputs: StepInputs) -> Computed:
+        if inputs.overrides is not None or inputs.hidden_layers is not None:
+            what = "the transformers backend takes token ids and returns final hidden states alone"
+            raise unsupported("backend", what)
         rows: list[Float32] = []
         hidden: list[torch.Tensor] = []
         wanted = inputs.hidden

@@ -1,0 +1,38 @@
+"""The hidden states that the rows of a step request."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from tidemill.backends.base import HIDDEN_ALL, HIDDEN_LAST, HIDDEN_NONE, Float32, StepInputs
+
+
+def requested(x: torch.Tensor, inputs: StepInputs) -> Float32 | None:
+    """Of x [tokens, hidden], the tokens that `inputs.hidden` names: float32 [count, hidden]."""
+    if inputs.hidden is None or not inputs.hidden.any():
+        return None
+    parts = []
+    for row, wanted in enumerate(inputs.hidden.tolist()):
+        begin, end = int(inputs.row_start[row]), int(inputs.row_start[row + 1])
+        first = {HIDDEN_NONE: end, HIDDEN_LAST: end - 1, HIDDEN_ALL: begin}[wanted]
+        parts.append(x[first:end])
+    return torch.cat(parts).float().cpu().numpy()
+
+
+class LayerHidden:
+    """Keeps x in front of the layers that `inputs.hidden_layers` names."""
+
+    def __init__(self, inputs: StepInputs) -> None:
+        self._inputs = inputs
+        self._layers = [] if inputs.hidden_layers is None else inputs.hidden_layers.tolist()
+        self._kept: list[Float32] = []
+
+    def take(self, layer: int, x: torch.Tensor) -> None:
+        """Keep x [tokens, hidden] in front of `layer`, if it is one of them."""
+        if layer in self._layers and (found := requested(x, self._inputs)) is not None:
+            self._kept.append(found)
+
+    def stacked(self) -> Float32 | None:
+        """float32 [layers, count, hidden], or None where no layer was asked for."""
+        return np.stack(self._kept) if self._kept else None
