@@ -71,6 +71,16 @@ def test_shortly_before_the_step_should_end(monkeypatch: pytest.MonkeyPatch) -> 
     assert all(0.85 * STEP < one < STEP for one in waited), waited
 
 
+def test_time_between_steps_counts_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, paced = paced_engine(monkeypatch)
+    with closing(engine):
+        tokens_of(engine)
+        paced.now += 1000.0  # nobody asks for anything
+        tokens_of(engine)
+        taken = engine.stats.step_seconds
+    assert taken == pytest.approx(STEP * len(paced.launches), rel=0.05)
+
+
 def test_what_arrives_while_a_step_computes_is_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     pacing = Pacing(monkeypatch, lambda plan: STEP)
     core = real_core("native", wrap=pacing)
