@@ -118,7 +118,7 @@ def test_all_problems_at_once_in_the_order_of_the_file(problems: Problems, folde
     found = problems(
         "[server]\nprot = 1\nport = 70000\nthreads = 2\n[sever]\n[limits]\nmax_n = 500\n"
         '[[models]]\nname = "a"\nsource = "./absent"\nthreads = "four"\naliases = ["b", 3, "b"]\n'
-        "[models.sampling]\ntemperature = -1\nmax_tokens = 3\n"
+        "[models.sampling]\ntemperature = -1\nmax_tokns = 3\n"
         '[[models]]\nname = "a"\ncontext = 3\n[[models]]\npin = true\n'
         '[[pipelines]]\nname = "p"\n'
     )
@@ -132,8 +132,7 @@ def test_all_problems_at_once_in_the_order_of_the_file(problems: Problems, folde
         't.toml:11:11: models[0].threads: must be a whole number from 1 to 1024, got "four"',
         "t.toml:12:17: models[0].aliases[1]: must be a name, got 3",
         "t.toml:14:15: models[0].sampling.temperature: must be a number from 0 to 100, got -1",
-        "t.toml:15:1: models[0].sampling.max_tokens: is no key here; known are min_p, "
-        "repetition_penalty, temperature, top_k, top_p",
+        "t.toml:15:1: models[0].sampling.max_tokns: is no key here; did you mean max_tokens?",
         "t.toml:17:8: models[1].name: 'a' is a name of models[0] (t.toml:9:8) too; rename one",
         "t.toml:18:1: models[1].context: is no key here; did you mean max_model_len?",
         "t.toml:19:3: models[2]: has neither name nor source; source says which model it is",

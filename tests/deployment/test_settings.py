@@ -11,7 +11,7 @@ import pytest
 from tidemill.cli.declared import command
 from tidemill.cli.serve import serve
 from tidemill.contract.config import EngineConfig
-from tidemill.contract.sampling import NEUTRAL
+from tidemill.contract.sampling import NEUTRAL, SamplingParams
 from tidemill.deployment.deployment import ModelSettings, PipelineSettings, ServerSettings
 from tidemill.deployment.kinds import FOREVER
 from tidemill.deployment.reading import default_of
@@ -46,7 +46,8 @@ def test_every_field_has_a_row_and_every_row_a_field() -> None:
     own = {"sampling", "engine", "of", "template_digest", "stated"}
     assert keyed(MODEL).keys() - {*ENGINE_KEYS} == model - own
     assert [s.key for s in limit_settings()] == [f.name for f in dataclasses.fields(Limits)]
-    assert [s.key for s in sampling_settings()] == [*NEUTRAL]
+    sampling = {field.name for field in msgspec.structs.fields(SamplingParams)}
+    assert {*NEUTRAL} < {s.key for s in sampling_settings()} < sampling
 
 
 def test_defaults_are_those_of_the_types() -> None:
@@ -57,6 +58,20 @@ def test_defaults_are_those_of_the_types() -> None:
     assert Limits(**{s.key: default_of(s) for s in limit_settings()}) == Limits()
     given = {s.key: default_of(s) for s in ADMISSION}
     assert AdmissionOptions.of(**given) == AdmissionOptions()
+
+
+def test_presets_are_sampling_parameters() -> None:
+    for value in (1, 0.5, "\n", ["a", "b"]):
+        for setting in sampling_settings():
+            try:
+                found = setting.kind.read(value, Path("/"))
+            except ValueError:
+                continue
+            SamplingParams(**{setting.key: found})
+    stop = keyed(sampling_settings())["stop"].kind
+    for wrong in ("", ["a"] * 2, [""], [*map(str, range(17))], "x" * 1025):
+        with pytest.raises(ValueError):
+            stop.read(wrong, Path("/"))
 
 
 def test_every_flag_of_serve_is_a_row_of_the_table() -> None:

@@ -123,6 +123,10 @@ def _models(deployment: Deployment) -> Found:
             yield section.label, "revision", "belongs to a model on the hub, and source is a path"
         if values["file"].value is not None and local and Path(values["source"].value).is_file():
             yield section.label, "file", "belongs to a folder or a hub name, and source is a file"
+        least, most = (values[f"sampling.{key}"].value for key in ("min_tokens", "max_tokens"))
+        if least is not None and most is not None and least > most:
+            message = f"is {least}, more than max_tokens ({most})"
+            yield section.label, "sampling.min_tokens", message
         keep_alive = values["keep_alive"]
         if values["pin"].value and keep_alive.value == 0:
             yield section.label, "keep_alive", "is 0, and the model is pinned; leave one out"

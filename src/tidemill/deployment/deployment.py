@@ -63,7 +63,7 @@ class ModelSettings(msgspec.Struct, frozen=True):
     chat_template: str | None
     tool_format: str
     reasoning_format: str
-    sampling: Mapping[str, float | int]
+    sampling: Mapping[str, Any]
     engine: Mapping[str, Any]
     of: str | None = None
     template_digest: str | None = None

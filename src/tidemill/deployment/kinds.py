@@ -129,13 +129,13 @@ def checked(what: str, check: Callable[[str], object]) -> Kind:
     return Kind(what, read)
 
 
-def several(kind: Kind, what: str) -> Kind:
-    """A list of distinct values; a single value stands for a list of one."""
+def several(kind: Kind, what: str, *, most: int = MAX_VALUES) -> Kind:
+    """A list of at most `most` distinct values; a single value stands for a list of one."""
 
     def read(value: Any, folder: Path) -> tuple[Any, ...]:
         values = value if isinstance(value, list | tuple) else [value]
-        if len(values) > MAX_VALUES:
-            raise ValueError(f"has {len(values)} values; at most {MAX_VALUES} are taken")
+        if len(values) > most:
+            raise ValueError(f"has {len(values)} values; at most {most} are taken")
         found = []
         for index, one in enumerate(values):
             try:
