@@ -19,6 +19,7 @@ from tests.library.conftest import REPOS, WEIGHTS
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.library.catalog import Entry, Library
 from tidemill.library.fetch import FetchSettings
+from tidemill.library.locate import locate
 from tidemill.library.progress import Progress
 from tidemill.library.pull import pull
 
@@ -106,6 +107,8 @@ def test_one_file_of_several(hub: FakeHub, library: Library) -> None:
     }  # fmt: skip
     named, _ = pulled("hf.co/owner/gguf/m-Q8_0.gguf", library)
     assert named.name == "owner/gguf:Q8_0" and named.digest == eight.digest
+    for spelling in ("owner/gguf:q8_0", "hf.co/owner/gguf:Q8_0", "hf://owner/gguf/m-Q8_0.gguf"):
+        assert locate(spelling, library=library).path == eight.path
     refused("owner/gguf:Q2_K", library, ErrorKind.NOT_FOUND, "there are")
     refused("owner/absent", library, ErrorKind.NOT_FOUND, "HF_TOKEN")
     refused("owner/gated", library, ErrorKind.NOT_FOUND, "terms")
@@ -180,6 +183,11 @@ def test_broken_connections(hub: FakeHub, library: Library) -> None:
 
 def test_an_address_that_expires(hub: FakeHub, library: Library) -> None:
     hub.fault = large(lambda answer: Answer(403))
+    pulled("owner/folder", library)
+
+
+def test_a_host_that_lacks_ranges_at_times(hub: FakeHub, library: Library) -> None:
+    hub.fault = large(lambda answer: replace(answer, ranges=False), times=3)
     pulled("owner/folder", library)
 
 

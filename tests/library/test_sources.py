@@ -51,6 +51,15 @@ def test_an_address(web: FakeHub, library: Library) -> None:
     refused(f"{web.url}/absent.gguf", library, ErrorKind.NOT_FOUND, "404")
 
 
+def test_a_login_and_a_signature_are_not_written_down(web: FakeHub, library: Library) -> None:
+    web.pages["/m.gguf"] = MODEL
+    url = web.url.replace("//", "//me:word@")
+    entry, said = pulled(f"{url}/m.gguf?signature=secret", library)
+    assert entry.manifest.source == f"{web.url}/m.gguf"
+    assert not any("word" in str(p.message) or "secret" in str(p.message) for p in said)
+    refused(f"{url}/absent.gguf?signature=secret", library, ErrorKind.NOT_FOUND, "127.0.0.1 does")
+
+
 def test_all_parts_of_a_split_file(web: FakeHub, library: Library) -> None:
     for number in (1, 2):
         web.pages[f"/m-0000{number}-of-00002.gguf"] = b"GGUF part %d" % number

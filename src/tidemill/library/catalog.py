@@ -23,7 +23,7 @@ from tidemill.base.errors import ErrorKind, TidemillError, config_error, model_f
 from tidemill.library.blobs import BlobGone, Blobs, sync_folder
 from tidemill.library.home import MANIFESTS, default_home
 from tidemill.library.manifest import MAX_BYTES, Definition, Manifest, decode, encode
-from tidemill.library.names import ModelName
+from tidemill.library.names import ModelName, by_hub_name
 from tidemill.loading.locate import bundled_models
 
 
@@ -97,11 +97,18 @@ class Library:
     def find(self, name: str) -> Manifest | None:
         """The manifest of a name; None if it is not in the library.
 
-        A name without a version is that entry, or else its highest version.
+        A name without a version is that entry, or else its highest version; a name on the hub may
+        be spelled in any way that `pull` accepts.
 
         Raises:
             TidemillError: MODEL_FILE, if the manifest is damaged.
         """
+        found = self._find(name)
+        if found is None and (other := by_hub_name(name)) is not None and other != name:
+            found = self._find(other)
+        return found
+
+    def _find(self, name: str) -> Manifest | None:
         parsed = ModelName.parse(name)
         if parsed is None:
             return None

@@ -6,7 +6,9 @@ import re
 from dataclasses import dataclass, replace
 from urllib.parse import quote, unquote
 
-from tidemill.base.errors import config_error
+from tidemill.base.errors import TidemillError, config_error
+from tidemill.loading.hub_choice import label
+from tidemill.loading.hub_name import HubName, parse
 
 _PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 _NAME = re.compile(
@@ -77,3 +79,20 @@ class ModelName:
         """The name whose `file_name` this is, or None."""
         name = cls.parse(unquote(file_name.removesuffix(".json")))
         return name if name is not None and name.file_name == file_name else None
+
+
+def hub_default(name: HubName) -> str:
+    """What a model of the hub is called in the library, unless it is named otherwise."""
+    if name.file is not None:
+        return f"{name.repo}:{label(name.file) or name.file.rpartition('/')[2].removesuffix('.gguf')}"
+    return name.repo + (f":{name.tag.upper()}" if name.tag else "")
+
+
+def by_hub_name(text: str) -> str | None:
+    """The name in the library of a model of the hub in any of its spellings; None for a revision,
+    which the library does not distinguish, and for what is no name on the hub."""
+    try:
+        name = parse(text)
+    except TidemillError:  # the address of another site
+        return None
+    return None if name is None or name.revision is not None else hub_default(name)

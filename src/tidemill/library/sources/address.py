@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import PurePosixPath
-from urllib.parse import unquote, urldefrag, urlsplit
+from urllib.parse import unquote, urldefrag, urlsplit, urlunsplit
 
 from tidemill.base.errors import ErrorKind, TidemillError, config_error
 from tidemill.library import http
@@ -61,7 +61,10 @@ def pull_address(text: str, sha256: str | None, pulling: Pulling) -> Found:
         listed = ", ".join(f"sha256:{file.sha256}" for file in stored)
         pulling.reporter.say(f"no digest was given to compare with; what arrived has {listed}")
     name = (split[1] if split else file_name.removesuffix(".gguf")).replace(" ", "-")
-    shown = url if sha256 is None else f"{url}#sha256={sha256}"
+    # A login and a signature are not written down.
+    shown = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    if sha256 is not None:
+        shown += f"#sha256={sha256}"
     return Found(name.replace("+", "-"), shown, tuple(stored), file_name)
 
 

@@ -11,9 +11,10 @@ from tidemill.library import http
 from tidemill.library.blobs import digest_of
 from tidemill.library.fetch import RemoteFile
 from tidemill.library.manifest import is_inside
+from tidemill.library.names import hub_default
 from tidemill.library.pulling import Found, Pulling
 from tidemill.loading.hub import cached_files, error_kind, refusal
-from tidemill.loading.hub_choice import Choice, choose, label
+from tidemill.loading.hub_choice import Choice, choose
 from tidemill.loading.hub_name import HubName
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def pull_hub(name: HubName, pulling: Pulling) -> Found:
     files = pulling.fetch(
         [_remote(name, commit, path, file) for path, file in chosen.items()],
     )
-    return Found(_default_name(name), str(name), tuple(files), choice.entry, None, commit, licence)
+    return Found(hub_default(name), str(name), tuple(files), choice.entry, None, commit, licence)
 
 
 def _info(name: HubName, pulling: Pulling) -> ModelInfo:
@@ -137,19 +138,13 @@ def _referenced(
     files = pulling.reference({path: folder / path for path in choice.files})
     pulling.reporter.say(f"{name} is in the hub's cache and referenced there: nothing is copied")
     root = folder if choice.entry is None else folder / choice.entry
-    return Found(_default_name(name), str(name), files, choice.entry, str(root), commit, licence)
+    return Found(hub_default(name), str(name), files, choice.entry, str(root), commit, licence)
 
 
 def _offline(name: HubName, pulling: Pulling, why: str) -> Found:
     folder, listed = cached_files(name, why)
     pulling.reporter.say(f"{name}: using the hub's cache: {why.partition(',')[0]}")
     return _referenced(name, choose(name, listed), folder, pulling, folder.name)
-
-
-def _default_name(name: HubName) -> str:
-    if name.file is not None:
-        return f"{name.repo}:{label(name.file) or Path(name.file).stem}"
-    return name.repo + (f":{name.tag}" if name.tag else "")
 
 
 def _licence(info: ModelInfo) -> str | None:
