@@ -1,10 +1,9 @@
-"""Pulls in processes of their own, killed at points drawn from a seed."""
+"""Pulls in processes of their own, killed after a time or at a line of the library's code."""
 
 from __future__ import annotations
 
 import json
 import os
-import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,33 +13,61 @@ from typing import IO
 
 # Everything is imported once; each pull is a fork, which is ready in a millisecond.
 _FORKS = """
-import json, os, signal, sys, time
+import json, os, signal, sys, threading, time
 import huggingface_hub, httpx
 from huggingface_hub import hf_hub_url
 from huggingface_hub.hf_api import HfApi
-from tidemill.library import http
+import tidemill.library
 from tidemill.library.catalog import Library
 from tidemill.library.fetch import FetchSettings
 from tidemill.library.pull import pull
 import tidemill.library.sources.hub, tidemill.library.sources.index
 HfApi()
+FOLDER = os.path.dirname(tidemill.library.__file__)
+
+class Lines:
+    # Counts the lines of the library that run, in all threads, and kills the process at one.
+    def __init__(self, last):
+        self.count, self.last = 0, last
+    def __call__(self, frame, event, argument):
+        return self.line if frame.f_code.co_filename.startswith(FOLDER) else None
+    def line(self, frame, event, argument):
+        if event == "line":
+            self.count += 1
+            if self.count == self.last:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return self.line
+
+def child(source, home, lines, counted):
+    try:
+        if lines is not None:
+            threading.settrace(lines)
+            sys.settrace(lines)
+        pull(source, Library.open(home), settings=FetchSettings(piece_bytes=2**15, workers=3))
+        sys.settrace(None)
+        if lines is not None:
+            os.write(counted, b"%d" % lines.count)
+        os._exit(0)
+    except BaseException as error:
+        print(repr(error), file=sys.stderr, flush=True)
+        os._exit(1)
+
 print(json.dumps("ready"), flush=True)
 for line in sys.stdin:
-    source, home, kill_after = json.loads(line)
+    source, home, kill_after, kill_at = json.loads(line)
     started = time.monotonic()
-    child = os.fork()
-    if child == 0:
-        try:
-            pull(source, Library.open(home), settings=FetchSettings(piece_bytes=2**15, workers=3))
-            os._exit(0)
-        except BaseException as error:
-            print(repr(error), file=sys.stderr, flush=True)
-            os._exit(1)
+    read, counted = os.pipe()
+    process = os.fork()
+    if process == 0:
+        child(source, home, None if kill_at is None else Lines(kill_at), counted)
+    os.close(counted)
     if kill_after is not None:
         time.sleep(kill_after)
-        os.kill(child, signal.SIGKILL)  # even if it has ended, it is a zombie until the next line
-    _, status = os.waitpid(child, 0)
-    print(json.dumps([status, time.monotonic() - started]), flush=True)
+        os.kill(process, signal.SIGKILL)  # even if it has ended, it is a zombie until the next line
+    _, status = os.waitpid(process, 0)
+    lines = int(os.read(read, 20) or 0)
+    os.close(read)
+    print(json.dumps([status, time.monotonic() - started, lines]), flush=True)
 """
 
 
@@ -56,12 +83,26 @@ class Killer:
         self._in: IO[str] = process.stdin
         self._out: IO[str] = process.stdout
 
-    def pull(self, source: str, home: Path, kill_after: float | None = None) -> tuple[int, float]:
-        """One pull; its exit status (0: complete) and the seconds that it took."""
-        self._in.write(json.dumps([source, str(home), kill_after]) + "\n")
+    def pull(
+        self,
+        source: str,
+        home: Path,
+        *,
+        kill_after: float | None = None,
+        kill_at: int | None = None,
+    ) -> tuple[int, float, int]:
+        """One pull: its exit status (0: complete), the seconds that it took, and, of one with
+        `kill_at`, the lines of the library's code that ran.
+
+        Args:
+            source, home: what is pulled, and the library.
+            kill_after: seconds after which it is killed.
+            kill_at: number of the line at which it is killed; 0: none, they are counted.
+        """
+        self._in.write(json.dumps([source, str(home), kill_after, kill_at]) + "\n")
         self._in.flush()
-        status, seconds = json.loads(self._out.readline())
-        return status, seconds
+        status, seconds, lines = json.loads(self._out.readline())
+        return status, seconds, lines
 
 
 @contextmanager
@@ -88,9 +129,3 @@ def killer(endpoint: str, cache: Path, token: str) -> Iterator[Killer]:
             yield Killer(process)
         finally:
             process.kill()
-
-
-def kill_points(seed: int, count: int, whole: float) -> list[float]:
-    """Times in seconds, spread over a pull that takes `whole`, the end included."""
-    draw = random.Random(seed)
-    return [whole * (n + draw.random()) / count for n in range(count)]

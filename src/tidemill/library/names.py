@@ -84,7 +84,8 @@ class ModelName:
 def hub_default(name: HubName) -> str:
     """What a model of the hub is called in the library, unless it is named otherwise."""
     if name.file is not None:
-        return f"{name.repo}:{label(name.file) or name.file.rpartition('/')[2].removesuffix('.gguf')}"
+        stem = name.file.rpartition("/")[2].removesuffix(".gguf")
+        return f"{name.repo}:{label(name.file) or stem}"
     return name.repo + (f":{name.tag.upper()}" if name.tag else "")
 
 
