@@ -106,7 +106,7 @@ def named_as_sent(problem: Problem, names: Mapping[str, str]) -> Problem:
         return problem
     sent = known + problem.param[len(param) :]
     message = problem.message
-    if param != problem.param and problem.param in message:
+    if ("[" in problem.param or "." in problem.param) and problem.param in message:
         message = message.replace(problem.param, sent)
     else:
         message = f"{sent}: {message}"
