@@ -185,7 +185,12 @@ class Tools:
         """From the names in errors of `use` and of preparation to the request's own."""
         found: dict[str, str] = {}
         for index, offered in enumerate(self.offered.values()):
-            found[f"tools[{index}].function"] = offered.path
+            at = f"tools[{index}].function"
+            found[at] = offered.path
+            if offered.language is not None:
+                pattern = f"{at}.parameters.properties.{INPUT}.pattern"
+                found[pattern] = f"{offered.path}.format.definition"
+                found[f"{at}.strict"] = f"{offered.path}.format"
         return {**found, "tool_choice.function": "tool_choice"}
 
     def _choice(self, choice: object) -> object:
@@ -270,8 +275,7 @@ def _custom(
         # The model sees the language, too: masks alone make it say things that it does not mean.
         hint = f"The input is in this {language.syntax} grammar:\n{language.definition}"
         description = f"{description}\n{hint}" if description else hint
-        if language.syntax == "regex":
-            text["pattern"] = f"^(?:{language.definition})$"
+        text["pattern"] = _pattern(at, language)
     function = {
         "name": joined(space, read.name),
         "description": description,
@@ -286,6 +290,28 @@ def _custom(
     shown = {"type": "function", "function": {k: v for k, v in function.items() if v is not None}}
     echoed = {"format": {"type": "text"}, **_present(tool)}
     return (Offered(shown, "custom", read.name, space, at, language),), echoed
+
+
+def _pattern(at: str, language: _Grammar) -> str:
+    """A custom tool's language as a `pattern` of JSON Schema.
+
+    Raises:
+        TidemillError: kind UNSUPPORTED, it is not regular.
+    """
+    definition = language.definition
+    if language.syntax == "lark":
+        from tidemill.text.regular_grammar import NotRegular, regex_of  # few tools have one
+
+        try:
+            definition = regex_of(definition)
+        except NotRegular as error:
+            where = f"{at}.format.definition"
+            raise unsupported(
+                where,
+                f"{where} cannot be enforced: {error}; send a grammar whose rules do not refer to "
+                "themselves, or the format text",
+            ) from None
+    return f"^(?:{definition})$"
 
 
 def _namespace(at: str, tool: Mapping[str, Any]) -> tuple[Sequence[Offered], dict[str, Any]]:
