@@ -86,6 +86,8 @@ def test_the_parts_add_up() -> None:
     parts = needs.weight_bytes + cache + needs.tables + needs.step + needs.process
     assert needs.total(cache, 3) == parts + 3 * needs.sequence
     assert needs.total() == needs.total(needs.least_cache, 16)
+    assert needs.cache_of(1) == needs.cache_of(32) == needs.cache_of(33) / 2
+    assert needs.cache_of(needs.context) == needs.least_cache
     longer = memory_needs(config(bundled_models()["brook"], max_model_len=512))
     assert longer.least_cache == 2 * needs.least_cache and longer.tables == 2 * needs.tables
     assert longer.step == needs.step and longer.weights == needs.weights

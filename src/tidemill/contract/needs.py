@@ -72,7 +72,12 @@ class MemoryNeeds(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def least_cache(self) -> int:
         """The smallest KV cache: one request of full length, in whole blocks, with its states."""
-        blocks = -(-self.context // self.block_tokens)
+        return self.cache_of(self.context)
+
+    def cache_of(self, tokens: int) -> int:
+        """The KV cache of one request of so many tokens, in whole blocks, with its states. For a
+        server that must choose a shorter context (`max_model_len`) than the model's."""
+        blocks = -(-tokens // self.block_tokens)
         return blocks * self.block_tokens * self.token_bytes + 2 * self.state
 
     def working(self, sequences: int) -> int:
