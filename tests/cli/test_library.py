@@ -117,7 +117,7 @@ def test_an_unusable_model_is_listed_as_such(call: Call, library: Library, tmp_p
     assert re.search(r"^broken +library, unusable: .*broken\.json", call("list"), re.MULTILINE)
     (library.home / "partial").mkdir()
     (library.home / "partial/x.part").write_bytes(b"1")
-    assert "unfinished downloads: 1" in call("list")
+    assert "files of unfinished pulls: 1" in call("list")
     assert "removed broken" in call("rm", "broken", "--unfinished")
     assert "unfinished" not in call("list")
 

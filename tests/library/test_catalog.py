@@ -98,6 +98,7 @@ def test_removing_frees_what_nobody_else_uses(library: Library) -> None:
     assert library.blobs.has(pulled_meanwhile.sha256)
     assert len(list(library.blobs.views.iterdir())) == 1
     assert library.remove("two") == 6
+    assert library.unfinished() == (1, pulled_meanwhile.size)
     assert library.clean() == pulled_meanwhile.size and library.blobs.digests() == set()
 
 

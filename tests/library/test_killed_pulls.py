@@ -62,4 +62,4 @@ def _complete(forks: Killer, source: str, library: Library) -> None:
     path = library.resolve(name).path
     for file, content in FILES[source].items():
         assert (path if path.is_dir() else path.parent).joinpath(file).read_bytes() == content
-    assert library.blobs.unfinished() == (0, 0)
+    assert library.unfinished() == (0, 0)

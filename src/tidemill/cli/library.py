@@ -56,11 +56,11 @@ def list_models(
     for name, digest, origin, size, added in rows:
         line = f"{name:{widths[0]}}  {digest:{widths[1]}}  {origin:{widths[2]}}  "
         click.echo(f"{line}{size:>{widths[3]}}  {added}".rstrip())
-    count, held = library.blobs.unfinished()
+    count, held = library.unfinished()
     if count:
         click.echo(
-            f"unfinished downloads: {count} ({human_bytes(held)}); the same `tidemill pull` resumes"
-            " them, `tidemill rm --unfinished` removes them",
+            f"files of unfinished pulls: {count} ({human_bytes(held)}); the same `tidemill pull` "
+            "resumes them, `tidemill rm --unfinished` removes them",
             err=True,
         )
 

@@ -256,6 +256,17 @@ class Library:
                 ) from None
         return freed
 
+    def unfinished(self) -> tuple[int, int]:
+        """Number of files that `clean` would remove (downloads that are not complete, and blobs of
+        no model), and the bytes that they take on disk."""
+        count, size = self.blobs.unfinished()
+        with contextlib.suppress(TidemillError):  # damaged: what it uses is unknown
+            for digest in self.blobs.digests() - self._used():
+                with contextlib.suppress(FileNotFoundError):
+                    size += os.stat(self.blobs.path(digest)).st_size
+                    count += 1
+        return count, size
+
     @contextlib.contextmanager
     def pulling(self, *, exclusive: bool = False) -> Iterator[None]:
         """Held by every pull while it runs, and exclusively by `clean`, which fails at once

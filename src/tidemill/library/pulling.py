@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -79,14 +78,3 @@ class Pulling:
             )
             for name, path in files.items()
         )
-
-
-@contextlib.contextmanager
-def temporary(folder: Path, label: str) -> Iterator[Path]:
-    """Path of a file that is removed at the end if it is still there."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{label}.{os.getpid()}.part"
-    try:
-        yield path
-    finally:
-        path.unlink(missing_ok=True)

@@ -77,6 +77,13 @@ def choose(name: HubName, files: Sequence[str]) -> Choice:
     return _usual(name, models)
 
 
+def is_folder_file(path: str) -> bool:
+    """Whether a path in a repository is a file of a model's folder."""
+    if "/" in path:
+        return INNER_FILES.fullmatch(path) is not None
+    return any(fnmatchcase(path, pattern) for pattern in FOLDER_FILES)
+
+
 def gguf_models(files: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """First part -> all parts of each GGUF model. Image projectors and importance matrices are
     excluded."""
@@ -90,7 +97,7 @@ def gguf_models(files: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 def _folder(files: Sequence[str]) -> tuple[str, ...] | None:
     """The files of a safetensors folder; None without safetensors."""
-    top = [f for f in files if "/" not in f and any(fnmatchcase(f, p) for p in FOLDER_FILES)]
+    top = [f for f in files if "/" not in f and is_folder_file(f)]
     weights = [f for f in top if f.endswith(".safetensors")]
     if "config.json" not in top or not weights:
         return None
@@ -99,7 +106,7 @@ def _folder(files: Sequence[str]) -> tuple[str, ...] | None:
     else:  # the same weights in the format of their author's own code
         spare = {f for f in weights if f.startswith("consolidated")}
         spare = spare if spare != set(weights) else set()
-    inner = [f for f in files if INNER_FILES.fullmatch(f)]
+    inner = [f for f in files if "/" in f and is_folder_file(f)]
     return tuple(f for f in (*top, *inner) if f not in spare)
 
 

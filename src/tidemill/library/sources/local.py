@@ -6,12 +6,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from tidemill.library.pulling import Found, Pulling
-from tidemill.loading.hub_choice import FOLDER_FILES, INNER_FILES, gguf_models
+from tidemill.loading.hub_choice import gguf_models, is_folder_file
 from tidemill.loading.kind import check_model
 from tidemill.loading.locate import locate
 
 # Weights that are read of a local folder, although none are downloaded.
-_LOCAL_FILES = (*FOLDER_FILES, "pytorch_model*.bin", "pytorch_model.bin.index.json")
+_LOCAL_FILES = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
 
 
 def pull_path(path: Path, pulling: Pulling) -> Found:
@@ -39,6 +39,4 @@ def pull_path(path: Path, pulling: Pulling) -> Found:
 
 
 def _belongs(path: str) -> bool:
-    if "/" in path:
-        return INNER_FILES.fullmatch(path) is not None
-    return any(fnmatchcase(path, pattern) for pattern in _LOCAL_FILES)
+    return is_folder_file(path) or any(fnmatchcase(path, pattern) for pattern in _LOCAL_FILES)

