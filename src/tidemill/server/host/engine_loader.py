@@ -18,6 +18,7 @@ from tidemill.contract.config import EngineConfig
 from tidemill.engine.identity import different_files
 from tidemill.engine.supervisor import SupervisedEngine, Supervision
 from tidemill.generation.preset import NO_PRESET, Preset
+from tidemill.server.host.needs import ask_needs, need_of
 
 if TYPE_CHECKING:
     from tidemill.engine.reports import LoadProgress
@@ -58,12 +59,10 @@ class Opening:
     Attributes:
         config: the engine's configuration.
         load_text: opens tokenizer and template; runs in a thread while the engine loads.
-        need: the memory that it will take; None where that is not known.
     """
 
     config: EngineConfig
     load_text: Callable[[], TextSide]
-    need: Callable[[], Need | None] = lambda: None
 
 
 Serve = Callable[[SupervisedEngine, TextSide, EngineConfig], "ServedModel"]
@@ -100,7 +99,8 @@ class EngineLoader:
 
     async def need(self) -> Need | None:
         """See `slot.Loader`."""
-        return await asyncio.to_thread(lambda: self._locate().need())
+        opening = await asyncio.to_thread(self._locate)
+        return need_of(await ask_needs(opening.config), opening.config)
 
     async def load(
         self, kv_bytes: int | None, progress: Callable[[LoadProgress], None] = lambda told: None

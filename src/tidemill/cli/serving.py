@@ -1,0 +1,197 @@
+"""From a deployment to what the server runs: models located, text sides opened, limits raised."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tidemill.deployment.deployment import Deployment, ModelSettings
+    from tidemill.library.locate import Located
+    from tidemill.server.access.limits import Limits
+    from tidemill.server.host.engine_loader import Opening, TextSide
+    from tidemill.server.run import ModelOptions, ServeOptions
+
+Say = Callable[[str], None]
+
+MEMORY_SHARE = 0.85
+"""Of the memory that is free at the start: what models get where nobody set a budget."""
+
+
+def named_models(models: Sequence[str], file: Path | None, *, alone: bool) -> tuple[str, ...]:
+    """The sources of the models that the command line asks for.
+
+    Args:
+        models: as typed. A path may be typed without ``./`` where nothing has its name.
+        file: the deployment file, whose models are served where none is typed.
+        alone: without names, only the bundled model is meant, not the library.
+    """
+    from tidemill.library.home import default_home, has_models
+    from tidemill.loading.locate import DEFAULT_MODEL, bundled_models
+
+    known = set(bundled_models())
+    library: list[str] = []
+    if has_models(default_home()):
+        from tidemill.library.catalog import Library
+
+        library = list(Library.open().names())
+    if not models and file is None:
+        return (DEFAULT_MODEL, *(() if alone else library))
+    found = []
+    for model in models:
+        path = Path(model).expanduser()
+        if model not in known and model not in library and path.exists():
+            model = str(path.absolute())
+        found.append(model)
+    return tuple(found)
+
+
+def serve_options(deployment: Deployment, say: Say) -> ServeOptions:
+    """What `server.run.serve` takes.
+
+    The model that is loaded first is located and its settings are checked here, so that a wrong
+    flag or name fails before anything is started.
+
+    Args:
+        deployment: checked.
+        say: called with one line about each automatic choice.
+
+    Raises:
+        TidemillError: kind CONFIG, NOT_FOUND or MODEL_FILE.
+    """
+    from tidemill.server.run import ServeOptions
+
+    server = deployment.server
+    models = list(_models(deployment, say))
+    budget = server.memory
+    if budget is None and len(models) > 1:
+        from tidemill.base.free_memory import free_memory
+
+        budget = int(free_memory() * MEMORY_SHARE)
+        say(f"memory for all models: {budget / 2**30:.1f} GiB (--memory), of what is free now")
+    return ServeOptions(
+        models,
+        memory=budget,
+        log_level=server.log_level,
+        limits=with_files(deployment.limits, say),
+        security=deployment.security.open(server.host, say),
+        log_format=server.log_format,
+        admission=deployment.admission,
+        stall_timeout=server.stall_timeout,
+        drain_timeout=server.drain_timeout,
+    )
+
+
+def _models(deployment: Deployment, say: Say) -> Iterator[ModelOptions]:
+    """The models in their order; pinned ones first, since the first is loaded at the start."""
+    from tidemill.server.run import ModelOptions
+
+    settings = sorted(deployment.models, key=lambda model: not model.pin)
+    for number, model in enumerate(settings):
+        locate = partial(_open, model, say)
+        if number == 0:
+            locate = partial(_same, locate())
+        yield ModelOptions(
+            model.name, locate, model.aliases, pin=model.pin, keep_alive=model.keep_alive
+        )
+
+
+def _same(opening: Opening) -> Opening:
+    return opening
+
+
+def _open(model: ModelSettings, say: Say) -> Opening:
+    """Locate a model and check its settings."""
+    from tidemill.base.files import opened_files
+    from tidemill.library.locate import check_runnable, locate
+    from tidemill.loading.hub_name import with_options
+    from tidemill.loading.kind import check_model
+    from tidemill.server.host.engine_loader import Opening
+
+    found = check_runnable(locate(with_options(model.source, model.file, model.revision), say))
+    check_model(found.path)
+    definition = found.definition
+    own = {
+        "quantize": definition.quantize,
+        "max_model_len": definition.max_model_len,
+        "system": definition.system,
+    }
+    filled = model.filled(own, {})
+    config = filled.engine_config(found.path)
+    load_text = partial(load_text_side, found, filled, say)
+    if (filled.chat_template, filled.tool_format, filled.reasoning_format) == (
+        None,
+        "auto",
+        "auto",
+    ):
+        return Opening(config, load_text)
+    # These settings may be invalid: check them before the weights are loaded.
+    with opened_files() as opened:
+        checked = dataclasses.replace(load_text(), files=tuple(opened.values()))
+    return Opening(config, lambda: checked)
+
+
+def load_text_side(model: Located, settings: ModelSettings, say: Say) -> TextSide:
+    """Load a model's text side and say what was found."""
+    from tidemill.cli import options
+    from tidemill.contract.sampling import NEUTRAL
+    from tidemill.generation.preset import Preset
+    from tidemill.grammar.schema import prepared
+    from tidemill.server.host.engine_loader import TextSide
+    from tidemill.text.answering import ChatSide
+
+    opened = options.open_text(model.path, settings.chat_template, model.definition)
+    for note in opened.tokenizer.notes:
+        say(note)
+    own = {k: v for k, v in settings.sampling.items() if k in NEUTRAL}
+    defaults = {**opened.defaults, **own}
+    if defaults:
+        chosen = ", ".join(f"{k} {v:g}" for k, v in defaults.items())
+        say(f"sampling where a request says nothing (the model's own): {chosen}")
+    if not opened.template.exists:
+        say("the model has no chat template: only /v1/completions answers (or --chat-template)")
+    chat = ChatSide.of(
+        opened.tokenizer,
+        opened.template,
+        prepared,
+        tool_format=settings.tool_format,
+        reasoning_format=settings.reasoning_format,
+    )
+    if opened.template.exists:
+        say(chat.described())
+    preset = Preset(
+        settings.system, opened.preset.messages, {**opened.preset.sampling, **settings.sampling}
+    )
+    return TextSide(opened.tokenizer, opened.template, chat, defaults, preset)
+
+
+def with_files(limits: Limits, say: Say) -> Limits:
+    """The API's limits; the system's limit on open files bounds the number of connections."""
+    from tidemill.server.transport.listen import raise_file_limit
+
+    possible = raise_file_limit(limits.max_connections)
+    if possible < limits.max_connections:
+        say(
+            f"at most {possible} connections instead of {limits.max_connections}: the system's "
+            "limit on open files (`ulimit -n`) allows no more"
+        )
+    return dataclasses.replace(limits, max_connections=possible)
+
+
+def say_line(line: str) -> None:
+    """Print a startup line at any log level; with JSON logs it is a log record."""
+    import logging
+
+    from tidemill.base.log import get_logger, log_format
+
+    if log_format() == "json":
+        log = get_logger("tidemill.cli.serve")
+        log.handle(log.makeRecord(log.name, logging.INFO, "", 0, line, (), None))
+        return
+    # A single write: two threads print while loading.
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
