@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email.utils
+import re
 import ssl
 import time
 from collections.abc import Callable, Mapping
@@ -17,10 +18,14 @@ if TYPE_CHECKING:
 
 _CONNECT_SECONDS = 10.0
 _READ_SECONDS = 30.0
-# Tries in a row without a byte, and the longest wait that a server may demand.
-MAX_TRIES = 6
-MAX_WAIT_SECONDS = 300.0
+# Tries in a row without a byte: before the first one (eight seconds), and after it (a minute).
+_FIRST_TRIES = 5
+_MAX_TRIES = 8
 _FIRST_WAIT_SECONDS = 0.5
+# The longest wait that a server may demand.
+MAX_WAIT_SECONDS = 300.0
+# `"api";r=0;t=55`: seconds until the window ends (draft-ietf-httpapi-ratelimit-headers).
+_RATE_LIMIT = re.compile(r";\s*t=(\d{1,9})\b")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
 
@@ -105,10 +110,13 @@ def interruption(code: int, at: str, headers: Mapping[str, str]) -> Interrupted 
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds of a Retry-After, given as a number or a date."""
+    """Seconds of a Retry-After, given as a number or a date, or of a RateLimit's window."""
     text = headers.get("retry-after", "").strip()
     if text.isdigit():
         return float(text)
+    window = _RATE_LIMIT.search(headers.get("ratelimit", ""))
+    if window is not None:
+        return float(window[1])
     try:
         return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
     except ValueError:
@@ -116,7 +124,7 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 class Patience:
-    """How long a transfer is tried again: it ends after `MAX_TRIES` in a row without progress.
+    """How long a transfer is tried again: it ends after some tries in a row without progress.
 
     Args:
         what: the file, for messages.
@@ -129,10 +137,12 @@ class Patience:
         self._stop = stop
         self._say = say
         self._tries = 0
+        self._allowed = _FIRST_TRIES
 
     def progress(self) -> None:
         """Something arrived: the count begins anew."""
         self._tries = 0
+        self._allowed = _MAX_TRIES
 
     def wait(self, failure: Interrupted) -> None:
         """Wait before the next try.
@@ -142,7 +152,7 @@ class Patience:
         """
         self._tries += 1
         asked = failure.wait
-        if self._tries >= MAX_TRIES or (asked or 0.0) > MAX_WAIT_SECONDS:
+        if self._tries >= self._allowed or (asked or 0.0) > MAX_WAIT_SECONDS:
             when = f"in {asked:.0f} seconds" if asked else "later"
             raise TidemillError(
                 ErrorKind.UNAVAILABLE,
