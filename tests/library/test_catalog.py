@@ -224,6 +224,9 @@ def test_locating_by_name(
         library.add(manifest(library, "brook", a=b"1"))
     with pytest.raises(TidemillError, match="no such file or folder"):
         locate("absent", library=library)
+    library.copy("m", "mistral")
+    with pytest.raises(TidemillError, match=r"no such file.*; the library has mistral"):
+        locate("mistrall", library=library)
 
 
 def test_the_room_imports_nothing_large() -> None:

@@ -127,7 +127,7 @@ class Library:
         """
         found = self.find(name)
         if found is None:
-            near = difflib.get_close_matches(name, self.names(), n=1)
+            near = self.near(name)
             raise TidemillError(
                 ErrorKind.NOT_FOUND,
                 f"the library has no model {name!r}"
@@ -135,6 +135,10 @@ class Library:
                 param="model",
             )
         return found
+
+    def near(self, name: str) -> list[str]:
+        """The name most similar to one that is not in the library, if any is similar."""
+        return difflib.get_close_matches(name, self.names(), n=1)
 
     def resolve(self, name: str) -> Entry:
         """A model that can be opened.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tidemill.base.errors import unsupported
+from tidemill.base.errors import ErrorKind, TidemillError, unsupported
 from tidemill.library.home import default_home, has_models
 from tidemill.library.manifest import EMPTY, Definition
 from tidemill.loading.hub import Say
@@ -64,7 +64,14 @@ def locate(
         if os.path.exists(str(model)) and say is not None:
             say(f"{model} is the model of the library; the path of that name is ./{model}")
         return Located(entry.path, entry.name, entry.definition, entry.digest)
-    path, name = locate_file(model, say)
+    try:
+        path, name = locate_file(model, say)
+    except TidemillError as error:
+        near = [] if library is None or not named else library.near(str(model))
+        if error.kind is not ErrorKind.NOT_FOUND or not near:
+            raise
+        message = f"{error.message}; the library has {near[0]}"
+        raise TidemillError(error.kind, message, param=error.param) from None
     return Located(path, name)
 
 
