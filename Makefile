@@ -13,7 +13,7 @@ JOBS ?= 2
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help install serve run test lint structure types check test-install brook parity families structured clients lm-eval schemathesis bench-serve bench-start bench-memory bench-idle bench-overload bench-side-by-side kernels soak load stalls audit sanitizers neon clean fuzz pulls rollouts fuzz-config
+.PHONY: FORCE help install serve run test lint structure types check test-install brook parity families structured clients agents lm-eval schemathesis bench-serve bench-start bench-memory bench-idle bench-overload bench-side-by-side kernels soak load stalls audit sanitizers neon clean fuzz pulls rollouts fuzz-config
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -90,6 +90,9 @@ fuzz-config: test-install ## 20,000 drawn and mutated deployment files (minutes)
 
 clients: test-install ## other people's clients hold a conversation with brook (each in its own environment)
 	$(BIN)/python tests/clients/run.py $(ARGS)
+
+agents: test-install ## agents from npm edit a file and run a command against a scripted model
+	$(BIN)/python tests/clients/agents.py $(ARGS)
 
 lm-eval: test-install ## lm-evaluation-harness against the server and against transformers
 	$(BIN)/python tests/clients/lm_eval_run.py

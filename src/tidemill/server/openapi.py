@@ -54,6 +54,7 @@ _WITH_BODY = {
     429: "The server is overloaded; Retry-After says when to retry",
 }
 _NAMED_MODEL = {404: "There is no such model"}
+_NAMED = {404: "There is nothing of that name, or it is another client's"}
 _OF_PATHS = {"/v1/models/{model:path}": _NAMED_MODEL}
 
 
@@ -125,6 +126,7 @@ def _responses(route: Endpoint) -> dict[str, Any]:
         **_ANY,
         **(_LOCKED if route.roles else {}),
         **(_WITH_BODY if route.body is not None else {}),
+        **(_NAMED if "{" in route.path else {}),
         **_OF_PATHS.get(route.path, {}),
     }
     reference = {"application/json": {"schema": {"$ref": f"#/components/schemas/{ERROR}"}}}

@@ -41,8 +41,11 @@ class Signposts:
         """The response to an exception outside of a handler."""
         problem = fail(request, error)
         if isinstance(error, HTTPException) and error.status_code in (404, 405):
-            message = self._wrong_route(request.method, request.url.path)
+            path = request.url.path
+            message = self._wrong_route(request.method, path)
             problem = dataclasses.replace(problem, message=message)
+            if path in self._not_served:  # though it may look like a known one: /v1/responses/{id}
+                problem = dataclasses.replace(problem, status=404, code="not_found")
             request.state.problem = problem
         return problem_response(problem, request.state.error_body)
 

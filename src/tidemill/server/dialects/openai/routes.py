@@ -17,7 +17,7 @@ _NOT_SERVED = {
         ("/v1/messages", "/api/chat", "/v1beta/models"),
         "/v1/chat/completions",
     ),
-    "/responses": "/v1/responses",
+    **dict.fromkeys(("/responses", "/v1/responses/compact"), "/v1/responses"),
     **dict.fromkeys(
         ("/api/generate", "/generate", "/generate_stream", "/completion", "/infill"),
         "/v1/completions",
