@@ -14,6 +14,7 @@ from helpers.drive import request
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.request import EngineRequest
+from tidemill.engine import spawn
 from tidemill.engine.reports import LoadProgress
 from tidemill.engine.supervisor import SupervisedEngine, Supervision
 from tidemill.loading.locate import bundled_models
@@ -205,3 +206,27 @@ async def test_loading_is_told_in_numbers(opened: list[SupervisedEngine], tmp_pa
             await asyncio.sleep(0.01)
     assert engine.loaded == told[-1] == LoadProgress(*[engine.info.weight_bytes] * 2)
     assert [one.loaded for one in told] == sorted(one.loaded for one in told)
+
+
+async def test_a_load_in_the_background_has_a_small_share_until_it_is_done(
+    opened: list[SupervisedEngine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, int]] = []
+
+    def note(pid: int, nice: int) -> bool:
+        told.append((pid, nice))
+        return len(told) != 2  # the system refuses the first try to raise it
+
+    monkeypatch.setattr(spawn, "set_group_priority", note)
+    monkeypatch.setattr(spawn, "PRIORITY_SECONDS", 0.01)
+    await _open(opened, config(tmp_path))
+    assert told == []
+    engine = await _open(opened, config(tmp_path), background=True)
+    async with asyncio.timeout(30):
+        while len(told) < 3:
+            await asyncio.sleep(0.01)
+    assert told == [(engine.pid, 5), (engine.pid, 0), (engine.pid, 0)]
+    # The engine that takes its place has streams that wait for it.
+    os.kill(engine.pid, signal.SIGKILL)
+    assert len(await _answer(engine, _requests("a", 1, 3)[0])) == 3
+    assert len(told) == 3

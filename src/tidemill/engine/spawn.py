@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from tidemill.base.cpu_share import BACKGROUND, NORMAL, set_group_priority
 from tidemill.base.errors import ErrorKind, TidemillError, config_error
 from tidemill.base.log import get_logger, log_format
 from tidemill.contract.config import EngineConfig
@@ -34,6 +35,8 @@ STOP_SECONDS = 10.0
 
 # An engine whose heartbeat stalls for so long while it loads is taken to be stopped.
 LOAD_STALL_SECONDS = 30.0
+PRIORITY_SECONDS = 0.2
+
 # The usual cause of each signal.
 _SIGNALS = {
     "SIGKILL": "killed manually, or by the system's out-of-memory killer",
@@ -168,6 +171,7 @@ async def start_engine(
     progress: Callable[[str], None] = lambda line: None,
     *,
     on_load: Callable[[LoadProgress], None] = lambda progress: None,
+    background: bool = False,
     log_level: str = "info",
     owns_home: bool = False,
 ) -> EngineProcess:
@@ -178,6 +182,7 @@ async def start_engine(
         home: its folder and flight log; no other engine may use them.
         progress: called with a line for each stage, also for weights that load after it is ready.
         on_load: called with how far its weights are loaded, once it is ready and until all are.
+        background: it gets a small share of the processors until its weights are loaded.
         log_level: level of its log, which it writes to stderr.
         owns_home: close the home when the process has ended.
 
@@ -191,12 +196,19 @@ async def start_engine(
         raise config_error("TMPDIR", f"the engine's folder cannot be used: {error}") from error
     process = await _start(home, log_level)
     engine = EngineProcess(process, home, owns_home=owns_home)
+    lowered = background and set_group_priority(process.pid, BACKGROUND)
+
+    def note_load(told: LoadProgress) -> None:
+        if lowered and told.loaded >= told.total:
+            _raise_priority(engine)
+        on_load(told)
+
     watch = asyncio.ensure_future(_watch_load(engine))
     try:
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(config) + b"\n")
         await _wait_ready(process, progress)
-        engine.follow(progress, on_load)
+        engine.follow(progress, note_load)
     except BaseException:
         await engine.kill()
         raise
@@ -327,6 +339,12 @@ async def _wait_ready(process: Process, progress: Callable[[str], None]) -> None
         f"the engine process {ending(code)} before it was ready",
         retryable=True,
     )
+
+
+def _raise_priority(engine: EngineProcess) -> None:
+    """Give a loaded engine its full share; the system takes few such changes a second."""
+    if engine.exit_code is None and not set_group_priority(engine.pid, NORMAL):
+        asyncio.get_running_loop().call_later(PRIORITY_SECONDS, _raise_priority, engine)
 
 
 async def _watch_load(engine: EngineProcess) -> None:
