@@ -48,9 +48,9 @@ from tidemill.models.tensors import (
 # Codes of csrc/kernels/kernels.h.
 KV_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
 
-_QK_SCOPES = ("head", "heads", "full")
+QK_SCOPES = ("head", "heads", "full")
 _RULES = ("delta", "ssd")
-_SCORINGS = ("softmax", "sigmoid", "softmax_chosen", "sparse_mixer", "sigmoid_chosen")
+SCORINGS = ("softmax", "sigmoid", "softmax_chosen", "sparse_mixer", "sigmoid_chosen")
 
 
 def check_spec(spec: DecoderSpec) -> None:
@@ -366,7 +366,7 @@ class ModelBuilder:
         qk = mixer.qk_norm
         if qk is None:
             return
-        config.qk_scope, config.qk_after_rope = _QK_SCOPES.index(qk.scope), qk.after_rope
+        config.qk_scope, config.qk_after_rope = QK_SCOPES.index(qk.scope), qk.after_rope
         config.qk_layer_norm = qk.norm.kind == "layer"
         normed = (("q", mixer.heads), ("k", mixer.kv_heads))
         for part, heads in normed if mixer.kv_layer is None else normed[:1]:
@@ -419,7 +419,7 @@ class ModelBuilder:
     def _experts(self, name: str, moe: Moe) -> _core.ExpertsConfig:
         config = _core.ExpertsConfig()
         copy_fields(moe, config)
-        config.scoring = _SCORINGS.index(moe.scoring)
+        config.scoring = SCORINGS.index(moe.scoring)
         config.router = self._linear(f"{name}.router")
         if moe.e_score_correction_bias:
             config.e_score_correction_bias = self._vector(f"{name}.correction")
