@@ -24,4 +24,5 @@ def prompt_options_of(fields: Mapping[str, Any], kwargs: Mapping[str, Any] | Non
     for name in PROMPT_FIELDS[:2]:
         if not isinstance(fields.get(name), bool | None):
             raise bad_request(name, f"{name} must be true or false, got {fields[name]!r}")
-    return PromptOptions(**{name: fields.get(name) for name in PROMPT_FIELDS}, kwargs=kwargs)
+    given: dict[str, Any] = {name: fields.get(name) for name in PROMPT_FIELDS}
+    return PromptOptions(**given, kwargs=kwargs)

@@ -29,6 +29,7 @@ _KEY, _NAME, _VALUE, _OTHER = "probe_key", "probe_tool", "probevalue", "probeoth
 _SPEAKERS = ("system", "user", "assistant")
 _SHORT_ID = "probe1234"  # nine letters and digits: the only format that every template accepts
 _EFFORTS = ("xhigh", "max")
+_LATER_INSTRUCTIONS = ("system", "user", "assistant", "system", "user")
 _USER = {"role": "user", "content": "probe"}
 _TOOL: dict[str, Any] = {
     "type": "function",
@@ -98,6 +99,8 @@ class Abilities:
         names: the roles (system, user, assistant) whose `name` it renders.
         parts: the roles whose content may be a list of text parts.
         only_parts: contents must be lists of parts.
+        early_instructions: it has no place for instructions after the first turn.
+        alternating: it rejects a user's message after another.
     """
 
     tools: bool = False
@@ -116,6 +119,8 @@ class Abilities:
     names: frozenset[str] = frozenset()
     parts: frozenset[str] = frozenset()
     only_parts: bool = False
+    early_instructions: bool = False
+    alternating: bool = False
 
     def known_effort(self, effort: str) -> str:
         """Map a `reasoning_effort` to a value the template knows; most know none above ``high``."""
@@ -148,6 +153,8 @@ class Abilities:
             names=_names(template),
             parts=_parts(template),
             only_parts=_only_parts(template),
+            early_instructions=not _takes_order(template, _LATER_INSTRUCTIONS),
+            alternating=not _takes_order(template, ("user", "user")),
         )
 
 
@@ -245,6 +252,15 @@ def _render_role(template: ChatTemplate, role: str, **message: Any) -> str:
     if role == "tool":
         return template.probe([_USER, *_calling("", {}, _SHORT_ID, probe["content"])])
     return template.probe([probe] if role == "user" else [_USER, probe, _USER])
+
+
+def _takes_order(template: ChatTemplate, roles: Sequence[str]) -> bool:
+    """Whether messages of these roles are all rendered; True if not even one user's message is."""
+    messages = [{"role": role, "content": f"{_VALUE}{i}"} for i, role in enumerate(roles)]
+    text = template.probe(messages)
+    if all(message["content"] in text for message in messages):
+        return True
+    return _VALUE not in template.probe([{"role": "user", "content": _VALUE}])
 
 
 def _names(template: ChatTemplate) -> frozenset[str]:

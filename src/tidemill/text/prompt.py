@@ -11,6 +11,7 @@ from tidemill.text.answering import ChatSide, check_tools
 from tidemill.text.completeness import check_complete
 from tidemill.text.conversation import check_documents, check_kwargs, check_messages
 from tidemill.text.prompt_options import PromptOptions
+from tidemill.text.roles import adapted
 from tidemill.text.template import ChatTemplate
 from tidemill.text.tools import NO_TOOLS, ToolUse
 
@@ -42,6 +43,8 @@ def render_prompt(
     template, abilities = template.chosen(tools=bool(use.shown)), chat.abilities_for(use)
     source = template.source or ""
     plain = check_messages(messages, abilities, source)
+    if options.adapt_roles:
+        plain = adapted(plain, abilities)
     # Null means absent, as in every field: some templates would render it as "None".
     kwargs = {k: v for k, v in (options.kwargs or {}).items() if v is not None}
     documents = options.documents

@@ -19,6 +19,7 @@ class PromptOptions:
         documents: for templates that use them: objects, usually with `title` and `text`.
         kwargs: the request's `chat_template_kwargs`.
         variables: template variables set by the server.
+        adapt_roles: roles whose order the template rejects are adapted (`text.roles`).
     """
 
     add_generation_prompt: bool | None = None
@@ -26,3 +27,4 @@ class PromptOptions:
     documents: Sequence[Mapping[str, Any]] | None = None
     kwargs: Mapping[str, Any] | None = None
     variables: Mapping[str, Any] | None = None
+    adapt_roles: bool = False

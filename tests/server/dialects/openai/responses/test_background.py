@@ -29,7 +29,15 @@ def http(engine: ScriptedEngine) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def slowly(engine: ScriptedEngine) -> Iterator[None]:
-    engine.step_seconds = 0.02
+    engine.step_seconds = 0.005
+    yield
+    engine.step_seconds = 0.0
+
+
+@pytest.fixture
+def endlessly(engine: ScriptedEngine) -> Iterator[None]:
+    """Long enough to be cancelled on any machine."""
+    engine.step_seconds = 0.2
     yield
     engine.step_seconds = 0.0
 
@@ -94,7 +102,7 @@ def test_two_readers_follow_one_stream(http: httpx.Client, slowly: None) -> None
     check_order(other)
 
 
-def test_it_can_be_cancelled(http: httpx.Client, engine: ScriptedEngine, slowly: None) -> None:
+def test_it_can_be_cancelled(http: httpx.Client, engine: ScriptedEngine, endlessly: None) -> None:
     identity = create(http, input="Hi", background=True)["id"]
     with http.stream("GET", f"/v1/responses/{identity}", params={"stream": "true"}) as reader:
         cancelled = http.post(f"/v1/responses/{identity}/cancel").json()
@@ -107,7 +115,7 @@ def test_it_can_be_cancelled(http: httpx.Client, engine: ScriptedEngine, slowly:
     assert http.get(f"/v1/responses/{identity}").json() == cancelled
 
 
-def test_deleting_it_ends_it(http: httpx.Client, engine: ScriptedEngine, slowly: None) -> None:
+def test_deleting_it_ends_it(http: httpx.Client, engine: ScriptedEngine, endlessly: None) -> None:
     identity = create(http, input="Hi", background=True)["id"]
     assert http.delete(f"/v1/responses/{identity}").json()["deleted"]
     assert engine.cancelled[-1][0] == identity
@@ -115,7 +123,7 @@ def test_deleting_it_ends_it(http: httpx.Client, engine: ScriptedEngine, slowly:
 
 
 def test_a_foreground_stream_ends_with_its_client(
-    http: httpx.Client, engine: ScriptedEngine, slowly: None
+    http: httpx.Client, engine: ScriptedEngine, endlessly: None
 ) -> None:
     with http.stream("POST", "/v1/responses", json={"input": "Hi", "stream": True}) as answer:
         first = next(line for line in answer.iter_lines() if line.startswith("data: "))

@@ -158,6 +158,15 @@ def test_tools_of_openais_servers_are_left_out_and_named(model: Model, kind: str
     assert error["param"] == "tool_choice.type" and kind in error["message"]
 
 
+@pytest.mark.parametrize("kind", [["x"], {}, 3, None, "teleport"])
+def test_kinds_that_are_none_are_refused(model: Model, kind: Any) -> None:
+    listed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": kind, "name": "x"}]}
+    for choice in (listed, {"type": kind, "name": "x"}):
+        error = refused(model.http, input="x", tools=[PATCH], tool_choice=choice)
+        assert error["param"].startswith("tool_choice"), error
+    assert refused(model.http, input="x", tools=[{"type": kind}])["param"] == "tools[0].type"
+
+
 def test_members_of_tools_are_checked(model: Model) -> None:
     for change, param in (
         ({"async": True}, "tools[0].async"),

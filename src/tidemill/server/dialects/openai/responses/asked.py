@@ -94,7 +94,7 @@ class Asked:
                 use=self.tools.use(body.tool_choice, body.parallel_tool_calls),
                 thinking=read_thinking(fields),
             ),
-            prompt_options=PromptOptions(kwargs=body.chat_template_kwargs),
+            prompt_options=PromptOptions(kwargs=body.chat_template_kwargs, adapt_roles=True),
             drop_oldest=body.truncation == "auto",
             caller=caller,
             arrival=arrival,

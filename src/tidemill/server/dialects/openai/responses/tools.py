@@ -156,8 +156,8 @@ class Tools:
         if not isinstance(tool, Mapping):
             raise bad_request(at, f"{at} must be an object")
         kind = tool.get("type")
-        if isinstance(kind, str) and kind in HOSTED:
-            self.not_served.append(kind)
+        if _hosted(kind):
+            self.not_served.append(str(kind))
             return ()
         read = _READERS.get(kind) if isinstance(kind, str) else None
         if read is None:
@@ -202,7 +202,7 @@ class Tools:
         if not isinstance(choice, Mapping):
             return choice
         kind = choice.get("type")
-        if kind in HOSTED:
+        if _hosted(kind):
             raise unsupported(
                 "tool_choice.type",
                 f"tool_choice.type: {kind} is a tool that this server does not run",
@@ -214,7 +214,7 @@ class Tools:
             allowed = [
                 self._reference(f"tool_choice.tools[{index}]", reference)
                 for index, reference in enumerate(listed)
-                if not (isinstance(reference, Mapping) and reference.get("type") in HOSTED)
+                if not (isinstance(reference, Mapping) and _hosted(reference.get("type")))
             ]
             mode = choice.get("mode", "auto")
             return {"type": kind, "allowed_tools": {"mode": mode, "tools": allowed}}
@@ -235,6 +235,10 @@ class Tools:
     def of_call(self, known_as: str) -> Offered | None:
         """The tool of a call by the name that the model wrote."""
         return self.offered.get(known_as)
+
+
+def _hosted(kind: object) -> bool:
+    return isinstance(kind, str) and kind in HOSTED
 
 
 def joined(namespace: str | None, name: str) -> str:
