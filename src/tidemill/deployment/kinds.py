@@ -7,7 +7,6 @@ where a remedy is known, without one where ``must be <what>`` says it all.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from datetime import date, time
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from tidemill.base.durations import duration_seconds
 from tidemill.base.errors import TidemillError
 from tidemill.base.sizes import exact_size, parse_size
 from tidemill.deployment.toml_text import literal
@@ -177,15 +177,12 @@ def size() -> Kind:
     )
 
 
-_DURATION = r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+)ms)?"
-
-
 def duration() -> Kind:
     """Seconds, ``"90s"``, ``"1h30m"``; ``"forever"`` or a negative number has no end."""
 
     def read(value: Any, _: Path) -> float:
         if type(value) is str:
-            value = _seconds(value)
+            value = duration_seconds(value)
         if type(value) not in (int, float) or value != value or value > _LONGEST:
             raise ValueError
         return FOREVER if value < 0 else float(value)
@@ -199,20 +196,6 @@ def duration() -> Kind:
 
 
 _LONGEST = 10 * 365 * 86400
-
-
-def _seconds(written: str) -> float:
-    written = written.strip()
-    if written == "forever":
-        return -1.0
-    try:
-        return float(written)
-    except ValueError:
-        match = re.fullmatch(_DURATION, written, re.ASCII)
-    if match is None or not written:
-        raise ValueError
-    hours, minutes, seconds, milliseconds = (float(part or 0) for part in match.groups())
-    return hours * 3600 + minutes * 60 + seconds + milliseconds / 1000
 
 
 def file(what: str = "the path of a file") -> Kind:

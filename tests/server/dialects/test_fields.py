@@ -120,6 +120,7 @@ SAMPLES: dict[str, list[Any]] = {
     "repetition_penalty": [1.5, 1.25],
     "max_tokens": [5, 6],
     "top_n": [1, 2],
+    "keep_alive": [60, "5m"],
     "seed": [7, -8],
     "stop": ["a", ["b", "c"]],
     "guided_regex": ["a+", "b"],

@@ -42,6 +42,7 @@ class GeneratedAnswer(Response):
         framing: of a stream; None: the answer is written whole.
         failure: the parts that end a stream that fails after its start, framed; None: the
             dialect's error as one part.
+        keep_alive: seconds that the model stays loaded afterwards; None: as before.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class GeneratedAnswer(Response):
         make_format: MakeFormat,
         framing: Framing | None,
         failure: Failure | None = None,
+        keep_alive: float | None = None,
     ) -> None:
         super().__init__()
         context.host.find(model)  # a wrong name fails before anything else
@@ -66,6 +68,7 @@ class GeneratedAnswer(Response):
         self._make_format = make_format
         self._framing = framing
         self._failure_parts = failure
+        self._keep_alive = keep_alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve; a disconnect of the client cancels the generation."""
@@ -94,7 +97,8 @@ class GeneratedAnswer(Response):
     async def _begin(self, stack: AsyncExitStack) -> tuple[Generation, Format]:
         context, state = self._context, self._request.state
         try:
-            model = await stack.enter_async_context(context.host.lease(self._model))
+            lease = context.host.lease(self._model, self._keep_alive)
+            model = await stack.enter_async_context(lease)
             prepared = await prepare(model, self._asked, LOOP)
             generation = Generation(
                 model,
@@ -134,6 +138,7 @@ class ModelAnswer(Response):
         model: the name of the model, or None.
         work: computes the response. It calls `request.state.hold.close()` when the body's memory
             is no longer needed.
+        keep_alive: see `GeneratedAnswer`.
     """
 
     def __init__(
@@ -142,6 +147,7 @@ class ModelAnswer(Response):
         request: Request,
         model: str | None,
         work: Callable[[ServedModel], Awaitable[Response]],
+        keep_alive: float | None = None,
     ) -> None:
         super().__init__()
         context.host.find(model)
@@ -149,13 +155,14 @@ class ModelAnswer(Response):
         self._request = request
         self._model = model
         self._work = work
+        self._keep_alive = keep_alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve; a disconnect of the client cancels the work."""
 
         async def answer() -> None:
             try:
-                async with self._context.host.lease(self._model) as model:
+                async with self._context.host.lease(self._model, self._keep_alive) as model:
                     self._request.state.model = model.name
                     response = await self._work(model)
             except Exception as error:

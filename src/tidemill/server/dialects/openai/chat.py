@@ -10,6 +10,7 @@ from tidemill.base.ids import new_id
 from tidemill.server.access.caller import caller_of
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.body import read_model
+from tidemill.server.dialects.keep_alive import keep_alive_of
 from tidemill.server.dialects.openai import schema
 from tidemill.server.dialects.openai.assemble import envelope_of
 from tidemill.server.dialects.openai.chat_format import ChatFormat
@@ -59,4 +60,5 @@ async def chat_completions(context: ServerContext, request: Request) -> Response
         answer_id,
         make_format,
         SSE if body.stream else None,
+        keep_alive=keep_alive_of(body.keep_alive),
     )

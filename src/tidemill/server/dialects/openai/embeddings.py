@@ -17,6 +17,7 @@ from tidemill.server.access.caller import caller_of
 from tidemill.server.admission.answers import AnswerSize, vectors_size
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.body import read_model
+from tidemill.server.dialects.keep_alive import keep_alive_of
 from tidemill.server.dialects.openai import schema
 from tidemill.server.dialects.openai.translate import split_prompts
 from tidemill.server.dialects.respond import ModelAnswer
@@ -72,7 +73,7 @@ async def embeddings(context: ServerContext, request: Request) -> Response:
             )
         )
 
-    return ModelAnswer(context, request, body.model, work)
+    return ModelAnswer(context, request, body.model, work, keep_alive_of(body.keep_alive))
 
 
 def _size(context: ServerContext, asked: EmbedRequest, length: int, *, encoded: bool) -> AnswerSize:

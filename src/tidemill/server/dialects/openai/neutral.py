@@ -176,8 +176,7 @@ _BOOKKEEPING: Fields = {
     "speculative_ngram": Neutral(kinds=(bool,), feature="values that are no booleans"),
     "prompt_lookup_num_tokens": Neutral((0,), feature="prompt lookup"),
     "draft_model": Neutral(feature="a choice of draft models"),
-    "ttl": Neutral((-1,), feature="unloading of the model"),
-    "keep_alive": Neutral((-1, "-1"), feature="unloading of the model"),
+    "ttl": Alias("keep_alive"),
     **dict.fromkeys(
         ("num_ctx", "n_ctx"),
         Neutral(

@@ -16,6 +16,7 @@ from tidemill.generation.vectors import prepare_scores, scores_of
 from tidemill.server.access.caller import caller_of
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.body import read_model
+from tidemill.server.dialects.keep_alive import keep_alive_of
 from tidemill.server.dialects.openai import schema
 from tidemill.server.dialects.openai.embeddings import usage_of
 from tidemill.server.dialects.respond import ModelAnswer
@@ -71,7 +72,9 @@ async def rerank(context: ServerContext, request: Request) -> Response:
             results.append(result)
         return {"id": new_id("rerank"), "model": model, "results": results}
 
-    return ModelAnswer(context, request, body.model, _scored(request, asked, document))
+    keep_alive = keep_alive_of(body.keep_alive)
+    work = _scored(request, asked, document)
+    return ModelAnswer(context, request, body.model, work, keep_alive)
 
 
 async def score(context: ServerContext, request: Request) -> Response:
@@ -109,7 +112,9 @@ async def score(context: ServerContext, request: Request) -> Response:
             "data": data,
         }
 
-    return ModelAnswer(context, request, body.model, _scored(request, asked, document))
+    keep_alive = keep_alive_of(body.keep_alive)
+    work = _scored(request, asked, document)
+    return ModelAnswer(context, request, body.model, work, keep_alive)
 
 
 def _check_count(name: str, count: int, context: ServerContext) -> None:

@@ -14,6 +14,7 @@ from msgspec.structs import asdict
 
 from tidemill.server.dialects.fields import Fields
 from tidemill.server.dialects.id_lists import Ids
+from tidemill.server.dialects.keep_alive import KeepAlive
 from tidemill.server.dialects.members import (
     Body,
     JsonSchema,
@@ -216,6 +217,7 @@ class Generation(Body, kw_only=True):
             structured_outputs, json_schema, grammar: the constraint on the answer, as named by
             several servers (`text.constraints`); at most one of them.
         timeout: an extension: seconds until the request expires.
+        keep_alive: an extension: how long the model stays loaded after the request.
         cache_salt: an extension: cached prefixes are shared only between equal salts.
         prompt_logprobs: an extension: number of alternatives in the logprobs of prompt tokens.
         include_effective: an extension: the response has a `tidemill` object with the effective
@@ -252,6 +254,7 @@ class Generation(Body, kw_only=True):
     json_schema: Annotated[Any, documented(described.JSON_SCHEMA)] = None
     grammar: str | None = None
     timeout: float | None = None
+    keep_alive: KeepAlive = None
     cache_salt: str | None = None
     include_effective: bool | None = None
     user: str | None = None
@@ -339,13 +342,14 @@ class VectorBody(Body, kw_only=True):
 
     Attributes:
         user, metadata: accepted, since clients send them and they cannot change an answer.
-        timeout, cache_salt: as in `Generation`.
+        timeout, keep_alive, cache_salt: as in `Generation`.
     """
 
     known: ClassVar[Fields] = neutral.VECTORS
 
     model: str | None = None
     timeout: float | None = None
+    keep_alive: KeepAlive = None
     cache_salt: str | None = None
     user: str | None = None
     metadata: dict[str, Any] | None = None

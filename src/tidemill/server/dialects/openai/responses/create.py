@@ -14,6 +14,7 @@ from tidemill.server.access.auth import principal_of
 from tidemill.server.access.caller import caller_of
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.body import read_model
+from tidemill.server.dialects.keep_alive import keep_alive_of
 from tidemill.server.dialects.openai.logprobs import chat_tokens
 from tidemill.server.dialects.openai.responses.asked import SEALED, Asked, read_request
 from tidemill.server.dialects.openai.responses.document import Answered
@@ -67,6 +68,7 @@ async def create(context: ServerContext, request: Request) -> Response:
         writing.make_format,
         SSE if body.stream or body.background else None,
         writing.failure,
+        keep_alive_of(body.keep_alive),
     )
     if not body.background:
         return answer

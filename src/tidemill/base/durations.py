@@ -1,0 +1,45 @@
+"""Durations as people write them: ``90``, ``"5m"``, ``"1h30m"``, ``"300ms"``."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_SECONDS_OF = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+_PART = r"(?:(\d+(?:\.\d+)?){})?"
+_WRITTEN = re.compile(
+    "(-?)" + "".join(_PART.format(u) for u in ("h", "m(?!s)", "s", "ms")), re.ASCII
+)
+
+
+def duration_seconds(written: str) -> float:
+    """Seconds of a text; negative for ``forever``.
+
+    Raises:
+        ValueError: it is no duration.
+    """
+    written = written.strip()
+    if written == "forever":
+        return -1.0
+    try:
+        return float(written)
+    except ValueError:
+        match = _WRITTEN.fullmatch(written)
+    if match is None or not any(match.groups()[1:]):
+        raise ValueError
+    sign, *parts = match.groups()
+    total = sum(float(p or 0) * of for p, of in zip(parts, _SECONDS_OF.values(), strict=True))
+    return -total if sign else total
+
+
+def stay_seconds(value: Any) -> float:
+    """How long something stays: seconds or a text; infinite for what is negative.
+
+    Raises:
+        ValueError: it is neither, or no finite number.
+    """
+    if type(value) is str:
+        value = duration_seconds(value)
+    if type(value) not in (int, float) or value != value or value in (float("inf"), float("-inf")):
+        raise ValueError
+    return float("inf") if value < 0 else float(value)
