@@ -18,6 +18,7 @@ from tidemill.library.catalog import Library
 
 # Points per source; `make pulls` draws more.
 KILLS = int(os.environ.get("TIDEMILL_PULL_KILLS", "10"))
+_BATCH = 20
 _LAST_LINES = 250
 FILES = {
     "owner/folder": {"model.safetensors": WEIGHTS, "tokenizer.json": b"{}"},
@@ -25,9 +26,11 @@ FILES = {
 }
 
 
+@pytest.mark.parametrize("batch", range(-(-KILLS // _BATCH)))
 @pytest.mark.parametrize("source", FILES)
-def test_killed_at_any_point(source: str, tmp_path: Path) -> None:
-    draw = random.Random(source)
+def test_killed_at_any_point(source: str, batch: int, tmp_path: Path) -> None:
+    draw = random.Random(f"{source} {batch}")
+    kills = min(KILLS - batch * _BATCH, _BATCH)
     hub = FakeHub(REPOS, token="secret", pages=index_pages(chunked()))
     hub.pause = 0.001
     with hub.listening(), killer(hub.url, tmp_path / "hf", "secret") as forks:
@@ -37,10 +40,10 @@ def test_killed_at_any_point(source: str, tmp_path: Path) -> None:
         # One home is killed again and again; the others once, half of them near the end, where
         # files and manifest get their names.
         often = Library.open(tmp_path / "often")
-        for _ in range(KILLS // 2):
+        for _ in range(kills // 2):
             _killed(forks.pull(source, often.home, kill_after=draw.uniform(0, seconds)), often)
         _complete(forks, source, often)
-        for point in range(KILLS - KILLS // 2):
+        for point in range(kills - kills // 2):
             library = Library.open(tmp_path / str(point))
             first = lines - _LAST_LINES if point % 2 else 1
             at = draw.randint(first, lines)
