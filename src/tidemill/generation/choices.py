@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.contract.request import ChoiceOutput, FinishReason, TokenLogprob, exception_of
 from tidemill.contract.sampling import SamplingParams
@@ -24,8 +26,7 @@ REPETITION = "repetition"
 """The stop_reason of a constrained answer without max_tokens that repeated itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenPiece:
+class TokenPiece(msgspec.Struct, frozen=True):
     """A token with its logprob, its bytes, and the characters of output before it."""
 
     logprob: TokenLogprob
@@ -33,8 +34,7 @@ class TokenPiece:
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceDelta:
+class ChoiceDelta(msgspec.Struct, frozen=True):
     """The output of one step for one choice.
 
     Attributes:
