@@ -3,8 +3,9 @@ shape, and a client that disconnects ends it all."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,7 +20,7 @@ from tidemill.server.host.answer import Format, write_stream, write_whole
 from tidemill.server.host.generation import Generation
 from tidemill.server.host.pace import LOOP
 from tidemill.server.host.served import ServedModel
-from tidemill.server.transport.framing import Framing
+from tidemill.server.transport.framing import SSE, Framing
 from tidemill.server.transport.sink import AsgiSink, Sink
 from tidemill.server.transport.stream import while_connected
 
@@ -27,6 +28,9 @@ log = get_logger(__name__)
 
 MakeFormat = Callable[[ServedModel, Generation], Awaitable[Format]]
 Failure = Callable[[Problem], bytes]
+
+RESUMING = ("x-resumable-stream", "last-event-id")
+"""Headers of requests for streams that can be resumed (`server.dialects.resumable`)."""
 
 
 class GeneratedAnswer(Response):
@@ -71,8 +75,13 @@ class GeneratedAnswer(Response):
         self._keep_alive = keep_alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve; a disconnect of the client cancels the generation."""
-        await while_connected(receive, self._serve(scope, receive, send))
+        """Serve; a disconnect of the client cancels the generation, unless it may resume it."""
+        headers = self._request.headers
+        if self._framing is SSE and any(name in headers for name in RESUMING):
+            await self._serve(scope, receive, send, self._resume(receive, send))
+        else:
+            work = self.write(AsgiSink(send))
+            await while_connected(receive, self._serve(scope, receive, send, work))
 
     async def write(self, sink: Sink) -> None:
         """Generate and write the answer, whoever reads it; cancelling this cancels the generation.
@@ -86,13 +95,33 @@ class GeneratedAnswer(Response):
             else:
                 await write_stream(sink, lambda: self._begin(stack), self._framing, self._failure)
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve(
+        self, scope: Scope, receive: Receive, send: Send, work: Coroutine[Any, Any, None]
+    ) -> None:
         try:
-            await self.write(AsgiSink(send))
+            await work
         except Exception as error:
             problem = fail(self._request, error)
             response = problem_response(problem, self._request.state.error_body)
             await response(scope, receive, send)
+
+    async def _resume(self, receive: Receive, send: Send) -> None:
+        from tidemill.server.dialects.resumable import resumed  # few ask for it
+
+        stream, start = await resumed(self._context, self._request, self._id, self.write_detached)
+        await stream.serve(receive, send, start)
+
+    async def write_detached(self, sink: Sink) -> None:
+        """`write` for a reader who may come late: what is raised is written first.
+
+        Raises:
+            Exception: as `write`.
+        """
+        try:
+            await self.write(sink)
+        except Exception as error:
+            await sink.write(self._failure(error), more=False)
+            raise
 
     async def _begin(self, stack: AsyncExitStack) -> tuple[Generation, Format]:
         context, state = self._context, self._request.state

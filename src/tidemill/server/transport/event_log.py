@@ -23,6 +23,7 @@ class EventLog:
 
     Args:
         bound: of their bytes.
+        prefix: of their ids, before the number.
 
     Attributes:
         first: number of the oldest event that is kept.
@@ -30,7 +31,8 @@ class EventLog:
         ended: there are no more events to come.
     """
 
-    def __init__(self, bound: int) -> None:
+    def __init__(self, bound: int, prefix: bytes = b"") -> None:
+        self._prefix = prefix
         self.first = 0
         self.size = 0
         self.ended = False
@@ -48,7 +50,7 @@ class EventLog:
         for event in events.split(_END)[:-1]:
             if event.startswith(b":"):
                 continue
-            self._events.append(b"id: %d\n%b%b" % (self.next, event, _END))
+            self._events.append(b"id: %b%d\n%b%b" % (self._prefix, self.next, event, _END))
             self.size += len(self._events[-1])
         self._forget()
         self._wake()

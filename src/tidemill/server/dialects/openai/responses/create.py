@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
 from typing import Any
 
 from starlette.requests import Request
@@ -22,18 +21,16 @@ from tidemill.server.dialects.openai.responses.items import new_item_id
 from tidemill.server.dialects.openai.responses.output import Output, Shown
 from tidemill.server.dialects.openai.responses.response_format import ResponseFormat, encode
 from tidemill.server.dialects.openai.responses.schema import ResponseRequest
-from tidemill.server.dialects.openai.responses.service import Service, service_of
+from tidemill.server.dialects.openai.responses.service import EARLY_SECONDS, Service, service_of
 from tidemill.server.dialects.openai.responses.store import StoredResponse
 from tidemill.server.dialects.openai.translate import priority_of
 from tidemill.server.dialects.respond import GeneratedAnswer
 from tidemill.server.errors import Problem, fail, reject
 from tidemill.server.host.generation import Generation
 from tidemill.server.host.served import ServedModel
-from tidemill.server.transport.event_log import EventLog
+from tidemill.server.transport.detached import Detached
 from tidemill.server.transport.framing import SSE
 from tidemill.server.transport.pieces import json_response
-from tidemill.server.transport.sink import AsgiSink
-from tidemill.server.transport.stream import Stream, while_connected
 
 
 async def create(context: ServerContext, request: Request) -> Response:
@@ -79,12 +76,12 @@ async def _in_background(service: Service, writing: _Writing, answer: GeneratedA
     entry = writing.entry
     run = service.start(entry, answer, writing)
     try:
-        await run.settled()
+        await run.stream.settled(EARLY_SECONDS)
     except Exception:
         await service.remove(entry)  # the error is the answer
         raise
     if writing.answered.body.stream:
-        return Followed(run.log, 0)
+        return Followed(run.stream, 0)
     return json_response(entry.response)
 
 
@@ -180,35 +177,24 @@ def _dropped(asked: Asked, messages: tuple[int, ...]) -> dict[str, Any]:
 
 
 class Followed(Response):
-    """The events of a log, from one of them on, as a stream.
+    """The events of a background response, from one of them on, as a stream.
 
     Args:
-        log: of a response.
+        stream: of the response.
         start: number of the first event.
     """
 
-    def __init__(self, log: EventLog, start: int) -> None:
+    def __init__(self, stream: Detached, start: int) -> None:
         super().__init__()
-        if start < log.first:
+        if start < stream.log.first:
             raise reject(
                 400,
-                f"starting_after: events before {log.first} are no longer kept",
+                f"starting_after: events before {stream.log.first} are no longer kept",
                 param="starting_after",
             )
-        self._log = log
+        self._stream = stream
         self._start = start
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve; a client that disconnects may come back."""
-        await while_connected(receive, self._write(send))
-
-    async def _write(self, send: Send) -> None:
-        stream = Stream(AsgiSink(send), SSE, lambda: b"")
-        async with aclosing(stream):
-            await stream.write(stream.begin())
-            try:
-                async for events in self._log.follow(self._start):
-                    await stream.write(events)
-            except LookupError:
-                pass  # a reader so slow that events were forgotten: its stream ends, and it knows
-            await stream.write(b"", more=False)
+        await self._stream.serve(receive, send, self._start)

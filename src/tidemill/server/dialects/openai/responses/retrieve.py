@@ -57,7 +57,7 @@ async def get(context: ServerContext, request: Request) -> Response:
         if not (last.isascii() and last.isdigit() and len(last) < 10):
             raise bad_request("Last-Event-ID", "Last-Event-ID must be the number of an event")
         after = int(last)
-    return Followed(run.log, 0 if after is None else after + 1)
+    return Followed(run.stream, 0 if after is None else after + 1)
 
 
 async def delete(context: ServerContext, request: Request) -> Response:

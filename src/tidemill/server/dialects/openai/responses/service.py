@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -18,7 +19,8 @@ from tidemill.server.dialects.openai.responses.store import (
 )
 from tidemill.server.dialects.respond import GeneratedAnswer
 from tidemill.server.errors import reject
-from tidemill.server.transport.event_log import EventLog, LogSink
+from tidemill.server.transport.detached import Detached
+from tidemill.server.transport.sink import Sink
 
 log = get_logger(__name__)
 
@@ -42,40 +44,17 @@ class Ending(Protocol):
         """The object of a response that was cancelled, and the event that says so."""
 
 
+@dataclass(frozen=True, slots=True)
 class Run:
     """One background response.
 
     Attributes:
         entry: what is kept of it.
-        log: its events.
-        ended_at: `monotonic` seconds; None while it runs.
-        error: what refused it before its first event.
+        stream: its events.
     """
 
-    def __init__(self, entry: StoredResponse, log_bytes: int) -> None:
-        self.entry = entry
-        self.log = EventLog(log_bytes)
-        self.ended_at: float | None = None
-        self.error: Exception | None = None
-        self.task: asyncio.Task[None] | None = None
-
-    async def settled(self) -> None:
-        """Wait until something was generated, or it ended, or for `EARLY_SECONDS`.
-
-        Raises:
-            Exception: what refused it.
-        """
-        assert self.task is not None
-        self.log.watch(started := asyncio.Event())
-        first = asyncio.ensure_future(started.wait())
-        try:
-            await asyncio.wait(
-                (self.task, first), timeout=EARLY_SECONDS, return_when=asyncio.FIRST_COMPLETED
-            )
-        finally:
-            first.cancel()
-        if self.error is not None:
-            raise self.error
+    entry: StoredResponse
+    stream: Detached
 
 
 class Service:
@@ -115,7 +94,7 @@ class Service:
     def keep(self, entry: StoredResponse) -> None:
         """Keep a response in its present state."""
         run = self._runs.get(entry.id)
-        entry.size = len(msgspec.json.encode(entry.response)) + (run.log.size if run else 0)
+        entry.size = len(msgspec.json.encode(entry.response)) + (run.stream.log.size if run else 0)
         self.store.put(entry)
 
     def end(self, entry: StoredResponse, response: dict[str, Any]) -> None:
@@ -143,7 +122,7 @@ class Service:
             Rejection: 429, too many of them run.
         """
         self._forget_old()
-        running = [r for r in self._runs.values() if r.ended_at is None]
+        running = [r for r in self._runs.values() if r.stream.ended_at is None]
         if sum(r.entry.owner == entry.owner for r in running) >= MAX_RUNNING:
             raise reject(
                 429,
@@ -151,36 +130,36 @@ class Service:
                 code="overloaded",
                 headers={"Retry-After": "1"},
             )
-        run = Run(entry, self._log_bytes)
+        run = Run(entry, Detached(self._log_bytes))
         self._runs[entry.id] = run
         self.keep(entry)
-        run.task = asyncio.get_running_loop().create_task(self._generate(run, answer, ending))
+        run.stream.start(lambda sink: self._generate(run, sink, answer, ending))
         return run
 
-    async def _generate(self, run: Run, answer: GeneratedAnswer, ending: Ending) -> None:
+    async def _generate(
+        self, run: Run, sink: Sink, answer: GeneratedAnswer, ending: Ending
+    ) -> None:
         entry = run.entry
         try:
-            await answer.write(LogSink(run.log))
+            await answer.write_detached(sink)
         except asyncio.CancelledError:
             if entry.response["status"] in ("queued", "in_progress"):
                 response, event = ending.cancelled()
-                run.log.add(event)
+                await sink.write(event, more=False)
                 self.end(entry, response)
+            raise
         except Exception as error:
-            run.error = error
             self.end(entry, ending.failed(error))
+            raise
         finally:
-            run.ended_at = monotonic()
-            run.log.end()
             if self.store.response(entry.owner, entry.id) is entry:
                 self.keep(entry)  # the size of its log is known
 
     async def cancel(self, entry: StoredResponse) -> None:
         """End a background response; one that has ended stays as it is."""
         run = self._runs.get(entry.id)
-        if run is not None and run.task is not None and run.ended_at is None:
-            run.task.cancel()
-            await asyncio.gather(run.task, return_exceptions=True)
+        if run is not None:
+            await run.stream.cancel()
 
     async def remove(self, entry: StoredResponse) -> None:
         """Forget a response, and end it."""
@@ -192,7 +171,7 @@ class Service:
         """Forget the events of runs that ended long ago, or whose response is not kept."""
         now = monotonic()
         for identity, run in list(self._runs.items()):
-            entry, ended = run.entry, run.ended_at
+            entry, ended = run.entry, run.stream.ended_at
             if ended is None:
                 continue
             kept = self.store.response(entry.owner, identity) is entry

@@ -1,0 +1,121 @@
+"""Streams that a client may resume, of any dialect that streams server-sent events.
+
+A request with the header ``X-Resumable-Stream: true`` gets events with ids, and its generation goes
+on for a while when the client leaves. The same request again, with ``Last-Event-ID`` as the client
+got it last, gets what it missed and the rest, from the same generation.
+"""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+
+from tidemill.base.clock import monotonic
+from tidemill.base.errors import bad_request
+from tidemill.server.access.auth import principal_of
+from tidemill.server.context import ServerContext
+from tidemill.server.dialects.respond import RESUMING
+from tidemill.server.errors import reject
+from tidemill.server.transport.detached import Detached, Work
+from tidemill.server.transport.stream import KEEP_ALIVE_SECONDS
+
+HEADER, LAST = RESUMING
+
+RESUME_SECONDS = 60.0
+"""How long a stream is generated without a reader, and kept after its end."""
+
+MAX_STREAMS = 32
+"""Of one client that are generated or kept."""
+
+MAX_ALL = 256
+"""Of all clients."""
+
+
+class Resumable:
+    """The streams of one server that can be resumed."""
+
+    def __init__(self, context: ServerContext) -> None:
+        self._bound = context.limits.max_stored_bytes // 64
+        self._streams: dict[str, tuple[str, Detached]] = {}
+
+    def begin(self, owner: str, identity: str, work: Work) -> Detached:
+        """Generate a stream.
+
+        Raises:
+            Rejection: 429.
+        """
+        self._forget_old()
+        mine = sum(of == owner for of, _ in self._streams.values())
+        if mine >= MAX_STREAMS or len(self._streams) >= MAX_ALL:
+            raise reject(
+                429,
+                f"{mine} streams of this client can be resumed, {len(self._streams)} of all; at "
+                f"most {MAX_STREAMS} and {MAX_ALL} may be: send the request without {HEADER}, or "
+                f"again within {RESUME_SECONDS:.0f} s",
+                code="overloaded",
+                headers={"Retry-After": "1"},
+            )
+        stream = Detached(self._bound, f"{identity}:".encode(), RESUME_SECONDS)
+        self._streams[identity] = owner, stream
+        stream.start(work)
+        return stream
+
+    def drop(self, identity: str) -> None:
+        """Forget a stream that never began."""
+        self._streams.pop(identity, None)
+
+    def find(self, owner: str, last: str) -> tuple[Detached, int]:
+        """The stream of an event's id, and the number of the next event.
+
+        Raises:
+            TidemillError, Rejection: the id is none, or its stream is not kept.
+        """
+        self._forget_old()
+        identity, _, number = last.rpartition(":")
+        if not (identity and number.isascii() and number.isdigit() and len(number) < 10):
+            raise bad_request("Last-Event-ID", "Last-Event-ID is not the id of an event")
+        of, stream = self._streams.get(identity, ("", None))
+        if stream is None or of != owner or int(number) + 1 < stream.log.first:
+            raise reject(
+                404,
+                "Last-Event-ID: the stream is no longer kept; send the request without it",
+                param="Last-Event-ID",
+                code="stream_not_found",
+            )
+        return stream, int(number) + 1
+
+    def _forget_old(self) -> None:
+        now = monotonic()
+        for identity, (_, stream) in list(self._streams.items()):
+            if stream.ended_at is not None and now - stream.ended_at > RESUME_SECONDS:
+                del self._streams[identity]
+
+
+async def resumed(
+    context: ServerContext, request: Request, identity: str, work: Work
+) -> tuple[Detached, int]:
+    """The stream that a request resumes or begins, and the number of the first event to send.
+
+    Args:
+        context: the server's.
+        request: with one of the headers.
+        identity: of the answer, if it is generated now.
+        work: generates it.
+
+    Raises:
+        Exception: what failed before the first event.
+    """
+    streams, owner = context.kept(Resumable), principal_of(request).client_id
+    last = request.headers.get(LAST)
+    if last:
+        return streams.find(owner, last)
+    wanted = request.headers.get(HEADER, "").strip().lower()
+    if wanted not in ("true", "1"):
+        raise bad_request("X-Resumable-Stream", "X-Resumable-Stream must be true or absent")
+    stream = streams.begin(owner, identity, work)
+    try:
+        await stream.settled(KEEP_ALIVE_SECONDS)
+    except BaseException:
+        streams.drop(identity)
+        await stream.cancel()
+        raise
+    return stream, 0
