@@ -57,6 +57,42 @@ TEXT = {
     "max_tokens": ([10, 0], [-2]),
     "suffix": ([None, ""], ["end"]),
 }
+FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
+CUSTOM = {
+    "type": "custom",
+    "name": "x",
+    "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "a"+'},
+}
+NAMESPACE = {"type": "namespace", "name": "n", "description": "", "tools": [FUNCTION]}
+RESPONSES = {
+    **{name: CHAT[name] for name in ("metadata", "moderation", "parallel_tool_calls", "user")},
+    **{name: CHAT[name] for name in ("prompt_cache_key", "prompt_cache_options", "service_tier")},
+    **{name: CHAT[name] for name in ("prompt_cache_retention", "safety_identifier", "stream")},
+    **{name: CHAT[name] for name in ("temperature", "top_p")},
+    "access_programs": ([], [{"cyber": "standard"}]),
+    "background": ([True, False], []),
+    "background_options": ([{"completion_window": "soonest"}], [{"completion_window": "2h"}]),
+    "context_management": ([[]], [[{"type": "compaction"}]]),
+    "conversation": ([None], [3]),
+    "image": ([], [{"context_compression": "auto"}]),
+    "include": (
+        [["message.output_text.logprobs"], ["reasoning.encrypted_content"]],
+        [["everything"]],
+    ),
+    "instructions": (["Be kind."], []),
+    "max_output_tokens": ([8], [0]),
+    "max_tool_calls": ([3], []),
+    "previous_response_id": ([None], []),
+    "prompt": ([None], [{"id": "pmpt_1"}]),
+    "reasoning": ([{"effort": "low"}, {"summary": "auto"}], [{"effort": "x"}, {"mode": "pro"}]),
+    "store": ([True, False], []),
+    "stream_options": ([{"include_obfuscation": False}], [{"include_obfuscation": True}]),
+    "text": ([{"format": {"type": "json_object"}}, {"verbosity": "medium"}], [{"x": 1}]),
+    "tool_choice": (["none", "auto"], ["required", {"type": "web_search_preview"}]),
+    "tools": ([[FUNCTION], [CUSTOM], [NAMESPACE], [{"type": "web_search"}]], [[{"type": "x"}]]),
+    "top_logprobs": ([0, 2], [30]),
+    "truncation": (["auto", "disabled"], ["front"]),
+}
 OWN = {"messages", "model", "prompt", "extra_headers", "extra_query", "extra_body", "timeout"}
 
 
@@ -66,12 +102,14 @@ def try_all(client: openai.OpenAI, model: str) -> int:
     for create, options, given in (
         (client.chat.completions.create, CHAT, {"messages": ASK}),
         (client.completions.create, TEXT, {"prompt": "The tide"}),
+        (client.responses.create, RESPONSES, {"input": "The tide"}),
     ):
-        unknown = set(inspect.signature(create).parameters) - OWN - set(options)
+        unknown = set(inspect.signature(create).parameters) - OWN - set(options) - set(given)
         assert not unknown, f"new options of the client: {unknown}"
+        limit = "max_output_tokens" if options is RESPONSES else "max_tokens"
         for name, (good, bad) in options.items():
             for value in good:
-                asked = {"max_tokens": 8} if name != "max_completion_tokens" else {}
+                asked = {limit: 8} if name != "max_completion_tokens" else {}
                 create(**{"model": model, **given, **asked, name: value})
             for value in bad:
                 try:

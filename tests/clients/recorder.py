@@ -31,6 +31,9 @@ class Recorder:
             def do_GET(self) -> None:
                 self._forward(b"")
 
+            def do_DELETE(self) -> None:
+                self._forward(b"")
+
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers.get("content-length", 0)))
                 recorder.note(body)

@@ -48,6 +48,30 @@ except openai.BadRequestError as error:
 else:
     raise AssertionError("a schema that cannot be honoured was taken")
 try_all(client, MODEL)
+# Responses: a call and its result, parsed, streamed, in the background.
+flat = {"type": "function", **TOOL["function"], "strict": True}
+response = client.responses.create(input=QUESTION, tools=[flat], **how)
+(call,) = [item for item in response.output if item.type == "function_call"]
+result = json.dumps(get_weather(**json.loads(call.arguments)))
+output = {"type": "function_call_output", "call_id": call.call_id, "output": result}
+then = {"input": [output], "tools": [flat], "previous_response_id": response.id, **how}
+assert "17" in client.responses.create(**then).output_text
+with client.responses.stream(**then) as stream:
+    for _ in stream:
+        pass
+    assert "17" in stream.get_final_response().output_text
+extract = ask[0]["content"]
+dora = client.responses.parse(input=extract, text_format=Person, **how).output_parsed
+assert dora == Person(name="Dora", age=43), dora
+running = client.responses.create(input=extract, background=True, **how)
+for event in client.responses.retrieve(running.id, stream=True, starting_after=1):
+    ended = event
+assert ended.type == "response.completed", ended
+assert client.responses.retrieve(running.id).output_text == ended.response.output_text
+conversation = client.conversations.create()
+client.responses.create(input="Hello.", conversation=conversation.id, **how)
+assert len(client.conversations.items.list(conversation.id).data) == 2
+client.conversations.delete(conversation.id)
 # What the client's own objects look like in a history.
 messages += [last.choices[0].message, {"role": "user", "content": "Thanks.", "name": "ann"}]
 messages[1] = parsed.choices[0].message.model_dump() | {"content": "So."}

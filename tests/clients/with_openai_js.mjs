@@ -59,4 +59,17 @@ const parsed = await client.chat.completions.parse({
   response_format: { type: "json_schema", json_schema: { name: "person", schema, strict: true } },
 });
 check(JSON.parse(parsed.choices[0].message.content).age === 43, parsed);
+// Responses: a call and its result, streamed.
+const flat = [{ type: "function", name: "get_weather", description, parameters, strict: false }];
+const ask = { model, temperature: 0, tools: flat };
+const asked = await client.responses.create({ ...ask, input: "What is the weather in Paris?" });
+const [called] = asked.output.filter((item) => item.type === "function_call");
+check(JSON.parse(called.arguments).city === "Paris", asked);
+const output = { type: "function_call_output", call_id: called.call_id, output: content };
+const next = { ...ask, input: [output], previous_response_id: asked.id };
+check((await client.responses.create(next)).output_text.includes("17"), "responses.create");
+const responding = client.responses.stream(next);
+let text = "";
+responding.on("response.output_text.delta", (event) => (text += event.delta));
+check((await responding.finalResponse()).output_text === text && text.includes("17"), text);
 console.log(last.content);
