@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tidemill.library.locate import Located
     from tidemill.server.access.limits import Limits
     from tidemill.server.host.engine_loader import Opening, TextSide
+    from tidemill.server.host.pipeline import PipelineOptions
     from tidemill.server.run import ModelOptions, ServeOptions
 
 Say = Callable[[str], None]
@@ -75,6 +76,7 @@ def serve_options(deployment: Deployment, say: Say) -> ServeOptions:
         say(f"memory for all models: {budget / 2**30:.1f} GiB (--memory), of what is free now")
     return ServeOptions(
         models,
+        pipelines=_pipelines(deployment),
         memory=budget,
         log_level=server.log_level,
         limits=with_files(deployment.limits, say),
@@ -84,6 +86,17 @@ def serve_options(deployment: Deployment, say: Say) -> ServeOptions:
         stall_timeout=server.stall_timeout,
         drain_timeout=server.drain_timeout,
     )
+
+
+def _pipelines(deployment: Deployment) -> list[PipelineOptions]:
+    if not deployment.pipelines:
+        return []
+    from tidemill.server.host.pipeline import PipelineOptions
+
+    return [
+        PipelineOptions(one.name, one.file, one.timeout, one.memory, one.options)
+        for one in deployment.pipelines
+    ]
 
 
 def _models(deployment: Deployment, say: Say) -> Iterator[ModelOptions]:

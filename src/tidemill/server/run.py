@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tidemill.engine.supervisor import Recovery
     from tidemill.server.context import ServerContext
     from tidemill.server.host.engine_loader import Opening, TextSide
+    from tidemill.server.host.pipeline import PipelineOptions
     from tidemill.server.host.served import ServedModel
     from tidemill.server.host.slot import Hosted
 
@@ -68,6 +69,7 @@ class ServeOptions:
     Attributes:
         models: at least one. The first is loaded before the server is ready, and answers requests
             that name none; the others are loaded when a request needs them, unless pinned.
+        pipelines: files that answer under names of their own.
         memory: bytes for all models together; None: without bound.
         log_level: of both processes.
         limits: bounds of the API.
@@ -80,6 +82,7 @@ class ServeOptions:
     """
 
     models: Sequence[ModelOptions]
+    pipelines: Sequence[PipelineOptions] = ()
     memory: int | None = None
     log_level: str = "info"
     limits: Limits = field(default_factory=Limits)
@@ -200,6 +203,7 @@ class _Assembly:
                 slot.need = await opening.need()
             for model in others:
                 host.add(_hosted(model), loader(model, partial(_log_line, model.name)))
+            self._add_pipelines(context)
             for slot in host.slots[1:]:
                 if slot.hosted.pin:
                     await host.load(slot)
@@ -207,6 +211,14 @@ class _Assembly:
             await host.close()
             raise
         return context
+
+    def _add_pipelines(self, context: ServerContext) -> None:
+        if not self._options.pipelines:
+            return
+        from tidemill.server.host.pipeline import add_pipeline
+
+        for pipeline in self._options.pipelines:
+            add_pipeline(context.host, pipeline, context.shared, context.metrics, context.build)
 
     def _serve(
         self, model: ModelOptions, engine: SupervisedEngine, text: TextSide, config: EngineConfig

@@ -12,14 +12,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tidemill.base.log import get_logger
-from tidemill.generation.prepare import prepare
 from tidemill.generation.request import GenerateRequest
 from tidemill.server.context import ServerContext
 from tidemill.server.errors import Problem, fail, problem_response
 from tidemill.server.host.answer import Format, write_stream, write_whole
+from tidemill.server.host.begin import begin_generation
 from tidemill.server.host.generation import Generation
-from tidemill.server.host.pace import LOOP
-from tidemill.server.host.served import ServedModel
+from tidemill.server.host.served import ServedModel, check_is_model
 from tidemill.server.transport.framing import SSE, Framing
 from tidemill.server.transport.sink import AsgiSink, Sink
 from tidemill.server.transport.stream import while_connected
@@ -128,11 +127,10 @@ class GeneratedAnswer(Response):
         try:
             lease = context.host.lease(self._model, self._keep_alive)
             model = await stack.enter_async_context(lease)
-            prepared = await prepare(model, self._asked, LOOP)
-            generation = Generation(
+            generation = await begin_generation(
                 model,
                 self._id,
-                prepared,
+                self._asked,
                 max_answer_bytes=context.limits.max_answer_bytes,
                 streamed=self._framing is not None,
             )
@@ -192,6 +190,7 @@ class ModelAnswer(Response):
         async def answer() -> None:
             try:
                 async with self._context.host.lease(self._model, self._keep_alive) as model:
+                    check_is_model(model)
                     self._request.state.model = model.name
                     response = await self._work(model)
             except Exception as error:

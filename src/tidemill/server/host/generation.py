@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
+from typing import Protocol
 
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.contract.request import ChoiceOutput, FinishReason
@@ -22,7 +23,47 @@ _ENDED = (FinishReason.STOP.value, FinishReason.LENGTH.value)
 MAX_BATCH = 64
 
 
-class Generation:
+class Generation(Protocol):
+    """The answer to one request as it is made, by an engine or by a pipeline."""
+
+    request_id: str
+    prepared: Prepared
+
+    @property
+    def num_choices(self) -> int:
+        """Choices over all prompts."""
+
+    @property
+    def finished(self) -> bool:
+        """True when every choice has ended."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens generated and counted, over all choices."""
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of the thinking, over all choices."""
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens found in the prefix cache."""
+
+    def steps(self) -> AsyncGenerator[list[ChoiceDelta], None]:
+        """Run it and yield the output of each step, at most one delta per choice.
+
+        Closing the generator (or cancelling it) cancels what still runs.
+
+        Raises:
+            TidemillError, Rejection: why there is no (whole) answer.
+        """
+
+
+class EngineGeneration:
     """Runs the prompts of one API request.
 
     Args:

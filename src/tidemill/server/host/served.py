@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tidemill.base.errors import unsupported
 from tidemill.generation.preset import NO_PRESET, Preset
 from tidemill.metrics.registry import ModelMetrics
 from tidemill.server.admission.control import Admission
@@ -14,6 +15,7 @@ from tidemill.server.admission.control import Admission
 if TYPE_CHECKING:
     from tidemill.contract.wire import EngineInfo
     from tidemill.engine.client import EngineClient
+    from tidemill.server.host.pipeline import Pipeline
     from tidemill.text.answering import ChatSide
     from tidemill.text.template import ChatTemplate
     from tidemill.text.tokenizer import Tokenizer
@@ -35,6 +37,7 @@ class ServedModel:
         aliases: further names.
         build: version of the software; part of the fingerprint.
         config_digest: identity of the engine's configuration; part of the fingerprint.
+        pipeline: answers instead of an engine, whose place `client` then only takes; else None.
     """
 
     client: EngineClient
@@ -48,6 +51,7 @@ class ServedModel:
     aliases: tuple[str, ...] = ()
     build: str = ""
     config_digest: str = ""
+    pipeline: Pipeline | None = None
 
     @property
     def info(self) -> EngineInfo:
@@ -75,3 +79,13 @@ class ServedModel:
         if self.preset != NO_PRESET:
             parts += f"\0{self.preset!r}"
         return "fp_" + hashlib.sha256(parts.encode()).hexdigest()[:12]
+
+
+def check_is_model(model: ServedModel) -> None:
+    """Raise UNSUPPORTED for a pipeline: it has no tokens and no vectors."""
+    if model.pipeline is not None:
+        raise unsupported(
+            "model",
+            f"{model.name!r} is a pipeline: it answers conversations and prompts alone; send this "
+            "request to a model",
+        )
