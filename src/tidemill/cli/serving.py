@@ -64,7 +64,8 @@ def serve_options(deployment: Deployment, say: Say) -> ServeOptions:
     Raises:
         TidemillError: kind CONFIG, NOT_FOUND or MODEL_FILE.
     """
-    from tidemill.server.run import ServeOptions
+    from tidemill.library.home import default_home
+    from tidemill.server.run import NameOptions, ServeOptions
 
     server = deployment.server
     models = list(_models(deployment, say))
@@ -78,6 +79,12 @@ def serve_options(deployment: Deployment, say: Say) -> ServeOptions:
         models,
         pipelines=_pipelines(deployment),
         memory=budget,
+        names=tuple(
+            NameOptions(one.name, one.versions, one.traffic, one.aliases)
+            for one in deployment.names
+        ),
+        # Two servers on one machine have different ports; a restarted one has the same.
+        state_folder=default_home() / "rollouts" / str(server.port) if server.port else None,
         log_level=server.log_level,
         limits=with_files(deployment.limits, say),
         security=deployment.security.open(server.host, say),

@@ -14,6 +14,7 @@ class Caller:
         cache_salt: prefixes are shared only between equal salts.
         deadline: `base.clock.monotonic` time in seconds at which the request expires; or None.
         priority: among one client's requests, smaller values run first.
+        user: whom the client asks for, as it says; "" where it says nothing.
     """
 
     client: str = ""
@@ -21,6 +22,7 @@ class Caller:
     cache_salt: str = ""
     deadline: float | None = None
     priority: int = 0
+    user: str = ""
 
 
 ANONYMOUS = Caller()

@@ -96,7 +96,7 @@ def build_app(
             # Any requested header: clients send many custom ones, and they change.
             allow_methods=("*",),
             allow_headers=("*",),
-            expose_headers=("x-request-id", "retry-after"),
+            expose_headers=("x-request-id", "x-tidemill-model", "retry-after"),
             # Chrome sends a preflight before a public page may reach a private address.
             allow_private_network=True,
         )

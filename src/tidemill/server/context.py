@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidemill.metrics.admission import AdmissionMetrics
 from tidemill.metrics.registry import ServerMetrics
@@ -12,6 +13,9 @@ from tidemill.server.access.limits import Limits
 from tidemill.server.admission.bodies import Bodies
 from tidemill.server.admission.shared import SharedBounds
 from tidemill.server.host.host import ModelHost
+
+if TYPE_CHECKING:
+    from tidemill.server.host.versions import Versions
 
 T = TypeVar("T")
 
@@ -25,6 +29,7 @@ class ServerContext:
         metrics: request-side metrics.
         build: version of the software.
         host: the models.
+        state_folder: where the state of rollouts is kept over restarts; None: nowhere.
         bodies: bound on the memory of request bodies.
         shared: bounds on what requests to all models hold.
     """
@@ -33,6 +38,7 @@ class ServerContext:
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
     build: str = ""
     host: ModelHost = field(default_factory=ModelHost)
+    state_folder: Path | None = None
     bodies: Bodies = field(init=False)
     shared: SharedBounds = field(init=False)
     _kept: dict[object, Any] = field(init=False, default_factory=dict)
@@ -51,6 +57,16 @@ class ServerContext:
             self._kept[make] = make(self)
         found: T = self._kept[make]
         return found
+
+    def versions(self) -> Versions:
+        """The names of the host's models that have versions; made when first needed."""
+        if self.host.versions is None:
+            from tidemill.metrics.rollouts import RolloutMetrics
+            from tidemill.server.host.versions import Versions
+
+            metrics = RolloutMetrics(self.metrics.registry)
+            self.host.versions = Versions(self.host, metrics, self.state_folder)
+        return self.host.versions
 
     @property
     def version(self) -> str:

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidemill.base.build import build_id
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from tidemill.server.context import ServerContext
     from tidemill.server.host.engine_loader import Opening, TextSide
     from tidemill.server.host.pipeline import PipelineOptions
+    from tidemill.server.host.rollout.traffic import Traffic
     from tidemill.server.host.served import ServedModel
     from tidemill.server.host.slot import Hosted
 
@@ -63,6 +65,23 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class NameOptions:
+    """A name with versions; each is a model ``name@version``.
+
+    Attributes:
+        name: what clients use.
+        versions: at least one.
+        traffic: which of them answers.
+        aliases: further names.
+    """
+
+    name: str
+    versions: tuple[str, ...]
+    traffic: Traffic
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ServeOptions:
     """Settings of `serve`.
 
@@ -71,6 +90,9 @@ class ServeOptions:
             that name none; the others are loaded when a request needs them, unless pinned.
         pipelines: files that answer under names of their own.
         memory: bytes for all models together; None: without bound.
+        names: names with versions. Of models ``name@version`` that belong to none of them, the
+            highest version answers to the name alone.
+        state_folder: where the state of rollouts is kept over restarts; None: nowhere.
         log_level: of both processes.
         limits: bounds of the API.
         security: keys, certificates, origins.
@@ -84,6 +106,8 @@ class ServeOptions:
     models: Sequence[ModelOptions]
     pipelines: Sequence[PipelineOptions] = ()
     memory: int | None = None
+    names: Sequence[NameOptions] = ()
+    state_folder: Path | None = None
     log_level: str = "info"
     limits: Limits = field(default_factory=Limits)
     security: Security = field(default_factory=Security)
@@ -174,7 +198,10 @@ class _Assembly:
         if self._made is None:
             options = self._options
             self._made = ServerContext(
-                limits=options.limits, build=build_id(), host=ModelHost(budget=options.memory)
+                limits=options.limits,
+                build=build_id(),
+                host=ModelHost(budget=options.memory),
+                state_folder=options.state_folder,
             )
         return self._made
 
@@ -204,6 +231,7 @@ class _Assembly:
             for model in others:
                 host.add(_hosted(model), loader(model, partial(_log_line, model.name)))
             self._add_pipelines(context)
+            self._name_versions(context)
             for slot in host.slots[1:]:
                 if slot.hosted.pin:
                     await host.load(slot)
@@ -219,6 +247,21 @@ class _Assembly:
 
         for pipeline in self._options.pipelines:
             add_pipeline(context.host, pipeline, context.shared, context.metrics, context.build)
+
+    def _name_versions(self, context: ServerContext) -> None:
+        """Names with versions; what they need is imported where there are any."""
+        host, names = context.host, self._options.names
+        if names or any("@" in slot.name for slot in host.slots):
+            versions = context.versions()
+            for one in names:
+                versions.declare(one.name, one.versions, aliases=one.aliases, rule=one.traffic)
+            versions.group()
+
+        def added(name: str) -> None:
+            if "@" in name:
+                context.versions().added(name)
+
+        host.on_added = added
 
     def _serve(
         self, model: ModelOptions, engine: SupervisedEngine, text: TextSide, config: EngineConfig

@@ -20,6 +20,7 @@ def caller_of(
     *,
     cache_salt: str | None = None,
     priority: int = 0,
+    user: str | None = None,
 ) -> Caller:
     """The caller of a request.
 
@@ -30,6 +31,8 @@ def caller_of(
         arrival: seconds of `base.clock.monotonic`.
         priority: among the requests of the same principal; smaller values run first.
         cache_salt: the body's field: requests with equal salts of one principal share prefixes.
+
+        user: whom the client asks for; the user keeps its version of a model (docs/rollouts.md).
 
     Raises:
         TidemillError: kind BAD_REQUEST naming the field or header.
@@ -46,13 +49,16 @@ def caller_of(
             "cache_salt",
             f"cache_salt must have 1 to {MAX_SALT_CHARS} characters, got {len(cache_salt)}",
         )
-    return Caller(
+    caller = Caller(
         client=principal.client_id,
         weight=principal.weight,
         cache_salt=principal.salt_for(cache_salt),
         deadline=arrival + min(timeouts) if timeouts else None,
         priority=priority,
+        user=user or "",
     )
+    request.state.caller = caller
+    return caller
 
 
 def _number(text: str) -> float:

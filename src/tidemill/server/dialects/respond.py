@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tidemill.base.log import get_logger
+from tidemill.generation.caller import ANONYMOUS
 from tidemill.generation.request import GenerateRequest
 from tidemill.server.context import ServerContext
 from tidemill.server.errors import Problem, fail, problem_response
@@ -125,7 +126,9 @@ class GeneratedAnswer(Response):
     async def _begin(self, stack: AsyncExitStack) -> tuple[Generation, Format]:
         context, state = self._context, self._request.state
         try:
-            lease = context.host.lease(self._model, self._keep_alive)
+            routed = context.host.route(self._model, self._asked.caller)
+            state.model = routed.slot.name  # for the log of requests, and a header
+            lease = context.host.lease(routed, self._keep_alive)
             model = await stack.enter_async_context(lease)
             generation = await begin_generation(
                 model,
@@ -140,7 +143,7 @@ class GeneratedAnswer(Response):
             raise
         finally:
             state.hold.close()
-        state.generation, state.model = generation, model.name  # for the log of requests
+        state.generation = generation  # for the log of requests
         log.debug(
             "request %s: %s, %d prompt tokens, %d choices",
             *(state.request_id, self._id),
@@ -188,10 +191,12 @@ class ModelAnswer(Response):
         """Serve; a disconnect of the client cancels the work."""
 
         async def answer() -> None:
+            host, state = self._context.host, self._request.state
             try:
-                async with self._context.host.lease(self._model, self._keep_alive) as model:
+                routed = host.route(self._model, getattr(state, "caller", ANONYMOUS))
+                state.model = routed.slot.name
+                async with host.lease(routed, self._keep_alive) as model:
                     check_is_model(model)
-                    self._request.state.model = model.name
                     response = await self._work(model)
             except Exception as error:
                 problem = fail(self._request, error)

@@ -33,6 +33,8 @@ async def begin_generation(
     Raises:
         TidemillError: kind BAD_REQUEST or UNSUPPORTED, naming the field.
     """
+    if model.watch is not None:
+        model.watch.asked = asked
     if model.pipeline is not None:
         return model.pipeline.generation(
             request_id,

@@ -144,7 +144,7 @@ class EngineGeneration:
         ticket = self._model.admission.admit(
             prepared.request.caller, prepared.prompts, prepared.sampling, self._size
         )
-        observer = self._metrics.start()
+        observer = self._model.observe()
         reason = FinishReason.CANCELLED.value
         try:
             streams = await self._submit_all()

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING
 
 from tidemill.base.clock import monotonic
 from tidemill.base.errors import ErrorKind, TidemillError, config_error
 from tidemill.base.log import get_logger
+from tidemill.generation.caller import ANONYMOUS, Caller
 from tidemill.server.errors import Rejection, reject
 from tidemill.server.host import switching
+from tidemill.server.host.routed import Routed
 from tidemill.server.host.served import ServedModel
 from tidemill.server.host.slot import Hosted, Loaded, Loader, Slot, State, Waiter
 from tidemill.server.host.switching import (
@@ -26,6 +29,9 @@ from tidemill.server.host.switching import (
     Wait,
     next_action,
 )
+
+if TYPE_CHECKING:
+    from tidemill.server.host.versions import Versions
 
 log = get_logger(__name__)
 
@@ -50,6 +56,8 @@ class ModelHost:
     Attributes:
         slots: the models in order; the first answers requests that name none.
         budget: as given; may be changed.
+        versions: the names that have versions; None: none has.
+        on_added: called with the name of each model that is added.
     """
 
     def __init__(
@@ -57,6 +65,8 @@ class ModelHost:
     ) -> None:
         self.slots: list[Slot] = []
         self.budget = budget
+        self.versions: Versions | None = None
+        self.on_added: Callable[[str], None] = lambda name: None
         self._clock = clock
         self._by_name: dict[str, Slot] = {}
         self._changed = asyncio.Event()
@@ -77,8 +87,11 @@ class ModelHost:
                 raise config_error(
                     "name", f"{name!r} is a name of {self._by_name[name].name!r}, too; rename one"
                 )
+            if self.versions is not None and self.versions.find(name) is not None:
+                raise config_error("name", f"{name!r} is a name with versions, too; rename one")
         self.slots.append(slot)
         self._by_name.update(dict.fromkeys(slot.names, slot))
+        self.on_added(slot.name)
         return slot
 
     def add_loaded(self, hosted: Hosted, loader: Loader, loaded: Loaded) -> Slot:
@@ -90,11 +103,13 @@ class ModelHost:
     async def remove(self, name: str) -> None:
         """Serve a model no longer; returns when its requests have ended and it is unloaded."""
         slot = self.find(name)
-        self.slots.remove(slot)
         for known in slot.names:
             del self._by_name[known]
+        if self.versions is not None:
+            self.versions.removed(slot.name)
         slot.fail(_unknown(name, self.names))
         await self.unload(slot)
+        self.slots.remove(slot)
 
     @property
     def default(self) -> Slot:
@@ -108,40 +123,86 @@ class ModelHost:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every name of every model."""
-        return tuple(self._by_name)
+        """Every name of every model; those with versions first."""
+        versioned = () if self.versions is None else self.versions.names
+        return (*versioned, *self._by_name)
+
+    def has(self, name: str) -> bool:
+        """Whether a model, or a version of one, has that name."""
+        return name in self._by_name
 
     def find(self, name: str | None) -> Slot:
-        """The model of that name; the default one for an absent or empty name.
+        """The model of that name; the default one for an absent or empty name. Of a name with
+        versions the one that requests get that no comparison sends elsewhere.
 
         Raises:
             Rejection: 404.
         """
         if not name:
             return self.default
+        traffic = None if self.versions is None else self.versions.find(name)
+        if traffic is not None:
+            name = f"{traffic.name}@{traffic.stable}"
         slot = self._by_name.get(name)
         if slot is None:
             raise _unknown(name, self.names)
         return slot
 
-    # -- requests ----------------------------------------------------------------------------
+    def called(self, name: str | None) -> str:
+        """The name that answers to requests for `name` carry.
 
-    @asynccontextmanager
-    async def lease(
-        self, name: str | None, keep_alive: float | None = None
-    ) -> AsyncIterator[ServedModel]:
-        """The model of that name, loaded, and not evicted until the lease ends.
+        Raises:
+            Rejection: 404.
+        """
+        traffic = self.versions.find(name) if self.versions is not None and name else None
+        return self.find(name).name if traffic is None else traffic.name
+
+    def route(self, name: str | None, caller: Caller = ANONYMOUS) -> Routed:
+        """The model that answers one request.
 
         Args:
             name: see `find`.
+            caller: who asks; keeps its version where the name's traffic says so.
+
+        Raises:
+            Rejection: 404.
+        """
+        if self.versions is not None:
+            if not name:
+                name = self.default.name
+                base = name.rpartition("@")[0]
+                name = base if base and self.versions.find(base) else name
+            routed = self.versions.route(name, caller)
+            if routed is not None:
+                return routed
+        return Routed(self.find(name))
+
+    # -- requests ----------------------------------------------------------------------------
+
+    def lease(
+        self,
+        name: str | Routed | None,
+        keep_alive: float | None = None,
+        caller: Caller = ANONYMOUS,
+    ) -> AbstractAsyncContextManager[ServedModel]:
+        """The model of that name, loaded, and not evicted until the lease ends.
+
+        Args:
+            name: see `route`; or what it returned.
             keep_alive: seconds that it stays loaded after its last request, from now on.
+            caller: see `route`.
 
         Raises:
             Rejection: 404 for an unknown name, 400 for a model that can never fit, 503 while the
                 server shuts down or where too many wait.
             TidemillError: why it cannot be loaded.
         """
-        slot = self.find(name)
+        routed = name if isinstance(name, Routed) else self.route(name, caller)
+        lease = self._lease(routed.slot, keep_alive)
+        return lease if self.versions is None else self.versions.lease(routed, lease)
+
+    @asynccontextmanager
+    async def _lease(self, slot: Slot, keep_alive: float | None) -> AsyncIterator[ServedModel]:
         if slot.open:
             slot.leases += 1
         else:
@@ -195,7 +256,7 @@ class ModelHost:
             Rejection, TidemillError: see `lease`.
         """
         slot.error = None
-        async with self.lease(slot.name):
+        async with self._lease(slot, None):
             pass
 
     async def unload(self, slot: Slot) -> None:
@@ -223,6 +284,8 @@ class ModelHost:
     def drain(self, reason: str) -> None:
         """Take no new requests; those that use a model go on."""
         self._draining = reason
+        if self.versions is not None:
+            self.versions.shadows.close()
         error = reject(503, reason, code="shutting_down")
         for slot in self.slots:
             slot.fail(error)
@@ -252,6 +315,8 @@ class ModelHost:
 
     async def close(self) -> None:
         """Unload everything. Requests in flight end with a retryable error."""
+        if self.versions is not None:
+            await self.versions.close()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -319,7 +384,7 @@ class ModelHost:
         return None if until == _NEVER else until
 
     async def _do(self, action: Load | Evict | Close | Reopen | Refuse) -> None:
-        slot = self._by_name[action.name]
+        slot = next(slot for slot in self.slots if slot.name == action.name)
         if isinstance(action, Load):
             await self._load(slot)
         elif isinstance(action, Evict):
@@ -390,6 +455,18 @@ class ModelHost:
         else:
             log.info("model %s is unloaded", slot.name)
         await self._share()
+
+    async def fits_without_eviction(self, slot: Slot) -> bool:
+        """Whether a model could be loaded without evicting another."""
+        if self.budget is None:
+            return True
+        if slot.need is None:
+            await self._learn_need(slot)
+        if slot.need is None:
+            return False
+        held = (s.fact() for s in self.slots if s is not slot)
+        used = sum(fact.need.least for fact in held if fact.held and fact.need is not None)
+        return used + slot.need.least <= self.budget
 
     async def _make_room(self, slot: Slot) -> int | None:
         """Shrink the KV caches of the others; returns the size of this model's."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tidemill.contract.wire import EngineInfo
     from tidemill.engine.client import EngineClient
     from tidemill.server.host.pipeline import Pipeline
+    from tidemill.server.host.watching import Observer, Watch
     from tidemill.text.answering import ChatSide
     from tidemill.text.template import ChatTemplate
     from tidemill.text.tokenizer import Tokenizer
@@ -38,6 +39,8 @@ class ServedModel:
         build: version of the software; part of the fingerprint.
         config_digest: identity of the engine's configuration; part of the fingerprint.
         pipeline: answers instead of an engine, whose place `client` then only takes; else None.
+        called: of a version, the name that one request asked for; None: its own.
+        watch: measures one request that is answered, for the comparison of versions.
     """
 
     client: EngineClient
@@ -52,6 +55,8 @@ class ServedModel:
     build: str = ""
     config_digest: str = ""
     pipeline: Pipeline | None = None
+    called: str | None = None
+    watch: Watch | None = None
 
     @property
     def info(self) -> EngineInfo:
@@ -61,12 +66,16 @@ class ServedModel:
     @property
     def name(self) -> str:
         """The name that answers carry."""
-        return self.client.info.model
+        return self.called or self.client.info.model
 
     @property
     def names(self) -> tuple[str, ...]:
         """Every name; answers carry the first."""
         return (self.name, *self.aliases)
+
+    def observe(self) -> Observer:
+        """A request begins; what is returned is told of its tokens and its end."""
+        return self.metrics.start() if self.watch is None else self.watch.begin(self.metrics)
 
     @property
     def fingerprint(self) -> str:

@@ -37,7 +37,6 @@ class Vectors:
         self.prompt_tokens = prepared.prompt_tokens
         self.cached_tokens = 0
         self._model = model
-        self._metrics = model.metrics
         self._prepared = prepared
         self._size = size
         self._open: dict[str, None] = {}
@@ -54,7 +53,7 @@ class Vectors:
         ticket = self._model.admission.admit(
             self._prepared.caller, prompts, [NO_SAMPLING] * count, self._size
         )
-        observer = self._metrics.start()
+        observer = self._model.observe()
         reason = FinishReason.CANCELLED.value
         try:
             name = new_id("vec")

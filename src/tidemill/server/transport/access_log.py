@@ -39,6 +39,7 @@ class AccessLogMiddleware:
     """ASGI middleware around everything else.
 
     - Gives every request an id, taken from X-Request-Id where that is valid, and returns it.
+    - Says which model answers, in X-Tidemill-Model; of a name with versions: which version.
     - Answers HEAD as GET without the body; uvicorn drops it.
     - Returns freed memory to the system after requests.
     - Logs each request with its route's pattern, and a rejected one with the error's code and
@@ -86,7 +87,11 @@ class AccessLogMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                model = scope["state"].get("model")
+                if model is not None:
+                    headers["x-tidemill-model"] = model
                 self._metrics.on_response(status)
             await send(message)
 

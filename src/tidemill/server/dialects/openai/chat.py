@@ -36,6 +36,7 @@ async def chat_completions(context: ServerContext, request: Request) -> Response
         arrival,
         cache_salt=body.cache_salt,
         priority=priority_of(body),
+        user=body.user or body.safety_identifier,
     )
     check_stream_options(body)
     answer_id = new_id("chatcmpl")

@@ -37,6 +37,7 @@ async def completions(context: ServerContext, request: Request) -> Response:
         arrival,
         cache_salt=body.cache_salt,
         priority=priority_of(body),
+        user=body.user or body.safety_identifier,
     )
     check_stream_options(body)
     sources = split_prompts(body.prompt, context.limits.max_prompts)

@@ -44,7 +44,9 @@ async def embeddings(context: ServerContext, request: Request) -> Response:
         inputs=split_prompts(body.input, context.limits.max_inputs, param="input"),
         dimensions=body.dimensions,
         prompt_name=body.prompt_name,
-        caller=caller_of(request, body.timeout, arrival, cache_salt=body.cache_salt),
+        caller=caller_of(
+            request, body.timeout, arrival, cache_salt=body.cache_salt, user=body.user
+        ),
         arrival=arrival,
     )
     encoded = body.encoding_format == "base64"

@@ -50,7 +50,7 @@ def _tasks(model: ServedModel) -> tuple[str, ...]:
 
 async def list_models(context: ServerContext, request: Request) -> Response:
     """The models under each of their names. What is not loaded is loaded by its first request."""
-    cards = [_card(slot, name) for slot in context.host.slots for name in slot.names]
+    cards = [_card(context.host.find(name), name) for name in context.host.names]
     # Codex reads `models`, metadata of models that it knows, and fails where it is absent.
     return json_response({"object": "list", "data": cards, "models": []})
 

@@ -47,7 +47,7 @@ async def rerank(context: ServerContext, request: Request) -> Response:
     arrival = monotonic()
     body = await read_model(schema.RerankRequest, request, context.limits, bare=True)
     context.host.find(body.model)  # a wrong name is the first error
-    caller = caller_of(request, body.timeout, arrival, cache_salt=body.cache_salt)
+    caller = caller_of(request, body.timeout, arrival, cache_salt=body.cache_salt, user=body.user)
     documents = [d if isinstance(d, str) else d.text for d in body.documents]
     _check_count("documents", len(documents), context)
     if body.top_n is not None and body.top_n < 1:
@@ -82,7 +82,7 @@ async def score(context: ServerContext, request: Request) -> Response:
     arrival = monotonic()
     body = await read_model(schema.ScoreRequest, request, context.limits, bare=True)
     context.host.find(body.model)  # a wrong name is the first error
-    caller = caller_of(request, body.timeout, arrival, cache_salt=body.cache_salt)
+    caller = caller_of(request, body.timeout, arrival, cache_salt=body.cache_salt, user=body.user)
     firsts = [body.text_1] if isinstance(body.text_1, str) else body.text_1
     seconds = [body.text_2] if isinstance(body.text_2, str) else body.text_2
     for name, texts in (("text_1", firsts), ("text_2", seconds)):

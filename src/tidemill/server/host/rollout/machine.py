@@ -145,19 +145,35 @@ class Rollout:
         """
         try:
             state = msgspec.json.decode(data, type=RolloutState)
-            if not 0 <= state.step < len(state.rule.plan()):
-                raise msgspec.ValidationError("the step is none of the plan's")
         except msgspec.DecodeError as fault:
-            raise TidemillError(
-                ErrorKind.CONFIG,
-                f"the saved state of the rollout cannot be read ({fault}); start the rollout again",
-            ) from None
+            raise _unreadable(fault) from None
+        return cls.resume(state, monotonic=monotonic, wall=wall)
+
+    @classmethod
+    def resume(
+        cls,
+        state: RolloutState,
+        *,
+        monotonic: Callable[[], float] = clock.monotonic,
+        wall: Callable[[], float] = clock.wall,
+    ) -> Rollout:
+        """The rollout whose `snapshot` that is.
+
+        Raises:
+            TidemillError: kind CONFIG, it contradicts itself.
+        """
+        if not 0 <= state.step < len(state.rule.plan()):
+            raise _unreadable("the step is none of the plan's")
         return cls(state, monotonic=monotonic, wall=wall)
+
+    def snapshot(self) -> RolloutState:
+        """The state, with the time until now."""
+        self._count_time()
+        return self.state
 
     def save(self) -> bytes:
         """The state as JSON, some 10 to 50 kB."""
-        self._count_time()
-        return msgspec.json.encode(self.state)
+        return msgspec.json.encode(self.snapshot())
 
     @property
     def percent(self) -> float:
@@ -315,3 +331,10 @@ class Rollout:
                 f"the rollout of {self.state.name} has ended ({self.state.phase}); start another",
                 param="name",
             )
+
+
+def _unreadable(why: object) -> TidemillError:
+    return TidemillError(
+        ErrorKind.CONFIG,
+        f"the saved state of the rollout cannot be read ({why}); start the rollout again",
+    )

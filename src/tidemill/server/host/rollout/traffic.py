@@ -141,11 +141,15 @@ class Shadow(_Rule, frozen=True, tag="shadow"):
         version: the version that answers.
         shadow: the version that gets copies.
         fraction: share of the requests that is copied, above 0 and at most 1.
+        while_busy: copies run beside requests. Where both versions compute on one device that slows
+            the requests down; else copies wait until nothing is answered, and end when a request
+            comes.
     """
 
     version: str
     shadow: str
     fraction: float = 0.1
+    while_busy: bool = False
 
 
 Traffic: TypeAlias = Single | Weights | Canary | Shadow

@@ -37,13 +37,14 @@ async def create(context: ServerContext, request: Request) -> Response:
     """See `routes.create_response`."""
     arrival = monotonic()
     body = await read_model(ResponseRequest, request, context.limits)
-    model = context.host.find(body.model)  # a wrong name is the first error
+    called = context.host.called(body.model)  # a wrong name is the first error
     caller = caller_of(
         request,
         body.timeout,
         arrival,
         cache_salt=body.cache_salt,
         priority=priority_of(body),
+        user=body.user or body.safety_identifier,
     )
     service, owner = service_of(context), principal_of(request).client_id
     asked = read_request(body, request, owner, service.store, context.limits)
@@ -51,7 +52,7 @@ async def create(context: ServerContext, request: Request) -> Response:
         new_item_id("resp"),
         body,
         asked.tools,
-        model.name,
+        called,
         conversation=None if asked.conversation is None else asked.conversation.id,
         notices=_left_out(asked),
     )

@@ -1,0 +1,144 @@
+"""Requests of a name go to its versions as its traffic says, and are measured."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from helpers.live_server import add_model, fake_context
+from helpers.scripted_engine import ScriptedEngine, fake_info
+
+from tidemill.base.errors import TidemillError
+from tidemill.generation.caller import Caller
+from tidemill.server.context import ServerContext
+from tidemill.server.errors import Rejection
+from tidemill.server.host.rollout.traffic import Canary, Single, Step, Traffic, Weights
+
+
+def _engine(name: str) -> ScriptedEngine:
+    return ScriptedEngine(info=fake_info(model=name))
+
+
+def _server(*models: str, folder: Path | None = None, rule: Traffic | None = None) -> ServerContext:
+    context = fake_context(_engine(models[0]))
+    context.state_folder = folder
+    for name in models[1:]:
+        add_model(context, _engine(name))
+    if rule is None:
+        context.versions().group()
+    else:
+        context.versions().declare("chat", ("1", "2"), aliases=("talk",), rule=rule)
+    return context
+
+
+def _run(work: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(20):
+            await work()
+
+    asyncio.run(bounded())
+
+
+def test_the_highest_version_answers_where_no_rule_says_another() -> None:
+    context = _server("chat@2", "chat@10", "other")
+    host = context.host
+    assert host.find("chat").name == "chat@10" and host.find("chat@2").name == "chat@2"
+    assert host.called("chat") == "chat" and host.called("chat@2") == "chat@2"
+    assert host.route(None).slot.name == "chat@10" and host.names[0] == "chat"
+    assert host.route("other").watch is None and host.route("chat").watch is None
+    with pytest.raises(Rejection):
+        host.find("chat@3")
+
+
+def test_a_version_that_comes_later_gets_no_traffic_by_itself() -> None:
+    context = _server("chat@1", "other")
+    context.host.on_added = context.versions().added
+    add_model(context, _engine("chat@2"))
+    assert context.host.find("chat").name == "chat@1"
+    traffic = context.versions().find("chat")
+    assert traffic is not None and traffic.versions == ["1", "2"]
+    add_model(context, _engine("code@1"))
+    assert context.host.find("code").name == "code@1"
+    with pytest.raises(TidemillError, match="rename"):
+        add_model(context, _engine("code"))
+
+
+def test_users_keep_their_version_and_both_versions_answer() -> None:
+    context = _server("chat@1", "chat@2", rule=Weights(weights={"1": 1.0, "2": 1.0}))
+    users = [Caller(client="key:a", user=str(i)) for i in range(60)]
+
+    def went() -> list[str]:
+        return [context.host.route("talk", user).slot.name for user in users]
+
+    assert went() == went() and {*went()} == {"chat@1", "chat@2"}
+    # A user of another key is another user.
+    others = [Caller(client="key:b", user=str(i)) for i in range(60)]
+    assert [context.host.route("talk", user).slot.name for user in others] != went()
+
+
+async def _ask(context: ServerContext, name: str, error: Exception | None = None) -> str:
+    try:
+        async with context.host.lease(name) as model:
+            if error is not None:
+                raise error
+            observer = model.observe()
+            for _ in range(3):
+                observer.tokens(0, 1)
+            observer.finish("stop", 8, 2)
+            return model.name
+    except RuntimeError:
+        return ""
+
+
+CANARY = Canary(stable="1", canary="2", steps=(Step(percent=50, observations=5, seconds=0),))
+
+
+def test_a_canary_counts_answers_and_failures_and_goes_on_after_a_restart(tmp_path: Path) -> None:
+    async def main() -> None:
+        context = _server("chat@1", "chat@2", folder=tmp_path, rule=CANARY)
+        assert {await _ask(context, "chat") for _ in range(40)} == {"chat"}
+        for _ in range(10):
+            await _ask(context, "talk", RuntimeError("a bug"))
+        traffic = context.versions().find("chat")
+        assert traffic is not None and traffic.rollout is not None
+        arms = traffic.rollout.state.comparison.arms
+        assert sum(arm.requests for arm in arms) == 50 and sum(arm.failures for arm in arms) == 10
+        await context.host.close()
+        text = context.metrics.render().decode()
+        assert 'tidemill_version_traffic_ratio{model="chat",version="2"} 0.5' in text
+
+        again = _server("chat@1", "chat@2", folder=tmp_path, rule=CANARY)
+        restored = again.versions().find("chat")
+        assert restored is not None and restored.rollout is not None and restored.running
+        assert sum(arm.requests for arm in restored.rollout.state.comparison.arms) == 50
+        again.versions().promote(restored)
+        assert again.host.find("chat").name == "chat@2" and not restored.running
+        await again.host.close()
+
+        # What the rollout led to counts until the deployment says another rule.
+        third = _server("chat@1", "chat@2", folder=tmp_path, rule=CANARY)
+        assert third.host.find("chat").name == "chat@2"
+        fourth = _server("chat@1", "chat@2", folder=tmp_path, rule=Single(version="1"))
+        assert fourth.host.find("chat").name == "chat@1"
+
+    _run(main)
+
+
+def test_damaged_state_begins_anew(tmp_path: Path) -> None:
+    (tmp_path / "chat.json").write_bytes(b"{")
+    context = _server("chat@1", "chat@2", folder=tmp_path, rule=Single(version="1"))
+    assert context.host.find("chat").name == "chat@1"
+
+
+def test_a_version_that_is_gone_ends_its_rollout() -> None:
+    async def main() -> None:
+        context = _server("chat@1", "chat@2", rule=CANARY)
+        await context.host.remove("chat@2")
+        traffic = context.versions().find("chat")
+        assert traffic is not None and not traffic.running and traffic.rule == Single(version="1")
+        await context.host.remove("chat@1")
+        assert context.versions().find("chat") is None
+
+    _run(main)
