@@ -92,7 +92,7 @@ clients: test-install ## other people's clients hold a conversation with brook (
 	$(BIN)/python tests/clients/run.py $(ARGS)
 
 agents: test-install ## agents from npm edit a file and run a command against a scripted model
-	$(BIN)/python tests/clients/agents.py $(ARGS)
+	$(BIN)/python tests/clients/npm_agents.py $(ARGS)
 
 lm-eval: test-install ## lm-evaluation-harness against the server and against transformers
 	$(BIN)/python tests/clients/lm_eval_run.py

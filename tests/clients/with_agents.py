@@ -1,4 +1,5 @@
-"""openai-agents: an agent with a function tool runs to its final output, whole and streamed."""
+"""openai-agents: an agent with a function tool runs to its final output, by chat and by Responses,
+whole and streamed."""
 
 import asyncio
 import sys
@@ -7,6 +8,7 @@ from agents import (
     Agent,
     ModelSettings,
     OpenAIChatCompletionsModel,
+    OpenAIResponsesModel,
     Runner,
     function_tool,
     set_tracing_disabled,
@@ -29,18 +31,19 @@ def get_weather(city: str) -> str:
 
 async def main() -> None:
     client = AsyncOpenAI(base_url=sys.argv[1], api_key="none")
-    agent = Agent(
-        name="helper",
-        model=OpenAIChatCompletionsModel(model=MODEL, openai_client=client),
-        model_settings=ModelSettings(temperature=0),
-        tools=[get_weather],
-    )
-    done = await Runner.run(agent, QUESTION, max_turns=4)
-    assert "17" in done.final_output, done.final_output
-    streamed = Runner.run_streamed(agent, QUESTION, max_turns=4)
-    async for _ in streamed.stream_events():
-        pass
-    assert streamed.final_output == done.final_output
+    for api in (OpenAIChatCompletionsModel, OpenAIResponsesModel):
+        agent = Agent(
+            name="helper",
+            model=api(model=MODEL, openai_client=client),
+            model_settings=ModelSettings(temperature=0),
+            tools=[get_weather],
+        )
+        done = await Runner.run(agent, QUESTION, max_turns=4)
+        assert "17" in done.final_output, done.final_output
+        streamed = Runner.run_streamed(agent, QUESTION, max_turns=4)
+        async for _ in streamed.stream_events():
+            pass
+        assert streamed.final_output == done.final_output
     print(done.final_output)
 
 

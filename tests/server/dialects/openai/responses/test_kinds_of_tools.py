@@ -165,6 +165,9 @@ def test_kinds_that_are_none_are_refused(model: Model, kind: Any) -> None:
         error = refused(model.http, input="x", tools=[PATCH], tool_choice=choice)
         assert error["param"].startswith("tool_choice"), error
     assert refused(model.http, input="x", tools=[{"type": kind}])["param"] == "tools[0].type"
+    inner = {"type": kind, "name": "x"} if kind is not None else {"type": "web_search"}
+    error = refused(model.http, input="x", tools=[{**FILES, "tools": [inner]}])
+    assert error["param"] == "tools[0].tools[0].type"
 
 
 def test_members_of_tools_are_checked(model: Model) -> None:

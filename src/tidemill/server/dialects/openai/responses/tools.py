@@ -324,8 +324,8 @@ def _namespace(at: str, tool: Mapping[str, Any]) -> tuple[Sequence[Offered], dic
     about = f"[{read.name}: {read.description}]" if read.description else ""
     for index, inner in enumerate(read.tools):
         inside = f"{at}.tools[{index}]"
-        kind = inner.get("type", "function")
-        make = {"function": _function, "custom": _custom}.get(kind)
+        kind = "function" if inner.get("type") is None else inner["type"]
+        make = {"function": _function, "custom": _custom}.get(str(kind))
         if make is None:
             raise unsupported(
                 f"{inside}.type", f"{inside}.type: a namespace holds function and custom tools"

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,8 @@ from tidemill.contract.request import EngineRequest  # noqa: E402
 from tidemill.text.template import ChatTemplate  # noqa: E402
 
 MODEL = "brook"
+LEAST_SHARED = 0.95
+"""Of a turn's prompt."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,12 @@ AGENTS = {
 }
 
 
+def shared(one: Sequence[int], other: Sequence[int]) -> float:
+    """The part of `other` that is the beginning of `one`: what the prefix cache finds."""
+    same = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(one))
+    return same / len(other)
+
+
 def _installed(name: str, agent: Agent) -> tuple[Path, str]:
     """Its folder of programs and its version; installed at first use."""
     folder = ROOT / ".work" / "agents" / name
@@ -146,9 +154,12 @@ def run(name: str, agent: Agent) -> bool:
             file: (work / file).read_text() if (work / file).exists() else None
             for file in agent.made
         }
-    passed = made == agent.made
+    prompts = [request.prompt_token_ids for request in engine.requests]
+    known = min(map(shared, prompts, prompts[1:]), default=0.0)
+    passed = made == agent.made and known >= LEAST_SHARED
     print(
-        f"{agent.package} {version}: {'ok' if passed else 'failed'}, {len(engine.requests)} turns"
+        f"{agent.package} {version}: {'ok' if passed else 'failed'}, {len(prompts)} turns; of each "
+        f"prompt {known:.1%} at least were the beginning of the one before"
     )
     if not passed:
         print(made, done.stdout[-3000:], done.stderr[-3000:], sep="\n")
