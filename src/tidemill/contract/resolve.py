@@ -55,12 +55,13 @@ def resolve(
     defaults: Mapping[str, float | int] = {},
     prompt_param: str = "prompt",
     max_tokens_param: str = "max_tokens",
+    clip: bool = False,
 ) -> SamplingParams:
     """Check `params` against the model and the prompt, and fill in what they leave out.
 
     A field that is left out has the model's value of `defaults`, else the neutral one. Without
-    `max_tokens` the output may use what is left of the context. A `top_p` of 0 becomes a
-    temperature of 0, which chooses the same tokens.
+    `max_tokens` the output may use what is left of the context; with `clip`, so it may where
+    `max_tokens` is more. A `top_p` of 0 becomes a temperature of 0, which chooses the same tokens.
 
     Raises:
         TidemillError: kind BAD_REQUEST naming the field.
@@ -69,6 +70,8 @@ def resolve(
     params.check_token_ids(vocab_size)
     left = max_model_len - prompt_tokens
     asked = params.max_tokens
+    if clip and asked is not None:
+        asked = min(asked, left)
     if asked is not None and asked > left:
         raise ContextLengthError(
             max_tokens_param,

@@ -44,6 +44,7 @@ class ChoiceDelta(msgspec.Struct, frozen=True):
         reasoning: new characters of the thinking.
         calls: new parts of tool calls.
         errors: reasons why something that began like a tool call is none.
+        parts: text, thinking and calls as written, where they are of several kinds.
         pieces: one per counted token, if logprobs were requested.
         first: the choice's first delta.
         prompt_logprobs: in the first delta, if requested; shared by all choices of a prompt.
@@ -59,6 +60,7 @@ class ChoiceDelta(msgspec.Struct, frozen=True):
     reasoning: str = ""
     calls: tuple[CallPart, ...] = ()
     errors: tuple[str, ...] = ()
+    parts: tuple[AnswerDelta, ...] = ()
     pieces: tuple[TokenPiece, ...] = ()
     first: bool = False
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
@@ -68,7 +70,7 @@ class ChoiceDelta(msgspec.Struct, frozen=True):
 
     def answer(self) -> AnswerDelta:
         """Its parts of the answer."""
-        return AnswerDelta(self.text, self.reasoning, self.calls, self.errors)
+        return AnswerDelta(self.text, self.reasoning, self.calls, self.errors, self.parts)
 
 
 @dataclass(slots=True)
@@ -187,6 +189,7 @@ class PromptChoices:
             reasoning=found.reasoning,
             calls=found.calls,
             errors=found.errors,
+            parts=found.parts,
             pieces=_pieces(text, before, output.logprobs),
             first=first,
             prompt_logprobs=self._prompt_logprobs if first else None,

@@ -166,6 +166,7 @@ async def prepare(model: Model, request: GenerateRequest, pace: Pace = INLINE) -
             defaults=model.defaults,
             prompt_param=name,
             max_tokens_param=names.max_tokens,
+            clip=request.clip_max_tokens,
         )
         for prompt, name in zip(prompts, names.numbered(len(prompts)), strict=True)
     ]

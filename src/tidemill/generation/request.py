@@ -84,6 +84,7 @@ class GenerateRequest:
         program: a constraint in the engine's own form; excludes `output.constraint`.
         adapter: name of a loaded adapter; None: the base model.
         drop_oldest: the oldest messages may be left out where the conversation does not fit.
+        clip_max_tokens: an output bound beyond the context means what is left of it.
         scored: only the prompt is scored: the one token that a step samples is not output.
         caller: who asks, with priority and deadline.
         arrival: seconds of `base.clock.monotonic` when the request was received.
@@ -98,6 +99,7 @@ class GenerateRequest:
     program: OutputProgram | None = None
     adapter: str | None = None
     drop_oldest: bool = False
+    clip_max_tokens: bool = False
     scored: bool = False
     caller: Caller = ANONYMOUS
     arrival: float = 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from tidemill.text.output import OutputText
@@ -59,12 +59,19 @@ class AnswerDelta:
         content, reasoning: text added to the answer and to the thinking.
         calls: parts added to the calls, at most one per call, in order.
         errors: one reason for each malformed tool call.
+        parts: the same one after another as written, each of one kind, where they are of several.
     """
 
     content: str = ""
     reasoning: str = ""
     calls: tuple[CallPart, ...] = ()
     errors: tuple[str, ...] = ()
+    parts: tuple[AnswerDelta, ...] = field(default=(), compare=False)
+
+    @property
+    def in_order(self) -> tuple[AnswerDelta, ...]:
+        """Deltas of one kind each, as written."""
+        return self.parts or (self,)
 
     def __add__(self, later: AnswerDelta) -> AnswerDelta:
         gathered = _DeltaBuilder()
@@ -74,6 +81,7 @@ class AnswerDelta:
             gathered.errors += part.errors
             for call in part.calls:
                 gathered.add_part(call)
+            gathered.order += part.in_order
         return gathered.found()
 
 
@@ -195,7 +203,7 @@ class AnswerText:
             self._take(gathered, parser.push(text))
         self._take(gathered, parser.finish(cut))
         if self._matcher is not None and not self.stopped:
-            gathered.content.append(self._matcher.finish())
+            gathered.add(Content(self._matcher.finish()))
         return gathered.found()
 
     def _take(self, gathered: _DeltaBuilder, events: Iterable[Event]) -> None:
@@ -225,23 +233,26 @@ class AnswerText:
 class _DeltaBuilder:
     """The events of a step, concatenated by kind."""
 
-    __slots__ = ("calls", "content", "errors", "reasoning")
+    __slots__ = ("calls", "content", "errors", "order", "reasoning")
 
     def __init__(self) -> None:
         self.content: list[str] = []
         self.reasoning: list[str] = []
         self.calls: dict[int, CallPart] = {}
         self.errors: list[str] = []
+        self.order: list[Event | AnswerDelta] = []
 
     def add(self, event: Event) -> None:
         if isinstance(event, Content):
-            self.content.append(event.text)
+            if event.text:
+                self.content.append(event.text)
+                self.order.append(event)
         elif isinstance(event, Reasoning):
             self.reasoning.append(event.text)
-        elif isinstance(event, CallStart):
-            self.add_part(CallPart(event.index, event.name, ""))
-        elif isinstance(event, CallArguments):
-            self.add_part(CallPart(event.index, None, event.text))
+            self.order.append(event)
+        elif isinstance(event, CallStart | CallArguments):
+            self.add_part(_call_part(event))
+            self.order.append(event)
         elif isinstance(event, Malformed):
             self.errors.append(event.reason)
 
@@ -252,9 +263,29 @@ class _DeltaBuilder:
         self.calls[part.index] = part
 
     def found(self) -> AnswerDelta:
+        kinds = bool(self.content) + bool(self.reasoning) + bool(self.calls)
         return AnswerDelta(
             "".join(self.content),
             "".join(self.reasoning),
             tuple(self.calls.values()),
             tuple(self.errors),
+            tuple(map(_single, self.order)) if kinds > 1 else (),
         )
+
+
+def _call_part(event: CallStart | CallArguments) -> CallPart:
+    if isinstance(event, CallStart):
+        return CallPart(event.index, event.name, "")
+    return CallPart(event.index, None, event.text)
+
+
+def _single(event: Event | AnswerDelta) -> AnswerDelta:
+    """An event of an output as a delta."""
+    if isinstance(event, Content):
+        return AnswerDelta(event.text)
+    if isinstance(event, Reasoning):
+        return AnswerDelta(reasoning=event.text)
+    if isinstance(event, CallStart | CallArguments):
+        return AnswerDelta(calls=(_call_part(event),))
+    assert isinstance(event, AnswerDelta)
+    return event

@@ -52,6 +52,8 @@ class ThinkingRequest:
         effort: one of `EFFORTS`, or None.
         budget: maximum number of thinking tokens, or None.
         shown: the response includes the thinking.
+        off_by_default: a request that says nothing means no thinking, where the model's can be
+            turned off.
         enable_by, effort_by, budget_by: the fields that say so, as the client knows them.
     """
 
@@ -59,6 +61,7 @@ class ThinkingRequest:
     effort: str | None = None
     budget: int | None = None
     shown: bool = True
+    off_by_default: bool = False
     enable_by: str = "enable_thinking"
     effort_by: str = "reasoning_effort"
     budget_by: str = "thinking_token_budget"
@@ -126,6 +129,8 @@ def thinking_of(
     if budget is not None:
         switches.append((budget_by, True))
     by, wanted = _agreed(switches)
+    if wanted is None and asked.off_by_default and thinks and abilities.switch is not None:
+        wanted = False
     if wanted and not thinks:
         raise bad_request(by, f"{by}: this model does not think before it answers")
     if wanted is False and thinks and abilities.switch is None:

@@ -26,6 +26,7 @@ _COUNTS = {
     "tools": "max_tools",
     "functions": "max_tools",
     "stop": "max_stop",
+    "stop_sequences": "max_stop",
     "stop_token_ids": "max_stop_token_ids",
     "logit_bias": "max_logit_bias",
 }
@@ -104,15 +105,16 @@ def check_fields(document: Mapping[str, Any], limits: Limits) -> None:
             # A number with thousands of digits is not repeated in the message.
             got = str(value) if value < 2**63 else "more than 64 bits hold"
             raise bad_request(name, f"{name} must be at most {most}, got {got}")
-    _check_stops(document.get("stop"), limits)
+    for name in ("stop", "stop_sequences"):
+        _check_stops(name, document.get(name), limits)
     for name, schema in _schemas(document):
         check_schema(name, schema, limits)
 
 
-def _check_stops(stop: Any, limits: Limits) -> None:
+def _check_stops(name: str, stop: Any, limits: Limits) -> None:
     for text in stop if isinstance(stop, list) else [stop]:
         if isinstance(text, str) and len(text) > limits.max_stop_chars:
-            raise _too_much("stop", len(text), limits.max_stop_chars, "characters", "stop")
+            raise _too_much(name, len(text), limits.max_stop_chars, "characters", name)
 
 
 def _schemas(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
