@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 if __name__ == "__main__":
     sys.path[:0] = [str(ROOT / "src")]
 
+from tidemill.server.dialects.anthropic import neutral as anthropic  # noqa: E402
 from tidemill.server.dialects.fields import Alias, Fields, Group, Neutral  # noqa: E402
 from tidemill.server.dialects.openai import neutral  # noqa: E402
 from tidemill.server.dialects.openai.responses import neutral as responses  # noqa: E402
@@ -37,6 +38,12 @@ TABLES: dict[str, Fields] = {
     "embeddings, rerank, score": neutral.VECTORS,
     "embeddings": _less(neutral.EMBEDDING, neutral.VECTORS),
     "rerank": _less(neutral.RERANK, neutral.VECTORS),
+    "`/v1/messages`": anthropic.MESSAGES,
+    "its messages": anthropic.MESSAGE,
+    "its blocks": anthropic.BLOCK,
+    "its `tools`": anthropic.TOOL,
+    "its `thinking`": anthropic.THINKING,
+    "its `output_config`": anthropic.OUTPUT,
 }
 
 

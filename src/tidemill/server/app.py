@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tidemill.base.errors import TidemillError
@@ -18,15 +19,16 @@ from tidemill.server.access.auth import AuthMiddleware, principal_of, require
 from tidemill.server.access.security import Security
 from tidemill.server.admin import health
 from tidemill.server.context import ServerContext
+from tidemill.server.dialects.anthropic.routes import ANTHROPIC
 from tidemill.server.dialects.dialect import Dialect, Endpoint
 from tidemill.server.dialects.openai.routes import OPENAI
-from tidemill.server.errors import ErrorBody, Rejection, fail, problem_response
+from tidemill.server.errors import Rejection, fail, problem_response
 from tidemill.server.openapi import document_of, field_names
 from tidemill.server.signposts import Signposts
 from tidemill.server.transport.access_log import AccessLogMiddleware
 from tidemill.server.transport.http import HttpServer, make_server
 
-DIALECTS: tuple[Dialect, ...] = (OPENAI,)
+DIALECTS: tuple[Dialect, ...] = (OPENAI, ANTHROPIC)
 """The APIs that are served. To add one: its package, and an entry here. The first one's error shape
 is used where a path belongs to none."""
 
@@ -74,8 +76,11 @@ def build_app(
     signs = Signposts(endpoints, dialects)
     app = Starlette(
         routes=[
-            Route(e.path, EndpointApp(context, e), methods=[e.method], name=e.handler.__name__)
-            for e in endpoints
+            *_routes_by_header(context, dialects),
+            *(
+                Route(e.path, EndpointApp(context, e), methods=[e.method], name=e.handler.__name__)
+                for e in endpoints
+            ),
         ],
         exception_handlers=dict.fromkeys(
             (TidemillError, Rejection, HTTPException, Exception), signs.answer_error
@@ -96,7 +101,7 @@ def build_app(
             # Any requested header: clients send many custom ones, and they change.
             allow_methods=("*",),
             allow_headers=("*",),
-            expose_headers=("x-request-id", "x-tidemill-model", "retry-after"),
+            expose_headers=("x-request-id", "request-id", "x-tidemill-model", "retry-after"),
             # Chrome sends a preflight before a public page may reach a private address.
             allow_private_network=True,
         )
@@ -107,8 +112,46 @@ def build_app(
         return next((pattern for regex, pattern in patterns if regex.match(path)), None)
 
     names = cache(lambda: field_names(document()))
-    plain = PlainPath(protected, signs.error_body_of)
+    plain = PlainPath(protected, signs.dialect_of)
     return AccessLogMiddleware(plain, context.metrics, pattern_of, names)
+
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+
+class HeaderRoute(Route):
+    """A route for requests that carry a header.
+
+    Args:
+        header: its name, in lower case.
+        path, endpoint, more: as of `Route`.
+    """
+
+    def __init__(self, header: str, path: str, endpoint: ASGIApp, **more: Any) -> None:
+        super().__init__(path, endpoint, **more)
+        self._header = header.encode()
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """None without the header."""
+        if all(name != self._header for name, _ in scope["headers"]):
+            return Match.NONE, {}
+        return super().matches(scope)
+
+
+def _routes_by_header(context: ServerContext, dialects: Sequence[Dialect]) -> list[Route]:
+    """Routes of dialects whose requests carry a header: they come before the same paths' others."""
+    return [
+        HeaderRoute(
+            dialect.header,
+            e.path,
+            EndpointApp(context, e),
+            methods=[e.method],
+            name=e.handler.__name__,
+        )
+        for dialect in dialects
+        for e in dialect.endpoints
+        if dialect.header
+    ]
 
 
 class EndpointApp:
@@ -144,16 +187,16 @@ class EndpointApp:
 class PlainPath:
     """ASGI middleware by which ``/v1/models/`` and ``//v1/models`` (a base URL that ends with a
     slash) are ``/v1/models``, without a redirection, which would lose a body; and by which errors
-    take the shape of the path's dialect.
+    take the shape of the request's dialect.
 
     Args:
         app: the wrapped application.
-        error_body_of: the shape of errors, by path.
+        dialect_of: the dialect of a path and headers.
     """
 
-    def __init__(self, app: ASGIApp, error_body_of: Callable[[str], ErrorBody]) -> None:
+    def __init__(self, app: ASGIApp, dialect_of: Callable[[str, Headers], Dialect]) -> None:
         self.app = app
-        self._error_body_of = error_body_of
+        self._dialect_of = dialect_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -161,5 +204,8 @@ class PlainPath:
             path = scope["path"]
             if path.endswith("/") or "//" in path:
                 scope = {**scope, "path": "/" + "/".join(filter(None, path.split("/")))}
-            scope.setdefault("state", {})["error_body"] = self._error_body_of(scope["path"])
+            dialect = self._dialect_of(scope["path"], scope["headers"])
+            state = scope.setdefault("state", {})
+            state["error_body"] = dialect.error_body
+            state["id_header"] = dialect.id_header
         await self.app(scope, receive, send)

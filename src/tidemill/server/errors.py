@@ -57,6 +57,7 @@ class Problem:
         message: what is wrong, and what to do about it.
         param: the field it is about, if there is one.
         headers: further response headers.
+        request_id: of the request, where it is known; some dialects' errors have it.
     """
 
     status: int
@@ -65,6 +66,7 @@ class Problem:
     param: str | None = None
     code: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    request_id: str = ""
 
 
 ErrorBody = Callable[[Problem], bytes]
@@ -85,6 +87,7 @@ def fail(request: Request, error: Exception) -> Problem:
     """The error of a request, with the field as the client named it; noted for the access log."""
     problem = problem_of(error, request.state.request_id)
     problem = named_as_sent(problem, getattr(request.state, "sent_as", {}))
+    problem = replace(problem, request_id=request.state.request_id)
     request.state.problem = problem
     return problem
 

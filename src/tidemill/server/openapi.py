@@ -63,7 +63,7 @@ def document_of(version: str, routes: Sequence[Endpoint]) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         path = re.sub(r":\w+\}", "}", route.path)
-        paths.setdefault(path, {})[route.method.lower()] = _operation(route, path)
+        paths.setdefault(path, {}).setdefault(route.method.lower(), _operation(route, path))
     _, definitions = msgspec.json.schema_components(
         [body for body in {r.body: None for r in routes} if body is not None],
         ref_template="#/components/schemas/{name}",

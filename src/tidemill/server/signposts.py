@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidemill.server.dialects.dialect import Dialect, Endpoint
-from tidemill.server.errors import ErrorBody, fail, problem_response
+from tidemill.server.errors import fail, problem_response
 
 
 class Signposts:
@@ -23,18 +23,27 @@ class Signposts:
 
     def __init__(self, endpoints: Sequence[Endpoint], dialects: Sequence[Dialect]) -> None:
         self._endpoints = endpoints
-        self._default = dialects[0].error_body
-        self._by_path = {e.path: d.error_body for d in dialects for e in d.endpoints}
-        self._by_prefix = [(p, d.error_body) for d in dialects for p in d.prefixes]
+        self._default = dialects[0]
+        self._by_path: dict[str, Dialect] = {}
+        for dialect in dialects:
+            for endpoint in dialect.endpoints:
+                self._by_path.setdefault(endpoint.path, dialect)
+        self._by_prefix = [(p, d) for d in dialects for p in d.prefixes]
+        self._by_header = {d.header.encode(): d for d in dialects if d.header}
         self._not_served = {k: v for d in dialects for k, v in d.not_served.items()}
 
-    def error_body_of(self, path: str) -> ErrorBody:
-        """The shape of errors of a path."""
+    def dialect_of(self, path: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> Dialect:
+        """The dialect that a request speaks."""
         known = self._by_path.get(path)
+        for name, _ in headers:
+            dialect = self._by_header.get(name)
+            if dialect and (known is None or path in {e.path for e in dialect.endpoints}):
+                return dialect
         if known is not None:
             return known
         return next(
-            (body for prefix, body in self._by_prefix if path.startswith(prefix)), self._default
+            (dialect for prefix, dialect in self._by_prefix if path.startswith(prefix)),
+            self._default,
         )
 
     async def answer_error(self, request: Request, error: Exception) -> Response:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -113,8 +113,10 @@ class AuthMiddleware:
         try:
             principal = await self._authenticate(scope)
         except Rejection as rejection:
-            scope.setdefault("state", {})["problem"] = rejection.problem
-            response = problem_response(rejection.problem, scope["state"]["error_body"])
+            state = scope.setdefault("state", {})
+            problem = replace(rejection.problem, request_id=state.get("request_id", ""))
+            state["problem"] = problem
+            response = problem_response(problem, state["error_body"])
             await response(scope, receive, send)
             return
         scope.setdefault("state", {})["principal"] = principal
@@ -128,7 +130,7 @@ class AuthMiddleware:
         if not self._keys.closed:
             return by_address(host, Role.ADMIN)
         try:
-            key = await self._keys.find(_bearer(scope["headers"]))
+            key = await self._keys.find(_sent_key(scope["headers"]))
             if key is None:
                 raise _unauthorized("the API key is not known here")
             return _by_key(key, self._share)
@@ -147,10 +149,18 @@ def require(principal: Principal, roles: Collection[Role]) -> None:
         )
 
 
-def _bearer(headers: Iterable[tuple[bytes, bytes]]) -> str:
+def _sent_key(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The key of a request: in Authorization, else in Anthropic's x-api-key."""
+    headers = list(headers)
     given = [value for name, value in headers if name == b"authorization"]
     if not given:
-        raise _unauthorized("an API key is needed: send the header 'Authorization: Bearer KEY'")
+        given = [value for name, value in headers if name == b"x-api-key"]
+        if len(given) != 1 or not given[0].strip():
+            raise _unauthorized(
+                "an API key is needed: send one header 'Authorization: Bearer KEY', or "
+                "'x-api-key: KEY'"
+            )
+        return given[0].decode("latin-1").strip()
     if len(given) > 1:
         raise _unauthorized("there are several Authorization headers; send one")
     scheme, _, token = given[0].decode("latin-1").strip().partition(" ")

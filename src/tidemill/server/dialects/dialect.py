@@ -54,6 +54,10 @@ class Dialect:
         render: the prompt that the JSON text of a body becomes, for `tidemill render`; or None.
         not_served: paths of other servers' APIs that no dialect serves, and the route that does
             the same.
+        header: a header that its clients send, and no others. Errors of requests with it take this
+            shape everywhere, and its routes may be other dialects' too: they get the requests
+            without it. Empty: there is none.
+        id_header: a further response header for the request's id; empty: there is none.
     """
 
     name: str
@@ -62,3 +66,5 @@ class Dialect:
     prefixes: tuple[str, ...] = ()
     render: Callable[[ChatTemplate, ChatSide, bytes], str] | None = None
     not_served: Mapping[str, str] = field(default_factory=dict)
+    header: str = ""
+    id_header: str = ""

@@ -14,7 +14,7 @@ _EVENTS = ("text/event-stream",)
 # Routes of other servers' native APIs, and the equivalent route here.
 _NOT_SERVED = {
     **dict.fromkeys(
-        ("/v1/messages", "/api/chat", "/v1beta/models"),
+        ("/api/chat", "/v1beta/models"),
         "/v1/chat/completions",
     ),
     **dict.fromkeys(("/responses", "/v1/responses/compact"), "/v1/responses"),
