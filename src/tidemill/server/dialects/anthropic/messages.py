@@ -17,9 +17,9 @@ from tidemill.server.dialects.anthropic.errors import error_body
 from tidemill.server.dialects.anthropic.format import EVENTS, MessageFormat
 from tidemill.server.dialects.anthropic.signatures import Signer
 from tidemill.server.dialects.anthropic.translate import (
-    asks_for_cache,
     check_format,
     count_request,
+    has_cache_marks,
     message_request,
 )
 from tidemill.server.dialects.body import read_model
@@ -74,7 +74,7 @@ async def create_message(context: ServerContext, request: Request) -> Response:
             model.name,
             BlockWriter(signer, show_thinking=shown),
             max_tokens=body.max_tokens,
-            caching=asks_for_cache(body),
+            caching=has_cache_marks(body),
             block_size=info.block_size if info.prefix_caching else 0,
         )
 

@@ -114,7 +114,7 @@ def check_format(body: CountTokensRequest, limits: Limits) -> None:
         check_schema(f"{_FORMAT}.schema", body.output_config.format.schema, limits)
 
 
-def asks_for_cache(body: CountTokensRequest) -> bool:
+def has_cache_marks(body: CountTokensRequest) -> bool:
     """Some part of the prompt is marked to be cached."""
     blocks = [*(body.system or ())] if isinstance(body.system, list) else []
     for message in body.messages:
