@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tidemill.base.errors import TidemillError
+from tidemill.engine.reports import LoadProgress
 from tidemill.server.host.served import ServedModel
 from tidemill.server.host.switching import Need
 
@@ -18,6 +19,7 @@ class FakeLoaded:
 
     served: ServedModel
     ended: str | None = None
+    pid: int | None = None
     kv_bytes: int | None = None
     closed: bool = False
     asleep: bool = False
@@ -70,7 +72,12 @@ class FakeLoader:
     async def need(self) -> Need | None:
         return self.needs
 
+    async def text(self) -> Any:
+        return self.served
+
     async def load(self, kv_bytes: int | None, progress: Callable[[Any], None]) -> FakeLoaded:
+        if self.seconds:
+            progress(LoadProgress(1, 4))
         await asyncio.sleep(self.seconds)
         if self.error is not None:
             raise self.error

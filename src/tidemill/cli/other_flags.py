@@ -44,7 +44,7 @@ OTHER_FLAGS: dict[str, str] = {
     "--temp": "--temperature is an option of `run`, a field of a request to a server",
     "-p": "the prompt is an argument: `tidemill run MODEL PROMPT`",
     # Ollama
-    "--keepalive": "the model is kept as long as the server runs",
+    "--keepalive": "how long models stay loaded is --keep-alive of `serve`",
     "--format": "a JSON schema for the answer is --schema FILE of `run`",
     "--nowordwrap": "--plain shows text as it comes",
     "--hidethinking": "--thinking hide does that",
@@ -52,8 +52,7 @@ OTHER_FLAGS: dict[str, str] = {
 
 OTHER_COMMANDS: dict[str, str] = {
     "ls": "models are listed by `tidemill list`",
-    "ps": "a server has one model; `tidemill serve` starts it",
-    "stop": "Ctrl-C or SIGTERM ends a server",
+    "kill": "Ctrl-C or SIGTERM ends a server; `tidemill stop MODEL` unloads a model",
     "chat": "a chat in the terminal is `tidemill run`",
     "complete": "`tidemill run MODEL PROMPT` answers a prompt",
     "push": "models are not published; `tidemill cp` gives one a second name here",

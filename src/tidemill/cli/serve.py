@@ -84,20 +84,28 @@ def serve(
     from tidemill.base.stderr import guard_stderr
     from tidemill.cli.deployments import deployment_inputs
     from tidemill.cli.serving import named_models, say_line, serve_options
+    from tidemill.cli.source import DeployedModels
     from tidemill.deployment.security import KEY_VARIABLE
     from tidemill.server.run import serve as run_server
     from tidemill.server.transport.listen import bind
 
     guard_stderr(log_line)
     set_up_logging("api", log_level, log_format)
-    models = named_models(model, config, alone=bool(served_name or file or revision))
-    inputs = deployment_inputs(click.get_current_context(), config, models)
+    alone = bool(served_name or file or revision)
+    whole = not (model or config or alone)
+    context = click.get_current_context()
+    inputs = deployment_inputs(context, config, named_models(model, config, alone=alone))
     deployment = inputs.resolve()
+    if not deployment.models:  # a file that names none
+        whole = True
+        inputs = deployment_inputs(context, config, named_models((), None, alone=False))
+        deployment = inputs.resolve()
     server = deployment.server
     set_up_logging("api", server.log_level, server.log_format)
     # Child processes, the engine included, must not inherit the key.
     os.environ.pop(KEY_VARIABLE, None)
-    found = serve_options(deployment, say_line)
+    source = DeployedModels(inputs, deployment, whole=whole, say=say_line)
+    found = serve_options(deployment, say_line, source)
     # After the cheap checks and before loading: a port in use must fail at once.
     listener = bind(server.host, server.port)
     code = run_server(found, listener, say=say_line)

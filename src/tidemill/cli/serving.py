@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from tidemill.server.access.limits import Limits
     from tidemill.server.host.engine_loader import Opening, TextSide
     from tidemill.server.host.pipeline import PipelineOptions
-    from tidemill.server.run import ModelOptions, ServeOptions
+    from tidemill.server.host.source import ModelOptions, Source
+    from tidemill.server.run import ServeOptions
 
 Say = Callable[[str], None]
 
@@ -51,7 +52,7 @@ def named_models(models: Sequence[str], file: Path | None, *, alone: bool) -> tu
     return tuple(found)
 
 
-def serve_options(deployment: Deployment, say: Say) -> ServeOptions:
+def serve_options(deployment: Deployment, say: Say, source: Source | None = None) -> ServeOptions:
     """What `server.run.serve` takes.
 
     The model that is loaded first is located and its settings are checked here, so that a wrong
@@ -60,6 +61,7 @@ def serve_options(deployment: Deployment, say: Say) -> ServeOptions:
     Args:
         deployment: checked.
         say: called with one line about each automatic choice.
+        source: where models are described while the server runs; None: they stay.
 
     Raises:
         TidemillError: kind CONFIG, NOT_FOUND or MODEL_FILE.
@@ -68,17 +70,12 @@ def serve_options(deployment: Deployment, say: Say) -> ServeOptions:
     from tidemill.server.run import NameOptions, ServeOptions
 
     server = deployment.server
-    models = list(_models(deployment, say))
-    budget = server.memory
-    if budget is None and len(models) > 1:
-        from tidemill.base.free_memory import free_memory
-
-        budget = int(free_memory() * MEMORY_SHARE)
-        say(f"memory for all models: {budget / 2**30:.1f} GiB (--memory), of what is free now")
+    first, *others = model_options(deployment, say)
+    models = [dataclasses.replace(first, locate=partial(_same, first.locate())), *others]
     return ServeOptions(
         models,
         pipelines=_pipelines(deployment),
-        memory=budget,
+        memory=memory_budget(deployment, say),
         names=tuple(
             NameOptions(one.name, one.versions, one.traffic, one.aliases)
             for one in deployment.names
@@ -92,6 +89,7 @@ def serve_options(deployment: Deployment, say: Say) -> ServeOptions:
         admission=deployment.admission,
         stall_timeout=server.stall_timeout,
         drain_timeout=server.drain_timeout,
+        source=source,
     )
 
 
@@ -106,17 +104,28 @@ def _pipelines(deployment: Deployment) -> list[PipelineOptions]:
     ]
 
 
-def _models(deployment: Deployment, say: Say) -> Iterator[ModelOptions]:
-    """The models in their order; pinned ones first, since the first is loaded at the start."""
-    from tidemill.server.run import ModelOptions
+def memory_budget(deployment: Deployment, say: Say) -> int | None:
+    """Bytes for all models together; None: one model takes what it finds."""
+    budget = deployment.server.memory
+    if budget is None and len(deployment.models) > 1:
+        from tidemill.base.free_memory import free_memory
 
-    settings = sorted(deployment.models, key=lambda model: not model.pin)
-    for number, model in enumerate(settings):
-        locate = partial(_open, model, say)
-        if number == 0:
-            locate = partial(_same, locate())
+        budget = int(free_memory() * MEMORY_SHARE)
+        say(f"memory for all models: {budget / 2**30:.1f} GiB (--memory), of what is free now")
+    return budget
+
+
+def model_options(deployment: Deployment, say: Say) -> Iterator[ModelOptions]:
+    """The models in their order; pinned ones first, since the first is loaded at the start."""
+    from tidemill.server.host.source import ModelOptions
+
+    for model in sorted(deployment.models, key=lambda model: not model.pin):
         yield ModelOptions(
-            model.name, locate, model.aliases, pin=model.pin, keep_alive=model.keep_alive
+            model.name,
+            partial(_open, model, say),
+            model.aliases,
+            pin=model.pin,
+            keep_alive=model.keep_alive,
         )
 
 

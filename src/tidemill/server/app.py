@@ -18,6 +18,7 @@ from tidemill.base.errors import TidemillError
 from tidemill.server.access.auth import AuthMiddleware, principal_of, require
 from tidemill.server.access.security import Security
 from tidemill.server.admin import health
+from tidemill.server.admin import models as admin_models
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.anthropic.routes import ANTHROPIC
 from tidemill.server.dialects.dialect import Dialect, Endpoint
@@ -70,6 +71,7 @@ def build_app(
     endpoints = (
         *(endpoint for dialect in dialects for endpoint in dialect.endpoints),
         *health.ENDPOINTS,
+        *admin_models.ENDPOINTS,
         Endpoint("GET", "/openapi.json", openapi),
     )
     document = cache(lambda: document_of(context.version, endpoints))

@@ -15,6 +15,7 @@ from tidemill.server.admission.shared import SharedBounds
 from tidemill.server.host.host import ModelHost
 
 if TYPE_CHECKING:
+    from tidemill.server.host.manager import ModelManager
     from tidemill.server.host.versions import Versions
 
 T = TypeVar("T")
@@ -30,6 +31,7 @@ class ServerContext:
         build: version of the software.
         host: the models.
         state_folder: where the state of rollouts is kept over restarts; None: nowhere.
+        manager: changes which models there are; None: they stay.
         bodies: bound on the memory of request bodies.
         shared: bounds on what requests to all models hold.
     """
@@ -41,6 +43,7 @@ class ServerContext:
     state_folder: Path | None = None
     bodies: Bodies = field(init=False)
     shared: SharedBounds = field(init=False)
+    manager: ModelManager | None = None
     _kept: dict[object, Any] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:

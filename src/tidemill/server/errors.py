@@ -25,6 +25,8 @@ RETRY_SECONDS = 1
 _KINDS: dict[ErrorKind, tuple[int, str, str | None]] = {
     ErrorKind.BAD_REQUEST: (400, "invalid_request_error", "invalid_value"),
     ErrorKind.UNSUPPORTED: (400, "invalid_request_error", "unsupported"),
+    ErrorKind.CONFIG: (400, "invalid_request_error", "invalid_configuration"),
+    ErrorKind.MODEL_FILE: (500, "server_error", "model_unusable"),
     ErrorKind.UNAUTHORIZED: (401, "invalid_request_error", "invalid_api_key"),
     ErrorKind.NOT_FOUND: (404, "invalid_request_error", "not_found"),
     ErrorKind.TIMEOUT: (408, "timeout_error", "timeout"),

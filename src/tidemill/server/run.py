@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import math
 import signal
 import socket
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from tidemill.base.build import build_id
 from tidemill.base.clock import monotonic
+from tidemill.base.errors import TidemillError
 from tidemill.base.heap import use_few_arenas
 from tidemill.base.log import get_logger
 from tidemill.contract.config import EngineConfig
@@ -27,11 +27,12 @@ from tidemill.server.transport.listen import url_of
 if TYPE_CHECKING:
     from tidemill.engine.supervisor import Recovery
     from tidemill.server.context import ServerContext
-    from tidemill.server.host.engine_loader import Opening, TextSide
+    from tidemill.server.host.engine_loader import EngineLoader, TextSide
+    from tidemill.server.host.manager import ModelManager
     from tidemill.server.host.pipeline import PipelineOptions
     from tidemill.server.host.rollout.traffic import Traffic
     from tidemill.server.host.served import ServedModel
-    from tidemill.server.host.slot import Hosted
+    from tidemill.server.host.source import ModelOptions, Source
 
 log = get_logger(__name__)
 
@@ -42,26 +43,6 @@ TERMINATION_SECONDS = 3
 """Seconds to write the error responses of requests that are ended."""
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelOptions:
-    """One model to serve.
-
-    Attributes:
-        name: the name that answers carry.
-        locate: finds its files and says how it is opened; called in a thread when it is loaded.
-        aliases: further names.
-        pin: it is loaded before the server is ready, and never evicted.
-        keep_alive: seconds without use after which it is unloaded; infinite: until its memory is
-            needed.
-    """
-
-    name: str
-    locate: Callable[[], Opening]
-    aliases: tuple[str, ...] = ()
-    pin: bool = False
-    keep_alive: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +82,7 @@ class ServeOptions:
         stall_timeout: seconds without progress after which the engine is replaced.
         drain_timeout: seconds for requests in flight after the first signal; a second signal
             ends them at once.
+        source: where the models are described, so that they can change while the server runs.
     """
 
     models: Sequence[ModelOptions]
@@ -115,6 +97,7 @@ class ServeOptions:
     admission: AdmissionOptions = field(default_factory=AdmissionOptions)
     stall_timeout: float = 5.0
     drain_timeout: float = DRAIN_SECONDS
+    source: Source | None = None
 
 
 def serve(options: ServeOptions, listener: socket.socket, *, say: Say = lambda line: None) -> int:
@@ -207,31 +190,20 @@ class _Assembly:
 
     async def load_first(self) -> ServerContext:
         """Load what is to be there before the server is ready."""
-        from tidemill.server.host.engine_loader import EngineLoader
-
-        def loader(model: ModelOptions, say: Say) -> EngineLoader:
-            return EngineLoader(
-                model.locate,
-                partial(self._serve, model),
-                supervision=partial(self._supervision, model),
-                log_level=_engine_level(self._options.log_level),
-                kv_reserve=self._options.memory,
-                say=say,
-            )
-
         first, *others = self._options.models
-        opening = loader(first, self._say)
+        opening = self.loader(first, self._say)
         loaded = await opening.load(None)
         context = self._context()
         host = context.host
         try:
-            slot = host.add_loaded(_hosted(first), opening, loaded)
+            slot = host.add_loaded(first.hosted, opening, loaded)
             if self._options.memory is not None:
                 slot.need = await opening.need()
             for model in others:
-                host.add(_hosted(model), loader(model, partial(_log_line, model.name)))
+                host.add(model.hosted, self.loader(model))
             self._add_pipelines(context)
             self._name_versions(context)
+            self._manage(context)
             for slot in host.slots[1:]:
                 if slot.hosted.pin:
                     await host.load(slot)
@@ -262,6 +234,32 @@ class _Assembly:
                 context.versions().added(name)
 
         host.on_added = added
+
+    def loader(self, model: ModelOptions, say: Say | None = None) -> EngineLoader:
+        """What loads a model; without `say`, its progress goes to the log."""
+        from tidemill.server.host.engine_loader import EngineLoader
+
+        return EngineLoader(
+            model.locate,
+            partial(self._serve, model),
+            supervision=partial(self._supervision, model),
+            log_level=_engine_level(self._options.log_level),
+            kv_reserve=self._budget(),
+            say=say or partial(_log_line, model.name),
+        )
+
+    def _budget(self) -> int | None:
+        return self._options.memory if self._made is None else self._made.host.budget
+
+    def _manage(self, context: ServerContext) -> None:
+        if self._options.source is None:
+            return
+        from tidemill.server.host.manager import ModelManager
+
+        manager = ModelManager(context.host, self._options.source, self.loader)
+        context.manager, context.host.look = manager, manager.look
+        if self._options.security.reloadable:
+            manager.on_reload.append(self._options.security.reload)
 
     def _serve(
         self, model: ModelOptions, engine: SupervisedEngine, text: TextSide, config: EngineConfig
@@ -295,12 +293,6 @@ class _Assembly:
         return Supervision(stall_timeout=self._options.stall_timeout, on_recovery=on_recovery)
 
 
-def _hosted(model: ModelOptions) -> Hosted:
-    from tidemill.server.host.slot import Hosted
-
-    return Hosted(model.name, model.aliases, pin=model.pin, keep_alive=model.keep_alive)
-
-
 def _log_line(model: str, line: str) -> None:
     log.info("%s: %s", model, line)
 
@@ -328,21 +320,27 @@ class _Http:
     def __init__(self, context: ServerContext, listener: socket.socket, security: Security) -> None:
         from tidemill.server.app import make_http_server
 
-        if security.reloadable:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload, security)
+        manager = context.manager
+        if security.reloadable or (manager is not None and manager.source.reloadable):
+            asyncio.get_running_loop().add_signal_handler(
+                signal.SIGHUP, self._reload, security, manager
+            )
         self._reloading: asyncio.Task[None] | None = None
         self._server = make_http_server(
             context, drain_seconds=TERMINATION_SECONDS, security=security
         )
         self.task = asyncio.ensure_future(self._server.serve(sockets=[listener]))
 
-    def _reload(self, security: Security) -> None:
+    def _reload(self, security: Security, manager: ModelManager | None) -> None:
         before = self._reloading
 
         async def reload() -> None:
             if before is not None:  # reloads run in order; the last one counts
                 await asyncio.wait((before,))
-            await security.reload()
+            if manager is None:
+                await security.reload()
+            else:
+                await _reloaded(manager, security)
 
         self._reloading = asyncio.ensure_future(reload())
 
@@ -352,21 +350,37 @@ class _Http:
         await self.task
 
 
+async def _reloaded(manager: ModelManager, security: Security) -> None:
+    try:
+        found = await manager.reload()
+    except TidemillError as error:
+        log.error("the deployment stays as it was: %s", error.message)
+        if security.reloadable:
+            await security.reload()
+    except Exception:
+        log.exception("the deployment stays as it was")
+    else:
+        log.warning("the deployment was read again: %s", found or "nothing differs")
+
+
 async def _until_stopped(
     http: _Http, context: ServerContext, signals: _Signals, options: ServeOptions, say: Say
 ) -> int:
     """Serve, then drain: /readyz fails and new requests are rejected while streams finish."""
-    host, drain_timeout = context.host, options.drain_timeout
+    host = context.host
     stopping = asyncio.ensure_future(signals.first.wait())
     # With one model there is nothing to serve without it.
-    ends = host.ended() if len(options.models) == 1 else asyncio.Event().wait()
-    failed: asyncio.Future[object] = asyncio.ensure_future(ends)
+    failed = asyncio.ensure_future(host.ended())
     await asyncio.wait((http.task, failed, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     if failed.done():
         say(f"stopping: {failed.result()}")
         await http.stop()
         return 1
+    drain_timeout = options.drain_timeout
+    if context.manager is not None:
+        await context.manager.close()
+        drain_timeout = context.manager.drain_timeout or drain_timeout
     host.drain("the server is shutting down and takes no new requests; send it again later")
     say(f"stopping; requests in flight have {drain_timeout:g} s (a second signal ends them)")
     idle = asyncio.ensure_future(host.idle())

@@ -125,6 +125,7 @@ def test_a_probe_without_a_key_says_next_to_nothing(http: httpx.Client) -> None:
     ("key", "path", "status"),
     [
         *((ADMIN, "/metrics", 200), (ADMIN, "/v1/models", 200), (ADMIN, "/openapi.json", 200)),
+        *((ADMIN, "/admin/models", 200), (USER, "/admin/models", 403)),
         *((USER, "/metrics", 403), (USER, "/v1/models", 200), (USER, "/openapi.json", 200)),
         *(
             (METRICS, "/metrics", 200),

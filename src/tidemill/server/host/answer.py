@@ -85,6 +85,7 @@ async def write_stream(
     try:
         async with aclosing(stream):
             begun = generation, form = await begin()
+            stream.waiting = False
             async with aclosing(generation.steps()) as steps:
                 async for deltas in steps:
                     data = stream.begin()

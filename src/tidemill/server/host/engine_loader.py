@@ -137,6 +137,15 @@ class EngineLoader:
             raise model_file_error(mismatch)
         return EngineLoaded(engine, self._serve(engine, text, opening.config))
 
+    async def text(self) -> TextSide:
+        """Open the text side alone: of a loaded model whose text side was configured anew.
+
+        Raises:
+            TidemillError: it cannot be opened.
+        """
+        opening = await asyncio.to_thread(self._locate)
+        return await asyncio.to_thread(opening.load_text)
+
 
 @dataclass(slots=True)
 class EngineLoaded:
@@ -149,6 +158,11 @@ class EngineLoaded:
 
     engine: SupervisedEngine
     served: ServedModel
+
+    @property
+    def pid(self) -> int | None:
+        """See `slot.Loaded`."""
+        return self.engine.pid
 
     @property
     def ended(self) -> str | None:

@@ -7,7 +7,7 @@ request waits; one task at a time changes what is loaded, by the rules of `switc
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -15,8 +15,9 @@ from tidemill.base.clock import monotonic
 from tidemill.base.errors import ErrorKind, TidemillError, config_error
 from tidemill.base.log import get_logger
 from tidemill.generation.caller import ANONYMOUS, Caller
-from tidemill.server.errors import Rejection, reject
+from tidemill.server.errors import reject
 from tidemill.server.host import switching
+from tidemill.server.host.refusals import never_fits, unknown
 from tidemill.server.host.routed import Routed
 from tidemill.server.host.served import ServedModel
 from tidemill.server.host.slot import Hosted, Loaded, Loader, Slot, State, Waiter
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _POLL_SECONDS = 0.02
-_NAMES_SHOWN = 20
 _NEVER = float("inf")
 
 RETRY_AFTER_SECONDS = 5.0
@@ -54,8 +54,8 @@ class ModelHost:
         clock: monotonic seconds.
 
     Attributes:
-        slots: the models in order; the first answers requests that name none.
         budget: as given; may be changed.
+        look: called before a name is said to be unknown: it may add and remove models.
         versions: the names that have versions; None: none has.
         on_added: called with the name of each model that is added.
     """
@@ -63,15 +63,17 @@ class ModelHost:
     def __init__(
         self, *, budget: int | None = None, clock: Callable[[], float] = monotonic
     ) -> None:
-        self.slots: list[Slot] = []
         self.budget = budget
         self.versions: Versions | None = None
         self.on_added: Callable[[str], None] = lambda name: None
+        self.look: Callable[[], None] = lambda: None
+        self._slots: list[Slot] = []
         self._clock = clock
         self._by_name: dict[str, Slot] = {}
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._draining: str | None = None
+        self._resharing = False
 
     # -- names -------------------------------------------------------------------------------
 
@@ -82,17 +84,20 @@ class ModelHost:
             TidemillError: CONFIG, one of its names is taken.
         """
         slot = Slot(hosted, loader)
-        for name in slot.names:
-            if name in self._by_name:
+        self._check_names(hosted)
+        self._slots.append(slot)
+        self._by_name.update(dict.fromkeys(slot.names, slot))
+        self.on_added(slot.name)
+        return slot
+
+    def _check_names(self, hosted: Hosted, own: Slot | None = None) -> None:
+        for name in (hosted.name, *hosted.aliases):
+            if self._by_name.get(name, own) is not own:
                 raise config_error(
                     "name", f"{name!r} is a name of {self._by_name[name].name!r}, too; rename one"
                 )
             if self.versions is not None and self.versions.find(name) is not None:
                 raise config_error("name", f"{name!r} is a name with versions, too; rename one")
-        self.slots.append(slot)
-        self._by_name.update(dict.fromkeys(slot.names, slot))
-        self.on_added(slot.name)
-        return slot
 
     def add_loaded(self, hosted: Hosted, loader: Loader, loaded: Loaded) -> Slot:
         """Serve a model that is loaded already."""
@@ -100,16 +105,65 @@ class ModelHost:
         self._open(slot, loaded)
         return slot
 
-    async def remove(self, name: str) -> None:
-        """Serve a model no longer; returns when its requests have ended and it is unloaded."""
-        slot = self.find(name)
+    def drop(self, slot: Slot) -> None:
+        """Serve a model no longer; it is unloaded when its requests have ended."""
         for known in slot.names:
             del self._by_name[known]
         if self.versions is not None:
             self.versions.removed(slot.name)
-        slot.fail(_unknown(name, self.names))
-        await self.unload(slot)
-        self.slots.remove(slot)
+        slot.removed = True
+        slot.fail(unknown(slot.name, self.names))
+        if slot.state is State.UNLOADED:
+            self._slots.remove(slot)
+        else:
+            slot.leaving = True
+            self._wake()
+
+    async def remove(self, name: str) -> None:
+        """As `drop`; returns when it is unloaded."""
+        slot = self.find(name)
+        self.drop(slot)
+        while slot in self._slots:
+            await asyncio.sleep(_POLL_SECONDS)
+
+    def update(self, slot: Slot, hosted: Hosted) -> None:
+        """Change a model's aliases and stay; requests in flight are not touched.
+
+        Raises:
+            TidemillError: CONFIG, one of its names is taken.
+        """
+        self._check_names(hosted, slot)
+        for known in slot.names:
+            del self._by_name[known]
+        slot.hosted, slot.keep_alive = hosted, None
+        self._by_name.update(dict.fromkeys(slot.names, slot))
+        self._wake()
+
+    def replace(self, slot: Slot, loader: Loader) -> None:
+        """Load a model by another loader from now on. One that is loaded answers what it has begun;
+        then it is unloaded, and what came meanwhile has waited for the new one."""
+        slot.loader, slot.error = loader, None
+        if slot.state is State.UNLOADED:
+            slot.need = None
+        else:
+            slot.leaving = slot.replaced = True
+            self._wake()
+
+    def order(self, names: Iterable[str]) -> None:
+        """Put these models first, in this order; the first answers requests that name none."""
+        wanted = [self._by_name[name] for name in names]
+        self._slots = [*wanted, *(slot for slot in self._slots if slot not in wanted)]
+
+    def rebudget(self, budget: int | None) -> None:
+        """Change the bytes for all models; what is too much now is evicted when others load."""
+        self.budget = budget
+        self._resharing = True
+        self._wake()
+
+    @property
+    def slots(self) -> list[Slot]:
+        """The models in order; the first answers requests that name none."""
+        return [slot for slot in self._slots if not slot.removed]
 
     @property
     def default(self) -> Slot:
@@ -119,7 +173,7 @@ class ModelHost:
     @property
     def models(self) -> list[ServedModel]:
         """What is loaded."""
-        return [slot.loaded.served for slot in self.slots if slot.loaded is not None]
+        return [slot.loaded.served for slot in self._slots if slot.loaded is not None]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -143,9 +197,11 @@ class ModelHost:
         traffic = None if self.versions is None else self.versions.find(name)
         if traffic is not None:
             name = f"{traffic.name}@{traffic.stable}"
+        if name not in self._by_name:
+            self.look()
         slot = self._by_name.get(name)
         if slot is None:
-            raise _unknown(name, self.names)
+            raise unknown(name, self.names)
         return slot
 
     def called(self, name: str | None) -> str:
@@ -225,7 +281,7 @@ class ModelHost:
         now = self._clock()
         if slot.error is not None and now < slot.failed + RETRY_AFTER_SECONDS:
             raise slot.error
-        if sum(len(s.waiters) for s in self.slots) >= MAX_WAITING:
+        if sum(len(s.waiters) for s in self._slots) >= MAX_WAITING:
             raise reject(
                 503,
                 f"{MAX_WAITING} requests already wait for models that are being loaded; send this "
@@ -249,14 +305,14 @@ class ModelHost:
 
     # -- operators ---------------------------------------------------------------------------
 
-    async def load(self, slot: Slot) -> None:
+    async def load(self, slot: Slot, keep_alive: float | None = None) -> None:
         """Load a model as a request would; returns when it is open.
 
         Raises:
             Rejection, TidemillError: see `lease`.
         """
         slot.error = None
-        async with self._lease(slot, None):
+        async with self._lease(slot, keep_alive):
             pass
 
     async def unload(self, slot: Slot) -> None:
@@ -265,21 +321,25 @@ class ModelHost:
             return
         slot.leaving = True
         self._wake()
-        while slot.leaving:
+        while slot.leaving or slot.state is State.UNLOADING:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def sleep(self, slot: Slot) -> bool:
         """Give a model's memory back and keep its process; False where it is used, or cannot."""
-        if slot.state is not State.LOADED or slot.leases or slot.loaded is None:
+        if slot.state is not State.LOADED or slot.leases:
             return False
-        slot.state = State.UNLOADING
-        asleep = False
-        try:
-            asleep = await slot.loaded.sleep()
-        finally:
-            slot.state = State.ASLEEP if asleep else State.LOADED
-            self._wake()
-        return asleep
+        if slot.drowsy is None:
+            slot.drowsy = asyncio.get_running_loop().create_future()
+        self._wake()
+        return await asyncio.shield(slot.drowsy)
+
+    def seconds_left(self, slot: Slot) -> float | None:
+        """Until a loaded model is unloaded, if nothing uses it; None: it stays."""
+        if slot.state is not State.LOADED or slot.hosted.pin or slot.expires_after == _NEVER:
+            return None
+        if slot.leases:
+            return slot.expires_after
+        return max(0.0, slot.expires - self._clock())
 
     def drain(self, reason: str) -> None:
         """Take no new requests; those that use a model go on."""
@@ -287,7 +347,7 @@ class ModelHost:
         if self.versions is not None:
             self.versions.shadows.close()
         error = reject(503, reason, code="shutting_down")
-        for slot in self.slots:
+        for slot in self._slots:
             slot.fail(error)
             if slot.loaded is not None:
                 slot.loaded.drain(reason)
@@ -298,8 +358,8 @@ class ModelHost:
         return self._draining
 
     async def ended(self) -> str:
-        """Return when the default model will not run any more, with the reason."""
-        while True:
+        """Return when the only model will not run any more, with the reason."""
+        while len(self.slots) == 1:
             loaded = self.default.loaded
             if loaded is not None and (ended := loaded.ended) is not None:
                 return ended
@@ -307,10 +367,12 @@ class ModelHost:
             if loaded is not None:
                 loaded.on_end(changed.set)
             await changed.wait()
+        await asyncio.Event().wait()  # the others are served without it
+        raise AssertionError
 
     async def idle(self) -> None:
         """Return when no request uses a model."""
-        while any(slot.leases for slot in self.slots):
+        while any(slot.leases for slot in self._slots):
             await asyncio.sleep(_POLL_SECONDS)
 
     async def close(self) -> None:
@@ -321,7 +383,7 @@ class ModelHost:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
-        loaded = [slot.loaded for slot in self.slots if slot.loaded is not None]
+        loaded = [slot.loaded for slot in self._slots if slot.loaded is not None]
         await asyncio.gather(*(one.close() for one in loaded))
 
     # -- what is loaded ----------------------------------------------------------------------
@@ -355,7 +417,7 @@ class ModelHost:
     async def _act(self) -> float | None:
         """One action; returns when to look again at the latest (None: when something changes)."""
         now = self._clock()
-        for slot in self.slots:
+        for slot in self._slots:
             ended = slot.loaded.ended if slot.loaded is not None else None
             if ended is not None:
                 await self._unload(slot, TidemillError(ErrorKind.UNAVAILABLE, ended))
@@ -363,14 +425,25 @@ class ModelHost:
             if slot.leaving and not slot.leases:
                 await self._unload(slot)
                 return now
+            if slot.drowsy is not None:
+                drowsy, slot.drowsy = slot.drowsy, None
+                try:
+                    drowsy.set_result(await self._sleep(slot))
+                finally:
+                    drowsy.cancel()  # without effect on a result
+                return now
             if slot.waiters and slot.need is None and slot.state is State.UNLOADED:
                 await self._learn_need(slot)
-        action = next_action([slot.fact() for slot in self.slots], self.budget, now)
+        if self._resharing:
+            self._resharing = False
+            await self._learn_needs_of_held()
+            await self._share()
+        action = next_action([slot.fact() for slot in self._slots], self.budget, now)
         if not isinstance(action, Wait):
             log.debug("models: %s", action)
             await self._do(action)
             return now
-        unused = [s for s in self.slots if s.state is State.LOADED and not s.leases]
+        unused = [s for s in self._slots if s.state is State.LOADED and not s.leases]
         unused = [s for s in unused if not s.hosted.pin]
         first = min(unused, key=lambda slot: slot.expires, default=None)
         if first is not None and first.expires <= now:
@@ -384,7 +457,7 @@ class ModelHost:
         return None if until == _NEVER else until
 
     async def _do(self, action: Load | Evict | Close | Reopen | Refuse) -> None:
-        slot = next(slot for slot in self.slots if slot.name == action.name)
+        slot = next(slot for slot in self._slots if slot.key == action.name)
         if isinstance(action, Load):
             await self._load(slot)
         elif isinstance(action, Evict):
@@ -394,13 +467,22 @@ class ModelHost:
         elif isinstance(action, Reopen):
             self._reopen(slot)
         elif isinstance(action, Refuse):
-            slot.fail(_never_fits(action))
+            slot.fail(never_fits(action))
 
     async def _learn_need(self, slot: Slot) -> None:
         try:
             slot.need = await slot.loader.need()
         except TidemillError as error:
             self._failed(slot, error)
+
+    async def _learn_needs_of_held(self) -> None:
+        """Of models that were loaded while there was no budget."""
+        for slot in self._slots:
+            if slot.state is State.LOADED and slot.need is None and self.budget is not None:
+                try:
+                    slot.need = await slot.loader.need()
+                except TidemillError as error:
+                    log.warning("what %s needs is not known: %s", slot.name, error.message)
 
     def _failed(self, slot: Slot, error: TidemillError) -> None:
         slot.error, slot.failed = error, self._clock()
@@ -431,11 +513,28 @@ class ModelHost:
         log.info("model %s is loaded after %.1f s", slot.name, slot.load_seconds)
         self._open(slot, loaded)
 
+    async def _sleep(self, slot: Slot) -> bool:
+        if slot.loaded is None or slot.state is not State.LOADED or slot.leases:
+            return False
+        slot.state = State.UNLOADING
+        asleep = False
+        try:
+            asleep = await slot.loaded.sleep()
+        except TidemillError as error:
+            log.warning("model %s does not sleep: %s", slot.name, error.message)
+        finally:
+            slot.state = State.ASLEEP if asleep else State.LOADED
+            if not asleep:
+                slot.grant()
+        return asleep
+
     def _open(self, slot: Slot, loaded: Loaded) -> None:
         slot.state, slot.loaded, slot.error = State.LOADED, loaded, None
         loaded.on_end(self._wake)
         slot.last_used = self._clock()
         self._reopen(slot)
+        if slot.leaving and not slot.replaced:
+            slot.grant()  # what waited for this load is answered before it leaves
 
     def _reopen(self, slot: Slot) -> None:
         slot.closed, slot.opened = False, self._clock()
@@ -450,6 +549,10 @@ class ModelHost:
                 await loaded.close()
         finally:
             slot.state, slot.progress = State.UNLOADED, None
+            if slot.replaced:
+                slot.replaced, slot.need = False, None
+            if slot.removed:
+                self._slots.remove(slot)
         if error is not None:
             self._failed(slot, error)
         else:
@@ -464,7 +567,7 @@ class ModelHost:
             await self._learn_need(slot)
         if slot.need is None:
             return False
-        held = (s.fact() for s in self.slots if s is not slot)
+        held = (s.fact() for s in self._slots if s is not slot)
         used = sum(fact.need.least for fact in held if fact.held and fact.need is not None)
         return used + slot.need.least <= self.budget
 
@@ -472,47 +575,18 @@ class ModelHost:
         """Shrink the KV caches of the others; returns the size of this model's."""
         if self.budget is None or slot.need is None:
             return None
-        return (await self._share(slot))[slot.name]
+        return (await self._share(slot))[slot.key]
 
     async def _share(self, loading: Slot | None = None) -> dict[str, int]:
         """Give every loaded model its share of the memory for KV caches."""
         if self.budget is None:
             return {}
-        held = [s for s in self.slots if s.state is State.LOADED or s is loading]
-        found = switching.shares(
-            [(s.name, s.need) for s in held if s.need is not None], self.budget
-        )
+        held = [s for s in self._slots if s.state is State.LOADED or s is loading]
+        found = switching.shares([(s.key, s.need) for s in held if s.need is not None], self.budget)
         for slot in held:
-            if slot is not loading and slot.loaded is not None and slot.name in found:
+            if slot is not loading and slot.loaded is not None and slot.key in found:
                 try:
-                    await slot.loaded.resize(found[slot.name])
+                    await slot.loaded.resize(found[slot.key])
                 except TidemillError as error:
                     log.warning("the KV cache of %s is not resized: %s", slot.name, error.message)
         return found
-
-
-def _unknown(name: str, names: Sequence[str]) -> Rejection:
-    known = ", ".join(map(repr, names[:_NAMES_SHOWN]))
-    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-    return reject(
-        404,
-        f"the model {name[:256]!r} does not exist; this server serves {known}{more}",
-        param="model",
-        code="model_not_found",
-    )
-
-
-def _never_fits(refused: Refuse) -> Rejection:
-    return reject(
-        400,
-        f"the model {refused.name!r} needs {_mib(refused.least)} (weights, the process and a KV "
-        f"cache for one request), and {_mib(refused.available)} can be had for it within the "
-        "server's memory budget (--memory), beside pinned models: raise it, quantize the model, or "
-        "lower its max_model_len",
-        param="model",
-        code="out_of_resources",
-    )
-
-
-def _mib(size: int) -> str:
-    return f"{size / 2**20:,.0f} MiB"

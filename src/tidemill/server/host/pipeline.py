@@ -237,6 +237,11 @@ class Pipeline:
     # -- slot.Loaded -------------------------------------------------------------------------
 
     @property
+    def pid(self) -> int | None:
+        """See `slot.Loaded`."""
+        return None if self._process is None else self._process.pid
+
+    @property
     def ended(self) -> str | None:
         """Never: a process that died is started again by the next request."""
         return None

@@ -52,9 +52,12 @@ class Loader(Protocol):
 class Loaded(Protocol):
     """A running model, as its host sees it."""
 
+    served: ServedModel
+    """What answers new requests."""
+
     @property
-    def served(self) -> ServedModel:
-        """What answers."""
+    def pid(self) -> int | None:
+        """Its process, whose memory is its; None where it has none of its own."""
 
     @property
     def ended(self) -> str | None:
@@ -119,6 +122,9 @@ class Slot:
         waiters: requests that wait for it.
         closed: new requests wait, so that it can be evicted.
         leaving: it is unloaded as soon as no request uses it, since an operator said so.
+        drowsy: whether it could be put to sleep is told here, once it was tried.
+        removed: it has no name any more, and goes when it is unloaded.
+        replaced: `loader` is another one than it was loaded by.
         opened: when its turn began.
         load_seconds: how long its last load took.
         last_used: when the last request ended.
@@ -137,6 +143,9 @@ class Slot:
     waiters: list[Waiter] = field(default_factory=list)
     closed: bool = False
     leaving: bool = False
+    drowsy: asyncio.Future[bool] | None = None
+    removed: bool = False
+    replaced: bool = False
     opened: float = 0.0
     load_seconds: float = 0.0
     last_used: float = 0.0
@@ -157,6 +166,11 @@ class Slot:
         return (self.hosted.name, *self.hosted.aliases)
 
     @property
+    def key(self) -> str:
+        """Its name in the policy: one that was removed is not its successor."""
+        return f"{self.name}\0{id(self)}" if self.removed else self.name
+
+    @property
     def open(self) -> bool:
         """A request may use it now."""
         return self.state is State.LOADED and not self.closed and not self.leaving
@@ -174,7 +188,7 @@ class Slot:
     def fact(self) -> Fact:
         """Its state as the policy sees it."""
         return Fact(
-            self.name,
+            self.key,
             self.need,
             held=self.state in (State.LOADED, State.LOADING, State.UNLOADING),
             busy=self.leases,

@@ -17,6 +17,9 @@ KEEP_ALIVE_SECONDS = 15.0
 close what is silent for 60 s or so, and a model that is loaded, a long prompt, a queue, or a tool
 call that is written may take longer."""
 
+WAITING_SECONDS = 5.0
+"""The same for a stream that has no answer yet: its model is being loaded."""
+
 
 async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
@@ -54,11 +57,13 @@ class Stream:
         opening: makes the parts before all others, once; None as long as they are not known.
 
     Attributes:
+        waiting: nothing answers yet: a comment comes sooner.
         started: the head may be out: from here on an error is a part of the stream.
     """
 
     def __init__(self, sink: Sink, framing: Framing, opening: Callable[[], bytes | None]) -> None:
         self.started = False
+        self.waiting = True
         self._sink = sink
         self._framing = framing
         self._opening = opening
@@ -68,7 +73,8 @@ class Stream:
         self._wrote = True
         self._commenting: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
-        self._clock = self._loop.call_later(KEEP_ALIVE_SECONDS, self._look)
+        first = min(KEEP_ALIVE_SECONDS, WAITING_SECONDS)
+        self._clock = self._loop.call_later(first, self._look)
 
     def begin(self) -> bytes:
         """The opening parts, if they have not been written and can be; from here on an error is a
@@ -98,8 +104,9 @@ class Stream:
 
     def _look(self) -> None:
         # One look per period, not a clock per part: it comes after one to two periods of silence.
-        silent, self._wrote = not self._wrote, False
+        silent, self._wrote = not self._wrote or self.waiting, False
         if silent and self._framing.keep_alive and not self._turn.locked():
             comment = self.begin() + self._framing.keep_alive
             self._commenting = self._loop.create_task(self.write(comment))
-        self._clock = self._loop.call_later(KEEP_ALIVE_SECONDS, self._look)
+        period = min(KEEP_ALIVE_SECONDS, WAITING_SECONDS) if self.waiting else KEEP_ALIVE_SECONDS
+        self._clock = self._loop.call_later(period, self._look)

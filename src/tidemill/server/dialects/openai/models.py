@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from tidemill.server.context import ServerContext
 from tidemill.server.host.served import ServedModel
-from tidemill.server.host.slot import Slot
+from tidemill.server.host.slot import Slot, State
 from tidemill.server.transport.pieces import json_response
 
 
@@ -22,6 +22,8 @@ def _card(slot: Slot, name: str) -> dict[str, Any]:
         "loaded": slot.loaded is not None,
         "state": slot.state.value,
     }
+    if slot.progress is not None and slot.progress.total and slot.state is State.LOADING:
+        found["progress"] = round(slot.progress.loaded / slot.progress.total, 4)
     if slot.loaded is None:
         return found
     model = slot.loaded.served
@@ -50,6 +52,7 @@ def _tasks(model: ServedModel) -> tuple[str, ...]:
 
 async def list_models(context: ServerContext, request: Request) -> Response:
     """The models under each of their names. What is not loaded is loaded by its first request."""
+    context.host.look()
     cards = [_card(context.host.find(name), name) for name in context.host.names]
     # Codex reads `models`, metadata of models that it knows, and fails where it is absent.
     return json_response({"object": "list", "data": cards, "models": []})

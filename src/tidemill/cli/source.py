@@ -1,0 +1,235 @@
+"""Where a running server's models are described: its deployment, and this machine's library."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from tidemill.base.errors import TidemillError, config_error
+from tidemill.base.log import get_logger
+from tidemill.cli.serving import memory_budget, model_options
+
+if TYPE_CHECKING:
+    from threading import Event
+
+    from tidemill.deployment.deployment import Deployment
+    from tidemill.deployment.difference import Difference
+    from tidemill.deployment.resolve import DeploymentInputs
+    from tidemill.library.catalog import Library
+    from tidemill.library.progress import Progress
+    from tidemill.server.host.source import ModelChanges, OnPull, Reload
+
+log = get_logger(__name__)
+
+Say = Callable[[str], None]
+
+
+class DeployedModels:
+    """A `server.host.source.Source`.
+
+    Args:
+        inputs: what the deployment is made from.
+        deployment: made from them.
+        whole: names of the library's models are served as they come and go.
+        say: called with each line of progress.
+    """
+
+    def __init__(
+        self, inputs: DeploymentInputs, deployment: Deployment, *, whole: bool, say: Say
+    ) -> None:
+        self._inputs = inputs
+        self._deployment = deployment
+        self._whole = whole
+        self._say = say
+        self._adopted: tuple[str, ...] = ()
+        self._budget = deployment.server.memory
+        self._stamp = self._library_stamp()
+        self._digests = self._library_digests()
+        self._extra = self._extra_now()
+
+    @property
+    def reloadable(self) -> bool:
+        """See `Source`."""
+        return self._inputs.file is not None
+
+    def look(self) -> ModelChanges | None:
+        """See `Source`."""
+        stamp = self._library_stamp()
+        if stamp == self._stamp:
+            return None
+        self._stamp = stamp
+        before, self._digests = self._digests, self._library_digests()
+        gone = before.keys() - self._digests.keys()
+        self._adopted = tuple(name for name in self._adopted if name not in gone)
+        changed = {n for n, digest in self._digests.items() if before.get(n, digest) != digest}
+        return self._follow(changed)
+
+    def adopt(self, name: str) -> ModelChanges:
+        """See `Source`."""
+        from tidemill.server.host.source import ModelChanges
+
+        served = {model.source for model in self._deployment.models}
+        if self._whole or name in served or name in self._deployment.served_names:
+            return ModelChanges()
+        self._adopted = (*self._adopted, name)
+        return self._follow(set())
+
+    def reload(self) -> Reload:
+        """See `Source`."""
+        from tidemill.deployment.difference import difference
+        from tidemill.server.host.source import ModelChanges, Reload
+
+        new = self._asked().resolve()
+        found = difference(self._deployment, new)
+        found.check()
+        _check_models_alone(found)
+        options = {option.name: option for option in model_options(new, self._say)}
+        texts = {
+            change.name
+            for change in found.changes
+            if change.table == "models" and change.key not in ("aliases", "pin", "keep_alive")
+        }
+        memory = self._budget
+        if new.server.memory != self._deployment.server.memory:
+            memory = memory_budget(new, self._say)
+
+        def commit() -> None:
+            self._deployment, self._budget = new, memory
+
+        return Reload(
+            ModelChanges(
+                added=tuple(options[name] for name in found.models_added),
+                removed=found.models_removed,
+                replaced=tuple(options[name] for name in found.models_restarted),
+                updated=tuple(options[n] for n in found.models_updated if n in options),
+                texts=frozenset(texts.intersection(found.models_updated)),
+            ),
+            order=tuple(options),
+            memory=memory,
+            drain_timeout=new.server.drain_timeout,
+            document=found.as_json(),
+            commit=commit,
+        )
+
+    def budget(self, held: int) -> int:
+        """See `Source`."""
+        from tidemill.base.free_memory import free_memory
+        from tidemill.cli.serving import MEMORY_SHARE
+
+        self._budget = int((free_memory() + held) * MEMORY_SHARE)
+        return self._budget
+
+    def pull(
+        self, source: str, name: str | None, sha256: str | None, told: OnPull, cancel: Event
+    ) -> str:
+        """See `Source`."""
+        from tidemill.library.pull import pull
+
+        def progress(state: Progress) -> None:
+            told(state.stage, state.done, state.total, state.message)
+
+        return pull(source, _library(), progress, name=name, sha256=sha256, cancel=cancel).name
+
+    def copy(self, source: str, target: str) -> str:
+        """See `Source`."""
+        return _library().copy(source, target).name
+
+    def remove(self, name: str) -> int:
+        """See `Source`."""
+        return _library().remove(name)
+
+    # -- how ---------------------------------------------------------------------------------
+
+    def _asked(self) -> DeploymentInputs:
+        """The inputs with what the library has now, where it is served, and what was adopted."""
+        import msgspec
+
+        from tidemill.deployment.problems import Origin
+        from tidemill.deployment.reading import Sourced
+
+        origin = Origin("flag", "command line")
+        first = self._inputs.models[:1] if self._whole else self._inputs.models
+        more = tuple(Sourced(name, origin) for name in self._extra_now())
+        return msgspec.structs.replace(self._inputs, models=(*first, *more))
+
+    def _extra_now(self) -> list[str]:
+        """Names of the library that are served although nobody listed them."""
+        if self._whole:
+            return list(self._digests)
+        listed = {one.value for one in self._inputs.models}
+        return [name for name in self._adopted if name not in listed]
+
+    def _follow(self, changed: set[str]) -> ModelChanges:
+        """What the library's models are now; of the deployment file, what is in force stays."""
+        import msgspec
+
+        from tidemill.server.host.source import ModelChanges
+
+        try:
+            new = msgspec.structs.replace(self._asked(), checks=()).resolve()
+        except TidemillError as error:
+            log.error("the library's models stay as they were: %s", error.message)
+            return ModelChanges()
+        before, self._extra = self._extra, self._extra_now()
+        known = {model.name for model in self._deployment.models}
+        added = [m for m in new.models if m.source in self._extra and m.name not in known]
+        gone = [m for m in self._deployment.models if m.source in before]
+        removed = {model.name for model in gone if model.source not in self._extra}
+        kept = [model for model in self._deployment.models if model.name not in removed]
+        names = {model.name for model in added}
+        sections = [s for s in self._deployment.sections if s.name not in removed]
+        sections += [s for s in new.sections if s.table == "models" and s.name in names]
+        self._deployment = msgspec.structs.replace(
+            self._deployment, models=(*kept, *added), sections=tuple(sections)
+        )
+        options = {option.name: option for option in model_options(self._deployment, self._say)}
+        return ModelChanges(
+            added=tuple(options[model.name] for model in added),
+            removed=tuple(removed),
+            replaced=tuple(options[model.name] for model in kept if model.source in changed),
+        )
+
+    def _library_stamp(self) -> int:
+        from tidemill.library.home import MANIFESTS, default_home
+
+        try:
+            return os.stat(default_home() / MANIFESTS).st_mtime_ns
+        except OSError:
+            return 0
+
+    def _library_digests(self) -> Mapping[str, str]:
+        found: dict[str, str] = {}
+        if not self._stamp:
+            return found
+        library = _library()
+        for name in library.names():
+            try:
+                manifest = library.find(name)
+            except TidemillError:
+                continue  # a damaged manifest is said when its model is asked for
+            if manifest is not None:
+                found[name] = manifest.digest
+        return found
+
+
+def _check_models_alone(found: Difference) -> None:
+    """What else a deployment has is read at the start."""
+    versioned = [c.name for c in found.changes if c.key == "traffic"]
+    others = {
+        "pipelines": (*found.pipelines_added, *found.pipelines_removed, *found.pipelines_restarted),
+        "names with versions": (*found.names_added, *found.names_removed, *versioned),
+    }
+    for what, names in others.items():
+        if names:
+            raise config_error(
+                names[0],
+                f"a reload cannot change {what} ({', '.join(names)}); nothing was changed: restart "
+                "the server, or take that back",
+            )
+
+
+def _library() -> Library:
+    from tidemill.library.catalog import Library
+
+    return Library.open()

@@ -1,0 +1,123 @@
+"""Where the models of a server are described, outside of it: its deployment and the library."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import Event
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tidemill.server.host.slot import Hosted
+
+if TYPE_CHECKING:
+    from tidemill.server.host.engine_loader import Opening
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """One model to serve.
+
+    Attributes:
+        name: the name that answers carry.
+        locate: finds its files and says how it is opened; called in a thread when it is loaded.
+        aliases: further names.
+        pin: it is loaded before the server is ready, and never evicted.
+        keep_alive: seconds without use after which it is unloaded; infinite: until its memory is
+            needed.
+    """
+
+    name: str
+    locate: Callable[[], Opening]
+    aliases: tuple[str, ...] = ()
+    pin: bool = False
+    keep_alive: float = math.inf
+
+    @property
+    def hosted(self) -> Hosted:
+        """The same without its files."""
+        return Hosted(self.name, self.aliases, pin=self.pin, keep_alive=self.keep_alive)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChanges:
+    """What becomes of the models of a running server.
+
+    Attributes:
+        added: served from now on.
+        removed: names of those that are served no longer.
+        replaced: their engines start anew, once what they answer has ended.
+        updated: names, stay or text side change; their engines go on.
+        texts: names of updated models whose text side changes.
+    """
+
+    added: tuple[ModelOptions, ...] = ()
+    removed: tuple[str, ...] = ()
+    replaced: tuple[ModelOptions, ...] = ()
+    updated: tuple[ModelOptions, ...] = ()
+    texts: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Reload:
+    """A deployment that was read again; nothing of it is in force yet.
+
+    Attributes:
+        models: what becomes of them.
+        order: names of all models as they stand in it; the first answers requests that name none.
+        memory: bytes for all models together; None: without bound.
+        drain_timeout: seconds for requests in flight at the end.
+        document: the differences, for administrators.
+        commit: called when they are in force.
+    """
+
+    models: ModelChanges
+    order: tuple[str, ...]
+    memory: int | None
+    drain_timeout: float
+    document: dict[str, Any]
+    commit: Callable[[], None]
+
+
+OnPull = Callable[[str, int, int, str | None], None]
+"""Hears of a pull, in its thread: the stage, bytes done and in all (0: not known), and a line that
+people should read."""
+
+
+class Source(Protocol):
+    """What a server asks about models. Everything but `look` blocks: call it in a thread."""
+
+    @property
+    def reloadable(self) -> bool:
+        """Whether there is a file that may say something else later."""
+
+    def look(self) -> ModelChanges | None:
+        """What has changed in the library since the last call; quick where nothing has."""
+
+    def adopt(self, name: str) -> ModelChanges:
+        """A model of the library is served from now on, whatever else is."""
+
+    def reload(self) -> Reload:
+        """Read the deployment again.
+
+        Raises:
+            TidemillError: CONFIG with every problem, or every change that needs another start.
+        """
+
+    def budget(self, held: int) -> int:
+        """Bytes for all models where there is no budget yet and there is more than one model.
+
+        Args:
+            held: bytes that models have now.
+        """
+
+    def pull(
+        self, source: str, name: str | None, sha256: str | None, told: OnPull, cancel: Event
+    ) -> str:
+        """Pull a model into the library; its name there. See `library.pull.pull`."""
+
+    def copy(self, source: str, target: str) -> str:
+        """Give a model of the library a second name; the name in full."""
+
+    def remove(self, name: str) -> int:
+        """Remove a model of the library; bytes that were freed."""

@@ -1,0 +1,99 @@
+"""A source of models that a test writes: no library, no deployment file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from threading import Event
+from typing import Any
+
+from helpers.fake_loader import FakeLoader
+from helpers.live_server import make_model
+from helpers.scripted_engine import ScriptedEngine, fake_info
+
+from tidemill.base.errors import ErrorKind, TidemillError
+from tidemill.server.context import ServerContext
+from tidemill.server.host.manager import ModelManager
+from tidemill.server.host.source import ModelChanges, ModelOptions, OnPull, Reload
+from tidemill.server.host.switching import Need
+
+
+def option(name: str, **changes: Any) -> ModelOptions:
+    """A model that nothing is located for."""
+
+    def locate() -> Any:
+        raise AssertionError("a scripted model is not located")
+
+    return ModelOptions(name, locate, **changes)
+
+
+@dataclass
+class FakeSource:
+    """A `Source`.
+
+    Attributes:
+        looked: what the next `look` finds.
+        reloads: what the next `reload` makes; an error is raised.
+        library: names that were pulled.
+        pulling: called in the thread of a pull.
+    """
+
+    looked: ModelChanges | None = None
+    reloads: Reload | TidemillError | None = None
+    library: list[str] = field(default_factory=list)
+    pulling: Callable[[OnPull, Event], None] = lambda told, cancel: None
+    reloadable: bool = True
+
+    def look(self) -> ModelChanges | None:
+        found, self.looked = self.looked, None
+        return found
+
+    def adopt(self, name: str) -> ModelChanges:
+        return ModelChanges(added=(option(name),))
+
+    def reload(self) -> Reload:
+        assert self.reloads is not None
+        if isinstance(self.reloads, TidemillError):
+            raise self.reloads
+        return self.reloads
+
+    def budget(self, held: int) -> int:
+        return 1000
+
+    def pull(
+        self, source: str, name: str | None, sha256: str | None, told: OnPull, cancel: Event
+    ) -> str:
+        told("resolving", 0, 0, None)
+        self.pulling(told, cancel)
+        self.library.append(name or source)
+        return name or source
+
+    def copy(self, source: str, target: str) -> str:
+        self._check(source)
+        self.library.append(target)
+        return target
+
+    def remove(self, name: str) -> int:
+        self._check(name)
+        self.library.remove(name)
+        self.looked = ModelChanges(removed=(name,))
+        return 7
+
+    def _check(self, name: str) -> None:
+        if name not in self.library:
+            raise TidemillError(ErrorKind.NOT_FOUND, f"the library has no model {name!r}")
+
+
+def managed(context: ServerContext, source: FakeSource) -> dict[str, FakeLoader]:
+    """Give a server a manager whose models are scripted engines; their loaders by name."""
+    loaders: dict[str, FakeLoader] = {}
+
+    def loader(chosen: ModelOptions) -> FakeLoader:
+        engine = ScriptedEngine(info=fake_info(model=chosen.name))
+        made = FakeLoader(make_model(context, engine), needs=Need(10, 2, 20))
+        loaders[chosen.name] = made
+        return made
+
+    context.manager = ModelManager(context.host, source, loader)
+    context.host.look = context.manager.look
+    return loaders
