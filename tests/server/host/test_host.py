@@ -65,6 +65,21 @@ def test_a_request_loads_its_model_once_and_both_of_its_names_mean_it() -> None:
     _run(main)
 
 
+def test_an_alias_that_is_a_pattern_means_what_it_matches_and_is_not_listed() -> None:
+    context = fake_context(ScriptedEngine())
+    host = ModelHost()
+    for name, aliases in (("a", ("claude-*",)), ("b", ("claude-haiku-*", "claude-x"))):
+        host.add(Hosted(name, aliases), _loader(context, name))
+    names = ("claude-opus-4-8[1m]", "claude-haiku-4-5", "claude-x", "claude-*")
+    assert [host.find(name).name for name in names] == ["a", "b", "b", "a"]
+    assert host.names == ("a", "b", "claude-x")
+    with pytest.raises(Rejection):
+        host.find("Claude-opus")
+    for wrong in (Hosted("c", ("claude-*",)), Hosted("c*")):
+        with pytest.raises(TidemillError):
+            host.add(wrong, _loader(context, "c"))
+
+
 def test_three_models_take_turns_in_the_memory_of_two() -> None:
     async def main() -> None:
         host, loaders = _host("abc", budget=24)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from tidemill.base.clock import monotonic
@@ -80,6 +81,9 @@ class ModelHost:
     def add(self, hosted: Hosted, loader: Loader) -> Slot:
         """Serve a model from now on; it is loaded when a request needs it.
 
+        An alias may be a pattern such as ``claude-*``: it means every name that it matches and that
+        is neither a name nor matched by a longer pattern.
+
         Raises:
             TidemillError: CONFIG, one of its names is taken.
         """
@@ -91,6 +95,8 @@ class ModelHost:
         return slot
 
     def _check_names(self, hosted: Hosted, own: Slot | None = None) -> None:
+        if "*" in hosted.name:
+            raise config_error("name", f"{hosted.name!r} is a pattern; only further names may be")
         for name in (hosted.name, *hosted.aliases):
             if self._by_name.get(name, own) is not own:
                 raise config_error(
@@ -177,9 +183,9 @@ class ModelHost:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every name of every model; those with versions first."""
+        """Every name of every model but patterns; those with versions first."""
         versioned = () if self.versions is None else self.versions.names
-        return (*versioned, *self._by_name)
+        return (*versioned, *(name for name in self._by_name if "*" not in name))
 
     def has(self, name: str) -> bool:
         """Whether a model, or a version of one, has that name."""
@@ -199,10 +205,15 @@ class ModelHost:
             name = f"{traffic.name}@{traffic.stable}"
         if name not in self._by_name:
             self.look()
-        slot = self._by_name.get(name)
+        slot = self._by_name.get(name) or self._matching(name)
         if slot is None:
             raise unknown(name, self.names)
         return slot
+
+    def _matching(self, name: str) -> Slot | None:
+        """The model whose pattern matches, the longest pattern first."""
+        patterns = [p for p in self._by_name if "*" in p and fnmatchcase(name, p)]
+        return self._by_name[max(patterns, key=len)] if patterns else None
 
     def called(self, name: str | None) -> str:
         """The name that answers to requests for `name` carry.

@@ -33,7 +33,7 @@ def _card(slot: Slot, name: str) -> dict[str, Any]:
 
 async def anthropic_models(context: ServerContext, request: Request) -> Response:
     """The models, a page of them."""
-    cards = [_card(slot, name) for slot in context.host.slots for name in slot.names]
+    cards = [_card(context.host.find(name), name) for name in context.host.names]
     ids = [card["id"] for card in cards]
     begin, end = 0, len(cards)
     query = request.query_params
