@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tidemill.base.errors import TidemillError
 from tidemill.base.sizes import exact_size
 from tidemill.deployment.deployment import Deployment, ModelSettings
+
+if TYPE_CHECKING:
+    import ast
 
 Found = Iterator[tuple[str, str, str]]
 
@@ -170,7 +174,17 @@ def pipeline_problem(path: Path) -> str | None:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         where = f" at line {error.lineno}" if isinstance(error, SyntaxError) else ""
         return f"{path} is not valid Python{where}"
-    names = {node.name for node in tree.body if isinstance(node, ast.AsyncFunctionDef)}
-    if "answer" not in names:
+    if not any(_binds_answer(node) for node in ast.walk(tree)):
         return f"{path} has no `async def answer(request, models)`"
     return None
+
+
+def _binds_answer(node: ast.AST) -> bool:
+    """A definition, an import or an assignment of ``answer``; what it is shows when it is run."""
+    import ast
+
+    if isinstance(node, ast.ImportFrom | ast.Import):
+        return any((one.asname or one.name) in ("answer", "*") for one in node.names)
+    if isinstance(node, ast.Name):
+        return node.id == "answer" and isinstance(node.ctx, ast.Store)
+    return isinstance(node, ast.AsyncFunctionDef) and node.name == "answer"

@@ -177,18 +177,24 @@ class Model:
         return TextStream(self, {"prompt": _prompt(prompt), **_fields(fields)})
 
     async def embed(
-        self, texts: Sequence[str] | str, *, dimensions: int | None = None
+        self,
+        texts: Sequence[str] | str,
+        *,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
     ) -> list[array[float]]:
         """A vector (float32) for each text.
 
         Args:
             texts: the texts; a single one may be a string.
             dimensions: numbers of a vector; None: all.
+            prompt_name: the model's own prompt to put before each text.
         """
         inputs = [texts] if isinstance(texts, str) else list(texts)
         if not inputs:
             return []
-        result = await _result(self._begin("embed", {"inputs": inputs, "dimensions": dimensions}))
+        fields = {"inputs": inputs, "dimensions": dimensions, "prompt_name": prompt_name}
+        result = await _result(self._begin("embed", fields))
         return [array("f", data) for data in result["vectors"]]
 
     async def rerank(

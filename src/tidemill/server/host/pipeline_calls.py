@@ -169,6 +169,7 @@ class Calling:
         asked = EmbedRequest(
             inputs=inputs,
             dimensions=dimensions,
+            prompt_name=call.fields["prompt_name"],
             param="texts",
             caller=self.caller,
             arrival=monotonic(),

@@ -168,17 +168,28 @@ class PipelineProcess:
         return run
 
     async def send(self, message: ToProcess) -> None:
-        """Send a message; waits while much is still to be sent."""
+        """Send a message; waits while much is still to be sent.
+
+        Raises:
+            ValueError, TypeError: it is too large, or holds what cannot be sent.
+        """
+        self._write(message)
         if self.gone is None:
-            self._writer.write(frame(message))
-            with contextlib.suppress(OSError):  # the reader notices
+            with contextlib.suppress(OSError, RuntimeError):  # the reader notices
                 await self._writer.drain()
+
+    def _write(self, message: ToProcess) -> None:
+        data = frame(message)
+        # The other side may be gone before the reader has noticed.
+        if self.gone is None and not self._writer.is_closing():
+            with contextlib.suppress(OSError, RuntimeError):  # uvloop: the handler is closed
+                self._writer.write(data)
 
     async def next(self, run: Run) -> Event:
         """A run's next event."""
         event = await run.events.get()
-        if isinstance(event, Text) and self.gone is None:
-            self._writer.write(frame(Credit(run.number, len(event.text.encode()))))
+        if isinstance(event, Text):
+            self._write(Credit(run.number, len(event.text.encode())))
         return event
 
     def end(self, run: Run, *, ended: bool) -> None:
@@ -192,7 +203,7 @@ class PipelineProcess:
         for task in run.calls.values():
             task.cancel()
         if not ended and self.gone is None:
-            self._writer.write(frame(Stop(run.number)))
+            self._write(Stop(run.number))
             loop = asyncio.get_running_loop()
             self._stopping[run.number] = loop.call_later(STOP_SECONDS, self._stuck)
         self._check_retired()
@@ -242,7 +253,7 @@ class PipelineProcess:
             kind, why = ErrorKind.CANCELLED, "the request has ended"
             if run is not None:
                 kind, why = ErrorKind.OVERLOADED, f"at most {MAX_CALLS} calls run at once"
-            self._writer.write(frame(Failed(call.call, kind, why)))
+            self._write(Failed(call.call, kind, why))
             return
         task = asyncio.create_task(run.answer(call, self.send))
         run.calls[call.call] = task

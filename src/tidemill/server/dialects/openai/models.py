@@ -27,6 +27,8 @@ def _card(slot: Slot, name: str) -> dict[str, Any]:
     if slot.loaded is None:
         return found
     model = slot.loaded.served
+    if model.pipeline is not None:
+        return {**found, "backend": "pipeline", "tasks": ["generate"]}
     info = model.info
     return {
         **found,

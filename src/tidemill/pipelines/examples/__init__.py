@@ -1,0 +1,1 @@
+"""Pipelines that come with the package: `python -m tidemill.pipelines.examples` prints where."""
