@@ -11,7 +11,12 @@ import httpx
 import pytest
 from helpers.live_server import fake_context, serving
 from helpers.responses_api import check_order, create, events_of, refused, text_of, without_ids
-from helpers.scripted_engine import EOS, ScriptedEngine
+from helpers.scripted_engine import EOS, ScriptedEngine, fake_info
+
+from tidemill.server.access.limits import Limits
+from tidemill.server.dialects.openai.responses import service
+from tidemill.server.dialects.openai.responses.service import Service
+from tidemill.server.dialects.openai.responses.store import MemoryStore
 
 TEXT = "abcdefghijklmnopqrstuvwxyz" * 4
 
@@ -167,3 +172,41 @@ def test_only_background_responses_are_followed_and_cancelled(http: httpx.Client
     assert refusal.status_code == 400 and "background" in refusal.json()["error"]["message"]
     running = create(http, input="Hi", background=True)["id"]
     _ended(http, running)
+
+
+def test_events_count_in_the_memory_of_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A response that is forgotten for the memory of others while it runs ends: nobody can read it."""
+    monkeypatch.setattr(service, "COUNTED_BYTES", 2000)
+    engine = ScriptedEngine(
+        lambda request, choice: [*b"x" * 10**5], info=fake_info(max_model_len=200_000)
+    )
+    context = fake_context(engine, limits=Limits(max_stored_bytes=400_000))
+    with serving(context) as url, httpx.Client(base_url=url, timeout=30) as http:
+        store = context.kept(Service).store
+        assert isinstance(store, MemoryStore)
+        engine.step_seconds = 0.002
+        identity = create(http, input="Hi", background=True)["id"]
+        before, deadline = store.total, time.monotonic() + 20
+        while store.total < before + 20_000:  # its events are counted as they come
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        for _ in range(5):
+            create(http, input="x" * 90_000, max_output_tokens=1)
+        assert store.total <= 400_000
+        assert http.get(f"/v1/responses/{identity}").status_code == 404
+        while not any(request == identity for request, _, _ in engine.cancelled):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_running_responses_are_bounded(
+    http: httpx.Client, endlessly: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "MAX_RUNNING", 2)
+    running = [create(http, input="Hi", background=True)["id"] for _ in range(2)]
+    answer = http.post("/v1/responses", json={"input": "Hi", "background": True})
+    assert answer.status_code == 429 and answer.headers["retry-after"]
+    for identity in running:
+        http.post(f"/v1/responses/{identity}/cancel")
+    again = create(http, input="Hi", background=True)["id"]
+    http.delete(f"/v1/responses/{again}")

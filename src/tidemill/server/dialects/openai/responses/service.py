@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from tidemill.base.clock import monotonic
-from tidemill.base.log import get_logger
+from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.openai.responses.store import (
     Conversation,
@@ -20,9 +20,7 @@ from tidemill.server.dialects.openai.responses.store import (
 from tidemill.server.dialects.respond import GeneratedAnswer
 from tidemill.server.errors import reject
 from tidemill.server.transport.detached import Detached
-from tidemill.server.transport.sink import Sink
-
-log = get_logger(__name__)
+from tidemill.server.transport.sink import Data, Headers, Sink
 
 RESUME_SECONDS = 600.0
 """How long after its end the events of a background response can be read."""
@@ -32,6 +30,9 @@ EARLY_SECONDS = 0.25
 
 MAX_RUNNING = 256
 """Background responses of one principal that have not ended."""
+
+COUNTED_BYTES = 2**16
+"""By so much a log grows before the store counts it."""
 
 
 class Ending(Protocol):
@@ -44,17 +45,58 @@ class Ending(Protocol):
         """The object of a response that was cancelled, and the event that says so."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Run:
     """One background response.
 
     Attributes:
         entry: what is kept of it.
         stream: its events.
+        counted: bytes of its events that are counted in the entry's size.
     """
 
     entry: StoredResponse
     stream: Detached
+    counted: int = 0
+
+
+class _CountedSink:
+    """Writes events to a run's log, whose growth counts in the store.
+
+    A response that is forgotten for the memory of others has no events either: its generation ends.
+    """
+
+    def __init__(self, store: Store, run: Run, sink: Sink) -> None:
+        self._store = store
+        self._run = run
+        self._sink = sink
+        self._forgotten = False
+
+    async def start(self, status: int, headers: Headers) -> None:
+        """Begin."""
+        await self._sink.start(status, headers)
+
+    async def write(self, data: Data, *, more: bool = True) -> None:
+        """Write events.
+
+        Raises:
+            TidemillError: kind RESOURCE, once.
+        """
+        await self._sink.write(data, more=more)
+        run, store = self._run, self._store
+        grown = run.stream.log.size - run.counted
+        if grown < COUNTED_BYTES or self._forgotten:
+            return
+        run.counted += grown
+        run.entry.size += grown
+        store.resize(run.entry)
+        if store.response(run.entry.owner, run.entry.id) is not run.entry:
+            self._forgotten = True
+            raise TidemillError(
+                ErrorKind.RESOURCE,
+                "the response was forgotten: the memory for stored responses is used up "
+                "(max_stored_bytes)",
+            )
 
 
 class Service:
@@ -93,8 +135,11 @@ class Service:
 
     def keep(self, entry: StoredResponse) -> None:
         """Keep a response in its present state."""
+        self._forget_old()
         run = self._runs.get(entry.id)
-        entry.size = len(msgspec.json.encode(entry.response)) + (run.stream.log.size if run else 0)
+        if run is not None:
+            run.counted = run.stream.log.size
+        entry.size = len(msgspec.json.encode(entry.response)) + (run.counted if run else 0)
         self.store.put(entry)
 
     def end(self, entry: StoredResponse, response: dict[str, Any]) -> None:
@@ -106,8 +151,10 @@ class Service:
     def append(self, conversation: Conversation, items: list[dict[str, Any]]) -> None:
         """Add items to a conversation."""
         for item in items:
+            known = conversation.items.get(item["id"])
+            conversation.size -= 0 if known is None else len(msgspec.json.encode(known))
+            conversation.size += len(msgspec.json.encode(item))
             conversation.items[item["id"]] = item
-        conversation.size += len(msgspec.json.encode(items))
         self.store.resize(conversation)
 
     def start(self, entry: StoredResponse, answer: GeneratedAnswer, ending: Ending) -> Run:
@@ -141,7 +188,7 @@ class Service:
     ) -> None:
         entry = run.entry
         try:
-            await answer.write_detached(sink)
+            await answer.write_detached(_CountedSink(self.store, run, sink))
         except asyncio.CancelledError:
             if entry.response["status"] in ("queued", "in_progress"):
                 response, event = ending.cancelled()
@@ -177,8 +224,8 @@ class Service:
             kept = self.store.response(entry.owner, identity) is entry
             if not kept or now - ended > RESUME_SECONDS:
                 del self._runs[identity]
-                if kept:
-                    self.keep(entry)
+                entry.size -= run.counted
+                self.store.resize(entry)
 
 
 def service_of(context: ServerContext) -> Service:
