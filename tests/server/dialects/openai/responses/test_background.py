@@ -175,7 +175,7 @@ def test_only_background_responses_are_followed_and_cancelled(http: httpx.Client
 
 
 def test_events_count_in_the_memory_of_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A response that is forgotten for the memory of others while it runs ends: nobody can read it."""
+    """One that is forgotten for the memory of others while it runs has no readers: it ends."""
     monkeypatch.setattr(service, "COUNTED_BYTES", 2000)
     engine = ScriptedEngine(
         lambda request, choice: [*b"x" * 10**5], info=fake_info(max_model_len=200_000)
@@ -197,6 +197,7 @@ def test_events_count_in_the_memory_of_what_is_stored(monkeypatch: pytest.Monkey
         while not any(request == identity for request, _, _ in engine.cancelled):
             assert time.monotonic() < deadline
             time.sleep(0.01)
+        assert http.get(f"/v1/responses/{identity}").status_code == 404
 
 
 def test_running_responses_are_bounded(

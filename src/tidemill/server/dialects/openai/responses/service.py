@@ -134,10 +134,12 @@ class Service:
         return found
 
     def keep(self, entry: StoredResponse) -> None:
-        """Keep a response in its present state."""
+        """Keep a response in its present state, unless it was forgotten."""
         self._forget_old()
         run = self._runs.get(entry.id)
         if run is not None:
+            if self.store.response(entry.owner, entry.id) is not entry:
+                return
             run.counted = run.stream.log.size
         entry.size = len(msgspec.json.encode(entry.response)) + (run.counted if run else 0)
         self.store.put(entry)
@@ -178,8 +180,8 @@ class Service:
                 headers={"Retry-After": "1"},
             )
         run = Run(entry, Detached(self._log_bytes))
-        self._runs[entry.id] = run
         self.keep(entry)
+        self._runs[entry.id] = run
         run.stream.start(lambda sink: self._generate(run, sink, answer, ending))
         return run
 
