@@ -30,6 +30,7 @@ CLIENTS = {
     "smolagents": (["smolagents[openai]"], "smolagents"),
     "llama_index": (["llama-index-llms-openai-like"], "llama-index-llms-openai-like"),
     "semantic_kernel": (["semantic-kernel"], "semantic-kernel"),
+    "huggingface_hub": (["huggingface_hub"], "huggingface_hub"),
     "openai_js": (["openai"], "openai"),
     "ai_sdk": (["ai", "@ai-sdk/openai-compatible", "zod"], "ai"),
 }

@@ -153,7 +153,9 @@ async def prepare(model: Model, request: GenerateRequest, pace: Pace = INLINE) -
         for source, name in zip(
             request.prompts, request.names.numbered(request.num_prompts), strict=True
         ):
-            prompts.append(await encode_source(model, source, name, pace))
+            prompts.append(
+                await encode_source(model, source, name, pace, keep_last=request.keep_last)
+            )
     names = request.names
     resolved = [
         # A seed in the request applies to every prompt, as in separate requests. Drawn seeds
@@ -303,7 +305,13 @@ async def encode_text(
 
 
 async def encode_source(
-    model: Model, source: Source, param: str, pace: Pace = INLINE, *, output_tokens: int = 1
+    model: Model,
+    source: Source,
+    param: str,
+    pace: Pace = INLINE,
+    *,
+    output_tokens: int = 1,
+    keep_last: int | None = None,
 ) -> tuple[int, ...]:
     """Token ids of one prompt or input, checked.
 
@@ -313,15 +321,18 @@ async def encode_source(
         param: names it in errors.
         pace: see `prepare`.
         output_tokens: tokens of output that the context must hold after it.
+        keep_last: only its last so many tokens are used; None: all.
     """
     if not source:
         # The model's start token would suffice, but an empty string is probably an error.
         raise bad_request(param, f"{param} is empty")
     if isinstance(source, str):
         ids = await encode_text(model, source, param, pace)
+        ids = ids if keep_last is None else ids[-keep_last:]
         _check_length(model, len(ids), param, output_tokens)
         await pace.pause()  # there may be many
         return ids
+    source = source if keep_last is None else source[-keep_last:]
     # Before the ids are validated: there may be millions.
     _check_length(model, len(source), param, output_tokens)
     await check_ids(source, model.info.vocab_size, param, pace)

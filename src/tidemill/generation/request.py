@@ -85,6 +85,7 @@ class GenerateRequest:
         adapter: name of a loaded adapter; None: the base model.
         drop_oldest: the oldest messages may be left out where the conversation does not fit.
         clip_max_tokens: an output bound beyond the context means what is left of it.
+        keep_last: only the last so many tokens of each of `prompts` are used; None: all.
         scored: only the prompt is scored: the one token that a step samples is not output.
         caller: who asks, with priority and deadline.
         arrival: seconds of `base.clock.monotonic` when the request was received.
@@ -100,6 +101,7 @@ class GenerateRequest:
     adapter: str | None = None
     drop_oldest: bool = False
     clip_max_tokens: bool = False
+    keep_last: int | None = None
     scored: bool = False
     caller: Caller = ANONYMOUS
     arrival: float = 0.0

@@ -23,13 +23,14 @@ from tidemill.server.context import ServerContext
 from tidemill.server.dialects.anthropic.routes import ANTHROPIC
 from tidemill.server.dialects.dialect import Dialect, Endpoint
 from tidemill.server.dialects.openai.routes import OPENAI
+from tidemill.server.dialects.tgi.routes import TGI
 from tidemill.server.errors import Rejection, fail, problem_response
 from tidemill.server.openapi import document_of, field_names
 from tidemill.server.signposts import Signposts
 from tidemill.server.transport.access_log import AccessLogMiddleware
 from tidemill.server.transport.http import HttpServer, make_server
 
-DIALECTS: tuple[Dialect, ...] = (OPENAI, ANTHROPIC)
+DIALECTS: tuple[Dialect, ...] = (OPENAI, ANTHROPIC, TGI)
 """The APIs that are served. To add one: its package, and an entry here. The first one's error shape
 is used where a path belongs to none."""
 

@@ -19,10 +19,10 @@ _NOT_SERVED = {
     ),
     **dict.fromkeys(("/responses", "/v1/responses/compact"), "/v1/responses"),
     **dict.fromkeys(
-        ("/api/generate", "/generate", "/generate_stream", "/completion", "/infill"),
+        ("/api/generate", "/completion", "/infill"),
         "/v1/completions",
     ),
-    **dict.fromkeys(("/api/tags", "/api/ps", "/api/show", "/props", "/info"), "/v1/models"),
+    **dict.fromkeys(("/api/tags", "/api/ps", "/api/show", "/props"), "/v1/models"),
     **dict.fromkeys(("/api/embed", "/api/embeddings", "/embedding", "/embed"), "/v1/embeddings"),
     "/api/version": "/version",
 }

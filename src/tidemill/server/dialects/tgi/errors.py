@@ -1,0 +1,25 @@
+"""TGI's shape of an error: `{"error", "error_type"}`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tidemill.server.errors import Problem
+
+_BY_STATUS = {
+    401: "authentication",
+    403: "authentication",
+    408: "incomplete_generation",
+    429: "overloaded",
+    503: "overloaded",
+}
+
+
+def error_body(problem: Problem) -> bytes:
+    """The JSON document. Types are those that huggingface_hub knows, and ``authentication``."""
+    failed = "generation" if problem.status >= 500 else "validation"
+    kind = _BY_STATUS.get(problem.status, failed)
+    message, param = problem.message, problem.param
+    if param and param not in message:
+        message = f"{param}: {message}"
+    return msgspec.json.encode({"error": message, "error_type": kind})
