@@ -328,3 +328,8 @@ def test_every_pair_of_parameters_works_or_is_refused_by_name(url: str) -> None:
             else:
                 assert ("details" in answer.json()[0]) == bool(asked["details"])
     assert not left
+
+
+def test_the_default_bound_is_clipped_to_the_context(url: str, engine: ScriptedEngine) -> None:
+    assert _post(url, inputs="a" * 200).status_code == 200
+    assert engine.requests[-1].sampling.max_tokens == 256 - 201
