@@ -41,6 +41,7 @@ class Agent:
         prepare: writes its configuration; gets its home and the server's URL.
         command: what runs it, behind its own program's path.
         made: files that it must have made, with their contents.
+        install: a script of the package that npm may not have run, since it asks before it does.
     """
 
     package: str
@@ -48,6 +49,7 @@ class Agent:
     prepare: Callable[[Path, str], None]
     command: tuple[str, ...]
     made: dict[str, str]
+    install: str = ""
 
 
 def call(name: str, **arguments: object) -> str:
@@ -85,6 +87,17 @@ def _codex(home: Path, url: str) -> None:
     )
 
 
+def _claude(home: Path, url: str) -> None:
+    """It asks for models of its own names: the server has a pattern for them."""
+    environment = {
+        "ANTHROPIC_BASE_URL": url,
+        "ANTHROPIC_API_KEY": "none",
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    }
+    (home / ".claude").mkdir()
+    (home / ".claude" / "settings.json").write_text(json.dumps({"env": environment}))
+
+
 PATCH = '*** Begin Patch\n*** Add File: hello.py\n+print("hi")\n*** End Patch\n'
 AGENTS = {
     "codex": Agent(
@@ -104,6 +117,19 @@ AGENTS = {
         ),
         {"hello.py": 'print("hi")\n', "said.txt": "hi\n"},
     ),
+    "claude": Agent(
+        "@anthropic-ai/claude-code",
+        (
+            "I write it first.\n" + call("Write", file_path="hello.py", content='print("ho")\n'),
+            call("Edit", file_path="hello.py", old_string="ho", new_string="hi"),
+            call("Bash", command="python3 hello.py > said.txt", description="Run it"),
+            "All done.",
+        ),
+        _claude,
+        ("claude", "-p", "write hello.py and run it", "--allowedTools", "Bash,Edit,Write,Read"),
+        {"hello.py": 'print("hi")\n', "said.txt": "hi\n"},
+        install="install.cjs",
+    ),
 }
 
 
@@ -122,6 +148,8 @@ def _installed(name: str, agent: Agent) -> tuple[Path, str]:
         folder.mkdir(parents=True, exist_ok=True)
         npm = ["npm", "install", "--silent", "--no-audit", "--no-fund", agent.package]
         subprocess.run(npm, check=True, cwd=folder)
+        if agent.install:
+            subprocess.run(["node", agent.install], check=True, cwd=package.parent)
     return folder / "node_modules" / ".bin", json.loads(package.read_text())["version"]
 
 
@@ -134,7 +162,7 @@ def run(name: str, agent: Agent) -> bool:
         return [*next(turns).encode(), EOS]
 
     engine = ScriptedEngine(script, info=fake_info(max_model_len=400_000))
-    context = fake_context(engine, template=ChatTemplate(TEMPLATE), aliases=(MODEL,))
+    context = fake_context(engine, template=ChatTemplate(TEMPLATE), aliases=(MODEL, "claude-*"))
     with serving(context) as url, tempfile.TemporaryDirectory() as scratch:
         home, work = Path(scratch, "home"), Path(scratch, "work")
         home.mkdir()

@@ -51,6 +51,8 @@ class Recorder:
                 self.send_response(answer.status)
                 self.send_header("content-type", answer.headers.get("content-type", ""))
                 self.send_header("content-length", str(len(data)))
+                if "request-id" in answer.headers:  # Anthropic's clients keep it in errors
+                    self.send_header("request-id", answer.headers["request-id"])
                 self.end_headers()
                 self.wfile.write(data)
                 connection.close()

@@ -32,6 +32,8 @@ CLIENTS = {
     "semantic_kernel": (["semantic-kernel"], "semantic-kernel"),
     "huggingface_hub": (["huggingface_hub"], "huggingface_hub"),
     "openai_js": (["openai"], "openai"),
+    "anthropic": (["anthropic"], "anthropic"),
+    "anthropic_js": (["@anthropic-ai/sdk"], "@anthropic-ai/sdk"),
     "ai_sdk": (["ai", "@ai-sdk/openai-compatible", "zod"], "ai"),
 }
 BEGIN, END = "<!-- clients: begin -->", "<!-- clients: end -->"
