@@ -1,5 +1,5 @@
-"""Anthropic's client: tools, streams, thinking, structure, counting, models, errors. Every answer and
-event is validated against the client's own types."""
+"""Anthropic's client: tools, streams, thinking, structure, counting, models, errors. Every answer
+and event is validated against the client's own types."""
 
 import json
 import sys
