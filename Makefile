@@ -13,7 +13,7 @@ JOBS ?= 2
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help install serve run test lint structure types check test-install brook parity families structured clients agents lm-eval schemathesis bench-serve bench-start bench-memory bench-idle bench-overload bench-side-by-side kernels soak load stalls audit sanitizers neon clean fuzz pulls rollouts fuzz-config
+.PHONY: FORCE help install serve run test lint structure types check test-install brook parity families structured clients agents lm-eval schemathesis bench-serve bench-start bench-memory bench-idle bench-overload bench-side-by-side kernels soak load many-models stalls audit sanitizers neon clean fuzz pulls rollouts fuzz-config
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -129,6 +129,9 @@ bench-overload: test-install ## fairness, a long prompt beside streams, tenfold 
 
 load: test-install ## 5,000 idle connections and 1,000 streams on one server (a few minutes)
 	PYTHONPATH=tests $(BIN)/python -m load.run $(ARGS)
+
+many-models: test-install ## three models in the memory of two while engines are killed, and streams beside loads (minutes)
+	PYTHONPATH=tests $(BIN)/python -m load.many_models $(ARGS)
 
 stalls: test-install ## what large and hostile requests cost other streams and probes (a few minutes)
 	PYTHONPATH=tests $(BIN)/python -m load.stalls $(ARGS)

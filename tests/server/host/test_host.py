@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from helpers.fake_loader import FakeLoader
+from helpers.fake_loader import FakeLoaded, FakeLoader
 from helpers.live_server import fake_context, make_model
 from helpers.scripted_engine import ScriptedEngine, fake_info
 
@@ -143,6 +143,30 @@ def test_a_load_that_fails_is_said_at_once_for_a_while_and_tried_again_later() -
             await _use(host, "a")
         now[0] += 6.0
         assert await _use(host, "a") == "a" and slot.error is None
+        await host.close()
+
+    _run(main)
+
+
+def test_an_engine_that_ends_while_it_loads_is_started_again() -> None:
+    async def main() -> None:
+        host, loaders = _host("a", budget=None)
+        loader, tried = loaders["a"], 0
+        load = loader.load
+
+        async def dies(*args: object) -> FakeLoaded:
+            nonlocal tried
+            tried += 1
+            if tried < 3:
+                raise TidemillError(ErrorKind.UNAVAILABLE, "the engine was killed")
+            return await load(*args)  # type: ignore[arg-type]
+
+        loader.load = dies  # type: ignore[method-assign, assignment]
+        assert await _use(host, "a") == "a" and tried == 3
+        await host.unload(host.find("a"))
+        tried = -1
+        with pytest.raises(TidemillError, match="killed"):
+            await _use(host, "a")
         await host.close()
 
     _run(main)

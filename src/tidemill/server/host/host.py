@@ -43,6 +43,9 @@ _NEVER = float("inf")
 RETRY_AFTER_SECONDS = 5.0
 """A model whose load failed is not loaded again before; its error is answered at once."""
 
+LOAD_TRIES = 3
+"""An engine that ends while it loads is started again, as one that ends later."""
+
 MAX_WAITING = 1024
 """Requests that may wait for models that are not open, over all models."""
 
@@ -509,9 +512,7 @@ class ModelHost:
                 await asleep.wake()
                 loaded = asleep
             else:
-                loaded = await slot.loader.load(
-                    kv_bytes, lambda told: setattr(slot, "progress", told)
-                )
+                loaded = await self._start(slot, kv_bytes)
         except BaseException as error:
             slot.state, slot.loaded = State.UNLOADED, None
             if asleep is not None:
@@ -523,6 +524,19 @@ class ModelHost:
         slot.load_seconds = self._clock() - began
         log.info("model %s is loaded after %.1f s", slot.name, slot.load_seconds)
         self._open(slot, loaded)
+
+    async def _start(self, slot: Slot, kv_bytes: int | None) -> Loaded:
+        tries = 1
+        while True:
+            try:
+                return await slot.loader.load(
+                    kv_bytes, lambda told: setattr(slot, "progress", told)
+                )
+            except TidemillError as error:
+                if error.kind is not ErrorKind.UNAVAILABLE or tries == LOAD_TRIES:
+                    raise
+                tries += 1
+                log.warning("model %s is loaded again: %s", slot.name, error.message)
 
     async def _sleep(self, slot: Slot) -> bool:
         if slot.loaded is None or slot.state is not State.LOADED or slot.leases:

@@ -1,0 +1,127 @@
+"""What a running server serves follows its deployment file and the library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tidemill.base.errors import TidemillError
+from tidemill.cli.deployments import CHECKS
+from tidemill.cli.source import DeployedModels
+from tidemill.deployment.problems import Origin
+from tidemill.deployment.reading import Sourced
+from tidemill.deployment.resolve import DeploymentInputs
+from tidemill.library.catalog import Library
+from tidemill.library.create import create
+from tidemill.library.definition.recipe import Recipe
+from tidemill.library.manifest import Definition
+
+FILE = """
+[server]
+memory = "4GiB"
+[[models]]
+name = "brook"
+[[models]]
+name = "other"
+source = "brook"
+"""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TIDEMILL_HOME", str(tmp_path / "home"))
+    return tmp_path
+
+
+def _create(name: str, system: str = "Be brief.") -> None:
+    definition = msgspec.structs.replace(Definition(), system=system)
+    create(name, Recipe(base="brook", definition=definition), Library.open())
+
+
+def _served(*names: str, file: Path | None = None, whole: bool = False) -> DeployedModels:
+    origin = Origin("flag", "command line")
+    models = tuple(Sourced(name, origin) for name in names)
+    inputs = DeploymentInputs(file=file, models=models, checks=CHECKS)
+    return DeployedModels(inputs, inputs.resolve(), whole=whole, say=lambda line: None)
+
+
+def test_the_whole_library_is_served_as_it_comes_and_goes() -> None:
+    source = _served("brook", whole=True)
+    assert source.look() is None, "there is no library yet"
+    _create("pirate")
+    found = source.look()
+    assert found is not None and [one.name for one in found.added] == ["pirate"]
+    assert source.look() is None
+    _create("pirate", system="Be loud.")
+    found = source.look()
+    assert found is not None and [one.name for one in found.replaced] == ["pirate"]
+    assert found.added == () == found.removed
+    assert found.replaced[0].locate().load_text().preset.system == "Be loud."
+    Library.open().remove("pirate")
+    found = source.look()
+    assert found is not None and found.removed == ("pirate",) and found.added == ()
+    assert source.reload().document == {}, "a reload finds nothing that look has not"
+
+
+def test_of_listed_models_only_what_was_pulled_through_the_server_is_added() -> None:
+    _create("mine")
+    source = _served("mine")
+    _create("stranger")
+    found = source.look()
+    assert found is None or found.added == ()
+    assert [one.name for one in source.adopt("stranger").added] == ["stranger"]
+    assert source.adopt("stranger").added == () == source.adopt("mine").added
+    _create("mine", system="Be loud.")
+    found = source.look()
+    assert found is not None and [one.name for one in found.replaced] == ["mine"]
+    assert source.reload().document == {}
+    Library.open().remove("stranger")
+    found = source.look()
+    assert found is not None and found.removed == ("stranger",)
+
+
+Edit = Callable[[str], str]
+
+
+def test_a_reload_says_what_becomes_of_each_model(tmp_path: Path) -> None:
+    file = tmp_path / "t.toml"
+    file.write_text(FILE)
+    source = _served(file=file)
+    assert source.reload().document == {} and source.reloadable
+    changed = FILE.replace("4GiB", "5GiB").replace('name = "other"', 'name = "third"')
+    file.write_text(changed + 'system = "Be brief."\n')
+    found = source.reload()
+    assert [one.name for one in found.models.added] == ["third"]
+    assert found.models.removed == ("other",) and found.order == ("brook", "third")
+    assert found.memory == 5 * 2**30
+    found.commit()
+    file.write_text(changed + 'system = "Be loud."\naliases = ["x"]\n')
+    found = source.reload()
+    assert [one.name for one in found.models.updated] == ["third"] and found.models.added == ()
+    assert found.models.texts == {"third"} and found.models.updated[0].aliases == ("x",)
+    file.write_text(changed + 'system = "Be brief."\nthreads = 1\n')
+    assert [one.name for one in source.reload().models.replaced] == ["third"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ('[server]\nport = 9\nmemory = "4GiB"', "restart the server"),
+        ("[server]\nport = true", "must be"),
+        ("[[", "t.toml"),
+        ('[[pipelines]]\nfile = "p.py"', "cannot change pipelines"),
+    ],
+)
+def test_a_reload_is_refused_whole(tmp_path: Path, wrong: str, said: str) -> None:
+    file = tmp_path / "t.toml"
+    (tmp_path / "p.py").write_text("async def answer(request, models):\n    return 'a'\n")
+    file.write_text(FILE)
+    source = _served(file=file)
+    file.write_text(wrong + '\n[[models]]\nname = "brook"\n')
+    with pytest.raises(TidemillError, match=said):
+        source.reload()
+    file.write_text(FILE)
+    assert source.reload().document == {}
