@@ -244,8 +244,11 @@ def test_an_engine_that_cannot_be_restarted_is_loaded_again_by_a_later_request()
         host, loader = ModelHost(clock=lambda: now[0]), _loader(context, "a")
         host.add(Hosted("a"), loader)
         await _use(host, "a")
+        ending = asyncio.create_task(host.ended())
+        await asyncio.sleep(0)
         loader.loads[0].end("it died five times")
         await asyncio.sleep(0.05)
+        assert ending.done() and await ending == "it died five times"
         with pytest.raises(TidemillError, match="five times"):
             await _use(host, "a")
         now[0] += 6.0

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tidemill.base.clock import monotonic
@@ -78,6 +79,8 @@ class ModelHost:
         self._task: asyncio.Task[None] | None = None
         self._draining: str | None = None
         self._resharing = False
+        self._only_ended = asyncio.Event()
+        self._reason = ""  # why it ended
 
     # -- names -------------------------------------------------------------------------------
 
@@ -373,16 +376,15 @@ class ModelHost:
 
     async def ended(self) -> str:
         """Return when the only model will not run any more, with the reason."""
-        while len(self.slots) == 1:
-            loaded = self.default.loaded
-            if loaded is not None and (ended := loaded.ended) is not None:
-                return ended
-            changed = asyncio.Event()
-            if loaded is not None:
-                loaded.on_end(changed.set)
-            await changed.wait()
-        await asyncio.Event().wait()  # the others are served without it
-        raise AssertionError
+        await self._only_ended.wait()
+        return self._reason
+
+    def _note_end(self, slot: Slot, loaded: Loaded) -> None:
+        # Several are served without the one that ended.
+        if len(self.slots) == 1 and (ended := loaded.ended) is not None:
+            self._reason = ended
+            self._only_ended.set()
+        self._wake()
 
     async def idle(self) -> None:
         """Return when no request uses a model."""
@@ -555,7 +557,7 @@ class ModelHost:
 
     def _open(self, slot: Slot, loaded: Loaded) -> None:
         slot.state, slot.loaded, slot.error = State.LOADED, loaded, None
-        loaded.on_end(self._wake)
+        loaded.on_end(partial(self._note_end, slot, loaded))
         slot.last_used = self._clock()
         self._reopen(slot)
         if slot.leaving and not slot.replaced:
