@@ -31,6 +31,7 @@ CLIENTS = {
     "llama_index": (["llama-index-llms-openai-like"], "llama-index-llms-openai-like"),
     "semantic_kernel": (["semantic-kernel"], "semantic-kernel"),
     "huggingface_hub": (["huggingface_hub"], "huggingface_hub"),
+    "ollama": (["ollama"], "ollama"),
     "openai_js": (["openai"], "openai"),
     "anthropic": (["anthropic"], "anthropic"),
     "anthropic_js": (["@anthropic-ai/sdk"], "@anthropic-ai/sdk"),

@@ -64,6 +64,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         generates: it has an output layer; else it only gives vectors.
         whole_prompts: an encoder, whose inputs are computed in one step each.
         files: what was opened of the model, for comparing it with what is there later.
+        family: of models that it belongs to.
+        parameters: how many it has; 0: not known.
     """
 
     model: str
@@ -96,6 +98,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[OpenedFile, ...] = ()
     reserved_blocks: int = 0
     state_bytes: int = 0
+    family: str = ""
+    parameters: int = 0
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):

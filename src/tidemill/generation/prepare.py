@@ -138,6 +138,7 @@ async def prepare(model: Model, request: GenerateRequest, pace: Pace = INLINE) -
     check_generates(model)
     request = model.preset.applied(request)
     sampling = request.sampling.validate(model.info.vocab_size)
+    size = context_of(model, request)
     dropped: tuple[int, ...] = ()
     if request.messages is not None:
         fit = _conversation if not request.drop_oldest else _fitting
@@ -161,9 +162,9 @@ async def prepare(model: Model, request: GenerateRequest, pace: Pace = INLINE) -
         # A seed in the request applies to every prompt, as in separate requests. Drawn seeds
         # differ, so that equal prompts of one request do not get equal answers.
         resolve(
-            sampling,
+            _bounded(sampling, size - len(prompt), request),
             prompt_tokens=len(prompt),
-            max_model_len=model.info.max_model_len,
+            max_model_len=size,
             vocab_size=model.info.vocab_size,
             defaults=model.defaults,
             prompt_param=name,
@@ -173,6 +174,33 @@ async def prepare(model: Model, request: GenerateRequest, pace: Pace = INLINE) -
         for prompt, name in zip(prompts, names.numbered(len(prompts)), strict=True)
     ]
     return Prepared(request, prompts, resolved, rules, options, dropped)
+
+
+def context_of(model: Model, request: GenerateRequest) -> int:
+    """Tokens that prompt and output of a request may have together.
+
+    Raises:
+        TidemillError: kind BAD_REQUEST, the request asks for more than the model takes.
+    """
+    most, asked, name = model.info.max_model_len, request.context, request.names.context
+    if asked is None:
+        return most
+    if not 1 <= asked <= most:
+        raise bad_request(
+            name,
+            f"{name} must be between 1 and {most}, got {asked}: the model is served with a context "
+            f"of {most} tokens; leave {name} out, or start the server with a longer context "
+            "(--max-model-len)",
+        )
+    return asked
+
+
+def _bounded(sampling: SamplingParams, room: int, request: GenerateRequest) -> SamplingParams:
+    """The parameters with a `max_tokens` that fits, where the context may end the output."""
+    most = sampling.max_tokens
+    if not request.ends_with_context or most is None or most <= room:
+        return sampling
+    return sampling.with_values({"max_tokens": None})
 
 
 _Rendered = tuple[str, OutputOptions, tuple[int, ...], tuple[int, ...]]
@@ -200,7 +228,9 @@ async def _fitting(model: Model, request: GenerateRequest, pace: Pace) -> _Rende
     from tidemill.generation.dropping import cuts_of  # few requests need it
 
     assert request.messages is not None
-    size, asked = model.info.max_model_len, request.sampling.max_tokens
+    size, asked = context_of(model, request), request.sampling.max_tokens
+    if request.ends_with_context:
+        asked = None if asked is None else min(asked, max(1, size // 8))
 
     async def attempt(dropped: Sequence[int], room: int) -> _Rendered | ContextLengthError:
         try:

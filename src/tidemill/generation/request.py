@@ -56,10 +56,12 @@ class Names(NamedTuple):
     Attributes:
         prompt: the field of the messages, prompts or inputs.
         max_tokens: the field that bounds the output.
+        context: the field that bounds both together.
     """
 
     prompt: str = "prompt"
     max_tokens: str = "max_tokens"
+    context: str = "context"
 
     def numbered(self, count: int) -> list[str]:
         """A name for each of `count` prompts."""
@@ -87,6 +89,10 @@ class GenerateRequest:
         clip_max_tokens: an output bound beyond the context means what is left of it.
         keep_last: only the last so many tokens of each of `prompts` are used; None: all.
         scored: only the prompt is scored: the one token that a step samples is not output.
+        context: tokens of prompt and output together; None: as many as the model takes. More
+            than that is an error.
+        ends_with_context: `sampling.max_tokens` is an upper bound: where the context has less room,
+            it ends the output, and nothing is refused.
         caller: who asks, with priority and deadline.
         arrival: seconds of `base.clock.monotonic` when the request was received.
         names: for errors.
@@ -103,6 +109,8 @@ class GenerateRequest:
     clip_max_tokens: bool = False
     keep_last: int | None = None
     scored: bool = False
+    context: int | None = None
+    ends_with_context: bool = False
     caller: Caller = ANONYMOUS
     arrival: float = 0.0
     names: Names = _PLAIN_NAMES

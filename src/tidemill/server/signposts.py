@@ -79,17 +79,18 @@ class Signposts:
 
 
 def _closest(path: str, routes: Iterable[str]) -> str | None:
-    """The most similar route; a common path suffix decides before overall similarity."""
+    """The most similar route; what it begins decides, then a common suffix, then
+    overall similarity."""
     from difflib import get_close_matches  # errors alone need it
 
     known = [route for route in routes if "{" not in route and route != "/"]
+    within = path.lower().rstrip("/") + "/"
+    if below := [route for route in known if route.startswith(within)]:
+        return below[0]
     parts = path[:200].lower().strip("/").split("/")
     for start in range(len(parts)):
         end = "/" + "/".join(parts[start:])
         if ends := [route for route in known if route.endswith(end)]:
             return ends[0]
-    within = path.lower().rstrip("/") + "/"
-    if below := [route for route in known if route.startswith(within)]:
-        return below[0]
     found = get_close_matches(path[:200].lower(), known, n=1, cutoff=0.6)
     return found[0] if found else None

@@ -185,6 +185,8 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
         eos_token_ids=eos,
         notes=notes,
         identity=identity,
+        family=spec.family,
+        parameters=spec.parameters() if foreign is None else 0,
     )
     runner = Runner(
         backend,

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from tidemill.base.clock import monotonic
 from tidemill.base.log import get_logger
 from tidemill.generation.caller import ANONYMOUS
 from tidemill.generation.request import GenerateRequest
@@ -130,6 +131,7 @@ class GeneratedAnswer(Response):
             state.model = routed.slot.name  # for the log of requests, and a header
             lease = context.host.lease(routed, self._keep_alive)
             model = await stack.enter_async_context(lease)
+            state.leased = monotonic()
             generation = await begin_generation(
                 model,
                 self._id,
@@ -196,6 +198,7 @@ class ModelAnswer(Response):
                 routed = host.route(self._model, getattr(state, "caller", ANONYMOUS))
                 state.model = routed.slot.name
                 async with host.lease(routed, self._keep_alive) as model:
+                    state.leased = monotonic()
                     check_is_model(model)
                     response = await self._work(model)
             except Exception as error:

@@ -108,7 +108,7 @@ def test_an_encoded_body_is_refused(base_url: str) -> None:
         ("POST /openai/deployments/x/embeddings", 404, "Did you mean POST /v1/embeddings?"),
         ("GET /models", 404, "Did you mean GET /v1/models?"),
         ("POST /responses", 404, "Did you mean POST /v1/responses?"),
-        ("GET /api/tags", 404, "Did you mean GET /v1/models?"),
+        ("POST /v1beta/models", 404, "Did you mean POST /v1/chat/completions?"),
         ("POST /v1/chat", 404, "Did you mean POST /v1/chat/completions?"),
         ("GET /heathz", 404, "Did you mean GET /healthz?"),
         ("GET /favicon.ico", 404, "GET /openapi.json lists all routes."),

@@ -1,8 +1,4 @@
-"""Logprobs in OpenAI's two formats.
-
-There is one entry per counted token. The end token has an entry too, although it is not part of the
-text.
-"""
+"""Logprobs in OpenAI's two formats; see also `server.dialects.logprobs`."""
 
 from __future__ import annotations
 
@@ -13,6 +9,7 @@ import msgspec
 
 from tidemill.contract.request import TokenLogprob
 from tidemill.generation.choices import TokenPiece
+from tidemill.server.dialects.logprobs import finite, token_entries
 from tidemill.server.transport.sink import Piece
 from tidemill.server.transport.slices import slices
 from tidemill.text.tokenizer import Tokenizer
@@ -22,37 +19,10 @@ encode = msgspec.json.encode
 SLICE = 64
 """Prompt tokens, with alternatives, that are encoded without yielding to the event loop."""
 
-FLOOR = -9999.0
-"""Replaces minus infinity, which JSON cannot represent."""
-
-
-def _finite(logprob: float) -> float:
-    return logprob if logprob > FLOOR else FLOOR
-
-
-def _chat_token(piece: bytes, logprob: float) -> dict[str, Any]:
-    return {
-        "token": piece.decode(errors="replace"),
-        "logprob": _finite(logprob),
-        "bytes": list(piece),
-    }
-
 
 def chat_entries(tokenizer: Tokenizer, pieces: Sequence[TokenPiece]) -> bytes:
     """Entries of a chat choice's `logprobs.content`, encoded: a list without its brackets."""
-    return encode(chat_tokens(tokenizer, pieces))[1:-1]
-
-
-def chat_tokens(tokenizer: Tokenizer, pieces: Sequence[TokenPiece]) -> list[dict[str, Any]]:
-    """One entry per token, with the likeliest alternatives."""
-    entries = []
-    for item in pieces:
-        entry = _chat_token(item.piece, item.logprob.logprob)
-        entry["top_logprobs"] = [
-            _chat_token(tokenizer.token_bytes(token), value) for token, value in item.logprob.top
-        ]
-        entries.append(entry)
-    return entries
+    return encode(token_entries(tokenizer, pieces))[1:-1]
 
 
 def spelled(piece: bytes) -> str:
@@ -91,7 +61,7 @@ def _entry(tokenizer: Tokenizer, item: TokenLogprob | None) -> dict[str, dict[st
 
 def _ranked(tokenizer: Tokenizer, token: int, value: float, rank: int | None) -> dict[str, Any]:
     return {
-        "logprob": _finite(value),
+        "logprob": finite(value),
         "rank": rank,
         "decoded_token": spelled(tokenizer.token_bytes(token)),
     }
@@ -122,10 +92,10 @@ class CompletionLogprobs:
         number: float | None = None
         top: dict[str, float] | None = None
         if logprob is not None:
-            number, top = _finite(logprob.logprob), {}
+            number, top = finite(logprob.logprob), {}
             for token_id, value in logprob.top:
                 # Two tokens can have the same text; the likelier one wins.
-                top.setdefault(spelled(self._tokenizer.token_bytes(token_id)), _finite(value))
+                top.setdefault(spelled(self._tokenizer.token_bytes(token_id)), finite(value))
             top.setdefault(token, number)
         values: tuple[object, ...] = (token, number, top, offset)
         for text, member in zip(self._texts.values(), values, strict=True):

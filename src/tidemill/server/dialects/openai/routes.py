@@ -13,18 +13,14 @@ _EVENTS = ("text/event-stream",)
 
 # Routes of other servers' native APIs, and the equivalent route here.
 _NOT_SERVED = {
-    **dict.fromkeys(
-        ("/api/chat", "/v1beta/models"),
-        "/v1/chat/completions",
-    ),
+    "/v1beta/models": "/v1/chat/completions",
     **dict.fromkeys(("/responses", "/v1/responses/compact"), "/v1/responses"),
     **dict.fromkeys(
-        ("/api/generate", "/completion", "/infill"),
+        ("/completion", "/infill"),
         "/v1/completions",
     ),
-    **dict.fromkeys(("/api/tags", "/api/ps", "/api/show", "/props"), "/v1/models"),
-    **dict.fromkeys(("/api/embed", "/api/embeddings", "/embedding", "/embed"), "/v1/embeddings"),
-    "/api/version": "/version",
+    "/props": "/v1/models",
+    **dict.fromkeys(("/embedding", "/embed"), "/v1/embeddings"),
 }
 
 OPENAI = Dialect(

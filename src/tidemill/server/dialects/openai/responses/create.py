@@ -14,7 +14,7 @@ from tidemill.server.access.caller import caller_of
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.body import read_model
 from tidemill.server.dialects.keep_alive import keep_alive_of
-from tidemill.server.dialects.openai.logprobs import chat_tokens
+from tidemill.server.dialects.logprobs import token_entries
 from tidemill.server.dialects.openai.responses.asked import SEALED, Asked, read_request
 from tidemill.server.dialects.openai.responses.document import Answered
 from tidemill.server.dialects.openai.responses.items import new_item_id
@@ -118,7 +118,7 @@ class _Writing:
             sealed=SEALED in self._asked.includes,
             entries=None
             if prepared.request.sampling.logprobs is None
-            else lambda pieces: chat_tokens(tokenizer, pieces),
+            else lambda pieces: token_entries(tokenizer, pieces),
         )
         output = Output(self._asked.tools, shown)
         self._format = ResponseFormat(answered, output, model, self._ended)
