@@ -76,9 +76,11 @@ def joined(stream: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def plain(message: dict[str, Any]) -> dict[str, Any]:
-    """A message without the ids, which are drawn."""
+    """A message without what differs between two answers: ids, and how much came from the cache."""
     content = [{k: v for k, v in b.items() if k != "id"} for b in message["content"]]
-    return {**message, "id": "", "content": content}
+    usage = {k: v for k, v in message["usage"].items() if "input" not in k}
+    prompt = sum(v for k, v in message["usage"].items() if "input" in k)
+    return {**message, "id": "", "content": content, "usage": {**usage, "prompt": prompt}}
 
 
 def agree(http: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
