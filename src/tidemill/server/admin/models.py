@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, ClassVar
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
-from tidemill.base.clock import monotonic
 from tidemill.base.errors import bad_request
-from tidemill.server.access.keys import Role
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.body import read_model
-from tidemill.server.dialects.dialect import Endpoint
+from tidemill.server.dialects.dialect import ADMINS, Endpoint
 from tidemill.server.dialects.fields import Alias, Fields
 from tidemill.server.dialects.keep_alive import KeepAlive, keep_alive_of
 from tidemill.server.dialects.members import Body
-from tidemill.server.errors import fail, problem_response
+from tidemill.server.dialects.pulling import PullAnswer
 from tidemill.server.host.describe import describe
 from tidemill.server.host.manager import ModelManager, no_manager
 from tidemill.server.host.slot import Slot
-from tidemill.server.transport.framing import NDJSON, SSE, Framing
+from tidemill.server.transport.framing import NDJSON, SSE
 from tidemill.server.transport.pieces import json_response
-from tidemill.server.transport.sink import AsgiSink
-from tidemill.server.transport.stream import Stream, while_connected
-
-ADMINS = frozenset({Role.ADMIN})
-
-PROGRESS_SECONDS = 0.1
-"""Between two events about the bytes of one stage."""
 
 
 class ModelBody(Body, kw_only=True):
@@ -129,7 +117,13 @@ async def pull_model(context: ServerContext, request: Request) -> Response:
     one goes on where it was."""
     body = await read_model(PullBody, request, context.limits)
     lines = "ndjson" in request.headers.get("accept", "")
-    return _Pull(_manager(context), request, body, NDJSON if lines else SSE)
+    return PullAnswer(
+        _manager(context),
+        request,
+        (body.source, body.name, body.sha256),
+        NDJSON if lines else SSE,
+        lambda name: {"status": "success", "model": name},
+    )
 
 
 async def copy_model(context: ServerContext, request: Request) -> Response:
@@ -161,78 +155,6 @@ def _manager(context: ServerContext) -> ModelManager:
     if context.manager is None:
         raise no_manager()
     return context.manager
-
-
-class _Pull(Response):
-    """The events of one pull."""
-
-    def __init__(
-        self, manager: ModelManager, request: Request, body: PullBody, framing: Framing
-    ) -> None:
-        super().__init__()
-        self._manager = manager
-        self._request = request
-        self._body = body
-        self._framing = framing
-        self._told: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        self._loop = asyncio.get_running_loop()
-        self._last = ("", 0.0)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve; a disconnect of the client ends the pull."""
-
-        async def serve() -> None:
-            stream = Stream(AsgiSink(send), self._framing, lambda: b"")
-            try:
-                try:
-                    await self._write(stream)
-                finally:
-                    await stream.aclose()
-            except Exception as error:
-                problem = fail(self._request, error)
-                error_body = self._request.state.error_body
-                if stream.started:
-                    part = self._framing.part(error_body(problem))
-                    await stream.write(part, more=False)
-                else:
-                    response = problem_response(problem, error_body)
-                    await response(scope, receive, send)
-
-        await while_connected(receive, serve())
-
-    async def _write(self, stream: Stream) -> None:
-        body = self._body
-        work = self._manager.pull(body.source, body.name, body.sha256, self._tell)
-        pulling = asyncio.ensure_future(work)
-        pulling.add_done_callback(lambda _: self._told.put_nowait(None))
-        try:
-            while (event := await self._told.get()) is not None:
-                await stream.write(stream.begin() + self._part(event))
-            name = await pulling
-        finally:
-            pulling.cancel()
-            await asyncio.gather(pulling, return_exceptions=True)
-        done = self._part({"status": "success", "model": name})
-        await stream.write(stream.begin() + done, more=False)
-
-    def _part(self, event: dict[str, Any]) -> bytes:
-        return self._framing.part(msgspec.json.encode(event))
-
-    def _tell(self, stage: str, done: int, total: int, message: str | None) -> None:
-        # In the thread of the pull.
-        if message is None and stage in ("resolving", "complete"):
-            return  # an error while the source is looked up has a status of its own
-        now = monotonic()
-        last, at = self._last
-        if message is None and stage == last and now < at + PROGRESS_SECONDS and done < total:
-            return
-        self._last = stage, now
-        event: dict[str, Any] = {"status": stage}
-        if total:
-            event |= {"completed": done, "total": total}
-        if message is not None:
-            event["message"] = message
-        self._loop.call_soon_threadsafe(self._told.put_nowait, event)
 
 
 _STREAMS = ("text/event-stream", "application/x-ndjson")

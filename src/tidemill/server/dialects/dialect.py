@@ -19,6 +19,7 @@ Handler = Callable[[ServerContext, Request], Awaitable[Response]]
 
 PUBLIC: frozenset[Role] = frozenset()
 USERS = frozenset({Role.ADMIN, Role.USER})
+ADMINS = frozenset({Role.ADMIN})
 METRICS_READERS = frozenset({Role.ADMIN, Role.METRICS})
 
 

@@ -105,3 +105,8 @@ SHOW: Fields = {
     "template": Neutral(("",), feature="other templates than the model's"),
     "options": Neutral(({},), feature="other options than the model's"),
 }
+PULL: Fields = {
+    "name": Alias("model"),
+    "insecure": Neutral((False,), feature="sources without TLS"),
+    **dict.fromkeys(("username", "password"), Neutral(("",), feature="accounts of a registry")),
+}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tidemill.server.dialects.dialect import Dialect, Endpoint
-from tidemill.server.dialects.ollama import answers, embed, models, schema
+from tidemill.server.dialects.dialect import ADMINS, Dialect, Endpoint
+from tidemill.server.dialects.ollama import answers, embed, library, models, schema
 from tidemill.server.dialects.ollama.errors import error_body
 
 _LINES = ("application/x-ndjson",)
@@ -25,6 +25,12 @@ OLLAMA = Dialect(
         Endpoint("GET", "/api/ps", models.ollama_ps),
         Endpoint("POST", "/api/show", models.ollama_show, schema.OllamaShow),
         Endpoint("GET", "/api/version", models.ollama_version),
+        Endpoint("POST", "/api/pull", library.ollama_pull, schema.OllamaPull, ADMINS, _LINES),
+        Endpoint("POST", "/api/copy", library.ollama_copy, schema.OllamaCopy, ADMINS),
+        Endpoint("DELETE", "/api/delete", library.ollama_delete, schema.OllamaDelete, ADMINS),
+        Endpoint("POST", "/api/create", library.ollama_create, roles=ADMINS),
+        Endpoint("POST", "/api/blobs/{digest}", library.ollama_create, roles=ADMINS),
+        Endpoint("POST", "/api/push", library.ollama_push, roles=ADMINS),
     ),
     error_body,
     prefixes=("/api/",),

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
-from tidemill.server.dialects.fields import Fields
+from tidemill.server.dialects.fields import Alias, Fields
 from tidemill.server.dialects.keep_alive import KeepAlive
 from tidemill.server.dialects.members import (
     Body,
@@ -216,3 +216,27 @@ class OllamaShow(Body, kw_only=True):
 
     model: Annotated[str, Meta(min_length=1)]
     verbose: bool | None = None
+
+
+class OllamaPull(Body, kw_only=True):
+    """Body of POST /api/pull."""
+
+    known: ClassVar[Fields] = neutral.PULL
+
+    model: Annotated[str, Meta(min_length=1)]
+    stream: bool | None = None
+
+
+class OllamaCopy(Body, kw_only=True):
+    """Body of POST /api/copy."""
+
+    source: Annotated[str, Meta(min_length=1)]
+    destination: Annotated[str, Meta(min_length=1)]
+
+
+class OllamaDelete(Body, kw_only=True):
+    """Body of DELETE /api/delete."""
+
+    known: ClassVar[Fields] = {"name": Alias("model")}
+
+    model: Annotated[str, Meta(min_length=1)]
