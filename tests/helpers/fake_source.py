@@ -14,6 +14,8 @@ from helpers.scripted_engine import ScriptedEngine, fake_info
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.server.context import ServerContext
 from tidemill.server.host.manager import ModelManager
+from tidemill.server.host.pipeline import Pipeline
+from tidemill.server.host.pipeline_options import PipelineOptions
 from tidemill.server.host.source import ModelChanges, ModelOptions, OnPull, Reload
 from tidemill.server.host.switching import Need
 
@@ -94,6 +96,9 @@ def managed(context: ServerContext, source: FakeSource) -> dict[str, FakeLoader]
         loaders[chosen.name] = made
         return made
 
-    context.manager = ModelManager(context.host, source, loader)
+    def pipeline(options: PipelineOptions) -> Pipeline:
+        return Pipeline(options, context.host, context.shared, context.metrics)
+
+    context.manager = ModelManager(context.host, source, loader, pipeline)
     context.host.look = context.manager.look
     return loaders

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tidemill.library.locate import Located
     from tidemill.server.access.limits import Limits
     from tidemill.server.host.engine_loader import Opening, TextSide
-    from tidemill.server.host.pipeline import PipelineOptions
+    from tidemill.server.host.pipeline_options import PipelineOptions
     from tidemill.server.host.source import ModelOptions, Source
     from tidemill.server.run import ServeOptions
 
@@ -74,7 +74,7 @@ def serve_options(deployment: Deployment, say: Say, source: Source | None = None
     models = [dataclasses.replace(first, locate=partial(_same, first.locate())), *others]
     return ServeOptions(
         models,
-        pipelines=_pipelines(deployment),
+        pipelines=pipeline_options(deployment),
         memory=memory_budget(deployment, say),
         names=tuple(
             NameOptions(one.name, one.versions, one.traffic, one.aliases)
@@ -93,10 +93,11 @@ def serve_options(deployment: Deployment, say: Say, source: Source | None = None
     )
 
 
-def _pipelines(deployment: Deployment) -> list[PipelineOptions]:
+def pipeline_options(deployment: Deployment) -> list[PipelineOptions]:
+    """The pipelines in their order."""
     if not deployment.pipelines:
         return []
-    from tidemill.server.host.pipeline import PipelineOptions
+    from tidemill.server.host.pipeline_options import PipelineOptions
 
     return [
         PipelineOptions(one.name, one.file, one.timeout, one.memory, one.options)

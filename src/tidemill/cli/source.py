@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tidemill.base.errors import TidemillError, config_error
 from tidemill.base.log import get_logger
-from tidemill.cli.serving import memory_budget, model_options
+from tidemill.cli.serving import memory_budget, model_options, pipeline_options
 
 if TYPE_CHECKING:
     from threading import Event
@@ -83,7 +83,11 @@ class DeployedModels:
         new = self._asked().resolve()
         found = difference(self._deployment, new)
         found.check()
-        _check_models_alone(found)
+        _check_names_alone(found)
+        before = {one.name: one for one in pipeline_options(self._deployment)}
+        pipelines = {one.name: one for one in pipeline_options(new)}
+        # A file that has changed is noticed by the pipeline itself.
+        restarted = [n for n in found.pipelines_restarted if before[n] != pipelines[n]]
         options = {option.name: option for option in model_options(new, self._say)}
         texts = {
             change.name
@@ -104,6 +108,9 @@ class DeployedModels:
                 replaced=tuple(options[name] for name in found.models_restarted),
                 updated=tuple(options[n] for n in found.models_updated if n in options),
                 texts=frozenset(texts.intersection(found.models_updated)),
+                pipelines_added=tuple(pipelines[name] for name in found.pipelines_added),
+                pipelines_removed=found.pipelines_removed,
+                pipelines_restarted=tuple(pipelines[name] for name in restarted),
             ),
             order=tuple(options),
             memory=memory,
@@ -213,20 +220,16 @@ class DeployedModels:
         return found
 
 
-def _check_models_alone(found: Difference) -> None:
-    """What else a deployment has is read at the start."""
+def _check_names_alone(found: Difference) -> None:
+    """Names with versions are read at the start."""
     versioned = [c.name for c in found.changes if c.key == "traffic"]
-    others = {
-        "pipelines": (*found.pipelines_added, *found.pipelines_removed, *found.pipelines_restarted),
-        "names with versions": (*found.names_added, *found.names_removed, *versioned),
-    }
-    for what, names in others.items():
-        if names:
-            raise config_error(
-                names[0],
-                f"a reload cannot change {what} ({', '.join(names)}); nothing was changed: restart "
-                "the server, or take that back",
-            )
+    names = (*found.names_added, *found.names_removed, *versioned)
+    if names:
+        raise config_error(
+            names[0],
+            f"a reload cannot change names with versions ({', '.join(names)}); nothing was "
+            "changed: restart the server, or take that back",
+        )
 
 
 def _library() -> Library:

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from tidemill.server.context import ServerContext
     from tidemill.server.host.engine_loader import EngineLoader, TextSide
     from tidemill.server.host.manager import ModelManager
-    from tidemill.server.host.pipeline import PipelineOptions
+    from tidemill.server.host.pipeline import Pipeline
+    from tidemill.server.host.pipeline_options import PipelineOptions
     from tidemill.server.host.rollout.traffic import Traffic
     from tidemill.server.host.served import ServedModel
     from tidemill.server.host.source import ModelOptions, Source
@@ -201,7 +202,8 @@ class _Assembly:
                 slot.need = await opening.need()
             for model in others:
                 host.add(model.hosted, self.loader(model))
-            self._add_pipelines(context)
+            for options in self._options.pipelines:
+                self.pipeline(options).add()
             self._name_versions(context)
             self._manage(context)
             for slot in host.slots[1:]:
@@ -212,13 +214,12 @@ class _Assembly:
             raise
         return context
 
-    def _add_pipelines(self, context: ServerContext) -> None:
-        if not self._options.pipelines:
-            return
-        from tidemill.server.host.pipeline import add_pipeline
+    def pipeline(self, options: PipelineOptions) -> Pipeline:
+        """A pipeline, which is its own loader."""
+        from tidemill.server.host.pipeline import Pipeline
 
-        for pipeline in self._options.pipelines:
-            add_pipeline(context.host, pipeline, context.shared, context.metrics, context.build)
+        context = self._context()
+        return Pipeline(options, context.host, context.shared, context.metrics, context.build)
 
     def _name_versions(self, context: ServerContext) -> None:
         """Names with versions; what they need is imported where there are any."""
@@ -256,7 +257,8 @@ class _Assembly:
             return
         from tidemill.server.host.manager import ModelManager
 
-        manager = ModelManager(context.host, self._options.source, self.loader)
+        source = self._options.source
+        manager = ModelManager(context.host, source, self.loader, self.pipeline)
         context.manager, context.host.look = manager, manager.look
         if self._options.security.reloadable:
             manager.on_reload.append(self._options.security.reload)

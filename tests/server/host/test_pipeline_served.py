@@ -32,6 +32,10 @@ passage_chars = 200
 [[pipelines]]
 file = "long.py"
 """
+OPTIONS = """
+async def answer(request, models):
+    return str(request.options)
+"""
 LONG = """
 async def answer(request, models):
     while True:
@@ -54,6 +58,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
         yield server
 
 
+@pytest.fixture
+def folder(server: RealServer) -> Path:
+    return Path(server.process.args[-1]).parent  # type: ignore[index]
+
+
 def _until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + 30
     while not condition():
@@ -65,7 +74,10 @@ def _processes(server: RealServer) -> dict[str, psutil.Process]:
     """The pipelines' processes by their file."""
     found = {}
     for child in psutil.Process(server.process.pid).children():
-        line = child.cmdline()
+        try:
+            line = child.cmdline()
+        except psutil.NoSuchProcess:  # it ends, and is not reaped yet
+            continue
         if "tidemill.pipelines.process" in line:
             found[Path(line[-2]).name] = child
     return found
@@ -129,6 +141,44 @@ def test_a_killed_process_ends_its_own_streams_alone(server: RealServer) -> None
     with server.http.stream("POST", "/v1/chat/completions", json=body) as answer:
         assert answer.status_code == 200
     assert "killed by SIGKILL" in server.text
+
+
+def test_a_reload_adds_changes_and_removes_pipelines(server: RealServer, folder: Path) -> None:
+    config, before = folder / "tidemill.toml", _processes(server)
+    text = config.read_text()
+    (folder / "new.py").write_text(OPTIONS)
+    (folder / "long.py").write_text(LONG + "# edited\n")
+    more = '\n[[pipelines]]\nfile = "new.py"\noptions = { a = 1 }\n'
+
+    def reload(text: str) -> None:
+        config.write_text(text)
+        answer = server.http.post("/admin/reload")
+        assert answer.status_code == 200, answer.text
+
+    def said() -> str:
+        answer = server.http.post("/v1/chat/completions", json=_body("new")).json()
+        content: str = answer["choices"][0]["message"]["content"]
+        return content
+
+    reload(text + more)
+    assert said() == "{'a': 1}"
+    reload(text + more.replace("1", "2"))
+    assert said() == "{'a': 2}"
+    reload(text)
+    assert server.http.post("/v1/chat/completions", json=_body("new")).status_code == 404
+    _until(lambda: "new.py" not in _processes(server))
+    after = _processes(server)
+    assert after["docs.py"].pid == before["docs.py"].pid
+    states = {one["name"]: one for one in server.http.get("/admin/models").json()["models"]}
+    assert states["docs"]["state"] == "loaded"
+    # Unloaded, it starts again with its next request.
+    assert server.http.post("/admin/models/unload", json={"model": "docs"}).status_code == 200
+    assert "docs.py" not in _processes(server)
+    body = _body("docs", max_tokens=1)
+    assert server.http.post("/v1/chat/completions", json=body).status_code == 200
+    assert _processes(server)["docs.py"].pid != before["docs.py"].pid
+    children = psutil.Process(server.process.pid).children
+    _until(lambda: not any(c.status() == psutil.STATUS_ZOMBIE for c in children()))
 
 
 def test_processes_end_with_the_server(server: RealServer) -> None:

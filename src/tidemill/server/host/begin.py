@@ -36,7 +36,7 @@ async def begin_generation(
     if model.watch is not None:
         model.watch.asked = asked
     if model.pipeline is not None:
-        return model.pipeline.generation(
+        return await model.pipeline.generation(
             request_id,
             asked,
             max_answer_bytes=max_answer_bytes,

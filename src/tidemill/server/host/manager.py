@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.base.log import get_logger
@@ -15,6 +15,10 @@ from tidemill.server.host.engine_loader import TextSide
 from tidemill.server.host.host import ModelHost
 from tidemill.server.host.slot import Hosted, Loader, Slot, State
 from tidemill.server.host.source import ModelChanges, ModelOptions, OnPull, Source
+
+if TYPE_CHECKING:
+    from tidemill.server.host.pipeline import Pipeline
+    from tidemill.server.host.pipeline_options import PipelineOptions
 
 log = get_logger(__name__)
 
@@ -34,6 +38,7 @@ class ModelManager:
         host: the models.
         source: where they are described.
         loader: makes a model's loader.
+        pipeline: makes a pipeline, which is its own loader.
         on_reload: called after each reload, when its models are in force.
         drain_timeout: as a reload said last; None: none did.
     """
@@ -41,6 +46,7 @@ class ModelManager:
     host: ModelHost
     source: Source
     loader: Callable[[ModelOptions], TextLoader]
+    pipeline: Callable[[PipelineOptions], Pipeline]
     on_reload: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     drain_timeout: float | None = None
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -131,7 +137,7 @@ class ModelManager:
     def _apply(self, changes: ModelChanges, texts: dict[str, TextSide]) -> None:
         """Apply changes in one turn of the event loop, so that no request sees half of them."""
         host = self.host
-        for name in changes.removed:
+        for name in (*changes.removed, *changes.pipelines_removed):
             host.drop(host.find(name))
         kept = (*changes.updated, *changes.replaced)
         for option in kept:  # an alias may go from one to another
@@ -146,8 +152,15 @@ class ModelManager:
             host.rebudget(self.source.budget(sum(self._held_now())))
         for option in changes.added:
             host.add(option.hosted, self.loader(option))
-        for name in (*changes.removed, *(option.name for option in changes.added)):
-            log.info("%s is served %s", name, "no longer" if name in changes.removed else "now")
+        for pipeline in changes.pipelines_restarted:
+            host.replace(host.find(pipeline.name), self.pipeline(pipeline))
+        for pipeline in changes.pipelines_added:
+            self.pipeline(pipeline).add()
+        gone = {*changes.removed, *changes.pipelines_removed}
+        new = [option.name for option in changes.added]
+        new += [pipeline.name for pipeline in changes.pipelines_added]
+        for name in (*gone, *new):
+            log.info("%s is served %s", name, "no longer" if name in gone else "now")
 
     def _held_now(self) -> Iterable[int]:
         for slot in self.host.slots:

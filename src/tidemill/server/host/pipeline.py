@@ -7,10 +7,11 @@ changed file that cannot be loaded leaves the former version in service.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tidemill.base.clock import monotonic
 from tidemill.base.errors import ErrorKind, TidemillError
@@ -24,6 +25,7 @@ from tidemill.server.admission.shared import SharedBounds
 from tidemill.server.errors import reject
 from tidemill.server.host.host import ModelHost
 from tidemill.server.host.pipeline_generation import PipelineGeneration
+from tidemill.server.host.pipeline_options import PipelineOptions
 from tidemill.server.host.pipeline_process import PipelineProcess
 from tidemill.server.host.served import ServedModel
 from tidemill.server.host.slot import Hosted, Loaded, Slot
@@ -53,25 +55,6 @@ _NO_WORDS = (
 _UNBOUNDED_TOKENS = 2**40
 
 Signature = tuple[int, int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class PipelineOptions:
-    """One pipeline to serve.
-
-    Attributes:
-        name: the name that answers carry.
-        file: absolute path of the Python file.
-        timeout: seconds that one answer may take; infinite: no bound.
-        memory: bytes of private memory that its process may have.
-        options: what its code reads.
-    """
-
-    name: str
-    file: str
-    timeout: float = 300.0
-    memory: int = 2**30
-    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Pipeline:
@@ -125,7 +108,7 @@ class Pipeline:
         """The served name."""
         return self.options.name
 
-    def generation(
+    async def generation(
         self,
         request_id: str,
         asked: GenerateRequest,
@@ -137,7 +120,7 @@ class Pipeline:
         """An answer to a request; see `begin_generation`."""
         if self._draining is not None:
             raise reject(503, self._draining, code="shutting_down")
-        return PipelineGeneration(
+        made = PipelineGeneration(
             self,
             request_id,
             asked,
@@ -145,6 +128,8 @@ class Pipeline:
             streamed=streamed,
             callers=callers,
         )
+        await made.ready()
+        return made
 
     @property
     def running(self) -> PipelineProcess | None:
@@ -192,6 +177,7 @@ class Pipeline:
         options = self.options
         if self._closed:
             raise self._unavailable()
+        digest = await asyncio.to_thread(_digest, options.file)
         try:
             process = await PipelineProcess.start(options.name, options.file, options.memory)
         except TidemillError as error:
@@ -201,7 +187,7 @@ class Pipeline:
             raise failure from None
         old, self._process = self._process, process
         self._loaded, self._failed = signature, None
-        self.served.config_digest = repr(signature)
+        self.served.config_digest = digest
         if old is not None and old.gone is None:
             log.info("pipeline %s: the file has changed; its new version runs", self.name)
             self._old = [one for one in self._old if one.gone is None]
@@ -216,17 +202,24 @@ class Pipeline:
             retryable=True,
         )
 
-    def warm(self) -> None:
-        """Start the process in the background; what is wrong with the file is in the log."""
+    def add(self) -> Slot:
+        """Serve it from now on. Its process starts in the background; what is wrong with the file
+        is in the log.
+
+        Raises:
+            TidemillError: CONFIG, its name is taken.
+        """
+        slot = self.host.add_loaded(Hosted(self.name), self, self)
         signature = _signature(self.options.file)
         self._starting = asyncio.create_task(self._start(signature))
         self._starting.add_done_callback(self._started)
+        return slot
 
     # -- slot.Loader -------------------------------------------------------------------------
 
     async def need(self) -> Need | None:
         """Nothing of the models' memory."""
-        return None
+        return Need(0, 0, 0)
 
     async def load(self, kv_bytes: int | None, progress: Callable[[LoadProgress], None]) -> Loaded:
         """Start the process again."""
@@ -238,8 +231,8 @@ class Pipeline:
 
     @property
     def pid(self) -> int | None:
-        """See `slot.Loaded`."""
-        return None if self._process is None else self._process.pid
+        """Of the process; None while there is none."""
+        return None if self._process is None or self._process.gone else self._process.pid
 
     @property
     def ended(self) -> str | None:
@@ -274,24 +267,6 @@ class Pipeline:
         self._process = None
 
 
-def add_pipeline(
-    host: ModelHost,
-    options: PipelineOptions,
-    bounds: SharedBounds,
-    metrics: ServerMetrics,
-    build: str = "",
-) -> Slot:
-    """Serve a pipeline from now on.
-
-    Raises:
-        TidemillError: CONFIG, its name is taken.
-    """
-    pipeline = Pipeline(options, host, bounds, metrics, build)
-    slot = host.add_loaded(Hosted(options.name), pipeline, pipeline)
-    pipeline.warm()
-    return slot
-
-
 def _signature(file: str) -> Signature | None:
     """Tells versions of a file apart; None where there is none now."""
     try:
@@ -299,6 +274,14 @@ def _signature(file: str) -> Signature | None:
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _digest(file: str) -> str:
+    """SHA-256 of a file; empty if it cannot be read."""
+    try:
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    except OSError:
+        return ""
 
 
 def _info(name: str) -> EngineInfo:

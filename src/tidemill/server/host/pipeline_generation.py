@@ -100,6 +100,14 @@ class PipelineGeneration:
         """Of all calls."""
         return self._calling.usage.cached
 
+    async def ready(self) -> None:
+        """Wait for the process, so that the model's fingerprint is that of the file as it is now.
+
+        Raises:
+            TidemillError: UNAVAILABLE, there is none; TIMEOUT.
+        """
+        await self._bounded(self._pipeline.process())
+
     async def steps(self) -> AsyncGenerator[list[ChoiceDelta], None]:
         """See `Generation`. Closing the generator cancels the file's task and its calls."""
         served, asked = self._pipeline.served, self.prepared.request

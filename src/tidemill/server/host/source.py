@@ -12,6 +12,7 @@ from tidemill.server.host.slot import Hosted
 
 if TYPE_CHECKING:
     from tidemill.server.host.engine_loader import Opening
+    from tidemill.server.host.pipeline_options import PipelineOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class ModelChanges:
         replaced: their engines start anew, once what they answer has ended.
         updated: names, stay or text side change; their engines go on.
         texts: names of updated models whose text side changes.
+        pipelines_added, pipelines_removed, pipelines_restarted: the same of pipelines.
     """
 
     added: tuple[ModelOptions, ...] = ()
@@ -56,6 +58,9 @@ class ModelChanges:
     replaced: tuple[ModelOptions, ...] = ()
     updated: tuple[ModelOptions, ...] = ()
     texts: frozenset[str] = frozenset()
+    pipelines_added: tuple[PipelineOptions, ...] = ()
+    pipelines_removed: tuple[str, ...] = ()
+    pipelines_restarted: tuple[PipelineOptions, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
