@@ -76,7 +76,7 @@ def build_app(
         *admin_models.ENDPOINTS,
         Endpoint("GET", "/openapi.json", openapi),
     )
-    document = cache(lambda: document_of(context.version, endpoints))
+    document = cache(lambda: document_of(context.version, endpoints, dialects))
     signs = Signposts(endpoints, dialects)
     app = Starlette(
         routes=[

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from tidemill.server.dialects.dialect import Endpoint
+from tidemill.server.dialects.dialect import Dialect, Endpoint
 from tidemill.server.dialects.fields import Neutral, schema_of
 from tidemill.server.dialects.members import Body, bodies_in
 
@@ -58,12 +58,24 @@ _NAMED = {404: "There is nothing of that name, or it is another client's"}
 _OF_PATHS = {"/v1/models/{model:path}": _NAMED_MODEL}
 
 
-def document_of(version: str, routes: Sequence[Endpoint]) -> dict[str, Any]:
-    """The document for an API of these routes."""
+def document_of(
+    version: str, routes: Sequence[Endpoint], dialects: Sequence[Dialect] = ()
+) -> dict[str, Any]:
+    """The document for an API of these routes.
+
+    Args:
+        version: of the API.
+        routes: all of them.
+        dialects: those of the routes, for the shapes of their errors.
+    """
+    shaped = {f"{d.name.title()}{ERROR}": d for d in dialects if d.error_schema}
+    shapes = {e.handler: name for name, d in shaped.items() for e in d.endpoints}
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         path = re.sub(r":\w+\}", "}", route.path)
-        paths.setdefault(path, {}).setdefault(route.method.lower(), _operation(route, path))
+        paths.setdefault(path, {}).setdefault(
+            route.method.lower(), _operation(route, path, shapes.get(route.handler, ERROR))
+        )
     _, definitions = msgspec.json.schema_components(
         [body for body in {r.body: None for r in routes} if body is not None],
         ref_template="#/components/schemas/{name}",
@@ -74,7 +86,13 @@ def document_of(version: str, routes: Sequence[Endpoint]) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "Tidemill", "version": version},
         "paths": paths,
-        "components": {"schemas": {**definitions, ERROR: _ERROR_SCHEMA}},
+        "components": {
+            "schemas": {
+                **definitions,
+                ERROR: _ERROR_SCHEMA,
+                **{name: dict(dialect.error_schema) for name, dialect in shaped.items()},
+            }
+        },
     }
 
 
@@ -99,13 +117,13 @@ def _add_known(definition: dict[str, Any], body: type[Body]) -> None:
             definition["properties"][name] = {"anyOf": [members[name], known.schema()]}
 
 
-def _operation(route: Endpoint, path: str) -> dict[str, Any]:
+def _operation(route: Endpoint, path: str, error: str) -> dict[str, Any]:
     method = route.method.lower()
     found: dict[str, Any] = {
         "summary": route.handler.__name__.replace("_", " ").title(),
         "description": getdoc(route.handler) or "",
         "operationId": re.sub(r"\W", "_", route.handler.__name__ + path) + "_" + method,
-        "responses": _responses(route),
+        "responses": _responses(route, error),
     }
     if route.body is not None:
         reference = {"$ref": f"#/components/schemas/{route.body.__name__}"}
@@ -121,7 +139,7 @@ def _operation(route: Endpoint, path: str) -> dict[str, Any]:
     return found
 
 
-def _responses(route: Endpoint) -> dict[str, Any]:
+def _responses(route: Endpoint, error: str) -> dict[str, Any]:
     problems = {
         **_ANY,
         **(_LOCKED if route.roles else {}),
@@ -129,7 +147,7 @@ def _responses(route: Endpoint) -> dict[str, Any]:
         **(_NAMED if "{" in route.path else {}),
         **_OF_PATHS.get(route.path, {}),
     }
-    reference = {"application/json": {"schema": {"$ref": f"#/components/schemas/{ERROR}"}}}
+    reference = {"application/json": {"schema": {"$ref": f"#/components/schemas/{error}"}}}
     found: dict[str, Any] = {"200": {"description": "Successful Response"}}
     if route.streams:
         streams = {kind: {"schema": {"type": "string"}} for kind in route.streams}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -51,6 +52,7 @@ class Dialect:
         name: in the documentation.
         endpoints: its routes.
         error_body: its document for an error.
+        error_schema: the JSON schema of that document; empty: OpenAI's.
         prefixes: paths of which even unknown ones get errors in this shape.
         render: the prompt that the JSON text of a body becomes, for `tidemill render`; or None.
         not_served: paths of other servers' APIs that no dialect serves, and the route that does
@@ -67,5 +69,6 @@ class Dialect:
     prefixes: tuple[str, ...] = ()
     render: Callable[[ChatTemplate, ChatSide, bytes], str] | None = None
     not_served: Mapping[str, str] = field(default_factory=dict)
+    error_schema: Mapping[str, Any] = field(default_factory=dict)
     header: str = ""
     id_header: str = ""

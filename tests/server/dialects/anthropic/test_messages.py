@@ -474,3 +474,16 @@ def test_models_for_its_clients(model: Model) -> None:
     for query in ("limit=0", "limit=x", "after_id=none"):
         wrong = model.http.get(f"/v1/models?{query}", headers=theirs)
         assert wrong.status_code == 400 and wrong.json()["type"] == "error"
+
+
+def test_the_openapi_document_has_the_shape_of_its_errors(model: Model) -> None:
+    document = model.http.get("/openapi.json").json()
+    operation = document["paths"]["/v1/messages"]["post"]["responses"]["400"]
+    name = operation["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+    shape = document["components"]["schemas"][name]
+    error = model.http.post(PATH, json={}).json()
+    assert set(shape["required"]) == set(error)
+    kinds = shape["properties"]["error"]["properties"]["type"]["enum"]
+    assert error["error"]["type"] in kinds
+    models = document["paths"]["/v1/models"]["get"]["responses"]["500"]["content"]
+    assert models["application/json"]["schema"]["$ref"].endswith("/Error")

@@ -19,6 +19,24 @@ _TYPES = {
 }
 
 
+ERROR_SCHEMA = {
+    "type": "object",
+    "required": ["type", "error", "request_id"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {
+                "type": {"enum": [*_TYPES.values(), "invalid_request_error", "api_error"]},
+                "message": {"type": "string"},
+            },
+        },
+        "request_id": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    },
+}
+
+
 def error_body(problem: Problem) -> bytes:
     """The JSON document. The shape has no place for the field, so the message names it."""
     message, param = problem.message, problem.param

@@ -31,7 +31,7 @@ def _card(slot: Slot, name: str) -> dict[str, Any]:
     }
 
 
-async def anthropic_models(context: ServerContext, request: Request) -> Response:
+async def list_models(context: ServerContext, request: Request) -> Response:
     """The models, a page of them."""
     cards = [_card(context.host.find(name), name) for name in context.host.names]
     ids = [card["id"] for card in cards]
@@ -60,7 +60,7 @@ async def anthropic_models(context: ServerContext, request: Request) -> Response
     )
 
 
-async def anthropic_model(context: ServerContext, request: Request) -> Response:
+async def get_model(context: ServerContext, request: Request) -> Response:
     """A model by name."""
     name: str = request.path_params["model"]
     return json_response(_card(context.host.find(name), name))
