@@ -30,6 +30,7 @@ _COMMANDS = {
     "create": ("create", "create"),
     "cp": ("library", "copy"),
     "rm": ("library", "remove"),
+    "rollout": ("rollout", "rollout"),
     "quantize": ("quantize", "quantize"),
     "convert": ("quantize", "convert"),
     "tokenize": ("text", "tokenize"),

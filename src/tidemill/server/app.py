@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tidemill.base.errors import TidemillError
 from tidemill.server.access.auth import AuthMiddleware, principal_of, require
 from tidemill.server.access.security import Security
-from tidemill.server.admin import health
+from tidemill.server.admin import health, rollouts
 from tidemill.server.admin import models as admin_models
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.anthropic.routes import ANTHROPIC
@@ -74,6 +74,7 @@ def build_app(
         *(endpoint for dialect in dialects for endpoint in dialect.endpoints),
         *health.ENDPOINTS,
         *admin_models.ENDPOINTS,
+        *rollouts.ENDPOINTS,
         Endpoint("GET", "/openapi.json", openapi),
     )
     document = cache(lambda: document_of(context.version, endpoints, dialects))

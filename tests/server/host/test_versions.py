@@ -142,3 +142,24 @@ def test_a_version_that_is_gone_ends_its_rollout() -> None:
         assert context.versions().find("chat") is None
 
     _run(main)
+
+
+def test_time_alone_ends_a_rollout_and_no_task_is_left() -> None:
+    async def main() -> None:
+        context = _server("chat@1", "chat@2", "other")
+        versions = context.versions()
+        versions._tick_seconds = 0.01
+        traffic = versions.find("chat")
+        assert traffic is not None and versions._task is None
+        rule = Canary(stable="2", canary="1", max_seconds=0.02)
+        versions.set_rule(traffic, rule)
+        while traffic.running:
+            await asyncio.sleep(0.005)
+        assert (
+            traffic.rollout is not None and "undecided" in traffic.rollout.state.events[-1].reason
+        )
+        assert versions._task is not None
+        await versions._task
+        assert await _ask(context, "other") == "other" and versions._task.done()
+
+    _run(main)

@@ -30,6 +30,6 @@ def _metric(version: str, view: MetricView) -> ComparedMetric:
         view.effect,
         view.low,
         view.high,
-        view.beyond / view.needed,
-        view.within / view.needed,
+        view.beyond / view.needed if view.needed else 0.0,
+        view.within / view.needed if view.needed else 0.0,
     )
