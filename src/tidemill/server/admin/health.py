@@ -113,6 +113,8 @@ async def metrics(context: ServerContext, request: Request) -> Response:
                 raise
 
     await asyncio.gather(*map(update, context.host.models))
+    if context.host.versions is not None:
+        context.host.versions.refresh()
     return Response(await asyncio.to_thread(context.metrics.render), media_type=CONTENT_TYPE)
 
 

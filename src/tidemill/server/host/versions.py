@@ -116,7 +116,6 @@ class Versions:
         self._restore(made)
         self._traffic[name] = made
         self._by_name |= dict.fromkeys((name, *aliases), made)
-        self._refresh()
         if made.running:
             self._wake()
         return made
@@ -126,7 +125,6 @@ class Versions:
         made = self._traffic.pop(name)
         for known in (made.name, *made.aliases):
             self._by_name.pop(known, None)
-        self._refresh()
 
     def group(self) -> None:
         """Declare names whose versions the host has and nobody declared: of ``chat@1`` and
@@ -271,7 +269,6 @@ class Versions:
             )
         self._metrics.events.labels(traffic.name, what).inc()
         traffic.urgent = True
-        self._refresh()
         self._wake()
 
     def _wake(self) -> None:
@@ -292,12 +289,12 @@ class Versions:
                     event = traffic.tick()
                     if event is not None:
                         self._happened(traffic, event)
-                self._refresh()
             except Exception:
                 log.exception("a rollout could not be looked at; it goes on")
                 await asyncio.sleep(SAVE_SECONDS)
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
+        """Bring the metrics up to date."""
         self._metrics.samples = tuple(map(sample_of, self.all))
 
     async def _save(self) -> None:
