@@ -23,6 +23,7 @@ class FakeLoaded:
     kv_bytes: int | None = None
     closed: bool = False
     asleep: bool = False
+    drained: str | None = None
     callbacks: list[Callable[[], None]] = field(default_factory=list)
 
     def on_end(self, callback: Callable[[], None]) -> None:
@@ -35,7 +36,7 @@ class FakeLoaded:
             callback()
 
     def drain(self, reason: str) -> None:
-        pass
+        self.drained = reason
 
     async def resize(self, kv_bytes: int) -> None:
         self.kv_bytes = kv_bytes

@@ -33,12 +33,14 @@ class PipelineServer:
         engine: of the model ``tiny``.
         context: of the server.
         http: a client of it.
+        loop: its event loop.
     """
 
     def __init__(self, folder: Path, engine: ScriptedEngine, context: ServerContext) -> None:
         self.engine = engine
         self.context = context
         self.http: httpx.Client
+        self.loop: asyncio.AbstractEventLoop
         self._folder = folder
 
     def add(self, name: str, source: str, **options: Any) -> Pipeline:
@@ -55,6 +57,14 @@ class PipelineServer:
         file = self._folder / f"{name}.py"
         file.write_text("from __future__ import annotations\n" + textwrap.dedent(source))
         return file
+
+    def drain(self, reason: str) -> None:
+        """As a signal does."""
+
+        async def drain() -> None:
+            self.context.host.drain(reason)
+
+        asyncio.run_coroutine_threadsafe(drain(), self.loop).result(20)
 
     def chat(self, model: str, text: str = "hi", **fields: Any) -> httpx.Response:
         """POST /v1/chat/completions."""
@@ -90,7 +100,7 @@ def pipeline_server(folder: Path, **engine: Any) -> Iterator[PipelineServer]:
         serving(server.context, meter=meter) as url,
         httpx.Client(base_url=url, timeout=30) as http,
     ):
-        server.http = http
+        server.http, server.loop = http, meter.loop
         try:
             yield server
         finally:

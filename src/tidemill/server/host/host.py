@@ -7,7 +7,7 @@ request waits; one task at a time changes what is loaded, by the rules of `switc
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from fnmatch import fnmatchcase
 from functools import partial
@@ -78,6 +78,7 @@ class ModelHost:
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._draining: str | None = None
+        self._draining_later: asyncio.Task[None] | None = None
         self._resharing = False
         self._only_ended = asyncio.Event()
         self._reason = ""  # why it ended
@@ -257,6 +258,8 @@ class ModelHost:
         name: str | Routed | None,
         keep_alive: float | None = None,
         caller: Caller = ANONYMOUS,
+        *,
+        within: bool = False,
     ) -> AbstractAsyncContextManager[ServedModel]:
         """The model of that name, loaded, and not evicted until the lease ends.
 
@@ -264,12 +267,15 @@ class ModelHost:
             name: see `route`; or what it returned.
             keep_alive: seconds that it stays loaded after its last request, from now on.
             caller: see `route`.
+            within: a request that is being answered needs it, and no new one.
 
         Raises:
             Rejection: 404 for an unknown name, 400 for a model that can never fit, 503 while the
                 server shuts down or where too many wait.
             TidemillError: why it cannot be loaded.
         """
+        if self._draining_later is not None and not within:
+            raise TidemillError(ErrorKind.UNAVAILABLE, self._draining or "", retryable=True)
         routed = name if isinstance(name, Routed) else self.route(name, caller)
         lease = self._lease(routed.slot, keep_alive)
         return lease if self.versions is None else self.versions.lease(routed, lease)
@@ -359,13 +365,26 @@ class ModelHost:
         return max(0.0, slot.expires - self._clock())
 
     def drain(self, reason: str) -> None:
-        """Take no new requests; those that use a model go on."""
+        """Take no new requests; those that use a model go on, with the calls of pipelines."""
         self._draining = reason
         if self.versions is not None:
             self.versions.shadows.close()
         error = reject(503, reason, code="shutting_down")
         for slot in self._slots:
             slot.fail(error)
+        loaded = [(slot, slot.loaded) for slot in self._slots if slot.loaded is not None]
+        calling = [slot for slot, one in loaded if one.served.pipeline is not None and slot.leases]
+        if calling:
+            work = self._drain_after(calling, reason)
+            self._draining_later = asyncio.create_task(work, name="tidemill-drain")
+            return
+        for _, one in loaded:
+            one.drain(reason)
+
+    async def _drain_after(self, calling: Sequence[Slot], reason: str) -> None:
+        while any(slot.leases for slot in calling):
+            await asyncio.sleep(_POLL_SECONDS)
+        for slot in self._slots:
             if slot.loaded is not None:
                 slot.loaded.drain(reason)
 
@@ -399,6 +418,8 @@ class ModelHost:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
+        if self._draining_later is not None:
+            self._draining_later.cancel()
         loaded = [slot.loaded for slot in self._slots if slot.loaded is not None]
         await asyncio.gather(*(one.close() for one in loaded))
 

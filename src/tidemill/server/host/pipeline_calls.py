@@ -79,7 +79,7 @@ class Calling:
     async def answer(self, call: Call, reply: Reply) -> None:
         """Answer one call; see `pipeline_process.Answer`."""
         try:
-            async with self.host.lease(call.model, caller=self.caller) as model:
+            async with self.host.lease(call.model, caller=self.caller, within=True) as model:
                 self._check_circle(model)
                 result = await _KINDS[call.kind](self, model, call, reply)
             await reply(Done(call.call, result))
