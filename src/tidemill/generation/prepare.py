@@ -150,13 +150,8 @@ async def prepare(model: Model, request: GenerateRequest, pace: Pace = INLINE) -
         rules = text_rules(request.output.constraint, sampling, model.chat.prepare)
         if request.program is not None:
             rules = AnswerRules(program=request.program)
-        prompts = []
-        for source, name in zip(
-            request.prompts, request.names.numbered(request.num_prompts), strict=True
-        ):
-            prompts.append(
-                await encode_source(model, source, name, pace, keep_last=request.keep_last)
-            )
+        prompts, request = await _sources(model, request, pace)
+        sampling = request.sampling
     names = request.names
     resolved = [
         # A seed in the request applies to every prompt, as in separate requests. Drawn seeds
@@ -174,6 +169,21 @@ async def prepare(model: Model, request: GenerateRequest, pace: Pace = INLINE) -
         for prompt, name in zip(prompts, names.numbered(len(prompts)), strict=True)
     ]
     return Prepared(request, prompts, resolved, rules, options, dropped)
+
+
+async def _sources(
+    model: Model, request: GenerateRequest, pace: Pace
+) -> tuple[list[tuple[int, ...]], GenerateRequest]:
+    """Token ids of the prompts that are continued, and the request with what follows from them."""
+    if request.gap is not None:
+        from tidemill.generation.filling import gap_prompts  # few requests need it
+
+        return await gap_prompts(model, request, request.gap, pace)
+    names = request.names.numbered(request.num_prompts)
+    return [
+        await encode_source(model, source, name, pace, keep_last=request.keep_last)
+        for source, name in zip(request.prompts, names, strict=True)
+    ], request
 
 
 def context_of(model: Model, request: GenerateRequest) -> int:

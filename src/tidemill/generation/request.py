@@ -57,15 +57,32 @@ class Names(NamedTuple):
         prompt: the field of the messages, prompts or inputs.
         max_tokens: the field that bounds the output.
         context: the field that bounds both together.
+        suffix: the field of what follows a gap.
     """
 
     prompt: str = "prompt"
     max_tokens: str = "max_tokens"
     context: str = "context"
+    suffix: str = "suffix"
 
     def numbered(self, count: int) -> list[str]:
         """A name for each of `count` prompts."""
         return [self.prompt] if count == 1 else [f"{self.prompt}[{i}]" for i in range(count)]
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """What an output that fills a gap fits to, besides the prompt before it.
+
+    Attributes:
+        suffix: the text after the gap.
+        files: names and texts of other files, the most distant first.
+        begun: the beginning of the output, which is already known.
+    """
+
+    suffix: str
+    files: Sequence[tuple[str, str]] = ()
+    begun: str = ""
 
 
 _PLAIN_NAMES = Names()
@@ -89,6 +106,7 @@ class GenerateRequest:
         clip_max_tokens: an output bound beyond the context means what is left of it.
         keep_last: only the last so many tokens of each of `prompts` are used; None: all.
         scored: only the prompt is scored: the one token that a step samples is not output.
+        gap: the prompts end at a gap, which the output fills; excludes `messages`.
         context: tokens of prompt and output together; None: as many as the model takes. More
             than that is an error.
         ends_with_context: `sampling.max_tokens` is an upper bound: where the context has less room,
@@ -109,6 +127,7 @@ class GenerateRequest:
     clip_max_tokens: bool = False
     keep_last: int | None = None
     scored: bool = False
+    gap: Gap | None = None
     context: int | None = None
     ends_with_context: bool = False
     caller: Caller = ANONYMOUS

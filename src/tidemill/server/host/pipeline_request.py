@@ -83,6 +83,10 @@ def _beyond(asked: GenerateRequest) -> Iterator[str]:
         yield "adapter"
     if asked.program is not None:
         yield "program"
+    if asked.gap is not None:
+        yield asked.names.suffix
+    if asked.context is not None:
+        yield asked.names.context
 
 
 def _steering(asked: GenerateRequest) -> dict[str, Any]:

@@ -52,7 +52,7 @@ async def ollama_generate(context: ServerContext, request: Request) -> Response:
     arrival = monotonic()
     body = await read_model(schema.OllamaGenerate, request, context.limits, bare=True)
     name_options(request)
-    if not body.prompt:
+    if not body.prompt and body.suffix is None:
         return _only_load(context, request, body, generate_members)
     asked = generate_request(body, caller_of(request, None, arrival), arrival, context.limits)
     return _answer(context, request, body, asked, generate_members)

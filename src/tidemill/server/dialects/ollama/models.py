@@ -18,6 +18,7 @@ from tidemill.server.dialects.respond import ModelAnswer
 from tidemill.server.host.served import ServedModel
 from tidemill.server.host.slot import Slot, State
 from tidemill.server.transport.pieces import json_response
+from tidemill.text.fill_middle import fill_marks
 
 API_VERSION = "0.12.11"
 """The version of Ollama whose API this is; clients compare it with what they need."""
@@ -133,6 +134,7 @@ def _capabilities(model: ServedModel) -> list[str]:
     tools = model.chat.tool_abilities.tools and model.chat.calls
     return [
         "completion",
+        *(["insert"] if fill_marks(model.tokenizer) is not None else []),
         *(["tools"] if tools else []),
         *(["thinking"] if model.chat.thinks else []),
     ]

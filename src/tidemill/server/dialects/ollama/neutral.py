@@ -72,7 +72,7 @@ CHAT: Fields = {
 GENERATE: Fields = {
     **GENERATION,
     "images": _NO_IMAGES,
-    "suffix": Neutral(("",), feature="fill in the middle"),
+    "suffix": Neutral(("",)),
     "context": Neutral(
         ([],),
         feature="a history as token ids",

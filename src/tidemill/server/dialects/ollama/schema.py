@@ -180,11 +180,13 @@ class OllamaGenerate(OllamaGeneration, kw_only=True):
 
     Attributes:
         raw: the prompt is the model's whole input, without its chat template.
+        suffix: what follows a gap that the answer fills, by the model's own marks.
     """
 
     known: ClassVar[Fields] = neutral.GENERATE
 
     prompt: str | None = None
+    suffix: str | None = None
     system: str | None = None
     raw: bool | None = None
 

@@ -11,7 +11,7 @@ from tidemill.base.errors import bad_request
 from tidemill.contract.program import Grammar
 from tidemill.contract.sampling import MAX_LOGPROBS, SamplingParams
 from tidemill.generation.caller import Caller
-from tidemill.generation.request import GenerateRequest, Names
+from tidemill.generation.request import Gap, GenerateRequest, Names
 from tidemill.server.access.limits import Limits
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.bounds import check_schema
@@ -75,13 +75,15 @@ def generate_request(
         TidemillError: kind BAD_REQUEST naming the field.
     """
     prompt = body.prompt or ""
-    if body.raw:
+    if body.raw or body.suffix is not None:
+        by = "raw" if body.suffix is None else "suffix"
         for name in ("system", "think"):
             if getattr(body, name):
                 raise bad_request(
-                    name, f"{name} and raw exclude each other: a raw prompt is the whole input"
+                    name, f"{name} and {by} exclude each other: the chat template is not used"
                 )
-        return _request(body, caller, arrival, limits, "prompt", prompts=[prompt])
+        gap = None if body.suffix is None else Gap(body.suffix)
+        return _request(body, caller, arrival, limits, "prompt", prompts=[prompt], gap=gap)
     system = [{"role": "system", "content": body.system}] if body.system else []
     messages = [*system, {"role": "user", "content": prompt}]
     return _request(body, caller, arrival, limits, "prompt", messages=messages)
@@ -97,6 +99,7 @@ def _request(
     messages: Sequence[dict[str, Any]] | None = None,
     prompts: Sequence[str] = (),
     use: ToolUse = NO_TOOLS,
+    gap: Gap | None = None,
 ) -> GenerateRequest:
     options = body.options or OllamaOptions()
     return GenerateRequest(
@@ -106,6 +109,7 @@ def _request(
         output=OutputRequest(_constraint(body.format, limits), use, _thinking(body.think)),
         prompt_options=PromptOptions(adapt_roles=True),
         drop_oldest=bool(body.truncate),
+        gap=gap,
         context=options.num_ctx,
         ends_with_context=True,
         caller=caller,

@@ -256,7 +256,7 @@ CHAT: Fields = {
     "format": Neutral(feature="formats by this name", instead="send response_format"),
     "best_of": Neutral((1,), feature="best_of in a chat"),
     "echo": Neutral((False,), feature="echo in a chat"),
-    "suffix": Neutral(("",), feature="fill in the middle"),
+    "suffix": Neutral(("",), feature="fill in the middle", instead="send it to /v1/completions"),
     "add_special_tokens": Neutral((False,), feature="start tokens around what the template writes"),
     "chat_template": Neutral(
         feature="chat templates of requests", instead="the server's is --chat-template"
@@ -288,7 +288,7 @@ COMPLETION: Fields = {
     **GENERATION,
     "logprobs": Neutral((False,)),
     "add_special_tokens": Neutral((True,), feature="prompts without their start tokens"),
-    "suffix": Neutral(("",), feature="fill in the middle"),
+    "suffix": Neutral(("",)),
     "modalities": Neutral((["text"],), feature="other modalities than text"),
     "tools": Neutral(([],), feature=_ELSEWHERE, instead=_CHAT),
     "tool_choice": Neutral(("none", "auto"), feature=_ELSEWHERE, instead=_CHAT),

@@ -297,11 +297,16 @@ class ChatRequest(Generation, kw_only=True):
 
 
 class CompletionRequest(Generation, kw_only=True):
-    """Body of POST /v1/completions."""
+    """Body of POST /v1/completions.
+
+    Attributes:
+        suffix: what follows a gap that the output fills, by the model's own marks.
+    """
 
     known: ClassVar[Fields] = neutral.COMPLETION
 
     prompt: Prompt
+    suffix: str | None = None
     logprobs: int | None = None
     echo: bool | None = None
     best_of: int | None = None

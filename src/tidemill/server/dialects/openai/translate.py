@@ -11,7 +11,7 @@ from tidemill.base.errors import bad_request
 from tidemill.contract.sampling import MAX_LOGPROBS, NEUTRAL, SamplingParams
 from tidemill.generation.caller import ANONYMOUS, Caller
 from tidemill.generation.prepare import rendered
-from tidemill.generation.request import GenerateRequest, Names, Source
+from tidemill.generation.request import Gap, GenerateRequest, Names, Source
 from tidemill.server.access.limits import Limits
 from tidemill.server.dialects.body import parse_body
 from tidemill.server.dialects.openai import schema
@@ -56,6 +56,8 @@ def completion_request(
     """The request of prompts that are continued; see `chat_request`."""
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise bad_request("best_of", "this server does not support best_of unless it equals n")
+    if body.suffix is not None and body.echo:
+        raise bad_request("echo", "echo and suffix exclude each other: the output is amid the text")
     scored = body.max_tokens == 0  # only the prompt is scored; a step samples one token in any case
     sampling = sampling_of(
         body,
@@ -68,6 +70,7 @@ def completion_request(
         sampling=sampling,
         output=OutputRequest.read(asdict(body)),
         scored=scored,
+        gap=None if body.suffix is None else Gap(body.suffix),
         caller=caller,
         arrival=arrival,
     )
