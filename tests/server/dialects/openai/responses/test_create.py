@@ -213,6 +213,13 @@ def test_values_are_refused_by_name(model: Model) -> None:
         assert param is None or param in error["message"] or "prompt" in error["message"], error
 
 
+def test_instructions_suffice(model: Model) -> None:
+    model.text = "Hello."
+    for given in ([], "", None):
+        assert text_of(both(model.http, input=given, instructions="Say hello.")) == "Hello."
+    assert "Say hello." in model.prompt()
+
+
 def test_neutral_values_change_nothing(model: Model) -> None:
     model.text = "Hello."
     for body in (
