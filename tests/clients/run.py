@@ -35,6 +35,7 @@ CLIENTS = {
     "openai_js": (["openai"], "openai"),
     "anthropic": (["anthropic"], "anthropic"),
     "anthropic_js": (["@anthropic-ai/sdk"], "@anthropic-ai/sdk"),
+    "llm_comply": (["llm-comply", "jsonschema"], "llm-comply"),
     "ai_sdk": (["ai", "@ai-sdk/openai-compatible", "zod"], "ai"),
 }
 BEGIN, END = "<!-- clients: begin -->", "<!-- clients: end -->"

@@ -72,7 +72,8 @@ def joined(stream: list[dict[str, Any]]) -> dict[str, Any]:
             )
             open_block[member] += part[member]
     assert open_block is None
-    return {**message, **delta["delta"], "usage": delta["usage"]}
+    usage = {**message["usage"], **delta["usage"]}
+    return {**message, **delta["delta"], "usage": usage}
 
 
 def plain(message: dict[str, Any]) -> dict[str, Any]:

@@ -78,12 +78,18 @@ class BlockWriter:
 
     def _text(self, text: str) -> Iterator[Event]:
         if self._open != "text":
-            yield from self._start("text", text="")
+            yield from self._start("text", text="", citations=None)
         yield self._delta("text_delta", text=text)
 
     def _call(self, call: CallPart) -> Iterator[Event]:
         if call.name is not None:
-            yield from self._start("tool_use", id=_new_call_id(), name=call.name, input={})
+            yield from self._start(
+                "tool_use",
+                id=_new_call_id(),
+                caller={"type": "direct"},
+                name=call.name,
+                input={},
+            )
         if call.arguments:
             yield self._delta("input_json_delta", partial_json=call.arguments)
 

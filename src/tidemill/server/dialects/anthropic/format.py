@@ -23,6 +23,10 @@ EVENTS = Framing(
 )
 """Server-sent events with names; a part is all lines of an event."""
 
+# Members that their published schema requires, of what is not here.
+_NO_DETAILS = {"stop_details": None, "container": None}
+_NO_SERVICE = {"cache_creation": None, "inference_geo": None, "service_tier": "standard"}
+
 _REASONS = {"stop": "end_turn", "length": "max_tokens", TOOL_CALLS: "tool_use"}
 
 
@@ -80,7 +84,7 @@ class MessageFormat:
                     **message,
                     "content": self._content.document(),
                     **self._end(generation),
-                    "usage": self._usage(generation),
+                    "usage": {**_NO_SERVICE, **self._usage(generation)},
                 }
             )
         ]
@@ -118,7 +122,8 @@ class MessageFormat:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": {**self._usage(generation), "output_tokens": 0},
+            **_NO_DETAILS,
+            "usage": {**_NO_SERVICE, **self._usage(generation), "output_tokens": 0},
         }
 
     def _end(self, generation: Generation) -> dict[str, Any]:
@@ -126,7 +131,7 @@ class MessageFormat:
         cut = reason == "max_tokens" and most < self._max_tokens
         if cut and generation.completion_tokens >= most:
             reason = "model_context_window_exceeded"
-        return {"stop_reason": reason, "stop_sequence": self._stopped_by}
+        return {"stop_reason": reason, "stop_sequence": self._stopped_by, **_NO_DETAILS}
 
     def _usage(self, generation: Generation) -> dict[str, Any]:
         """Their sum of input tokens is that of the three members.
@@ -143,5 +148,5 @@ class MessageFormat:
             "cache_read_input_tokens": cached,
             "output_tokens": generation.completion_tokens,
             "output_tokens_details": {"thinking_tokens": generation.reasoning_tokens},
-            "service_tier": "standard",
+            "server_tool_use": None,
         }

@@ -26,6 +26,7 @@ def _card(slot: Slot, name: str) -> dict[str, Any]:
         "display_name": name,
         "created_at": created.strftime("%Y-%m-%dT%H:%M:%SZ"),
         "lifecycle": "active",
+        "capabilities": None,
         "max_input_tokens": length,
         "max_tokens": length,
     }
