@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from helpers.anthropic_client import PATH, agree, events, parsed, whole
+from helpers.anthropic_client import PATH, agree, events, joined, parsed, whole
 from helpers.live_server import fake_context, serving
 from helpers.marked_model import PARAMETERS, PARIS, TIME, Model, marked_model
 from helpers.scripted_engine import EOS, ScriptedEngine
@@ -16,7 +16,8 @@ from tidemill.contract.program import Forced, FreeText, Grammar
 from tidemill.contract.request import RequestError
 from tidemill.generation.choices import ChoiceDelta
 from tidemill.server.dialects.anthropic.blocks import BlockWriter, Content, as_object
-from tidemill.server.dialects.anthropic.signatures import Signer
+from tidemill.server.dialects.anthropic.signatures import KEY_VARIABLE, Signer
+from tidemill.server.transport import stream
 from tidemill.text.answer import AnswerDelta, CallPart
 
 TOOLS = [
@@ -452,10 +453,10 @@ def test_errors_in_its_shape() -> None:
         assert elsewhere.json()["type"] == "error"
         assert "param" in http.get("/v1/nothing").json()["error"]
         engine.fail_after = 2
-        stream = http.post(PATH, json={**body, "stream": True})
-        last = parsed(stream.text)[-1]
+        failing = http.post(PATH, json={**body, "stream": True})
+        last = parsed(failing.text)[-1]
         assert last["type"] == "error" and last["error"]["type"] == "api_error"
-        assert last["request_id"] == stream.headers["request-id"]
+        assert last["request_id"] == failing.headers["request-id"]
         engine.fail_after, engine.error = 0, RequestError("overloaded", "too much")
         busy = http.post(PATH, json=body)
         assert busy.status_code == 429 and busy.json()["error"]["type"] == "rate_limit_error"
@@ -488,3 +489,29 @@ def test_the_openapi_document_has_the_shape_of_its_errors(model: Model) -> None:
     assert error["error"]["type"] in kinds
     models = document["paths"]["/v1/models"]["get"]["responses"]["500"]["content"]
     assert models["application/json"]["schema"]["$ref"].endswith("/Error")
+
+
+def test_silence_is_filled_with_pings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "KEEP_ALIVE_SECONDS", 0.05)
+    engine = ScriptedEngine(lambda request, choice: [*b"ok", EOS], step_seconds=0.4)
+    with serving(fake_context(engine)) as url, httpx.Client(base_url=url, timeout=30) as http:
+        found = events(http, {"messages": ASK, "max_tokens": 9})
+    kinds = [event["type"] for event in found]
+    assert kinds[:2] == ["message_start", "ping"], "the prompt is known while it is computed"
+    assert joined(found)["content"][0]["text"] == "ok"
+    assert {"type": "ping"} in found
+
+
+def test_signatures_outlive_the_server_where_the_secret_is_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    signature = Signer().sign("hm")
+    assert Signer().verified("hm", signature) is None
+    monkeypatch.setenv(KEY_VARIABLE, "secret")
+    signature = Signer.from_environment().sign("hm")
+    assert Signer.from_environment().verified("hm", signature) == "hm"
+    omitted = Signer.from_environment().sign("hm", shown=False)
+    assert Signer.from_environment().verified("", omitted) == "hm"
+    assert Signer.from_environment().verified("hm", omitted) is None
+    monkeypatch.setenv(KEY_VARIABLE, "another")
+    assert Signer.from_environment().verified("", omitted) is None
