@@ -28,6 +28,7 @@ name = "brook"
 name = "other"
 source = "brook"
 """
+from tidemill.server.host.rollout.traffic import Single
 
 
 @pytest.fixture(autouse=True)
@@ -125,3 +126,21 @@ def test_a_reload_is_refused_whole(tmp_path: Path, wrong: str, said: str) -> Non
         source.reload()
     file.write_text(FILE)
     assert source.reload().document == {}
+
+
+def test_a_reload_changes_the_traffic_of_names_with_versions(tmp_path: Path) -> None:
+    file = tmp_path / "t.toml"
+    text = (
+        '[[models]]\nname = "chat"\ntraffic = "1"\n'
+        '[[models.versions]]\nversion = "1"\nsource = "brook"\n'
+        '[[models.versions]]\nversion = "2"\nsource = "brook"\n'
+    )
+    file.write_text(text)
+    source = _served(file=file)
+    file.write_text(text.replace('traffic = "1"', 'traffic = "2"'))
+    found = source.reload()
+    assert [(n.name, n.versions, n.traffic) for n in found.names] == [
+        ("chat", ("1", "2"), Single(version="2"))
+    ]
+    models = found.models
+    assert not models.added + models.replaced + models.updated and not models.texts

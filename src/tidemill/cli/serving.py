@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tidemill.server.access.limits import Limits
     from tidemill.server.host.engine_loader import Opening, TextSide
     from tidemill.server.host.pipeline_options import PipelineOptions
-    from tidemill.server.host.source import ModelOptions, Source
+    from tidemill.server.host.source import ModelOptions, NameOptions, Source
     from tidemill.server.run import ServeOptions
 
 Say = Callable[[str], None]
@@ -67,7 +67,7 @@ def serve_options(deployment: Deployment, say: Say, source: Source | None = None
         TidemillError: kind CONFIG, NOT_FOUND or MODEL_FILE.
     """
     from tidemill.library.home import default_home
-    from tidemill.server.run import NameOptions, ServeOptions
+    from tidemill.server.run import ServeOptions
 
     server = deployment.server
     first, *others = model_options(deployment, say)
@@ -76,10 +76,7 @@ def serve_options(deployment: Deployment, say: Say, source: Source | None = None
         models,
         pipelines=pipeline_options(deployment),
         memory=memory_budget(deployment, say),
-        names=tuple(
-            NameOptions(one.name, one.versions, one.traffic, one.aliases)
-            for one in deployment.names
-        ),
+        names=name_options(deployment),
         # Two servers on one machine have different ports; a restarted one has the same.
         state_folder=default_home() / "rollouts" / str(server.port) if server.port else None,
         log_level=server.log_level,
@@ -197,6 +194,15 @@ def load_text_side(model: Located, settings: ModelSettings, say: Say) -> TextSid
         settings.system, opened.preset.messages, {**opened.preset.sampling, **settings.sampling}
     )
     return TextSide(opened.tokenizer, opened.template, chat, defaults, preset)
+
+
+def name_options(deployment: Deployment) -> tuple[NameOptions, ...]:
+    """The names that have versions."""
+    from tidemill.server.host.source import NameOptions
+
+    return tuple(
+        NameOptions(one.name, one.versions, one.traffic, one.aliases) for one in deployment.names
+    )
 
 
 def with_files(limits: Limits, say: Say) -> Limits:

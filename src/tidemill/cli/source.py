@@ -6,15 +6,14 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from tidemill.base.errors import TidemillError, config_error
+from tidemill.base.errors import TidemillError
 from tidemill.base.log import get_logger
-from tidemill.cli.serving import memory_budget, model_options, pipeline_options
+from tidemill.cli.serving import memory_budget, model_options, name_options, pipeline_options
 
 if TYPE_CHECKING:
     from threading import Event
 
     from tidemill.deployment.deployment import Deployment
-    from tidemill.deployment.difference import Difference
     from tidemill.deployment.resolve import DeploymentInputs
     from tidemill.library.catalog import Library
     from tidemill.library.progress import Progress
@@ -83,7 +82,6 @@ class DeployedModels:
         new = self._asked().resolve()
         found = difference(self._deployment, new)
         found.check()
-        _check_names_alone(found)
         before = {one.name: one for one in pipeline_options(self._deployment)}
         pipelines = {one.name: one for one in pipeline_options(new)}
         # A file that has changed is noticed by the pipeline itself.
@@ -107,11 +105,12 @@ class DeployedModels:
                 removed=found.models_removed,
                 replaced=tuple(options[name] for name in found.models_restarted),
                 updated=tuple(options[n] for n in found.models_updated if n in options),
-                texts=frozenset(texts.intersection(found.models_updated)),
+                texts=frozenset(texts.intersection(found.models_updated, options)),
                 pipelines_added=tuple(pipelines[name] for name in found.pipelines_added),
                 pipelines_removed=found.pipelines_removed,
                 pipelines_restarted=tuple(pipelines[name] for name in restarted),
             ),
+            names=name_options(new),
             order=tuple(options),
             memory=memory,
             drain_timeout=new.server.drain_timeout,
@@ -218,18 +217,6 @@ class DeployedModels:
             if manifest is not None:
                 found[name] = manifest.digest
         return found
-
-
-def _check_names_alone(found: Difference) -> None:
-    """Names with versions are read at the start."""
-    versioned = [c.name for c in found.changes if c.key == "traffic"]
-    names = (*found.names_added, *found.names_removed, *versioned)
-    if names:
-        raise config_error(
-            names[0],
-            f"a reload cannot change names with versions ({', '.join(names)}); nothing was "
-            "changed: restart the server, or take that back",
-        )
 
 
 def _library() -> Library:

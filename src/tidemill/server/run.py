@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from tidemill.server.host.manager import ModelManager
     from tidemill.server.host.pipeline import Pipeline
     from tidemill.server.host.pipeline_options import PipelineOptions
-    from tidemill.server.host.rollout.traffic import Traffic
     from tidemill.server.host.served import ServedModel
-    from tidemill.server.host.source import ModelOptions, Source
+    from tidemill.server.host.source import ModelOptions, NameOptions, Source
 
 log = get_logger(__name__)
 
@@ -44,23 +43,6 @@ TERMINATION_SECONDS = 3
 """Seconds to write the error responses of requests that are ended."""
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class NameOptions:
-    """A name with versions; each is a model ``name@version``.
-
-    Attributes:
-        name: what clients use.
-        versions: at least one.
-        traffic: which of them answers.
-        aliases: further names.
-    """
-
-    name: str
-    versions: tuple[str, ...]
-    traffic: Traffic
-    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,18 +205,21 @@ class _Assembly:
 
     def _name_versions(self, context: ServerContext) -> None:
         """Names with versions; what they need is imported where there are any."""
-        host, names = context.host, self._options.names
-        if names or any("@" in slot.name for slot in host.slots):
-            versions = context.versions()
-            for one in names:
-                versions.declare(one.name, one.versions, aliases=one.aliases, rule=one.traffic)
-            versions.group()
+        host = context.host
+        self._follow_names(self._options.names)
+        if any("@" in slot.name for slot in host.slots):
+            context.versions().group()
 
         def added(name: str) -> None:
             if "@" in name:
                 context.versions().added(name)
 
         host.on_added = added
+
+    def _follow_names(self, names: Sequence[NameOptions]) -> None:
+        context = self._context()
+        if names or context.host.versions is not None:
+            context.versions().follow(names)
 
     def loader(self, model: ModelOptions, say: Say | None = None) -> EngineLoader:
         """What loads a model; without `say`, its progress goes to the log."""
@@ -258,7 +243,7 @@ class _Assembly:
         from tidemill.server.host.manager import ModelManager
 
         source = self._options.source
-        manager = ModelManager(context.host, source, self.loader, self.pipeline)
+        manager = ModelManager(context.host, source, self.loader, self.pipeline, self._follow_names)
         context.manager, context.host.look = manager, manager.look
         if self._options.security.reloadable:
             manager.on_reload.append(self._options.security.reload)

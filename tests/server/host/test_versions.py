@@ -15,6 +15,7 @@ from tidemill.generation.caller import Caller
 from tidemill.server.context import ServerContext
 from tidemill.server.errors import Rejection
 from tidemill.server.host.rollout.traffic import Canary, Single, Step, Traffic, Weights
+from tidemill.server.host.source import NameOptions
 
 
 def _engine(name: str) -> ScriptedEngine:
@@ -61,8 +62,23 @@ def test_a_version_that_comes_later_gets_no_traffic_by_itself() -> None:
     assert traffic is not None and traffic.versions == ["1", "2"]
     add_model(context, _engine("code@1"))
     assert context.host.find("code").name == "code@1"
-    with pytest.raises(TidemillError, match="rename"):
-        add_model(context, _engine("code"))
+    # As in the library, a model of exactly that name is what the name means.
+    add_model(context, _engine("code"))
+    assert context.host.find("code").name == "code"
+
+    async def drop() -> None:
+        context.host.drop(context.host.find("code"))
+        assert context.host.find("code").name == "code@1"
+        await context.host.close()
+
+    _run(drop)
+
+
+def test_a_declared_name_cannot_be_a_models() -> None:
+    context = _server("chat@1", "chat@2", rule=Single(version="1"))
+    for name in ("chat", "talk"):
+        with pytest.raises(TidemillError, match="rename"):
+            add_model(context, _engine(name))
 
 
 def test_users_keep_their_version_and_both_versions_answer() -> None:
@@ -162,5 +178,26 @@ def test_time_alone_ends_a_rollout_and_no_task_is_left() -> None:
         assert versions._task is not None
         await versions._task
         assert await _ask(context, "other") == "other" and versions._task.done()
+
+    _run(main)
+
+
+def test_a_reload_changes_names_and_rules_and_touches_no_other_rollout() -> None:
+    async def main() -> None:
+        context = _server("chat@1", "chat@2", "code@1", "code@2", rule=CANARY)
+        versions, host = context.versions(), context.host
+        traffic = versions.find("chat")
+        assert traffic is not None and traffic.running
+        await _ask(context, "chat")
+        both = NameOptions("chat", ("1", "2"), CANARY, ("speak",))
+        versions.follow((both, NameOptions("code", ("1", "2"), Single(version="2"))))
+        assert versions.find("chat") is traffic is versions.find("speak")
+        assert versions.find("talk") is None and host.find("code").name == "code@2"
+
+        versions.follow((NameOptions("chat", ("1", "2"), Single(version="2")),))
+        assert host.find("chat").name == "chat@2" and versions.find("code") is None
+        chat = versions.find("chat")
+        assert chat is not None and not chat.running
+        await host.close()
 
     _run(main)

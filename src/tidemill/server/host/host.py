@@ -109,7 +109,7 @@ class ModelHost:
                 raise config_error(
                     "name", f"{name!r} is a name of {self._by_name[name].name!r}, too; rename one"
                 )
-            if self.versions is not None and self.versions.find(name) is not None:
+            if self.versions is not None and self.versions.claims(name):
                 raise config_error("name", f"{name!r} is a name with versions, too; rename one")
 
     def add_loaded(self, hosted: Hosted, loader: Loader, loaded: Loaded) -> Slot:

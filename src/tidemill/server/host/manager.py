@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,7 +14,7 @@ from tidemill.server.errors import Rejection
 from tidemill.server.host.engine_loader import TextSide
 from tidemill.server.host.host import ModelHost
 from tidemill.server.host.slot import Hosted, Loader, Slot, State
-from tidemill.server.host.source import ModelChanges, ModelOptions, OnPull, Source
+from tidemill.server.host.source import ModelChanges, ModelOptions, NameOptions, OnPull, Source
 
 if TYPE_CHECKING:
     from tidemill.server.host.pipeline import Pipeline
@@ -39,6 +39,7 @@ class ModelManager:
         source: where they are described.
         loader: makes a model's loader.
         pipeline: makes a pipeline, which is its own loader.
+        follow_names: serves these names with versions, and no others of a deployment.
         on_reload: called after each reload, when its models are in force.
         drain_timeout: as a reload said last; None: none did.
     """
@@ -47,6 +48,7 @@ class ModelManager:
     source: Source
     loader: Callable[[ModelOptions], TextLoader]
     pipeline: Callable[[PipelineOptions], Pipeline]
+    follow_names: Callable[[Sequence[NameOptions]], None] = lambda names: None
     on_reload: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     drain_timeout: float | None = None
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -73,6 +75,7 @@ class ModelManager:
                 if self.host.find(name).state is not State.UNLOADED
             }
             self._apply(found.models, texts)
+            self.follow_names(found.names)
             self.host.order(found.order)
             if found.memory != self.host.budget:
                 self.host.rebudget(found.memory)

@@ -13,6 +13,7 @@ from tidemill.server.host.slot import Hosted
 if TYPE_CHECKING:
     from tidemill.server.host.engine_loader import Opening
     from tidemill.server.host.pipeline_options import PipelineOptions
+    from tidemill.server.host.rollout.traffic import Traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,23 @@ class ModelOptions:
     def hosted(self) -> Hosted:
         """The same without its files."""
         return Hosted(self.name, self.aliases, pin=self.pin, keep_alive=self.keep_alive)
+
+
+@dataclass(frozen=True, slots=True)
+class NameOptions:
+    """A name with versions; each is a model ``name@version``.
+
+    Attributes:
+        name: what clients use.
+        versions: at least one.
+        traffic: which of them answers.
+        aliases: further names.
+    """
+
+    name: str
+    versions: tuple[str, ...]
+    traffic: Traffic
+    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +92,7 @@ class Reload:
         drain_timeout: seconds for requests in flight at the end.
         document: the differences, for administrators.
         commit: called when they are in force.
+        names: every name with versions.
     """
 
     models: ModelChanges
@@ -82,6 +101,7 @@ class Reload:
     drain_timeout: float
     document: dict[str, Any]
     commit: Callable[[], None]
+    names: tuple[NameOptions, ...] = ()
 
 
 OnPull = Callable[[str, int, int, str | None], None]

@@ -28,6 +28,7 @@ from tidemill.server.host.watching import Watch
 
 if TYPE_CHECKING:
     from tidemill.server.host.host import ModelHost
+    from tidemill.server.host.source import NameOptions
 
 log = get_logger(__name__)
 
@@ -120,6 +121,41 @@ class Versions:
             self._wake()
         return made
 
+    def follow(self, names: Sequence[NameOptions]) -> None:
+        """Serve these names as a deployment says, and no others that one said. A rollout goes on
+        where the rule of its name is the one that it was."""
+        said = {one.name for one in names}
+        for traffic in self.all:
+            if traffic.name not in said and traffic.configured is not None:
+                self.forget(traffic.name)
+        for one in names:
+            known = self._traffic.get(one.name)
+            if known is not None and known.configured == one.traffic:
+                self._rename(known, one.aliases)
+                known.versions[:] = one.versions
+                continue
+            if known is not None:
+                self.forget(one.name)
+            made = self.declare(one.name, one.versions, aliases=one.aliases, rule=one.traffic)
+            if known is not None:
+                self._happened(made, None)
+
+    def _rename(self, traffic: NameTraffic, aliases: Sequence[str]) -> None:
+        for alias in traffic.aliases:
+            del self._by_name[alias]
+        traffic.aliases = tuple(aliases)
+        self._by_name |= dict.fromkeys(aliases, traffic)
+
+    def claims(self, name: str) -> bool:
+        """Whether a model may not be called so. A name that nobody declared gives way: as in the
+        library, a model of exactly that name is what the name means."""
+        traffic = self._by_name.get(name)
+        if traffic is None or traffic.configured is not None:
+            return traffic is not None
+        log.warning("%s is a model from now on, and not versions any more", name)
+        self.forget(traffic.name)
+        return False
+
     def forget(self, name: str) -> None:
         """Serve a name no longer; its versions stay."""
         made = self._traffic.pop(name)
@@ -148,7 +184,9 @@ class Versions:
 
     def removed(self, name: str) -> None:
         """The host has a model no longer."""
-        base, _, version = name.rpartition("@")
+        base, at, version = name.rpartition("@")
+        if not at:
+            self.group()
         traffic = self._traffic.get(base)
         if traffic is None or version not in traffic.versions:
             return
@@ -215,6 +253,8 @@ class Versions:
             return
         rule = traffic.rule
         if not isinstance(rule, Shadow) or choice.shadow != rule.shadow:
+            return
+        if not self._host.has(_version_name(traffic, choice.shadow)):
             return
         copied = Watch(choice, partial(self._observe, traffic), copy=True)
         slot = self._host.find(_version_name(traffic, choice.shadow))

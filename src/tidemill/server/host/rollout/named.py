@@ -235,6 +235,7 @@ class NameTraffic:
             )
             return self.rollout.state.events[-1]
         if isinstance(rule, Weights | Shadow):
+            self.rollout = None
             self.experiment = Experiment.start(self.name, rule)
         return None
 
