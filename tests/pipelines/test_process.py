@@ -56,11 +56,14 @@ def _process(file: Path, source: str) -> Iterator[Peer]:
     command = (sys.executable, "-P", "-m", "tidemill.pipelines.process", str(file), str(2**28))
     with subprocess.Popen(command, stdin=theirs.fileno(), stderr=subprocess.PIPE) as process:
         theirs.close()
-        with ours:
-            peer = Peer(ours, process)
-            assert peer.next() == Ready()
-            yield peer
-        process.wait(20)
+        try:
+            with ours:
+                peer = Peer(ours, process)
+                assert peer.next() == Ready()
+                yield peer
+            process.wait(20)
+        finally:
+            process.kill()
 
 
 def _start(run: int = 1) -> Start:

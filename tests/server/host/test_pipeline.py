@@ -381,7 +381,11 @@ def test_calls_count_for_the_clients_account(server: PipelineServer) -> None:
     direct = server.engine.requests[-1]
     assert (request.tenant, request.weight) == (direct.tenant, direct.weight)
     assert request.cache_salt == direct.cache_salt != ""
-    assert request.deadline is not None
+    # Without a deadline of the request's own, the pipeline's bounds its calls.
+    server.chat("echo")
+    assert server.engine.requests[-1].deadline is not None
+    server.chat("tiny")
+    assert server.engine.requests[-1].deadline is None
 
 
 def test_a_request_in_flight_may_call_models_while_the_server_drains(tmp_path: Path) -> None:
