@@ -117,7 +117,6 @@ def test_a_reload_says_what_becomes_of_each_model(tmp_path: Path) -> None:
 )
 def test_a_reload_is_refused_whole(tmp_path: Path, wrong: str, said: str) -> None:
     file = tmp_path / "t.toml"
-    (tmp_path / "p.py").write_text("async def answer(request, models):\n    return 'a'\n")
     file.write_text(FILE)
     source = _served(file=file)
     file.write_text(wrong + '\n[[models]]\nname = "brook"\n')

@@ -172,6 +172,17 @@ def test_a_reload_that_fails_changes_nothing() -> None:
     _run(main)
 
 
+def test_a_name_of_the_library_that_is_taken_is_said_and_the_others_are_served() -> None:
+    async def main() -> None:
+        server = Server("a")
+        server.source.looked = ModelChanges(added=(option("b", aliases=("a",)), option("c")))
+        server.host.look()
+        assert server.host.names == (server.first, "a", "c")
+        await server.host.close()
+
+    _run(main)
+
+
 def test_a_second_model_brings_a_budget_and_a_new_one_is_shared_at_once() -> None:
     async def main() -> None:
         server = Server("ab")

@@ -154,7 +154,10 @@ class ModelManager:
         if changes.added and host.budget is None and host.slots:
             host.rebudget(self.source.budget(sum(self._held_now())))
         for option in changes.added:
-            host.add(option.hosted, self.loader(option))
+            try:
+                host.add(option.hosted, self.loader(option))
+            except TidemillError as error:  # a name of the library that means something else here
+                log.error("%s is not served: %s", option.name, error.message)
         for pipeline in changes.pipelines_restarted:
             host.replace(host.find(pipeline.name), self.pipeline(pipeline))
         for pipeline in changes.pipelines_added:
