@@ -103,10 +103,13 @@ def test_every_route_but_the_probes_wants_a_key(http: httpx.Client, method: str,
             assert answer.status_code == 401, (verb, path, headers)
             assert answer.headers["www-authenticate"].startswith("Bearer")
             if verb != "HEAD":
-                error = answer.json()["error"]
-                kind = error.get("code", error["type"])  # Anthropic's errors have no codes
-                assert kind in ("invalid_api_key", "authentication_error")
-                assert path not in error["message"]
+                error = answer.json()["error"]  # Ollama's and TGI's are the message alone
+                if isinstance(error, dict):
+                    kind = error.get("code", error["type"])  # Anthropic's errors have no codes
+                    assert kind in ("invalid_api_key", "authentication_error")
+                    error = error["message"]
+                assert "key" in error.lower() or "authorization" in error.lower()
+                assert path not in error
 
 
 def test_a_key_in_the_header_of_anthropics_clients(http: httpx.Client) -> None:
