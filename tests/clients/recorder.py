@@ -49,7 +49,9 @@ class Recorder:
                 if answer.status >= 400:
                     recorder.refused.append((answer.status, json.loads(data or b"{}")))
                 self.send_response(answer.status)
-                self.send_header("content-type", answer.headers.get("content-type", ""))
+                for name in ("content-type", "inference-header-content-length"):
+                    if name in answer.headers:
+                        self.send_header(name, answer.headers[name])
                 self.send_header("content-length", str(len(data)))
                 if "request-id" in answer.headers:  # Anthropic's clients keep it in errors
                     self.send_header("request-id", answer.headers["request-id"])

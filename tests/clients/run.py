@@ -32,6 +32,7 @@ CLIENTS = {
     "semantic_kernel": (["semantic-kernel"], "semantic-kernel"),
     "huggingface_hub": (["huggingface_hub"], "huggingface_hub"),
     "ollama": (["ollama"], "ollama"),
+    "tritonclient": (["tritonclient[http]"], "tritonclient"),
     "openai_js": (["openai"], "openai"),
     "anthropic": (["anthropic"], "anthropic"),
     "anthropic_js": (["@anthropic-ai/sdk"], "@anthropic-ai/sdk"),

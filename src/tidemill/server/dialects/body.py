@@ -61,6 +61,16 @@ async def read_body(request: Request, limits: Limits, *, bare: bool = False) -> 
         if media == _BARE[1]:
             got += ", which curl sends without -H 'Content-Type: application/json'"
         raise reject(415, f"Content-Type must be application/json; {got}")
+    decoder = _decoder(request)
+    return _as_utf8(await read_bytes(request, limits), decoder)
+
+
+async def read_bytes(request: Request, limits: Limits) -> bytes:
+    """A body of any kind.
+
+    Raises:
+        Rejection: see `read_body`.
+    """
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     if coding != "identity":
         raise reject(415, f"Content-Encoding {coding!r} is not taken; send the body as it is")
@@ -73,7 +83,6 @@ async def read_body(request: Request, limits: Limits, *, bare: bool = False) -> 
     hold: Hold = request.state.hold
     # Charge the declared length before any byte arrives; otherwise charge as bytes arrive.
     hold.need(declared)
-    decoder = _decoder(request)
     body = bytearray()
     loop = asyncio.get_running_loop()
     ends = loop.time() + limits.body_timeout
@@ -94,7 +103,7 @@ async def read_body(request: Request, limits: Limits, *, bare: bool = False) -> 
         raise reject(408, f"{what} within {seconds:g} s", code="timeout") from None
     except ClientDisconnect:
         raise reject(400, "the client closed the connection before the body was complete") from None
-    return _as_utf8(bytes(body), decoder)
+    return bytes(body)
 
 
 def _decoder(request: Request) -> str:

@@ -12,7 +12,6 @@ from tidemill.base.clock import monotonic, wall
 from tidemill.base.errors import bad_request
 from tidemill.base.ids import new_id
 from tidemill.generation.request import ScoreRequest
-from tidemill.generation.vectors import prepare_scores, scores_of
 from tidemill.server.access.caller import caller_of
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.body import read_model
@@ -20,9 +19,8 @@ from tidemill.server.dialects.keep_alive import keep_alive_of
 from tidemill.server.dialects.openai import schema
 from tidemill.server.dialects.openai.embeddings import usage_of
 from tidemill.server.dialects.respond import ModelAnswer
-from tidemill.server.host.pace import LOOP
+from tidemill.server.dialects.vectors import score_pairs
 from tidemill.server.host.served import ServedModel
-from tidemill.server.host.vectors import Vectors
 from tidemill.server.transport.pieces import json_response
 
 # The members of an answer, from the model's name and the scores of the pairs.
@@ -33,11 +31,8 @@ def _scored(
     request: Request, asked: ScoreRequest, document: Document
 ) -> Callable[[ServedModel], Awaitable[Response]]:
     async def work(model: ServedModel) -> Response:
-        prepared = await prepare_scores(model, asked, LOOP)
-        request.state.hold.close()
-        run = Vectors(model, prepared)
-        values = scores_of(model, asked, await run.run())
-        return json_response({**document(model.name, values), "usage": usage_of(run)})
+        run = await score_pairs(request, model, asked)
+        return json_response({**document(model.name, run.values), "usage": usage_of(run)})
 
     return work
 

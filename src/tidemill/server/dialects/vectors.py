@@ -1,0 +1,119 @@
+"""Embeddings and scores, as every dialect computes them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+
+from tidemill.base.errors import bad_request
+from tidemill.generation.request import EmbedRequest, ScoreRequest
+from tidemill.generation.vectors import (
+    embedding_of,
+    prepare_embedding,
+    prepare_scores,
+    scores_of,
+)
+from tidemill.server.admission.answers import AnswerSize, vectors_size
+from tidemill.server.context import ServerContext
+from tidemill.server.host.pace import LOOP
+from tidemill.server.host.served import ServedModel
+from tidemill.server.host.vectors import Vectors
+from tidemill.server.transport.slices import slices
+
+if TYPE_CHECKING:
+    from tidemill.text.pooled import Float32
+
+VECTORS_AT_ONCE = 8
+"""Vectors that are encoded without yielding to the event loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """The vectors of a request's inputs.
+
+    Attributes:
+        prompt_tokens, cached_tokens: usage.
+        length: numbers of a vector.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    length: int
+    _model: ServedModel
+    _pooled: Sequence[bytes]
+    _dimensions: int | None
+
+    async def embeddings(self) -> AsyncIterator[tuple[int, Float32]]:
+        """Each input's index and vector, float32 [length]."""
+        async for some in slices(range(len(self._pooled)), VECTORS_AT_ONCE):
+            for i in some:
+                yield i, embedding_of(self._model, self._pooled[i], self._dimensions)
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The scores of a request's pairs.
+
+    Attributes:
+        values: one per pair.
+        prompt_tokens, cached_tokens: usage.
+    """
+
+    values: list[float]
+    prompt_tokens: int
+    cached_tokens: int
+
+
+async def embed(
+    context: ServerContext,
+    request: Request,
+    model: ServedModel,
+    asked: EmbedRequest,
+    *,
+    encoded: bool = False,
+) -> Embedded:
+    """Compute the vectors of a request.
+
+    Args:
+        context: the server's.
+        request: whose body's memory is released.
+        model: that is leased.
+        asked: the inputs.
+        encoded: the vectors are sent as bytes or base64, not as decimal numbers.
+
+    Raises:
+        TidemillError: kind BAD_REQUEST naming the field, or the engine's error.
+        Rejection: 429, the server is overloaded.
+    """
+    prepared = await prepare_embedding(model, asked, LOOP)
+    request.state.hold.close()
+    length = asked.dimensions or model.info.hidden_size
+    run = Vectors(model, prepared, _size(context, asked, length, encoded=encoded))
+    pooled = await run.run()
+    return Embedded(run.prompt_tokens, run.cached_tokens, length, model, pooled, asked.dimensions)
+
+
+async def score_pairs(request: Request, model: ServedModel, asked: ScoreRequest) -> Scored:
+    """Compute the scores of a request; see `embed`."""
+    prepared = await prepare_scores(model, asked, LOOP)
+    request.state.hold.close()
+    run = Vectors(model, prepared)
+    values = scores_of(model, asked, await run.run())
+    return Scored(values, run.prompt_tokens, run.cached_tokens)
+
+
+def _size(context: ServerContext, asked: EmbedRequest, length: int, *, encoded: bool) -> AnswerSize:
+    """The size of the answer; raises BAD_REQUEST where it is too much."""
+    count, most = len(asked.inputs), context.limits.max_answer_bytes
+    size = vectors_size(count, length, encoded=encoded)
+    if size.most > most:
+        raise bad_request(
+            asked.param,
+            f"{count} vectors of {length} numbers could have {size.most} bytes, and at most "
+            f"{most} are sent (max_answer_bytes): send fewer inputs, or "
+            'ask for encoding_format "base64"',
+        )
+    return size
