@@ -70,6 +70,12 @@ class Problem:
     headers: Mapping[str, str] = field(default_factory=dict)
     request_id: str = ""
 
+    @property
+    def whole_message(self) -> str:
+        """The message with the field's name, for shapes of errors without a member for it."""
+        known = not self.param or self.param in self.message
+        return self.message if known else f"{self.param}: {self.message}"
+
 
 ErrorBody = Callable[[Problem], bytes]
 """A dialect's JSON document for an error."""

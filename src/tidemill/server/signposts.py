@@ -87,6 +87,8 @@ def _closest(path: str, routes: Iterable[str]) -> str | None:
     within = path.lower().rstrip("/") + "/"
     if below := [route for route in known if route.startswith(within)]:
         return below[0]
+    if same := get_close_matches(path[:200].lower(), known, n=1, cutoff=0.9):
+        return same[0]  # a letter too many
     parts = path[:200].lower().strip("/").split("/")
     for start in range(len(parts)):
         end = "/" + "/".join(parts[start:])

@@ -14,6 +14,7 @@ from tidemill.base.clock import monotonic, wall
 from tidemill.base.ids import new_call_id
 from tidemill.generation.choices import TOOL_CALLS, ChoiceDelta
 from tidemill.server.dialects.logprobs import token_entries
+from tidemill.server.dialects.times import Times
 from tidemill.server.host.generation import Generation
 from tidemill.server.transport.framing import NDJSON
 from tidemill.server.transport.sink import Piece
@@ -32,38 +33,16 @@ def nanoseconds(seconds: float) -> int:
     return max(0, round(seconds * 1e9))
 
 
-@dataclass(slots=True)
-class Times:
-    """When a request was where, in seconds of `base.clock.monotonic`.
-
-    Attributes:
-        arrival: it was received.
-        leased: its model was loaded.
-        first, last: its first and its latest token came.
-    """
-
-    arrival: float
-    leased: float
-    first: float | None = None
-    last: float = 0.0
-
-    def tick(self) -> None:
-        """A token came."""
-        self.last = monotonic()
-        if self.first is None:
-            self.first = self.last
-
-    def durations(self, prompt_tokens: int, tokens: int) -> dict[str, int]:
-        """The members of an answer that count and measure."""
-        first = self.last if self.first is None else self.first
-        return {
-            "total_duration": nanoseconds(monotonic() - self.arrival),
-            "load_duration": nanoseconds(self.leased - self.arrival),
-            "prompt_eval_count": prompt_tokens,
-            "prompt_eval_duration": nanoseconds(first - self.leased),
-            "eval_count": tokens,
-            "eval_duration": nanoseconds(self.last - first),
-        }
+def durations(times: Times, prompt_tokens: int, tokens: int) -> dict[str, int]:
+    """The members of an answer that count and measure."""
+    return {
+        "total_duration": nanoseconds(monotonic() - times.arrival),
+        "load_duration": nanoseconds(times.leased - times.arrival),
+        "prompt_eval_count": prompt_tokens,
+        "prompt_eval_duration": nanoseconds(times.prompt_seconds),
+        "eval_count": tokens,
+        "eval_duration": nanoseconds(times.output_seconds),
+    }
 
 
 @dataclass(slots=True)
@@ -210,6 +189,6 @@ class OllamaFormat:
         return {
             "done": True,
             "done_reason": "stop" if self._finish == TOOL_CALLS else self._finish,
-            **self._times.durations(generation.prompt_tokens, generation.completion_tokens),
+            **durations(self._times, generation.prompt_tokens, generation.completion_tokens),
             **({"dropped_messages": dropped} if dropped else {}),
         }

@@ -17,7 +17,6 @@ from tidemill.server.dialects.ollama.answer_format import (
     Members,
     OllamaFormat,
     Part,
-    Times,
     chat_members,
     generate_members,
     timestamp,
@@ -29,6 +28,7 @@ from tidemill.server.dialects.ollama.translate import (
     served_name,
 )
 from tidemill.server.dialects.respond import GeneratedAnswer, ModelAnswer
+from tidemill.server.dialects.times import Times
 from tidemill.server.host.generation import Generation
 from tidemill.server.host.served import ServedModel
 from tidemill.server.transport.framing import NDJSON

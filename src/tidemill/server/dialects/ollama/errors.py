@@ -9,4 +9,4 @@ from tidemill.server.errors import Problem
 
 def error_body(problem: Problem) -> bytes:
     """The JSON document."""
-    return msgspec.json.encode({"error": problem.message})
+    return msgspec.json.encode({"error": problem.whole_message})

@@ -12,11 +12,11 @@ from tidemill.server.dialects.members import (
     Body,
     checked,
     documented,
-    unsupported,
     wrong_type,
     wrong_value,
 )
 from tidemill.server.dialects.ollama import neutral
+from tidemill.server.dialects.window import penalties_are_off
 
 LEVELS = ("low", "medium", "high", "max")
 """Of `think`."""
@@ -84,17 +84,10 @@ class OllamaOptions(Body, kw_only=True):
     frequency_penalty: float | None = None
 
     def finalize(self) -> None:
-        if self.repeat_last_n is None or self.repeat_last_n == -1:
-            return
-        penalties = (self.presence_penalty or 0, self.frequency_penalty or 0)
-        if self.repeat_last_n != 0 and (any(penalties) or self.repeat_penalty not in (None, 1)):
-            invalid = unsupported(
-                "this server's penalties are over the whole text: send repeat_last_n -1, or leave "
-                "the penalties out"
-            )
-            invalid.path = "repeat_last_n"
-            raise invalid
-        self.repeat_penalty, self.presence_penalty, self.frequency_penalty = 1.0, None, None
+        if penalties_are_off(
+            self.repeat_last_n, self.repeat_penalty, self.presence_penalty, self.frequency_penalty
+        ):
+            self.repeat_penalty, self.presence_penalty, self.frequency_penalty = 1.0, None, None
 
 
 class CalledFunction(Body, kw_only=True):

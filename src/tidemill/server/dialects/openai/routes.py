@@ -15,12 +15,7 @@ _EVENTS = ("text/event-stream",)
 _NOT_SERVED = {
     "/v1beta/models": "/v1/chat/completions",
     **dict.fromkeys(("/responses", "/v1/responses/compact"), "/v1/responses"),
-    **dict.fromkeys(
-        ("/completion", "/infill"),
-        "/v1/completions",
-    ),
-    "/props": "/v1/models",
-    **dict.fromkeys(("/embedding", "/embed"), "/v1/embeddings"),
+    "/embed": "/v1/embeddings",
 }
 
 OPENAI = Dialect(

@@ -19,7 +19,4 @@ def error_body(problem: Problem) -> bytes:
     """The JSON document. Types are those that huggingface_hub knows, and ``authentication``."""
     failed = "generation" if problem.status >= 500 else "validation"
     kind = _BY_STATUS.get(problem.status, failed)
-    message, param = problem.message, problem.param
-    if param and param not in message:
-        message = f"{param}: {message}"
-    return msgspec.json.encode({"error": message, "error_type": kind})
+    return msgspec.json.encode({"error": problem.whole_message, "error_type": kind})

@@ -1,0 +1,22 @@
+"""llama.cpp's errors: `{"error": {"code", "message", "type"}}`; the code is the status."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tidemill.server.errors import Problem
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    503: "unavailable_error",
+}
+
+
+def error_body(problem: Problem) -> bytes:
+    """The JSON document."""
+    other = "server_error" if problem.status >= 500 else "invalid_request_error"
+    kind = _TYPES.get(problem.status, other)
+    error = {"code": problem.status, "message": problem.whole_message, "type": kind}
+    return msgspec.json.encode({"error": error})

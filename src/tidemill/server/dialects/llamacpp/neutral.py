@@ -1,0 +1,72 @@
+"""llama.cpp's fields that the schema does not declare, and neutral values of declared ones."""
+
+from __future__ import annotations
+
+from tidemill.server.dialects.fields import ANY, Fields, Neutral
+
+_SAMPLERS: Fields = {
+    "dynatemp_range": Neutral((0,), feature="dynamic temperature"),
+    "dynatemp_exponent": Neutral(kinds=(float,), feature="dynamic temperature"),
+    **dict.fromkeys(("typical_p", "typ_p"), Neutral((1,), feature="typical sampling")),
+    "top_n_sigma": Neutral((-1, 0), feature="top-n-sigma sampling"),
+    "tfs_z": Neutral((1,), feature="tail-free sampling"),
+    "xtc_probability": Neutral((0,), feature="XTC sampling"),
+    "xtc_threshold": Neutral(kinds=(float,), feature="XTC sampling"),
+    "dry_multiplier": Neutral((0,), feature="DRY sampling"),
+    **dict.fromkeys(
+        ("dry_base", "dry_allowed_length", "dry_penalty_last_n"),
+        Neutral(kinds=(float,), feature="DRY sampling"),
+    ),
+    "dry_sequence_breakers": Neutral(kinds=(list,), feature="DRY sampling"),
+    "mirostat": Neutral((0,), feature="mirostat sampling"),
+    **dict.fromkeys(("mirostat_tau", "mirostat_eta"), Neutral(kinds=(float,), feature="mirostat")),
+    "penalize_nl": Neutral((True,), feature="penalties that spare line ends"),
+    "min_keep": Neutral((0, 1), feature="a least number of candidates"),
+    "n_indent": Neutral((0,), feature="a least indentation"),
+}
+GENERATION: Fields = {
+    **_SAMPLERS,
+    # Where and when something is computed cannot change an answer; a text that a slow machine's
+    # time limit does not cut is the answer of a fast one.
+    **dict.fromkeys(
+        ("id_slot", "slot_id", "n_keep", "n_discard"),
+        Neutral(kinds=(int,), feature="values that are no integers"),
+    ),
+    **dict.fromkeys(
+        ("t_max_prompt_ms", "t_max_predict_ms"),
+        Neutral(kinds=(float,), feature="values that are no numbers"),
+    ),
+    "cache_prompt": Neutral(kinds=(bool,), feature="values that are no booleans"),
+    "n_cache_reuse": Neutral((0,), feature="reuse of shifted caches"),
+    "speculative.n_max": Neutral(kinds=(int,), feature="values that are no integers"),
+    "speculative.n_min": Neutral(kinds=(int,), feature="values that are no integers"),
+    "speculative.p_min": Neutral(kinds=(float,), feature="values that are no numbers"),
+    **dict.fromkeys(("n", "n_cmpl"), Neutral((1,), feature="several answers", instead="use /v1")),
+    "post_sampling_probs": Neutral((False,), feature="probabilities behind the filters"),
+    "return_progress": Neutral((False,), feature="progress in answers"),
+    "grammar_lazy": Neutral((False,), feature="lazy grammars"),
+    "grammar_triggers": Neutral(([],), feature="lazy grammars"),
+    "preserved_tokens": Neutral(kinds=(list,), feature="it"),
+    "lora": Neutral(([],), feature="adapters of requests"),
+    "image_data": Neutral(([],), feature="images"),
+    "messages": Neutral(feature="conversations here", instead="use /v1/chat/completions"),
+    # Values that mean the same as absence.
+    "n_predict": Neutral((-1,)),
+    "seed": Neutral((-1,)),
+    "n_probs": Neutral((0,)),
+    "stop": Neutral(([], "")),
+    "grammar": Neutral(("",)),
+    "logit_bias": Neutral(([], {})),
+    "response_fields": Neutral(([],)),
+}
+INFILL: Fields = {
+    **GENERATION,
+    "input_extra": Neutral(([],)),
+    "prompt": Neutral(("",)),
+}
+TEMPLATE: Fields = {
+    "tools": Neutral(([],)),
+    "stream": Neutral(kinds=(bool,), feature="values that are no booleans"),
+    **dict.fromkeys(("temperature", "max_tokens", "seed", "top_p", "stop"), Neutral(kinds=(ANY,))),
+}
+EMBEDDING: Fields = {"image_data": Neutral(([],), feature="images")}

@@ -1,0 +1,30 @@
+"""The routes of llama.cpp's server that are not OpenAI's."""
+
+from __future__ import annotations
+
+from tidemill.server.dialects.dialect import Dialect, Endpoint
+from tidemill.server.dialects.llamacpp import answers, schema, state, texts
+from tidemill.server.dialects.llamacpp.errors import error_body
+
+_EVENTS = ("text/event-stream",)
+
+LLAMACPP = Dialect(
+    "llamacpp",
+    (
+        *(
+            Endpoint(
+                "POST", path, answers.llama_completion, schema.LlamaCompletion, streams=_EVENTS
+            )
+            for path in ("/completion", "/completions")
+        ),
+        Endpoint("POST", "/infill", answers.llama_infill, schema.LlamaInfill, streams=_EVENTS),
+        Endpoint("POST", "/apply-template", texts.llama_apply_template, schema.LlamaTemplate),
+        *(
+            Endpoint("POST", path, texts.llama_embedding, schema.LlamaEmbedding)
+            for path in ("/embedding", "/embeddings")
+        ),
+        Endpoint("GET", "/props", state.llama_props),
+        Endpoint("GET", "/slots", state.llama_slots),
+    ),
+    error_body,
+)

@@ -1,0 +1,233 @@
+"""Request bodies of llama.cpp's API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from msgspec import Meta
+
+from tidemill.server.dialects.fields import Fields
+from tidemill.server.dialects.id_lists import Ids
+from tidemill.server.dialects.keep_alive import KeepAlive
+from tidemill.server.dialects.llamacpp import neutral
+from tidemill.server.dialects.members import (
+    Body,
+    checked,
+    documented,
+    unsupported,
+    wrong_type,
+    wrong_value,
+)
+from tidemill.server.dialects.window import penalties_are_off
+
+INFILL = "infill"
+SAMPLERS = ("penalties", "temperature", "top_k", "top_p", "min_p")
+_OFF = ("dry", "top_n_sigma", "typ_p", "typical_p", "xtc", "tfs_z", "mirostat")
+
+_SHORT = {
+    **{"e": "penalties", "d": "dry", "s": "top_n_sigma", "k": "top_k", "y": "typ_p"},
+    **{"p": "top_p", "m": "min_p", "x": "xtc", "t": "temperature", "i": INFILL},
+}
+
+
+def _is_ids(value: object) -> bool:
+    return isinstance(value, Ids) or (
+        isinstance(value, list) and all(type(one) is int for one in value)
+    )
+
+
+def _check_prompt(value: Any) -> None:
+    if isinstance(value, str) or _is_ids(value):
+        return
+    if not isinstance(value, list):
+        raise wrong_type("expected a text, token ids, or a list of prompts")
+    if not all(isinstance(one, str) or _is_ids(one) for one in value):
+        raise unsupported(
+            "a prompt is a text or token ids; texts and ids in one prompt are not taken: tokenize "
+            "the texts by POST /tokenize"
+        )
+
+
+def _check_texts(value: Any) -> None:
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise wrong_type("expected a text or a list of texts")
+
+
+def _check_bias(value: Any) -> None:
+    biases_of(value)
+
+
+def biases_of(value: Any) -> dict[int, float]:
+    """Token id -> bias; `false` bans a token.
+
+    Raises:
+        InvalidField: it is no list of pairs and no object.
+    """
+    pairs = list(value.items()) if isinstance(value, Mapping) else value
+    found: dict[int, float] = {}
+    if not isinstance(pairs, list):
+        raise wrong_type("expected a list of pairs [token id, bias]")
+    for pair in pairs:
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise wrong_type("expected pairs of a token id and a bias")
+        token, bias = pair
+        if isinstance(token, str):
+            if not (token.isascii() and token.isdigit() and len(token) < 11):
+                raise unsupported("texts have no bias here: send token ids (POST /tokenize)")
+            token = int(token)
+        if type(token) is not int or not 0 <= token < 2**31:
+            raise wrong_type("a token id must be a whole number from 0 on")
+        if bias is not False and type(bias) not in (int, float):
+            raise wrong_type(f"the bias of {token} must be a number or false")
+        found[token] = -100.0 if bias is False else float(bias)
+    return found
+
+
+def samplers_of(value: Any) -> list[str]:
+    """The samplers of a list of names, or of a text of llama.cpp's letters for them.
+
+    Raises:
+        InvalidField: it has others, or another order than this server's.
+    """
+    names = [_SHORT.get(letter, letter) for letter in value] if isinstance(value, str) else value
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise wrong_type("expected a list of names")
+    unknown = [name for name in names if name not in (*SAMPLERS, *_OFF, INFILL)]
+    if unknown:
+        raise unsupported(f"the sampler {unknown[0][:32]!r} is not known")
+    used = [name for name in names if name in SAMPLERS]
+    head = [name for name in ("penalties", "temperature") if name in used]
+    if used[: len(head)] != head:
+        raise unsupported(
+            "this server applies penalties, then temperature, then top_k, top_p and min_p; send "
+            "the samplers in this order, or without those that are not needed"
+        )
+    return names
+
+
+def _check_samplers(value: Any) -> None:
+    samplers_of(value)
+
+
+_TEXTS: dict[str, Any] = {"type": "array", "items": {"type": "string"}}
+_ANY_TEXTS: dict[str, Any] = {"anyOf": [{"type": "string"}, _TEXTS, {"type": "null"}]}
+_PROMPT: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "array"}]}
+Prompt = Annotated[Any, checked(_check_prompt, _PROMPT)]
+_OBJECTS = documented({"anyOf": [{"type": "array", "items": {"type": "object"}}, {"type": "null"}]})
+
+
+class LlamaGeneration(Body, kw_only=True):
+    """Fields that completion and infill share.
+
+    Attributes:
+        n_predict: upper bound of the output; where the context has less room, it ends it.
+        n_probs: alternatives of each token whose logprobs are in the answer.
+        samplers: those that are applied; what is not named is off.
+        response_fields: members that the answer has, by their paths (``timings/prompt_n``).
+        return_tokens: the answer has the token ids; streams always have them.
+    """
+
+    known: ClassVar[Fields] = neutral.GENERATION
+
+    model: str | None = None
+    stream: bool | None = None
+    n_predict: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    ignore_eos: bool | None = None
+    stop: Annotated[Any, checked(_check_texts, _ANY_TEXTS)] = None
+    logit_bias: Annotated[Any, checked(_check_bias, {})] = None
+    n_probs: int | None = None
+    samplers: Annotated[Any, checked(_check_samplers, _ANY_TEXTS)] = None
+    grammar: str | None = None
+    json_schema: dict[str, Any] | bool | None = None
+    return_tokens: bool | None = None
+    timings_per_token: bool | None = None
+    response_fields: list[str] | None = None
+    keep_alive: KeepAlive = None
+
+    def finalize(self) -> None:
+        if penalties_are_off(
+            self.repeat_last_n, self.repeat_penalty, self.presence_penalty, self.frequency_penalty
+        ):
+            self.repeat_penalty, self.presence_penalty, self.frequency_penalty = 1.0, None, None
+        if self.response_fields is not None and self.stream:
+            invalid = wrong_value("is for answers that are not streamed")
+            invalid.path = "response_fields"
+            raise invalid
+
+
+class LlamaCompletion(LlamaGeneration, kw_only=True):
+    """Body of POST /completion."""
+
+    prompt: Prompt
+
+
+class OtherFile(Body, kw_only=True):
+    """Another file of the project."""
+
+    filename: str | None = None
+    text: str
+
+
+class LlamaInfill(LlamaGeneration, kw_only=True):
+    """Body of POST /infill.
+
+    Attributes:
+        input_prefix, input_suffix: what stands before and after the gap.
+        input_extra: other files.
+        prompt: the beginning of the output, which is already known.
+    """
+
+    known: ClassVar[Fields] = neutral.INFILL
+
+    input_prefix: str | None = None
+    input_suffix: str | None = None
+    input_extra: list[OtherFile] | None = None
+    prompt: str | None = None
+
+
+class LlamaTemplate(Body, kw_only=True):
+    """Body of POST /apply-template."""
+
+    known: ClassVar[Fields] = neutral.TEMPLATE
+
+    model: str | None = None
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
+    tools: Annotated[Any, _OBJECTS] = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class LlamaEmbedding(Body, kw_only=True):
+    """Body of POST /embedding and /embeddings.
+
+    Attributes:
+        embd_normalize: 2 (length 1, the default), 1 (the sum of the absolute values is 1), or -1
+            (as the model makes it).
+    """
+
+    known: ClassVar[Fields] = neutral.EMBEDDING
+
+    model: str | None = None
+    content: Prompt | None = None
+    input: Prompt | None = None
+    embd_normalize: int | None = None
+    keep_alive: KeepAlive = None
+
+    def finalize(self) -> None:
+        if (self.content is None) == (self.input is None):
+            raise wrong_value("send content")
+        if self.embd_normalize not in (None, -1, 1, 2):
+            invalid = unsupported("expected 2, 1 or -1")
+            invalid.path = "embd_normalize"
+            raise invalid

@@ -1,0 +1,122 @@
+"""From a body to the internal request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request
+
+from tidemill.base.errors import bad_request
+from tidemill.contract.sampling import SamplingParams
+from tidemill.generation.caller import Caller
+from tidemill.generation.request import Gap, GenerateRequest, Names, Source
+from tidemill.server.access.limits import Limits
+from tidemill.server.dialects.llamacpp.schema import (
+    LlamaCompletion,
+    LlamaGeneration,
+    LlamaInfill,
+    biases_of,
+    samplers_of,
+)
+from tidemill.text.answering import OutputRequest
+
+_FIELDS = {
+    **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "seed", "ignore_eos")},
+    **{name: name for name in ("presence_penalty", "frequency_penalty")},
+    "repetition_penalty": "repeat_penalty",
+    "max_tokens": "n_predict",
+    "logprobs": "n_probs",
+}
+# What a sampler that is not applied leaves.
+_WITHOUT: dict[str, dict[str, Any]] = {
+    "penalties": {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+    "temperature": {"temperature": 1.0},
+    "top_k": {"top_k": 0},
+    "top_p": {"top_p": 1.0},
+    "min_p": {"min_p": 0.0},
+}
+
+
+def name_fields(request: Request) -> None:
+    """Let errors name sampling parameters as the client sent them."""
+    sent = {name: field for name, field in _FIELDS.items() if name != field}
+    request.state.sent_as.update(sent)
+
+
+def sources_of(prompt: Any, limit: int, param: str = "prompt") -> list[Source]:
+    """The prompts of a request: one, or a list of them.
+
+    Raises:
+        TidemillError: kind BAD_REQUEST when there are more than `limit`, or none.
+    """
+    if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
+        return [prompt]
+    if not prompt:
+        raise bad_request(param, f"{param} is empty")
+    if len(prompt) > limit:
+        raise bad_request(param, f"at most {limit} at once are taken as {param}, got {len(prompt)}")
+    return list(prompt)
+
+
+def completion_request(
+    body: LlamaCompletion, caller: Caller, arrival: float, limits: Limits
+) -> GenerateRequest:
+    """The request of prompts that are continued.
+
+    Raises:
+        TidemillError: kind BAD_REQUEST naming the field.
+    """
+    sources = sources_of(body.prompt, limits.max_prompts)
+    return _request(body, sources, None, caller, arrival, Names("prompt", "n_predict"))
+
+
+def infill_request(body: LlamaInfill, caller: Caller, arrival: float) -> GenerateRequest:
+    """The request of a gap that is filled; see `completion_request`."""
+    files = [(one.filename or "tmp", one.text) for one in body.input_extra or ()]
+    gap = Gap(body.input_suffix or "", files, body.prompt or "")
+    names = Names("input_prefix", "n_predict", suffix="input_suffix")
+    return _request(body, [body.input_prefix or ""], gap, caller, arrival, names)
+
+
+def _request(
+    body: LlamaGeneration,
+    sources: Sequence[Source],
+    gap: Gap | None,
+    caller: Caller,
+    arrival: float,
+    names: Names,
+) -> GenerateRequest:
+    # Editors send n_predict 0 to have a prompt in the cache: a step samples one token in any case.
+    scored = body.n_predict == 0
+    fields = {"grammar": body.grammar, "json_schema": body.json_schema}
+    return GenerateRequest(
+        prompts=sources,
+        gap=gap,
+        sampling=_sampling(body, scored=scored),
+        output=OutputRequest.read(fields),
+        scored=scored,
+        ends_with_context=True,
+        caller=caller,
+        arrival=arrival,
+        names=names,
+    )
+
+
+def _sampling(body: LlamaGeneration, *, scored: bool) -> SamplingParams:
+    values: dict[str, Any] = {
+        name: value
+        for name, field in _FIELDS.items()
+        if (value := getattr(body, field)) is not None
+    }
+    if scored:
+        values["max_tokens"] = 1
+    if body.samplers is not None:
+        applied = samplers_of(body.samplers)
+        for sampler, without in _WITHOUT.items():
+            if sampler not in applied:
+                values |= without
+    stop = body.stop or ()
+    values["stop"] = (stop,) if isinstance(stop, str) else tuple(text for text in stop if text)
+    values["logit_bias"] = biases_of(body.logit_bias or [])
+    return SamplingParams(**values)
