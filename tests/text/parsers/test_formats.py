@@ -396,6 +396,12 @@ def test_no_text_breaks_a_parser(name: str, text: str, data: st.DataObject) -> N
     assert parse(name, cut(text, places)) == whole
 
 
+def test_a_mark_is_not_taken_for_a_longer_one_that_is_still_coming() -> None:
+    thinking = parse("glimmer", list(" to=self<|message|>Hm.<|eom|>"))
+    assert thinking.reasoning == "Hm." and not thinking.wrong
+    assert parse("glimmer", list(" to=self")).content == "to=self"
+
+
 def test_time_is_linear() -> None:
     seconds = []
     for size in (40_000, 160_000):

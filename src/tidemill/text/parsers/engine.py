@@ -63,8 +63,6 @@ class _Marks:
 
     def _longer(self, text: str, match: re.Match[str]) -> bool:
         """The text ends inside a possible mark that is longer than the one found."""
-        if match.end() < len(text):
-            return False
         rest = text[match.start() :]
         return any(len(m) > len(rest) and m.startswith(rest) for m in self._marks)
 
