@@ -32,6 +32,7 @@ CLIENTS = {
     "semantic_kernel": (["semantic-kernel"], "semantic-kernel"),
     "huggingface_hub": (["huggingface_hub"], "huggingface_hub"),
     "ollama": (["ollama"], "ollama"),
+    "ollama_js": (["ollama"], "ollama"),
     "tritonclient": (["tritonclient[http]"], "tritonclient"),
     "openai_js": (["openai"], "openai"),
     "anthropic": (["anthropic"], "anthropic"),

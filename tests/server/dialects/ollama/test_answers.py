@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any
 
@@ -191,3 +192,35 @@ def test_generate_refuses_by_name(ollama: Ollama, name: str) -> None:
     ollama.model.text = "ok"
     neutral: Any = {"images": [], "context": [], "template": ""}[name]
     ollama.both("/api/generate", model="tiny", prompt="a", **{name: neutral})
+
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "format": {"format": PARAMETERS},
+    "think": {"think": True},
+    "options": {"options": {"temperature": 0, "num_predict": 30, "num_ctx": 4096}},
+    "stop": {"options": {"stop": ["q"]}},
+    "logprobs": {"logprobs": True, "top_logprobs": 2},
+    "truncate": {"truncate": True},
+    "keep_alive": {"keep_alive": -1},
+    "tools": {"tools": TOOLS},
+    "suffix": {"suffix": "b"},
+    "raw": {"raw": True},
+    "system": {"system": "Be brief."},
+}
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_every_pair_of_parameters_works_or_is_refused_by_name(ollama: Ollama, path: str) -> None:
+    ollama.model.text = '<think>\nhm\n</think>\n\n{"city": "Rome"}'
+    asked: dict[str, Any] = {"messages": ASK} if path == "/api/chat" else {"prompt": "a"}
+    worked = 0
+    for one, other in itertools.combinations(FEATURES, 2):
+        body = {"model": "tiny", **asked, **FEATURES[one], **FEATURES[other]}
+        answer = ollama.http.post(path, json={**body, "stream": False})
+        if answer.status_code == 200:
+            ollama.both(path, **body)
+            worked += 1
+        else:
+            error = answer.json()["error"]
+            assert answer.status_code == 400 and (one in error or other in error), (body, error)
+    assert worked >= 20
