@@ -219,3 +219,17 @@ def test_errors_name_the_field_and_the_remedy() -> None:
         assert server.http.post(f"{ADMIN}/chat/promote", headers=page).status_code == 415
         listed = server.http.get("/v1/models").json()["data"]
         assert [card["id"] for card in listed][:4] == ["chat", "talk", "chat@1", "chat@2"]
+
+
+def test_a_server_without_versions_makes_nothing_for_them() -> None:
+    context = fake_context(_engine("other"))
+    with serving(context) as url:
+        server = _Server(context, url)
+        assert "no name of this server has versions" in server.command("status")
+        with pytest.raises(TidemillError, match="other@1"):
+            server.command("start", "other", "--to", "2")
+        with pytest.raises(TidemillError, match="has none"):
+            server.command("status", "chat")
+        assert server.ask(model="other").headers["x-tidemill-model"] == "other"
+        assert context.host.versions is None
+        server.http.close()

@@ -55,12 +55,15 @@ _RULE = tuple(f for f in RolloutBody.__struct_fields__ if f not in ("name", "to"
 
 async def list_rollouts(context: ServerContext, request: Request) -> Response:
     """Names with versions: how their traffic is divided, and the comparison of their versions."""
-    return json_response({"rollouts": [_document(one) for one in _versions(context).all]})
+    versions = _versions(context)
+    found = () if versions is None else versions.all
+    return json_response({"rollouts": [_document(one) for one in found]})
 
 
 async def get_rollout(context: ServerContext, request: Request) -> Response:
     """One name with versions."""
-    return json_response(_document(_named(context, request.path_params["name"])))
+    _, traffic = _named(context, request.path_params["name"])
+    return json_response(_document(traffic))
 
 
 async def start_rollout(context: ServerContext, request: Request) -> Response:
@@ -70,52 +73,56 @@ async def start_rollout(context: ServerContext, request: Request) -> Response:
     as the evidence shows that it is worse than its bounds allow.
     """
     body = await read_model(RolloutBody, request, context.limits)
-    traffic = _named(context, body.name)
-    _versions(context).set_rule(traffic, _rule_of(body, traffic))
+    versions, traffic = _named(context, body.name)
+    versions.set_rule(traffic, _rule_of(body, traffic))
     return json_response(_document(traffic))
 
 
 async def promote_rollout(context: ServerContext, request: Request) -> Response:
     """End the rollout of a name with all traffic to the new version, whatever the evidence."""
-    traffic = await _commanded(context, request)
-    _versions(context).promote(traffic)
+    versions, traffic = await _commanded(context, request)
+    versions.promote(traffic)
     return json_response(_document(traffic))
 
 
 async def abort_rollout(context: ServerContext, request: Request) -> Response:
     """End a rollout, weights or a shadow with all traffic to the stable version."""
-    traffic = await _commanded(context, request)
-    _versions(context).abort(traffic)
+    versions, traffic = await _commanded(context, request)
+    versions.abort(traffic)
     return json_response(_document(traffic))
 
 
-def _versions(context: ServerContext) -> Versions:
+def _versions(context: ServerContext) -> Versions | None:
+    """The names with versions; None, and nothing is imported for them, where there are none."""
+    host = context.host
+    if host.versions is None and not any("@" in slot.name for slot in host.slots):
+        return None
     versions = context.versions()
     versions.group()
     return versions
 
 
-async def _commanded(context: ServerContext, request: Request) -> NameTraffic:
+async def _commanded(context: ServerContext, request: Request) -> tuple[Versions, NameTraffic]:
     """The name that a request without a body is about."""
     await read_body(request, context.limits, bare=True)  # not from another site's page
     return _named(context, request.path_params["name"])
 
 
-def _named(context: ServerContext, name: str) -> NameTraffic:
+def _named(context: ServerContext, name: str) -> tuple[Versions, NameTraffic]:
     versions = _versions(context)
-    traffic = versions.find(name)
-    if traffic is not None:
-        return traffic
+    traffic = None if versions is None else versions.find(name)
+    if versions is not None and traffic is not None:
+        return versions, traffic
     if context.host.has(name):
         raise bad_request(
             "name",
             f"{name!r} is one model; only a name with versions has traffic to divide: models that "
             f"are called {name}@1 and {name}@2, and none that is called {name} (`tidemill cp`)",
         )
-    known = ", ".join(one.name for one in versions.all) or "none"
+    known = "" if versions is None else ", ".join(one.name for one in versions.all)
     raise reject(
         404,
-        f"{name[:256]!r} is no name with versions; this server has {known}",
+        f"{name[:256]!r} is no name with versions; this server has {known or 'none'}",
         param="name",
         code="model_not_found",
     )
