@@ -33,6 +33,7 @@ CLIENTS = {
     "huggingface_hub": (["huggingface_hub"], "huggingface_hub"),
     "ollama": (["ollama"], "ollama"),
     "ollama_js": (["ollama"], "ollama"),
+    "cohere": (["cohere"], "cohere"),
     "tritonclient": (["tritonclient[http]"], "tritonclient"),
     "openai_js": (["openai"], "openai"),
     "anthropic": (["anthropic"], "anthropic"),

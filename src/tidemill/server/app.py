@@ -21,11 +21,13 @@ from tidemill.server.admin import health, rollouts
 from tidemill.server.admin import models as admin_models
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.anthropic.routes import ANTHROPIC
+from tidemill.server.dialects.cohere.embed import COHERE
 from tidemill.server.dialects.dialect import Dialect, Endpoint
 from tidemill.server.dialects.kserve.routes import KSERVE
 from tidemill.server.dialects.llamacpp.routes import LLAMACPP
 from tidemill.server.dialects.ollama.routes import OLLAMA
 from tidemill.server.dialects.openai.routes import OPENAI
+from tidemill.server.dialects.tei.embed import TEI
 from tidemill.server.dialects.tgi.routes import TGI
 from tidemill.server.errors import Rejection, fail, problem_response
 from tidemill.server.openapi import document_of, field_names
@@ -33,7 +35,7 @@ from tidemill.server.signposts import Signposts
 from tidemill.server.transport.access_log import AccessLogMiddleware
 from tidemill.server.transport.http import HttpServer, make_server
 
-DIALECTS: tuple[Dialect, ...] = (OPENAI, ANTHROPIC, TGI, OLLAMA, KSERVE, LLAMACPP)
+DIALECTS: tuple[Dialect, ...] = (OPENAI, ANTHROPIC, TGI, OLLAMA, KSERVE, LLAMACPP, COHERE, TEI)
 """The APIs that are served. To add one: its package, and an entry here. The first one's error shape
 is used where a path belongs to none."""
 

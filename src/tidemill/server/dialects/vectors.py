@@ -52,6 +52,12 @@ class Embedded:
             for i in some:
                 yield i, embedding_of(self._model, self._pooled[i], self._dimensions)
 
+    def similarity(self, one: int, other: int) -> float:
+        """The cosine similarity of two inputs' whole vectors."""
+        from tidemill.text.pooled import similarity  # numpy, see there
+
+        return similarity(self._pooled[one], self._pooled[other])
+
 
 @dataclass(frozen=True, slots=True)
 class Scored:

@@ -339,6 +339,10 @@ RERANK: Fields = {
     "max_chunks_per_doc": Neutral(feature="documents in parts"),
     "max_tokens_per_doc": Neutral(feature="truncation of documents"),
     "rank_fields": Neutral((["text"],), feature="other members than text"),
+    # Text Embeddings Inference
+    "raw_scores": Neutral((False,), feature="scores before the model's last function"),
+    "truncate": Neutral((False,), feature="truncation", instead="send shorter texts"),
+    "truncation_direction": Neutral(("Left", "Right"), feature="other directions"),
 }
 
 STREAM_OPTIONS: Fields = {

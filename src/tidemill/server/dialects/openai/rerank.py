@@ -43,15 +43,16 @@ async def rerank(context: ServerContext, request: Request) -> Response:
     body = await read_model(schema.RerankRequest, request, context.limits, bare=True)
     context.host.find(body.model)  # a wrong name is the first error
     caller = caller_of(request, body.timeout, arrival, cache_salt=body.cache_salt, user=body.user)
-    documents = [d if isinstance(d, str) else d.text for d in body.documents]
-    _check_count("documents", len(documents), context)
+    field = "documents" if body.texts is None else "texts"
+    documents = [d if isinstance(d, str) else d.text for d in body.documents or body.texts or ()]
+    _check_count(field, len(documents), context)
     if body.top_n is not None and body.top_n < 1:
         raise bad_request("top_n", f"top_n must be at least 1, got {body.top_n}")
     asked = ScoreRequest(
         firsts=[body.query],
         seconds=documents,
         pairs=[(0, j) for j in range(len(documents))],
-        params=("query", "documents"),
+        params=("query", field),
         caller=caller,
         arrival=arrival,
     )
@@ -67,8 +68,16 @@ async def rerank(context: ServerContext, request: Request) -> Response:
             results.append(result)
         return {"id": new_id("rerank"), "model": model, "results": results}
 
+    async def in_tei_form(model: ServedModel) -> Response:
+        values = (await score_pairs(request, model, asked)).values
+        order = sorted(range(len(values)), key=lambda i: -values[i])
+        ranks: list[dict[str, Any]] = [{"index": i, "score": values[i]} for i in order]
+        if body.return_text:
+            ranks = [{**rank, "text": documents[i]} for rank, i in zip(ranks, order, strict=True)]
+        return json_response(ranks)
+
     keep_alive = keep_alive_of(body.keep_alive)
-    work = _scored(request, asked, document)
+    work = in_tei_form if body.texts is not None else _scored(request, asked, document)
     return ModelAnswer(context, request, body.model, work, keep_alive)
 
 

@@ -15,7 +15,6 @@ _EVENTS = ("text/event-stream",)
 _NOT_SERVED = {
     "/v1beta/models": "/v1/chat/completions",
     **dict.fromkeys(("/responses", "/v1/responses/compact"), "/v1/responses"),
-    "/embed": "/v1/embeddings",
 }
 
 OPENAI = Dialect(

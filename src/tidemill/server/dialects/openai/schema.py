@@ -17,6 +17,7 @@ from tidemill.server.dialects.id_lists import Ids
 from tidemill.server.dialects.keep_alive import KeepAlive
 from tidemill.server.dialects.members import (
     Body,
+    InvalidField,
     JsonSchema,
     checked,
     documented,
@@ -386,14 +387,31 @@ class RerankRequest(VectorBody, kw_only=True):
 
     Attributes:
         return_documents: repeat each document in the answer (default false).
+        texts: instead of documents, as Text Embeddings Inference has it: the answer is in its form.
+        return_text: with `texts`: repeat each text in the answer (default false).
     """
 
     known: ClassVar[Fields] = neutral.RERANK
 
     query: str
-    documents: list[str | Document]
+    documents: list[str | Document] | None = None
     top_n: int | None = None
     return_documents: bool | None = None
+    texts: list[str] | None = None
+    return_text: bool | None = None
+
+    def finalize(self) -> None:
+        """Raise unless there is one form."""
+        if self.texts is None:
+            if self.documents is None:
+                raise InvalidField("missing_required_parameter", "is required", "documents")
+            wrong = "return_text" if self.return_text is not None else None
+        else:
+            mixed = ("documents", "top_n", "return_documents")
+            wrong = next((name for name in mixed if getattr(self, name) is not None), None)
+        if wrong is not None:
+            one, other = ("documents", "texts") if self.texts is None else ("texts", "documents")
+            raise InvalidField("invalid_value", f"belongs to {other}, and {one} were sent", wrong)
 
 
 class ScoreRequest(VectorBody, kw_only=True):

@@ -1,0 +1,1 @@
+"""Cohere's API for embeddings (its rerank is `server.dialects.openai.rerank`)."""
