@@ -103,7 +103,8 @@ def test_every_route_but_the_probes_wants_a_key(http: httpx.Client, method: str,
             assert answer.status_code == 401, (verb, path, headers)
             assert answer.headers["www-authenticate"].startswith("Bearer")
             if verb != "HEAD":
-                error = answer.json()["error"]  # Ollama's and TGI's are the message alone
+                document = answer.json()  # Ollama's, TGI's and Cohere's are the message alone
+                error = document.get("error", document.get("message"))
                 if isinstance(error, dict):
                     kind = error.get("code", error["type"])  # Anthropic's errors have no codes
                     assert kind in ("invalid_api_key", "authentication_error", 401)
