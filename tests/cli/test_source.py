@@ -140,5 +140,7 @@ def test_a_reload_changes_the_traffic_of_names_with_versions(tmp_path: Path) -> 
     assert [(n.name, n.versions, n.traffic) for n in found.names] == [
         ("chat", ("1", "2"), Single(version="2"))
     ]
+    # What answers to the name alone is loaded at the start.
+    assert found.order == ("chat@2", "chat@1") and source.reload().order[0] == "chat@2"
     models = found.models
     assert not models.added + models.replaced + models.updated and not models.texts

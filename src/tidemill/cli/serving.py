@@ -114,10 +114,19 @@ def memory_budget(deployment: Deployment, say: Say) -> int | None:
 
 
 def model_options(deployment: Deployment, say: Say) -> Iterator[ModelOptions]:
-    """The models in their order; pinned ones first, since the first is loaded at the start."""
+    """The models in their order, but for what is better loaded at the start, as the first one is:
+    pinned models, and of the versions of a name the one that answers to the name alone."""
     from tidemill.server.host.source import ModelOptions
 
-    for model in sorted(deployment.models, key=lambda model: not model.pin):
+    answering, first = _answering(deployment), dict[str, int]()
+    for place, model in enumerate(deployment.models):
+        first.setdefault(_unversioned(model.name), place)
+
+    def order(model: ModelSettings) -> tuple[bool, int, bool]:
+        name = _unversioned(model.name)
+        return not model.pin, first[name], answering.get(name) != model.name
+
+    for model in sorted(deployment.models, key=order):
         yield ModelOptions(
             model.name,
             partial(_open, model, say),
@@ -125,6 +134,31 @@ def model_options(deployment: Deployment, say: Say) -> Iterator[ModelOptions]:
             pin=model.pin,
             keep_alive=model.keep_alive,
         )
+
+
+def _answering(deployment: Deployment) -> dict[str, str]:
+    """Name with versions -> the model that answers to it before any rollout."""
+    declared = {}
+    if deployment.names:
+        from tidemill.server.host.rollout.traffic import versions_of
+
+        declared = {n.name: f"{n.name}@{versions_of(n.traffic)[0]}" for n in deployment.names}
+
+    def number(model: str) -> int:
+        _, at, version = model.rpartition("@")
+        if not at:
+            return 2**63  # a model of exactly that name is what the name means
+        return int(version) if version.isdecimal() else -1
+
+    highest = {
+        _unversioned(model.name): model.name
+        for model in sorted(deployment.models, key=lambda model: number(model.name))
+    }
+    return {**highest, **declared}
+
+
+def _unversioned(name: str) -> str:
+    return name.rpartition("@")[0] or name
 
 
 def _same(opening: Opening) -> Opening:
