@@ -259,3 +259,11 @@ def test_models_are_loaded_and_unloaded(url: str) -> None:
     refused = post(f"{url}/v2/repository/models/tiny/load", json=body)
     assert refused.status_code == 400 and "config" in refused.json()["error"]
     assert post(f"{url}/v2/repository/models/dodo/load").status_code == 404
+
+
+def test_an_engine_that_has_ended_is_not_ready(url: str, engine: ScriptedEngine) -> None:
+    engine.dead = True
+    for path in ("health/ready", "models/tiny/ready"):
+        found = httpx.get(f"{url}/v2/{path}")
+        assert found.status_code == 503 and "has ended" in found.json()["error"]
+    assert httpx.get(f"{url}/v2/health/live").status_code == 200

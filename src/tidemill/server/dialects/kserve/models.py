@@ -10,7 +10,6 @@ from starlette.responses import Response
 from tidemill.contract.request import FinishReason
 from tidemill.contract.wire import EngineInfo
 from tidemill.generation.choices import TOOL_CALLS
-from tidemill.server.access.auth import principal_of
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.body import parse_body, read_bytes
 from tidemill.server.dialects.kserve.schema import KserveIndex, KserveLoad
@@ -79,9 +78,7 @@ async def ready(context: ServerContext, request: Request) -> Response:
     """Every model can answer; one that is loaded on demand can."""
     problem = context.host.draining or next(filter(None, map(_problem, context.host.slots)), None)
     if problem is not None:
-        # A probe without a key, where keys exist, learns no reason.
-        reason = "" if principal_of(request).role is None else f": {problem}"
-        raise reject(503, f"not ready{reason}", code="not_ready")
+        raise reject(503, f"not ready: {problem}", code="not_ready")
     return json_response({"ready": True})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tidemill.server.access.keys import Role
-from tidemill.server.dialects.dialect import PUBLIC, Dialect, Endpoint
+from tidemill.server.dialects.dialect import Dialect, Endpoint
 from tidemill.server.dialects.kserve import handlers, models, schema
 from tidemill.server.dialects.kserve.errors import error_body
 
@@ -34,8 +34,8 @@ KSERVE = Dialect(
     "kserve",
     (
         Endpoint("GET", "/v2", models.server),
-        Endpoint("GET", "/v2/health/live", models.live, roles=PUBLIC),
-        Endpoint("GET", "/v2/health/ready", models.ready, roles=PUBLIC),
+        Endpoint("GET", "/v2/health/live", models.live),
+        Endpoint("GET", "/v2/health/ready", models.ready),
         Endpoint("GET", "/v2/models/stats", models.statistics),
         *_of_models(_MODEL + "/versions/{version}"),
         *_of_models(_MODEL),
