@@ -85,6 +85,7 @@ def test_a_path_is_pulled_and_removed(call: Call, tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (("rm",), "name the models to remove"),
+        (("rm", "brook"), "comes with Tidemill and cannot be removed"),
         (("rm", "absent"), "the library has no model 'absent'"),
         (("cp", "absent", "x"), "the library has no model 'absent'"),
         (("create", "x"), "name it with --from"),

@@ -41,7 +41,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     from huggingface_hub import constants
 
     hub = FakeHub(REPOS, gated=("owner/gated",), token="secret")
-    monkeypatch.setattr(http, "_FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(http, "FIRST_WAIT_SECONDS", 0.01)
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
     template = "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + template)

@@ -57,9 +57,9 @@ def test_a_modelfile(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "kind", "said"),
     [
-        ("FROM a\nTEMPLATE {{ .Prompt }}", ErrorKind.UNSUPPORTED, "line 2: TEMPLATE is in Go's"),
-        ('TEMPLATE """{{ if .System }}x{{ end }}"""', ErrorKind.UNSUPPORTED, "--chat-template"),
-        ("RENDERER x", ErrorKind.UNSUPPORTED, "remove the line"),
+        ("FROM a\nTEMPLATE {{ .Prompt }}", ErrorKind.CONFIG, "line 2: TEMPLATE is in Go's"),
+        ('TEMPLATE """{{ if .System }}x{{ end }}"""', ErrorKind.CONFIG, "--chat-template"),
+        ("RENDERER x", ErrorKind.CONFIG, "remove the line"),
         ("FROM a\nFROM b", ErrorKind.CONFIG, "line 2: a second FROM"),
         ("FORM a", ErrorKind.CONFIG, "line 1: 'FORM' is no instruction"),
         ("FROM", ErrorKind.CONFIG, "FROM says nothing"),

@@ -35,7 +35,7 @@ def test_a_wait_until_a_date() -> None:
 
 
 def test_progress_begins_the_count_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "_FIRST_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(http, "FIRST_WAIT_SECONDS", 0.0)
     patience = http.Patience("f", Event(), lambda line: None)
 
     def tries() -> int:

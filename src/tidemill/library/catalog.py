@@ -354,6 +354,8 @@ class Library:
             raise TidemillError(
                 ErrorKind.NOT_FOUND, f"{name} has versions: name one of {listed}", param="model"
             )
+        if name in bundled_models():
+            raise config_error("names", f"{name} comes with Tidemill and cannot be removed")
         self.manifest(name)
 
 

@@ -21,7 +21,7 @@ _READ_SECONDS = 30.0
 # Tries in a row without a byte: before the first one (eight seconds), and after it (a minute).
 _FIRST_TRIES = 5
 _MAX_TRIES = 8
-_FIRST_WAIT_SECONDS = 0.5
+FIRST_WAIT_SECONDS = 0.5
 # The longest wait that a server may demand.
 MAX_WAIT_SECONDS = 300.0
 # `"api";r=0;t=55`: seconds until the window ends (draft-ietf-httpapi-ratelimit-headers).
@@ -160,7 +160,7 @@ class Patience:
                 param="source",
                 retryable=True,
             ) from failure
-        seconds = _FIRST_WAIT_SECONDS * 2 ** (self._tries - 1) if asked is None else asked
+        seconds = FIRST_WAIT_SECONDS * 2 ** (self._tries - 1) if asked is None else asked
         if seconds >= 2.0:
             self._say(f"{self._what}: {failure}; trying again in {seconds:.0f} seconds")
         self._stop.wait(seconds)

