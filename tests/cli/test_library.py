@@ -58,6 +58,7 @@ def test_the_life_of_a_model(call: Call, tmp_path: Path) -> None:
     said = call("create", "pirate", "-p", "top_k=3", "--system", "You are a parrot.")
     assert "pirate is in the library, made from brook" in said
     shown = call("show", "pirate")
+    assert "all, for one request of 512 tokens" in shown
     for line in (
         "created from  brook",
         "You are a parrot.",

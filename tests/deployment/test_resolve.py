@@ -114,6 +114,12 @@ def test_a_served_name_changes_no_source(deploy: Deploy) -> None:
     assert (model.name, model.aliases, model.source) == ("a", ("b",), "chat")
 
 
+def test_a_served_name_is_checked_as_one_of_the_file(problems: Problems) -> None:
+    given = {"served_name": Sourced(("o/n:Q4_K_M", "a b/../c"), Origin("flag", "--served-name"))}
+    [found] = problems("[[models]]\nname = 'chat'\naliases = ['claude-*', 'o/n']", given=given)
+    assert found.startswith('--served-name: "a b/../c" must be at most 200 letters')
+
+
 def test_all_problems_at_once_in_the_order_of_the_file(problems: Problems, folder: Path) -> None:
     found = problems(
         "[server]\nprot = 1\nport = 70000\nthreads = 2\n[sever]\n[limits]\nmax_n = 500\n"
@@ -153,7 +159,9 @@ def test_all_problems_at_once_in_the_order_of_the_file(problems: Problems, folde
             '[[models]]\nsource = "a\\tb"',
             't.toml:2:10: models[0].source: "a\\tb" cannot be a model',
         ),
-        ("[[models]]\nname = './x'", "t.toml:2:8: models[0].name: no such file or folder: "),
+        ("[[models]]\nname = './x'", "t.toml:2:8: models[0].name: must be at most 200 letters"),
+        ("[[models]]\nname = 'a b'\nsource = 'o/n'", "models[0].name: must be at most 200 letters"),
+        ("[[models]]\nname = 'a'\naliases = ['a/../c']", "models[0].aliases[0]: must be at most"),
         ("[models]\nname = 'a'", "t.toml:1:2: models: must be a list of tables: write [[models]]"),
         ("models = [{name = 'a'}, 2]", "t.toml:1:25: models[1]: must be a table, got 2"),
         ("[server]\nkeep-alive = 1\nkeep_alive = 1", "server.keep_alive: is set twice, with dash"),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from tidemill.library.manifest import Definition
     from tidemill.models.foreign import Foreign
     from tidemill.models.spec import Attention, DecoderSpec, Mlp, Moe
     from tidemill.offline.opened import OpenedModel
@@ -52,7 +53,7 @@ def show(
     console.print()
     console.print(_kv_table(opened))
     console.print()
-    console.print(_memory_table(opened))
+    console.print(_memory_table(opened, found.definition))
     console.print()
     console.print(_tensor_table(opened, grouped=not tensors))
     _print_notes(console, (*opened.files.notes, *opened.text.tokenizer.notes))
@@ -260,17 +261,26 @@ def _kv_table(opened: OpenedModel) -> Table:
     return table
 
 
-def _memory_table(opened: OpenedModel) -> Table:
-    """What an engine of default settings takes; see worker/needs.py."""
+def _memory_table(opened: OpenedModel, defined: Definition) -> Table:
+    """What an engine takes, of default settings but for the library's; see worker/needs.py."""
     from rich.table import Table
 
+    from tidemill.base.errors import TidemillError
     from tidemill.cli.machine import human_bytes
     from tidemill.contract.config import EngineConfig
     from tidemill.worker.needs import needs_of
     from tidemill.worker.opening import of_files
 
-    config = EngineConfig(model=str(opened.files.path), served_name=opened.text.name)
-    needs = needs_of(config, of_files(config, opened.files))
+    config = EngineConfig(
+        model=str(opened.files.path),
+        served_name=opened.text.name,
+        max_model_len=defined.max_model_len,
+        quantize=defined.quantize or "none",
+    )
+    try:
+        needs = needs_of(config, of_files(config, opened.files))
+    except TidemillError as error:  # of the library's settings: `run` and `serve` refuse them
+        return _table([("memory", f"it cannot be loaded: {error.message}")])
     rows = [(f"weights: {part}", size) for part, size in needs.weights.items()]
     rows += [
         ("all weights", needs.weight_bytes),

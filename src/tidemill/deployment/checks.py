@@ -5,6 +5,7 @@ Those rooms are imported when such a value is read.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,18 @@ ISAS = (
 """Instruction sets of the native backend."""
 
 _NAME_CHARS = 200
+# Parts as of the library's names, and `*` for further names that are patterns.
+_NAME_PART = r"[A-Za-z0-9*][A-Za-z0-9._:@*-]*"
+_NAME = re.compile(rf"{_NAME_PART}(?:/{_NAME_PART})*")
 
 
-def _check_name(name: str) -> None:
-    if len(name) > _NAME_CHARS or name != name.strip() or not name.isprintable():
-        raise ValueError(f"must be at most {_NAME_CHARS} printable characters, no space around")
+def check_name(name: str) -> None:
+    """Raise ValueError for what no model may be called."""
+    if len(name) > _NAME_CHARS or ".." in name or _NAME.fullmatch(name) is None:
+        raise ValueError(
+            f"must be at most {_NAME_CHARS} letters, digits, '.', '_', '-', ':' and '@', with '/' "
+            "between parts that begin with a letter or a digit"
+        )
 
 
 def _check_origin(origin: str) -> None:
@@ -82,7 +90,7 @@ TEMPLATE = kinds.path_or_name(
     "a file or a template's name", lambda template, _: "/" in template or "." in template
 )
 VERSION = kinds.checked("1 to 64 letters, digits, '.', '_' or '-'", _check_version)
-MODEL_NAME = kinds.checked("a name", _check_name)
+MODEL_NAME = kinds.checked("a name", check_name)
 ORIGIN = kinds.checked('an origin such as "https://app.example" or "*"', _check_origin)
 PROXY = kinds.checked('an address or a network such as "10.0.0.0/8"', _check_proxy)
 API_KEY = kinds.checked("1 to 512 visible ASCII characters without spaces", _check_key)

@@ -11,6 +11,7 @@ import msgspec
 
 from tidemill.base.errors import TidemillError
 from tidemill.deployment import toml_text
+from tidemill.deployment.checks import check_name
 from tidemill.deployment.deployment import (
     ModelSettings,
     Section,
@@ -89,6 +90,8 @@ class ModelReader:
 
     def _check_one_model(self, count: int) -> None:
         served_name = self._served_name
+        if served_name is not None:
+            self._check_served_name(served_name)
         if served_name is not None and count == 1:
             # Counts before the file's; its first name is the one in answers.
             first, *others = dict.fromkeys(served_name.value)
@@ -99,6 +102,13 @@ class ModelReader:
         for key, one in self._flags.items():
             if self._known[key].one_model and count != 1:
                 self._belongs_to_one(one, key, count)
+
+    def _check_served_name(self, flag: Sourced) -> None:
+        for name in flag.value:
+            try:
+                check_name(name)
+            except ValueError as error:
+                self._reader.problems.append(Problem(flag.origin, "", f"{shortened(name)} {error}"))
 
     def _belongs_to_one(self, flag: Sourced, key: str, count: int) -> None:
         message = f"belongs to one model, and there are {count}; set {key} in the model's table"
