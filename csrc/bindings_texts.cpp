@@ -203,8 +203,9 @@ nb::object encoder_of_texts(const Packed& tokens, const Packed& lines, bool whol
   return nb::cast(text::Encoder(std::move(vocabulary), std::move(merges), whole_words));
 }
 
-nb::object encoder_of_json(const Bytes& data, const text::ModelSpans& spans, bool whole_words) {
-  const std::string_view document = view_of(data);
+// The encoder of a tokenizer.json's model, or none where it is not sound. No Python: other threads run.
+std::optional<text::Encoder> read_encoder(std::string_view document, const text::ModelSpans& spans,
+                                          bool whole_words) {
   const auto part = [&](const text::Span& span) {
     return document.substr(span.begin, span.end - span.begin);
   };
@@ -214,7 +215,7 @@ nb::object encoder_of_json(const Bytes& data, const text::ModelSpans& spans, boo
     last = std::max(last, id), ++count, bytes += text.size();
     return true;
   });
-  if (!sound || last >= 2 * count + 1024) return nb::none();
+  if (!sound || last >= 2 * count + 1024) return std::nullopt;
   text::Vocabulary vocabulary(size_t{last} + 1, bytes);
   sound = text::read_vocabulary(part(spans.vocabulary), [&](std::string_view text, uint32_t id) {
     return vocabulary.add(text, id);
@@ -223,18 +224,34 @@ nb::object encoder_of_json(const Bytes& data, const text::ModelSpans& spans, boo
   sound = sound && text::read_merges(part(spans.merges), [&](std::string_view, std::string_view) {
             return ++lines < text::kNone;
           });
-  if (!sound) return nb::none();
+  if (!sound) return std::nullopt;
   MergeReader reader(vocabulary, lines);
   sound = text::read_merges(part(spans.merges), [&](std::string_view left, std::string_view right) {
     return reader.add(left, right);
   });
-  if (!sound) return nb::none();
+  if (!sound) return std::nullopt;
   text::Merges merges = reader.take();
-  return nb::cast(text::Encoder(std::move(vocabulary), std::move(merges), whole_words));
+  return text::Encoder(std::move(vocabulary), std::move(merges), whole_words);
+}
+
+nb::object encoder_of_json(const Bytes& data, const text::ModelSpans& spans, bool whole_words) {
+  const std::string_view document = view_of(data);
+  std::optional<text::Encoder> encoder;
+  {
+    nb::gil_scoped_release other_threads_run;
+    encoder = read_encoder(document, spans, whole_words);
+  }
+  if (!encoder) return nb::none();
+  return nb::cast(std::move(*encoder));
 }
 
 nb::object find_model(const Bytes& data) {
-  const std::optional<text::ModelSpans> spans = text::find_model(view_of(data));
+  const std::string_view document = view_of(data);
+  std::optional<text::ModelSpans> spans;
+  {
+    nb::gil_scoped_release other_threads_run;
+    spans = text::find_model(document);
+  }
   if (!spans) return nb::none();
   return nb::cast(std::tuple(spans->vocabulary.begin, spans->vocabulary.end, spans->merges.begin,
                              spans->merges.end));
