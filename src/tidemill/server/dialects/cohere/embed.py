@@ -138,12 +138,16 @@ def _prompt_of(model: ServedModel, input_type: str | None) -> str | None:
     return {"search_query": query, "search_document": document}.get(input_type or "")
 
 
+ERROR_SCHEMA = {
+    "type": "object",
+    "required": ["message"],
+    "properties": {"message": {"type": "string"}},
+}
+
+
 def error_body(problem: Problem) -> bytes:
     """Cohere's shape of an error: `{"message"}`; the message names the field."""
-    message, param = problem.message, problem.param
-    if param and param not in message:
-        message = f"{param}: {message}"
-    return msgspec.json.encode({"message": message})
+    return msgspec.json.encode({"message": problem.whole_message})
 
 
 COHERE = Dialect(
@@ -153,4 +157,5 @@ COHERE = Dialect(
         Endpoint("POST", "/v1/embed", embed_v1, CohereEmbed),
     ),
     error_body,
+    error_schema=ERROR_SCHEMA,
 )

@@ -6,10 +6,13 @@ import msgspec
 
 from tidemill.server.errors import Problem
 
+ERROR_SCHEMA = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {"error": {"type": "string"}},
+}
+
 
 def error_body(problem: Problem) -> bytes:
     """The JSON document; the message names the field."""
-    message, param = problem.message, problem.param
-    if param and param not in message:
-        message = f"{param}: {message}"
-    return msgspec.json.encode({"error": message})
+    return msgspec.json.encode({"error": problem.whole_message})

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tidemill.server.access.keys import Role
 from tidemill.server.dialects.dialect import Dialect, Endpoint
 from tidemill.server.dialects.kserve import handlers, models, schema
-from tidemill.server.dialects.kserve.errors import error_body
+from tidemill.server.dialects.kserve.errors import ERROR_SCHEMA, error_body
 
 _EVENTS = ("text/event-stream",)
 _ADMINS = frozenset({Role.ADMIN})
@@ -44,5 +44,6 @@ KSERVE = Dialect(
         Endpoint("POST", "/v2/repository/models/{model:path}/unload", models.unload, roles=_ADMINS),
     ),
     error_body,
+    error_schema=ERROR_SCHEMA,
     prefixes=("/v2/models", "/v2/repository", "/v2/health"),
 )

@@ -14,6 +14,23 @@ _TYPES = {
 }
 
 
+ERROR_SCHEMA = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["code", "message", "type"],
+            "properties": {
+                "code": {"type": "integer"},
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+            },
+        }
+    },
+}
+
+
 def error_body(problem: Problem) -> bytes:
     """The JSON document."""
     other = "server_error" if problem.status >= 500 else "invalid_request_error"

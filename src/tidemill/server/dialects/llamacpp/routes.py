@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tidemill.server.dialects.dialect import Dialect, Endpoint
 from tidemill.server.dialects.llamacpp import answers, schema, state, texts
-from tidemill.server.dialects.llamacpp.errors import error_body
+from tidemill.server.dialects.llamacpp.errors import ERROR_SCHEMA, error_body
 
 _EVENTS = ("text/event-stream",)
 
@@ -27,4 +27,5 @@ LLAMACPP = Dialect(
         Endpoint("GET", "/slots", state.llama_slots),
     ),
     error_body,
+    error_schema=ERROR_SCHEMA,
 )

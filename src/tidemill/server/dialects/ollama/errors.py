@@ -6,6 +6,12 @@ import msgspec
 
 from tidemill.server.errors import Problem
 
+ERROR_SCHEMA = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {"error": {"type": "string"}},
+}
+
 
 def error_body(problem: Problem) -> bytes:
     """The JSON document."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tidemill.server.dialects.dialect import ADMINS, Dialect, Endpoint
 from tidemill.server.dialects.ollama import answers, embed, library, models, schema
-from tidemill.server.dialects.ollama.errors import error_body
+from tidemill.server.dialects.ollama.errors import ERROR_SCHEMA, error_body
 
 _LINES = ("application/x-ndjson",)
 
@@ -33,5 +33,6 @@ OLLAMA = Dialect(
         Endpoint("POST", "/api/push", library.ollama_push, roles=ADMINS),
     ),
     error_body,
+    error_schema=ERROR_SCHEMA,
     prefixes=("/api/",),
 )

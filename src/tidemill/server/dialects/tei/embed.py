@@ -119,14 +119,18 @@ def _check_count(context: ServerContext, name: str, texts: list[str]) -> None:
         raise bad_request(name, f"{name} must hold 1 to {most} texts, got {len(texts)}")
 
 
+ERROR_SCHEMA = {
+    "type": "object",
+    "required": ["error", "error_type"],
+    "properties": {"error": {"type": "string"}, "error_type": {"type": "string"}},
+}
+
+
 def error_body(problem: Problem) -> bytes:
     """TEI's shape of an error: `{"error", "error_type"}`; the message names the field."""
-    message, param = problem.message, problem.param
-    if param and param not in message:
-        message = f"{param}: {message}"
     kind = "backend" if problem.status >= 500 else "validation"
     kind = "overloaded" if problem.status in (429, 503) else kind
-    return msgspec.json.encode({"error": message, "error_type": kind})
+    return msgspec.json.encode({"error": problem.whole_message, "error_type": kind})
 
 
 TEI = Dialect(
@@ -136,6 +140,7 @@ TEI = Dialect(
         Endpoint("POST", "/similarity", similarity, TeiSimilarity),
     ),
     error_body,
+    error_schema=ERROR_SCHEMA,
     prefixes=("/embed_",),
     not_served={"/embed_sparse": "/embed", "/embed_all": "/embed", "/predict": "/v1/score"},
 )

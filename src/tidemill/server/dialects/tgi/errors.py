@@ -15,6 +15,13 @@ _BY_STATUS = {
 }
 
 
+ERROR_SCHEMA = {
+    "type": "object",
+    "required": ["error", "error_type"],
+    "properties": {"error": {"type": "string"}, "error_type": {"type": "string"}},
+}
+
+
 def error_body(problem: Problem) -> bytes:
     """The JSON document. Types are those that huggingface_hub knows, and ``authentication``."""
     failed = "generation" if problem.status >= 500 else "validation"

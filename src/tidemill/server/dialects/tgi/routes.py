@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tidemill.server.dialects.dialect import Dialect, Endpoint
 from tidemill.server.dialects.tgi import generate
-from tidemill.server.dialects.tgi.errors import error_body
+from tidemill.server.dialects.tgi.errors import ERROR_SCHEMA, error_body
 from tidemill.server.dialects.tgi.info import info
 from tidemill.server.dialects.tgi.schema import TgiGenerateRequest, TgiRequest, TgiStreamRequest
 
@@ -21,5 +21,6 @@ TGI = Dialect(
         Endpoint("GET", "/info", info),
     ),
     error_body,
+    error_schema=ERROR_SCHEMA,
     prefixes=("/generate",),
 )
