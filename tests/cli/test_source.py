@@ -11,6 +11,8 @@ import pytest
 from tidemill.base.errors import TidemillError
 from tidemill.cli.deployments import CHECKS
 from tidemill.cli.source import DeployedModels
+from tidemill.contract.config import EngineConfig
+from tidemill.contract.needs import MemoryNeeds
 from tidemill.deployment.problems import Origin
 from tidemill.deployment.reading import Sourced
 from tidemill.deployment.resolve import DeploymentInputs
@@ -18,7 +20,10 @@ from tidemill.library.catalog import Library
 from tidemill.library.create import create
 from tidemill.library.definition.recipe import Recipe
 from tidemill.library.manifest import Definition
+from tidemill.loading.locate import bundled_models
+from tidemill.server.host import needs
 from tidemill.server.host.rollout.traffic import Single
+from tidemill.worker.needs import memory_needs
 
 FILE = """
 [server]
@@ -113,6 +118,8 @@ def test_a_reload_says_what_becomes_of_each_model(tmp_path: Path) -> None:
         ('[server]\nport = 9\nmemory = "4GiB"', "restart the server"),
         ("[server]\nport = true", "must be"),
         ("[[", "t.toml"),
+        ('[server]\nmemory = "20MiB"', "needs at least"),
+        ("[defaults]\nmax_model_len = 999999", "models.0.*exceeds the .* positions"),
     ],
 )
 def test_a_reload_is_refused_whole(tmp_path: Path, wrong: str, said: str) -> None:
@@ -124,6 +131,32 @@ def test_a_reload_is_refused_whole(tmp_path: Path, wrong: str, said: str) -> Non
         source.reload()
     file.write_text(FILE)
     assert source.reload().document == {}
+
+
+def test_a_reload_counts_pinned_models_and_reads_nothing_where_no_engine_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "t.toml"
+    text = FILE.replace("4GiB", "300MiB")
+    file.write_text(text)
+    source = _served(file=file)
+    read: list[str] = []
+
+    def counted(config: EngineConfig) -> MemoryNeeds:
+        read.append(config.served_name)
+        return memory_needs(config)
+
+    monkeypatch.setattr(needs, "read_needs", counted)
+    file.write_text(text.replace('name = "other"', 'name = "other"\npin = true'))
+    least = memory_needs(EngineConfig(model=str(bundled_models()["brook"]), served_name="x"))
+    room = least.total(0, sequences=1) * 3 // 2
+    assert source.reload().models.updated and read == ["other"]
+    file.write_text(text.replace("name =", "pin = true\nname =").replace("300MiB", str(room)))
+    with pytest.raises(TidemillError, match=r"t.toml:3:10: server.memory: pinned models need"):
+        source.reload()
+    read.clear()
+    file.write_text(text.replace('name = "other"', 'name = "other"\nsystem = "Be brief."'))
+    assert source.reload().models.texts == {"other"} and read == []
 
 
 def test_a_reload_changes_the_traffic_of_names_with_versions(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,8 @@ import click
 from tidemill.base.errors import TidemillError
 
 if TYPE_CHECKING:
+    from tidemill.contract.config import EngineConfig
+    from tidemill.contract.needs import MemoryNeeds
     from tidemill.deployment.deployment import Deployment, ModelSettings, Section
     from tidemill.deployment.reading import Sourced
     from tidemill.deployment.resolve import DeploymentInputs
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from tidemill.library.manifest import Definition
 
 Found = Iterator[tuple[str, str, str]]
+Needs = Callable[["EngineConfig"], "MemoryNeeds"]
 
 
 def deployment_inputs(
@@ -185,28 +188,49 @@ def check_text_sides(deployment: Deployment) -> Found:
 
 def check_files(deployment: Deployment) -> Found:
     """Models on this machine must be ones that load, and fit in the memory that models may use."""
+    from tidemill.worker.needs import memory_needs
+
+    every = {model.name for model in deployment.models}
+    yield from check_models(deployment, memory_needs, every, every)
+
+
+def check_models(
+    deployment: Deployment, needs: Needs, loads: Collection[str], fits: Collection[str]
+) -> Found:
+    """As `check_files`, of some models.
+
+    Args:
+        deployment: all of them.
+        needs: what an engine of a configuration needs.
+        loads: names of models that must load.
+        fits: names of those whose memory counts; of others nothing is read.
+    """
     from tidemill.deployment.conflicts import memory_check
 
     labels = {section.name: section.label for section in _models(deployment)}
     least: dict[str, int] = {}
     for model in deployment.models:
+        if model.name not in loads and model.name not in fits:
+            continue
         path, definition = _on_this_machine(model.source)
-        if path is not None:
-            own = {"quantize": definition.quantize, "max_model_len": definition.max_model_len}
-            try:
-                least[model.name] = _least_bytes(model.filled(own, {}), path)
-            except TidemillError as error:
-                yield labels[model.name], "source", error.message
-            except OSError as error:
-                yield labels[model.name], "source", f"cannot be read: {error.strerror or error}"
+        if path is None:
+            continue
+        own = {"quantize": definition.quantize, "max_model_len": definition.max_model_len}
+        problem = ""
+        try:
+            least[model.name] = _least_bytes(model.filled(own, {}), path, needs)
+        except TidemillError as error:
+            problem = error.message
+        except OSError as error:
+            problem = f"cannot be read: {error.strerror or error}"
+        if problem and model.name in loads:
+            yield labels[model.name], "source", problem
     yield from memory_check(lambda model: least.get(model.name))(deployment)
 
 
-def _least_bytes(model: ModelSettings, path: Path) -> int:
+def _least_bytes(model: ModelSettings, path: Path, ask: Needs) -> int:
     """What a model needs at least: a context that nobody set shrinks to the memory there is."""
-    from tidemill.worker.needs import memory_needs
-
-    needs = memory_needs(model.engine_config(path))
+    needs = ask(model.engine_config(path))
     cache = model.engine["kv_memory"]
     if cache is None and model.engine["max_model_len"] is None:
         cache = needs.block_tokens * needs.token_bytes + 2 * needs.state

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from threading import Event
 
     from tidemill.deployment.deployment import Deployment
+    from tidemill.deployment.difference import Difference
     from tidemill.deployment.resolve import DeploymentInputs
     from tidemill.library.catalog import Library
     from tidemill.library.progress import Progress
@@ -82,6 +83,7 @@ class DeployedModels:
         new = self._asked().resolve()
         found = difference(self._deployment, new)
         found.check()
+        self._check_models(new, found)
         before = {one.name: one for one in pipeline_options(self._deployment)}
         pipelines = {one.name: one for one in pipeline_options(new)}
         # A file that has changed is noticed by the pipeline itself.
@@ -146,6 +148,31 @@ class DeployedModels:
         return _library().remove(name)
 
     # -- how ---------------------------------------------------------------------------------
+
+    def _check_models(self, new: Deployment, found: Difference) -> None:
+        """The checks of `config check` that read models, of what a reload changes: each in a
+        process of its own, since this one imports no numpy.
+
+        Raises:
+            DeploymentError: with every problem.
+        """
+        from tidemill.cli.deployments import check_models
+        from tidemill.deployment.problems import DeploymentError
+        from tidemill.deployment.resolve import located
+        from tidemill.server.host.needs import read_needs
+
+        begun = {*found.models_added, *found.models_restarted}
+        pinned = {model.name for model in new.models if model.pin}
+        counted = set(begun)
+        if new.server.memory != self._deployment.server.memory:
+            counted |= {model.name for model in new.models}
+        elif pinned & {*begun, *found.models_updated}:
+            counted |= pinned
+        if new.server.memory is None:
+            counted = begun  # the rest fits in what is free
+        problems = [*located(new, check_models(new, read_needs, begun, counted))]
+        if problems:
+            raise DeploymentError(problems)
 
     def _asked(self) -> DeploymentInputs:
         """The inputs with what the library has now, where it is served, and what was adopted."""

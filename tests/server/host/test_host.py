@@ -10,9 +10,9 @@ from helpers.fake_loader import FakeLoaded, FakeLoader
 from helpers.live_server import fake_context, make_model
 from helpers.scripted_engine import ScriptedEngine, fake_info
 
-from tidemill.base.errors import ErrorKind, TidemillError
+from tidemill.base.errors import ErrorKind, TidemillError, config_error
 from tidemill.server.context import ServerContext
-from tidemill.server.errors import Rejection
+from tidemill.server.errors import Rejection, problem_of
 from tidemill.server.host.host import ModelHost
 from tidemill.server.host.slot import Hosted, State
 from tidemill.server.host.switching import Need
@@ -117,13 +117,29 @@ def test_caches_share_the_memory_of_what_is_loaded() -> None:
     _run(main)
 
 
-def test_a_model_that_can_never_fit_is_a_400_with_the_numbers() -> None:
+def test_a_model_that_can_never_fit_is_a_503_with_the_numbers() -> None:
     async def main() -> None:
         host, _ = _host("a", budget=11)
         with pytest.raises(Rejection) as refused:
             await _use(host, "a")
         problem = refused.value.problem
-        assert problem.status == 400 and "--memory" in problem.message
+        assert problem.status == 503 and "--memory" in problem.message
+        assert problem.type == "server_error"
+
+    _run(main)
+
+
+def test_a_wrong_configuration_is_no_fault_of_a_request_but_said_to_operators_as_it_is() -> None:
+    async def main() -> None:
+        host, loaders = _host("a", budget=None)
+        loaders["a"].error = config_error("max_model_len", "exceeds the positions")
+        with pytest.raises(TidemillError, match=r"'a' cannot be loaded until .*exceeds") as caught:
+            await _use(host, "a")
+        assert problem_of(caught.value, "").status == 500
+        with pytest.raises(TidemillError) as caught:
+            await host.load(host.find("a"))
+        assert caught.value is loaders["a"].error
+        await host.close()
 
     _run(main)
 

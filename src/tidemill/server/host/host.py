@@ -19,7 +19,7 @@ from tidemill.base.log import get_logger
 from tidemill.generation.caller import ANONYMOUS, Caller
 from tidemill.server.errors import reject
 from tidemill.server.host import switching
-from tidemill.server.host.refusals import never_fits, unknown
+from tidemill.server.host.refusals import never_fits, unknown, unusable
 from tidemill.server.host.routed import Routed
 from tidemill.server.host.served import ServedModel
 from tidemill.server.host.slot import Hosted, Loaded, Loader, Slot, State, Waiter
@@ -270,22 +270,30 @@ class ModelHost:
             within: a request that is being answered needs it, and no new one.
 
         Raises:
-            Rejection: 404 for an unknown name, 400 for a model that can never fit, 503 while the
-                server shuts down or where too many wait.
-            TidemillError: why it cannot be loaded.
+            Rejection: 404 for an unknown name, 503 for a model that can never fit, while the
+                server shuts down, or where too many wait.
+            TidemillError: why it cannot be loaded; see `refusals.unusable`.
         """
         if self._draining_later is not None and not within:
             raise TidemillError(ErrorKind.UNAVAILABLE, self._draining or "", retryable=True)
         routed = name if isinstance(name, Routed) else self.route(name, caller)
-        lease = self._lease(routed.slot, keep_alive)
+        lease = self._lease(routed.slot, keep_alive, partial(unusable, routed.slot.name))
         return lease if self.versions is None else self.versions.lease(routed, lease)
 
     @asynccontextmanager
-    async def _lease(self, slot: Slot, keep_alive: float | None) -> AsyncIterator[ServedModel]:
+    async def _lease(
+        self,
+        slot: Slot,
+        keep_alive: float | None,
+        as_told: Callable[[TidemillError], TidemillError] = lambda error: error,
+    ) -> AsyncIterator[ServedModel]:
         if slot.open:
             slot.leases += 1
         else:
-            await self._wait_for(slot)
+            try:
+                await self._wait_for(slot)
+            except TidemillError as error:
+                raise as_told(error) from None
         if keep_alive is not None:
             slot.keep_alive = keep_alive
         try:

@@ -16,6 +16,8 @@ from tidemill.server.host.switching import Need
 SECONDS = 60.0
 """Time that reading the headers may take."""
 
+_COMMAND = (sys.executable, "-P", "-m", "tidemill.worker.needs_process")
+
 MOST_CONTEXTS = 4
 """A KV cache holds at most so many requests of full length, or `MOST_TOKENS` if that is more."""
 
@@ -33,7 +35,7 @@ async def ask_needs(config: EngineConfig) -> MemoryNeeds:
         TidemillError: the model cannot be read.
     """
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "tidemill.worker.needs_process"),
+        *_COMMAND,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
@@ -41,15 +43,36 @@ async def ask_needs(config: EngineConfig) -> MemoryNeeds:
         async with asyncio.timeout(SECONDS):
             out, _ = await process.communicate(msgspec.json.encode(config))
     except TimeoutError:
-        raise TidemillError(
-            ErrorKind.UNAVAILABLE,
-            f"the headers of {config.model} could not be read within {SECONDS:g} s",
-        ) from None
+        raise _too_slow(config) from None
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
-    if process.returncode:
+    return _answer(config, process.returncode, out)
+
+
+def read_needs(config: EngineConfig) -> MemoryNeeds:
+    """As `ask_needs`, for a thread; it blocks."""
+    import subprocess
+
+    try:
+        done = subprocess.run(
+            _COMMAND, input=msgspec.json.encode(config), stdout=subprocess.PIPE, timeout=SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        raise _too_slow(config) from None
+    return _answer(config, done.returncode, done.stdout)
+
+
+def _too_slow(config: EngineConfig) -> TidemillError:
+    return TidemillError(
+        ErrorKind.UNAVAILABLE,
+        f"the headers of {config.model} could not be read within {SECONDS:g} s",
+    )
+
+
+def _answer(config: EngineConfig, code: int | None, out: bytes) -> MemoryNeeds:
+    if code:
         raise TidemillError(
             ErrorKind.INTERNAL, f"reading the headers of {config.model} failed; see the log"
         )
